@@ -1,0 +1,19 @@
+//! Block formats of weights, and what their bytes mean.
+//!
+//! A row of weights is a sequence of blocks; a block holds a fixed number of values and a fixed
+//! number of bytes. [`dequantize`] is the specification that every faster kernel is tested
+//! against. Layouts: the GGUF specification and the `ggml` quantisation types it names.
+
+mod blocks32;
+mod dequantize;
+mod format;
+mod iq4;
+mod k_quants;
+mod plain;
+mod quantize;
+
+pub use dequantize::dequantize;
+pub use format::BlockFormat;
+pub use iq4::{IQ4_VALUES, iq4_xs_scales};
+pub use k_quants::{q3_k_scales, q4_k_scales};
+pub use quantize::{QuantizeError, quantize};
