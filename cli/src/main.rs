@@ -1,0 +1,2 @@
+//! The program `cellar`.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The decode loop, sampler and sessions of Cellar

@@ -1,0 +1,1 @@
+//! The reference backend of Cellar: any graph with plain candle operations

@@ -1,0 +1,106 @@
+//! Arguments of the backend's operations, with named fields, and the checks that all share.
+
+use super::error::BackendError;
+use crate::graph::AttendSpec;
+use crate::ids::{CellIdx, LayerIdx, PartIdx};
+use crate::layers::{LayerRows, RowLayout};
+use crate::visibility::Visibility;
+
+/// Keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowKind {
+    /// Key rows.
+    K,
+    /// Value rows.
+    V,
+}
+
+/// `len` consecutive rows of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowSpan {
+    /// Whose rows.
+    pub layer: LayerIdx,
+    /// Keys or values.
+    pub kind: RowKind,
+    /// The first row.
+    pub first: CellIdx,
+    /// Number of rows.
+    pub len: u32,
+}
+
+/// Rows of every layer of a part, to be copied within that part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowCopy {
+    /// Which part.
+    pub part: PartIdx,
+    /// First row to read.
+    pub from: CellIdx,
+    /// First row to write.
+    pub to: CellIdx,
+    /// Number of rows.
+    pub len: u32,
+}
+
+/// K and V of some tokens, to be stored in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreRows<'a> {
+    /// Whose rows.
+    pub layer: LayerIdx,
+    /// `[tokens, kv_heads, k_dim]`.
+    pub k: &'a [f32],
+    /// `[tokens, kv_heads, v_dim]`.
+    pub v: &'a [f32],
+    /// The cell of each token.
+    pub cells: &'a [CellIdx],
+}
+
+/// Query rows that attend over one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Attend<'a> {
+    /// Whose rows.
+    pub layer: LayerIdx,
+    /// Heads, widths and scale.
+    pub spec: AttendSpec,
+    /// `[rows, heads, k_dim]`.
+    pub q: &'a [f32],
+    /// What each row sees.
+    pub visibility: &'a Visibility,
+}
+
+/// The rows of `layer`, or the error that it has none.
+pub(super) fn layer_rows(layout: &RowLayout, layer: LayerIdx) -> Result<LayerRows, BackendError> {
+    layout.layer(layer).copied().ok_or(BackendError::NoRows { layer })
+}
+
+pub(super) fn layers_of(layout: &RowLayout, part: PartIdx) -> Vec<LayerRows> {
+    layout.layers().iter().filter(|l| l.part == part).copied().collect()
+}
+
+pub(super) fn expect_len(
+    what: &'static str,
+    wanted: usize,
+    got: usize,
+) -> Result<(), BackendError> {
+    if wanted == got { Ok(()) } else { Err(BackendError::WrongLength { what, wanted, got }) }
+}
+
+impl RowSpan {
+    /// The bytes that this span takes within its layer's K or V storage.
+    ///
+    /// # Errors
+    /// [`BackendError::NoRows`] or [`BackendError::RowOutOfRange`].
+    pub fn byte_range(&self, layout: &RowLayout) -> Result<std::ops::Range<usize>, BackendError> {
+        let layer = layer_rows(layout, self.layer)?;
+        let row = match self.kind {
+            RowKind::K => layer.k.bytes(),
+            RowKind::V => layer.v.bytes(),
+        };
+        let first = self.first.as_usize();
+        let end = first + self.len as usize;
+        if end > layer.n_rows {
+            let (layer, n_rows) = (self.layer, layer.n_rows);
+            return Err(BackendError::RowOutOfRange { layer, end, n_rows });
+        }
+        Ok(first * row..end * row)
+    }
+}

@@ -1,0 +1,97 @@
+//! Attention from its definition, over rows read from the backend: slow, in `f64`, obviously right.
+//!
+//! It is the body that a backend gets for nothing, and the oracle of the contract suite.
+
+use super::args::{Attend, RowKind, RowSpan, expect_len, layer_rows};
+use super::{Backend, BackendError};
+use crate::graph::AttendSpec;
+use crate::ids::CellIdx;
+
+pub(super) fn by_reading_rows<B: Backend + ?Sized>(
+    backend: &B,
+    rows: &B::Rows,
+    args: Attend<'_>,
+    out: &mut [f32],
+) -> Result<(), BackendError> {
+    let AttendSpec { n_heads, kv_heads, k_dim, v_dim, .. } = args.spec;
+    let layer = layer_rows(backend.layout(rows), args.layer)?;
+    if [layer.k.heads, layer.k.dim, layer.v.dim] != [kv_heads, k_dim, v_dim] {
+        return Err(BackendError::RowShape {
+            layer: args.layer,
+            wanted: format!("{kv_heads} heads of {k_dim}/{v_dim}"),
+            got: format!("{} heads of {}/{}", layer.k.heads, layer.k.dim, layer.v.dim),
+        });
+    }
+    let n_rows = args.q.len() / (n_heads * k_dim).max(1);
+    expect_len("attention output", n_rows * n_heads * v_dim, out.len())?;
+    out.fill(0.0);
+    for group in &args.visibility.groups {
+        for (at, &row) in group.rows.iter().enumerate() {
+            let cells: Vec<CellIdx> = group.cells_of_row(at).map(|(cell, _)| cell).collect();
+            let keys = read(backend, rows, (args.layer, RowKind::K), &cells)?;
+            let values = read(backend, rows, (args.layer, RowKind::V), &cells)?;
+            let row = row as usize;
+            let q = args.q.get(row * n_heads * k_dim..(row + 1) * n_heads * k_dim);
+            let o = out.get_mut(row * n_heads * v_dim..(row + 1) * n_heads * v_dim);
+            let (Some(q), Some(o)) = (q, o) else {
+                let (wanted, got) = (row + 1, n_rows);
+                return Err(BackendError::WrongLength { what: "query rows", wanted, got });
+            };
+            for head in 0..n_heads {
+                let kv_head = head / (n_heads / kv_heads);
+                let q = &q[head * k_dim..][..k_dim];
+                let o = &mut o[head * v_dim..][..v_dim];
+                attend_head(&args.spec, (q, kv_head), (&keys, &values), o);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read<B: Backend + ?Sized>(
+    backend: &B,
+    rows: &B::Rows,
+    (layer, kind): (crate::ids::LayerIdx, RowKind),
+    cells: &[CellIdx],
+) -> Result<Vec<Vec<f32>>, BackendError> {
+    let of_layer = layer_rows(backend.layout(rows), layer)?;
+    let shape = match kind {
+        RowKind::K => of_layer.k,
+        RowKind::V => of_layer.v,
+    };
+    let mut bytes = vec![0; shape.bytes()];
+    let one = |&first: &CellIdx| {
+        backend.read_rows(rows, RowSpan { layer, kind, first, len: 1 }, &mut bytes)?;
+        let mut values = vec![0.0; shape.len()];
+        shape.kv_type.decode_row(&bytes, &mut values);
+        Ok(values)
+    };
+    cells.iter().map(one).collect()
+}
+
+/// `softmax(scale q K^T) V` for one head.
+fn attend_head(
+    spec: &AttendSpec,
+    (q, kv_head): (&[f32], usize),
+    (keys, values): (&[Vec<f32>], &[Vec<f32>]),
+    out: &mut [f32],
+) {
+    let score = |key: &Vec<f32>| {
+        let key = &key[kv_head * spec.k_dim..][..spec.k_dim];
+        let dot: f64 = q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let score = dot * f64::from(spec.scale);
+        match spec.soft_cap.map(f64::from) {
+            Some(cap) => cap * (score / cap).tanh(),
+            None => score,
+        }
+    };
+    let scores: Vec<f64> = keys.iter().map(score).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    for (j, o) in out.iter_mut().enumerate() {
+        let at = kv_head * spec.v_dim + j;
+        let weighted: f64 = weights.iter().zip(values).map(|(w, v)| w * f64::from(v[at])).sum();
+        *o = if sum > 0.0 { (weighted / sum) as f32 } else { 0.0 };
+    }
+}

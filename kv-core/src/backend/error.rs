@@ -1,0 +1,129 @@
+//! [`BackendError`]: everything that a backend can refuse or fail at.
+
+use crate::block::BlockFormat;
+use crate::ids::LayerIdx;
+use crate::kv_type::KvType;
+
+/// Why a backend could not do something.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The graph names a weight that the model does not have.
+    #[error("weight '{name}' is missing; node '{node}' needs it as {shape:?}")]
+    MissingWeight {
+        /// The weight.
+        name: String,
+        /// The node that names it.
+        node: String,
+        /// The shape it should have.
+        shape: Vec<usize>,
+    },
+    /// A weight has another shape than the graph says.
+    #[error("weight '{name}' has shape {got:?}, but the model's settings need {wanted:?}")]
+    WeightShape {
+        /// The weight.
+        name: String,
+        /// The shape it should have.
+        wanted: Vec<usize>,
+        /// The shape it has.
+        got: Vec<usize>,
+    },
+    /// A weight's format cannot be used in this place.
+    #[error("the {backend} backend cannot use weight '{name}' in format {format} for {node}")]
+    UnsupportedFormat {
+        /// The backend.
+        backend: &'static str,
+        /// The weight.
+        name: String,
+        /// Its format.
+        format: BlockFormat,
+        /// The node that uses it.
+        node: String,
+    },
+    /// An operation that this backend does not have.
+    #[error("the {backend} backend cannot compute {op} (node '{node}')")]
+    UnsupportedOp {
+        /// The backend.
+        backend: &'static str,
+        /// The operation.
+        op: &'static str,
+        /// The node.
+        node: String,
+    },
+    /// K or V rows of this type cannot be stored.
+    #[error("the {backend} backend cannot store K and V rows as {kv_type}")]
+    UnsupportedKvType {
+        /// The backend.
+        backend: &'static str,
+        /// The type.
+        kv_type: KvType,
+    },
+    /// A layer of the graph has no rows, or rows of another shape.
+    #[error("layer {layer} has no K/V rows in the memory")]
+    NoRows {
+        /// The layer.
+        layer: LayerIdx,
+    },
+    /// The graph's layer and the memory's layer differ in heads or width.
+    #[error("layer {layer}: the graph attends with {wanted}, the memory has {got}")]
+    RowShape {
+        /// The layer.
+        layer: LayerIdx,
+        /// What the graph says.
+        wanted: String,
+        /// What was allocated.
+        got: String,
+    },
+    /// A row beyond the last.
+    #[error("layer {layer}: rows up to {end} were asked for, there are {n_rows}")]
+    RowOutOfRange {
+        /// The layer.
+        layer: LayerIdx,
+        /// One past the last row asked for.
+        end: usize,
+        /// Rows that exist.
+        n_rows: usize,
+    },
+    /// A buffer of the wrong length.
+    #[error("{what}: expected {wanted}, got {got}")]
+    WrongLength {
+        /// What the buffer holds.
+        what: &'static str,
+        /// Length needed.
+        wanted: usize,
+        /// Length given.
+        got: usize,
+    },
+    /// Inputs that do not have the graph's shape, or values outside their range.
+    #[error("input {input}: {reason}")]
+    Input {
+        /// Which input.
+        input: &'static str,
+        /// What is wrong, with numbers.
+        reason: String,
+    },
+    /// The device has too little memory.
+    #[error("the {backend} backend cannot allocate {wanted} bytes for {what}")]
+    OutOfMemory {
+        /// The backend.
+        backend: &'static str,
+        /// Bytes wanted.
+        wanted: usize,
+        /// What for.
+        what: String,
+    },
+    /// Rows, weights or programs of another backend were handed in.
+    #[error("{what} of another backend")]
+    Foreign {
+        /// What was handed in.
+        what: &'static str,
+    },
+    /// The device failed.
+    #[error("the {backend} backend failed: {reason}")]
+    Device {
+        /// The backend.
+        backend: &'static str,
+        /// Why, in the device library's words.
+        reason: String,
+    },
+}

@@ -1,0 +1,87 @@
+//! Which nodes of two graphs differ, matched by name.
+//!
+//! Operands are compared by name, not by number, so an inserted node does not make all later nodes
+//! differ.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::display::fields;
+use super::{Graph, Node};
+
+/// A node that both graphs have, but not alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeChange {
+    /// Its name.
+    pub name: String,
+    /// How it is in the first graph.
+    pub left: String,
+    /// How it is in the second.
+    pub right: String,
+}
+
+/// The differences between two graphs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GraphDiff {
+    /// Nodes of the first graph only, as text.
+    pub only_left: Vec<String>,
+    /// Nodes of the second graph only, as text.
+    pub only_right: Vec<String>,
+    /// Nodes of both that differ.
+    pub changed: Vec<NodeChange>,
+}
+
+impl GraphDiff {
+    pub(super) fn new(left: &Graph, right: &Graph) -> Self {
+        let by_name = |graph: &Graph| -> HashMap<String, String> {
+            graph.nodes().iter().map(|n| (n.name.clone(), describe(graph, n))).collect()
+        };
+        let (in_left, in_right) = (by_name(left), by_name(right));
+        let mut diff = Self::default();
+        for node in left.nodes() {
+            let text = &in_left[&node.name];
+            match in_right.get(&node.name) {
+                None => diff.only_left.push(text.clone()),
+                Some(other) if other == text => {}
+                Some(other) => diff.changed.push(NodeChange {
+                    name: node.name.clone(),
+                    left: text.clone(),
+                    right: other.clone(),
+                }),
+            }
+        }
+        let missing = right.nodes().iter().filter(|n| !in_left.contains_key(&n.name));
+        diff.only_right.extend(missing.map(|n| in_right[&n.name].clone()));
+        diff
+    }
+
+    /// Whether the graphs are alike.
+    pub fn is_empty(&self) -> bool {
+        self.only_left.is_empty() && self.only_right.is_empty() && self.changed.is_empty()
+    }
+}
+
+impl fmt::Display for GraphDiff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for text in &self.only_left {
+            writeln!(f, "- {text}")?;
+        }
+        for text in &self.only_right {
+            writeln!(f, "+ {text}")?;
+        }
+        for NodeChange { left, right, .. } in &self.changed {
+            writeln!(f, "~ {left}\n  {right}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A node with its operands by name: independent of numbering.
+fn describe(graph: &Graph, node: &Node) -> String {
+    let operands = node.operands.iter().filter_map(|&o| graph.node(o)).map(|n| n.name.clone());
+    let args: Vec<String> = operands.chain(fields(&node.op)).collect();
+    let (name, op) = (&node.name, node.op.name());
+    format!("{name}: {}{:?} = {op}({})", node.dtype, node.shape, args.join(", "))
+}

@@ -1,0 +1,54 @@
+//! What goes into a run and what comes out: borrowed slices in, reusable buffers out.
+//!
+//! Knows nothing of how the values were found; executors check lengths against the graph's shape.
+
+use crate::ids::CellIdx;
+use crate::visibility::Visibility;
+
+/// Where the tokens of a ubatch live in one part of the memory, and what they see there.
+#[derive(Clone, Debug, Default)]
+pub struct PartInputs {
+    /// The cell of each token, in ubatch order.
+    pub cells: Vec<CellIdx>,
+    /// What each token sees, the ubatch's own tokens included.
+    pub visibility: Visibility,
+}
+
+/// The inputs of one run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GraphInputs<'a> {
+    /// Token ids; empty where embeddings are given.
+    pub tokens: &'a [u32],
+    /// Embedding rows one after the other; empty where tokens are given.
+    pub embeddings: &'a [f32],
+    /// Position of each token.
+    pub positions: &'a [u32],
+    /// Rows whose logits are wanted, ascending.
+    pub output_rows: &'a [u32],
+    /// One entry for each part of the memory.
+    pub parts: &'a [PartInputs],
+}
+
+/// The results of one run, one buffer for each output of the graph. Buffers keep their capacity
+/// from run to run.
+#[derive(Clone, Debug, Default)]
+pub struct GraphOutputs {
+    /// Values of each output, row after row.
+    pub values: Vec<Vec<f32>>,
+}
+
+impl GraphOutputs {
+    /// Makes room for the outputs of these sizes and hands out their buffers.
+    pub fn resize(&mut self, sizes: impl ExactSizeIterator<Item = usize>) -> &mut [Vec<f32>] {
+        self.values.resize_with(sizes.len(), Vec::new);
+        for (buffer, size) in self.values.iter_mut().zip(sizes) {
+            buffer.resize(size, 0.0);
+        }
+        &mut self.values
+    }
+
+    /// The first output: the logits of a language model, `[outputs, vocab]`.
+    pub fn first(&self) -> &[f32] {
+        self.values.first().map_or(&[], Vec::as_slice)
+    }
+}

@@ -1,0 +1,174 @@
+//! The compute graph: plain data that prints itself, compares itself and knows no device.
+//!
+//! A [`Graph`] is a list of [`Node`]s in execution order. It names weights and layers but holds
+//! neither, and does not depend on how full a memory is: it is built once for each
+//! [`GraphShape`] and reused. Invariants: operands come before their users, names are unique,
+//! shapes fit (all three checked by [`GraphBuilder`]).
+
+mod builder;
+mod diff;
+mod display;
+mod inputs;
+mod op;
+
+pub use builder::{GraphBuilder, GraphError};
+pub use diff::{GraphDiff, NodeChange};
+pub use display::{Dot, Text};
+pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
+pub use op::{Activation, AttendSpec, DType, Input, Op};
+
+use serde::{Deserialize, Serialize};
+
+/// Number of a node in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub u32);
+
+impl NodeId {
+    /// The number as a `usize`, for indexing slices.
+    pub const fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a graph depends on besides the model: how many rows go in and come out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct GraphShape {
+    /// Tokens of the ubatch.
+    pub n_tokens: usize,
+    /// Rows whose logits are wanted.
+    pub n_outputs: usize,
+}
+
+/// One operation with its operands and what comes out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Field-standard name with the layer at its end, for example `Qcur-3`; unique in its graph.
+    pub name: String,
+    /// What is computed.
+    pub op: Op,
+    /// Results that it is computed from.
+    pub operands: Vec<NodeId>,
+    /// Shape of the result, outermost dimension first; empty where there is no result.
+    pub shape: Vec<usize>,
+    /// Element type of the result.
+    pub dtype: DType,
+}
+
+impl Node {
+    /// Number of values in the result.
+    pub fn n_values(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The first dimension: rows of the result, one for each token or output.
+    pub fn n_rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(0)
+    }
+
+    /// Product of all dimensions but the first.
+    pub fn row_len(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+}
+
+/// A weight that the graph names, and the shape it must have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightUse {
+    /// Name of the weight.
+    pub name: String,
+    /// Its shape, outermost dimension first.
+    pub shape: Vec<usize>,
+}
+
+/// A computation over one ubatch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Graph {
+    shape: GraphShape,
+    nodes: Vec<Node>,
+    outputs: Vec<NodeId>,
+    weights: Vec<WeightUse>,
+}
+
+impl Graph {
+    /// Rows in and out.
+    pub fn shape(&self) -> GraphShape {
+        self.shape
+    }
+
+    /// All nodes in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The node with this number.
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.as_usize())
+    }
+
+    /// The node with this name.
+    pub fn find(&self, name: &str) -> Option<(NodeId, &Node)> {
+        let at = self.nodes.iter().position(|n| n.name == name)?;
+        Some((NodeId(u32::try_from(at).ok()?), &self.nodes[at]))
+    }
+
+    /// The results that a run gives back, in order.
+    pub fn outputs(&self) -> &[NodeId] {
+        &self.outputs
+    }
+
+    /// Every weight that some node names, in order of first use.
+    pub fn weights(&self) -> &[WeightUse] {
+        &self.weights
+    }
+
+    /// The graph as text, one node a line: what snapshots hold.
+    pub fn text(&self) -> Text<'_> {
+        Text(self)
+    }
+
+    /// The graph in Graphviz' DOT language.
+    pub fn dot(&self) -> Dot<'_> {
+        Dot(self)
+    }
+
+    /// The graph as JSON.
+    ///
+    /// # Errors
+    /// Only where the JSON writer fails, which it does not for this data.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self)
+    }
+
+    /// A graph from its JSON form, checked as the builder checks it.
+    ///
+    /// # Errors
+    /// [`GraphError::Json`] where the text is no graph, or another [`GraphError`] where the graph
+    /// breaks an invariant.
+    pub fn from_json(text: &str) -> Result<Self, GraphError> {
+        let graph: Self = serde_json::from_str(text).map_err(|e| GraphError::Json(e.to_string()))?;
+        graph.check()?;
+        Ok(graph)
+    }
+
+    /// How this graph differs from `other`, node by node, matched by name.
+    pub fn diff(&self, other: &Self) -> GraphDiff {
+        GraphDiff::new(self, other)
+    }
+
+    fn check(&self) -> Result<(), GraphError> {
+        let mut names = std::collections::HashSet::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            if !names.insert(node.name.as_str()) {
+                return Err(GraphError::DuplicateName { name: node.name.clone() });
+            }
+            if let Some(&operand) = node.operands.iter().find(|o| o.as_usize() >= at) {
+                return Err(GraphError::UnknownOperand { node: node.name.clone(), operand });
+            }
+        }
+        match self.outputs.iter().find(|o| o.as_usize() >= self.nodes.len()) {
+            Some(&operand) => Err(GraphError::UnknownOperand { node: "output".into(), operand }),
+            None => Ok(()),
+        }
+    }
+}

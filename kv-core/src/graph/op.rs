@@ -1,0 +1,196 @@
+//! [`Op`]: the closed list of operations, one doc line and one shape rule each.
+//!
+//! Shapes are written outermost first; `tokens` is the number of rows. Formulas are those of the
+//! papers that introduced them. Knows nothing of how an operation is computed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{LayerIdx, PartIdx};
+use crate::rope::RopeSpec;
+use crate::window::Window;
+
+/// Element type of a node's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit floats.
+    F32,
+    /// 32-bit unsigned integers: tokens, positions, row numbers, cells.
+    U32,
+    /// No values: the node is there for its effect or for its order.
+    None,
+}
+
+/// What the caller hands to every run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "input")]
+pub enum Input {
+    /// Token ids, `u32 [tokens]`.
+    Tokens,
+    /// Embedding rows, `f32 [tokens, dim]`.
+    Embeddings {
+        /// Width of a row.
+        dim: usize,
+    },
+    /// Positions of the tokens in their sequences, `u32 [tokens]`.
+    Positions,
+    /// Rows whose result is wanted, ascending, `u32 [outputs]`.
+    OutputRows,
+    /// The cell of each token in one part of the memory, `u32 [tokens]`.
+    Cells {
+        /// Which part.
+        part: PartIdx,
+    },
+    /// Which cells of a part each row sees; no values of its own.
+    Visibility {
+        /// Which part.
+        part: PartIdx,
+        /// The part's window, so that graphs of different windows differ.
+        window: Window,
+    },
+}
+
+/// An elementwise function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Activation {
+    /// `x / (1 + e^-x)` (Hendrycks and Gimpel, arXiv 1606.08415; also called swish).
+    Silu,
+    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: the tanh form of GELU, same paper.
+    GeluTanh,
+}
+
+/// How one layer attends.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttendSpec {
+    /// Number of query heads; a multiple of the layer's key/value heads.
+    pub n_heads: usize,
+    /// Number of key/value heads.
+    pub kv_heads: usize,
+    /// Values of one query or key head.
+    pub k_dim: usize,
+    /// Values of one value head.
+    pub v_dim: usize,
+    /// Factor on the scores, usually `1 / sqrt(k_dim)`.
+    pub scale: f32,
+    /// Soft cap `c` on scaled scores, `c tanh(x / c)`, where the model has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_cap: Option<f32>,
+}
+
+/// One operation. Operands are listed in order in each variant's description.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "op")]
+#[non_exhaustive]
+pub enum Op {
+    /// A value that the caller hands in. No operands.
+    Input(Input),
+    /// Rows of a weight by token id. `(tokens u32 [n]) -> [n, dim]`, weight `[vocab, dim]`.
+    Embed {
+        /// The embedding matrix.
+        weight: String,
+    },
+    /// `y = x W^T + b`. `(x [n, in]) -> [n, out]`, weight `[out, in]`, bias `[out]`.
+    Linear {
+        /// The matrix.
+        weight: String,
+        /// The bias, where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<String>,
+    },
+    /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension (Zhang and Sennrich,
+    /// arXiv 1910.07467). `(x [.., dim]) -> [.., dim]`, weight `[dim]`.
+    RmsNorm {
+        /// The gain.
+        weight: String,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Rotary position embedding of every head. `(x [n, heads, dim], positions u32 [n]) -> same`.
+    Rope {
+        /// The rotation.
+        rope: RopeSpec,
+    },
+    /// The same values in another shape with the same first dimension. `(x) -> shape`.
+    Reshape,
+    /// Elementwise sum. `(a, b) -> same`, equal shapes.
+    Add,
+    /// Elementwise product. `(a, b) -> same`, equal shapes.
+    Mul,
+    /// Every value times `factor`. `(x) -> same`.
+    Scale {
+        /// The factor.
+        factor: f32,
+    },
+    /// `activation(gate) * up` (Shazeer, arXiv 2002.05202). `(gate, up) -> same`, equal shapes.
+    Gate {
+        /// Applied to the gate.
+        activation: Activation,
+    },
+    /// Stores K and V of the ubatch's tokens in a layer's rows.
+    /// `(k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], cells u32 [n]) -> nothing`.
+    StoreKv {
+        /// Whose rows.
+        layer: LayerIdx,
+    },
+    /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
+    /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
+    /// where `stored` is the [`Op::StoreKv`] that must have happened.
+    Attend {
+        /// Whose rows.
+        layer: LayerIdx,
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+    },
+    /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
+    TakeRows,
+}
+
+impl Op {
+    /// The operation's name, as in text form and JSON.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Input(Input::Tokens) => "tokens",
+            Self::Input(Input::Embeddings { .. }) => "embeddings",
+            Self::Input(Input::Positions) => "positions",
+            Self::Input(Input::OutputRows) => "output_rows",
+            Self::Input(Input::Cells { .. }) => "cells",
+            Self::Input(Input::Visibility { .. }) => "visibility",
+            Self::Embed { .. } => "embed",
+            Self::Linear { .. } => "linear",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::Rope { .. } => "rope",
+            Self::Reshape => "reshape",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Scale { .. } => "scale",
+            Self::Gate { .. } => "gate",
+            Self::StoreKv { .. } => "store_kv",
+            Self::Attend { .. } => "attend",
+            Self::TakeRows => "take_rows",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F32 => "f32",
+            Self::U32 => "u32",
+            Self::None => "()",
+        })
+    }
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Silu => "silu",
+            Self::GeluTanh => "gelu_tanh",
+        })
+    }
+}

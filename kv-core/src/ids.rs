@@ -1,0 +1,96 @@
+//! Index newtypes: one type for every kind of number that counts tokens, cells or layers.
+//!
+//! Invariant: none of them has a value that means "none"; absence is an `Option`.
+//! Knows nothing of what is stored under an index.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! index_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        #[repr(transparent)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// The index as a `usize`, for indexing slices.
+            #[inline]
+            pub const fn as_usize(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl From<u32> for $name {
+            fn from(value: u32) -> Self {
+                Self(value)
+            }
+        }
+    };
+}
+
+index_type!(
+    /// A sequence: one line of text that a model remembers. Below [`MAX_SEQS`].
+    SeqId
+);
+index_type!(
+    /// The position of a token in its sequence, counted from 0.
+    Pos
+);
+index_type!(
+    /// One token's place in a part of the memory, counted over all streams of that part:
+    /// cell `c` of stream `s` is `s * cells_per_stream + c`. It is also the row number of the
+    /// token's K and V in the backend's storage.
+    CellIdx
+);
+index_type!(
+    /// A layer of the model, counted from 0.
+    LayerIdx
+);
+index_type!(
+    /// An independent array of cells that only its own sequences use.
+    StreamIdx
+);
+index_type!(
+    /// A part of a memory: the attention layers that share one set of cells, and so one window.
+    PartIdx
+);
+index_type!(
+    /// A token of the vocabulary.
+    TokenId
+);
+
+/// The largest number of sequences that a memory can hold.
+pub const MAX_SEQS: usize = 256;
+
+impl Pos {
+    /// The position `n` tokens later, or `None` where that is not representable.
+    #[inline]
+    pub fn checked_add(self, n: u32) -> Option<Self> {
+        self.0.checked_add(n).map(Self)
+    }
+
+    /// The position after this one, saturating at the largest.
+    #[inline]
+    pub const fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl CellIdx {
+    /// The cell `n` places further.
+    #[inline]
+    pub const fn offset(self, n: u32) -> Self {
+        Self(self.0 + n)
+    }
+}

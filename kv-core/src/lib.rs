@@ -1,0 +1,18 @@
+//! What a language model remembers: cells, windows, visibility, memory modules, the compute graph
+//! and the backend contract.
+//!
+//! In reading order: [`ids`] (index types), [`layers`] (what a model declares), [`graph`] (what is
+//! computed), [`backend`] (who computes it), [`weights`] and [`block`] (what it is computed with).
+//! Nothing here knows a tensor library, a thread or a file.
+
+pub mod backend;
+pub mod block;
+pub mod graph;
+pub mod ids;
+pub mod kv_type;
+pub mod layers;
+pub mod rope;
+pub mod weights;
+
+pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, SeqId, StreamIdx, TokenId};
+pub use kv_type::KvType;

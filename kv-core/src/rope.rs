@@ -1,0 +1,183 @@
+//! Rotary position embedding as data, and its angles.
+//!
+//! RoPE: Su et al., arXiv 2104.09864. YaRN: Peng et al., arXiv 2309.00071. Invariant: angles are
+//! computed in `f64`, so they do not depend on the order in which positions are visited.
+//! Knows nothing of tensors: executors rotate, this says by how much.
+
+use serde::{Deserialize, Serialize};
+
+/// Which two values of a head form a pair that is rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RopeStyle {
+    /// Neighbours: `(x[2i], x[2i + 1])`.
+    Norm,
+    /// Halves: `(x[i], x[i + n_rot / 2])`.
+    Neox,
+}
+
+/// How frequencies are stretched beyond the context a model was trained with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "type")]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All positions divided by `factor`.
+    Linear {
+        /// How many times longer the context is.
+        factor: f64,
+    },
+    /// Low frequencies divided by `factor`, high ones kept, a ramp between; values scaled by
+    /// `attention_factor`.
+    Yarn {
+        /// How many times longer the context is.
+        factor: f64,
+        /// Context length of the training, in tokens.
+        original_context: u32,
+        /// Rotations over the original context from which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations over the original context up to which a frequency is divided.
+        beta_slow: f64,
+        /// Factor on the rotated values; `0.1 ln(factor) + 1` in the paper.
+        attention_factor: f64,
+    },
+}
+
+/// The rotary embedding of one layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeSpec {
+    /// How pairs are formed.
+    pub style: RopeStyle,
+    /// Values at the start of each head that are rotated; the others pass unchanged.
+    pub n_rot: usize,
+    /// Base of the geometric series of frequencies.
+    pub base: f64,
+    /// Stretching beyond the trained context.
+    #[serde(default)]
+    pub scaling: RopeScaling,
+    /// Name of a weight of `n_rot / 2` divisors, one for each frequency (Llama 3, LongRoPE).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factors: Option<String>,
+}
+
+impl RopeSpec {
+    /// Radians per position of each of the `n_rot / 2` pairs. `factors`, where given, divide the
+    /// frequencies; missing ones count as 1.
+    pub fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f64> {
+        let half = self.n_rot / 2;
+        (0..half)
+            .map(|i| {
+                let own = self.base.powf(-2.0 * i as f64 / self.n_rot as f64);
+                let divisor = factors.and_then(|f| f.get(i)).map_or(1.0, |&f| f64::from(f));
+                self.scale_frequency(i, own / divisor)
+            })
+            .collect()
+    }
+
+    fn scale_frequency(&self, pair: usize, own: f64) -> f64 {
+        match self.scaling {
+            RopeScaling::None => own,
+            RopeScaling::Linear { factor } => own / factor,
+            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+                // Index of the pair that makes `rotations` turns over the original context.
+                let pair_of = |rotations: f64| {
+                    let wavelength = f64::from(original_context) / (rotations * std::f64::consts::TAU);
+                    self.n_rot as f64 * wavelength.ln() / (2.0 * self.base.ln())
+                };
+                let low = pair_of(beta_fast).floor().max(0.0);
+                let high = pair_of(beta_slow).ceil().min(self.n_rot as f64 - 1.0);
+                let ramp = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                own / factor * ramp + own * (1.0 - ramp)
+            }
+        }
+    }
+
+    /// Factor that scales the rotated values: 1 except for YaRN.
+    pub fn magnitude(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            RopeScaling::None | RopeScaling::Linear { .. } => 1.0,
+        }
+    }
+
+    /// Cosines and sines of one position, times the magnitude: `cos` and `sin` take one value for
+    /// each of `frequencies`.
+    pub fn angles(&self, frequencies: &[f64], pos: u32, cos: &mut [f32], sin: &mut [f32]) {
+        let magnitude = self.magnitude();
+        for ((c, s), frequency) in cos.iter_mut().zip(sin.iter_mut()).zip(frequencies) {
+            let (sine, cosine) = (f64::from(pos) * frequency).sin_cos();
+            *c = (cosine * magnitude) as f32;
+            *s = (sine * magnitude) as f32;
+        }
+    }
+
+    /// Rotates one head in place: the scalar specification of the rotation. Values beyond
+    /// `n_rot` stay as they are.
+    pub fn rotate_head(&self, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let half = (self.n_rot / 2).min(head.len() / 2);
+        for i in 0..half.min(cos.len()).min(sin.len()) {
+            let (a, b) = match self.style {
+                RopeStyle::Norm => (2 * i, 2 * i + 1),
+                RopeStyle::Neox => (i, i + half),
+            };
+            let (x, y) = (head[a], head[b]);
+            head[a] = x * cos[i] - y * sin[i];
+            head[b] = x * sin[i] + y * cos[i];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(style: RopeStyle, n_rot: usize) -> RopeSpec {
+        RopeSpec { style, n_rot, base: 10_000.0, scaling: RopeScaling::None, factors: None }
+    }
+
+    #[test]
+    fn one_radian_a_position_for_the_first_pair() {
+        let spec = plain(RopeStyle::Norm, 2);
+        let (mut cos, mut sin) = ([0.0], [0.0]);
+        spec.angles(&spec.frequencies(None), 3, &mut cos, &mut sin);
+        let mut head = [1.0, 0.0, 7.0];
+        spec.rotate_head(&mut head, &cos, &sin);
+        assert_eq!(head, [3f32.cos(), 3f32.sin(), 7.0]);
+    }
+
+    #[test]
+    fn styles_pair_different_values() {
+        let (cos, sin) = ([0.0, 0.0], [1.0, 1.0]); // a quarter turn
+        let mut norm = [1.0, 2.0, 3.0, 4.0];
+        plain(RopeStyle::Norm, 4).rotate_head(&mut norm, &cos, &sin);
+        assert_eq!(norm, [-2.0, 1.0, -4.0, 3.0]);
+        let mut neox = [1.0, 2.0, 3.0, 4.0];
+        plain(RopeStyle::Neox, 4).rotate_head(&mut neox, &cos, &sin);
+        assert_eq!(neox, [-3.0, -4.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn yarn_keeps_high_and_divides_low_frequencies() {
+        let mut spec = plain(RopeStyle::Neox, 64);
+        let own = spec.frequencies(None);
+        spec.scaling = RopeScaling::Yarn {
+            factor: 4.0,
+            original_context: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 0.1 * 4f64.ln() + 1.0,
+        };
+        let yarn = spec.frequencies(None);
+        assert_eq!(yarn[0], own[0]);
+        assert_eq!(yarn[31], own[31] / 4.0);
+        assert!((spec.magnitude() - 1.138_629_436).abs() < 1e-8);
+    }
+
+    #[test]
+    fn factors_divide_frequencies() {
+        let mut spec = plain(RopeStyle::Neox, 4);
+        spec.scaling = RopeScaling::Linear { factor: 2.0 };
+        assert_eq!(spec.frequencies(Some(&[1.0, 8.0])), [0.5, 0.01 / 16.0]);
+    }
+}

@@ -1,0 +1,421 @@
+//! What the rows of one ubatch see of one part of the memory, as runs of cells.
+//!
+//! Invariant (see [`Visibility::check`]): every row is in exactly one group; the runs of a group
+//! follow each other by position, ties by cell. So a kernel that walks them adds up in the same
+//! order however the cells are laid out, whoever else lives there and however the tokens came.
+//! Knows nothing of windows or sequences: those have been worked into runs and limits.
+
+use std::fmt;
+
+use crate::ids::{CellIdx, Pos};
+use crate::window::PosRange;
+
+/// What each row (token) of a ubatch sees of one part of the memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Visibility {
+    /// Number of rows, which is the number of tokens of the ubatch.
+    pub n_rows: u32,
+    /// The rows, in groups that look at the same cells.
+    pub groups: Vec<VisibleGroup>,
+}
+
+/// Query rows that look at the same runs of cells, each within its own limits.
+///
+/// A row sees exactly the cells of `runs` whose position lies in its limits. A row that sees
+/// nothing is in a group, too: its attention is zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VisibleGroup {
+    /// Row numbers in the ubatch, ascending.
+    pub rows: Vec<u32>,
+    /// Cells that cover what the rows see, by position, ties by cell.
+    pub runs: Vec<CellRun>,
+    /// For each of `rows`, the positions that it sees.
+    pub limits: Vec<PosRange>,
+}
+
+/// `len` cells from `cell` on that hold the positions `pos`, `pos + 1`, …
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellRun {
+    /// The first cell.
+    pub cell: CellIdx,
+    /// The position that it holds.
+    pub pos: Pos,
+    /// Number of cells, at least 1.
+    pub len: u32,
+}
+
+/// A visibility that breaks its rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VisibilityError {
+    /// A row is in no group, in several, or twice in one.
+    #[error("row {row} of {n_rows} is in {n_groups} groups instead of one")]
+    RowNotInOneGroup {
+        /// The row.
+        row: u32,
+        /// Rows there are.
+        n_rows: u32,
+        /// How often it was found.
+        n_groups: u32,
+    },
+    /// The rows of a group are not ascending.
+    #[error("group {group}: row {row} follows row {previous}")]
+    RowsNotAscending {
+        /// Number of the group.
+        group: usize,
+        /// The row before.
+        previous: u32,
+        /// The row that is not larger.
+        row: u32,
+    },
+    /// A group has another number of limits than rows.
+    #[error("group {group} has {n_rows} rows but {n_limits} limits")]
+    LimitsMissing {
+        /// Number of the group.
+        group: usize,
+        /// Rows in it.
+        n_rows: usize,
+        /// Limits in it.
+        n_limits: usize,
+    },
+    /// A run is empty, leaves the cells there are, or exceeds the largest position.
+    #[error("group {group}: run {run} does not lie in {n_cells} cells")]
+    RunOutside {
+        /// Number of the group.
+        group: usize,
+        /// The run.
+        run: CellRun,
+        /// Cells there are.
+        n_cells: u32,
+    },
+    /// Two runs are not in order of position and cell.
+    #[error("group {group}: run {run} does not follow run {previous}")]
+    RunsOutOfOrder {
+        /// Number of the group.
+        group: usize,
+        /// The run before.
+        previous: CellRun,
+        /// The run that starts too early.
+        run: CellRun,
+    },
+}
+
+impl Visibility {
+    /// The visibility of `n_rows` rows; [`Visibility::check`] tells whether it is a sound one.
+    pub fn new(n_rows: u32, groups: Vec<VisibleGroup>) -> Self {
+        Self { n_rows, groups }
+    }
+
+    /// The cells that `row` sees with their positions, by position.
+    pub fn row(&self, row: u32) -> impl Iterator<Item = (CellIdx, Pos)> + '_ {
+        self.groups.iter().flat_map(move |group| {
+            let index = group.rows.binary_search(&row).ok();
+            index.into_iter().flat_map(move |i| group.cells_of(i))
+        })
+    }
+
+    /// The same as a table of rows × cells, for `n_cells` cells.
+    ///
+    /// # Errors
+    /// [`VisibilityError`] as from [`Visibility::check`].
+    pub fn dense_mask(&self, n_cells: u32) -> Result<KqMask, VisibilityError> {
+        self.check(n_cells)?;
+        let mut mask = KqMask::none(self.n_rows, n_cells);
+        for group in &self.groups {
+            for (i, &row) in group.rows.iter().enumerate() {
+                for (cell, _) in group.cells_of(i) {
+                    mask.set(row, cell);
+                }
+            }
+        }
+        Ok(mask)
+    }
+
+    /// Whether the rules of this type hold for `n_cells` cells.
+    ///
+    /// # Errors
+    /// [`VisibilityError`], the first rule that is broken.
+    pub fn check(&self, n_cells: u32) -> Result<(), VisibilityError> {
+        let mut seen = vec![0u32; self.n_rows as usize];
+        for (number, group) in self.groups.iter().enumerate() {
+            group.check(number, n_cells)?;
+            for &row in &group.rows {
+                let Some(n) = seen.get_mut(row as usize) else {
+                    let n_rows = self.n_rows;
+                    return Err(VisibilityError::RowNotInOneGroup {
+                        row,
+                        n_rows,
+                        n_groups: 1,
+                    });
+                };
+                *n += 1;
+            }
+        }
+        match seen.iter().position(|&n| n != 1) {
+            Some(row) => Err(VisibilityError::RowNotInOneGroup {
+                row: row as u32,
+                n_rows: self.n_rows,
+                n_groups: seen[row],
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl VisibleGroup {
+    /// A group of rows; [`Visibility::check`] tells whether it is a sound one.
+    pub fn new(rows: Vec<u32>, runs: Vec<CellRun>, limits: Vec<PosRange>) -> Self {
+        Self { rows, runs, limits }
+    }
+
+    /// The cells that the `index`-th row of this group sees with their positions, by position.
+    pub fn cells_of(&self, index: usize) -> impl Iterator<Item = (CellIdx, Pos)> + '_ {
+        let limits = self.limits.get(index).copied().unwrap_or(PosRange::EMPTY);
+        self.runs
+            .iter()
+            .filter_map(move |run| run.clip(limits))
+            .flat_map(CellRun::iter)
+    }
+
+    fn check(&self, group: usize, n_cells: u32) -> Result<(), VisibilityError> {
+        let (n_rows, n_limits) = (self.rows.len(), self.limits.len());
+        if n_rows != n_limits {
+            return Err(VisibilityError::LimitsMissing {
+                group,
+                n_rows,
+                n_limits,
+            });
+        }
+        for pair in self.rows.windows(2) {
+            if let [previous, row] = *pair
+                && row <= previous
+            {
+                return Err(VisibilityError::RowsNotAscending {
+                    group,
+                    previous,
+                    row,
+                });
+            }
+        }
+        for &run in &self.runs {
+            let end = run.cell.0.checked_add(run.len);
+            let end_pos = run.pos.checked_add(run.len);
+            if run.len == 0 || end.is_none_or(|e| e > n_cells) || end_pos.is_none() {
+                return Err(VisibilityError::RunOutside {
+                    group,
+                    run,
+                    n_cells,
+                });
+            }
+        }
+        for pair in self.runs.windows(2) {
+            if let [previous, run] = *pair
+                && (run.pos, run.cell) <= (previous.last_pos(), previous.last_cell())
+            {
+                return Err(VisibilityError::RunsOutOfOrder {
+                    group,
+                    previous,
+                    run,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CellRun {
+    /// The largest position in the run.
+    #[inline]
+    pub fn last_pos(self) -> Pos {
+        Pos(self.pos.0 + (self.len - 1))
+    }
+
+    /// The last cell of the run.
+    #[inline]
+    pub fn last_cell(self) -> CellIdx {
+        self.cell.offset(self.len - 1)
+    }
+
+    /// The part of the run whose positions lie in `range`, if any does.
+    #[inline]
+    pub fn clip(self, range: PosRange) -> Option<Self> {
+        let kept = PosRange::new(self.pos, self.last_pos()).intersection(range);
+        if kept.is_empty() {
+            return None;
+        }
+        let skipped = kept.first.0 - self.pos.0;
+        let len = kept.last.0 - kept.first.0 + 1;
+        Some(Self {
+            cell: self.cell.offset(skipped),
+            pos: kept.first,
+            len,
+        })
+    }
+
+    /// The cells of the run with their positions.
+    pub fn iter(self) -> impl Iterator<Item = (CellIdx, Pos)> {
+        (0..self.len).map(move |i| (self.cell.offset(i), Pos(self.pos.0 + i)))
+    }
+}
+
+impl fmt::Display for CellRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}@{}", self.cell, self.len, self.pos)
+    }
+}
+
+/// Visibility as a table: which row sees which cell.
+///
+/// Prints one line a row, `#` for a cell that it sees and `.` for one that it does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KqMask {
+    n_rows: u32,
+    n_cells: u32,
+    bits: Vec<bool>,
+}
+
+impl KqMask {
+    /// A mask in which no row sees any cell.
+    pub fn none(n_rows: u32, n_cells: u32) -> Self {
+        Self {
+            n_rows,
+            n_cells,
+            bits: vec![false; n_rows as usize * n_cells as usize],
+        }
+    }
+
+    /// Number of rows.
+    pub fn n_rows(&self) -> u32 {
+        self.n_rows
+    }
+
+    /// Number of cells.
+    pub fn n_cells(&self) -> u32 {
+        self.n_cells
+    }
+
+    /// One row, a value for each cell; empty where there is no such row.
+    pub fn row(&self, row: u32) -> &[bool] {
+        let start = row as usize * self.n_cells as usize;
+        self.bits
+            .get(start..start + self.n_cells as usize)
+            .unwrap_or_default()
+    }
+
+    /// Whether `row` sees `cell`.
+    pub fn sees(&self, row: u32, cell: CellIdx) -> bool {
+        self.row(row).get(cell.as_usize()).copied().unwrap_or(false)
+    }
+
+    fn set(&mut self, row: u32, cell: CellIdx) {
+        let at = row as usize * self.n_cells as usize + cell.as_usize();
+        if let Some(bit) = self.bits.get_mut(at) {
+            *bit = true;
+        }
+    }
+}
+
+impl fmt::Display for KqMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for row in 0..self.n_rows {
+            let line = self
+                .row(row)
+                .iter()
+                .map(|&sees| if sees { '#' } else { '.' });
+            writeln!(f, "{}", line.collect::<String>())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(cell: u32, pos: u32, len: u32) -> CellRun {
+        CellRun {
+            cell: CellIdx(cell),
+            pos: Pos(pos),
+            len,
+        }
+    }
+
+    fn limits(ranges: &[(u32, u32)]) -> Vec<PosRange> {
+        ranges
+            .iter()
+            .map(|&(a, b)| PosRange::new(Pos(a), Pos(b)))
+            .collect()
+    }
+
+    fn example() -> Visibility {
+        let of_seq_0 = VisibleGroup::new(
+            vec![0, 2],
+            vec![run(4, 0, 3), run(0, 3, 2)],
+            limits(&[(0, 3), (2, 4)]),
+        );
+        let blind = VisibleGroup::new(vec![1], vec![], limits(&[(0, 9)]));
+        Visibility::new(3, vec![of_seq_0, blind])
+    }
+
+    #[test]
+    fn rows_see_their_limits_of_the_runs_by_position() {
+        let cells = |row| {
+            example()
+                .row(row)
+                .map(|(c, p)| (c.0, p.0))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(cells(0), [(4, 0), (5, 1), (6, 2), (0, 3)]);
+        assert_eq!(cells(1), []);
+        assert_eq!(cells(2), [(6, 2), (0, 3), (1, 4)]);
+    }
+
+    #[test]
+    fn the_dense_mask_is_drawn_as_text() {
+        let mask = example().dense_mask(8).unwrap();
+        insta::assert_snapshot!(mask, @r"
+        #...###.
+        ........
+        ##....#.
+        ");
+        assert!(mask.sees(0, CellIdx(0)) && !mask.sees(0, CellIdx(1)) && !mask.sees(9, CellIdx(0)));
+    }
+
+    #[test]
+    fn runs_are_clipped_to_positions() {
+        assert_eq!(
+            run(4, 10, 5).clip(limits(&[(12, 99)])[0]),
+            Some(run(6, 12, 3))
+        );
+        assert_eq!(
+            run(4, 10, 5).clip(limits(&[(0, 10)])[0]),
+            Some(run(4, 10, 1))
+        );
+        assert_eq!(run(4, 10, 5).clip(limits(&[(15, 20)])[0]), None);
+        assert_eq!(run(4, 10, 5).clip(PosRange::EMPTY), None);
+    }
+
+    #[test]
+    fn broken_rules_are_named() {
+        let broken = |edit: fn(&mut Visibility)| {
+            let mut v = example();
+            edit(&mut v);
+            v.check(8).unwrap_err().to_string()
+        };
+        assert_eq!(example().check(8), Ok(()));
+        let text = broken(|v| v.groups[1].rows[0] = 2);
+        assert_eq!(text, "row 1 of 3 is in 0 groups instead of one");
+        let text = broken(|v| v.groups[0].rows.swap(0, 1));
+        assert_eq!(text, "group 0: row 0 follows row 2");
+        let text = broken(|v| v.groups[0].limits.truncate(1));
+        assert_eq!(text, "group 0 has 2 rows but 1 limits");
+        let text = broken(|v| v.groups[0].runs[1].len = 9);
+        assert_eq!(text, "group 0: run 0+9@3 does not lie in 8 cells");
+        let text = broken(|v| v.groups[0].runs[1].pos = Pos(1));
+        assert_eq!(text, "group 0: run 0+2@1 does not follow run 4+3@0");
+        let text = broken(|v| v.groups[1].rows[0] = 7);
+        assert_eq!(text, "row 7 of 3 is in 1 groups instead of one");
+    }
+}

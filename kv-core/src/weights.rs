@@ -1,0 +1,256 @@
+//! Weights by name, in the block format of their file, without copying them.
+//!
+//! Invariant: a [`Weight`]'s bytes are exactly what its shape and format need (checked by
+//! [`Weight::new`]). Knows nothing of files: a source hands out bytes that it owns or maps.
+
+use std::fmt;
+use std::ops::Deref;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::block::BlockFormat;
+
+/// Bytes that somebody else owns (a memory map, a vector), shared without copying.
+#[derive(Clone)]
+pub struct SharedBytes {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// All bytes of `owner`.
+    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+        let range = 0..(*owner).as_ref().len();
+        Self { owner, range }
+    }
+
+    /// A part of these bytes, or `None` where it would reach beyond them.
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
+        (start <= end && end <= self.range.end).then(|| Self {
+            owner: Arc::clone(&self.owner),
+            range: start..end,
+        })
+    }
+}
+
+impl From<Vec<u8>> for SharedBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::new(Arc::new(bytes))
+    }
+}
+
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // The range was checked when it was made, and an owner's bytes do not shrink.
+        (*self.owner)
+            .as_ref()
+            .get(self.range.clone())
+            .unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedBytes({} bytes)", self.range.len())
+    }
+}
+
+/// One named tensor of a model, as it lies in its file.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    name: String,
+    shape: Vec<usize>,
+    format: BlockFormat,
+    bytes: SharedBytes,
+}
+
+/// A weight that cannot be what its header says.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WeightError {
+    /// The last dimension is not a whole number of blocks.
+    #[error(
+        "tensor '{name}': rows of {columns} values cannot be stored as {format}, whose blocks hold \
+         {block_len}"
+    )]
+    PartialBlock {
+        /// Name of the tensor.
+        name: String,
+        /// Length of one row.
+        columns: usize,
+        /// Its block format.
+        format: BlockFormat,
+        /// Values in one block.
+        block_len: usize,
+    },
+    /// The number of bytes differs from what shape and format need.
+    #[error("tensor '{name}': shape {shape:?} in {format} takes {wanted} bytes, not {got}")]
+    WrongSize {
+        /// Name of the tensor.
+        name: String,
+        /// Its shape, outermost dimension first.
+        shape: Vec<usize>,
+        /// Its block format.
+        format: BlockFormat,
+        /// Bytes needed.
+        wanted: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// The product of the dimensions overflows.
+    #[error("tensor '{name}': shape {shape:?} is too large")]
+    TooLarge {
+        /// Name of the tensor.
+        name: String,
+        /// Its shape, outermost dimension first.
+        shape: Vec<usize>,
+    },
+}
+
+impl Weight {
+    /// A weight of `shape` (outermost dimension first, so a matrix is `[rows, columns]`).
+    ///
+    /// # Errors
+    /// [`WeightError`] where shape, format and number of bytes do not agree.
+    pub fn new(
+        name: impl Into<String>,
+        shape: Vec<usize>,
+        format: BlockFormat,
+        bytes: SharedBytes,
+    ) -> Result<Self, WeightError> {
+        let name = name.into();
+        let columns = shape.last().copied().unwrap_or(1);
+        let n_values = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let Some(n_values) = n_values else {
+            return Err(WeightError::TooLarge { name, shape });
+        };
+        let block_len = format.block_len();
+        if !columns.is_multiple_of(block_len) {
+            return Err(WeightError::PartialBlock {
+                name,
+                columns,
+                format,
+                block_len,
+            });
+        }
+        let Some(wanted) = (n_values / block_len).checked_mul(format.block_bytes()) else {
+            return Err(WeightError::TooLarge { name, shape });
+        };
+        if wanted != bytes.len() {
+            let got = bytes.len();
+            return Err(WeightError::WrongSize {
+                name,
+                shape,
+                format,
+                wanted,
+                got,
+            });
+        }
+        Ok(Self {
+            name,
+            shape,
+            format,
+            bytes,
+        })
+    }
+
+    /// The tensor's name in its file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Dimensions, outermost first: a matrix that maps `columns` inputs to `rows` outputs is
+    /// `[rows, columns]`.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Product of all dimensions but the last.
+    pub fn n_rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+
+    /// The last dimension: values in one row.
+    pub fn n_columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// How values are stored.
+    pub fn format(&self) -> BlockFormat {
+        self.format
+    }
+
+    /// The stored bytes, row after row.
+    pub fn bytes(&self) -> &SharedBytes {
+        &self.bytes
+    }
+
+    /// All values as `f32`, row after row.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.n_rows() * self.n_columns()];
+        crate::block::dequantize(self.format, &self.bytes, &mut values);
+        values
+    }
+}
+
+/// Where the weights of a model come from: a file, several, or memory.
+pub trait WeightSource: Send + Sync {
+    /// The weight with this name, or `None` where the model has none.
+    fn get(&self, name: &str) -> Option<Weight>;
+
+    /// All names, in the order of the file.
+    fn names(&self) -> Vec<String>;
+}
+
+/// Weights held in memory: for tests, examples and conversions.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryWeights {
+    weights: Vec<Weight>,
+}
+
+impl MemoryWeights {
+    /// No weights.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a weight, replacing one of the same name.
+    pub fn insert(&mut self, weight: Weight) {
+        self.weights.retain(|w| w.name != weight.name);
+        self.weights.push(weight);
+    }
+
+    /// Adds `values` of `shape` as `F32`.
+    ///
+    /// # Errors
+    /// [`WeightError`] where the number of values is not what the shape needs.
+    pub fn insert_f32(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        values: &[f32],
+    ) -> Result<(), WeightError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.insert(Weight::new(
+            name,
+            shape.to_vec(),
+            BlockFormat::F32,
+            bytes.into(),
+        )?);
+        Ok(())
+    }
+}
+
+impl WeightSource for MemoryWeights {
+    fn get(&self, name: &str) -> Option<Weight> {
+        self.weights.iter().find(|w| w.name == name).cloned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.weights.iter().map(|w| w.name.clone()).collect()
+    }
+}

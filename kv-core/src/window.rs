@@ -1,0 +1,295 @@
+//! Who may see whom: the only definition of windows and causality.
+//!
+//! Invariant: what a query may see is one interval of positions, and its lower end never moves
+//! back when the query's position grows. That makes visibility a slice of a sorted list and
+//! "nobody will ever see this again" a comparison. Knows nothing of cells or sequences.
+
+use std::fmt;
+use std::ops::{Range, RangeFrom, RangeInclusive, RangeTo};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Pos;
+
+/// How far a layer's attention reaches.
+///
+/// A width of 0 counts as 1: a token always sees itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Window {
+    /// Every position.
+    #[default]
+    Full,
+    /// The last `n` positions, the query's own included.
+    Sliding(u32),
+    /// Positions from the start of the query's chunk of `n` on.
+    Chunked(u32),
+    /// `n / 2` positions to either side.
+    Symmetric(u32),
+}
+
+/// Whether a token may see tokens at later positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Causality {
+    /// Only its own and earlier positions.
+    #[default]
+    Causal,
+    /// Later positions too, as in encoders.
+    NonCausal,
+}
+
+/// An inclusive interval of positions; empty where `first > last`.
+///
+/// ```
+/// use kv_core::{Pos, PosRange};
+///
+/// let tail = PosRange::from(Pos(5)..);
+/// assert!(tail.contains(Pos(5)) && !tail.contains(Pos(4)));
+/// assert!(PosRange::from(Pos(3)..Pos(3)).is_empty());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PosRange {
+    /// The smallest position in it.
+    pub first: Pos,
+    /// The largest position in it.
+    pub last: Pos,
+}
+
+impl Window {
+    /// The positions that a token at `query` may see.
+    #[inline]
+    pub fn visible_keys(self, query: Pos, causality: Causality) -> PosRange {
+        let newest = match self {
+            Self::Symmetric(n) => Pos(query.0.saturating_add(n / 2)),
+            Self::Full | Self::Sliding(_) | Self::Chunked(_) => PosRange::ALL.last,
+        };
+        let last = match causality {
+            Causality::Causal => query,
+            Causality::NonCausal => newest,
+        };
+        PosRange {
+            first: self.oldest_key(query),
+            last,
+        }
+    }
+
+    /// Whether a token at `query` may see one at `key`.
+    #[inline]
+    pub fn sees(self, query: Pos, key: Pos, causality: Causality) -> bool {
+        self.visible_keys(query, causality).contains(key)
+    }
+
+    /// The oldest position that a token at `query` may see. Never moves back as `query` grows.
+    #[inline]
+    pub fn oldest_key(self, query: Pos) -> Pos {
+        match self {
+            Self::Full => Pos(0),
+            Self::Sliding(n) => Pos(query.0.saturating_sub(n.saturating_sub(1))),
+            Self::Chunked(n) => Pos(query.0 - query.0 % n.max(1)),
+            Self::Symmetric(n) => Pos(query.0.saturating_sub(n / 2)),
+        }
+    }
+
+    /// Whether neither a token at `next_query` nor any later one may see `key`.
+    #[inline]
+    pub fn is_expired(self, key: Pos, next_query: Pos) -> bool {
+        key < self.oldest_key(next_query)
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("full"),
+            Self::Sliding(n) => write!(f, "sliding({n})"),
+            Self::Chunked(n) => write!(f, "chunked({n})"),
+            Self::Symmetric(n) => write!(f, "symmetric({n})"),
+        }
+    }
+}
+
+impl fmt::Display for Causality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Causal => "causal",
+            Self::NonCausal => "non-causal",
+        })
+    }
+}
+
+impl PosRange {
+    /// Every position.
+    pub const ALL: Self = Self {
+        first: Pos(0),
+        last: Pos(u32::MAX),
+    };
+    /// No position.
+    pub const EMPTY: Self = Self {
+        first: Pos(1),
+        last: Pos(0),
+    };
+
+    /// The positions from `first` to `last`, both included.
+    pub const fn new(first: Pos, last: Pos) -> Self {
+        Self { first, last }
+    }
+
+    /// Whether the position is in the interval.
+    #[inline]
+    pub fn contains(self, pos: Pos) -> bool {
+        self.first <= pos && pos <= self.last
+    }
+
+    /// Whether it has no position.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.last < self.first
+    }
+
+    /// The positions in both.
+    #[inline]
+    pub fn intersection(self, other: Self) -> Self {
+        Self {
+            first: self.first.max(other.first),
+            last: self.last.min(other.last),
+        }
+    }
+
+    /// The smallest interval that covers both.
+    #[inline]
+    pub fn hull(self, other: Self) -> Self {
+        match (self.is_empty(), other.is_empty()) {
+            (true, _) => other,
+            (_, true) => self,
+            _ => Self {
+                first: self.first.min(other.first),
+                last: self.last.max(other.last),
+            },
+        }
+    }
+}
+
+impl From<Range<Pos>> for PosRange {
+    fn from(range: Range<Pos>) -> Self {
+        match range.end.0.checked_sub(1) {
+            Some(last) => Self {
+                first: range.start,
+                last: Pos(last),
+            },
+            None => Self::EMPTY,
+        }
+    }
+}
+
+impl From<RangeInclusive<Pos>> for PosRange {
+    fn from(range: RangeInclusive<Pos>) -> Self {
+        Self {
+            first: *range.start(),
+            last: *range.end(),
+        }
+    }
+}
+
+impl From<RangeFrom<Pos>> for PosRange {
+    fn from(range: RangeFrom<Pos>) -> Self {
+        Self {
+            first: range.start,
+            last: Self::ALL.last,
+        }
+    }
+}
+
+impl From<RangeTo<Pos>> for PosRange {
+    fn from(range: RangeTo<Pos>) -> Self {
+        Self::from(Pos(0)..range.end)
+    }
+}
+
+impl fmt::Display for PosRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            f.write_str("no positions")
+        } else if self.last == Self::ALL.last {
+            write!(f, "{}..", self.first)
+        } else {
+            write!(f, "{}..={}", self.first, self.last)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k46_masked_positions() {
+        let causal = |w: Window, q| w.visible_keys(Pos(q), Causality::Causal).to_string();
+        assert_eq!(causal(Window::Full, 9), "0..=9");
+        assert_eq!(causal(Window::Sliding(4), 9), "6..=9");
+        assert_eq!(causal(Window::Sliding(4), 2), "0..=2");
+        assert_eq!(causal(Window::Chunked(4), 7), "4..=7");
+        assert_eq!(causal(Window::Chunked(4), 8), "8..=8");
+        assert_eq!(causal(Window::Symmetric(5), 9), "7..=9");
+        let both = |w: Window, q| w.visible_keys(Pos(q), Causality::NonCausal).to_string();
+        assert_eq!(both(Window::Full, 9), "0..");
+        assert_eq!(both(Window::Sliding(4), 9), "6..");
+        assert_eq!(both(Window::Chunked(4), 9), "8..");
+        assert_eq!(both(Window::Symmetric(5), 9), "7..=11");
+    }
+
+    #[test]
+    fn a_token_sees_itself_through_every_window() {
+        for n in [0, 1, 2, 7, u32::MAX] {
+            for w in [
+                Window::Full,
+                Window::Sliding(n),
+                Window::Chunked(n),
+                Window::Symmetric(n),
+            ] {
+                for q in [0, 1, 6, 7, 8, u32::MAX] {
+                    for c in [Causality::Causal, Causality::NonCausal] {
+                        assert!(w.sees(Pos(q), Pos(q), c), "{w} {c} at {q}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn expired_means_invisible_now_and_forever() {
+        for n in 0..6 {
+            for w in [
+                Window::Full,
+                Window::Sliding(n),
+                Window::Chunked(n),
+                Window::Symmetric(n),
+            ] {
+                for key in 0..24 {
+                    for next in 0..24 {
+                        let later_sees =
+                            (next..64).any(|q| w.sees(Pos(q), Pos(key), Causality::Causal));
+                        // A key ahead of the query is seen once the query gets there.
+                        assert_eq!(
+                            w.is_expired(Pos(key), Pos(next)),
+                            !later_sees,
+                            "{w}: key {key}, next query {next}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_convert_and_combine() {
+        assert!(PosRange::from(Pos(0)..Pos(0)).is_empty());
+        assert_eq!(PosRange::from(..Pos(3)), PosRange::new(Pos(0), Pos(2)));
+        assert_eq!(PosRange::from(Pos(2)..=Pos(4)).to_string(), "2..=4");
+        assert_eq!(PosRange::EMPTY.to_string(), "no positions");
+        let (a, b) = (PosRange::from(Pos(2)..Pos(5)), PosRange::from(Pos(8)..));
+        assert!(a.intersection(b).is_empty());
+        assert_eq!(a.hull(b), PosRange::from(Pos(2)..));
+        assert_eq!(PosRange::EMPTY.hull(a), a);
+    }
+}

@@ -1,0 +1,1 @@
+//! The CPU backend of Cellar: own kernels, a thread team, one arena

@@ -1,0 +1,1 @@
+//! GGUF, weights, tokenizer, chat templates, and the blocks that architectures share

@@ -1,0 +1,1 @@
+//! The Llama family as data over the shared decoder block
