@@ -86,7 +86,9 @@ impl FromStr for KvType {
     type Err = UnknownKvType;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|t| t.to_string() == s.to_lowercase());
+        let known = Self::ALL
+            .into_iter()
+            .find(|t| t.to_string() == s.to_lowercase());
         known.ok_or_else(|| UnknownKvType(s.to_owned()))
     }
 }
@@ -113,7 +115,10 @@ mod tests {
         KvType::F16.encode_row(&values, &mut row);
         let mut back = [0.0; 5];
         KvType::F16.decode_row(&row, &mut back);
-        assert_eq!(back, [2048.0, 2052.0, 0.333_251_95, f32::INFINITY, 5.960_464_5e-8]);
+        assert_eq!(
+            back,
+            [2048.0, 2052.0, 0.333_251_95, f32::INFINITY, 5.960_464_5e-8]
+        );
     }
 
     #[test]

@@ -75,10 +75,15 @@ impl LayerMap {
     pub fn parts(&self) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         for (layer, memory) in self.iter() {
-            let LayerMemory::Attention(AttentionMemory { window, .. }) = memory else { continue };
+            let LayerMemory::Attention(AttentionMemory { window, .. }) = memory else {
+                continue;
+            };
             match parts.iter_mut().find(|p| p.window == window) {
                 Some(part) => part.layers.push(layer),
-                None => parts.push(Part { window, layers: vec![layer] }),
+                None => parts.push(Part {
+                    window,
+                    layers: vec![layer],
+                }),
             }
         }
         parts
@@ -86,7 +91,10 @@ impl LayerMap {
 
     /// The part that `layer` belongs to, or `None` where it remembers nothing.
     pub fn part_of(&self, layer: LayerIdx) -> Option<PartIdx> {
-        let at = self.parts().iter().position(|p| p.layers.contains(&layer))?;
+        let at = self
+            .parts()
+            .iter()
+            .position(|p| p.layers.contains(&layer))?;
         u32::try_from(at).ok().map(PartIdx)
     }
 }
@@ -177,7 +185,10 @@ impl RowLayout {
     pub fn new(map: &LayerMap, cells: &[usize], kv_type: KvType) -> Result<Self, LayoutError> {
         let parts = map.parts();
         if parts.len() != cells.len() {
-            return Err(LayoutError::WrongPartCount { wanted: parts.len(), got: cells.len() });
+            return Err(LayoutError::WrongPartCount {
+                wanted: parts.len(),
+                got: cells.len(),
+            });
         }
         let mut layers = Vec::new();
         for (layer, memory) in map.iter() {
@@ -185,13 +196,32 @@ impl RowLayout {
                 continue;
             };
             let n_rows = cells[part.as_usize()];
-            let k = RowShape { heads: a.kv_heads, dim: a.k_dim, kv_type };
-            let v = RowShape { heads: a.kv_heads, dim: a.v_dim, kv_type };
-            let fits = n_rows.checked_mul(k.bytes() + v.bytes()).is_some_and(|b| b < 1 << 62);
+            let k = RowShape {
+                heads: a.kv_heads,
+                dim: a.k_dim,
+                kv_type,
+            };
+            let v = RowShape {
+                heads: a.kv_heads,
+                dim: a.v_dim,
+                kv_type,
+            };
+            let fits = n_rows
+                .checked_mul(k.bytes() + v.bytes())
+                .is_some_and(|b| b < 1 << 62);
             if !fits {
-                return Err(LayoutError::TooLarge { layer, n_cells: n_rows });
+                return Err(LayoutError::TooLarge {
+                    layer,
+                    n_cells: n_rows,
+                });
             }
-            layers.push(LayerRows { layer, part, n_rows, k, v });
+            layers.push(LayerRows {
+                layer,
+                part,
+                n_rows,
+                k,
+                v,
+            });
         }
         Ok(Self { layers })
     }

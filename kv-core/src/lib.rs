@@ -12,7 +12,13 @@ pub mod ids;
 pub mod kv_type;
 pub mod layers;
 pub mod rope;
+pub mod seq_set;
+pub mod visibility;
 pub mod weights;
+pub mod window;
 
 pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, SeqId, StreamIdx, TokenId};
 pub use kv_type::KvType;
+pub use seq_set::SeqSet;
+pub use visibility::{CellRun, Visibility, VisibleGroup};
+pub use window::{Causality, PosRange, Window};

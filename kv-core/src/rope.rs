@@ -69,7 +69,9 @@ impl RopeSpec {
         (0..half)
             .map(|i| {
                 let own = self.base.powf(-2.0 * i as f64 / self.n_rot as f64);
-                let divisor = factors.and_then(|f| f.get(i)).map_or(1.0, |&f| f64::from(f));
+                let divisor = factors
+                    .and_then(|f| f.get(i))
+                    .map_or(1.0, |&f| f64::from(f));
                 self.scale_frequency(i, own / divisor)
             })
             .collect()
@@ -79,10 +81,17 @@ impl RopeSpec {
         match self.scaling {
             RopeScaling::None => own,
             RopeScaling::Linear { factor } => own / factor,
-            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+            RopeScaling::Yarn {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                ..
+            } => {
                 // Index of the pair that makes `rotations` turns over the original context.
                 let pair_of = |rotations: f64| {
-                    let wavelength = f64::from(original_context) / (rotations * std::f64::consts::TAU);
+                    let wavelength =
+                        f64::from(original_context) / (rotations * std::f64::consts::TAU);
                     self.n_rot as f64 * wavelength.ln() / (2.0 * self.base.ln())
                 };
                 let low = pair_of(beta_fast).floor().max(0.0);
@@ -96,7 +105,9 @@ impl RopeSpec {
     /// Factor that scales the rotated values: 1 except for YaRN.
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            RopeScaling::Yarn {
+                attention_factor, ..
+            } => attention_factor,
             RopeScaling::None | RopeScaling::Linear { .. } => 1.0,
         }
     }
@@ -133,7 +144,13 @@ mod tests {
     use super::*;
 
     fn plain(style: RopeStyle, n_rot: usize) -> RopeSpec {
-        RopeSpec { style, n_rot, base: 10_000.0, scaling: RopeScaling::None, factors: None }
+        RopeSpec {
+            style,
+            n_rot,
+            base: 10_000.0,
+            scaling: RopeScaling::None,
+            factors: None,
+        }
     }
 
     #[test]

@@ -69,11 +69,19 @@ pub struct Attend<'a> {
 
 /// The rows of `layer`, or the error that it has none.
 pub(super) fn layer_rows(layout: &RowLayout, layer: LayerIdx) -> Result<LayerRows, BackendError> {
-    layout.layer(layer).copied().ok_or(BackendError::NoRows { layer })
+    layout
+        .layer(layer)
+        .copied()
+        .ok_or(BackendError::NoRows { layer })
 }
 
 pub(super) fn layers_of(layout: &RowLayout, part: PartIdx) -> Vec<LayerRows> {
-    layout.layers().iter().filter(|l| l.part == part).copied().collect()
+    layout
+        .layers()
+        .iter()
+        .filter(|l| l.part == part)
+        .copied()
+        .collect()
 }
 
 pub(super) fn expect_len(
@@ -81,7 +89,11 @@ pub(super) fn expect_len(
     wanted: usize,
     got: usize,
 ) -> Result<(), BackendError> {
-    if wanted == got { Ok(()) } else { Err(BackendError::WrongLength { what, wanted, got }) }
+    if wanted == got {
+        Ok(())
+    } else {
+        Err(BackendError::WrongLength { what, wanted, got })
+    }
 }
 
 impl RowSpan {

@@ -13,7 +13,13 @@ pub(super) fn by_reading_rows<B: Backend + ?Sized>(
     args: Attend<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    let AttendSpec { n_heads, kv_heads, k_dim, v_dim, .. } = args.spec;
+    let AttendSpec {
+        n_heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        ..
+    } = args.spec;
     let layer = layer_rows(backend.layout(rows), args.layer)?;
     if [layer.k.heads, layer.k.dim, layer.v.dim] != [kv_heads, k_dim, v_dim] {
         return Err(BackendError::RowShape {
@@ -27,15 +33,21 @@ pub(super) fn by_reading_rows<B: Backend + ?Sized>(
     out.fill(0.0);
     for group in &args.visibility.groups {
         for (at, &row) in group.rows.iter().enumerate() {
-            let cells: Vec<CellIdx> = group.cells_of_row(at).map(|(cell, _)| cell).collect();
+            let cells: Vec<CellIdx> = group.cells_of(at).map(|(cell, _)| cell).collect();
             let keys = read(backend, rows, (args.layer, RowKind::K), &cells)?;
             let values = read(backend, rows, (args.layer, RowKind::V), &cells)?;
             let row = row as usize;
-            let q = args.q.get(row * n_heads * k_dim..(row + 1) * n_heads * k_dim);
+            let q = args
+                .q
+                .get(row * n_heads * k_dim..(row + 1) * n_heads * k_dim);
             let o = out.get_mut(row * n_heads * v_dim..(row + 1) * n_heads * v_dim);
             let (Some(q), Some(o)) = (q, o) else {
                 let (wanted, got) = (row + 1, n_rows);
-                return Err(BackendError::WrongLength { what: "query rows", wanted, got });
+                return Err(BackendError::WrongLength {
+                    what: "query rows",
+                    wanted,
+                    got,
+                });
             };
             for head in 0..n_heads {
                 let kv_head = head / (n_heads / kv_heads);
@@ -61,7 +73,16 @@ fn read<B: Backend + ?Sized>(
     };
     let mut bytes = vec![0; shape.bytes()];
     let one = |&first: &CellIdx| {
-        backend.read_rows(rows, RowSpan { layer, kind, first, len: 1 }, &mut bytes)?;
+        backend.read_rows(
+            rows,
+            RowSpan {
+                layer,
+                kind,
+                first,
+                len: 1,
+            },
+            &mut bytes,
+        )?;
         let mut values = vec![0.0; shape.len()];
         shape.kv_type.decode_row(&bytes, &mut values);
         Ok(values)
@@ -78,7 +99,11 @@ fn attend_head(
 ) {
     let score = |key: &Vec<f32>| {
         let key = &key[kv_head * spec.k_dim..][..spec.k_dim];
-        let dot: f64 = q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let dot: f64 = q
+            .iter()
+            .zip(key)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum();
         let score = dot * f64::from(spec.scale);
         match spec.soft_cap.map(f64::from) {
             Some(cap) => cap * (score / cap).tanh(),
@@ -91,7 +116,15 @@ fn attend_head(
     let sum: f64 = weights.iter().sum();
     for (j, o) in out.iter_mut().enumerate() {
         let at = kv_head * spec.v_dim + j;
-        let weighted: f64 = weights.iter().zip(values).map(|(w, v)| w * f64::from(v[at])).sum();
-        *o = if sum > 0.0 { (weighted / sum) as f32 } else { 0.0 };
+        let weighted: f64 = weights
+            .iter()
+            .zip(values)
+            .map(|(w, v)| w * f64::from(v[at]))
+            .sum();
+        *o = if sum > 0.0 {
+            (weighted / sum) as f32
+        } else {
+            0.0
+        };
     }
 }

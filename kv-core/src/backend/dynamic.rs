@@ -17,7 +17,7 @@ type Done = Result<(), BackendError>;
 
 /// [`Backend`] without associated types. Implemented for every backend; not meant to be written by
 /// hand.
-#[allow(missing_docs)] // each method is its twin's
+#[allow(missing_docs, clippy::missing_errors_doc)] // each method is its twin's
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError>;
@@ -44,11 +44,15 @@ pub trait DynBackend: Send + Sync + 'static {
 }
 
 fn own<T: 'static>(any: &dyn Any) -> Result<&T, BackendError> {
-    any.downcast_ref().ok_or(BackendError::Foreign { what: std::any::type_name::<T>() })
+    any.downcast_ref().ok_or(BackendError::Foreign {
+        what: std::any::type_name::<T>(),
+    })
 }
 
 fn own_mut<T: 'static>(any: &mut dyn Any) -> Result<&mut T, BackendError> {
-    any.downcast_mut().ok_or(BackendError::Foreign { what: std::any::type_name::<T>() })
+    any.downcast_mut().ok_or(BackendError::Foreign {
+        what: std::any::type_name::<T>(),
+    })
 }
 
 impl<B: Backend> DynBackend for B
@@ -136,7 +140,9 @@ impl BoxedBackend {
 
 impl std::fmt::Debug for BoxedBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("BoxedBackend").field(&self.0.dyn_info()).finish()
+        f.debug_tuple("BoxedBackend")
+            .field(&self.0.dyn_info())
+            .finish()
     }
 }
 
@@ -150,7 +156,10 @@ impl Backend for BoxedBackend {
     }
 
     fn allocate(&self, layout: &RowLayout) -> Result<BoxedRows, BackendError> {
-        Ok(BoxedRows { rows: self.0.dyn_allocate(layout)?, layout: layout.clone() })
+        Ok(BoxedRows {
+            rows: self.0.dyn_allocate(layout)?,
+            layout: layout.clone(),
+        })
     }
 
     fn layout<'a>(&self, rows: &'a BoxedRows) -> &'a RowLayout {
@@ -185,7 +194,8 @@ impl Backend for BoxedBackend {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Done {
-        self.0.dyn_run(&mut **program, &mut *rows.rows, inputs, outputs)
+        self.0
+            .dyn_run(&mut **program, &mut *rows.rows, inputs, outputs)
     }
 
     fn store_rows(&self, rows: &mut BoxedRows, args: StoreRows<'_>) -> Done {

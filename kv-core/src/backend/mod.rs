@@ -61,8 +61,12 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`BackendError::RowOutOfRange`] or [`BackendError::WrongLength`].
-    fn read_rows(&self, rows: &Self::Rows, span: RowSpan, out: &mut [u8])
-    -> Result<(), BackendError>;
+    fn read_rows(
+        &self,
+        rows: &Self::Rows,
+        span: RowSpan,
+        out: &mut [u8],
+    ) -> Result<(), BackendError>;
 
     /// Writes the stored bytes of some rows; the mirror of [`Backend::read_rows`].
     ///
@@ -112,12 +116,26 @@ pub trait Backend: Send + Sync + 'static {
     /// As [`Backend::write_rows`].
     fn store_rows(&self, rows: &mut Self::Rows, args: StoreRows<'_>) -> Result<(), BackendError> {
         let layer = args::layer_rows(self.layout(rows), args.layer)?;
-        for (kind, values, shape) in [(RowKind::K, args.k, layer.k), (RowKind::V, args.v, layer.v)] {
-            args::expect_len("values of rows to store", args.cells.len() * shape.len(), values.len())?;
+        for (kind, values, shape) in [(RowKind::K, args.k, layer.k), (RowKind::V, args.v, layer.v)]
+        {
+            args::expect_len(
+                "values of rows to store",
+                args.cells.len() * shape.len(),
+                values.len(),
+            )?;
             let mut bytes = vec![0; shape.bytes()];
             for (row, cell) in values.chunks_exact(shape.len().max(1)).zip(args.cells) {
                 shape.kv_type.encode_row(row, &mut bytes);
-                self.write_rows(rows, RowSpan { layer: args.layer, kind, first: *cell, len: 1 }, &bytes)?;
+                self.write_rows(
+                    rows,
+                    RowSpan {
+                        layer: args.layer,
+                        kind,
+                        first: *cell,
+                        len: 1,
+                    },
+                    &bytes,
+                )?;
             }
         }
         Ok(())
@@ -146,7 +164,12 @@ pub trait Backend: Send + Sync + 'static {
         for copy in copies {
             for layer in args::layers_of(self.layout(rows), copy.part) {
                 for (kind, shape) in [(RowKind::K, layer.k), (RowKind::V, layer.v)] {
-                    let span = |first| RowSpan { layer: layer.layer, kind, first, len: copy.len };
+                    let span = |first| RowSpan {
+                        layer: layer.layer,
+                        kind,
+                        first,
+                        len: copy.len,
+                    };
                     let mut bytes = vec![0; shape.bytes() * copy.len as usize];
                     self.read_rows(rows, span(copy.from), &mut bytes)?;
                     self.write_rows(rows, span(copy.to), &bytes)?;

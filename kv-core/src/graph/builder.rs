@@ -66,8 +66,17 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// An empty graph of this shape.
     pub fn new(shape: GraphShape) -> Self {
-        let graph = Graph { shape, nodes: Vec::new(), outputs: Vec::new(), weights: Vec::new() };
-        Self { graph, names: HashSet::new(), inputs: Vec::new() }
+        let graph = Graph {
+            shape,
+            nodes: Vec::new(),
+            outputs: Vec::new(),
+            weights: Vec::new(),
+        };
+        Self {
+            graph,
+            names: HashSet::new(),
+            inputs: Vec::new(),
+        }
     }
 
     /// Rows in and out.
@@ -88,7 +97,10 @@ impl GraphBuilder {
         if let Some((_, id)) = self.inputs.iter().find(|(i, _)| *i == input) {
             return Ok(*id);
         }
-        let GraphShape { n_tokens, n_outputs } = self.graph.shape;
+        let GraphShape {
+            n_tokens,
+            n_outputs,
+        } = self.graph.shape;
         let (name, shape, dtype) = match input {
             Input::Tokens => ("inp_tokens".to_owned(), vec![n_tokens], DType::U32),
             Input::Embeddings { dim } => ("inp_embd".to_owned(), vec![n_tokens, dim], DType::F32),
@@ -115,7 +127,9 @@ impl GraphBuilder {
         weight: &str,
         [vocab, dim]: [usize; 2],
     ) -> Result<NodeId, GraphError> {
-        let op = Op::Embed { weight: weight.to_owned() };
+        let op = Op::Embed {
+            weight: weight.to_owned(),
+        };
         let &[n] = self.shape_of(tokens) else {
             return Err(self.misfit(name, &op, "a list of tokens", &[tokens]));
         };
@@ -148,7 +162,10 @@ impl GraphBuilder {
         (weight, bias): (&str, Option<&str>),
         n_out: usize,
     ) -> Result<NodeId, GraphError> {
-        let op = Op::Linear { weight: weight.to_owned(), bias: bias.map(str::to_owned) };
+        let op = Op::Linear {
+            weight: weight.to_owned(),
+            bias: bias.map(str::to_owned),
+        };
         let &[n, n_in] = self.shape_of(x) else {
             return Err(self.misfit(name, &op, "[tokens, in]", &[x]));
         };
@@ -170,7 +187,10 @@ impl GraphBuilder {
         weight: &str,
         eps: f32,
     ) -> Result<NodeId, GraphError> {
-        let op = Op::RmsNorm { weight: weight.to_owned(), eps };
+        let op = Op::RmsNorm {
+            weight: weight.to_owned(),
+            eps,
+        };
         let shape = self.shape_of(x).to_vec();
         let Some(&dim) = shape.last() else {
             return Err(self.misfit(name, &op, "[.., dim]", &[x]));
@@ -302,7 +322,12 @@ impl GraphBuilder {
         };
         let grouped = spec.kv_heads > 0 && spec.n_heads.is_multiple_of(spec.kv_heads);
         if heads != spec.n_heads || dim != spec.k_dim || !grouped {
-            let AttendSpec { n_heads, kv_heads, k_dim, .. } = spec;
+            let AttendSpec {
+                n_heads,
+                kv_heads,
+                k_dim,
+                ..
+            } = spec;
             let wanted = format!("[tokens, {n_heads} (a multiple of {kv_heads}), {k_dim}]");
             return Err(self.misfit(name, &op, &wanted, &[q]));
         }
@@ -352,7 +377,10 @@ impl GraphBuilder {
             node: node.to_owned(),
             op: op.name(),
             wanted: wanted.to_owned(),
-            got: operands.iter().map(|&o| self.shape_of(o).to_vec()).collect(),
+            got: operands
+                .iter()
+                .map(|&o| self.shape_of(o).to_vec())
+                .collect(),
         }
     }
 
@@ -365,7 +393,10 @@ impl GraphBuilder {
                 second: shape.to_vec(),
             }),
             None => {
-                let weight = WeightUse { name: name.to_owned(), shape: shape.to_vec() };
+                let weight = WeightUse {
+                    name: name.to_owned(),
+                    shape: shape.to_vec(),
+                };
                 self.graph.weights.push(weight);
                 Ok(())
             }
@@ -382,12 +413,21 @@ impl GraphBuilder {
         let name = name.into();
         let next = self.graph.nodes.len();
         if let Some(&operand) = operands.iter().find(|o| o.as_usize() >= next) {
-            return Err(GraphError::UnknownOperand { node: name, operand });
+            return Err(GraphError::UnknownOperand {
+                node: name,
+                operand,
+            });
         }
         if !self.names.insert(name.clone()) {
             return Err(GraphError::DuplicateName { name });
         }
-        self.graph.nodes.push(Node { name, op, operands, shape, dtype });
+        self.graph.nodes.push(Node {
+            name,
+            op,
+            operands,
+            shape,
+            dtype,
+        });
         // A graph of 2^32 nodes cannot be held in memory.
         Ok(NodeId(u32::try_from(next).unwrap_or(u32::MAX)))
     }
@@ -398,7 +438,10 @@ mod tests {
     use super::*;
 
     fn builder() -> GraphBuilder {
-        GraphBuilder::new(GraphShape { n_tokens: 3, n_outputs: 1 })
+        GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 1,
+        })
     }
 
     #[test]
@@ -408,7 +451,10 @@ mod tests {
         let x = b.embed("embd", tokens, "tok", [10, 4]).unwrap();
         let y = b.linear("y", x, "w", 6).unwrap();
         let err = b.add("sum", x, y).unwrap_err();
-        assert_eq!(err.to_string(), "node 'sum': add wants two equal shapes, got [[3, 4], [3, 6]]");
+        assert_eq!(
+            err.to_string(),
+            "node 'sum': add wants two equal shapes, got [[3, 4], [3, 6]]"
+        );
     }
 
     #[test]
@@ -417,7 +463,12 @@ mod tests {
         let tokens = b.input(Input::Tokens).unwrap();
         assert_eq!(b.input(Input::Tokens), Ok(tokens));
         let x = b.embed("embd", tokens, "tok", [10, 4]).unwrap();
-        assert_eq!(b.scale("embd", x, 2.0), Err(GraphError::DuplicateName { name: "embd".into() }));
+        assert_eq!(
+            b.scale("embd", x, 2.0),
+            Err(GraphError::DuplicateName {
+                name: "embd".into()
+            })
+        );
     }
 
     #[test]
@@ -426,7 +477,10 @@ mod tests {
         let tokens = b.input(Input::Tokens).unwrap();
         let x = b.embed("embd", tokens, "tok", [10, 4]).unwrap();
         assert!(b.linear("logits", x, "tok", 10).is_ok(), "tied embeddings");
-        assert!(matches!(b.linear("other", x, "tok", 11), Err(GraphError::WeightShape { .. })));
+        assert!(matches!(
+            b.linear("other", x, "tok", 11),
+            Err(GraphError::WeightShape { .. })
+        ));
     }
 
     #[test]
@@ -435,8 +489,14 @@ mod tests {
         let tokens = b.input(Input::Tokens).unwrap();
         let x = b.embed("embd", tokens, "tok", [10, 12]).unwrap();
         let q = b.reshape("q", x, &[3, 3, 4]).unwrap();
-        let spec =
-            AttendSpec { n_heads: 3, kv_heads: 2, k_dim: 4, v_dim: 4, scale: 0.5, soft_cap: None };
+        let spec = AttendSpec {
+            n_heads: 3,
+            kv_heads: 2,
+            k_dim: 4,
+            v_dim: 4,
+            scale: 0.5,
+            soft_cap: None,
+        };
         let err = b.attend("kqv", LayerIdx(0), spec, [q, q, q]).unwrap_err();
         assert!(err.to_string().contains("a multiple of 2"), "{err}");
     }

@@ -36,7 +36,11 @@ pub struct GraphDiff {
 impl GraphDiff {
     pub(super) fn new(left: &Graph, right: &Graph) -> Self {
         let by_name = |graph: &Graph| -> HashMap<String, String> {
-            graph.nodes().iter().map(|n| (n.name.clone(), describe(graph, n))).collect()
+            graph
+                .nodes()
+                .iter()
+                .map(|n| (n.name.clone(), describe(graph, n)))
+                .collect()
         };
         let (in_left, in_right) = (by_name(left), by_name(right));
         let mut diff = Self::default();
@@ -52,8 +56,12 @@ impl GraphDiff {
                 }),
             }
         }
-        let missing = right.nodes().iter().filter(|n| !in_left.contains_key(&n.name));
-        diff.only_right.extend(missing.map(|n| in_right[&n.name].clone()));
+        let missing = right
+            .nodes()
+            .iter()
+            .filter(|n| !in_left.contains_key(&n.name));
+        diff.only_right
+            .extend(missing.map(|n| in_right[&n.name].clone()));
         diff
     }
 
@@ -80,8 +88,17 @@ impl fmt::Display for GraphDiff {
 
 /// A node with its operands by name: independent of numbering.
 fn describe(graph: &Graph, node: &Node) -> String {
-    let operands = node.operands.iter().filter_map(|&o| graph.node(o)).map(|n| n.name.clone());
+    let operands = node
+        .operands
+        .iter()
+        .filter_map(|&o| graph.node(o))
+        .map(|n| n.name.clone());
     let args: Vec<String> = operands.chain(fields(&node.op)).collect();
     let (name, op) = (&node.name, node.op.name());
-    format!("{name}: {}{:?} = {op}({})", node.dtype, node.shape, args.join(", "))
+    format!(
+        "{name}: {}{:?} = {op}({})",
+        node.dtype,
+        node.shape,
+        args.join(", ")
+    )
 }

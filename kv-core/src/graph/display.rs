@@ -27,7 +27,11 @@ impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let graph = self.0;
         let shape = graph.shape();
-        writeln!(f, "graph: {} tokens, {} outputs", shape.n_tokens, shape.n_outputs)?;
+        writeln!(
+            f,
+            "graph: {} tokens, {} outputs",
+            shape.n_tokens, shape.n_outputs
+        )?;
         for (node, id) in graph.nodes().iter().zip(0..) {
             let (name, call) = (&node.name, call(node));
             writeln!(f, "{} {name}: {} = {call}", NodeId(id), type_of(node))?;
@@ -41,9 +45,17 @@ impl fmt::Display for Dot<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let graph = self.0;
         writeln!(f, "digraph cellar {{")?;
-        writeln!(f, "  rankdir=TB; node [shape=box, fontname=\"monospace\", fontsize=10];")?;
+        writeln!(
+            f,
+            "  rankdir=TB; node [shape=box, fontname=\"monospace\", fontsize=10];"
+        )?;
         for (node, id) in graph.nodes().iter().zip(0u32..) {
-            let label = format!("{}\\n{} {}", escape(&node.name), node.op.name(), type_of(node));
+            let label = format!(
+                "{}\\n{} {}",
+                escape(&node.name),
+                node.op.name(),
+                type_of(node)
+            );
             let style = match &node.op {
                 Op::Input(_) => ", shape=ellipse",
                 Op::StoreKv { .. } | Op::Attend { .. } => ", style=filled, fillcolor=lightyellow",
@@ -101,7 +113,14 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
 }
 
 fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> {
-    let AttendSpec { n_heads, kv_heads, k_dim, v_dim, scale, soft_cap } = spec;
+    let AttendSpec {
+        n_heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        scale,
+        soft_cap,
+    } = spec;
     let mut fields = vec![
         format!("layer={layer}"),
         format!("heads={n_heads}/{kv_heads}"),
@@ -113,7 +132,13 @@ fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> 
 }
 
 fn rope_fields(rope: &RopeSpec) -> Vec<String> {
-    let RopeSpec { style, n_rot, base, scaling, factors } = rope;
+    let RopeSpec {
+        style,
+        n_rot,
+        base,
+        scaling,
+        factors,
+    } = rope;
     let mut fields = vec![
         format!("style={}", format!("{style:?}").to_lowercase()),
         format!("n_rot={n_rot}"),
@@ -122,7 +147,13 @@ fn rope_fields(rope: &RopeSpec) -> Vec<String> {
     match scaling {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => fields.push(format!("linear={factor}")),
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast,
+            beta_slow,
+            attention_factor,
+        } => {
             fields.push(format!("yarn={factor}"));
             fields.push(format!("original_context={original_context}"));
             fields.push(format!("beta={beta_fast}/{beta_slow}"));

@@ -146,7 +146,8 @@ impl Graph {
     /// [`GraphError::Json`] where the text is no graph, or another [`GraphError`] where the graph
     /// breaks an invariant.
     pub fn from_json(text: &str) -> Result<Self, GraphError> {
-        let graph: Self = serde_json::from_str(text).map_err(|e| GraphError::Json(e.to_string()))?;
+        let graph: Self =
+            serde_json::from_str(text).map_err(|e| GraphError::Json(e.to_string()))?;
         graph.check()?;
         Ok(graph)
     }
@@ -160,14 +161,26 @@ impl Graph {
         let mut names = std::collections::HashSet::new();
         for (at, node) in self.nodes.iter().enumerate() {
             if !names.insert(node.name.as_str()) {
-                return Err(GraphError::DuplicateName { name: node.name.clone() });
+                return Err(GraphError::DuplicateName {
+                    name: node.name.clone(),
+                });
             }
             if let Some(&operand) = node.operands.iter().find(|o| o.as_usize() >= at) {
-                return Err(GraphError::UnknownOperand { node: node.name.clone(), operand });
+                return Err(GraphError::UnknownOperand {
+                    node: node.name.clone(),
+                    operand,
+                });
             }
         }
-        match self.outputs.iter().find(|o| o.as_usize() >= self.nodes.len()) {
-            Some(&operand) => Err(GraphError::UnknownOperand { node: "output".into(), operand }),
+        match self
+            .outputs
+            .iter()
+            .find(|o| o.as_usize() >= self.nodes.len())
+        {
+            Some(&operand) => Err(GraphError::UnknownOperand {
+                node: "output".into(),
+                operand,
+            }),
             None => Ok(()),
         }
     }
