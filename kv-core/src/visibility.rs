@@ -229,13 +229,13 @@ impl CellRun {
     /// The largest position in the run.
     #[inline]
     pub fn last_pos(self) -> Pos {
-        Pos(self.pos.0 + (self.len - 1))
+        Pos(self.pos.0.saturating_add(self.len.saturating_sub(1)))
     }
 
     /// The last cell of the run.
     #[inline]
     pub fn last_cell(self) -> CellIdx {
-        self.cell.offset(self.len - 1)
+        self.cell.offset(self.len.saturating_sub(1))
     }
 
     /// The part of the run whose positions lie in `range`, if any does.
