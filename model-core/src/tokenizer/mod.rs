@@ -1,0 +1,264 @@
+//! Text to tokens and back.
+//!
+//! Invariant: a tokenizer is built whole from checked data or not at all; encoding never fails, and
+//! equals llama.cpp's on the same data. Knows nothing of files: a [`TokenizerSpec`] is plain data.
+
+mod bpe;
+mod byte_level;
+mod char_class;
+mod error;
+mod merge;
+mod roles;
+mod spec;
+mod special;
+mod spm;
+mod stream;
+mod vocab;
+mod words;
+
+use kv_core::TokenId;
+
+pub use error::TokenizerError;
+pub use spec::{SpecialIds, SpecialSpacing, TokenKind, TokenizerModel, TokenizerSpec};
+pub use special::SpecialText;
+pub use stream::{DecodeFrom, DecodeStream};
+pub use vocab::SpecialPieces;
+
+use bpe::{Bpe, WholeWords};
+use roles::Roles;
+use special::{Fragment, SpecialMatcher};
+use spm::{SpacePrefix, Spm};
+use vocab::Vocab;
+use words::WordSplitter;
+
+/// Whether encoding adds BOS before and EOS behind the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddSpecial {
+    /// As the model file says.
+    AsModel,
+    /// As the model file says, but no BOS where the text starts with it already and no EOS where the
+    /// text ends with it: for chat templates, many of which write them.
+    AsModelOnce,
+    /// Neither: for text that continues other text.
+    Never,
+}
+
+/// How to encode a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Whether to add BOS and EOS.
+    pub add: AddSpecial,
+    /// Whether special tokens are found in the text.
+    pub special: SpecialText,
+}
+
+impl EncodeOptions {
+    /// A whole prompt written by hand: BOS and EOS as the model wants them, special tokens parsed.
+    pub const PROMPT: Self = Self {
+        add: AddSpecial::AsModel,
+        special: SpecialText::Parse,
+    };
+    /// What a chat template rendered.
+    pub const CHAT: Self = Self {
+        add: AddSpecial::AsModelOnce,
+        special: SpecialText::Parse,
+    };
+    /// Text that is nothing but text.
+    pub const TEXT: Self = Self {
+        add: AddSpecial::Never,
+        special: SpecialText::AsText,
+    };
+}
+
+#[derive(Clone, Debug)]
+enum Algorithm {
+    Spm(Spm, SpacePrefix),
+    Bpe(Box<Bpe>),
+}
+
+/// A tokenizer.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    roles: Roles,
+    specials: SpecialMatcher,
+    algorithm: Algorithm,
+    /// What a text starts with.
+    first: Option<TokenId>,
+    /// What a text ends with.
+    last: Option<TokenId>,
+}
+
+impl Tokenizer {
+    /// Builds a tokenizer.
+    ///
+    /// # Errors
+    /// Any [`TokenizerError`] but [`UnknownToken`](TokenizerError::UnknownToken): the data
+    /// contradicts itself, or needs something that this crate cannot do exactly.
+    pub fn new(mut spec: TokenizerSpec) -> Result<Self, TokenizerError> {
+        let mut vocab = vocab::take_vocab(&mut spec)?;
+        if !spec.scores.is_empty() {
+            vocab::check_len("tokenizer.ggml.scores", spec.scores.len(), vocab.n_tokens())?;
+        }
+        let roles = Roles::resolve(&mut vocab, spec.model, spec.special)?;
+        let (algorithm, bos_by_default) = match spec.model {
+            TokenizerModel::Spm => {
+                let spm = Spm::new(&vocab, &spec.scores, roles.ids.unk)?;
+                let prefix = match spec.add_space_prefix {
+                    Some(false) => SpacePrefix::None,
+                    Some(true) | None => SpacePrefix::Add,
+                };
+                (Algorithm::Spm(spm, prefix), true)
+            }
+            TokenizerModel::Bpe => {
+                let pre = spec.pre.as_deref().ok_or(TokenizerError::MissingPre)?;
+                let (splitter, traits) = WordSplitter::new(pre)?;
+                let whole = if traits.whole_words {
+                    WholeWords::Take
+                } else {
+                    WholeWords::Merge
+                };
+                let bpe = Bpe::new(&vocab, &spec.merges, roles.ids.unk, (splitter, whole))?;
+                (Algorithm::Bpe(Box::new(bpe)), traits.add_bos)
+            }
+        };
+        let first = match (spec.add_bos, roles.ids.bos) {
+            (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "bos" }),
+            (wanted, bos) => bos.filter(|_| wanted.unwrap_or(bos_by_default)),
+        };
+        let last = match (spec.add_eos, roles.ids.eos) {
+            (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "eos" }),
+            (wanted, eos) => eos.filter(|_| wanted.unwrap_or(false)),
+        };
+        let specials = SpecialMatcher::new(&vocab, spec.special_spacing);
+        Ok(Self {
+            vocab,
+            roles,
+            specials,
+            algorithm,
+            first,
+            last,
+        })
+    }
+
+    /// The tokens of `text`. O(n log n) in its length.
+    pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
+        let mut out = Vec::with_capacity(text.len() / 3 + 2);
+        // SPM puts its space before a text and after every special token.
+        let mut after_special = true;
+        for fragment in self.specials.split(text, options.special) {
+            match (fragment, &self.algorithm) {
+                (Fragment::Token(id), _) => out.push(id),
+                (Fragment::Text(text), Algorithm::Bpe(bpe)) => {
+                    bpe.encode(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::Spm(spm, prefix)) => {
+                    let prefix = if after_special {
+                        *prefix
+                    } else {
+                        SpacePrefix::None
+                    };
+                    spm.encode(&self.vocab, text, prefix, &mut out);
+                }
+            }
+            after_special = matches!(fragment, Fragment::Token(_));
+        }
+        let wanted = |id: Option<TokenId>, present: Option<&TokenId>| match options.add {
+            AddSpecial::AsModel => id,
+            AddSpecial::AsModelOnce => id.filter(|id| present != Some(id)),
+            AddSpecial::Never => None,
+        };
+        let (first, last) = (
+            wanted(self.first, out.first()),
+            wanted(self.last, out.last()),
+        );
+        if let Some(first) = first {
+            out.insert(0, first);
+        }
+        out.extend(last);
+        out
+    }
+
+    /// The text of whole `ids`, from the start of a text. Bytes that are no UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownToken`] if one of them is not in the vocabulary.
+    pub fn decode(
+        &self,
+        ids: &[TokenId],
+        special: SpecialPieces,
+    ) -> Result<String, TokenizerError> {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        let mut from = DecodeFrom::TextStart;
+        for &id in ids {
+            self.vocab.push_piece(id, special, &mut bytes)?;
+            if from == DecodeFrom::TextStart && !bytes.is_empty() {
+                from = DecodeFrom::Continuation;
+                if self.drops_first_space() && bytes.first() == Some(&b' ') {
+                    bytes.remove(0);
+                }
+            }
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The bytes that token `id` writes inside of a text: part of a character, it may be.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownToken`] if it is not in the vocabulary.
+    pub fn piece(&self, id: TokenId, special: SpecialPieces) -> Result<Vec<u8>, TokenizerError> {
+        let mut bytes = Vec::new();
+        self.vocab.push_piece(id, special, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The text of token `id` as the vocabulary has it (`Ġthe`, `▁the`, `<0x0A>`).
+    pub fn token_text(&self, id: TokenId) -> Option<&str> {
+        self.vocab.text(id)
+    }
+
+    /// The token with this text in the vocabulary.
+    pub fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.vocab.id(text)
+    }
+
+    /// What token `id` is for. Tokens that end generation are control tokens, whatever the file says.
+    pub fn token_kind(&self, id: TokenId) -> Option<TokenKind> {
+        self.vocab.kind(id)
+    }
+
+    /// Whether a model that chose token `id` has nothing more to say.
+    pub fn is_end_of_generation(&self, id: TokenId) -> bool {
+        self.roles.end_of_generation.contains(&id)
+    }
+
+    /// The tokens that end generation, in the order of their ids.
+    pub fn end_of_generation(&self) -> impl Iterator<Item = TokenId> + '_ {
+        self.roles.end_of_generation.iter().copied()
+    }
+
+    /// The number of tokens.
+    pub fn n_tokens(&self) -> usize {
+        self.vocab.n_tokens()
+    }
+
+    /// The tokens with a role, completed by well-known texts where the file is silent.
+    pub fn special_ids(&self) -> &SpecialIds {
+        &self.roles.ids
+    }
+
+    /// What [`AddSpecial::AsModel`] puts before a text.
+    pub fn adds_first(&self) -> Option<TokenId> {
+        self.first
+    }
+
+    /// What [`AddSpecial::AsModel`] puts behind a text.
+    pub fn adds_last(&self) -> Option<TokenId> {
+        self.last
+    }
+
+    /// Whether decoding a text from its start drops its first space, which encoding put there.
+    fn drops_first_space(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Spm(_, SpacePrefix::Add))
+    }
+}

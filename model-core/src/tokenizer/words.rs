@@ -1,0 +1,301 @@
+//! Pre-tokenizers: how byte-level BPE cuts text into words before it joins their bytes.
+//!
+//! Invariant: the words cover the text without gaps, and equal the matches of the regular expression
+//! that the vocabulary was trained with (quoted at each pattern). Written as scanners, which read
+//! every character a bounded number of times whatever the text is: the expressions need lookahead
+//! and so a backtracking engine, which gives up on long runs of white space.
+
+use super::TokenizerError;
+use super::char_class::{CharClass, CharClasses};
+
+/// A regular expression that cuts words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pattern {
+    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+    Gpt2,
+    /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+    /// with `D` digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only
+    /// ASCII letters are matched in any case.
+    Llama3 { digits: usize, marks: Marks },
+}
+
+/// Where combining marks belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Marks {
+    WithSymbols,
+    WithLetters,
+}
+
+/// Whether numbers are cut out before the pattern is applied to what lies between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    InPattern,
+    /// `\p{N}`: every digit alone.
+    CutOut,
+}
+
+/// A pre-tokenizer by the name that GGUF files give it.
+#[derive(Clone, Debug)]
+pub(super) struct WordSplitter {
+    pattern: Pattern,
+    numbers: Numbers,
+    classes: CharClasses,
+}
+
+/// What a pre-tokenizer's name says beside how it splits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PreTraits {
+    /// A word that is a token is taken whole, whatever the merges say.
+    pub(super) whole_words: bool,
+    /// A text starts with BOS unless the file says otherwise.
+    pub(super) add_bos: bool,
+}
+
+impl WordSplitter {
+    /// The pre-tokenizer called `name`. Names are those that llama.cpp maps to the same expression.
+    pub(super) fn new(name: &str) -> Result<(Self, PreTraits), TokenizerError> {
+        let llama3 = Pattern::Llama3 {
+            digits: 3,
+            marks: Marks::WithSymbols,
+        };
+        let qwen2 = Pattern::Llama3 {
+            digits: 1,
+            marks: Marks::WithSymbols,
+        };
+        let qwen35 = Pattern::Llama3 {
+            digits: 1,
+            marks: Marks::WithLetters,
+        };
+        let plain = PreTraits {
+            whole_words: false,
+            add_bos: false,
+        };
+        let (pattern, numbers, traits) = match name {
+            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral"
+            | "midm-2.0" | "lfm2" => (
+                llama3,
+                Numbers::InPattern,
+                PreTraits {
+                    whole_words: true,
+                    add_bos: true,
+                },
+            ),
+            "dbrx" | "smaug-bpe" => (llama3, Numbers::InPattern, plain),
+            "qwen2" | "deepseek-r1-qwen" | "stablelm2" => (qwen2, Numbers::InPattern, plain),
+            "qwen35" => (qwen35, Numbers::InPattern, plain),
+            "gpt-2" | "phi-2" | "mpt" | "olmo" => (Pattern::Gpt2, Numbers::InPattern, plain),
+            "starcoder" | "refact" | "command-r" | "smollm" => {
+                (Pattern::Gpt2, Numbers::CutOut, plain)
+            }
+            _ => {
+                return Err(TokenizerError::UnknownPre {
+                    name: name.to_owned(),
+                });
+            }
+        };
+        Ok((
+            Self {
+                pattern,
+                numbers,
+                classes: CharClasses::new()?,
+            },
+            traits,
+        ))
+    }
+
+    /// Calls `word` for the words of `text` in order.
+    pub(super) fn each<'t>(&self, text: &'t str, mut word: impl FnMut(&'t str)) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (mut span, after) = rest.split_at(self.span_len(rest));
+            while !span.is_empty() {
+                let (found, more) = span.split_at(self.word_len(span));
+                word(found);
+                span = more;
+            }
+            rest = after;
+        }
+    }
+
+    /// How much of `text` the pattern sees at once: no expression looks beyond it.
+    fn span_len(&self, text: &str) -> usize {
+        let is_number = |c: char| self.classes.of(c) == CharClass::Number;
+        match (self.numbers, text.chars().next()) {
+            (Numbers::CutOut, Some(c)) if is_number(c) => c.len_utf8(),
+            (Numbers::CutOut, _) => text.find(is_number).unwrap_or(text.len()),
+            (Numbers::InPattern, _) => text.len(),
+        }
+    }
+
+    /// The length of the first word of `text`, which is not empty, in bytes: at least one character.
+    fn word_len(&self, text: &str) -> usize {
+        match self.pattern {
+            Pattern::Gpt2 => self.gpt2_word(text),
+            Pattern::Llama3 { digits, marks } => self.llama3_word(text, digits, marks),
+        }
+    }
+
+    fn gpt2_word(&self, text: &str) -> usize {
+        if let Some(len) = contraction(text, |suffix, tail| tail.starts_with(suffix)) {
+            return len;
+        }
+        let body = text.strip_prefix(' ').unwrap_or(text);
+        let lead = text.len() - body.len();
+        let of = |c| self.classes.of(c);
+        match body.chars().next().map(of) {
+            Some(CharClass::Letter) => lead + run(body, |c| of(c) == CharClass::Letter),
+            Some(CharClass::Number) => lead + run(body, |c| of(c) == CharClass::Number),
+            Some(CharClass::Mark | CharClass::Other) => {
+                lead + run(body, |c| {
+                    matches!(of(c), CharClass::Mark | CharClass::Other)
+                })
+            }
+            Some(CharClass::Space) | None => self.spaces(text),
+        }
+    }
+
+    fn llama3_word(&self, text: &str, digits: usize, marks: Marks) -> usize {
+        let any_case = |suffix: &str, tail: &str| {
+            tail.get(..suffix.len())
+                .is_some_and(|t| t.eq_ignore_ascii_case(suffix))
+        };
+        if let Some(len) = contraction(text, any_case) {
+            return len;
+        }
+        let of = |c| self.classes.of(c);
+        let in_word = |c| match of(c) {
+            CharClass::Letter => true,
+            CharClass::Mark => marks == Marks::WithLetters,
+            _ => false,
+        };
+        let is_symbol = |c| !in_word(c) && matches!(of(c), CharClass::Mark | CharClass::Other);
+        let mut chars = text.chars();
+        let Some(first) = chars.next() else { return 0 };
+        let after = chars.as_str();
+        if of(first) == CharClass::Number {
+            let is_number = |&(_, c): &(usize, char)| of(c) == CharClass::Number;
+            let last = text
+                .char_indices()
+                .take(digits)
+                .take_while(is_number)
+                .last();
+            return last.map_or(first.len_utf8(), |(at, c)| at + c.len_utf8());
+        }
+        if in_word(first) {
+            return run(text, in_word);
+        }
+        if !matches!(first, '\r' | '\n') && after.starts_with(in_word) {
+            return first.len_utf8() + run(after, in_word);
+        }
+        let body = text.strip_prefix(' ').unwrap_or(text);
+        let symbols = run(body, is_symbol);
+        if symbols > 0 {
+            let end = text.len() - body.len() + symbols;
+            return end + run(&text[end..], |c| matches!(c, '\r' | '\n'));
+        }
+        let spaces = run(text, |c| of(c) == CharClass::Space);
+        match text[..spaces].rfind(['\r', '\n']) {
+            Some(newline) => newline + 1,
+            None => self.spaces(text),
+        }
+    }
+
+    /// `\s+(?!\S)|\s+`: a run of white space, but for its last character where a word follows.
+    fn spaces(&self, text: &str) -> usize {
+        let len = run(text, |c| self.classes.of(c) == CharClass::Space);
+        let last = text[..len].chars().next_back().map_or(0, char::len_utf8);
+        match len {
+            0 => text.chars().next().map_or(0, char::len_utf8),
+            _ if len == text.len() || len == last => len,
+            _ => len - last,
+        }
+    }
+}
+
+/// The length of the longest start of `text` whose characters all satisfy `is`, in bytes.
+fn run(text: &str, is: impl Fn(char) -> bool) -> usize {
+    text.find(|c| !is(c)).unwrap_or(text.len())
+}
+
+/// `'s|'t|'re|'ve|'m|'ll|'d` at the start of `text`.
+fn contraction(text: &str, starts: impl Fn(&str, &str) -> bool) -> Option<usize> {
+    let tail = text.strip_prefix('\'')?;
+    let suffix = ["s", "t", "re", "ve", "m", "ll", "d"]
+        .into_iter()
+        .find(|s| starts(s, tail))?;
+    Some(1 + suffix.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
+        let mut out = Vec::new();
+        WordSplitter::new(name)
+            .unwrap()
+            .0
+            .each(text, |w| out.push(w));
+        out
+    }
+
+    #[test]
+    fn gpt2_words() {
+        let text = "I'll say  \"Hi\" 12 34's, WE'LL\n\n\n x \n";
+        let expected = [
+            "I", "'ll", " say", " ", " \"", "Hi", "\"", " 12", " 34", "'s", ",", " WE", "'", "LL",
+            "\n\n\n", " x", " \n",
+        ];
+        assert_eq!(words("gpt-2", text), expected);
+    }
+
+    #[test]
+    fn llama3_words() {
+        let text = "WE'LL pay $12345.6\r\n\r\n  (now)\n  \t end  ";
+        let expected = [
+            "WE", "'LL", " pay", " $", "123", "45", ".", "6", "\r\n\r\n", " ", " (", "now", ")\n",
+            "  ", "\tend", "  ",
+        ];
+        let text = text.replace("\t end", "\tend");
+        assert_eq!(words("llama-bpe", &text), expected);
+    }
+
+    #[test]
+    fn numbers_by_pre_tokenizer() {
+        assert_eq!(words("qwen2", "a 1234"), ["a", " ", "1", "2", "3", "4"]);
+        assert_eq!(words("llama-bpe", "a 1234"), ["a", " ", "123", "4"]);
+        assert_eq!(words("gpt-2", "a 1234"), ["a", " 1234"]);
+        // The pattern does not see what lies behind a digit that was cut out.
+        assert_eq!(words("smollm", "a  12 b"), ["a", "  ", "1", "2", " b"]);
+    }
+
+    #[test]
+    fn marks_stand_with_letters_or_apart() {
+        let text = "e\u{301}t x";
+        assert_eq!(words("qwen2", text), ["e", "\u{301}t", " x"]);
+        assert_eq!(words("qwen35", text), ["e\u{301}t", " x"]);
+    }
+
+    #[test]
+    fn a_long_run_of_white_space_is_one_word() {
+        let text = format!("{}x", " ".repeat(2_000_000));
+        let found = words("qwen2", &text);
+        assert_eq!(
+            found.iter().map(|w| w.len()).collect::<Vec<_>>(),
+            [1_999_999, 2]
+        );
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error() {
+        for name in ["default", "", "tekken", "Qwen2"] {
+            let error = WordSplitter::new(name).unwrap_err();
+            assert_eq!(
+                error,
+                TokenizerError::UnknownPre {
+                    name: name.to_owned()
+                }
+            );
+        }
+    }
+}
