@@ -1,0 +1,287 @@
+//! Rows of activations as a [`crate::matrix::Matrix`] wants them: `f32` as they are, or int8.
+//!
+//! An int8 row is cut into blocks of [`BLOCK`] values. A block whose largest magnitude is `a` has
+//! the scale `a / 127`, and value `x` becomes `x · 127 / a` rounded to the nearest integer, ties to
+//! even. Two special blocks: where `a < 127 · f32::MIN_POSITIVE` all values and the scale are 0,
+//! and where a value is infinite or NaN the scale is NaN, so that whatever is computed from it is
+//! NaN too. Beside the values each block has `scale · Σ q`, whole and by halves, which weights with
+//! a minimum need.
+//!
+//! Invariant: rows are padded with zero blocks (scale 0) to a multiple of [`PADDING`] blocks, so
+//! that kernels may read whole groups of blocks. Knows nothing of weights.
+
+use std::marker::PhantomData;
+
+use crate::kernels::Kernels;
+
+/// Values that share a scale.
+pub const BLOCK: usize = 32;
+/// Rows hold a multiple of this many blocks.
+pub const PADDING: usize = 8;
+
+/// Rows of activations, ready to be multiplied.
+#[derive(Clone, Copy, Debug)]
+pub enum Activations<'a> {
+    /// `f32 [tokens, columns]`.
+    F32(&'a [f32]),
+    /// Int8 blocks.
+    Int8(Int8Rows<'a>),
+}
+
+/// What a matrix wants its activations to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationKind {
+    /// [`Activations::F32`].
+    F32,
+    /// [`Activations::Int8`].
+    Int8,
+}
+
+/// 64 int8 values on a cache line of their own.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([[i8; BLOCK]; 2]);
+
+/// Memory for int8 rows, reused from operation to operation.
+#[derive(Debug, Default)]
+pub struct Int8Buffer {
+    n_columns: usize,
+    n_tokens: usize,
+    quants: Vec<Line>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+    half_sums: Vec<[f32; 2]>,
+}
+
+impl Int8Buffer {
+    /// No memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Memory for `n_tokens` rows of `n_columns` values; later shapes that need no more memory
+    /// allocate nothing.
+    pub fn with_capacity(n_tokens: usize, n_columns: usize) -> Self {
+        let mut buffer = Self::new();
+        buffer.reshape(n_tokens, n_columns);
+        buffer
+    }
+
+    /// Makes this `n_tokens` rows of `n_columns` values, whose content is unspecified until they
+    /// are prepared. Allocates only to grow.
+    pub fn reshape(&mut self, n_tokens: usize, n_columns: usize) {
+        let n_blocks = n_tokens * padded_blocks(n_columns);
+        if self.scales.len() < n_blocks {
+            self.quants.resize(n_blocks / 2, Line([[0; BLOCK]; 2]));
+            self.scales.resize(n_blocks, 0.0);
+            self.sums.resize(n_blocks, 0.0);
+            self.half_sums.resize(n_blocks, [0.0; 2]);
+        }
+        (self.n_tokens, self.n_columns) = (n_tokens, n_columns);
+    }
+
+    /// Prepares all rows from `values`, `[tokens, columns]`.
+    pub fn prepare(&mut self, kernels: &Kernels, values: &[f32]) {
+        debug_assert_eq!(values.len(), self.n_tokens * self.n_columns);
+        let n_columns = self.n_columns.max(1);
+        let shared = self.shared();
+        for (token, values) in values
+            .chunks_exact(n_columns)
+            .take(shared.n_tokens)
+            .enumerate()
+        {
+            // SAFETY: `shared` came from `&mut self` and stays on this thread: nobody else reads
+            // or writes the rows.
+            unsafe { shared.prepare_row(kernels, token, values) };
+        }
+    }
+
+    /// The rows, for reading.
+    pub fn rows(&self) -> Int8Rows<'_> {
+        let (n_tokens, n_columns) = (self.n_tokens, self.n_columns);
+        let n_blocks = n_tokens * padded_blocks(n_columns);
+        // SAFETY: `Line` is two blocks without padding (its size is its alignment), and
+        // `reshape` made room for `n_blocks`.
+        let quants = unsafe {
+            std::slice::from_raw_parts(self.quants.as_ptr().cast::<[i8; BLOCK]>(), n_blocks)
+        };
+        Int8Rows {
+            n_tokens,
+            n_columns,
+            quants,
+            scales: &self.scales[..n_blocks],
+            sums: &self.sums[..n_blocks],
+            half_sums: &self.half_sums[..n_blocks],
+        }
+    }
+
+    /// The rows, for several threads that each prepare some of them and later read all.
+    pub fn shared(&mut self) -> Int8Shared<'_> {
+        Int8Shared {
+            n_tokens: self.n_tokens,
+            n_columns: self.n_columns,
+            quants: self.quants.as_mut_ptr().cast(),
+            scales: self.scales.as_mut_ptr(),
+            sums: self.sums.as_mut_ptr(),
+            half_sums: self.half_sums.as_mut_ptr(),
+            owner: PhantomData,
+        }
+    }
+}
+
+/// Blocks in one row of `n_columns` values, with padding.
+pub(crate) fn padded_blocks(n_columns: usize) -> usize {
+    n_columns.div_ceil(BLOCK).next_multiple_of(PADDING)
+}
+
+/// The rows of an [`Int8Buffer`], shared by threads that take turns in writing and reading them.
+#[derive(Clone, Copy, Debug)]
+pub struct Int8Shared<'a> {
+    n_tokens: usize,
+    n_columns: usize,
+    quants: *mut [i8; BLOCK],
+    scales: *mut f32,
+    sums: *mut f32,
+    half_sums: *mut [f32; 2],
+    owner: PhantomData<&'a mut Int8Buffer>,
+}
+
+// SAFETY: plain memory borrowed for `'a`; every access is an unsafe call whose caller promises that
+// no row is written while another thread uses it.
+unsafe impl Send for Int8Shared<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Int8Shared<'_> {}
+
+impl<'a> Int8Shared<'a> {
+    /// Prepares row `token` from its `n_columns` values.
+    ///
+    /// # Safety
+    /// While this runs, no other thread prepares the same row and nobody holds
+    /// [`Int8Shared::rows`].
+    pub unsafe fn prepare_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
+        debug_assert!(token < self.n_tokens && values.len() == self.n_columns);
+        if token >= self.n_tokens {
+            return;
+        }
+        let n = padded_blocks(self.n_columns);
+        let first = token * n;
+        // SAFETY: `token` is one of `n_tokens` rows of `n` blocks each, which the buffer that is
+        // borrowed for `'a` holds; the caller promises that nobody else uses this row meanwhile.
+        let row = unsafe {
+            Int8RowMut {
+                quants: std::slice::from_raw_parts_mut(self.quants.add(first), n),
+                scales: std::slice::from_raw_parts_mut(self.scales.add(first), n),
+                sums: std::slice::from_raw_parts_mut(self.sums.add(first), n),
+                half_sums: std::slice::from_raw_parts_mut(self.half_sums.add(first), n),
+            }
+        };
+        let values = &values[..values.len().min(self.n_columns)];
+        let used = values.len().div_ceil(BLOCK);
+        row.quants[used..].fill([0; BLOCK]);
+        row.scales[used..].fill(0.0);
+        row.sums[used..].fill(0.0);
+        row.half_sums[used..].fill([0.0; 2]);
+        (kernels.quantize)(values, row);
+    }
+
+    /// All rows, for reading.
+    ///
+    /// # Safety
+    /// Every row has been prepared, this thread has synchronised with those that did it, and none
+    /// is prepared again while the result is in use.
+    pub unsafe fn rows(&self) -> Int8Rows<'a> {
+        let n = self.n_tokens * padded_blocks(self.n_columns);
+        // SAFETY: the buffer borrowed for `'a` holds `n` blocks; the caller promises that nobody
+        // writes them.
+        unsafe {
+            Int8Rows {
+                n_tokens: self.n_tokens,
+                n_columns: self.n_columns,
+                quants: std::slice::from_raw_parts(self.quants, n),
+                scales: std::slice::from_raw_parts(self.scales, n),
+                sums: std::slice::from_raw_parts(self.sums, n),
+                half_sums: std::slice::from_raw_parts(self.half_sums, n),
+            }
+        }
+    }
+}
+
+/// One row to be filled by a kernel, all in units of (padded) blocks.
+#[derive(Debug)]
+pub(crate) struct Int8RowMut<'a> {
+    pub(crate) quants: &'a mut [[i8; BLOCK]],
+    pub(crate) scales: &'a mut [f32],
+    pub(crate) sums: &'a mut [f32],
+    pub(crate) half_sums: &'a mut [[f32; 2]],
+}
+
+/// Prepared int8 rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Int8Rows<'a> {
+    n_tokens: usize,
+    n_columns: usize,
+    quants: &'a [[i8; BLOCK]],
+    scales: &'a [f32],
+    sums: &'a [f32],
+    half_sums: &'a [[f32; 2]],
+}
+
+/// One prepared row, all in units of (padded) blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Int8Row<'a> {
+    pub(crate) quants: &'a [[i8; BLOCK]],
+    pub(crate) scales: &'a [f32],
+    pub(crate) sums: &'a [f32],
+    pub(crate) half_sums: &'a [[f32; 2]],
+}
+
+impl<'a> Int8Rows<'a> {
+    /// Number of rows.
+    pub fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// Values in one row.
+    pub fn n_columns(&self) -> usize {
+        self.n_columns
+    }
+
+    /// Some of the rows, or `None` where there are not so many.
+    pub fn slice(&self, tokens: std::ops::Range<usize>) -> Option<Self> {
+        let n = padded_blocks(self.n_columns);
+        let blocks = tokens.start.checked_mul(n)?..tokens.end.checked_mul(n)?;
+        Some(Self {
+            n_tokens: tokens.len(),
+            n_columns: self.n_columns,
+            quants: self.quants.get(blocks.clone())?,
+            scales: self.scales.get(blocks.clone())?,
+            sums: self.sums.get(blocks.clone())?,
+            half_sums: self.half_sums.get(blocks)?,
+        })
+    }
+
+    /// The values of row `token` that the int8 blocks stand for, or `None` where there is no such
+    /// row: for tests and inspection.
+    pub fn dequantized(&self, token: usize) -> Option<Vec<f32>> {
+        let row = self.row(token)?;
+        let blocks = row.quants.iter().zip(row.scales);
+        let values = blocks.flat_map(|(quants, scale)| quants.map(|q| scale * f32::from(q)));
+        Some(values.take(self.n_columns).collect())
+    }
+
+    /// Scale and quant of one value; the row must exist.
+    pub(crate) fn value(&self, token: usize, column: usize) -> (f32, i8) {
+        let block = token * padded_blocks(self.n_columns) + column / BLOCK;
+        (self.scales[block], self.quants[block][column % BLOCK])
+    }
+
+    pub(crate) fn row(&self, token: usize) -> Option<Int8Row<'a>> {
+        let one = self.slice(token..token.checked_add(1)?)?;
+        Some(Int8Row {
+            quants: one.quants,
+            scales: one.scales,
+            sums: one.sums,
+            half_sums: one.half_sums,
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! [`Isa`]: which instruction sets this machine has, and which of them the kernels use.
+//!
+//! Invariant: an [`Isa`] that [`Isa::is_available`] refuses never reaches a kernel. Knows nothing
+//! of the kernels themselves.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Name of the environment variable that forces an instruction set.
+pub const ISA_VARIABLE: &str = "CELLAR_ISA";
+
+/// An instruction set that there are kernels for, slowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Isa {
+    /// Plain Rust: the specification of all others, and what remains on other machines.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, beside what [`Isa::Avx2`] needs.
+    Avx512Vnni,
+}
+
+/// A forced instruction set that cannot be used.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IsaError {
+    /// No instruction set has this name.
+    #[error(
+        "unknown instruction set '{name}'; this machine has: {}",
+        Names(available)
+    )]
+    Unknown {
+        /// The name given.
+        name: String,
+        /// What could be chosen instead.
+        available: Vec<Isa>,
+    },
+    /// This machine does not have it.
+    #[error("this machine has no {isa}; it has: {}", Names(available))]
+    Unavailable {
+        /// The instruction set asked for.
+        isa: Isa,
+        /// What could be chosen instead.
+        available: Vec<Isa>,
+    },
+}
+
+struct Names<'a>(&'a [Isa]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, isa) in self.0.iter().enumerate() {
+            write!(f, "{}{isa}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl Isa {
+    /// All instruction sets that there are kernels for, slowest first.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni];
+
+    /// The fastest one that this machine has.
+    pub fn detect() -> Self {
+        Self::ALL
+            .into_iter()
+            .rev()
+            .find(|isa| isa.is_available())
+            .unwrap_or(Self::Scalar)
+    }
+
+    /// Every one that this machine has, slowest first: for tests.
+    pub fn all_available() -> Vec<Self> {
+        Self::ALL
+            .into_iter()
+            .filter(|isa| isa.is_available())
+            .collect()
+    }
+
+    /// The one named by the environment variable [`ISA_VARIABLE`], else the fastest.
+    ///
+    /// # Errors
+    /// [`IsaError`] where the variable names something unknown or that this machine does not have.
+    pub fn from_environment() -> Result<Self, IsaError> {
+        match std::env::var_os(ISA_VARIABLE) {
+            Some(name) => Self::by_name(&name.to_string_lossy()),
+            None => Ok(Self::detect()),
+        }
+    }
+
+    /// The one with this name, if this machine has it.
+    ///
+    /// # Errors
+    /// [`IsaError`] where the name is unknown or this machine does not have it.
+    pub fn by_name(name: &str) -> Result<Self, IsaError> {
+        let isa: Self = name.parse()?;
+        let available = Self::all_available();
+        if !isa.is_available() {
+            return Err(IsaError::Unavailable { isa, available });
+        }
+        Ok(isa)
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            Self::Avx2 => has_avx2(),
+            Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
+        }
+    }
+
+    /// Its name, as in [`ISA_VARIABLE`].
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512Vnni => "avx512vnni",
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512_vnni() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx512_vnni() -> bool {
+    false
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = IsaError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL
+            .into_iter()
+            .find(|isa| isa.name().eq_ignore_ascii_case(name));
+        known.ok_or_else(|| IsaError::Unknown {
+            name: name.to_owned(),
+            available: Self::all_available(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_detected_is_available_and_scalar_always_is() {
+        assert!(Isa::detect().is_available());
+        assert_eq!(Isa::all_available().first(), Some(&Isa::Scalar));
+        assert_eq!(Isa::all_available().last(), Some(&Isa::detect()));
+    }
+
+    #[test]
+    fn names_read_back() {
+        for isa in Isa::all_available() {
+            assert_eq!(Isa::by_name(&isa.to_string().to_uppercase()), Ok(isa));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_says_what_there_is() {
+        let error = Isa::by_name("mmx").unwrap_err().to_string();
+        assert!(
+            error.contains("'mmx'") && error.contains("scalar"),
+            "{error}"
+        );
+    }
+}

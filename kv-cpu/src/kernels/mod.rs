@@ -1,0 +1,106 @@
+//! [`Kernels`]: the table of small operations, chosen once for the machine at hand.
+//!
+//! [`scalar`] is the specification: plain code to be checked by eye. Every other instruction set
+//! has a file (or folder) of its own with functions of the same names, tested against it. Within
+//! one table every function gives the same bits for the same arguments, and elementwise functions
+//! give an element the same bits wherever it stands in a slice of whatever length.
+//!
+//! Knows nothing of tokens, heads, layers or threads.
+
+mod scalar;
+
+use std::ops::Range;
+
+use half::f16;
+use kv_core::block::BlockFormat;
+
+use crate::activations::{Activations, Int8RowMut};
+use crate::isa::{Isa, IsaError};
+use crate::output::OutputColumns;
+
+/// Some neighbouring rows of a weight matrix, as they lie in its file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WeightRows<'a> {
+    pub(crate) format: BlockFormat,
+    /// Whole rows of `row_bytes` each.
+    pub(crate) bytes: &'a [u8],
+    pub(crate) row_bytes: usize,
+    /// Which row of the matrix, hence which column of the output, is the first.
+    pub(crate) first: usize,
+    pub(crate) n_columns: usize,
+}
+
+/// One function per small operation. Where slices should have equal lengths and do not (a failed
+/// assertion in debug builds), only what all of them have is computed.
+pub struct Kernels {
+    /// What the functions below were written for.
+    pub isa: Isa,
+    /// `Σ a[i] · b[i]`.
+    pub dot_f32: fn(&[f32], &[f32]) -> f32,
+    /// `Σ a[i] · b[i]` against a row stored in half precision.
+    pub dot_f16: fn(&[f32], &[f16]) -> f32,
+    /// `acc[i] += w · v[i]`: `(acc, w, v)`.
+    pub axpy_f32: fn(&mut [f32], f32, &[f32]),
+    /// `acc[i] += w · v[i]` with a row stored in half precision: `(acc, w, v)`.
+    pub axpy_f16: fn(&mut [f32], f32, &[f16]),
+    /// `x[i] *= factor`: `(x, factor)`.
+    pub scale: fn(&mut [f32], f32),
+    /// `a[i] += b[i]`: `(a, b)`.
+    pub add: fn(&mut [f32], &[f32]),
+    /// `a[i] *= b[i]`: `(a, b)`.
+    pub mul: fn(&mut [f32], &[f32]),
+    /// The largest value, `-∞` for none.
+    pub max: fn(&[f32]) -> f32,
+    /// `x[i] = e^(x[i] − max)`, and their sum: `(x, max) -> sum`. One step of an online softmax
+    /// (Milakov and Gimelshein, arXiv 1805.02867). `max` must be finite.
+    pub exp_sum: fn(&mut [f32], f32) -> f32,
+    /// `x[i] = cap · tanh(x[i] / cap)`: `(x, cap)`. Absolute error below `cap · 3e-7`.
+    pub soft_cap: fn(&mut [f32], f32),
+    /// `out[i] = x[i] / sqrt(mean(x²) + eps) · w[i]` (Zhang and Sennrich, arXiv 1910.07467):
+    /// `(x, w, eps, out)`.
+    pub rms_norm: fn(&[f32], &[f32], f32, &mut [f32]),
+    /// `gate[i] = silu(gate[i]) · up[i]`, `silu(x) = x / (1 + e^−x)`: `(gate, up)`.
+    pub silu_mul: fn(&mut [f32], &[f32]),
+    /// `gate[i] = gelu(gate[i]) · up[i]` with the tanh form of GELU (Hendrycks and Gimpel,
+    /// arXiv 1606.08415): `(gate, up)`.
+    pub gelu_tanh_mul: fn(&mut [f32], &[f32]),
+    /// Rounds to half precision, ties to even: `(from, to)`.
+    pub f32_to_f16: fn(&[f32], &mut [f16]),
+    /// Widens from half precision, exact: `(from, to)`.
+    pub f16_to_f32: fn(&[f16], &mut [f32]),
+    /// Prepares one row of activations for int8 matrices; see [`crate::activations`] for the rule.
+    pub(crate) quantize: fn(&[f32], Int8RowMut<'_>),
+    /// The dot products of weight rows with the activations of some tokens. An output has the same
+    /// bits whichever rows and tokens are multiplied beside it.
+    pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kernels({})", self.isa)
+    }
+}
+
+impl Kernels {
+    /// The table for the fastest instruction set, or for the one that the environment names.
+    ///
+    /// # Errors
+    /// [`IsaError`] where the environment names one that this machine does not have.
+    pub fn from_environment() -> Result<&'static Self, IsaError> {
+        Self::for_isa(Isa::from_environment()?)
+    }
+
+    /// The table for one instruction set.
+    ///
+    /// # Errors
+    /// [`IsaError::Unavailable`] where this machine does not have it.
+    pub fn for_isa(isa: Isa) -> Result<&'static Self, IsaError> {
+        if !isa.is_available() {
+            let available = Isa::all_available();
+            return Err(IsaError::Unavailable { isa, available });
+        }
+        Ok(match isa {
+            Isa::Scalar | Isa::Avx2 | Isa::Avx512Vnni => &scalar::TABLE,
+        })
+    }
+}

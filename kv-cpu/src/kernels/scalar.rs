@@ -1,0 +1,236 @@
+//! The small operations in plain Rust: the specification that every faster table is tested against.
+//!
+//! Sums run from the first element to the last. Knows nothing of instruction sets.
+
+use std::ops::Range;
+
+use half::f16;
+use kv_core::block::dequantize;
+
+use super::{Kernels, WeightRows};
+use crate::activations::{Activations, BLOCK, Int8RowMut};
+use crate::isa::Isa;
+use crate::output::OutputColumns;
+
+pub(super) static TABLE: Kernels = Kernels {
+    isa: Isa::Scalar,
+    dot_f32,
+    dot_f16,
+    axpy_f32,
+    axpy_f16,
+    scale,
+    add,
+    mul,
+    max,
+    exp_sum,
+    soft_cap,
+    rms_norm,
+    silu_mul,
+    gelu_tanh_mul,
+    f32_to_f16,
+    f16_to_f32,
+    quantize,
+    multiply,
+};
+
+fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
+    debug_assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn dot_f16(a: &[f32], b: &[f16]) -> f32 {
+    debug_assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b.to_f32()).sum()
+}
+
+fn axpy_f32(acc: &mut [f32], w: f32, v: &[f32]) {
+    debug_assert_eq!(acc.len(), v.len());
+    acc.iter_mut().zip(v).for_each(|(acc, v)| *acc += w * v);
+}
+
+fn axpy_f16(acc: &mut [f32], w: f32, v: &[f16]) {
+    debug_assert_eq!(acc.len(), v.len());
+    acc.iter_mut()
+        .zip(v)
+        .for_each(|(acc, v)| *acc += w * v.to_f32());
+}
+
+fn scale(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+fn add(a: &mut [f32], b: &[f32]) {
+    debug_assert_eq!(a.len(), b.len());
+    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+}
+
+fn mul(a: &mut [f32], b: &[f32]) {
+    debug_assert_eq!(a.len(), b.len());
+    a.iter_mut().zip(b).for_each(|(a, b)| *a *= b);
+}
+
+fn max(x: &[f32]) -> f32 {
+    x.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+fn exp_sum(x: &mut [f32], max: f32) -> f32 {
+    x.iter_mut().for_each(|x| *x = (*x - max).exp());
+    x.iter().sum()
+}
+
+fn soft_cap(x: &mut [f32], cap: f32) {
+    x.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+}
+
+fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    debug_assert!(x.len() == w.len() && x.len() == out.len());
+    let mean = dot_f32(x, x) / x.len().max(1) as f32;
+    let inverse = 1.0 / (mean + eps).sqrt();
+    for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+        *out = x * inverse * w;
+    }
+}
+
+fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    debug_assert_eq!(gate.len(), up.len());
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+    }
+}
+
+/// Twice the factor `sqrt(2 / π)` of GELU's tanh form.
+pub(super) const GELU_SLOPE: f32 = 1.595_769;
+/// The cubic term of GELU's tanh form.
+pub(super) const GELU_CUBIC: f32 = 0.044_715;
+
+/// `x/2 · (1 + tanh(y))` is `x / (1 + e^−2y)`.
+fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) {
+    debug_assert_eq!(gate.len(), up.len());
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let x = *gate;
+        let twice = GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
+        *gate = x / (1.0 + (-twice).exp()) * up;
+    }
+}
+
+fn f32_to_f16(from: &[f32], to: &mut [f16]) {
+    debug_assert_eq!(from.len(), to.len());
+    to.iter_mut()
+        .zip(from)
+        .for_each(|(to, from)| *to = f16::from_f32(*from));
+}
+
+fn f16_to_f32(from: &[f16], to: &mut [f32]) {
+    debug_assert_eq!(from.len(), to.len());
+    to.iter_mut()
+        .zip(from)
+        .for_each(|(to, from)| *to = from.to_f32());
+}
+
+fn quantize(values: &[f32], row: Int8RowMut<'_>) {
+    for (b, values) in values.chunks(BLOCK).enumerate() {
+        let (Some(quants), Some(scale)) = (row.quants.get_mut(b), row.scales.get_mut(b)) else {
+            return;
+        };
+        // The order of bit patterns is that of magnitudes, with infinities and then NaN last.
+        let largest = values.iter().map(|v| v.abs().to_bits()).max().unwrap_or(0);
+        let steps = Steps::of(f32::from_bits(largest));
+        *quants = [0; BLOCK];
+        for (q, v) in quants.iter_mut().zip(values) {
+            *q = (v * steps.inverse).round_ties_even() as i8;
+        }
+        *scale = steps.scale;
+        let halves = [&quants[..BLOCK / 2], &quants[BLOCK / 2..]];
+        let [low, high] = halves.map(|half| half.iter().map(|q| i32::from(*q)).sum::<i32>());
+        row.sums[b] = steps.scale * (low + high) as f32;
+        row.half_sums[b] = [steps.scale * low as f32, steps.scale * high as f32];
+    }
+}
+
+/// The step between two neighbouring int8 values, and its inverse.
+pub(super) struct Steps {
+    pub(super) scale: f32,
+    pub(super) inverse: f32,
+}
+
+impl Steps {
+    /// For a block whose largest magnitude is `largest` (NaN if any is).
+    pub(super) fn of(largest: f32) -> Self {
+        const SMALLEST: f32 = 127.0 * f32::MIN_POSITIVE;
+        if largest < SMALLEST {
+            return Self {
+                scale: 0.0,
+                inverse: 0.0,
+            };
+        }
+        if !largest.is_finite() {
+            return Self {
+                scale: f32::NAN,
+                inverse: 0.0,
+            };
+        }
+        Self {
+            scale: largest / 127.0,
+            inverse: 127.0 / largest,
+        }
+    }
+}
+
+/// Values of a weight row that are decoded at a time: a multiple of every format's block length.
+const CHUNK: usize = 256;
+
+/// Weights are decoded by the specification of their format, activations are taken for what they
+/// stand for, and both are multiplied and summed from the first column to the last.
+fn multiply(
+    weights: WeightRows<'_>,
+    acts: Activations<'_>,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    let n = weights.n_columns;
+    match acts {
+        Activations::F32(rows) => {
+            let row = |token: usize| rows.get(token * n..(token + 1) * n).unwrap_or_default();
+            multiply_values(weights, |token, c| row(token)[c], tokens, out);
+        }
+        Activations::Int8(rows) => {
+            let value = |token: usize, c: usize| {
+                let (scale, quant) = rows.value(token, c);
+                scale * f32::from(quant)
+            };
+            multiply_values(weights, value, tokens, out);
+        }
+    }
+}
+
+fn multiply_values(
+    weights: WeightRows<'_>,
+    value: impl Fn(usize, usize) -> f32,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    let WeightRows {
+        format,
+        bytes,
+        row_bytes,
+        first,
+        n_columns,
+    } = weights;
+    let chunk_bytes = CHUNK / format.block_len() * format.block_bytes();
+    for (column, row) in (first..).zip(bytes.chunks_exact(row_bytes.max(1))) {
+        for token in tokens.clone() {
+            let mut sum = 0.0;
+            for (c, bytes) in row.chunks(chunk_bytes).enumerate() {
+                let columns = c * CHUNK..n_columns.min((c + 1) * CHUNK);
+                let mut values = [0.0; CHUNK];
+                let values = &mut values[..columns.len()];
+                dequantize(format, bytes, values);
+                sum = values
+                    .iter()
+                    .zip(columns)
+                    .fold(sum, |sum, (w, c)| sum + w * value(token, c));
+            }
+            out.set(token, column, sum);
+        }
+    }
+}

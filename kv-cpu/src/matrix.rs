@@ -1,0 +1,200 @@
+//! [`Matrix`]: a weight matrix as it lies in its file, multiplied without being copied.
+//!
+//! Invariant: an output value depends on its weight row and its activation row alone, bit for bit:
+//! not on the other rows of the batch, nor on how columns are divided over calls and threads. (Each
+//! output has an accumulator of its own, which always goes through the row's blocks in order.)
+//!
+//! All that is known of weight layouts is behind this type and [`crate::kernels`]. It knows nothing
+//! of threads.
+
+use std::ops::Range;
+
+use kv_core::backend::BackendError;
+use kv_core::block::BlockFormat;
+use kv_core::weights::Weight;
+
+use crate::activations::{ActivationKind, Activations};
+use crate::kernels::{Kernels, WeightRows};
+use crate::output::OutputColumns;
+
+/// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
+/// the second-level cache meanwhile.
+const ROW_BLOCK_BYTES: usize = 128 * 1024;
+/// Tokens that are multiplied with all rows of a block before the next ones: they stay in the
+/// first-level cache meanwhile.
+const TOKEN_BLOCK: usize = 8;
+
+/// A matrix `[rows, columns]` that maps `columns` inputs to `rows` outputs.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    weight: Weight,
+    n_rows: usize,
+    n_columns: usize,
+    row_bytes: usize,
+}
+
+impl Matrix {
+    /// Takes a weight as it is; its bytes are shared, not copied.
+    ///
+    /// # Errors
+    /// [`BackendError::WeightShape`] where it has not two dimensions,
+    /// [`BackendError::UnsupportedFormat`] where there are no kernels for its format.
+    pub fn new(weight: Weight) -> Result<Self, BackendError> {
+        let &[n_rows, n_columns] = weight.shape() else {
+            return Err(BackendError::WeightShape {
+                name: weight.name().to_owned(),
+                wanted: vec![weight.n_rows(), weight.n_columns()],
+                got: weight.shape().to_vec(),
+            });
+        };
+        let row_bytes = weight.format().row_bytes(n_columns);
+        let Some(row_bytes) = row_bytes.filter(|_| is_supported(weight.format())) else {
+            return Err(BackendError::UnsupportedFormat {
+                backend: "cpu",
+                name: weight.name().to_owned(),
+                format: weight.format(),
+                node: "a matrix".to_owned(),
+            });
+        };
+        Ok(Self {
+            weight,
+            n_rows,
+            n_columns,
+            row_bytes,
+        })
+    }
+
+    /// Number of outputs.
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Number of inputs.
+    pub fn n_columns(&self) -> usize {
+        self.n_columns
+    }
+
+    /// Bytes of one weight row, which a multiplication reads once per block of tokens.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// How its activations must be prepared: int8 for quantised formats, else `f32`.
+    pub fn activation_kind(&self) -> ActivationKind {
+        match self.weight.format() {
+            BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => ActivationKind::F32,
+            _ => ActivationKind::Int8,
+        }
+    }
+
+    /// `out[t][r] = Σ_c acts[t][c] · self[r][c]` for all tokens `t` and the weight rows `r` that
+    /// are the columns of `out`, whose whole rows have [`Matrix::n_rows`] values.
+    ///
+    /// # Errors
+    /// [`BackendError::WrongLength`] where the shapes do not agree, [`BackendError::Input`] where
+    /// the activations are not of [`Matrix::activation_kind`].
+    pub fn multiply(
+        &self,
+        kernels: &Kernels,
+        acts: Activations<'_>,
+        out: &mut OutputColumns<'_>,
+    ) -> Result<(), BackendError> {
+        self.check(acts, out)?;
+        let outs = out.columns();
+        let n_tokens = out.n_tokens();
+        let rows_at_once = match n_tokens {
+            0 => return Ok(()),
+            1..=TOKEN_BLOCK => outs.len(),
+            _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1)).max(1),
+        };
+        for rows in steps(outs, rows_at_once) {
+            let Some(bytes) = self.row_range(rows.clone()) else {
+                break;
+            };
+            let weights = WeightRows {
+                format: self.weight.format(),
+                bytes,
+                row_bytes: self.row_bytes,
+                first: rows.start,
+                n_columns: self.n_columns,
+            };
+            for tokens in steps(0..n_tokens, TOKEN_BLOCK) {
+                (kernels.multiply)(weights, acts, tokens, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Row `i`, decoded: an embedding.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where there is no such row, [`BackendError::WrongLength`] where
+    /// `out` does not have [`Matrix::n_columns`] values.
+    pub fn row(&self, _kernels: &Kernels, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        expect_len("a row of the matrix", self.n_columns, out.len())?;
+        let bytes = i.checked_add(1).and_then(|end| self.row_range(i..end));
+        let Some(bytes) = bytes else {
+            let (name, n_rows) = (self.weight.name(), self.n_rows);
+            let reason = format!("row {i} of '{name}', which has {n_rows} rows");
+            return Err(BackendError::Input {
+                input: "row of a matrix",
+                reason,
+            });
+        };
+        kv_core::block::dequantize(self.weight.format(), bytes, out);
+        Ok(())
+    }
+
+    fn row_range(&self, rows: Range<usize>) -> Option<&[u8]> {
+        let bytes: &[u8] = self.weight.bytes();
+        let (start, end) = (
+            rows.start.checked_mul(self.row_bytes),
+            rows.end.checked_mul(self.row_bytes),
+        );
+        bytes.get(start?..end?)
+    }
+
+    fn check(&self, acts: Activations<'_>, out: &OutputColumns<'_>) -> Result<(), BackendError> {
+        expect_len("columns of the output", self.n_rows, out.n_columns())?;
+        match (self.activation_kind(), acts) {
+            (ActivationKind::F32, Activations::F32(values)) => {
+                expect_len("activations", out.n_tokens() * self.n_columns, values.len())
+            }
+            (ActivationKind::Int8, Activations::Int8(rows)) => {
+                expect_len(
+                    "columns of the activations",
+                    self.n_columns,
+                    rows.n_columns(),
+                )?;
+                expect_len("rows of the activations", out.n_tokens(), rows.n_tokens())
+            }
+            (wanted, _) => {
+                let (name, format) = (self.weight.name(), self.weight.format());
+                let reason = format!("'{name}' in {format} needs activations as {wanted:?}");
+                Err(BackendError::Input {
+                    input: "activations",
+                    reason,
+                })
+            }
+        }
+    }
+}
+
+fn is_supported(format: BlockFormat) -> bool {
+    BlockFormat::ALL.contains(&format)
+}
+
+/// Cuts a range into pieces of at most `step`.
+fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range
+        .step_by(step.max(1))
+        .map(move |start| start..end.min(start + step.max(1)))
+}
+
+fn expect_len(what: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
+    if wanted != got {
+        return Err(BackendError::WrongLength { what, wanted, got });
+    }
+    Ok(())
+}

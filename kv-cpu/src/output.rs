@@ -1,0 +1,116 @@
+//! A matrix of results that several threads fill, each its own columns.
+//!
+//! Invariant: an [`OutputColumns`] is the only one that reaches its columns. Knows nothing of what
+//! is computed.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// `f32 [tokens, columns]`, to be divided by columns among threads.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedOutput<'a> {
+    values: *mut f32,
+    n_tokens: usize,
+    n_columns: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: plain memory borrowed for `'a`, reached only through `OutputColumns`, of which the
+// callers of `SharedOutput::columns` promise that no two overlap.
+unsafe impl Send for SharedOutput<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedOutput<'_> {}
+
+impl<'a> SharedOutput<'a> {
+    /// As many rows of `n_columns` as `values` has.
+    pub fn new(values: &'a mut [f32], n_columns: usize) -> Self {
+        let n_tokens = values.len() / n_columns.max(1);
+        Self {
+            values: values.as_mut_ptr(),
+            n_tokens,
+            n_columns,
+            owner: PhantomData,
+        }
+    }
+
+    /// `n_tokens` rows of `n_columns` from `values` on.
+    ///
+    /// # Safety
+    /// For all of `'a`, `values` points to `n_tokens · n_columns` initialised values that nothing
+    /// else reads or writes, except through what [`SharedOutput::columns`] gives out.
+    pub unsafe fn from_raw(values: *mut f32, n_tokens: usize, n_columns: usize) -> Self {
+        Self {
+            values,
+            n_tokens,
+            n_columns,
+            owner: PhantomData,
+        }
+    }
+
+    /// Number of rows.
+    pub fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// Values in one row.
+    pub fn n_columns(&self) -> usize {
+        self.n_columns
+    }
+
+    /// The right to write some columns of all rows; columns that do not exist are left out.
+    ///
+    /// # Safety
+    /// No two results that live at the same time, on whatever threads, have a column in common.
+    pub unsafe fn columns(&self, columns: Range<usize>) -> OutputColumns<'a> {
+        let end = columns.end.min(self.n_columns);
+        OutputColumns {
+            whole: *self,
+            columns: columns.start.min(end)..end,
+        }
+    }
+}
+
+/// Some columns of all rows of a result, to be written by one thread.
+#[derive(Debug)]
+pub struct OutputColumns<'a> {
+    whole: SharedOutput<'a>,
+    columns: Range<usize>,
+}
+
+impl<'a> OutputColumns<'a> {
+    /// All columns of as many rows of `n_columns` as `values` has.
+    pub fn all(values: &'a mut [f32], n_columns: usize) -> Self {
+        Self {
+            whole: SharedOutput::new(values, n_columns),
+            columns: 0..n_columns,
+        }
+    }
+
+    /// Which columns these are.
+    pub fn columns(&self) -> Range<usize> {
+        self.columns.clone()
+    }
+
+    /// Number of rows.
+    pub fn n_tokens(&self) -> usize {
+        self.whole.n_tokens
+    }
+
+    /// Values in one whole row, of which these columns are a part.
+    pub fn n_columns(&self) -> usize {
+        self.whole.n_columns
+    }
+
+    /// Writes one value; a place outside these columns is a mistake of the caller, and is left
+    /// alone where debug assertions are off.
+    #[inline]
+    pub(crate) fn set(&mut self, token: usize, column: usize, value: f32) {
+        let inside = token < self.whole.n_tokens && self.columns.contains(&column);
+        debug_assert!(inside, "row {token}, column {column} of {self:?}");
+        if inside {
+            // SAFETY: the place is inside the borrowed matrix, and this is the only
+            // `OutputColumns` that reaches its column.
+            unsafe { *self.whole.values.add(token * self.whole.n_columns + column) = value };
+        }
+    }
+}
