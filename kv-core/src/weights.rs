@@ -101,6 +101,20 @@ pub enum WeightError {
         /// Bytes given.
         got: usize,
     },
+    /// The model has no tensor of this name.
+    #[error("the model has no tensor '{name}'")]
+    Missing {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// The tensor is there, but its values are stored in a way that cannot be read.
+    #[error("tensor '{name}' is stored as {stored}, which cannot be read")]
+    UnsupportedFormat {
+        /// Name of the tensor.
+        name: String,
+        /// How it is stored, in the words of its file.
+        stored: String,
+    },
     /// The product of the dimensions overflows.
     #[error("tensor '{name}': shape {shape:?} is too large")]
     TooLarge {
@@ -204,6 +218,15 @@ pub trait WeightSource: Send + Sync {
 
     /// All names, in the order of the file.
     fn names(&self) -> Vec<String>;
+
+    /// The weight with this name, or why it cannot be had.
+    ///
+    /// # Errors
+    /// [`WeightError::Missing`]; sources that know tensors they cannot read say so with
+    /// [`WeightError::UnsupportedFormat`].
+    fn require(&self, name: &str) -> Result<Weight, WeightError> {
+        self.get(name).ok_or_else(|| WeightError::Missing { name: name.to_owned() })
+    }
 }
 
 /// Weights held in memory: for tests, examples and conversions.

@@ -1,5 +1,6 @@
 //! Decoding and encoding of blocks against values of an independent implementation
 //! (`data/make_block_golden.py` says which, and describes the file).
+#![allow(clippy::unwrap_used)] // a test
 
 use std::path::Path;
 

@@ -1,0 +1,261 @@
+//! [`GgufFile`]: an open model file, all its parts mapped. Knows nothing of what is in it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use kv_core::weights::{SharedBytes, Weight, WeightError, WeightSource};
+use memmap2::Mmap;
+
+use super::error::{FormatError, GgufError, SplitError};
+use super::header::Header;
+use super::metadata::Metadata;
+use super::split::{Split, other_parts};
+use super::tensor::{TensorInfo, TensorType};
+
+/// A GGUF model: metadata, and weights that are read where they lie.
+///
+/// A file is mapped, not read: opening is fast, weights are shared with the system's file cache,
+/// and a [`Weight`] keeps the map alive. A file must not be changed while it is open.
+pub struct GgufFile {
+    version: u32,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    by_name: HashMap<String, usize>,
+    parts: Vec<SharedBytes>,
+}
+
+impl GgufFile {
+    /// Opens a file; for the first part of a split one (`NAME-00001-of-00003.gguf`), all parts,
+    /// which must lie beside it.
+    ///
+    /// # Errors
+    /// [`GgufError`] where a file cannot be opened, is no complete GGUF file, or parts do not
+    /// belong together.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
+        let path = path.as_ref();
+        let label = |path: &Path| format!("'{}'", path.display());
+        let mut file = Self::from_part(map(path)?, &label(path))?;
+        let split_error = |source| GgufError::Split {
+            file: label(path),
+            source,
+        };
+        let Some(split) = file.split(&label(path))? else {
+            return Ok(file);
+        };
+        let Split {
+            part,
+            n_parts,
+            n_tensors,
+        } = split;
+        if part != 1 {
+            return Err(split_error(SplitError::NotFirst { part, n_parts }));
+        }
+        for (part, path) in (2..).zip(other_parts(path, n_parts).map_err(split_error)?) {
+            let other = Self::from_part(map(&path)?, &label(&path))?;
+            let found = other.split(&label(&path))?;
+            // A part without the keys says that it is the only one.
+            let (found_part, found_n_parts) = found.map_or((1, 1), |s| (s.part, s.n_parts));
+            if (found_part, found_n_parts) != (part, n_parts) {
+                let source = SplitError::Mismatch {
+                    part,
+                    n_parts,
+                    found_part,
+                    found_n_parts,
+                };
+                return Err(GgufError::Split {
+                    file: label(&path),
+                    source,
+                });
+            }
+            file.append(other, &label(&path))?;
+        }
+        let found = file.tensors.len() as u64;
+        match n_tensors {
+            Some(wanted) if wanted != found => {
+                Err(split_error(SplitError::TensorCount { wanted, found }))
+            }
+            _ => Ok(file),
+        }
+    }
+
+    /// A whole file in memory, such as one that is part of the program.
+    ///
+    /// # Errors
+    /// [`GgufError`] where the bytes are no complete GGUF file, or part of a split one.
+    pub fn from_bytes(bytes: SharedBytes) -> Result<Self, GgufError> {
+        const LABEL: &str = "model in memory";
+        let file = Self::from_part(bytes, LABEL)?;
+        match file.split(LABEL)? {
+            None => Ok(file),
+            Some(Split {
+                part: 1, n_parts, ..
+            }) => {
+                let source = SplitError::InMemory { n_parts };
+                Err(GgufError::Split {
+                    file: LABEL.to_owned(),
+                    source,
+                })
+            }
+            Some(Split { part, n_parts, .. }) => {
+                let source = SplitError::NotFirst { part, n_parts };
+                Err(GgufError::Split {
+                    file: LABEL.to_owned(),
+                    source,
+                })
+            }
+        }
+    }
+
+    /// Version of the format: 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// All metadata (of a split model: that of the first part).
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors, in the order of the file.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// What the file says about the tensor with this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.by_name.get(name).and_then(|&i| self.tensors.get(i))
+    }
+
+    /// Number of files: 1, or the parts of a split one.
+    pub fn n_parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The weight with this name, without copying it.
+    ///
+    /// # Errors
+    /// [`WeightError::Missing`], or [`WeightError::UnsupportedFormat`] with the name or number of
+    /// a tensor type that cannot be read.
+    pub fn weight(&self, name: &str) -> Result<Weight, WeightError> {
+        let missing = || WeightError::Missing {
+            name: name.to_owned(),
+        };
+        let tensor = self.tensor(name).ok_or_else(missing)?;
+        let format = match tensor.stored {
+            TensorType::Supported(format) => format,
+            TensorType::Unsupported(code) => {
+                let stored = format!("{} (tensor type number {code})", tensor.stored);
+                return Err(WeightError::UnsupportedFormat {
+                    name: name.to_owned(),
+                    stored,
+                });
+            }
+        };
+        let part = self.parts.get(tensor.part);
+        let bytes = part
+            .and_then(|part| part.slice(tensor.data.clone()))
+            .ok_or_else(missing)?;
+        Weight::new(name, tensor.shape.clone(), format, bytes)
+    }
+
+    fn from_part(bytes: SharedBytes, label: &str) -> Result<Self, GgufError> {
+        let header = Header::parse(&bytes).map_err(|source| in_file(label, source))?;
+        let Header {
+            version,
+            metadata,
+            tensors,
+        } = header;
+        let names = tensors.iter().map(|tensor| tensor.name.clone());
+        let by_name = names.zip(0..).collect();
+        Ok(Self {
+            version,
+            metadata,
+            tensors,
+            by_name,
+            parts: vec![bytes],
+        })
+    }
+
+    fn split(&self, label: &str) -> Result<Option<Split>, GgufError> {
+        Split::from_metadata(&self.metadata).map_err(|source| in_file(label, source))
+    }
+
+    fn append(&mut self, other: Self, label: &str) -> Result<(), GgufError> {
+        for mut tensor in other.tensors {
+            let name = tensor.name.clone();
+            if self.by_name.contains_key(&name) {
+                return Err(in_file(label, FormatError::DuplicateTensor { name }));
+            }
+            tensor.part = self.parts.len();
+            self.by_name.insert(name, self.tensors.len());
+            self.tensors.push(tensor);
+        }
+        self.parts.extend(other.parts);
+        Ok(())
+    }
+}
+
+impl WeightSource for GgufFile {
+    fn get(&self, name: &str) -> Option<Weight> {
+        self.weight(name).ok()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors
+            .iter()
+            .map(|tensor| tensor.name.clone())
+            .collect()
+    }
+
+    fn require(&self, name: &str) -> Result<Weight, WeightError> {
+        self.weight(name)
+    }
+}
+
+impl fmt::Debug for GgufFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GgufFile")
+            .field("version", &self.version)
+            .field("n_keys", &self.metadata.len())
+            .field("n_tensors", &self.tensors.len())
+            .field("parts", &self.parts)
+            .finish()
+    }
+}
+
+fn in_file(label: &str, source: FormatError) -> GgufError {
+    GgufError::Format {
+        file: label.to_owned(),
+        source,
+    }
+}
+
+fn map(path: &Path) -> Result<SharedBytes, GgufError> {
+    let io = |source| GgufError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    // Asked before opening: opening a pipe would wait for somebody to write into it.
+    let found = fs::metadata(path).map_err(io)?;
+    if !found.is_file() {
+        return Err(GgufError::NotAFile {
+            path: path.to_owned(),
+        });
+    }
+    if found.len() == 0 {
+        return Err(in_file(
+            &format!("'{}'", path.display()),
+            FormatError::Empty,
+        ));
+    }
+    let file = File::open(path).map_err(io)?;
+    // SAFETY: the map is private to this process and never written to. What remains is that
+    // somebody else changes or shortens the file meanwhile, which no reader of a map can prevent
+    // on any of our systems; the type's documentation forbids it. Reads that this crate makes are
+    // of plain bytes, for which every value is valid.
+    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+    Ok(SharedBytes::new(Arc::new(map)))
+}

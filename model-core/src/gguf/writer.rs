@@ -1,0 +1,274 @@
+//! Writing GGUF files, version 3, little endian: for conversions and tests.
+//!
+//! Invariant: what is written reads back as it was given, in the same order.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use kv_core::weights::Weight;
+
+use super::error::FormatError;
+use super::header::alignment;
+use super::metadata::Metadata;
+use super::tensor::TensorType;
+use super::value::{Array, Value};
+use super::{MAGIC, MAX_DIMENSIONS};
+
+/// The version that is written.
+const VERSION: u32 = 3;
+
+/// Collects metadata and weights, then writes them.
+#[derive(Clone, Debug, Default)]
+pub struct GgufWriter {
+    metadata: Metadata,
+    weights: Vec<Weight>,
+}
+
+/// A file that cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// Two weights of one name.
+    #[error("tensor '{name}' was added twice")]
+    DuplicateTensor {
+        /// The name.
+        name: String,
+    },
+    /// More dimensions than GGUF has room for.
+    #[error("tensor '{name}' has {n_dimensions} dimensions, a GGUF file can hold 4")]
+    Dimensions {
+        /// The tensor.
+        name: String,
+        /// Its number of dimensions.
+        n_dimensions: usize,
+    },
+    /// A format that GGUF has no number for.
+    #[error("tensor '{name}': GGUF has no number for {format}")]
+    Format {
+        /// The tensor.
+        name: String,
+        /// Its format.
+        format: TensorType,
+    },
+    /// `general.alignment` is wrong.
+    #[error(transparent)]
+    Alignment(#[from] FormatError),
+    /// The system refuses.
+    #[error("cannot write '{}': {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl GgufWriter {
+    /// An empty file.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A file with this metadata.
+    pub fn with_metadata(metadata: Metadata) -> Self {
+        Self {
+            metadata,
+            weights: Vec::new(),
+        }
+    }
+
+    /// Sets a key, replacing its value where it is there already.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
+        self.metadata.insert(key, value);
+        self
+    }
+
+    /// Adds a weight.
+    ///
+    /// # Errors
+    /// [`WriteError`] where the name is taken, or the weight is nothing GGUF can hold.
+    pub fn add(&mut self, weight: Weight) -> Result<&mut Self, WriteError> {
+        let name = || weight.name().to_owned();
+        let n_dimensions = weight.shape().len();
+        if n_dimensions > MAX_DIMENSIONS {
+            return Err(WriteError::Dimensions {
+                name: name(),
+                n_dimensions,
+            });
+        }
+        let format = TensorType::Supported(weight.format());
+        if format.code().is_none() {
+            return Err(WriteError::Format {
+                name: name(),
+                format,
+            });
+        }
+        if self
+            .weights
+            .iter()
+            .any(|other| other.name() == weight.name())
+        {
+            return Err(WriteError::DuplicateTensor { name: name() });
+        }
+        self.weights.push(weight);
+        Ok(self)
+    }
+
+    /// The whole file in memory.
+    ///
+    /// # Errors
+    /// [`WriteError`] where `general.alignment` is no power of two.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, WriteError> {
+        let alignment = alignment(&self.metadata)? as usize;
+        let mut bytes = self.header(alignment);
+        for weight in &self.weights {
+            bytes.extend_from_slice(weight.bytes());
+            pad(&mut bytes, alignment);
+        }
+        Ok(bytes)
+    }
+
+    /// Writes the file aside and renames it, so that `path` never holds half a model.
+    ///
+    /// # Errors
+    /// [`WriteError`] where `general.alignment` is no power of two, or the system refuses; `path`
+    /// is then as it was.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), WriteError> {
+        let path = path.as_ref();
+        let alignment = alignment(&self.metadata)? as usize;
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".part");
+        let aside = PathBuf::from(aside);
+        let written = self
+            .write_aside(&aside, alignment)
+            .and_then(|()| fs::rename(&aside, path));
+        written.map_err(|source| {
+            // What is left of the attempt is of no use, and may not be there at all.
+            let _ = fs::remove_file(&aside);
+            WriteError::Io {
+                path: path.to_owned(),
+                source,
+            }
+        })
+    }
+
+    fn write_aside(&self, aside: &Path, alignment: usize) -> io::Result<()> {
+        let mut out = BufWriter::new(File::create(aside)?);
+        out.write_all(&self.header(alignment))?;
+        for weight in &self.weights {
+            out.write_all(weight.bytes())?;
+            let n = weight.bytes().len();
+            out.write_all(&vec![0; n.next_multiple_of(alignment) - n])?;
+        }
+        out.into_inner()?.sync_all()
+    }
+
+    /// Everything before the tensor data, padded.
+    fn header(&self, alignment: usize) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_le_bytes());
+        out.extend((self.weights.len() as u64).to_le_bytes());
+        out.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in self.metadata.iter() {
+            push_string(&mut out, key);
+            push_value(&mut out, value);
+        }
+        let mut offset = 0;
+        for weight in &self.weights {
+            push_string(&mut out, weight.name());
+            out.extend((weight.shape().len() as u32).to_le_bytes());
+            out.extend(
+                weight
+                    .shape()
+                    .iter()
+                    .rev()
+                    .flat_map(|&d| (d as u64).to_le_bytes()),
+            );
+            // `add` let in no format without a number.
+            let code = TensorType::Supported(weight.format())
+                .code()
+                .unwrap_or(u32::MAX);
+            out.extend(code.to_le_bytes());
+            out.extend((offset as u64).to_le_bytes());
+            offset += weight.bytes().len().next_multiple_of(alignment);
+        }
+        pad(&mut out, alignment);
+        out
+    }
+}
+
+fn pad(out: &mut Vec<u8>, alignment: usize) {
+    out.resize(out.len().next_multiple_of(alignment), 0);
+}
+
+fn push_string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// The type number and the value.
+fn push_value(out: &mut Vec<u8>, value: &Value) {
+    match value {
+        Value::U8(v) => push_scalar(out, 0, v.to_le_bytes()),
+        Value::I8(v) => push_scalar(out, 1, v.to_le_bytes()),
+        Value::U16(v) => push_scalar(out, 2, v.to_le_bytes()),
+        Value::I16(v) => push_scalar(out, 3, v.to_le_bytes()),
+        Value::U32(v) => push_scalar(out, 4, v.to_le_bytes()),
+        Value::I32(v) => push_scalar(out, 5, v.to_le_bytes()),
+        Value::F32(v) => push_scalar(out, 6, v.to_le_bytes()),
+        Value::Bool(v) => push_scalar(out, 7, [u8::from(*v)]),
+        Value::String(v) => {
+            out.extend(8u32.to_le_bytes());
+            push_string(out, v);
+        }
+        Value::Array(v) => {
+            out.extend(9u32.to_le_bytes());
+            push_array(out, v);
+        }
+        Value::U64(v) => push_scalar(out, 10, v.to_le_bytes()),
+        Value::I64(v) => push_scalar(out, 11, v.to_le_bytes()),
+        Value::F64(v) => push_scalar(out, 12, v.to_le_bytes()),
+    }
+}
+
+fn push_scalar<const N: usize>(out: &mut Vec<u8>, code: u32, bytes: [u8; N]) {
+    out.extend(code.to_le_bytes());
+    out.extend(bytes);
+}
+
+/// The element type's number, the length, and the elements.
+fn push_array(out: &mut Vec<u8>, array: &Array) {
+    match array {
+        Array::U8(v) => push_numbers(out, 0, v, |n| n.to_le_bytes()),
+        Array::I8(v) => push_numbers(out, 1, v, |n| n.to_le_bytes()),
+        Array::U16(v) => push_numbers(out, 2, v, |n| n.to_le_bytes()),
+        Array::I16(v) => push_numbers(out, 3, v, |n| n.to_le_bytes()),
+        Array::U32(v) => push_numbers(out, 4, v, |n| n.to_le_bytes()),
+        Array::I32(v) => push_numbers(out, 5, v, |n| n.to_le_bytes()),
+        Array::F32(v) => push_numbers(out, 6, v, |n| n.to_le_bytes()),
+        Array::Bool(v) => push_numbers(out, 7, v, |n| [u8::from(*n)]),
+        Array::String(v) => {
+            push_length(out, 8, v.len());
+            v.iter().for_each(|text| push_string(out, text));
+        }
+        Array::U64(v) => push_numbers(out, 10, v, |n| n.to_le_bytes()),
+        Array::I64(v) => push_numbers(out, 11, v, |n| n.to_le_bytes()),
+        Array::F64(v) => push_numbers(out, 12, v, |n| n.to_le_bytes()),
+    }
+}
+
+fn push_numbers<T, const N: usize>(
+    out: &mut Vec<u8>,
+    code: u32,
+    numbers: &[T],
+    encode: impl Fn(&T) -> [u8; N],
+) {
+    push_length(out, code, numbers.len());
+    out.extend(numbers.iter().flat_map(encode));
+}
+
+fn push_length(out: &mut Vec<u8>, code: u32, n: usize) {
+    out.extend(code.to_le_bytes());
+    out.extend((n as u64).to_le_bytes());
+}
