@@ -1,8 +1,13 @@
-//! GGUF, weights, tokenizer, chat templates, and the blocks that architectures share
+//! What lies between a model file and a compute graph: GGUF, tokenizer, chat template, and the
+//! blocks that architectures share.
+//!
+//! An author of a model writes an [`architecture::Architecture`]: metadata in, a
+//! [`architecture::Model`] out, wired from [`blocks`]. [`model_file::ModelFile`] opens a file and
+//! brings model, weights and tokenizer together.
+
 pub mod architecture;
 pub mod blocks;
-pub mod hyperparameters;
-
 pub mod gguf;
-
+pub mod hyperparameters;
+pub mod model_file;
 pub mod tokenizer;

@@ -1,1 +1,28 @@
-//! The Llama family as data over the shared decoder block
+//! The Llama family: each member is a table row over the shared decoder block.
+//!
+//! A member says how its positions rotate and which projections have a bias; everything else is
+//! read from the file. Invariant: no member has code of its own here. Knows nothing of devices or
+//! memories.
+//!
+//! ```
+//! use model_core::architecture::Registry;
+//!
+//! let mut registry = Registry::new();
+//! model_llama::register(&mut registry);
+//! assert!(registry.get("llama").is_ok());
+//! ```
+
+mod family;
+mod model;
+
+pub use family::{FAMILY, LlamaLike};
+pub use model::LlamaModel;
+
+use model_core::architecture::Registry;
+
+/// Adds every member of the family to a registry.
+pub fn register(registry: &mut Registry) {
+    for member in FAMILY {
+        registry.register(member);
+    }
+}

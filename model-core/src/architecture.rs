@@ -1,0 +1,207 @@
+//! [`Architecture`] and [`Model`]: what an author of a model writes, and the registry that finds it.
+//!
+//! An architecture turns a file's metadata into a [`Model`]; a model declares what its layers
+//! remember and builds a graph for any shape. Invariant: a model never asks which device it runs
+//! on, and holds no weights.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kv_core::block::BlockFormat;
+use kv_core::graph::{Graph, GraphError, GraphShape};
+use kv_core::layers::LayerMap;
+use kv_core::weights::WeightSource;
+
+use crate::gguf::{Metadata, MetadataError};
+
+/// A model of one architecture with one set of sizes.
+pub trait Model: fmt::Debug + Send + Sync {
+    /// The architecture's name, as in `general.architecture`.
+    fn architecture(&self) -> &str;
+
+    /// What each layer remembers.
+    fn layers(&self) -> &LayerMap;
+
+    /// Number of tokens of the vocabulary: the width of the logits.
+    fn vocab_size(&self) -> usize;
+
+    /// The context length that the model was trained with, in tokens.
+    fn context_length(&self) -> usize;
+
+    /// Width of the embedding rows.
+    fn embedding_dim(&self) -> usize;
+
+    /// The computation for a ubatch of this shape. Its one output is the logits,
+    /// `[outputs, vocab]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Graph`] where the model's sizes do not fit together.
+    fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError>;
+}
+
+/// A family of models: knows which metadata it needs.
+pub trait Architecture: Send + Sync {
+    /// The name that files give it in `general.architecture`.
+    fn name(&self) -> &'static str;
+
+    /// Reads the sizes of a model.
+    ///
+    /// # Errors
+    /// [`ModelError`] naming the key or tensor that is missing or wrong.
+    fn model(
+        &self,
+        metadata: &Metadata,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<dyn Model>, ModelError>;
+
+    /// A small model with typical settings, for looking at its graph without a file.
+    ///
+    /// # Errors
+    /// None in practice: the sizes are the author's own.
+    fn example(&self) -> Result<Arc<dyn Model>, ModelError>;
+}
+
+/// Why a model cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// No architecture of this name is known.
+    #[error("unknown architecture '{name}'; known are: {}", known.join(", "))]
+    UnknownArchitecture {
+        /// The name in the file.
+        name: String,
+        /// The names in the registry.
+        known: Vec<String>,
+    },
+    /// A metadata key is missing or of the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// A setting that no model can have.
+    #[error("{key}: {reason}")]
+    Setting {
+        /// The metadata key.
+        key: String,
+        /// What is wrong with its value, with numbers.
+        reason: String,
+    },
+    /// A tensor that the model needs is absent.
+    #[error("tensor '{name}' is missing; the model needs it as {shape:?}")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+        /// The shape it should have, outermost dimension first.
+        shape: Vec<usize>,
+    },
+    /// A tensor has another shape than the metadata says.
+    #[error("tensor '{name}' has shape {got:?}, but the metadata asks for {wanted:?}")]
+    TensorShape {
+        /// Its name.
+        name: String,
+        /// The shape it should have.
+        wanted: Vec<usize>,
+        /// The shape it has.
+        got: Vec<usize>,
+    },
+    /// A vector (norm, bias) is stored in a format for matrices.
+    #[error("tensor '{name}' is a vector stored as {format}; expected F32, F16 or BF16")]
+    TensorFormat {
+        /// Its name.
+        name: String,
+        /// Its format.
+        format: BlockFormat,
+    },
+    /// Sizes that do not fit together.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+/// The architectures that a program knows.
+#[derive(Default)]
+pub struct Registry {
+    architectures: Vec<Box<dyn Architecture>>,
+}
+
+impl Registry {
+    /// A registry that knows nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an architecture, replacing one of the same name.
+    pub fn register(&mut self, architecture: impl Architecture + 'static) -> &mut Self {
+        self.architectures
+            .retain(|a| a.name() != architecture.name());
+        self.architectures.push(Box::new(architecture));
+        self
+    }
+
+    /// All names, in order of registration.
+    pub fn names(&self) -> Vec<String> {
+        self.architectures
+            .iter()
+            .map(|a| a.name().to_owned())
+            .collect()
+    }
+
+    /// The architecture of this name.
+    ///
+    /// # Errors
+    /// [`ModelError::UnknownArchitecture`], which lists the known ones.
+    pub fn get(&self, name: &str) -> Result<&dyn Architecture, ModelError> {
+        let found = self.architectures.iter().find(|a| a.name() == name);
+        found
+            .map(|a| &**a)
+            .ok_or_else(|| ModelError::UnknownArchitecture {
+                name: name.to_owned(),
+                known: self.names(),
+            })
+    }
+
+    /// The model that `metadata` describes, with every tensor it names checked against `weights`.
+    ///
+    /// # Errors
+    /// [`ModelError`] naming the architecture, key or tensor.
+    pub fn model(
+        &self,
+        metadata: &Metadata,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<dyn Model>, ModelError> {
+        let model = self
+            .get(metadata.get("general.architecture")?)?
+            .model(metadata, weights)?;
+        check_tensors(&*model, weights)?;
+        Ok(model)
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Registry").field(&self.names()).finish()
+    }
+}
+
+/// Every tensor that the model's graph names must be there, in its shape.
+fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
+    let graph = model.graph(GraphShape {
+        n_tokens: 1,
+        n_outputs: 1,
+    })?;
+    for wanted in graph.weights() {
+        let Some(weight) = weights.get(&wanted.name) else {
+            let (name, shape) = (wanted.name.clone(), wanted.shape.clone());
+            return Err(ModelError::MissingTensor { name, shape });
+        };
+        if weight.shape() != wanted.shape {
+            return Err(ModelError::TensorShape {
+                name: wanted.name.clone(),
+                wanted: wanted.shape.clone(),
+                got: weight.shape().to_vec(),
+            });
+        }
+        if wanted.shape.len() == 1 && weight.format().block_len() > 1 {
+            let (name, format) = (wanted.name.clone(), weight.format());
+            return Err(ModelError::TensorFormat { name, format });
+        }
+    }
+    Ok(())
+}
