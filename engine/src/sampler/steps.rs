@@ -1,0 +1,149 @@
+//! The steps that narrow the candidates down: top-k, top-p, min-p and temperature.
+//!
+//! Each is a line of arithmetic over [`Candidates`]; none can leave them empty.
+
+use std::fmt::Debug;
+use std::num::NonZeroU32;
+
+use kv_core::TokenId;
+
+use super::candidates::{Candidates, weight};
+
+/// One step of a chain: changes logits or takes candidates out, and leaves at least one.
+pub trait Step: Debug + Send {
+    /// Works on the candidates of one token.
+    fn apply(&mut self, candidates: &mut Candidates);
+
+    /// Learns that `token` was added to the text, whether it was generated or given.
+    fn accept(&mut self, _token: TokenId) {}
+
+    /// Forgets the text.
+    fn reset(&mut self) {}
+}
+
+/// Keeps the most likely tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct TopK(pub NonZeroU32);
+
+impl Step for TopK {
+    fn apply(&mut self, candidates: &mut Candidates) {
+        candidates.keep_top(self.0.get() as usize);
+    }
+}
+
+/// Keeps the most likely tokens whose probabilities together reach this (nucleus sampling,
+/// arXiv:1904.09751, section 3.1).
+#[derive(Clone, Copy, Debug)]
+pub struct TopP(pub f32);
+
+impl Step for TopP {
+    fn apply(&mut self, candidates: &mut Candidates) {
+        let Some(best) = candidates.best().map(|c| f64::from(c.logit)) else {
+            return;
+        };
+        let total: f64 = candidates.weights().map(|(_, w)| w).sum();
+        let wanted = f64::from(self.0) * total;
+        let mut sum = 0.0;
+        candidates.keep_prefix(|c| {
+            sum += weight(c.logit, best);
+            sum >= wanted
+        });
+    }
+}
+
+/// Keeps tokens that are at least so likely, compared with the most likely one
+/// (arXiv:2407.01082, section 3).
+#[derive(Clone, Copy, Debug)]
+pub struct MinP(pub f32);
+
+impl Step for MinP {
+    fn apply(&mut self, candidates: &mut Candidates) {
+        let Some(best) = candidates.best().map(|c| f64::from(c.logit)) else {
+            return;
+        };
+        let wanted = f64::from(self.0);
+        candidates.retain(|c| weight(c.logit, best) >= wanted);
+    }
+}
+
+/// Divides the logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Temperature(pub f32);
+
+impl Step for Temperature {
+    fn apply(&mut self, candidates: &mut Candidates) {
+        // Relative to the best, so that a tiny temperature cannot make logits infinite.
+        let Some(best) = candidates.best().map(|c| c.logit) else {
+            return;
+        };
+        let temperature = self.0;
+        candidates.scale(|logit| (logit - best) / temperature);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Probabilities 0.5, 0.25, 0.125, 0.125, in an order that is not theirs.
+    fn halves() -> Candidates {
+        let mut candidates = Candidates::default();
+        candidates
+            .load(&[0.125f32.ln(), 0.5f32.ln(), 0.125f32.ln(), 0.25f32.ln()])
+            .unwrap();
+        candidates
+    }
+
+    fn after(mut step: impl Step) -> Vec<u32> {
+        let mut candidates = halves();
+        step.apply(&mut candidates);
+        candidates.as_slice().iter().map(|c| c.token.0).collect()
+    }
+
+    #[test]
+    fn top_k_keeps_the_likeliest() {
+        assert_eq!(after(TopK(NonZeroU32::new(1).unwrap())), [1]);
+        assert_eq!(after(TopK(NonZeroU32::new(3).unwrap())), [1, 3, 0]);
+        assert_eq!(after(TopK(NonZeroU32::new(9).unwrap())), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn top_p_keeps_what_reaches_it() {
+        assert_eq!(after(TopP(0.0)), [1]);
+        assert_eq!(after(TopP(0.49)), [1]);
+        assert_eq!(after(TopP(0.51)), [1, 3]);
+        assert_eq!(after(TopP(0.74)), [1, 3]);
+        assert_eq!(after(TopP(0.76)), [1, 3, 0]);
+        assert_eq!(after(TopP(0.88)), [1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_likeliest() {
+        assert_eq!(after(MinP(0.0)), [0, 1, 2, 3]);
+        assert_eq!(after(MinP(0.24)), [0, 1, 2, 3]);
+        assert_eq!(after(MinP(0.26)), [1, 3]);
+        assert_eq!(after(MinP(0.51)), [1]);
+        assert_eq!(after(MinP(1.0)), [1]);
+    }
+
+    #[test]
+    fn a_temperature_of_a_half_squares_the_odds() {
+        let mut candidates = halves();
+        Temperature(0.5).apply(&mut candidates);
+        let weights: Vec<f64> = candidates.weights().map(|(_, w)| w).collect();
+        for (got, wanted) in weights.iter().zip([1.0 / 16.0, 1.0, 1.0 / 16.0, 0.25]) {
+            assert!((got - wanted).abs() < 1e-6, "{got} {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_tiny_temperature_keeps_numbers() {
+        let mut candidates = Candidates::default();
+        candidates
+            .load(&[f32::MAX, 1.0, f32::NEG_INFINITY])
+            .unwrap();
+        Temperature(f32::MIN_POSITIVE).apply(&mut candidates);
+        let weights: Vec<f64> = candidates.weights().map(|(_, w)| w).collect();
+        assert_eq!(weights, [1.0, 0.0, 0.0]);
+    }
+}
