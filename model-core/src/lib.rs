@@ -7,6 +7,7 @@
 
 pub mod architecture;
 pub mod blocks;
+pub mod chat_template;
 pub mod gguf;
 pub mod hyperparameters;
 pub mod model_file;

@@ -1,7 +1,9 @@
 //! Which characters are letters, marks, numbers and white space.
 //!
 //! Invariant: the classes are those of the Unicode general categories L, M and N and of the property
-//! White_Space, so that splitting equals the regular expressions that vocabularies are trained with.
+//! White_Space, so that splitting equals the regular expressions that vocabularies are trained with;
+//! frozen at Unicode 15.1, so that a newer table never changes the tokens of a text (characters that
+//! are younger are symbols, as they are for llama.cpp).
 
 use regex_syntax::hir::{Class, ClassUnicode, HirKind};
 
@@ -27,13 +29,15 @@ pub(super) enum CharClass {
 pub(super) struct CharClasses {
     letters: Vec<(char, char)>,
     marks: Vec<(char, char)>,
+    numbers: Vec<(char, char)>,
 }
 
 impl CharClasses {
     pub(super) fn new() -> Result<Self, TokenizerError> {
         Ok(Self {
-            letters: ranges(r"\p{L}")?,
-            marks: ranges(r"\p{M}")?,
+            letters: ranges(r"[\p{L}&&\p{Age:15.1}]")?,
+            marks: ranges(r"[\p{M}&&\p{Age:15.1}]")?,
+            numbers: ranges(r"[\p{N}&&\p{Age:15.1}]")?,
         })
     }
 
@@ -45,8 +49,7 @@ impl CharClasses {
             '\0'..='\x7F' => CharClass::Other,
             _ if c.is_whitespace() => CharClass::Space,
             _ if contains(&self.letters, c) => CharClass::Letter,
-            // The standard library's numbers are Nd, Nl and No: all of N.
-            _ if c.is_numeric() => CharClass::Number,
+            _ if contains(&self.numbers, c) => CharClass::Number,
             _ if contains(&self.marks, c) => CharClass::Mark,
             _ => CharClass::Other,
         }
@@ -86,12 +89,9 @@ mod tests {
     #[test]
     fn characters_of_each_class() {
         let classes = CharClasses::new().unwrap();
-        let of = |class| move |text: &str| text.chars().all(|c| classes.clone().of(c) == class);
-        assert!(of(CharClass::Letter)("aZéßЖ漢あ한ªʰאǅ𝒳"));
-        let classes = CharClasses::new().unwrap();
-        let of = |class| move |text: &str| text.chars().all(|c| classes.clone().of(c) == class);
-        assert!(of(CharClass::Number)("09٣²½Ⅷ〇①"));
-        let classes = CharClasses::new().unwrap();
+        let all = |text: &str, class| text.chars().all(|c| classes.of(c) == class);
+        assert!(all("aZéßЖ漢あ한ªʰאǅ𝒳", CharClass::Letter));
+        assert!(all("09٣²½Ⅷ〇①", CharClass::Number));
         for c in ['\u{301}', '\u{93E}', '\u{20E3}', '\u{FE0F}'] {
             assert_eq!(classes.of(c), CharClass::Mark, "{c:?}");
         }
@@ -105,5 +105,21 @@ mod tests {
         ] {
             assert_eq!(classes.of(c), CharClass::Other, "{c:?}");
         }
+    }
+
+    #[test]
+    fn the_tables_are_those_of_unicode_15_1() {
+        let classes = CharClasses::new().unwrap();
+        let count = |class| {
+            ('\0'..=char::MAX)
+                .filter(|&c| classes.of(c) == class)
+                .count()
+        };
+        assert_eq!(count(CharClass::Letter), 136_726);
+        assert_eq!(count(CharClass::Mark), 2_450);
+        assert_eq!(count(CharClass::Number), 1_831);
+        assert_eq!(count(CharClass::Space), 25);
+        // A letter of Unicode 16.
+        assert_eq!(classes.of('\u{A7CB}'), CharClass::Other);
     }
 }

@@ -1,0 +1,514 @@
+//! Chat templates: messages to the text that a model was trained on.
+//!
+//! Invariant: rendering equals what `transformers` renders from the same Jinja template (blocks
+//! trimmed, `tojson` as Python writes JSON, `raise_exception`, `strftime_now`, Python's string
+//! methods), and ends whatever the template says. Knows nothing of tokens but the texts of two.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+use serde::{Deserialize, Serialize};
+
+/// The name of the only template in an environment.
+const NAME: &str = "chat_template";
+
+/// How many instructions a rendering may run: far beyond any real chat, about a second.
+const FUEL: u64 = 20_000_000;
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl ChatMessage {
+    /// A message of `role`.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+        }
+    }
+}
+
+/// Whether the text ends with the start of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GenerationPrompt {
+    /// It does: the model's next token is the first of its answer.
+    Add,
+    /// It ends with the last message.
+    Omit,
+}
+
+/// The texts of the special tokens that templates write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TemplateTokens<'t> {
+    /// Begin of sequence; empty where the model has none.
+    pub bos: &'t str,
+    /// End of sequence; empty where the model has none.
+    pub eos: &'t str,
+}
+
+/// What time it is for `strftime_now`, which some templates write into the system message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Now, in UTC.
+    System,
+    /// Always the same.
+    Fixed(SystemTime),
+}
+
+/// Why a template cannot be read or rendered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatTemplateError {
+    /// The template is not valid Jinja, or uses a tag that is not supported.
+    #[error("chat template, line {line}: {message}")]
+    Syntax {
+        /// Line in the template, from 1 on; 0 where it is not known.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// The template refuses these messages (`raise_exception`), say because roles must alternate.
+    #[error("the chat template refuses these messages (line {line}): {message}")]
+    Refused {
+        /// Line in the template, from 1 on; 0 where it is not known.
+        line: usize,
+        /// What the template says.
+        message: String,
+    },
+    /// The template failed.
+    #[error("the chat template failed in line {line}: {message}")]
+    Render {
+        /// Line in the template, from 1 on; 0 where it is not known.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// What `raise_exception` throws.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+/// A chat template, ready to render.
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+}
+
+impl ChatTemplate {
+    /// Reads a template (`tokenizer.chat_template`).
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Syntax`] with the line.
+    pub fn new(source: &str) -> Result<Self, ChatTemplateError> {
+        Self::with_clock(source, Clock::System)
+    }
+
+    /// Reads a template for which it is always the same time.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Syntax`] with the line.
+    pub fn with_clock(source: &str, clock: Clock) -> Result<Self, ChatTemplateError> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(FUEL));
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_test("iterable", is_iterable);
+        environment.add_filter("tojson", tojson);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> Result<Value, Error> {
+                let error = Error::new(ErrorKind::InvalidOperation, "raise_exception");
+                Err(error.with_source(Refusal(message)))
+            },
+        );
+        environment.add_function("strftime_now", move |format: String| {
+            let now = match clock {
+                Clock::System => SystemTime::now(),
+                Clock::Fixed(time) => time,
+            };
+            strftime(&format, now)
+        });
+        environment
+            .add_template_owned(NAME, open_generation_tags(source))
+            .map_err(|error| ChatTemplateError::Syntax {
+                line: error.line().unwrap_or(0),
+                message: describe(&error),
+            })?;
+        Ok(Self { environment })
+    }
+
+    /// The text of `messages`.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Refused`] if the template does not take these messages,
+    /// [`ChatTemplateError::Render`] if it fails otherwise or does not end.
+    pub fn render(
+        &self,
+        messages: &[ChatMessage],
+        prompt: GenerationPrompt,
+        tokens: TemplateTokens<'_>,
+    ) -> Result<String, ChatTemplateError> {
+        let none = Value::from(());
+        let variables = context! {
+            messages => messages,
+            add_generation_prompt => prompt == GenerationPrompt::Add,
+            bos_token => tokens.bos,
+            eos_token => tokens.eos,
+            tools => none,
+            documents => none,
+        };
+        // The template engine has bugs that panic (2.24: `[][::-1]`), and the template is not ours.
+        let run = AssertUnwindSafe(|| {
+            self.environment
+                .get_template(NAME)
+                .and_then(|template| template.render(variables))
+        });
+        let rendered = catch_unwind(run).unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "the template engine panicked",
+            ))
+        });
+        rendered.map_err(|error| {
+            let line = error.line().unwrap_or(0);
+            match refusal(&error) {
+                Some(message) => ChatTemplateError::Refused { line, message },
+                None => ChatTemplateError::Render {
+                    line,
+                    message: describe(&error),
+                },
+            }
+        })
+    }
+}
+
+/// As in Python, where `None` cannot be iterated.
+fn is_iterable(value: &Value) -> bool {
+    let is_text = value.is_undefined() || value.as_str().is_some();
+    is_text || (!value.is_none() && value.try_iter().is_ok())
+}
+
+/// Turns the tags `generation` and `endgeneration`, with which `transformers` marks answers for
+/// training and which write nothing, into a condition that always holds. Lines stay as they are.
+fn open_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let inside = |c: char| c.is_whitespace() || matches!(c, '{' | '%' | '-' | '+' | '}');
+        match tag.trim_matches(inside) {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn describe(error: &Error) -> String {
+    match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    }
+}
+
+/// What the template said to `raise_exception`, if that is why it failed.
+fn refusal(error: &Error) -> Option<String> {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(Refusal(message)) = cause.downcast_ref() {
+            return Some(message.clone());
+        }
+        source = cause.source();
+    }
+    None
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False)`: spaces after commas and colons, and no escapes
+/// for HTML, unlike Jinja's own filter.
+fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    // Templates only ever turn it off, and off it is.
+    let _: Option<Value> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(n) => {
+            let indent = " ".repeat(n.min(64));
+            let format = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(
+                &mut out, format,
+            ))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(
+            &mut out, PythonJson,
+        )),
+    };
+    let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
+    written.map_err(|error| fail(error.to_string()))?;
+    String::from_utf8(out).map_err(|error| fail(error.to_string()))
+}
+
+/// `", "` and `": "` between values.
+struct PythonJson;
+
+impl serde_json::ser::Formatter for PythonJson {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first {
+            Ok(())
+        } else {
+            writer.write_all(b", ")
+        }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        if first {
+            Ok(())
+        } else {
+            writer.write_all(b", ")
+        }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+    ) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+const DAYS: [&str; 7] = [
+    "Thursday",
+    "Friday",
+    "Saturday",
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+];
+
+/// `time` in UTC by the rules of C's `strftime`, in English.
+fn strftime(format: &str, time: SystemTime) -> Result<String, Error> {
+    let seconds = time
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    let name = |names: &[&'static str], index: u64| {
+        usize::try_from(index)
+            .ok()
+            .and_then(|i| names.get(i).copied())
+            .unwrap_or_default()
+    };
+    let (month_name, day_name) = (name(&MONTHS, month - 1), name(&DAYS, days % 7));
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        let field = match chars.next() {
+            Some('Y') => format!("{year:04}"),
+            Some('y') => format!("{:02}", year % 100),
+            Some('m') => format!("{month:02}"),
+            Some('d') => format!("{day:02}"),
+            Some('e') => format!("{day:2}"),
+            Some('B') => month_name.to_owned(),
+            Some('b') => month_name.chars().take(3).collect(),
+            Some('A') => day_name.to_owned(),
+            Some('a') => day_name.chars().take(3).collect(),
+            Some('H') => format!("{:02}", second / 3600),
+            Some('I') => format!("{:02}", (second / 3600 + 11) % 12 + 1),
+            Some('p') => if second < 43_200 { "AM" } else { "PM" }.to_owned(),
+            Some('M') => format!("{:02}", second / 60 % 60),
+            Some('S') => format!("{:02}", second % 60),
+            Some('F') => format!("{year:04}-{month:02}-{day:02}"),
+            Some('Z') => "UTC".to_owned(),
+            Some('%') => "%".to_owned(),
+            other => {
+                let what = other.map_or_else(String::new, String::from);
+                let message = format!("strftime_now does not know %{what}");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        };
+        out.push_str(&field);
+    }
+    Ok(out)
+}
+
+/// Year, month from 1 and day from 1 of the day `days` after 1970-01-01 in the Gregorian calendar,
+/// counted in eras of 400 years that start in March.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 {
+        from_march + 3
+    } else {
+        from_march - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn render(source: &str) -> Result<String, ChatTemplateError> {
+        let time = UNIX_EPOCH + Duration::from_secs(1_709_211_600);
+        let template = ChatTemplate::with_clock(source, Clock::Fixed(time))?;
+        let messages = [ChatMessage::new("user", "<a> & 'é'\n")];
+        let tokens = TemplateTokens {
+            bos: "<s>",
+            eos: "</s>",
+        };
+        template.render(&messages, GenerationPrompt::Add, tokens)
+    }
+
+    #[test]
+    fn blocks_are_trimmed() {
+        let source =
+            "{{ bos_token }}\n  {% for m in messages %}\n{{ m.role }}\n  {% endfor %}\nend\n";
+        assert_eq!(render(source).unwrap(), "<s>\nuser\nend");
+    }
+
+    #[test]
+    fn json_is_python_s() {
+        let one_line = r#"[{"role": "user", "content": "<a> & 'é'\n"}]"#;
+        assert_eq!(render("{{ messages | tojson }}").unwrap(), one_line);
+        let indented = "{\n    \"a\": [\n        1,\n        true\n    ]\n}";
+        assert_eq!(
+            render("{{ {'a': [1, true]} | tojson(indent=4) }}").unwrap(),
+            indented
+        );
+        assert!(matches!(
+            render("{{ 1 | tojson(nonsense=1) }}"),
+            Err(ChatTemplateError::Render { .. })
+        ));
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(
+            render("{{ strftime_now('%d %b %Y') }}").unwrap(),
+            "29 Feb 2024"
+        );
+        let all = "{{ strftime_now('%A %a %B %e %y-%m-%F %H:%M:%S %I %p %Z 100%%') }}";
+        let expected = "Thursday Thu February 29 24-02-2024-02-29 13:00:00 01 PM UTC 100%";
+        assert_eq!(render(all).unwrap(), expected);
+        assert_eq!(civil(0), (1970, 1, 1));
+        assert_eq!(civil(365), (1971, 1, 1));
+        assert_eq!(civil(11_016), (2000, 2, 29));
+        let error = render("\n{{ strftime_now('%Q') }}").unwrap_err();
+        let message = "invalid operation: strftime_now does not know %Q".to_owned();
+        assert_eq!(error, ChatTemplateError::Render { line: 2, message });
+    }
+
+    #[test]
+    fn errors_carry_the_line() {
+        let refused = render("a\n{% if true %}\n{{ raise_exception('no ' + 'way') }}{% endif %}");
+        let message = "no way".to_owned();
+        assert_eq!(
+            refused,
+            Err(ChatTemplateError::Refused { line: 3, message })
+        );
+        let syntax = ChatTemplate::new("a\nb\n{% nonsense %}").unwrap_err();
+        assert!(
+            matches!(syntax, ChatTemplateError::Syntax { line: 3, .. }),
+            "{syntax}"
+        );
+        let render = render("a\n{{ messages[0].content.nonsense() }}").unwrap_err();
+        assert!(
+            matches!(render, ChatTemplateError::Render { line: 2, .. }),
+            "{render}"
+        );
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_is_an_error() {
+        let source =
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        assert!(matches!(
+            render(source),
+            Err(ChatTemplateError::Render { .. })
+        ));
+    }
+
+    #[test]
+    fn marks_for_training_write_nothing() {
+        let source = "{% if true %}a{%- generation -%} b {%- endgeneration %}c{% endif %}";
+        assert_eq!(render(source).unwrap(), "abc");
+        assert_eq!(render("{{ 'generation' }}").unwrap(), "generation");
+    }
+
+    #[test]
+    fn none_is_not_iterable() {
+        let source = "{{ tools is iterable }} {{ messages is iterable }} {{ 'a' is iterable }}";
+        assert_eq!(render(source).unwrap(), "False True True");
+    }
+
+    #[test]
+    fn a_bug_of_the_engine_is_an_error() {
+        assert_eq!(render("{{ messages[::-1] | length }}").unwrap(), "1");
+        // Nothing, as Jinja2 has it, or an error: not a panic.
+        match render("{% for m in [][::-1] %}x{% endfor %}") {
+            Ok(text) => assert_eq!(text, ""),
+            Err(error) => assert!(matches!(error, ChatTemplateError::Render { .. }), "{error}"),
+        }
+    }
+
+    #[test]
+    fn python_s_string_methods_and_loop_controls() {
+        let source = "{% for m in messages %}{{ m.content.strip().upper().split(' ')[0] }}\
+                      {% break %}{% endfor %}{{ tools is none }}";
+        assert_eq!(render(source).unwrap(), "<A>True");
+    }
+}
