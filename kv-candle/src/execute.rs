@@ -1,0 +1,191 @@
+//! Walks a [`Program`]: one match, one line for each operation.
+//!
+//! Invariant: inputs are checked whole before the first node is computed; results without values
+//! (no outputs wanted) are never made, so no operation meets an empty tensor. Knows nothing of how
+//! an operation is done where it takes more than a line.
+
+use candle_core::Tensor;
+use kv_core::backend::BackendError;
+use kv_core::graph::{Activation, GraphInputs, GraphOutputs, Input, Node, Op};
+
+use crate::error::{OnDevice, expect_len, failure};
+use crate::inputs::{self, ids, part_inputs, part_of};
+use crate::ops;
+use crate::program::{Program, check_layers, unsupported};
+use crate::rows::Rows;
+
+/// Runs `program` once.
+pub(crate) fn run(
+    program: &Program,
+    rows: &mut Rows,
+    inputs: &GraphInputs<'_>,
+    outputs: &mut GraphOutputs,
+) -> Result<(), BackendError> {
+    let graph = &program.graph;
+    check_layers(graph, rows.layout())?;
+    inputs::check(graph, rows.layout(), inputs)?;
+    let n_nodes = graph.nodes().len();
+    let mut run = Run {
+        program,
+        rows,
+        inputs,
+        angles: Vec::new(),
+        results: vec![None; n_nodes],
+    };
+    run.find_angles()?;
+    for (at, node) in graph.nodes().iter().enumerate() {
+        let result = run.compute(node)?;
+        if let Some(tensor) = &result
+            && tensor.dims() != node.shape
+        {
+            let (name, got) = (&node.name, tensor.dims());
+            return Err(failure(format!(
+                "node '{name}' is {got:?}, not {:?}",
+                node.shape
+            )));
+        }
+        run.results[at] = result;
+        for id in &node.operands {
+            if program.last_use[id.as_usize()] == at {
+                run.results[id.as_usize()] = None;
+            }
+        }
+    }
+    let wanted = graph.outputs();
+    let sizes = wanted
+        .iter()
+        .map(|&id| graph.node(id).map_or(0, Node::n_values));
+    for (buffer, id) in outputs.resize(sizes).iter_mut().zip(wanted) {
+        if let Some(tensor) = &run.results[id.as_usize()] {
+            copy_out(tensor, buffer)?;
+        }
+    }
+    Ok(())
+}
+
+/// All values of `tensor`.
+pub(crate) fn copy_out(tensor: &Tensor, out: &mut [f32]) -> Result<(), BackendError> {
+    let values = tensor
+        .flatten_all()
+        .and_then(|t| t.to_vec1::<f32>())
+        .on_device()?;
+    expect_len("values of a result", out.len(), values.len())?;
+    out.copy_from_slice(&values);
+    Ok(())
+}
+
+struct Run<'a> {
+    program: &'a Program,
+    rows: &'a Rows,
+    inputs: &'a GraphInputs<'a>,
+    /// Cosines and sines of each of the program's rotations.
+    angles: Vec<[Tensor; 2]>,
+    results: Vec<Option<Tensor>>,
+}
+
+impl Run<'_> {
+    fn find_angles(&mut self) -> Result<(), BackendError> {
+        if self.program.graph.shape().n_tokens == 0 {
+            return Ok(());
+        }
+        for rotation in &self.program.rotations {
+            let positions = rotation
+                .positions
+                .and_then(|id| self.program.graph.node(id));
+            let positions = match positions.map(|n| &n.op) {
+                Some(Op::Input(Input::Tokens)) => self.inputs.tokens,
+                Some(Op::Input(Input::OutputRows)) => self.inputs.output_rows,
+                _ => self.inputs.positions,
+            };
+            let angles = ops::angles(rotation, positions, &self.program.device).on_device()?;
+            self.angles.push(angles);
+        }
+        Ok(())
+    }
+
+    /// The result of `node`, or `None` where it has no values.
+    fn compute(&self, node: &Node) -> Result<Option<Tensor>, BackendError> {
+        if node.n_values() == 0 {
+            return Ok(None);
+        }
+        let Self {
+            program, inputs, ..
+        } = self;
+        let shape = node.shape.as_slice();
+        let result = match &node.op {
+            Op::Input(Input::Embeddings { .. }) => {
+                Tensor::from_slice(inputs.embeddings, shape, &program.device)
+            }
+            // Numbers and visibility stay on the host until an operation asks for them.
+            Op::Input(_) => return Ok(None),
+            Op::Embed { weight } => program
+                .weight(weight, node)?
+                .index_select(&self.indices(node, 0)?, 0),
+            Op::Linear { weight, bias } => {
+                let bias = bias
+                    .as_deref()
+                    .map(|b| program.weight(b, node))
+                    .transpose()?;
+                ops::linear(self.operand(node, 0)?, program.weight(weight, node)?, bias)
+            }
+            Op::RmsNorm { weight, eps } => {
+                ops::rms_norm(self.operand(node, 0)?, program.weight(weight, node)?, *eps)
+            }
+            Op::Rope { rope } => {
+                let known = program.rotation(rope, node.operands.get(1).copied());
+                let angles = known.and_then(|at| self.angles.get(at));
+                let angles =
+                    angles.ok_or_else(|| failure(format!("no angles for {}", node.name)))?;
+                ops::rotate(self.operand(node, 0)?, rope, angles)
+            }
+            Op::Reshape => self.operand(node, 0)?.reshape(shape),
+            Op::Add => self.operand(node, 0)?.add(self.operand(node, 1)?),
+            Op::Mul => self.operand(node, 0)?.mul(self.operand(node, 1)?),
+            Op::Scale { factor } => self.operand(node, 0)?.affine(f64::from(*factor), 0.0),
+            Op::Gate {
+                activation: Activation::Silu,
+            } => {
+                let up = self.operand(node, 1)?;
+                self.operand(node, 0)?.silu().and_then(|gate| gate.mul(up))
+            }
+            // Candle's `gelu` is the tanh form; the exact one is its `gelu_erf`.
+            Op::Gate {
+                activation: Activation::GeluTanh,
+            } => {
+                let up = self.operand(node, 1)?;
+                self.operand(node, 0)?.gelu().and_then(|gate| gate.mul(up))
+            }
+            Op::StoreKv { layer } => {
+                let cells = &part_inputs(inputs, part_of(&program.graph, node, 2)?)?.cells;
+                if !cells.is_empty() {
+                    let (_, tensors) = self.rows.layer(*layer)?;
+                    let kv = [self.operand(node, 0)?, self.operand(node, 1)?];
+                    ops::store_rows(tensors, kv, cells).on_device()?;
+                }
+                return Ok(None);
+            }
+            Op::Attend { layer, spec } => {
+                let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
+                let (_, tensors) = self.rows.layer(*layer)?;
+                ops::attend(tensors, spec, self.operand(node, 0)?, &part.visibility)
+            }
+            Op::TakeRows => self
+                .operand(node, 0)?
+                .index_select(&self.indices(node, 1)?, 0),
+            _ => return Err(unsupported(node)),
+        };
+        result.map(Some).on_device()
+    }
+
+    fn operand(&self, node: &Node, at: usize) -> Result<&Tensor, BackendError> {
+        let id = node.operands.get(at);
+        let tensor = id.and_then(|id| self.results.get(id.as_usize())?.as_ref());
+        tensor.ok_or_else(|| failure(format!("node '{}' has no operand {at}", node.name)))
+    }
+
+    /// The numbers that operand `at` stands for, on the device.
+    fn indices(&self, node: &Node, at: usize) -> Result<Tensor, BackendError> {
+        let (_, ids) = ids(&self.program.graph, node, at, self.inputs)?;
+        Tensor::from_slice(ids, ids.len(), &self.program.device).on_device()
+    }
+}

@@ -1,0 +1,261 @@
+//! Attention over visible cells: gather a group's rows, then plain matrix products and softmax.
+//!
+//! Scaled dot products (Vaswani et al., arXiv 1706.03762) with grouped heads (Ainslie et al.,
+//! arXiv 2305.13245). Invariant: only cells that some row of a group sees are read. Knows nothing
+//! of windows, sequences or storage types.
+
+use candle_core::{DType, Result, Tensor};
+use kv_core::graph::AttendSpec;
+use kv_core::{CellRun, Pos, PosRange, Visibility, VisibleGroup};
+
+use crate::rows::KvTensors;
+
+/// Rows that are attended together: bounds the table of scores.
+const MAX_ROWS: usize = 256;
+
+/// `softmax(scale q K^T) V`: `q [n, heads, k_dim]` → `[n, heads * v_dim]`, zeros for rows that see
+/// nothing.
+pub(crate) fn attend(
+    rows: &KvTensors,
+    spec: &AttendSpec,
+    q: &Tensor,
+    visibility: &Visibility,
+) -> Result<Tensor> {
+    let n = q.dim(0)?;
+    let width = spec.n_heads * spec.v_dim;
+    // Results in the order of groups, after one row of zeros; and where each query row's is.
+    let mut results = vec![Tensor::zeros((1, width), DType::F32, q.device())?];
+    let mut n_results = 1;
+    let mut result_of = vec![0u32; n];
+    for group in &visibility.groups {
+        let (seeing, runs) = seen_by(group);
+        if seeing.is_empty() {
+            continue;
+        }
+        let seen = Seen::gather(rows, spec, runs)?;
+        for block in seeing.chunks(MAX_ROWS) {
+            for (row, _) in block {
+                if let Some(result) = result_of.get_mut(*row as usize) {
+                    *result = n_results;
+                }
+                n_results += 1;
+            }
+            results.push(seen.attend(spec, &select(q, block)?, block)?);
+        }
+    }
+    let in_order = (1..).zip(&result_of).all(|(i, &r)| i == r);
+    if in_order && let [_, all] = results.as_slice() {
+        return Ok(all.clone());
+    }
+    let result_of = Tensor::from_vec(result_of, n, q.device())?;
+    Tensor::cat(&results, 0)?.index_select(&result_of, 0)
+}
+
+/// A query row with the positions that it sees.
+type SeeingRow = (u32, PosRange);
+
+/// The rows of `group` that see something, and the runs that cover what they see.
+fn seen_by(group: &VisibleGroup) -> (Vec<SeeingRow>, Vec<CellRun>) {
+    let rows = group.rows.iter().copied().zip(group.limits.iter().copied());
+    let sees = |limits: PosRange| group.runs.iter().any(|run| run.clip(limits).is_some());
+    let seeing: Vec<SeeingRow> = rows.filter(|&(_, limits)| sees(limits)).collect();
+    let all = seeing
+        .iter()
+        .fold(PosRange::EMPTY, |all, &(_, limits)| all.hull(limits));
+    (
+        seeing,
+        group.runs.iter().filter_map(|run| run.clip(all)).collect(),
+    )
+}
+
+/// The query rows of `block`.
+fn select(q: &Tensor, block: &[SeeingRow]) -> Result<Tensor> {
+    let first = block.first().map_or(0, |&(row, _)| row);
+    if (first..).zip(block).all(|(i, &(row, _))| i == row) {
+        return q.narrow(0, first as usize, block.len());
+    }
+    let rows: Vec<u32> = block.iter().map(|&(row, _)| row).collect();
+    q.index_select(&Tensor::from_vec(rows, block.len(), q.device())?, 0)
+}
+
+/// Keys and values of some cells, by head.
+struct Seen {
+    /// `[kv_heads, cells, k_dim]`.
+    keys: Tensor,
+    /// `[kv_heads, cells, v_dim]`.
+    values: Tensor,
+    positions: Vec<Pos>,
+}
+
+impl Seen {
+    fn gather(rows: &KvTensors, spec: &AttendSpec, runs: Vec<CellRun>) -> Result<Self> {
+        let cells = || runs.iter().flat_map(|run| run.iter());
+        let positions: Vec<Pos> = cells().map(|(_, pos)| pos).collect();
+        let n = positions.len();
+        let gathered = |rows: &Tensor, dim| {
+            let rows = match runs.as_slice() {
+                [run] => rows.narrow(0, run.cell.as_usize(), n)?,
+                _ => {
+                    let cells: Vec<u32> = cells().map(|(cell, _)| cell.0).collect();
+                    rows.index_select(&Tensor::from_vec(cells, n, rows.device())?, 0)?
+                }
+            };
+            let by_head = rows
+                .to_dtype(DType::F32)?
+                .reshape((n, spec.kv_heads, dim))?;
+            by_head.transpose(0, 1)?.contiguous()
+        };
+        Ok(Self {
+            keys: gathered(&rows.k, spec.k_dim)?,
+            values: gathered(&rows.v, spec.v_dim)?,
+            positions,
+        })
+    }
+
+    /// `q [rows, heads, k_dim]` → `[rows, heads * v_dim]`. Heads that share keys and values become
+    /// rows of one product instead of copies of those.
+    fn attend(&self, spec: &AttendSpec, q: &Tensor, block: &[SeeingRow]) -> Result<Tensor> {
+        let (n, cells) = (block.len(), self.positions.len());
+        let (kv_heads, shared) = (spec.kv_heads, spec.n_heads / spec.kv_heads);
+        let q = q
+            .reshape((n, kv_heads, shared, spec.k_dim))?
+            .transpose(0, 1)?
+            .contiguous()?;
+        let q = q.reshape((kv_heads, n * shared, spec.k_dim))?;
+        let mut scores = q
+            .matmul(&self.keys.t()?)?
+            .affine(f64::from(spec.scale), 0.0)?;
+        if let Some(cap) = spec.soft_cap.map(f64::from) {
+            scores = scores.affine(1.0 / cap, 0.0)?.tanh()?.affine(cap, 0.0)?;
+        }
+        if let Some(mask) = self.mask(block) {
+            let mask = Tensor::from_vec(mask, (1, n, 1, cells), q.device())?;
+            scores = scores
+                .reshape((kv_heads, n, shared, cells))?
+                .broadcast_add(&mask)?;
+            scores = scores.reshape((kv_heads, n * shared, cells))?;
+        }
+        let out = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&self.values)?;
+        let out = out
+            .reshape((kv_heads, n, shared, spec.v_dim))?
+            .transpose(0, 1)?
+            .contiguous()?;
+        out.reshape((n, spec.n_heads * spec.v_dim))
+    }
+
+    /// What is added to the scores, `[rows, cells]`; `None` where every row sees every cell.
+    fn mask(&self, block: &[SeeingRow]) -> Option<Vec<f32>> {
+        let sees_all = |limits: PosRange| self.positions.iter().all(|&pos| limits.contains(pos));
+        if block.iter().all(|&(_, limits)| sees_all(limits)) {
+            return None;
+        }
+        let row = |&(_, limits): &SeeingRow| {
+            let hidden = move |&pos| {
+                if limits.contains(pos) {
+                    0.0
+                } else {
+                    f32::NEG_INFINITY
+                }
+            };
+            self.positions.iter().map(hidden)
+        };
+        Some(block.iter().flat_map(row).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use kv_core::CellIdx;
+
+    const SPEC: AttendSpec = AttendSpec {
+        n_heads: 4,
+        kv_heads: 2,
+        k_dim: 3,
+        v_dim: 2,
+        scale: 0.6,
+        soft_cap: Some(1.5),
+    };
+
+    fn wave(n: usize, step: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * step).sin()).collect()
+    }
+
+    fn naive(q: &[f32], k: &[f32], v: &[f32], cells: &[(CellIdx, Pos)]) -> Vec<f64> {
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                .sum()
+        };
+        let mut out = Vec::new();
+        for head in 0..4 {
+            let weight = |cell: &(CellIdx, Pos)| {
+                let key = &k[cell.0.as_usize() * 6 + head / 2 * 3..][..3];
+                (1.5 * (dot(&q[head * 3..][..3], key) * f64::from(0.6f32) / 1.5).tanh()).exp()
+            };
+            let sum: f64 = cells.iter().map(weight).sum();
+            for j in 0..2 {
+                let value =
+                    |c: &(CellIdx, Pos)| f64::from(v[c.0.as_usize() * 4 + head / 2 * 2 + j]);
+                let all: f64 = cells.iter().map(|c| weight(c) * value(c)).sum();
+                out.push(if cells.is_empty() { 0.0 } else { all / sum });
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn blocks_of_interleaved_groups_come_back_in_order() {
+        // More rows than one block; even rows see one text, odd ones another, some nothing.
+        let n = 2 * MAX_ROWS as u32 + 90;
+        let group = |parity: u32, cell: u32, window: u32| {
+            let rows: Vec<u32> = (0..n).filter(|r| r % 2 == parity).collect();
+            let len = rows.len() as u32;
+            let runs = vec![
+                CellRun {
+                    cell: CellIdx(cell + 20),
+                    pos: Pos(5),
+                    len: 20,
+                },
+                CellRun {
+                    cell: CellIdx(cell),
+                    pos: Pos(25),
+                    len: len - 20,
+                },
+            ];
+            let limits =
+                (0..len).map(|p| PosRange::new(Pos((p + 1).saturating_sub(window)), Pos(p)));
+            VisibleGroup::new(rows, runs, limits.collect())
+        };
+        let visibility = Visibility::new(n, vec![group(1, 400, 7), group(0, 0, 1000)]);
+        visibility.check(800).unwrap();
+        let (q, k, v) = (
+            wave(n as usize * 12, 0.37),
+            wave(800 * 6, 0.71),
+            wave(800 * 4, 1.3),
+        );
+        let tensor = |x: &[f32], len| Tensor::from_slice(x, (x.len() / len, len), &Device::Cpu);
+        let rows = KvTensors {
+            k: tensor(&k, 6).unwrap(),
+            v: tensor(&v, 4).unwrap(),
+        };
+        let q_rows = tensor(&q, 12).unwrap().reshape((n as usize, 4, 3)).unwrap();
+        let got = attend(&rows, &SPEC, &q_rows, &visibility)
+            .unwrap()
+            .to_vec2::<f32>()
+            .unwrap();
+        for (row, got) in (0u32..).zip(&got) {
+            let cells: Vec<_> = visibility.row(row).collect();
+            assert_eq!(cells.is_empty(), row / 2 < 5);
+            let wanted = naive(&q[row as usize * 12..][..12], &k, &v, &cells);
+            for (got, wanted) in got.iter().zip(wanted) {
+                assert!(
+                    (f64::from(*got) - wanted).abs() < 2e-6,
+                    "row {row}: {got} {wanted}"
+                );
+            }
+        }
+    }
+}

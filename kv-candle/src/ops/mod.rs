@@ -1,0 +1,12 @@
+//! Operations that take more than a line of candle. They trust their operands: `execute` and the
+//! backend's own methods have checked shapes, cells and visibility.
+
+mod attend;
+mod dense;
+mod rope;
+mod store_rows;
+
+pub(crate) use attend::attend;
+pub(crate) use dense::{linear, rms_norm};
+pub(crate) use rope::{angles, rotate};
+pub(crate) use store_rows::store_rows;

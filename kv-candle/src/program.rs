@@ -1,0 +1,192 @@
+//! [`Program`]: a graph with its weights, checked against the memory's layout.
+//!
+//! Invariant: every node's operation is known, every weight is there in its shape, every layer has
+//! rows of the graph's shape. Knows nothing of inputs.
+
+use std::collections::HashMap;
+
+use candle_core::{Device, Tensor};
+use kv_core::LayerIdx;
+use kv_core::backend::BackendError;
+use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
+use kv_core::layers::{LayerRows, RowLayout};
+use kv_core::rope::RopeSpec;
+
+use crate::error::{NAME, OnDevice};
+use crate::inputs::{operand, part_of};
+use crate::rows::{check_shape, check_spec};
+use crate::weights::Weights;
+
+/// A graph that can be run.
+#[derive(Debug)]
+pub struct Program {
+    pub(crate) graph: Graph,
+    pub(crate) device: Device,
+    pub(crate) weights: HashMap<String, Tensor>,
+    /// Every distinct rotation, so that layers share its angles.
+    pub(crate) rotations: Vec<Rotation>,
+    /// For each node the last one that uses it.
+    pub(crate) last_use: Vec<usize>,
+}
+
+/// A rotation of some positions.
+#[derive(Debug)]
+pub(crate) struct Rotation {
+    pub(crate) rope: RopeSpec,
+    pub(crate) positions: Option<NodeId>,
+    pub(crate) frequencies: Vec<f64>,
+}
+
+impl Program {
+    pub(crate) fn compile(
+        graph: &Graph,
+        weights: &Weights,
+        layout: &RowLayout,
+    ) -> Result<Self, BackendError> {
+        check_layers(graph, layout)?;
+        let n_nodes = graph.nodes().len();
+        let mut last_use = vec![0; n_nodes];
+        for (at, node) in graph.nodes().iter().enumerate() {
+            for operand in &node.operands {
+                last_use[operand.as_usize()] = at; // operands come before their users
+            }
+        }
+        for output in graph.outputs() {
+            last_use[output.as_usize()] = n_nodes;
+        }
+        let mut program = Self {
+            graph: graph.clone(),
+            device: weights.device().clone(),
+            weights: HashMap::new(),
+            rotations: Vec::new(),
+            last_use,
+        };
+        for node in graph.nodes() {
+            program.prepare(node, weights)?;
+        }
+        Ok(program)
+    }
+
+    fn prepare(&mut self, node: &Node, weights: &Weights) -> Result<(), BackendError> {
+        match &node.op {
+            Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
+            Op::StoreKv { .. } | Op::Attend { .. } => {}
+            Op::Gate {
+                activation: Activation::Silu | Activation::GeluTanh,
+            } => {}
+            Op::Embed { weight } | Op::RmsNorm { weight, .. } => {
+                self.load(weight, node, weights)?
+            }
+            Op::Linear { weight, bias } => {
+                self.load(weight, node, weights)?;
+                if let Some(bias) = bias {
+                    self.load(bias, node, weights)?;
+                }
+            }
+            Op::Rope { rope } => self.prepare_rotation(rope, node, weights)?,
+            _ => return Err(unsupported(node)),
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, name: &str, node: &Node, weights: &Weights) -> Result<(), BackendError> {
+        if !self.weights.contains_key(name) {
+            let shape = self.graph.weights().iter().find(|w| w.name == name);
+            let shape = shape.map_or(&[][..], |w| &w.shape);
+            self.weights
+                .insert(name.to_owned(), weights.get(name, shape, &node.name)?);
+        }
+        Ok(())
+    }
+
+    fn prepare_rotation(
+        &mut self,
+        rope: &RopeSpec,
+        node: &Node,
+        weights: &Weights,
+    ) -> Result<(), BackendError> {
+        let positions = node.operands.get(1).copied();
+        if self.rotation(rope, positions).is_some() {
+            return Ok(());
+        }
+        let mut factors = None;
+        if let Some(name) = &rope.factors {
+            self.load(name, node, weights)?;
+            let tensor = self.weights.get(name);
+            factors = tensor.map(|t| t.to_vec1::<f32>()).transpose().on_device()?;
+        }
+        let frequencies = rope.frequencies(factors.as_deref());
+        self.rotations.push(Rotation {
+            rope: rope.clone(),
+            positions,
+            frequencies,
+        });
+        Ok(())
+    }
+
+    /// Number of this rotation in [`Program::rotations`].
+    pub(crate) fn rotation(&self, rope: &RopeSpec, positions: Option<NodeId>) -> Option<usize> {
+        self.rotations
+            .iter()
+            .position(|r| r.rope == *rope && r.positions == positions)
+    }
+
+    /// A weight that was found when compiling.
+    pub(crate) fn weight(&self, name: &str, node: &Node) -> Result<&Tensor, BackendError> {
+        self.weights
+            .get(name)
+            .ok_or_else(|| BackendError::MissingWeight {
+                name: name.to_owned(),
+                node: node.name.clone(),
+                shape: Vec::new(),
+            })
+    }
+}
+
+/// The error for an operation that this version does not know.
+pub(crate) fn unsupported(node: &Node) -> BackendError {
+    let node_name = node.name.clone();
+    BackendError::UnsupportedOp {
+        backend: NAME,
+        op: node.op.name(),
+        node: node_name,
+    }
+}
+
+/// Whether the graph's layers have rows of the right shape, in the part whose cells they use.
+pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError> {
+    for node in graph.nodes() {
+        match node.op {
+            Op::StoreKv { layer } => {
+                let rows = rows_of(graph, node, layout, layer)?;
+                for (at, shape) in [(0, rows.k), (1, rows.v)] {
+                    let stored = operand(graph, node, at)?;
+                    check_shape(rows, shape, stored.shape.get(1..).unwrap_or_default())?;
+                }
+            }
+            Op::Attend { layer, ref spec } => {
+                check_spec(rows_of(graph, node, layout, layer)?, spec)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn rows_of<'l>(
+    graph: &Graph,
+    node: &Node,
+    layout: &'l RowLayout,
+    layer: LayerIdx,
+) -> Result<&'l LayerRows, BackendError> {
+    let rows = layout.layer(layer).ok_or(BackendError::NoRows { layer })?;
+    let part = part_of(graph, node, 2)?;
+    if part != rows.part {
+        let (wanted, got) = (
+            format!("rows in part {part}"),
+            format!("rows in part {}", rows.part),
+        );
+        return Err(BackendError::RowShape { layer, wanted, got });
+    }
+    Ok(rows)
+}

@@ -1,0 +1,224 @@
+//! [`Rows`]: one tensor `[n_rows, heads * dim]` for K and one for V of each layer.
+//!
+//! Invariant: the stored bytes are those that [`KvType::encode_row`] writes. Nothing is written
+//! before everything that a call names has been found to exist. Knows nothing of graphs.
+
+use candle_core::{DType, Device, Tensor};
+use half::f16;
+use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan};
+use kv_core::graph::AttendSpec;
+use kv_core::layers::{LayerRows, RowLayout, RowShape};
+use kv_core::{CellIdx, KvType, LayerIdx};
+
+use crate::error::{NAME, OnDevice, expect_len};
+
+/// K and V rows of all layers.
+#[derive(Debug)]
+pub struct Rows {
+    layout: RowLayout,
+    /// In the order of the layout's layers.
+    layers: Vec<KvTensors>,
+}
+
+/// The rows of one layer, `[n_rows, heads * dim]` each. Candle's tensors share their storage, so
+/// writing to rows goes through `&`; [`Rows`] lets only `&mut` callers reach that.
+#[derive(Debug)]
+pub(crate) struct KvTensors {
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+}
+
+impl Rows {
+    /// All rows of `layout`, filled with zeros.
+    pub(crate) fn allocate(layout: &RowLayout, device: &Device) -> Result<Self, BackendError> {
+        let zeros = |layer: &LayerRows, kind: &str, shape: RowShape| {
+            let dtype = match shape.kv_type {
+                KvType::F32 => DType::F32,
+                KvType::F16 => DType::F16,
+                kv_type => {
+                    return Err(BackendError::UnsupportedKvType {
+                        backend: NAME,
+                        kv_type,
+                    });
+                }
+            };
+            let wanted = layer.n_rows.saturating_mul(shape.bytes());
+            let what = || format!("{kind} rows of layer {}", layer.layer);
+            let no_memory = || BackendError::OutOfMemory {
+                backend: NAME,
+                wanted,
+                what: what(),
+            };
+            // Host memory that cannot be had aborts inside candle: ask for it here first.
+            if device.is_cpu() && Vec::<u8>::new().try_reserve_exact(wanted).is_err() {
+                return Err(no_memory());
+            }
+            Tensor::zeros((layer.n_rows, shape.len()), dtype, device).map_err(|_| no_memory())
+        };
+        let tensors = |layer: &LayerRows| {
+            Ok(KvTensors {
+                k: zeros(layer, "K", layer.k)?,
+                v: zeros(layer, "V", layer.v)?,
+            })
+        };
+        let layers = layout
+            .layers()
+            .iter()
+            .map(tensors)
+            .collect::<Result<_, BackendError>>()?;
+        Ok(Self {
+            layout: layout.clone(),
+            layers,
+        })
+    }
+
+    pub(crate) fn layout(&self) -> &RowLayout {
+        &self.layout
+    }
+
+    /// Layout and tensors of one layer.
+    pub(crate) fn layer(&self, layer: LayerIdx) -> Result<(&LayerRows, &KvTensors), BackendError> {
+        let mut layers = self.layout.layers().iter().zip(&self.layers);
+        layers
+            .find(|(l, _)| l.layer == layer)
+            .ok_or(BackendError::NoRows { layer })
+    }
+
+    /// The stored bytes of `span`.
+    pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
+        let (tensor, shape) = self.find(span, out.len())?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let rows = tensor.narrow(0, span.first.as_usize(), span.len as usize);
+        let rows = rows.and_then(|r| r.flatten_all()).on_device()?;
+        match shape.kv_type {
+            KvType::F16 => {
+                let values = rows.to_vec1::<f16>().on_device()?;
+                for (out, v) in out.chunks_exact_mut(2).zip(values) {
+                    out.copy_from_slice(&v.to_le_bytes());
+                }
+            }
+            _ => {
+                let values = rows.to_vec1::<f32>().on_device()?;
+                for (out, v) in out.chunks_exact_mut(4).zip(values) {
+                    out.copy_from_slice(&v.to_le_bytes());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the stored bytes of `span`.
+    pub(crate) fn write(&mut self, span: RowSpan, bytes: &[u8]) -> Result<(), BackendError> {
+        let (tensor, shape) = self.find(span, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let dims = (span.len as usize, shape.len());
+        let rows = match shape.kv_type {
+            KvType::F16 => {
+                let values = bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b));
+                Tensor::from_vec(values.collect::<Vec<_>>(), dims, tensor.device())
+            }
+            _ => {
+                let values = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+                Tensor::from_vec(values.collect::<Vec<_>>(), dims, tensor.device())
+            }
+        };
+        tensor
+            .slice_set(&rows.on_device()?, 0, span.first.as_usize())
+            .on_device()
+    }
+
+    /// Copies whole rows of every layer of a part, one copy after the other.
+    pub(crate) fn copy(&mut self, copies: &[RowCopy]) -> Result<(), BackendError> {
+        let layers = || self.layout.layers().iter().zip(&self.layers);
+        for copy in copies {
+            for (layer, _) in layers().filter(|(l, _)| l.part == copy.part) {
+                for first in [copy.from, copy.to] {
+                    let span = RowSpan {
+                        layer: layer.layer,
+                        kind: RowKind::K,
+                        first,
+                        len: copy.len,
+                    };
+                    span.byte_range(&self.layout)?;
+                }
+            }
+        }
+        for copy in copies.iter().filter(|c| c.len > 0) {
+            for (_, tensors) in layers().filter(|(l, _)| l.part == copy.part) {
+                for tensor in [&tensors.k, &tensors.v] {
+                    copy_within(tensor, copy).on_device()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, span: RowSpan, n_bytes: usize) -> Result<(&Tensor, RowShape), BackendError> {
+        let (layer, tensors) = self.layer(span.layer)?;
+        let range = span.byte_range(&self.layout)?;
+        expect_len("bytes of rows", range.len(), n_bytes)?;
+        Ok(match span.kind {
+            RowKind::K => (&tensors.k, layer.k),
+            RowKind::V => (&tensors.v, layer.v),
+        })
+    }
+}
+
+fn copy_within(tensor: &Tensor, copy: &RowCopy) -> candle_core::Result<()> {
+    // Candle wants a source with storage of its own.
+    let from = tensor
+        .narrow(0, copy.from.as_usize(), copy.len as usize)?
+        .force_contiguous()?;
+    tensor.slice_set(&from, 0, copy.to.as_usize())
+}
+
+/// Whether all cells are rows of this layer.
+pub(crate) fn check_cells(layer: &LayerRows, cells: &[CellIdx]) -> Result<(), BackendError> {
+    match cells.iter().find(|c| c.as_usize() >= layer.n_rows) {
+        Some(cell) => Err(BackendError::RowOutOfRange {
+            layer: layer.layer,
+            end: cell.as_usize() + 1,
+            n_rows: layer.n_rows,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a layer's rows have the heads and widths that an attention wants.
+pub(crate) fn check_spec(layer: &LayerRows, spec: &AttendSpec) -> Result<(), BackendError> {
+    let grouped = spec.kv_heads > 0 && spec.n_heads.is_multiple_of(spec.kv_heads);
+    if grouped && [layer.v.heads, layer.v.dim] == [spec.kv_heads, spec.v_dim] {
+        check_shape(layer, layer.k, &[spec.kv_heads, spec.k_dim])
+    } else {
+        Err(BackendError::RowShape {
+            layer: layer.layer,
+            wanted: format!(
+                "{} heads over {} of {}",
+                spec.n_heads, spec.kv_heads, spec.v_dim
+            ),
+            got: format!("{} heads of {}", layer.v.heads, layer.v.dim),
+        })
+    }
+}
+
+/// Whether rows of `shape` hold `wanted`, heads and width.
+pub(crate) fn check_shape(
+    layer: &LayerRows,
+    shape: RowShape,
+    wanted: &[usize],
+) -> Result<(), BackendError> {
+    let got = [shape.heads, shape.dim];
+    if wanted == got {
+        return Ok(());
+    }
+    let (wanted, got) = (format!("rows of {wanted:?}"), format!("rows of {got:?}"));
+    Err(BackendError::RowShape {
+        layer: layer.layer,
+        wanted,
+        got,
+    })
+}
