@@ -6,13 +6,17 @@
 //! Nothing here knows a tensor library, a thread or a file.
 
 pub mod backend;
+pub mod batch;
 pub mod block;
+pub mod cells;
 pub mod graph;
 pub mod ids;
 pub mod kv_type;
 pub mod layers;
+pub mod memory;
 pub mod rope;
 pub mod seq_set;
+pub mod slot;
 pub mod visibility;
 pub mod weights;
 pub mod window;

@@ -1,0 +1,161 @@
+//! What a caller submits: entries of tokens or embeddings, with sequences and wanted outputs.
+//!
+//! A [`Batch`] only records; [`validate`] checks everything that a caller can get wrong, once, and
+//! gives a [`ValidBatch`] that the rest of the crate trusts. [`SplitPolicy::split`] cuts that into
+//! [`UBatch`]es. Knows nothing of cells.
+//!
+//! ```
+//! use kv_core::batch::{Batch, BatchRules, validate};
+//! use kv_core::{Pos, SeqId, TokenId};
+//!
+//! let mut batch = Batch::new();
+//! batch.push_token(TokenId(17));
+//! batch.push_token(TokenId(4)).with_output();
+//! batch.push_token(TokenId(9)).in_sequence(SeqId(1)).at(Pos(0)).with_output();
+//!
+//! let rules = BatchRules { n_batch: 512, n_seqs: 2, n_vocab: 100, n_embd: 8 };
+//! let nothing_remembered = |_| None;
+//! let batch = validate(&batch, &rules, nothing_remembered)?;
+//! assert_eq!(batch.entries()[1].pos, Pos(1)); // automatic
+//! # Ok::<(), kv_core::batch::BatchError>(())
+//! ```
+
+use std::ops::Range;
+
+use crate::ids::{Pos, SeqId, TokenId};
+use crate::seq_set::SeqSet;
+
+mod split;
+mod ubatch;
+mod validate;
+
+pub use split::{EqualLength, SetOrder, SplitError, SplitPolicy};
+pub use ubatch::{UBatch, UBatchRow, UBatchShape};
+pub use validate::{BatchError, BatchRules, MAX_POS, ValidBatch, ValidEntry, validate};
+
+/// Tokens (or embeddings) to be evaluated together, in the order in which they were added.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    entries: Vec<Entry>,
+    /// Rows of all embedding entries, wherever their entry says.
+    embeddings: Vec<f32>,
+}
+
+/// Whether an entry's result is handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Output {
+    /// It only goes into the memory.
+    #[default]
+    Skip,
+    /// Its logits (or hidden state) are wanted.
+    Wanted,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    content: Content,
+    /// `None`: follows its sequence.
+    pos: Option<Pos>,
+    seqs: SeqSet,
+    /// A sequence id that no set can hold, kept for the error message.
+    out_of_range: Option<SeqId>,
+    output: Output,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Token(TokenId),
+    /// Where the row lies in `Batch::embeddings`.
+    Embedding(Range<usize>),
+}
+
+/// The entry just added, to be described further.
+#[derive(Debug)]
+pub struct EntryMut<'a>(&'a mut Entry);
+
+impl Batch {
+    /// A batch without entries.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next tokens of one sequence; the output of the last is wanted.
+    pub fn prompt(seq: SeqId, tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        let mut batch = Self::new();
+        for token in tokens {
+            batch.push_token(token).in_sequence(seq);
+        }
+        if let Some(last) = batch.entries.last_mut() {
+            last.output = Output::Wanted;
+        }
+        batch
+    }
+
+    /// Adds a token: of sequence 0, at the next position there, without output, unless told.
+    pub fn push_token(&mut self, token: TokenId) -> EntryMut<'_> {
+        self.push(Content::Token(token))
+    }
+
+    /// Adds one embedding row, with the same defaults as a token.
+    pub fn push_embedding(&mut self, row: &[f32]) -> EntryMut<'_> {
+        let start = self.embeddings.len();
+        self.embeddings.extend_from_slice(row);
+        self.push(Content::Embedding(start..self.embeddings.len()))
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Takes all entries out and keeps the room for new ones.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.embeddings.clear();
+    }
+
+    fn push(&mut self, content: Content) -> EntryMut<'_> {
+        let at = self.entries.len();
+        self.entries.push(Entry {
+            content,
+            pos: None,
+            seqs: SeqSet::one(SeqId(0)),
+            out_of_range: None,
+            output: Output::Skip,
+        });
+        EntryMut(&mut self.entries[at])
+    }
+}
+
+impl EntryMut<'_> {
+    /// Puts the entry into one sequence.
+    pub fn in_sequence(self, seq: SeqId) -> Self {
+        self.0.seqs = SeqSet::EMPTY;
+        self.0.out_of_range = (!self.0.seqs.insert(seq)).then_some(seq);
+        self
+    }
+
+    /// Puts the entry into several sequences at once: they share its cell.
+    pub fn in_sequences(self, seqs: SeqSet) -> Self {
+        self.0.seqs = seqs;
+        self.0.out_of_range = None;
+        self
+    }
+
+    /// Gives the entry's position; without it, it follows its sequence.
+    pub fn at(self, pos: Pos) -> Self {
+        self.0.pos = Some(pos);
+        self
+    }
+
+    /// Asks for the entry's output.
+    pub fn with_output(self) -> Self {
+        self.0.output = Output::Wanted;
+        self
+    }
+}

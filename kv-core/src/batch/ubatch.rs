@@ -1,0 +1,108 @@
+//! A piece of a batch that one run of the graph takes.
+//!
+//! Invariant: everything that is given by row has one value for each row. Knows nothing of cells.
+
+use super::{Output, ValidBatch};
+use crate::ids::{Pos, SeqId};
+use crate::seq_set::SeqSet;
+
+/// How the rows of a ubatch are arranged by sequence set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UBatchShape {
+    /// In the caller's order, whatever sequences they belong to.
+    InOrder,
+    /// Set after set, each with the same number of tokens.
+    Equal {
+        /// Number of sequence sets.
+        n_sets: u32,
+        /// Tokens of each set.
+        tokens_per_set: u32,
+    },
+}
+
+/// Rows that are evaluated together.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct UBatch {
+    /// How rows are arranged.
+    pub shape: UBatchShape,
+    /// For each row, the number of its entry in the batch.
+    pub entries: Vec<u32>,
+    /// For each row its token, as graphs take it; empty where embeddings are given.
+    pub tokens: Vec<u32>,
+    /// For each row its embedding, `[rows, n_embd]`; empty where tokens are given.
+    pub embeddings: Vec<f32>,
+    /// For each row its position, as graphs take it.
+    pub positions: Vec<u32>,
+    /// For each row its sequences, at least one.
+    pub seqs: Vec<SeqSet>,
+    /// For each row the smallest id of its sequences: the one whose tokens it sees.
+    pub first_seqs: Vec<SeqId>,
+    /// Rows whose output is wanted, ascending.
+    pub output_rows: Vec<u32>,
+}
+
+impl UBatch {
+    /// Number of rows.
+    pub fn n_tokens(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// What memories need of each row, in order.
+    pub fn rows(&self) -> impl Iterator<Item = UBatchRow> + '_ {
+        let ids = self.seqs.iter().zip(&self.first_seqs);
+        self.positions
+            .iter()
+            .zip(ids)
+            .map(|(&pos, (&seqs, &first_seq))| UBatchRow {
+                pos: Pos(pos),
+                seqs,
+                first_seq,
+            })
+    }
+
+    /// The rows of `batch` with these numbers, in this order.
+    pub(super) fn gather(batch: &ValidBatch, numbers: &[u32], shape: UBatchShape) -> Self {
+        let n = numbers.len();
+        let mut ubatch = Self {
+            shape,
+            entries: numbers.to_vec(),
+            tokens: Vec::with_capacity(if batch.tokens.is_empty() { 0 } else { n }),
+            embeddings: Vec::new(),
+            positions: Vec::with_capacity(n),
+            seqs: Vec::with_capacity(n),
+            first_seqs: Vec::with_capacity(n),
+            output_rows: Vec::new(),
+        };
+        for (row, &number) in (0u32..).zip(numbers) {
+            let number = number as usize;
+            let Some(entry) = batch.entries.get(number) else {
+                continue;
+            };
+            ubatch.positions.push(entry.pos.0);
+            ubatch.seqs.push(entry.seqs);
+            ubatch.first_seqs.push(entry.first_seq);
+            if entry.output == Output::Wanted {
+                ubatch.output_rows.push(row);
+            }
+            ubatch.tokens.extend(batch.tokens.get(number));
+            let start = number * batch.n_embd;
+            let values = batch.embeddings.get(start..start + batch.n_embd);
+            ubatch
+                .embeddings
+                .extend_from_slice(values.unwrap_or_default());
+        }
+        ubatch
+    }
+}
+
+/// One row of a ubatch, as memories see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UBatchRow {
+    /// Its position.
+    pub pos: Pos,
+    /// Its sequences, at least one.
+    pub seqs: SeqSet,
+    /// The smallest id of them.
+    pub first_seq: SeqId,
+}

@@ -1,0 +1,406 @@
+//! All checks on a caller's batch, in one function.
+//!
+//! Invariant: in a [`ValidBatch`] every entry has a position and at least one sequence, all ids are
+//! in range, positions of a sequence neither go back nor leave holes, and what was appended
+//! follows what the memory holds. Knows nothing of how batches are cut or placed.
+
+use super::{Batch, Content, Entry, Output};
+use crate::ids::{MAX_SEQS, Pos, SeqId, TokenId};
+use crate::seq_set::SeqSet;
+use crate::window::PosRange;
+
+/// The largest position of a token: what fits a signed 32-bit number.
+pub const MAX_POS: Pos = Pos(i32::MAX as u32);
+
+/// What model and memory allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchRules {
+    /// Largest number of entries.
+    pub n_batch: u32,
+    /// Number of sequences that the memory can hold.
+    pub n_seqs: u32,
+    /// Number of tokens in the vocabulary.
+    pub n_vocab: u32,
+    /// Values in one embedding row.
+    pub n_embd: u32,
+}
+
+/// One checked entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValidEntry {
+    /// Its position.
+    pub pos: Pos,
+    /// Its sequences, at least one.
+    pub seqs: SeqSet,
+    /// The sequence with the smallest id, whose tokens it sees.
+    pub first_seq: SeqId,
+    /// Whether its output is wanted.
+    pub output: Output,
+}
+
+/// A batch that may go into the memory whose positions it was checked against.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ValidBatch {
+    pub(super) entries: Vec<ValidEntry>,
+    /// A token for each entry, or empty.
+    pub(super) tokens: Vec<u32>,
+    /// A row of `n_embd` values for each entry, in the order of the entries, or empty.
+    pub(super) embeddings: Vec<f32>,
+    pub(super) n_embd: usize,
+}
+
+impl ValidBatch {
+    /// The entries, in the caller's order.
+    pub fn entries(&self) -> &[ValidEntry] {
+        &self.entries
+    }
+
+    /// Number of entries, at least 1.
+    pub fn n_tokens(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Number of entries whose output is wanted.
+    pub fn n_outputs(&self) -> usize {
+        self.entries
+            .iter()
+            .filter(|e| e.output == Output::Wanted)
+            .count()
+    }
+}
+
+/// What is wrong with a batch. `entry` is the number of the entry, counted from 0.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// There is nothing to evaluate.
+    #[error("the batch has no entries")]
+    Empty,
+    /// More entries than one call takes.
+    #[error("the batch has {n_entries} entries; one call takes {n_batch}")]
+    TooLarge {
+        /// Entries given.
+        n_entries: usize,
+        /// Entries allowed.
+        n_batch: u32,
+    },
+    /// Tokens and embeddings in one batch.
+    #[error("entry {entry} is {got}, but the batch began with {began}: it must be all the same")]
+    Mixed {
+        /// The entry.
+        entry: usize,
+        /// What it is.
+        got: &'static str,
+        /// What the first entry is.
+        began: &'static str,
+    },
+    /// A token outside the vocabulary.
+    #[error("entry {entry}: token {token} is not below the vocabulary's {n_vocab}")]
+    TokenOutOfRange {
+        /// The entry.
+        entry: usize,
+        /// Its token.
+        token: TokenId,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// An embedding row of another width than the model's.
+    #[error("entry {entry}: an embedding of {got} values; the model takes {n_embd}")]
+    EmbeddingWidth {
+        /// The entry.
+        entry: usize,
+        /// Values given.
+        got: usize,
+        /// Values wanted.
+        n_embd: u32,
+    },
+    /// An entry that belongs to no sequence.
+    #[error("entry {entry} belongs to no sequence")]
+    NoSequence {
+        /// The entry.
+        entry: usize,
+    },
+    /// A sequence that the memory cannot hold.
+    #[error("entry {entry}: sequence {seq} is not below the memory's {n_seqs}")]
+    SeqOutOfRange {
+        /// The entry.
+        entry: usize,
+        /// Its sequence.
+        seq: SeqId,
+        /// Sequences that the memory can hold.
+        n_seqs: u32,
+    },
+    /// A position beyond [`MAX_POS`].
+    #[error("entry {entry}: position {pos} is beyond {MAX_POS}")]
+    PosOutOfRange {
+        /// The entry.
+        entry: usize,
+        /// Its position.
+        pos: Pos,
+    },
+    /// The first token of a sequence in the batch does not follow what the memory holds.
+    #[error("entry {entry}: sequence {seq} is remembered up to {last}, so {pos} cannot follow")]
+    NotConsecutive {
+        /// The entry.
+        entry: usize,
+        /// The sequence.
+        seq: SeqId,
+        /// The entry's position.
+        pos: Pos,
+        /// The last position in the memory.
+        last: Pos,
+    },
+    /// A sequence's positions leave some out.
+    #[error("entry {entry}: sequence {seq} jumps from position {last} to {pos}")]
+    Hole {
+        /// The entry.
+        entry: usize,
+        /// The sequence.
+        seq: SeqId,
+        /// The entry's position.
+        pos: Pos,
+        /// The sequence's position before, in the same batch.
+        last: Pos,
+    },
+    /// A sequence's positions go back.
+    #[error("entry {entry}: sequence {seq} goes back from position {last} to {pos}")]
+    WentBack {
+        /// The entry.
+        entry: usize,
+        /// The sequence.
+        seq: SeqId,
+        /// The entry's position.
+        pos: Pos,
+        /// The sequence's position before, in the same batch.
+        last: Pos,
+    },
+    /// An entry couples sequences of which the memory holds different positions.
+    #[error("entry {entry} couples sequence {a} (positions {a_has}) with {b} ({b_has})")]
+    Diverged {
+        /// The entry.
+        entry: usize,
+        /// The sequence with the smallest id.
+        a: SeqId,
+        /// What the memory holds of it.
+        a_has: PosRange,
+        /// Another sequence of the entry.
+        b: SeqId,
+        /// What the memory holds of it.
+        b_has: PosRange,
+    },
+    /// An entry's sequences were not together before, in the same batch.
+    #[error("entry {entry}: sequences {set} cannot join, {seq} was in {earlier} before")]
+    SetsOverlap {
+        /// The entry.
+        entry: usize,
+        /// Its sequences.
+        set: SeqSet,
+        /// The one that was in another set.
+        seq: SeqId,
+        /// That set.
+        earlier: SeqSet,
+    },
+}
+
+/// Checks a batch and fills in automatic positions. `positions` says which positions the memory
+/// holds of a sequence; where nothing is remembered, pass `|_| None`.
+///
+/// An automatic position follows the last one of the entry's first sequence, in the batch or else
+/// in the memory. Repeated positions are allowed. Sequences that share an entry must have been
+/// together in the entries before; they may part for good (`{0,1}`, then `{0}` and `{1}`).
+///
+/// # Errors
+/// [`BatchError`], for the first entry that is wrong; nothing is changed.
+pub fn validate(
+    batch: &Batch,
+    rules: &BatchRules,
+    positions: impl Fn(SeqId) -> Option<PosRange>,
+) -> Result<ValidBatch, BatchError> {
+    let n_entries = batch.entries.len();
+    if n_entries == 0 {
+        return Err(BatchError::Empty);
+    }
+    if n_entries > rules.n_batch as usize {
+        return Err(BatchError::TooLarge {
+            n_entries,
+            n_batch: rules.n_batch,
+        });
+    }
+    let mut valid = ValidBatch {
+        entries: Vec::with_capacity(n_entries),
+        n_embd: rules.n_embd as usize,
+        ..ValidBatch::default()
+    };
+    let mut seen: Vec<Option<Seen>> = vec![None; MAX_SEQS.min(rules.n_seqs as usize)];
+    for (number, entry) in batch.entries.iter().enumerate() {
+        add_content(&mut valid, batch, number, rules)?;
+        let first_seq = check_sequences(number, entry, rules)?;
+        let checked = Checked {
+            number,
+            seqs: entry.seqs,
+            first_seq,
+        };
+        let pos = checked.position(entry.pos, &mut seen, &positions)?;
+        let (seqs, output) = (entry.seqs, entry.output);
+        valid.entries.push(ValidEntry {
+            pos,
+            seqs,
+            first_seq,
+            output,
+        });
+    }
+    Ok(valid)
+}
+
+/// What the batch has said of a sequence so far.
+#[derive(Clone, Copy)]
+struct Seen {
+    last: Pos,
+    set: SeqSet,
+}
+
+struct Checked {
+    number: usize,
+    seqs: SeqSet,
+    first_seq: SeqId,
+}
+
+impl Checked {
+    /// The entry's position, checked for each of its sequences, which are brought up to it.
+    fn position(
+        &self,
+        given: Option<Pos>,
+        seen: &mut [Option<Seen>],
+        positions: &impl Fn(SeqId) -> Option<PosRange>,
+    ) -> Result<Pos, BatchError> {
+        let entry = self.number;
+        let before = |seq: SeqId| seen.get(seq.as_usize()).copied().flatten();
+        let pos = given.unwrap_or_else(|| match before(self.first_seq) {
+            Some(seen) => seen.last.next(),
+            None => positions(self.first_seq).map_or(Pos(0), |has| has.last.next()),
+        });
+        if pos > MAX_POS {
+            return Err(BatchError::PosOutOfRange { entry, pos });
+        }
+        for seq in &self.seqs {
+            match before(seq) {
+                Some(Seen { last, .. }) if pos < last => {
+                    return Err(BatchError::WentBack {
+                        entry,
+                        seq,
+                        pos,
+                        last,
+                    });
+                }
+                Some(Seen { last, .. }) if pos > last.next() => {
+                    return Err(BatchError::Hole {
+                        entry,
+                        seq,
+                        pos,
+                        last,
+                    });
+                }
+                Some(Seen { set: earlier, .. }) if !self.seqs.is_subset(&earlier) => {
+                    return Err(BatchError::SetsOverlap {
+                        entry,
+                        set: self.seqs,
+                        seq,
+                        earlier,
+                    });
+                }
+                Some(_) => {}
+                None => self.check_against_memory(seq, pos, positions)?,
+            }
+        }
+        for seq in &self.seqs {
+            if let Some(seen) = seen.get_mut(seq.as_usize()) {
+                *seen = Some(Seen {
+                    last: pos,
+                    set: self.seqs,
+                });
+            }
+        }
+        Ok(pos)
+    }
+
+    fn check_against_memory(
+        &self,
+        seq: SeqId,
+        pos: Pos,
+        positions: &impl Fn(SeqId) -> Option<PosRange>,
+    ) -> Result<(), BatchError> {
+        let entry = self.number;
+        let has = positions(seq);
+        if seq != self.first_seq {
+            let first_has = positions(self.first_seq);
+            if has != first_has {
+                return Err(BatchError::Diverged {
+                    entry,
+                    a: self.first_seq,
+                    a_has: first_has.unwrap_or(PosRange::EMPTY),
+                    b: seq,
+                    b_has: has.unwrap_or(PosRange::EMPTY),
+                });
+            }
+        }
+        match has {
+            Some(PosRange { last, .. }) if pos != last.next() => Err(BatchError::NotConsecutive {
+                entry,
+                seq,
+                pos,
+                last,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The entry's smallest sequence id, after all were checked.
+fn check_sequences(entry: usize, e: &Entry, rules: &BatchRules) -> Result<SeqId, BatchError> {
+    let n_seqs = rules.n_seqs;
+    let beyond = e
+        .out_of_range
+        .or_else(|| e.seqs.iter().find(|seq| seq.0 >= n_seqs));
+    if let Some(seq) = beyond {
+        return Err(BatchError::SeqOutOfRange { entry, seq, n_seqs });
+    }
+    e.seqs.first().ok_or(BatchError::NoSequence { entry })
+}
+
+/// Appends the entry's token or embedding row, so that rows lie in the order of the entries.
+fn add_content(
+    valid: &mut ValidBatch,
+    batch: &Batch,
+    entry: usize,
+    rules: &BatchRules,
+) -> Result<(), BatchError> {
+    let kind = |content: &Content| match content {
+        Content::Token(_) => "a token",
+        Content::Embedding(_) => "an embedding",
+    };
+    let content = &batch.entries[entry].content;
+    let (got, began) = (kind(content), kind(&batch.entries[0].content));
+    if got != began {
+        return Err(BatchError::Mixed { entry, got, began });
+    }
+    match content {
+        &Content::Token(token) if token.0 >= rules.n_vocab => Err(BatchError::TokenOutOfRange {
+            entry,
+            token,
+            n_vocab: rules.n_vocab,
+        }),
+        &Content::Token(token) => {
+            valid.tokens.push(token.0);
+            Ok(())
+        }
+        Content::Embedding(range) if range.len() != rules.n_embd as usize => {
+            let (got, n_embd) = (range.len(), rules.n_embd);
+            Err(BatchError::EmbeddingWidth { entry, got, n_embd })
+        }
+        Content::Embedding(range) => {
+            let row = batch.embeddings.get(range.clone()).unwrap_or_default();
+            valid.embeddings.extend_from_slice(row);
+            Ok(())
+        }
+    }
+}

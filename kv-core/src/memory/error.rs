@@ -1,0 +1,131 @@
+//! Why a memory refuses, with numbers.
+
+use crate::batch::SplitError;
+use crate::ids::{PartIdx, Pos, SeqId, StreamIdx};
+use crate::seq_set::SeqSet;
+use crate::window::Window;
+
+/// A batch that has no place in the memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// It cannot be cut as the memory needs it.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// There are too few cells.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// A token of several sequences, where each has cells of its own.
+    #[error(
+        "entry {entry} belongs to {set}, but sequences have cells of their own here: \
+         share the cells, or give the token to each sequence"
+    )]
+    CoupledStreams {
+        /// Number of the entry in its batch.
+        entry: u32,
+        /// Its sequences.
+        set: SeqSet,
+    },
+    /// A sequence that this memory does not have. The batch was checked with other rules.
+    #[error(transparent)]
+    NoSuchSequence(#[from] NoSuchSequence),
+}
+
+/// Too few cells for a ubatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "ubatch {ubatch} needs {n_wanted} cells of part {part}, stream {stream} ({window}): {n_free} of \
+     {n_cells} are free and {n_recyclable} recyclable"
+)]
+pub struct NoRoom {
+    /// Number of the ubatch in the plan; the numbers hold after those before it.
+    pub ubatch: usize,
+    /// The part of the memory that has no room.
+    pub part: PartIdx,
+    /// The stream that has no room.
+    pub stream: StreamIdx,
+    /// The part's window.
+    pub window: Window,
+    /// Cells wanted.
+    pub n_wanted: u32,
+    /// Cells that are free.
+    pub n_free: u32,
+    /// Cells in use that no token can see any more.
+    pub n_recyclable: u32,
+    /// All cells of the stream.
+    pub n_cells: u32,
+}
+
+/// A sequence that the memory does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no sequence {seq}: the memory holds {n_seqs}, counted from 0")]
+pub struct NoSuchSequence {
+    /// The id.
+    pub seq: SeqId,
+    /// Sequences that the memory holds.
+    pub n_seqs: u32,
+}
+
+/// An edit after which a sequence's next token would miss tokens that its window reaches, because
+/// their cells were recycled. The sequence has to be evaluated again, from the start or from a
+/// saved state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "sequence {seq} cannot go on at position {next}: it needs {window} from {needed_from} on, but \
+     everything up to {forgotten_to} is forgotten"
+)]
+pub struct WindowForgotten {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The part's window.
+    pub window: Window,
+    /// The position of its next token.
+    pub next: Pos,
+    /// The oldest position that this token sees.
+    pub needed_from: Pos,
+    /// The newest position that the memory recycled.
+    pub forgotten_to: Pos,
+}
+
+/// Why a removal was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoveRefused {
+    /// There is no such sequence.
+    #[error(transparent)]
+    NoSuchSequence(#[from] NoSuchSequence),
+    /// What would be left of the sequence is no longer whole.
+    #[error(transparent)]
+    WindowForgotten(#[from] WindowForgotten),
+}
+
+/// Why a copy was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyRefused {
+    /// There is no such sequence.
+    #[error(transparent)]
+    NoSuchSequence(#[from] NoSuchSequence),
+    /// What the sequence would consist of is not whole.
+    #[error(transparent)]
+    WindowForgotten(#[from] WindowForgotten),
+    /// The sequence's own cells do not suffice.
+    #[error(
+        "copying {n_wanted} tokens of sequence {from} needs as many cells of part {part}, stream \
+         {stream}: {n_free} of {n_cells} are free"
+    )]
+    NoRoom {
+        /// The sequence that is copied.
+        from: SeqId,
+        /// The part of the memory that has no room.
+        part: PartIdx,
+        /// The stream that has no room.
+        stream: StreamIdx,
+        /// Cells wanted.
+        n_wanted: u32,
+        /// Cells that are free or would be replaced.
+        n_free: u32,
+        /// All cells of the stream.
+        n_cells: u32,
+    },
+}

@@ -1,0 +1,219 @@
+//! What a model remembers, as modules with one interface: [`Memory`].
+//!
+//! Evaluating a batch has two halves. **Planning** takes `&self`: the batch is cut into ubatches and
+//! every one is given its place, or the reason why it has none; nothing has changed yet.
+//! **Committing** cannot fail: [`Steps`] takes one ubatch after the other into the memory and says
+//! what the graph needs to know of it. If its computation fails, the step is undone.
+//!
+//! Sequence operations are checked whole before anything changes and return what they did, also what
+//! remains to be done with rows; nothing is queued for later.
+//!
+//! Invariant: how a memory is laid out, what it recycles and in which pieces tokens came is not
+//! visible to a model: a token sees the same tokens whatever happened around it. A call that would
+//! break this is refused. Knows nothing of rows and tensors.
+//!
+//! ```
+//! use kv_core::batch::{Batch, BatchRules, validate};
+//! use kv_core::memory::{Memory, MemoryInputs, Seqs, Streams, Unified, UnifiedConfig};
+//! use kv_core::{Causality, PartIdx, Pos, PosRange, SeqId, TokenId, Window};
+//!
+//! let mut memory = Unified::new(UnifiedConfig {
+//!     part: PartIdx(0),
+//!     n_seqs: 2,
+//!     n_cells: 16,
+//!     streams: Streams::Shared,
+//!     window: Window::Sliding(4),
+//!     causality: Causality::Causal,
+//! })?;
+//! let rules = BatchRules { n_batch: 16, n_seqs: 2, n_vocab: 100, n_embd: 8 };
+//!
+//! let prompt = Batch::prompt(SeqId(0), (0..6).map(TokenId));
+//! let batch = validate(&prompt, &rules, |seq| memory.positions(seq))?;
+//! let mut inputs = MemoryInputs::default();
+//! let mut steps = memory.begin(&batch, 4)?; // ubatches of 4 and 2 tokens
+//! while let Some(ubatch) = steps.next(&mut inputs) {
+//!     assert_eq!(inputs.parts[0].cells.len(), ubatch.tokens.len());
+//!     // … run the graph; where that fails: `return steps.fail(RowsWritten::Perhaps)`
+//! }
+//! // The last row: position 5 sees 2, 3, 4 and itself.
+//! let mask = inputs.parts[0].visibility.dense_mask(8)?;
+//! assert_eq!(mask.to_string(), ".####...\n..####..\n");
+//!
+//! // A second sequence with the same beginning, without copying a row.
+//! let copied = memory.copy(SeqId(0), SeqId(1), PosRange::ALL)?;
+//! assert!(copied.row_copies.is_empty());
+//! memory.remove(Seqs::One(SeqId(0)), PosRange::from(Pos(5)..))?;
+//! assert_eq!(memory.positions(SeqId(0)), Some(PosRange::new(Pos(0), Pos(4))));
+//! assert_eq!(memory.positions(SeqId(1)), Some(PosRange::new(Pos(0), Pos(5))));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use crate::backend::RowCopy;
+use crate::batch::{SplitPolicy, UBatch, ValidBatch};
+use crate::graph::PartInputs;
+use crate::ids::{PartIdx, SeqId};
+use crate::window::PosRange;
+
+mod error;
+pub mod invariants;
+mod steps;
+mod stream;
+mod undo;
+mod unified;
+mod visible;
+
+pub use error::{CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, WindowForgotten};
+pub use steps::{Plan, RowsWritten, Steps};
+pub use undo::UnifiedUndo;
+pub use unified::{Streams, Unified, UnifiedConfig, UnifiedConfigError, UnifiedPlacement};
+
+/// A memory module.
+///
+/// Callers use [`Memory::begin`] (or [`Memory::plan`], to know whether something would fit), the
+/// sequence operations and [`Memory::positions`]. The other methods are for modules made of modules
+/// and are called by [`Steps`].
+///
+/// A module made of two has the placements and undo records of both, places the same ubatches in
+/// both, and checks an edit with both before it edits either.
+pub trait Memory {
+    /// Where the ubatches of one plan go.
+    type Placement;
+    /// What is needed to undo a committed step.
+    type Undo;
+
+    /// Sequences have ids below this number.
+    fn n_seqs(&self) -> u32;
+
+    /// The positions of a sequence, from the oldest that is remembered to the newest; `None` where
+    /// nothing is.
+    fn positions(&self, seq: SeqId) -> Option<PosRange>;
+
+    /// How batches are to be cut for this memory.
+    fn split_policy(&self) -> SplitPolicy;
+
+    /// Finds places for ubatches that are committed one after the other.
+    ///
+    /// # Errors
+    /// [`PlanError`] where one of them has no place.
+    fn place(&self, ubatches: &[UBatch]) -> Result<Self::Placement, PlanError>;
+
+    /// Takes a ubatch into the memory: number `step` of those that `placement` was made for. All
+    /// before it have been committed, and nothing else was changed since.
+    fn commit(&mut self, ubatch: &UBatch, placement: &Self::Placement, step: usize) -> Self::Undo;
+
+    /// Undoes the latest commit that was not undone.
+    fn rollback(&mut self, undo: Self::Undo, rows: RowsWritten);
+
+    /// Writes what the graph needs to know of the ubatch that was just committed.
+    fn inputs(
+        &self,
+        ubatch: &UBatch,
+        placement: &Self::Placement,
+        step: usize,
+        inputs: &mut MemoryInputs,
+    );
+
+    /// Whether [`Memory::remove`] would be refused.
+    ///
+    /// # Errors
+    /// [`RemoveRefused`], the reason.
+    fn check_remove(&self, seqs: Seqs, range: PosRange) -> Result<(), RemoveRefused>;
+
+    /// Takes the tokens with positions in `range` from sequences.
+    ///
+    /// # Errors
+    /// [`RemoveRefused`]; nothing has changed then. Removing all positions of a sequence that exists
+    /// is never refused.
+    fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, RemoveRefused>;
+
+    /// Whether [`Memory::copy`] would be refused.
+    ///
+    /// # Errors
+    /// [`CopyRefused`], the reason.
+    fn check_copy(&self, from: SeqId, to: SeqId, range: PosRange) -> Result<(), CopyRefused>;
+
+    /// Makes the tokens of `to` with positions in `range` the same as those of `from`. What `to` had
+    /// there is replaced, what it has elsewhere stays.
+    ///
+    /// # Errors
+    /// [`CopyRefused`]; nothing has changed then.
+    fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused>;
+
+    /// Removes all other sequences.
+    ///
+    /// # Errors
+    /// [`NoSuchSequence`]; nothing has changed then.
+    fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence>;
+
+    /// Removes everything.
+    fn clear(&mut self) -> Removed;
+
+    /// Cuts a batch into ubatches of at most `n_ubatch` tokens and finds a place for each. Changes
+    /// nothing.
+    ///
+    /// Where a window leaves too few cells, smaller ubatches are tried: each frees what it can for
+    /// the next.
+    ///
+    /// # Errors
+    /// [`PlanError`] where the batch cannot be cut or has no place; of all sizes tried, for the
+    /// largest.
+    fn plan(&self, batch: &ValidBatch, n_ubatch: u32) -> Result<Plan<Self::Placement>, PlanError> {
+        steps::plan(self, batch, n_ubatch)
+    }
+
+    /// Plans a batch and begins to commit it.
+    ///
+    /// # Errors
+    /// [`PlanError`] as from [`Memory::plan`]; nothing has changed then.
+    fn begin(&mut self, batch: &ValidBatch, n_ubatch: u32) -> Result<Steps<'_, Self>, PlanError>
+    where
+        Self: Sized,
+    {
+        let plan = self.plan(batch, n_ubatch)?;
+        Ok(Steps::new(self, plan))
+    }
+}
+
+/// Which sequences an operation concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seqs {
+    /// One.
+    One(SeqId),
+    /// Every one.
+    All,
+}
+
+/// What a graph needs to know of the memory for one ubatch. Buffers are reused from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryInputs {
+    /// By number of the part.
+    pub parts: Vec<PartInputs>,
+}
+
+impl MemoryInputs {
+    /// The inputs of a part, to be overwritten.
+    pub fn part_mut(&mut self, part: PartIdx) -> &mut PartInputs {
+        let n = self.parts.len().max(part.as_usize() + 1);
+        self.parts.resize_with(n, PartInputs::default);
+        &mut self.parts[part.as_usize()]
+    }
+}
+
+/// What a removal did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Tokens taken from sequences; a token of two sequences counts twice.
+    pub n_tokens: u32,
+    /// Cells that became free.
+    pub n_cells: u32,
+}
+
+/// What a copy did, and what is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "the backend has to copy these rows before it does anything else with them"]
+pub struct Copied {
+    /// Tokens that the sequence was given.
+    pub n_tokens: u32,
+    /// Rows that the backend must copy, at once and in this order.
+    pub row_copies: Vec<RowCopy>,
+}
