@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Graph, GraphError, GraphShape};
 use kv_core::layers::LayerMap;
-use kv_core::weights::WeightSource;
+use kv_core::weights::{WeightError, WeightSource};
 
 use crate::gguf::{Metadata, MetadataError};
 
@@ -92,6 +92,9 @@ pub enum ModelError {
         /// The shape it should have, outermost dimension first.
         shape: Vec<usize>,
     },
+    /// A tensor is stored in a way that cannot be read.
+    #[error(transparent)]
+    Weight(WeightError),
     /// A tensor has another shape than the metadata says.
     #[error("tensor '{name}' has shape {got:?}, but the metadata asks for {wanted:?}")]
     TensorShape {
@@ -187,10 +190,13 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
         n_outputs: 1,
     })?;
     for wanted in graph.weights() {
-        let Some(weight) = weights.get(&wanted.name) else {
-            let (name, shape) = (wanted.name.clone(), wanted.shape.clone());
-            return Err(ModelError::MissingTensor { name, shape });
-        };
+        let weight = weights.require(&wanted.name).map_err(|error| match error {
+            WeightError::Missing { name } => ModelError::MissingTensor {
+                name,
+                shape: wanted.shape.clone(),
+            },
+            other => ModelError::Weight(other),
+        })?;
         if weight.shape() != wanted.shape {
             return Err(ModelError::TensorShape {
                 name: wanted.name.clone(),

@@ -5,7 +5,7 @@
 //! architecture by name.
 
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
+use kv_core::weights::{Weight, WeightError, WeightSource};
 
 use crate::architecture::ModelError;
 use crate::blocks::TOKEN_EMBEDDING;
@@ -21,6 +21,21 @@ const MAX_LAYERS: usize = 4096;
 pub struct Hyperparameters<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
+}
+
+/// A weight that some models of an architecture have and others do not.
+///
+/// # Errors
+/// [`ModelError::Weight`] where it is there but cannot be read: that is not the same as absent.
+pub fn optional_weight(
+    weights: &dyn WeightSource,
+    name: &str,
+) -> Result<Option<Weight>, ModelError> {
+    match weights.require(name) {
+        Ok(weight) => Ok(Some(weight)),
+        Err(WeightError::Missing { .. }) => Ok(None),
+        Err(other) => Err(ModelError::Weight(other)),
+    }
 }
 
 /// Sizes of an attention layer's heads.
@@ -207,7 +222,7 @@ impl<'a> Hyperparameters<'a> {
         if base <= 1.0 {
             return Err(self.wrong("rope.freq_base", format!("{base} must be above 1")));
         }
-        let factors = match weights.get(ROPE_FACTORS) {
+        let factors = match optional_weight(weights, ROPE_FACTORS)? {
             None => None,
             Some(weight) if weight.shape() == [n_rot / 2] => Some(ROPE_FACTORS.to_owned()),
             Some(weight) => {

@@ -11,7 +11,7 @@ use model_core::blocks::{
     AttentionBlock, Decoder, DecoderLayer, FeedForwardBlock, QkvBias, TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
-use model_core::hyperparameters::{HeadSizes, Hyperparameters};
+use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::LlamaModel;
 
@@ -91,7 +91,7 @@ impl Architecture for LlamaLike {
         let layers = hyper.heads(n_layers, dim)?.into_iter().map(|heads| {
             Ok(self.layer(heads, hyper.rope(self.rope, heads.k_dim, weights)?, hidden))
         });
-        let tied = weights.get(OUTPUT).is_none();
+        let tied = optional_weight(weights, OUTPUT)?.is_none();
         let decoder = Decoder {
             vocab: hyper.vocab(weights, dim)?,
             dim,
