@@ -1,5 +1,7 @@
 //! What the contract suite cannot see from outside: stored bits, empty results, shared weights.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use std::sync::Arc;
 
 use kv_candle::CandleBackend;
@@ -175,7 +177,7 @@ fn stored_bits_are_those_of_the_scalar_codec() {
         2049.0, 2051.0, 65519.0, 65520.0, -0.0, 5e-8, 2.9e-8, 2.98e-8, 1e-40, -1e30, 0.1,
     ];
     let mut values: Vec<f32> = odd.to_vec();
-    values.extend((0..65_525u32).map(|i| f32::from_bits(i << 16 | (i * 7919 & 0xffff))));
+    values.extend((0..65_525u32).map(|i| f32::from_bits(i << 16 | ((i * 7919) & 0xffff))));
     values.retain(|v| !v.is_nan());
     values.truncate(values.len() / 8 * 8);
     let (k, v) = values.split_at(values.len() / 2);
