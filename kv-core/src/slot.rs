@@ -6,6 +6,7 @@
 
 use crate::cells::{FreeMap, KvCells};
 use crate::ids::{CellIdx, Pos, SeqId};
+use crate::seq_set::SeqSet;
 use crate::window::Window;
 
 /// Where to look for cells in one stream.
@@ -22,7 +23,16 @@ pub struct SlotSearch<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Recycling<'a> {
     Never,
-    Expired { cells: &'a KvCells, window: Window },
+    Expired(Expired<'a>),
+}
+
+/// What it takes to tell whether anybody will see a cell again.
+#[derive(Clone, Copy, Debug)]
+struct Expired<'a> {
+    cells: &'a KvCells,
+    window: Window,
+    /// Sequences whose next token is at their last position again.
+    repeating: SeqSet,
 }
 
 /// There are too few usable cells.
@@ -43,7 +53,11 @@ impl<'a> SlotSearch<'a> {
     pub fn new(cells: &'a KvCells, head: u32, window: Window) -> Self {
         let recycling = match window {
             Window::Full => Recycling::Never,
-            _ => Recycling::Expired { cells, window },
+            _ => Recycling::Expired(Expired {
+                cells,
+                window,
+                repeating: SeqSet::EMPTY,
+            }),
         };
         Self {
             free: cells.free(),
@@ -51,6 +65,15 @@ impl<'a> SlotSearch<'a> {
             head,
             recycling,
         }
+    }
+
+    /// Names the sequences that go on with a token at their last position again, which sees one
+    /// position further back than one at the next position would.
+    pub fn with_repeating(mut self, seqs: SeqSet) -> Self {
+        if let Recycling::Expired(expired) = &mut self.recycling {
+            expired.repeating = seqs;
+        }
+        self
     }
 
     /// A search that only takes free cells, of which `free` says which they are.
@@ -79,7 +102,7 @@ impl<'a> SlotSearch<'a> {
         let start = start.min(n_cells);
         let before = slot.len();
         let wanted = before + n as usize;
-        if matches!(self.recycling, Recycling::Expired { .. }) || n <= self.free.n_free() {
+        if matches!(self.recycling, Recycling::Expired(_)) || n <= self.free.n_free() {
             self.collect(start, n_cells, slot, wanted);
             self.collect(0, start, slot, wanted);
         }
@@ -105,10 +128,9 @@ impl<'a> SlotSearch<'a> {
                     Some(free) => at = free,
                     None => return,
                 },
-                Recycling::Expired { cells, window } => {
-                    if !self.free.is_free(at)
-                        && !is_recyclable(cells, window, self.first_cell.offset(at))
-                    {
+                Recycling::Expired(expired) => {
+                    let cell = self.first_cell.offset(at);
+                    if !self.free.is_free(at) && !expired.is_recyclable(cell) {
                         at += 1;
                         continue;
                     }
@@ -122,30 +144,34 @@ impl<'a> SlotSearch<'a> {
     }
 
     fn n_recyclable(&self) -> u32 {
-        let Recycling::Expired { cells, window } = self.recycling else {
+        let Recycling::Expired(expired) = self.recycling else {
             return 0;
         };
         let all = (0..self.free.n_cells()).map(|i| self.first_cell.offset(i));
-        all.filter(|&cell| is_recyclable(cells, window, cell))
-            .count() as u32
+        all.filter(|&cell| expired.is_recyclable(cell)).count() as u32
     }
 }
 
-/// Whether a cell holds a token that none of its sequences can see any more.
-fn is_recyclable(cells: &KvCells, window: Window, cell: CellIdx) -> bool {
-    cells.get(cell).is_some_and(|held| {
-        held.seqs
-            .iter()
-            .all(|seq| held.pos < oldest_kept(cells, window, seq))
-    })
-}
+impl Expired<'_> {
+    /// Whether a cell holds a token that none of its sequences can see any more.
+    fn is_recyclable(&self, cell: CellIdx) -> bool {
+        self.cells
+            .get(cell)
+            .is_some_and(|held| held.seqs.iter().all(|seq| held.pos < self.oldest_kept(seq)))
+    }
 
-/// The position from which on the tokens of a sequence are kept: what its next token sees, and its
-/// last token in any case, so that a sequence never forgets how long it is.
-fn oldest_kept(cells: &KvCells, window: Window, seq: SeqId) -> Pos {
-    match cells.positions(seq) {
-        Some(has) => window.oldest_key(has.last.next()).min(has.last),
-        None => Pos(0),
+    /// The position from which on the tokens of a sequence are kept: what its next token sees, and
+    /// its last token in any case, so that a sequence never forgets how long it is.
+    fn oldest_kept(&self, seq: SeqId) -> Pos {
+        let Some(has) = self.cells.positions(seq) else {
+            return Pos(0);
+        };
+        let next = if self.repeating.contains(seq) {
+            has.last
+        } else {
+            has.last.next()
+        };
+        self.window.oldest_key(next).min(has.last)
     }
 }
 
@@ -153,7 +179,6 @@ fn oldest_kept(cells: &KvCells, window: Window, seq: SeqId) -> Pos {
 mod tests {
     use super::*;
     use crate::cells::Cell;
-    use crate::seq_set::SeqSet;
 
     /// A stream from `pos:seq+seq…` or `.` for each cell.
     fn cells(text: &str) -> KvCells {
@@ -257,6 +282,18 @@ mod tests {
             find("8:0 9:0 10:0 11:0 4:0 5:0 6:0 7:0", 4, w, 1).unwrap(),
             [4]
         );
+    }
+
+    #[test]
+    fn a_repeated_position_keeps_what_it_sees() {
+        let cells = cells("3:0 4:0 5:0 6:0");
+        let found = |repeating| {
+            let search = SlotSearch::new(&cells, 0, Window::Sliding(3)).with_repeating(repeating);
+            let mut slot = Vec::new();
+            search.find(2, &mut slot).map(|()| slot)
+        };
+        assert_eq!(found(SeqSet::EMPTY).unwrap(), [CellIdx(0), CellIdx(1)]);
+        assert_eq!(found(SeqSet::one(SeqId(0))).unwrap_err().n_recyclable, 1);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! [`Window`] who sees whom. So whatever cells the memory reuses, shares, copies or gives back after
 //! a failure, the tokens that a row sees must be the model's. A simulated backend holds one token id
 //! for each row, and overwrites rows as a real one does.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{

@@ -1,4 +1,5 @@
 //! Batches: the rules of validation and the worked examples of the splitters.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::batch::{
     Batch, BatchError, BatchRules, EqualLength, SetOrder, SplitError, SplitPolicy, UBatchShape,

@@ -14,7 +14,7 @@ use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
 use crate::backend::RowCopy;
 use crate::batch::{SplitPolicy, UBatch, UBatchRow};
 use crate::cells::{Cell, FreeMap, Freed, KvCells};
-use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId, StreamIdx};
+use crate::ids::{CellIdx, MAX_SEQS, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::{Shortage, SlotSearch};
 use crate::visibility::CellRun;
@@ -217,6 +217,35 @@ impl Unified {
         Ok(rows)
     }
 
+    /// For each ubatch the sequences whose next token, in this or a later one, is at the position
+    /// of their last one in an earlier one.
+    fn repeating(&self, ubatches: &[UBatch]) -> Vec<SeqSet> {
+        let mut repeating = vec![SeqSet::EMPTY; ubatches.len()];
+        if self.config.window == Window::Full || ubatches.len() < 2 {
+            return repeating;
+        }
+        let mut latest: Vec<Option<(usize, Pos)>> = vec![None; self.config.n_seqs as usize];
+        for (step, ubatch) in ubatches.iter().enumerate() {
+            for row in ubatch.rows() {
+                for seq in row.seqs {
+                    let Some(latest) = latest.get_mut(seq.as_usize()) else {
+                        continue;
+                    };
+                    if let Some((before, pos)) = *latest
+                        && pos == row.pos
+                    {
+                        let waiting = repeating.iter_mut().take(step + 1).skip(before + 1);
+                        waiting.for_each(|seqs| {
+                            seqs.insert(seq);
+                        });
+                    }
+                    *latest = Some((step, row.pos));
+                }
+            }
+        }
+        repeating
+    }
+
     fn no_room(&self, ubatch: usize, stream: usize, shortage: Shortage) -> NoRoom {
         let Shortage {
             n_wanted,
@@ -269,6 +298,7 @@ impl Memory for Unified {
 
     fn place(&self, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
         let mut shadows: Vec<Shadow<'_>> = self.streams.iter().map(Shadow::of).collect();
+        let repeating = self.repeating(ubatches);
         let mut placement = UnifiedPlacement::default();
         let mut slot = Vec::new();
         for (step, ubatch) in ubatches.iter().enumerate() {
@@ -280,7 +310,9 @@ impl Memory for Unified {
                     continue;
                 };
                 slot.clear();
-                let search = shadows[stream].search(self.config.window);
+                let search = shadows[stream]
+                    .search(self.config.window)
+                    .with_repeating(repeating[step]);
                 search
                     .find(group.len() as u32, &mut slot)
                     .map_err(|shortage| self.no_room(step, stream, shortage))?;
@@ -509,7 +541,7 @@ impl<'a> Shadow<'a> {
     }
 }
 
-fn last_within(stream: &Stream, seq: SeqId, range: PosRange) -> Option<crate::ids::Pos> {
+fn last_within(stream: &Stream, seq: SeqId, range: PosRange) -> Option<Pos> {
     Some(stream.cells.runs(seq)?.within(range).last()?.last_pos())
 }
 
