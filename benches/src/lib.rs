@@ -1,1 +1,141 @@
-//! Criterion benches of Cellar
+//! What the benches share: seeded weights, filled memories. One definition of each size.
+//!
+//! Knows nothing of criterion.
+
+use std::sync::Arc;
+
+use kv_core::backend::{Backend, BackendError};
+use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
+use kv_core::block::BlockFormat;
+use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
+use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
+use kv_core::weights::{MemoryWeights, Weight, WeightError};
+use kv_core::{Causality, PartIdx, SeqId, TokenId, Window};
+
+/// What any of the set-ups here can fail with.
+pub type Failure = Box<dyn std::error::Error>;
+
+/// A small generator (SplitMix64), so that benches are the same everywhere.
+#[derive(Clone, Debug)]
+pub struct Seeded(u64);
+
+impl Seeded {
+    /// A generator that starts from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number between -1 and 1.
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// A matrix `[rows, columns]` of random blocks whose scales are sane numbers.
+///
+/// # Errors
+/// [`WeightError`] where `columns` is no whole number of blocks.
+pub fn random_matrix(
+    name: &str,
+    [rows, columns]: [usize; 2],
+    format: BlockFormat,
+) -> Result<Weight, WeightError> {
+    let mut random = Seeded::new(7);
+    let bytes = match format {
+        BlockFormat::F32 => (0..rows * columns)
+            .flat_map(|_| (random.unit() * 0.05).to_le_bytes())
+            .collect(),
+        // Keeping the two top exponent bits of every 16-bit float clear bounds scales and values.
+        _ => {
+            let n = rows * columns / format.block_len() * format.block_bytes();
+            (0..n)
+                .map(|_| (random.bits() as u8) & 0xB7)
+                .collect::<Vec<u8>>()
+        }
+    };
+    Weight::new(name, vec![rows, columns], format, bytes.into())
+}
+
+/// One matrix product, `[n_tokens, columns]` by a matrix `[rows, columns]`.
+///
+/// # Errors
+/// [`GraphError`] where the sizes do not fit.
+pub fn linear_graph(n_tokens: usize, [rows, columns]: [usize; 2]) -> Result<Graph, GraphError> {
+    let mut b = GraphBuilder::new(GraphShape {
+        n_tokens,
+        n_outputs: n_tokens,
+    });
+    let x = b.input(Input::Embeddings { dim: columns })?;
+    let y = b.linear("y", x, "w", rows)?;
+    b.finish(&[y])
+}
+
+/// A backend's weights with the one matrix `w`.
+///
+/// # Errors
+/// Whatever the backend says.
+pub fn load<B: Backend>(backend: &B, weight: Weight) -> Result<B::Weights, BackendError> {
+    let mut weights = MemoryWeights::new();
+    weights.insert(weight);
+    backend.load_weights(Arc::new(weights))
+}
+
+/// A shared memory of `n_cells` cells.
+///
+/// # Errors
+/// Where there are no cells or sequences.
+pub fn memory(n_cells: u32, n_seqs: u32, window: Window) -> Result<Unified, Failure> {
+    Ok(Unified::new(UnifiedConfig {
+        part: PartIdx(0),
+        n_seqs,
+        n_cells,
+        streams: Streams::Shared,
+        window,
+        causality: Causality::Causal,
+    })?)
+}
+
+/// The next `n` tokens of each of `n_seqs` sequences, as a batch that fits `memory`.
+///
+/// # Errors
+/// Where the batch is not valid.
+pub fn next_tokens(memory: &Unified, n_seqs: u32, n: u32) -> Result<ValidBatch, Failure> {
+    let mut batch = Batch::new();
+    for _ in 0..n {
+        for seq in 0..n_seqs {
+            batch
+                .push_token(TokenId(1))
+                .in_sequence(SeqId(seq))
+                .with_output();
+        }
+    }
+    let rules = BatchRules {
+        n_batch: 1 << 20,
+        n_seqs,
+        n_vocab: 2,
+        n_embd: 1,
+    };
+    Ok(validate(&batch, &rules, |seq| memory.positions(seq))?)
+}
+
+/// Plans and commits a batch, in ubatches of `n_ubatch`.
+///
+/// # Errors
+/// Where it does not fit.
+pub fn commit(
+    memory: &mut Unified,
+    batch: &ValidBatch,
+    (n_ubatch, inputs): (u32, &mut MemoryInputs),
+) -> Result<(), Failure> {
+    let mut steps = memory.begin(batch, n_ubatch)?;
+    while steps.next(inputs).is_some() {}
+    Ok(())
+}

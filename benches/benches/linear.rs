@@ -1,0 +1,58 @@
+//! Matrix products of the CPU backend by weight format: one row (bound by bytes of weights) and many
+//! rows (bound by arithmetic). Throughput is bytes of weights for one row, multiply-adds for many.
+
+#![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
+
+use cellar_benches::{linear_graph, load, random_matrix};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kv_core::backend::Backend;
+use kv_core::block::BlockFormat;
+use kv_core::graph::{GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+use kv_cpu::{CpuBackend, CpuConfig};
+
+/// A feed-forward matrix of a model of half a billion parameters.
+const SHAPE: [usize; 2] = [4864, 1024];
+
+fn bench(c: &mut Criterion, group: &str, n_tokens: usize) {
+    let backend = CpuBackend::new(CpuConfig::default()).expect("a CPU");
+    let layout = RowLayout::default();
+    let graph = linear_graph(n_tokens, SHAPE).expect("the sizes fit");
+    let mut rows = backend.allocate(&layout).expect("nothing to allocate");
+    let x = vec![0.25; n_tokens * SHAPE[1]];
+    let mut group = c.benchmark_group(group);
+    for format in BlockFormat::ALL {
+        let weight = random_matrix("w", SHAPE, format).expect("whole blocks");
+        group.throughput(match n_tokens {
+            1 => Throughput::Bytes(weight.bytes().len() as u64),
+            n => Throughput::Elements((n * SHAPE[0] * SHAPE[1]) as u64),
+        });
+        let weights = load(&backend, weight).expect("weights in memory");
+        let mut program = backend
+            .compile(&graph, &weights, &layout)
+            .expect("a known operation");
+        let mut outputs = GraphOutputs::default();
+        group.bench_function(BenchmarkId::from_parameter(format), |b| {
+            let inputs = GraphInputs {
+                embeddings: &x,
+                ..GraphInputs::default()
+            };
+            b.iter(|| {
+                backend
+                    .run(&mut program, &mut rows, &inputs, &mut outputs)
+                    .is_ok()
+            });
+        });
+    }
+}
+
+fn one_row(c: &mut Criterion) {
+    bench(c, "linear/1 row", 1);
+}
+
+fn many_rows(c: &mut Criterion) {
+    bench(c, "linear/128 rows", 128);
+}
+
+criterion_group!(all, one_row, many_rows);
+criterion_main!(all);
