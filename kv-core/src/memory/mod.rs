@@ -54,8 +54,10 @@ use crate::graph::PartInputs;
 use crate::ids::{PartIdx, SeqId};
 use crate::window::PosRange;
 
+mod copy;
 mod error;
 pub mod invariants;
+mod place;
 mod steps;
 mod stream;
 mod undo;
@@ -63,9 +65,10 @@ mod unified;
 mod visible;
 
 pub use error::{CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, WindowForgotten};
+pub use place::UnifiedPlacement;
 pub use steps::{Plan, RowsWritten, Steps};
 pub use undo::UnifiedUndo;
-pub use unified::{Streams, Unified, UnifiedConfig, UnifiedConfigError, UnifiedPlacement};
+pub use unified::{Streams, Unified, UnifiedConfig, UnifiedConfigError};
 
 /// A memory module.
 ///

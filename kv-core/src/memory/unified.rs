@@ -6,17 +6,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused};
-use super::stream::{SeqEnd, Stream};
+use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused};
+use super::place::{self, UnifiedPlacement};
+use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
-use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
-use crate::backend::RowCopy;
+use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, copy};
 use crate::batch::{SplitPolicy, UBatch, UBatchRow};
-use crate::cells::{Cell, FreeMap, Freed, KvCells};
-use crate::ids::{CellIdx, MAX_SEQS, PartIdx, Pos, SeqId, StreamIdx};
+use crate::cells::{Cell, Freed, KvCells};
+use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
 use crate::seq_set::SeqSet;
-use crate::slot::{Shortage, SlotSearch};
 use crate::visibility::CellRun;
 use crate::window::{Causality, PosRange, Window};
 
@@ -76,19 +75,6 @@ pub enum UnifiedConfigError {
 pub struct Unified {
     config: UnifiedConfig,
     pub(super) streams: Vec<Stream>,
-}
-
-/// The cells of each token of each ubatch of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnifiedPlacement {
-    steps: Vec<Vec<CellIdx>>,
-}
-
-impl UnifiedPlacement {
-    /// The cell of each token of ubatch `step`, in its order; empty where there is no such ubatch.
-    pub fn cells(&self, step: usize) -> &[CellIdx] {
-        self.steps.get(step).map_or(&[], Vec::as_slice)
-    }
 }
 
 impl Unified {
@@ -156,14 +142,14 @@ impl Unified {
         runs.map_or(&[], |runs| runs.as_slice())
     }
 
-    fn stream_of(&self, seq: SeqId) -> usize {
+    pub(super) fn stream_of(&self, seq: SeqId) -> usize {
         match self.config.streams {
             Streams::Shared => 0,
             Streams::PerSequence => seq.as_usize(),
         }
     }
 
-    fn check_seq(&self, seq: SeqId) -> Result<(), NoSuchSequence> {
+    pub(super) fn check_seq(&self, seq: SeqId) -> Result<(), NoSuchSequence> {
         let n_seqs = self.config.n_seqs;
         if seq.0 < n_seqs {
             Ok(())
@@ -192,92 +178,6 @@ impl Unified {
             n_cells: freed.n_cells,
         }
     }
-
-    /// Row numbers of `ubatch` with their streams, by stream, else in order.
-    fn rows_by_stream(&self, ubatch: &UBatch) -> Result<Vec<(usize, u32)>, PlanError> {
-        let mut rows = Vec::with_capacity(ubatch.entries.len());
-        for (number, row) in (0u32..).zip(ubatch.rows()) {
-            if let Some(beyond) = row.seqs.iter().find(|seq| seq.0 >= self.config.n_seqs) {
-                self.check_seq(beyond)?;
-            }
-            if self.config.streams == Streams::PerSequence && row.seqs.len() > 1 {
-                let entry = ubatch
-                    .entries
-                    .get(number as usize)
-                    .copied()
-                    .unwrap_or(number);
-                return Err(PlanError::CoupledStreams {
-                    entry,
-                    set: row.seqs,
-                });
-            }
-            rows.push((self.stream_of(row.first_seq), number));
-        }
-        rows.sort_unstable();
-        Ok(rows)
-    }
-
-    /// For each ubatch the sequences whose next token, in this or a later one, is at the position
-    /// of their last one in an earlier one.
-    fn repeating(&self, ubatches: &[UBatch]) -> Vec<SeqSet> {
-        let mut repeating = vec![SeqSet::EMPTY; ubatches.len()];
-        if self.config.window == Window::Full || ubatches.len() < 2 {
-            return repeating;
-        }
-        let mut latest: Vec<Option<(usize, Pos)>> = vec![None; self.config.n_seqs as usize];
-        for (step, ubatch) in ubatches.iter().enumerate() {
-            for row in ubatch.rows() {
-                for seq in row.seqs {
-                    let Some(latest) = latest.get_mut(seq.as_usize()) else {
-                        continue;
-                    };
-                    if let Some((before, pos)) = *latest
-                        && pos == row.pos
-                    {
-                        let waiting = repeating.iter_mut().take(step + 1).skip(before + 1);
-                        waiting.for_each(|seqs| {
-                            seqs.insert(seq);
-                        });
-                    }
-                    *latest = Some((step, row.pos));
-                }
-            }
-        }
-        repeating
-    }
-
-    fn no_room(&self, ubatch: usize, stream: usize, shortage: Shortage) -> NoRoom {
-        let Shortage {
-            n_wanted,
-            n_free,
-            n_recyclable,
-            n_cells,
-        } = shortage;
-        NoRoom {
-            ubatch,
-            part: self.config.part,
-            stream: StreamIdx(stream as u32),
-            window: self.config.window,
-            n_wanted,
-            n_free,
-            n_recyclable,
-            n_cells,
-        }
-    }
-
-    /// How `to` would end with the tokens of `from` in `range` instead of its own.
-    fn end_after_copy(&self, from: SeqId, to: SeqId, range: PosRange) -> SeqEnd {
-        let stream = |seq| self.streams.get(self.stream_of(seq));
-        let kept = stream(to).map_or(SeqEnd::default(), |s| s.end_without(to, range));
-        let copied = stream(from).map_or(SeqEnd::default(), |s| SeqEnd {
-            last: last_within(s, from, range),
-            forgotten: s
-                .forgotten(from)
-                .map(|f| f.min(range.last))
-                .filter(|&f| f >= range.first),
-        });
-        kept.max(copied)
-    }
 }
 
 impl Memory for Unified {
@@ -297,36 +197,7 @@ impl Memory for Unified {
     }
 
     fn place(&self, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
-        let mut shadows: Vec<Shadow<'_>> = self.streams.iter().map(Shadow::of).collect();
-        let repeating = self.repeating(ubatches);
-        let mut placement = UnifiedPlacement::default();
-        let mut slot = Vec::new();
-        for (step, ubatch) in ubatches.iter().enumerate() {
-            let rows = self.rows_by_stream(ubatch)?;
-            let ubatch_rows: Vec<UBatchRow> = ubatch.rows().collect();
-            let mut cells = vec![CellIdx(0); rows.len()];
-            for group in rows.chunk_by(|a, b| a.0 == b.0) {
-                let Some(&(stream, _)) = group.first() else {
-                    continue;
-                };
-                slot.clear();
-                let search = shadows[stream]
-                    .search(self.config.window)
-                    .with_repeating(repeating[step]);
-                search
-                    .find(group.len() as u32, &mut slot)
-                    .map_err(|shortage| self.no_room(step, stream, shortage))?;
-                for (&(_, row), &cell) in group.iter().zip(&slot) {
-                    cells[row as usize] = cell;
-                }
-                if step + 1 < ubatches.len() {
-                    let rows = group.iter().map(|&(_, row)| ubatch_rows[row as usize]);
-                    shadows[stream].put(self.config.window, slot.iter().copied().zip(rows));
-                }
-            }
-            placement.steps.push(cells);
-        }
-        Ok(placement)
+        place::place(self, ubatches)
     }
 
     fn commit(
@@ -404,62 +275,11 @@ impl Memory for Unified {
     }
 
     fn check_copy(&self, from: SeqId, to: SeqId, range: PosRange) -> Result<(), CopyRefused> {
-        self.check_seq(from)?;
-        self.check_seq(to)?;
-        if from == to || range.is_empty() {
-            return Ok(());
-        }
-        self.end_after_copy(from, to, range)
-            .check(to, self.config.window)?;
-        let (source, target) = (self.stream_of(from), self.stream_of(to));
-        if let (Some(s), Some(t)) = (self.streams.get(source), self.streams.get(target))
-            && source != target
-        {
-            let n_wanted = n_within(s, from, range);
-            let n_cells = t.cells.n_cells();
-            let n_free = n_cells - t.cells.n_used() + n_within(t, to, range);
-            if n_wanted > n_free {
-                let (part, stream) = (self.config.part, StreamIdx(target as u32));
-                return Err(CopyRefused::NoRoom {
-                    from,
-                    part,
-                    stream,
-                    n_wanted,
-                    n_free,
-                    n_cells,
-                });
-            }
-        }
-        Ok(())
+        copy::check(self, from, to, range)
     }
 
     fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused> {
-        self.check_copy(from, to, range)?;
-        let mut copied = Copied::default();
-        if from == to || range.is_empty() {
-            return Ok(copied);
-        }
-        let forgotten = self.end_after_copy(from, to, range).forgotten;
-        let (source, target) = (self.stream_of(from), self.stream_of(to));
-        let runs = self.streams.get(source).and_then(|s| s.cells.runs(from));
-        let runs: Vec<CellRun> = runs
-            .into_iter()
-            .flat_map(|runs| runs.within(range))
-            .collect();
-        copied.n_tokens = runs.iter().map(|run| run.len).sum();
-        let Some(stream) = self.streams.get_mut(target) else {
-            return Ok(copied);
-        };
-        stream.remove(to, range);
-        if source == target {
-            for &run in &runs {
-                stream.cells.add_run(run, to);
-            }
-        } else {
-            copied.row_copies = put_copies(stream, to, &runs, self.config.part);
-        }
-        stream.set_forgotten(to, forgotten);
-        Ok(copied)
+        copy::copy(self, from, to, range)
     }
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
@@ -476,108 +296,4 @@ impl Memory for Unified {
         }
         removed
     }
-}
-
-/// A stream as it will be after some steps of a plan; shares what it can with the real one.
-struct Shadow<'a> {
-    stream: &'a Stream,
-    changed: Changed,
-}
-
-enum Changed {
-    Not,
-    /// With a full window only the free cells matter.
-    Free {
-        free: FreeMap,
-        head: u32,
-    },
-    All(Box<Stream>),
-}
-
-impl<'a> Shadow<'a> {
-    fn of(stream: &'a Stream) -> Self {
-        Self {
-            stream,
-            changed: Changed::Not,
-        }
-    }
-
-    fn search(&self, window: Window) -> SlotSearch<'_> {
-        match &self.changed {
-            Changed::Not => SlotSearch::new(&self.stream.cells, self.stream.head, window),
-            Changed::Free { free, head } => {
-                SlotSearch::in_free(free, self.stream.cells.first_cell(), *head)
-            }
-            Changed::All(stream) => SlotSearch::new(&stream.cells, stream.head, window),
-        }
-    }
-
-    fn put(&mut self, window: Window, rows: impl Iterator<Item = (CellIdx, UBatchRow)>) {
-        if let Changed::Not = self.changed {
-            self.changed = match window {
-                Window::Full => {
-                    let free = self.stream.cells.free().clone();
-                    Changed::Free {
-                        free,
-                        head: self.stream.head,
-                    }
-                }
-                _ => Changed::All(Box::new(self.stream.clone())),
-            };
-        }
-        match &mut self.changed {
-            Changed::Not => {}
-            Changed::Free { free, head } => {
-                for (cell, _) in rows {
-                    let i = cell.0 - self.stream.cells.first_cell().0;
-                    free.take(i);
-                    *head = i + 1;
-                }
-            }
-            Changed::All(stream) => {
-                stream.put(rows);
-            }
-        }
-    }
-}
-
-fn last_within(stream: &Stream, seq: SeqId, range: PosRange) -> Option<Pos> {
-    Some(stream.cells.runs(seq)?.within(range).last()?.last_pos())
-}
-
-fn n_within(stream: &Stream, seq: SeqId, range: PosRange) -> u32 {
-    let runs = stream.cells.runs(seq).into_iter();
-    runs.flat_map(|runs| runs.within(range))
-        .map(|run| run.len)
-        .sum()
-}
-
-/// Gives `seq` cells of its own stream for the tokens in `runs` of another. There are enough.
-fn put_copies(stream: &mut Stream, seq: SeqId, runs: &[CellRun], part: PartIdx) -> Vec<RowCopy> {
-    let n = runs.iter().map(|run| run.len).sum();
-    let mut slot = Vec::new();
-    let free = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
-    let found = free.find(n, &mut slot);
-    debug_assert!(found.is_ok(), "room was checked before: {found:?}");
-    let mut copies: Vec<RowCopy> = Vec::new();
-    for ((from, pos), &to) in runs.iter().flat_map(|run| run.iter()).zip(&slot) {
-        stream.cells.put(
-            to,
-            Cell {
-                pos,
-                seqs: SeqSet::one(seq),
-            },
-        );
-        stream.set_head_behind(to);
-        match copies.last_mut() {
-            Some(c) if c.from.offset(c.len) == from && c.to.offset(c.len) == to => c.len += 1,
-            _ => copies.push(RowCopy {
-                part,
-                from,
-                to,
-                len: 1,
-            }),
-        }
-    }
-    copies
 }

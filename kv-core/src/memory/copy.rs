@@ -1,0 +1,142 @@
+//! Giving a sequence the tokens of another: by sharing cells within a stream, by copying rows between
+//! streams.
+//!
+//! Invariant: checked whole before anything changes; row copies are returned, never remembered.
+
+use super::Copied;
+use super::error::CopyRefused;
+use super::stream::{SeqEnd, Stream};
+use super::unified::Unified;
+use crate::backend::RowCopy;
+use crate::cells::Cell;
+use crate::ids::{PartIdx, Pos, SeqId, StreamIdx};
+use crate::seq_set::SeqSet;
+use crate::slot::SlotSearch;
+use crate::visibility::CellRun;
+use crate::window::PosRange;
+
+/// Whether a copy would be refused.
+pub(super) fn check(
+    memory: &Unified,
+    from: SeqId,
+    to: SeqId,
+    range: PosRange,
+) -> Result<(), CopyRefused> {
+    memory.check_seq(from)?;
+    memory.check_seq(to)?;
+    if from == to || range.is_empty() {
+        return Ok(());
+    }
+    end_after(memory, from, to, range).check(to, memory.config().window)?;
+    let (source, target) = (memory.stream_of(from), memory.stream_of(to));
+    if let (Some(s), Some(t)) = (memory.streams.get(source), memory.streams.get(target))
+        && source != target
+    {
+        let n_wanted = n_within(s, from, range);
+        let n_cells = t.cells.n_cells();
+        let n_free = n_cells - t.cells.n_used() + n_within(t, to, range);
+        if n_wanted > n_free {
+            let (part, stream) = (memory.config().part, StreamIdx(target as u32));
+            return Err(CopyRefused::NoRoom {
+                from,
+                part,
+                stream,
+                n_wanted,
+                n_free,
+                n_cells,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Makes the tokens of `to` in `range` those of `from`.
+pub(super) fn copy(
+    memory: &mut Unified,
+    from: SeqId,
+    to: SeqId,
+    range: PosRange,
+) -> Result<Copied, CopyRefused> {
+    check(memory, from, to, range)?;
+    let mut copied = Copied::default();
+    if from == to || range.is_empty() {
+        return Ok(copied);
+    }
+    let forgotten = end_after(memory, from, to, range).forgotten;
+    let (source, target) = (memory.stream_of(from), memory.stream_of(to));
+    let runs = memory.streams.get(source).and_then(|s| s.cells.runs(from));
+    let runs: Vec<CellRun> = runs
+        .into_iter()
+        .flat_map(|runs| runs.within(range))
+        .collect();
+    copied.n_tokens = runs.iter().map(|run| run.len).sum();
+    let part = memory.config().part;
+    let Some(stream) = memory.streams.get_mut(target) else {
+        return Ok(copied);
+    };
+    stream.remove(to, range);
+    if source == target {
+        for &run in &runs {
+            stream.cells.add_run(run, to);
+        }
+    } else {
+        copied.row_copies = put_copies(stream, to, &runs, part);
+    }
+    stream.set_forgotten(to, forgotten);
+    Ok(copied)
+}
+
+/// How `to` would end with the tokens of `from` in `range` instead of its own.
+fn end_after(memory: &Unified, from: SeqId, to: SeqId, range: PosRange) -> SeqEnd {
+    let stream = |seq| memory.streams.get(memory.stream_of(seq));
+    let kept = stream(to).map_or(SeqEnd::default(), |s| s.end_without(to, range));
+    let copied = stream(from).map_or(SeqEnd::default(), |s| SeqEnd {
+        last: last_within(s, from, range),
+        forgotten: s
+            .forgotten(from)
+            .map(|f| f.min(range.last))
+            .filter(|&f| f >= range.first),
+    });
+    kept.max(copied)
+}
+
+fn last_within(stream: &Stream, seq: SeqId, range: PosRange) -> Option<Pos> {
+    Some(stream.cells.runs(seq)?.within(range).last()?.last_pos())
+}
+
+fn n_within(stream: &Stream, seq: SeqId, range: PosRange) -> u32 {
+    let runs = stream.cells.runs(seq).into_iter();
+    runs.flat_map(|runs| runs.within(range))
+        .map(|run| run.len)
+        .sum()
+}
+
+/// Gives `seq` cells of its own stream for the tokens in `runs` of another. There are enough.
+fn put_copies(stream: &mut Stream, seq: SeqId, runs: &[CellRun], part: PartIdx) -> Vec<RowCopy> {
+    let n = runs.iter().map(|run| run.len).sum();
+    let mut slot = Vec::new();
+    let free = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
+    let found = free.find(n, &mut slot);
+    debug_assert!(found.is_ok(), "room was checked before: {found:?}");
+    let mut copies: Vec<RowCopy> = Vec::new();
+    for ((from, pos), &to) in runs.iter().flat_map(|run| run.iter()).zip(&slot) {
+        stream.cells.put(
+            to,
+            Cell {
+                pos,
+                seqs: SeqSet::one(seq),
+            },
+        );
+        stream.set_head_behind(to);
+        match copies.last_mut() {
+            Some(c) if c.from.offset(c.len) == from && c.to.offset(c.len) == to => c.len += 1,
+            _ => copies.push(RowCopy {
+                part,
+                from,
+                to,
+                len: 1,
+            }),
+        }
+    }
+    copies
+}

@@ -1,0 +1,196 @@
+//! Where the ubatches of a plan go, without changing the memory.
+//!
+//! Later ubatches see the memory as the earlier ones will leave it. Invariant: committing the steps
+//! in order finds every cell as it was planned. Knows nothing of rollbacks and edits.
+
+use super::error::{NoRoom, PlanError};
+use super::stream::Stream;
+use super::unified::{Streams, Unified};
+use crate::batch::{UBatch, UBatchRow};
+use crate::cells::FreeMap;
+use crate::ids::{CellIdx, Pos, StreamIdx};
+use crate::seq_set::SeqSet;
+use crate::slot::{Shortage, SlotSearch};
+use crate::window::Window;
+
+/// The cells of each token of each ubatch of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnifiedPlacement {
+    steps: Vec<Vec<CellIdx>>,
+}
+
+impl UnifiedPlacement {
+    /// The cell of each token of ubatch `step`, in its order; empty where there is no such ubatch.
+    pub fn cells(&self, step: usize) -> &[CellIdx] {
+        self.steps.get(step).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Finds cells for ubatches that are committed one after the other.
+pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
+    let mut shadows: Vec<Shadow<'_>> = memory.streams.iter().map(Shadow::of).collect();
+    let repeating = repeating(memory, ubatches);
+    let mut placement = UnifiedPlacement::default();
+    let mut slot = Vec::new();
+    for (step, ubatch) in ubatches.iter().enumerate() {
+        let rows = rows_by_stream(memory, ubatch)?;
+        let ubatch_rows: Vec<UBatchRow> = ubatch.rows().collect();
+        let mut cells = vec![CellIdx(0); rows.len()];
+        for group in rows.chunk_by(|a, b| a.0 == b.0) {
+            let Some(&(stream, _)) = group.first() else {
+                continue;
+            };
+            slot.clear();
+            let search = shadows[stream]
+                .search(memory.config().window)
+                .with_repeating(repeating[step]);
+            search
+                .find(group.len() as u32, &mut slot)
+                .map_err(|shortage| no_room(memory, step, stream, shortage))?;
+            for (&(_, row), &cell) in group.iter().zip(&slot) {
+                cells[row as usize] = cell;
+            }
+            if step + 1 < ubatches.len() {
+                let rows = group.iter().map(|&(_, row)| ubatch_rows[row as usize]);
+                shadows[stream].put(memory.config().window, slot.iter().copied().zip(rows));
+            }
+        }
+        placement.steps.push(cells);
+    }
+    Ok(placement)
+}
+
+/// Row numbers of `ubatch` with their streams, by stream, else in order.
+fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>, PlanError> {
+    let mut rows = Vec::with_capacity(ubatch.entries.len());
+    for (number, row) in (0u32..).zip(ubatch.rows()) {
+        if let Some(beyond) = row.seqs.iter().find(|seq| seq.0 >= memory.config().n_seqs) {
+            memory.check_seq(beyond)?;
+        }
+        if memory.config().streams == Streams::PerSequence && row.seqs.len() > 1 {
+            let entry = ubatch
+                .entries
+                .get(number as usize)
+                .copied()
+                .unwrap_or(number);
+            return Err(PlanError::CoupledStreams {
+                entry,
+                set: row.seqs,
+            });
+        }
+        rows.push((memory.stream_of(row.first_seq), number));
+    }
+    rows.sort_unstable();
+    Ok(rows)
+}
+
+/// For each ubatch the sequences whose next token, in this or a later one, is at the position
+/// of their last one in an earlier one.
+fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Vec<SeqSet> {
+    let mut repeating = vec![SeqSet::EMPTY; ubatches.len()];
+    if memory.config().window == Window::Full || ubatches.len() < 2 {
+        return repeating;
+    }
+    let mut latest: Vec<Option<(usize, Pos)>> = vec![None; memory.config().n_seqs as usize];
+    for (step, ubatch) in ubatches.iter().enumerate() {
+        for row in ubatch.rows() {
+            for seq in row.seqs {
+                let Some(latest) = latest.get_mut(seq.as_usize()) else {
+                    continue;
+                };
+                if let Some((before, pos)) = *latest
+                    && pos == row.pos
+                {
+                    let waiting = repeating.iter_mut().take(step + 1).skip(before + 1);
+                    waiting.for_each(|seqs| {
+                        seqs.insert(seq);
+                    });
+                }
+                *latest = Some((step, row.pos));
+            }
+        }
+    }
+    repeating
+}
+
+fn no_room(memory: &Unified, ubatch: usize, stream: usize, shortage: Shortage) -> NoRoom {
+    let Shortage {
+        n_wanted,
+        n_free,
+        n_recyclable,
+        n_cells,
+    } = shortage;
+    NoRoom {
+        ubatch,
+        part: memory.config().part,
+        stream: StreamIdx(stream as u32),
+        window: memory.config().window,
+        n_wanted,
+        n_free,
+        n_recyclable,
+        n_cells,
+    }
+}
+
+/// A stream as it will be after some steps of a plan; shares what it can with the real one.
+struct Shadow<'a> {
+    stream: &'a Stream,
+    changed: Changed,
+}
+
+enum Changed {
+    Not,
+    /// With a full window only the free cells matter.
+    Free {
+        free: FreeMap,
+        head: u32,
+    },
+    All(Box<Stream>),
+}
+
+impl<'a> Shadow<'a> {
+    fn of(stream: &'a Stream) -> Self {
+        Self {
+            stream,
+            changed: Changed::Not,
+        }
+    }
+
+    fn search(&self, window: Window) -> SlotSearch<'_> {
+        match &self.changed {
+            Changed::Not => SlotSearch::new(&self.stream.cells, self.stream.head, window),
+            Changed::Free { free, head } => {
+                SlotSearch::in_free(free, self.stream.cells.first_cell(), *head)
+            }
+            Changed::All(stream) => SlotSearch::new(&stream.cells, stream.head, window),
+        }
+    }
+
+    fn put(&mut self, window: Window, rows: impl Iterator<Item = (CellIdx, UBatchRow)>) {
+        if let Changed::Not = self.changed {
+            self.changed = match window {
+                Window::Full => {
+                    let free = self.stream.cells.free().clone();
+                    Changed::Free {
+                        free,
+                        head: self.stream.head,
+                    }
+                }
+                _ => Changed::All(Box::new(self.stream.clone())),
+            };
+        }
+        match &mut self.changed {
+            Changed::Not => {}
+            Changed::Free { free, head } => {
+                for (cell, _) in rows {
+                    let i = cell.0 - self.stream.cells.first_cell().0;
+                    free.take(i);
+                    *head = i + 1;
+                }
+            }
+            Changed::All(stream) => {
+                stream.put(rows);
+            }
+        }
+    }
+}
