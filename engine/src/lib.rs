@@ -1,6 +1,20 @@
-//! The decode loop, sampler and sessions of Cellar
+//! The decode loop, sampler and generation of Cellar.
 //!
-//! In reading order: [`sampler`] (from logits to a token), [`stop`] (when text ends).
+//! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
+//! (from logits to a token), [`stop`] (when text ends), [`Generation`] (a text from its prompt to
+//! its end; with an example). Generic over backends and models; names none of them.
 
+mod config;
+mod decode;
+mod error;
+mod generation;
+mod programs;
 pub mod sampler;
 pub mod stop;
+mod timings;
+
+pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
+pub use decode::{Engine, Logits};
+pub use error::EngineError;
+pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
+pub use timings::{Pace, Timings};

@@ -1,0 +1,190 @@
+//! [`EngineConfig`]: how much an engine remembers and takes at once, checked before anything is
+//! allocated.
+//!
+//! Invariant: [`Settings`] are consistent and the bytes that they cost are known. Knows no backend.
+
+use kv_core::batch::BatchRules;
+use kv_core::layers::{LayerMap, LayoutError, RowLayout};
+use kv_core::memory::{Streams, Unified, UnifiedConfig, UnifiedConfigError};
+use kv_core::{Causality, KvType, MAX_SEQS, PartIdx};
+use model_core::architecture::Model;
+
+/// The context length where none is chosen, unless the model was trained with less.
+pub const DEFAULT_N_CTX: u32 = 4096;
+
+/// The largest context length: beyond it positions would not be countable.
+pub const MAX_N_CTX: u32 = 1 << 30;
+
+/// What an embedder chooses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Tokens that the memory holds: of all sequences together where they share cells, of each
+    /// where they have their own. `None` takes the model's trained length, at most
+    /// [`DEFAULT_N_CTX`].
+    pub n_ctx: Option<u32>,
+    /// Tokens that one call of decode takes.
+    pub n_batch: u32,
+    /// Tokens that are computed at once; more than `n_batch` has no effect.
+    pub n_ubatch: u32,
+    /// Sequences that can be remembered at the same time.
+    pub n_seqs: u32,
+    /// How K and V are stored.
+    pub kv_type: KvType,
+    /// Whether sequences share cells.
+    pub streams: Streams,
+    /// Compiled shapes that are kept; the least recently used one makes room for a new one.
+    pub n_programs: usize,
+}
+
+/// A choice that makes no sense, or does not fit the model.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A count that is 0 or too large.
+    #[error("{name} is {got}: it must be between 1 and {max}")]
+    OutOfRange {
+        /// Which count.
+        name: &'static str,
+        /// Its value.
+        got: usize,
+        /// The largest possible value.
+        max: usize,
+    },
+    /// Layers with several windows, or none that remembers anything.
+    #[error(
+        "the layers of this model need {n_parts} memories; this version holds models in which all \
+         attention layers have one window"
+    )]
+    Parts {
+        /// Memories that would be needed.
+        n_parts: usize,
+    },
+    /// Sizes that cannot be counted.
+    #[error("{name} of the model is {got}: more than can be counted")]
+    Model {
+        /// Which size.
+        name: &'static str,
+        /// Its value.
+        got: usize,
+    },
+    /// The rows of all cells cannot be counted.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The memory cannot be made.
+    #[error(transparent)]
+    Memory(#[from] UnifiedConfigError),
+}
+
+/// A configuration that was checked against a model.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Tokens that the memory holds, see [`EngineConfig::n_ctx`].
+    pub n_ctx: u32,
+    /// Tokens that are computed at once.
+    pub n_ubatch: u32,
+    /// What a batch must comply with.
+    pub rules: BatchRules,
+    /// The rows that a backend allocates.
+    pub layout: RowLayout,
+    /// Compiled shapes that are kept.
+    pub n_programs: usize,
+    memory: UnifiedConfig,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            n_ctx: None,
+            n_batch: 2048,
+            n_ubatch: 512,
+            n_seqs: 1,
+            kv_type: KvType::F16,
+            streams: Streams::Shared,
+            n_programs: 8,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Checks every choice, also against the model, and computes what the memory costs
+    /// ([`Settings::layout`]). Allocates nothing.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first choice that makes no sense.
+    pub fn settings(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
+        let default_n_ctx =
+            count("context length", model.context_length())?.clamp(1, DEFAULT_N_CTX);
+        let n_ctx = self.n_ctx.unwrap_or(default_n_ctx);
+        in_range("the context length", n_ctx as usize, MAX_N_CTX as usize)?;
+        in_range("the batch size", self.n_batch as usize, MAX_N_CTX as usize)?;
+        in_range(
+            "the ubatch size",
+            self.n_ubatch as usize,
+            MAX_N_CTX as usize,
+        )?;
+        in_range("the number of sequences", self.n_seqs as usize, MAX_SEQS)?;
+        in_range("the number of compiled shapes", self.n_programs, 1 << 16)?;
+        let memory = memory_config(self, model.layers(), n_ctx)?;
+        let n_streams = match self.streams {
+            Streams::Shared => 1,
+            Streams::PerSequence => self.n_seqs as usize,
+        };
+        let cells = (n_ctx as usize).saturating_mul(n_streams);
+        Ok(Settings {
+            n_ctx,
+            n_ubatch: self.n_ubatch.min(self.n_batch),
+            rules: BatchRules {
+                n_batch: self.n_batch,
+                n_seqs: self.n_seqs,
+                n_vocab: count("vocabulary", model.vocab_size())?,
+                n_embd: count("embedding width", model.embedding_dim())?,
+            },
+            layout: RowLayout::new(model.layers(), &[cells], self.kv_type)?,
+            n_programs: self.n_programs,
+            memory,
+        })
+    }
+}
+
+impl Settings {
+    /// An empty memory of these sizes.
+    ///
+    /// # Errors
+    /// [`ConfigError::Memory`] where the sizes are too large for it.
+    pub fn memory(&self) -> Result<Unified, ConfigError> {
+        Ok(Unified::new(self.memory)?)
+    }
+}
+
+fn memory_config(
+    config: &EngineConfig,
+    layers: &LayerMap,
+    n_cells: u32,
+) -> Result<UnifiedConfig, ConfigError> {
+    let parts = layers.parts();
+    let [part] = parts.as_slice() else {
+        return Err(ConfigError::Parts {
+            n_parts: parts.len(),
+        });
+    };
+    Ok(UnifiedConfig {
+        part: PartIdx(0),
+        n_seqs: config.n_seqs,
+        n_cells,
+        streams: config.streams,
+        window: part.window,
+        causality: Causality::Causal,
+    })
+}
+
+fn in_range(name: &'static str, got: usize, max: usize) -> Result<(), ConfigError> {
+    match got {
+        0 => Err(ConfigError::OutOfRange { name, got, max }),
+        n if n > max => Err(ConfigError::OutOfRange { name, got, max }),
+        _ => Ok(()),
+    }
+}
+
+fn count(name: &'static str, got: usize) -> Result<u32, ConfigError> {
+    u32::try_from(got).map_err(|_| ConfigError::Model { name, got })
+}

@@ -1,0 +1,301 @@
+//! [`Engine`]: evaluates batches with one model on one backend, and remembers them.
+//!
+//! A batch is validated, planned, and then taken ubatch by ubatch: commit, compile the graph of its
+//! shape (or find it compiled), run. Invariant: a call that fails leaves the memory as it was before
+//! the call, at whichever ubatch it failed. Knows nothing of text or of how tokens are chosen.
+
+use std::sync::Arc;
+
+use kv_core::backend::Backend;
+use kv_core::batch::{Batch, Output, UBatch, ValidBatch, validate};
+use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
+use kv_core::memory::{Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, Unified};
+use kv_core::weights::WeightSource;
+use kv_core::{PosRange, SeqId};
+use model_core::architecture::Model;
+
+use crate::config::{EngineConfig, Settings};
+use crate::error::EngineError;
+use crate::programs::ProgramCache;
+
+/// A model on a backend, with what it remembers.
+pub struct Engine<B: Backend> {
+    backend: B,
+    model: Arc<dyn Model>,
+    weights: B::Weights,
+    rows: B::Rows,
+    memory: Unified,
+    programs: ProgramCache<B::Program>,
+    settings: Settings,
+    inputs: MemoryInputs,
+    outputs: GraphOutputs,
+    logits: Vec<f32>,
+}
+
+/// The logits of the entries whose output was wanted, in the order of the batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits<'e> {
+    values: &'e [f32],
+    n_vocab: usize,
+}
+
+impl<'e> Logits<'e> {
+    /// Number of rows: entries whose output was wanted.
+    pub fn n_rows(self) -> usize {
+        self.values.len() / self.n_vocab.max(1)
+    }
+
+    /// The logits of the `index`-th wanted entry, `[vocab]`; `None` beyond the last.
+    pub fn row(self, index: usize) -> Option<&'e [f32]> {
+        self.values.chunks_exact(self.n_vocab.max(1)).nth(index)
+    }
+
+    /// The logits of the last wanted entry, `[vocab]`; `None` where none was wanted.
+    pub fn last(self) -> Option<&'e [f32]> {
+        self.values.chunks_exact(self.n_vocab.max(1)).next_back()
+    }
+
+    /// All rows one after the other, `[wanted, vocab]`.
+    pub fn values(self) -> &'e [f32] {
+        self.values
+    }
+}
+
+/// A step that failed, and whether rows may have been written by then.
+struct FailedStep {
+    error: EngineError,
+    rows: RowsWritten,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Loads the weights into the backend and allocates the memory.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] before anything is allocated; [`EngineError::Backend`] where the
+    /// device has too little memory or cannot store this type.
+    pub fn new(
+        backend: B,
+        model: Arc<dyn Model>,
+        weights: Arc<dyn WeightSource>,
+        config: &EngineConfig,
+    ) -> Result<Self, EngineError> {
+        let settings = config.settings(&*model)?;
+        let memory = settings.memory()?;
+        let rows = backend.allocate(&settings.layout)?;
+        let weights = backend.load_weights(weights)?;
+        let mut programs = ProgramCache::new(settings.n_programs);
+        // Weights that the backend cannot use are found now, not with the first token.
+        let shape = GraphShape {
+            n_tokens: 1,
+            n_outputs: 1,
+        };
+        programs.get_or_compile(shape, || {
+            let graph = model.graph(shape)?;
+            Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
+        })?;
+        Ok(Self {
+            backend,
+            model,
+            weights,
+            rows,
+            memory,
+            programs,
+            settings,
+            inputs: MemoryInputs::default(),
+            outputs: GraphOutputs::default(),
+            logits: Vec::new(),
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// What it was made with, checked and completed.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What it remembers, to look at.
+    pub fn memory(&self) -> &Unified {
+        &self.memory
+    }
+
+    /// Number of compiled shapes.
+    pub fn n_programs(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Evaluates a batch and gives the logits of the entries whose output is wanted.
+    ///
+    /// # Errors
+    /// [`EngineError`]; the memory is then as it was before the call.
+    pub fn decode(&mut self, batch: &Batch) -> Result<Logits<'_>, EngineError> {
+        let valid = validate(batch, &self.settings.rules, |seq| {
+            self.memory.positions(seq)
+        })?;
+        let plan = self.memory.plan(&valid, self.settings.n_ubatch)?;
+        let n_vocab = self.settings.rules.n_vocab as usize;
+        self.logits.resize(valid.n_outputs() * n_vocab, 0.0);
+        let places = output_places(&valid);
+        let mut undo = Vec::with_capacity(plan.ubatches.len());
+        for step in 0..plan.ubatches.len() {
+            let Some(ubatch) = plan.ubatches.get(step) else {
+                break;
+            };
+            undo.push(self.memory.commit(ubatch, &plan.placement, step));
+            if let Err(FailedStep { error, mut rows }) = self.step(&plan, step, &places) {
+                while let Some(latest) = undo.pop() {
+                    self.memory.rollback(latest, rows);
+                    // All steps before the one that failed did write their rows.
+                    rows = RowsWritten::Perhaps;
+                }
+                return Err(error);
+            }
+        }
+        Ok(Logits {
+            values: &self.logits,
+            n_vocab,
+        })
+    }
+
+    /// Takes the tokens with positions in `range` from sequences.
+    ///
+    /// # Errors
+    /// [`EngineError::Remove`]; nothing has changed then.
+    pub fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, EngineError> {
+        Ok(self.memory.remove(seqs, range)?)
+    }
+
+    /// Makes the tokens of `to` with positions in `range` the same as those of `from`.
+    ///
+    /// # Errors
+    /// [`EngineError::Copy`]: nothing has changed then. [`EngineError::Backend`] where rows could
+    /// not be copied: `to` has lost its tokens in `range` then.
+    pub fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, EngineError> {
+        let copied = self.memory.copy(from, to, range)?;
+        if let Err(error) = self.backend.copy_rows(&mut self.rows, &copied.row_copies) {
+            self.memory.remove(Seqs::One(to), range)?;
+            return Err(error.into());
+        }
+        Ok(copied)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) -> Removed {
+        self.memory.clear()
+    }
+
+    /// Computes the ubatch that was just committed.
+    fn step(
+        &mut self,
+        plan: &Plan<<Unified as Memory>::Placement>,
+        step: usize,
+        places: &[Option<usize>],
+    ) -> Result<(), FailedStep> {
+        let Some(ubatch) = plan.ubatches.get(step) else {
+            return Ok(());
+        };
+        self.memory
+            .inputs(ubatch, &plan.placement, step, &mut self.inputs);
+        let shape = GraphShape {
+            n_tokens: ubatch.n_tokens() as usize,
+            n_outputs: ubatch.output_rows.len(),
+        };
+        self.run(shape, ubatch)?;
+        self.take_logits(ubatch, places)
+            .map_err(|error| FailedStep {
+                error,
+                rows: RowsWritten::Perhaps,
+            })
+    }
+
+    fn run(&mut self, shape: GraphShape, ubatch: &UBatch) -> Result<(), FailedStep> {
+        let inputs = GraphInputs {
+            tokens: &ubatch.tokens,
+            embeddings: &ubatch.embeddings,
+            positions: &ubatch.positions,
+            output_rows: &ubatch.output_rows,
+            parts: &self.inputs.parts,
+        };
+        let (backend, layout) = (&self.backend, &self.settings.layout);
+        let program = self
+            .programs
+            .get_or_compile(shape, || {
+                let graph = self.model.graph(shape)?;
+                Ok(backend.compile(&graph, &self.weights, layout)?)
+            })
+            .map_err(|error| FailedStep {
+                error,
+                rows: RowsWritten::No,
+            })?;
+        backend
+            .run(program, &mut self.rows, &inputs, &mut self.outputs)
+            .map_err(|error| FailedStep {
+                error: error.into(),
+                rows: RowsWritten::Perhaps,
+            })
+    }
+
+    /// Puts the rows that came out where their entries' rows are.
+    fn take_logits(
+        &mut self,
+        ubatch: &UBatch,
+        places: &[Option<usize>],
+    ) -> Result<(), EngineError> {
+        let n_vocab = self.settings.rules.n_vocab as usize;
+        let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * n_vocab);
+        if values.len() != wanted {
+            return Err(EngineError::WrongLogits {
+                wanted,
+                got: values.len(),
+            });
+        }
+        for (&row, logits) in ubatch
+            .output_rows
+            .iter()
+            .zip(values.chunks_exact(n_vocab.max(1)))
+        {
+            let entry = ubatch.entries.get(row as usize).map(|&e| e as usize);
+            let place = entry.and_then(|e| places.get(e).copied().flatten());
+            let room = place.and_then(|at| self.logits.get_mut(at * n_vocab..(at + 1) * n_vocab));
+            if let Some(room) = room {
+                room.copy_from_slice(logits);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for Engine<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("model", &self.model.architecture())
+            .field("backend", &self.backend.info())
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// For each entry whose output is wanted, which row of the logits is its.
+fn output_places(batch: &ValidBatch) -> Vec<Option<usize>> {
+    let mut n = 0;
+    let place = |output| {
+        (output == Output::Wanted).then(|| {
+            n += 1;
+            n - 1
+        })
+    };
+    batch
+        .entries()
+        .iter()
+        .map(|e| e.output)
+        .map(place)
+        .collect()
+}

@@ -1,0 +1,77 @@
+//! [`EngineError`]: why tokens could not be evaluated or chosen. Decides nothing.
+
+use kv_core::SeqId;
+use kv_core::backend::BackendError;
+use kv_core::batch::BatchError;
+use kv_core::memory::{CopyRefused, PlanError, RemoveRefused};
+use model_core::architecture::ModelError;
+use model_core::tokenizer::TokenizerError;
+
+use crate::config::ConfigError;
+use crate::sampler::{SampleError, SamplerConfigError};
+use crate::stop::EmptyStop;
+
+/// Why an engine refuses or fails. After any of these, the memory is what it was before the call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The configuration makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The batch is wrong in itself.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The batch has no place in the memory.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The model cannot build its graph.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The backend gave another number of logits than the graph has.
+    #[error("{got} logits came out where {wanted} were expected")]
+    WrongLogits {
+        /// Values expected.
+        wanted: usize,
+        /// Values that came.
+        got: usize,
+    },
+    /// Tokens cannot be taken out.
+    #[error(transparent)]
+    Remove(#[from] RemoveRefused),
+    /// A sequence cannot be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyRefused),
+    /// The sampler's configuration makes no sense.
+    #[error(transparent)]
+    SamplerConfig(#[from] SamplerConfigError),
+    /// No token could be chosen.
+    #[error("no next token: {0}")]
+    Sample(#[from] SampleError),
+    /// A stop string that would stop everything.
+    #[error(transparent)]
+    Stop(#[from] EmptyStop),
+    /// A token that cannot be turned into text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// The prompt does not fit.
+    #[error(
+        "the prompt of {n_prompt} tokens does not fit: the context holds {n_ctx}, and sequence \
+         {seq} has {n_used} of them already"
+    )]
+    PromptTooLong {
+        /// The sequence.
+        seq: SeqId,
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// Tokens that the context holds.
+        n_ctx: usize,
+        /// Tokens that the sequence had before.
+        n_used: usize,
+    },
+}

@@ -1,0 +1,348 @@
+//! [`Generation`]: one text, from its prompt to the reason why it ended.
+//!
+//! Invariant: pieces put together are the decoded text up to the stop, whole characters each; after
+//! the end nothing more comes. Knows nothing of how prompts are made of messages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use kv_core::backend::Backend;
+use kv_core::batch::{Batch, Output};
+use kv_core::memory::{Memory, PlanError};
+use kv_core::{SeqId, TokenId};
+use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
+use serde::{Deserialize, Serialize};
+
+use crate::decode::Engine;
+use crate::error::EngineError;
+use crate::sampler::{Sampler, SamplerConfig};
+use crate::stop::StopStrings;
+use crate::timings::Timings;
+
+/// Ends a generation from elsewhere: another thread, a signal handler.
+#[derive(Clone, Debug, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    /// Asks for the end.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the end was asked for.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How a text is to be generated.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// The sequence that it becomes; it continues what the engine remembers of it.
+    pub seq: SeqId,
+    /// How tokens are chosen.
+    pub sampler: SamplerConfig,
+    /// Largest number of tokens; `None` goes on until the model or the context ends.
+    pub n_predict: Option<usize>,
+    /// Texts that end it; they are not part of the result.
+    pub stop: Vec<String>,
+    /// Ends it early.
+    pub cancel: CancelFlag,
+}
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model chose a token that ends generation.
+    EndOfGeneration {
+        /// The token; it is not among the tokens of the text.
+        token: TokenId,
+    },
+    /// A stop string was complete.
+    StopString {
+        /// The string.
+        text: String,
+    },
+    /// The number of tokens asked for was reached.
+    Length,
+    /// The memory has no place for another token.
+    ContextFull,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// How far the prompt is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptProgress {
+    /// Tokens evaluated.
+    pub n_done: usize,
+    /// All tokens of the prompt.
+    pub n_tokens: usize,
+}
+
+/// A text that is being generated.
+///
+/// ```
+/// use engine::{Engine, EngineConfig, GenerateOptions, Generation};
+/// use engine::sampler::SamplerConfig;
+/// use kv_core::backend::Backend;
+/// use model_core::model_file::ModelFile;
+/// use model_core::tokenizer::EncodeOptions;
+///
+/// fn tell(backend: impl Backend, file: &ModelFile) -> Result<String, engine::EngineError> {
+///     let config = EngineConfig { n_ctx: Some(256), ..EngineConfig::default() };
+///     let mut engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
+///     let prompt = file.tokenizer().encode("Once upon a time", EncodeOptions::PROMPT);
+///     let options = GenerateOptions {
+///         sampler: SamplerConfig { seed: 7, ..SamplerConfig::default() },
+///         n_predict: Some(20),
+///         stop: vec!["The end".to_owned()],
+///         ..GenerateOptions::default()
+///     };
+///     let mut text = Generation::new(&mut engine, file.tokenizer(), options)?;
+///     text.feed(&prompt, |progress| println!("{} of {}", progress.n_done, progress.n_tokens))?;
+///     while let Some(piece) = text.next_piece()? {
+///         print!("{piece}");
+///     }
+///     println!("\n{:?} {:?}", text.finish_reason(), text.timings());
+///     Ok(text.text().to_owned())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Generation<'e, B: Backend> {
+    engine: &'e mut Engine<B>,
+    tokenizer: &'e Tokenizer,
+    options: GenerateOptions,
+    sampler: Sampler,
+    stop: StopStrings,
+    decoder: Option<DecodeStream>,
+    batch: Batch,
+    /// Logits of the last token evaluated.
+    logits: Vec<f32>,
+    /// Chosen, but not evaluated yet.
+    pending: Option<TokenId>,
+    tokens: Vec<TokenId>,
+    text: String,
+    finish: Option<FinishReason>,
+    timings: Timings,
+}
+
+impl<'e, B: Backend> Generation<'e, B> {
+    /// A generation that continues what the engine remembers of the options' sequence. Give it a
+    /// prompt before asking for text.
+    ///
+    /// # Errors
+    /// [`EngineError::SamplerConfig`] or [`EngineError::Stop`] where an option makes no sense.
+    pub fn new(
+        engine: &'e mut Engine<B>,
+        tokenizer: &'e Tokenizer,
+        options: GenerateOptions,
+    ) -> Result<Self, EngineError> {
+        Ok(Self {
+            engine,
+            tokenizer,
+            sampler: Sampler::new(options.sampler.clone())?,
+            stop: StopStrings::new(options.stop.iter().map(String::as_str))?,
+            options,
+            decoder: Some(DecodeStream::new(
+                DecodeFrom::Continuation,
+                SpecialPieces::Skip,
+            )),
+            batch: Batch::new(),
+            logits: Vec::new(),
+            pending: None,
+            tokens: Vec::new(),
+            text: String::new(),
+            finish: None,
+            timings: Timings::default(),
+        })
+    }
+
+    /// Evaluates a prompt in pieces of a ubatch, calling `progress` after each.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`] and [`EngineError::PromptTooLong`] before anything is
+    /// evaluated; others from [`Engine::decode`], where the pieces before stay evaluated.
+    pub fn feed(
+        &mut self,
+        prompt: &[TokenId],
+        mut progress: impl FnMut(PromptProgress),
+    ) -> Result<(), EngineError> {
+        let (n_prompt, n_used) = (prompt.len(), self.n_used());
+        let n_ctx = self.engine.settings().n_ctx as usize;
+        if n_prompt == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if n_prompt + n_used > n_ctx {
+            let seq = self.options.seq;
+            return Err(EngineError::PromptTooLong {
+                seq,
+                n_prompt,
+                n_ctx,
+                n_used,
+            });
+        }
+        let started = Instant::now();
+        let mut n_done = 0;
+        for piece in prompt.chunks(self.engine.settings().n_ubatch.max(1) as usize) {
+            if self.options.cancel.is_cancelled() {
+                self.finish = Some(FinishReason::Cancelled);
+                break;
+            }
+            n_done += piece.len();
+            let output = if n_done == n_prompt {
+                Output::Wanted
+            } else {
+                Output::Skip
+            };
+            self.evaluate(piece, output)?;
+            piece.iter().for_each(|&token| self.sampler.accept(token));
+            progress(PromptProgress {
+                n_done,
+                n_tokens: n_prompt,
+            });
+        }
+        self.timings.prompt.add(n_done, started.elapsed());
+        Ok(())
+    }
+
+    /// The next piece of text, or `None` when it has ended. Pieces may be empty: a token may end
+    /// inside of a character, or begin a stop string.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`] where no prompt was given; otherwise as [`Engine::decode`] and
+    /// [`Sampler::sample`].
+    pub fn next_piece(&mut self) -> Result<Option<String>, EngineError> {
+        let Some(token) = self.next_token()? else {
+            return Ok(self.last_piece());
+        };
+        let decoded = match &mut self.decoder {
+            Some(decoder) => decoder.push(self.tokenizer, token)?,
+            None => return Ok(None),
+        };
+        Ok(Some(self.release(&decoded)))
+    }
+
+    /// The tokens of the text so far; a token that ended it is not among them.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// The text so far, as far as it was handed out.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Why it ended; `None` while it goes on.
+    pub fn finish_reason(&self) -> Option<&FinishReason> {
+        self.finish.as_ref()
+    }
+
+    /// How long it took so far.
+    pub fn timings(&self) -> Timings {
+        self.timings
+    }
+
+    /// Chooses the next token, or says why there is none.
+    fn next_token(&mut self) -> Result<Option<TokenId>, EngineError> {
+        if self.finish.is_some() {
+            return Ok(None);
+        }
+        if self.options.cancel.is_cancelled() {
+            self.finish = Some(FinishReason::Cancelled);
+            return Ok(None);
+        }
+        if self
+            .options
+            .n_predict
+            .is_some_and(|n| self.tokens.len() >= n)
+        {
+            self.finish = Some(FinishReason::Length);
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let n_evaluated = usize::from(self.pending.is_some());
+        if let Some(token) = self.pending
+            && !self.evaluate_pending(token)?
+        {
+            self.finish = Some(FinishReason::ContextFull);
+            return Ok(None);
+        }
+        if self.logits.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let token = self.sampler.sample(&self.logits)?;
+        self.timings.generation.add(n_evaluated, started.elapsed());
+        if self.tokenizer.is_end_of_generation(token) {
+            self.finish = Some(FinishReason::EndOfGeneration { token });
+            return Ok(None);
+        }
+        self.sampler.accept(token);
+        self.tokens.push(token);
+        self.pending = Some(token);
+        Ok(Some(token))
+    }
+
+    /// Whether there was room for the token.
+    fn evaluate_pending(&mut self, token: TokenId) -> Result<bool, EngineError> {
+        if self.n_used() >= self.engine.settings().n_ctx as usize {
+            return Ok(false);
+        }
+        match self.evaluate(&[token], Output::Wanted) {
+            Ok(()) => {
+                self.pending = None;
+                Ok(true)
+            }
+            Err(EngineError::Plan(PlanError::NoRoom(_))) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Evaluates tokens; `output` is that of the last.
+    fn evaluate(&mut self, tokens: &[TokenId], output: Output) -> Result<(), EngineError> {
+        self.batch.clear();
+        for (at, &token) in tokens.iter().enumerate() {
+            let entry = self.batch.push_token(token).in_sequence(self.options.seq);
+            if output == Output::Wanted && at + 1 == tokens.len() {
+                entry.with_output();
+            }
+        }
+        let logits = self.engine.decode(&self.batch)?;
+        if let Some(row) = logits.last() {
+            self.logits.clear();
+            self.logits.extend_from_slice(row);
+        }
+        Ok(())
+    }
+
+    fn n_used(&self) -> usize {
+        let positions = self.engine.memory().positions(self.options.seq);
+        positions.map_or(0, |p| p.last.as_usize() + 1)
+    }
+
+    fn release(&mut self, decoded: &str) -> String {
+        let released = self.stop.push(decoded);
+        if let Some(index) = released.stopped_by {
+            let text = self.stop.get(index).unwrap_or_default().to_owned();
+            self.finish = Some(FinishReason::StopString { text });
+            self.decoder = None;
+        }
+        self.text.push_str(&released.text);
+        released.text
+    }
+
+    /// What decoder and stop strings still hold back, once.
+    fn last_piece(&mut self) -> Option<String> {
+        let rest = self.decoder.take()?.finish();
+        let finish = self.finish.take();
+        let mut piece = self.release(&rest);
+        let held = self.stop.finish();
+        self.text.push_str(&held);
+        piece.push_str(&held);
+        self.finish = self.finish.take().or(finish);
+        (!piece.is_empty()).then_some(piece)
+    }
+}

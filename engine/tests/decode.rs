@@ -1,0 +1,290 @@
+//! The decode loop: what comes out whichever way tokens go in, and what a failure leaves behind.
+
+mod support;
+
+use std::sync::atomic::Ordering;
+
+use engine::{ConfigError, EngineConfig, EngineError};
+use kv_core::batch::Batch;
+use kv_core::memory::{Memory, PlanError, Seqs, Streams};
+use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
+use support::{engine, ids, references, try_engine};
+
+const ALL: PosRange = PosRange::ALL;
+
+fn small() -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(64),
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    }
+}
+
+/// A batch in which every output is wanted.
+fn every_row(seq: SeqId, tokens: &[TokenId]) -> Batch {
+    let mut batch = Batch::new();
+    for &token in tokens {
+        batch.push_token(token).in_sequence(seq).with_output();
+    }
+    batch
+}
+
+#[track_caller]
+fn assert_close(got: &[f32], wanted: &[f32]) {
+    assert_eq!(got.len(), wanted.len());
+    for (at, (a, b)) in got.iter().zip(wanted).enumerate() {
+        assert!((a - b).abs() < 2e-5, "logit {at}: {a} against {b}");
+    }
+}
+
+#[test]
+fn only_wanted_rows_come_out_in_the_order_of_the_batch() {
+    let tokens = ids(&references()[0].ids);
+    let mut all = engine(&small());
+    let all = all
+        .decode(&every_row(SeqId(0), &tokens))
+        .unwrap()
+        .values()
+        .to_vec();
+    let n_vocab = all.len() / tokens.len();
+
+    let mut some = engine(&EngineConfig {
+        n_ubatch: 2,
+        ..small()
+    });
+    let mut batch = Batch::new();
+    for (at, &token) in tokens.iter().enumerate() {
+        let entry = batch.push_token(token);
+        if at == 1 || at == 4 {
+            entry.with_output();
+        }
+    }
+    let logits = some.decode(&batch).unwrap();
+    assert_eq!(logits.n_rows(), 2);
+    assert_close(logits.row(0).unwrap(), &all[n_vocab..2 * n_vocab]);
+    assert_close(logits.last().unwrap(), &all[4 * n_vocab..]);
+    assert_eq!(logits.row(2), None);
+}
+
+#[test]
+fn sequences_do_not_see_each_other() {
+    let [a, b] = [0, 1].map(|i| ids(&references()[i].ids));
+    let alone = |tokens: &[TokenId]| {
+        let mut engine = engine(&small());
+        engine
+            .decode(&Batch::prompt(SeqId(0), tokens.iter().copied()))
+            .unwrap()
+            .values()
+            .to_vec()
+    };
+    for streams in [Streams::Shared, Streams::PerSequence] {
+        let mut both = engine(&EngineConfig {
+            n_seqs: 2,
+            n_ubatch: 3,
+            streams,
+            ..small()
+        });
+        let mut batch = Batch::new();
+        for i in 0..a.len().max(b.len()) {
+            for (seq, tokens) in [(1, &a), (0, &b)] {
+                let Some(&token) = tokens.get(i) else {
+                    continue;
+                };
+                let entry = batch.push_token(token).in_sequence(SeqId(seq));
+                if i + 1 == tokens.len() {
+                    entry.with_output();
+                }
+            }
+        }
+        let logits = both.decode(&batch).unwrap();
+        let (first, second) = if a.len() <= b.len() {
+            (&a, &b)
+        } else {
+            (&b, &a)
+        };
+        assert_close(logits.row(0).unwrap(), &alone(first));
+        assert_close(logits.row(1).unwrap(), &alone(second));
+    }
+}
+
+#[test]
+fn a_copied_sequence_goes_on_like_its_original() {
+    let prompt = ids(&references()[0].ids);
+    let (last, begin) = prompt.split_last().unwrap();
+    for streams in [Streams::Shared, Streams::PerSequence] {
+        let mut engine = engine(&EngineConfig {
+            n_seqs: 2,
+            streams,
+            ..small()
+        });
+        engine
+            .decode(&Batch::prompt(SeqId(0), begin.iter().copied()))
+            .unwrap();
+        let copied = engine.copy(SeqId(0), SeqId(1), ALL).unwrap();
+        assert_eq!(copied.n_tokens as usize, begin.len());
+        let original = engine
+            .decode(&Batch::prompt(SeqId(0), [*last]))
+            .unwrap()
+            .values()
+            .to_vec();
+        let copy = engine
+            .decode(&Batch::prompt(SeqId(1), [*last]))
+            .unwrap()
+            .values()
+            .to_vec();
+        assert_close(&copy, &original);
+        engine.remove(Seqs::One(SeqId(0)), ALL).unwrap();
+        engine
+            .remove(
+                Seqs::One(SeqId(1)),
+                PosRange::from(Pos(begin.len() as u32)..),
+            )
+            .unwrap();
+        let again = engine
+            .decode(&Batch::prompt(SeqId(1), [*last]))
+            .unwrap()
+            .values()
+            .to_vec();
+        assert_close(&again, &original);
+        engine.clear();
+        assert_eq!(engine.memory().n_used(), 0);
+    }
+}
+
+#[test]
+fn a_failure_at_any_ubatch_leaves_no_trace() {
+    let tokens = ids(&references()[0].greedy_ids[..10]);
+    let prompt = ids(&references()[0].ids);
+    let config = EngineConfig {
+        n_ubatch: 3,
+        n_programs: 2,
+        ..small()
+    };
+    let undisturbed = {
+        let mut engine = engine(&config);
+        engine
+            .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
+            .unwrap();
+        engine
+            .decode(&every_row(SeqId(0), &tokens))
+            .unwrap()
+            .values()
+            .to_vec()
+    };
+    // Ten tokens in ubatches of three: four runs, and two shapes that are not compiled yet.
+    for (fails_in_run, at) in (0..4).map(|i| (true, i)).chain((0..2).map(|i| (false, i))) {
+        let mut engine = engine(&config);
+        engine
+            .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
+            .unwrap();
+        let before = engine.memory().clone();
+        let backend = engine.backend();
+        let left = if fails_in_run {
+            &backend.runs_left
+        } else {
+            &backend.compilations_left
+        };
+        left.store(at, Ordering::Relaxed);
+        let failed = engine.decode(&every_row(SeqId(0), &tokens)).unwrap_err();
+        assert!(matches!(failed, EngineError::Backend(_)), "{failed}");
+        assert!(*engine.memory() == before, "failure {at}");
+        let again = engine
+            .decode(&every_row(SeqId(0), &tokens))
+            .unwrap()
+            .values()
+            .to_vec();
+        assert_eq!(again, undisturbed, "failure {at}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_changes_nothing() {
+    let prompt = ids(&references()[0].ids);
+    let mut engine = engine(&EngineConfig {
+        n_ctx: Some(8),
+        ..small()
+    });
+    engine
+        .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
+        .unwrap();
+    let before = engine.memory().clone();
+    let refused = engine
+        .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
+        .unwrap_err();
+    assert!(
+        matches!(refused, EngineError::Plan(PlanError::NoRoom(_))),
+        "{refused}"
+    );
+    let refused = engine
+        .decode(&Batch::prompt(SeqId(0), [TokenId(1024)]))
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "entry 0: token 1024 is not below the vocabulary's 1024"
+    );
+    assert!(*engine.memory() == before);
+}
+
+#[test]
+fn compiled_shapes_are_bounded() {
+    let mut engine = engine(&EngineConfig {
+        n_programs: 3,
+        ..small()
+    });
+    for n in 1..8 {
+        engine.clear();
+        engine
+            .decode(&Batch::prompt(SeqId(0), (1..=n).map(TokenId)))
+            .unwrap();
+        assert!(engine.n_programs() <= 3);
+    }
+}
+
+#[test]
+fn a_configuration_is_checked_with_numbers() {
+    let refused = |edit: fn(&mut EngineConfig)| {
+        let mut config = EngineConfig::default();
+        edit(&mut config);
+        match try_engine(&config).unwrap_err() {
+            EngineError::Config(error @ ConfigError::OutOfRange { .. }) => error.to_string(),
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(
+        refused(|c| c.n_ctx = Some(0)),
+        "the context length is 0: it must be between 1 and 1073741824"
+    );
+    assert_eq!(
+        refused(|c| c.n_seqs = 257),
+        "the number of sequences is 257: it must be between 1 and 256"
+    );
+    assert_eq!(
+        refused(|c| c.n_ubatch = 0),
+        "the ubatch size is 0: it must be between 1 and 1073741824"
+    );
+    let too_many = EngineConfig {
+        n_ctx: Some(1 << 30),
+        n_seqs: 200,
+        streams: Streams::PerSequence,
+        ..EngineConfig::default()
+    };
+    let error = try_engine(&too_many).unwrap_err().to_string();
+    assert!(
+        error.contains("200") && error.contains("1073741824"),
+        "{error}"
+    );
+}
+
+#[test]
+fn defaults_follow_the_model() {
+    let engine = engine(&EngineConfig {
+        n_batch: 100,
+        ..EngineConfig::default()
+    });
+    let settings = engine.settings();
+    assert_eq!(settings.n_ctx, 512, "the model's trained length");
+    assert_eq!(settings.n_ubatch, 100, "no more than a batch");
+    // 6 layers, K and V, 4 heads of 16 values in f16.
+    assert_eq!(settings.layout.bytes(), 512 * 6 * 2 * 4 * 16 * 2);
+    assert_eq!(engine.memory().positions(SeqId(0)), None);
+}

@@ -1,0 +1,204 @@
+//! Generated text against an independent implementation's, and every way to end.
+
+mod support;
+
+use engine::sampler::SamplerConfig;
+use engine::{
+    CancelFlag, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
+    PromptProgress,
+};
+use kv_core::KvType;
+use kv_core::memory::Streams;
+use model_core::tokenizer::EncodeOptions;
+use support::{engine, ids, references, stories};
+
+fn greedy(n_predict: usize) -> GenerateOptions {
+    GenerateOptions {
+        sampler: SamplerConfig::greedy(),
+        n_predict: Some(n_predict),
+        ..GenerateOptions::default()
+    }
+}
+
+struct Told {
+    text: String,
+    tokens: Vec<u32>,
+    finish: FinishReason,
+}
+
+fn tell(prompt: &str, config: &EngineConfig, options: GenerateOptions) -> Told {
+    let file = stories();
+    let mut engine = engine(config);
+    let mut generation = Generation::new(&mut engine, file.tokenizer(), options).unwrap();
+    let prompt = file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
+    generation.feed(&prompt, |_| {}).unwrap();
+    let mut text = String::new();
+    while let Some(piece) = generation.next_piece().unwrap() {
+        text += &piece;
+    }
+    assert_eq!(text, generation.text());
+    assert_eq!(
+        generation.next_piece().unwrap(),
+        None,
+        "nothing after the end"
+    );
+    Told {
+        text,
+        tokens: generation.tokens().iter().map(|t| t.0).collect(),
+        finish: generation.finish_reason().unwrap().clone(),
+    }
+}
+
+#[test]
+fn greedy_text_is_the_reference_s() {
+    for (reference, n_ubatch) in references().iter().zip([1, 7, 512]) {
+        for streams in [Streams::Shared, Streams::PerSequence] {
+            let kv_type = KvType::F32;
+            let config = EngineConfig {
+                n_ubatch,
+                streams,
+                kv_type,
+                ..EngineConfig::default()
+            };
+            let told = tell(
+                &reference.prompt,
+                &config,
+                greedy(reference.greedy_ids.len()),
+            );
+            assert_eq!(told.text, reference.continuation);
+            assert_eq!(told.tokens, reference.greedy_ids);
+            assert_eq!(told.finish, FinishReason::Length);
+        }
+    }
+}
+
+#[test]
+fn a_seed_tells_the_same_story() {
+    let options = |seed| GenerateOptions {
+        sampler: SamplerConfig {
+            seed,
+            ..SamplerConfig::default()
+        },
+        ..greedy(30)
+    };
+    let story = |seed| tell("Once", &EngineConfig::default(), options(seed)).text;
+    assert_eq!(story(1), story(1));
+    assert_ne!(story(1), story(2));
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let options = GenerateOptions {
+        stop: vec!["nobody".into(), "Lily. S".into()],
+        ..greedy(50)
+    };
+    let told = tell("Once upon a time", &EngineConfig::default(), options);
+    assert_eq!(told.text, ", there was a little girl named ");
+    assert_eq!(
+        told.finish,
+        FinishReason::StopString {
+            text: "Lily. S".into()
+        }
+    );
+}
+
+#[test]
+fn held_text_is_released_at_the_end() {
+    let options = GenerateOptions {
+        stop: vec!["named Bob".into()],
+        ..greedy(7)
+    };
+    let told = tell("Once upon a time", &EngineConfig::default(), options);
+    assert_eq!(told.finish, FinishReason::Length);
+    assert_eq!(told.text, ", there was a little girl named");
+}
+
+#[test]
+fn the_context_can_be_filled_to_its_last_cell() {
+    let config = EngineConfig {
+        n_ctx: Some(12),
+        ..EngineConfig::default()
+    };
+    let told = tell("Once upon a time", &config, greedy(100));
+    assert_eq!(told.finish, FinishReason::ContextFull);
+    // Five tokens of prompt and seven more fill 12 cells; the last one's logits choose an eighth.
+    assert_eq!(told.tokens, references()[0].greedy_ids[..8]);
+}
+
+#[test]
+fn the_model_can_end_its_story() {
+    let told = tell("Once upon a time", &EngineConfig::default(), greedy(500));
+    let FinishReason::EndOfGeneration { token } = told.finish else {
+        panic!("{:?}", told.finish);
+    };
+    assert!(stories().tokenizer().is_end_of_generation(token));
+    assert!(!told.tokens.contains(&token.0));
+}
+
+#[test]
+fn nothing_to_predict_is_fine() {
+    let told = tell("Once upon a time", &EngineConfig::default(), greedy(0));
+    assert_eq!(
+        (told.text.as_str(), told.finish),
+        ("", FinishReason::Length)
+    );
+}
+
+#[test]
+fn cancelling_ends_prompt_and_text() {
+    let (file, reference) = (stories(), &references()[0]);
+    let config = EngineConfig {
+        n_ubatch: 2,
+        ..EngineConfig::default()
+    };
+    let mut engine = engine(&config);
+    let cancel = CancelFlag::default();
+    let options = GenerateOptions {
+        cancel: cancel.clone(),
+        ..greedy(5)
+    };
+    let mut generation = Generation::new(&mut engine, file.tokenizer(), options).unwrap();
+    let mut seen = Vec::new();
+    generation
+        .feed(&ids(&reference.ids), |progress| {
+            seen.push(progress);
+            if progress.n_done == 4 {
+                cancel.cancel();
+            }
+        })
+        .unwrap();
+    let n_tokens = reference.ids.len();
+    assert_eq!(
+        seen,
+        [2, 4].map(|n_done| PromptProgress { n_done, n_tokens })
+    );
+    assert_eq!(generation.next_piece().unwrap(), None);
+    assert_eq!(generation.finish_reason(), Some(&FinishReason::Cancelled));
+    assert_eq!(generation.timings().prompt.n_tokens, 4);
+}
+
+#[test]
+fn prompts_that_cannot_be_are_refused_with_numbers() {
+    let file = stories();
+    let mut engine = engine(&EngineConfig {
+        n_ctx: Some(4),
+        ..EngineConfig::default()
+    });
+    let mut generation = Generation::new(&mut engine, file.tokenizer(), greedy(5)).unwrap();
+    assert!(matches!(
+        generation.next_piece(),
+        Err(EngineError::EmptyPrompt)
+    ));
+    assert!(matches!(
+        generation.feed(&[], |_| {}),
+        Err(EngineError::EmptyPrompt)
+    ));
+    let error = generation
+        .feed(&ids(&references()[0].ids), |_| {})
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the prompt of 5 tokens does not fit: the context holds 4, and sequence 0 has 0 of them \
+         already"
+    );
+}
