@@ -8,6 +8,8 @@
 pub mod backend;
 pub mod batch;
 pub mod block;
+#[cfg(feature = "contract")]
+pub mod contract;
 pub mod cells;
 pub mod graph;
 pub mod ids;

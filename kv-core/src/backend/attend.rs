@@ -7,7 +7,7 @@ use super::{Backend, BackendError};
 use crate::graph::AttendSpec;
 use crate::ids::CellIdx;
 
-pub(super) fn by_reading_rows<B: Backend + ?Sized>(
+pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
     backend: &B,
     rows: &B::Rows,
     args: Attend<'_>,

@@ -1,0 +1,242 @@
+//! The contract of refusals: what is wrong is named, and nothing has changed.
+
+use std::sync::Arc;
+
+use super::rows::{dump, fill};
+use super::scene::{SPEC, Scene, Step, layout, memory_weights, text, tiny_layout};
+use super::{Random, Subject, tiny_llama};
+use crate::backend::{Backend, BackendError};
+use crate::graph::{Graph, GraphOutputs, GraphShape};
+use crate::layers::RowLayout;
+use crate::weights::{MemoryWeights, WeightSource};
+use crate::{CellIdx, Pos, Window};
+
+const N_CELLS: usize = 16;
+
+fn graph() -> Graph {
+    tiny_llama(GraphShape {
+        n_tokens: 3,
+        n_outputs: 2,
+    })
+}
+
+/// A run of three tokens that is right.
+fn good_step() -> Step {
+    let tokens = text(&mut Random::new(51), 0, 0, &[4, 5, 9]);
+    Scene::default().step(&tokens, Window::Full, &[0, 2])
+}
+
+fn compile_error<B: Backend>(
+    subject: &Subject<B>,
+    weights: MemoryWeights,
+    layout: &RowLayout,
+) -> BackendError {
+    let loaded = subject.backend.load_weights(Arc::new(weights)).unwrap();
+    subject
+        .backend
+        .compile(&graph(), &loaded, layout)
+        .map(|_| ())
+        .unwrap_err()
+}
+
+/// A weight that is not there is an error with its name, node and shape.
+pub fn a_missing_weight_is_named<B: Backend>(subject: &Subject<B>) {
+    let all = memory_weights(&graph(), 52);
+    let layout = tiny_layout(N_CELLS, subject.backend.info().kv_types[0]);
+    for missing in all.names() {
+        let mut weights = MemoryWeights::new();
+        let others = all.names().into_iter().filter(|n| *n != missing);
+        others.for_each(|n| weights.insert(all.get(&n).unwrap()));
+        let wanted = all.get(&missing).unwrap().shape().to_vec();
+        match compile_error(subject, weights, &layout) {
+            BackendError::MissingWeight { name, node, shape } => {
+                assert!(name == missing && shape == wanted && graph().find(&node).is_some());
+            }
+            other => panic!("{missing}: {other}"),
+        }
+    }
+}
+
+/// A weight of another shape is an error with its name and both shapes.
+pub fn a_weight_of_another_shape_is_named<B: Backend>(subject: &Subject<B>) {
+    let all = memory_weights(&graph(), 53);
+    let layout = tiny_layout(N_CELLS, subject.backend.info().kv_types[0]);
+    for wrong in all.names() {
+        let mut weights = all.clone();
+        let right = all.get(&wrong).unwrap().shape().to_vec();
+        let mut shape = right.clone();
+        shape[0] += 1;
+        weights
+            .insert_f32(&wrong, &shape, &vec![0.5; shape.iter().product()])
+            .unwrap();
+        match compile_error(subject, weights, &layout) {
+            BackendError::WeightShape { name, wanted, got } => {
+                assert!(name == wrong && wanted == right && got == shape);
+            }
+            other => panic!("{wrong}: {other}"),
+        }
+    }
+}
+
+/// A graph that stores in a layer without rows cannot be compiled.
+pub fn a_layer_without_rows_is_refused<B: Backend>(subject: &Subject<B>) {
+    let weights = memory_weights(&graph(), 54);
+    let kv_type = subject.backend.info().kv_types[0];
+    let dims = (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim);
+    let error = compile_error(subject, weights, &layout(1, N_CELLS, dims, kv_type));
+    assert!(
+        matches!(error, BackendError::NoRows { layer } if layer.0 == 1),
+        "{error}"
+    );
+}
+
+/// A graph whose rows have another shape than the memory's cannot be compiled.
+pub fn rows_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
+    let kv_type = subject.backend.info().kv_types[0];
+    let (heads, k, v) = (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim);
+    for dims in [
+        (heads * 2, k, v),
+        (heads, k * 2, v),
+        (heads, k, v / 2),
+        (1, k * 2, v * 2),
+    ] {
+        let weights = memory_weights(&graph(), 55);
+        let error = compile_error(subject, weights, &layout(2, N_CELLS, dims, kv_type));
+        assert!(
+            matches!(error, BackendError::RowShape { .. }),
+            "{dims:?}: {error}"
+        );
+    }
+}
+
+/// Runs `edit`ed inputs and wants an input error (or one about rows) that leaves no trace.
+fn refused<B: Backend>(subject: &Subject<B>, what: &str, edit: impl Fn(&mut Step)) {
+    let backend = &subject.backend;
+    let weights: Arc<dyn WeightSource> = Arc::new(memory_weights(&graph(), 56));
+    let loaded = backend.load_weights(weights).unwrap();
+    let layout = tiny_layout(N_CELLS, backend.info().kv_types[0]);
+    let mut program = backend.compile(&graph(), &loaded, &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let before = fill(backend, &mut rows, 57);
+    let mut outputs = GraphOutputs::default();
+    let mut step = good_step();
+    edit(&mut step);
+    let error = backend
+        .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+        .expect_err(what);
+    assert!(
+        matches!(error, BackendError::Input { .. }),
+        "{what}: {error:?}"
+    );
+    assert!(
+        error.to_string().chars().any(|c| c.is_ascii_digit()),
+        "no numbers: {error}"
+    );
+    assert!(dump(backend, &rows) == before, "{what}: rows changed");
+    // The program is still good.
+    let good = good_step();
+    backend
+        .run(&mut program, &mut rows, &good.inputs(), &mut outputs)
+        .unwrap();
+}
+
+/// Inputs that are longer or shorter than the graph's shape.
+pub fn inputs_of_the_wrong_length_are_refused<B: Backend>(subject: &Subject<B>) {
+    refused(subject, "a token too many", |s| s.tokens.push(1));
+    refused(subject, "no tokens", |s| s.tokens.clear());
+    refused(subject, "a position too few", |s| s.positions.truncate(2));
+    refused(subject, "an output row too few", |s| {
+        s.output_rows.truncate(1)
+    });
+    refused(subject, "a cell too many", |s| {
+        s.parts[0].cells.push(CellIdx(1))
+    });
+    refused(subject, "no cells", |s| s.parts[0].cells.clear());
+}
+
+/// Token ids beyond the vocabulary.
+pub fn tokens_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
+    refused(subject, "token 96 of 96", |s| s.tokens[1] = 96);
+    refused(subject, "the largest token", |s| s.tokens[2] = u32::MAX);
+}
+
+/// Cells beyond the memory.
+pub fn cells_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
+    refused(subject, "cell 16 of 16", |s| {
+        s.parts[0].cells[0] = CellIdx(16)
+    });
+    refused(subject, "the largest cell", |s| {
+        s.parts[0].cells[2] = CellIdx(u32::MAX)
+    });
+}
+
+/// Output rows beyond the tokens.
+pub fn output_rows_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
+    refused(subject, "row 3 of 3", |s| s.output_rows[1] = 3);
+    refused(subject, "the largest row", |s| s.output_rows[1] = u32::MAX);
+}
+
+/// Visibilities that name rows or cells that there are none of, or break their own rules.
+pub fn unsound_visibilities_are_refused<B: Backend>(subject: &Subject<B>) {
+    refused(subject, "row 3 of 3", |s| {
+        s.parts[0].visibility.groups[0].rows[2] = 3
+    });
+    refused(subject, "a row twice", |s| {
+        s.parts[0].visibility.groups[0].rows[1] = 0
+    });
+    refused(subject, "a row in two groups", |s| {
+        let again = s.parts[0].visibility.groups[0].clone();
+        s.parts[0].visibility.groups.push(again);
+    });
+    refused(subject, "a row in no group", |s| {
+        s.parts[0].visibility.groups.clear()
+    });
+    refused(subject, "a limit too few", |s| {
+        s.parts[0].visibility.groups[0].limits.pop();
+    });
+    refused(subject, "a run beyond the cells", |s| {
+        s.parts[0].visibility.groups[0].runs[0].len = 13;
+    });
+    refused(subject, "a run of the largest length", |s| {
+        s.parts[0].visibility.groups[0].runs[0].len = u32::MAX;
+    });
+    refused(subject, "an empty run", |s| {
+        s.parts[0].visibility.groups[0].runs[0].len = 0
+    });
+    refused(subject, "a position beyond the largest", |s| {
+        let runs = &mut s.parts[0].visibility.groups[0].runs;
+        runs.last_mut().unwrap().pos = Pos(u32::MAX);
+    });
+    refused(subject, "runs that are not in order", |s| {
+        s.parts[0].visibility.groups[0].runs.reverse();
+    });
+    refused(subject, "another number of rows", |s| {
+        s.parts[0].visibility.n_rows = 4
+    });
+}
+
+/// A part of the memory that no inputs are given for.
+pub fn a_missing_part_is_refused<B: Backend>(subject: &Subject<B>) {
+    refused(subject, "no part", |s| s.parts.clear());
+}
+
+/// Rows of another layout than the program's are refused and stay as they are.
+pub fn a_refused_run_changes_nothing<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    let loaded = backend
+        .load_weights(Arc::new(memory_weights(&graph(), 58)))
+        .unwrap();
+    let kv_type = backend.info().kv_types[0];
+    let mut program = backend
+        .compile(&graph(), &loaded, &tiny_layout(N_CELLS, kv_type))
+        .unwrap();
+    for layout in [tiny_layout(4, kv_type), RowLayout::default()] {
+        let mut rows = backend.allocate(&layout).unwrap();
+        let before = fill(backend, &mut rows, 59);
+        let (step, mut outputs) = (good_step(), GraphOutputs::default());
+        backend
+            .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+            .unwrap_err();
+        assert!(dump(backend, &rows) == before);
+    }
+}

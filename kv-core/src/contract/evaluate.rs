@@ -1,0 +1,279 @@
+//! [`evaluate`]: a graph computed in `f64` straight from the operations' definitions. Slow and
+//! obviously right: the oracle for whole graphs.
+//!
+//! Rows are remembered as what their stored type can hold, so storage rounds here as it does on
+//! devices. Knows nothing of backends.
+
+use std::collections::HashMap;
+
+use crate::graph::{Activation, AttendSpec, Graph, GraphInputs, Input, Node, NodeId, Op};
+use crate::layers::{RowLayout, RowShape};
+use crate::rope::{RopeSpec, RopeStyle};
+use crate::weights::WeightSource;
+use crate::{LayerIdx, PartIdx};
+
+/// What a memory holds: K and V of each layer and cell, as stored.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    rows: HashMap<(LayerIdx, u32), [Vec<f64>; 2]>,
+}
+
+/// A value of a node: its numbers, or nothing.
+type Value = Vec<f64>;
+
+struct Evaluator<'a> {
+    graph: &'a Graph,
+    weights: &'a dyn WeightSource,
+    layout: &'a RowLayout,
+    inputs: &'a GraphInputs<'a>,
+    values: Vec<Value>,
+}
+
+/// The outputs of `graph`, after its rows were stored in `memory`.
+///
+/// # Panics
+/// Where weights or inputs do not fit the graph.
+pub fn evaluate(
+    graph: &Graph,
+    weights: &dyn WeightSource,
+    (layout, memory): (&RowLayout, &mut Memory),
+    inputs: &GraphInputs<'_>,
+) -> Vec<Vec<f64>> {
+    let mut evaluator = Evaluator {
+        graph,
+        weights,
+        layout,
+        inputs,
+        values: Vec::new(),
+    };
+    for node in graph.nodes() {
+        let value = evaluator.node(node, memory);
+        assert_eq!(
+            value.len(),
+            evaluator.n_values(node),
+            "values of {}",
+            node.name
+        );
+        evaluator.values.push(value);
+    }
+    graph
+        .outputs()
+        .iter()
+        .map(|id| evaluator.values[id.as_usize()].clone())
+        .collect()
+}
+
+fn floats(values: &[f32]) -> Value {
+    values.iter().map(|&v| f64::from(v)).collect()
+}
+
+fn integers(values: &[u32]) -> Value {
+    values.iter().map(|&v| f64::from(v)).collect()
+}
+
+impl Evaluator<'_> {
+    fn n_values(&self, node: &Node) -> usize {
+        match (&node.op, node.shape.is_empty()) {
+            (_, true) => 0,
+            _ => node.n_values(),
+        }
+    }
+
+    fn operand(&self, node: &Node, at: usize) -> &Value {
+        &self.values[node.operands[at].as_usize()]
+    }
+
+    fn shape(&self, id: NodeId) -> &[usize] {
+        &self.graph.nodes()[id.as_usize()].shape
+    }
+
+    fn weight(&self, name: &str) -> Value {
+        floats(&self.weights.get(name).unwrap().to_f32())
+    }
+
+    fn node(&self, node: &Node, memory: &mut Memory) -> Value {
+        match &node.op {
+            Op::Input(input) => self.input(input),
+            Op::Embed { weight } => self.embed(node, weight),
+            Op::Linear { weight, bias } => self.linear(node, weight, bias.as_deref()),
+            Op::RmsNorm { weight, eps } => self.rms_norm(node, weight, f64::from(*eps)),
+            Op::Rope { rope } => self.rope(node, rope),
+            Op::Reshape => self.operand(node, 0).clone(),
+            Op::Add => self.each_pair(node, |a, b| a + b),
+            Op::Mul => self.each_pair(node, |a, b| a * b),
+            Op::Scale { factor } => self
+                .operand(node, 0)
+                .iter()
+                .map(|x| x * f64::from(*factor))
+                .collect(),
+            Op::Gate { activation } => {
+                let f = activation_of(*activation);
+                self.each_pair(node, |gate, up| f(gate) * up)
+            }
+            Op::StoreKv { layer } => self.store(node, *layer, memory),
+            Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), memory),
+            Op::TakeRows => {
+                let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
+                let n = node.row_len();
+                rows.iter()
+                    .flat_map(|&r| x[r as usize * n..][..n].iter().copied())
+                    .collect()
+            }
+        }
+    }
+
+    fn input(&self, input: &Input) -> Value {
+        match input {
+            Input::Tokens => integers(self.inputs.tokens),
+            Input::Embeddings { .. } => floats(self.inputs.embeddings),
+            Input::Positions => integers(self.inputs.positions),
+            Input::OutputRows => integers(self.inputs.output_rows),
+            Input::Cells { part } => {
+                let cells = &self.inputs.parts[part.as_usize()].cells;
+                cells.iter().map(|c| f64::from(c.0)).collect()
+            }
+            Input::Visibility { .. } => Vec::new(),
+        }
+    }
+
+    fn embed(&self, node: &Node, weight: &str) -> Value {
+        let (n, matrix) = (node.row_len(), self.weight(weight));
+        let row = |&token: &f64| matrix[token as usize * n..][..n].to_vec();
+        self.operand(node, 0).iter().flat_map(row).collect()
+    }
+
+    fn linear(&self, node: &Node, weight: &str, bias: Option<&str>) -> Value {
+        let n_in = self.shape(node.operands[0])[1];
+        let n_out = node.shape[1];
+        let (matrix, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
+        let mut out = Vec::new();
+        for x in self.operand(node, 0).chunks_exact(n_in) {
+            for j in 0..n_out {
+                let row = &matrix[j * n_in..][..n_in];
+                let dot: f64 = x.iter().zip(row).map(|(a, b)| a * b).sum();
+                out.push(dot + bias.as_ref().map_or(0.0, |b| b[j]));
+            }
+        }
+        out
+    }
+
+    fn rms_norm(&self, node: &Node, weight: &str, eps: f64) -> Value {
+        let gain = self.weight(weight);
+        let norm = |x: &[f64]| {
+            let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+            let by = (mean + eps).sqrt();
+            x.iter()
+                .zip(&gain)
+                .map(|(v, w)| v / by * w)
+                .collect::<Vec<_>>()
+        };
+        self.operand(node, 0)
+            .chunks_exact(gain.len())
+            .flat_map(norm)
+            .collect()
+    }
+
+    fn rope(&self, node: &Node, rope: &RopeSpec) -> Value {
+        let mut out = self.operand(node, 0).clone();
+        let [_, heads, dim] = *node.shape else {
+            panic!("rope wants three dimensions")
+        };
+        let factors = rope
+            .factors
+            .as_ref()
+            .map(|f| self.weights.get(f).unwrap().to_f32());
+        let frequencies = rope.frequencies(factors.as_deref());
+        let half = rope.n_rot / 2;
+        for (row, &pos) in out.chunks_exact_mut(heads * dim).zip(self.operand(node, 1)) {
+            for head in row.chunks_exact_mut(dim) {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (a, b) = match rope.style {
+                        RopeStyle::Norm => (2 * i, 2 * i + 1),
+                        RopeStyle::Neox => (i, i + half),
+                    };
+                    let (sin, cos) = (pos * frequency).sin_cos();
+                    let (x, y) = (head[a] * rope.magnitude(), head[b] * rope.magnitude());
+                    (head[a], head[b]) = (x * cos - y * sin, x * sin + y * cos);
+                }
+            }
+        }
+        out
+    }
+
+    fn each_pair(&self, node: &Node, f: impl Fn(f64, f64) -> f64) -> Value {
+        let pairs = self.operand(node, 0).iter().zip(self.operand(node, 1));
+        pairs.map(|(&a, &b)| f(a, b)).collect()
+    }
+
+    fn store(&self, node: &Node, layer: LayerIdx, memory: &mut Memory) -> Value {
+        let rows = self.layout.layer(layer).unwrap();
+        let as_stored = |values: &Value, at: usize, shape: RowShape| {
+            let n = shape.len();
+            let row: Vec<f32> = values[at * n..][..n].iter().map(|&v| v as f32).collect();
+            let (mut bytes, mut back) = (vec![0; shape.bytes()], vec![0.0; n]);
+            shape.kv_type.encode_row(&row, &mut bytes);
+            shape.kv_type.decode_row(&bytes, &mut back);
+            floats(&back)
+        };
+        for (at, &cell) in self.operand(node, 2).iter().enumerate() {
+            let k = as_stored(self.operand(node, 0), at, rows.k);
+            let v = as_stored(self.operand(node, 1), at, rows.v);
+            memory.rows.insert((layer, cell as u32), [k, v]);
+        }
+        Vec::new()
+    }
+
+    fn part(&self, visibility: NodeId) -> PartIdx {
+        match self.graph.nodes()[visibility.as_usize()].op {
+            Op::Input(Input::Visibility { part, .. }) => part,
+            ref other => panic!("{other:?} is no visibility"),
+        }
+    }
+
+    fn attend(&self, node: &Node, (layer, spec): (LayerIdx, AttendSpec), memory: &Memory) -> Value {
+        let part = self.part(node.operands[2]);
+        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+        let width = spec.n_heads * spec.k_dim;
+        let mut out = Vec::new();
+        for (row, q) in (0u32..).zip(self.operand(node, 0).chunks_exact(width)) {
+            let seen: Vec<&[Vec<f64>; 2]> = visibility
+                .row(row)
+                .map(|(cell, _)| &memory.rows[&(layer, cell.0)])
+                .collect();
+            for (head, q) in q.chunks_exact(spec.k_dim).enumerate() {
+                let kv_head = head / (spec.n_heads / spec.kv_heads);
+                out.extend(attend_head(&spec, q, kv_head, &seen));
+            }
+        }
+        out
+    }
+}
+
+fn attend_head(spec: &AttendSpec, q: &[f64], kv_head: usize, seen: &[&[Vec<f64>; 2]]) -> Value {
+    let score = |k: &Vec<f64>| {
+        let k = &k[kv_head * spec.k_dim..][..spec.k_dim];
+        let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
+        let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+        spec.soft_cap.map_or(score, capped)
+    };
+    let scores: Vec<f64> = seen.iter().map(|[k, _]| score(k)).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+    let mut out = vec![0.0; spec.v_dim];
+    for (s, [_, v]) in scores.iter().zip(seen) {
+        for (o, v) in out.iter_mut().zip(&v[kv_head * spec.v_dim..]) {
+            *o += (s - max).exp() / sum * v;
+        }
+    }
+    out
+}
+
+fn activation_of(activation: Activation) -> fn(f64) -> f64 {
+    match activation {
+        Activation::Silu => |x| x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => |x| {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        },
+    }
+}

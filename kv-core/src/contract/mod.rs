@@ -1,0 +1,207 @@
+//! The contract suite: what a [`Backend`] means, as tests that every backend runs.
+//!
+//! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). A test
+//! that a backend cannot pass yet is declared with its reason ([`Known::fails`]); a declared failure
+//! that passes fails the suite, so declarations do not outlive their reasons. Knows no backend;
+//! numbers are compared with values computed in `f64` from the definitions ([`evaluate`]) within
+//! the [`Tolerance`] that a backend declares.
+
+// These are tests: they fail by panicking.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_errors_doc
+)]
+
+pub mod attend;
+pub mod errors;
+pub mod evaluate;
+pub mod graphs;
+pub mod ops;
+mod random;
+pub mod rows;
+mod scene;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::backend::{Attend, Backend, BackendError};
+
+pub use random::Random;
+pub use scene::{Scene, Token, tiny_llama, tiny_weights};
+
+/// How far a backend's numbers may lie from the definition's.
+///
+/// Each is an error relative to the root mean square of the wanted values.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    /// Elementwise operations, norms, rotations, embeddings.
+    pub elementwise: f64,
+    /// Attention.
+    pub attend: f64,
+    /// Products with weights of plain floats (`F32`, `F16`, `BF16`).
+    pub linear: f64,
+    /// Products with weights of quantised blocks, where a backend may round activations.
+    pub linear_quantised: f64,
+    /// The logits of a whole small model with plain weights.
+    pub graph: f64,
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self {
+            elementwise: 1e-5,
+            attend: 1e-5,
+            linear: 1e-5,
+            linear_quantised: 1e-4,
+            graph: 1e-4,
+        }
+    }
+}
+
+/// A test that is known to fail, and why.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    test: &'static str,
+    reason: &'static str,
+}
+
+impl Known {
+    /// Declares that `test` fails because of `reason`.
+    pub const fn fails(test: &'static str, reason: &'static str) -> Self {
+        Self { test, reason }
+    }
+}
+
+/// A backend under test, with what it declares of itself.
+#[derive(Debug)]
+pub struct Subject<B> {
+    /// The backend.
+    pub backend: B,
+    /// How far its numbers may be off.
+    pub tolerance: Tolerance,
+    /// The tests that it is known to fail.
+    pub known: Vec<Known>,
+}
+
+impl<B: Backend> Subject<B> {
+    /// A backend with the default tolerance and no known failure.
+    pub fn new(backend: B) -> Self {
+        Self {
+            backend,
+            tolerance: Tolerance::default(),
+            known: Vec::new(),
+        }
+    }
+
+    /// The same with another tolerance.
+    pub fn with_tolerance(self, tolerance: Tolerance) -> Self {
+        Self { tolerance, ..self }
+    }
+
+    /// The same with known failures.
+    pub fn with_known(self, known: &[Known]) -> Self {
+        Self {
+            known: known.to_vec(),
+            ..self
+        }
+    }
+
+    /// Runs one test of the suite; what [`backend_contract!`](crate::backend_contract) calls.
+    ///
+    /// # Panics
+    /// Where the test fails and is not declared to, or passes and is declared to fail.
+    pub fn check(&self, name: &str, test: fn(&Self)) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| test(self)));
+        match (self.known.iter().find(|k| k.test == name), outcome) {
+            (None, Ok(())) | (Some(_), Err(_)) => {}
+            (None, Err(panic)) => resume_unwind(panic),
+            (Some(known), Ok(())) => panic!(
+                "'{name}' is declared to fail ({}) but passes: remove the declaration",
+                known.reason
+            ),
+        }
+    }
+}
+
+/// Attention by its definition, over rows read from `backend`: the body that a backend inherits,
+/// whatever it overrides.
+///
+/// # Errors
+/// As [`Backend::attend`].
+pub fn attend_by_definition<B: Backend>(
+    backend: &B,
+    rows: &B::Rows,
+    args: Attend<'_>,
+    out: &mut [f32],
+) -> Result<(), BackendError> {
+    crate::backend::attend_by_definition(backend, rows, args, out)
+}
+
+/// Asserts that `got` equals `want` within `tolerance`, relative to the root mean square of `want`.
+///
+/// # Panics
+/// Where it does not.
+#[track_caller]
+pub fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}: number of values");
+    let mean_square = want.iter().map(|w| w * w).sum::<f64>() / want.len().max(1) as f64;
+    let allowed = tolerance * mean_square.sqrt().max(1e-30);
+    for (at, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let off = (f64::from(g) - w).abs();
+        // Not `off > allowed`: NaN must fail.
+        assert!(
+            off <= allowed,
+            "{what}: value {at} is {g}, not {w} (off by {off}, not {allowed})"
+        );
+    }
+}
+
+/// One `#[test]` for each test of the suite.
+///
+/// The argument is an expression that can be called without arguments and gives a
+/// [`Subject`](crate::contract::Subject).
+///
+/// ```ignore
+/// kv_core::backend_contract!(|| Subject::new(MyBackend::new().unwrap()));
+/// ```
+#[macro_export]
+macro_rules! backend_contract {
+    ($make:expr) => {
+        $crate::backend_contract! { @tests $make;
+            rows: info_names_the_backend_and_its_types, fresh_rows_are_zero,
+                written_rows_read_back, stored_rows_are_encoded_bit_for_bit,
+                storing_touches_no_other_row, copies_move_whole_rows_of_one_part,
+                copies_happen_in_order, rows_out_of_range_are_refused,
+                buffers_of_the_wrong_length_are_refused, undeclared_kv_types_are_refused;
+            attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
+                attends_over_shared_cells, attends_over_cells_of_one_position,
+                attends_with_grouped_heads, attends_with_other_value_widths,
+                attends_with_a_soft_cap, attends_with_large_scores, a_row_that_sees_nothing_is_zero,
+                bad_attention_is_refused;
+            ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
+                embed_on_blocks, rms_norm_divides, rope_rotates, reshape_keeps_values, add_adds,
+                mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
+                outputs_may_repeat;
+            graphs: a_small_model_computes, a_small_model_with_every_option_computes,
+                chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,
+                no_outputs_are_no_error, a_program_runs_again_and_again,
+                strangers_do_not_matter, random_graphs_compute;
+            errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
+                a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
+                inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,
+                cells_out_of_range_are_refused, output_rows_out_of_range_are_refused,
+                unsound_visibilities_are_refused, a_missing_part_is_refused,
+                a_refused_run_changes_nothing;
+        }
+    };
+    (@tests $make:expr; $($module:ident: $($test:ident),+;)+) => {
+        $($(
+            #[test]
+            fn $test() {
+                let subject = ($make)();
+                subject.check(stringify!($test), $crate::contract::$module::$test);
+            }
+        )+)+
+    };
+}

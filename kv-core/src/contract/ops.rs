@@ -1,0 +1,381 @@
+//! The contract of each operation: alone in a graph, against its definition.
+
+use std::sync::Arc;
+
+use super::evaluate::{Memory, evaluate};
+use super::scene::{Step, memory_weights, rope};
+use super::{Random, Subject, assert_close};
+use crate::backend::Backend;
+use crate::block::BlockFormat;
+use crate::graph::{Activation, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId};
+use crate::layers::RowLayout;
+use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
+use crate::weights::{MemoryWeights, Weight};
+
+/// Rows of the graphs here, and how many of them are wanted.
+const SIZES: [(usize, usize); 3] = [(1, 1), (5, 3), (34, 0)];
+
+fn builder(n_tokens: usize, n_outputs: usize) -> GraphBuilder {
+    GraphBuilder::new(GraphShape {
+        n_tokens,
+        n_outputs,
+    })
+}
+
+/// Random inputs for a graph whose embedding rows have `dim` values.
+fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) -> Step {
+    let mut random = Random::new(31);
+    Step {
+        tokens: (0..n_tokens).map(|_| random.below(vocab) as u32).collect(),
+        positions: (0..n_tokens).map(|_| random.below(3000) as u32).collect(),
+        output_rows: (0..n_outputs as u32).map(|r| 2 * r).collect(),
+        embeddings: random.values(n_tokens * dim),
+        parts: Vec::new(),
+    }
+}
+
+/// Runs `graph` and compares every output with its definition.
+fn compare<B: Backend>(
+    subject: &Subject<B>,
+    graph: &Graph,
+    weights: MemoryWeights,
+    step: &Step,
+    tolerance: f64,
+) {
+    let backend = &subject.backend;
+    let layout = RowLayout::default();
+    let mut inputs = step.inputs();
+    // A graph gets tokens or embeddings, as it wants.
+    let wants = |f: fn(&Input) -> bool| {
+        graph
+            .nodes()
+            .iter()
+            .any(|n| matches!(&n.op, crate::graph::Op::Input(i) if f(i)))
+    };
+    if !wants(|i| matches!(i, Input::Tokens)) {
+        inputs.tokens = &[];
+    }
+    if !wants(|i| matches!(i, Input::Embeddings { .. })) {
+        inputs.embeddings = &[];
+    }
+    let wanted = evaluate(graph, &weights, (&layout, &mut Memory::default()), &inputs);
+    let loaded = backend.load_weights(Arc::new(weights)).unwrap();
+    let mut program = backend.compile(graph, &loaded, &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    // Buffers that held something else must be fine.
+    let mut outputs = GraphOutputs {
+        values: vec![vec![f32::NAN; 7]; 3],
+    };
+    backend
+        .run(&mut program, &mut rows, &inputs, &mut outputs)
+        .unwrap();
+    assert_eq!(outputs.values.len(), wanted.len());
+    for (at, (got, wanted)) in outputs.values.iter().zip(&wanted).enumerate() {
+        assert_close(
+            &format!("output {at} of\n{}", graph.text()),
+            got,
+            wanted,
+            tolerance,
+        );
+    }
+}
+
+/// A graph of one operation on `inputs` embeddings of `dim` values, for every size.
+fn alone<B: Backend>(
+    subject: &Subject<B>,
+    dim: usize,
+    tolerance: f64,
+    build: impl Fn(&mut GraphBuilder, NodeId) -> NodeId,
+) {
+    for (n_tokens, n_outputs) in SIZES {
+        let mut b = builder(n_tokens, n_outputs);
+        let x = b.input(Input::Embeddings { dim }).unwrap();
+        let y = build(&mut b, x);
+        let graph = b.finish(&[y]).unwrap();
+        let weights = memory_weights(&graph, 32);
+        compare(
+            subject,
+            &graph,
+            weights,
+            &step(n_tokens, n_outputs, dim, 1),
+            tolerance,
+        );
+    }
+}
+
+/// `Embed` gives the rows of the tokens.
+pub fn embed_looks_rows_up<B: Backend>(subject: &Subject<B>) {
+    for (n_tokens, n_outputs) in SIZES {
+        let mut b = builder(n_tokens, n_outputs);
+        let tokens = b.input(Input::Tokens).unwrap();
+        let y = b.embed("y", tokens, "w", [11, 24]).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let weights = memory_weights(&graph, 33);
+        let step = step(n_tokens, n_outputs, 0, 11);
+        compare(
+            subject,
+            &graph,
+            weights,
+            &step,
+            subject.tolerance.elementwise,
+        );
+    }
+}
+
+/// A weight of random blocks with scales of a sensible size.
+fn block_weight(name: &str, shape: [usize; 2], format: BlockFormat) -> Weight {
+    let mut random = Random::new(34);
+    let (n, len, size) = (
+        shape[0] * shape[1],
+        format.block_len(),
+        format.block_bytes(),
+    );
+    // Where the half-precision scales of a block are.
+    let scales: &[usize] = match format {
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
+        BlockFormat::Q2_K => &[80, 82],
+        BlockFormat::Q3_K => &[108],
+        BlockFormat::Q6_K => &[208],
+        _ => &[0],
+    };
+    let mut bytes = Vec::new();
+    for _ in 0..n / len {
+        match format {
+            BlockFormat::F32 => bytes.extend(random.value().to_le_bytes()),
+            BlockFormat::F16 => bytes.extend(half::f16::from_f32(random.value()).to_le_bytes()),
+            BlockFormat::BF16 => bytes.extend(half::bf16::from_f32(random.value()).to_le_bytes()),
+            _ => {
+                let mut block: Vec<u8> = (0..size).map(|_| random.bits() as u8).collect();
+                for &at in scales {
+                    let scale = half::f16::from_f32(0.01 + 0.005 * random.value());
+                    block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                }
+                bytes.extend(block);
+            }
+        }
+    }
+    Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
+}
+
+/// `Embed` reads every block format.
+pub fn embed_on_blocks<B: Backend>(subject: &Subject<B>) {
+    for format in BlockFormat::ALL {
+        let mut b = builder(6, 0);
+        let tokens = b.input(Input::Tokens).unwrap();
+        let y = b.embed("y", tokens, "w", [9, 512]).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let mut weights = MemoryWeights::new();
+        weights.insert(block_weight("w", [9, 512], format));
+        compare(
+            subject,
+            &graph,
+            weights,
+            &step(6, 0, 0, 9),
+            subject.tolerance.elementwise,
+        );
+    }
+}
+
+/// `Linear` multiplies with every block format, one row and many.
+pub fn linear_on_blocks<B: Backend>(subject: &Subject<B>) {
+    for format in BlockFormat::ALL {
+        let tolerance = match format.block_len() {
+            1 => subject.tolerance.linear,
+            _ => subject.tolerance.linear_quantised,
+        };
+        for n_tokens in [0, 1, 2, 7, 40] {
+            let mut b = builder(n_tokens, 0);
+            let x = b.input(Input::Embeddings { dim: 512 }).unwrap();
+            let y = b.linear("y", x, "w", 37).unwrap();
+            let graph = b.finish(&[y]).unwrap();
+            let mut weights = MemoryWeights::new();
+            weights.insert(block_weight("w", [37, 512], format));
+            compare(
+                subject,
+                &graph,
+                weights,
+                &step(n_tokens, 0, 512, 1),
+                tolerance,
+            );
+        }
+    }
+}
+
+/// `Linear` multiplies with plain floats of any width.
+pub fn linear_multiplies<B: Backend>(subject: &Subject<B>) {
+    for (dim, n_out) in [(64, 48), (7, 5), (1, 1), (33, 130)] {
+        alone(subject, dim, subject.tolerance.linear, |b, x| {
+            b.linear("y", x, "w", n_out).unwrap()
+        });
+    }
+}
+
+/// `Linear` adds its bias; matrices of one input keep apart.
+pub fn linear_adds_a_bias<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 32, subject.tolerance.linear, |b, x| {
+        b.affine("y", x, ("w", Some("b")), 20).unwrap()
+    });
+    alone(subject, 32, subject.tolerance.linear, |b, x| {
+        let q = b.affine("q", x, ("wq", Some("bq")), 20).unwrap();
+        let k = b.linear("k", x, "wk", 20).unwrap();
+        let v = b.affine("v", x, ("wv", Some("bv")), 20).unwrap();
+        let qk = b.mul("qk", q, k).unwrap();
+        b.add("qkv", qk, v).unwrap()
+    });
+}
+
+/// `RmsNorm` over rows and over heads.
+pub fn rms_norm_divides<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 40, subject.tolerance.elementwise, |b, x| {
+        b.rms_norm("y", x, "w", 1e-6).unwrap()
+    });
+    alone(subject, 40, subject.tolerance.elementwise, |b, x| {
+        let n = b.shape().n_tokens;
+        let heads = b.reshape("heads", x, &[n, 5, 8]).unwrap();
+        b.rms_norm("y", heads, "w", 0.5).unwrap()
+    });
+}
+
+/// `Rope` in both styles, whole and partial, with every kind of scaling.
+pub fn rope_rotates<B: Backend>(subject: &Subject<B>) {
+    let yarn = RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 512,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: 1.138,
+    };
+    let specs = [
+        rope(RopeStyle::Norm, 16),
+        rope(RopeStyle::Neox, 16),
+        rope(RopeStyle::Norm, 10),
+        rope(RopeStyle::Neox, 6),
+        RopeSpec {
+            scaling: RopeScaling::Linear { factor: 8.0 },
+            ..rope(RopeStyle::Neox, 16)
+        },
+        RopeSpec {
+            scaling: yarn,
+            base: 5e5,
+            ..rope(RopeStyle::Neox, 16)
+        },
+        RopeSpec {
+            factors: Some("factors".into()),
+            ..rope(RopeStyle::Norm, 16)
+        },
+    ];
+    for spec in &specs {
+        alone(subject, 48, subject.tolerance.elementwise, |b, x| {
+            let n = b.shape().n_tokens;
+            let heads = b.reshape("heads", x, &[n, 3, 16]).unwrap();
+            let positions = b.input(Input::Positions).unwrap();
+            b.rope("y", heads, positions, spec).unwrap()
+        });
+    }
+    // Two rotations in one graph keep apart.
+    alone(subject, 48, subject.tolerance.elementwise, |b, x| {
+        let n = b.shape().n_tokens;
+        let heads = b.reshape("heads", x, &[n, 3, 16]).unwrap();
+        let positions = b.input(Input::Positions).unwrap();
+        let local = b.rope("local", heads, positions, &specs[1]).unwrap();
+        let global = b.rope("global", heads, positions, &specs[5]).unwrap();
+        let sum = b.add("sum", local, global).unwrap();
+        b.add("y", sum, heads).unwrap()
+    });
+}
+
+/// `Reshape` keeps the values.
+pub fn reshape_keeps_values<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, 0.0, |b, x| {
+        let n = b.shape().n_tokens;
+        b.reshape("y", x, &[n, 4, 6]).unwrap()
+    });
+}
+
+/// `Add`, also of a value with itself.
+pub fn add_adds<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+        let y = b.scale("y", x, 3.0).unwrap();
+        let sum = b.add("sum", x, y).unwrap();
+        b.add("twice", sum, sum).unwrap()
+    });
+}
+
+/// `Mul`, also of a value with itself.
+pub fn mul_multiplies<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+        let y = b.scale("y", x, 3.0).unwrap();
+        let product = b.mul("product", x, y).unwrap();
+        b.mul("square", product, product).unwrap()
+    });
+}
+
+/// `Scale` multiplies every value.
+pub fn scale_scales<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+        b.scale("y", x, -0.3).unwrap()
+    });
+}
+
+/// `Gate` with every activation, far into both tails.
+pub fn gate_activates<B: Backend>(subject: &Subject<B>) {
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        for factor in [1.0, 6.0, 300.0] {
+            alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+                let gate = b.scale("gate", x, factor).unwrap();
+                b.gate("y", activation, gate, x).unwrap()
+            });
+            alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+                let up = b.scale("up", x, factor).unwrap();
+                b.gate("y", activation, x, up).unwrap()
+            });
+        }
+    }
+}
+
+/// `TakeRows` takes the wanted rows, also none.
+pub fn take_rows_takes<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, 0.0, |b, x| {
+        let rows = b.input(Input::OutputRows).unwrap();
+        b.take_rows("y", x, rows).unwrap()
+    });
+}
+
+/// An operand that is used again later still has its values then.
+pub fn operands_survive<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, subject.tolerance.elementwise * 10.0, |b, x| {
+        let a = b.scale("a", x, 2.0).unwrap();
+        let c = b.scale("c", a, 3.0).unwrap();
+        let d = b.gate("d", Activation::Silu, a, c).unwrap();
+        let e = b.mul("e", a, d).unwrap();
+        let n = b.shape().n_tokens;
+        let heads = b.reshape("heads", a, &[n, 3, 8]).unwrap();
+        let positions = b.input(Input::Positions).unwrap();
+        let f = b
+            .rope("f", heads, positions, &rope(RopeStyle::Neox, 8))
+            .unwrap();
+        let f = b.reshape("f_rows", f, &[n, 24]).unwrap();
+        let g = b.add("g", f, e).unwrap();
+        let h = b.add("h", c, g).unwrap();
+        b.add("i", h, a).unwrap()
+    });
+}
+
+/// Several outputs: one of them twice, one that later nodes use, one that is an input.
+pub fn outputs_may_repeat<B: Backend>(subject: &Subject<B>) {
+    let mut b = builder(5, 0);
+    let x = b.input(Input::Embeddings { dim: 24 }).unwrap();
+    let a = b.scale("a", x, 2.0).unwrap();
+    let heads = b.reshape("heads", a, &[5, 3, 8]).unwrap();
+    let c = b.scale("c", a, 3.0).unwrap();
+    let d = b.add("d", c, a).unwrap();
+    let graph = b.finish(&[d, a, x, d, heads]).unwrap();
+    let tolerance = subject.tolerance.elementwise;
+    compare(
+        subject,
+        &graph,
+        MemoryWeights::new(),
+        &step(5, 0, 24, 1),
+        tolerance,
+    );
+}

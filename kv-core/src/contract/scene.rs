@@ -1,0 +1,287 @@
+//! Things that tests talk about: layouts of one part, tokens in cells, what they see, and a small
+//! random model in the manner of Llama.
+
+use std::sync::Arc;
+
+use super::Random;
+use crate::graph::{
+    Activation, AttendSpec, Graph, GraphBuilder, GraphInputs, GraphShape, Input, PartInputs,
+};
+use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
+use crate::weights::{MemoryWeights, WeightSource};
+use crate::{
+    Causality, CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility,
+    VisibleGroup, Window,
+};
+
+/// A layout of `n_layers` equal layers with `n_cells` cells of `heads × (k_dim, v_dim)`.
+pub(super) fn layout(
+    n_layers: usize,
+    n_cells: usize,
+    (kv_heads, k_dim, v_dim): (usize, usize, usize),
+    kv_type: KvType,
+) -> RowLayout {
+    let memory = AttentionMemory {
+        kv_heads,
+        k_dim,
+        v_dim,
+        window: Window::Full,
+    };
+    let map = LayerMap::new(vec![LayerMemory::Attention(memory); n_layers]);
+    let cells: Vec<usize> = map.parts().iter().map(|_| n_cells).collect();
+    RowLayout::new(&map, &cells, kv_type).unwrap()
+}
+
+/// Runs of cells that hold these positions; neighbours in both are joined.
+pub(super) fn runs(cells: &[(u32, u32)]) -> Vec<CellRun> {
+    let mut sorted: Vec<(u32, u32)> = cells.iter().map(|&(cell, pos)| (pos, cell)).collect();
+    sorted.sort_unstable();
+    let mut runs: Vec<CellRun> = Vec::new();
+    for (pos, cell) in sorted {
+        match runs.last_mut() {
+            Some(run) if run.pos.0 + run.len == pos && run.cell.0 + run.len == cell => run.len += 1,
+            _ => runs.push(CellRun {
+                cell: CellIdx(cell),
+                pos: Pos(pos),
+                len: 1,
+            }),
+        }
+    }
+    runs
+}
+
+/// One token of a scene: a line of text, a position in it, and the cell that remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// The token's id.
+    pub id: u32,
+    /// Which text it belongs to.
+    pub text: usize,
+    /// Its position.
+    pub pos: u32,
+    /// Its cell.
+    pub cell: u32,
+}
+
+/// Tokens that are in the memory of one part, and what later ones see of them.
+#[derive(Clone, Debug, Default)]
+pub struct Scene {
+    /// Tokens that were run, in that order.
+    pub seen: Vec<Token>,
+}
+
+/// Everything that one run needs besides the graph.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// Token ids.
+    pub tokens: Vec<u32>,
+    /// Positions.
+    pub positions: Vec<u32>,
+    /// Rows whose logits are wanted.
+    pub output_rows: Vec<u32>,
+    /// Embedding rows, where the graph wants them.
+    pub embeddings: Vec<f32>,
+    /// Cells and visibility.
+    pub parts: Vec<PartInputs>,
+}
+
+impl Step {
+    /// The same, borrowed.
+    pub fn inputs(&self) -> GraphInputs<'_> {
+        GraphInputs {
+            tokens: &self.tokens,
+            embeddings: &self.embeddings,
+            positions: &self.positions,
+            output_rows: &self.output_rows,
+            parts: &self.parts,
+        }
+    }
+}
+
+impl Scene {
+    /// Adds `tokens` and says how they are run together: every token sees its own text through
+    /// `window`; rows of one text form one group.
+    pub fn step(&mut self, tokens: &[Token], window: Window, output_rows: &[u32]) -> Step {
+        self.seen.extend_from_slice(tokens);
+        let mut texts: Vec<usize> = tokens.iter().map(|t| t.text).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        let group = |&text: &usize| {
+            let of_text = |t: &&Token| t.text == text;
+            let cells: Vec<_> = self
+                .seen
+                .iter()
+                .filter(of_text)
+                .map(|t| (t.cell, t.pos))
+                .collect();
+            let own = (0u32..).zip(tokens).filter(|(_, t)| t.text == text);
+            let (rows, limits): (Vec<u32>, Vec<PosRange>) = own
+                .map(|(row, t)| (row, window.visible_keys(Pos(t.pos), Causality::Causal)))
+                .unzip();
+            VisibleGroup::new(rows, runs(&cells), limits)
+        };
+        let groups = texts.iter().map(group).collect();
+        let part = PartInputs {
+            cells: tokens.iter().map(|t| CellIdx(t.cell)).collect(),
+            visibility: Visibility::new(tokens.len() as u32, groups),
+        };
+        Step {
+            tokens: tokens.iter().map(|t| t.id).collect(),
+            positions: tokens.iter().map(|t| t.pos).collect(),
+            output_rows: output_rows.to_vec(),
+            embeddings: Vec::new(),
+            parts: vec![part],
+        }
+    }
+}
+
+/// Sizes of the small model: 2 layers, 4 query heads on 2 key/value heads of 16 values, width 64.
+pub(super) const VOCAB: usize = 96;
+pub(super) const WIDTH: usize = 64;
+pub(super) const N_LAYERS: usize = 2;
+pub(super) const SPEC: AttendSpec = AttendSpec {
+    n_heads: 4,
+    kv_heads: 2,
+    k_dim: 16,
+    v_dim: 16,
+    scale: 0.25,
+    soft_cap: None,
+};
+const HIDDEN: usize = 96;
+
+/// Rows for the small model.
+pub(super) fn tiny_layout(n_cells: usize, kv_type: KvType) -> RowLayout {
+    layout(
+        N_LAYERS,
+        n_cells,
+        (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim),
+        kv_type,
+    )
+}
+
+pub(super) fn rope(style: RopeStyle, n_rot: usize) -> RopeSpec {
+    RopeSpec {
+        style,
+        n_rot,
+        base: 10_000.0,
+        scaling: RopeScaling::None,
+        factors: None,
+    }
+}
+
+/// A decoder of two layers in the manner of Llama: embedding, norms, attention with RoPE and
+/// grouped heads, a gated feed-forward net, output head. Rows: 2 heads of 16 values, one part.
+pub fn tiny_llama(shape: GraphShape) -> Graph {
+    let mut b = GraphBuilder::new(shape);
+    let part = PartIdx(0);
+    let n = shape.n_tokens;
+    let tokens = b.input(Input::Tokens).unwrap();
+    let positions = b.input(Input::Positions).unwrap();
+    let cells = b.input(Input::Cells { part }).unwrap();
+    let visibility = b
+        .input(Input::Visibility {
+            part,
+            window: Window::Full,
+        })
+        .unwrap();
+    let wanted = b.input(Input::OutputRows).unwrap();
+    let AttendSpec {
+        n_heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        ..
+    } = SPEC;
+    let rope = rope(RopeStyle::Norm, k_dim);
+    let mut x = b.embed("embd", tokens, "embd.w", [VOCAB, WIDTH]).unwrap();
+    for l in 0..N_LAYERS {
+        let layer = LayerIdx(l as u32);
+        let named = |s: &str| format!("{s}-{l}");
+        let norm = b
+            .rms_norm(&named("attn_norm"), x, &named("attn_norm.w"), 1e-5)
+            .unwrap();
+        let q = b
+            .linear(&named("q"), norm, &named("q.w"), n_heads * k_dim)
+            .unwrap();
+        let q = b
+            .reshape(&named("q_heads"), q, &[n, n_heads, k_dim])
+            .unwrap();
+        let q = b.rope(&named("q_rope"), q, positions, &rope).unwrap();
+        let k = b
+            .linear(&named("k"), norm, &named("k.w"), kv_heads * k_dim)
+            .unwrap();
+        let k = b
+            .reshape(&named("k_heads"), k, &[n, kv_heads, k_dim])
+            .unwrap();
+        let k = b.rope(&named("k_rope"), k, positions, &rope).unwrap();
+        let v = b
+            .linear(&named("v"), norm, &named("v.w"), kv_heads * v_dim)
+            .unwrap();
+        let v = b
+            .reshape(&named("v_heads"), v, &[n, kv_heads, v_dim])
+            .unwrap();
+        let stored = b.store_kv(&named("store"), layer, [k, v, cells]).unwrap();
+        let kqv = b
+            .attend(&named("kqv"), layer, SPEC, [q, stored, visibility])
+            .unwrap();
+        let out = b
+            .linear(&named("attn_out"), kqv, &named("o.w"), WIDTH)
+            .unwrap();
+        x = b.add(&named("attn_residual"), out, x).unwrap();
+        let norm = b
+            .rms_norm(&named("ffn_norm"), x, &named("ffn_norm.w"), 1e-5)
+            .unwrap();
+        let gate = b
+            .linear(&named("gate"), norm, &named("gate.w"), HIDDEN)
+            .unwrap();
+        let up = b
+            .linear(&named("up"), norm, &named("up.w"), HIDDEN)
+            .unwrap();
+        let hidden = b.gate(&named("gated"), Activation::Silu, gate, up).unwrap();
+        let down = b
+            .linear(&named("down"), hidden, &named("down.w"), WIDTH)
+            .unwrap();
+        x = b.add(&named("ffn_residual"), down, x).unwrap();
+    }
+    let x = b.take_rows("wanted", x, wanted).unwrap();
+    let x = b.rms_norm("norm", x, "norm.w", 1e-5).unwrap();
+    let logits = b.linear("logits", x, "embd.w", VOCAB).unwrap();
+    b.finish(&[logits]).unwrap()
+}
+
+/// Random `F32` weights for every weight that `graph` names.
+pub fn tiny_weights(graph: &Graph, seed: u64) -> Arc<dyn WeightSource> {
+    Arc::new(memory_weights(graph, seed))
+}
+
+pub(super) fn memory_weights(graph: &Graph, seed: u64) -> MemoryWeights {
+    let mut random = Random::new(seed);
+    let mut weights = MemoryWeights::new();
+    for weight in graph.weights() {
+        let n = weight.shape.iter().product();
+        let columns = *weight.shape.last().unwrap_or(&1);
+        // Vectors are gains around 1 (also right for divisors), matrices keep the scale.
+        let spread = (3.0 / columns as f32).sqrt();
+        let value = |r: &mut Random| match weight.shape.len() {
+            1 => 1.0 + 0.25 * r.value(),
+            _ => spread * r.value(),
+        };
+        let values: Vec<f32> = (0..n).map(|_| value(&mut random)).collect();
+        weights
+            .insert_f32(&weight.name, &weight.shape, &values)
+            .unwrap();
+    }
+    weights
+}
+
+/// `n` tokens of one text with positions from `first` on, in the given cells.
+pub(super) fn text(random: &mut Random, text: usize, first: u32, cells: &[u32]) -> Vec<Token> {
+    let token = |(pos, &cell)| Token {
+        id: random.below(VOCAB) as u32,
+        text,
+        pos,
+        cell,
+    };
+    (first..).zip(cells).map(token).collect()
+}
