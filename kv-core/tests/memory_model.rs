@@ -452,7 +452,18 @@ impl World {
     }
 }
 
+/// Eight times the usual number (`PROPTEST_CASES` scales it): a case takes 0.2 ms.
+fn many_cases() -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    ProptestConfig {
+        cases: usual.cases.saturating_mul(8),
+        ..usual
+    }
+}
+
 proptest! {
+    #![proptest_config(many_cases())]
+
     #[test]
     fn a_memory_shows_what_a_memory_without_limits_would(
         config in config(),
