@@ -1,8 +1,10 @@
 //! What a language model remembers: cells, windows, visibility, memory modules, the compute graph
 //! and the backend contract.
 //!
-//! In reading order: [`ids`] (index types), [`layers`] (what a model declares), [`graph`] (what is
-//! computed), [`backend`] (who computes it), [`weights`] and [`block`] (what it is computed with).
+//! In reading order: [`ids`] (index types), [`layers`] (what a model declares), [`batch`] (what a
+//! caller submits), [`memory`] with [`cells`], [`slot`], [`window`] and [`visibility`] (what is
+//! remembered where, and who sees it), [`graph`] (what is computed), [`backend`] (who computes it),
+//! [`weights`] and [`block`] (what it is computed with).
 //! Nothing here knows a tensor library, a thread or a file.
 
 pub mod backend;

@@ -452,17 +452,9 @@ impl World {
     }
 }
 
-/// Eight times the usual number (`PROPTEST_CASES` scales it): a case takes 0.2 ms.
-fn many_cases() -> ProptestConfig {
-    let usual = ProptestConfig::default();
-    ProptestConfig {
-        cases: usual.cases.saturating_mul(8),
-        ..usual
-    }
-}
-
 proptest! {
-    #![proptest_config(many_cases())]
+    // A case takes about 0.2 ms; `PROPTEST_CASES` overrides the number.
+    #![proptest_config(ProptestConfig::with_cases(2048))]
 
     #[test]
     fn a_memory_shows_what_a_memory_without_limits_would(
