@@ -285,3 +285,59 @@ impl<'a> Int8Rows<'a> {
         })
     }
 }
+
+impl<'a> Int8Rows<'a> {
+    /// `N` neighbouring rows, or `None` where there are not so many.
+    pub(crate) fn tile<const N: usize>(&self, first: usize) -> Option<[Int8Row<'a>; N]> {
+        let none = Int8Row {
+            quants: &[],
+            scales: &[],
+            sums: &[],
+            half_sums: &[],
+        };
+        let mut rows = [none; N];
+        for (token, row) in (first..).zip(&mut rows) {
+            *row = self.row(token)?;
+        }
+        Some(rows)
+    }
+}
+
+impl<'a> Int8Row<'a> {
+    /// Blocks in the row, with padding.
+    pub(crate) fn n_blocks(&self) -> usize {
+        self.quants.len().min(self.scales.len())
+    }
+
+    /// Quants and scale of one block, without a check.
+    ///
+    /// # Safety
+    /// `b` is below [`Int8Row::n_blocks`].
+    #[inline]
+    pub(crate) unsafe fn block(&self, b: usize) -> (&'a [i8; BLOCK], f32) {
+        debug_assert!(b < self.n_blocks());
+        // SAFETY: the caller promises that `b` is inside both slices.
+        unsafe { (self.quants.get_unchecked(b), *self.scales.get_unchecked(b)) }
+    }
+
+    /// Quants and scales of blocks `b` and `b + 1`, without a check.
+    ///
+    /// # Safety
+    /// `b + 1` is below [`Int8Row::n_blocks`].
+    #[inline]
+    pub(crate) unsafe fn two_blocks(&self, b: usize) -> (&'a [i8; 2 * BLOCK], [f32; 2]) {
+        debug_assert!(b + 1 < self.n_blocks());
+        // SAFETY: the caller promises that both blocks are inside both slices; two neighbouring
+        // blocks are an array of twice the length.
+        unsafe {
+            let quants = &*self.quants.as_ptr().add(b).cast::<[i8; 2 * BLOCK]>();
+            (
+                quants,
+                [
+                    *self.scales.get_unchecked(b),
+                    *self.scales.get_unchecked(b + 1),
+                ],
+            )
+        }
+    }
+}

@@ -7,6 +7,10 @@
 //!
 //! Knows nothing of tokens, heads, layers or threads.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod scalar;
 
 use std::ops::Range;
@@ -100,7 +104,16 @@ impl Kernels {
             return Err(IsaError::Unavailable { isa, available });
         }
         Ok(match isa {
-            Isa::Scalar | Isa::Avx2 | Isa::Avx512Vnni => &scalar::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &AVX2,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => &AVX512,
+            _ => &scalar::TABLE,
         })
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels = avx2::TABLE;
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels = avx512::TABLE;

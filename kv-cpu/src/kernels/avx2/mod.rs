@@ -1,0 +1,46 @@
+//! The table for x86-64 with AVX2, FMA and F16C.
+//!
+//! One file per job: [`lanes`] moves eight values at a time, [`elementwise`] and [`functions`] are
+//! the small operations, [`quantize`] prepares activations, [`groups`] unpacks weights, and
+//! [`multiply`] multiplies them. Knows nothing of how the instruction set was detected: the table
+//! must only be handed out where [`Isa::Avx2`] is available.
+
+mod elementwise;
+mod functions;
+pub(super) mod groups;
+pub(super) mod lanes;
+pub(super) mod multiply;
+pub(super) mod multiply_f32;
+mod quantize;
+
+use super::Kernels;
+use crate::isa::Isa;
+
+/// A function pointer to a function that needs AVX2, FMA and F16C.
+macro_rules! with_avx2 {
+    (|$($arg:ident),+| $function:path) => {
+        // SAFETY: the table is handed out only where AVX2, FMA and F16C are available.
+        |$($arg),+| unsafe { $function($($arg),+) }
+    };
+}
+
+pub(super) const TABLE: Kernels = Kernels {
+    isa: Isa::Avx2,
+    dot_f32: with_avx2!(|a, b| elementwise::dot_f32),
+    dot_f16: with_avx2!(|a, b| elementwise::dot_f16),
+    axpy_f32: with_avx2!(|acc, w, v| elementwise::axpy_f32),
+    axpy_f16: with_avx2!(|acc, w, v| elementwise::axpy_f16),
+    scale: with_avx2!(|x, factor| elementwise::scale),
+    add: with_avx2!(|a, b| elementwise::add),
+    mul: with_avx2!(|a, b| elementwise::mul),
+    max: with_avx2!(|x| elementwise::max),
+    exp_sum: with_avx2!(|x, max| functions::exp_sum),
+    soft_cap: with_avx2!(|x, cap| functions::soft_cap),
+    rms_norm: with_avx2!(|x, w, eps, out| elementwise::rms_norm),
+    silu_mul: with_avx2!(|gate, up| functions::silu_mul),
+    gelu_tanh_mul: with_avx2!(|gate, up| functions::gelu_tanh_mul),
+    f32_to_f16: with_avx2!(|from, to| elementwise::f32_to_f16),
+    f16_to_f32: with_avx2!(|from, to| elementwise::f16_to_f32),
+    quantize: with_avx2!(|values, row| quantize::quantize),
+    multiply: with_avx2!(|weights, acts, tokens, out| multiply::multiply),
+};

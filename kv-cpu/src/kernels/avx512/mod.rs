@@ -1,0 +1,18 @@
+//! The table for x86-64 with AVX-512 and VNNI: int8 dot products of 64 values in one instruction.
+//!
+//! What is not bound by arithmetic is shared with AVX2. Knows nothing of how the instruction set
+//! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
+
+mod multiply;
+
+use super::{Kernels, avx2};
+use crate::isa::Isa;
+
+pub(super) const TABLE: Kernels = Kernels {
+    isa: Isa::Avx512Vnni,
+    // SAFETY: the table is handed out only where these features are available.
+    multiply: |weights, acts, tokens, out| unsafe {
+        multiply::multiply(weights, acts, tokens, out)
+    },
+    ..avx2::TABLE
+};

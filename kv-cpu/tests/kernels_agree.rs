@@ -1,0 +1,536 @@
+//! Every instruction set that this machine has against the scalar kernels, which are the
+//! specification, and every matrix against sums in `f64`.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
+
+use half::f16;
+use kv_core::block::{BlockFormat, dequantize};
+use kv_core::weights::Weight;
+use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer};
+use kv_cpu::isa::Isa;
+use kv_cpu::kernels::Kernels;
+use kv_cpu::matrix::Matrix;
+use kv_cpu::output::{OutputColumns, SharedOutput};
+
+/// A small reproducible source of numbers (xorshift64*, Vigna, arXiv 1402.6246).
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// In −1..1.
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn units(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.unit()).collect()
+    }
+}
+
+/// Rows of `n` values that are hard in different ways.
+fn rows(n: usize) -> Vec<Vec<f32>> {
+    let mut random = Random(n as u64 + 1);
+    let mut outlier = random.units(n);
+    if let Some(x) = outlier.last_mut() {
+        *x = 4.0e4;
+    }
+    vec![
+        random.units(n),
+        random.units(n).iter().map(|x| x * 1.0e4).collect(),
+        random.units(n).iter().map(|x| x * 1.0e-40).collect(),
+        vec![0.0; n],
+        vec![-0.75; n],
+        outlier,
+    ]
+}
+
+/// Lengths with every kind of tail.
+const LENGTHS: [usize; 14] = [0, 1, 3, 7, 8, 9, 31, 32, 33, 40, 63, 64, 100, 257];
+
+fn scalar() -> &'static Kernels {
+    Kernels::for_isa(Isa::Scalar).unwrap()
+}
+
+fn tables() -> Vec<&'static Kernels> {
+    let all = Isa::all_available().into_iter();
+    all.map(|isa| Kernels::for_isa(isa).unwrap()).collect()
+}
+
+fn halves(x: &[f32]) -> Vec<f16> {
+    x.iter().map(|x| f16::from_f32(*x)).collect()
+}
+
+/// Sum of products and of their magnitudes, in `f64`.
+fn exact_dot(a: &[f32], b: &[f32]) -> (f64, f64) {
+    let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+    products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()))
+}
+
+fn assert_near(got: f32, wanted: f64, allowed: f64, what: &str) {
+    let error = (f64::from(got) - wanted).abs();
+    assert!(
+        error <= allowed,
+        "{what}: {got}, not {wanted} (error {error:e} > {allowed:e})"
+    );
+}
+
+/// Each value within `relative` of the scalar kernel's, or within `absolute`.
+fn assert_rows_near(got: &[f32], wanted: &[f32], (relative, absolute): (f32, f32), what: &str) {
+    for (i, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        let same = got == wanted || (got.is_nan() && wanted.is_nan());
+        let near = (got - wanted).abs() <= absolute.max(relative * wanted.abs());
+        assert!(same || near, "{what}[{i}]: {got}, not {wanted}");
+    }
+}
+
+#[test]
+fn dot_products_and_maxima() {
+    for kernels in tables() {
+        for n in LENGTHS {
+            let all = rows(n);
+            for a in &all {
+                for b in &all {
+                    let what = format!("{} dot of {n}", kernels.isa);
+                    let (wanted, size) = exact_dot(a, b);
+                    assert_near((kernels.dot_f32)(a, b), wanted, 3e-6 * size + 1e-38, &what);
+                    let b = halves(b);
+                    let widened: Vec<f32> = b.iter().map(|b| b.to_f32()).collect();
+                    let (wanted, size) = exact_dot(a, &widened);
+                    assert_near((kernels.dot_f16)(a, &b), wanted, 3e-6 * size + 1e-38, &what);
+                }
+                assert_eq!(
+                    (kernels.max)(a),
+                    (scalar().max)(a),
+                    "{} max of {n}",
+                    kernels.isa
+                );
+            }
+        }
+        assert_eq!((kernels.max)(&[f32::NAN, -1.0, f32::NEG_INFINITY]), -1.0);
+    }
+}
+
+#[test]
+fn elementwise_operations() {
+    type Binary = fn(&Kernels) -> fn(&mut [f32], &[f32]);
+    // Products may be fused with sums, so errors are measured against the largest operand.
+    let binary: [(&str, Binary, f32); 4] = [
+        ("add", |k| k.add, 0.0),
+        ("mul", |k| k.mul, 0.0),
+        ("silu_mul", |k| k.silu_mul, 1e-6),
+        ("gelu_tanh_mul", |k| k.gelu_tanh_mul, 4e-6),
+    ];
+    for kernels in tables() {
+        for n in LENGTHS {
+            for (a, b) in rows(n).iter().zip(rows(n).iter().cycle().skip(1)) {
+                for (name, of, relative) in binary {
+                    let (mut got, mut wanted) = (a.clone(), a.clone());
+                    of(kernels)(&mut got, b);
+                    of(scalar())(&mut wanted, b);
+                    let what = format!("{} {name} of {n}", kernels.isa);
+                    assert_rows_near(&got, &wanted, (relative, 1e-36), &what);
+                }
+                let halves = halves(b);
+                let largest = a.iter().chain(b).fold(0.0f32, |m, x| m.max(x.abs()));
+                for w in [0.0, -1.5, 1.0e3] {
+                    let (mut got, mut wanted) = (a.clone(), a.clone());
+                    (kernels.axpy_f32)(&mut got, w, b);
+                    (scalar().axpy_f32)(&mut wanted, w, b);
+                    let near = (0.0, largest * (w.abs() + 1.0) * 2e-7 + 1e-38);
+                    assert_rows_near(&got, &wanted, near, "axpy_f32");
+                    (kernels.axpy_f16)(&mut got, w, &halves);
+                    (scalar().axpy_f16)(&mut wanted, w, &halves);
+                    assert_rows_near(&got, &wanted, (0.0, 2.0 * near.1), "axpy_f16");
+                    let (mut got, mut wanted) = (a.clone(), a.clone());
+                    (kernels.scale)(&mut got, w);
+                    (scalar().scale)(&mut wanted, w);
+                    assert_eq!(got, wanted, "{} scale", kernels.isa);
+                }
+                let (mut got, mut wanted) = (vec![0.0; n], vec![0.0; n]);
+                (kernels.rms_norm)(a, b, 1e-6, &mut got);
+                (scalar().rms_norm)(a, b, 1e-6, &mut wanted);
+                assert_rows_near(&got, &wanted, (4e-6, 1e-36), "rms_norm");
+                let (mut got, mut wanted) = (a.clone(), a.clone());
+                (kernels.soft_cap)(&mut got, 30.0);
+                (scalar().soft_cap)(&mut wanted, 30.0);
+                assert_rows_near(&got, &wanted, (0.0, 30.0 * 3e-7), "soft_cap");
+            }
+        }
+    }
+}
+
+#[test]
+fn half_precision_rounds_as_the_standard_says() {
+    let special = [
+        0.0,
+        -0.0,
+        65504.0,
+        65520.0,
+        1e9,
+        6e-8,
+        2.9e-8,
+        1e-40,
+        f32::INFINITY,
+    ];
+    for kernels in tables() {
+        for n in LENGTHS {
+            let x: Vec<f32> = rows(n)[1].iter().chain(&special).copied().collect();
+            let (mut got, mut back) = (vec![f16::ONE; x.len()], vec![f32::NAN; x.len()]);
+            (kernels.f32_to_f16)(&x, &mut got);
+            let wanted = halves(&x);
+            assert!(
+                got.iter()
+                    .zip(&wanted)
+                    .all(|(a, b)| a.to_bits() == b.to_bits())
+            );
+            (kernels.f16_to_f32)(&got, &mut back);
+            assert!(
+                back.iter()
+                    .zip(&wanted)
+                    .all(|(a, b)| a.to_bits() == b.to_f32().to_bits())
+            );
+        }
+    }
+}
+
+#[test]
+fn the_exponential_is_accurate_everywhere() {
+    // 1.2 million points over the whole range, subnormal results included.
+    let x: Vec<f32> = (0..1_200_000)
+        .map(|i| -106.0 + i as f32 * 1.62e-4)
+        .collect();
+    for kernels in tables() {
+        let mut got = x.clone();
+        (kernels.exp_sum)(&mut got, 0.0);
+        for (x, got) in x.iter().zip(&got) {
+            let wanted = f64::from(*x).exp();
+            // Overflow begins half a unit above the largest number.
+            if wanted > f64::from(f32::MAX) {
+                assert!(*got >= f32::MAX, "{} e^{x}: {got}", kernels.isa);
+                continue;
+            }
+            // A unit in the last place is at most 2^-23 of a normal number.
+            let allowed = (wanted * 2.0f64.powi(-22)).max(2.0f64.powi(-148));
+            assert_near(*got, wanted, allowed, &format!("{} e^{x}", kernels.isa));
+        }
+        let mut special = [0.0, f32::NEG_INFINITY, f32::NAN, f32::INFINITY, -1e30, 1e30];
+        (kernels.exp_sum)(&mut special, 0.0);
+        assert_eq!(special[..2], [1.0, 0.0], "{}", kernels.isa);
+        assert!(special[2].is_nan());
+        assert_eq!(special[3..], [f32::INFINITY, 0.0, f32::INFINITY]);
+    }
+}
+
+#[test]
+fn exponentials_do_not_depend_on_where_they_stand() {
+    let x: Vec<f32> = Random(5).units(70).iter().map(|x| x * 20.0).collect();
+    for kernels in tables() {
+        for n in 1..x.len() {
+            let (mut part, mut whole) = (x[..n].to_vec(), x.clone());
+            let sum = (kernels.exp_sum)(&mut part, 20.0);
+            (kernels.exp_sum)(&mut whole, 20.0);
+            assert_eq!(part, whole[..n], "{} of {n}", kernels.isa);
+            let exact: f64 = part.iter().map(|e| f64::from(*e)).sum();
+            assert_near(sum, exact, 2e-6 * exact, "sum of exponentials");
+        }
+    }
+}
+
+#[test]
+fn quantised_activations_are_the_same_bits_everywhere() {
+    for n in [1, 31, 32, 33, 96, 256, 300] {
+        for mut x in rows(n) {
+            for special in [None, Some(f32::NAN), Some(f32::INFINITY), Some(1.5e-36)] {
+                if let Some(special) = special {
+                    x[n / 2] = special;
+                }
+                let of = |kernels: &Kernels| {
+                    let mut buffer = Int8Buffer::with_capacity(1, n);
+                    buffer.prepare(kernels, &x);
+                    // Everything in it, by its exact decimal form.
+                    format!("{:?}", buffer.rows())
+                };
+                for kernels in tables() {
+                    assert_eq!(of(kernels), of(scalar()), "{} {n} {special:?}", kernels.isa);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_activations_are_within_half_a_step() {
+    for x in rows(300) {
+        let mut buffer = Int8Buffer::new();
+        buffer.reshape(1, x.len());
+        buffer.prepare(scalar(), &x);
+        let got = buffer.rows().dequantized(0).unwrap();
+        for (x, got) in x.chunks(32).zip(got.chunks(32)) {
+            let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let step = largest / 127.0;
+            assert!(
+                x.iter()
+                    .zip(got)
+                    .all(|(a, b)| (a - b).abs() <= 0.5001 * step + 2e-36)
+            );
+        }
+    }
+}
+
+/// Random bytes, with half-precision scales of sane size where the format has them.
+fn random_weight(format: BlockFormat, n_rows: usize, n_columns: usize, seed: u64) -> Weight {
+    let mut random = Random(seed * 977 + format as u64 + 1);
+    let n_blocks = n_rows * n_columns / format.block_len();
+    let mut bytes = Vec::new();
+    for _ in 0..n_blocks {
+        let mut block: Vec<u8> = (0..format.block_bytes())
+            .map(|_| random.bits() as u8)
+            .collect();
+        let size = match format {
+            BlockFormat::F32 => {
+                block.copy_from_slice(&random.unit().to_le_bytes());
+                0.0
+            }
+            BlockFormat::F16 => 1.0,
+            BlockFormat::BF16 => {
+                block.copy_from_slice(&half::bf16::from_f32(random.unit()).to_le_bytes());
+                0.0
+            }
+            _ => 0.02,
+        };
+        for at in scale_offsets(format) {
+            let scale = f16::from_f32(random.unit() * size);
+            block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+        bytes.extend(block);
+    }
+    Weight::new("w", vec![n_rows, n_columns], format, bytes.into()).unwrap()
+}
+
+fn scale_offsets(format: BlockFormat) -> &'static [usize] {
+    match format {
+        BlockFormat::F32 | BlockFormat::BF16 => &[],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
+        BlockFormat::Q2_K => &[80, 82],
+        BlockFormat::Q3_K => &[108],
+        BlockFormat::Q6_K => &[208],
+        _ => &[0],
+    }
+}
+
+/// Numbers of columns that a format can have, with every kind of tail.
+fn widths(format: BlockFormat) -> &'static [usize] {
+    match format.block_len() {
+        1 => &[1, 5, 8, 13, 16, 24, 31, 256, 300],
+        32 => &[32, 64, 96, 224, 256, 352, 1024],
+        _ => &[256, 512, 1280],
+    }
+}
+
+/// All outputs of `matrix` for the rows of `x`.
+fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
+    let n_tokens = x.len() / matrix.n_columns();
+    let mut values = vec![f32::NAN; n_tokens * matrix.n_rows()];
+    let mut out = OutputColumns::all(&mut values, matrix.n_rows());
+    let mut buffer = Int8Buffer::with_capacity(n_tokens, matrix.n_columns());
+    let acts = match matrix.activation_kind() {
+        ActivationKind::F32 => Activations::F32(x),
+        ActivationKind::Int8 => {
+            buffer.prepare(kernels, x);
+            Activations::Int8(buffer.rows())
+        }
+    };
+    matrix.multiply(kernels, acts, &mut out).unwrap();
+    values
+}
+
+/// What the prepared activations stand for.
+fn as_prepared(matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    let mut buffer = Int8Buffer::with_capacity(1, x.len());
+    buffer.prepare(scalar(), x);
+    match matrix.activation_kind() {
+        ActivationKind::F32 => x.to_vec(),
+        ActivationKind::Int8 => buffer.rows().dequantized(0).unwrap(),
+    }
+}
+
+#[test]
+fn products_are_those_of_decoded_weights() {
+    const ROWS: usize = 3;
+    for format in BlockFormat::ALL {
+        for &n in widths(format) {
+            let weight = random_weight(format, ROWS, n, 3);
+            let decoded = weight.to_f32();
+            let matrix = Matrix::new(weight).unwrap();
+            for kernels in tables() {
+                for x in rows(n) {
+                    let got = product(&matrix, kernels, &x);
+                    let prepared = as_prepared(&matrix, &x);
+                    // An int8 step is 1/127 of a block's largest value; half of it is lost.
+                    let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                    for (got, row) in got.iter().zip(decoded.chunks(n)) {
+                        let what = format!("{} {format} of {n}", kernels.isa);
+                        let (wanted, size) = exact_dot(row, &prepared);
+                        assert_near(*got, wanted, 1e-5 * size + 1e-37, &what);
+                        let (wanted, size) = exact_dot(row, &x);
+                        let weights: f64 = row.iter().map(|w| f64::from(w.abs())).sum();
+                        let lost = weights * f64::from(largest) / 250.0;
+                        assert_near(*got, wanted, lost + 1e-5 * size + 1e-30, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_quants_do_not_overflow() {
+    // All bits set or none: the largest magnitudes of quants against the largest activations.
+    for format in BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1) {
+        let n = 512;
+        for fill in [0x00, 0xff, 0x80, 0x7f] {
+            let mut bytes = vec![fill; n / format.block_len() * format.block_bytes()];
+            for block in bytes.chunks_mut(format.block_bytes()) {
+                for at in scale_offsets(format) {
+                    block[*at..at + 2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+                }
+            }
+            let weight = Weight::new("w", vec![1, n], format, bytes.into()).unwrap();
+            let decoded = weight.to_f32();
+            let matrix = Matrix::new(weight).unwrap();
+            for kernels in tables() {
+                for x in [vec![3.0; n], vec![-3.0; n]] {
+                    let (wanted, size) = exact_dot(&decoded, &as_prepared(&matrix, &x));
+                    let what = format!("{} {format} {fill:#x}", kernels.isa);
+                    // What is subtracted as a minimum counts as a product of its own.
+                    let size = size + 3.0 * 64.0 * n as f64 * 0.5;
+                    assert_near(product(&matrix, kernels, &x)[0], wanted, 1e-5 * size, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_the_same_bits_alone_and_in_company() {
+    const ROWS: usize = 37;
+    const TOKENS: usize = 23;
+    for format in BlockFormat::ALL {
+        let n = widths(format)[widths(format).len() - 1];
+        let matrix = Matrix::new(random_weight(format, ROWS, n, 9)).unwrap();
+        let mut x = Random(format as u64 + 7).units(TOKENS * n);
+        x[3 * n + 1] = f32::NAN; // stays in its own row
+        for kernels in tables() {
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let together = product(&matrix, kernels, &x);
+            for n_tokens in [1, 2, 4, 5, 8, 9, 16] {
+                for (first, part) in x.chunks(n_tokens * n).enumerate() {
+                    let at = first * n_tokens * ROWS;
+                    let alone = product(&matrix, kernels, part);
+                    assert_eq!(
+                        bits(&alone),
+                        bits(&together[at..at + alone.len()]),
+                        "{} {format}: {n_tokens} tokens",
+                        kernels.isa
+                    );
+                }
+            }
+            assert!(together[3 * ROWS..4 * ROWS].iter().all(|v| v.is_nan()));
+            assert!(together[..3 * ROWS].iter().all(|v| v.is_finite()));
+            assert_eq!(
+                bits(&in_threads(&matrix, kernels, &x)),
+                bits(&together),
+                "{format}"
+            );
+        }
+    }
+}
+
+/// The same product, computed by three threads with uneven shares of the weight rows.
+fn in_threads(matrix: &Matrix, kernels: &'static Kernels, x: &[f32]) -> Vec<f32> {
+    let (n_rows, n_tokens) = (matrix.n_rows(), x.len() / matrix.n_columns());
+    let mut values = vec![f32::NAN; n_tokens * n_rows];
+    let out = SharedOutput::new(&mut values, n_rows);
+    let mut buffer = Int8Buffer::with_capacity(n_tokens, matrix.n_columns());
+    let shared = buffer.shared();
+    std::thread::scope(|scope| {
+        for first in 0..2 {
+            scope.spawn(move || {
+                let rows = x
+                    .chunks(matrix.n_columns())
+                    .enumerate()
+                    .skip(first)
+                    .step_by(2);
+                for (token, values) in rows {
+                    // SAFETY: the two threads prepare different rows, which nobody reads yet.
+                    unsafe { shared.prepare_row(kernels, token, values) };
+                }
+            });
+        }
+    });
+    let acts = match matrix.activation_kind() {
+        ActivationKind::F32 => Activations::F32(x),
+        // SAFETY: the threads that prepared the rows have been joined.
+        ActivationKind::Int8 => Activations::Int8(unsafe { shared.rows() }),
+    };
+    std::thread::scope(|scope| {
+        for columns in [0..1, 1..n_rows / 2, n_rows / 2..n_rows] {
+            // SAFETY: the three ranges do not overlap.
+            let mut out = unsafe { out.columns(columns) };
+            scope.spawn(move || matrix.multiply(kernels, acts, &mut out).unwrap());
+        }
+    });
+    values
+}
+
+#[test]
+fn rows_decode_to_the_specification() {
+    for format in BlockFormat::ALL {
+        let n = widths(format)[1];
+        let weight = random_weight(format, 4, n, 21);
+        let matrix = Matrix::new(weight.clone()).unwrap();
+        let row_bytes = format.row_bytes(n).unwrap();
+        for i in 0..4 {
+            let (mut got, mut wanted) = (vec![f32::NAN; n], vec![f32::NAN; n]);
+            matrix.row(scalar(), i, &mut got).unwrap();
+            dequantize(
+                format,
+                &weight.bytes()[i * row_bytes..(i + 1) * row_bytes],
+                &mut wanted,
+            );
+            assert_eq!(got, wanted, "{format} row {i}");
+        }
+        assert!(matrix.row(scalar(), 4, &mut vec![0.0; n]).is_err());
+        assert!(matrix.row(scalar(), 0, &mut vec![0.0; n + 1]).is_err());
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let vector = Weight::new("b", vec![4], BlockFormat::F32, vec![0; 16].into()).unwrap();
+    let error = Matrix::new(vector).unwrap_err().to_string();
+    assert!(error.contains("'b'") && error.contains("[4]"), "{error}");
+
+    let matrix = Matrix::new(random_weight(BlockFormat::Q8_0, 2, 64, 1)).unwrap();
+    let (x, mut values) = (vec![1.0; 64], vec![0.0; 2]);
+    let mut multiply = |acts: Activations<'_>, n_columns| {
+        let mut out = OutputColumns::all(&mut values, n_columns);
+        matrix
+            .multiply(scalar(), acts, &mut out)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(multiply(Activations::F32(&x), 2).contains("Int8"));
+    let mut buffer = Int8Buffer::with_capacity(1, 32);
+    buffer.prepare(scalar(), &x[..32]);
+    assert!(multiply(Activations::Int8(buffer.rows()), 2).contains("32"));
+    buffer.reshape(1, 64);
+    buffer.prepare(scalar(), &x);
+    assert!(multiply(Activations::Int8(buffer.rows()), 1).contains("2"));
+}
