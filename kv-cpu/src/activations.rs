@@ -228,6 +228,7 @@ pub struct Int8Rows<'a> {
 
 /// One prepared row, all in units of (padded) blocks.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
 pub(crate) struct Int8Row<'a> {
     pub(crate) quants: &'a [[i8; BLOCK]],
     pub(crate) scales: &'a [f32],
@@ -286,6 +287,7 @@ impl<'a> Int8Rows<'a> {
     }
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
 impl<'a> Int8Rows<'a> {
     /// `N` neighbouring rows, or `None` where there are not so many.
     pub(crate) fn tile<const N: usize>(&self, first: usize) -> Option<[Int8Row<'a>; N]> {
@@ -303,6 +305,7 @@ impl<'a> Int8Rows<'a> {
     }
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
 impl<'a> Int8Row<'a> {
     /// Blocks in the row, with padding.
     pub(crate) fn n_blocks(&self) -> usize {
@@ -320,23 +323,21 @@ impl<'a> Int8Row<'a> {
         unsafe { (self.quants.get_unchecked(b), *self.scales.get_unchecked(b)) }
     }
 
-    /// Quants and scales of blocks `b` and `b + 1`, without a check.
+    /// Quants of blocks `b` and `b + 1`, and their scales as the halves of one number (the first
+    /// one lower), without a check.
     ///
     /// # Safety
     /// `b + 1` is below [`Int8Row::n_blocks`].
     #[inline]
-    pub(crate) unsafe fn two_blocks(&self, b: usize) -> (&'a [i8; 2 * BLOCK], [f32; 2]) {
+    pub(crate) unsafe fn two_blocks(&self, b: usize) -> (&'a [i8; 2 * BLOCK], f64) {
         debug_assert!(b + 1 < self.n_blocks());
-        // SAFETY: the caller promises that both blocks are inside both slices; two neighbouring
-        // blocks are an array of twice the length.
+        // SAFETY: the caller promises that `b + 1` is inside both slices; two neighbouring blocks
+        // are an array of twice the length, two scales are eight readable bytes.
         unsafe {
             let quants = &*self.quants.as_ptr().add(b).cast::<[i8; 2 * BLOCK]>();
             (
                 quants,
-                [
-                    *self.scales.get_unchecked(b),
-                    *self.scales.get_unchecked(b + 1),
-                ],
+                self.scales.as_ptr().add(b).cast::<f64>().read_unaligned(),
             )
         }
     }

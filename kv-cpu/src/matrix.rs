@@ -104,7 +104,7 @@ impl Matrix {
         let n_tokens = out.n_tokens();
         let rows_at_once = match n_tokens {
             0 => return Ok(()),
-            1..=TOKEN_BLOCK => outs.len(),
+            1 => outs.len(),
             _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1)).max(1),
         };
         for rows in steps(outs, rows_at_once) {

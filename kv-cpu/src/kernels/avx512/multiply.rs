@@ -10,14 +10,11 @@ use kv_core::block::BlockFormat;
 
 use crate::activations::{Activations, Int8Row, Int8Rows};
 use crate::kernels::WeightRows;
-use crate::kernels::avx2::groups::{self, Format, Head};
+use crate::kernels::avx2::groups::{self, Format, Head, Minima};
 use crate::kernels::avx2::lanes::sum;
 use crate::kernels::avx2::multiply::{add_minima, prefetch};
 use crate::kernels::avx2::multiply_f32;
 use crate::output::OutputColumns;
-
-/// Tokens that share the unpacking of a weight row.
-const TILE: usize = 8;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn multiply(
@@ -57,7 +54,7 @@ fn multiply_int8(
     }
 }
 
-/// Tokens in tiles of [`TILE`], then one by one.
+/// Tokens in tiles of eight, and what is left in smaller ones: weights are unpacked once a tile.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn each<F: Format<BYTES>, const BYTES: usize>(
     weights: WeightRows<'_>,
@@ -67,17 +64,16 @@ fn each<F: Format<BYTES>, const BYTES: usize>(
 ) {
     let mut token = tokens.start;
     while token < tokens.end {
-        if tokens.end - token >= TILE {
-            tile::<F, BYTES, TILE>(weights, acts, token, out);
-            token += TILE;
-        } else {
-            tile::<F, BYTES, 1>(weights, acts, token, out);
-            token += 1;
-        }
+        token += match tokens.end - token {
+            8.. => tile::<F, BYTES, 8>(weights, acts, token, out),
+            4.. => tile::<F, BYTES, 4>(weights, acts, token, out),
+            2.. => tile::<F, BYTES, 2>(weights, acts, token, out),
+            _ => tile::<F, BYTES, 1>(weights, acts, token, out),
+        };
     }
 }
 
-/// All weight rows against the tokens from `first` on.
+/// All weight rows against `TOKENS` tokens from `first` on; returns their number.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize>(
@@ -85,10 +81,10 @@ fn tile<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize>(
     acts: Int8Rows<'_>,
     first: usize,
     out: &mut OutputColumns<'_>,
-) {
+) -> usize {
     let Some(acts) = acts.tile::<TOKENS>(first) else {
         debug_assert!(false, "tokens {first}..{}", first + TOKENS);
-        return;
+        return TOKENS;
     };
     let rows = weights.bytes.chunks_exact(weights.row_bytes.max(1));
     for (column, row) in (weights.first..).zip(rows) {
@@ -96,6 +92,7 @@ fn tile<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize>(
             out.set(first + t, column, value);
         }
     }
+    TOKENS
 }
 
 /// Blocks of 32 values go in pairs; a last one without a partner is paired with zeros (activation
@@ -132,8 +129,10 @@ fn dot<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize>(
         };
         // SAFETY: `2i + 1` is below `held`, hence below every row's blocks.
         unsafe { add_products::<F, BYTES, TOKENS>(join(both), acts, 2 * i, &mut acc) };
-        add_minima::<F, BYTES, TOKENS>(&one, 2 * i, acts, &mut min_acc);
-        add_minima::<F, BYTES, TOKENS>(&other, 2 * i + 1, acts, &mut min_acc);
+        if F::MINIMA == Minima::One {
+            let minima = _mm256_unpacklo_ps(one.minima[0], other.minima[0]);
+            add_two_minima(minima, i, acts, &mut min_acc);
+        }
     }
     for (b, block) in (2 * pairs.len()..).zip(last) {
         prefetch(block);
@@ -163,6 +162,29 @@ fn dot<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize>(
     std::array::from_fn(|t| {
         _mm512_reduce_add_ps(_mm512_add_ps(acc[t][0], acc[t][1])) + sum(min_acc[t])
     })
+}
+
+/// Adds the minima of blocks `2 · pair` and the next, in lanes 0 and 1, times the sums of the
+/// activations they belong to.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn add_two_minima<const TOKENS: usize>(
+    minima: __m256,
+    pair: usize,
+    acts: &[Int8Row<'_>; TOKENS],
+    acc: &mut [__m256; TOKENS],
+) {
+    for (acts, acc) in acts.iter().zip(acc) {
+        let [low, high] = acts
+            .sums
+            .as_chunks::<2>()
+            .0
+            .get(pair)
+            .copied()
+            .unwrap_or_default();
+        let sums = _mm256_zextps128_ps256(_mm_setr_ps(low, high, 0.0, 0.0));
+        *acc = _mm256_fmadd_ps(minima, sums, *acc);
+    }
 }
 
 /// Quants and scales of one group.
@@ -209,9 +231,11 @@ unsafe fn add_products<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize
     } else {
         (q, 0)
     };
+    // Of two neighbouring scales, the first for the lower lanes and the second for the upper.
+    let choice = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi32(1));
     for (acts, acc) in acts.iter().zip(acc) {
         // SAFETY: the caller promises that both blocks exist.
-        let (quants, [low, high]) = unsafe { acts.two_blocks(b) };
+        let (quants, act_scales) = unsafe { acts.two_blocks(b) };
         // SAFETY: 64 readable bytes; the load needs no alignment.
         let a = unsafe { _mm512_loadu_si512(quants.as_ptr().cast()) };
         let a = if F::SIGNED {
@@ -220,7 +244,8 @@ unsafe fn add_products<F: Format<BYTES>, const BYTES: usize, const TOKENS: usize
             a
         };
         let fours = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(zero, magnitude, a));
-        let act_scales = _mm512_mask_broadcastss_ps(_mm512_set1_ps(low), 0xff00, _mm_set_ss(high));
+        let act_scales = _mm512_castpd_ps(_mm512_set1_pd(act_scales));
+        let act_scales = _mm512_permutevar_ps(act_scales, choice);
         let acc = &mut acc[b / 2 % 2];
         *acc = _mm512_fmadd_ps(fours, _mm512_mul_ps(scales, act_scales), *acc);
     }
