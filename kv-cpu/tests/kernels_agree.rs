@@ -283,6 +283,20 @@ fn int8_activations_are_within_half_a_step() {
     }
 }
 
+#[test]
+fn a_buffer_forgets_what_it_held() {
+    let x = Random(3).units(3 * 40);
+    for kernels in tables() {
+        let mut fresh = Int8Buffer::with_capacity(3, 40);
+        let mut used = Int8Buffer::with_capacity(5, 1024);
+        used.prepare(kernels, &vec![1.0; 5 * 1024]);
+        used.reshape(3, 40);
+        used.prepare(kernels, &x);
+        fresh.prepare(kernels, &x);
+        assert_eq!(format!("{:?}", used.rows()), format!("{:?}", fresh.rows()));
+    }
+}
+
 /// Random bytes, with half-precision scales of sane size where the format has them.
 fn random_weight(format: BlockFormat, n_rows: usize, n_columns: usize, seed: u64) -> Weight {
     let mut random = Random(seed * 977 + format as u64 + 1);

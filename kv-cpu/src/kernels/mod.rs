@@ -1,6 +1,6 @@
 //! [`Kernels`]: the table of small operations, chosen once for the machine at hand.
 //!
-//! [`scalar`] is the specification: plain code to be checked by eye. Every other instruction set
+//! `scalar.rs` is the specification: plain code to be checked by eye. Every other instruction set
 //! has a file (or folder) of its own with functions of the same names, tested against it. Within
 //! one table every function gives the same bits for the same arguments, and elementwise functions
 //! give an element the same bits wherever it stands in a slice of whatever length.
