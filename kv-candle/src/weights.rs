@@ -61,7 +61,7 @@ impl Weights {
                 node: node.to_owned(),
                 shape: wanted.to_vec(),
             },
-            other => failure(format!("node '{node}': {other}")),
+            other => BackendError::Weight(other),
         })?;
         fits(weight.shape())?;
         let tensor = Tensor::from_vec(weight.to_f32(), wanted, &self.device).on_device()?;

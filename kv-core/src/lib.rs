@@ -10,9 +10,9 @@
 pub mod backend;
 pub mod batch;
 pub mod block;
+pub mod cells;
 #[cfg(feature = "contract")]
 pub mod contract;
-pub mod cells;
 pub mod graph;
 pub mod ids;
 pub mod kv_type;

@@ -225,7 +225,9 @@ pub trait WeightSource: Send + Sync {
     /// [`WeightError::Missing`]; sources that know tensors they cannot read say so with
     /// [`WeightError::UnsupportedFormat`].
     fn require(&self, name: &str) -> Result<Weight, WeightError> {
-        self.get(name).ok_or_else(|| WeightError::Missing { name: name.to_owned() })
+        self.get(name).ok_or_else(|| WeightError::Missing {
+            name: name.to_owned(),
+        })
     }
 }
 

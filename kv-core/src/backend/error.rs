@@ -3,6 +3,7 @@
 use crate::block::BlockFormat;
 use crate::ids::LayerIdx;
 use crate::kv_type::KvType;
+use crate::weights::WeightError;
 
 /// Why a backend could not do something.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum BackendError {
         /// The shape it should have.
         shape: Vec<usize>,
     },
+    /// A weight is there but cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
     /// A weight has another shape than the graph says.
     #[error("weight '{name}' has shape {got:?}, but the model's settings need {wanted:?}")]
     WeightShape {

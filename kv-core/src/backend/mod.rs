@@ -17,9 +17,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use args::{Attend, RowCopy, RowKind, RowSpan, StoreRows};
-pub use dynamic::{BoxedBackend, DynBackend};
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
+pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};

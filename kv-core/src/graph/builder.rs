@@ -50,6 +50,24 @@ pub enum GraphError {
         /// Its shape now.
         second: Vec<usize>,
     },
+    /// A node with too many or too few operands.
+    #[error("node '{node}': {op} has {wanted} operands, not {got}")]
+    OperandCount {
+        /// The node.
+        node: String,
+        /// The operation's name.
+        op: &'static str,
+        /// Operands that it has.
+        wanted: usize,
+        /// Operands given.
+        got: usize,
+    },
+    /// A node whose shape, type or weights do not follow from its operation and operands.
+    #[error("node '{node}' is not what its operation and operands give")]
+    NotAsBuilt {
+        /// The node.
+        node: String,
+    },
     /// A text that is no graph.
     #[error("not a graph in JSON form: {0}")]
     Json(String),
@@ -353,8 +371,14 @@ impl GraphBuilder {
     /// # Errors
     /// [`GraphError::UnknownOperand`] where an output is no node.
     pub fn finish(mut self, outputs: &[NodeId]) -> Result<Graph, GraphError> {
+        let n_nodes = self.graph.nodes.len();
+        if let Some(&operand) = outputs.iter().find(|o| o.as_usize() >= n_nodes) {
+            return Err(GraphError::UnknownOperand {
+                node: "output".into(),
+                operand,
+            });
+        }
         self.graph.outputs = outputs.to_vec();
-        self.graph.check()?;
         Ok(self.graph)
     }
 

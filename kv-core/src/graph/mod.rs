@@ -6,6 +6,7 @@
 //! shapes fit (all three checked by [`GraphBuilder`]).
 
 mod builder;
+mod check;
 mod diff;
 mod display;
 mod inputs;
@@ -148,40 +149,11 @@ impl Graph {
     pub fn from_json(text: &str) -> Result<Self, GraphError> {
         let graph: Self =
             serde_json::from_str(text).map_err(|e| GraphError::Json(e.to_string()))?;
-        graph.check()?;
-        Ok(graph)
+        check::rebuild(&graph)
     }
 
     /// How this graph differs from `other`, node by node, matched by name.
     pub fn diff(&self, other: &Self) -> GraphDiff {
         GraphDiff::new(self, other)
-    }
-
-    fn check(&self) -> Result<(), GraphError> {
-        let mut names = std::collections::HashSet::new();
-        for (at, node) in self.nodes.iter().enumerate() {
-            if !names.insert(node.name.as_str()) {
-                return Err(GraphError::DuplicateName {
-                    name: node.name.clone(),
-                });
-            }
-            if let Some(&operand) = node.operands.iter().find(|o| o.as_usize() >= at) {
-                return Err(GraphError::UnknownOperand {
-                    node: node.name.clone(),
-                    operand,
-                });
-            }
-        }
-        match self
-            .outputs
-            .iter()
-            .find(|o| o.as_usize() >= self.nodes.len())
-        {
-            Some(&operand) => Err(GraphError::UnknownOperand {
-                node: "output".into(),
-                operand,
-            }),
-            None => Ok(()),
-        }
     }
 }

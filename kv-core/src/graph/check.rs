@@ -1,0 +1,169 @@
+//! Whether a graph that came from outside is one that the builder would have built.
+//!
+//! Every node is added again through [`GraphBuilder`] and compared with what the text said, so there
+//! is one definition of shapes and operands. Knows no format.
+
+use super::builder::{GraphBuilder, GraphError};
+use super::op::Op;
+use super::{Graph, Node, NodeId};
+
+/// The same graph, built again.
+pub(super) fn rebuild(graph: &Graph) -> Result<Graph, GraphError> {
+    let mut b = GraphBuilder::new(graph.shape);
+    for (at, node) in graph.nodes.iter().enumerate() {
+        let known = node.operands.iter().find(|o| o.as_usize() >= at);
+        if let Some(&operand) = known {
+            return Err(GraphError::UnknownOperand {
+                node: node.name.clone(),
+                operand,
+            });
+        }
+        add(&mut b, graph, node)?;
+    }
+    let rebuilt = b.finish(&graph.outputs)?;
+    let differs = |(a, b): (&Node, &Node)| (a != b).then(|| b.name.clone());
+    let node = rebuilt.nodes.iter().zip(&graph.nodes).find_map(differs);
+    match node {
+        Some(node) => Err(GraphError::NotAsBuilt { node }),
+        None if rebuilt != *graph => Err(GraphError::NotAsBuilt {
+            node: "graph".into(),
+        }),
+        None => Ok(rebuilt),
+    }
+}
+
+fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, GraphError> {
+    let name = node.name.as_str();
+    match &node.op {
+        Op::Input(input) => {
+            let [] = operands(node)?;
+            b.input(*input)
+        }
+        Op::Embed { weight } => {
+            let [tokens] = operands(node)?;
+            let used = graph.weights.iter().find(|w| w.name == *weight);
+            let Some(&[vocab, dim]) = used.map(|w| w.shape.as_slice()) else {
+                return Err(GraphError::NotAsBuilt {
+                    node: name.to_owned(),
+                });
+            };
+            b.embed(name, tokens, weight, [vocab, dim])
+        }
+        Op::Linear { weight, bias } => {
+            let [x] = operands(node)?;
+            let n_out = node.shape.last().copied().unwrap_or(0);
+            b.affine(name, x, (weight, bias.as_deref()), n_out)
+        }
+        Op::RmsNorm { weight, eps } => {
+            let [x] = operands(node)?;
+            b.rms_norm(name, x, weight, *eps)
+        }
+        Op::Rope { rope } => {
+            let [x, positions] = operands(node)?;
+            b.rope(name, x, positions, rope)
+        }
+        Op::Reshape => {
+            let [x] = operands(node)?;
+            b.reshape(name, x, &node.shape)
+        }
+        Op::Add => {
+            let [x, y] = operands(node)?;
+            b.add(name, x, y)
+        }
+        Op::Mul => {
+            let [x, y] = operands(node)?;
+            b.mul(name, x, y)
+        }
+        Op::Scale { factor } => {
+            let [x] = operands(node)?;
+            b.scale(name, x, *factor)
+        }
+        Op::Gate { activation } => {
+            let [gate, up] = operands(node)?;
+            b.gate(name, *activation, gate, up)
+        }
+        Op::StoreKv { layer } => b.store_kv(name, *layer, operands(node)?),
+        Op::Attend { layer, spec } => b.attend(name, *layer, *spec, operands(node)?),
+        Op::TakeRows => {
+            let [x, rows] = operands(node)?;
+            b.take_rows(name, x, rows)
+        }
+    }
+}
+
+fn operands<const N: usize>(node: &Node) -> Result<[NodeId; N], GraphError> {
+    <[NodeId; N]>::try_from(node.operands.as_slice()).map_err(|_| GraphError::OperandCount {
+        node: node.name.clone(),
+        op: node.op.name(),
+        wanted: N,
+        got: node.operands.len(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{DType, GraphShape, Input};
+
+    fn graph() -> Graph {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 2,
+            n_outputs: 2,
+        });
+        let tokens = b.input(Input::Tokens).unwrap();
+        let x = b.embed("embd", tokens, "tok", [10, 4]).unwrap();
+        let y = b.linear("y", x, "w", 6).unwrap();
+        b.finish(&[y]).unwrap()
+    }
+
+    fn refused(change: impl Fn(&mut Graph)) -> GraphError {
+        let mut graph = graph();
+        change(&mut graph);
+        Graph::from_json(&graph.to_json().unwrap()).unwrap_err()
+    }
+
+    #[test]
+    fn what_was_built_reads_back() {
+        assert_eq!(Graph::from_json(&graph().to_json().unwrap()), Ok(graph()));
+    }
+
+    #[test]
+    fn what_could_not_be_built_is_refused() {
+        assert!(matches!(
+            refused(|g| g.nodes[2].operands.clear()),
+            GraphError::OperandCount {
+                wanted: 1,
+                got: 0,
+                ..
+            }
+        ));
+        assert!(matches!(
+            refused(|g| g.nodes[1].operands = vec![NodeId(2)]),
+            GraphError::UnknownOperand { .. }
+        ));
+        assert!(matches!(
+            refused(|g| g.nodes[1].shape = vec![2, 5]),
+            GraphError::NotAsBuilt { .. }
+        ));
+        assert!(matches!(
+            refused(|g| g.nodes[2].dtype = DType::U32),
+            GraphError::NotAsBuilt { .. }
+        ));
+        assert!(matches!(
+            refused(|g| g.weights.clear()),
+            GraphError::NotAsBuilt { .. }
+        ));
+        assert!(matches!(
+            refused(|g| g.nodes[2].name = "embd".into()),
+            GraphError::DuplicateName { .. }
+        ));
+        assert!(matches!(
+            refused(|g| g.outputs = vec![NodeId(7)]),
+            GraphError::UnknownOperand { .. }
+        ));
+        assert!(matches!(
+            Graph::from_json("{}").unwrap_err(),
+            GraphError::Json(_)
+        ));
+    }
+}
