@@ -10,7 +10,7 @@ use candle_core::{Device, Tensor};
 use kv_core::backend::BackendError;
 use kv_core::weights::{WeightError, WeightSource};
 
-use crate::error::{OnDevice, failure};
+use crate::error::OnDevice;
 
 /// The weights of a model on one device.
 pub struct Weights {
