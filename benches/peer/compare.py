@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 
-VARIANTS = {"default": [], "--repack 0": ["--repack", "0"], "-fa 1": ["-fa", "1"]}
+VARIANTS = {"default": [], "--repack 0": ["--repack", "0"], "-fa on": ["-fa", "on"]}
 
 
 def output(command):
