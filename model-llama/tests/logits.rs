@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::num::NonZero;
+
 use common::{Runner, distance, reference};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
@@ -27,7 +29,7 @@ const MODELS: [&str; 6] = [
 
 fn cpu() -> CpuBackend {
     CpuBackend::new(CpuConfig {
-        threads: 2,
+        n_threads: NonZero::new(2),
         ..CpuConfig::default()
     })
     .unwrap()
@@ -116,7 +118,7 @@ fn threads_do_not_change_a_bit() {
     let with = |threads| {
         let backend = || {
             CpuBackend::new(CpuConfig {
-                threads,
+                n_threads: NonZero::new(threads),
                 ..CpuConfig::default()
             })
             .unwrap()

@@ -14,13 +14,13 @@ use model_core::architecture::{Model, Registry};
 use model_core::gguf::GgufFile;
 
 /// Prompts and logits of an independent implementation.
-pub struct Reference {
-    pub prompts: Vec<Vec<u32>>,
+pub(crate) struct Reference {
+    pub(crate) prompts: Vec<Vec<u32>>,
     /// One row of `vocab` logits for each token of each prompt.
-    pub logits: Vec<Vec<f32>>,
+    pub(crate) logits: Vec<Vec<f32>>,
 }
 
-pub fn reference(name: &str) -> Reference {
+pub(crate) fn reference(name: &str) -> Reference {
     let path = format!(
         "{}/tests/data/{name}.reference.safetensors",
         env!("CARGO_MANIFEST_DIR")
@@ -54,7 +54,7 @@ pub fn reference(name: &str) -> Reference {
 }
 
 /// A model on a backend with a memory for three sequences.
-pub struct Runner<B: Backend> {
+pub(crate) struct Runner<B: Backend> {
     backend: B,
     model: Arc<dyn Model>,
     weights: B::Weights,
@@ -63,7 +63,7 @@ pub struct Runner<B: Backend> {
 }
 
 impl<B: Backend> Runner<B> {
-    pub fn new(backend: B, name: &str, kv_type: KvType, streams: Streams) -> Self {
+    pub(crate) fn new(backend: B, name: &str, kv_type: KvType, streams: Streams) -> Self {
         let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
         let file = Arc::new(GgufFile::open(path).unwrap());
         let mut registry = Registry::new();
@@ -93,7 +93,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Feeds a batch; logits of the wanted entries in order of the batch.
-    pub fn decode(&mut self, batch: &Batch, n_ubatch: u32) -> Vec<Vec<f32>> {
+    pub(crate) fn decode(&mut self, batch: &Batch, n_ubatch: u32) -> Vec<Vec<f32>> {
         let n_vocab = self.model.vocab_size();
         let rules = BatchRules {
             n_batch: 512,
@@ -137,7 +137,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Feeds tokens of one sequence, all logits wanted.
-    pub fn feed(&mut self, seq: u32, tokens: &[u32], n_ubatch: u32) -> Vec<f32> {
+    pub(crate) fn feed(&mut self, seq: u32, tokens: &[u32], n_ubatch: u32) -> Vec<f32> {
         let mut batch = Batch::new();
         for &token in tokens {
             batch
@@ -150,7 +150,7 @@ impl<B: Backend> Runner<B> {
 }
 
 /// Largest absolute difference.
-pub fn distance(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)
