@@ -1,7 +1,27 @@
-//! The CPU backend of Cellar: own kernels, a thread team, one arena
+//! The CPU backend of Cellar: own kernels chosen at run time, a thread team, one arena a program.
+//!
+//! [`CpuBackend`] compiles a graph to a plan of fused steps over one arena and runs it without
+//! allocating. In reading order: [`isa`] and [`kernels`] (what the machine can do), [`matrix`] and
+//! [`activations`] (weights as they lie in their file), then the plan, the team and the steps.
+//! Knows nothing of models; nothing here knows a file.
 
 pub mod activations;
+mod arena;
+mod attend;
+mod backend;
+mod execute;
 pub mod isa;
 pub mod kernels;
 pub mod matrix;
 pub mod output;
+mod plan;
+mod program;
+mod storage;
+mod store_rows;
+mod team;
+mod validate;
+mod values;
+
+pub use backend::{CpuBackend, CpuConfig, CpuWeights};
+pub use program::{CpuProgram, ProgramMemory};
+pub use storage::CpuRows;

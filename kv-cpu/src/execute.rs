@@ -1,0 +1,375 @@
+//! What each step of a program does, divided among the team.
+//!
+//! Invariant: how work is divided changes no bit of the result: every value is computed by one task
+//! from the same operands in the same order. Knows nothing of graphs.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use kv_core::backend::BackendError;
+use kv_core::graph::{Activation, AttendSpec, GraphInputs};
+
+use crate::activations::{ActivationKind, Activations, Int8Buffer};
+use crate::attend::{Attention, Block, Scratch, TileKernels, blocks};
+use crate::kernels::Kernels;
+use crate::output::SharedOutput;
+use crate::plan::{Buf, Change, Product, RopeTable, Step};
+use crate::storage::CpuRows;
+use crate::store_rows;
+use crate::team::Lead;
+use crate::values::{Frame, SharedValues};
+
+/// Values that are worth a task of their own: some microseconds of elementwise work.
+const VALUES_PER_TASK: usize = 8192;
+/// Tasks for each thread, so that one that was put aside leaves most of its share to others.
+const TASKS_PER_THREAD: usize = 4;
+/// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
+const ROWS_STEP: usize = 16;
+/// Weight bytes that are worth a task of their own.
+const BYTES_PER_TASK: usize = 16 * 1024;
+
+/// Computes one row of a buffer: `(row, values)`.
+type FillRow<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), BackendError> + Sync + 'a;
+
+/// Cosines and sines of a ubatch's positions, `[tokens, pairs]` each.
+#[derive(Debug)]
+pub(crate) struct Angles {
+    n_pairs: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Angles {
+    pub(crate) fn new(n_tokens: usize, n_pairs: usize) -> Self {
+        let zeros = || vec![0.0; n_tokens * n_pairs];
+        Self {
+            n_pairs,
+            cos: zeros(),
+            sin: zeros(),
+        }
+    }
+}
+
+/// One run of a program.
+pub(crate) struct Run<'a> {
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) lead: Lead<'a>,
+    pub(crate) n_threads: usize,
+    pub(crate) frame: Frame<'a>,
+    pub(crate) inputs: &'a GraphInputs<'a>,
+    pub(crate) int8: &'a mut Int8Buffer,
+    pub(crate) angles: &'a mut [Angles],
+    pub(crate) ropes: &'a [RopeTable],
+    pub(crate) scratch: &'a [Mutex<Scratch>],
+    pub(crate) blocks: &'a mut Vec<Block>,
+}
+
+/// The `at`-th piece of `n` things cut into pieces of `step`.
+fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
+    at * step..((at + 1) * step).min(n)
+}
+
+impl Run<'_> {
+    /// The angles of every rotation, once for all layers.
+    pub(crate) fn rotations(&mut self) -> Result<(), BackendError> {
+        let positions = self.inputs.positions;
+        for (table, angles) in self.ropes.iter().zip(self.angles.iter_mut()) {
+            let n = angles.n_pairs;
+            let (cos, sin) = (
+                SharedValues::new(&mut angles.cos),
+                SharedValues::new(&mut angles.sin),
+            );
+            let tokens_per_task = (VALUES_PER_TASK / 16 / n.max(1)).max(1);
+            let n_tasks = positions.len().div_ceil(tokens_per_task);
+            self.lead.each(n_tasks, &|_, task| {
+                for token in piece(task, tokens_per_task, positions.len()) {
+                    let range = token * n..(token + 1) * n;
+                    // SAFETY: each token belongs to one task.
+                    let (cos, sin) = unsafe { (cos.range(range.clone()), sin.range(range)) };
+                    table
+                        .spec
+                        .angles(&table.frequencies, positions[token], cos, sin);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Runs one step.
+    pub(crate) fn step(
+        &mut self,
+        step: &Step<Buf>,
+        rows: &mut CpuRows,
+    ) -> Result<(), BackendError> {
+        match step {
+            Step::Embed { matrix, out } => {
+                let (kernels, tokens) = (self.kernels, self.inputs.tokens);
+                self.rows(*out, &|row, values| {
+                    matrix.row(kernels, tokens[row] as usize, values)
+                })
+            }
+            Step::Linear { x, products } => self.linear(*x, products),
+            Step::RmsNorm { x, gain, eps, out } => {
+                // SAFETY: the plan lets no step write what it reads.
+                let x = unsafe { self.frame.read(*x) };
+                let (kernels, dim) = (self.kernels, gain.len());
+                // Heads are normed one by one, so a row is `dim` values here.
+                let heads = Buf {
+                    rows: out.len() / dim.max(1),
+                    width: dim,
+                    ..*out
+                };
+                self.rows(heads, &|row, values| {
+                    (kernels.rms_norm)(&x[row * dim..(row + 1) * dim], gain, *eps, values);
+                    Ok(())
+                })
+            }
+            Step::Change { x, change, out } => self.change(*x, change, *out),
+            Step::Store { layer, part, k, v } => {
+                // SAFETY: no step writes its operands, and this one writes no buffer.
+                let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
+                let cells = &self.inputs.parts[*part].cells;
+                store_rows::store(
+                    self.kernels,
+                    &mut self.lead,
+                    (rows, *layer),
+                    ([k, v], cells),
+                )
+            }
+            Step::Attend {
+                layer,
+                part,
+                spec,
+                q,
+                out,
+            } => self.attend((rows, *layer), *part, spec, [*q, *out]),
+            Step::TakeRows { x, out } => {
+                // SAFETY: the plan lets no step write what it reads.
+                let x = unsafe { self.frame.read(*x) };
+                let wanted = self.inputs.output_rows;
+                let width = out.width;
+                self.rows(*out, &|row, values| {
+                    values.copy_from_slice(&x[wanted[row] as usize * width..][..width]);
+                    Ok(())
+                })
+            }
+            Step::Copy { x, out } => {
+                // SAFETY: the plan lets no step write what it reads.
+                let x = unsafe { self.frame.read(*x) };
+                self.rows(*out, &|row, values| {
+                    values.copy_from_slice(&x[row * out.width..][..out.width]);
+                    Ok(())
+                })
+            }
+        }
+    }
+
+    /// Calls `fill(row, values)` for each row of `out`.
+    fn rows(&mut self, out: Buf, fill: &FillRow<'_>) -> Result<(), BackendError> {
+        let values = self.frame.write(out);
+        let per_task = (VALUES_PER_TASK / out.width.max(1)).max(1);
+        self.lead.each(out.rows.div_ceil(per_task), &|_, task| {
+            piece(task, per_task, out.rows).try_for_each(|row| {
+                // SAFETY: each row belongs to one task, and the plan lets no step read what it
+                // writes.
+                fill(row, unsafe {
+                    values.range(row * out.width..(row + 1) * out.width)
+                })
+            })
+        })
+    }
+
+    fn change(&mut self, x: Buf, change: &Change<Buf>, out: Buf) -> Result<(), BackendError> {
+        if let Change::Rope { table, dim } = *change {
+            return self.rope(x, (table, dim), out);
+        }
+        let (kernels, frame) = (self.kernels, self.frame);
+        let values = frame.write(out);
+        let n = out.len();
+        self.lead.each(n.div_ceil(VALUES_PER_TASK), &|_, task| {
+            let range = piece(task, VALUES_PER_TASK, n);
+            // SAFETY: each piece belongs to one task.
+            let to = unsafe { values.range(range.clone()) };
+            if x.place != out.place {
+                // SAFETY: another buffer than `out`, which nobody writes in this step.
+                to.copy_from_slice(unsafe { &frame.read(x)[range.clone()] });
+            }
+            // SAFETY: the plan gives `out` no other place than `x`'s or a new one.
+            let other = |y: Buf| unsafe { &frame.read(y)[range.clone()] };
+            match *change {
+                Change::Add(y) => (kernels.add)(to, other(y)),
+                Change::Mul(y) => (kernels.mul)(to, other(y)),
+                Change::Gate(Activation::Silu, y) => (kernels.silu_mul)(to, other(y)),
+                Change::Gate(Activation::GeluTanh, y) => (kernels.gelu_tanh_mul)(to, other(y)),
+                Change::Gate(activation, _) => {
+                    let (backend, node) = ("cpu", activation.to_string());
+                    return Err(BackendError::UnsupportedOp {
+                        backend,
+                        op: "gate",
+                        node,
+                    });
+                }
+                Change::Scale(factor) => (kernels.scale)(to, factor),
+                Change::Rope { .. } => {}
+            }
+            Ok(())
+        })
+    }
+
+    fn rope(&mut self, x: Buf, (table, dim): (usize, usize), out: Buf) -> Result<(), BackendError> {
+        let (spec, angles) = (&self.ropes[table].spec, &self.angles[table]);
+        let n = angles.n_pairs;
+        let values = self.frame.write(out);
+        let frame = self.frame;
+        let per_task = (VALUES_PER_TASK / 4 / out.width.max(1)).max(1);
+        self.lead.each(out.rows.div_ceil(per_task), &|_, task| {
+            for row in piece(task, per_task, out.rows) {
+                let range = row * out.width..(row + 1) * out.width;
+                // SAFETY: each row belongs to one task.
+                let to = unsafe { values.range(range.clone()) };
+                if x.place != out.place {
+                    // SAFETY: another buffer than `out`, which nobody writes in this step.
+                    to.copy_from_slice(unsafe { &frame.read(x)[range] });
+                }
+                let (cos, sin) = (&angles.cos[row * n..][..n], &angles.sin[row * n..][..n]);
+                to.chunks_exact_mut(dim.max(1))
+                    .for_each(|h| spec.rotate_head(h, cos, sin));
+            }
+            Ok(())
+        })
+    }
+
+    /// All products of the same rows: the rows are prepared once, then tasks take pieces of the
+    /// matrices.
+    fn linear(&mut self, x: Buf, products: &[Product<Buf>]) -> Result<(), BackendError> {
+        if x.rows == 0 {
+            return Ok(());
+        }
+        // SAFETY: the plan lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let kernels = self.kernels;
+        let is_int8 = |p: &Product<Buf>| p.matrix.activation_kind() == ActivationKind::Int8;
+        if products.iter().any(is_int8) {
+            self.int8.reshape(x.rows, x.width);
+            let shared = self.int8.shared();
+            let per_task = (VALUES_PER_TASK / x.width.max(1)).max(1);
+            self.lead.each(x.rows.div_ceil(per_task), &|_, task| {
+                for row in piece(task, per_task, x.rows) {
+                    let row_values = &values[row * x.width..(row + 1) * x.width];
+                    // SAFETY: each row belongs to one task, and nobody reads before all are done.
+                    unsafe { shared.prepare_row(kernels, row, row_values) };
+                }
+                Ok(())
+            })?;
+        }
+        let (int8, n_threads) = (self.int8.rows(), self.n_threads);
+        let frame = self.frame;
+        let n_tasks = products.iter().map(|p| pieces_of(p, n_threads).0).sum();
+        let task = |_: usize, mut task: usize| {
+            for product in products {
+                let (n, step) = pieces_of(product, n_threads);
+                if task < n {
+                    let columns = piece(task, step, product.matrix.n_rows());
+                    let acts = match product.matrix.activation_kind() {
+                        ActivationKind::F32 => Activations::F32(values),
+                        ActivationKind::Int8 => Activations::Int8(int8),
+                    };
+                    return multiply(kernels, &frame, (product, acts), columns);
+                }
+                task -= n;
+            }
+            Ok(())
+        };
+        self.lead.each(n_tasks, &task)
+    }
+
+    fn attend(
+        &mut self,
+        (rows, layer): (&CpuRows, usize),
+        part: usize,
+        spec: &AttendSpec,
+        [q, out]: [Buf; 2],
+    ) -> Result<(), BackendError> {
+        let Some(stored) = rows.stored(layer) else {
+            return Ok(());
+        };
+        let visibility = &self.inputs.parts[part].visibility;
+        let attention = Attention {
+            kernels: self.kernels,
+            tiles: TileKernels::for_isa(self.kernels.isa),
+            spec: *spec,
+            stored,
+            // SAFETY: the plan lets no step write what it reads.
+            q: unsafe { self.frame.read(q) },
+            visibility,
+            out: self.frame.write(out),
+        };
+        blocks(spec, visibility, self.blocks);
+        // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.
+        unsafe { attend(&mut self.lead, &attention, self.blocks, self.scratch) }
+    }
+}
+
+/// Number of pieces of a product, and weight rows of each.
+fn pieces_of(product: &Product<Buf>, n_threads: usize) -> (usize, usize) {
+    let n_rows = product.matrix.n_rows();
+    let worth = BYTES_PER_TASK.div_ceil(product.matrix.row_bytes().max(1));
+    let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
+    let step = share.max(worth).next_multiple_of(ROWS_STEP);
+    (n_rows.div_ceil(step), step)
+}
+
+/// Attention of all blocks.
+///
+/// # Safety
+/// The visibility is sound for the queries and the stored cells.
+pub(crate) unsafe fn attend(
+    lead: &mut Lead<'_>,
+    attention: &Attention<'_>,
+    blocks: &[Block],
+    scratch: &[Mutex<Scratch>],
+) -> Result<(), BackendError> {
+    let kv_heads = attention.spec.kv_heads;
+    lead.each(blocks.len() * kv_heads, &|thread, task| {
+        let mut scratch = scratch[thread]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (block, kv_head) = (blocks[task / kv_heads], task % kv_heads);
+        // SAFETY: the caller promises a sound visibility; each block and head is one task.
+        unsafe { attention.block(block, kv_head, &mut scratch) };
+        Ok(())
+    })
+}
+
+/// Some columns of one product, with bias and residual.
+fn multiply(
+    kernels: &Kernels,
+    frame: &Frame<'_>,
+    (product, acts): (&Product<Buf>, Activations<'_>),
+    columns: Range<usize>,
+) -> Result<(), BackendError> {
+    let out = product.out;
+    let values = frame.write(out);
+    // SAFETY: `values` are `out.rows` rows of `out.width`, initialised (the arena was zeroed), and
+    // each column belongs to one task.
+    let mut to = unsafe {
+        SharedOutput::from_raw(values.start(), out.rows, out.width).columns(columns.clone())
+    };
+    product.matrix.multiply(kernels, acts, &mut to)?;
+    for row in 0..out.rows {
+        let range = row * out.width + columns.start..row * out.width + columns.end;
+        if let Some(bias) = &product.bias {
+            // SAFETY: these columns belong to this task, which writes them through `to` no more.
+            (kernels.add)(
+                unsafe { values.range(range.clone()) },
+                &bias[columns.clone()],
+            );
+        }
+        if let Some(residual) = product.residual {
+            // SAFETY: as above; the residual is another buffer, which nobody writes in this step.
+            unsafe { (kernels.add)(values.range(range.clone()), &frame.read(residual)[range]) };
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! A graph becomes a list of steps with resolved weights and buffers in one arena.
+//!
+//! Three passes: [`resolve`] checks operands, weights and rows and makes symbolic steps (fusing
+//! matrices of one input and residual sums); [`place`] gives every value its buffer by liveness.
+//! Invariant: what a step writes overlaps nothing that it reads, and nothing that a later step
+//! reads. Knows nothing of threads or of how steps are computed.
+
+mod place;
+mod resolve;
+
+use std::sync::Arc;
+
+use kv_core::backend::BackendError;
+use kv_core::graph::{Activation, AttendSpec, Graph};
+use kv_core::layers::RowLayout;
+use kv_core::rope::RopeSpec;
+use kv_core::weights::WeightSource;
+
+use crate::matrix::Matrix;
+
+/// Where the values of a buffer are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the arena, from this value on.
+    Arena(usize),
+    /// In the caller's buffer for this output.
+    Output(usize),
+    /// In the caller's embedding rows.
+    Embeddings,
+}
+
+/// `rows` rows of `width` values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buf {
+    pub(crate) place: Place,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+}
+
+impl Buf {
+    pub(crate) fn len(&self) -> usize {
+        self.rows * self.width
+    }
+}
+
+/// One of several matrices that are multiplied with the same rows.
+#[derive(Clone, Debug)]
+pub(crate) struct Product<V> {
+    pub(crate) matrix: Arc<Matrix>,
+    pub(crate) bias: Option<Arc<[f32]>>,
+    /// Added to the product, where a sum was fused.
+    pub(crate) residual: Option<V>,
+    pub(crate) out: V,
+}
+
+/// An operation that changes values in place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change<V> {
+    Add(V),
+    Mul(V),
+    Gate(Activation, V),
+    Scale(f32),
+    /// Rotation of heads of this many values by the angles of a table.
+    Rope {
+        table: usize,
+        dim: usize,
+    },
+}
+
+/// One step, over values of type `V`: nodes while planning, buffers in the end.
+#[derive(Clone, Debug)]
+pub(crate) enum Step<V> {
+    Embed {
+        matrix: Arc<Matrix>,
+        out: V,
+    },
+    Linear {
+        x: V,
+        products: Vec<Product<V>>,
+    },
+    RmsNorm {
+        x: V,
+        gain: Arc<[f32]>,
+        eps: f32,
+        out: V,
+    },
+    /// `out = change(x)`; where both are one buffer, nothing is copied.
+    Change {
+        x: V,
+        change: Change<V>,
+        out: V,
+    },
+    /// Rows of K and V into the `layer`-th layer of the layout.
+    Store {
+        layer: usize,
+        part: usize,
+        k: V,
+        v: V,
+    },
+    Attend {
+        layer: usize,
+        part: usize,
+        spec: AttendSpec,
+        q: V,
+        out: V,
+    },
+    TakeRows {
+        x: V,
+        out: V,
+    },
+    Copy {
+        x: V,
+        out: V,
+    },
+}
+
+/// The angles of one kind of rotation.
+#[derive(Clone, Debug)]
+pub(crate) struct RopeTable {
+    pub(crate) spec: RopeSpec,
+    pub(crate) frequencies: Vec<f64>,
+}
+
+/// What a run must bring.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Needs {
+    /// Tokens, below this number.
+    pub(crate) tokens_below: Option<usize>,
+    /// Values of an embedding row.
+    pub(crate) embedding_dim: Option<usize>,
+    pub(crate) positions: bool,
+    pub(crate) output_rows: bool,
+    pub(crate) parts: Vec<PartNeeds>,
+}
+
+/// What a run must bring for one part of the memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartNeeds {
+    pub(crate) part: usize,
+    /// Rows that the part's layers have.
+    pub(crate) n_cells: usize,
+    pub(crate) cells: bool,
+    pub(crate) visibility: bool,
+}
+
+/// A compiled graph, without memory to run in.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) n_tokens: usize,
+    pub(crate) n_outputs: usize,
+    pub(crate) steps: Vec<Step<Buf>>,
+    pub(crate) ropes: Vec<RopeTable>,
+    pub(crate) needs: Needs,
+    /// Values of each output.
+    pub(crate) output_lens: Vec<usize>,
+    pub(crate) arena_len: usize,
+    /// What the arena would hold if no place were used twice.
+    pub(crate) total_len: usize,
+}
+
+impl Plan {
+    pub(crate) fn new(
+        graph: &Graph,
+        weights: &dyn WeightSource,
+        layout: &RowLayout,
+    ) -> Result<Self, BackendError> {
+        let resolved = resolve::Resolved::new(graph, weights, layout)?;
+        Ok(place::place(graph, resolved))
+    }
+}
+
+impl<V: Copy> Step<V> {
+    /// What the step reads and what it writes.
+    pub(crate) fn values(&self) -> (Vec<V>, Vec<V>) {
+        match self {
+            Self::Embed { out, .. } => (vec![], vec![*out]),
+            Self::Linear { x, products } => {
+                let mut reads = vec![*x];
+                reads.extend(products.iter().filter_map(|p| p.residual));
+                (reads, products.iter().map(|p| p.out).collect())
+            }
+            Self::Change { x, change, out } => {
+                let mut reads = vec![*x];
+                match change {
+                    Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => reads.push(*y),
+                    Change::Scale(_) | Change::Rope { .. } => {}
+                }
+                (reads, vec![*out])
+            }
+            Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
+            Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
+            Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
+                (vec![*x], vec![*out])
+            }
+        }
+    }
+
+    /// The same step over other values.
+    pub(crate) fn map<W>(self, f: impl Fn(V) -> W) -> Step<W> {
+        match self {
+            Self::Embed { matrix, out } => Step::Embed {
+                matrix,
+                out: f(out),
+            },
+            Self::Linear { x, products } => {
+                let product = |p: Product<V>| Product {
+                    matrix: p.matrix,
+                    bias: p.bias,
+                    residual: p.residual.map(&f),
+                    out: f(p.out),
+                };
+                Step::Linear {
+                    x: f(x),
+                    products: products.into_iter().map(product).collect(),
+                }
+            }
+            Self::RmsNorm { x, gain, eps, out } => Step::RmsNorm {
+                x: f(x),
+                gain,
+                eps,
+                out: f(out),
+            },
+            Self::Change { x, change, out } => {
+                let change = match change {
+                    Change::Add(y) => Change::Add(f(y)),
+                    Change::Mul(y) => Change::Mul(f(y)),
+                    Change::Gate(activation, y) => Change::Gate(activation, f(y)),
+                    Change::Scale(factor) => Change::Scale(factor),
+                    Change::Rope { table, dim } => Change::Rope { table, dim },
+                };
+                Step::Change {
+                    x: f(x),
+                    change,
+                    out: f(out),
+                }
+            }
+            Self::Store { layer, part, k, v } => Step::Store {
+                layer,
+                part,
+                k: f(k),
+                v: f(v),
+            },
+            Self::Attend {
+                layer,
+                part,
+                spec,
+                q,
+                out,
+            } => Step::Attend {
+                layer,
+                part,
+                spec,
+                q: f(q),
+                out: f(out),
+            },
+            Self::TakeRows { x, out } => Step::TakeRows {
+                x: f(x),
+                out: f(out),
+            },
+            Self::Copy { x, out } => Step::Copy {
+                x: f(x),
+                out: f(out),
+            },
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! Nodes become symbolic steps: operands are checked and followed through reshapes, weights are
+//! looked up, matrices that multiply the same rows are gathered, residual sums are fused.
+//!
+//! All of it is neutral to the bits of the result: the same values are added in the same order.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use kv_core::backend::BackendError;
+use kv_core::graph::{AttendSpec, Graph, Input, Node, NodeId, Op};
+use kv_core::layers::{LayerRows, RowLayout};
+use kv_core::rope::RopeSpec;
+use kv_core::weights::{Weight, WeightSource};
+use kv_core::{LayerIdx, PartIdx};
+
+use super::{Change, Needs, PartNeeds, Product, RopeTable, Step};
+use crate::matrix::Matrix;
+
+/// A value of the graph that steps compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Value {
+    /// The result of a node.
+    Node(NodeId),
+    /// The caller's embedding rows, by the input node.
+    Embeddings(NodeId),
+}
+
+impl Value {
+    fn id(self) -> NodeId {
+        match self {
+            Self::Node(id) | Self::Embeddings(id) => id,
+        }
+    }
+
+    pub(super) fn shape(self, graph: &Graph) -> (usize, usize) {
+        graph
+            .node(self.id())
+            .map_or((0, 0), |n| (n.n_rows(), n.row_len()))
+    }
+
+    pub(super) fn len(self, graph: &Graph) -> usize {
+        let (rows, width) = self.shape(graph);
+        rows * width
+    }
+}
+
+/// A graph as steps over its own values.
+pub(super) struct Resolved {
+    pub(super) steps: Vec<Step<Value>>,
+    pub(super) ropes: Vec<RopeTable>,
+    pub(super) needs: Needs,
+    pub(super) outputs: Vec<Value>,
+}
+
+struct Resolver<'a> {
+    graph: &'a Graph,
+    weights: &'a dyn WeightSource,
+    layout: &'a RowLayout,
+    matrices: HashMap<&'a str, Arc<Matrix>>,
+    vectors: HashMap<&'a str, Arc<[f32]>>,
+    /// What stands for the result of a node: itself, or what it was fused into.
+    stands_for: HashMap<NodeId, Value>,
+    n_uses: HashMap<NodeId, usize>,
+    finished: HashSet<NodeId>,
+    out: Resolved,
+}
+
+impl Resolved {
+    pub(super) fn new(
+        graph: &Graph,
+        weights: &dyn WeightSource,
+        layout: &RowLayout,
+    ) -> Result<Self, BackendError> {
+        let out = Self {
+            steps: Vec::new(),
+            ropes: Vec::new(),
+            needs: Needs::default(),
+            outputs: Vec::new(),
+        };
+        let mut resolver = Resolver {
+            graph,
+            weights,
+            layout,
+            matrices: HashMap::new(),
+            vectors: HashMap::new(),
+            stands_for: HashMap::new(),
+            n_uses: HashMap::new(),
+            finished: HashSet::new(),
+            out,
+        };
+        let operands = graph.nodes().iter().flat_map(|n| &n.operands);
+        for &id in operands.chain(graph.outputs()) {
+            *resolver.n_uses.entry(id).or_default() += 1;
+        }
+        for (at, node) in graph.nodes().iter().enumerate() {
+            let id = NodeId(u32::try_from(at).unwrap_or(u32::MAX));
+            if !resolver.finished.contains(&id) {
+                resolver.node(id, node)?;
+            }
+        }
+        for &output in graph.outputs() {
+            let node = &graph.nodes()[output.as_usize()];
+            let value = resolver.value(node, output)?;
+            resolver.out.outputs.push(value);
+        }
+        Ok(resolver.out)
+    }
+}
+
+fn unsupported(node: &Node) -> BackendError {
+    BackendError::UnsupportedOp {
+        backend: "cpu",
+        op: node.op.name(),
+        node: node.name.clone(),
+    }
+}
+
+impl<'a> Resolver<'a> {
+    fn node(&mut self, id: NodeId, node: &'a Node) -> Result<(), BackendError> {
+        let out = Value::Node(id);
+        let step = match &node.op {
+            Op::Input(input) => return self.input(id, input, node),
+            Op::Reshape => {
+                let value = self.operand(node, 0)?;
+                self.same_len(node, value)?;
+                self.stands_for.insert(id, value);
+                return Ok(());
+            }
+            Op::Linear { .. } => return self.linear(id, node),
+            Op::Embed { weight } => {
+                self.operand_input(node, 0, |i| matches!(i, Input::Tokens))?;
+                if node.n_rows() != self.graph.shape().n_tokens {
+                    return Err(unsupported(node));
+                }
+                let matrix = self.matrix(weight, node, None)?;
+                let below = &mut self.out.needs.tokens_below;
+                *below = Some(below.map_or(matrix.n_rows(), |b| b.min(matrix.n_rows())));
+                Step::Embed { matrix, out }
+            }
+            Op::RmsNorm { weight, eps } => {
+                let x = self.operand(node, 0)?;
+                self.same_len(node, x)?;
+                let gain = self.vector(weight, node)?;
+                let dim = node.shape.last().copied().unwrap_or(0);
+                if gain.len() != dim {
+                    return Err(unsupported(node));
+                }
+                Step::RmsNorm {
+                    x,
+                    gain,
+                    eps: *eps,
+                    out,
+                }
+            }
+            Op::Rope { rope } => {
+                self.operand_input(node, 1, |i| matches!(i, Input::Positions))?;
+                let &[n, _, dim] = &*node.shape else {
+                    return Err(unsupported(node));
+                };
+                if n != self.graph.shape().n_tokens || rope.n_rot > dim {
+                    return Err(unsupported(node));
+                }
+                let table = self.rope(rope, node)?;
+                self.change(node, Change::Rope { table, dim }, out)?
+            }
+            Op::Add => {
+                let other = self.operand(node, 1)?;
+                self.change(node, Change::Add(other), out)?
+            }
+            Op::Mul => {
+                let other = self.operand(node, 1)?;
+                self.change(node, Change::Mul(other), out)?
+            }
+            Op::Scale { factor } => self.change(node, Change::Scale(*factor), out)?,
+            Op::Gate { activation } => {
+                let up = self.operand(node, 1)?;
+                self.change(node, Change::Gate(*activation, up), out)?
+            }
+            Op::StoreKv { layer } => self.store(node, *layer)?,
+            Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), out)?,
+            Op::TakeRows => {
+                self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
+                let x = self.operand(node, 0)?;
+                let fits = x.shape(self.graph).1 == node.row_len()
+                    && x.shape(self.graph).0 == self.graph.shape().n_tokens
+                    && node.n_rows() == self.graph.shape().n_outputs;
+                if !fits {
+                    return Err(unsupported(node));
+                }
+                Step::TakeRows { x, out }
+            }
+            _ => return Err(unsupported(node)),
+        };
+        self.out.steps.push(step);
+        self.stands_for.insert(id, out);
+        Ok(())
+    }
+
+    fn change(
+        &self,
+        node: &Node,
+        change: Change<Value>,
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        if let Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) = change {
+            self.same_len(node, y)?;
+        }
+        Ok(Step::Change { x, change, out })
+    }
+
+    fn input(&mut self, id: NodeId, input: &Input, node: &Node) -> Result<(), BackendError> {
+        let needs = &mut self.out.needs;
+        match *input {
+            Input::Tokens => needs.tokens_below = needs.tokens_below.or(Some(usize::MAX)),
+            Input::Embeddings { dim } => {
+                if *needs.embedding_dim.get_or_insert(dim) != dim {
+                    return Err(unsupported(node));
+                }
+                self.stands_for.insert(id, Value::Embeddings(id));
+            }
+            Input::Positions => needs.positions = true,
+            Input::OutputRows => needs.output_rows = true,
+            Input::Cells { part } => self.part(part).cells = true,
+            Input::Visibility { part, .. } => self.part(part).visibility = true,
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, part: PartIdx) -> &mut PartNeeds {
+        let parts = &mut self.out.needs.parts;
+        let part = part.as_usize();
+        let at = parts
+            .iter()
+            .position(|p| p.part == part)
+            .unwrap_or_else(|| {
+                let of_part = self
+                    .layout
+                    .layers()
+                    .iter()
+                    .filter(|l| l.part.as_usize() == part);
+                let n_cells = of_part.map(|l| l.n_rows).min().unwrap_or(0);
+                parts.push(PartNeeds {
+                    part,
+                    n_cells,
+                    cells: false,
+                    visibility: false,
+                });
+                parts.len() - 1
+            });
+        &mut parts[at]
+    }
+
+    /// The step of a matrix and of all later ones on the same rows.
+    fn linear(&mut self, id: NodeId, node: &'a Node) -> Result<(), BackendError> {
+        let x = self.operand(node, 0)?;
+        let graph = self.graph;
+        let mut products = vec![self.product(id, node, x)?];
+        for (at, later) in graph.nodes().iter().enumerate().skip(id.as_usize() + 1) {
+            let later_id = NodeId(u32::try_from(at).unwrap_or(u32::MAX));
+            let is_linear = matches!(later.op, Op::Linear { .. });
+            let same = later.operands.first().and_then(|o| self.stands_for.get(o)) == Some(&x);
+            if is_linear && same && !self.finished.contains(&later_id) {
+                products.push(self.product(later_id, later, x)?);
+            }
+        }
+        self.out.steps.push(Step::Linear { x, products });
+        Ok(())
+    }
+
+    fn product(
+        &mut self,
+        id: NodeId,
+        node: &'a Node,
+        x: Value,
+    ) -> Result<Product<Value>, BackendError> {
+        let Op::Linear { weight, bias } = &node.op else {
+            return Err(unsupported(node));
+        };
+        let &[n, n_out] = &*node.shape else {
+            return Err(unsupported(node));
+        };
+        let (rows, n_in) = x.shape(self.graph);
+        if rows != n {
+            return Err(unsupported(node));
+        }
+        let matrix = self.matrix(weight, node, Some([n_out, n_in]))?;
+        let bias = bias.as_ref().map(|b| self.vector(b, node)).transpose()?;
+        if bias.as_ref().is_some_and(|b| b.len() != n_out) {
+            return Err(unsupported(node));
+        }
+        self.finished.insert(id);
+        let (residual, out) = match self.sum_of(id) {
+            Some((sum, residual)) => {
+                self.finished.insert(sum);
+                self.stands_for.insert(sum, Value::Node(sum));
+                (Some(residual), Value::Node(sum))
+            }
+            None => (None, Value::Node(id)),
+        };
+        self.stands_for.insert(id, out);
+        Ok(Product {
+            matrix,
+            bias,
+            residual,
+            out,
+        })
+    }
+
+    /// The sum that alone uses the product `id`, and what is added: known already, and itself no
+    /// part of the product's step.
+    fn sum_of(&self, id: NodeId) -> Option<(NodeId, Value)> {
+        if self.n_uses.get(&id) != Some(&1) {
+            return None;
+        }
+        let nodes = self
+            .graph
+            .nodes()
+            .iter()
+            .enumerate()
+            .skip(id.as_usize() + 1);
+        let (at, sum) = nodes.into_iter().find(|(_, n)| n.operands.contains(&id))?;
+        let (&[a, b], Op::Add) = (&*sum.operands, &sum.op) else {
+            return None;
+        };
+        let other = if a == id { b } else { a };
+        let residual = *self.stands_for.get(&other)?;
+        let known = match residual {
+            Value::Embeddings(_) => true,
+            value => self.out.steps.iter().any(|s| s.values().1.contains(&value)),
+        };
+        let same = self.graph.node(id).map(|n| &n.shape) == Some(&sum.shape)
+            && residual.len(self.graph) == sum.n_values();
+        (known && same).then_some((NodeId(u32::try_from(at).ok()?), residual))
+    }
+
+    fn store(&mut self, node: &Node, layer: LayerIdx) -> Result<Step<Value>, BackendError> {
+        let (at, rows) = self.layer(layer)?;
+        let part = rows.part;
+        self.operand_input(
+            node,
+            2,
+            |i| matches!(i, Input::Cells { part: p } if *p == part),
+        )?;
+        let (k, v) = (self.operand(node, 0)?, self.operand(node, 1)?);
+        let shape_of = |at: usize| {
+            let id = node.operands.get(at).copied().unwrap_or(NodeId(u32::MAX));
+            self.graph.node(id).map_or(&[][..], |n| &n.shape)
+        };
+        let n = self.graph.shape().n_tokens;
+        let wanted = [[n, rows.k.heads, rows.k.dim], [n, rows.v.heads, rows.v.dim]];
+        if [shape_of(0), shape_of(1)] != [&wanted[0][..], &wanted[1][..]] {
+            return Err(BackendError::RowShape {
+                layer,
+                wanted: format!("K {:?} and V {:?}", shape_of(0), shape_of(1)),
+                got: format!("K {:?} and V {:?}", wanted[0], wanted[1]),
+            });
+        }
+        Ok(Step::Store {
+            layer: at,
+            part: part.as_usize(),
+            k,
+            v,
+        })
+    }
+
+    fn attend(
+        &mut self,
+        node: &Node,
+        (layer, spec): (LayerIdx, AttendSpec),
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let (at, rows) = self.layer(layer)?;
+        let part = rows.part;
+        let is_own = |i: &Input| matches!(i, Input::Visibility { part: p, .. } if *p == part);
+        self.operand_input(node, 2, is_own)?;
+        let q = self.operand(node, 0)?;
+        crate::attend::check_shape(&spec, &rows)?;
+        let n = self.graph.shape().n_tokens;
+        let fits = q.len(self.graph) == n * spec.n_heads * spec.k_dim
+            && out.len(self.graph) == n * spec.n_heads * spec.v_dim;
+        if !fits {
+            return Err(unsupported(node));
+        }
+        Ok(Step::Attend {
+            layer: at,
+            part: part.as_usize(),
+            spec,
+            q,
+            out,
+        })
+    }
+
+    fn layer(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
+        let mut layers = self.layout.layers().iter().enumerate();
+        let found = layers.find(|(_, l)| l.layer == layer);
+        found
+            .map(|(at, l)| (at, *l))
+            .ok_or(BackendError::NoRows { layer })
+    }
+
+    fn rope(&mut self, rope: &'a RopeSpec, node: &'a Node) -> Result<usize, BackendError> {
+        let known = self.out.ropes.iter().position(|t| t.spec == *rope);
+        if let Some(at) = known {
+            return Ok(at);
+        }
+        let factors = rope
+            .factors
+            .as_ref()
+            .map(|f| self.vector(f, node))
+            .transpose()?;
+        let frequencies = rope.frequencies(factors.as_deref());
+        self.out.ropes.push(RopeTable {
+            spec: rope.clone(),
+            frequencies,
+        });
+        Ok(self.out.ropes.len() - 1)
+    }
+
+    /// The floats of an operand.
+    fn operand(&self, node: &Node, at: usize) -> Result<Value, BackendError> {
+        let id = node
+            .operands
+            .get(at)
+            .copied()
+            .ok_or_else(|| unsupported(node))?;
+        self.value(node, id)
+    }
+
+    fn value(&self, node: &Node, id: NodeId) -> Result<Value, BackendError> {
+        self.stands_for
+            .get(&id)
+            .copied()
+            .ok_or_else(|| unsupported(node))
+    }
+
+    fn operand_input(
+        &self,
+        node: &Node,
+        at: usize,
+        right: impl Fn(&Input) -> bool,
+    ) -> Result<(), BackendError> {
+        let operand = node.operands.get(at).and_then(|&id| self.graph.node(id));
+        match operand.map(|o| &o.op) {
+            Some(Op::Input(input)) if right(input) => Ok(()),
+            _ => Err(unsupported(node)),
+        }
+    }
+
+    fn same_len(&self, node: &Node, value: Value) -> Result<(), BackendError> {
+        if value.len(self.graph) == node.n_values() {
+            Ok(())
+        } else {
+            Err(unsupported(node))
+        }
+    }
+
+    fn weight(&self, name: &str, node: &Node) -> Result<Weight, BackendError> {
+        let declared = self.graph.weights().iter().find(|w| w.name == name);
+        let wanted = declared.map_or(&[][..], |w| &w.shape);
+        let weight = self
+            .weights
+            .get(name)
+            .ok_or_else(|| BackendError::MissingWeight {
+                name: name.to_owned(),
+                node: node.name.clone(),
+                shape: wanted.to_vec(),
+            })?;
+        if weight.shape() != wanted {
+            return Err(BackendError::WeightShape {
+                name: name.to_owned(),
+                wanted: wanted.to_vec(),
+                got: weight.shape().to_vec(),
+            });
+        }
+        Ok(weight)
+    }
+
+    fn matrix(
+        &mut self,
+        name: &'a str,
+        node: &Node,
+        shape: Option<[usize; 2]>,
+    ) -> Result<Arc<Matrix>, BackendError> {
+        let matrix = match self.matrices.get(name) {
+            Some(matrix) => Arc::clone(matrix),
+            None => {
+                let matrix = Arc::new(Matrix::new(self.weight(name, node)?)?);
+                self.matrices.insert(name, Arc::clone(&matrix));
+                matrix
+            }
+        };
+        let got = [matrix.n_rows(), matrix.n_columns()];
+        let wanted = shape.unwrap_or([matrix.n_rows(), node.row_len()]);
+        if got != wanted {
+            let (name, wanted) = (name.to_owned(), wanted.to_vec());
+            return Err(BackendError::WeightShape {
+                name,
+                wanted,
+                got: got.to_vec(),
+            });
+        }
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, name: &'a str, node: &Node) -> Result<Arc<[f32]>, BackendError> {
+        if let Some(vector) = self.vectors.get(name) {
+            return Ok(Arc::clone(vector));
+        }
+        let vector: Arc<[f32]> = self.weight(name, node)?.to_f32().into();
+        self.vectors.insert(name, Arc::clone(&vector));
+        Ok(vector)
+    }
+}

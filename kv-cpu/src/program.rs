@@ -1,0 +1,164 @@
+//! [`CpuProgram`]: a plan with all the memory that its runs need.
+//!
+//! Invariant: a run allocates nothing once outputs have their size. Knows how a run begins and
+//! ends; what each step does is in [`crate::execute`].
+
+use std::sync::Mutex;
+
+use kv_core::backend::BackendError;
+use kv_core::graph::{GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+
+use crate::activations::Int8Buffer;
+use crate::attend::{Block, Scratch};
+use crate::execute::{Angles, Run};
+use crate::kernels::Kernels;
+use crate::plan::{Plan, Step};
+use crate::storage::{AlignedBytes, CpuRows};
+use crate::team::Team;
+use crate::validate;
+use crate::values::{Frame, SharedValues};
+
+/// A compiled graph with its scratch memory.
+pub struct CpuProgram {
+    plan: Plan,
+    layout: RowLayout,
+    arena: AlignedBytes,
+    int8: Int8Buffer,
+    angles: Vec<Angles>,
+    scratch: Vec<Mutex<Scratch>>,
+    blocks: Vec<Block>,
+    seen: Vec<bool>,
+    /// Empty between runs; kept for its capacity.
+    outputs: Vec<SharedValues<'static>>,
+}
+
+/// What a program takes of memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramMemory {
+    /// The arena that holds all intermediate values.
+    pub arena: usize,
+    /// What they would take if no place were used twice.
+    pub without_reuse: usize,
+}
+
+impl std::fmt::Debug for CpuProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (n_steps, memory) = (self.n_steps(), self.memory());
+        f.debug_struct("CpuProgram")
+            .field("n_steps", &n_steps)
+            .field("memory", &memory)
+            .finish()
+    }
+}
+
+impl CpuProgram {
+    pub(crate) fn new(
+        plan: Plan,
+        layout: &RowLayout,
+        n_threads: usize,
+    ) -> Result<Self, BackendError> {
+        let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
+        let n_tokens = plan.n_tokens;
+        let mut int8 = Int8Buffer::new();
+        let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
+        for step in &plan.steps {
+            match step {
+                Step::Linear { x, .. } => int8.reshape(x.rows, x.width),
+                Step::Attend { spec, .. } => {
+                    scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
+                }
+                _ => {}
+            }
+        }
+        let angles = plan
+            .ropes
+            .iter()
+            .map(|t| Angles::new(n_tokens, t.frequencies.len()));
+        Ok(Self {
+            layout: layout.clone(),
+            arena,
+            int8,
+            angles: angles.collect(),
+            scratch: scratch.into_iter().map(Mutex::new).collect(),
+            blocks: Vec::with_capacity(n_tokens),
+            seen: vec![false; n_tokens],
+            outputs: Vec::with_capacity(plan.output_lens.len()),
+            plan,
+        })
+    }
+
+    /// Number of steps of a run.
+    pub fn n_steps(&self) -> usize {
+        self.plan.steps.len()
+    }
+
+    /// Memory for intermediate values.
+    pub fn memory(&self) -> ProgramMemory {
+        let bytes = |n_values| n_values * size_of::<f32>();
+        ProgramMemory {
+            arena: bytes(self.plan.arena_len),
+            without_reuse: bytes(self.plan.total_len),
+        }
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        (kernels, team): (&Kernels, &Team),
+        rows: &mut CpuRows,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        if *rows.layout() != self.layout {
+            let reason = format!(
+                "the program was compiled for {} layers of {} bytes, the rows are {} of {}",
+                self.layout.layers().len(),
+                self.layout.bytes(),
+                rows.layout().layers().len(),
+                rows.layout().bytes()
+            );
+            return Err(BackendError::Input {
+                input: "rows",
+                reason,
+            });
+        }
+        let shape = (self.plan.n_tokens, self.plan.n_outputs);
+        validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
+        let buffers = outputs.resize(self.plan.output_lens.iter().copied());
+        let mut shared = reuse(std::mem::take(&mut self.outputs));
+        shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));
+        let frame = Frame {
+            arena: SharedValues::new(self.arena.floats_mut()),
+            outputs: &shared,
+            embeddings: inputs.embeddings,
+        };
+        let mut run = Run {
+            kernels,
+            lead: team.lead(),
+            n_threads: team.n_threads(),
+            frame,
+            inputs,
+            int8: &mut self.int8,
+            angles: &mut self.angles,
+            ropes: &self.plan.ropes,
+            scratch: &self.scratch,
+            blocks: &mut self.blocks,
+        };
+        let result = run.rotations().and_then(|()| {
+            self.plan
+                .steps
+                .iter()
+                .try_for_each(|step| run.step(step, rows))
+        });
+        drop(run);
+        self.outputs = reuse(shared);
+        result
+    }
+}
+
+/// The same vector, emptied, for values of another lifetime: keeps its memory (the standard library
+/// collects in place where size and alignment stay; the test of allocations would notice).
+fn reuse<'a>(mut values: Vec<SharedValues<'_>>) -> Vec<SharedValues<'a>> {
+    values.clear();
+    values.into_iter().map(SharedValues::emptied).collect()
+}

@@ -1,0 +1,251 @@
+//! [`AlignedBytes`] and [`CpuRows`]: zeroed memory on cache-line boundaries, and the K and V rows
+//! of all layers in it.
+//!
+//! Invariant: the rows of a layer lie one after the other, `[cells, heads, dim]`, exactly as many
+//! bytes as the layout says; the first is on a 64-byte boundary. Knows nothing of who is in a cell.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use half::f16;
+use kv_core::backend::{BackendError, RowKind, RowSpan};
+use kv_core::layers::{LayerRows, RowLayout, RowShape};
+use kv_core::{KvType, LayerIdx};
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Zeroed bytes that start on a cache line. Pages are taken from the system when first touched.
+#[derive(Debug)]
+pub(crate) struct AlignedBytes {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes belong to this value alone, like those of a `Box<[u8]>`.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: as above; shared references only read.
+unsafe impl Sync for AlignedBytes {}
+
+impl AlignedBytes {
+    /// `len` zeros.
+    pub(crate) fn zeroed(len: usize, what: &str) -> Result<Self, BackendError> {
+        if len == 0 {
+            return Ok(Self {
+                start: NonNull::<[u64; 8]>::dangling().cast(),
+                len,
+            });
+        }
+        let failed = || BackendError::OutOfMemory {
+            backend: "cpu",
+            wanted: len,
+            what: what.to_owned(),
+        };
+        let layout = Layout::from_size_align(len, LINE).map_err(|_| failed())?;
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        Ok(Self {
+            start: NonNull::new(start).ok_or_else(failed)?,
+            len,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` points to `len` initialised bytes (or is dangling and `len` is 0) that
+        // live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes this the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// All bytes as `T`, of which every bit pattern is a value.
+    fn cast<T: PlainBits>(&self) -> &[T] {
+        // SAFETY: the start is aligned for `T` (64 bytes), `len / size` values are inside, and
+        // every bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
+    }
+
+    fn cast_mut<T: PlainBits>(&mut self) -> &mut [T] {
+        // SAFETY: as in `cast`, and `&mut self` makes this the only access.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / size_of::<T>())
+        }
+    }
+
+    /// All bytes as `f32`.
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        self.cast_mut()
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: allocated in `zeroed` with this very layout.
+            unsafe {
+                let layout = Layout::from_size_align_unchecked(self.len, LINE);
+                dealloc(self.start.as_ptr(), layout);
+            }
+        }
+    }
+}
+
+/// Types of which every bit pattern is a value.
+trait PlainBits {}
+impl PlainBits for f32 {}
+impl PlainBits for f16 {}
+
+/// Stored values of one layer's K or V.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stored<'a> {
+    /// As `f32`.
+    F32(&'a [f32]),
+    /// As `f16`.
+    F16(&'a [f16]),
+}
+
+/// Stored values to be overwritten.
+#[derive(Debug)]
+pub(crate) enum StoredMut<'a> {
+    /// As `f32`.
+    F32(&'a mut [f32]),
+    /// As `f16`.
+    F16(&'a mut [f16]),
+}
+
+#[derive(Debug)]
+struct LayerStorage {
+    k: AlignedBytes,
+    v: AlignedBytes,
+}
+
+/// K and V rows of all layers.
+#[derive(Debug)]
+pub struct CpuRows {
+    layout: RowLayout,
+    /// In the order of the layout's layers.
+    layers: Vec<LayerStorage>,
+}
+
+impl CpuRows {
+    pub(crate) fn new(layout: &RowLayout) -> Result<Self, BackendError> {
+        let mut layers = Vec::with_capacity(layout.layers().len());
+        for layer in layout.layers() {
+            let storage = |shape: &RowShape, kind: &str| {
+                let what = format!("{kind} rows of layer {}", layer.layer);
+                match shape.kv_type {
+                    KvType::F32 | KvType::F16 => {
+                        AlignedBytes::zeroed(layer.n_rows * shape.bytes(), &what)
+                    }
+                    kv_type => Err(BackendError::UnsupportedKvType {
+                        backend: "cpu",
+                        kv_type,
+                    }),
+                }
+            };
+            layers.push(LayerStorage {
+                k: storage(&layer.k, "K")?,
+                v: storage(&layer.v, "V")?,
+            });
+        }
+        Ok(Self {
+            layout: layout.clone(),
+            layers,
+        })
+    }
+
+    pub(crate) fn layout(&self) -> &RowLayout {
+        &self.layout
+    }
+
+    fn index(&self, layer: LayerIdx) -> Result<usize, BackendError> {
+        let at = self.layout.layers().iter().position(|l| l.layer == layer);
+        at.ok_or(BackendError::NoRows { layer })
+    }
+
+    /// Shapes of a layer's rows, which is the `at`-th of the layout.
+    pub(crate) fn layer(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
+        let at = self.index(layer)?;
+        Ok((at, self.layout.layers()[at]))
+    }
+
+    pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
+        let range = span.byte_range(&self.layout)?;
+        let (wanted, got) = (range.len(), out.len());
+        if wanted != got {
+            return Err(BackendError::WrongLength {
+                what: "bytes of rows",
+                wanted,
+                got,
+            });
+        }
+        let layer = &self.layers[self.index(span.layer)?];
+        let bytes = match span.kind {
+            RowKind::K => layer.k.bytes(),
+            RowKind::V => layer.v.bytes(),
+        };
+        out.copy_from_slice(&bytes[range]);
+        Ok(())
+    }
+
+    pub(crate) fn write(&mut self, span: RowSpan, bytes: &[u8]) -> Result<(), BackendError> {
+        let range = span.byte_range(&self.layout)?;
+        let (wanted, got) = (range.len(), bytes.len());
+        if wanted != got {
+            return Err(BackendError::WrongLength {
+                what: "bytes of rows",
+                wanted,
+                got,
+            });
+        }
+        self.bytes_mut(span.layer, span.kind)?[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// All bytes of a layer's K or V.
+    pub(crate) fn bytes_mut(
+        &mut self,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<&mut [u8], BackendError> {
+        let at = self.index(layer)?;
+        Ok(match kind {
+            RowKind::K => self.layers[at].k.bytes_mut(),
+            RowKind::V => self.layers[at].v.bytes_mut(),
+        })
+    }
+
+    /// K and V of the `at`-th layer of the layout; `None` where there is no such layer.
+    pub(crate) fn stored(&self, at: usize) -> Option<[Stored<'_>; 2]> {
+        let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get(at)?);
+        Some([stored(shape.k, &storage.k)?, stored(shape.v, &storage.v)?])
+    }
+
+    /// The same, to be overwritten.
+    pub(crate) fn stored_mut(&mut self, at: usize) -> Option<[StoredMut<'_>; 2]> {
+        let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get_mut(at)?);
+        Some([
+            stored_mut(shape.k, &mut storage.k)?,
+            stored_mut(shape.v, &mut storage.v)?,
+        ])
+    }
+}
+
+fn stored(shape: RowShape, bytes: &AlignedBytes) -> Option<Stored<'_>> {
+    match shape.kv_type {
+        KvType::F32 => Some(Stored::F32(bytes.cast())),
+        KvType::F16 => Some(Stored::F16(bytes.cast())),
+        _ => None,
+    }
+}
+
+fn stored_mut(shape: RowShape, bytes: &mut AlignedBytes) -> Option<StoredMut<'_>> {
+    match shape.kv_type {
+        KvType::F32 => Some(StoredMut::F32(bytes.cast_mut())),
+        KvType::F16 => Some(StoredMut::F16(bytes.cast_mut())),
+        _ => None,
+    }
+}

@@ -1,0 +1,106 @@
+//! [`SharedValues`]: a buffer that the tasks of one job fill, each a range of its own; [`Frame`]:
+//! the buffers of one run.
+//!
+//! Invariant: nothing here checks that ranges are disjoint, everything checks that they are inside.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::plan::{Buf, Place};
+
+/// Values that several threads write, each its own range.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedValues<'a> {
+    start: *mut f32,
+    len: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: plain memory borrowed for `'a`; every access is an unsafe call whose caller promises that
+// no two threads use one range.
+unsafe impl Send for SharedValues<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedValues<'_> {}
+
+impl<'a> SharedValues<'a> {
+    pub(crate) fn new(values: &'a mut [f32]) -> Self {
+        Self {
+            start: values.as_mut_ptr(),
+            len: values.len(),
+            owner: PhantomData,
+        }
+    }
+
+    /// No values, of any lifetime.
+    pub(crate) fn emptied<'b>(self) -> SharedValues<'b> {
+        SharedValues {
+            start: self.start,
+            len: 0,
+            owner: PhantomData,
+        }
+    }
+
+    pub(crate) fn start(&self) -> *mut f32 {
+        self.start
+    }
+
+    /// The values in `range`; what lies outside is left out.
+    ///
+    /// # Safety
+    /// While the result is in use, nobody else reads or writes this range.
+    pub(crate) unsafe fn range(&self, range: Range<usize>) -> &'a mut [f32] {
+        debug_assert!(range.start <= range.end && range.end <= self.len);
+        let end = range.end.min(self.len);
+        let start = range.start.min(end);
+        // SAFETY: inside the borrowed buffer, and the caller promises that it is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
+    }
+}
+
+/// The buffers of one run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame<'a> {
+    pub(crate) arena: SharedValues<'a>,
+    pub(crate) outputs: &'a [SharedValues<'a>],
+    pub(crate) embeddings: &'a [f32],
+}
+
+impl<'a> Frame<'a> {
+    /// The values of a buffer, for reading.
+    ///
+    /// # Safety
+    /// Nobody writes this buffer while the result is in use.
+    pub(crate) unsafe fn read(&self, buf: Buf) -> &'a [f32] {
+        match buf.place {
+            Place::Embeddings => &self.embeddings[..buf.len()],
+            _ => {
+                let values = self.write(buf);
+                // SAFETY: inside the borrowed buffer, and the caller promises that nobody writes.
+                unsafe { std::slice::from_raw_parts(values.start, values.len) }
+            }
+        }
+    }
+
+    /// A buffer that tasks write; empty for the caller's embeddings, which no step writes.
+    pub(crate) fn write(&self, buf: Buf) -> SharedValues<'a> {
+        let (whole, start) = match buf.place {
+            Place::Arena(start) => (self.arena, start),
+            Place::Output(at) => (self.outputs[at], 0),
+            Place::Embeddings => (SharedValues::new(&mut []), 0),
+        };
+        assert!(
+            buf.place == Place::Embeddings || start + buf.len() <= whole.len,
+            "a buffer of {} values at {start} in {} values",
+            buf.len(),
+            whole.len
+        );
+        let len = buf.len().min(whole.len);
+        // SAFETY: inside `whole` (asserted above).
+        let start = unsafe { whole.start.add(start.min(whole.len)) };
+        SharedValues {
+            start,
+            len,
+            owner: PhantomData,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The contract suite, for every instruction set of this machine and for one thread and several.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::num::NonZeroUsize;
+
+use kv_core::contract::{Subject, Tolerance};
+use kv_cpu::isa::Isa;
+use kv_cpu::{CpuBackend, CpuConfig};
+
+fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
+    let config = CpuConfig {
+        n_threads: NonZeroUsize::new(n_threads),
+        isa: Some(isa),
+    };
+    // Activations of quantised weights are rounded to int8 blocks of 32: half a step of the largest
+    // of 32 values, so a few hundredths of a product's root mean square at the worst of thousands.
+    let tolerance = Tolerance {
+        linear_quantised: 0.05,
+        ..Tolerance::default()
+    };
+    Subject::new(CpuBackend::new(config).unwrap()).with_tolerance(tolerance)
+}
+
+/// The fastest instruction set, with helpers.
+mod fastest {
+    kv_core::backend_contract!(|| super::subject(super::Isa::detect(), 3));
+}
+
+/// The specification.
+mod scalar {
+    kv_core::backend_contract!(|| super::subject(super::Isa::Scalar, 1));
+}
+
+/// The one between, where the machine has it; the fastest again where it does not.
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::Isa;
+
+    fn isa() -> Isa {
+        if Isa::Avx2.is_available() {
+            Isa::Avx2
+        } else {
+            Isa::detect()
+        }
+    }
+
+    kv_core::backend_contract!(|| super::subject(isa(), 2));
+}

@@ -1,0 +1,175 @@
+//! The same tokens give the same bits, whichever way they came into the memory and however many
+//! threads there are.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use kv_core::backend::Backend;
+use kv_core::block::{BlockFormat, quantize};
+use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
+use kv_core::graph::{GraphOutputs, GraphShape};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_core::{KvType, Window};
+use kv_cpu::isa::Isa;
+use kv_cpu::{CpuBackend, CpuConfig};
+
+const N_CELLS: usize = 256;
+const VOCAB: usize = 96;
+
+fn layout(kv_type: KvType) -> RowLayout {
+    let memory = AttentionMemory {
+        kv_heads: 2,
+        k_dim: 16,
+        v_dim: 16,
+        window: Window::Full,
+    };
+    let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
+    RowLayout::new(&map, &[N_CELLS], kv_type).unwrap()
+}
+
+fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
+    let n_threads = NonZeroUsize::new(n_threads);
+    CpuBackend::new(CpuConfig {
+        n_threads,
+        isa: Some(isa),
+    })
+    .unwrap()
+}
+
+/// The weights of the small model, its matrices in `Q8_0`: activations become int8.
+fn quantised() -> Arc<dyn WeightSource> {
+    let plain = tiny_weights(
+        &tiny_llama(GraphShape {
+            n_tokens: 1,
+            n_outputs: 1,
+        }),
+        7,
+    );
+    let mut weights = MemoryWeights::new();
+    for name in plain.names() {
+        let weight = plain.get(&name).unwrap();
+        if weight.shape().len() == 1 {
+            weights.insert(weight);
+            continue;
+        }
+        let bytes = quantize(BlockFormat::Q8_0, &weight.to_f32()).unwrap();
+        let shape = weight.shape().to_vec();
+        weights.insert(Weight::new(name, shape, BlockFormat::Q8_0, bytes.into()).unwrap());
+    }
+    Arc::new(weights)
+}
+
+/// `n` tokens of one text, whose cells are `first_cell + pos * stride`.
+fn text(text: usize, n: u32, first_cell: u32, stride: u32) -> Vec<Token> {
+    let id = |pos: u32| (pos * 31 + 17 * text as u32 + pos * pos) % VOCAB as u32;
+    let token = |pos| Token {
+        id: id(pos),
+        text,
+        pos,
+        cell: first_cell + pos * stride,
+    };
+    (0..n).map(token).collect()
+}
+
+/// The bits of the logits of all tokens, run in batches of these tokens.
+fn bits(
+    backend: &CpuBackend,
+    weights: &Arc<dyn WeightSource>,
+    kv_type: KvType,
+    batches: &[&[Token]],
+) -> Vec<(Token, Vec<u32>)> {
+    let layout = layout(kv_type);
+    let loaded = backend.load_weights(Arc::clone(weights)).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let mut scene = Scene::default();
+    let mut all = Vec::new();
+    for batch in batches {
+        let n = batch.len();
+        let graph = tiny_llama(GraphShape {
+            n_tokens: n,
+            n_outputs: n,
+        });
+        let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
+        let wanted: Vec<u32> = (0..n as u32).collect();
+        let step = scene.step(batch, Window::Full, &wanted);
+        let mut outputs = GraphOutputs::default();
+        backend
+            .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+            .unwrap();
+        let logits = outputs.first().chunks_exact(VOCAB);
+        all.extend(
+            batch
+                .iter()
+                .zip(logits)
+                .map(|(t, l)| (*t, l.iter().map(|v| v.to_bits()).collect())),
+        );
+    }
+    all
+}
+
+#[test]
+fn whole_chunks_tokens_and_strangers() {
+    let weights = [
+        tiny_weights(
+            &tiny_llama(GraphShape {
+                n_tokens: 1,
+                n_outputs: 1,
+            }),
+            7,
+        ),
+        quantised(),
+    ];
+    for isa in Isa::all_available() {
+        let backend = backend(isa, 2);
+        for (weights, kv_type) in weights.iter().zip([KvType::F32, KvType::F16]) {
+            let tokens = text(0, 70, 0, 1);
+            let whole = bits(&backend, weights, kv_type, &[&tokens]);
+            assert!(
+                whole
+                    .iter()
+                    .flat_map(|(_, l)| l)
+                    .all(|&b| f32::from_bits(b).is_finite())
+            );
+            let chunks: Vec<&[Token]> = tokens.chunks(13).collect();
+            assert!(
+                bits(&backend, weights, kv_type, &chunks) == whole,
+                "{isa}: chunks"
+            );
+            let single: Vec<&[Token]> = tokens.chunks(1).collect();
+            assert!(
+                bits(&backend, weights, kv_type, &single) == whole,
+                "{isa}: single tokens"
+            );
+            // In other cells, interleaved with other texts, in batches of 50.
+            let mut mixed = [text(0, 70, 3, 3), text(1, 60, 4, 3), text(2, 40, 5, 3)].concat();
+            mixed.sort_by_key(|t| (t.pos, t.text));
+            let batches: Vec<&[Token]> = mixed.chunks(50).collect();
+            let own = bits(&backend, weights, kv_type, &batches);
+            let own = own
+                .iter()
+                .filter(|(t, _)| t.text == 0)
+                .map(|(_, logits)| logits);
+            assert!(
+                own.eq(whole.iter().map(|(_, logits)| logits)),
+                "{isa}: strangers"
+            );
+        }
+    }
+}
+
+#[test]
+fn any_number_of_threads() {
+    for isa in Isa::all_available() {
+        let weights = quantised();
+        let tokens = text(0, 90, 0, 2);
+        let batches: Vec<&[Token]> = vec![&tokens[..80], &tokens[80..81], &tokens[81..]];
+        let one = bits(&backend(isa, 1), &weights, KvType::F16, &batches);
+        for n_threads in [2, 3, 5] {
+            let some = bits(&backend(isa, n_threads), &weights, KvType::F16, &batches);
+            assert!(some == one, "{isa}: {n_threads} threads");
+        }
+    }
+}
