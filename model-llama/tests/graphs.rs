@@ -1,5 +1,7 @@
 //! The graph of every member, for one token and for many, as snapshots that a person reads.
 
+#![allow(clippy::unwrap_used)]
+
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Registry;
