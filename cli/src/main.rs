@@ -1,2 +1,77 @@
-//! The program `cellar`.
-fn main() {}
+//! The program `cellar`: parses, runs one command, and prints what went wrong, once.
+
+mod args;
+mod backends;
+mod commands;
+mod failure;
+mod interrupt;
+mod machine;
+mod models;
+mod progress;
+mod resolve;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::Cli;
+use crate::failure::{Exit, one_line, words};
+
+fn main() -> ExitCode {
+    let exit = match Cli::try_parse() {
+        Ok(cli) => {
+            start_log();
+            commands::run(cli.command).unwrap_or_else(|error| {
+                let exit = Exit::of(&error);
+                if exit != Exit::Done {
+                    complain(&one_line(&error));
+                }
+                exit
+            })
+        }
+        Err(error) => not_understood(&error),
+    };
+    ExitCode::from(exit.code())
+}
+
+/// Help was asked for, or the command line makes no sense.
+fn not_understood(error: &clap::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A reader that went away needs no help.
+            let _ = error.print();
+            Exit::Done
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            complain("no command given; see 'cellar --help'");
+            Exit::WrongUsage
+        }
+        _ => {
+            let text = error.render().to_string();
+            // What comes after the message is usage, over several lines.
+            let message = text.split("\n\nUsage:").next().unwrap_or_default();
+            let message = message.split("\n\nFor more").next().unwrap_or_default();
+            let message = message.trim_start_matches("error: ").replace("\n\n", "; ");
+            let message = words(&message);
+            complain(&format!("{message}; see --help"));
+            Exit::WrongUsage
+        }
+    }
+}
+
+fn complain(line: &str) {
+    // Nobody is left to tell where stderr is closed.
+    let _ = writeln!(std::io::stderr(), "error: {line}");
+}
+
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("CELLAR_LOG");
+    if let Ok(filter) = filter {
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .init();
+    }
+}

@@ -228,6 +228,7 @@ impl<B: Backend> Engine<B> {
         let program = self
             .programs
             .get_or_compile(shape, || {
+                tracing::debug!(?shape, "compiling");
                 let graph = self.model.graph(shape)?;
                 Ok(backend.compile(&graph, &self.weights, layout)?)
             })

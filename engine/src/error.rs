@@ -61,8 +61,8 @@ pub enum EngineError {
     EmptyPrompt,
     /// The prompt does not fit.
     #[error(
-        "the prompt of {n_prompt} tokens does not fit: the context holds {n_ctx}, and sequence \
-         {seq} has {n_used} of them already"
+        "the prompt of {n_prompt} tokens does not fit the context of {n_ctx}{}",
+        after(*.n_used)
     )]
     PromptTooLong {
         /// The sequence.
@@ -74,4 +74,11 @@ pub enum EngineError {
         /// Tokens that the sequence had before.
         n_used: usize,
     },
+}
+
+fn after(n_used: usize) -> String {
+    match n_used {
+        0 => String::new(),
+        n => format!(" after the {n} tokens that its sequence has already"),
+    }
 }

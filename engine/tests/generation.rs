@@ -1,5 +1,7 @@
 //! Generated text against an independent implementation's, and every way to end.
 
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
 mod support;
 
 use engine::sampler::SamplerConfig;
@@ -198,7 +200,6 @@ fn prompts_that_cannot_be_are_refused_with_numbers() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the prompt of 5 tokens does not fit: the context holds 4, and sequence 0 has 0 of them \
-         already"
+        "the prompt of 5 tokens does not fit the context of 4"
     );
 }

@@ -1,7 +1,8 @@
 //! What the engine's tests share: the small model with its reference texts, and a backend that can
 //! be told to fail.
 
-#![allow(dead_code, unreachable_pub)] // each test file uses a part of this
+// Each test file uses a part of this, and a panic is how a test fails.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

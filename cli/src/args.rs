@@ -1,0 +1,404 @@
+//! The command line as it was typed: recorded, with the limits that hold for each flag alone.
+//!
+//! Defaults that depend on anything and conflicts between flags are [`crate::resolve`]'s.
+
+use std::path::PathBuf;
+
+use clap::builder::RangedI64ValueParser;
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use kv_core::KvType;
+
+use crate::backends::BackendName;
+
+/// A number of tokens, at least one.
+fn count() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=1 << 30)
+}
+
+/// A number of tokens.
+fn count_or_none() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=1 << 28)
+}
+
+/// Runs language models on what they remember: KV caches as composable parts.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cellar",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+#[command(after_help = "\
+Examples:
+  cellar run                                    tell a story with the model in the binary
+  cellar run -m MODEL.gguf --chat \"What is 2+2?\"
+  cellar inspect MODEL.gguf -c 8192             what it is, and what its memory costs
+  cellar bench -m MODEL.gguf -p 512 -n 64
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+Set CELLAR_LOG=debug for a log on stderr.")]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue a text, or answer a message with --chat.
+    Run(RunArgs),
+    /// Show what is in a model file and what its memory costs.
+    Inspect(InspectArgs),
+    /// Print the compute graph of a model, or compare two.
+    Graph(GraphArgs),
+    /// Show the tokens of a text.
+    Tokenize(TokenizeArgs),
+    /// Write the logits of given tokens to a safetensors file.
+    Logits(LogitsArgs),
+    /// Measure prompt and generation speed.
+    Bench(BenchArgs),
+}
+
+/// Where the model comes from.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// GGUF file (of a split model, the first part) [default: the model in the binary]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: Option<PathBuf>,
+}
+
+/// What computes, and how much it remembers.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// What computes
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) backend: BackendName,
+    /// Threads that compute [default: one for each physical core]
+    #[arg(short, long, value_name = "N",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Tokens that the memory holds [default: the trained length, at most 4096]
+    #[arg(short, long, value_name = "N",
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) ctx: Option<u32>,
+    /// Most tokens of all sequences taken in one call
+    #[arg(short, long, value_name = "N", default_value_t = 2048,
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) batch: u32,
+    /// Most tokens computed at once
+    #[arg(long, value_name = "N", default_value_t = 512,
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) ubatch: u32,
+    /// How K and V are stored: f32 or f16 [default: f16; logits: f32]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvType>,
+    /// Give each sequence cells of its own instead of sharing all
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) streams: bool,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplerArgs {
+    /// Temperature; 0 always takes the most likely token
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.8,
+        allow_negative_numbers = true
+    )]
+    pub(crate) temp: f32,
+    /// Keep the K most likely tokens; 0 keeps all
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 40,
+        allow_negative_numbers = true
+    )]
+    pub(crate) top_k: u32,
+    /// Keep the most likely tokens that together reach P; 1 keeps all
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.95,
+        allow_negative_numbers = true
+    )]
+    pub(crate) top_p: f32,
+    /// Keep tokens at least P times as likely as the most likely; 0 keeps all
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.05,
+        allow_negative_numbers = true
+    )]
+    pub(crate) min_p: f32,
+    /// Penalty factor on repeated tokens; 1 does nothing
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
+    pub(crate) repeat_penalty: f32,
+    /// Penalty on tokens that occurred
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub(crate) presence_penalty: f32,
+    /// Penalty on tokens for each time they occurred
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub(crate) frequency_penalty: f32,
+    /// How many tokens back penalties look; 0 switches them off
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) repeat_last_n: usize,
+    /// Seed of the draws [default: a random one, shown in the statistics]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+/// `cellar run`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The prompt is the argument, the file of -f, or what comes through a pipe; one line break at its end
+is dropped. Without any of them, the model in the binary tells a story. The prompt is printed before
+its continuation; the answer to a message (--chat) is printed alone.
+
+Examples:
+  cellar run \"Once upon a time\" --temp 0
+  cellar run -m MODEL.gguf --chat -f question.txt --seed 7
+  echo \"One day\" | cellar run -n 40 --json | tail -1
+
+Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text to continue, or the message to answer
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
+    /// Most tokens to generate [default: 256; with --chat as many as the context holds]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..))]
+    pub(crate) predict: Option<u32>,
+    /// Apply the model's chat template: the prompt is a user's message
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// A system message before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub(crate) system: Option<String>,
+    /// Do not begin with the model's begin-of-sequence token
+    #[arg(long, conflicts_with = "chat")]
+    pub(crate) no_bos: bool,
+    /// End the text before this string; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Print only what is generated
+    #[arg(long)]
+    pub(crate) no_echo: bool,
+    /// One JSON object on the last line: text (generated), tokens (its ids), prompt_tokens (how
+    /// many), timings, …
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Computation and memory")]
+    pub(crate) engine: EngineArgs,
+}
+
+/// `cellar inspect`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cellar inspect MODEL.gguf
+  cellar inspect MODEL.gguf -c 32768 --kv-type f16 --json")]
+pub(crate) struct InspectArgs {
+    /// GGUF file [default: the model in the binary]
+    pub(crate) file: Option<PathBuf>,
+    /// Tokens that the memory would hold [default: the trained length]
+    #[arg(short, long, value_name = "N",
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) ctx: Option<u32>,
+    /// How K and V would be stored: f32 or f16
+    #[arg(long, value_name = "TYPE", default_value_t = KvType::F16)]
+    pub(crate) kv_type: KvType,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a graph is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GraphFormat {
+    /// One node a line.
+    #[default]
+    Text,
+    /// Graphviz.
+    Dot,
+    /// What `graph diff` reads.
+    Json,
+}
+
+/// Rows of a graph.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct ShapeArgs {
+    /// Tokens of the ubatch
+    #[arg(long, value_name = "N", default_value_t = 1,
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) tokens: u32,
+    /// Rows whose logits are wanted
+    #[arg(long, value_name = "N", default_value_t = 1,
+          allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) outputs: u32,
+}
+
+/// `cellar graph`
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "\
+Examples:
+  cellar graph --arch llama
+  cellar graph -m MODEL.gguf --tokens 32 --format dot | dot -Tsvg > graph.svg
+  cellar graph diff llama qwen2
+  cellar graph diff OLD.json MODEL.gguf --tokens 32")]
+pub(crate) struct GraphArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<GraphCommand>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// A small example of this architecture instead of a file
+    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    pub(crate) arch: Option<String>,
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
+    /// How to print it
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) format: GraphFormat,
+}
+
+/// What `cellar graph` can do besides printing.
+#[derive(Debug, Subcommand)]
+pub(crate) enum GraphCommand {
+    /// Show which nodes of two graphs differ
+    Diff(GraphDiffArgs),
+}
+
+/// `cellar graph diff`
+#[derive(Debug, Args)]
+pub(crate) struct GraphDiffArgs {
+    /// A model file, a graph as JSON, or the name of an architecture
+    pub(crate) left: String,
+    /// What to compare it with
+    pub(crate) right: String,
+    #[command(flatten)]
+    pub(crate) shape: ShapeArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `cellar tokenize`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints one token a line: its id and its text. The text is the argument, the file of -f, or what comes
+through a pipe, taken as it is.
+
+Examples:
+  cellar tokenize \"Hello world\"
+  cellar tokenize -m MODEL.gguf -f notes.txt --json")]
+pub(crate) struct TokenizeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    pub(crate) text: Option<String>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub(crate) file: Option<PathBuf>,
+    /// Do not add the tokens that the model wants at the start and the end
+    #[arg(long)]
+    pub(crate) no_bos: bool,
+    /// Take the names of special tokens as plain text
+    #[arg(long)]
+    pub(crate) no_special: bool,
+    /// One JSON object: tokens (ids) and pieces
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `cellar logits`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The file holds f32 tensors [tokens, vocabulary]: 'logits' for one sequence, 'logits_0', 'logits_1', …
+for several, which are evaluated in one batch. K and V are stored as f32 unless --kv-type says
+otherwise.
+
+--chunks feeds every sequence in pieces of these sizes, from the start again after the last one:
+--chunks 1 goes token by token, --chunks 5,2 takes 5, 2, 5, 2, … tokens until all are fed.
+
+Examples:
+  cellar logits -m MODEL.gguf --tokens 1,15043,3186 --out logits.safetensors
+  cellar logits -m MODEL.gguf --tokens 1,2,3 --tokens 1,7,9,4 --out both.safetensors --ubatch 2")]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Ids of a sequence, separated by commas; once for each sequence
+    #[arg(long, value_name = "IDS")]
+    pub(crate) tokens: Vec<String>,
+    /// Ids from a file, separated by commas or spaces, one sequence a line
+    #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
+    pub(crate) tokens_file: Option<PathBuf>,
+    /// Where to write
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Feed the tokens in pieces of these sizes
+    #[arg(long, value_name = "SIZES", value_delimiter = ',',
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) chunks: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// `cellar bench`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each repetition evaluates a prompt of -p tokens, and then, apart from it, -n tokens one by one; both
+after --depth tokens that are not counted. One repetition before the first is not counted either.
+
+Examples:
+  cellar bench -m MODEL.gguf -p 512 -n 64 -t 8
+  cellar bench -m MODEL.gguf -p 0 -n 128 --depth 4096 -r 3 --json")]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens of the prompt; 0 leaves it out
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512,
+          allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) prompt: u32,
+    /// Tokens to generate; 0 leaves it out
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 64,
+          allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) predict: u32,
+    /// Repetitions
+    #[arg(short, long, value_name = "N", default_value_t = 5,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) reps: u32,
+    /// Tokens in the memory before
+    #[arg(long, value_name = "N", default_value_t = 0,
+          allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) depth: u32,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

@@ -1,0 +1,90 @@
+//! `cellar graph`: what a model computes, as text, DOT or JSON, and how two differ.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use kv_core::graph::{Graph, GraphShape};
+use model_core::architecture::Model;
+
+use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs};
+use crate::failure::{Exit, usage};
+use crate::models::{ModelSource, registry};
+
+/// What a GGUF file begins with.
+const GGUF_MAGIC: &[u8] = b"GGUF";
+
+pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    if let Some(GraphCommand::Diff(args)) = &args.command {
+        return diff(args, out);
+    }
+    let model = match &args.arch {
+        Some(name) => registry().get(name)?.example()?,
+        None => of_file(&ModelSource::new(args.model.model.as_deref()))?,
+    };
+    let graph = model.graph(shape(args.shape)?)?;
+    match args.format {
+        GraphFormat::Text => write!(out, "{}", graph.text())?,
+        GraphFormat::Dot => write!(out, "{}", graph.dot())?,
+        GraphFormat::Json => writeln!(out, "{}", graph.to_json()?)?,
+    }
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+fn diff(args: &GraphDiffArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let shape = shape(args.shape)?;
+    let [left, right] = [&args.left, &args.right].map(|name| graph_of(name, shape));
+    let diff = left?.diff(&right?);
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&diff)?)?;
+    } else if diff.is_empty() {
+        writeln!(out, "the graphs are alike")?;
+    } else {
+        write!(out, "{diff}")?;
+    }
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+fn shape(args: ShapeArgs) -> anyhow::Result<GraphShape> {
+    let ShapeArgs { tokens, outputs } = args;
+    if outputs > tokens {
+        return usage(format!("--outputs {outputs}: only {tokens} tokens go in"));
+    }
+    Ok(GraphShape {
+        n_tokens: tokens as usize,
+        n_outputs: outputs as usize,
+    })
+}
+
+fn of_file(source: &ModelSource) -> anyhow::Result<Arc<dyn Model>> {
+    let file = source.gguf()?;
+    Ok(registry().model(file.metadata(), &file)?)
+}
+
+/// The graph of a model file, a graph written as JSON, or that of an architecture's example.
+fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
+    let path = Path::new(name);
+    if !path.exists() {
+        let registry = registry();
+        let Ok(architecture) = registry.get(name) else {
+            let known = registry.names().join(", ");
+            anyhow::bail!("'{name}' is neither a file nor a known architecture ({known})");
+        };
+        return Ok(architecture.example()?.graph(shape)?);
+    }
+    if is_gguf(path) || path.is_dir() {
+        return Ok(of_file(&ModelSource::File(path.to_owned()))?.graph(shape)?);
+    }
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read '{}'", path.display()))?;
+    Graph::from_json(&text).with_context(|| format!("'{name}' is neither a GGUF file nor a graph"))
+}
+
+fn is_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == GGUF_MAGIC
+}

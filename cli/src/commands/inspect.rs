@@ -1,0 +1,409 @@
+//! `cellar inspect`: what is in a model file, and what remembering costs.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use engine::DEFAULT_N_CTX;
+use kv_core::layers::{LayerMemory, RowLayout};
+use model_core::architecture::Model;
+use model_core::gguf::{GgufFile, Value};
+use model_core::model_file::tokenizer_spec;
+use model_core::tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::InspectArgs;
+use crate::failure::{Exit, one_line};
+use crate::machine;
+use crate::models::{ModelSource, registry};
+
+/// Elements of a list that are shown.
+const N_SHOWN: usize = 8;
+/// Characters of a text that are shown.
+const N_CHARS: usize = 100;
+
+/// Everything that is shown.
+#[derive(Debug, Serialize)]
+struct Report {
+    file: String,
+    gguf_version: u32,
+    n_parts: usize,
+    metadata: BTreeMap<String, serde_json::Value>,
+    tensors: Tensors,
+    tokenizer: Part<TokenizerSummary>,
+    model: Part<ModelSummary>,
+}
+
+/// A part that may not be readable, say because the architecture is not known.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Part<T> {
+    /// Why not.
+    Error(String),
+    #[serde(untagged)]
+    Known(T),
+}
+
+#[derive(Debug, Serialize)]
+struct Tensors {
+    n_tensors: usize,
+    n_values: usize,
+    n_bytes: usize,
+    types: Vec<TypeSummary>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct TypeSummary {
+    name: String,
+    n_tensors: usize,
+    n_values: usize,
+    n_bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct TokenizerSummary {
+    n_tokens: usize,
+    model: String,
+    pre: Option<String>,
+    adds_first: Option<String>,
+    adds_last: Option<String>,
+    end_of_generation: Vec<String>,
+    has_chat_template: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelSummary {
+    architecture: String,
+    context_length: usize,
+    embedding_dim: usize,
+    vocab_size: usize,
+    memory: MemorySummary,
+}
+
+#[derive(Debug, Serialize)]
+struct MemorySummary {
+    n_ctx: u32,
+    kv_type: String,
+    n_bytes: usize,
+    bytes_per_token: usize,
+    layers: Vec<LayerSummary>,
+}
+
+#[derive(Debug, Serialize)]
+struct LayerSummary {
+    layer: u32,
+    remembers: LayerMemory,
+    n_bytes: usize,
+}
+
+pub(super) fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let source = ModelSource::new(args.file.as_deref());
+    let file = source.gguf()?;
+    let report = Report {
+        file: source.name(),
+        gguf_version: file.version(),
+        n_parts: file.n_parts(),
+        metadata: file
+            .metadata()
+            .iter()
+            .map(|(k, v)| (k.to_owned(), to_json(v)))
+            .collect(),
+        tensors: tensors(&file),
+        tokenizer: tokenizer(&file).into(),
+        model: model(&file, args).into(),
+    };
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        print(&report, &file, out)?;
+    }
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+impl<T> From<anyhow::Result<T>> for Part<T> {
+    fn from(result: anyhow::Result<T>) -> Self {
+        match result {
+            Ok(known) => Self::Known(known),
+            Err(error) => Self::Error(one_line(&error)),
+        }
+    }
+}
+
+fn tensors(file: &GgufFile) -> Tensors {
+    let mut types: BTreeMap<String, TypeSummary> = BTreeMap::new();
+    for tensor in file.tensors() {
+        let name = tensor.stored().to_string();
+        let summary = types.entry(name.clone()).or_default();
+        summary.name = name;
+        summary.n_tensors += 1;
+        summary.n_values += tensor.n_values();
+        summary.n_bytes += tensor.n_bytes().unwrap_or(0);
+    }
+    let types: Vec<TypeSummary> = types.into_values().collect();
+    Tensors {
+        n_tensors: file.tensors().len(),
+        n_values: types.iter().map(|t| t.n_values).sum(),
+        n_bytes: types.iter().map(|t| t.n_bytes).sum(),
+        types,
+    }
+}
+
+fn tokenizer(file: &GgufFile) -> anyhow::Result<TokenizerSummary> {
+    let metadata = file.metadata();
+    let spec = tokenizer_spec(metadata)?;
+    let (model, pre) = (
+        metadata.get::<&str>("tokenizer.ggml.model")?.to_owned(),
+        spec.pre.clone(),
+    );
+    let tokenizer = Tokenizer::new(spec)?;
+    let named = |id| {
+        format!(
+            "{id} {}",
+            tokenizer.token_text(id).unwrap_or_default().escape_debug()
+        )
+    };
+    Ok(TokenizerSummary {
+        n_tokens: tokenizer.n_tokens(),
+        model,
+        pre,
+        adds_first: tokenizer.adds_first().map(named),
+        adds_last: tokenizer.adds_last().map(named),
+        end_of_generation: tokenizer.end_of_generation().map(named).collect(),
+        has_chat_template: metadata.contains("tokenizer.chat_template"),
+    })
+}
+
+fn model(file: &GgufFile, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
+    let model = registry().model(file.metadata(), file)?;
+    Ok(ModelSummary {
+        architecture: model.architecture().to_owned(),
+        context_length: model.context_length(),
+        embedding_dim: model.embedding_dim(),
+        vocab_size: model.vocab_size(),
+        memory: memory(&*model, args)?,
+    })
+}
+
+fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary> {
+    let trained = u32::try_from(model.context_length()).unwrap_or(DEFAULT_N_CTX);
+    let n_ctx = args.ctx.unwrap_or(trained);
+    let layout = |n_cells: u32| {
+        let cells = vec![n_cells as usize; model.layers().parts().len()];
+        RowLayout::new(model.layers(), &cells, args.kv_type)
+    };
+    let whole = layout(n_ctx)?;
+    let layers = model
+        .layers()
+        .iter()
+        .map(|(layer, remembers)| LayerSummary {
+            layer: layer.0,
+            remembers,
+            n_bytes: whole.layer(layer).map_or(0, |rows| rows.bytes()),
+        });
+    Ok(MemorySummary {
+        n_ctx,
+        kv_type: args.kv_type.to_string(),
+        n_bytes: whole.bytes(),
+        bytes_per_token: layout(1)?.bytes(),
+        layers: layers.collect(),
+    })
+}
+
+/// A value as JSON; of a long list only its type, length and beginning.
+fn to_json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::U8(v) => json!(v),
+        Value::I8(v) => json!(v),
+        Value::U16(v) => json!(v),
+        Value::I16(v) => json!(v),
+        Value::U32(v) => json!(v),
+        Value::I32(v) => json!(v),
+        Value::U64(v) => json!(v),
+        Value::I64(v) => json!(v),
+        // By its digits: as an `f64` it would show those of its rounding error.
+        Value::F32(v) => v
+            .to_string()
+            .parse::<f64>()
+            .map_or(serde_json::Value::Null, |v| json!(v)),
+        Value::F64(v) => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(v) => json!(v),
+        Value::Array(array) => {
+            let first: Vec<_> = (0..N_SHOWN)
+                .map_while(|i| array.get(i))
+                .map(|v| to_json(&v))
+                .collect();
+            if array.len() <= N_SHOWN {
+                json!(first)
+            } else {
+                json!({ "type": value.type_name(), "n_elements": array.len(), "first": first })
+            }
+        }
+    }
+}
+
+/// A value in one line.
+fn short(value: &Value) -> String {
+    match value {
+        Value::String(text) => {
+            let mut shown: String = text.escape_debug().take(N_CHARS).collect();
+            if text.chars().count() > N_CHARS {
+                shown.push_str(&format!("… ({} characters)", text.chars().count()));
+            }
+            format!("\"{shown}\"")
+        }
+        Value::Array(array) => {
+            let first = (0..N_SHOWN).map_while(|i| array.get(i)).map(|v| short(&v));
+            let mut shown = first.collect::<Vec<_>>().join(", ");
+            if array.len() > N_SHOWN {
+                shown.push_str(&format!(", … ({} elements)", array.len()));
+            }
+            format!("[{shown}]")
+        }
+        other => to_json(other).to_string(),
+    }
+}
+
+fn print(report: &Report, file: &GgufFile, out: &mut impl Write) -> std::io::Result<()> {
+    let Report {
+        gguf_version,
+        n_parts,
+        ..
+    } = report;
+    let parts = if *n_parts > 1 {
+        format!(", {n_parts} parts")
+    } else {
+        String::new()
+    };
+    writeln!(
+        out,
+        "{}: GGUF version {gguf_version}{parts}\n\nMetadata",
+        report.file
+    )?;
+    let width = file
+        .metadata()
+        .iter()
+        .map(|(key, _)| key.chars().count())
+        .max()
+        .unwrap_or(0);
+    for (key, value) in file.metadata().iter() {
+        writeln!(out, "  {key:width$}  {}", short(value))?;
+    }
+    print_tensors(&report.tensors, out)?;
+    writeln!(out, "\nTokenizer")?;
+    match &report.tokenizer {
+        Part::Known(tokenizer) => print_tokenizer(tokenizer, out)?,
+        Part::Error(reason) => writeln!(out, "  cannot be used: {reason}")?,
+    }
+    writeln!(out, "\nModel")?;
+    match &report.model {
+        Part::Known(model) => print_model(model, out),
+        Part::Error(reason) => writeln!(out, "  cannot be run: {reason}"),
+    }
+}
+
+fn print_tensors(tensors: &Tensors, out: &mut impl Write) -> std::io::Result<()> {
+    let Tensors {
+        n_tensors,
+        n_values,
+        n_bytes,
+        types,
+    } = tensors;
+    let size = machine::bytes(*n_bytes as u64);
+    writeln!(out, "\nTensors: {n_tensors}, {n_values} values, {size}")?;
+    for TypeSummary {
+        name,
+        n_tensors,
+        n_values,
+        n_bytes,
+    } in types
+    {
+        let size = machine::bytes(*n_bytes as u64);
+        writeln!(
+            out,
+            "  {name:8} {n_tensors:5} tensors {n_values:14} values  {size:>12}"
+        )?;
+    }
+    Ok(())
+}
+
+fn print_tokenizer(summary: &TokenizerSummary, out: &mut impl Write) -> std::io::Result<()> {
+    let or_nothing = |text: &Option<String>| text.clone().unwrap_or_else(|| "nothing".to_owned());
+    let pre = summary
+        .pre
+        .as_ref()
+        .map_or_else(String::new, |pre| format!(", words as {pre}"));
+    let template = if summary.has_chat_template {
+        "yes"
+    } else {
+        "no"
+    };
+    writeln!(out, "  {} tokens, {}{pre}", summary.n_tokens, summary.model)?;
+    writeln!(
+        out,
+        "  text begins with   {}",
+        or_nothing(&summary.adds_first)
+    )?;
+    writeln!(
+        out,
+        "  text ends with     {}",
+        or_nothing(&summary.adds_last)
+    )?;
+    writeln!(
+        out,
+        "  end of generation  {}",
+        summary.end_of_generation.join(", ")
+    )?;
+    writeln!(out, "  chat template      {template}")
+}
+
+fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()> {
+    let ModelSummary {
+        architecture,
+        context_length,
+        embedding_dim,
+        vocab_size,
+        memory,
+    } = model;
+    writeln!(
+        out,
+        "  {architecture}: width {embedding_dim}, {vocab_size} logits, trained with {context_length} \
+         tokens"
+    )?;
+    let MemorySummary {
+        n_ctx,
+        kv_type,
+        n_bytes,
+        bytes_per_token,
+        layers,
+    } = memory;
+    let (whole, each) = (
+        machine::bytes(*n_bytes as u64),
+        machine::bytes(*bytes_per_token as u64),
+    );
+    writeln!(
+        out,
+        "\nMemory for {n_ctx} tokens in {kv_type}: {whole}, {each} a token"
+    )?;
+    for LayerSummary {
+        layer,
+        remembers,
+        n_bytes,
+    } in layers
+    {
+        let what = match remembers {
+            LayerMemory::Attention(a) => format!(
+                "attention: {} heads, K {} and V {} values each, window {}",
+                a.kv_heads, a.k_dim, a.v_dim, a.window
+            ),
+            _ => "nothing".to_owned(),
+        };
+        writeln!(
+            out,
+            "  layer {layer:3}  {what}  {}",
+            machine::bytes(*n_bytes as u64)
+        )?;
+    }
+    Ok(())
+}

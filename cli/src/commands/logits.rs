@@ -1,0 +1,178 @@
+//! `cellar logits`: the logits of given tokens, in a safetensors file.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use engine::{Engine, EngineConfig};
+use kv_core::backend::BoxedBackend;
+use kv_core::batch::Batch;
+use kv_core::{KvType, SeqId, TokenId};
+use safetensors::tensor::{Dtype, TensorView};
+
+use crate::args::LogitsArgs;
+use crate::failure::{Exit, usage};
+use crate::machine;
+use crate::models::ModelSource;
+use crate::progress::Progress;
+use crate::resolve;
+
+pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
+    let sequences = sequences(args)?;
+    if args.out.is_dir() {
+        anyhow::bail!("cannot write '{}': it is a directory", args.out.display());
+    }
+    let file = ModelSource::new(args.model.model.as_deref()).load()?;
+    let config = config(args, &sequences)?;
+    let n_vocab = file.model().vocab_size();
+    check_room(&sequences, n_vocab)?;
+    let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    let logits = evaluate(&mut engine, &sequences, &args.chunks)?;
+    write_aside(&args.out, &logits, n_vocab)?;
+    Ok(Exit::Done)
+}
+
+/// The sequences of ids that were given, none of them empty.
+fn sequences(args: &LogitsArgs) -> anyhow::Result<Vec<Vec<u32>>> {
+    let sequences: Vec<Vec<u32>> = match &args.tokens_file {
+        Some(path) => {
+            let cannot = || format!("cannot read '{}'", path.display());
+            let text = fs::read_to_string(path).with_context(cannot)?;
+            let lines = text.lines().filter(|line| !line.trim().is_empty());
+            lines.map(resolve::token_ids).collect::<Result<_, _>>()?
+        }
+        None => args
+            .tokens
+            .iter()
+            .map(|list| resolve::token_ids(list))
+            .collect::<Result<_, _>>()?,
+    };
+    if args.tokens.is_empty() && args.tokens_file.is_none() {
+        return usage("no tokens: give --tokens 1,2,3 or --tokens-file FILE");
+    }
+    if sequences.is_empty() || sequences.iter().any(Vec::is_empty) {
+        return usage("a sequence without tokens: give at least one id");
+    }
+    Ok(sequences)
+}
+
+/// Sizes that take all sequences at once, unless the command line says otherwise.
+fn config(args: &LogitsArgs, sequences: &[Vec<u32>]) -> anyhow::Result<EngineConfig> {
+    let config = resolve::engine_config(&args.engine, KvType::F32);
+    let n_tokens: usize = sequences.iter().map(Vec::len).sum();
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    let n_needed = if args.engine.streams {
+        longest
+    } else {
+        n_tokens
+    };
+    if let Some(n_ctx) = args.engine.ctx
+        && n_needed > n_ctx as usize
+    {
+        anyhow::bail!("{n_needed} tokens do not fit the context of {n_ctx}: choose a larger --ctx");
+    }
+    let count = |n: usize| u32::try_from(n).context("more tokens than can be counted");
+    Ok(EngineConfig {
+        n_ctx: Some(args.engine.ctx.unwrap_or(count(n_needed)?)),
+        n_batch: config.n_batch.max(count(n_tokens)?),
+        n_ubatch: args.engine.ubatch.min(args.engine.batch),
+        n_seqs: count(sequences.len())?,
+        ..config
+    })
+}
+
+/// Logits can be many more than the model's memory.
+fn check_room(sequences: &[Vec<u32>], n_vocab: usize) -> anyhow::Result<()> {
+    let n_rows: usize = sequences.iter().map(Vec::len).sum();
+    // What the batch gives, what is collected of it, and the bytes on their way to the file.
+    let wanted = (n_rows as u64)
+        .saturating_mul(n_vocab as u64)
+        .saturating_mul(3 * 4);
+    match machine::available_memory() {
+        Some(available) if wanted > available => anyhow::bail!(
+            "{n_rows} rows of {n_vocab} logits take {}, but this machine has {} free; give fewer \
+             tokens",
+            machine::bytes(wanted),
+            machine::bytes(available),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The logits of every token of every sequence, `[tokens, vocab]` each.
+fn evaluate(
+    engine: &mut Engine<BoxedBackend>,
+    sequences: &[Vec<u32>],
+    chunks: &[u32],
+) -> anyhow::Result<Vec<Vec<f32>>> {
+    let n_vocab = engine.model().vocab_size();
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    let progress = Progress::tokens("evaluating", longest);
+    let mut logits = vec![Vec::new(); sequences.len()];
+    let mut sizes = chunks.iter().cycle();
+    let mut start = 0;
+    while start < longest {
+        let size = sizes.next().map_or(longest, |&size| size as usize);
+        let end = start.saturating_add(size).min(longest);
+        let mut batch = Batch::new();
+        let mut owners = Vec::new();
+        for (number, ids) in sequences.iter().enumerate() {
+            for &id in ids.get(start..end.min(ids.len())).unwrap_or_default() {
+                let seq = SeqId(u32::try_from(number)?);
+                batch.push_token(TokenId(id)).in_sequence(seq).with_output();
+                owners.push(number);
+            }
+        }
+        let rows = engine.decode(&batch)?;
+        for (owner, row) in owners
+            .iter()
+            .zip(rows.values().chunks_exact(n_vocab.max(1)))
+        {
+            if let Some(own) = logits.get_mut(*owner) {
+                own.extend_from_slice(row);
+            }
+        }
+        start = end;
+        progress.set(end);
+    }
+    Ok(logits)
+}
+
+/// Writes beside the file and renames, so that a file of this name is always whole.
+fn write_aside(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Result<()> {
+    let bytes: Vec<Vec<u8>> = logits
+        .iter()
+        .map(|rows| rows.iter().flat_map(|v| v.to_le_bytes()).collect())
+        .collect();
+    let mut tensors = Vec::new();
+    for (number, (rows, bytes)) in logits.iter().zip(&bytes).enumerate() {
+        let shape = vec![rows.len() / n_vocab.max(1), n_vocab];
+        let name = if logits.len() == 1 {
+            "logits".to_owned()
+        } else {
+            format!("logits_{number}")
+        };
+        tensors.push((name, TensorView::new(Dtype::F32, shape, bytes)?));
+    }
+    let contents = safetensors::serialize(tensors, None)?;
+    let aside = aside(path);
+    let cannot = || format!("cannot write '{}'", path.display());
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&aside)
+        .and_then(|mut file| file.write_all(&contents).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&aside, path));
+    if written.is_err() {
+        // The reason why writing failed is the one to tell.
+        let _ = fs::remove_file(&aside);
+    }
+    written.with_context(cannot)
+}
+
+fn aside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    path.with_file_name(name)
+}

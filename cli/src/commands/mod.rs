@@ -1,0 +1,27 @@
+//! The commands, one file each, and what they share: writing to stdout.
+//!
+//! Everything goes through an [`std::io::Write`], so that a reader that went away is an error value
+//! and not a panic.
+
+mod bench;
+mod graph;
+mod inspect;
+mod logits;
+mod run;
+mod tokenize;
+
+use crate::args::Command;
+use crate::failure::Exit;
+
+/// Runs a command.
+pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
+    let stdout = &mut std::io::stdout().lock();
+    match command {
+        Command::Run(args) => run::run(&args, stdout),
+        Command::Inspect(args) => inspect::run(&args, stdout),
+        Command::Graph(args) => graph::run(&args, stdout),
+        Command::Tokenize(args) => tokenize::run(&args, stdout),
+        Command::Logits(args) => logits::run(&args),
+        Command::Bench(args) => bench::run(&args, stdout),
+    }
+}

@@ -1,0 +1,260 @@
+//! `cellar run`: a prompt becomes a text, streamed to stdout.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Pace, Timings};
+use kv_core::KvType;
+use kv_core::TokenId;
+use kv_core::backend::{Backend, BackendInfo, BoxedBackend};
+use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateTokens};
+use model_core::model_file::ModelFile;
+use model_core::tokenizer::{AddSpecial, EncodeOptions};
+use serde::Serialize;
+
+use crate::args::RunArgs;
+use crate::failure::{Exit, usage};
+use crate::interrupt::cancel_on_interrupt;
+use crate::models::{EMBEDDED_PROMPT, ModelSource};
+use crate::progress::Progress;
+use crate::resolve;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    text: &'a str,
+    tokens: &'a [TokenId],
+    prompt: &'a str,
+    prompt_tokens: usize,
+    prompt_ids: &'a [TokenId],
+    finish: Option<&'a FinishReason>,
+    seed: u64,
+    model: String,
+    backend: String,
+    device: String,
+    n_ctx: u32,
+    timings: ReportTimings,
+}
+
+#[derive(Debug, Serialize)]
+struct ReportTimings {
+    load_ms: f64,
+    prompt_ms: f64,
+    prompt_tokens_per_second: Option<f64>,
+    generation_ms: f64,
+    generation_tokens_per_second: Option<f64>,
+}
+
+/// What is known before the first token.
+struct Start {
+    prompt: String,
+    ids: Vec<TokenId>,
+    load: Duration,
+}
+
+pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let source = ModelSource::new(args.model.model.as_deref());
+    let sampler = resolve::sampler(&args.sampler)?;
+    if let Some(at) = args.stop.iter().position(String::is_empty) {
+        return usage(format!("--stop number {} is empty", at + 1));
+    }
+    let prompt = prompt(args, &source)?;
+    let cancel = cancel_on_interrupt()?;
+    let started = Instant::now();
+    let loading = Progress::spinner(format!("loading {}", source.name()));
+    let file = source.load()?;
+    let (prompt, ids) = encode(&file, args, prompt)?;
+    let config = resolve::engine_config(&args.engine, KvType::F16);
+    let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    drop(loading);
+    let start = Start {
+        prompt,
+        ids,
+        load: started.elapsed(),
+    };
+    warn_of_long_context(&engine);
+
+    let info = engine.backend().info();
+    let n_ctx = engine.settings().n_ctx;
+    let n_predict = match (args.predict, args.chat) {
+        (None, false) => Some(resolve::DEFAULT_N_PREDICT),
+        (predict, _) => predict.map(|n| n as usize),
+    };
+    let seed = sampler.seed;
+    let options = GenerateOptions {
+        sampler,
+        n_predict,
+        stop: args.stop.clone(),
+        cancel,
+        ..Default::default()
+    };
+    let mut generation = Generation::new(&mut engine, file.tokenizer(), options)?;
+    let reading = Progress::tokens("reading the prompt", start.ids.len());
+    let fed = generation.feed(&start.ids, |progress| reading.set(progress.n_done));
+    drop(reading);
+    match fed {
+        Err(error @ EngineError::PromptTooLong { .. }) => {
+            anyhow::bail!("{error}; choose a larger --ctx or a shorter prompt")
+        }
+        fed => fed?,
+    }
+    if !args.chat && !args.no_echo {
+        out.write_all(start.prompt.as_bytes())?;
+        out.flush()?;
+    }
+    while let Some(piece) = generation.next_piece()? {
+        out.write_all(piece.as_bytes())?;
+        out.flush()?;
+    }
+    writeln!(out)?;
+    if args.json {
+        let timings = generation.timings();
+        let report = Report {
+            text: generation.text(),
+            tokens: generation.tokens(),
+            prompt: &start.prompt,
+            prompt_tokens: start.ids.len(),
+            prompt_ids: &start.ids,
+            finish: generation.finish_reason(),
+            seed,
+            model: source.name(),
+            backend: info.name.clone(),
+            device: info.device.clone(),
+            n_ctx,
+            timings: ReportTimings::new(start.load, timings),
+        };
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    }
+    out.flush()?;
+    let line = statistics(&generation, &start, (&info, seed));
+    // Statistics that nobody can read are no reason to fail.
+    let _ = writeln!(std::io::stderr(), "{line}");
+    Ok(match generation.finish_reason() {
+        Some(FinishReason::Cancelled) => Exit::Interrupted,
+        _ => Exit::Done,
+    })
+}
+
+/// The prompt as it was given, or the story's beginning.
+fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
+    let given = resolve::text(args.prompt.as_deref(), args.file.as_deref())?;
+    let given = match args.prompt {
+        Some(_) => given,
+        None => given.map(resolve::without_last_line_break),
+    };
+    match (given, source) {
+        (Some(prompt), _) => Ok(prompt),
+        (None, ModelSource::Embedded) => Ok(EMBEDDED_PROMPT.to_owned()),
+        (None, ModelSource::File(_)) => {
+            usage("no prompt: give one as an argument, with -f FILE, or through a pipe")
+        }
+    }
+}
+
+/// The text that the model continues, and its tokens.
+fn encode(
+    file: &ModelFile,
+    args: &RunArgs,
+    prompt: String,
+) -> anyhow::Result<(String, Vec<TokenId>)> {
+    let tokenizer = file.tokenizer();
+    if args.chat {
+        let text = chat_prompt(file, args.system.as_deref(), &prompt)?;
+        let ids = tokenizer.encode(&text, EncodeOptions::CHAT);
+        return Ok((text, ids));
+    }
+    let options = if args.no_bos {
+        EncodeOptions {
+            add: AddSpecial::Never,
+            ..EncodeOptions::PROMPT
+        }
+    } else {
+        EncodeOptions::PROMPT
+    };
+    let mut ids = tokenizer.encode(&prompt, options);
+    // A model that ends texts with EOS would have nothing to continue.
+    if !args.no_bos && tokenizer.adds_last().is_some() {
+        ids.pop();
+    }
+    Ok((prompt, ids))
+}
+
+fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Result<String> {
+    let Some(template) = file.chat_template()? else {
+        anyhow::bail!("this model has no chat template: run it without --chat");
+    };
+    let tokenizer = file.tokenizer();
+    let ids = tokenizer.special_ids();
+    let text_of = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("");
+    let tokens = TemplateTokens {
+        bos: text_of(ids.bos),
+        eos: text_of(ids.eos),
+    };
+    let system = system.map(|text| ChatMessage::new("system", text));
+    let messages: Vec<ChatMessage> = system
+        .into_iter()
+        .chain([ChatMessage::new("user", user)])
+        .collect();
+    Ok(ChatTemplate::new(template)?.render(&messages, GenerationPrompt::Add, tokens)?)
+}
+
+fn warn_of_long_context(engine: &Engine<BoxedBackend>) {
+    let (n_ctx, trained) = (
+        engine.settings().n_ctx as usize,
+        engine.model().context_length(),
+    );
+    if n_ctx > trained {
+        let _ = writeln!(
+            std::io::stderr(),
+            "warning: a context of {n_ctx} tokens is longer than the {trained} that the model was \
+             trained with"
+        );
+    }
+}
+
+impl ReportTimings {
+    fn new(load: Duration, timings: Timings) -> Self {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        Self {
+            load_ms: ms(load),
+            prompt_ms: ms(timings.prompt.time),
+            prompt_tokens_per_second: timings.prompt.tokens_per_second(),
+            generation_ms: ms(timings.generation.time),
+            generation_tokens_per_second: timings.generation.tokens_per_second(),
+        }
+    }
+}
+
+fn statistics(
+    generation: &Generation<'_, BoxedBackend>,
+    start: &Start,
+    (info, seed): (&BackendInfo, u64),
+) -> String {
+    let pace = |pace: Pace| match pace.tokens_per_second() {
+        Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
+        None => format!("{:.2} s", pace.time.as_secs_f64()),
+    };
+    let Timings {
+        prompt,
+        generation: own,
+    } = generation.timings();
+    let finish = match generation.finish_reason() {
+        Some(FinishReason::EndOfGeneration { .. }) => "the model ended it",
+        Some(FinishReason::StopString { .. }) => "a stop string",
+        Some(FinishReason::Length) => "--predict reached",
+        Some(FinishReason::ContextFull) => "the context is full",
+        Some(FinishReason::Cancelled) => "interrupted",
+        _ => "unknown",
+    };
+    format!(
+        "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {} | end: {finish} | \
+         seed {seed} | {} ({})",
+        start.load.as_secs_f64(),
+        prompt.n_tokens,
+        pace(prompt),
+        generation.tokens().len(),
+        pace(own),
+        info.name,
+        info.device,
+    )
+}

@@ -1,0 +1,112 @@
+//! How the program fails: one line on stderr, and an exit code that says whose fault it was.
+//!
+//! Invariant: a reader that went away (`cellar … | head -1`) is no failure and prints nothing.
+
+use std::fmt;
+use std::io;
+
+/// The command line asks for something that cannot be.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// A usage error as a result.
+pub(crate) fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
+    Err(UsageError(message.into()).into())
+}
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It did what it was asked for.
+    Done,
+    /// It failed.
+    Failed,
+    /// It was asked for something that cannot be.
+    WrongUsage,
+    /// It was ended by Ctrl-C.
+    Interrupted,
+}
+
+impl Exit {
+    /// The code that the shell sees.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::WrongUsage => 2,
+            Self::Interrupted => 130,
+        }
+    }
+
+    /// How the program ends after this error.
+    pub(crate) fn of(error: &anyhow::Error) -> Self {
+        let is_gone = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+        if error.chain().filter_map(|e| e.downcast_ref()).any(is_gone) {
+            Self::Done
+        } else if error.chain().any(|e| e.is::<UsageError>()) {
+            Self::WrongUsage
+        } else {
+            Self::Failed
+        }
+    }
+}
+
+/// An error with its causes in one line. Causes that the message names already are left out.
+pub(crate) fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = words(&cause.to_string());
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line
+}
+
+/// A text without line breaks and other control characters, which could come from a file.
+pub(crate) fn words(text: &str) -> String {
+    let visible = |c: char| if c.is_control() { ' ' } else { c };
+    let clean: String = text.chars().map(visible).collect();
+    clean.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn causes_are_named_once() {
+        let error =
+            Err::<(), _>(anyhow::anyhow!("no\n such  thing")).context("cannot: no such thing");
+        assert_eq!(one_line(&error.unwrap_err()), "cannot: no such thing");
+        let error = Err::<(), _>(anyhow::anyhow!("disk full")).context("cannot write");
+        assert_eq!(one_line(&error.unwrap_err()), "cannot write: disk full");
+    }
+
+    #[test]
+    fn exit_codes_say_whose_fault_it_was() {
+        let gone = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            Exit::of(&anyhow::Error::from(gone).context("writing")),
+            Exit::Done
+        );
+        assert_eq!(
+            Exit::of(&usage::<()>("-c 0").unwrap_err().context("run")),
+            Exit::WrongUsage
+        );
+        assert_eq!(Exit::of(&anyhow::anyhow!("broken")), Exit::Failed);
+        assert_eq!(Exit::Interrupted.code(), 130);
+    }
+}

@@ -1,0 +1,56 @@
+//! What this machine can give: memory and cores. Asks the system; decides nothing.
+
+use sysinfo::System;
+
+/// Bytes of memory that can be used without swapping, as far as the system says.
+pub(crate) fn available_memory() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let free = Some(system.available_memory()).filter(|&bytes| bytes > 0)?;
+    let limit = system.cgroup_limits().map(|limits| limits.free_memory);
+    Some(limit.map_or(free, |limit| limit.min(free)))
+}
+
+/// Physical cores that this process may use, at least one.
+pub(crate) fn n_cores() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    System::physical_core_count()
+        .map_or(allowed, |physical| physical.min(allowed))
+        .max(1)
+}
+
+/// Bytes for people, in binary units.
+pub(crate) fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = n as f64;
+    let mut unit = "bytes";
+    for next in UNITS {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if unit == "bytes" {
+        format!("{n} bytes")
+    } else {
+        format!("{value:.2} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_readable() {
+        assert_eq!(bytes(1023), "1023 bytes");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(bytes(3 << 30), "3.00 GiB");
+    }
+
+    #[test]
+    fn the_machine_has_something() {
+        assert!(n_cores() >= 1);
+        assert!(available_memory().is_none_or(|bytes| bytes > 1 << 20));
+    }
+}

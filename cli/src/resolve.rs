@@ -1,0 +1,203 @@
+//! From what was typed to what is done: every default that depends on something, every conflict.
+//!
+//! Invariant: what comes out can be carried out as it is. Reads prompts; computes nothing.
+
+use std::fs;
+use std::io::{IsTerminal, Read};
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use anyhow::Context;
+use engine::sampler::{Penalties, SamplerConfig};
+use engine::{Engine, EngineConfig, Settings};
+use kv_core::KvType;
+use kv_core::backend::BoxedBackend;
+use kv_core::memory::Streams;
+use model_core::architecture::Model;
+use model_core::model_file::ModelFile;
+
+use crate::args::{EngineArgs, SamplerArgs};
+use crate::backends;
+use crate::failure::{UsageError, usage};
+use crate::machine;
+
+/// Tokens generated where nobody says how many.
+pub(crate) const DEFAULT_N_PREDICT: usize = 256;
+
+/// Bytes that the memory needs to know of each cell, beside its rows.
+const BYTES_PER_CELL: u64 = 128;
+
+/// The longest prompt that is read.
+const MAX_TEXT: u64 = 256 << 20;
+
+/// The sampler's configuration.
+///
+/// # Errors
+/// A usage error where a choice makes no sense.
+pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
+    let config = SamplerConfig {
+        temperature: args.temp,
+        top_k: NonZeroU32::new(args.top_k),
+        top_p: args.top_p,
+        min_p: args.min_p,
+        penalties: Penalties {
+            last_n: args.repeat_last_n,
+            repeat: args.repeat_penalty,
+            frequency: args.frequency_penalty,
+            presence: args.presence_penalty,
+        },
+        seed: args.seed.unwrap_or_else(random_seed),
+    };
+    config
+        .check()
+        .map_err(|error| UsageError(error.to_string()))?;
+    Ok(config)
+}
+
+/// A seed that differs from run to run, short enough to be typed again.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // Every `RandomState` is seeded by the system.
+    RandomState::new().build_hasher().finish() & u64::from(u32::MAX)
+}
+
+/// The engine's configuration, but for the number of sequences.
+pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> EngineConfig {
+    EngineConfig {
+        n_ctx: args.ctx,
+        n_batch: args.batch,
+        n_ubatch: args.ubatch,
+        kv_type: args.kv_type.unwrap_or(default_kv_type),
+        streams: if args.streams {
+            Streams::PerSequence
+        } else {
+            Streams::Shared
+        },
+        ..EngineConfig::default()
+    }
+}
+
+/// Starts the backend and loads the model into it.
+///
+/// # Errors
+/// Before anything is allocated where the memory does not fit this machine; else what backend or
+/// engine refuse.
+pub(crate) fn open_engine(
+    file: &ModelFile,
+    args: &EngineArgs,
+    config: &EngineConfig,
+) -> anyhow::Result<Engine<BoxedBackend>> {
+    check_memory(&**file.model(), config)?;
+    let n_threads = args.threads.map_or_else(machine::n_cores, usize::from);
+    let backend = backends::open(args.backend, n_threads)?;
+    Ok(Engine::new(
+        backend,
+        file.model().clone(),
+        file.weights(),
+        config,
+    )?)
+}
+
+/// Whether this machine can hold what the model would remember.
+fn check_memory(model: &dyn Model, config: &EngineConfig) -> anyhow::Result<Settings> {
+    let settings = config.settings(model)?;
+    let n_cells = settings
+        .layout
+        .layers()
+        .first()
+        .map_or(0, |layer| layer.n_rows as u64);
+    let wanted = settings.layout.bytes() as u64 + n_cells * BYTES_PER_CELL;
+    match machine::available_memory() {
+        Some(available) if wanted > available => anyhow::bail!(
+            "a context of {n_cells} cells takes {}, but this machine has {} free; choose a smaller \
+             --ctx",
+            machine::bytes(wanted),
+            machine::bytes(available),
+        ),
+        _ => Ok(settings),
+    }
+}
+
+/// What a text argument, a file and a pipe say, in this order; `None` where they say nothing.
+///
+/// # Errors
+/// Where the file or pipe cannot be read or holds no text.
+pub(crate) fn text(argument: Option<&str>, file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    if let Some(text) = argument {
+        return Ok(Some(text.to_owned()));
+    }
+    if let Some(path) = file {
+        let cannot = || format!("cannot read '{}'", path.display());
+        if path.is_dir() {
+            anyhow::bail!("{}: it is a directory", cannot());
+        }
+        let reader = fs::File::open(path).with_context(cannot)?;
+        return read_text(reader).with_context(cannot).map(Some);
+    }
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Ok(None);
+    }
+    let text = read_text(stdin.lock()).context("cannot read the text on stdin")?;
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+fn read_text(reader: impl Read) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let n_read = reader.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    if n_read as u64 > MAX_TEXT {
+        anyhow::bail!("it is longer than {}", machine::bytes(MAX_TEXT));
+    }
+    Ok(text)
+}
+
+/// A prompt without the line break that editors and `echo` leave at its end.
+pub(crate) fn without_last_line_break(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
+}
+
+/// Ids of one sequence, separated by commas or white space.
+///
+/// # Errors
+/// A usage error naming what is no token id.
+pub(crate) fn token_ids(list: &str) -> anyhow::Result<Vec<u32>> {
+    let separators = |c: char| c == ',' || c.is_whitespace();
+    let parts = list.split(separators).filter(|part| !part.is_empty());
+    let ids = parts.map(|part| match part.parse() {
+        Ok(id) => Ok(id),
+        Err(_) => usage(format!(
+            "'{part}' is no token id: a number of at least 0 is needed"
+        )),
+    });
+    ids.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_line_break_goes() {
+        let cut = |text: &str| without_last_line_break(text.to_owned());
+        assert_eq!(cut("a\n\n"), "a\n");
+        assert_eq!(cut("a\r\n"), "a");
+        assert_eq!(cut("a "), "a ");
+    }
+
+    #[test]
+    fn token_lists_take_commas_and_spaces() {
+        assert_eq!(token_ids("1,2, 3\t4\n").unwrap(), [1, 2, 3, 4]);
+        let error = token_ids("1,-2").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "'-2' is no token id: a number of at least 0 is needed"
+        );
+        assert!(token_ids("4294967296").is_err());
+    }
+}

@@ -1,0 +1,218 @@
+//! The commands beside `run`: what they print and write.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use support::{BACKENDS, cellar, json, model, output, references};
+
+#[test]
+fn help_says_what_there_is() {
+    let (top, _) = output(&["--help"]);
+    for command in ["run", "inspect", "graph", "tokenize", "logits", "bench"] {
+        assert!(top.contains(command), "{command}");
+        let (help, _) = output(&[command, "--help"]);
+        assert!(
+            help.contains("Examples:") && help.contains("Usage:"),
+            "{help}"
+        );
+    }
+    let flags = "--predict --ctx --temp --top-k --top-p --min-p --repeat-penalty --seed --threads \
+                 --batch --ubatch --kv-type --streams --backend --chat --no-bos --file --json";
+    let (help, _) = output(&["run", "--help"]);
+    for flag in flags.split_whitespace() {
+        assert!(help.contains(flag), "{flag}");
+    }
+    assert_eq!(
+        output(&["--version"]).0,
+        concat!("cellar ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn tokenize_lists_ids_and_pieces() {
+    let reference = &references()[0];
+    let report = json(&["tokenize", &reference.prompt, "--json"]);
+    assert_eq!(report["tokens"], serde_json::json!(reference.ids));
+    assert_eq!(report["pieces"][0], "<s>");
+    let (lines, _) = output(&["tokenize", &reference.prompt, "--no-bos"]);
+    assert_eq!(lines.lines().count(), reference.ids.len() - 1);
+    let first = lines.lines().next().unwrap();
+    assert!(first.trim_start().starts_with("391  "), "{first}");
+    let special = |args: &[&str]| json(&[&["tokenize", "--json", "</s>"], args].concat());
+    assert_eq!(special(&[])["tokens"], serde_json::json!([1, 2]));
+    assert_ne!(
+        special(&["--no-special"])["tokens"],
+        serde_json::json!([1, 2])
+    );
+}
+
+#[test]
+fn inspect_shows_what_memory_costs() {
+    let report = json(&["inspect", "--json", "-c", "1000", "--kv-type", "f32"]);
+    // 6 layers, K and V, 4 heads of 16 values of 4 bytes.
+    assert_eq!(
+        report["model"]["memory"]["n_bytes"],
+        1000 * 6 * 2 * 4 * 16 * 4
+    );
+    assert_eq!(
+        report["model"]["memory"]["layers"]
+            .as_array()
+            .unwrap()
+            .len(),
+        6
+    );
+    assert_eq!(report["tensors"]["n_values"], 1_164_928);
+    assert_eq!(report["tokenizer"]["n_tokens"], 1024);
+    assert_eq!(
+        report["metadata"]["tokenizer.ggml.tokens"]["n_elements"],
+        1024
+    );
+    let model = model();
+    let (text, _) = output(&["inspect", model.to_str().unwrap()]);
+    for wanted in [
+        "general.architecture",
+        "(1024 elements)",
+        "F16",
+        "Memory for 512 tokens in f16",
+    ] {
+        assert!(text.contains(wanted), "{wanted} in {text}");
+    }
+}
+
+#[test]
+fn graphs_print_and_compare() {
+    let (text, _) = output(&["graph", "--tokens", "3"]);
+    assert!(text.starts_with("graph: 3 tokens, 1 outputs\n"), "{text}");
+    assert!(text.contains("kqv_out-5"), "{text}");
+    assert!(
+        output(&["graph", "--arch", "qwen2", "--format", "dot"])
+            .0
+            .starts_with("digraph")
+    );
+    let (graph, _) = output(&["graph", "--format", "json"]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("graph.json");
+    std::fs::write(&path, graph).unwrap();
+    let (model, path) = (model(), path.to_str().unwrap());
+    let model = model.to_str().unwrap();
+    assert_eq!(
+        output(&["graph", "diff", path, model]).0,
+        "the graphs are alike\n"
+    );
+    let (diff, _) = output(&["graph", "diff", "llama", "qwen2"]);
+    assert!(diff.contains("b=blk.0.attn_q.bias"), "{diff}");
+    let report = json(&["graph", "diff", path, model, "--tokens", "2", "--json"]);
+    assert!(!report["changed"].as_array().unwrap().is_empty());
+}
+
+/// The tensors of a file by name: shape and values.
+fn read(path: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let bytes = std::fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let values = |data: &[u8]| {
+        data.as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect()
+    };
+    let mut read: Vec<_> = tensors
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.shape().to_vec(), values(view.data())))
+        .collect();
+    read.sort_by(|a, b| a.0.cmp(&b.0));
+    read
+}
+
+#[test]
+fn logits_are_the_same_on_every_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("logits.safetensors");
+    let list = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let references = references();
+    let [a, b] = [0, 1].map(|i| list(&references[i].greedy_ids[..9 + 4 * i]));
+    let file = dir.path().join("tokens.txt");
+    std::fs::write(&file, format!("{}\n\n{b}\n", a.replace(',', " "))).unwrap();
+    let file = file.to_str().unwrap();
+    let logits = |args: &[&str]| {
+        let base = ["logits", "--out", out.to_str().unwrap()];
+        output(&[&base[..], args].concat());
+        read(&out)
+    };
+    for backend in BACKENDS {
+        let alone = [&a, &b].map(|ids| {
+            let mut read = logits(&["--backend", backend, "--tokens", ids]);
+            assert_eq!(read.len(), 1);
+            let (name, shape, values) = read.remove(0);
+            assert_eq!(
+                (name.as_str(), shape),
+                ("logits", vec![ids.split(',').count(), 1024])
+            );
+            values
+        });
+        let ways: [&[&str]; 7] = [
+            &[],
+            &["--ubatch", "1"],
+            &["--ubatch", "7"],
+            &["--chunks", "1"],
+            &["--chunks", "5,2"],
+            &["--streams"],
+            &["--streams", "--chunks", "4", "--ubatch", "3"],
+        ];
+        for (at, way) in ways.iter().enumerate() {
+            let given: &[&str] = match at {
+                2 => &["--tokens-file", file],
+                _ => &["--tokens", &a, "--tokens", &b],
+            };
+            let both = logits(&[&["--backend", backend], *way, given].concat());
+            assert_eq!(both.len(), 2);
+            for ((name, _, values), (number, alone)) in both.iter().zip(alone.iter().enumerate()) {
+                assert_eq!(*name, format!("logits_{number}"));
+                assert_eq!(values.len(), alone.len());
+                let far = values
+                    .iter()
+                    .zip(alone)
+                    .map(|(x, y)| (x - y).abs())
+                    .fold(0.0, f32::max);
+                assert!(far < 2e-5, "{backend} {way:?}: {far}");
+            }
+        }
+    }
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(left.len(), 2, "only the result and the tokens: {left:?}");
+}
+
+#[test]
+fn bench_measures_both_speeds() {
+    let report = json(&[
+        "bench", "-p", "16", "-n", "3", "-r", "3", "--depth", "5", "--json",
+    ]);
+    for key in ["prompt_tokens_per_second", "generation_tokens_per_second"] {
+        let [min, median, max] =
+            ["min", "median", "max"].map(|name| report[key][name].as_f64().unwrap());
+        assert!(0.0 < min && min <= median && median <= max, "{report}");
+    }
+    let report = json(&["bench", "-p", "0", "-n", "2", "-r", "1", "--json"]);
+    assert!(report.get("prompt_tokens_per_second").is_none());
+    let (text, _) = output(&["bench", "-p", "8", "-n", "2", "-r", "1"]);
+    assert!(text.contains("prompt") && text.contains("median"), "{text}");
+}
+
+#[test]
+fn a_log_can_be_asked_for() {
+    let done = cellar()
+        .args(["run", "-n", "1"])
+        .env("CELLAR_LOG", "debug")
+        .assert()
+        .success();
+    let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("compiling"), "{stderr}");
+}

@@ -1,0 +1,213 @@
+//! `cellar run`: the same text on every way, and every way to give a prompt or to end.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use support::{BACKENDS, cellar, edited, json, output, references};
+
+#[test]
+fn greedy_text_is_the_reference_s_on_every_way() {
+    let ways = [
+        ["--kv-type", "f32", "--ubatch", "512"],
+        ["--kv-type", "f16", "--ubatch", "7"],
+        ["--kv-type", "f32", "--ubatch", "1"],
+    ];
+    for backend in BACKENDS {
+        for (reference, way) in references().iter().zip(ways) {
+            for streams in [&[][..], &["--streams"]] {
+                let n = reference.greedy_ids.len().to_string();
+                let mut args = vec!["run", &reference.prompt, "--temp", "0", "-n", &n];
+                args.extend(["--backend", backend]);
+                args.extend(way);
+                args.extend(streams);
+                let wanted = format!("{}{}\n", reference.prompt, reference.continuation);
+                assert_eq!(output(&args).0, wanted, "{args:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_prompt_there_is_a_story() {
+    let (story, statistics) = output(&["run", "--temp", "0", "-n", "12"]);
+    assert_eq!(
+        story,
+        "Once upon a time, there was a little girl named Lily. She loved to\n"
+    );
+    let line = statistics.strip_suffix('\n').unwrap();
+    assert!(!line.contains('\n'), "one line: {line}");
+    assert!(
+        line.contains("prompt: 5 tokens") && line.contains("generated: 12 tokens"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_prompt_comes_from_argument_file_or_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    std::fs::write(&file, "One day\n").unwrap();
+    let file = file.to_str().unwrap();
+    let wanted = output(&["run", "One day", "--temp", "0", "-n", "5"]).0;
+    assert_eq!(
+        output(&["run", "-f", file, "--temp", "0", "-n", "5"]).0,
+        wanted
+    );
+    let piped = cellar()
+        .args(["run", "--temp", "0", "-n", "5"])
+        .write_stdin("One day\n")
+        .assert();
+    piped.success().stdout(wanted);
+}
+
+#[test]
+fn json_is_the_last_line() {
+    let reference = &references()[0];
+    let args = [
+        "run",
+        &reference.prompt,
+        "--temp",
+        "0",
+        "-n",
+        "20",
+        "--json",
+        "--seed",
+        "9",
+    ];
+    let report = json(&args);
+    assert_eq!(
+        report["tokens"],
+        serde_json::json!(reference.greedy_ids[..20])
+    );
+    assert_eq!(report["prompt_ids"], serde_json::json!(reference.ids));
+    assert_eq!(report["prompt_tokens"], reference.ids.len());
+    assert_eq!(report["seed"], 9);
+    assert_eq!(report["finish"]["reason"], "length");
+    assert!(
+        reference
+            .continuation
+            .starts_with(report["text"].as_str().unwrap())
+    );
+    for key in [
+        "load_ms",
+        "prompt_tokens_per_second",
+        "generation_tokens_per_second",
+    ] {
+        assert!(report["timings"][key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    let (stdout, _) = output(&args);
+    assert_eq!(stdout.lines().count(), 2);
+}
+
+#[test]
+fn the_same_seed_tells_the_same_story() {
+    let story = |seed| output(&["run", "--seed", seed, "-n", "30"]).0;
+    assert_eq!(story("1"), story("1"));
+    assert_ne!(story("1"), story("2"));
+    let seeds = [0, 1].map(|_| {
+        json(&["run", "-n", "1", "--json"])["seed"]
+            .as_u64()
+            .unwrap()
+    });
+    assert_ne!(seeds[0], seeds[1], "random without --seed");
+}
+
+#[test]
+fn text_ends_at_stop_strings_and_where_the_context_is_full() {
+    let args = ["run", "--temp", "0", "--stop", " named", "--no-echo"];
+    assert_eq!(output(&args).0, ", there was a little girl\n");
+    let report = json(&["run", "--temp", "0", "-c", "12", "-n", "100", "--json"]);
+    assert_eq!(report["finish"]["reason"], "context_full");
+    assert_eq!(report["tokens"].as_array().unwrap().len(), 8);
+}
+
+#[test]
+fn no_bos_leaves_it_out() {
+    let report = json(&["run", "One day", "--no-bos", "-n", "1", "--json"]);
+    assert_eq!(
+        report["prompt_ids"],
+        serde_json::json!(references()[1].ids[1..3])
+    );
+}
+
+#[test]
+fn chat_renders_the_model_s_template_with_one_bos() {
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n\
+                    {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("chat.gguf");
+    let bytes = edited(|writer| {
+        writer.set("tokenizer.chat_template", template);
+    });
+    std::fs::write(&path, bytes).unwrap();
+    let model = path.to_str().unwrap();
+    let base = [
+        "run", "-m", model, "--temp", "0", "-n", "3", "--json", "--chat",
+    ];
+    let report = json(&[&base[..], &["Hello", "--system", "Be kind."]].concat());
+    assert_eq!(
+        report["prompt"],
+        "<s>system: Be kind.\nuser: Hello\nassistant:"
+    );
+    let ids: Vec<u64> = serde_json::from_value(report["prompt_ids"].clone()).unwrap();
+    assert_eq!(ids.iter().filter(|&&id| id == 1).count(), 1, "{ids:?}");
+    let (stdout, _) = output(&[&base[..], &["Hello"]].concat());
+    assert!(
+        !stdout.starts_with("<s>"),
+        "the rendered prompt is not shown"
+    );
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("cellar"))
+        .args(["run", "--temp", "0", "-n", "200"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 4];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"Once");
+    let done = child.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(0));
+    assert_eq!(String::from_utf8(done.stderr).unwrap(), "");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_text_with_statistics() {
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("cellar"))
+        .args(["run", "-c", "100000", "--ubatch", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let long = "Once upon a time ".repeat(20_000 / 4);
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), long.as_bytes()).unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(
+        line.starts_with("warning: a context of 100000 tokens"),
+        "{line}"
+    );
+    let id = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(rest.contains("interrupted"), "{rest}");
+}

@@ -1,0 +1,295 @@
+//! Whatever is wrong: one clear line on stderr, exit code 1 or 2, no panic.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use std::path::Path;
+
+use support::{cellar, edited, model};
+
+/// Runs and expects a failure; gives its code and its message.
+#[track_caller]
+fn failure(args: &[&str]) -> (i32, String) {
+    let done = cellar().args(args).assert().failure();
+    let output = done.get_output();
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    let line = stderr
+        .strip_suffix('\n')
+        .unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+    let message = line
+        .strip_prefix("error: ")
+        .unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+    assert!(
+        !message.contains('\n'),
+        "{args:?}: more than a line: {stderr}"
+    );
+    assert!(!message.contains("panicked"), "{args:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args:?}: stdout is for results");
+    (output.status.code().unwrap(), message.to_owned())
+}
+
+/// The commands that read a model, given this one.
+fn with_model(path: &Path) -> Vec<Vec<String>> {
+    let path = path.to_str().unwrap();
+    let commands: [&[&str]; 6] = [
+        &["run", "-m", path, "Hi"],
+        &["inspect", path],
+        &["graph", "-m", path],
+        &["tokenize", "-m", path, "Hi"],
+        &[
+            "logits",
+            "-m",
+            path,
+            "--tokens",
+            "1",
+            "--out",
+            "/dev/null/never",
+        ],
+        &["bench", "-m", path, "-p", "2", "-n", "2", "-r", "1"],
+    ];
+    commands
+        .iter()
+        .map(|args| args.iter().map(|&a| a.to_owned()).collect())
+        .collect()
+}
+
+#[track_caller]
+fn all_fail(path: &Path, wanted: &str) {
+    for args in with_model(path) {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let (code, message) = failure(&args);
+        assert_eq!(code, 1, "{args:?}: {message}");
+        assert!(message.contains(wanted), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn files_that_are_no_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    all_fail(&dir.path().join("absent.gguf"), "No such file");
+    all_fail(dir.path(), "is not a file");
+    all_fail(&file("empty.gguf", b""), "the file is empty");
+    all_fail(&file("text.gguf", b"This is a text."), "not a GGUF file");
+    let mut absurd = b"GGUF\x03\0\0\0".to_vec();
+    absurd.extend([0xff; 16]);
+    all_fail(&file("absurd.gguf", &absurd), "absurd.gguf");
+}
+
+#[test]
+fn a_truncated_model_at_fifty_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cut.gguf");
+    let whole = std::fs::read(model()).unwrap();
+    for i in 0..50 {
+        // Denser at the start, where the header is.
+        let n = whole.len() * (i * i) / (50 * 50);
+        std::fs::write(&path, &whole[..n]).unwrap();
+        let (code, message) = failure(&["run", "-m", path.to_str().unwrap(), "Hi"]);
+        assert_eq!(code, 1, "{n} bytes: {message}");
+        assert!(message.contains("cut.gguf"), "{n} bytes: {message}");
+    }
+}
+
+#[test]
+fn models_that_cannot_be_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("other.gguf");
+    let write = |key: &str, value: &str| {
+        let bytes = edited(|writer| {
+            writer.set(key, value);
+        });
+        std::fs::write(&path, bytes).unwrap();
+        let args = ["run", "-m", path.to_str().unwrap(), "Hi"];
+        failure(&args)
+    };
+    let (code, message) = write("general.architecture", "elephant");
+    assert_eq!(code, 1);
+    assert!(
+        message.starts_with("unknown architecture 'elephant'; known are: llama"),
+        "{message}"
+    );
+    let (code, message) = write("tokenizer.ggml.model", "abacus");
+    assert_eq!(code, 1);
+    assert!(message.contains("abacus"), "{message}");
+    // Looking into it is still possible.
+    let shown = cellar()
+        .args(["inspect", path.to_str().unwrap()])
+        .assert()
+        .success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    assert!(
+        shown.contains("cannot be used") && shown.contains("abacus"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn prompts_that_cannot_be() {
+    let (code, message) = failure(&["run", "Once upon a time", "-c", "4"]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        message,
+        "the prompt of 5 tokens does not fit the context of 4; choose a larger --ctx or a shorter \
+         prompt"
+    );
+    let model = model();
+    let model = model.to_str().unwrap();
+    let (code, message) = failure(&["run", "-m", model]);
+    assert_eq!(code, 2);
+    assert!(message.starts_with("no prompt"), "{message}");
+    let (code, message) = failure(&["run", "", "--no-bos"]);
+    assert_eq!((code, message.as_str()), (1, "the prompt has no tokens"));
+    let (code, message) = failure(&["run", "Hi", "--chat"]);
+    assert_eq!(code, 1);
+    assert!(message.contains("no chat template"), "{message}");
+    let (code, message) = failure(&["run", "-f", "/"]);
+    assert_eq!(
+        (code, message.as_str()),
+        (1, "cannot read '/': it is a directory")
+    );
+    let (code, message) = failure(&["run", "-f", "/nowhere/prompt.txt"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.starts_with("cannot read '/nowhere/prompt.txt': No such"),
+        "{message}"
+    );
+}
+
+#[test]
+fn flags_out_of_range() {
+    let cases: [(&[&str], &str); 22] = [
+        (&["run", "-c", "0"], "'--ctx <N>': 0 is not in 1..="),
+        (&["run", "-c", "-5"], "'--ctx <N>': -5 is not in 1..="),
+        (&["run", "-c", "99999999999"], "'--ctx <N>'"),
+        (&["run", "--ubatch", "0"], "'--ubatch <N>'"),
+        (&["run", "-b", "0"], "'--batch <N>'"),
+        (&["run", "-t", "0"], "'--threads <N>'"),
+        (&["run", "-n", "-1"], "'--predict <N>'"),
+        (
+            &["run", "--temp", "-0.5"],
+            "temperature -0.5 is not a number of at least 0",
+        ),
+        (
+            &["run", "--temp", "NaN"],
+            "temperature NaN is not a number of at least 0",
+        ),
+        (&["run", "--temp", "warm"], "'--temp <T>'"),
+        (
+            &["run", "--top-p", "1.5"],
+            "top-p 1.5 is not between 0 and 1",
+        ),
+        (&["run", "--min-p", "-1"], "min-p -1 is not between 0 and 1"),
+        (&["run", "--top-k", "-1"], "'--top-k <K>'"),
+        (
+            &["run", "--repeat-penalty", "0"],
+            "repetition penalty 0 is not a number above 0",
+        ),
+        (&["run", "--stop", ""], "--stop number 1 is empty"),
+        (&["run", "--kv-type", "q9"], "unknown KV type 'q9'"),
+        (&["run", "--backend", "abacus"], "'abacus'"),
+        (&["run", "--no-bos", "--chat", "Hi"], "cannot be used with"),
+        (
+            &["run", "--frobnicate"],
+            "unexpected argument '--frobnicate'",
+        ),
+        (
+            &["graph", "--tokens", "2", "--outputs", "3"],
+            "only 2 tokens go in",
+        ),
+        (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
+        (
+            &["bench", "-p", "8", "-c", "4"],
+            "64 tokens do not fit the context of 4",
+        ),
+    ];
+    for (args, wanted) in cases {
+        let (code, message) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {message}");
+        assert!(message.contains(wanted), "{args:?}: {message}");
+    }
+}
+
+#[test]
+fn a_context_that_no_machine_has() {
+    let (code, message) = failure(&["run", "-c", "1073741824"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.starts_with("a context of 1073741824 cells takes 1.6"),
+        "{message}"
+    );
+    assert!(message.contains("TiB, but this machine has"), "{message}");
+}
+
+#[test]
+fn tokens_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.safetensors");
+    let out = out.to_str().unwrap();
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["--tokens", "1,two"], 2, "'two' is no token id"),
+        (&["--tokens", "1,-2"], 2, "'-2' is no token id"),
+        (
+            &["--tokens", "1,1024"],
+            1,
+            "token 1024 is not below the vocabulary's 1024",
+        ),
+        (&["--tokens", ""], 2, "a sequence without tokens"),
+        (&[], 2, "no tokens: give --tokens"),
+        (
+            &["--tokens", "1,2,3", "-c", "2"],
+            1,
+            "3 tokens do not fit the context of 2",
+        ),
+    ];
+    for (args, code, wanted) in cases {
+        let (got, message) = failure(&[&["logits", "--out", out], args].concat());
+        assert_eq!(got, code, "{args:?}: {message}");
+        assert!(message.contains(wanted), "{args:?}: {message}");
+    }
+    let missing = dir.path().join("no/such/dir/out");
+    let (code, message) = failure(&[
+        "logits",
+        "--tokens",
+        "1",
+        "--out",
+        missing.to_str().unwrap(),
+    ]);
+    assert_eq!(code, 1);
+    assert!(message.starts_with("cannot write"), "{message}");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "nothing was left behind"
+    );
+}
+
+#[test]
+fn graphs_that_are_none() {
+    let (code, message) = failure(&["graph", "--arch", "elephant"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains("elephant") && message.contains("llama"),
+        "{message}"
+    );
+    let (code, message) = failure(&["graph", "diff", "llama", "elephant"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains("neither a file nor a known architecture"),
+        "{message}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("graph.json");
+    std::fs::write(&path, "{}").unwrap();
+    let (code, message) = failure(&["graph", "diff", path.to_str().unwrap(), "llama"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains("neither a GGUF file nor a graph"),
+        "{message}"
+    );
+}
