@@ -1,22 +1,27 @@
 //! The backends by name: the only place that knows which there are.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 
 use clap::ValueEnum;
 use kv_candle::CandleBackend;
 use kv_core::backend::BoxedBackend;
+use kv_cpu::{CpuBackend, CpuConfig};
 
 /// A backend as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendName {
-    /// Plain candle operations on the CPU: the reference, slower.
+    /// Cellar's own kernels on the CPU.
     #[default]
+    Cpu,
+    /// Plain candle operations on the CPU: the reference, slower.
     Candle,
 }
 
 impl fmt::Display for BackendName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Cpu => "cpu",
             Self::Candle => "candle",
         })
     }
@@ -25,14 +30,20 @@ impl fmt::Display for BackendName {
 /// Starts a backend with so many threads.
 ///
 /// # Errors
-/// Where its threads cannot be started.
-pub(crate) fn open(name: BackendName, n_threads: usize) -> anyhow::Result<BoxedBackend> {
+/// Where its threads cannot be started, or this machine lacks what the environment asks for.
+pub(crate) fn open(name: BackendName, n_threads: NonZeroUsize) -> anyhow::Result<BoxedBackend> {
     match name {
+        BackendName::Cpu => {
+            let config = CpuConfig {
+                n_threads: Some(n_threads),
+                ..CpuConfig::default()
+            };
+            Ok(BoxedBackend::new(CpuBackend::new(config)?))
+        }
         BackendName::Candle => {
             // Candle computes on rayon's global pool.
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(n_threads)
-                .build_global()?;
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads.get());
+            pool.build_global()?;
             Ok(BoxedBackend::new(CandleBackend::cpu()))
         }
     }

@@ -1,5 +1,7 @@
 //! What this machine can give: memory and cores. Asks the system; decides nothing.
 
+use std::num::NonZeroUsize;
+
 use sysinfo::System;
 
 /// Bytes of memory that can be used without swapping, as far as the system says.
@@ -11,12 +13,11 @@ pub(crate) fn available_memory() -> Option<u64> {
     Some(limit.map_or(free, |limit| limit.min(free)))
 }
 
-/// Physical cores that this process may use, at least one.
-pub(crate) fn n_cores() -> usize {
-    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
-    System::physical_core_count()
-        .map_or(allowed, |physical| physical.min(allowed))
-        .max(1)
+/// Physical cores that this process may use.
+pub(crate) fn n_cores() -> NonZeroUsize {
+    let allowed = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let physical = System::physical_core_count().and_then(NonZeroUsize::new);
+    physical.map_or(allowed, |physical| physical.min(allowed))
 }
 
 /// Bytes for people, in binary units.
@@ -50,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_machine_has_something() {
-        assert!(n_cores() >= 1);
+        assert!(n_cores() <= std::thread::available_parallelism().unwrap());
         assert!(available_memory().is_none_or(|bytes| bytes > 1 << 20));
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{IsTerminal, Read};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
 use anyhow::Context;
@@ -88,7 +88,8 @@ pub(crate) fn open_engine(
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     check_memory(&**file.model(), config)?;
-    let n_threads = args.threads.map_or_else(machine::n_cores, usize::from);
+    let threads = args.threads.and_then(|n| NonZeroUsize::new(n.into()));
+    let n_threads = threads.unwrap_or_else(machine::n_cores);
     let backend = backends::open(args.backend, n_threads)?;
     Ok(Engine::new(
         backend,

@@ -180,6 +180,8 @@ fn logits_are_the_same_on_every_way() {
                     .map(|(x, y)| (x - y).abs())
                     .fold(0.0, f32::max);
                 assert!(far < 2e-5, "{backend} {way:?}: {far}");
+                // Cellar's own kernels add up in the same order on every way.
+                assert!(backend != "cpu" || far == 0.0, "{way:?}: {far}");
             }
         }
     }

@@ -9,7 +9,7 @@ use assert_cmd::Command;
 use model_core::gguf::{GgufFile, GgufWriter};
 use serde::Deserialize;
 
-pub const BACKENDS: [&str; 1] = ["candle"];
+pub const BACKENDS: [&str; 2] = ["cpu", "candle"];
 
 pub fn cellar() -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
