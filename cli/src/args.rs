@@ -22,12 +22,7 @@ fn count_or_none() -> RangedI64ValueParser<u32> {
 
 /// Runs language models on what they remember: KV caches as composable parts.
 #[derive(Debug, Parser)]
-#[command(
-    name = "cellar",
-    version,
-    max_term_width = 100,
-    disable_help_subcommand = true
-)]
+#[command(name = "cellar", version, max_term_width = 100)]
 #[command(after_help = "\
 Examples:
   cellar run                                    tell a story with the model in the binary

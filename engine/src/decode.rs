@@ -177,11 +177,11 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`EngineError::Copy`]: nothing has changed then. [`EngineError::Backend`] where rows could
-    /// not be copied: `to` has lost its tokens in `range` then.
+    /// not be copied: `to` is forgotten whole then.
     pub fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, EngineError> {
         let copied = self.memory.copy(from, to, range)?;
         if let Err(error) = self.backend.copy_rows(&mut self.rows, &copied.row_copies) {
-            self.memory.remove(Seqs::One(to), range)?;
+            self.memory.remove(Seqs::One(to), PosRange::ALL)?;
             return Err(error.into());
         }
         Ok(copied)
