@@ -8,7 +8,7 @@ use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use kv_core::KvType;
 
-use crate::backends::BackendName;
+use crate::backends::{ActivationsName, BackendName};
 
 /// A number of tokens, at least one.
 fn count() -> RangedI64ValueParser<u32> {
@@ -69,6 +69,9 @@ pub(crate) struct EngineArgs {
     /// What computes
     #[arg(long, value_enum, default_value_t)]
     pub(crate) backend: BackendName,
+    /// How the cpu backend keeps activations that meet quantised weights
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) activations: ActivationsName,
     /// Threads that compute [default: one for each physical core]
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]

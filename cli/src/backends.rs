@@ -6,7 +6,8 @@ use std::num::NonZeroUsize;
 use clap::ValueEnum;
 use kv_candle::CandleBackend;
 use kv_core::backend::BoxedBackend;
-use kv_cpu::{CpuBackend, CpuConfig};
+use kv_cpu::activations::ActivationKind;
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 
 /// A backend as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -27,15 +28,42 @@ impl fmt::Display for BackendName {
     }
 }
 
+/// How activations are kept, as it is called on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationsName {
+    /// f32 for models of at most 8 MiB of quantised weights, else int8.
+    #[default]
+    Auto,
+    /// Nothing is rounded; prompts are slow.
+    F32,
+    /// Blocks of 32 with a scale: fast.
+    Int8,
+}
+
+impl From<ActivationsName> for ActivationChoice {
+    fn from(name: ActivationsName) -> Self {
+        match name {
+            ActivationsName::Auto => Self::Auto,
+            ActivationsName::F32 => Self::Always(ActivationKind::F32),
+            ActivationsName::Int8 => Self::Always(ActivationKind::Int8),
+        }
+    }
+}
+
 /// Starts a backend with so many threads.
 ///
 /// # Errors
 /// Where its threads cannot be started, or this machine lacks what the environment asks for.
-pub(crate) fn open(name: BackendName, n_threads: NonZeroUsize) -> anyhow::Result<BoxedBackend> {
+pub(crate) fn open(
+    name: BackendName,
+    n_threads: NonZeroUsize,
+    activations: ActivationsName,
+) -> anyhow::Result<BoxedBackend> {
     match name {
         BackendName::Cpu => {
             let config = CpuConfig {
                 n_threads: Some(n_threads),
+                activations: activations.into(),
                 ..CpuConfig::default()
             };
             Ok(BoxedBackend::new(CpuBackend::new(config)?))

@@ -90,7 +90,7 @@ pub(crate) fn open_engine(
     check_memory(&**file.model(), config)?;
     let threads = args.threads.and_then(|n| NonZeroUsize::new(n.into()));
     let n_threads = threads.unwrap_or_else(machine::n_cores);
-    let backend = backends::open(args.backend, n_threads)?;
+    let backend = backends::open(args.backend, n_threads, args.activations)?;
     Ok(Engine::new(
         backend,
         file.model().clone(),

@@ -22,6 +22,7 @@ use crate::store_rows;
 use crate::team::Team;
 use crate::validate;
 use crate::values::SharedValues;
+use crate::weights::{ActivationChoice, CpuWeights};
 
 /// How the backend uses the machine. The default is all cores and the fastest instruction set, or
 /// the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
@@ -31,26 +32,20 @@ pub struct CpuConfig {
     pub n_threads: Option<NonZeroUsize>,
     /// Instruction set; the fastest where not given.
     pub isa: Option<Isa>,
+    /// How activations meet quantised weights.
+    pub activations: ActivationChoice,
 }
 
 /// Computes on the CPU.
 pub struct CpuBackend {
     kernels: &'static Kernels,
     team: Team,
+    activations: ActivationChoice,
 }
-
-/// Weights as they lie in their file; nothing is copied.
-pub struct CpuWeights(Arc<dyn WeightSource>);
 
 impl std::fmt::Debug for CpuBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("CpuBackend").field(&self.device()).finish()
-    }
-}
-
-impl std::fmt::Debug for CpuWeights {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CpuWeights({} weights)", self.0.names().len())
     }
 }
 
@@ -71,7 +66,11 @@ impl CpuBackend {
         })?;
         let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let team = Team::new(config.n_threads.unwrap_or_else(cores))?;
-        Ok(Self { kernels, team })
+        Ok(Self {
+            kernels,
+            team,
+            activations: config.activations,
+        })
     }
 
     fn device(&self) -> String {
@@ -127,7 +126,7 @@ impl Backend for CpuBackend {
     }
 
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
-        Ok(CpuWeights(source))
+        Ok(CpuWeights::new(source, self.activations))
     }
 
     fn compile(
@@ -136,7 +135,7 @@ impl Backend for CpuBackend {
         weights: &CpuWeights,
         layout: &RowLayout,
     ) -> Result<CpuProgram, BackendError> {
-        let plan = Plan::new(graph, &*weights.0, layout)?;
+        let plan = Plan::new(graph, weights, layout)?;
         CpuProgram::new(plan, layout, self.team.n_threads())
     }
 

@@ -9,6 +9,7 @@ pub mod activations;
 mod arena;
 mod attend;
 mod backend;
+mod exact;
 mod execute;
 pub mod isa;
 pub mod kernels;
@@ -21,7 +22,9 @@ mod store_rows;
 mod team;
 mod validate;
 mod values;
+mod weights;
 
-pub use backend::{CpuBackend, CpuConfig, CpuWeights};
+pub use backend::{CpuBackend, CpuConfig};
 pub use program::{CpuProgram, ProgramMemory};
 pub use storage::CpuRows;
+pub use weights::{ActivationChoice, CpuWeights};

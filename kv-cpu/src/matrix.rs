@@ -14,8 +14,10 @@ use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations};
+use crate::exact;
 use crate::kernels::{Kernels, WeightRows};
 use crate::output::OutputColumns;
+use crate::weights::is_quantised;
 
 /// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
 /// the second-level cache meanwhile.
@@ -31,15 +33,28 @@ pub struct Matrix {
     n_rows: usize,
     n_columns: usize,
     row_bytes: usize,
+    activations: ActivationKind,
 }
 
 impl Matrix {
-    /// Takes a weight as it is; its bytes are shared, not copied.
+    /// Takes a weight as it is; its bytes are shared, not copied. A quantised one takes its
+    /// activations as int8.
     ///
     /// # Errors
     /// [`BackendError::WeightShape`] where it has not two dimensions,
     /// [`BackendError::UnsupportedFormat`] where there are no kernels for its format.
     pub fn new(weight: Weight) -> Result<Self, BackendError> {
+        Self::with_activations(weight, ActivationKind::Int8)
+    }
+
+    /// As [`Matrix::new`]; a quantised weight takes its activations as `quantised` says.
+    ///
+    /// # Errors
+    /// As [`Matrix::new`].
+    pub fn with_activations(
+        weight: Weight,
+        quantised: ActivationKind,
+    ) -> Result<Self, BackendError> {
         let &[n_rows, n_columns] = weight.shape() else {
             return Err(BackendError::WeightShape {
                 name: weight.name().to_owned(),
@@ -56,11 +71,16 @@ impl Matrix {
                 node: "a matrix".to_owned(),
             });
         };
+        let activations = match is_quantised(weight.format()) {
+            true => quantised,
+            false => ActivationKind::F32,
+        };
         Ok(Self {
             weight,
             n_rows,
             n_columns,
             row_bytes,
+            activations,
         })
     }
 
@@ -79,12 +99,10 @@ impl Matrix {
         self.row_bytes
     }
 
-    /// How its activations must be prepared: int8 for quantised formats, else `f32`.
+    /// How its activations must be prepared: as `f32` for formats that are not quantised, else as
+    /// was chosen.
     pub fn activation_kind(&self) -> ActivationKind {
-        match self.weight.format() {
-            BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => ActivationKind::F32,
-            _ => ActivationKind::Int8,
-        }
+        self.activations
     }
 
     /// `out[t][r] = Σ_c acts[t][c] · self[r][c]` for all tokens `t` and the weight rows `r` that
@@ -118,8 +136,15 @@ impl Matrix {
                 first: rows.start,
                 n_columns: self.n_columns,
             };
-            for tokens in steps(0..n_tokens, TOKEN_BLOCK) {
-                (kernels.multiply)(weights, acts, tokens, out);
+            match acts {
+                Activations::F32(values) if is_quantised(weights.format) => {
+                    exact::multiply(kernels, &weights, values, out);
+                }
+                _ => {
+                    for tokens in steps(0..n_tokens, TOKEN_BLOCK) {
+                        (kernels.multiply)(weights, acts, tokens, out);
+                    }
+                }
             }
         }
         Ok(())

@@ -113,4 +113,15 @@ impl<'a> OutputColumns<'a> {
             unsafe { *self.whole.values.add(token * self.whole.n_columns + column) = value };
         }
     }
+
+    /// Adds to one value; the rule of [`OutputColumns::set`] holds.
+    #[inline]
+    pub(crate) fn add(&mut self, token: usize, column: usize, value: f32) {
+        let inside = token < self.whole.n_tokens && self.columns.contains(&column);
+        debug_assert!(inside, "row {token}, column {column} of {self:?}");
+        if inside {
+            // SAFETY: as in `set`.
+            unsafe { *self.whole.values.add(token * self.whole.n_columns + column) += value };
+        }
+    }
 }

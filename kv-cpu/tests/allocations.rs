@@ -48,7 +48,7 @@ fn a_run_allocates_nothing_once_warm() {
     for (n_tokens, n_threads) in [(1, 1), (1, 2), (40, 2)] {
         let config = CpuConfig {
             n_threads: NonZeroUsize::new(n_threads),
-            isa: None,
+            ..CpuConfig::default()
         };
         let backend = CpuBackend::new(config).unwrap();
         let graph = tiny_llama(GraphShape {

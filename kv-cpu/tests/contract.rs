@@ -5,21 +5,34 @@
 use std::num::NonZeroUsize;
 
 use kv_core::contract::{Subject, Tolerance};
+use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
-use kv_cpu::{CpuBackend, CpuConfig};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 
-fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
-    let config = CpuConfig {
+fn backend(isa: Isa, n_threads: usize, kind: ActivationKind) -> CpuBackend {
+    CpuBackend::new(CpuConfig {
         n_threads: NonZeroUsize::new(n_threads),
         isa: Some(isa),
-    };
+        activations: ActivationChoice::Always(kind),
+    })
+    .unwrap()
+}
+
+fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
     // Activations of quantised weights are rounded to int8 blocks of 32: half a step of the largest
     // of 32 values, so a few hundredths of a product's root mean square at the worst of thousands.
     let tolerance = Tolerance {
         linear_quantised: 0.05,
         ..Tolerance::default()
     };
-    Subject::new(CpuBackend::new(config).unwrap()).with_tolerance(tolerance)
+    Subject::new(backend(isa, n_threads, ActivationKind::Int8)).with_tolerance(tolerance)
+}
+
+/// Nothing is rounded on the way to quantised weights: the default tolerances hold.
+mod exact {
+    use super::{ActivationKind, Isa, Subject, backend};
+
+    kv_core::backend_contract!(|| Subject::new(backend(Isa::detect(), 2, ActivationKind::F32)));
 }
 
 /// The fastest instruction set, with helpers.

@@ -347,6 +347,20 @@ fn widths(format: BlockFormat) -> &'static [usize] {
     }
 }
 
+/// The weight with either kind of activations.
+fn matrices(weight: &Weight) -> [Matrix; 2] {
+    [ActivationKind::Int8, ActivationKind::F32]
+        .map(|kind| Matrix::with_activations(weight.clone(), kind).unwrap())
+}
+
+/// A matrix with the kernels of every instruction set.
+fn with_tables(matrix: Matrix) -> Vec<(Matrix, &'static Kernels)> {
+    tables()
+        .into_iter()
+        .map(|kernels| (matrix.clone(), kernels))
+        .collect()
+}
+
 /// All outputs of `matrix` for the rows of `x`.
 fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
     let n_tokens = x.len() / matrix.n_columns();
@@ -381,8 +395,7 @@ fn products_are_those_of_decoded_weights() {
         for &n in widths(format) {
             let weight = random_weight(format, ROWS, n, 3);
             let decoded = weight.to_f32();
-            let matrix = Matrix::new(weight).unwrap();
-            for kernels in tables() {
+            for (matrix, kernels) in matrices(&weight).into_iter().flat_map(with_tables) {
                 for x in rows(n) {
                     let got = product(&matrix, kernels, &x);
                     let prepared = as_prepared(&matrix, &x);
@@ -437,10 +450,10 @@ fn a_row_is_the_same_bits_alone_and_in_company() {
     const TOKENS: usize = 23;
     for format in BlockFormat::ALL {
         let n = widths(format)[widths(format).len() - 1];
-        let matrix = Matrix::new(random_weight(format, ROWS, n, 9)).unwrap();
         let mut x = Random(format as u64 + 7).units(TOKENS * n);
         x[3 * n + 1] = f32::NAN; // stays in its own row
-        for kernels in tables() {
+        let weight = random_weight(format, ROWS, n, 9);
+        for (matrix, kernels) in matrices(&weight).into_iter().flat_map(with_tables) {
             let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             let together = product(&matrix, kernels, &x);
             for n_tokens in [1, 2, 4, 5, 8, 9, 16] {

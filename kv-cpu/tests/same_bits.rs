@@ -13,8 +13,9 @@ use kv_core::graph::{GraphOutputs, GraphShape};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::weights::{MemoryWeights, Weight, WeightSource};
 use kv_core::{KvType, Window};
+use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
-use kv_cpu::{CpuBackend, CpuConfig};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 
 const N_CELLS: usize = 256;
 const VOCAB: usize = 96;
@@ -35,6 +36,7 @@ fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
     CpuBackend::new(CpuConfig {
         n_threads,
         isa: Some(isa),
+        activations: ActivationChoice::Always(ActivationKind::Int8),
     })
     .unwrap()
 }

@@ -14,9 +14,9 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, Graph};
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeSpec;
-use kv_core::weights::WeightSource;
 
 use crate::matrix::Matrix;
+use crate::weights::CpuWeights;
 
 /// Where the values of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(
         graph: &Graph,
-        weights: &dyn WeightSource,
+        weights: &CpuWeights,
         layout: &RowLayout,
     ) -> Result<Self, BackendError> {
         let resolved = resolve::Resolved::new(graph, weights, layout)?;

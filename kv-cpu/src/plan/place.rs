@@ -145,6 +145,7 @@ mod tests {
     use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 
     use super::*;
+    use crate::weights::{ActivationChoice, CpuWeights};
 
     fn plan(n_tokens: usize, n_outputs: usize) -> Plan {
         let graph = tiny_llama(GraphShape {
@@ -160,7 +161,8 @@ mod tests {
         };
         let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
-        Plan::new(&graph, &*tiny_weights(&graph, 1), &layout).unwrap()
+        let weights = CpuWeights::new(tiny_weights(&graph, 1), ActivationChoice::Auto);
+        Plan::new(&graph, &weights, &layout).unwrap()
     }
 
     fn range(buf: &Buf) -> Option<(usize, usize)> {

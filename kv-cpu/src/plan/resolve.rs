@@ -10,11 +10,12 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{AttendSpec, Graph, Input, Node, NodeId, Op};
 use kv_core::layers::{LayerRows, RowLayout};
 use kv_core::rope::RopeSpec;
-use kv_core::weights::{Weight, WeightSource};
+use kv_core::weights::Weight;
 use kv_core::{LayerIdx, PartIdx};
 
 use super::{Change, Needs, PartNeeds, Product, RopeTable, Step};
 use crate::matrix::Matrix;
+use crate::weights::CpuWeights;
 
 /// A value of the graph that steps compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +55,7 @@ pub(super) struct Resolved {
 
 struct Resolver<'a> {
     graph: &'a Graph,
-    weights: &'a dyn WeightSource,
+    weights: &'a CpuWeights,
     layout: &'a RowLayout,
     matrices: HashMap<&'a str, Arc<Matrix>>,
     vectors: HashMap<&'a str, Arc<[f32]>>,
@@ -68,7 +69,7 @@ struct Resolver<'a> {
 impl Resolved {
     pub(super) fn new(
         graph: &Graph,
-        weights: &dyn WeightSource,
+        weights: &CpuWeights,
         layout: &RowLayout,
     ) -> Result<Self, BackendError> {
         let out = Self {
@@ -461,6 +462,7 @@ impl<'a> Resolver<'a> {
         let wanted = declared.map_or(&[][..], |w| &w.shape);
         let weight = self
             .weights
+            .source
             .get(name)
             .ok_or_else(|| BackendError::MissingWeight {
                 name: name.to_owned(),
@@ -486,7 +488,10 @@ impl<'a> Resolver<'a> {
         let matrix = match self.matrices.get(name) {
             Some(matrix) => Arc::clone(matrix),
             None => {
-                let matrix = Arc::new(Matrix::new(self.weight(name, node)?)?);
+                let matrix = Arc::new(Matrix::with_activations(
+                    self.weight(name, node)?,
+                    self.weights.activations,
+                )?);
                 self.matrices.insert(name, Arc::clone(&matrix));
                 matrix
             }

@@ -1,0 +1,74 @@
+//! [`CpuWeights`]: a model's weights as they lie in their file, and how precisely their inputs are
+//! kept.
+//!
+//! Products with quantised weights can take their activations as int8 (blocks of 32 with a scale:
+//! what makes prompts fast) or as `f32` (nothing is lost). A model whose matrices fit in a processor's cache is
+//! fast either way, and the differences between its logits are small, so it keeps every bit. Knows
+//! nothing of graphs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kv_core::block::BlockFormat;
+use kv_core::weights::WeightSource;
+
+use crate::activations::ActivationKind;
+
+/// Models with at most this many bytes of quantised weights keep their activations as `f32`.
+const EXACT_UP_TO: usize = 8 << 20;
+
+/// How activations meet quantised weights. Weights of F32, F16 and BF16 always meet `f32`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActivationChoice {
+    /// As `f32` for models of at most 8 MiB of quantised weights, else as int8.
+    #[default]
+    Auto,
+    /// Always as this.
+    Always(ActivationKind),
+}
+
+/// Weights as they lie in their file; nothing is copied.
+pub struct CpuWeights {
+    pub(crate) source: Arc<dyn WeightSource>,
+    /// What quantised matrices want their activations to be.
+    pub(crate) activations: ActivationKind,
+}
+
+impl CpuWeights {
+    pub(crate) fn new(source: Arc<dyn WeightSource>, choice: ActivationChoice) -> Self {
+        let activations = match choice {
+            ActivationChoice::Always(kind) => kind,
+            ActivationChoice::Auto if quantised_bytes(&*source) <= EXACT_UP_TO => {
+                ActivationKind::F32
+            }
+            ActivationChoice::Auto => ActivationKind::Int8,
+        };
+        Self {
+            source,
+            activations,
+        }
+    }
+}
+
+fn quantised_bytes(source: &dyn WeightSource) -> usize {
+    let weights = source
+        .names()
+        .into_iter()
+        .filter_map(|name| source.get(&name));
+    weights
+        .filter(|w| is_quantised(w.format()))
+        .map(|w| w.bytes().len())
+        .sum()
+}
+
+/// Whether values of this format share scales.
+pub(crate) fn is_quantised(format: BlockFormat) -> bool {
+    format.block_len() > 1
+}
+
+impl fmt::Debug for CpuWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.source.names().len();
+        write!(f, "CpuWeights({n} weights, {:?})", self.activations)
+    }
+}
