@@ -162,7 +162,7 @@ pub fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
 /// The argument is an expression that can be called without arguments and gives a
 /// [`Subject`](crate::contract::Subject).
 ///
-/// ```ignore
+/// ```text
 /// kv_core::backend_contract!(|| Subject::new(MyBackend::new().unwrap()));
 /// ```
 #[macro_export]
