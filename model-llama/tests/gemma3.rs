@@ -6,6 +6,8 @@
 
 mod common;
 
+use std::num::NonZero;
+
 use common::{CONFIG, Runner, distance, reference, tight};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
@@ -22,7 +24,7 @@ const N_VOCAB: usize = 1024;
 
 fn cpu() -> CpuBackend {
     CpuBackend::new(CpuConfig {
-        n_threads: 2,
+        n_threads: NonZero::new(2),
         ..CpuConfig::default()
     })
     .unwrap()
