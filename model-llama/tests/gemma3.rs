@@ -11,10 +11,12 @@ use std::num::NonZero;
 use common::{CONFIG, Runner, distance, reference, tight};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
+use kv_core::graph::GraphShape;
 use kv_core::memory::{AnyMemory, MemoryConfig, Streams, SwaSize};
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
-use model_core::architecture::Model;
+use model_core::architecture::{Model, ModelError, Registry};
+use model_core::gguf::{GgufFile, Metadata};
 use serde_json::Value;
 
 const STORIES: &str = "stories-gemma3-f16";
@@ -90,7 +92,7 @@ fn layers_have_the_windows_and_rotations_of_the_file() {
                 assert_eq!(model.layers().attention(layer).unwrap().window, window);
                 seen += 1;
             }
-            let shape = kv_core::graph::GraphShape {
+            let shape = GraphShape {
                 n_tokens: 1,
                 n_outputs: 1,
             };
@@ -205,4 +207,75 @@ fn a_windowed_part_gives_the_logits_of_a_full_one() {
         &with(&|model| AnyMemory::new(model.layers(), &full).unwrap()),
     );
     assert!(distance < 1e-4, "off by {distance}");
+}
+
+/// The graph of the tiny model with other metadata, or why there is none.
+fn graph_with(edit: impl FnOnce(&mut Metadata)) -> Result<String, ModelError> {
+    let path = format!(
+        "{}/tests/data/gemma3_iswa8.gguf",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let file = GgufFile::open(path).unwrap();
+    let mut metadata = file.metadata().clone();
+    edit(&mut metadata);
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let shape = GraphShape {
+        n_tokens: 1,
+        n_outputs: 1,
+    };
+    let model = registry.get("gemma3")?.model(&metadata, &file)?;
+    Ok(model.graph(shape)?.text().to_string())
+}
+
+#[test]
+fn the_factor_on_scores_is_that_of_the_head_but_for_the_largest_model() {
+    let scale = |n_layers: u32, given: Option<f32>| {
+        let text = graph_with(|metadata| {
+            metadata.insert("gemma3.block_count", n_layers);
+            metadata.insert("gemma3.attention.head_count", 8u32);
+            if let Some(given) = given {
+                metadata.insert("gemma3.attention.scale", given);
+            }
+        });
+        let text = text.unwrap();
+        let at = text.find("scale=").unwrap();
+        text[at..]
+            .split(['=', ')'])
+            .nth(1)
+            .unwrap()
+            .parse::<f32>()
+            .unwrap()
+    };
+    assert_eq!(scale(7, None), 0.25, "heads of 16");
+    assert_eq!(scale(62, None), 1.0 / 8f32.sqrt(), "64 values, 8 heads");
+    assert_eq!(scale(62, Some(0.5)), 0.5);
+}
+
+#[test]
+fn only_full_layers_stretch_their_rotation() {
+    let text = graph_with(|metadata| {
+        metadata.insert("gemma3.rope.scaling.type", "linear");
+        metadata.insert("gemma3.rope.scaling.factor", 8f32);
+        metadata.insert("gemma3.rope.freq_base_swa", 5000f32);
+    })
+    .unwrap();
+    assert_eq!(text.matches("base=1000000, linear=8)").count(), 2);
+    assert_eq!(text.matches("base=5000)").count(), 12);
+}
+
+#[test]
+fn what_would_come_out_wrong_is_refused_by_its_key() {
+    let refused = |key: &'static str, value: f32| {
+        let error = graph_with(|metadata| {
+            metadata.insert(key, value);
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    };
+    refused("gemma3.final_logit_softcapping", 30.0);
+    refused("gemma3.attn_logit_softcapping", 50.0);
+    refused("gemma3.rope.freq_base_swa", 1.0);
+    refused("gemma3.attention.scale", -1.0);
+    assert!(graph_with(|m| drop(m.insert("gemma3.final_logit_softcapping", 0f32))).is_ok());
 }
