@@ -471,7 +471,10 @@ impl<M: Attention> World<M> {
         };
         let range = range.resolve(last);
         let before = self.memory.clone();
-        match self.memory.remove(seqs, range) {
+        let check = self.memory.check_remove(seqs, range);
+        let removed = self.memory.remove(seqs, range);
+        assert_eq!(removed.err(), check.err());
+        match removed {
             Ok(_) => {
                 for seq in named {
                     self.model[seq.as_usize()].retain(|t| !range.contains(t.0));
@@ -491,7 +494,10 @@ impl<M: Attention> World<M> {
     fn copy(&mut self, from: SeqId, to: SeqId, range: RelativeRange) {
         let range = range.resolve(self.last(from));
         let before = self.memory.clone();
-        match self.memory.copy(from, to, range) {
+        let check = self.memory.check_copy(from, to, range);
+        let copied = self.memory.copy(from, to, range);
+        assert_eq!(copied.as_ref().err(), check.as_ref().err());
+        match copied {
             Ok(copied) => {
                 for copy in &copied.row_copies {
                     let (from, to) = (copy.from.as_usize(), copy.to.as_usize());
