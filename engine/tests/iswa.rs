@@ -1,6 +1,8 @@
 //! An engine with a model whose layers have windows of two kinds: what it allocates, and what is
 //! left of a call that fails after windows have slid.
 
+#![allow(clippy::unwrap_used)] // a test
+
 mod support;
 
 use std::sync::atomic::Ordering;
