@@ -54,9 +54,12 @@ use crate::graph::PartInputs;
 use crate::ids::{PartIdx, SeqId};
 use crate::window::PosRange;
 
+mod any;
 mod copy;
 mod error;
+mod hybrid;
 pub mod invariants;
+mod iswa;
 mod place;
 mod steps;
 mod stream;
@@ -64,7 +67,12 @@ mod undo;
 mod unified;
 mod visible;
 
-pub use error::{CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, WindowForgotten};
+pub use any::{AnyMemory, AnyPlacement, AnyUndo, MemoryConfig, MemoryConfigError};
+pub use error::{
+    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, WindowForgotten,
+};
+pub use hybrid::{Pair, PairError};
+pub use iswa::{Iswa, SwaSize};
 pub use place::UnifiedPlacement;
 pub use steps::{Plan, RowsWritten, Steps};
 pub use undo::UnifiedUndo;
@@ -91,7 +99,7 @@ pub trait Memory {
     /// nothing is.
     fn positions(&self, seq: SeqId) -> Option<PosRange>;
 
-    /// How batches are to be cut for this memory.
+    /// How batches are to be cut for this memory: the same for all its life.
     fn split_policy(&self) -> SplitPolicy;
 
     /// Finds places for ubatches that are committed one after the other.
@@ -103,6 +111,14 @@ pub trait Memory {
     /// Takes a ubatch into the memory: number `step` of those that `placement` was made for. All
     /// before it have been committed, and nothing else was changed since.
     fn commit(&mut self, ubatch: &UBatch, placement: &Self::Placement, step: usize) -> Self::Undo;
+
+    /// Whether [`Memory::rollback`] would leave sequences that cannot go on. That of the step that
+    /// was committed last never does. That of one before it does where a window's tokens were
+    /// recycled by steps after it, which wrote their rows before they were undone.
+    ///
+    /// # Errors
+    /// [`RollbackRefused`], the reason.
+    fn check_rollback(&self, undo: &Self::Undo, rows: RowsWritten) -> Result<(), RollbackRefused>;
 
     /// Undoes the latest commit that was not undone.
     fn rollback(&mut self, undo: Self::Undo, rows: RowsWritten);
@@ -207,8 +223,18 @@ impl MemoryInputs {
 pub struct Removed {
     /// Tokens taken from sequences; a token of two sequences counts twice.
     pub n_tokens: u32,
-    /// Cells that became free.
+    /// Cells that became free, of all parts.
     pub n_cells: u32,
+}
+
+impl Removed {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(self, other: Self) -> Self {
+        Self {
+            n_tokens: self.n_tokens.max(other.n_tokens),
+            n_cells: self.n_cells + other.n_cells,
+        }
+    }
 }
 
 /// What a copy did, and what is left to do.
@@ -219,4 +245,13 @@ pub struct Copied {
     pub n_tokens: u32,
     /// Rows that the backend must copy, at once and in this order.
     pub row_copies: Vec<RowCopy>,
+}
+
+impl Copied {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_copies.extend(other.row_copies);
+        self
+    }
 }

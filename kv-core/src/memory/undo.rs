@@ -3,10 +3,12 @@
 //! Invariant: undoing with [`RowsWritten::No`] gives back a memory equal to the one before.
 
 use super::RowsWritten;
-use super::stream::Stream;
+use super::error::WindowForgotten;
+use super::stream::{SeqEnd, Stream};
 use crate::cells::Cell;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
+use crate::window::Window;
 
 /// The record of one step of a [`Unified`](super::Unified) memory.
 #[derive(Clone, Debug, Default)]
@@ -28,15 +30,34 @@ pub(super) struct StreamUndo {
     pub(super) purged: Vec<(SeqId, Vec<CellRun>)>,
     /// What had been forgotten before, of each sequence that forgot more.
     pub(super) forgotten: Vec<(SeqId, Option<Pos>)>,
+    /// Where each sequence ended before that was given tokens.
+    pub(super) ends: Vec<(SeqId, Option<Pos>)>,
 }
 
 impl StreamUndo {
+    /// Whether the sequences that were given tokens could go on without them, if what is forgotten
+    /// now stays forgotten.
+    pub(super) fn check(&self, stream: &Stream, window: Window) -> Result<(), WindowForgotten> {
+        for &(seq, last) in &self.ends {
+            let forgotten = stream.forgotten(seq);
+            if last.is_some() {
+                let last = last.filter(|&last| forgotten.is_none_or(|to| to < last));
+                SeqEnd { last, forgotten }.check(seq, window)?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn undo(self, stream: &mut Stream, rows: RowsWritten) {
         for cell in self.placed {
             stream.cells.take(cell);
         }
         stream.head = self.head;
         if rows == RowsWritten::Perhaps {
+            // A sequence that begins again misses nothing.
+            for (seq, _) in self.ends.iter().filter(|(_, last)| last.is_none()) {
+                stream.set_forgotten(*seq, None);
+            }
             return;
         }
         for (seq, runs) in self.purged {
