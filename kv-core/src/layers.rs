@@ -22,12 +22,24 @@ pub struct AttentionMemory {
     pub window: Window,
 }
 
-/// What one layer remembers of each token.
+/// The state of one recurrent layer: two rows of `f32` values a sequence, however long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RecurrentMemory {
+    /// Values of the last inputs of the layer's convolution, `[width - 1, channels]`, oldest first;
+    /// 0 without a convolution.
+    pub conv_row: usize,
+    /// Values of the state itself, `[channels, d_state]`.
+    pub state_row: usize,
+}
+
+/// What one layer remembers of each token, or of all together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LayerMemory {
     /// Keys and values of every token that its window can still see.
     Attention(AttentionMemory),
+    /// One state of everything that the sequence has taken in.
+    Recurrent(RecurrentMemory),
     /// Nothing: a feed-forward layer, or a layer of an encoder.
     Nothing,
 }
@@ -67,7 +79,15 @@ impl LayerMap {
     pub fn attention(&self, layer: LayerIdx) -> Option<AttentionMemory> {
         match self.layers.get(layer.as_usize())? {
             LayerMemory::Attention(attention) => Some(*attention),
-            LayerMemory::Nothing => None,
+            LayerMemory::Recurrent(_) | LayerMemory::Nothing => None,
+        }
+    }
+
+    /// The recurrent memory of `layer`, or `None` where it has none.
+    pub fn recurrent(&self, layer: LayerIdx) -> Option<RecurrentMemory> {
+        match self.layers.get(layer.as_usize())? {
+            LayerMemory::Recurrent(recurrent) => Some(*recurrent),
+            LayerMemory::Attention(_) | LayerMemory::Nothing => None,
         }
     }
 
@@ -149,10 +169,30 @@ impl LayerRows {
     }
 }
 
-/// Storage of all layers that remember keys and values: what a backend allocates.
+/// Storage of one recurrent layer: `n_rows` states, always `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateRows {
+    /// Whose states these are.
+    pub layer: LayerIdx,
+    /// Number of states: all that the sequences are at, their snapshots, and room for new ones.
+    pub n_rows: usize,
+    /// What one state consists of.
+    pub row: RecurrentMemory,
+}
+
+impl StateRows {
+    /// Bytes of all states of this layer.
+    pub const fn bytes(&self) -> usize {
+        self.n_rows * (self.row.conv_row + self.row.state_row) * size_of::<f32>()
+    }
+}
+
+/// Storage of all layers that remember something: what a backend allocates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowLayout {
     layers: Vec<LayerRows>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    states: Vec<StateRows>,
 }
 
 /// A layout that cannot be made.
@@ -223,21 +263,94 @@ impl RowLayout {
                 v,
             });
         }
-        Ok(Self { layers })
+        Ok(Self {
+            layers,
+            states: Vec::new(),
+        })
     }
 
-    /// The layers that have rows, ascending.
+    /// The same, with `n_rows` states for every recurrent layer of `map`.
+    ///
+    /// # Errors
+    /// [`LayoutError::TooLarge`] where sizes overflow.
+    pub fn with_states(self, map: &LayerMap, n_rows: usize) -> Result<Self, LayoutError> {
+        let mut states = Vec::new();
+        for (layer, memory) in map.iter() {
+            let LayerMemory::Recurrent(row) = memory else {
+                continue;
+            };
+            let bytes = row
+                .conv_row
+                .checked_add(row.state_row)
+                .and_then(|n| n.checked_mul(size_of::<f32>())?.checked_mul(n_rows));
+            if bytes.is_none_or(|bytes| bytes >= 1 << 62) {
+                let n_cells = n_rows;
+                return Err(LayoutError::TooLarge { layer, n_cells });
+            }
+            states.push(StateRows { layer, n_rows, row });
+        }
+        Ok(Self { states, ..self })
+    }
+
+    /// The recurrent layers that have states, ascending.
+    pub fn states(&self) -> &[StateRows] {
+        &self.states
+    }
+
+    /// The states of `layer`, or `None` where it has none.
+    pub fn state(&self, layer: LayerIdx) -> Option<&StateRows> {
+        self.states.iter().find(|s| s.layer == layer)
+    }
+
+    /// The layers that have K and V rows, ascending.
     pub fn layers(&self) -> &[LayerRows] {
         &self.layers
     }
 
-    /// The rows of `layer`, or `None` where it has none.
+    /// The K and V rows of `layer`, or `None` where it has none.
     pub fn layer(&self, layer: LayerIdx) -> Option<&LayerRows> {
         self.layers.iter().find(|l| l.layer == layer)
     }
 
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(LayerRows::bytes).sum()
+        let rows: usize = self.layers.iter().map(LayerRows::bytes).sum();
+        let states: usize = self.states.iter().map(StateRows::bytes).sum();
+        rows + states
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r2_states_of_a_mamba_130m_layer_take_114_kib_a_sequence() {
+        let (width, d_inner, d_state) = (4, 1536, 16);
+        let row = RecurrentMemory {
+            conv_row: (width - 1) * d_inner,
+            state_row: d_inner * d_state,
+        };
+        let map = LayerMap::new(vec![LayerMemory::Nothing, LayerMemory::Recurrent(row)]);
+        assert!(map.parts().is_empty());
+        let layout = RowLayout::new(&map, &[], KvType::F16).unwrap();
+        let layout = layout.with_states(&map, 3).unwrap();
+        assert_eq!(layout.layers(), []);
+        assert_eq!(layout.state(LayerIdx(0)), None);
+        assert_eq!(layout.state(LayerIdx(1)).unwrap().row, row);
+        assert_eq!(layout.bytes(), 3 * 114 * 1024);
+    }
+
+    #[test]
+    fn states_that_cannot_be_counted_are_refused() {
+        let (conv_row, state_row) = (usize::MAX, 1);
+        let row = RecurrentMemory {
+            conv_row,
+            state_row,
+        };
+        let map = LayerMap::new(vec![LayerMemory::Recurrent(row)]);
+        let refused = RowLayout::default().with_states(&map, 2).unwrap_err();
+        let (layer, n_cells) = (LayerIdx(0), 2);
+        assert_eq!(refused, LayoutError::TooLarge { layer, n_cells });
     }
 }

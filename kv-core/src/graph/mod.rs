@@ -11,12 +11,14 @@ mod diff;
 mod display;
 mod inputs;
 mod op;
+mod states;
 
 pub use builder::{GraphBuilder, GraphError};
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
 pub use op::{Activation, AttendSpec, DType, Input, Op};
+pub use states::{StateGroup, StateStore, UnsoundStates, check_states};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,6 @@
 //! Why a memory refuses, with numbers.
 
+use super::recurrent::{CoupledStates, NoStateRoom, StateGone, StateIndivisible};
 use crate::batch::SplitError;
 use crate::ids::{PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
@@ -26,6 +27,12 @@ pub enum PlanError {
         /// Its sequences.
         set: SeqSet,
     },
+    /// There are too few rows for recurrent states.
+    #[error(transparent)]
+    NoStateRoom(#[from] NoStateRoom),
+    /// A token of several sequences whose recurrent states differ.
+    #[error(transparent)]
+    CoupledStates(#[from] CoupledStates),
     /// A sequence that this memory does not have. The batch was checked with other rules.
     #[error(transparent)]
     NoSuchSequence(#[from] NoSuchSequence),
@@ -105,6 +112,12 @@ pub enum RemoveRefused {
     /// What would be left of the sequence is no longer whole.
     #[error(transparent)]
     WindowForgotten(#[from] WindowForgotten),
+    /// A recurrent state that would be needed is not kept.
+    #[error(transparent)]
+    StateGone(#[from] StateGone),
+    /// A recurrent state cannot be cut like that.
+    #[error(transparent)]
+    StateIndivisible(#[from] StateIndivisible),
 }
 
 /// Why a step cannot be undone.
@@ -126,6 +139,12 @@ pub enum CopyRefused {
     /// What the sequence would consist of is not whole.
     #[error(transparent)]
     WindowForgotten(#[from] WindowForgotten),
+    /// A recurrent state that would be needed is not kept.
+    #[error(transparent)]
+    StateGone(#[from] StateGone),
+    /// A recurrent state cannot be cut like that.
+    #[error(transparent)]
+    StateIndivisible(#[from] StateIndivisible),
     /// The sequence's own cells do not suffice.
     #[error(
         "copying {n_wanted} tokens of sequence {from} needs as many cells of part {part}, stream \

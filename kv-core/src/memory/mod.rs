@@ -50,7 +50,7 @@
 
 use crate::backend::RowCopy;
 use crate::batch::{SplitPolicy, UBatch, ValidBatch};
-use crate::graph::PartInputs;
+use crate::graph::{PartInputs, StateGroup};
 use crate::ids::{PartIdx, SeqId};
 use crate::window::PosRange;
 
@@ -61,6 +61,7 @@ mod hybrid;
 pub mod invariants;
 mod iswa;
 mod place;
+mod recurrent;
 mod steps;
 mod stream;
 mod undo;
@@ -74,6 +75,10 @@ pub use error::{
 pub use hybrid::{Pair, PairError};
 pub use iswa::{Iswa, SwaSize};
 pub use place::UnifiedPlacement;
+pub use recurrent::{
+    CoupledStates, KeptState, NoStateRoom, Recurrent, RecurrentConfig, RecurrentConfigError,
+    RecurrentPlacement, RecurrentUndo, StateGone, StateIndivisible,
+};
 pub use steps::{Plan, RowsWritten, Steps};
 pub use undo::UnifiedUndo;
 pub use unified::{Streams, Unified, UnifiedConfig, UnifiedConfigError};
@@ -207,6 +212,8 @@ pub enum Seqs {
 pub struct MemoryInputs {
     /// By number of the part.
     pub parts: Vec<PartInputs>,
+    /// Which rows continue which recurrent state; empty without recurrent layers.
+    pub states: Vec<StateGroup>,
 }
 
 impl MemoryInputs {

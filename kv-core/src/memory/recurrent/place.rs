@@ -1,0 +1,212 @@
+//! Where the states of a plan's ubatches go, without changing the memory.
+//!
+//! Invariant: a ubatch reads states that the ubatches before it left, and writes rows that no
+//! sequence can be at when it begins. Knows nothing of edits.
+
+use super::chain::{Chain, KeptState};
+use super::{CoupledStates, NoStateRoom, Recurrent};
+use crate::batch::UBatch;
+use crate::graph::{StateGroup, StateStore};
+use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
+use crate::memory::PlanError;
+use crate::seq_set::SeqSet;
+
+/// The states that each ubatch of a plan reads and stores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecurrentPlacement {
+    steps: Vec<Vec<StateGroup>>,
+}
+
+impl RecurrentPlacement {
+    /// The groups of ubatch `step`, in the order in which they are computed; empty where there is no
+    /// such ubatch.
+    pub fn groups(&self, step: usize) -> &[StateGroup] {
+        self.steps.get(step).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Finds rows for the states of ubatches that are committed one after the other.
+pub(super) fn place(
+    memory: &Recurrent,
+    ubatches: &[UBatch],
+) -> Result<RecurrentPlacement, PlanError> {
+    let mut placement = RecurrentPlacement::default();
+    let mut shadow = None;
+    for (step, ubatch) in ubatches.iter().enumerate() {
+        let now = shadow.as_ref().unwrap_or(memory);
+        let groups = groups_of(now, ubatch, step)?;
+        if step + 1 < ubatches.len() {
+            let mut after = now.clone();
+            extend(&mut after, ubatch, &groups);
+            shadow = Some(after);
+        }
+        placement.steps.push(groups);
+    }
+    Ok(placement)
+}
+
+/// Takes a ubatch into the chains of its sequences. Returns what those were.
+pub(super) fn extend(
+    memory: &mut Recurrent,
+    ubatch: &UBatch,
+    groups: &[StateGroup],
+) -> Vec<(SeqId, Option<Chain>)> {
+    let mut before: Vec<(SeqId, Option<Chain>)> = Vec::new();
+    let n_kept = memory.config.n_kept();
+    for group in groups {
+        let Some((set, first)) = group.rows.first().and_then(|&row| row_of(ubatch, row)) else {
+            continue;
+        };
+        let old = set.first().and_then(|seq| memory.chain(seq)).cloned();
+        let n_before = old
+            .as_ref()
+            .and_then(Chain::current)
+            .map_or(0, |s| s.n_tokens);
+        let new = group.stores.iter().map(|store| {
+            let row = group.rows.get((store.n_rows - 1) as usize);
+            let pos = row.and_then(|&row| row_of(ubatch, row)).map(|(_, pos)| pos);
+            KeptState {
+                row: store.to,
+                pos: pos.unwrap_or(first),
+                n_tokens: n_before + store.n_rows,
+            }
+        });
+        let chain = Chain::extended(old.as_ref(), new, first, n_kept);
+        for seq in set {
+            let was = memory.set_chain(seq, Some(chain.clone()));
+            if before.iter().all(|(known, _)| *known != seq) {
+                before.push((seq, was));
+            }
+        }
+    }
+    before
+}
+
+fn row_of(ubatch: &UBatch, row: u32) -> Option<(SeqSet, Pos)> {
+    let seqs = ubatch.seqs.get(row as usize)?;
+    let pos = ubatch.positions.get(row as usize)?;
+    Some((*seqs, Pos(*pos)))
+}
+
+/// A group under way.
+struct Open {
+    set: SeqSet,
+    rows: Vec<u32>,
+    source: Source,
+}
+
+/// Where a group's first state comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    Zeros,
+    Row(CellIdx),
+    /// What the group with this number ends with.
+    Group(usize),
+}
+
+fn groups_of(
+    memory: &Recurrent,
+    ubatch: &UBatch,
+    step: usize,
+) -> Result<Vec<StateGroup>, PlanError> {
+    let open = open_groups(memory, ubatch)?;
+    let n_kept = memory.config.n_kept();
+    let n_stores = |group: &Open| group.rows.len().min(n_kept);
+    let n_wanted = open.iter().map(n_stores).sum::<usize>() as u32;
+    let used = memory.used_rows();
+    let n_free = used.iter().filter(|used| !**used).count() as u32;
+    let mut free = (0u32..)
+        .zip(&used)
+        .filter(|(_, used)| !**used)
+        .map(|(row, _)| CellIdx(row));
+    let mut groups: Vec<StateGroup> = Vec::with_capacity(open.len());
+    for group in open {
+        let n_rows = group.rows.len() as u32;
+        let first = n_rows - n_stores(&group) as u32 + 1;
+        let stores: Vec<StateStore> = (first..=n_rows)
+            .zip(&mut free)
+            .map(|(n_rows, to)| StateStore { n_rows, to })
+            .collect();
+        if stores.len() < n_stores(&group) {
+            let n_rows = memory.config.n_rows;
+            return Err(PlanError::NoStateRoom(NoStateRoom {
+                ubatch: step,
+                n_wanted,
+                n_free,
+                n_rows,
+            }));
+        }
+        let source = match group.source {
+            Source::Zeros => None,
+            Source::Row(row) => Some(row),
+            Source::Group(at) => groups
+                .get(at)
+                .and_then(|g| g.stores.last())
+                .map(|store| store.to),
+        };
+        groups.push(StateGroup {
+            rows: group.rows,
+            source,
+            stores,
+        });
+    }
+    Ok(groups)
+}
+
+/// Rows by what state they continue, in the order of their first rows. Where sequences that were
+/// together part, each goes on in a group of its own.
+fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, PlanError> {
+    let mut open: Vec<Open> = Vec::new();
+    let mut group_of = [None::<usize>; MAX_SEQS];
+    for (number, row) in (0u32..).zip(ubatch.rows()) {
+        if let Some(beyond) = row.seqs.iter().find(|s| s.0 >= memory.config.n_seqs) {
+            memory.check_seq(beyond)?;
+        }
+        let known = group_of.get(row.first_seq.as_usize()).copied().flatten();
+        if let Some(group) = known.and_then(|at| open.get_mut(at))
+            && group.set == row.seqs
+        {
+            group.rows.push(number);
+            continue;
+        }
+        let source = match known {
+            Some(at) => Source::Group(at),
+            None => {
+                check_coupling(memory, ubatch, number, row.seqs)?;
+                let current = memory.chain(row.first_seq).and_then(Chain::current);
+                current.map_or(Source::Zeros, |state| Source::Row(state.row))
+            }
+        };
+        for seq in row.seqs {
+            if let Some(group) = group_of.get_mut(seq.as_usize()) {
+                *group = Some(open.len());
+            }
+        }
+        open.push(Open {
+            set: row.seqs,
+            rows: vec![number],
+            source,
+        });
+    }
+    Ok(open)
+}
+
+/// Sequences that share a token must be at the same state, since they share the next one.
+fn check_coupling(
+    memory: &Recurrent,
+    ubatch: &UBatch,
+    row: u32,
+    set: SeqSet,
+) -> Result<(), PlanError> {
+    let current = |seq| Some(memory.chain(seq)?.current()?.row);
+    let Some(a) = set.first() else {
+        return Ok(());
+    };
+    match set.iter().find(|&b| current(b) != current(a)) {
+        None => Ok(()),
+        Some(b) => {
+            let entry = ubatch.entries.get(row as usize).copied().unwrap_or(row);
+            Err(PlanError::CoupledStates(CoupledStates { entry, a, b }))
+        }
+    }
+}

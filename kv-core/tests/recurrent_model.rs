@@ -1,0 +1,430 @@
+//! Random operations on [`Recurrent`] against a model that keeps every token of every sequence.
+//!
+//! A simulated backend holds for each row the list of tokens that its state has taken in, as if a
+//! state were just that, and destroys what a failed computation was to store. So whatever rows the
+//! memory shares, reuses or goes back to, the state of a sequence must be the model's tokens.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test
+
+use kv_core::batch::{Batch, BatchRules, UBatch, ValidBatch, validate};
+use kv_core::graph::{StateGroup, check_states};
+use kv_core::memory::{
+    CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig, RecurrentPlacement,
+    RemoveRefused, RowsWritten, Seqs,
+};
+use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId};
+use proptest::prelude::*;
+
+const N_SEQS: u32 = 4;
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Sequence sets as bits; `true` repeats the position of the entry before.
+    Batch {
+        entries: Vec<(u32, bool)>,
+        n_ubatch: u32,
+        /// The ubatch that fails.
+        failure: Option<usize>,
+    },
+    Remove(Seqs, RelativeRange),
+    Copy(SeqId, SeqId, RelativeRange),
+    KeepOnly(SeqId),
+    Clear,
+}
+
+/// A range by distance from a sequence's last position.
+#[derive(Clone, Copy, Debug)]
+enum RelativeRange {
+    All,
+    LastFrom(u32),
+    FirstTo(u32),
+    Middle { back: u32, len: u32 },
+}
+
+impl RelativeRange {
+    fn resolve(self, last: Option<Pos>) -> PosRange {
+        let end = last.map_or(0, |last| last.0 + 1);
+        let back = |n| Pos(end.saturating_sub(n));
+        match self {
+            Self::All => PosRange::ALL,
+            Self::LastFrom(n) => PosRange::from(back(n)..),
+            Self::FirstTo(n) => PosRange::from(..back(n)),
+            Self::Middle { back: n, len } => PosRange::from(back(n)..Pos(back(n).0 + len)),
+        }
+    }
+}
+
+fn seq() -> impl Strategy<Value = SeqId> {
+    (0..N_SEQS).prop_map(SeqId)
+}
+
+fn range() -> impl Strategy<Value = RelativeRange> {
+    prop_oneof![
+        2 => Just(RelativeRange::All),
+        5 => (0u32..7).prop_map(RelativeRange::LastFrom),
+        2 => (0u32..7).prop_map(RelativeRange::FirstTo),
+        1 => (0u32..7, 0u32..4).prop_map(|(back, len)| RelativeRange::Middle { back, len }),
+    ]
+}
+
+fn entries() -> impl Strategy<Value = Vec<(u32, bool)>> {
+    let one = (0..N_SEQS).prop_map(|s| 1 << s);
+    let repeat = prop::bool::weighted(0.1);
+    prop_oneof![
+        // A prompt of one sequence, one token of several, anything.
+        ((0..N_SEQS), 1usize..14).prop_map(|(s, n)| vec![(1 << s, false); n]),
+        prop::sample::subsequence((0..N_SEQS).collect::<Vec<_>>(), 1..=N_SEQS as usize)
+            .prop_map(|seqs| seqs.into_iter().map(|s| (1 << s, false)).collect()),
+        prop::collection::vec(
+            (prop_oneof![3 => one, 1 => 1u32..1 << N_SEQS], repeat),
+            1..10
+        ),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let failure = prop::option::weighted(0.3, 0usize..4);
+    let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
+    prop_oneof![
+        10 => (entries(), 1u32..8, failure)
+            .prop_map(|(entries, n_ubatch, failure)| Op::Batch { entries, n_ubatch, failure }),
+        4 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove(seqs, range)),
+        3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy(from, to, range)),
+        1 => seq().prop_map(Op::KeepOnly),
+        1 => Just(Op::Clear),
+    ]
+}
+
+fn config() -> impl Strategy<Value = RecurrentConfig> {
+    (0u32..5, prop::option::weighted(0.3, 0u32..12)).prop_map(|(n_snapshots, thrifty)| {
+        let config = RecurrentConfig::new(N_SEQS).with_snapshots(n_snapshots);
+        match thrifty {
+            Some(more) => config.with_rows(n_snapshots + 2 + more),
+            None => config,
+        }
+    })
+}
+
+/// A sequence as the model sees it.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct ModelSeq {
+    tokens: Vec<(Pos, u64)>,
+    /// How many of the states after its last tokens must be kept.
+    n_states: usize,
+}
+
+impl ModelSeq {
+    fn push(&mut self, token: (Pos, u64), n_kept: usize) {
+        self.tokens.push(token);
+        self.n_states = n_kept.min(self.n_states + 1);
+    }
+
+    /// The sequence without its tokens behind `n`, or `None` where that state is not kept.
+    fn truncated(&self, n: usize) -> Option<Self> {
+        let n_dropped = self.tokens.len() - n;
+        if n == 0 {
+            return Some(Self::default());
+        }
+        Some(Self {
+            tokens: self.tokens[..n].to_vec(),
+            n_states: self.n_states.checked_sub(n_dropped).filter(|&n| n > 0)?,
+        })
+    }
+
+    /// The sequence without its tokens in `range`, or `None` where that must be refused.
+    fn without(&self, range: PosRange) -> Option<Self> {
+        let is_left = |t: &&(Pos, u64)| !range.contains(t.0);
+        let n_left = self.tokens.iter().filter(is_left).count();
+        let n_first = self.tokens.iter().take_while(is_left).count();
+        (n_left == n_first)
+            .then(|| self.truncated(n_left))
+            .flatten()
+    }
+}
+
+/// The memory under test, the rows of its backend, and the model.
+struct World {
+    memory: Recurrent,
+    /// By row: the tokens that its state has taken in; `None` after a failure.
+    rows: Vec<Option<Vec<u64>>>,
+    model: Vec<ModelSeq>,
+    n_tokens: u64,
+}
+
+impl World {
+    fn new(config: RecurrentConfig) -> Self {
+        Self {
+            memory: Recurrent::new(config).unwrap(),
+            rows: vec![None; config.n_rows() as usize],
+            model: vec![ModelSeq::default(); N_SEQS as usize],
+            n_tokens: 0,
+        }
+    }
+
+    fn last(&self, seq: SeqId) -> Option<Pos> {
+        self.model[seq.as_usize()].tokens.last().map(|t| t.0)
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Batch {
+                entries,
+                n_ubatch,
+                failure,
+            } => self.batch(entries, *n_ubatch, *failure),
+            Op::Remove(seqs, range) => self.remove(*seqs, *range),
+            Op::Copy(from, to, range) => self.copy(*from, *to, *range),
+            Op::KeepOnly(seq) => {
+                self.memory.keep_only(*seq).unwrap();
+                for (s, model) in (0u32..).zip(&mut self.model) {
+                    if s != seq.0 {
+                        *model = ModelSeq::default();
+                    }
+                }
+            }
+            Op::Clear => {
+                self.memory.clear();
+                self.model.fill(ModelSeq::default());
+                assert_eq!(self.memory, Recurrent::new(*self.memory.config()).unwrap());
+            }
+        }
+    }
+
+    fn batch(&mut self, entries: &[(u32, bool)], n_ubatch: u32, failure: Option<usize>) {
+        let Some(batch) = self.valid_batch(entries) else {
+            return;
+        };
+        if let Ok(plan) = self.memory.plan(&batch, n_ubatch) {
+            self.undo_exactly(&plan.ubatches, &plan.placement);
+        }
+        let n_kept = self.memory.config().n_snapshots() as usize + 1;
+        let mut memory = self.memory.clone();
+        let mut inputs = MemoryInputs::default();
+        let first_id = self.n_tokens;
+        self.n_tokens += batch.n_tokens() as u64;
+        match memory.begin(&batch, n_ubatch) {
+            Err(error) => self.check_refusal(&batch, &error),
+            Ok(mut steps) => {
+                for number in 0.. {
+                    let before = steps.memory().clone();
+                    let Some(ubatch) = steps.next(&mut inputs) else {
+                        break;
+                    };
+                    let n_rows = self.rows.len() as u32;
+                    check_states(&inputs.states, ubatch.n_tokens(), n_rows).unwrap();
+                    if failure == Some(number) {
+                        let stores = inputs.states.iter().flat_map(|group| &group.stores);
+                        stores.for_each(|store| self.rows[store.to.as_usize()] = None);
+                        steps.fail(RowsWritten::Perhaps);
+                        assert_eq!(memory, before);
+                        break;
+                    }
+                    let ids: Vec<u64> = ubatch
+                        .entries
+                        .iter()
+                        .map(|&e| first_id + u64::from(e))
+                        .collect();
+                    compute(&mut self.rows, &inputs.states, &ids);
+                    for (row, id) in ubatch.rows().zip(ids) {
+                        for seq in row.seqs {
+                            self.model[seq.as_usize()].push((row.pos, id), n_kept);
+                        }
+                    }
+                }
+            }
+        }
+        self.memory = memory;
+    }
+
+    /// The batch, or `None` where these sequences cannot be together.
+    fn valid_batch(&self, entries: &[(u32, bool)]) -> Option<ValidBatch> {
+        let mut batch = Batch::new();
+        let mut last: Vec<Option<Pos>> = (0..N_SEQS).map(|s| self.last(SeqId(s))).collect();
+        let mut in_batch = SeqSet::EMPTY;
+        for &(bits, repeat) in entries {
+            let seqs: SeqSet = (0..N_SEQS)
+                .filter(|s| bits >> s & 1 == 1)
+                .map(SeqId)
+                .collect();
+            let first = seqs.first()?;
+            let entry = batch.push_token(TokenId(0)).in_sequences(seqs);
+            let next = match last[first.as_usize()] {
+                Some(pos) if repeat && in_batch.contains(first) => {
+                    entry.at(pos);
+                    pos
+                }
+                pos => pos.map_or(Pos(0), Pos::next),
+            };
+            for seq in seqs {
+                last[seq.as_usize()] = Some(next);
+            }
+            in_batch = in_batch.union(seqs);
+        }
+        let rules = BatchRules {
+            n_batch: 64,
+            n_seqs: N_SEQS,
+            n_vocab: 1,
+            n_embd: 1,
+        };
+        validate(&batch, &rules, |seq| self.memory.positions(seq)).ok()
+    }
+
+    /// Commits a plan on a copy and undoes it step by step.
+    fn undo_exactly(&self, ubatches: &[UBatch], placement: &RecurrentPlacement) {
+        let mut memory = self.memory.clone();
+        let mut done = Vec::new();
+        for (step, ubatch) in ubatches.iter().enumerate() {
+            let before = memory.clone();
+            let undo = memory.commit(ubatch, placement, step);
+            done.push((before, undo));
+        }
+        for (before, undo) in done.into_iter().rev() {
+            memory.rollback(undo, RowsWritten::No);
+            assert_eq!(memory, before);
+        }
+    }
+
+    fn check_refusal(&self, batch: &ValidBatch, error: &PlanError) {
+        match error {
+            PlanError::NoStateRoom(no_room) => {
+                assert!(no_room.n_wanted > no_room.n_free, "{no_room}");
+                let config = self.memory.config();
+                let enough = RecurrentConfig::new(N_SEQS).with_snapshots(config.n_snapshots());
+                assert!(config.n_rows() < enough.n_rows(), "{no_room}");
+            }
+            PlanError::CoupledStates(coupled) => {
+                let set = batch.entries()[coupled.entry as usize].seqs;
+                assert!(set.contains(coupled.a) && set.contains(coupled.b));
+                let current = |seq| self.memory.states(seq).last().map(|s| s.row);
+                assert_ne!(current(coupled.a), current(coupled.b));
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    fn remove(&mut self, seqs: Seqs, range: RelativeRange) {
+        let (named, last): (Vec<SeqId>, _) = match seqs {
+            Seqs::One(seq) => (vec![seq], self.last(seq)),
+            Seqs::All => ((0..N_SEQS).map(SeqId).collect(), self.last(SeqId(0))),
+        };
+        let range = range.resolve(last);
+        let before = self.memory.clone();
+        let wanted: Option<Vec<ModelSeq>> = named
+            .iter()
+            .map(|seq| self.model[seq.as_usize()].without(range))
+            .collect();
+        let checked = self.memory.check_remove(seqs, range);
+        let removed = self.memory.remove(seqs, range);
+        assert_eq!(checked, removed.map(drop));
+        match (removed, wanted) {
+            (Ok(removed), Some(left)) => {
+                let mut n_tokens = 0;
+                for (seq, left) in named.into_iter().zip(left) {
+                    let model = &mut self.model[seq.as_usize()];
+                    n_tokens += model.tokens.len() - left.tokens.len();
+                    *model = left;
+                }
+                assert_eq!(removed.n_tokens as usize, n_tokens);
+                assert_eq!(removed.n_cells, before.n_used() - self.memory.n_used());
+            }
+            (Err(refused), None) => {
+                assert_eq!(self.memory, before);
+                assert_ne!(range, PosRange::ALL, "{refused}");
+                if let RemoveRefused::StateGone(gone) = refused {
+                    assert!(gone.wanted < gone.oldest, "{gone}");
+                }
+            }
+            (removed, wanted) => panic!("{removed:?}, but the model has {wanted:?}"),
+        }
+    }
+
+    fn copy(&mut self, from: SeqId, to: SeqId, range: RelativeRange) {
+        let range = range.resolve(self.last(from));
+        let before = self.memory.clone();
+        let checked = self.memory.check_copy(from, to, range);
+        let copied = self.memory.copy(from, to, range);
+        assert_eq!(checked, copied.as_ref().map(drop).map_err(|e| *e));
+        match copied {
+            Ok(copied) => {
+                assert!(copied.row_copies.is_empty());
+                if from == to {
+                    assert_eq!(self.memory, before);
+                    return;
+                }
+                let tokens = self.model[from.as_usize()].tokens.iter();
+                let within: Vec<_> = tokens.copied().filter(|t| range.contains(t.0)).collect();
+                assert_eq!(copied.n_tokens as usize, within.len());
+                self.model[to.as_usize()] = match within.len() {
+                    0 => self.model[to.as_usize()].without(range).unwrap(),
+                    n => {
+                        // All of what `to` had is replaced, by the beginning of `from`.
+                        let model = &self.model[to.as_usize()];
+                        assert!(model.tokens.iter().all(|t| range.contains(t.0)));
+                        assert_eq!(within, self.model[from.as_usize()].tokens[..n]);
+                        self.model[from.as_usize()].truncated(n).unwrap()
+                    }
+                };
+            }
+            Err(refused) => {
+                assert_eq!(self.memory, before);
+                // Copying everything to where nothing is, is never refused.
+                assert!(range != PosRange::ALL, "{refused}");
+                if let CopyRefused::StateGone(gone) = refused {
+                    assert!(gone.wanted < gone.oldest, "{gone}");
+                }
+            }
+        }
+    }
+
+    /// Everything that holds between operations.
+    fn check(&self) {
+        for (seq, model) in (0..N_SEQS).map(SeqId).zip(&self.model) {
+            let states = self.memory.states(seq);
+            assert_eq!(states.len(), model.n_states, "states of sequence {seq}");
+            let first_kept = model.tokens.len() - states.len();
+            for (n_tokens, state) in (first_kept + 1..).zip(states) {
+                let tokens = &model.tokens[..n_tokens];
+                let ids: Vec<u64> = tokens.iter().map(|t| t.1).collect();
+                assert_eq!(self.rows[state.row.as_usize()], Some(ids), "sequence {seq}");
+                assert_eq!(state.n_tokens as usize, n_tokens);
+                assert_eq!(Some(state.pos), tokens.last().map(|t| t.0));
+            }
+            let has = self.memory.positions(seq);
+            let ends = (model.tokens.first(), model.tokens.last());
+            let wanted = ends.0.zip(ends.1).map(|(a, b)| PosRange::new(a.0, b.0));
+            assert_eq!(has, wanted, "positions of sequence {seq}");
+        }
+    }
+}
+
+/// What a backend does: every group takes its rows into the state that it begins with.
+fn compute(rows: &mut [Option<Vec<u64>>], groups: &[StateGroup], ids: &[u64]) {
+    for group in groups {
+        let mut state = match group.source {
+            None => Vec::new(),
+            Some(row) => rows[row.as_usize()].clone().expect("a state that exists"),
+        };
+        for (n_rows, &row) in (1u32..).zip(&group.rows) {
+            state.push(ids[row as usize]);
+            if let Some(store) = group.stores.iter().find(|s| s.n_rows == n_rows) {
+                rows[store.to.as_usize()] = Some(state.clone());
+            }
+        }
+    }
+}
+
+proptest! {
+    // A case takes about 0.2 ms; `PROPTEST_CASES` overrides the number.
+    #![proptest_config(ProptestConfig::with_cases(2048))]
+
+    #[test]
+    fn a_state_is_what_its_sequence_has_taken_in(
+        config in config(),
+        ops in prop::collection::vec(op(), 1..40),
+    ) {
+        let mut world = World::new(config);
+        for op in &ops {
+            world.apply(op);
+            world.check();
+        }
+    }
+}
