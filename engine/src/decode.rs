@@ -229,6 +229,7 @@ impl<B: Backend> Engine<B> {
             positions: &ubatch.positions,
             output_rows: &ubatch.output_rows,
             parts: &self.inputs.parts,
+            states: &self.inputs.states,
         };
         let (backend, layout) = (&self.backend, &self.settings.layout);
         let program = self

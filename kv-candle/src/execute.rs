@@ -74,6 +74,16 @@ pub(crate) fn copy_out(tensor: &Tensor, out: &mut [f32]) -> Result<(), BackendEr
     Ok(())
 }
 
+/// `activation(x)`, or `None` for a function that this version does not know.
+fn activate(activation: Activation, x: &Tensor) -> Option<candle_core::Result<Tensor>> {
+    match activation {
+        Activation::Silu => Some(x.silu()),
+        // Candle's `gelu` is the tanh form; the exact one is its `gelu_erf`.
+        Activation::GeluTanh => Some(x.gelu()),
+        _ => None,
+    }
+}
+
 struct Run<'a> {
     program: &'a Program,
     rows: &'a Rows,
@@ -142,18 +152,42 @@ impl Run<'_> {
             Op::Add => self.operand(node, 0)?.add(self.operand(node, 1)?),
             Op::Mul => self.operand(node, 0)?.mul(self.operand(node, 1)?),
             Op::Scale { factor } => self.operand(node, 0)?.affine(f64::from(*factor), 0.0),
-            Op::Gate {
-                activation: Activation::Silu,
-            } => {
+            Op::Gate { activation } => {
                 let up = self.operand(node, 1)?;
-                self.operand(node, 0)?.silu().and_then(|gate| gate.mul(up))
+                let gate = activate(*activation, self.operand(node, 0)?);
+                let Some(gate) = gate else {
+                    return Err(unsupported(node));
+                };
+                gate.and_then(|gate| gate.mul(up))
             }
-            // Candle's `gelu` is the tanh form; the exact one is its `gelu_erf`.
-            Op::Gate {
-                activation: Activation::GeluTanh,
-            } => {
-                let up = self.operand(node, 1)?;
-                self.operand(node, 0)?.gelu().and_then(|gate| gate.mul(up))
+            Op::Activate { activation } => match activate(*activation, self.operand(node, 0)?) {
+                Some(result) => result,
+                None => return Err(unsupported(node)),
+            },
+            Op::Columns { first } => {
+                let columns = self.operand(node, 0)?.narrow(1, *first, node.row_len());
+                columns.and_then(|c| c.contiguous())
+            }
+            Op::Conv { layer, conv } => {
+                let (_, tensors) = self.rows.states(*layer)?;
+                let bias = conv.bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(&conv.weight, node)?, bias.transpose()?);
+                ops::conv(
+                    &tensors.conv,
+                    self.operand(node, 0)?,
+                    weights,
+                    inputs.states,
+                )
+            }
+            Op::Scan { layer, scan } => {
+                let (_, tensors) = self.rows.states(*layer)?;
+                let [x, dt] = [self.operand(node, 0)?, self.operand(node, 1)?];
+                let [b, c] = [self.operand(node, 2)?, self.operand(node, 3)?];
+                let weights = [
+                    program.weight(&scan.a, node)?,
+                    program.weight(&scan.d, node)?,
+                ];
+                ops::scan(&tensors.state, [x, dt, b, c], weights, inputs.states)
             }
             Op::StoreKv { layer } => {
                 let cells = &part_inputs(inputs, part_of(&program.graph, node, 2)?)?.cells;

@@ -4,7 +4,7 @@
 //! of its part. Knows nothing of tensors.
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{Graph, GraphInputs, Input, Node, Op, PartInputs};
+use kv_core::graph::{Graph, GraphInputs, Input, Node, Op, PartInputs, check_states};
 use kv_core::layers::RowLayout;
 use kv_core::{PartIdx, Visibility};
 
@@ -39,6 +39,17 @@ pub(crate) fn check(
                 let n_tokens = graph.shape().n_tokens;
                 lengths("visibility", n_tokens, visibility.n_rows as usize)?;
                 check_visibility(visibility, part_rows(layout, *part))?;
+            }
+            Op::Input(Input::States) => {
+                let n_states = layout.states().iter().map(|s| s.n_rows).min().unwrap_or(0);
+                let number = |n| u32::try_from(n).unwrap_or(u32::MAX);
+                let n_tokens = graph.shape().n_tokens;
+                check_states(inputs.states, number(n_tokens), number(n_states)).map_err(
+                    |error| BackendError::Input {
+                        input: "states",
+                        reason: error.to_string(),
+                    },
+                )?;
             }
             Op::Embed { weight } => {
                 let known = graph.weights().iter().find(|w| w.name == *weight);

@@ -7,14 +7,14 @@ use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
 use kv_core::LayerIdx;
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, RowKind};
 use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
-use kv_core::layers::{LayerRows, RowLayout};
+use kv_core::layers::{LayerRows, RowLayout, StateRows};
 use kv_core::rope::RopeSpec;
 
 use crate::error::{NAME, OnDevice};
 use crate::inputs::{operand, part_of};
-use crate::rows::{check_shape, check_spec};
+use crate::rows::{check_shape, check_spec, check_states};
 use crate::weights::Weights;
 
 /// A graph that can be run.
@@ -71,9 +71,21 @@ impl Program {
         match &node.op {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
             Op::StoreKv { .. } | Op::Attend { .. } => {}
-            Op::Gate {
-                activation: Activation::Silu | Activation::GeluTanh,
-            } => {}
+            Op::Columns { .. } => {}
+            Op::Gate { activation } | Op::Activate { activation } => match activation {
+                Activation::Silu | Activation::GeluTanh => {}
+                _ => return Err(unsupported(node)),
+            },
+            Op::Conv { conv, .. } => {
+                for name in std::iter::once(&conv.weight).chain(&conv.bias) {
+                    self.load(name, node, weights)?;
+                }
+            }
+            Op::Scan { scan, .. } => {
+                for name in [&scan.a, &scan.d] {
+                    self.load(name, node, weights)?;
+                }
+            }
             Op::Embed { weight } | Op::RmsNorm { weight, .. } => {
                 self.load(weight, node, weights)?
             }
@@ -164,6 +176,14 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
                     check_shape(rows, shape, stored.shape.get(1..).unwrap_or_default())?;
                 }
             }
+            Op::Conv { layer, ref conv } => {
+                let len = conv.width.saturating_sub(1) * node.row_len();
+                check_states(states_of(layout, layer)?, RowKind::Conv, len)?;
+            }
+            Op::Scan { layer, ref scan } => {
+                let len = scan.d_state * node.row_len();
+                check_states(states_of(layout, layer)?, RowKind::State, len)?;
+            }
             Op::Attend { layer, ref spec } => {
                 check_spec(rows_of(graph, node, layout, layer)?, spec)?;
             }
@@ -171,6 +191,10 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
         }
     }
     Ok(())
+}
+
+fn states_of(layout: &RowLayout, layer: LayerIdx) -> Result<&StateRows, BackendError> {
+    layout.state(layer).ok_or(BackendError::NoRows { layer })
 }
 
 fn rows_of<'l>(

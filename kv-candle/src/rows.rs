@@ -1,4 +1,5 @@
-//! [`Rows`]: one tensor `[n_rows, heads * dim]` for K and one for V of each layer.
+//! [`Rows`]: one tensor `[n_rows, heads * dim]` for K and one for V of each layer, and two for the
+//! states of each recurrent layer.
 //!
 //! Invariant: the stored bytes are those that [`KvType::encode_row`] writes. Nothing is written
 //! before everything that a call names has been found to exist. Knows nothing of graphs.
@@ -7,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use half::f16;
 use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan};
 use kv_core::graph::AttendSpec;
-use kv_core::layers::{LayerRows, RowLayout, RowShape};
+use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows};
 use kv_core::{CellIdx, KvType, LayerIdx};
 
 use crate::error::{NAME, OnDevice, expect_len};
@@ -18,6 +19,15 @@ pub struct Rows {
     layout: RowLayout,
     /// In the order of the layout's layers.
     layers: Vec<KvTensors>,
+    /// In the order of the layout's recurrent layers.
+    states: Vec<StateTensors>,
+}
+
+/// The states of one recurrent layer: `[n_rows, conv_row]` and `[n_rows, state_row]`.
+#[derive(Debug)]
+pub(crate) struct StateTensors {
+    pub(crate) conv: Tensor,
+    pub(crate) state: Tensor,
 }
 
 /// The rows of one layer, `[n_rows, heads * dim]` each. Candle's tensors share their storage, so
@@ -31,7 +41,7 @@ pub(crate) struct KvTensors {
 impl Rows {
     /// All rows of `layout`, filled with zeros.
     pub(crate) fn allocate(layout: &RowLayout, device: &Device) -> Result<Self, BackendError> {
-        let zeros = |layer: &LayerRows, kind: &str, shape: RowShape| {
+        let zeros = |(layer, n_rows): (LayerIdx, usize), kind: &str, shape: RowShape| {
             let dtype = match shape.kv_type {
                 KvType::F32 => DType::F32,
                 KvType::F16 => DType::F16,
@@ -42,8 +52,8 @@ impl Rows {
                     });
                 }
             };
-            let wanted = layer.n_rows.saturating_mul(shape.bytes());
-            let what = || format!("{kind} rows of layer {}", layer.layer);
+            let wanted = n_rows.saturating_mul(shape.bytes());
+            let what = || format!("{kind} rows of layer {layer}");
             let no_memory = || BackendError::OutOfMemory {
                 backend: NAME,
                 wanted,
@@ -53,12 +63,20 @@ impl Rows {
             if device.is_cpu() && Vec::<u8>::new().try_reserve_exact(wanted).is_err() {
                 return Err(no_memory());
             }
-            Tensor::zeros((layer.n_rows, shape.len()), dtype, device).map_err(|_| no_memory())
+            Tensor::zeros((n_rows, shape.len()), dtype, device).map_err(|_| no_memory())
         };
         let tensors = |layer: &LayerRows| {
+            let of = (layer.layer, layer.n_rows);
             Ok(KvTensors {
-                k: zeros(layer, "K", layer.k)?,
-                v: zeros(layer, "V", layer.v)?,
+                k: zeros(of, "K", layer.k)?,
+                v: zeros(of, "V", layer.v)?,
+            })
+        };
+        let states = |states: &StateRows| {
+            let of = (states.layer, states.n_rows);
+            Ok(StateTensors {
+                conv: zeros(of, "convolution", state_shape(states.row.conv_row))?,
+                state: zeros(of, "state", state_shape(states.row.state_row))?,
             })
         };
         let layers = layout
@@ -66,9 +84,15 @@ impl Rows {
             .iter()
             .map(tensors)
             .collect::<Result<_, BackendError>>()?;
+        let states = layout
+            .states()
+            .iter()
+            .map(states)
+            .collect::<Result<_, BackendError>>()?;
         Ok(Self {
             layout: layout.clone(),
             layers,
+            states,
         })
     }
 
@@ -81,6 +105,17 @@ impl Rows {
         let mut layers = self.layout.layers().iter().zip(&self.layers);
         layers
             .find(|(l, _)| l.layer == layer)
+            .ok_or(BackendError::NoRows { layer })
+    }
+
+    /// Layout and tensors of one recurrent layer.
+    pub(crate) fn states(
+        &self,
+        layer: LayerIdx,
+    ) -> Result<(&StateRows, &StateTensors), BackendError> {
+        let mut states = self.layout.states().iter().zip(&self.states);
+        states
+            .find(|(s, _)| s.layer == layer)
             .ok_or(BackendError::NoRows { layer })
     }
 
@@ -158,13 +193,31 @@ impl Rows {
     }
 
     fn find(&self, span: RowSpan, n_bytes: usize) -> Result<(&Tensor, RowShape), BackendError> {
-        let (layer, tensors) = self.layer(span.layer)?;
         let range = span.byte_range(&self.layout)?;
         expect_len("bytes of rows", range.len(), n_bytes)?;
+        let attention = || self.layer(span.layer);
+        let recurrent = || self.states(span.layer);
         Ok(match span.kind {
-            RowKind::K => (&tensors.k, layer.k),
-            RowKind::V => (&tensors.v, layer.v),
+            RowKind::K => attention().map(|(layer, tensors)| (&tensors.k, layer.k))?,
+            RowKind::V => attention().map(|(layer, tensors)| (&tensors.v, layer.v))?,
+            RowKind::Conv => {
+                let (states, tensors) = recurrent()?;
+                (&tensors.conv, state_shape(states.row.conv_row))
+            }
+            RowKind::State => {
+                let (states, tensors) = recurrent()?;
+                (&tensors.state, state_shape(states.row.state_row))
+            }
         })
+    }
+}
+
+/// A row of this many values of a state.
+fn state_shape(len: usize) -> RowShape {
+    RowShape {
+        heads: 1,
+        dim: len,
+        kv_type: KvType::F32,
     }
 }
 
@@ -203,6 +256,26 @@ pub(crate) fn check_spec(layer: &LayerRows, spec: &AttendSpec) -> Result<(), Bac
             got: format!("{} heads of {}", layer.v.heads, layer.v.dim),
         })
     }
+}
+
+/// Whether a layer's states are those of a convolution of this many values, or of a scan.
+pub(crate) fn check_states(
+    states: &StateRows,
+    kind: RowKind,
+    wanted: usize,
+) -> Result<(), BackendError> {
+    let (got, what) = match kind {
+        RowKind::Conv => (states.row.conv_row, "convolution"),
+        _ => (states.row.state_row, "scan"),
+    };
+    if wanted == got {
+        return Ok(());
+    }
+    Err(BackendError::RowShape {
+        layer: states.layer,
+        wanted: format!("{wanted} values of {what} state"),
+        got: format!("{got}"),
+    })
 }
 
 /// Whether rows of `shape` hold `wanted`, heads and width.

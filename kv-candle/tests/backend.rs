@@ -104,6 +104,7 @@ fn run(
         tokens: &[7, 0, 3],
         output_rows: &output_rows[..n_outputs],
         parts: &parts,
+        states: &[],
         ..GraphInputs::default()
     };
     let mut outputs = GraphOutputs::default();

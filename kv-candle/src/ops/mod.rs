@@ -3,10 +3,12 @@
 
 mod attend;
 mod dense;
+mod recurrent;
 mod rope;
 mod store_rows;
 
 pub(crate) use attend::attend;
 pub(crate) use dense::{linear, rms_norm};
+pub(crate) use recurrent::{conv, scan};
 pub(crate) use rope::{angles, rotate};
 pub(crate) use store_rows::store_rows;

@@ -1,18 +1,22 @@
 //! Arguments of the backend's operations, with named fields, and the checks that all share.
 
 use super::error::BackendError;
-use crate::graph::AttendSpec;
+use crate::graph::{AttendSpec, StateGroup};
 use crate::ids::{CellIdx, LayerIdx, PartIdx};
-use crate::layers::{LayerRows, RowLayout};
+use crate::layers::{LayerRows, RowLayout, StateRows};
 use crate::visibility::Visibility;
 
-/// Keys or values.
+/// Keys, values, or what recurrent layers remember.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowKind {
     /// Key rows.
     K,
     /// Value rows.
     V,
+    /// Last inputs of a recurrent layer's convolution.
+    Conv,
+    /// States of a recurrent layer.
+    State,
 }
 
 /// `len` consecutive rows of one layer.
@@ -20,7 +24,7 @@ pub enum RowKind {
 pub struct RowSpan {
     /// Whose rows.
     pub layer: LayerIdx,
-    /// Keys or values.
+    /// Which of the layer's rows.
     pub kind: RowKind,
     /// The first row.
     pub first: CellIdx,
@@ -67,10 +71,54 @@ pub struct Attend<'a> {
     pub visibility: &'a Visibility,
 }
 
+/// Rows of a ubatch that a recurrent layer's convolution takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv<'a> {
+    /// Whose states.
+    pub layer: LayerIdx,
+    /// `[rows, channels]`.
+    pub x: &'a [f32],
+    /// `[channels, width]`, oldest input first.
+    pub weight: &'a [f32],
+    /// `[channels]`.
+    pub bias: Option<&'a [f32]>,
+    /// Which rows continue which state.
+    pub groups: &'a [StateGroup],
+}
+
+/// Rows of a ubatch that a recurrent layer's selective scan takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// Whose states.
+    pub layer: LayerIdx,
+    /// `[rows, channels]`.
+    pub x: &'a [f32],
+    /// Step sizes before the softplus, `[rows, channels]`.
+    pub dt: &'a [f32],
+    /// What of an input goes into the state, `[rows, d_state]`.
+    pub b: &'a [f32],
+    /// What of the state comes out, `[rows, d_state]`.
+    pub c: &'a [f32],
+    /// Decay, negative, `[channels, d_state]`.
+    pub a: &'a [f32],
+    /// What of the input is added to the output, `[channels]`.
+    pub d: &'a [f32],
+    /// Which rows continue which state.
+    pub groups: &'a [StateGroup],
+}
+
 /// The rows of `layer`, or the error that it has none.
 pub(super) fn layer_rows(layout: &RowLayout, layer: LayerIdx) -> Result<LayerRows, BackendError> {
     layout
         .layer(layer)
+        .copied()
+        .ok_or(BackendError::NoRows { layer })
+}
+
+/// The states of `layer`, or the error that it has none.
+pub(super) fn state_rows(layout: &RowLayout, layer: LayerIdx) -> Result<StateRows, BackendError> {
+    layout
+        .state(layer)
         .copied()
         .ok_or(BackendError::NoRows { layer })
 }
@@ -102,15 +150,22 @@ impl RowSpan {
     /// # Errors
     /// [`BackendError::NoRows`] or [`BackendError::RowOutOfRange`].
     pub fn byte_range(&self, layout: &RowLayout) -> Result<std::ops::Range<usize>, BackendError> {
-        let layer = layer_rows(layout, self.layer)?;
-        let row = match self.kind {
-            RowKind::K => layer.k.bytes(),
-            RowKind::V => layer.v.bytes(),
+        let (row, n_rows) = match self.kind {
+            RowKind::K => layer_rows(layout, self.layer).map(|l| (l.k.bytes(), l.n_rows))?,
+            RowKind::V => layer_rows(layout, self.layer).map(|l| (l.v.bytes(), l.n_rows))?,
+            RowKind::Conv | RowKind::State => {
+                let states = state_rows(layout, self.layer)?;
+                let len = match self.kind {
+                    RowKind::Conv => states.row.conv_row,
+                    _ => states.row.state_row,
+                };
+                (len * size_of::<f32>(), states.n_rows)
+            }
         };
         let first = self.first.as_usize();
         let end = first + self.len as usize;
-        if end > layer.n_rows {
-            let (layer, n_rows) = (self.layer, layer.n_rows);
+        if end > n_rows {
+            let layer = self.layer;
             return Err(BackendError::RowOutOfRange { layer, end, n_rows });
         }
         Ok(first * row..end * row)

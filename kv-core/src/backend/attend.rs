@@ -70,6 +70,7 @@ fn read<B: Backend + ?Sized>(
     let shape = match kind {
         RowKind::K => of_layer.k,
         RowKind::V => of_layer.v,
+        RowKind::Conv | RowKind::State => return Err(BackendError::NoRows { layer }),
     };
     let mut bytes = vec![0; shape.bytes()];
     let one = |&first: &CellIdx| {

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Attend, Backend, BackendError, BackendInfo, RowCopy, RowSpan, StoreRows};
+use super::{Attend, Backend, BackendError, BackendInfo, Conv, RowCopy, RowSpan, Scan, StoreRows};
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::layers::RowLayout;
 use crate::weights::WeightSource;
@@ -40,6 +40,8 @@ pub trait DynBackend: Send + Sync + 'static {
     ) -> Done;
     fn dyn_store_rows(&self, rows: &mut dyn Any, args: StoreRows<'_>) -> Done;
     fn dyn_attend(&self, rows: &dyn Any, args: Attend<'_>, out: &mut [f32]) -> Done;
+    fn dyn_conv(&self, rows: &mut dyn Any, args: Conv<'_>, out: &mut [f32]) -> Done;
+    fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done;
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done;
 }
 
@@ -110,6 +112,14 @@ where
 
     fn dyn_attend(&self, rows: &dyn Any, args: Attend<'_>, out: &mut [f32]) -> Done {
         self.attend(own(rows)?, args, out)
+    }
+
+    fn dyn_conv(&self, rows: &mut dyn Any, args: Conv<'_>, out: &mut [f32]) -> Done {
+        self.conv(own_mut(rows)?, args, out)
+    }
+
+    fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done {
+        self.scan(own_mut(rows)?, args, out)
     }
 
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done {
@@ -204,6 +214,14 @@ impl Backend for BoxedBackend {
 
     fn attend(&self, rows: &BoxedRows, args: Attend<'_>, out: &mut [f32]) -> Done {
         self.0.dyn_attend(&*rows.rows, args, out)
+    }
+
+    fn conv(&self, rows: &mut BoxedRows, args: Conv<'_>, out: &mut [f32]) -> Done {
+        self.0.dyn_conv(&mut *rows.rows, args, out)
+    }
+
+    fn scan(&self, rows: &mut BoxedRows, args: Scan<'_>, out: &mut [f32]) -> Done {
+        self.0.dyn_scan(&mut *rows.rows, args, out)
     }
 
     fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> Done {

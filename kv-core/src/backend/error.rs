@@ -63,13 +63,13 @@ pub enum BackendError {
         kv_type: KvType,
     },
     /// A layer of the graph has no rows, or rows of another shape.
-    #[error("layer {layer} has no K/V rows in the memory")]
+    #[error("layer {layer} has no rows of this kind in the memory")]
     NoRows {
         /// The layer.
         layer: LayerIdx,
     },
     /// The graph's layer and the memory's layer differ in heads or width.
-    #[error("layer {layer}: the graph attends with {wanted}, the memory has {got}")]
+    #[error("layer {layer}: the graph works with {wanted}, the memory has {got}")]
     RowShape {
         /// The layer.
         layer: LayerIdx,

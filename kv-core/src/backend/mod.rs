@@ -12,15 +12,17 @@ mod args;
 mod attend;
 mod dynamic;
 mod error;
+mod recurrent;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use args::{Attend, RowCopy, RowKind, RowSpan, StoreRows};
+pub use args::{Attend, Conv, RowCopy, RowKind, RowSpan, Scan, StoreRows};
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;
+pub use recurrent::{conv_token, scan_token};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::kv_type::KvType;
@@ -155,6 +157,34 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut [f32],
     ) -> Result<(), BackendError> {
         attend::by_reading_rows(self, rows, args, out)
+    }
+
+    /// The convolution of a recurrent layer over groups of rows, which leaves its states where the
+    /// groups say: `out` is `[rows, channels]`.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where groups are unsound; as [`Backend::read_rows`].
+    fn conv(
+        &self,
+        rows: &mut Self::Rows,
+        args: Conv<'_>,
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        recurrent::conv_by_rows(self, rows, args, out)
+    }
+
+    /// The selective scan of a recurrent layer over groups of rows, which leaves its states where
+    /// the groups say: `out` is `[rows, channels]`.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where groups are unsound; as [`Backend::read_rows`].
+    fn scan(
+        &self,
+        rows: &mut Self::Rows,
+        args: Scan<'_>,
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        recurrent::scan_by_rows(self, rows, args, out)
     }
 
     /// Copies whole rows of every layer of a part from cells to cells. Source and destination of

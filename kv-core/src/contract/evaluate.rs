@@ -6,16 +6,26 @@
 
 use std::collections::HashMap;
 
-use crate::graph::{Activation, AttendSpec, Graph, GraphInputs, Input, Node, NodeId, Op};
+use crate::graph::{
+    Activation, AttendSpec, ConvSpec, Graph, GraphInputs, Input, Node, NodeId, Op, ScanSpec,
+};
 use crate::layers::{RowLayout, RowShape};
 use crate::rope::{RopeSpec, RopeStyle};
 use crate::weights::WeightSource;
-use crate::{LayerIdx, PartIdx};
+use crate::{CellIdx, LayerIdx, PartIdx};
 
 /// What a memory holds: K and V of each layer and cell, as stored.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     rows: HashMap<(LayerIdx, u32), [Vec<f64>; 2]>,
+    /// Last inputs of convolutions, oldest first, and states of scans.
+    states: HashMap<(LayerIdx, StateKind, CellIdx), Vec<f64>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum StateKind {
+    Conv,
+    Scan,
 }
 
 /// A value of a node: its numbers, or nothing.
@@ -110,6 +120,18 @@ impl Evaluator<'_> {
                 let f = activation_of(*activation);
                 self.each_pair(node, |gate, up| f(gate) * up)
             }
+            Op::Activate { activation } => {
+                let x = self.operand(node, 0).iter().copied();
+                x.map(activation_of(*activation)).collect()
+            }
+            Op::Columns { first } => {
+                let (width, len) = (self.shape(node.operands[0])[1], node.row_len());
+                let rows = self.operand(node, 0).chunks_exact(width.max(1));
+                rows.flat_map(|row| row[*first..first + len].iter().copied())
+                    .collect()
+            }
+            Op::Conv { layer, conv } => self.conv(node, (*layer, conv), memory),
+            Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
             Op::StoreKv { layer } => self.store(node, *layer, memory),
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), memory),
             Op::TakeRows => {
@@ -132,7 +154,7 @@ impl Evaluator<'_> {
                 let cells = &self.inputs.parts[part.as_usize()].cells;
                 cells.iter().map(|c| f64::from(c.0)).collect()
             }
-            Input::Visibility { .. } => Vec::new(),
+            Input::Visibility { .. } | Input::States => Vec::new(),
         }
     }
 
@@ -221,6 +243,81 @@ impl Evaluator<'_> {
             memory.rows.insert((layer, cell as u32), [k, v]);
         }
         Vec::new()
+    }
+
+    /// Walks all groups of rows: `token(state, row)` gives the outputs of a row.
+    fn recur(
+        &self,
+        node: &Node,
+        (layer, kind, len): (LayerIdx, StateKind, usize),
+        memory: &mut Memory,
+        token: impl Fn(&mut Vec<f64>, usize) -> Vec<f64>,
+    ) -> Value {
+        let mut out = vec![0.0; node.n_values()];
+        for group in self.inputs.states {
+            let mut state = match group.source {
+                None => vec![0.0; len],
+                Some(row) => memory.states[&(layer, kind, row)].clone(),
+            };
+            for (n_rows, &row) in (1u32..).zip(&group.rows) {
+                let row = row as usize;
+                let result = token(&mut state, row);
+                out[row * node.row_len()..][..node.row_len()].copy_from_slice(&result);
+                for store in group.stores.iter().filter(|store| store.n_rows == n_rows) {
+                    memory.states.insert((layer, kind, store.to), state.clone());
+                }
+            }
+        }
+        out
+    }
+
+    fn conv(
+        &self,
+        node: &Node,
+        (layer, conv): (LayerIdx, &ConvSpec),
+        memory: &mut Memory,
+    ) -> Value {
+        let (channels, width) = (node.row_len(), conv.width);
+        let weight = self.weight(&conv.weight);
+        let bias = conv.bias.as_ref().map(|b| self.weight(b));
+        let x = self.operand(node, 0);
+        let len = (width - 1) * channels;
+        self.recur(node, (layer, StateKind::Conv, len), memory, |state, row| {
+            state.extend_from_slice(&x[row * channels..][..channels]);
+            let y = (0..channels).map(|i| {
+                let taps = (0..width).map(|k| weight[i * width + k] * state[k * channels + i]);
+                taps.sum::<f64>() + bias.as_ref().map_or(0.0, |b| b[i])
+            });
+            let y = y.collect();
+            state.drain(..channels);
+            y
+        })
+    }
+
+    fn scan(
+        &self,
+        node: &Node,
+        (layer, scan): (LayerIdx, &ScanSpec),
+        memory: &mut Memory,
+    ) -> Value {
+        let (channels, n) = (node.row_len(), scan.d_state);
+        let (a, d) = (self.weight(&scan.a), self.weight(&scan.d));
+        let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
+        let of = (layer, StateKind::Scan, channels * n);
+        self.recur(node, of, memory, |state, row| {
+            let y = (0..channels).map(|i| {
+                let (x, dt) = (x[row * channels + i], dt[row * channels + i]);
+                let step = dt.exp().ln_1p();
+                let mut y = d[i] * x;
+                for k in 0..n {
+                    let h = &mut state[i * n + k];
+                    *h = *h * (step * a[i * n + k]).exp() + step * b[row * n + k] * x;
+                    y += c[row * n + k] * *h;
+                }
+                y
+            });
+            y.collect()
+        })
     }
 
     fn part(&self, visibility: NodeId) -> PartIdx {

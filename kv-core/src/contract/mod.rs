@@ -20,6 +20,7 @@ pub mod evaluate;
 pub mod graphs;
 pub mod ops;
 mod random;
+pub mod recurrent;
 pub mod rows;
 mod scene;
 
@@ -43,6 +44,8 @@ pub struct Tolerance {
     pub linear: f64,
     /// Products with weights of quantised blocks, where a backend may round activations.
     pub linear_quantised: f64,
+    /// Convolutions and scans, also over many tokens.
+    pub recurrent: f64,
     /// The logits of a whole small model with plain weights.
     pub graph: f64,
 }
@@ -54,6 +57,7 @@ impl Default for Tolerance {
             attend: 1e-5,
             linear: 1e-5,
             linear_quantised: 1e-4,
+            recurrent: 1e-5,
             graph: 1e-4,
         }
     }
@@ -187,6 +191,10 @@ macro_rules! backend_contract {
                 chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,
                 no_outputs_are_no_error, a_program_runs_again_and_again,
                 strangers_do_not_matter, random_graphs_compute;
+            recurrent: activate_activates, columns_cut, fresh_states_are_zero_and_read_back,
+                convolutions_and_scans_compute, convolutions_and_scans_by_themselves_compute,
+                going_back_to_a_snapshot_is_as_if_nothing_followed,
+                states_of_another_shape_are_refused, unsound_states_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,

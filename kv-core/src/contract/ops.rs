@@ -15,7 +15,7 @@ use crate::weights::{MemoryWeights, Weight};
 /// Rows of the graphs here, and how many of them are wanted.
 const SIZES: [(usize, usize); 3] = [(1, 1), (5, 3), (34, 0)];
 
-fn builder(n_tokens: usize, n_outputs: usize) -> GraphBuilder {
+pub(super) fn builder(n_tokens: usize, n_outputs: usize) -> GraphBuilder {
     GraphBuilder::new(GraphShape {
         n_tokens,
         n_outputs,
@@ -23,7 +23,7 @@ fn builder(n_tokens: usize, n_outputs: usize) -> GraphBuilder {
 }
 
 /// Random inputs for a graph whose embedding rows have `dim` values.
-fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) -> Step {
+pub(super) fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) -> Step {
     let mut random = Random::new(31);
     Step {
         tokens: (0..n_tokens).map(|_| random.below(vocab) as u32).collect(),
@@ -31,11 +31,12 @@ fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) -> Step {
         output_rows: (0..n_outputs as u32).map(|r| 2 * r).collect(),
         embeddings: random.values(n_tokens * dim),
         parts: Vec::new(),
+        states: Vec::new(),
     }
 }
 
 /// Runs `graph` and compares every output with its definition.
-fn compare<B: Backend>(
+pub(super) fn compare<B: Backend>(
     subject: &Subject<B>,
     graph: &Graph,
     weights: MemoryWeights,

@@ -12,6 +12,7 @@ fn shape(layer: &LayerRows, kind: RowKind) -> RowShape {
     match kind {
         RowKind::K => layer.k,
         RowKind::V => layer.v,
+        other => panic!("{other:?} rows belong to recurrent layers"),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Random;
 use crate::graph::{
     Activation, AttendSpec, Graph, GraphBuilder, GraphInputs, GraphShape, Input, PartInputs,
+    StateGroup,
 };
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
@@ -84,6 +85,8 @@ pub struct Step {
     pub embeddings: Vec<f32>,
     /// Cells and visibility.
     pub parts: Vec<PartInputs>,
+    /// Groups of rows of recurrent layers.
+    pub states: Vec<StateGroup>,
 }
 
 impl Step {
@@ -95,6 +98,7 @@ impl Step {
             positions: &self.positions,
             output_rows: &self.output_rows,
             parts: &self.parts,
+            states: &self.states,
         }
     }
 }
@@ -132,6 +136,7 @@ impl Scene {
             output_rows: output_rows.to_vec(),
             embeddings: Vec::new(),
             parts: vec![part],
+            states: Vec::new(),
         }
     }
 }

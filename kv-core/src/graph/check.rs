@@ -82,6 +82,17 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
             let [gate, up] = operands(node)?;
             b.gate(name, *activation, gate, up)
         }
+        Op::Activate { activation } => {
+            let [x] = operands(node)?;
+            b.activate(name, *activation, x)
+        }
+        Op::Columns { first } => {
+            let [x] = operands(node)?;
+            let len = node.shape.last().copied().unwrap_or(0);
+            b.columns(name, x, *first..first.saturating_add(len))
+        }
+        Op::Conv { layer, conv } => b.conv(name, *layer, conv, operands(node)?),
+        Op::Scan { layer, scan } => b.scan(name, *layer, scan, operands(node)?),
         Op::StoreKv { layer } => b.store_kv(name, *layer, operands(node)?),
         Op::Attend { layer, spec } => b.attend(name, *layer, *spec, operands(node)?),
         Op::TakeRows => {

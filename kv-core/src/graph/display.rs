@@ -58,7 +58,9 @@ impl fmt::Display for Dot<'_> {
             );
             let style = match &node.op {
                 Op::Input(_) => ", shape=ellipse",
-                Op::StoreKv { .. } | Op::Attend { .. } => ", style=filled, fillcolor=lightyellow",
+                Op::StoreKv { .. } | Op::Attend { .. } | Op::Conv { .. } | Op::Scan { .. } => {
+                    ", style=filled, fillcolor=lightyellow"
+                }
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -108,6 +110,20 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         Op::Gate { activation } => vec![format!("activation={activation}")],
         Op::StoreKv { layer } => vec![format!("layer={layer}")],
         Op::Attend { layer, spec } => attend_fields(*layer, spec),
+        Op::Activate { activation } => vec![format!("activation={activation}")],
+        Op::Columns { first } => vec![format!("first={first}")],
+        Op::Conv { layer, conv } => {
+            let mut fields = vec![format!("layer={layer}"), format!("width={}", conv.width)];
+            fields.push(format!("w={}", conv.weight));
+            fields.extend(conv.bias.iter().map(|b| format!("b={b}")));
+            fields
+        }
+        Op::Scan { layer, scan } => vec![
+            format!("layer={layer}"),
+            format!("d_state={}", scan.d_state),
+            format!("a={}", scan.a),
+            format!("d={}", scan.d),
+        ],
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of how the values were found; executors check lengths against the graph's shape.
 
+use super::states::StateGroup;
 use crate::ids::CellIdx;
 use crate::visibility::Visibility;
 
@@ -27,6 +28,8 @@ pub struct GraphInputs<'a> {
     pub output_rows: &'a [u32],
     /// One entry for each part of the memory.
     pub parts: &'a [PartInputs],
+    /// Which rows continue which recurrent state; empty without recurrent layers.
+    pub states: &'a [StateGroup],
 }
 
 /// The results of one run, one buffer for each output of the graph. Buffers keep their capacity

@@ -17,8 +17,8 @@ pub use builder::{GraphBuilder, GraphError};
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
-pub use op::{Activation, AttendSpec, DType, Input, Op};
-pub use states::{StateGroup, StateStore, UnsoundStates, check_states};
+pub use op::{Activation, AttendSpec, ConvSpec, DType, Input, Op, ScanSpec};
+pub use states::{StateGroup, StateMarks, StateStore, UnsoundStates, check_states};
 
 use serde::{Deserialize, Serialize};
 

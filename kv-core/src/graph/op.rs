@@ -50,6 +50,8 @@ pub enum Input {
         /// The part's window, so that graphs of different windows differ.
         window: Window,
     },
+    /// Which rows continue which recurrent state; no values of its own.
+    States,
 }
 
 /// An elementwise function.
@@ -79,6 +81,29 @@ pub struct AttendSpec {
     /// Soft cap `c` on scaled scores, `c tanh(x / c)`, where the model has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f32>,
+}
+
+/// A causal convolution along each sequence, each channel by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConvSpec {
+    /// Inputs that an output depends on: its own and those of the `width - 1` tokens before.
+    pub width: usize,
+    /// The kernel, `[channels, width]`, oldest input first.
+    pub weight: String,
+    /// Added to every output, `[channels]`, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<String>,
+}
+
+/// A selective scan: a linear recurrence for each channel, with `d_state` values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScanSpec {
+    /// Values of the state of one channel.
+    pub d_state: usize,
+    /// The decay `A`, negative, `[channels, d_state]`.
+    pub a: String,
+    /// What of the input is added to the output, `[channels]`.
+    pub d: String,
 }
 
 /// One operation. Operands are listed in order in each variant's description.
@@ -146,6 +171,39 @@ pub enum Op {
         #[serde(flatten)]
         spec: AttendSpec,
     },
+    /// `activation(x)`. `(x) -> same`.
+    Activate {
+        /// The function.
+        activation: Activation,
+    },
+    /// Columns from `first` on, as many as the result has. `(x [n, width]) -> [n, len]`.
+    Columns {
+        /// The first column.
+        first: usize,
+    },
+    /// `y[t, i] = bias[i] + sum_k weight[i, k] x[t + k - (width - 1), i]` along each sequence, where
+    /// inputs before the ubatch come from the layer's state, which takes the last `width - 1`.
+    /// `(x [tokens, channels], states) -> [tokens, channels]`.
+    Conv {
+        /// Whose state.
+        layer: LayerIdx,
+        /// Width and weights.
+        #[serde(flatten)]
+        conv: ConvSpec,
+    },
+    /// The selective scan of Mamba (Gu and Dao, arXiv 2312.00752) along each sequence. With
+    /// `s = softplus(dt[t, i])` every token does
+    /// `h[i, k] = exp(s A[i, k]) h[i, k] + s b[t, k] x[t, i]`,
+    /// `y[t, i] = sum_k c[t, k] h[i, k] + d[i] x[t, i]`, where `h` is the layer's state.
+    /// `(x [tokens, channels], dt [tokens, channels], b [tokens, d_state], c [tokens, d_state],
+    /// states) -> [tokens, channels]`.
+    Scan {
+        /// Whose state.
+        layer: LayerIdx,
+        /// State width and weights.
+        #[serde(flatten)]
+        scan: ScanSpec,
+    },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
 }
@@ -160,6 +218,7 @@ impl Op {
             Self::Input(Input::OutputRows) => "output_rows",
             Self::Input(Input::Cells { .. }) => "cells",
             Self::Input(Input::Visibility { .. }) => "visibility",
+            Self::Input(Input::States) => "states",
             Self::Embed { .. } => "embed",
             Self::Linear { .. } => "linear",
             Self::RmsNorm { .. } => "rms_norm",
@@ -171,6 +230,10 @@ impl Op {
             Self::Gate { .. } => "gate",
             Self::StoreKv { .. } => "store_kv",
             Self::Attend { .. } => "attend",
+            Self::Activate { .. } => "activate",
+            Self::Columns { .. } => "columns",
+            Self::Conv { .. } => "conv",
+            Self::Scan { .. } => "scan",
             Self::TakeRows => "take_rows",
         }
     }

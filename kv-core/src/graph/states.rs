@@ -2,7 +2,7 @@
 //!
 //! Recurrent layers take each group's rows one after the other, beginning with the state that its
 //! source holds. Groups may differ in length, and a group may begin with what an earlier one stored.
-//! Invariant, checked by [`check_states`]: no stored row is read by an earlier group or written
+//! Invariant, checked by [`StateMarks::check`]: no stored row is read by an earlier group or written
 //! twice, so a group's source is the same whether or not the run before it failed. Knows nothing of
 //! sequences.
 
@@ -82,7 +82,37 @@ pub enum UnsoundStates {
     },
 }
 
-/// Whether groups that cover `n_rows` rows of a ubatch can be computed with `n_states` state rows.
+/// Memory for [`StateMarks::check`], to be used again: the second check of the same sizes allocates
+/// nothing.
+#[derive(Clone, Debug, Default)]
+pub struct StateMarks {
+    /// By row of the ubatch: the groups that it is in.
+    n_groups_of: Vec<u32>,
+    /// By state row: whether it was read or written.
+    touched: Vec<bool>,
+}
+
+impl StateMarks {
+    /// Whether groups that cover `n_rows` rows of a ubatch can be computed with `n_states` state
+    /// rows.
+    ///
+    /// # Errors
+    /// [`UnsoundStates`], the first thing that is wrong.
+    pub fn check(
+        &mut self,
+        groups: &[StateGroup],
+        n_rows: u32,
+        n_states: u32,
+    ) -> Result<(), UnsoundStates> {
+        self.n_groups_of.clear();
+        self.n_groups_of.resize(n_rows as usize, 0);
+        self.touched.clear();
+        self.touched.resize(n_states as usize, false);
+        check(groups, &mut self.n_groups_of, &mut self.touched)
+    }
+}
+
+/// [`StateMarks::check`] with memory of its own.
 ///
 /// # Errors
 /// [`UnsoundStates`], the first thing that is wrong.
@@ -91,8 +121,15 @@ pub fn check_states(
     n_rows: u32,
     n_states: u32,
 ) -> Result<(), UnsoundStates> {
-    let mut n_groups_of = vec![0u32; n_rows as usize];
-    let mut touched = vec![false; n_states as usize];
+    StateMarks::default().check(groups, n_rows, n_states)
+}
+
+fn check(
+    groups: &[StateGroup],
+    n_groups_of: &mut [u32],
+    touched: &mut [bool],
+) -> Result<(), UnsoundStates> {
+    let (n_rows, n_states) = (n_groups_of.len() as u32, touched.len() as u32);
     for (number, group) in groups.iter().enumerate() {
         check_order(number, group)?;
         for &row in &group.rows {
@@ -124,7 +161,7 @@ pub fn check_states(
             }
         }
     }
-    match (0u32..).zip(&n_groups_of).find(|&(_, &n)| n != 1) {
+    match (0u32..).zip(&*n_groups_of).find(|&(_, &n)| n != 1) {
         Some((row, &n_groups)) => Err(UnsoundStates::Row {
             row,
             n_rows,

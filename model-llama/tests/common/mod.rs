@@ -162,6 +162,7 @@ impl<B: Backend> Runner<B> {
                 positions: &ubatch.positions,
                 output_rows: &ubatch.output_rows,
                 parts: &inputs.parts,
+                states: &inputs.states,
             };
             self.backend
                 .run(&mut program, &mut self.rows, &graph_inputs, &mut outputs)

@@ -1,0 +1,444 @@
+//! The contract of recurrent layers: convolutions and scans over ragged groups of rows, and the states
+//! that they leave behind.
+
+use std::sync::Arc;
+
+use super::evaluate::{Memory, evaluate};
+use super::ops::{builder, compare, step};
+use super::scene::{Step, memory_weights};
+use super::{Random, Subject, assert_close};
+use crate::backend::{Backend, BackendError, Conv, RowKind, RowSpan, Scan};
+use crate::batch::{Batch, BatchRules, validate};
+use crate::graph::{Activation, ConvSpec, Graph, GraphOutputs, Input, ScanSpec, StateGroup};
+use crate::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use crate::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
+use crate::weights::{MemoryWeights, WeightSource};
+use crate::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, TokenId};
+
+const LAYER: LayerIdx = LayerIdx(1);
+const N_SEQS: u32 = 3;
+
+/// Sizes of one recurrent layer.
+#[derive(Clone, Copy)]
+struct Sizes {
+    channels: usize,
+    d_state: usize,
+    width: usize,
+}
+
+const SMALL: Sizes = Sizes {
+    channels: 8,
+    d_state: 4,
+    width: 4,
+};
+const SIZES: [Sizes; 4] = [
+    SMALL,
+    Sizes {
+        channels: 33,
+        d_state: 16,
+        width: 4,
+    },
+    Sizes {
+        channels: 5,
+        d_state: 3,
+        width: 1,
+    },
+    Sizes {
+        channels: 150,
+        d_state: 16,
+        width: 2,
+    },
+];
+
+impl Sizes {
+    fn conv(self) -> ConvSpec {
+        ConvSpec {
+            width: self.width,
+            weight: "conv.w".into(),
+            bias: Some("conv.b".into()),
+        }
+    }
+
+    fn scan(self) -> ScanSpec {
+        ScanSpec {
+            d_state: self.d_state,
+            a: "a".into(),
+            d: "d".into(),
+        }
+    }
+
+    fn layout(self, n_rows: u32) -> RowLayout {
+        let row = RecurrentMemory {
+            conv_row: (self.width - 1) * self.channels,
+            state_row: self.channels * self.d_state,
+        };
+        let map = LayerMap::new(vec![LayerMemory::Nothing, LayerMemory::Recurrent(row)]);
+        let layout = RowLayout::new(&map, &[], KvType::F32).unwrap();
+        layout.with_states(&map, n_rows as usize).unwrap()
+    }
+
+    /// Values of an input row: x, dt, B and C.
+    fn dim(self) -> usize {
+        2 * (self.channels + self.d_state)
+    }
+
+    /// Convolution, activation and scan; the outputs are those of convolution and scan.
+    fn graph(self, n_tokens: usize) -> Graph {
+        let mut b = builder(n_tokens, 0);
+        let all = b.input(Input::Embeddings { dim: self.dim() }).unwrap();
+        let states = b.input(Input::States).unwrap();
+        let (c, s) = (self.channels, self.d_state);
+        let x = b.columns("x", all, 0..c).unwrap();
+        let dt = b.columns("dt", all, c..2 * c).unwrap();
+        let bs = b.columns("B", all, 2 * c..2 * c + s).unwrap();
+        let cs = b.columns("C", all, 2 * c + s..2 * (c + s)).unwrap();
+        let conv = b.conv("conv", LAYER, &self.conv(), [x, states]).unwrap();
+        let u = b.activate("silu", Activation::Silu, conv).unwrap();
+        let y = b.scan("scan", LAYER, &self.scan(), [u, dt, bs, cs, states]);
+        b.finish(&[conv, y.unwrap()]).unwrap()
+    }
+
+    /// Random weights, with a decay that decays.
+    fn weights(self) -> MemoryWeights {
+        let mut weights = memory_weights(&self.graph(1), 71);
+        let mut random = Random::new(72);
+        let n = self.channels * self.d_state;
+        let a: Vec<f32> = (0..n).map(|_| -0.1 - 2.0 * random.value().abs()).collect();
+        weights
+            .insert_f32("a", &[self.channels, self.d_state], &a)
+            .unwrap();
+        weights
+    }
+}
+
+/// A recurrent memory beside one backend's rows and the evaluator's.
+struct Both<'a, B: Backend> {
+    subject: &'a Subject<B>,
+    sizes: Sizes,
+    weights: MemoryWeights,
+    loaded: B::Weights,
+    layout: RowLayout,
+    rows: B::Rows,
+    memory: Recurrent,
+    evaluated: Memory,
+    random: Random,
+}
+
+impl<'a, B: Backend> Both<'a, B> {
+    fn new(subject: &'a Subject<B>, sizes: Sizes) -> Self {
+        let memory = Recurrent::new(RecurrentConfig::new(N_SEQS).with_snapshots(2)).unwrap();
+        let layout = sizes.layout(memory.config().n_rows());
+        let weights = sizes.weights();
+        let backend = &subject.backend;
+        Self {
+            subject,
+            sizes,
+            loaded: backend.load_weights(Arc::new(weights.clone())).unwrap(),
+            rows: backend.allocate(&layout).unwrap(),
+            weights,
+            layout,
+            memory,
+            evaluated: Memory::default(),
+            random: Random::new(73),
+        }
+    }
+
+    /// The next tokens of these sequences, in this order, as one ubatch.
+    fn step(&mut self, seqs: &[u32]) -> Step {
+        let mut batch = Batch::new();
+        for &seq in seqs {
+            batch.push_token(TokenId(0)).in_sequence(SeqId(seq));
+        }
+        let rules = BatchRules {
+            n_batch: 512,
+            n_seqs: N_SEQS,
+            n_vocab: 1,
+            n_embd: 1,
+        };
+        let batch = validate(&batch, &rules, |seq| self.memory.positions(seq)).unwrap();
+        let mut inputs = MemoryInputs::default();
+        let mut steps = self.memory.begin(&batch, 512).unwrap();
+        steps.next(&mut inputs).unwrap();
+        let mut step = Step {
+            embeddings: self.random.values(seqs.len() * self.sizes.dim()),
+            states: inputs.states,
+            ..Step::default()
+        };
+        // Step sizes of all magnitudes, also where softplus is nearly 0 or nearly linear.
+        let (c, dim) = (self.sizes.channels, self.sizes.dim());
+        for row in step.embeddings.chunks_exact_mut(dim) {
+            row[c..2 * c]
+                .iter_mut()
+                .for_each(|dt| *dt = 12.0 * *dt - 2.0);
+        }
+        step
+    }
+
+    /// Runs one step on the backend and compares with the definition.
+    fn run(&mut self, step: &Step) -> Vec<Vec<f32>> {
+        let backend = &self.subject.backend;
+        let n_tokens = step.embeddings.len() / self.sizes.dim();
+        let graph = self.sizes.graph(n_tokens);
+        let inputs = step.inputs();
+        let memory = (&self.layout, &mut self.evaluated);
+        let wanted = evaluate(&graph, &self.weights, memory, &inputs);
+        let mut program = backend.compile(&graph, &self.loaded, &self.layout).unwrap();
+        let mut outputs = GraphOutputs::default();
+        backend
+            .run(&mut program, &mut self.rows, &inputs, &mut outputs)
+            .unwrap();
+        for (got, want) in outputs.values.iter().zip(&wanted) {
+            let what = format!("{n_tokens} rows of {} channels", self.sizes.channels);
+            assert_close(&what, got, want, self.subject.tolerance.recurrent);
+        }
+        outputs.values
+    }
+}
+
+/// Every value through the function.
+pub fn activate_activates<B: Backend>(subject: &Subject<B>) {
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        for n in [1, 7, 40] {
+            let mut b = builder(n, 0);
+            let x = b.input(Input::Embeddings { dim: 300 }).unwrap();
+            let y = b.activate("y", activation, x).unwrap();
+            let graph = b.finish(&[y, x]).unwrap();
+            let tolerance = subject.tolerance.elementwise;
+            let inputs = step(n, 0, 300, 1);
+            compare(subject, &graph, MemoryWeights::new(), &inputs, tolerance);
+        }
+    }
+}
+
+/// The named columns, and no others.
+pub fn columns_cut<B: Backend>(subject: &Subject<B>) {
+    for n in [1, 5] {
+        let mut b = builder(n, 0);
+        let x = b.input(Input::Embeddings { dim: 37 }).unwrap();
+        let outputs = [0..37, 0..16, 16..37, 36..37, 3..3].map(|columns| {
+            let name = format!("{columns:?}");
+            b.columns(&name, x, columns).unwrap()
+        });
+        let again = b.columns("again", outputs[2], 1..4).unwrap();
+        let graph = b.finish(&[&outputs[..], &[again]].concat()).unwrap();
+        compare(
+            subject,
+            &graph,
+            MemoryWeights::new(),
+            &step(n, 0, 37, 1),
+            0.0,
+        );
+    }
+}
+
+/// States start as zeros; what is written reads back, and nothing beside it changes.
+pub fn fresh_states_are_zero_and_read_back<B: Backend>(subject: &Subject<B>) {
+    let (backend, n_rows) = (&subject.backend, 5);
+    let layout = SMALL.layout(n_rows);
+    let mut rows = backend.allocate(&layout).unwrap();
+    for (kind, len) in [(RowKind::Conv, 24), (RowKind::State, 32)] {
+        let span = |first, len| RowSpan {
+            layer: LAYER,
+            kind,
+            first: CellIdx(first),
+            len,
+        };
+        let mut all = vec![1; 5 * len * 4];
+        backend.read_rows(&rows, span(0, n_rows), &mut all).unwrap();
+        assert!(all.iter().all(|&b| b == 0));
+        let values = Random::new(74).values(2 * len);
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        backend.write_rows(&mut rows, span(2, 2), &bytes).unwrap();
+        backend.read_rows(&rows, span(0, n_rows), &mut all).unwrap();
+        assert_eq!(all[2 * len * 4..4 * len * 4], bytes);
+        assert!(all[..2 * len * 4].iter().all(|&b| b == 0));
+        assert!(all[4 * len * 4..].iter().all(|&b| b == 0));
+        let beyond = backend.read_rows(&rows, span(4, 2), &mut bytes.clone());
+        let (end, n_rows) = (6, 5);
+        assert!(matches!(
+            beyond.unwrap_err(),
+            BackendError::RowOutOfRange { end: e, n_rows: n, .. } if (e, n) == (end, n_rows)
+        ));
+        let short = backend.write_rows(&mut rows, span(0, 1), &[0; 3]);
+        assert!(matches!(
+            short,
+            Err(BackendError::WrongLength { got: 3, .. })
+        ));
+        let other = RowSpan {
+            layer: LayerIdx(0),
+            ..span(0, 1)
+        };
+        let none = backend.read_rows(&rows, other, &mut vec![0; len * 4]);
+        assert!(matches!(
+            none,
+            Err(BackendError::NoRows { layer: LayerIdx(0) })
+        ));
+    }
+}
+
+/// Prompts and single tokens of several sequences, mixed in any order, over several runs.
+pub fn convolutions_and_scans_compute<B: Backend>(subject: &Subject<B>) {
+    for sizes in SIZES {
+        let mut both = Both::new(subject, sizes);
+        for seqs in [
+            &[0][..],
+            &[1, 1, 0, 1, 1, 2],
+            &[2, 1, 0],
+            &[0; 20],
+            &[0, 1, 0, 2, 2, 0, 1],
+            &[2],
+        ] {
+            let step = both.step(seqs);
+            both.run(&step);
+        }
+    }
+}
+
+/// The operations as methods of the backend.
+pub fn convolutions_and_scans_by_themselves_compute<B: Backend>(subject: &Subject<B>) {
+    for sizes in SIZES {
+        let mut both = Both::new(subject, sizes);
+        let backend = &subject.backend;
+        let mut rows = backend.allocate(&both.layout).unwrap();
+        let weight = |name: &str| both.weights.get(name).unwrap().to_f32();
+        let (kernel, bias, a, d) = (weight("conv.w"), weight("conv.b"), weight("a"), weight("d"));
+        for seqs in [&[0, 1, 0][..], &[1, 2, 2, 2, 1], &[2, 0]] {
+            let step = both.step(seqs);
+            let wanted = both.run(&step);
+            let column = |range: std::ops::Range<usize>| -> Vec<f32> {
+                let rows = step.embeddings.chunks_exact(sizes.dim());
+                rows.flat_map(|row| row[range.clone()].iter().copied())
+                    .collect()
+            };
+            let (c, s) = (sizes.channels, sizes.d_state);
+            let tolerance = subject.tolerance.recurrent;
+            let close = |what: &str, got: &[f32], want: &[f32]| {
+                let want: Vec<f64> = want.iter().map(|&v| f64::from(v)).collect();
+                assert_close(what, got, &want, 2.0 * tolerance);
+            };
+            let mut out = vec![f32::NAN; seqs.len() * c];
+            let args = Conv {
+                layer: LAYER,
+                x: &column(0..c),
+                weight: &kernel,
+                bias: Some(&bias),
+                groups: &step.states,
+            };
+            backend.conv(&mut rows, args, &mut out).unwrap();
+            close("conv", &out, &wanted[0]);
+            let u: Vec<f32> = wanted[0].iter().map(|x| x / (1.0 + (-x).exp())).collect();
+            let args = Scan {
+                layer: LAYER,
+                x: &u,
+                dt: &column(c..2 * c),
+                b: &column(2 * c..2 * c + s),
+                c: &column(2 * c + s..2 * (c + s)),
+                a: &a,
+                d: &d,
+                groups: &step.states,
+            };
+            backend.scan(&mut rows, args, &mut out).unwrap();
+            close("scan", &out, &wanted[1]);
+            let short = backend.scan(&mut rows, args, &mut out[1..]);
+            assert!(matches!(short, Err(BackendError::WrongLength { .. })));
+        }
+    }
+}
+
+/// A sequence that went back gives the same bits as one that never went further.
+pub fn going_back_to_a_snapshot_is_as_if_nothing_followed<B: Backend>(subject: &Subject<B>) {
+    let mut both = Both::new(subject, SMALL);
+    let prompt = both.step(&[0; 9]);
+    both.run(&prompt);
+    both.memory
+        .copy(SeqId(0), SeqId(1), PosRange::ALL)
+        .map(drop)
+        .unwrap();
+    let further = both.step(&[0, 0]);
+    both.run(&further);
+    let back = PosRange::from(Pos(9)..);
+    both.memory.remove(Seqs::One(SeqId(0)), back).unwrap();
+    // One token of both sequences, which are at the same state again.
+    let mut step = both.step(&[0, 1]);
+    step.embeddings.copy_within(..SMALL.dim(), SMALL.dim());
+    for values in both.run(&step) {
+        let (a, b) = values.split_at(values.len() / 2);
+        assert_eq!(a, b);
+    }
+}
+
+/// A graph whose convolution or scan does not fit the layer's states, or has none.
+pub fn states_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    let loaded = backend.load_weights(Arc::new(SMALL.weights())).unwrap();
+    let compile = |layout: &RowLayout| {
+        let program = backend.compile(&SMALL.graph(2), &loaded, layout);
+        program.map(|_| ()).unwrap_err()
+    };
+    assert!(matches!(
+        compile(&RowLayout::default()),
+        BackendError::NoRows { layer: LAYER }
+    ));
+    for sizes in [
+        Sizes { width: 3, ..SMALL },
+        Sizes {
+            d_state: 5,
+            ..SMALL
+        },
+    ] {
+        assert!(matches!(
+            compile(&sizes.layout(4)),
+            BackendError::RowShape { layer: LAYER, .. }
+        ));
+    }
+}
+
+/// Groups that cannot be computed are refused, and no state has changed.
+pub fn unsound_states_are_refused<B: Backend>(subject: &Subject<B>) {
+    let mut both = Both::new(subject, SMALL);
+    let good = both.step(&[0, 1, 0]);
+    both.run(&good);
+    let backend = &subject.backend;
+    let n_rows = both.memory.config().n_rows();
+    let dump = |rows: &B::Rows| {
+        [(RowKind::Conv, 24), (RowKind::State, 32)].map(|(kind, len)| {
+            let mut bytes = vec![0; n_rows as usize * len * 4];
+            let span = RowSpan {
+                layer: LAYER,
+                kind,
+                first: CellIdx(0),
+                len: n_rows,
+            };
+            backend.read_rows(rows, span, &mut bytes).unwrap();
+            bytes
+        })
+    };
+    let before = dump(&both.rows);
+    let graph = SMALL.graph(3);
+    let mut program = backend.compile(&graph, &both.loaded, &both.layout).unwrap();
+    let changes: [fn(&mut Vec<StateGroup>); 5] = [
+        |groups| groups.clear(),
+        |groups| groups[1].rows[0] = 2,
+        |groups| groups[0].source = Some(CellIdx(999)),
+        |groups| groups[0].stores.clear(),
+        |groups| groups[1].stores[0].to = groups[0].stores[0].to,
+    ];
+    for change in changes {
+        let mut step = good.clone();
+        change(&mut step.states);
+        let mut outputs = GraphOutputs::default();
+        let error = backend.run(&mut program, &mut both.rows, &step.inputs(), &mut outputs);
+        let error = error.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                BackendError::Input {
+                    input: "states",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        assert!(dump(&both.rows) == before);
+    }
+}
