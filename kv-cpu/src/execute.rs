@@ -14,6 +14,7 @@ use crate::attend::{Attention, Block, Scratch, TileKernels, blocks};
 use crate::kernels::Kernels;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, Product, RopeTable, Step};
+use crate::recurrent::{Convolution, SelectiveScan};
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Lead;
@@ -154,6 +155,68 @@ impl Run<'_> {
                     Ok(())
                 })
             }
+            Step::Columns { x, first, out } => {
+                // SAFETY: the plan lets no step write what it reads.
+                let values = unsafe { self.frame.read(*x) };
+                let (first, width) = (*first, x.width);
+                self.rows(*out, &|row, to| {
+                    to.copy_from_slice(&values[row * width + first..][..to.len()]);
+                    Ok(())
+                })
+            }
+            Step::Conv {
+                layer,
+                kernel,
+                x,
+                out,
+            } => {
+                let Some([states, _]) = rows.states_mut(*layer) else {
+                    return Ok(());
+                };
+                let (channels, groups) = (out.width, self.inputs.states);
+                let conv = Convolution {
+                    kernels: self.kernels,
+                    kernel,
+                    channels,
+                    // SAFETY: the plan lets no step write what it reads.
+                    x: unsafe { self.frame.read(*x) },
+                    states: SharedValues::new(states),
+                    out: self.frame.write(*out),
+                };
+                let step = channels_per_task(channels, self.n_threads);
+                self.lead.each(channels.div_ceil(step), &|_, task| {
+                    // SAFETY: the groups were checked; each channel belongs to one task.
+                    unsafe { conv.run(groups, piece(task, step, channels)) };
+                    Ok(())
+                })
+            }
+            Step::Scan {
+                layer,
+                weights,
+                inputs,
+                out,
+            } => {
+                let Some([_, states]) = rows.states_mut(*layer) else {
+                    return Ok(());
+                };
+                let (channels, groups) = (out.width, self.inputs.states);
+                // SAFETY: the plan lets no step write what it reads.
+                let [x, dt, b, c] = inputs.map(|buf| unsafe { self.frame.read(buf) });
+                let scan = SelectiveScan {
+                    kernels: self.kernels,
+                    weights,
+                    channels,
+                    inputs: [x, dt, b, c],
+                    states: SharedValues::new(states),
+                    out: self.frame.write(*out),
+                };
+                let step = channels_per_task(channels, self.n_threads);
+                self.lead.each(channels.div_ceil(step), &|_, task| {
+                    // SAFETY: the groups were checked; each channel belongs to one task.
+                    unsafe { scan.run(groups, piece(task, step, channels)) };
+                    Ok(())
+                })
+            }
             Step::Copy { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
@@ -200,15 +263,11 @@ impl Run<'_> {
             match *change {
                 Change::Add(y) => (kernels.add)(to, other(y)),
                 Change::Mul(y) => (kernels.mul)(to, other(y)),
-                Change::Gate(Activation::Silu, y) => (kernels.silu_mul)(to, other(y)),
-                Change::Gate(Activation::GeluTanh, y) => (kernels.gelu_tanh_mul)(to, other(y)),
-                Change::Gate(activation, _) => {
-                    let (backend, node) = ("cpu", activation.to_string());
-                    return Err(BackendError::UnsupportedOp {
-                        backend,
-                        op: "gate",
-                        node,
-                    });
+                Change::Gate(activation, y) => gate(kernels, activation)?(to, other(y)),
+                Change::Activate(activation) => {
+                    let gate = gate(kernels, activation)?;
+                    to.chunks_mut(ONES.len())
+                        .for_each(|to| gate(to, &ONES[..to.len()]));
                 }
                 Change::Scale(factor) => (kernels.scale)(to, factor),
                 Change::Rope { .. } => {}
@@ -308,6 +367,28 @@ impl Run<'_> {
         blocks(spec, visibility, self.blocks);
         // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.
         unsafe { attend(&mut self.lead, &attention, self.blocks, self.scratch) }
+    }
+}
+
+/// Channels of a recurrent layer that one task takes.
+fn channels_per_task(channels: usize, n_threads: usize) -> usize {
+    let share = channels.div_ceil(n_threads * TASKS_PER_THREAD);
+    share.max(1).next_multiple_of(ROWS_STEP)
+}
+
+/// What an activation without a gate is multiplied with.
+static ONES: [f32; 256] = [1.0; 256];
+
+/// `gate[i] = activation(gate[i]) * up[i]`.
+fn gate(kernels: &Kernels, activation: Activation) -> Result<fn(&mut [f32], &[f32]), BackendError> {
+    match activation {
+        Activation::Silu => Ok(kernels.silu_mul),
+        Activation::GeluTanh => Ok(kernels.gelu_tanh_mul),
+        other => Err(BackendError::UnsupportedOp {
+            backend: "cpu",
+            op: "gate",
+            node: other.to_string(),
+        }),
     }
 }
 

@@ -17,6 +17,7 @@ pub mod matrix;
 pub mod output;
 mod plan;
 mod program;
+mod recurrent;
 mod storage;
 mod store_rows;
 mod team;

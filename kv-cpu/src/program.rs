@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{GraphInputs, GraphOutputs};
+use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
 use kv_core::layers::RowLayout;
 
 use crate::activations::Int8Buffer;
@@ -29,6 +29,7 @@ pub struct CpuProgram {
     scratch: Vec<Mutex<Scratch>>,
     blocks: Vec<Block>,
     seen: Vec<bool>,
+    marks: StateMarks,
     /// Empty between runs; kept for its capacity.
     outputs: Vec<SharedValues<'static>>,
 }
@@ -83,6 +84,7 @@ impl CpuProgram {
             scratch: scratch.into_iter().map(Mutex::new).collect(),
             blocks: Vec::with_capacity(n_tokens),
             seen: vec![false; n_tokens],
+            marks: StateMarks::default(),
             outputs: Vec::with_capacity(plan.output_lens.len()),
             plan,
         })
@@ -124,6 +126,7 @@ impl CpuProgram {
         }
         let shape = (self.plan.n_tokens, self.plan.n_outputs);
         validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
+        validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));

@@ -1,5 +1,5 @@
 //! [`AlignedBytes`] and [`CpuRows`]: zeroed memory on cache-line boundaries, and the K and V rows
-//! of all layers in it.
+//! and recurrent states of all layers in it.
 //!
 //! Invariant: the rows of a layer lie one after the other, `[cells, heads, dim]`, exactly as many
 //! bytes as the layout says; the first is on a 64-byte boundary. Knows nothing of who is in a cell.
@@ -122,12 +122,21 @@ struct LayerStorage {
     v: AlignedBytes,
 }
 
-/// K and V rows of all layers.
+/// States of one recurrent layer, `f32`.
+#[derive(Debug)]
+struct StateStorage {
+    conv: AlignedBytes,
+    state: AlignedBytes,
+}
+
+/// Rows of all layers.
 #[derive(Debug)]
 pub struct CpuRows {
     layout: RowLayout,
     /// In the order of the layout's layers.
     layers: Vec<LayerStorage>,
+    /// In the order of the layout's recurrent layers.
+    states: Vec<StateStorage>,
 }
 
 impl CpuRows {
@@ -151,10 +160,34 @@ impl CpuRows {
                 v: storage(&layer.v, "V")?,
             });
         }
+        let mut states = Vec::with_capacity(layout.states().len());
+        for of_layer in layout.states() {
+            let storage = |len: usize, kind: &str| {
+                let what = format!("{kind} states of layer {}", of_layer.layer);
+                AlignedBytes::zeroed(of_layer.n_rows * len * size_of::<f32>(), &what)
+            };
+            states.push(StateStorage {
+                conv: storage(of_layer.row.conv_row, "convolution")?,
+                state: storage(of_layer.row.state_row, "scan")?,
+            });
+        }
         Ok(Self {
             layout: layout.clone(),
             layers,
+            states,
         })
+    }
+
+    fn state_index(&self, layer: LayerIdx) -> Result<usize, BackendError> {
+        let at = self.layout.states().iter().position(|s| s.layer == layer);
+        at.ok_or(BackendError::NoRows { layer })
+    }
+
+    /// Convolution and scan states of the `at`-th recurrent layer of the layout, to be overwritten;
+    /// `None` where there is no such layer.
+    pub(crate) fn states_mut(&mut self, at: usize) -> Option<[&mut [f32]; 2]> {
+        let StateStorage { conv, state } = self.states.get_mut(at)?;
+        Some([conv.floats_mut(), state.floats_mut()])
     }
 
     pub(crate) fn layout(&self) -> &RowLayout {
@@ -182,10 +215,12 @@ impl CpuRows {
                 got,
             });
         }
-        let layer = &self.layers[self.index(span.layer)?];
+        let (attention, recurrent) = (|| self.index(span.layer), || self.state_index(span.layer));
         let bytes = match span.kind {
-            RowKind::K => layer.k.bytes(),
-            RowKind::V => layer.v.bytes(),
+            RowKind::K => self.layers[attention()?].k.bytes(),
+            RowKind::V => self.layers[attention()?].v.bytes(),
+            RowKind::Conv => self.states[recurrent()?].conv.bytes(),
+            RowKind::State => self.states[recurrent()?].state.bytes(),
         };
         out.copy_from_slice(&bytes[range]);
         Ok(())
@@ -205,16 +240,19 @@ impl CpuRows {
         Ok(())
     }
 
-    /// All bytes of a layer's K or V.
+    /// All bytes of one kind of rows of a layer.
     pub(crate) fn bytes_mut(
         &mut self,
         layer: LayerIdx,
         kind: RowKind,
     ) -> Result<&mut [u8], BackendError> {
-        let at = self.index(layer)?;
+        let attention = self.index(layer);
+        let recurrent = self.state_index(layer);
         Ok(match kind {
-            RowKind::K => self.layers[at].k.bytes_mut(),
-            RowKind::V => self.layers[at].v.bytes_mut(),
+            RowKind::K => self.layers[attention?].k.bytes_mut(),
+            RowKind::V => self.layers[attention?].v.bytes_mut(),
+            RowKind::Conv => self.states[recurrent?].conv.bytes_mut(),
+            RowKind::State => self.states[recurrent?].state.bytes_mut(),
         })
     }
 

@@ -4,7 +4,7 @@
 //! been changed before all has passed. Allocates only for the message of an error.
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{GraphInputs, PartInputs};
+use kv_core::graph::{GraphInputs, PartInputs, StateMarks};
 use kv_core::{CellRun, Visibility};
 
 use crate::plan::{Needs, PartNeeds};
@@ -63,6 +63,22 @@ pub(crate) fn inputs(
         check_part(part, given, seen)?;
     }
     Ok(())
+}
+
+/// Checks the groups of rows of recurrent layers; `marks` is memory for that.
+pub(crate) fn states(
+    needs: &Needs,
+    n_tokens: usize,
+    inputs: &GraphInputs<'_>,
+    marks: &mut StateMarks,
+) -> Result<(), BackendError> {
+    let Some(n_states) = needs.n_states else {
+        return Ok(());
+    };
+    let number = |n| u32::try_from(n).unwrap_or(u32::MAX);
+    marks
+        .check(inputs.states, number(n_tokens), number(n_states))
+        .map_err(|error| refuse("states", error.to_string()))
 }
 
 fn check_part(part: &PartNeeds, given: &PartInputs, seen: &mut [bool]) -> Result<(), BackendError> {

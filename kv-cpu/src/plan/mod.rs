@@ -60,6 +60,7 @@ pub(crate) enum Change<V> {
     Mul(V),
     Gate(Activation, V),
     Scale(f32),
+    Activate(Activation),
     /// Rotation of heads of this many values by the angles of a table.
     Rope {
         table: usize,
@@ -108,10 +109,50 @@ pub(crate) enum Step<V> {
         x: V,
         out: V,
     },
+    /// Columns of every row, from `first` on.
+    Columns {
+        x: V,
+        first: usize,
+        out: V,
+    },
+    /// The convolution of the `layer`-th recurrent layer of the layout.
+    Conv {
+        layer: usize,
+        kernel: Arc<ConvKernel>,
+        x: V,
+        out: V,
+    },
+    /// The scan of the `layer`-th recurrent layer of the layout.
+    Scan {
+        layer: usize,
+        weights: Arc<ScanWeights>,
+        /// x, dt, B and C.
+        inputs: [V; 4],
+        out: V,
+    },
     Copy {
         x: V,
         out: V,
     },
+}
+
+/// Weights of a convolution.
+#[derive(Debug)]
+pub(crate) struct ConvKernel {
+    /// One row of channels for each input, the oldest first: `[width, channels]`.
+    pub(crate) taps: Vec<f32>,
+    pub(crate) width: usize,
+    pub(crate) bias: Option<Arc<[f32]>>,
+}
+
+/// Weights of a scan.
+#[derive(Debug)]
+pub(crate) struct ScanWeights {
+    pub(crate) d_state: usize,
+    /// `[channels, d_state]`.
+    pub(crate) a: Arc<[f32]>,
+    /// `[channels]`.
+    pub(crate) d: Arc<[f32]>,
 }
 
 /// The angles of one kind of rotation.
@@ -131,6 +172,8 @@ pub(crate) struct Needs {
     pub(crate) positions: bool,
     pub(crate) output_rows: bool,
     pub(crate) parts: Vec<PartNeeds>,
+    /// Groups of rows over so many states.
+    pub(crate) n_states: Option<usize>,
 }
 
 /// What a run must bring for one part of the memory.
@@ -183,10 +226,12 @@ impl<V: Copy> Step<V> {
                 let mut reads = vec![*x];
                 match change {
                     Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => reads.push(*y),
-                    Change::Scale(_) | Change::Rope { .. } => {}
+                    Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => {}
                 }
                 (reads, vec![*out])
             }
+            Self::Scan { inputs, out, .. } => (inputs.to_vec(), vec![*out]),
+            Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
             Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
             Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
@@ -226,6 +271,7 @@ impl<V: Copy> Step<V> {
                     Change::Mul(y) => Change::Mul(f(y)),
                     Change::Gate(activation, y) => Change::Gate(activation, f(y)),
                     Change::Scale(factor) => Change::Scale(factor),
+                    Change::Activate(activation) => Change::Activate(activation),
                     Change::Rope { table, dim } => Change::Rope { table, dim },
                 };
                 Step::Change {
@@ -255,6 +301,33 @@ impl<V: Copy> Step<V> {
             },
             Self::TakeRows { x, out } => Step::TakeRows {
                 x: f(x),
+                out: f(out),
+            },
+            Self::Columns { x, first, out } => Step::Columns {
+                x: f(x),
+                first,
+                out: f(out),
+            },
+            Self::Conv {
+                layer,
+                kernel,
+                x,
+                out,
+            } => Step::Conv {
+                layer,
+                kernel,
+                x: f(x),
+                out: f(out),
+            },
+            Self::Scan {
+                layer,
+                weights,
+                inputs,
+                out,
+            } => Step::Scan {
+                layer,
+                weights,
+                inputs: inputs.map(&f),
                 out: f(out),
             },
             Self::Copy { x, out } => Step::Copy {

@@ -102,7 +102,7 @@ impl Placer<'_> {
         };
         let other = match change {
             Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => Some(*y),
-            Change::Scale(_) | Change::Rope { .. } => None,
+            Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => None,
         };
         let dies = self.last_use.get(x).is_none_or(|&last| last <= at);
         if !dies || other == Some(*x) || self.outputs.contains_key(&out) {

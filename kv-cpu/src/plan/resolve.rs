@@ -7,13 +7,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{AttendSpec, Graph, Input, Node, NodeId, Op};
-use kv_core::layers::{LayerRows, RowLayout};
+use kv_core::graph::{AttendSpec, ConvSpec, Graph, Input, Node, NodeId, Op, ScanSpec};
+use kv_core::layers::{LayerRows, RecurrentMemory, RowLayout};
 use kv_core::rope::RopeSpec;
 use kv_core::weights::Weight;
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{Change, Needs, PartNeeds, Product, RopeTable, Step};
+use super::{Change, ConvKernel, Needs, PartNeeds, Product, RopeTable, ScanWeights, Step};
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
 
@@ -116,6 +116,14 @@ fn unsupported(node: &Node) -> BackendError {
     }
 }
 
+fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
+    BackendError::RowShape {
+        layer,
+        wanted: format!("{wanted} values of {what} state"),
+        got: format!("{got}"),
+    }
+}
+
 impl<'a> Resolver<'a> {
     fn node(&mut self, id: NodeId, node: &'a Node) -> Result<(), BackendError> {
         let out = Value::Node(id);
@@ -177,6 +185,18 @@ impl<'a> Resolver<'a> {
                 let up = self.operand(node, 1)?;
                 self.change(node, Change::Gate(*activation, up), out)?
             }
+            Op::Activate { activation } => self.change(node, Change::Activate(*activation), out)?,
+            Op::Columns { first } => {
+                let x = self.operand(node, 0)?;
+                let (rows, width) = x.shape(self.graph);
+                if rows != node.n_rows() || first.saturating_add(node.row_len()) > width {
+                    return Err(unsupported(node));
+                }
+                let first = *first;
+                Step::Columns { x, first, out }
+            }
+            Op::Conv { layer, conv } => self.conv(node, (*layer, conv), out)?,
+            Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
             Op::StoreKv { layer } => self.store(node, *layer)?,
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), out)?,
             Op::TakeRows => {
@@ -225,6 +245,10 @@ impl<'a> Resolver<'a> {
             Input::OutputRows => needs.output_rows = true,
             Input::Cells { part } => self.part(part).cells = true,
             Input::Visibility { part, .. } => self.part(part).visibility = true,
+            Input::States => {
+                let states = self.layout.states().iter().map(|s| s.n_rows);
+                needs.n_states = Some(states.min().unwrap_or(0));
+            }
         }
         Ok(())
     }
@@ -391,6 +415,89 @@ impl<'a> Resolver<'a> {
             q,
             out,
         })
+    }
+
+    fn conv(
+        &mut self,
+        node: &'a Node,
+        (layer, conv): (LayerIdx, &'a ConvSpec),
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let (x, channels, width) = (self.operand(node, 0)?, node.row_len(), conv.width);
+        self.operand_input(node, 1, |i| matches!(i, Input::States))?;
+        self.whole_ubatch(node, x, channels)?;
+        let (at, row) = self.state(layer)?;
+        let wanted = width.saturating_sub(1) * channels;
+        if row.conv_row != wanted {
+            return Err(other_state(layer, "convolution", wanted, row.conv_row));
+        }
+        let weight = self.vector(&conv.weight, node)?;
+        let bias = conv.bias.as_ref().map(|b| self.vector(b, node));
+        // Tap by tap, so that a kernel walks along the channels.
+        let taps = (0..width).flat_map(|k| weight.iter().skip(k).step_by(width.max(1)));
+        let kernel = ConvKernel {
+            taps: taps.copied().collect(),
+            width,
+            bias: bias.transpose()?,
+        };
+        Ok(Step::Conv {
+            layer: at,
+            kernel: Arc::new(kernel),
+            x,
+            out,
+        })
+    }
+
+    fn scan(
+        &mut self,
+        node: &'a Node,
+        (layer, scan): (LayerIdx, &'a ScanSpec),
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let (channels, d_state) = (node.row_len(), scan.d_state);
+        let mut inputs = [out; 4];
+        for (at, (input, width)) in inputs
+            .iter_mut()
+            .zip([channels, channels, d_state, d_state])
+            .enumerate()
+        {
+            *input = self.operand(node, at)?;
+            self.whole_ubatch(node, *input, width)?;
+        }
+        self.operand_input(node, 4, |i| matches!(i, Input::States))?;
+        let (at, row) = self.state(layer)?;
+        let wanted = channels * d_state;
+        if row.state_row != wanted {
+            return Err(other_state(layer, "scan", wanted, row.state_row));
+        }
+        let weights = ScanWeights {
+            d_state,
+            a: self.vector(&scan.a, node)?,
+            d: self.vector(&scan.d, node)?,
+        };
+        Ok(Step::Scan {
+            layer: at,
+            weights: Arc::new(weights),
+            inputs,
+            out,
+        })
+    }
+
+    /// An operand must have a row of this width for each token.
+    fn whole_ubatch(&self, node: &Node, x: Value, width: usize) -> Result<(), BackendError> {
+        if x.shape(self.graph) == (self.graph.shape().n_tokens, width) {
+            Ok(())
+        } else {
+            Err(unsupported(node))
+        }
+    }
+
+    fn state(&self, layer: LayerIdx) -> Result<(usize, RecurrentMemory), BackendError> {
+        let mut states = self.layout.states().iter().enumerate();
+        let found = states.find(|(_, s)| s.layer == layer);
+        found
+            .map(|(at, s)| (at, s.row))
+            .ok_or(BackendError::NoRows { layer })
     }
 
     fn layer(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {

@@ -6,7 +6,9 @@
 mod attention;
 mod decoder;
 mod feed_forward;
+mod ssm_mixer;
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias};
 pub use decoder::{Decoder, DecoderLayer, PostNorms, TOKEN_EMBEDDING};
 pub use feed_forward::FeedForwardBlock;
+pub use ssm_mixer::{ConvBias, SsmMixerBlock};

@@ -1,0 +1,104 @@
+//! The mixer of a Mamba layer: projection, causal convolution, selective scan, gate, projection.
+//!
+//! Gu and Dao, arXiv 2312.00752 (Mamba-1). Knows nothing of the layers around.
+
+use kv_core::LayerIdx;
+use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, Input, NodeId, ScanSpec};
+use kv_core::layers::RecurrentMemory;
+
+/// Settings of one mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SsmMixerBlock {
+    /// Channels of the convolution and the scan.
+    pub d_inner: usize,
+    /// Values of the state of one channel.
+    pub d_state: usize,
+    /// Width of the convolution.
+    pub d_conv: usize,
+    /// Values that step sizes are made from.
+    pub dt_rank: usize,
+    /// Whether the convolution has a bias.
+    pub conv_bias: ConvBias,
+}
+
+/// Whether the convolution of a mixer has a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConvBias {
+    /// It has none.
+    None,
+    /// One value for each channel.
+    #[default]
+    PerChannel,
+}
+
+impl SsmMixerBlock {
+    /// What the layer remembers.
+    pub fn memory(&self) -> RecurrentMemory {
+        RecurrentMemory {
+            conv_row: self.d_conv.saturating_sub(1) * self.d_inner,
+            state_row: self.d_inner * self.d_state,
+        }
+    }
+
+    /// Adds the block: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are those of `wanted`, or
+    /// else all.
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub fn build(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+        wanted: Option<NodeId>,
+    ) -> Result<NodeId, GraphError> {
+        let Self {
+            d_inner,
+            d_state,
+            d_conv,
+            dt_rank,
+            conv_bias,
+        } = *self;
+        let dim = b.shape_of(x).last().copied().unwrap_or(0);
+        let name = |what: &str| format!("{what}-{layer}");
+        let weight = |what: &str| format!("blk.{layer}.{what}");
+        let states = b.input(Input::States)?;
+        let xz = b.linear(&name("ssm_in"), x, &weight("ssm_in.weight"), 2 * d_inner)?;
+        let x = b.columns(&name("ssm_x_in"), xz, 0..d_inner)?;
+        let z = b.columns(&name("ssm_z"), xz, d_inner..2 * d_inner)?;
+        let conv = ConvSpec {
+            width: d_conv,
+            weight: weight("ssm_conv1d.weight"),
+            bias: match conv_bias {
+                ConvBias::None => None,
+                ConvBias::PerChannel => Some(weight("ssm_conv1d.bias")),
+            },
+        };
+        let x = b.conv(&name("ssm_conv"), layer, &conv, [x, states])?;
+        let x = b.activate(&name("ssm_conv_silu"), Activation::Silu, x)?;
+        let n_projected = dt_rank + 2 * d_state;
+        let projected = b.linear(&name("ssm_x"), x, &weight("ssm_x.weight"), n_projected)?;
+        let dt = b.columns(&name("ssm_dt_low"), projected, 0..dt_rank)?;
+        let into = b.columns(&name("ssm_B"), projected, dt_rank..dt_rank + d_state)?;
+        let out_of = b.columns(&name("ssm_C"), projected, dt_rank + d_state..n_projected)?;
+        let dt_bias = weight("ssm_dt.bias");
+        let dt_weights = (&*weight("ssm_dt.weight"), Some(&*dt_bias));
+        let dt = b.affine(&name("ssm_dt"), dt, dt_weights, d_inner)?;
+        let scan = ScanSpec {
+            d_state,
+            a: weight("ssm_a"),
+            d: weight("ssm_d"),
+        };
+        let operands = [x, dt, into, out_of, states];
+        let y = b.scan(&name("ssm_scan"), layer, &scan, operands)?;
+        let (y, z) = match wanted {
+            Some(rows) => (
+                b.take_rows(&name("ssm_scan_rows"), y, rows)?,
+                b.take_rows(&name("ssm_z_rows"), z, rows)?,
+            ),
+            None => (y, z),
+        };
+        let gated = b.gate(&name("ssm_gated"), Activation::Silu, z, y)?;
+        b.linear(&name("ssm_out"), gated, &weight("ssm_out.weight"), dim)
+    }
+}
