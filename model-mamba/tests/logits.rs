@@ -17,6 +17,8 @@ use kv_cpu::{CpuBackend, CpuConfig};
 
 /// Largest difference from the reference: llama.cpp's own is 1.5e-4 for these models.
 const TOLERANCE: f32 = 2e-4;
+/// The same for states; the reference's own logits, with and without a cache, differ by 7e-5.
+const STATE_TOLERANCE: f32 = 1e-4;
 const MODELS: [&str; 2] = ["mamba", "mamba_untied"];
 
 fn cpu() -> CpuBackend {
@@ -136,11 +138,11 @@ fn states_agree<B: Backend>(backend: impl Fn() -> B, name: &str) {
                 .collect();
             let ours = runner.state(0, layer, RowKind::Conv);
             let off = distance(&ours, &wanted);
-            assert!(off < 5e-5, "{name}, {i}, conv of layer {layer}: {off}");
+            assert!(off < STATE_TOLERANCE, "{name}, {i}, conv of layer {layer}: {off}");
             let wanted = tensor(name, &format!("ssm_state_l{layer}_{i}"));
             let ours = runner.state(0, layer, RowKind::State);
             let off = distance(&ours, &wanted);
-            assert!(off < 5e-5, "{name}, {i}, state of layer {layer}: {off}");
+            assert!(off < STATE_TOLERANCE, "{name}, {i}, state of layer {layer}: {off}");
         }
     }
 }
