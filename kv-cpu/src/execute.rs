@@ -379,8 +379,11 @@ fn channels_per_task(channels: usize, n_threads: usize) -> usize {
 /// What an activation without a gate is multiplied with.
 static ONES: [f32; 256] = [1.0; 256];
 
+/// Changes the first values by the second: `(gate, up)`.
+type ChangeBy = fn(&mut [f32], &[f32]);
+
 /// `gate[i] = activation(gate[i]) * up[i]`.
-fn gate(kernels: &Kernels, activation: Activation) -> Result<fn(&mut [f32], &[f32]), BackendError> {
+fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendError> {
     match activation {
         Activation::Silu => Ok(kernels.silu_mul),
         Activation::GeluTanh => Ok(kernels.gelu_tanh_mul),

@@ -134,9 +134,10 @@ impl SelectiveScan<'_> {
             // row of the last state is another than the source.
             let state = unsafe { self.states.range(self.of(last.to, &channels)) };
             match group.source {
-                // SAFETY: as above.
                 Some(row) => {
-                    state.copy_from_slice(unsafe { self.states.range(self.of(row, &channels)) });
+                    // SAFETY: as above.
+                    let source = unsafe { self.states.range(self.of(row, &channels)) };
+                    state.copy_from_slice(source);
                 }
                 None => state.fill(0.0),
             }
