@@ -401,7 +401,7 @@ fn compute(rows: &mut [Option<Vec<u64>>], groups: &[StateGroup], ids: &[u64]) {
     for group in groups {
         let mut state = match group.source {
             None => Vec::new(),
-            Some(row) => rows[row.as_usize()].clone().expect("a state that exists"),
+            Some(row) => rows[row.as_usize()].clone().unwrap(),
         };
         for (n_rows, &row) in (1u32..).zip(&group.rows) {
             state.push(ids[row as usize]);

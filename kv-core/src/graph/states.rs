@@ -228,7 +228,10 @@ mod tests {
     #[test]
     fn every_row_is_in_one_group() {
         let first = group(&[0, 2], None, &[(2, 0)]);
-        assert_eq!(error(&[first.clone()]), "row 1 of 3 is in 0 groups");
+        assert_eq!(
+            error(std::slice::from_ref(&first)),
+            "row 1 of 3 is in 0 groups"
+        );
         let again = group(&[1, 2], None, &[(2, 1)]);
         assert_eq!(error(&[first, again]), "row 2 of 3 is in 2 groups");
         let beyond = group(&[0, 1, 2, 3], None, &[(4, 0)]);
