@@ -420,3 +420,33 @@ fn configurations_that_make_no_memory_are_refused() {
     let too_many = error(RecurrentConfig::new(2).with_snapshots(u32::MAX));
     assert!(matches!(too_many, RecurrentConfigError::RowCount { .. }));
 }
+
+#[test]
+fn steps_before_the_last_are_undone_only_where_their_states_are_still_there() {
+    let mut f = Fixture::with_snapshots(0);
+    f.decode(&[(&[0], 1)]).unwrap();
+    let before = f.memory.clone();
+    let batch = f.batch(&[(&[0], 3)]);
+    let plan = f.memory.plan(&batch, 1).unwrap();
+    let mut undo = Vec::new();
+    for (step, ubatch) in plan.ubatches.iter().enumerate() {
+        undo.push(f.memory.commit(ubatch, &plan.placement, step));
+    }
+    // Two rows in turns: the last step stored its state where the one before the second was.
+    let written = RowsWritten::Perhaps;
+    let (last, second) = (undo.pop().unwrap(), undo.pop().unwrap());
+    f.memory.check_rollback(&last, written).unwrap();
+    f.memory.rollback(last, written);
+    let refused = f.memory.check_rollback(&second, written).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "sequence 0 cannot go back to position 1: later steps stored other states in row 1"
+    );
+    f.memory.check_rollback(&second, RowsWritten::No).unwrap();
+    let mut forgetful = f.memory.clone();
+    forgetful.rollback(second.clone(), written);
+    assert_eq!(forgetful.positions(SeqId(0)), None);
+    f.memory.rollback(second, RowsWritten::No);
+    f.memory.rollback(undo.pop().unwrap(), RowsWritten::No);
+    assert_eq!(f.memory, before);
+}

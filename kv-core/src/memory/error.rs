@@ -2,7 +2,7 @@
 
 use super::recurrent::{CoupledStates, NoStateRoom, StateGone, StateIndivisible};
 use crate::batch::SplitError;
-use crate::ids::{PartIdx, Pos, SeqId, StreamIdx};
+use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::window::Window;
 
@@ -42,7 +42,12 @@ impl PlanError {
     /// Whether smaller ubatches may have a place: each frees what a window hides for the next.
     pub fn smaller_may_fit(&self) -> bool {
         // With a full window no token is ever forgotten, so smaller pieces need as many cells.
-        matches!(self, Self::NoRoom(no_room) if no_room.window != Window::Full)
+        // Smaller pieces store fewer recurrent states at once.
+        match self {
+            Self::NoRoom(no_room) => no_room.window != Window::Full,
+            Self::NoStateRoom(_) => true,
+            _ => false,
+        }
     }
 }
 
@@ -127,6 +132,18 @@ pub enum RollbackRefused {
     /// Later steps, which were undone before, have overwritten what the sequence would need then.
     #[error(transparent)]
     WindowForgotten(#[from] WindowForgotten),
+    /// Later steps, which were undone before, have overwritten the sequence's recurrent state.
+    #[error(
+        "sequence {seq} cannot go back to position {last}: later steps stored other states in row {row}"
+    )]
+    StateOverwritten {
+        /// The sequence.
+        seq: SeqId,
+        /// Its last position before the step.
+        last: Pos,
+        /// The row that held its state.
+        row: CellIdx,
+    },
 }
 
 /// Why a copy was refused.

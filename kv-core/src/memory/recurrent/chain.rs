@@ -101,6 +101,14 @@ impl Chain {
         }
     }
 
+    /// The chain without the states before the newest whose row does not fit; `None` where that is
+    /// the current one.
+    pub(super) fn newest_where(mut self, fits: impl Fn(CellIdx) -> bool) -> Option<Self> {
+        let lost = self.states.iter().rposition(|state| !fits(state.row));
+        self.states.drain(..lost.map_or(0, |at| at + 1));
+        (!self.states.is_empty()).then_some(self)
+    }
+
     /// Makes the state with this number the current one.
     pub(super) fn truncated(mut self, at: usize) -> Self {
         self.states.truncate(at + 1);

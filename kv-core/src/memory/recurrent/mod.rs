@@ -21,10 +21,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused};
+use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused};
 use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
 use crate::batch::{SplitPolicy, UBatch};
-use crate::ids::{MAX_SEQS, Pos, SeqId};
+use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
 use crate::seq_set::SeqSet;
 use crate::window::PosRange;
 
@@ -93,19 +93,32 @@ impl RecurrentConfig {
     }
 }
 
-/// The memory of all recurrent layers of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The memory of all recurrent layers of a model. Two are equal where their sequences are at the same
+/// states.
+#[derive(Clone, Debug)]
 pub struct Recurrent {
     config: RecurrentConfig,
     /// By sequence; `None` where it has no tokens.
     chains: Vec<Option<Chain>>,
+    /// By row: how often it was given to a step. Never goes back: what was overwritten stays so.
+    n_stored: Vec<u64>,
 }
+
+impl PartialEq for Recurrent {
+    fn eq(&self, other: &Self) -> bool {
+        self.config == other.config && self.chains == other.chains
+    }
+}
+
+impl Eq for Recurrent {}
 
 /// The record of one step of a [`Recurrent`] memory.
 #[derive(Clone, Debug, Default)]
 pub struct RecurrentUndo {
     /// What the sequences of the step were.
     before: Vec<(SeqId, Option<Chain>)>,
+    /// How often each row had been given to a step, this one included.
+    n_stored: Vec<u64>,
 }
 
 impl Recurrent {
@@ -133,6 +146,7 @@ impl Recurrent {
         Ok(Self {
             config,
             chains: vec![None; n_seqs as usize],
+            n_stored: vec![0; n_rows as usize],
         })
     }
 
@@ -214,6 +228,11 @@ impl Recurrent {
         }
     }
 
+    /// Whether no step after that of `undo` was given this row.
+    fn is_intact(&self, undo: &RecurrentUndo, row: CellIdx) -> bool {
+        self.n_stored.get(row.as_usize()) == undo.n_stored.get(row.as_usize())
+    }
+
     fn n_tokens(&self, seq: SeqId) -> u32 {
         let current = self.chain(seq).and_then(Chain::current);
         current.map_or(0, |state| state.n_tokens)
@@ -262,15 +281,47 @@ impl Memory for Recurrent {
         placement: &RecurrentPlacement,
         step: usize,
     ) -> RecurrentUndo {
+        let groups = placement.groups(step);
+        for store in groups.iter().flat_map(|group| &group.stores) {
+            if let Some(n) = self.n_stored.get_mut(store.to.as_usize()) {
+                *n += 1;
+            }
+        }
         RecurrentUndo {
-            before: place::extend(self, ubatch, placement.groups(step)),
+            before: place::extend(self, ubatch, groups),
+            n_stored: self.n_stored.clone(),
         }
     }
 
-    /// Exact whatever was written: a step only writes rows that no sequence could be at.
-    fn rollback(&mut self, undo: RecurrentUndo, _rows: RowsWritten) {
-        for (seq, chain) in undo.before {
-            self.set_chain(seq, chain);
+    fn check_rollback(
+        &self,
+        undo: &RecurrentUndo,
+        rows: RowsWritten,
+    ) -> Result<(), RollbackRefused> {
+        for (seq, chain) in &undo.before {
+            if let Some(state) = chain.as_ref().and_then(Chain::current)
+                && rows == RowsWritten::Perhaps
+                && !self.is_intact(undo, state.row)
+            {
+                return Err(RollbackRefused::StateOverwritten {
+                    seq: *seq,
+                    last: state.pos,
+                    row: state.row,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Exact for the step that was committed last, whatever was written: a step only writes rows that
+    /// no sequence could be at. Of one before it, states that later steps overwrote are forgotten.
+    fn rollback(&mut self, undo: RecurrentUndo, rows: RowsWritten) {
+        for (seq, chain) in &undo.before {
+            let chain = chain.clone().and_then(|chain| match rows {
+                RowsWritten::No => Some(chain),
+                RowsWritten::Perhaps => chain.newest_where(|row| self.is_intact(&undo, row)),
+            });
+            self.set_chain(*seq, chain);
         }
     }
 
