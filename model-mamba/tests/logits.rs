@@ -138,11 +138,17 @@ fn states_agree<B: Backend>(backend: impl Fn() -> B, name: &str) {
                 .collect();
             let ours = runner.state(0, layer, RowKind::Conv);
             let off = distance(&ours, &wanted);
-            assert!(off < STATE_TOLERANCE, "{name}, {i}, conv of layer {layer}: {off}");
+            assert!(
+                off < STATE_TOLERANCE,
+                "{name}, {i}, conv of layer {layer}: {off}"
+            );
             let wanted = tensor(name, &format!("ssm_state_l{layer}_{i}"));
             let ours = runner.state(0, layer, RowKind::State);
             let off = distance(&ours, &wanted);
-            assert!(off < STATE_TOLERANCE, "{name}, {i}, state of layer {layer}: {off}");
+            assert!(
+                off < STATE_TOLERANCE,
+                "{name}, {i}, state of layer {layer}: {off}"
+            );
         }
     }
 }
