@@ -58,6 +58,7 @@ impl ModelSource {
 pub(crate) fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
     registry
 }
 

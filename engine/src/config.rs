@@ -138,7 +138,8 @@ impl EngineConfig {
                 n_vocab: count("vocabulary", model.vocab_size())?,
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
-            layout: RowLayout::new(model.layers(), &cells, self.kv_type)?,
+            layout: RowLayout::new(model.layers(), &cells, self.kv_type)?
+                .with_states(model.layers(), memory.n_state_rows())?,
             n_programs: self.n_programs,
             layers: model.layers().clone(),
             memory,

@@ -202,7 +202,8 @@ fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary
         .map(|(layer, remembers)| LayerSummary {
             layer: layer.0,
             remembers,
-            n_bytes: whole.layer(layer).map_or(0, |rows| rows.bytes()),
+            n_bytes: whole.layer(layer).map_or(0, |rows| rows.bytes())
+                + whole.state(layer).map_or(0, |rows| rows.bytes()),
         });
     Ok(MemorySummary {
         n_ctx,
@@ -399,6 +400,10 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
             LayerMemory::Attention(a) => format!(
                 "attention: {} heads, K {} and V {} values each, window {}",
                 a.kv_heads, a.k_dim, a.v_dim, a.window
+            ),
+            LayerMemory::Recurrent(r) => format!(
+                "recurrent: {} values of convolution and {} of state a sequence",
+                r.conv_row, r.state_row
             ),
             _ => "nothing".to_owned(),
         };

@@ -49,11 +49,14 @@ pub struct Reference {
 }
 
 pub fn references() -> Vec<Reference> {
+    references_in(model().with_file_name("stories-llama.reference.json"))
+}
+
+pub fn references_in(path: impl AsRef<Path>) -> Vec<Reference> {
     #[derive(Deserialize)]
     struct File {
         prompts: Vec<Reference>,
     }
-    let path = model().with_file_name("stories-llama.reference.json");
     serde_json::from_str::<File>(&std::fs::read_to_string(path).unwrap())
         .unwrap()
         .prompts

@@ -6,13 +6,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused};
-use super::hybrid::PairError;
+use super::hybrid::{Pair, PairError};
 use super::iswa::{Iswa, SwaSize};
+use super::recurrent::{Recurrent, RecurrentConfig, RecurrentConfigError};
 use super::unified::{Streams, Unified, UnifiedConfigError};
 use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
-use crate::layers::LayerMap;
+use crate::layers::{LayerMap, LayerMemory};
 use crate::window::{Causality, PosRange, Window};
 
 /// How much is to be remembered, whatever the model's layers are.
@@ -58,6 +59,9 @@ pub enum MemoryConfigError {
         /// What is wrong.
         source: UnifiedConfigError,
     },
+    /// Recurrent states with impossible sizes.
+    #[error(transparent)]
+    Recurrent(#[from] RecurrentConfigError),
     /// Parts that do not suit each other.
     #[error(transparent)]
     Pair(#[from] PairError),
@@ -88,31 +92,73 @@ impl MemoryConfig {
         });
         cells.collect()
     }
+
+    /// State rows of each recurrent layer: as
+    /// [`RowLayout::with_states`](crate::layers::RowLayout::with_states) takes them.
+    pub fn n_state_rows(&self) -> usize {
+        self.recurrent().n_rows() as usize
+    }
+
+    fn recurrent(&self) -> RecurrentConfig {
+        RecurrentConfig::new(self.n_seqs)
+    }
+
+    fn unified(&self, (part, window): (PartIdx, Window)) -> Result<Unified, MemoryConfigError> {
+        Unified::new(self.part(part, window)).map_err(|source| MemoryConfigError::Part {
+            part,
+            window,
+            source,
+        })
+    }
 }
 
-/// What the layers ask for.
-enum Shape {
+/// What the layers ask for: attention, states or both.
+struct Shape {
+    attention: AttentionShape,
+    states: States,
+}
+
+/// The attention layers' part of it.
+enum AttentionShape {
+    None,
     One([(PartIdx, Window); 1]),
     Two([(PartIdx, Window); 2]),
+}
+
+/// Whether layers remember states.
+enum States {
+    None,
+    Some,
 }
 
 impl Shape {
     fn of(layers: &LayerMap) -> Result<Self, MemoryConfigError> {
         let windows: Vec<Window> = layers.parts().iter().map(|part| part.window).collect();
-        match *windows {
-            [] => Err(MemoryConfigError::NothingToRemember {
-                n_layers: layers.n_layers(),
-            }),
-            [one] => Ok(Self::One([(PartIdx(0), one)])),
-            [first, second] => Ok(Self::Two([(PartIdx(0), first), (PartIdx(1), second)])),
-            _ => Err(MemoryConfigError::TooManyWindows { windows }),
+        let attention = match *windows {
+            [] => AttentionShape::None,
+            [one] => AttentionShape::One([(PartIdx(0), one)]),
+            [first, second] => AttentionShape::Two([(PartIdx(0), first), (PartIdx(1), second)]),
+            _ => return Err(MemoryConfigError::TooManyWindows { windows }),
+        };
+        let is_recurrent = |(_, memory)| matches!(memory, LayerMemory::Recurrent(_));
+        let states = match layers.iter().any(is_recurrent) {
+            true => States::Some,
+            false => States::None,
+        };
+        match (&attention, &states) {
+            (AttentionShape::None, States::None) => {
+                let n_layers = layers.n_layers();
+                Err(MemoryConfigError::NothingToRemember { n_layers })
+            }
+            _ => Ok(Self { attention, states }),
         }
     }
 
     fn parts(&self) -> &[(PartIdx, Window)] {
-        match self {
-            Self::One(parts) => parts,
-            Self::Two(parts) => parts,
+        match &self.attention {
+            AttentionShape::None => &[],
+            AttentionShape::One(parts) => parts,
+            AttentionShape::Two(parts) => parts,
         }
     }
 }
@@ -125,6 +171,12 @@ pub enum AnyMemory {
     Unified(Unified),
     /// They have windows of two kinds.
     Iswa(Iswa),
+    /// All layers that remember are recurrent.
+    Recurrent(Recurrent),
+    /// Recurrent layers beside attention layers of one window.
+    Hybrid(Pair<Unified, Recurrent>),
+    /// Recurrent layers beside attention layers of two windows.
+    HybridIswa(Pair<Iswa, Recurrent>),
 }
 
 /// Where the ubatches of a plan go, for [`AnyMemory`].
@@ -135,6 +187,12 @@ pub enum AnyPlacement {
     Unified(<Unified as Memory>::Placement),
     /// In an [`Iswa`].
     Iswa(<Iswa as Memory>::Placement),
+    /// In a [`Recurrent`].
+    Recurrent(<Recurrent as Memory>::Placement),
+    /// In a hybrid.
+    Hybrid(<Pair<Unified, Recurrent> as Memory>::Placement),
+    /// In a hybrid with two windows.
+    HybridIswa(<Pair<Iswa, Recurrent> as Memory>::Placement),
 }
 
 /// What is needed to undo a step, for [`AnyMemory`].
@@ -145,6 +203,12 @@ pub enum AnyUndo {
     Unified(<Unified as Memory>::Undo),
     /// In an [`Iswa`].
     Iswa(<Iswa as Memory>::Undo),
+    /// In a [`Recurrent`].
+    Recurrent(<Recurrent as Memory>::Undo),
+    /// In a hybrid.
+    Hybrid(<Pair<Unified, Recurrent> as Memory>::Undo),
+    /// In a hybrid with two windows.
+    HybridIswa(<Pair<Iswa, Recurrent> as Memory>::Undo),
     /// Nothing was done: the placement was that of another memory.
     Nothing,
 }
@@ -155,17 +219,19 @@ impl AnyMemory {
     /// # Errors
     /// [`MemoryConfigError`] where there is none, or sizes are impossible.
     pub fn new(layers: &LayerMap, config: &MemoryConfig) -> Result<Self, MemoryConfigError> {
-        match Shape::of(layers)? {
-            Shape::One([(part, window)]) => match Unified::new(config.part(part, window)) {
-                Ok(unified) => Ok(Self::Unified(unified)),
-                Err(source) => Err(MemoryConfigError::Part {
-                    part,
-                    window,
-                    source,
-                }),
-            },
-            Shape::Two(parts) => Ok(Self::Iswa(Iswa::iswa(config, parts)?)),
-        }
+        let Shape { attention, states } = Shape::of(layers)?;
+        let recurrent = || Recurrent::new(config.recurrent());
+        Ok(match (attention, states) {
+            (AttentionShape::None, _) => Self::Recurrent(recurrent()?),
+            (AttentionShape::One([one]), States::None) => Self::Unified(config.unified(one)?),
+            (AttentionShape::One([one]), States::Some) => {
+                Self::Hybrid(Pair::new(config.unified(one)?, recurrent()?)?)
+            }
+            (AttentionShape::Two(two), States::None) => Self::Iswa(Iswa::iswa(config, two)?),
+            (AttentionShape::Two(two), States::Some) => {
+                Self::HybridIswa(Pair::new(Iswa::iswa(config, two)?, recurrent()?)?)
+            }
+        })
     }
 
     /// The attention memories that it consists of.
@@ -173,10 +239,13 @@ impl AnyMemory {
         match self {
             Self::Unified(unified) => vec![unified],
             Self::Iswa(iswa) => iswa.parts().to_vec(),
+            Self::Recurrent(_) => vec![],
+            Self::Hybrid(hybrid) => vec![hybrid.first()],
+            Self::HybridIswa(hybrid) => hybrid.first().parts().to_vec(),
         }
     }
 
-    /// Number of cells in use, over all parts and streams.
+    /// Number of cells in use, over all parts and streams; states are not counted.
     pub fn n_used(&self) -> u32 {
         self.attention_parts()
             .iter()
@@ -191,6 +260,9 @@ macro_rules! every_shape {
         match $memory {
             AnyMemory::Unified($m) => $body,
             AnyMemory::Iswa($m) => $body,
+            AnyMemory::Recurrent($m) => $body,
+            AnyMemory::Hybrid($m) => $body,
+            AnyMemory::HybridIswa($m) => $body,
         }
     };
 }
@@ -215,6 +287,9 @@ impl Memory for AnyMemory {
         match self {
             Self::Unified(m) => m.place(ubatches).map(AnyPlacement::Unified),
             Self::Iswa(m) => m.place(ubatches).map(AnyPlacement::Iswa),
+            Self::Recurrent(m) => m.place(ubatches).map(AnyPlacement::Recurrent),
+            Self::Hybrid(m) => m.place(ubatches).map(AnyPlacement::Hybrid),
+            Self::HybridIswa(m) => m.place(ubatches).map(AnyPlacement::HybridIswa),
         }
     }
 
@@ -224,6 +299,15 @@ impl Memory for AnyMemory {
                 AnyUndo::Unified(m.commit(ubatch, p, step))
             }
             (Self::Iswa(m), AnyPlacement::Iswa(p)) => AnyUndo::Iswa(m.commit(ubatch, p, step)),
+            (Self::Recurrent(m), AnyPlacement::Recurrent(p)) => {
+                AnyUndo::Recurrent(m.commit(ubatch, p, step))
+            }
+            (Self::Hybrid(m), AnyPlacement::Hybrid(p)) => {
+                AnyUndo::Hybrid(m.commit(ubatch, p, step))
+            }
+            (Self::HybridIswa(m), AnyPlacement::HybridIswa(p)) => {
+                AnyUndo::HybridIswa(m.commit(ubatch, p, step))
+            }
             _ => {
                 debug_assert!(false, "a placement of another memory");
                 AnyUndo::Nothing
@@ -235,6 +319,9 @@ impl Memory for AnyMemory {
         match (self, undo) {
             (Self::Unified(m), AnyUndo::Unified(undo)) => m.check_rollback(undo, rows),
             (Self::Iswa(m), AnyUndo::Iswa(undo)) => m.check_rollback(undo, rows),
+            (Self::Recurrent(m), AnyUndo::Recurrent(undo)) => m.check_rollback(undo, rows),
+            (Self::Hybrid(m), AnyUndo::Hybrid(undo)) => m.check_rollback(undo, rows),
+            (Self::HybridIswa(m), AnyUndo::HybridIswa(undo)) => m.check_rollback(undo, rows),
             _ => Ok(()),
         }
     }
@@ -243,6 +330,9 @@ impl Memory for AnyMemory {
         match (self, undo) {
             (Self::Unified(m), AnyUndo::Unified(undo)) => m.rollback(undo, rows),
             (Self::Iswa(m), AnyUndo::Iswa(undo)) => m.rollback(undo, rows),
+            (Self::Recurrent(m), AnyUndo::Recurrent(undo)) => m.rollback(undo, rows),
+            (Self::Hybrid(m), AnyUndo::Hybrid(undo)) => m.rollback(undo, rows),
+            (Self::HybridIswa(m), AnyUndo::HybridIswa(undo)) => m.rollback(undo, rows),
             (_, undo) => {
                 debug_assert!(matches!(undo, AnyUndo::Nothing), "a step of another memory")
             }
@@ -259,6 +349,9 @@ impl Memory for AnyMemory {
         match (self, placement) {
             (Self::Unified(m), AnyPlacement::Unified(p)) => m.inputs(ubatch, p, step, inputs),
             (Self::Iswa(m), AnyPlacement::Iswa(p)) => m.inputs(ubatch, p, step, inputs),
+            (Self::Recurrent(m), AnyPlacement::Recurrent(p)) => m.inputs(ubatch, p, step, inputs),
+            (Self::Hybrid(m), AnyPlacement::Hybrid(p)) => m.inputs(ubatch, p, step, inputs),
+            (Self::HybridIswa(m), AnyPlacement::HybridIswa(p)) => m.inputs(ubatch, p, step, inputs),
             _ => debug_assert!(false, "a placement of another memory"),
         }
     }

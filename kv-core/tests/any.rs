@@ -1,0 +1,115 @@
+//! The memory that layers ask for, where some of them are recurrent.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a test
+
+use kv_core::batch::{Batch, BatchRules, validate};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
+use kv_core::memory::{
+    AnyMemory, Memory, MemoryConfig, MemoryInputs, RowsWritten, Seqs, Streams, SwaSize,
+};
+use kv_core::{Causality, Pos, PosRange, SeqId, TokenId, Window};
+
+fn attention(window: Window) -> LayerMemory {
+    LayerMemory::Attention(AttentionMemory {
+        kv_heads: 1,
+        k_dim: 2,
+        v_dim: 2,
+        window,
+    })
+}
+
+const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
+    conv_row: 3,
+    state_row: 4,
+});
+
+fn memory(layers: &[LayerMemory]) -> AnyMemory {
+    let config = MemoryConfig {
+        n_ctx: 64,
+        n_seqs: 2,
+        streams: Streams::Shared,
+        n_ubatch: 16,
+        causality: Causality::Causal,
+        swa: SwaSize::Window,
+    };
+    assert_eq!(config.n_state_rows(), 4, "two rows for each sequence");
+    AnyMemory::new(&LayerMap::new(layers.to_vec()), &config).unwrap()
+}
+
+/// All shapes with states.
+fn with_states() -> [AnyMemory; 3] {
+    let (full, near) = (attention(Window::Full), attention(Window::Sliding(8)));
+    let memories = [
+        memory(&[STATES, LayerMemory::Nothing]),
+        memory(&[STATES, full, STATES]),
+        memory(&[full, STATES, near]),
+    ];
+    assert!(matches!(memories[0], AnyMemory::Recurrent(_)));
+    assert!(matches!(memories[1], AnyMemory::Hybrid(_)));
+    assert!(matches!(memories[2], AnyMemory::HybridIswa(_)));
+    memories
+}
+
+fn feed(memory: &mut AnyMemory, n: u32, n_ubatch: u32) -> MemoryInputs {
+    let mut inputs = MemoryInputs::default();
+    let rules = BatchRules {
+        n_batch: 64,
+        n_seqs: 2,
+        n_vocab: 10,
+        n_embd: 1,
+    };
+    let prompt = Batch::prompt(SeqId(0), (0..n).map(|_| TokenId(1)));
+    let batch = validate(&prompt, &rules, |seq| memory.positions(seq)).unwrap();
+    let mut steps = memory.begin(&batch, n_ubatch).unwrap();
+    while steps.next(&mut inputs).is_some() {}
+    inputs
+}
+
+#[test]
+fn states_and_cells_take_the_same_ubatches() {
+    for mut memory in with_states() {
+        let n_parts = memory.attention_parts().len();
+        let inputs = feed(&mut memory, 5, 16);
+        assert_eq!(inputs.parts.len(), n_parts);
+        assert!(inputs.parts.iter().all(|part| part.cells.len() == 5));
+        assert_eq!(inputs.states.len(), 1, "one sequence");
+        assert_eq!(inputs.states[0].rows, [0, 1, 2, 3, 4]);
+        assert_eq!(inputs.states[0].source, None, "begins from zeros");
+        let next = feed(&mut memory, 1, 16);
+        assert_eq!(next.states[0].source, Some(inputs.states[0].stores[0].to));
+        assert_eq!(memory.positions(SeqId(0)).unwrap().last, Pos(5));
+    }
+}
+
+#[test]
+fn d29_the_past_of_a_hybrid_cannot_be_cut_out() {
+    for mut memory in with_states() {
+        feed(&mut memory, 6, 16);
+        let before = memory.clone();
+        let middle = PosRange::from(Pos(1)..Pos(3));
+        let refused = memory.remove(Seqs::One(SeqId(0)), middle).unwrap_err();
+        assert_eq!(memory, before, "{refused}: no part was edited");
+        memory.remove(Seqs::One(SeqId(0)), PosRange::ALL).unwrap();
+        assert_eq!(memory.positions(SeqId(0)), None);
+    }
+}
+
+#[test]
+fn a_failed_step_is_undone_in_every_part() {
+    for mut memory in with_states() {
+        feed(&mut memory, 4, 16);
+        let before = memory.clone();
+        let rules = BatchRules {
+            n_batch: 8,
+            n_seqs: 2,
+            n_vocab: 10,
+            n_embd: 1,
+        };
+        let prompt = Batch::prompt(SeqId(0), [TokenId(2)]);
+        let batch = validate(&prompt, &rules, |seq| memory.positions(seq)).unwrap();
+        let mut steps = memory.begin(&batch, 8).unwrap();
+        steps.next(&mut MemoryInputs::default()).unwrap();
+        steps.fail(RowsWritten::Perhaps);
+        assert_eq!(memory, before);
+    }
+}
