@@ -3,22 +3,35 @@
 //! The model keeps every token of every sequence that was not removed on purpose, and asks
 //! [`Window`] who sees whom. So whatever cells the memory reuses, shares, copies or gives back after
 //! a failure, the tokens that a row sees must be the model's. A simulated backend holds one token id
-//! for each row, and overwrites rows as a real one does.
+//! for each row, and overwrites rows as a real one does; beside it, the position that the row's key
+//! is rotated to, which must be the one that its cell says.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
+use kv_core::backend::RowCopy;
+use kv_core::batch::{Batch, BatchRules, MAX_POS, ValidBatch, validate};
 use kv_core::memory::{
-    CopyRefused, Memory, MemoryInputs, PlanError, RowsWritten, Seqs, Streams, Unified,
-    UnifiedConfig, invariants,
+    CopyRefused, Division, Memory, MemoryInputs, PlanError, PosChange, RowsWritten, Seqs,
+    ShiftRefused, Shifted, Streams, Unified, UnifiedConfig, invariants,
 };
 use kv_core::{
-    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
+    Causality, CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
 };
 use proptest::prelude::*;
 
 const N_SEQS: u32 = 4;
 /// What a row holds after a computation that failed half-way.
-const GARBAGE: u64 = u64::MAX;
+const GARBAGE: Row = Row {
+    id: u64::MAX,
+    rotated_to: i64::MIN,
+};
+
+/// What the simulated backend holds of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    id: u64,
+    /// The position that its key has.
+    rotated_to: i64,
+}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -37,6 +50,17 @@ enum Op {
         to: SeqId,
         range: RelativeRange,
     },
+    Reposition {
+        seq: SeqId,
+        range: RelativeRange,
+        change: PosChange,
+    },
+    /// What makes room: remove some tokens, move those behind them down.
+    ContextShift {
+        seq: SeqId,
+        n_keep: u32,
+    },
+    Compact,
     KeepOnly(SeqId),
     Clear,
 }
@@ -76,6 +100,19 @@ fn range() -> impl Strategy<Value = RelativeRange> {
     ]
 }
 
+fn change() -> impl Strategy<Value = PosChange> {
+    let delta = prop_oneof![8 => -9i32..10, 1 => Just(i32::MAX), 1 => Just(i32::MIN)];
+    let origin = prop_oneof![1 => Just(0), 1 => 0u32..12];
+    let by = prop_oneof![1 => Just(0), 9 => 1u32..5];
+    prop_oneof![
+        3 => delta.prop_map(|delta| PosChange::Shift(PosDelta(delta))),
+        2 => (by, origin).prop_map(|(by, origin)| {
+            let origin = Pos(origin);
+            PosChange::Divide(Division { by, origin })
+        }),
+    ]
+}
+
 fn entries() -> impl Strategy<Value = Vec<(u32, bool)>> {
     let one = (0..N_SEQS).prop_map(|s| 1 << s);
     let repeat = prop::bool::weighted(0.1);
@@ -100,6 +137,10 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(entries, n_ubatch, failure)| Op::Batch { entries, n_ubatch, failure }),
         3 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove { seqs, range }),
         3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy { from, to, range }),
+        4 => (seq(), range(), change())
+            .prop_map(|(seq, range, change)| Op::Reposition { seq, range, change }),
+        2 => (seq(), 0u32..4).prop_map(|(seq, n_keep)| Op::ContextShift { seq, n_keep }),
+        1 => Just(Op::Compact),
         1 => seq().prop_map(Op::KeepOnly),
         1 => Just(Op::Clear),
     ]
@@ -130,7 +171,7 @@ fn config() -> impl Strategy<Value = UnifiedConfig> {
 /// The memory under test, the rows of its backend, and the model.
 struct World {
     memory: Unified,
-    rows: Vec<u64>,
+    rows: Vec<Row>,
     /// By sequence: position and token id, ascending.
     model: Vec<Vec<(Pos, u64)>>,
     n_tokens: u64,
@@ -172,7 +213,11 @@ impl World {
 
     fn held(&self, cells: impl Iterator<Item = (CellIdx, Pos)>) -> Vec<(Pos, u64)> {
         let mut held: Vec<_> = cells
-            .map(|(cell, pos)| (pos, self.rows[cell.as_usize()]))
+            .map(|(cell, pos)| {
+                let row = self.rows[cell.as_usize()];
+                assert_eq!(row.rotated_to, i64::from(pos.0), "the key in cell {cell}");
+                (pos, row.id)
+            })
             .collect();
         held.sort_unstable();
         held
@@ -187,6 +232,11 @@ impl World {
             } => self.batch(entries, *n_ubatch, *failure),
             Op::Remove { seqs, range } => self.remove(*seqs, *range),
             Op::Copy { from, to, range } => self.copy(*from, *to, *range),
+            Op::Reposition { seq, range, change } => {
+                self.reposition(*seq, range.resolve(self.last(*seq)), *change);
+            }
+            Op::ContextShift { seq, n_keep } => self.context_shift(*seq, *n_keep),
+            Op::Compact => self.compact(),
             Op::KeepOnly(seq) => {
                 self.memory.keep_only(*seq).unwrap();
                 for (s, tokens) in (0u32..).zip(&mut self.model) {
@@ -245,7 +295,10 @@ impl World {
                         break;
                     }
                     for ((&cell, &id), row) in cells.iter().zip(&ids).zip(&rows) {
-                        self.rows[cell.as_usize()] = id;
+                        self.rows[cell.as_usize()] = Row {
+                            id,
+                            rotated_to: i64::from(row.pos.0),
+                        };
                         for seq in row.seqs {
                             self.model[seq.as_usize()].push((row.pos, id));
                         }
@@ -391,11 +444,7 @@ impl World {
         let before = self.memory.clone();
         match self.memory.copy(from, to, range) {
             Ok(copied) => {
-                for copy in &copied.row_copies {
-                    assert_eq!(copy.part, PartIdx(1));
-                    let (from, to) = (copy.from.as_usize(), copy.to.as_usize());
-                    self.rows.copy_within(from..from + copy.len as usize, to);
-                }
+                self.copy_rows(&copied.row_copies);
                 if from != to {
                     let tokens = self.model[from.as_usize()].iter().copied();
                     let new: Vec<_> = tokens.filter(|t| range.contains(t.0)).collect();
@@ -417,6 +466,157 @@ impl World {
                     assert_ne!(self.window().0, Window::Full, "{refused}");
                 }
             }
+        }
+    }
+
+    fn copy_rows(&mut self, copies: &[RowCopy]) {
+        for copy in copies {
+            assert_eq!(copy.part, PartIdx(1));
+            let (from, to) = (copy.from.as_usize(), copy.to.as_usize());
+            assert!(from.abs_diff(to) >= copy.len as usize, "{copy:?} overlaps");
+            self.rows.copy_within(from..from + copy.len as usize, to);
+        }
+    }
+
+    fn shift_rows(&mut self, shifted: &Shifted) {
+        self.copy_rows(&shifted.row_copies);
+        let mut n_rows = 0;
+        for shift in &shifted.row_shifts {
+            assert_eq!(shift.part, PartIdx(1));
+            let first = shift.first.as_usize();
+            for row in &mut self.rows[first..first + shift.len as usize] {
+                row.rotated_to += i64::from(shift.delta.0);
+            }
+            n_rows += shift.len;
+        }
+        assert_eq!(n_rows, shifted.n_tokens);
+    }
+
+    fn context_shift(&mut self, seq: SeqId, n_keep: u32) {
+        let n_behind = self
+            .last(seq)
+            .map_or(0, |last| (last.0 + 1).saturating_sub(n_keep));
+        let n_discard = n_behind / 2;
+        let gone = PosRange::from(Pos(n_keep)..Pos(n_keep + n_discard));
+        let before = self.memory.clone();
+        if self.memory.remove(Seqs::One(seq), gone).is_err() {
+            assert_eq!(self.memory, before);
+            return;
+        }
+        self.model[seq.as_usize()].retain(|t| !gone.contains(t.0));
+        self.check();
+        let behind = PosRange::from(Pos(n_keep + n_discard)..);
+        let down = PosDelta(-(n_discard as i32));
+        self.reposition(seq, behind, PosChange::Shift(down));
+    }
+
+    fn reposition(&mut self, seq: SeqId, range: PosRange, change: PosChange) {
+        let before = self.memory.clone();
+        let wanted = self.model_reposition(seq, range, change);
+        let check = self.memory.check_reposition(seq, range, change);
+        match self.memory.reposition(seq, range, change) {
+            Ok(shifted) => {
+                assert_eq!(check, Ok(()));
+                let wanted = wanted.unwrap();
+                let tokens = &mut self.model[seq.as_usize()];
+                let changed = tokens.iter().zip(&wanted).filter(|(a, b)| a != b);
+                // What is forgotten moves too, without being counted.
+                assert!(shifted.n_tokens as usize <= changed.count());
+                *tokens = wanted;
+                self.shift_rows(&shifted);
+            }
+            Err(refused) => {
+                assert_eq!(check, Err(refused));
+                assert_eq!(self.memory, before);
+                match (refused, wanted) {
+                    (ShiftRefused::WindowForgotten(_), Ok(_)) => {
+                        assert_ne!(self.window().0, Window::Full, "{refused}");
+                    }
+                    (
+                        ShiftRefused::NoRoom {
+                            n_wanted, n_free, ..
+                        },
+                        Ok(_),
+                    ) => {
+                        assert_eq!(self.memory.config().streams, Streams::Shared);
+                        assert!(n_wanted > n_free, "{refused}");
+                    }
+                    (ShiftRefused::DivideByZero { .. }, Err("divide"))
+                    | (ShiftRefused::OutOfRange { .. }, Err("range"))
+                    | (ShiftRefused::Overtakes { .. }, Err("order")) => {}
+                    (_, wanted) => panic!("{refused}, but {wanted:?}"),
+                }
+            }
+        }
+    }
+
+    /// The tokens of `seq` as they would be, or why that cannot be.
+    fn model_reposition(
+        &self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Vec<(Pos, u64)>, &'static str> {
+        let tokens = &self.model[seq.as_usize()];
+        let named = |pos: Pos| {
+            range.contains(pos)
+                && match change {
+                    PosChange::Shift(_) => true,
+                    PosChange::Divide(division) => pos >= division.origin,
+                }
+        };
+        let mut moved: Vec<i64> = Vec::new();
+        for &(pos, _) in tokens {
+            let from = i64::from(pos.0);
+            moved.push(match change {
+                _ if !named(pos) => from,
+                PosChange::Shift(delta) => from + i64::from(delta.0),
+                PosChange::Divide(Division { by: 0, .. }) => return Err("divide"),
+                PosChange::Divide(Division { by, origin }) => {
+                    let origin = i64::from(origin.0);
+                    origin + (from - origin).div_euclid(i64::from(by))
+                }
+            });
+        }
+        if let PosChange::Divide(Division { by: 0, .. }) = change {
+            return Err("divide");
+        }
+        if moved
+            .iter()
+            .any(|&pos| !(0..=i64::from(MAX_POS.0)).contains(&pos))
+        {
+            return Err("range");
+        }
+        let all = || tokens.iter().map(|t| t.0).zip(&moved);
+        for (stays, &there) in all().filter(|t| !named(t.0)) {
+            for (pos, &new) in all().filter(|t| named(t.0)) {
+                // Only what does move can be in the way.
+                let moves = all().any(|(p, &n)| named(p) && i64::from(p.0) != n);
+                if moves && (pos < stays) != (new < there) || new == there {
+                    return Err("order");
+                }
+            }
+        }
+        let ids = tokens.iter().map(|t| t.1);
+        let moved = moved.iter().map(|&pos| Pos(u32::try_from(pos).unwrap()));
+        Ok(moved.zip(ids).collect())
+    }
+
+    fn compact(&mut self) {
+        let n_holes = self.memory.n_holes();
+        let compacted = self.memory.compact();
+        assert_eq!(compacted.n_cells, n_holes);
+        let n_copied: u32 = compacted.row_copies.iter().map(|c| c.len).sum();
+        assert_eq!(n_copied, n_holes);
+        self.copy_rows(&compacted.row_copies);
+        assert_eq!(self.memory.n_holes(), 0);
+        let config = *self.memory.config();
+        for first in (0..self.memory.n_cells()).step_by(config.n_cells as usize) {
+            let cells = first..first + config.n_cells;
+            let used: Vec<bool> = cells
+                .map(|c| self.memory.cell(CellIdx(c)).is_some())
+                .collect();
+            assert!(used.is_sorted_by(|a, b| a >= b), "a hole is left");
         }
     }
 

@@ -6,7 +6,9 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Attend, Backend, BackendError, BackendInfo, RowCopy, RowSpan, StoreRows};
+use super::{
+    Attend, Backend, BackendError, BackendInfo, LayerRope, RowCopy, RowShift, RowSpan, StoreRows,
+};
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::layers::RowLayout;
 use crate::weights::WeightSource;
@@ -41,6 +43,7 @@ pub trait DynBackend: Send + Sync + 'static {
     fn dyn_store_rows(&self, rows: &mut dyn Any, args: StoreRows<'_>) -> Done;
     fn dyn_attend(&self, rows: &dyn Any, args: Attend<'_>, out: &mut [f32]) -> Done;
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done;
+    fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done;
 }
 
 fn own<T: 'static>(any: &dyn Any) -> Result<&T, BackendError> {
@@ -114,6 +117,10 @@ where
 
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done {
         self.copy_rows(own_mut(rows)?, copies)
+    }
+
+    fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
+        self.shift_rows(own_mut(rows)?, shifts, ropes)
     }
 }
 
@@ -208,5 +215,9 @@ impl Backend for BoxedBackend {
 
     fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> Done {
         self.0.dyn_copy_rows(&mut *rows.rows, copies)
+    }
+
+    fn shift_rows(&self, rows: &mut BoxedRows, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
+        self.0.dyn_shift_rows(&mut *rows.rows, shifts, ropes)
     }
 }

@@ -10,12 +10,14 @@ mod check;
 mod diff;
 mod display;
 mod inputs;
+mod key_rope;
 mod op;
 
 pub use builder::{GraphBuilder, GraphError};
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
+pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, DType, Input, Op};
 
 use serde::{Deserialize, Serialize};

@@ -3,9 +3,10 @@
 //! Invariant: undoing with [`RowsWritten::No`] gives back a memory equal to the one before.
 
 use super::RowsWritten;
+use super::pos_set::PosSet;
 use super::stream::Stream;
 use crate::cells::Cell;
-use crate::ids::{CellIdx, Pos, SeqId};
+use crate::ids::{CellIdx, SeqId};
 use crate::visibility::CellRun;
 
 /// The record of one step of a [`Unified`](super::Unified) memory.
@@ -27,7 +28,7 @@ pub(super) struct StreamUndo {
     /// What else was forgotten because it is older.
     pub(super) purged: Vec<(SeqId, Vec<CellRun>)>,
     /// What had been forgotten before, of each sequence that forgot more.
-    pub(super) forgotten: Vec<(SeqId, Option<Pos>)>,
+    pub(super) forgotten: Vec<(SeqId, PosSet)>,
 }
 
 impl StreamUndo {
