@@ -94,6 +94,9 @@ pub(crate) struct EngineArgs {
     /// Give each sequence cells of its own instead of sharing all
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) streams: bool,
+    /// Give layers with a sliding window as many cells as the others
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) swa_full: bool,
 }
 
 /// How tokens are chosen.

@@ -12,7 +12,7 @@ use engine::sampler::{Penalties, SamplerConfig};
 use engine::{Engine, EngineConfig, GroupAttention, LongContext, Settings};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
-use kv_core::memory::Streams;
+use kv_core::memory::{Streams, SwaSize};
 use model_core::architecture::Model;
 use model_core::model_file::ModelFile;
 
@@ -65,7 +65,7 @@ pub(crate) fn long_context(args: &LongContextArgs, n_bos: u32) -> anyhow::Result
             .map(LongContext::Group)
             .map_err(|error| UsageError(error.to_string()).into()),
         None if args.context_shift => Ok(LongContext::Shift {
-            n_keep: args.keep + n_bos,
+            n_keep: args.keep.saturating_add(n_bos),
         }),
         None => Ok(LongContext::Stop),
     }
@@ -89,6 +89,11 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
             Streams::PerSequence
         } else {
             Streams::Shared
+        },
+        swa: if args.swa_full {
+            SwaSize::Full
+        } else {
+            SwaSize::Window
         },
         ..EngineConfig::default()
     }
@@ -119,11 +124,10 @@ pub(crate) fn open_engine(
 /// Whether this machine can hold what the model would remember.
 fn check_memory(model: &dyn Model, config: &EngineConfig) -> anyhow::Result<Settings> {
     let settings = config.settings(model)?;
-    let n_cells = settings
-        .layout
-        .layers()
-        .first()
-        .map_or(0, |layer| layer.n_rows as u64);
+    let mut parts: Vec<_> = settings.layout.layers().iter().collect();
+    parts.sort_by_key(|layer| layer.part);
+    parts.dedup_by_key(|layer| layer.part);
+    let n_cells = parts.iter().map(|layer| layer.n_rows as u64).sum::<u64>();
     let wanted = settings.layout.bytes() as u64 + n_cells * BYTES_PER_CELL;
     match machine::available_memory() {
         Some(available) if wanted > available => anyhow::bail!(

@@ -5,8 +5,8 @@
 
 use kv_core::batch::BatchRules;
 use kv_core::layers::{LayerMap, LayoutError, RowLayout};
-use kv_core::memory::{Streams, Unified, UnifiedConfig, UnifiedConfigError};
-use kv_core::{Causality, KvType, MAX_SEQS, PartIdx};
+use kv_core::memory::{AnyMemory, MemoryConfig, MemoryConfigError, Streams, SwaSize};
+use kv_core::{Causality, KvType, MAX_SEQS};
 use model_core::architecture::Model;
 
 /// The context length where none is chosen, unless the model was trained with less.
@@ -32,6 +32,8 @@ pub struct EngineConfig {
     pub kv_type: KvType,
     /// Whether sequences share cells.
     pub streams: Streams,
+    /// How many cells layers with a window have.
+    pub swa: SwaSize,
     /// Compiled shapes that are kept; the least recently used one makes room for a new one.
     pub n_programs: usize,
 }
@@ -50,15 +52,6 @@ pub enum ConfigError {
         /// The largest possible value.
         max: usize,
     },
-    /// Layers with several windows, or none that remembers anything.
-    #[error(
-        "the layers of this model need {n_parts} memories; this version holds models in which all \
-         attention layers have one window"
-    )]
-    Parts {
-        /// Memories that would be needed.
-        n_parts: usize,
-    },
     /// Sizes that cannot be counted.
     #[error("{name} of the model is {got}: more than can be counted")]
     Model {
@@ -70,9 +63,9 @@ pub enum ConfigError {
     /// The rows of all cells cannot be counted.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The memory cannot be made.
+    /// There is no memory for such layers, or none of such a size.
     #[error(transparent)]
-    Memory(#[from] UnifiedConfigError),
+    Memory(#[from] MemoryConfigError),
 }
 
 /// A configuration that was checked against a model.
@@ -88,7 +81,8 @@ pub struct Settings {
     pub layout: RowLayout,
     /// Compiled shapes that are kept.
     pub n_programs: usize,
-    memory: UnifiedConfig,
+    layers: LayerMap,
+    memory: MemoryConfig,
 }
 
 impl Default for EngineConfig {
@@ -100,6 +94,7 @@ impl Default for EngineConfig {
             n_seqs: 1,
             kv_type: KvType::F16,
             streams: Streams::Shared,
+            swa: SwaSize::Window,
             n_programs: 8,
         }
     }
@@ -124,23 +119,28 @@ impl EngineConfig {
         )?;
         in_range("the number of sequences", self.n_seqs as usize, MAX_SEQS)?;
         in_range("the number of compiled shapes", self.n_programs, 1 << 16)?;
-        let memory = memory_config(self, model.layers(), n_ctx)?;
-        let n_streams = match self.streams {
-            Streams::Shared => 1,
-            Streams::PerSequence => self.n_seqs as usize,
+        let n_ubatch = self.n_ubatch.min(self.n_batch);
+        let memory = MemoryConfig {
+            n_ctx,
+            n_seqs: self.n_seqs,
+            streams: self.streams,
+            n_ubatch,
+            causality: Causality::Causal,
+            swa: self.swa,
         };
-        let cells = (n_ctx as usize).saturating_mul(n_streams);
+        let cells = memory.cells_per_part(model.layers())?;
         Ok(Settings {
             n_ctx,
-            n_ubatch: self.n_ubatch.min(self.n_batch),
+            n_ubatch,
             rules: BatchRules {
                 n_batch: self.n_batch,
                 n_seqs: self.n_seqs,
                 n_vocab: count("vocabulary", model.vocab_size())?,
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
-            layout: RowLayout::new(model.layers(), &[cells], self.kv_type)?,
+            layout: RowLayout::new(model.layers(), &cells, self.kv_type)?,
             n_programs: self.n_programs,
+            layers: model.layers().clone(),
             memory,
         })
     }
@@ -151,30 +151,9 @@ impl Settings {
     ///
     /// # Errors
     /// [`ConfigError::Memory`] where the sizes are too large for it.
-    pub fn memory(&self) -> Result<Unified, ConfigError> {
-        Ok(Unified::new(self.memory)?)
+    pub fn memory(&self) -> Result<AnyMemory, ConfigError> {
+        Ok(AnyMemory::new(&self.layers, &self.memory)?)
     }
-}
-
-fn memory_config(
-    config: &EngineConfig,
-    layers: &LayerMap,
-    n_cells: u32,
-) -> Result<UnifiedConfig, ConfigError> {
-    let parts = layers.parts();
-    let [part] = parts.as_slice() else {
-        return Err(ConfigError::Parts {
-            n_parts: parts.len(),
-        });
-    };
-    Ok(UnifiedConfig {
-        part: PartIdx(0),
-        n_seqs: config.n_seqs,
-        n_cells,
-        streams: config.streams,
-        window: part.window,
-        causality: Causality::Causal,
-    })
 }
 
 fn in_range(name: &'static str, got: usize, max: usize) -> Result<(), ConfigError> {

@@ -2,14 +2,15 @@
 //!
 //! A batch is validated, planned, and then taken ubatch by ubatch: commit, compile the graph of its
 //! shape (or find it compiled), run. Invariant: a call that fails leaves the memory as it was before
-//! the call, at whichever ubatch it failed. Knows nothing of text or of how tokens are chosen.
+//! the call, at whichever ubatch it failed, or where a window forbids that, as it was before a ubatch
+//! of the call. Knows nothing of text or of how tokens are chosen.
 
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, LayerRope};
 use kv_core::batch::{Batch, Output, UBatch, ValidBatch, validate};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, KeyRopeError};
-use kv_core::memory::{Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, Unified};
+use kv_core::memory::{AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs};
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
 use model_core::architecture::Model;
@@ -24,7 +25,7 @@ pub struct Engine<B: Backend> {
     model: Arc<dyn Model>,
     weights: B::Weights,
     pub(crate) rows: B::Rows,
-    pub(crate) memory: Unified,
+    pub(crate) memory: AnyMemory,
     /// How each layer's keys move, or why they cannot.
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
     programs: ProgramCache<B::Program>,
@@ -128,7 +129,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// What it remembers, to look at.
-    pub fn memory(&self) -> &Unified {
+    pub fn memory(&self) -> &AnyMemory {
         &self.memory
     }
 
@@ -140,7 +141,9 @@ impl<B: Backend> Engine<B> {
     /// Evaluates a batch and gives the logits of the entries whose output is wanted.
     ///
     /// # Errors
-    /// [`EngineError`]; the memory is then as it was before the call.
+    /// [`EngineError`]; the memory is then as it was before the call. Where tokens behind a window
+    /// have given their rows to later ubatches of the same call, one cannot return that far: the
+    /// ubatches before stay, and [`Memory::positions`] says up to where.
     pub fn decode(&mut self, batch: &Batch) -> Result<Logits<'_>, EngineError> {
         let valid = validate(batch, &self.settings.rules, |seq| {
             self.memory.positions(seq)
@@ -157,6 +160,9 @@ impl<B: Backend> Engine<B> {
             undo.push(self.memory.commit(ubatch, &plan.placement, step));
             if let Err(FailedStep { error, mut rows }) = self.step(&plan, step, &places) {
                 while let Some(latest) = undo.pop() {
+                    if self.memory.check_rollback(&latest, rows).is_err() {
+                        break;
+                    }
                     self.memory.rollback(latest, rows);
                     // All steps before the one that failed did write their rows.
                     rows = RowsWritten::Perhaps;
@@ -200,7 +206,7 @@ impl<B: Backend> Engine<B> {
     /// Computes the ubatch that was just committed.
     fn step(
         &mut self,
-        plan: &Plan<<Unified as Memory>::Placement>,
+        plan: &Plan<<AnyMemory as Memory>::Placement>,
         step: usize,
         places: &[Option<usize>],
     ) -> Result<(), FailedStep> {

@@ -358,10 +358,7 @@ impl<'e, B: Backend> Generation<'e, B> {
     fn n_used(&self) -> usize {
         let seq = self.options.seq;
         match self.options.long_context {
-            LongContext::Group(_) => {
-                let runs = self.engine.memory().runs(seq).iter();
-                runs.map(|run| run.len as usize).sum()
-            }
+            LongContext::Group(_) => self.engine.memory().n_tokens(seq) as usize,
             _ => next_pos(self.engine, seq).as_usize(),
         }
     }

@@ -4,6 +4,8 @@
 //! In layer 0 a key depends on its token and its position only, so it can be computed alone. (In
 //! later layers it also depends on what the token saw when it was evaluated.)
 
+#![allow(clippy::unwrap_used, clippy::panic)] // a test
+
 mod support;
 
 use std::collections::HashMap;
@@ -81,8 +83,10 @@ impl Computed {
 
 /// Asserts that a sequence holds these tokens at these positions, with the keys that belong there.
 fn assert_holds(engine: &Engine<Moody>, seq: SeqId, wanted: &[(TokenId, u32)]) {
-    invariants::check(engine.memory()).unwrap();
-    let runs = engine.memory().runs(seq).iter();
+    let parts = engine.memory().attention_parts();
+    assert_eq!(parts.len(), 1);
+    invariants::check(parts[0]).unwrap();
+    let runs = parts[0].runs(seq).iter();
     let cells: Vec<(CellIdx, Pos)> = runs.flat_map(|run| run.iter()).collect();
     let positions: Vec<u32> = cells.iter().map(|c| c.1.0).collect();
     assert_eq!(positions, wanted.iter().map(|w| w.1).collect::<Vec<_>>());
@@ -136,7 +140,7 @@ fn d15b_divided_keys_are_those_of_the_new_positions() {
     let mut engine = engine(&f32_config(64));
     feed(&mut engine, SEQ, &tokens[..30]);
     let change = PosChange::Divide(Division::by(3));
-    engine.reposition(SEQ, PosRange::ALL, change).unwrap();
+    let _ = engine.reposition(SEQ, PosRange::ALL, change).unwrap();
     let wanted: Vec<_> = tokens[..30]
         .iter()
         .copied()
@@ -152,7 +156,7 @@ fn d14_a_shift_leaves_those_who_share_alone() {
     feed(&mut engine, SEQ, &tokens[..12]);
     let _ = engine.copy(SEQ, SeqId(1), PosRange::ALL).unwrap();
     let change = PosChange::Shift(PosDelta(7));
-    engine
+    let _ = engine
         .reposition(SeqId(1), PosRange::from(Pos(5)..), change)
         .unwrap();
     assert_holds(&engine, SEQ, &numbered(tokens[..12].to_vec()));
@@ -209,11 +213,20 @@ fn compaction_changes_no_logits() {
     }
 }
 
+/// A text that was generated, and what with.
+#[derive(Debug)]
+struct Generated {
+    engine: Engine<Moody>,
+    prompt: Vec<TokenId>,
+    tokens: Vec<TokenId>,
+    finish: FinishReason,
+}
+
 fn generate(
     n_ctx: u32,
     n_predict: usize,
     long_context: LongContext,
-) -> Result<(Engine<Moody>, Vec<TokenId>, Vec<TokenId>, FinishReason), EngineError> {
+) -> Result<Generated, EngineError> {
     let file = stories();
     let mut engine = engine(&f32_config(n_ctx));
     let options = GenerateOptions {
@@ -228,17 +241,27 @@ fn generate(
     while generation.next_piece()?.is_some() {}
     let finish = generation.finish_reason().unwrap().clone();
     let tokens = generation.tokens().to_vec();
-    Ok((engine, prompt, tokens, finish))
+    Ok(Generated {
+        engine,
+        prompt,
+        tokens,
+        finish,
+    })
 }
 
 #[test]
 fn a_text_goes_on_when_its_context_is_shifted() {
     let (n_ctx, n_keep) = (24, 3);
-    let (_, _, tokens, finish) = generate(n_ctx, 60, LongContext::Stop).unwrap();
+    let Generated { tokens, finish, .. } = generate(n_ctx, 60, LongContext::Stop).unwrap();
     let first_part = tokens;
     assert_eq!(finish, FinishReason::ContextFull);
     let shift = LongContext::Shift { n_keep };
-    let (engine, prompt, tokens, _) = generate(n_ctx, 60, shift).unwrap();
+    let Generated {
+        engine,
+        prompt,
+        tokens,
+        ..
+    } = generate(n_ctx, 60, shift).unwrap();
     assert!(
         tokens.len() > first_part.len() + 20,
         "{} tokens",
@@ -260,7 +283,12 @@ fn a_text_goes_on_when_its_context_is_shifted() {
 #[test]
 fn self_extend_lets_older_tokens_share_positions() {
     let group = GroupAttention::new(2, 8).unwrap();
-    let (engine, prompt, tokens, _) = generate(64, 30, LongContext::Group(group)).unwrap();
+    let Generated {
+        engine,
+        prompt,
+        tokens,
+        ..
+    } = generate(64, 30, LongContext::Group(group)).unwrap();
     let fed: Vec<TokenId> = prompt
         .iter()
         .chain(&tokens[..tokens.len() - 1])
@@ -286,15 +314,15 @@ fn self_extend_lets_older_tokens_share_positions() {
     assert!(grouped_to > 8 && positions.last() < Some(&(fed.len() as u32 - 10)));
     let wanted: Vec<_> = fed.into_iter().zip(positions).collect();
     assert_holds(&engine, SEQ, &wanted);
-    let (_, _, alone, _) = generate(64, 30, LongContext::Stop).unwrap();
+    let Generated { tokens: alone, .. } = generate(64, 30, LongContext::Stop).unwrap();
     assert_eq!(tokens[..2], alone[..2], "nothing was grouped by then");
 }
 
 #[test]
 fn a_factor_of_one_groups_nothing() {
     let group = GroupAttention::new(1, 4).unwrap();
-    let (_, _, tokens, _) = generate(64, 30, LongContext::Group(group)).unwrap();
-    let (_, _, alone, _) = generate(64, 30, LongContext::Stop).unwrap();
+    let Generated { tokens, .. } = generate(64, 30, LongContext::Group(group)).unwrap();
+    let Generated { tokens: alone, .. } = generate(64, 30, LongContext::Stop).unwrap();
     assert_eq!(tokens, alone);
 }
 

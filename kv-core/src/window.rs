@@ -91,6 +91,17 @@ impl Window {
         }
     }
 
+    /// The number of positions by which the window is described, at least 1; `None` where it is
+    /// full. No token's window reaches further back than that, itself included.
+    #[inline]
+    pub const fn width(self) -> Option<u32> {
+        match self {
+            Self::Full => None,
+            Self::Sliding(0) | Self::Chunked(0) | Self::Symmetric(0) => Some(1),
+            Self::Sliding(n) | Self::Chunked(n) | Self::Symmetric(n) => Some(n),
+        }
+    }
+
     /// Whether neither a token at `next_query` nor any later one may see `key`.
     #[inline]
     pub fn is_expired(self, key: Pos, next_query: Pos) -> bool {

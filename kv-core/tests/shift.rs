@@ -6,8 +6,8 @@
 use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::memory::{
-    Division, Memory, MemoryInputs, NoSuchSequence, PosChange, Seqs, ShiftRefused, Shifted,
-    Streams, Unified, UnifiedConfig, WindowForgotten, invariants,
+    Division, Memory, MemoryInputs, NoSuchSequence, PosChange, RowsWritten, Seqs, ShiftRefused,
+    Shifted, Streams, Unified, UnifiedConfig, WindowForgotten, invariants,
 };
 use kv_core::{
     Causality, CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
@@ -339,6 +339,37 @@ fn a_move_that_would_show_what_is_forgotten_is_refused() {
     ));
     f.remove(S0, range(2, 5));
     assert_eq!(f.shift(from(5), -3).unwrap().n_tokens, 4);
+}
+
+#[test]
+fn a_step_after_a_division_can_be_undone_though_the_last_position_is_forgotten_in_part() {
+    let mut f = Fixture::new(4, Window::Sliding(1), Streams::Shared);
+    f.decode(&[S0], 4).decode(&[S0], 3).decode(&[S0], 1);
+    f.remove(S0, from(5));
+    assert_eq!(f.draw(), "4:0 . . .");
+    // 3, which is recycled, and 4 share a position then.
+    let division = Division {
+        by: 2,
+        origin: Pos(3),
+    };
+    let _ = f
+        .change(PosRange::ALL, PosChange::Divide(division))
+        .unwrap();
+    assert_eq!(f.draw(), "3:0 . . .");
+    let before = f.memory.clone();
+    let batch = Batch::prompt(S0, (0..2).map(TokenId));
+    let rules = BatchRules {
+        n_batch: 64,
+        n_seqs: 3,
+        n_vocab: 2,
+        n_embd: 1,
+    };
+    let batch = validate(&batch, &rules, |seq| f.memory.positions(seq)).unwrap();
+    let plan = f.memory.plan(&batch, 64).unwrap();
+    let undo = f.memory.commit(&plan.ubatches[0], &plan.placement, 0);
+    assert_eq!(f.memory.check_rollback(&undo, RowsWritten::Perhaps), Ok(()));
+    f.memory.rollback(undo, RowsWritten::Perhaps);
+    assert_eq!(f.memory, before);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use kv_core::weights::{Weight, WeightError, WeightSource};
 
 use crate::architecture::ModelError;
 use crate::blocks::TOKEN_EMBEDDING;
-use crate::gguf::{FromValue, Metadata};
+use crate::gguf::{FromValue, Metadata, Value};
 
 /// Name of the weight with one divisor for each RoPE frequency.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -71,6 +71,16 @@ impl<'a> Hyperparameters<'a> {
     /// [`ModelError::Metadata`] where it is of another type.
     pub fn optional<T: FromValue<'a>>(&self, name: &str) -> Result<Option<T>, ModelError> {
         Ok(self.metadata.optional(&self.key(name))?)
+    }
+
+    /// A value of whichever type.
+    pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
+        self.metadata.value(&self.key(name))
+    }
+
+    /// One truth value a layer.
+    pub(crate) fn flags(&self, name: &str, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+        Ok(self.metadata.per_layer(&self.key(name), n_layers)?)
     }
 
     /// A count that must be there and at least 1.
@@ -218,10 +228,7 @@ impl<'a> Hyperparameters<'a> {
             let reason = format!("{n_rot} rotated values of {k_dim}; it must be even and fit");
             return Err(self.wrong("rope.dimension_count", reason));
         }
-        let base = self.positive("rope.freq_base")?.unwrap_or(10_000.0);
-        if base <= 1.0 {
-            return Err(self.wrong("rope.freq_base", format!("{base} must be above 1")));
-        }
+        let base = self.rope_base("rope.freq_base")?.unwrap_or(10_000.0);
         let factors = match optional_weight(weights, ROPE_FACTORS)? {
             None => None,
             Some(weight) if weight.shape() == [n_rot / 2] => Some(ROPE_FACTORS.to_owned()),
@@ -241,6 +248,17 @@ impl<'a> Hyperparameters<'a> {
             scaling: self.rope_scaling()?,
             factors,
         })
+    }
+
+    /// A base of rotary frequencies that may be absent.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn rope_base(&self, name: &str) -> Result<Option<f64>, ModelError> {
+        match self.positive(name)? {
+            Some(base) if base <= 1.0 => Err(self.wrong(name, format!("{base} must be above 1"))),
+            base => Ok(base),
+        }
     }
 
     fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {

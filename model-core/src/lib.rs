@@ -12,3 +12,4 @@ pub mod gguf;
 pub mod hyperparameters;
 pub mod model_file;
 pub mod tokenizer;
+pub mod windows;

@@ -1,8 +1,8 @@
 //! The Llama family: each member is a table row over the shared decoder block.
 //!
-//! A member says how its positions rotate and which projections have a bias; everything else is
-//! read from the file. Invariant: no member has code of its own here. Knows nothing of devices or
-//! memories.
+//! A member says what cannot be read from its files: how its positions rotate, which biases and norms
+//! its blocks have, which layers see a window. Invariant: no member has code of its own here. Knows
+//! nothing of devices or memories.
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -15,7 +15,7 @@
 mod family;
 mod model;
 
-pub use family::{FAMILY, LlamaLike};
+pub use family::{EmbeddingScale, FAMILY, LayerWindows, LlamaLike, ScoreScale};
 pub use model::LlamaModel;
 
 use model_core::architecture::Registry;

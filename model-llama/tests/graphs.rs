@@ -45,7 +45,8 @@ snapshots!(
     llama_rope_linear,
     llama_rope_llama3,
     llama_rope_yarn,
-    qwen2
+    qwen2,
+    gemma3_iswa8
 );
 
 #[test]
@@ -55,6 +56,7 @@ fn every_tensor_of_the_file_is_used_and_no_other_is_wanted() {
         "llama_gqa_untied",
         "llama_rope_llama3",
         "qwen2",
+        "gemma3_iswa8",
     ] {
         let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
         let mut in_file = GgufFile::open(path).unwrap().names();

@@ -18,13 +18,14 @@ use kv_cpu::{CpuBackend, CpuConfig};
 /// Largest difference from the reference that f32 arithmetic in another order may make.
 const TOLERANCE: f32 = 1e-4;
 
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 7] = [
     "llama_gqa_tied",
     "llama_gqa_untied",
     "llama_rope_linear",
     "llama_rope_llama3",
     "llama_rope_yarn",
     "qwen2",
+    "gemma3_iswa8",
 ];
 
 fn cpu() -> CpuBackend {

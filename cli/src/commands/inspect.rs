@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use engine::DEFAULT_N_CTX;
+use engine::{DEFAULT_N_CTX, EngineConfig};
 use kv_core::layers::{LayerMemory, RowLayout};
 use model_core::architecture::Model;
 use model_core::gguf::{GgufFile, Value};
@@ -188,11 +188,14 @@ fn model(file: &GgufFile, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
 fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary> {
     let trained = u32::try_from(model.context_length()).unwrap_or(DEFAULT_N_CTX);
     let n_ctx = args.ctx.unwrap_or(trained);
-    let layout = |n_cells: u32| {
-        let cells = vec![n_cells as usize; model.layers().parts().len()];
-        RowLayout::new(model.layers(), &cells, args.kv_type)
+    let config = EngineConfig {
+        n_ctx: Some(n_ctx),
+        kv_type: args.kv_type,
+        ..EngineConfig::default()
     };
-    let whole = layout(n_ctx)?;
+    let whole = config.settings(model)?.layout;
+    let one_cell = vec![1; model.layers().parts().len()];
+    let of_a_token = RowLayout::new(model.layers(), &one_cell, args.kv_type)?;
     let layers = model
         .layers()
         .iter()
@@ -205,7 +208,7 @@ fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary
         n_ctx,
         kv_type: args.kv_type.to_string(),
         n_bytes: whole.bytes(),
-        bytes_per_token: layout(1)?.bytes(),
+        bytes_per_token: of_a_token.bytes(),
         layers: layers.collect(),
     })
 }

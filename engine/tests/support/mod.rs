@@ -35,6 +35,14 @@ pub fn stories() -> ModelFile {
     ModelFile::open(format!("{MODELS}/stories-llama-f16.gguf"), &registry).unwrap()
 }
 
+/// A small model in which every fourth layer sees everything and the others a window.
+pub fn interleaved() -> ModelFile {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let path = "../model-llama/tests/data/stories-gemma3-f16.gguf";
+    ModelFile::open(format!("{}/{path}", env!("CARGO_MANIFEST_DIR")), &registry).unwrap()
+}
+
 pub fn references() -> Vec<Reference> {
     #[derive(Deserialize)]
     struct File {
@@ -74,7 +82,7 @@ pub struct Moody {
 }
 
 impl Moody {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let never = || Arc::new(AtomicUsize::new(NEVER));
         Self {
             inner: CandleBackend::cpu(),

@@ -30,8 +30,10 @@ pub struct EqualLength {
     pub keep_tail: u32,
 }
 
-/// Which sequence sets [`SplitPolicy::EqualLength`] puts together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Which sequence sets [`SplitPolicy::EqualLength`] puts together; the stricter is the greater.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub enum SetOrder {
     /// Any that have no sequence in common.
     #[default]
@@ -66,6 +68,24 @@ pub enum SplitError {
 }
 
 impl SplitPolicy {
+    /// The policy whose ubatches suit two memories, of which one wants these and the other those;
+    /// `None` where no policy suits both.
+    pub fn and(self, other: Self) -> Option<Self> {
+        match (self, other) {
+            (Self::InOrder, policy) | (policy, Self::InOrder) => Some(policy),
+            (Self::EqualLength(a), Self::EqualLength(b)) => Some(Self::EqualLength(EqualLength {
+                order: a.order.max(b.order),
+                keep_tail: a.keep_tail.max(b.keep_tail),
+            })),
+            (Self::PerSequence, Self::PerSequence) => Some(Self::PerSequence),
+            // One set alone is as long as all others and consecutive, but its tail may be cut.
+            (Self::PerSequence, Self::EqualLength(options))
+            | (Self::EqualLength(options), Self::PerSequence) => {
+                (options.keep_tail == 0).then_some(Self::PerSequence)
+            }
+        }
+    }
+
     /// Cuts `batch` into ubatches of at most `n_ubatch` rows.
     ///
     /// # Errors

@@ -32,6 +32,14 @@ pub enum PlanError {
     NoSuchSequence(#[from] NoSuchSequence),
 }
 
+impl PlanError {
+    /// Whether smaller ubatches may have a place: each frees what a window hides for the next.
+    pub fn smaller_may_fit(&self) -> bool {
+        // With a full window no token is ever forgotten, so smaller pieces need as many cells.
+        matches!(self, Self::NoRoom(no_room) if no_room.window != Window::Full)
+    }
+}
+
 /// Too few cells for a ubatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -96,6 +104,15 @@ pub enum RemoveRefused {
     #[error(transparent)]
     NoSuchSequence(#[from] NoSuchSequence),
     /// What would be left of the sequence is no longer whole.
+    #[error(transparent)]
+    WindowForgotten(#[from] WindowForgotten),
+}
+
+/// Why a step cannot be undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RollbackRefused {
+    /// Later steps, which were undone before, have overwritten what the sequence would need then.
     #[error(transparent)]
     WindowForgotten(#[from] WindowForgotten),
 }

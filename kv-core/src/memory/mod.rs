@@ -54,10 +54,13 @@ use crate::graph::PartInputs;
 use crate::ids::{PartIdx, PosDelta, SeqId};
 use crate::window::PosRange;
 
+mod any;
 mod compact;
 mod copy;
 mod error;
+mod hybrid;
 pub mod invariants;
+mod iswa;
 mod place;
 mod pos_set;
 mod shift;
@@ -67,9 +70,13 @@ mod undo;
 mod unified;
 mod visible;
 
+pub use any::{AnyMemory, AnyPlacement, AnyUndo, MemoryConfig, MemoryConfigError};
 pub use error::{
-    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, ShiftRefused, WindowForgotten,
+    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+    WindowForgotten,
 };
+pub use hybrid::{Pair, PairError};
+pub use iswa::{Iswa, SwaSize};
 pub use place::UnifiedPlacement;
 pub use shift::{Division, PosChange};
 pub use steps::{Plan, RowsWritten, Steps};
@@ -97,7 +104,7 @@ pub trait Memory {
     /// nothing is.
     fn positions(&self, seq: SeqId) -> Option<PosRange>;
 
-    /// How batches are to be cut for this memory.
+    /// How batches are to be cut for this memory: the same for all its life.
     fn split_policy(&self) -> SplitPolicy;
 
     /// Finds places for ubatches that are committed one after the other.
@@ -109,6 +116,14 @@ pub trait Memory {
     /// Takes a ubatch into the memory: number `step` of those that `placement` was made for. All
     /// before it have been committed, and nothing else was changed since.
     fn commit(&mut self, ubatch: &UBatch, placement: &Self::Placement, step: usize) -> Self::Undo;
+
+    /// Whether [`Memory::rollback`] would leave sequences that cannot go on. That of the step that
+    /// was committed last never does. That of one before it does where a window's tokens were
+    /// recycled by steps after it, which wrote their rows before they were undone.
+    ///
+    /// # Errors
+    /// [`RollbackRefused`], the reason.
+    fn check_rollback(&self, undo: &Self::Undo, rows: RowsWritten) -> Result<(), RollbackRefused>;
 
     /// Undoes the latest commit that was not undone.
     fn rollback(&mut self, undo: Self::Undo, rows: RowsWritten);
@@ -268,8 +283,18 @@ impl MemoryInputs {
 pub struct Removed {
     /// Tokens taken from sequences; a token of two sequences counts twice.
     pub n_tokens: u32,
-    /// Cells that became free.
+    /// Cells that became free, of all parts.
     pub n_cells: u32,
+}
+
+impl Removed {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(self, other: Self) -> Self {
+        Self {
+            n_tokens: self.n_tokens.max(other.n_tokens),
+            n_cells: self.n_cells + other.n_cells,
+        }
+    }
 }
 
 /// What a copy did, and what is left to do.
@@ -280,6 +305,15 @@ pub struct Copied {
     pub n_tokens: u32,
     /// Rows that the backend must copy, at once and in this order.
     pub row_copies: Vec<RowCopy>,
+}
+
+impl Copied {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_copies.extend(other.row_copies);
+        self
+    }
 }
 
 /// What a move to other positions did, and what is left to do.
@@ -294,6 +328,16 @@ pub struct Shifted {
     pub row_shifts: Vec<RowShift>,
 }
 
+impl Shifted {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_copies.extend(other.row_copies);
+        self.row_shifts.extend(other.row_shifts);
+        self
+    }
+}
+
 /// What a compaction did, and what is left to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "the backend has to copy these rows before it does anything else with them"]
@@ -302,4 +346,13 @@ pub struct Compacted {
     pub n_cells: u32,
     /// Rows that the backend must copy. None writes a row that another reads.
     pub row_copies: Vec<RowCopy>,
+}
+
+impl Compacted {
+    /// What was done in both parts of a memory, which have different cells.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_cells += other.n_cells;
+        self.row_copies.extend(other.row_copies);
+        self
+    }
 }

@@ -5,7 +5,6 @@
 
 use super::{Memory, MemoryInputs, PlanError};
 use crate::batch::{UBatch, ValidBatch};
-use crate::window::Window;
 
 /// Ubatches and where they go: what planning gives.
 #[derive(Clone, Debug)]
@@ -22,7 +21,8 @@ pub enum RowsWritten {
     /// None was: the memory becomes exactly what it was before the step.
     No,
     /// Perhaps some were: tokens whose cells the step recycled stay forgotten, since their rows may
-    /// be overwritten. Nobody could see them any more; everything else is as before.
+    /// be overwritten. Nobody could see them any more; everything else is as before. When steps
+    /// before it are undone too, their tokens may be missed: see [`Memory::check_rollback`].
     Perhaps,
 }
 
@@ -94,9 +94,7 @@ pub(super) fn plan<M: Memory + ?Sized>(
         planned => return planned,
     };
     let mut size = largest / 2;
-    // With a full window no token is ever forgotten, so smaller pieces need as many cells.
-    let may_help = matches!(&error, PlanError::NoRoom(no_room) if no_room.window != Window::Full);
-    while may_help && size > 0 {
+    while error.smaller_may_fit() && size > 0 {
         if let Ok(plan) = plan_with(memory, batch, size) {
             return Ok(plan);
         }

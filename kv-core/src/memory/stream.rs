@@ -10,6 +10,7 @@ use super::undo::StreamUndo;
 use crate::batch::UBatchRow;
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, Pos, SeqId};
+use crate::seq_set::SeqSet;
 use crate::window::{PosRange, Window};
 
 /// The cells of one stream and what goes with them.
@@ -65,7 +66,15 @@ impl Stream {
             head: self.head,
             ..StreamUndo::default()
         };
+        let mut met = SeqSet::EMPTY;
         for (at, row) in rows {
+            for seq in &row.seqs {
+                if !met.contains(seq) {
+                    met.insert(seq);
+                    let last = self.cells.positions(seq).map(|has| has.last);
+                    undo.ends.push((seq, last));
+                }
+            }
             if let Some(held) = self.cells.take(at) {
                 undo.recycled.push((at, held));
             }

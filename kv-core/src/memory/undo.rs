@@ -3,11 +3,13 @@
 //! Invariant: undoing with [`RowsWritten::No`] gives back a memory equal to the one before.
 
 use super::RowsWritten;
+use super::error::WindowForgotten;
 use super::pos_set::PosSet;
-use super::stream::Stream;
+use super::stream::{SeqEnd, Stream};
 use crate::cells::Cell;
-use crate::ids::{CellIdx, SeqId};
+use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
+use crate::window::{PosRange, Window};
 
 /// The record of one step of a [`Unified`](super::Unified) memory.
 #[derive(Clone, Debug, Default)]
@@ -29,15 +31,43 @@ pub(super) struct StreamUndo {
     pub(super) purged: Vec<(SeqId, Vec<CellRun>)>,
     /// What had been forgotten before, of each sequence that forgot more.
     pub(super) forgotten: Vec<(SeqId, PosSet)>,
+    /// Where each sequence ended before that was given tokens.
+    pub(super) ends: Vec<(SeqId, Option<Pos>)>,
 }
 
 impl StreamUndo {
+    /// Whether the sequences that were given tokens could go on without them, if what is forgotten
+    /// now stays forgotten.
+    pub(super) fn check(&self, stream: &Stream, window: Window) -> Result<(), WindowForgotten> {
+        for &(seq, last) in &self.ends {
+            if let Some(last) = last {
+                let forgotten = stream.forgotten(seq).and_then(PosSet::last);
+                let last = self.leaves(stream, seq, last).then_some(last);
+                SeqEnd { last, forgotten }.check(seq, window)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the sequence would still have a token at this position. It may have forgotten others
+    /// that share it.
+    fn leaves(&self, stream: &Stream, seq: SeqId, pos: Pos) -> bool {
+        let runs = stream.cells.runs(seq).into_iter();
+        runs.flat_map(|runs| runs.within(PosRange::new(pos, pos)))
+            .flat_map(|run| run.iter())
+            .any(|(cell, _)| !self.placed.contains(&cell))
+    }
+
     pub(super) fn undo(self, stream: &mut Stream, rows: RowsWritten) {
         for cell in self.placed {
             stream.cells.take(cell);
         }
         stream.head = self.head;
         if rows == RowsWritten::Perhaps {
+            // A sequence that begins again misses nothing.
+            for (seq, _) in self.ends.iter().filter(|(_, last)| last.is_none()) {
+                stream.set_forgotten(*seq, PosSet::default());
+            }
             return;
         }
         for (seq, runs) in self.purged {

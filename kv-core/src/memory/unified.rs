@@ -6,7 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, ShiftRefused};
+use super::error::{
+    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+};
 use super::place::{self, UnifiedPlacement};
 use super::shift::{self, PosChange};
 use super::stream::Stream;
@@ -36,6 +38,27 @@ pub struct UnifiedConfig {
     pub window: Window,
     /// Whether they see later tokens.
     pub causality: Causality,
+}
+
+impl UnifiedConfig {
+    /// Number of cells over all streams: the rows that a backend needs for this part.
+    ///
+    /// # Errors
+    /// [`UnifiedConfigError`] where a memory could hold nothing, or more than can be counted.
+    pub fn n_all_cells(&self) -> Result<u32, UnifiedConfigError> {
+        let (n_seqs, n_cells) = (self.n_seqs, self.n_cells);
+        if n_seqs == 0 || n_seqs as usize > MAX_SEQS {
+            return Err(UnifiedConfigError::SeqCount { n_seqs });
+        }
+        let n_streams = match self.streams {
+            Streams::Shared => 1,
+            Streams::PerSequence => n_seqs,
+        };
+        n_cells
+            .checked_mul(n_streams)
+            .filter(|&n| n > 0 && i32::try_from(n).is_ok())
+            .ok_or(UnifiedConfigError::CellCount { n_cells, n_streams })
+    }
 }
 
 /// Who shares the cells of a part.
@@ -88,19 +111,7 @@ impl Unified {
         let UnifiedConfig {
             n_seqs, n_cells, ..
         } = config;
-        if n_seqs == 0 || n_seqs as usize > MAX_SEQS {
-            return Err(UnifiedConfigError::SeqCount { n_seqs });
-        }
-        let n_streams = match config.streams {
-            Streams::Shared => 1,
-            Streams::PerSequence => n_seqs,
-        };
-        let n_all = n_cells
-            .checked_mul(n_streams)
-            .filter(|&n| n > 0 && i32::try_from(n).is_ok());
-        if n_all.is_none() {
-            return Err(UnifiedConfigError::CellCount { n_cells, n_streams });
-        }
+        let n_streams = config.n_all_cells()? / n_cells;
         let stream = |s: u32| {
             let seqs = match config.streams {
                 Streams::Shared => 0..n_seqs,
@@ -225,6 +236,18 @@ impl Memory for Unified {
             }
         }
         undo
+    }
+
+    fn check_rollback(&self, undo: &UnifiedUndo, rows: RowsWritten) -> Result<(), RollbackRefused> {
+        if rows == RowsWritten::No {
+            return Ok(());
+        }
+        for (number, undo) in &undo.streams {
+            if let Some(stream) = self.streams.get(*number) {
+                undo.check(stream, self.config.window)?;
+            }
+        }
+        Ok(())
     }
 
     fn rollback(&mut self, undo: UnifiedUndo, rows: RowsWritten) {

@@ -17,6 +17,17 @@ pub enum QkvBias {
     Qkv,
 }
 
+/// Whether queries and keys are normed before they rotate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QkNorm {
+    /// They are not.
+    #[default]
+    None,
+    /// Every head by itself, with one gain for all query heads and one for all key heads (Gemma 3,
+    /// Qwen 3).
+    PerHead,
+}
+
 /// Settings of one attention block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionBlock {
@@ -32,6 +43,10 @@ pub struct AttentionBlock {
     pub scale: f32,
     /// Biases of the projections.
     pub bias: QkvBias,
+    /// Norms of queries and keys.
+    pub qk_norm: QkNorm,
+    /// Added to the mean square in these norms.
+    pub norm_eps: f32,
     /// Rotation of queries and keys.
     pub rope: RopeSpec,
     /// Which earlier tokens are seen.
@@ -73,6 +88,8 @@ impl AttentionBlock {
         let q = self.project(b, layer, x, ("Q", "attn_q", self.n_heads, self.k_dim))?;
         let k = self.project(b, layer, x, ("K", "attn_k", self.kv_heads, self.k_dim))?;
         let v = self.project(b, layer, x, ("V", "attn_v", self.kv_heads, self.v_dim))?;
+        let q = self.norm(b, layer, q, ("Q", "attn_q_norm"))?;
+        let k = self.norm(b, layer, k, ("K", "attn_k_norm"))?;
         let q = b.rope(&format!("Qcur-{layer}"), q, positions, &self.rope)?;
         let k = b.rope(&format!("Kcur-{layer}"), k, positions, &self.rope)?;
         let cells = b.input(Input::Cells { part })?;
@@ -112,6 +129,24 @@ impl AttentionBlock {
             &format!("blk.{layer}.attn_output.weight"),
             dim,
         )
+    }
+
+    fn norm(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        heads: NodeId,
+        (letter, weight): (&str, &str),
+    ) -> Result<NodeId, GraphError> {
+        match self.qk_norm {
+            QkNorm::None => Ok(heads),
+            QkNorm::PerHead => b.rms_norm(
+                &format!("{letter}normed-{layer}"),
+                heads,
+                &format!("blk.{layer}.{weight}.weight"),
+                self.norm_eps,
+            ),
+        }
     }
 
     fn project(

@@ -1,6 +1,7 @@
 //! The decoder: embedding, layers of attention and feed-forward with residuals, norm, head.
 //!
-//! Pre-norm as in Llama (Touvron et al., arXiv 2302.13971). Invariant: only rows whose logits are
+//! Pre-norm as in Llama (Touvron et al., arXiv 2302.13971), with norms also behind the blocks where
+//! a model has them (Gemma 2, arXiv 2408.00118). Invariant: only rows whose logits are
 //! wanted pass through the last feed-forward block and the head.
 
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
@@ -9,6 +10,16 @@ use kv_core::{LayerIdx, PartIdx};
 
 use super::{AttentionBlock, FeedForwardBlock};
 
+/// Whether the results of a layer's blocks are normed before they are added to the residual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PostNorms {
+    /// They are not.
+    #[default]
+    None,
+    /// Both are.
+    Both,
+}
+
 /// One layer of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderLayer {
@@ -16,6 +27,8 @@ pub struct DecoderLayer {
     pub attention: AttentionBlock,
     /// Its feed-forward block.
     pub feed_forward: FeedForwardBlock,
+    /// Norms behind the two.
+    pub post_norms: PostNorms,
 }
 
 /// Settings of a whole decoder.
@@ -25,6 +38,8 @@ pub struct Decoder {
     pub vocab: usize,
     /// Width of the rows between layers.
     pub dim: usize,
+    /// Factor on the embeddings, where there is one.
+    pub embedding_scale: Option<f32>,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
     /// Name of the matrix that turns the last row into logits; the embedding matrix itself where
@@ -52,6 +67,9 @@ impl Decoder {
         let mut b = GraphBuilder::new(shape);
         let tokens = b.input(Input::Tokens)?;
         let mut x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
+        if let Some(factor) = self.embedding_scale {
+            x = b.scale("inp_scaled", x, factor)?;
+        }
         let memory = self.memory();
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
@@ -79,6 +97,15 @@ impl Decoder {
         let weight = |what: &str| format!("blk.{index}.{what}.weight");
         let normed = b.rms_norm(&name("attn_norm"), x, &weight("attn_norm"), self.norm_eps)?;
         let attended = layer.attention.build(b, (index, part), normed, wanted)?;
+        let attended = match layer.post_norms {
+            PostNorms::None => attended,
+            PostNorms::Both => b.rms_norm(
+                &name("attn_post_norm"),
+                attended,
+                &weight("post_attention_norm"),
+                self.norm_eps,
+            )?,
+        };
         let x = match wanted {
             Some(rows) => b.take_rows(&name("inpL_rows"), x, rows)?,
             None => x,
@@ -86,6 +113,15 @@ impl Decoder {
         let x = b.add(&name("ffn_inp"), attended, x)?;
         let normed = b.rms_norm(&name("ffn_norm"), x, &weight("ffn_norm"), self.norm_eps)?;
         let fed = layer.feed_forward.build(b, index, normed)?;
+        let fed = match layer.post_norms {
+            PostNorms::None => fed,
+            PostNorms::Both => b.rms_norm(
+                &name("ffn_post_norm"),
+                fed,
+                &weight("post_ffw_norm"),
+                self.norm_eps,
+            )?,
+        };
         b.add(&name("l_out"), fed, x)
     }
 }

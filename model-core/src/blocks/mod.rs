@@ -7,6 +7,6 @@ mod attention;
 mod decoder;
 mod feed_forward;
 
-pub use attention::{AttentionBlock, QkvBias};
-pub use decoder::{Decoder, DecoderLayer, TOKEN_EMBEDDING};
+pub use attention::{AttentionBlock, QkNorm, QkvBias};
+pub use decoder::{Decoder, DecoderLayer, PostNorms, TOKEN_EMBEDDING};
 pub use feed_forward::FeedForwardBlock;

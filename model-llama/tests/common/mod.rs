@@ -1,6 +1,7 @@
 //! A decode loop of a few lines, so that these tests depend on memory, model and backend alone.
 
 #![allow(clippy::unwrap_used)]
+#![allow(dead_code)] // each test file uses a part of this
 
 use std::sync::Arc;
 
@@ -8,8 +9,10 @@ use kv_core::backend::Backend;
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
-use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
-use kv_core::{Causality, KvType, PartIdx, SeqId, TokenId, Window};
+use kv_core::memory::{
+    AnyMemory, Memory, MemoryConfig, MemoryInputs, Pair, Streams, SwaSize, Unified,
+};
+use kv_core::{Causality, KvType, SeqId, TokenId, Window};
 use model_core::architecture::{Model, Registry};
 use model_core::gguf::GgufFile;
 
@@ -53,32 +56,69 @@ pub(crate) fn reference(name: &str) -> Reference {
     }
 }
 
+/// A memory for three sequences.
+pub(crate) const CONFIG: MemoryConfig = MemoryConfig {
+    n_ctx: 512,
+    n_seqs: 3,
+    streams: Streams::Shared,
+    n_ubatch: 512,
+    causality: Causality::Causal,
+    swa: SwaSize::Window,
+};
+
+/// The memory that a model with two windows asks for, with `n_cells` cells for the windowed layers.
+pub(crate) fn tight(model: &dyn Model, streams: Streams, n_cells: u32) -> AnyMemory {
+    let config = MemoryConfig { streams, ..CONFIG };
+    let AnyMemory::Iswa(iswa) = AnyMemory::new(model.layers(), &config).unwrap() else {
+        unreachable!("two windows")
+    };
+    let [first, second] = iswa.parts().map(|part| {
+        let mut config = *part.config();
+        if config.window != Window::Full {
+            config.n_cells = n_cells;
+        }
+        Unified::new(config).unwrap()
+    });
+    AnyMemory::Iswa(Pair::new(first, second).unwrap())
+}
+
 /// A model on a backend with a memory for three sequences.
 pub(crate) struct Runner<B: Backend> {
     backend: B,
     model: Arc<dyn Model>,
     weights: B::Weights,
     rows: B::Rows,
-    memory: Unified,
+    memory: AnyMemory,
 }
 
 impl<B: Backend> Runner<B> {
     pub(crate) fn new(backend: B, name: &str, kv_type: KvType, streams: Streams) -> Self {
+        let config = MemoryConfig {
+            n_ctx: 128,
+            streams,
+            ..CONFIG
+        };
+        let memory = |model: &dyn Model| AnyMemory::new(model.layers(), &config).unwrap();
+        Self::with_memory(backend, name, kv_type, memory)
+    }
+
+    pub(crate) fn with_memory(
+        backend: B,
+        name: &str,
+        kv_type: KvType,
+        memory: impl FnOnce(&dyn Model) -> AnyMemory,
+    ) -> Self {
         let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
         let file = Arc::new(GgufFile::open(path).unwrap());
         let mut registry = Registry::new();
         model_llama::register(&mut registry);
         let model = registry.model(file.metadata(), &*file).unwrap();
-        let config = UnifiedConfig {
-            part: PartIdx(0),
-            n_seqs: 3,
-            n_cells: 128,
-            streams,
-            window: Window::Full,
-            causality: Causality::Causal,
-        };
-        let memory = Unified::new(config).unwrap();
-        let layout = RowLayout::new(model.layers(), &[memory.n_cells() as usize], kv_type).unwrap();
+        let memory = memory(&*model);
+        let mut cells = vec![0; model.layers().parts().len()];
+        for part in memory.attention_parts() {
+            cells[part.config().part.as_usize()] = part.n_cells() as usize;
+        }
+        let layout = RowLayout::new(model.layers(), &cells, kv_type).unwrap();
         let (weights, rows) = (
             backend.load_weights(file).unwrap(),
             backend.allocate(&layout).unwrap(),

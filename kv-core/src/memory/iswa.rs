@@ -1,0 +1,144 @@
+//! [`Iswa`]: attention memory for interleaved windows, in which most layers see a window and some
+//! everything.
+//!
+//! Two [`Unified`] memories with the same streams. The windowed one needs only the cells that a
+//! window can show, and recycles them. Invariant: that of [`Pair`]; and since the windowed part
+//! remembers no token that the full one does not, its positions are those of the whole: what lies
+//! before them can be seen by full layers, but no longer be returned to.
+
+use serde::{Deserialize, Serialize};
+
+use super::any::{MemoryConfig, MemoryConfigError};
+use super::hybrid::Pair;
+use super::unified::{Streams, Unified, UnifiedConfig};
+use crate::ids::PartIdx;
+use crate::window::Window;
+
+/// Cells of a windowed part come in pieces of this many.
+const CELL_STEP: u32 = 256;
+
+/// How many cells a windowed part has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SwaSize {
+    /// As many as windows and a ubatch need.
+    #[default]
+    Window,
+    /// As many as a full part: costs memory, but sequences can return to any position.
+    Full,
+}
+
+/// Attention memory of a model whose layers have windows of two kinds.
+pub type Iswa = Pair<Unified, Unified>;
+
+impl Pair<Unified, Unified> {
+    /// An empty memory with these parts.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`] where a part could hold nothing, or more than can be counted.
+    pub fn iswa(
+        config: &MemoryConfig,
+        [first, second]: [(PartIdx, Window); 2],
+    ) -> Result<Self, MemoryConfigError> {
+        let unified = |(part, window)| {
+            Unified::new(config.part(part, window)).map_err(|source| MemoryConfigError::Part {
+                part,
+                window,
+                source,
+            })
+        };
+        Ok(Self::new(unified(first)?, unified(second)?)?)
+    }
+
+    /// Both parts.
+    pub fn parts(&self) -> [&Unified; 2] {
+        [self.first(), self.second()]
+    }
+}
+
+impl MemoryConfig {
+    /// What the part for layers with this window is like.
+    pub fn part(&self, part: PartIdx, window: Window) -> UnifiedConfig {
+        UnifiedConfig {
+            part,
+            n_seqs: self.n_seqs,
+            n_cells: self.n_cells(window),
+            streams: self.streams,
+            window,
+            causality: self.causality,
+        }
+    }
+
+    /// Cells of each stream of the part for layers with this window: the windows of all sequences
+    /// that share them and the tokens of one ubatch, in steps of 256, and never more than a full
+    /// part has.
+    pub fn n_cells(&self, window: Window) -> u32 {
+        let (Some(width), SwaSize::Window) = (window.width(), self.swa) else {
+            return self.n_ctx;
+        };
+        let n_sharing = match self.streams {
+            Streams::Shared => self.n_seqs,
+            Streams::PerSequence => 1,
+        };
+        let n_needed = width
+            .saturating_mul(n_sharing)
+            .saturating_add(self.n_ubatch);
+        n_needed
+            .checked_next_multiple_of(CELL_STEP)
+            .map_or(self.n_ctx, |n| n.min(self.n_ctx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::window::Causality;
+
+    fn config(n_ctx: u32, n_ubatch: u32, streams: Streams, n_seqs: u32) -> MemoryConfig {
+        MemoryConfig {
+            n_ctx,
+            n_seqs,
+            streams,
+            n_ubatch,
+            causality: Causality::Causal,
+            swa: SwaSize::Window,
+        }
+    }
+
+    #[test]
+    fn w2_cells_of_the_windowed_part() {
+        use Streams::{PerSequence, Shared};
+        let table = [
+            (4096, 1024, 512, Shared, 1, 1536),
+            (4096, 512, 512, Shared, 1, 1024),
+            (4096, 128, 512, Shared, 1, 768),
+            (512, 1024, 512, Shared, 1, 512),
+            (32768, 1024, 512, Shared, 4, 4608),
+            (32768, 1024, 512, PerSequence, 4, 1536),
+            (8192, 4096, 512, Shared, 4, 8192),
+            (131_072, 512, 2048, Shared, 4, 4096),
+        ];
+        for (n_ctx, n_swa, n_ubatch, streams, n_seqs, n_cells) in table {
+            let config = config(n_ctx, n_ubatch, streams, n_seqs);
+            for window in [Window::Sliding(n_swa), Window::Chunked(n_swa)] {
+                assert_eq!(config.n_cells(window), n_cells, "{config:?}, {window}");
+            }
+            assert_eq!(config.n_cells(Window::Full), n_ctx);
+            let full = MemoryConfig {
+                swa: SwaSize::Full,
+                ..config
+            };
+            assert_eq!(full.n_cells(Window::Sliding(n_swa)), n_ctx);
+        }
+    }
+
+    #[test]
+    fn w2_a_windowed_part_is_never_larger_than_a_full_one() {
+        let small = config(100, 8, Streams::Shared, 1);
+        assert_eq!(small.n_cells(Window::Sliding(8)), 100);
+        let extreme = config(u32::MAX, 512, Streams::Shared, 256);
+        assert_eq!(extreme.n_cells(Window::Sliding(u32::MAX)), u32::MAX);
+        let config = config(4096, 1, Streams::Shared, 1);
+        assert_eq!(config.n_cells(Window::Sliding(0)), 256);
+    }
+}
