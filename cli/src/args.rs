@@ -167,6 +167,27 @@ pub(crate) struct SamplerArgs {
     pub(crate) seed: Option<u64>,
 }
 
+/// What happens when a text gets longer than the context.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Texts longer than the context")]
+pub(crate) struct LongContextArgs {
+    /// When the memory is full, drop the older half of what follows the first --keep tokens
+    #[arg(long, conflicts_with = "group_attention_factor")]
+    pub(crate) context_shift: bool,
+    /// Tokens at the beginning that are never dropped; a begin-of-sequence token is not counted
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "context_shift",
+          allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) keep: u32,
+    /// Self-extend: let groups of N older tokens share a position [default: no groups]
+    #[arg(long, value_name = "N",
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) group_attention_factor: Option<u32>,
+    /// Self-extend: tokens that are grouped at once, a multiple of the factor
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "group_attention_factor",
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) group_attention_width: u32,
+}
+
 /// `cellar run`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -204,6 +225,8 @@ pub(crate) struct RunArgs {
     /// End the text before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) long_context: LongContextArgs,
     /// Print only what is generated
     #[arg(long)]
     pub(crate) no_echo: bool,

@@ -9,14 +9,14 @@ use std::path::Path;
 
 use anyhow::Context;
 use engine::sampler::{Penalties, SamplerConfig};
-use engine::{Engine, EngineConfig, Settings};
+use engine::{Engine, EngineConfig, GroupAttention, LongContext, Settings};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
 use model_core::architecture::Model;
 use model_core::model_file::ModelFile;
 
-use crate::args::{EngineArgs, SamplerArgs};
+use crate::args::{EngineArgs, LongContextArgs, SamplerArgs};
 use crate::backends;
 use crate::failure::{UsageError, usage};
 use crate::machine;
@@ -52,6 +52,23 @@ pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
         .check()
         .map_err(|error| UsageError(error.to_string()))?;
     Ok(config)
+}
+
+/// What happens when a text gets longer than the context; `n_bos` tokens at its beginning are kept
+/// beside those that were asked for.
+///
+/// # Errors
+/// A usage error where groups cannot be formed.
+pub(crate) fn long_context(args: &LongContextArgs, n_bos: u32) -> anyhow::Result<LongContext> {
+    match args.group_attention_factor {
+        Some(factor) => GroupAttention::new(factor, args.group_attention_width)
+            .map(LongContext::Group)
+            .map_err(|error| UsageError(error.to_string()).into()),
+        None if args.context_shift => Ok(LongContext::Shift {
+            n_keep: args.keep.saturating_add(n_bos),
+        }),
+        None => Ok(LongContext::Stop),
+    }
 }
 
 /// A seed that differs from run to run, short enough to be typed again.

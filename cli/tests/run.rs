@@ -211,3 +211,47 @@ fn an_interrupt_ends_the_text_with_statistics() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(rest.contains("interrupted"), "{rest}");
 }
+
+#[test]
+fn a_text_goes_on_behind_the_end_of_its_context() {
+    let args = |more: &[&'static str]| {
+        let mut args = vec![
+            "run",
+            "Once upon a time",
+            "--temp",
+            "0",
+            "-n",
+            "50",
+            "--json",
+        ];
+        args.extend(["--kv-type", "f32"]);
+        args.extend(more);
+        args
+    };
+    let whole = json(&args(&["-c", "64"]));
+    let ends = json(&args(&["-c", "24"]));
+    assert_eq!(ends["finish"]["reason"], "context_full");
+    let shifted = json(&args(&["-c", "24", "--context-shift", "--keep", "4"]));
+    let grouped = json(&args(&[
+        "-c",
+        "64",
+        "--group-attention-factor",
+        "2",
+        "--group-attention-width",
+        "16",
+    ]));
+    let alone = json(&args(&["-c", "64", "--group-attention-factor", "1"]));
+    let tokens = |report: &serde_json::Value| report["tokens"].as_array().unwrap().clone();
+    let n_first = tokens(&ends).len();
+    for other in [&whole, &shifted] {
+        assert!(tokens(other).len() > n_first);
+        assert_eq!(tokens(other)[..n_first], tokens(&ends));
+    }
+    assert_ne!(tokens(&shifted), tokens(&whole), "it forgot its middle");
+    assert_ne!(tokens(&grouped), tokens(&whole), "positions moved");
+    assert_eq!(
+        tokens(&alone),
+        tokens(&whole),
+        "groups of one are no groups"
+    );
+}

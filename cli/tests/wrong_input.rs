@@ -293,3 +293,51 @@ fn graphs_that_are_none() {
         "{message}"
     );
 }
+
+#[test]
+fn long_contexts_that_cannot_be_are_usage_errors() {
+    let cases: [(&[&str], &str); 5] = [
+        (&["--keep", "3"], "--context-shift"),
+        (
+            &["--group-attention-width", "8"],
+            "--group-attention-factor",
+        ),
+        (&["--group-attention-factor", "0"], "0"),
+        (
+            &[
+                "--group-attention-factor",
+                "3",
+                "--group-attention-width",
+                "8",
+            ],
+            "a width of 8 must be a multiple of the factor 3",
+        ),
+        (
+            &["--context-shift", "--group-attention-factor", "2"],
+            "--group-attention-factor",
+        ),
+    ];
+    for (args, wanted) in cases {
+        let args = [&["run", "Hi"], args].concat();
+        let (code, message) = failure(&args);
+        assert_eq!(code, 2, "{args:?}: {message}");
+        assert!(message.contains(wanted), "{args:?}: {message}");
+    }
+    let kept = [
+        "run",
+        "Hi",
+        "-c",
+        "8",
+        "-n",
+        "40",
+        "--context-shift",
+        "--keep",
+        "9",
+    ];
+    let done = cellar().args(kept).assert().failure();
+    let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(
+        stderr.contains("8 positions, of which 10 are kept"),
+        "{stderr}"
+    );
+}

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, LayerRope};
 use kv_core::batch::{Batch, Output, UBatch, ValidBatch, validate};
-use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
+use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, KeyRopeError};
 use kv_core::memory::{AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs};
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
@@ -21,11 +21,13 @@ use crate::programs::ProgramCache;
 
 /// A model on a backend, with what it remembers.
 pub struct Engine<B: Backend> {
-    backend: B,
+    pub(crate) backend: B,
     model: Arc<dyn Model>,
     weights: B::Weights,
-    rows: B::Rows,
-    memory: AnyMemory,
+    pub(crate) rows: B::Rows,
+    pub(crate) memory: AnyMemory,
+    /// How each layer's keys move, or why they cannot.
+    pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
     programs: ProgramCache<B::Program>,
     settings: Settings,
     inputs: MemoryInputs,
@@ -83,7 +85,8 @@ impl<B: Backend> Engine<B> {
         let settings = config.settings(&*model)?;
         let memory = settings.memory()?;
         let rows = backend.allocate(&settings.layout)?;
-        let weights = backend.load_weights(weights)?;
+        let source = weights;
+        let weights = backend.load_weights(Arc::clone(&source))?;
         let mut programs = ProgramCache::new(settings.n_programs);
         // Weights that the backend cannot use are found now, not with the first token.
         let shape = GraphShape {
@@ -94,12 +97,14 @@ impl<B: Backend> Engine<B> {
             let graph = model.graph(shape)?;
             Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
         })?;
+        let key_ropes = model.graph(shape)?.key_ropes(&*source).map_err(Arc::new);
         Ok(Self {
             backend,
             model,
             weights,
             rows,
             memory,
+            key_ropes,
             programs,
             settings,
             inputs: MemoryInputs::default(),

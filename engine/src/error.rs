@@ -1,9 +1,12 @@
 //! [`EngineError`]: why tokens could not be evaluated or chosen. Decides nothing.
 
+use std::sync::Arc;
+
 use kv_core::SeqId;
 use kv_core::backend::BackendError;
 use kv_core::batch::BatchError;
-use kv_core::memory::{CopyRefused, PlanError, RemoveRefused};
+use kv_core::graph::KeyRopeError;
+use kv_core::memory::{CopyRefused, PlanError, RemoveRefused, ShiftRefused};
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
 
@@ -44,6 +47,36 @@ pub enum EngineError {
     /// A sequence cannot be copied.
     #[error(transparent)]
     Copy(#[from] CopyRefused),
+    /// Tokens cannot move to these positions.
+    #[error(transparent)]
+    Shift(#[from] ShiftRefused),
+    /// Tokens of this model cannot move to other positions at all.
+    #[error("the context of this model cannot be shifted: {0}")]
+    CannotShift(Arc<KeyRopeError>),
+    /// A context that cannot be made shorter.
+    #[error(
+        "sequence {seq} has {n_past} positions, of which {n_keep} are kept: too few are left to \
+         drop half of them"
+    )]
+    NothingToDiscard {
+        /// The sequence.
+        seq: SeqId,
+        /// Positions that it has.
+        n_past: u32,
+        /// Positions that are kept.
+        n_keep: u32,
+    },
+    /// Groups of tokens that cannot be.
+    #[error(
+        "group attention: a width of {width} must be a multiple of the factor {factor}, and both \
+         at least 1"
+    )]
+    GroupAttention {
+        /// Tokens that would share a position.
+        factor: u32,
+        /// Tokens that would be grouped at once.
+        width: u32,
+    },
     /// The sampler's configuration makes no sense.
     #[error(transparent)]
     SamplerConfig(#[from] SamplerConfigError),

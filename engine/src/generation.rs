@@ -10,10 +10,11 @@ use std::time::Instant;
 use kv_core::backend::Backend;
 use kv_core::batch::{Batch, Output};
 use kv_core::memory::{Memory, PlanError};
-use kv_core::{SeqId, TokenId};
+use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 
+use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::sampler::{Sampler, SamplerConfig};
@@ -49,6 +50,8 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Ends it early.
     pub cancel: CancelFlag,
+    /// How it goes on when it gets longer than the context.
+    pub long_context: LongContext,
 }
 
 /// Why a text ended.
@@ -128,6 +131,8 @@ pub struct Generation<'e, B: Backend> {
     text: String,
     finish: Option<FinishReason>,
     timings: Timings,
+    /// Up to which position tokens share positions, with [`LongContext::Group`].
+    grouped_to: Pos,
 }
 
 impl<'e, B: Backend> Generation<'e, B> {
@@ -135,13 +140,19 @@ impl<'e, B: Backend> Generation<'e, B> {
     /// prompt before asking for text.
     ///
     /// # Errors
-    /// [`EngineError::SamplerConfig`] or [`EngineError::Stop`] where an option makes no sense.
+    /// [`EngineError::SamplerConfig`] or [`EngineError::Stop`] where an option makes no sense;
+    /// [`EngineError::CannotShift`] where this model's context cannot be shifted or grouped.
     pub fn new(
         engine: &'e mut Engine<B>,
         tokenizer: &'e Tokenizer,
         options: GenerateOptions,
     ) -> Result<Self, EngineError> {
+        if options.long_context != LongContext::Stop {
+            engine.check_shift()?;
+        }
+        let grouped_to = next_pos(engine, options.seq);
         Ok(Self {
+            grouped_to,
             engine,
             tokenizer,
             sampler: Sampler::new(options.sampler.clone())?,
@@ -288,6 +299,17 @@ impl<'e, B: Backend> Generation<'e, B> {
 
     /// Whether there was room for the token.
     fn evaluate_pending(&mut self, token: TokenId) -> Result<bool, EngineError> {
+        if self.try_evaluate_pending(token)? {
+            return Ok(true);
+        }
+        let LongContext::Shift { n_keep } = self.options.long_context else {
+            return Ok(false);
+        };
+        self.engine.shift_context(self.options.seq, n_keep)?;
+        self.try_evaluate_pending(token)
+    }
+
+    fn try_evaluate_pending(&mut self, token: TokenId) -> Result<bool, EngineError> {
         if self.n_used() >= self.engine.settings().n_ctx as usize {
             return Ok(false);
         }
@@ -301,8 +323,21 @@ impl<'e, B: Backend> Generation<'e, B> {
         }
     }
 
+    /// Groups tokens as long as enough are there.
+    fn group(&mut self, group: GroupAttention) -> Result<(), EngineError> {
+        let seq = self.options.seq;
+        while next_pos(self.engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
+            self.engine.group(seq, self.grouped_to, group)?;
+            self.grouped_to = Pos(self.grouped_to.0 + group.n_positions());
+        }
+        Ok(())
+    }
+
     /// Evaluates tokens; `output` is that of the last.
     fn evaluate(&mut self, tokens: &[TokenId], output: Output) -> Result<(), EngineError> {
+        if let LongContext::Group(group) = self.options.long_context {
+            self.group(group)?;
+        }
         self.batch.clear();
         for (at, &token) in tokens.iter().enumerate() {
             let entry = self.batch.push_token(token).in_sequence(self.options.seq);
@@ -318,9 +353,14 @@ impl<'e, B: Backend> Generation<'e, B> {
         Ok(())
     }
 
+    /// How much of the context the sequence takes: its positions, or its tokens where several
+    /// share one.
     fn n_used(&self) -> usize {
-        let positions = self.engine.memory().positions(self.options.seq);
-        positions.map_or(0, |p| p.last.as_usize() + 1)
+        let seq = self.options.seq;
+        match self.options.long_context {
+            LongContext::Group(_) => self.engine.memory().n_tokens(seq) as usize,
+            _ => next_pos(self.engine, seq).as_usize(),
+        }
     }
 
     fn release(&mut self, decoded: &str) -> String {
@@ -345,4 +385,10 @@ impl<'e, B: Backend> Generation<'e, B> {
         self.finish = self.finish.take().or(finish);
         (!piece.is_empty()).then_some(piece)
     }
+}
+
+/// The position of the next token.
+fn next_pos<B: Backend>(engine: &Engine<B>, seq: SeqId) -> Pos {
+    let positions = engine.memory().positions(seq);
+    positions.map_or(Pos(0), |has| has.last.next())
 }

@@ -5,6 +5,7 @@
 //! its end; with an example). Generic over backends and models; names none of them.
 
 mod config;
+mod context;
 mod decode;
 mod error;
 mod generation;
@@ -14,6 +15,7 @@ pub mod stop;
 mod timings;
 
 pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
+pub use context::{GroupAttention, LongContext};
 pub use decode::{Engine, Logits};
 pub use error::EngineError;
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};

@@ -1,5 +1,5 @@
 //! An engine with a model whose layers have windows of two kinds: what it allocates, and what is
-//! left of a call that fails after windows have slid.
+//! left of a call that fails after windows have slid, and tokens that move to other positions.
 
 #![allow(clippy::unwrap_used)] // a test
 
@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use engine::{Engine, EngineConfig};
 use kv_core::batch::Batch;
-use kv_core::memory::{Memory, SwaSize};
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::memory::{Memory, PosChange, Seqs, SwaSize, invariants};
+use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
 use support::{Moody, NEVER, interleaved};
 
 /// Of the model, whose layers 0 to 2 see this many tokens and layer 3 everything.
@@ -93,4 +93,62 @@ fn w6_positions_slide_with_the_window() {
     assert_eq!(has.last.as_usize(), 399);
     let oldest_needed = 400 - (N_SWA - 1);
     assert!((1..=oldest_needed).contains(&has.first.as_usize()), "{has}");
+}
+
+/// The largest distance between logits.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    let pairs = a.iter().zip(b);
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn layers_of_both_kinds_turn_their_keys_by_their_own_angles() {
+    // What matters is how far apart tokens are, so logits stay when all move together. Layers of
+    // the two kinds have different bases, and cells of different parts.
+    let all = tokens(301);
+    let (before, next) = all.split_at(300);
+    let next_logits = |delta: i32, moved_from: u32| {
+        let mut engine = engine(SwaSize::Window);
+        feed(&mut engine, before);
+        let range = PosRange::from(Pos(moved_from)..);
+        let change = PosChange::Shift(PosDelta(delta));
+        let shifted = engine.reposition(SeqId(0), range, change).unwrap();
+        let n_moved = if delta == 0 { 0 } else { 300 - moved_from };
+        assert_eq!(shifted.n_tokens, n_moved);
+        for part in engine.memory().attention_parts() {
+            invariants::check(part).unwrap();
+        }
+        feed(&mut engine, next)
+    };
+    let there = next_logits(0, 0);
+    let moved = distance(&there, &next_logits(37, 0));
+    assert!(moved < 1e-3, "off by {moved}");
+    // A gap is seen.
+    let apart = distance(&there, &next_logits(37, 280));
+    assert!(apart > 0.1, "off by {apart}");
+}
+
+#[test]
+fn a_context_shift_drops_the_same_tokens_of_both_parts() {
+    let all = tokens(500);
+    let mut engine = engine(SwaSize::Window);
+    feed(&mut engine, &all[..400]);
+    assert_eq!(engine.shift_context(SeqId(0), 4).unwrap(), 198);
+    let has = engine.memory().positions(SeqId(0)).unwrap();
+    assert_eq!(has.last, Pos(201));
+    let n_held: Vec<u32> = engine
+        .memory()
+        .attention_parts()
+        .iter()
+        .map(|part| part.runs(SeqId(0)).iter().map(|run| run.len).sum())
+        .collect();
+    assert_eq!(engine.memory().n_tokens(SeqId(0)), 202);
+    assert!(n_held[0] < 202 && n_held[1] == 202, "{n_held:?}");
+    // Then it goes on, and can be shifted again.
+    feed(&mut engine, &all[400..]);
+    assert_eq!(engine.shift_context(SeqId(0), 4).unwrap(), 149);
+    assert_eq!(
+        engine.remove(Seqs::All, PosRange::ALL).unwrap().n_tokens,
+        153
+    );
 }

@@ -70,6 +70,19 @@ index_type!(
     TokenId
 );
 
+/// By how much a position moves; below 0 towards the beginning of the sequence.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct PosDelta(pub i32);
+
+impl fmt::Display for PosDelta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:+}", self.0)
+    }
+}
+
 /// The largest number of sequences that a memory can hold.
 pub const MAX_SEQS: usize = 256;
 

@@ -25,7 +25,7 @@ pub mod visibility;
 pub mod weights;
 pub mod window;
 
-pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, SeqId, StreamIdx, TokenId};
+pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, PosDelta, SeqId, StreamIdx, TokenId};
 pub use kv_type::KvType;
 pub use seq_set::SeqSet;
 pub use visibility::{CellRun, Visibility, VisibleGroup};

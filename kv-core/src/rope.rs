@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::PosDelta;
+
 /// Which two values of a head form a pair that is rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -139,9 +141,68 @@ impl RopeSpec {
     }
 }
 
+/// The pure rotation of a rotary embedding: what moves a key from one position to another.
+///
+/// Rotations add up: `R(d) R(p) = R(p + d)`. The magnitude that YaRN gives a key is in it since it
+/// was stored and is not applied again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotation {
+    rope: RopeSpec,
+    frequencies: Vec<f64>,
+}
+
+impl Rotation {
+    /// The rotation of `rope`, whose frequencies `factors` divide, see [`RopeSpec::frequencies`].
+    pub fn new(rope: RopeSpec, factors: Option<&[f32]>) -> Self {
+        let frequencies = rope.frequencies(factors);
+        Self { rope, frequencies }
+    }
+
+    /// The embedding that it is the rotation of.
+    pub fn rope(&self) -> &RopeSpec {
+        &self.rope
+    }
+
+    /// Cosines and sines of a move by `delta`, one for each pair of a head.
+    pub fn angles(&self, delta: PosDelta) -> (Vec<f32>, Vec<f32>) {
+        let turn = |frequency: &f64| (f64::from(delta.0) * frequency).sin_cos();
+        let angles = self.frequencies.iter().map(turn);
+        angles.map(|(sin, cos)| (cos as f32, sin as f32)).unzip()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn k53_rotations_add_up_and_d15a_leave_the_magnitude_alone() {
+        let mut spec = plain(RopeStyle::Neox, 8);
+        spec.scaling = RopeScaling::Yarn {
+            factor: 8.0,
+            original_context: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 1.208,
+        };
+        let factors = [1.0, 2.0, 3.0, 4.0];
+        let at = |pos| {
+            let mut head = [0.3, -1.2, 0.7, 2.0, 0.1, 0.9, -0.4, 1.5, 7.0];
+            let (mut cos, mut sin) = ([0.0; 4], [0.0; 4]);
+            spec.angles(&spec.frequencies(Some(&factors)), pos, &mut cos, &mut sin);
+            spec.rotate_head(&mut head, &cos, &sin);
+            head
+        };
+        let rotation = Rotation::new(spec.clone(), Some(&factors));
+        for (from, to) in [(0, 5), (9, 2), (100, 101), (7, 0)] {
+            let (cos, sin) = rotation.angles(PosDelta(to - from));
+            let mut head = at(from as u32);
+            rotation.rope().rotate_head(&mut head, &cos, &sin);
+            for (moved, wanted) in head.iter().zip(at(to as u32)) {
+                assert!((moved - wanted).abs() < 1e-5, "{from} to {to}: {head:?}");
+            }
+        }
+    }
 
     fn plain(style: RopeStyle, n_rot: usize) -> RopeSpec {
         RopeSpec {

@@ -5,9 +5,9 @@
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::memory::{
-    AnyMemory, Memory, MemoryConfig, MemoryInputs, RowsWritten, Seqs, Streams, SwaSize,
+    AnyMemory, Division, Memory, MemoryConfig, MemoryInputs, RowsWritten, Seqs, Streams, SwaSize,
 };
-use kv_core::{Causality, Pos, PosRange, SeqId, TokenId, Window};
+use kv_core::{Causality, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 
 fn attention(window: Window) -> LayerMemory {
     LayerMemory::Attention(AttentionMemory {
@@ -111,5 +111,29 @@ fn a_failed_step_is_undone_in_every_part() {
         steps.next(&mut MemoryInputs::default()).unwrap();
         steps.fail(RowsWritten::Perhaps);
         assert_eq!(memory, before);
+    }
+}
+
+#[test]
+fn d40_a_state_moves_as_a_whole_and_never_below_zero() {
+    for mut memory in with_states() {
+        let seq = SeqId(0);
+        feed(&mut memory, 6, 16);
+        let before = memory.clone();
+        let refused = [
+            memory.shift(seq, PosRange::from(Pos(3)..), PosDelta(2)),
+            memory.shift(seq, PosRange::ALL, PosDelta(-1)),
+            memory.divide(seq, PosRange::ALL, Division::by(2)),
+        ];
+        assert!(refused.iter().all(Result::is_err), "{refused:?}");
+        assert_eq!(memory, before, "no part was edited");
+        let shifted = memory.shift(seq, PosRange::ALL, PosDelta(4)).unwrap();
+        assert_eq!(shifted.n_tokens, 6);
+        assert_eq!(memory.positions(seq), Some(PosRange::new(Pos(4), Pos(9))));
+        let n_keys: u32 = shifted.row_shifts.iter().map(|s| s.len).sum();
+        let n_parts = memory.attention_parts().len();
+        assert_eq!(n_keys as usize, 6 * n_parts, "every key, once a part");
+        feed(&mut memory, 1, 16);
+        assert_eq!(memory.positions(seq).unwrap().last, Pos(10));
     }
 }

@@ -3,16 +3,21 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use kv_core::backend::RowCopy;
+#[path = "iswa/pairs.rs"]
+mod pairs;
+
+use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, EqualLength, SetOrder, SplitPolicy, UBatch, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::{
-    AnyMemory, Copied, CopyRefused, Iswa, Memory, MemoryConfig, MemoryConfigError, MemoryInputs,
-    NoSuchSequence, Pair, PairError, PlanError, RemoveRefused, Removed, RollbackRefused,
-    RowsWritten, Seqs, Streams, SwaSize, Unified, UnifiedConfig, WindowForgotten, invariants,
+    AnyMemory, Compacted, Copied, CopyRefused, Division, Iswa, Memory, MemoryConfig,
+    MemoryConfigError, MemoryInputs, NoSuchSequence, Pair, PairError, PlanError, PosChange,
+    RemoveRefused, Removed, RollbackRefused, RowsWritten, Seqs, ShiftRefused, Shifted, Streams,
+    SwaSize, Unified, UnifiedConfig, WindowForgotten, invariants,
 };
 use kv_core::{
-    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, TokenId, Window,
+    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, SeqSet, TokenId,
+    Window,
 };
 
 const N_SEQS: u32 = 3;
@@ -239,6 +244,71 @@ fn d13_a_copy_between_streams_copies_the_rows_of_both_parts() {
 }
 
 #[test]
+fn w5_a_shift_moves_the_tokens_of_both_parts_and_returns_the_rows_of_both() {
+    let mut memory = shared([32, 8], Window::Sliding(4));
+    decode(&mut memory, &[(&[0], 8)]).unwrap();
+    decode(&mut memory, &[(&[0], 4)]).unwrap();
+    // The windowed part holds 4 to 7 in cells 4 to 7, and 8 to 11 in cells 0 to 3.
+    let held: Vec<u32> = memory
+        .second()
+        .runs(SeqId(0))
+        .iter()
+        .map(|run| run.len)
+        .collect();
+    assert_eq!(held, [4, 4]);
+    remove(&mut memory, 0, Pos(2)..Pos(6)).unwrap();
+    let behind = PosRange::from(Pos(6)..);
+    let shifted = memory.shift(SeqId(0), behind, PosDelta(-4)).unwrap();
+    assert_eq!(shifted.n_tokens, 6);
+    assert_eq!(shifted.row_copies, []);
+    let row_shift = |part, first, len| RowShift {
+        part: PartIdx(part),
+        first: CellIdx(first),
+        len,
+        delta: PosDelta(-4),
+    };
+    assert_eq!(
+        shifted.row_shifts,
+        [row_shift(0, 6, 6), row_shift(1, 6, 2), row_shift(1, 0, 4)]
+    );
+    assert_eq!(
+        memory.first().positions(SeqId(0)),
+        Some(PosRange::new(Pos(0), Pos(7)))
+    );
+    assert_eq!(has(&memory, 0), Some((2, 7)));
+    // The removal left four cells free in one part and two in the other.
+    assert_eq!(memory.n_holes(), 6);
+    let compacted = memory.compact();
+    assert_eq!(compacted.n_cells, 6);
+    let row_copy = |part, from, to, len| RowCopy {
+        part: PartIdx(part),
+        from: CellIdx(from),
+        to: CellIdx(to),
+        len,
+    };
+    assert_eq!(
+        compacted.row_copies,
+        [row_copy(0, 8, 2, 4), row_copy(1, 6, 4, 2)]
+    );
+    assert_eq!(memory.n_holes(), 0);
+}
+
+#[test]
+fn d41_a_division_into_what_the_window_recycled_changes_neither_part() {
+    let mut memory = shared([32, 8], Window::Chunked(8));
+    decode(&mut memory, &[(&[0], 8)]).unwrap();
+    decode(&mut memory, &[(&[0], 4)]).unwrap();
+    let before = memory.clone();
+    // The first chunk is recycled in part. Divided, all tokens would be in it.
+    let refused = memory.divide(SeqId(0), PosRange::ALL, Division::by(4));
+    assert!(
+        matches!(refused, Err(ShiftRefused::WindowForgotten(f)) if f.window == Window::Chunked(8)),
+        "{refused:?}"
+    );
+    assert_eq!(memory, before);
+}
+
+#[test]
 fn k16_keep_only_and_unknown_sequences_concern_both_parts() {
     let mut memory = shared([32, 16], Window::Chunked(4));
     decode(&mut memory, &[(&[0], 2), (&[1], 3), (&[2], 1)]).unwrap();
@@ -299,225 +369,6 @@ fn d6_steps_are_undone_in_both_parts_as_far_as_the_window_allows() {
         forgotten_to: Pos(5),
     };
     assert_eq!(refused, Err(RollbackRefused::WindowForgotten(forgotten)));
-}
-
-/// Remembers how long each sequence is, like a recurrent state: can be cut nowhere.
-#[derive(Clone, Debug, PartialEq)]
-struct Lengths {
-    n: Vec<u32>,
-    split_policy: SplitPolicy,
-}
-
-impl Lengths {
-    fn new(n_seqs: u32, split_policy: SplitPolicy) -> Self {
-        let n = vec![0; n_seqs as usize];
-        Self { n, split_policy }
-    }
-
-    /// What a real one would say: without its state, nothing before the next token is known.
-    fn refusal(&self, seq: SeqId) -> WindowForgotten {
-        let next = Pos(self.n[seq.as_usize()]);
-        WindowForgotten {
-            seq,
-            window: Window::Sliding(1),
-            next,
-            needed_from: Pos(0),
-            forgotten_to: next,
-        }
-    }
-
-    fn seqs(&self, seqs: Seqs) -> Vec<SeqId> {
-        match seqs {
-            Seqs::One(seq) => vec![seq],
-            Seqs::All => (0..self.n_seqs()).map(SeqId).collect(),
-        }
-    }
-}
-
-impl Memory for Lengths {
-    type Placement = ();
-    type Undo = Vec<u32>;
-
-    fn n_seqs(&self) -> u32 {
-        self.n.len() as u32
-    }
-
-    fn positions(&self, seq: SeqId) -> Option<PosRange> {
-        let last = Pos(self.n.get(seq.as_usize())?.checked_sub(1)?);
-        Some(PosRange::new(last, last))
-    }
-
-    fn split_policy(&self) -> SplitPolicy {
-        self.split_policy
-    }
-
-    fn place(&self, _: &[UBatch]) -> Result<(), PlanError> {
-        Ok(())
-    }
-
-    fn commit(&mut self, ubatch: &UBatch, (): &(), _: usize) -> Vec<u32> {
-        let before = self.n.clone();
-        for row in ubatch.rows() {
-            for seq in row.seqs {
-                self.n[seq.as_usize()] = row.pos.0 + 1;
-            }
-        }
-        before
-    }
-
-    fn check_rollback(&self, _: &Vec<u32>, _: RowsWritten) -> Result<(), RollbackRefused> {
-        Ok(())
-    }
-
-    fn rollback(&mut self, undo: Vec<u32>, _: RowsWritten) {
-        self.n = undo;
-    }
-
-    fn inputs(&self, _: &UBatch, (): &(), _: usize, _: &mut MemoryInputs) {}
-
-    fn check_remove(&self, seqs: Seqs, range: PosRange) -> Result<(), RemoveRefused> {
-        let held = |seq: &SeqId| self.positions(*seq);
-        let cut = self.seqs(seqs).into_iter().find(|seq| {
-            held(seq).is_some_and(|has| range.first <= has.last && range.first > Pos(0))
-        });
-        cut.map_or(Ok(()), |seq| Err(self.refusal(seq).into()))
-    }
-
-    fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, RemoveRefused> {
-        self.check_remove(seqs, range)?;
-        let mut removed = Removed::default();
-        for seq in self.seqs(seqs) {
-            if self
-                .positions(seq)
-                .is_some_and(|has| range.contains(has.last))
-            {
-                self.n[seq.as_usize()] = 0;
-                removed.n_cells += 1;
-            }
-        }
-        Ok(removed)
-    }
-
-    fn check_copy(&self, from: SeqId, _: SeqId, range: PosRange) -> Result<(), CopyRefused> {
-        let whole = self
-            .positions(from)
-            .is_none_or(|has| range.contains(has.last));
-        match whole {
-            true => Ok(()),
-            false => Err(self.refusal(from).into()),
-        }
-    }
-
-    fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused> {
-        self.check_copy(from, to, range)?;
-        self.n[to.as_usize()] = self.n[from.as_usize()];
-        Ok(Copied::default())
-    }
-
-    fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
-        for (other, n) in (0..).zip(&mut self.n) {
-            if other != seq.0 {
-                *n = 0;
-            }
-        }
-        Ok(Removed::default())
-    }
-
-    fn clear(&mut self) -> Removed {
-        self.n.fill(0);
-        Removed::default()
-    }
-}
-
-#[test]
-fn h5_d29_what_one_part_cannot_do_is_done_in_neither_whichever_comes_first() {
-    let lengths = || Lengths::new(N_SEQS, SplitPolicy::InOrder);
-    let attention = || part(0, 16, Window::Full, Streams::Shared);
-    check_refusals(Pair::new(attention(), lengths()).unwrap());
-    check_refusals(Pair::new(lengths(), attention()).unwrap());
-}
-
-fn check_refusals<A, B>(mut memory: Pair<A, B>)
-where
-    A: Memory + Clone + PartialEq + std::fmt::Debug,
-    B: Memory + Clone + PartialEq + std::fmt::Debug,
-{
-    decode(&mut memory, &[(&[0], 6), (&[1], 2)]).unwrap();
-    // H-7: only the end is known to both.
-    assert_eq!(
-        (has(&memory, 0), has(&memory, 1)),
-        (Some((5, 5)), Some((1, 1)))
-    );
-    let before = memory.clone();
-    assert!(remove(&mut memory, 0, Pos(3)..).is_err());
-    assert!(remove(&mut memory, 0, Pos(2)..Pos(4)).is_err());
-    let all = memory.remove(Seqs::All, PosRange::from(Pos(1)..));
-    assert!(all.is_err());
-    let copied = memory.copy(SeqId(0), SeqId(2), PosRange::from(..Pos(4)));
-    assert!(copied.is_err());
-    assert_eq!(memory, before);
-    let copied = memory.copy(SeqId(0), SeqId(2), PosRange::ALL).unwrap();
-    assert_eq!(copied.n_tokens, 6);
-    assert_eq!(remove(&mut memory, 0, Pos(0)..), Ok((6, 1)));
-    assert_eq!((has(&memory, 0), has(&memory, 2)), (None, Some((5, 5))));
-}
-
-#[test]
-fn the_stricter_policy_cuts_for_both() {
-    use SplitPolicy::{InOrder, PerSequence};
-    let equal = |order, keep_tail| SplitPolicy::EqualLength(EqualLength { order, keep_tail });
-    let both = |a: SplitPolicy, b: SplitPolicy| {
-        assert_eq!(a.and(b), b.and(a));
-        a.and(b)
-    };
-    let (any, consecutive) = (SetOrder::Any, SetOrder::Consecutive);
-    assert_eq!(both(InOrder, InOrder), Some(InOrder));
-    assert_eq!(both(InOrder, equal(any, 2)), Some(equal(any, 2)));
-    assert_eq!(both(InOrder, PerSequence), Some(PerSequence));
-    assert_eq!(
-        both(equal(any, 2), equal(consecutive, 1)),
-        Some(equal(consecutive, 2))
-    );
-    assert_eq!(both(equal(consecutive, 0), PerSequence), Some(PerSequence));
-    assert_eq!(both(equal(any, 1), PerSequence), None);
-
-    let lengths = Lengths::new(N_SEQS, equal(any, 0));
-    let mut memory = Pair::new(part(0, 16, Window::Full, Streams::Shared), lengths).unwrap();
-    assert_eq!(memory.split_policy(), equal(any, 0));
-    // One token of each, then two more of the longer sequence.
-    let cells = decode(&mut memory, &[(&[0], 3), (&[1], 1)]).unwrap();
-    assert_eq!(cells, [[0, 1, 2, 3]]);
-    let cell = |i| memory.first().cell(CellIdx(i)).unwrap().seqs.first();
-    assert_eq!([0, 1, 2].map(cell), [0, 1, 0].map(|s| Some(SeqId(s))));
-}
-
-#[test]
-fn parts_that_do_not_suit_each_other_make_no_pair() {
-    let tail = SplitPolicy::EqualLength(EqualLength {
-        keep_tail: 1,
-        ..EqualLength::default()
-    });
-    let pair = |a, b| Pair::new(a, b).unwrap_err();
-    assert_eq!(
-        pair(
-            Lengths::new(2, SplitPolicy::InOrder),
-            Lengths::new(3, SplitPolicy::InOrder)
-        ),
-        PairError::SeqCount {
-            first: 2,
-            second: 3
-        }
-    );
-    assert_eq!(
-        pair(
-            Lengths::new(2, tail),
-            Lengths::new(2, SplitPolicy::PerSequence)
-        ),
-        PairError::Split {
-            first: tail,
-            second: SplitPolicy::PerSequence
-        }
-    );
 }
 
 fn layers(windows: &[Option<Window>]) -> LayerMap {
@@ -625,7 +476,8 @@ fn any_memory_does_what_the_one_in_it_does() {
     let parts = [(PartIdx(0), Window::Sliding(4)), (PartIdx(1), Window::Full)];
     let mut iswa = Iswa::iswa(&config, parts).unwrap();
     assert_eq!(map.attention(LayerIdx(0)).unwrap().window, parts[0].1);
-    fn play<M: Memory>(memory: &mut M) -> Vec<Vec<u32>> {
+    fn play<M: Memory>(memory: &mut M) -> (Vec<Vec<u32>>, Vec<Shifted>, u32, Compacted) {
+        let mut moved = Vec::new();
         let mut cells = decode(memory, &[(&[0], 9), (&[1], 4)]).unwrap();
         let _ = memory.copy(SeqId(0), SeqId(2), PosRange::ALL).unwrap();
         memory
@@ -633,7 +485,15 @@ fn any_memory_does_what_the_one_in_it_does() {
             .unwrap();
         cells.extend(decode(memory, &[(&[2], 3), (&[0], 1)]).unwrap());
         memory.keep_only(SeqId(2)).unwrap();
-        cells
+        let up = memory.shift(SeqId(2), PosRange::from(Pos(10)..), PosDelta(8));
+        moved.push(up.unwrap());
+        let closer = PosRange::from(Pos(18)..);
+        let division = Division {
+            by: 2,
+            origin: Pos(18),
+        };
+        moved.push(memory.divide(SeqId(2), closer, division).unwrap());
+        (cells, moved, memory.n_holes(), memory.compact())
     }
     assert_eq!(play(&mut any), play(&mut iswa));
     assert_eq!(any.n_used(), 24);

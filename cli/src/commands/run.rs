@@ -58,6 +58,7 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         return usage(format!("--stop number {} is empty", at + 1));
     }
+    resolve::long_context(&args.long_context, 0)?;
     let prompt = prompt(args, &source)?;
     let cancel = cancel_on_interrupt()?;
     let started = Instant::now();
@@ -81,11 +82,14 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         (predict, _) => predict.map(|n| n as usize),
     };
     let seed = sampler.seed;
+    let bos = file.tokenizer().special_ids().bos;
+    let n_bos = u32::from(bos.is_some() && start.ids.first().copied() == bos);
     let options = GenerateOptions {
         sampler,
         n_predict,
         stop: args.stop.clone(),
         cancel,
+        long_context: resolve::long_context(&args.long_context, n_bos)?,
         ..Default::default()
     };
     let mut generation = Generation::new(&mut engine, file.tokenizer(), options)?;

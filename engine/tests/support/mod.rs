@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use engine::{Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;
-use kv_core::backend::{Backend, BackendError, BackendInfo, RowSpan};
+use kv_core::backend::{Backend, BackendError, BackendInfo, RowCopy, RowSpan};
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
@@ -75,6 +75,10 @@ pub struct Moody {
     inner: CandleBackend,
     pub runs_left: Arc<AtomicUsize>,
     pub compilations_left: Arc<AtomicUsize>,
+    /// Calls of `write_rows` that may still succeed.
+    pub writes_left: Arc<AtomicUsize>,
+    /// Calls of `copy_rows` that may still succeed.
+    pub copies_left: Arc<AtomicUsize>,
 }
 
 impl Moody {
@@ -84,6 +88,8 @@ impl Moody {
             inner: CandleBackend::cpu(),
             runs_left: never(),
             compilations_left: never(),
+            writes_left: never(),
+            copies_left: never(),
         }
     }
 }
@@ -135,6 +141,7 @@ impl Backend for Moody {
         span: RowSpan,
         bytes: &[u8],
     ) -> Result<(), BackendError> {
+        failure(&self.writes_left)?;
         self.inner.write_rows(rows, span, bytes)
     }
 
@@ -161,5 +168,10 @@ impl Backend for Moody {
     ) -> Result<(), BackendError> {
         self.inner.run(program, rows, inputs, outputs)?;
         failure(&self.runs_left)
+    }
+
+    fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
+        failure(&self.copies_left)?;
+        self.inner.copy_rows(rows, copies)
     }
 }

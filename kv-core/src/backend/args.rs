@@ -2,8 +2,9 @@
 
 use super::error::BackendError;
 use crate::graph::{AttendSpec, StateGroup};
-use crate::ids::{CellIdx, LayerIdx, PartIdx};
+use crate::ids::{CellIdx, LayerIdx, PartIdx, PosDelta};
 use crate::layers::{LayerRows, RowLayout, StateRows};
+use crate::rope::Rotation;
 use crate::visibility::Visibility;
 
 /// Keys, values, or what recurrent layers remember.
@@ -43,6 +44,28 @@ pub struct RowCopy {
     pub to: CellIdx,
     /// Number of rows.
     pub len: u32,
+}
+
+/// Keys of every layer of a part that move to other positions of their sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowShift {
+    /// Which part.
+    pub part: PartIdx,
+    /// The first row.
+    pub first: CellIdx,
+    /// Number of rows.
+    pub len: u32,
+    /// By how much they move: a key at position `p` becomes one at `p + delta`.
+    pub delta: PosDelta,
+}
+
+/// How the keys of one layer depend on their positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerRope {
+    /// Whose keys.
+    pub layer: LayerIdx,
+    /// Their rotation; `None` where keys do not depend on positions.
+    pub rotation: Option<Rotation>,
 }
 
 /// K and V of some tokens, to be stored in one layer.

@@ -6,7 +6,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::{Attend, Backend, BackendError, BackendInfo, Conv, RowCopy, RowSpan, Scan, StoreRows};
+use super::{
+    Attend, Backend, BackendError, BackendInfo, Conv, LayerRope, RowCopy, RowShift, RowSpan, Scan,
+    StoreRows,
+};
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::layers::RowLayout;
 use crate::weights::WeightSource;
@@ -43,6 +46,7 @@ pub trait DynBackend: Send + Sync + 'static {
     fn dyn_conv(&self, rows: &mut dyn Any, args: Conv<'_>, out: &mut [f32]) -> Done;
     fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done;
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done;
+    fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done;
 }
 
 fn own<T: 'static>(any: &dyn Any) -> Result<&T, BackendError> {
@@ -124,6 +128,10 @@ where
 
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done {
         self.copy_rows(own_mut(rows)?, copies)
+    }
+
+    fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
+        self.shift_rows(own_mut(rows)?, shifts, ropes)
     }
 }
 
@@ -226,5 +234,9 @@ impl Backend for BoxedBackend {
 
     fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> Done {
         self.0.dyn_copy_rows(&mut *rows.rows, copies)
+    }
+
+    fn shift_rows(&self, rows: &mut BoxedRows, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
+        self.0.dyn_shift_rows(&mut *rows.rows, shifts, ropes)
     }
 }

@@ -68,6 +68,22 @@ pub enum BackendError {
         /// The layer.
         layer: LayerIdx,
     },
+    /// Keys of a layer are to move, but how they depend on positions was not said.
+    #[error("layer {layer}: keys cannot move to other positions without the layer's RoPE")]
+    MissingRope {
+        /// The layer.
+        layer: LayerIdx,
+    },
+    /// A rotation of more values than a key has.
+    #[error("layer {layer}: RoPE turns {n_rot} values of a head, but keys have {dim}")]
+    RopeWidth {
+        /// The layer.
+        layer: LayerIdx,
+        /// Values that are rotated.
+        n_rot: usize,
+        /// Values of a key head.
+        dim: usize,
+    },
     /// The graph's layer and the memory's layer differ in heads or width.
     #[error("layer {layer}: the graph works with {wanted}, the memory has {got}")]
     RowShape {

@@ -13,11 +13,12 @@ mod attend;
 mod dynamic;
 mod error;
 mod recurrent;
+mod shift;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use args::{Attend, Conv, RowCopy, RowKind, RowSpan, Scan, StoreRows};
+pub use args::{Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, StoreRows};
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
 pub use dynamic::{BoxedBackend, DynBackend};
@@ -209,5 +210,21 @@ pub trait Backend: Send + Sync + 'static {
             }
         }
         Ok(())
+    }
+
+    /// Moves keys to other positions: rotates the K rows of every layer of the named parts by the
+    /// layer's own rotation, without its magnitude, and leaves all other rows as they are. Rows
+    /// that are named twice move twice. `ropes` has an entry for each layer of these parts.
+    ///
+    /// # Errors
+    /// [`BackendError::MissingRope`], [`BackendError::RopeWidth`] and
+    /// [`BackendError::RowOutOfRange`] before any row is changed; then as [`Backend::write_rows`].
+    fn shift_rows(
+        &self,
+        rows: &mut Self::Rows,
+        shifts: &[RowShift],
+        ropes: &[LayerRope],
+    ) -> Result<(), BackendError> {
+        shift::by_rewriting_rows(self, rows, shifts, ropes)
     }
 }

@@ -43,6 +43,12 @@ impl SeqRuns {
         Some(run.last_pos().min(Pos(pos.0.saturating_sub(1))))
     }
 
+    /// The smallest position above `pos`.
+    pub fn first_after(&self, pos: Pos) -> Option<Pos> {
+        let start = self.runs.partition_point(|r| r.last_pos() <= pos);
+        Some(self.runs.get(start)?.pos.max(pos.next()))
+    }
+
     /// Adds a cell; no effect where it is there already.
     pub fn insert(&mut self, pos: Pos, cell: CellIdx) {
         let at = self
@@ -230,6 +236,8 @@ mod tests {
                 let last = |n: u32| pairs.iter().rev().find(|p| p.0 < n).map(|p| Pos(p.0));
                 for n in 0..14 {
                     prop_assert_eq!(runs.last_before(Pos(n)), last(n));
+                    let next = pairs.iter().find(|p| p.0 > n).map(|p| Pos(p.0));
+                    prop_assert_eq!(runs.first_after(Pos(n)), next);
                 }
             }
         }

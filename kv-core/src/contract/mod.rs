@@ -23,6 +23,7 @@ mod random;
 pub mod recurrent;
 pub mod rows;
 mod scene;
+pub mod shift;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -178,6 +179,8 @@ macro_rules! backend_contract {
                 storing_touches_no_other_row, copies_move_whole_rows_of_one_part,
                 copies_happen_in_order, rows_out_of_range_are_refused,
                 buffers_of_the_wrong_length_are_refused, undeclared_kv_types_are_refused;
+            shift: d15a_golden_shifts_are_matched, shifts_change_the_named_keys_only,
+                shifts_that_cannot_be_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,

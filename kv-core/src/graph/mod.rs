@@ -10,6 +10,7 @@ mod check;
 mod diff;
 mod display;
 mod inputs;
+mod key_rope;
 mod op;
 mod states;
 
@@ -17,6 +18,7 @@ pub use builder::{GraphBuilder, GraphError};
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
+pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, ConvSpec, DType, Input, Op, ScanSpec};
 pub use states::{StateGroup, StateMarks, StateStore, UnsoundStates, check_states};
 

@@ -5,12 +5,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused};
+use super::error::{
+    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+};
 use super::hybrid::{Pair, PairError};
 use super::iswa::{Iswa, SwaSize};
 use super::recurrent::{Recurrent, RecurrentConfig, RecurrentConfigError};
+use super::shift::PosChange;
 use super::unified::{Streams, Unified, UnifiedConfigError};
-use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
+use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
 use crate::layers::{LayerMap, LayerMemory};
@@ -252,6 +255,15 @@ impl AnyMemory {
             .map(|part| part.n_used())
             .sum()
     }
+
+    /// Number of tokens of a sequence that are remembered, in the part that remembers most of them.
+    pub fn n_tokens(&self, seq: SeqId) -> u32 {
+        let parts = self.attention_parts();
+        let counts = parts
+            .iter()
+            .map(|part| part.runs(seq).iter().map(|run| run.len).sum());
+        counts.max().unwrap_or(0)
+    }
 }
 
 /// The same for every shape.
@@ -370,6 +382,32 @@ impl Memory for AnyMemory {
 
     fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused> {
         every_shape!(self, m => m.copy(from, to, range))
+    }
+
+    fn check_reposition(
+        &self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<(), ShiftRefused> {
+        every_shape!(self, m => m.check_reposition(seq, range, change))
+    }
+
+    fn reposition(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Shifted, ShiftRefused> {
+        every_shape!(self, m => m.reposition(seq, range, change))
+    }
+
+    fn n_holes(&self) -> u32 {
+        every_shape!(self, m => m.n_holes())
+    }
+
+    fn compact(&mut self) -> Compacted {
+        every_shape!(self, m => m.compact())
     }
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {

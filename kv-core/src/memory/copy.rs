@@ -9,7 +9,7 @@ use super::stream::{SeqEnd, Stream};
 use super::unified::Unified;
 use crate::backend::RowCopy;
 use crate::cells::Cell;
-use crate::ids::{PartIdx, Pos, SeqId, StreamIdx};
+use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::SlotSearch;
 use crate::visibility::CellRun;
@@ -62,7 +62,6 @@ pub(super) fn copy(
     if from == to || range.is_empty() {
         return Ok(copied);
     }
-    let forgotten = end_after(memory, from, to, range).forgotten;
     let (source, target) = (memory.stream_of(from), memory.stream_of(to));
     let runs = memory.streams.get(source).and_then(|s| s.cells.runs(from));
     let runs: Vec<CellRun> = runs
@@ -70,6 +69,8 @@ pub(super) fn copy(
         .flat_map(|runs| runs.within(range))
         .collect();
     copied.n_tokens = runs.iter().map(|run| run.len).sum();
+    let missing = memory.streams.get(source).and_then(|s| s.forgotten(from));
+    let missing = missing.map(|set| set.within(range).collect::<Vec<_>>());
     let part = memory.config().part;
     let Some(stream) = memory.streams.get_mut(target) else {
         return Ok(copied);
@@ -82,7 +83,12 @@ pub(super) fn copy(
     } else {
         copied.row_copies = put_copies(stream, to, &runs, part);
     }
-    stream.set_forgotten(to, forgotten);
+    if let Some(forgotten) = stream.forgotten_mut(to) {
+        missing
+            .into_iter()
+            .flatten()
+            .for_each(|range| forgotten.insert(range));
+    }
     Ok(copied)
 }
 
@@ -94,8 +100,7 @@ fn end_after(memory: &Unified, from: SeqId, to: SeqId, range: PosRange) -> SeqEn
         last: last_within(s, from, range),
         forgotten: s
             .forgotten(from)
-            .map(|f| f.min(range.last))
-            .filter(|&f| f >= range.first),
+            .and_then(|set| Some(set.within(range).last()?.last)),
     });
     kept.max(copied)
 }
@@ -118,7 +123,7 @@ fn put_copies(stream: &mut Stream, seq: SeqId, runs: &[CellRun], part: PartIdx) 
     let free = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
     let found = free.find(n, &mut slot);
     debug_assert!(found.is_ok(), "room was checked before: {found:?}");
-    let mut copies: Vec<RowCopy> = Vec::new();
+    let mut copies = Vec::new();
     for ((from, pos), &to) in runs.iter().flat_map(|run| run.iter()).zip(&slot) {
         stream.cells.put(
             to,
@@ -128,15 +133,20 @@ fn put_copies(stream: &mut Stream, seq: SeqId, runs: &[CellRun], part: PartIdx) 
             },
         );
         stream.set_head_behind(to);
-        match copies.last_mut() {
-            Some(c) if c.from.offset(c.len) == from && c.to.offset(c.len) == to => c.len += 1,
-            _ => copies.push(RowCopy {
-                part,
-                from,
-                to,
-                len: 1,
-            }),
-        }
+        add_row_copy(&mut copies, part, from, to);
     }
     copies
+}
+
+/// Adds the copy of one row, joined to the one before where it continues that.
+pub(super) fn add_row_copy(copies: &mut Vec<RowCopy>, part: PartIdx, from: CellIdx, to: CellIdx) {
+    match copies.last_mut() {
+        Some(c) if c.from.offset(c.len) == from && c.to.offset(c.len) == to => c.len += 1,
+        _ => copies.push(RowCopy {
+            part,
+            from,
+            to,
+            len: 1,
+        }),
+    }
 }

@@ -1,10 +1,11 @@
 //! Why a memory refuses, with numbers.
 
 use super::recurrent::{CoupledStates, NoStateRoom, StateGone, StateIndivisible};
-use crate::batch::SplitError;
+use super::shift::PosChange;
+use crate::batch::{MAX_POS, SplitError};
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
-use crate::window::Window;
+use crate::window::{PosRange, Window};
 
 /// A batch that has no place in the memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -177,6 +178,91 @@ pub enum CopyRefused {
         /// Cells wanted.
         n_wanted: u32,
         /// Cells that are free or would be replaced.
+        n_free: u32,
+        /// All cells of the stream.
+        n_cells: u32,
+    },
+}
+
+/// Why a move to other positions was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShiftRefused {
+    /// There is no such sequence.
+    #[error(transparent)]
+    NoSuchSequence(#[from] NoSuchSequence),
+    /// The next token would see what the memory recycled.
+    #[error(transparent)]
+    WindowForgotten(#[from] WindowForgotten),
+    /// A division by 0.
+    #[error("positions of sequence {seq} cannot be divided by 0")]
+    DivideByZero {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// Tokens would be before the first position or behind the last. Whoever wants to lose them
+    /// removes them first.
+    #[error(
+        "{change} would move positions {moved} of sequence {seq} to {first}..={last}, and there \
+         are none below 0 or above {MAX_POS}"
+    )]
+    OutOfRange {
+        /// The sequence.
+        seq: SeqId,
+        /// From the first position with a token that moves to the last.
+        moved: PosRange,
+        /// How it moves.
+        change: PosChange,
+        /// Where the first would be.
+        first: i64,
+        /// Where the last would be.
+        last: i64,
+    },
+    /// Tokens would meet one that stays, or change places with it.
+    #[error(
+        "{change} would move positions {moved} of sequence {seq} up to or past its token at \
+         {other}, which stays"
+    )]
+    Overtakes {
+        /// The sequence.
+        seq: SeqId,
+        /// From the first position with a token that moves to the last.
+        moved: PosRange,
+        /// How it moves.
+        change: PosChange,
+        /// The nearest position that stays and is in the way.
+        other: Pos,
+    },
+    /// A recurrent state moves as a whole or not at all.
+    #[error(
+        "{change} would move positions {moved} of sequence {seq}, which is one state of the tokens \
+         at {has}: it can only be shifted as a whole"
+    )]
+    StateIndivisible {
+        /// The sequence.
+        seq: SeqId,
+        /// What would move.
+        moved: PosRange,
+        /// How it would move.
+        change: PosChange,
+        /// What went into the state.
+        has: PosRange,
+    },
+    /// Other sequences share the cells, and there are too few to give this one its own.
+    #[error(
+        "{n_wanted} tokens of sequence {seq} are shared and need cells of their own to move: \
+         {n_free} of {n_cells} of part {part}, stream {stream}, are free"
+    )]
+    NoRoom {
+        /// The sequence.
+        seq: SeqId,
+        /// The part of the memory that has no room.
+        part: PartIdx,
+        /// The stream that has no room.
+        stream: StreamIdx,
+        /// Cells wanted.
+        n_wanted: u32,
+        /// Cells that are free.
         n_free: u32,
         /// All cells of the stream.
         n_cells: u32,

@@ -6,8 +6,11 @@
 //! Invariant: both parts hold every sequence up to the same position. An edit that one of them would
 //! refuse is done in neither. Knows nothing of what its parts are.
 
-use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused};
-use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
+use super::error::{
+    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+};
+use super::shift::PosChange;
+use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::SeqId;
 use crate::window::PosRange;
@@ -165,6 +168,35 @@ impl<A: Memory, B: Memory> Memory for Pair<A, B> {
         self.check_copy(from, to, range)?;
         let copied = self.first.copy(from, to, range)?;
         Ok(copied.in_parts(self.second.copy(from, to, range)?))
+    }
+
+    fn check_reposition(
+        &self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<(), ShiftRefused> {
+        self.first.check_reposition(seq, range, change)?;
+        self.second.check_reposition(seq, range, change)
+    }
+
+    fn reposition(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Shifted, ShiftRefused> {
+        self.check_reposition(seq, range, change)?;
+        let shifted = self.first.reposition(seq, range, change)?;
+        Ok(shifted.in_parts(self.second.reposition(seq, range, change)?))
+    }
+
+    fn n_holes(&self) -> u32 {
+        self.first.n_holes() + self.second.n_holes()
+    }
+
+    fn compact(&mut self) -> Compacted {
+        self.first.compact().in_parts(self.second.compact())
     }
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {

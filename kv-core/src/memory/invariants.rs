@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use super::pos_set::PosSet;
 use super::stream::Stream;
 use super::unified::Unified;
 use crate::ids::{CellIdx, Pos, SeqId};
@@ -115,7 +116,7 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), Broken> {
             });
         }
         let last = cells.positions(seq).map(|has| has.last);
-        if let Some(forgotten) = stream.forgotten(seq) {
+        if let Some(forgotten) = stream.forgotten(seq).and_then(PosSet::last) {
             let needed_from = last.map(|last| window.oldest_key(last.next()));
             if needed_from.is_none_or(|needed| needed <= forgotten) {
                 return Err(Broken::Forgotten {

@@ -48,20 +48,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use crate::backend::RowCopy;
+use crate::backend::{RowCopy, RowShift};
 use crate::batch::{SplitPolicy, UBatch, ValidBatch};
 use crate::graph::{PartInputs, StateGroup};
-use crate::ids::{PartIdx, SeqId};
+use crate::ids::{PartIdx, PosDelta, SeqId};
 use crate::window::PosRange;
 
 mod any;
+mod compact;
 mod copy;
 mod error;
 mod hybrid;
 pub mod invariants;
 mod iswa;
 mod place;
+mod pos_set;
 mod recurrent;
+mod shift;
 mod steps;
 mod stream;
 mod undo;
@@ -70,7 +73,8 @@ mod visible;
 
 pub use any::{AnyMemory, AnyPlacement, AnyUndo, MemoryConfig, MemoryConfigError};
 pub use error::{
-    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, WindowForgotten,
+    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+    WindowForgotten,
 };
 pub use hybrid::{Pair, PairError};
 pub use iswa::{Iswa, SwaSize};
@@ -79,6 +83,7 @@ pub use recurrent::{
     CoupledStates, KeptState, NoStateRoom, Recurrent, RecurrentConfig, RecurrentConfigError,
     RecurrentPlacement, RecurrentUndo, StateGone, StateIndivisible,
 };
+pub use shift::{Division, PosChange};
 pub use steps::{Plan, RowsWritten, Steps};
 pub use undo::UnifiedUndo;
 pub use unified::{Streams, Unified, UnifiedConfig, UnifiedConfigError};
@@ -162,6 +167,61 @@ pub trait Memory {
     /// # Errors
     /// [`CopyRefused`]; nothing has changed then.
     fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused>;
+
+    /// Whether [`Memory::reposition`] would be refused.
+    ///
+    /// # Errors
+    /// [`ShiftRefused`], the reason.
+    fn check_reposition(
+        &self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<(), ShiftRefused>;
+
+    /// Moves the tokens of a sequence with positions in `range` to other positions. Tokens keep
+    /// their order; sequences that share them keep them where they are.
+    ///
+    /// # Errors
+    /// [`ShiftRefused`]; nothing has changed then.
+    fn reposition(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Shifted, ShiftRefused>;
+
+    /// Moves tokens of a sequence by `delta` positions.
+    ///
+    /// # Errors
+    /// As [`Memory::reposition`].
+    fn shift(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        delta: PosDelta,
+    ) -> Result<Shifted, ShiftRefused> {
+        self.reposition(seq, range, PosChange::Shift(delta))
+    }
+
+    /// Moves tokens of a sequence closer together.
+    ///
+    /// # Errors
+    /// As [`Memory::reposition`].
+    fn divide(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        division: Division,
+    ) -> Result<Shifted, ShiftRefused> {
+        self.reposition(seq, range, PosChange::Divide(division))
+    }
+
+    /// Number of cells that [`Memory::compact`] would move.
+    fn n_holes(&self) -> u32;
+
+    /// Moves cells until those in use are the first of their stream. What tokens see stays the same.
+    fn compact(&mut self) -> Compacted;
 
     /// Removes all other sequences.
     ///
@@ -258,6 +318,47 @@ impl Copied {
     /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
     pub(crate) fn in_parts(mut self, other: Self) -> Self {
         self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_copies.extend(other.row_copies);
+        self
+    }
+}
+
+/// What a move to other positions did, and what is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "the backend has to copy and shift these rows before it does anything else with them"]
+pub struct Shifted {
+    /// Tokens of the sequence whose position changed.
+    pub n_tokens: u32,
+    /// Rows that the backend must copy, at once and in this order: of tokens that others share.
+    pub row_copies: Vec<RowCopy>,
+    /// Rows whose keys the backend must rotate then, each once.
+    pub row_shifts: Vec<RowShift>,
+}
+
+impl Shifted {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_copies.extend(other.row_copies);
+        self.row_shifts.extend(other.row_shifts);
+        self
+    }
+}
+
+/// What a compaction did, and what is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "the backend has to copy these rows before it does anything else with them"]
+pub struct Compacted {
+    /// Cells that moved.
+    pub n_cells: u32,
+    /// Rows that the backend must copy. None writes a row that another reads.
+    pub row_copies: Vec<RowCopy>,
+}
+
+impl Compacted {
+    /// What was done in both parts of a memory, which have different cells.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_cells += other.n_cells;
         self.row_copies.extend(other.row_copies);
         self
     }

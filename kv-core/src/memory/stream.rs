@@ -5,6 +5,7 @@
 //! nothing of what is forgotten. Knows nothing of other streams.
 
 use super::error::WindowForgotten;
+use super::pos_set::PosSet;
 use super::undo::StreamUndo;
 use crate::batch::UBatchRow;
 use crate::cells::{Cell, Freed, KvCells};
@@ -18,8 +19,8 @@ pub(super) struct Stream {
     pub(super) cells: KvCells,
     /// Where the next slot search begins, counted from the first cell.
     pub(super) head: u32,
-    /// By sequence of this stream: up to which position some may be missing that the sequence had.
-    forgotten: Vec<Option<Pos>>,
+    /// By sequence of this stream: the positions that it had and that were recycled.
+    forgotten: Vec<PosSet>,
 }
 
 /// What matters of a sequence for going on with it.
@@ -27,13 +28,13 @@ pub(super) struct Stream {
 pub(super) struct SeqEnd {
     /// Its last position.
     pub(super) last: Option<Pos>,
-    /// Up to which position some may be missing that it had.
+    /// The newest position that it forgot.
     pub(super) forgotten: Option<Pos>,
 }
 
 impl Stream {
     pub(super) fn new(cells: KvCells) -> Self {
-        let forgotten = vec![None; cells.seqs().count()];
+        let forgotten = vec![PosSet::default(); cells.seqs().count()];
         Self {
             cells,
             head: 0,
@@ -41,17 +42,21 @@ impl Stream {
         }
     }
 
-    /// Up to which position some may be missing that the sequence had.
-    pub(super) fn forgotten(&self, seq: SeqId) -> Option<Pos> {
-        self.forgotten.get(self.local_seq(seq)?).copied().flatten()
+    /// The positions that the sequence had and that were recycled; `None` where it cannot have
+    /// cells here.
+    pub(super) fn forgotten(&self, seq: SeqId) -> Option<&PosSet> {
+        self.forgotten.get(self.local_seq(seq)?)
     }
 
-    pub(super) fn set_forgotten(&mut self, seq: SeqId, to: Option<Pos>) {
-        if let Some(i) = self.local_seq(seq)
-            && let Some(forgotten) = self.forgotten.get_mut(i)
-        {
-            *forgotten = to;
+    pub(super) fn set_forgotten(&mut self, seq: SeqId, positions: PosSet) {
+        if let Some(forgotten) = self.forgotten_mut(seq) {
+            *forgotten = positions;
         }
+    }
+
+    pub(super) fn forgotten_mut(&mut self, seq: SeqId) -> Option<&mut PosSet> {
+        let i = self.local_seq(seq)?;
+        self.forgotten.get_mut(i)
     }
 
     /// Puts tokens into cells, which are free or hold what nobody sees any more. Of a sequence that
@@ -84,20 +89,29 @@ impl Stream {
             self.set_head_behind(at);
         }
         for (seq, to) in newest_of_each(&undo.recycled) {
-            let before = self.forgotten(seq);
             let (_, runs) = self.cells.remove(seq, PosRange::new(Pos(0), to));
+            if let Some(forgotten) = self.forgotten_mut(seq) {
+                undo.forgotten.push((seq, forgotten.clone()));
+                for run in &runs {
+                    forgotten.insert(PosRange::new(run.pos, run.last_pos()));
+                }
+                let recycled = undo.recycled.iter().map(|(_, held)| held);
+                for held in recycled.filter(|held| held.seqs.contains(seq)) {
+                    forgotten.insert(PosRange::new(held.pos, held.pos));
+                }
+            }
             undo.purged.push((seq, runs));
-            undo.forgotten.push((seq, before));
-            self.set_forgotten(seq, before.max(Some(to)));
         }
         undo
     }
 
     /// Takes tokens from a sequence. Cells that became free before the head are used next.
     pub(super) fn remove(&mut self, seq: SeqId, range: PosRange) -> Freed {
-        let forgotten = self.end_without(seq, range).forgotten;
         let (freed, _) = self.cells.remove(seq, range);
-        self.set_forgotten(seq, forgotten);
+        // What is removed on purpose is no longer missed.
+        if let Some(forgotten) = self.forgotten_mut(seq) {
+            forgotten.remove(range);
+        }
         if let Some(lowest) = freed.lowest {
             self.head = self.head.min(lowest.0 - self.cells.first_cell().0);
         }
@@ -111,23 +125,17 @@ impl Stream {
 
     /// How the sequence would end without its tokens in `range`.
     pub(super) fn end_without(&self, seq: SeqId, range: PosRange) -> SeqEnd {
-        let forgotten = self.forgotten(seq);
-        let Some(runs) = self.cells.runs(seq) else {
+        let (Some(runs), Some(forgotten)) = (self.cells.runs(seq), self.forgotten(seq)) else {
             return SeqEnd::default();
         };
         let last = runs.positions().map(|has| has.last);
-        if range.is_empty() {
-            return SeqEnd { last, forgotten };
-        }
+        let without = |last: Option<Pos>, last_before: &dyn Fn(Pos) -> Option<Pos>| match last {
+            Some(pos) if range.contains(pos) => last_before(range.first),
+            other => other,
+        };
         SeqEnd {
-            last: last
-                .filter(|&last| last > range.last)
-                .or_else(|| runs.last_before(range.first)),
-            // What is removed on purpose is no longer missed.
-            forgotten: match forgotten {
-                Some(to) if range.contains(to) => range.first.0.checked_sub(1).map(Pos),
-                other => other,
-            },
+            last: without(last, &|pos| runs.last_before(pos)),
+            forgotten: without(forgotten.last(), &|pos| forgotten.last_before(pos)),
         }
     }
 

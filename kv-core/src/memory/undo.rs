@@ -4,11 +4,12 @@
 
 use super::RowsWritten;
 use super::error::WindowForgotten;
+use super::pos_set::PosSet;
 use super::stream::{SeqEnd, Stream};
 use crate::cells::Cell;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
-use crate::window::Window;
+use crate::window::{PosRange, Window};
 
 /// The record of one step of a [`Unified`](super::Unified) memory.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +30,7 @@ pub(super) struct StreamUndo {
     /// What else was forgotten because it is older.
     pub(super) purged: Vec<(SeqId, Vec<CellRun>)>,
     /// What had been forgotten before, of each sequence that forgot more.
-    pub(super) forgotten: Vec<(SeqId, Option<Pos>)>,
+    pub(super) forgotten: Vec<(SeqId, PosSet)>,
     /// Where each sequence ended before that was given tokens.
     pub(super) ends: Vec<(SeqId, Option<Pos>)>,
 }
@@ -39,13 +40,22 @@ impl StreamUndo {
     /// now stays forgotten.
     pub(super) fn check(&self, stream: &Stream, window: Window) -> Result<(), WindowForgotten> {
         for &(seq, last) in &self.ends {
-            let forgotten = stream.forgotten(seq);
-            if last.is_some() {
-                let last = last.filter(|&last| forgotten.is_none_or(|to| to < last));
+            if let Some(last) = last {
+                let forgotten = stream.forgotten(seq).and_then(PosSet::last);
+                let last = self.leaves(stream, seq, last).then_some(last);
                 SeqEnd { last, forgotten }.check(seq, window)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether the sequence would still have a token at this position. It may have forgotten others
+    /// that share it.
+    fn leaves(&self, stream: &Stream, seq: SeqId, pos: Pos) -> bool {
+        let runs = stream.cells.runs(seq).into_iter();
+        runs.flat_map(|runs| runs.within(PosRange::new(pos, pos)))
+            .flat_map(|run| run.iter())
+            .any(|(cell, _)| !self.placed.contains(&cell))
     }
 
     pub(super) fn undo(self, stream: &mut Stream, rows: RowsWritten) {
@@ -56,7 +66,7 @@ impl StreamUndo {
         if rows == RowsWritten::Perhaps {
             // A sequence that begins again misses nothing.
             for (seq, _) in self.ends.iter().filter(|(_, last)| last.is_none()) {
-                stream.set_forgotten(*seq, None);
+                stream.set_forgotten(*seq, PosSet::default());
             }
             return;
         }

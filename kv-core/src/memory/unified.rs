@@ -6,12 +6,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused};
+use super::error::{
+    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+};
 use super::place::{self, UnifiedPlacement};
+use super::shift::{self, PosChange};
 use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
-use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, copy};
+use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
+use super::{compact, copy};
 use crate::batch::{SplitPolicy, UBatch, UBatchRow};
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
@@ -301,6 +305,39 @@ impl Memory for Unified {
 
     fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused> {
         copy::copy(self, from, to, range)
+    }
+
+    fn check_reposition(
+        &self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<(), ShiftRefused> {
+        shift::check(self, seq, range, change)
+    }
+
+    fn reposition(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Shifted, ShiftRefused> {
+        shift::shift(self, seq, range, change)
+    }
+
+    fn n_holes(&self) -> u32 {
+        self.streams.iter().map(compact::n_holes).sum()
+    }
+
+    fn compact(&mut self) -> Compacted {
+        let part = self.config.part;
+        let mut all = Compacted::default();
+        for stream in &mut self.streams {
+            let one = compact::compact(stream, part);
+            all.n_cells += one.n_cells;
+            all.row_copies.extend(one.row_copies);
+        }
+        all
     }
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {

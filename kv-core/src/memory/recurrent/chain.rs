@@ -64,6 +64,21 @@ impl Chain {
         }
     }
 
+    /// The same states of tokens at other positions; `to` gives positions that exist.
+    pub(super) fn moved(&self, to: impl Fn(Pos) -> i64) -> Self {
+        let to = |pos| u32::try_from(to(pos)).map_or(pos, Pos);
+        let states = self.states.iter();
+        Self {
+            first: to(self.first),
+            states: states
+                .map(|state| KeptState {
+                    pos: to(state.pos),
+                    ..*state
+                })
+                .collect(),
+        }
+    }
+
     /// All states, oldest first.
     pub(super) fn states(&self) -> &[KeptState] {
         &self.states

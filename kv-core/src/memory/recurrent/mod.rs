@@ -21,8 +21,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused};
-use super::{Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs};
+use super::error::{
+    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
+};
+use super::shift::PosChange;
+use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
 use crate::seq_set::SeqSet;
@@ -32,6 +35,7 @@ mod chain;
 mod copy;
 mod error;
 mod place;
+mod shift;
 
 use chain::{Chain, Cut};
 
@@ -376,6 +380,41 @@ impl Memory for Recurrent {
             n_tokens,
             row_copies: Vec::new(),
         })
+    }
+
+    fn check_reposition(
+        &self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<(), ShiftRefused> {
+        shift::after(self, seq, range, change).map(drop)
+    }
+
+    /// Moves whole sequences; no row changes.
+    fn reposition(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Shifted, ShiftRefused> {
+        let Some(chain) = shift::after(self, seq, range, change)? else {
+            return Ok(Shifted::default());
+        };
+        self.set_chain(seq, Some(chain));
+        Ok(Shifted {
+            n_tokens: self.n_tokens(seq),
+            ..Shifted::default()
+        })
+    }
+
+    /// States are in rows of their own: there are no holes.
+    fn n_holes(&self) -> u32 {
+        0
+    }
+
+    fn compact(&mut self) -> Compacted {
+        Compacted::default()
     }
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {

@@ -1,0 +1,209 @@
+//! Going on when a text gets longer than its context: [`LongContext`], and the edits of an
+//! [`Engine`] that move tokens to other positions.
+//!
+//! Context shift drops the older half of what follows the beginning and moves the rest down (Xiao
+//! et al., arXiv 2309.17453, keep the first tokens for the reason given there). Self-extend lets
+//! groups of older tokens share a position (Jin et al., arXiv 2401.01325). Invariant: positions and
+//! keys agree after every call; a refused call changes nothing.
+
+use kv_core::backend::{Backend, LayerRope, RowSpan};
+use kv_core::memory::{Compacted, Division, Memory, PosChange, Seqs, Shifted};
+use kv_core::{Pos, PosDelta, PosRange, SeqId};
+
+use crate::decode::Engine;
+use crate::error::EngineError;
+
+/// How a text goes on that gets longer than the context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LongContext {
+    /// It ends.
+    #[default]
+    Stop,
+    /// When the memory is full, the first `n_keep` tokens are kept, half of the others are dropped.
+    Shift {
+        /// Tokens at the beginning that are never dropped.
+        n_keep: u32,
+    },
+    /// Older tokens share positions, so that positions stay below the trained length. Cells are
+    /// not saved: the memory must be as large as the text.
+    Group(GroupAttention),
+}
+
+/// Groups of tokens that share a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupAttention {
+    factor: u32,
+    width: u32,
+}
+
+impl GroupAttention {
+    /// `factor` tokens share a position, once `width` tokens are there to be grouped.
+    ///
+    /// # Errors
+    /// [`EngineError::GroupAttention`] where a number is 0 or `width` is no multiple of `factor`.
+    pub fn new(factor: u32, width: u32) -> Result<Self, EngineError> {
+        if factor == 0
+            || width == 0
+            || !width.is_multiple_of(factor)
+            || i32::try_from(width).is_err()
+        {
+            return Err(EngineError::GroupAttention { factor, width });
+        }
+        Ok(Self { factor, width })
+    }
+
+    /// Tokens that share a position.
+    pub fn factor(self) -> u32 {
+        self.factor
+    }
+
+    /// Tokens that are grouped at once.
+    pub fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Positions that `width` tokens take once they are grouped.
+    pub fn n_positions(self) -> u32 {
+        self.width / self.factor
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// Whether tokens can move to other positions at all.
+    ///
+    /// # Errors
+    /// [`EngineError::CannotShift`] where the model does something to its keys that a rotation
+    /// cannot be exchanged with.
+    pub fn check_shift(&self) -> Result<(), EngineError> {
+        self.key_ropes().map(|_| ())
+    }
+
+    /// Moves the tokens of a sequence with positions in `range` to other positions, and rotates
+    /// their keys. Sequences that share them keep them where they are.
+    ///
+    /// # Errors
+    /// [`EngineError::CannotShift`] and [`EngineError::Shift`]: nothing has changed then.
+    /// [`EngineError::Backend`] where rows could not be changed: the sequence is forgotten then.
+    pub fn reposition(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Shifted, EngineError> {
+        self.check_shift()?;
+        let shifted = self.memory.reposition(seq, range, change)?;
+        self.move_keys(seq, &shifted)?;
+        Ok(shifted)
+    }
+
+    /// Keeps the first `n_keep` positions of a sequence, removes half of the others, and moves the
+    /// rest down to close the gap. Returns how many positions were removed.
+    ///
+    /// # Errors
+    /// [`EngineError::NothingToDiscard`] where fewer than two positions follow those that are
+    /// kept; otherwise as [`Engine::remove`] and [`Engine::reposition`].
+    pub fn shift_context(&mut self, seq: SeqId, n_keep: u32) -> Result<u32, EngineError> {
+        self.check_shift()?;
+        let n_past = self.memory.positions(seq).map_or(0, |has| has.last.0 + 1);
+        let n_discard = n_past.saturating_sub(n_keep) / 2;
+        if n_discard == 0 {
+            return Err(EngineError::NothingToDiscard {
+                seq,
+                n_past,
+                n_keep,
+            });
+        }
+        // Removal and move are one edit: both happen, or neither.
+        let mut memory = self.memory.clone();
+        let behind = Pos(n_keep + n_discard);
+        memory.remove(Seqs::One(seq), PosRange::from(Pos(n_keep)..behind))?;
+        // Positions fit `i32`, and a half of them does.
+        let down = PosDelta(-(n_discard as i32));
+        let shifted = memory.shift(seq, PosRange::from(behind..), down)?;
+        self.memory = memory;
+        self.move_keys(seq, &shifted)?;
+        Ok(n_discard)
+    }
+
+    /// Lets the tokens at `width` positions from `first` on share positions in groups, and moves
+    /// those behind them down to close the gap.
+    ///
+    /// # Errors
+    /// As [`Engine::reposition`].
+    pub fn group(
+        &mut self,
+        seq: SeqId,
+        first: Pos,
+        group: GroupAttention,
+    ) -> Result<(), EngineError> {
+        self.check_shift()?;
+        let behind = Pos(first.0.saturating_add(group.width));
+        let division = Division {
+            by: group.factor,
+            origin: first,
+        };
+        let down = PosDelta(-((group.width - group.n_positions()) as i32));
+        let mut memory = self.memory.clone();
+        let mut shifted = memory.divide(seq, PosRange::from(first..behind), division)?;
+        // Other tokens than those of the division: no row is rotated twice.
+        let rest = memory.shift(seq, PosRange::from(behind..), down)?;
+        shifted.row_copies.extend(rest.row_copies);
+        shifted.row_shifts.extend(rest.row_shifts);
+        self.memory = memory;
+        self.move_keys(seq, &shifted)
+    }
+
+    /// Moves cells until those in use are the first ones. What tokens see stays the same.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] where rows could not be copied; nothing has changed then.
+    pub fn compact(&mut self) -> Result<Compacted, EngineError> {
+        let before = self.memory.clone();
+        let compacted = self.memory.compact();
+        // Copies only write rows of free cells, so the memory before is as good as it was.
+        if let Err(error) = self
+            .backend
+            .copy_rows(&mut self.rows, &compacted.row_copies)
+        {
+            self.memory = before;
+            return Err(error.into());
+        }
+        Ok(compacted)
+    }
+
+    /// Reads the stored bytes of some rows, to look at.
+    ///
+    /// # Errors
+    /// As [`Backend::read_rows`].
+    pub fn read_rows(&self, span: RowSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        Ok(self.backend.read_rows(&self.rows, span, out)?)
+    }
+
+    fn key_ropes(&self) -> Result<&[LayerRope], EngineError> {
+        match &self.key_ropes {
+            Ok(ropes) => Ok(ropes),
+            Err(error) => Err(EngineError::CannotShift(error.clone())),
+        }
+    }
+
+    /// Does what a move of a sequence's tokens left to do. Where that fails, keys and positions
+    /// may disagree, and the sequence is forgotten.
+    fn move_keys(&mut self, seq: SeqId, shifted: &Shifted) -> Result<(), EngineError> {
+        let ropes = match &self.key_ropes {
+            Ok(ropes) => ropes.as_slice(),
+            Err(_) => &[],
+        };
+        let moved = self
+            .backend
+            .copy_rows(&mut self.rows, &shifted.row_copies)
+            .and_then(|()| {
+                let shifts = &shifted.row_shifts;
+                self.backend.shift_rows(&mut self.rows, shifts, ropes)
+            });
+        if let Err(error) = moved {
+            self.memory.remove(Seqs::One(seq), PosRange::ALL)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}

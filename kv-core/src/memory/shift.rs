@@ -1,0 +1,289 @@
+//! Moving tokens of a sequence to other positions.
+//!
+//! A move keeps the order of tokens: nobody is overtaken, and nobody falls off an end. Invariant:
+//! checked whole before anything changes. Only the named sequence moves: where others share its
+//! cells, it is given cells of its own first. What has to be done with rows is returned, never
+//! remembered.
+
+use std::fmt;
+
+use super::Shifted;
+use super::copy::add_row_copy;
+use super::error::ShiftRefused;
+use super::stream::{SeqEnd, Stream};
+use super::unified::Unified;
+use crate::backend::RowShift;
+use crate::batch::MAX_POS;
+use crate::cells::Cell;
+use crate::ids::{CellIdx, PartIdx, Pos, PosDelta, SeqId, StreamIdx};
+use crate::seq_set::SeqSet;
+use crate::slot::SlotSearch;
+use crate::window::PosRange;
+
+/// Where the positions of some tokens go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PosChange {
+    /// All by the same distance.
+    Shift(PosDelta),
+    /// Closer together.
+    Divide(Division),
+}
+
+/// Positions `origin + i` become `origin + i / by`, rounded down. Positions before the origin are
+/// not concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Division {
+    /// The divisor.
+    pub by: u32,
+    /// The position that stays.
+    pub origin: Pos,
+}
+
+impl Division {
+    /// Divides positions themselves.
+    pub const fn by(by: u32) -> Self {
+        Self { by, origin: Pos(0) }
+    }
+}
+
+impl PosChange {
+    /// The position that a token at `pos` gets, which may be none that exists.
+    pub(super) fn apply(self, pos: Pos) -> i64 {
+        let pos = i64::from(pos.0);
+        match self {
+            Self::Shift(delta) => pos + i64::from(delta.0),
+            Self::Divide(Division { by, origin }) => {
+                let origin = i64::from(origin.0);
+                let ahead = (pos - origin).max(0);
+                pos - ahead + ahead / i64::from(by.max(1))
+            }
+        }
+    }
+
+    /// Those positions of a range that are concerned.
+    fn concerns(self, range: PosRange) -> PosRange {
+        match self {
+            Self::Shift(_) => range,
+            Self::Divide(Division { origin, .. }) => range.intersection(PosRange::from(origin..)),
+        }
+    }
+
+    /// Those positions of a range that become others.
+    pub(super) fn changes(self, range: PosRange) -> PosRange {
+        match self {
+            Self::Shift(PosDelta(0)) | Self::Divide(Division { by: 1, .. }) => PosRange::EMPTY,
+            Self::Shift(_) => range,
+            Self::Divide(Division { origin, .. }) => {
+                range.intersection(PosRange::from(origin.next()..))
+            }
+        }
+    }
+}
+
+impl fmt::Display for PosChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shift(delta) => write!(f, "shifting by {delta}"),
+            Self::Divide(Division { by, origin }) => {
+                write!(f, "dividing by {by} from position {origin} on")
+            }
+        }
+    }
+}
+
+/// Whether a move would be refused.
+pub(super) fn check(
+    memory: &Unified,
+    seq: SeqId,
+    range: PosRange,
+    change: PosChange,
+) -> Result<(), ShiftRefused> {
+    memory.check_seq(seq)?;
+    if let PosChange::Divide(Division { by: 0, .. }) = change {
+        return Err(ShiftRefused::DivideByZero { seq });
+    }
+    let number = memory.stream_of(seq);
+    let changes = change.changes(range);
+    let Some(stream) = memory.streams.get(number).filter(|_| !changes.is_empty()) else {
+        return Ok(());
+    };
+    check_order(stream, seq, change.concerns(range), change)?;
+    end_after(stream, seq, changes, change).check(seq, memory.config().window)?;
+    let n_wanted = tokens(stream, seq, changes)
+        .filter(|&(cell, _)| is_shared(stream, cell))
+        .count() as u32;
+    let n_free = stream.cells.free().n_free();
+    if n_wanted > n_free {
+        return Err(ShiftRefused::NoRoom {
+            seq,
+            part: memory.config().part,
+            stream: StreamIdx(number as u32),
+            n_wanted,
+            n_free,
+            n_cells: stream.cells.n_cells(),
+        });
+    }
+    Ok(())
+}
+
+/// Moves the tokens of `seq` in `range`.
+pub(super) fn shift(
+    memory: &mut Unified,
+    seq: SeqId,
+    range: PosRange,
+    change: PosChange,
+) -> Result<Shifted, ShiftRefused> {
+    check(memory, seq, range, change)?;
+    let (number, part) = (memory.stream_of(seq), memory.config().part);
+    let changes = change.changes(range);
+    match memory.streams.get_mut(number) {
+        Some(stream) if !changes.is_empty() => {
+            Ok(move_tokens(stream, (seq, part), changes, change))
+        }
+        _ => Ok(Shifted::default()),
+    }
+}
+
+/// Every token that moves exists afterwards, and is where it was among those that do not move.
+/// What is forgotten counts: it moves or stays like everything else.
+fn check_order(
+    stream: &Stream,
+    seq: SeqId,
+    range: PosRange,
+    change: PosChange,
+) -> Result<(), ShiftRefused> {
+    let (Some(runs), Some(forgotten)) = (stream.cells.runs(seq), stream.forgotten(seq)) else {
+        return Ok(());
+    };
+    let held = runs
+        .within(range)
+        .map(|run| PosRange::new(run.pos, run.last_pos()));
+    let moved = held
+        .chain(forgotten.within(range))
+        .fold(PosRange::EMPTY, PosRange::hull);
+    if moved.is_empty() {
+        return Ok(());
+    }
+    let (first, last) = (change.apply(moved.first), change.apply(moved.last));
+    if first < 0 || last > i64::from(MAX_POS.0) {
+        return Err(ShiftRefused::OutOfRange {
+            seq,
+            moved,
+            change,
+            first,
+            last,
+        });
+    }
+    let below = runs
+        .last_before(range.first)
+        .max(forgotten.last_before(range.first));
+    let above = [
+        runs.first_after(range.last),
+        forgotten.first_after(range.last),
+    ];
+    let above = above.into_iter().flatten().min();
+    let in_the_way = below
+        .filter(|pos| i64::from(pos.0) >= first)
+        .or(above.filter(|pos| i64::from(pos.0) <= last));
+    match in_the_way {
+        Some(other) => Err(ShiftRefused::Overtakes {
+            seq,
+            moved,
+            change,
+            other,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// How the sequence would end.
+fn end_after(stream: &Stream, seq: SeqId, changes: PosRange, change: PosChange) -> SeqEnd {
+    let moved = |pos: Pos| match changes.contains(pos) {
+        true => applied(change, pos),
+        false => pos,
+    };
+    let end = stream.end_without(seq, PosRange::EMPTY);
+    SeqEnd {
+        last: end.last.map(moved),
+        forgotten: end.forgotten.map(moved),
+    }
+}
+
+/// The position that a token gets, after the check that it exists.
+fn applied(change: PosChange, pos: Pos) -> Pos {
+    let applied = u32::try_from(change.apply(pos));
+    debug_assert!(applied.is_ok(), "{change} was checked for {pos}");
+    applied.map_or(pos, Pos)
+}
+
+fn tokens(stream: &Stream, seq: SeqId, range: PosRange) -> impl Iterator<Item = (CellIdx, Pos)> {
+    let runs = stream.cells.runs(seq).into_iter();
+    runs.flat_map(move |runs| runs.within(range))
+        .flat_map(|run| run.iter())
+}
+
+fn is_shared(stream: &Stream, cell: CellIdx) -> bool {
+    stream
+        .cells
+        .get(cell)
+        .is_some_and(|held| held.seqs.len() > 1)
+}
+
+fn move_tokens(
+    stream: &mut Stream,
+    (seq, part): (SeqId, PartIdx),
+    range: PosRange,
+    change: PosChange,
+) -> Shifted {
+    let moved: Vec<(CellIdx, Pos)> = tokens(stream, seq, range).collect();
+    let shared = moved.iter().filter(|(cell, _)| is_shared(stream, *cell));
+    let n_shared = shared.count() as u32;
+    let mut slot = Vec::new();
+    let search = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
+    let found = search.find(n_shared, &mut slot);
+    debug_assert!(found.is_ok(), "room was checked before: {found:?}");
+    let mut shifted = Shifted {
+        n_tokens: moved.len() as u32,
+        ..Shifted::default()
+    };
+    stream.cells.remove(seq, range);
+    let mut own_cells = slot.into_iter();
+    for (from, pos) in moved {
+        // A cell is in use still where others share it.
+        let to = match stream.cells.get(from).and_then(|_| own_cells.next()) {
+            Some(own) => {
+                add_row_copy(&mut shifted.row_copies, part, from, own);
+                stream.set_head_behind(own);
+                own
+            }
+            None => from,
+        };
+        let new = applied(change, pos);
+        let seqs = SeqSet::one(seq);
+        stream.cells.put(to, Cell { pos: new, seqs });
+        let delta = PosDelta((i64::from(new.0) - i64::from(pos.0)) as i32);
+        add_row_shift(&mut shifted.row_shifts, part, to, delta);
+    }
+    if let Some(forgotten) = stream.forgotten_mut(seq) {
+        let old: Vec<PosRange> = forgotten.within(range).collect();
+        forgotten.remove(range);
+        for range in old {
+            let (first, last) = (applied(change, range.first), applied(change, range.last));
+            forgotten.insert(PosRange::new(first, last));
+        }
+    }
+    shifted
+}
+
+/// Adds the shift of one row, joined to the one before where it continues that.
+fn add_row_shift(shifts: &mut Vec<RowShift>, part: PartIdx, cell: CellIdx, delta: PosDelta) {
+    match shifts.last_mut() {
+        Some(s) if s.delta == delta && s.first.offset(s.len) == cell => s.len += 1,
+        _ => shifts.push(RowShift {
+            part,
+            first: cell,
+            len: 1,
+            delta,
+        }),
+    }
+}

@@ -1,0 +1,374 @@
+//! [`World`]: a memory, the rows of its backend, and the model.
+
+use kv_core::batch::{Batch, BatchRules, UBatch, UBatchRow, ValidBatch, validate};
+use kv_core::memory::{
+    Memory, MemoryInputs, PlanError, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
+};
+use kv_core::{CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window};
+
+use crate::memories::Attention;
+use crate::ops::{N_SEQS, Op};
+
+/// What a row holds after a computation that failed half-way.
+pub(crate) const GARBAGE: Row = Row {
+    id: u64::MAX,
+    rotated_to: i64::MIN,
+};
+
+/// What the simulated backend holds of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) id: u64,
+    /// The position that its key has.
+    pub(crate) rotated_to: i64,
+}
+
+/// The memory under test, the rows of its backend, and the model.
+pub(crate) struct World<M> {
+    pub(crate) memory: M,
+    empty: M,
+    /// By number of the part.
+    pub(crate) rows: Vec<Vec<Row>>,
+    /// By sequence: position and token id, ascending.
+    pub(crate) model: Vec<Vec<(Pos, u64)>>,
+    n_tokens: u64,
+    inputs: MemoryInputs,
+}
+
+impl<M: Attention> World<M> {
+    pub(crate) fn new(memory: M) -> Self {
+        let n_parts = memory.parts().len();
+        let mut rows = vec![Vec::new(); n_parts + 1];
+        for part in memory.parts() {
+            rows[part.config().part.as_usize()] = vec![GARBAGE; part.n_cells() as usize];
+        }
+        let model = vec![Vec::new(); N_SEQS as usize];
+        Self {
+            empty: memory.clone(),
+            memory,
+            rows,
+            model,
+            n_tokens: 0,
+            inputs: MemoryInputs::default(),
+        }
+    }
+
+    pub(crate) fn all_windows_are_full(&self) -> bool {
+        let mut parts = self.memory.parts().into_iter();
+        parts.all(|part| part.config().window == Window::Full)
+    }
+
+    pub(crate) fn config(&self, part: PartIdx) -> UnifiedConfig {
+        let parts = self.memory.parts();
+        let found = parts.iter().find(|p| p.config().part == part);
+        *found.unwrap().config()
+    }
+
+    pub(crate) fn last(&self, seq: SeqId) -> Option<Pos> {
+        self.model[seq.as_usize()].last().map(|t| t.0)
+    }
+
+    /// What a token of `seq` at `pos` sees of a part, according to the model.
+    fn model_sees(&self, config: &UnifiedConfig, seq: SeqId, pos: Pos) -> Vec<(Pos, u64)> {
+        let tokens = self.model[seq.as_usize()].iter().copied();
+        let mut seen: Vec<_> = tokens
+            .filter(|t| config.window.sees(pos, t.0, config.causality))
+            .collect();
+        seen.sort_unstable();
+        seen
+    }
+
+    fn held(&self, part: PartIdx, cells: impl Iterator<Item = (CellIdx, Pos)>) -> Vec<(Pos, u64)> {
+        let rows = &self.rows[part.as_usize()];
+        let mut held: Vec<_> = cells
+            .map(|(cell, pos)| {
+                let row = rows[cell.as_usize()];
+                let rotated_to = i64::from(pos.0);
+                assert_eq!(row.rotated_to, rotated_to, "part {part}, the key in {cell}");
+                (pos, row.id)
+            })
+            .collect();
+        held.sort_unstable();
+        held
+    }
+
+    pub(crate) fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Batch {
+                entries,
+                n_ubatch,
+                failure,
+            } => self.batch(entries, *n_ubatch, *failure),
+            Op::Remove { seqs, range } => self.remove(*seqs, *range),
+            Op::Copy { from, to, range } => self.copy(*from, *to, *range),
+            Op::Reposition { seq, range, change } => {
+                self.reposition(*seq, range.resolve(self.last(*seq)), *change);
+            }
+            Op::ContextShift { seq, n_keep } => self.context_shift(*seq, *n_keep),
+            Op::Compact => self.compact(),
+            Op::KeepOnly(seq) => {
+                self.memory.keep_only(*seq).unwrap();
+                for (s, tokens) in (0u32..).zip(&mut self.model) {
+                    if s != seq.0 {
+                        tokens.clear();
+                    }
+                }
+            }
+            Op::Clear => {
+                self.memory.clear();
+                self.model.iter_mut().for_each(Vec::clear);
+                assert_eq!(self.memory, self.empty);
+            }
+        }
+    }
+
+    fn batch(
+        &mut self,
+        entries: &[(u32, bool)],
+        n_ubatch: u32,
+        failure: Option<(usize, RowsWritten)>,
+    ) {
+        let Some(batch) = self.valid_batch(entries) else {
+            return;
+        };
+        let before = self.memory.clone();
+        if let Ok(plan) = self.memory.plan(&batch, n_ubatch) {
+            self.undo_exactly(&plan.ubatches, &plan.placement);
+        }
+        let mut memory = self.memory.clone();
+        let mut inputs = std::mem::take(&mut self.inputs);
+        let first_id = self.n_tokens;
+        self.n_tokens += batch.n_tokens() as u64;
+        let places = |inputs: &MemoryInputs| -> Vec<(PartIdx, Vec<CellIdx>)> {
+            let numbers = before.parts().into_iter().map(|p| p.config().part);
+            numbers
+                .map(|p| (p, inputs.parts[p.as_usize()].cells.clone()))
+                .collect()
+        };
+        match memory.begin(&batch, n_ubatch) {
+            Err(error) => self.check_refusal(&batch, &error),
+            Ok(mut steps) => {
+                let mut n_done = 0;
+                while let Some(ubatch) = steps.next(&mut inputs) {
+                    assert!(ubatch.n_tokens() <= n_ubatch);
+                    let places = places(&inputs);
+                    let ids: Vec<u64> = ubatch
+                        .entries
+                        .iter()
+                        .map(|&e| first_id + u64::from(e))
+                        .collect();
+                    let rows: Vec<_> = ubatch.rows().collect();
+                    if let Some((at, written)) = failure
+                        && at == n_done
+                    {
+                        steps.fail(written);
+                        if written == RowsWritten::Perhaps {
+                            for (part, cells) in places {
+                                let rows = &mut self.rows[part.as_usize()];
+                                cells.iter().for_each(|c| rows[c.as_usize()] = GARBAGE);
+                            }
+                        } else if n_done == 0 {
+                            assert_eq!(memory, before);
+                        }
+                        break;
+                    }
+                    for (&id, row) in ids.iter().zip(&rows) {
+                        for seq in row.seqs {
+                            self.model[seq.as_usize()].push((row.pos, id));
+                        }
+                    }
+                    for (part, cells) in places {
+                        assert_eq!(cells.len(), ids.len());
+                        for ((&cell, &id), row) in cells.iter().zip(&ids).zip(&rows) {
+                            self.rows[part.as_usize()][cell.as_usize()] = Row {
+                                id,
+                                rotated_to: i64::from(row.pos.0),
+                            };
+                        }
+                        self.check_visible(part, &inputs, &rows);
+                    }
+                    n_done += 1;
+                }
+            }
+        }
+        self.memory = memory;
+        self.inputs = inputs;
+    }
+
+    /// What each row of a ubatch sees of a part is what the model says.
+    fn check_visible(&self, part: PartIdx, inputs: &MemoryInputs, rows: &[UBatchRow]) {
+        let visibility = &inputs.parts[part.as_usize()].visibility;
+        let n_cells = self.rows[part.as_usize()].len();
+        visibility.check(n_cells as u32).unwrap();
+        let config = self.config(part);
+        for (number, row) in (0u32..).zip(rows) {
+            assert_eq!(
+                self.held(part, visibility.row(number)),
+                self.model_sees(&config, row.first_seq, row.pos),
+                "part {part}, row {number}"
+            );
+        }
+    }
+
+    /// The batch, or `None` where these sequences cannot be together.
+    fn valid_batch(&self, entries: &[(u32, bool)]) -> Option<ValidBatch> {
+        let mut batch = Batch::new();
+        let mut last: Vec<Option<Pos>> = (0..N_SEQS).map(|s| self.last(SeqId(s))).collect();
+        let mut in_batch = SeqSet::EMPTY;
+        for &(bits, repeat) in entries {
+            let seqs: SeqSet = (0..N_SEQS)
+                .filter(|s| bits >> s & 1 == 1)
+                .map(SeqId)
+                .collect();
+            let first = seqs.first()?;
+            let entry = batch.push_token(TokenId(0)).in_sequences(seqs);
+            let next = match last[first.as_usize()] {
+                Some(pos) if repeat && in_batch.contains(first) => {
+                    entry.at(pos);
+                    pos
+                }
+                pos => pos.map_or(Pos(0), Pos::next),
+            };
+            for seq in seqs {
+                last[seq.as_usize()] = Some(next);
+            }
+            in_batch = in_batch.union(seqs);
+        }
+        let rules = BatchRules {
+            n_batch: 64,
+            n_seqs: N_SEQS,
+            n_vocab: 1,
+            n_embd: 1,
+        };
+        let valid = validate(&batch, &rules, |seq| self.memory.positions(seq)).ok()?;
+        // Sequences that see different tokens at the same positions must not be coupled either;
+        // no memory can know that, so it is the caller's duty.
+        let sound = valid.entries().iter().all(|entry| {
+            let first = &self.model[entry.first_seq.as_usize()];
+            entry
+                .seqs
+                .iter()
+                .all(|seq| &self.model[seq.as_usize()] == first)
+        });
+        sound.then_some(valid)
+    }
+
+    /// Commits a plan on a copy and undoes it step by step: exactly, and then as if rows had been
+    /// written, as far back as no window forbids.
+    fn undo_exactly(&self, ubatches: &[UBatch], placement: &M::Placement) {
+        for rows in [RowsWritten::No, RowsWritten::Perhaps] {
+            let mut memory = self.memory.clone();
+            let mut done = Vec::new();
+            let mut inputs = MemoryInputs::default();
+            for (step, ubatch) in ubatches.iter().enumerate() {
+                let before = memory.clone();
+                let undo = memory.commit(ubatch, placement, step);
+                check_parts(&memory);
+                memory.inputs(ubatch, placement, step, &mut inputs);
+                for part in memory.parts() {
+                    let mut cells = inputs.parts[part.config().part.as_usize()].cells.clone();
+                    cells.sort_unstable();
+                    cells.dedup();
+                    assert_eq!(cells.len(), ubatch.entries.len(), "a cell was given twice");
+                }
+                done.push((before, undo));
+            }
+            let mut is_last = true;
+            for (before, undo) in done.into_iter().rev() {
+                let refused = memory.check_rollback(&undo, rows).is_err();
+                assert!(!(refused && (is_last || rows == RowsWritten::No)));
+                if refused {
+                    let mut sound = memory;
+                    sound.rollback(undo, rows);
+                    let broken = |part: &&Unified| invariants::check(part).is_err();
+                    assert!(sound.parts().iter().any(broken), "refused without a reason");
+                    break;
+                }
+                memory.rollback(undo, rows);
+                check_parts(&memory);
+                match rows {
+                    RowsWritten::No => assert_eq!(memory, before),
+                    RowsWritten::Perhaps => {
+                        for seq in (0..N_SEQS).map(SeqId) {
+                            let end = |m: &M| m.positions(seq).map(|has| has.last);
+                            assert_eq!(end(&memory), end(&before));
+                        }
+                    }
+                }
+                is_last = false;
+            }
+        }
+    }
+
+    fn check_refusal(&self, batch: &ValidBatch, error: &PlanError) {
+        match error {
+            PlanError::NoRoom(no_room) => {
+                let config = self.config(no_room.part);
+                let parts = self.memory.parts();
+                let part = parts.iter().find(|p| *p.config() == config).unwrap();
+                assert_eq!(no_room.n_cells, config.n_cells);
+                assert!(
+                    no_room.n_wanted > no_room.n_free + no_room.n_recyclable,
+                    "{no_room}"
+                );
+                if config.window == Window::Full {
+                    let StreamIdx(stream) = no_room.stream;
+                    let n_wanted = batch
+                        .entries()
+                        .iter()
+                        .filter(|e| config.streams == Streams::Shared || e.first_seq.0 == stream);
+                    let first = CellIdx(stream * config.n_cells);
+                    let cells = (0..config.n_cells).map(|i| first.offset(i));
+                    let n_free = cells.filter(|&c| part.cell(c).is_none()).count();
+                    assert!(n_wanted.count() > n_free, "{no_room}");
+                }
+            }
+            PlanError::CoupledStreams { set, .. } => {
+                let per_sequence = self.config(PartIdx(1)).streams == Streams::PerSequence;
+                assert!(per_sequence && set.len() > 1);
+            }
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Everything that holds between operations.
+    pub(crate) fn check(&self) {
+        check_parts(&self.memory);
+        for seq in (0..N_SEQS).map(SeqId) {
+            let has = self.memory.positions(seq);
+            assert_eq!(
+                has.map(|has| has.last),
+                self.last(seq),
+                "sequence {seq} ends elsewhere"
+            );
+            let next = self.last(seq).map_or(Pos(0), Pos::next);
+            for part in self.memory.parts() {
+                let config = part.config();
+                let limits = config.window.visible_keys(next, config.causality);
+                let runs = part.runs(seq).iter().filter_map(|run| run.clip(limits));
+                assert_eq!(
+                    self.held(config.part, runs.flat_map(|run| run.iter())),
+                    self.model_sees(config, seq, next),
+                    "the next token of sequence {seq}, part {}",
+                    config.part
+                );
+            }
+            let first = self.model[seq.as_usize()].first().map(|t| t.0);
+            match self.all_windows_are_full() {
+                true => assert_eq!(has.map(|has| has.first), first),
+                false => assert!(has.map(|has| has.first) >= first),
+            }
+        }
+    }
+}
+
+/// Each part is sound, and every sequence ends at the same position in all.
+pub(crate) fn check_parts<M: Attention>(memory: &M) {
+    for part in memory.parts() {
+        invariants::check(part).unwrap();
+        for seq in (0..N_SEQS).map(SeqId) {
+            let last = |has: Option<PosRange>| has.map(|has| has.last);
+            assert_eq!(last(part.positions(seq)), last(memory.positions(seq)));
+        }
+    }
+}
