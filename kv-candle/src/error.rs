@@ -26,15 +26,3 @@ pub(crate) fn failure(reason: String) -> BackendError {
         reason,
     }
 }
-
-pub(crate) fn expect_len(
-    what: &'static str,
-    wanted: usize,
-    got: usize,
-) -> Result<(), BackendError> {
-    if wanted == got {
-        Ok(())
-    } else {
-        Err(BackendError::WrongLength { what, wanted, got })
-    }
-}

@@ -5,10 +5,10 @@
 //! an operation is done where it takes more than a line.
 
 use candle_core::Tensor;
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, expect_len};
 use kv_core::graph::{Activation, GraphInputs, GraphOutputs, Input, Node, Op};
 
-use crate::error::{OnDevice, expect_len, failure};
+use crate::error::{OnDevice, failure};
 use crate::inputs::{self, ids, part_inputs, part_of};
 use crate::ops;
 use crate::program::{Program, check_layers, unsupported};

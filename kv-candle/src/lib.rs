@@ -24,12 +24,14 @@ use std::sync::Arc;
 
 use candle_core::{Device, DeviceLocation, Tensor};
 use kv_core::KvType;
-use kv_core::backend::{Attend, Backend, BackendError, BackendInfo, RowCopy, RowSpan, StoreRows};
+use kv_core::backend::{
+    Attend, Backend, BackendError, BackendInfo, RowCopy, RowSpan, StoreRows, expect_len,
+};
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
-use error::{OnDevice, expect_len};
+use error::OnDevice;
 pub use program::Program;
 pub use rows::Rows;
 pub use weights::Weights;

@@ -6,12 +6,12 @@
 
 use candle_core::{DType, Device, Tensor};
 use half::f16;
-use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan};
+use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan, expect_len};
 use kv_core::graph::AttendSpec;
 use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows};
 use kv_core::{CellIdx, KvType, LayerIdx};
 
-use crate::error::{NAME, OnDevice, expect_len};
+use crate::error::{NAME, OnDevice};
 
 /// K and V rows of all layers.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use kv_core::KvType;
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, RowCopy, RowKind, RowSpan, StoreRows,
+    Attend, Backend, BackendError, BackendInfo, RowCopy, RowKind, RowSpan, StoreRows, expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
@@ -80,14 +80,6 @@ impl CpuBackend {
             self.kernels.isa,
             if n == 1 { "" } else { "s" }
         )
-    }
-}
-
-fn expect_len(what: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
-    if wanted == got {
-        Ok(())
-    } else {
-        Err(BackendError::WrongLength { what, wanted, got })
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, expect_len};
 use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
 
@@ -234,11 +234,4 @@ fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>>
     range
         .step_by(step.max(1))
         .map(move |start| start..end.min(start + step.max(1)))
-}
-
-fn expect_len(what: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
-    if wanted != got {
-        return Err(BackendError::WrongLength { what, wanted, got });
-    }
-    Ok(())
 }

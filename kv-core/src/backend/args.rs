@@ -155,11 +155,11 @@ pub(super) fn layers_of(layout: &RowLayout, part: PartIdx) -> Vec<LayerRows> {
         .collect()
 }
 
-pub(super) fn expect_len(
-    what: &'static str,
-    wanted: usize,
-    got: usize,
-) -> Result<(), BackendError> {
+/// Whether a buffer has the length that it must have.
+///
+/// # Errors
+/// [`BackendError::WrongLength`] where it has not.
+pub fn expect_len(what: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
     if wanted == got {
         Ok(())
     } else {

@@ -1,7 +1,7 @@
 //! [`Backend`]: what a device must be able to do, and how it may fail.
 //!
 //! A backend holds K and V rows, loads weights in their stored format, compiles a graph once and
-//! runs it many times. Seven methods are required; the others have bodies written with those, right
+//! runs it many times. Eight methods are required; the others have bodies written with those, right
 //! everywhere and slow: a backend overrides them where it can do better. What every method means is
 //! defined by the contract suite (`contract`, behind the feature of that name).
 //!
@@ -18,7 +18,9 @@ mod shift;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use args::{Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, StoreRows};
+pub use args::{
+    Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, StoreRows, expect_len,
+};
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
 pub use dynamic::{BoxedBackend, DynBackend};
