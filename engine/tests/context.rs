@@ -61,7 +61,7 @@ fn key(engine: &Engine<Moody>, cell: CellIdx) -> Vec<f32> {
         len: 1,
     };
     engine.read_rows(span, &mut bytes).unwrap();
-    shape.kv_type.decode_row(&bytes, &mut values);
+    shape.decode(&bytes, &mut values);
     values
 }
 

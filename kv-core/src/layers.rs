@@ -145,6 +145,16 @@ impl RowShape {
     pub const fn bytes(&self) -> usize {
         self.kv_type.row_bytes(self.len())
     }
+
+    /// Stores `values`, `[heads, dim]`, as one row: what every backend must write.
+    pub fn encode(&self, values: &[f32], row: &mut [u8]) {
+        self.kv_type.encode_row(values, row);
+    }
+
+    /// Reads one row into `values`, `[heads, dim]`: the mirror of [`RowShape::encode`].
+    pub fn decode(&self, row: &[u8], values: &mut [f32]) {
+        self.kv_type.decode_row(row, values);
+    }
 }
 
 /// Storage of one attention layer: `n_rows` rows of K and as many of V, one for each cell.

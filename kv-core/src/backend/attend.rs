@@ -85,7 +85,7 @@ fn read<B: Backend + ?Sized>(
             &mut bytes,
         )?;
         let mut values = vec![0.0; shape.len()];
-        shape.kv_type.decode_row(&bytes, &mut values);
+        shape.decode(&bytes, &mut values);
         Ok(values)
     };
     cells.iter().map(one).collect()

@@ -132,7 +132,7 @@ pub trait Backend: Send + Sync + 'static {
             )?;
             let mut bytes = vec![0; shape.bytes()];
             for (row, cell) in values.chunks_exact(shape.len().max(1)).zip(args.cells) {
-                shape.kv_type.encode_row(row, &mut bytes);
+                shape.encode(row, &mut bytes);
                 self.write_rows(
                     rows,
                     RowSpan {

@@ -93,11 +93,11 @@ impl Turn<'_> {
             let mut bytes = vec![0; shape.bytes() * len as usize];
             backend.read_rows(rows, chunk, &mut bytes)?;
             for row in bytes.chunks_exact_mut(shape.bytes().max(1)) {
-                shape.kv_type.decode_row(row, &mut values);
+                shape.decode(row, &mut values);
                 for head in values.chunks_exact_mut(shape.dim.max(1)) {
                     self.rotation.rope().rotate_head(head, &cos, &sin);
                 }
-                shape.kv_type.encode_row(&values, row);
+                shape.encode(&values, row);
             }
             backend.write_rows(rows, chunk, &bytes)?;
             done += len;

@@ -233,8 +233,8 @@ impl Evaluator<'_> {
             let n = shape.len();
             let row: Vec<f32> = values[at * n..][..n].iter().map(|&v| v as f32).collect();
             let (mut bytes, mut back) = (vec![0; shape.bytes()], vec![0.0; n]);
-            shape.kv_type.encode_row(&row, &mut bytes);
-            shape.kv_type.decode_row(&bytes, &mut back);
+            shape.encode(&row, &mut bytes);
+            shape.decode(&bytes, &mut back);
             floats(&back)
         };
         for (at, &cell) in self.operand(node, 2).iter().enumerate() {

@@ -49,7 +49,7 @@ pub(super) fn fill<B: Backend>(backend: &B, rows: &mut B::Rows, seed: u64) -> Ve
             let shape = shape(layer, kind);
             let mut bytes = vec![0; shape.bytes() * layer.n_rows];
             for row in bytes.chunks_exact_mut(shape.bytes()) {
-                shape.kv_type.encode_row(&random.values(shape.len()), row);
+                shape.encode(&random.values(shape.len()), row);
             }
             let span = span(layer.layer.0, kind, 0, layer.n_rows as u32);
             backend.write_rows(rows, span, &bytes).unwrap();

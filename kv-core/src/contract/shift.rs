@@ -100,7 +100,7 @@ fn encoded(shape: RowShape, values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; shape.bytes() * (values.len() / shape.len())];
     let rows = bytes.chunks_exact_mut(shape.bytes());
     for (row, values) in rows.zip(values.chunks_exact(shape.len())) {
-        shape.kv_type.encode_row(values, row);
+        shape.encode(values, row);
     }
     bytes
 }
@@ -109,7 +109,7 @@ fn decoded(shape: RowShape, bytes: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; shape.len() * (bytes.len() / shape.bytes())];
     let rows = bytes.chunks_exact(shape.bytes());
     for (row, values) in rows.zip(values.chunks_exact_mut(shape.len())) {
-        shape.kv_type.decode_row(row, values);
+        shape.decode(row, values);
     }
     values
 }
