@@ -12,7 +12,9 @@ use support::{BACKENDS, cellar, json, model, output, references};
 #[test]
 fn help_says_what_there_is() {
     let (top, _) = output(&["--help"]);
-    for command in ["run", "inspect", "graph", "tokenize", "logits", "bench"] {
+    for command in [
+        "run", "inspect", "graph", "tokenize", "logits", "bench", "state",
+    ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);
         assert!(

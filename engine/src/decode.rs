@@ -11,6 +11,7 @@ use kv_core::backend::{Backend, LayerRope};
 use kv_core::batch::{Batch, Output, UBatch, ValidBatch, validate};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, KeyRopeError};
 use kv_core::memory::{AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs};
+use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
 use model_core::architecture::Model;
@@ -28,6 +29,8 @@ pub struct Engine<B: Backend> {
     pub(crate) memory: AnyMemory,
     /// How each layer's keys move, or why they cannot.
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
+    /// Which model this is, for states.
+    pub(crate) fingerprint: Fingerprint,
     programs: ProgramCache<B::Program>,
     settings: Settings,
     inputs: MemoryInputs,
@@ -97,7 +100,15 @@ impl<B: Backend> Engine<B> {
             let graph = model.graph(shape)?;
             Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
         })?;
-        let key_ropes = model.graph(shape)?.key_ropes(&*source).map_err(Arc::new);
+        let graph = model.graph(shape)?;
+        let key_ropes = graph.key_ropes(&*source).map_err(Arc::new);
+        let fingerprint = Fingerprint::new(
+            model.architecture(),
+            settings.rules.n_vocab,
+            model.layers(),
+            &graph,
+            &*source,
+        );
         Ok(Self {
             backend,
             model,
@@ -105,6 +116,7 @@ impl<B: Backend> Engine<B> {
             rows,
             memory,
             key_ropes,
+            fingerprint,
             programs,
             settings,
             inputs: MemoryInputs::default(),

@@ -11,12 +11,14 @@ mod error;
 mod generation;
 mod programs;
 pub mod sampler;
+mod state;
 pub mod stop;
 mod timings;
 
 pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Engine, Logits};
-pub use error::EngineError;
+pub use error::{EngineError, Replaced};
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
+pub use state::{RestoredState, SaveOptions};
 pub use timings::{Pace, Timings};

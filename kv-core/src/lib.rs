@@ -21,6 +21,7 @@ pub mod memory;
 pub mod rope;
 pub mod seq_set;
 pub mod slot;
+pub mod state;
 pub mod visibility;
 pub mod weights;
 pub mod window;

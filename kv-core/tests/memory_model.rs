@@ -14,6 +14,8 @@ mod edits;
 mod memories;
 #[path = "memory_model/ops.rs"]
 mod ops;
+#[path = "memory_model/states.rs"]
+mod states;
 #[path = "memory_model/world.rs"]
 mod world;
 

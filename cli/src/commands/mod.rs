@@ -8,6 +8,8 @@ mod graph;
 mod inspect;
 mod logits;
 mod run;
+mod session;
+mod state;
 mod tokenize;
 
 use crate::args::Command;
@@ -23,5 +25,6 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),
         Command::Bench(args) => bench::run(&args, stdout),
+        Command::State(args) => state::run(&args, stdout),
     }
 }

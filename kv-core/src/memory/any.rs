@@ -14,6 +14,7 @@ use super::recurrent::{Recurrent, RecurrentConfig, RecurrentConfigError};
 use super::shift::PosChange;
 use super::unified::{Streams, Unified, UnifiedConfigError};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
+use super::{Contents, RestoreInto, RestoreRefused, Restored};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
 use crate::layers::{LayerMap, LayerMemory};
@@ -34,6 +35,8 @@ pub struct MemoryConfig {
     pub causality: Causality,
     /// How many cells windowed parts have.
     pub swa: SwaSize,
+    /// States before its last tokens that recurrent layers keep of each sequence.
+    pub n_snapshots: u32,
 }
 
 /// Layers or sizes for which there is no memory.
@@ -103,7 +106,7 @@ impl MemoryConfig {
     }
 
     fn recurrent(&self) -> RecurrentConfig {
-        RecurrentConfig::new(self.n_seqs)
+        RecurrentConfig::new(self.n_seqs).with_snapshots(self.n_snapshots)
     }
 
     fn unified(&self, (part, window): (PartIdx, Window)) -> Result<Unified, MemoryConfigError> {
@@ -412,6 +415,22 @@ impl Memory for AnyMemory {
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
         every_shape!(self, m => m.keep_only(seq))
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        every_shape!(self, m => m.contents(seqs))
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        every_shape!(self, m => m.check_restore(contents, into))
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        every_shape!(self, m => m.restore(contents, into))
     }
 
     fn clear(&mut self) -> Removed {

@@ -15,7 +15,7 @@ use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
-use super::{compact, copy};
+use super::{Contents, RestoreInto, RestoreRefused, Restored, compact, copy, restore};
 use crate::batch::{SplitPolicy, UBatch, UBatchRow};
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
@@ -345,6 +345,27 @@ impl Memory for Unified {
         let mut others = self.seqs(Seqs::All);
         others.remove(seq);
         Ok(self.remove_each(others, PosRange::ALL))
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        if let Seqs::One(seq) = seqs {
+            self.check_seq(seq)?;
+        }
+        Ok(Contents::of_part(restore::contents(self, self.seqs(seqs))))
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        restore::after(self, contents, into).map(drop)
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        let (after, restored) = restore::after(self, contents, into)?;
+        *self = after;
+        Ok(restored)
     }
 
     fn clear(&mut self) -> Removed {

@@ -8,6 +8,7 @@ use kv_core::{CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId
 
 use crate::memories::Attention;
 use crate::ops::{N_SEQS, Op};
+use crate::states::Saved;
 
 /// What a row holds after a computation that failed half-way.
 pub(crate) const GARBAGE: Row = Row {
@@ -33,6 +34,8 @@ pub(crate) struct World<M> {
     pub(crate) model: Vec<Vec<(Pos, u64)>>,
     n_tokens: u64,
     inputs: MemoryInputs,
+    /// What was saved last.
+    pub(crate) saved: Option<Saved>,
 }
 
 impl<M: Attention> World<M> {
@@ -50,6 +53,7 @@ impl<M: Attention> World<M> {
             model,
             n_tokens: 0,
             inputs: MemoryInputs::default(),
+            saved: None,
         }
     }
 
@@ -106,6 +110,8 @@ impl<M: Attention> World<M> {
             }
             Op::ContextShift { seq, n_keep } => self.context_shift(*seq, *n_keep),
             Op::Compact => self.compact(),
+            Op::Save(seqs) => self.save(*seqs),
+            Op::Restore { into, fails } => self.restore(*into, *fails),
             Op::KeepOnly(seq) => {
                 self.memory.keep_only(*seq).unwrap();
                 for (s, tokens) in (0u32..).zip(&mut self.model) {
