@@ -66,7 +66,7 @@ impl CpuProgram {
         for step in &plan.steps {
             match step {
                 Step::Linear { x, .. } => int8.reshape(x.rows, x.width),
-                Step::Attend { spec, .. } => {
+                Step::Attend { spec, .. } | Step::AttendBatch { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                 }
                 _ => {}
