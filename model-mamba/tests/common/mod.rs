@@ -285,7 +285,7 @@ impl<B: Backend> Runner<B> {
     /// in order of position.
     pub(crate) fn rows(&self, layer: u32, kind: RowKind) -> Vec<f32> {
         let seq = SeqId(0);
-        let n_tokens = self.memory.positions(seq).unwrap().last.0 as u32 + 1;
+        let n_tokens = self.memory.positions(seq).unwrap().last.0 + 1;
         let of = LayerIdx(layer);
         let (first, n_rows, len) = match kind {
             RowKind::K | RowKind::V => {
