@@ -62,7 +62,8 @@ impl fmt::Display for Dot<'_> {
                 | Op::Attend { .. }
                 | Op::AttendBatch { .. }
                 | Op::Conv { .. }
-                | Op::Scan { .. } => ", style=filled, fillcolor=lightyellow",
+                | Op::Scan { .. }
+                | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -107,7 +108,10 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             let bias = bias.iter().map(|b| format!("b={b}"));
             std::iter::once(format!("w={weight}")).chain(bias).collect()
         }
-        Op::RmsNorm { weight, eps } => vec![format!("w={weight}"), format!("eps={eps}")],
+        Op::RmsNorm { weight, eps } => {
+            let weight = weight.iter().map(|w| format!("w={w}"));
+            weight.chain([format!("eps={eps}")]).collect()
+        }
         Op::Rope { rope } => rope_fields(rope),
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
@@ -131,6 +135,14 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("d_state={}", scan.d_state),
             format!("a={}", scan.a),
             format!("d={}", scan.d),
+        ],
+        Op::ScanHeads { layer, scan } => vec![
+            format!("layer={layer}"),
+            format!("heads={}/{}", scan.n_heads, scan.n_groups),
+            format!("d_state={}", scan.d_state),
+            format!("a={}", scan.a),
+            format!("d={}", scan.d),
+            format!("dt_bias={}", scan.dt_bias),
         ],
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
     }
