@@ -11,6 +11,7 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
+mod hf;
 mod mamba;
 mod model;
 
@@ -19,7 +20,10 @@ pub use model::{MambaModel, MambaSizes};
 
 use model_core::architecture::Registry;
 
-/// Adds the architecture to a registry.
+/// Adds the architecture to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
+    }
 }
