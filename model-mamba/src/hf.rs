@@ -7,7 +7,8 @@ use model_core::hf::{
 /// The length that files without a trained length are given: a state has no end.
 const CONTEXT: u32 = 1 << 20;
 
-const MAMBA_TENSORS: &[TensorRule] = &[
+/// What the layers of both generations have.
+const COMMON_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "backbone.embeddings.weight"),
     same("output_norm.weight", "backbone.norm_f.weight"),
     same("output.weight", "lm_head.weight"),
@@ -29,6 +30,13 @@ const MAMBA_TENSORS: &[TensorRule] = &[
         "backbone.layers.{l}.mixer.conv1d.bias",
     ),
     same(
+        "blk.{l}.ssm_out.weight",
+        "backbone.layers.{l}.mixer.out_proj.weight",
+    ),
+];
+
+const MAMBA1_TENSORS: &[TensorRule] = &[
+    same(
         "blk.{l}.ssm_x.weight",
         "backbone.layers.{l}.mixer.x_proj.weight",
     ),
@@ -46,13 +54,28 @@ const MAMBA_TENSORS: &[TensorRule] = &[
         &[Step::NegativeExp],
     ),
     same("blk.{l}.ssm_d", "backbone.layers.{l}.mixer.D"),
-    same(
-        "blk.{l}.ssm_out.weight",
-        "backbone.layers.{l}.mixer.out_proj.weight",
+];
+
+const MAMBA2_TENSORS: &[TensorRule] = &[
+    same("blk.{l}.ssm_dt.bias", "backbone.layers.{l}.mixer.dt_bias"),
+    with(
+        "blk.{l}.ssm_a",
+        "backbone.layers.{l}.mixer.A_log",
+        &[Step::NegativeExp, Step::Column],
+    ),
+    with(
+        "blk.{l}.ssm_d",
+        "backbone.layers.{l}.mixer.D",
+        &[Step::Column],
+    ),
+    with(
+        "blk.{l}.ssm_norm.weight",
+        "backbone.layers.{l}.mixer.norm.weight",
+        &[Step::Rows("n_groups")],
     ),
 ];
 
-const MAMBA_KEYS: &[Key] = &[
+const COMMON_KEYS: &[Key] = &[
     Key::Constant {
         to: "context_length",
         value: CONTEXT,
@@ -93,17 +116,52 @@ const MAMBA_KEYS: &[Key] = &[
         from: "use_bias",
         is: Expected::Flag(false),
     },
-    Key::With(mamba1_sizes),
 ];
 
 /// All classes.
-pub(crate) const CLASSES: &[HfClass] = &[HfClass {
-    name: "MambaForCausalLM",
-    architecture: "mamba",
-    keys: &[MAMBA_KEYS],
-    tensors: &[MAMBA_TENSORS],
-    unused: &[],
-}];
+pub(crate) const CLASSES: &[HfClass] = &[
+    HfClass {
+        name: "MambaForCausalLM",
+        architecture: "mamba",
+        keys: &[COMMON_KEYS, &[Key::With(mamba1_sizes)]],
+        tensors: &[COMMON_TENSORS, MAMBA1_TENSORS],
+        unused: &[],
+    },
+    HfClass {
+        name: "FalconMambaForCausalLM",
+        architecture: "mamba",
+        keys: &[
+            COMMON_KEYS,
+            &[Key::With(mamba1_sizes), Key::With(falcon_norms)],
+        ],
+        tensors: &[COMMON_TENSORS, MAMBA1_TENSORS],
+        unused: &[],
+    },
+    HfClass {
+        name: "Mamba2ForCausalLM",
+        architecture: "mamba2",
+        keys: &[
+            COMMON_KEYS,
+            &[
+                Key::Count {
+                    to: "ssm.group_count",
+                    from: "n_groups",
+                },
+                Key::Count {
+                    to: "ssm.time_step_rank",
+                    from: "num_heads",
+                },
+                Key::With(mamba2_sizes),
+            ],
+        ],
+        tensors: &[COMMON_TENSORS, MAMBA2_TENSORS],
+        unused: &[],
+    },
+];
+
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
 
 /// The inner width and the rank of the time steps, which configs leave to formulas.
 fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
@@ -117,9 +175,29 @@ fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
         true => dim.div_ceil(16),
         false => config.count("time_step_rank")?,
     };
-    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    keys.set("ssm.inner_size", count(inner));
-    keys.set("ssm.time_step_rank", count(rank));
+    keys.set("ssm.inner_size", as_u32(inner));
+    keys.set("ssm.time_step_rank", as_u32(rank));
     keys.set("ssm.dt_b_c_rms", false);
+    Ok(())
+}
+
+/// Falcon Mamba norms time steps, B and C, with an `eps` of its own.
+fn falcon_norms(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    keys.set("ssm.dt_b_c_rms", true);
+    if let Some(eps) = config.optional_number("mixer_rms_eps")? {
+        keys.set("ssm.dt_b_c_rms_epsilon", eps as f32);
+    }
+    Ok(())
+}
+
+/// The inner width, which must be what the heads make up.
+fn mamba2_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let inner = config.count("hidden_size")? * config.count("expand")?;
+    let (heads, of_head) = (config.count("num_heads")?, config.count("head_dim")?);
+    if heads * of_head != inner {
+        let wanted = format!("{inner} / {of_head}: 'hidden_size' times 'expand' by 'head_dim'");
+        return Err(config.wrong("num_heads", wanted));
+    }
+    keys.set("ssm.inner_size", as_u32(inner));
     Ok(())
 }
