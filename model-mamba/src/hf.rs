@@ -152,6 +152,7 @@ pub(crate) const CLASSES: &[HfClass] = &[
                     from: "num_heads",
                 },
                 Key::With(mamba2_sizes),
+                Key::With(free_time_steps),
             ],
         ],
         tensors: &[COMMON_TENSORS, MAMBA2_TENSORS],
@@ -200,4 +201,14 @@ fn mamba2_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     }
     keys.set("ssm.inner_size", as_u32(inner));
     Ok(())
+}
+
+/// Time steps that are cut to a range are not computed; files that say so say a range without end.
+fn free_time_steps(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    let key = "time_step_limit";
+    match config.optional_numbers(key)?.as_deref() {
+        None => Ok(()),
+        Some([low, high]) if *low <= 0.0 && *high == f64::INFINITY => Ok(()),
+        Some(_) => Err(config.wrong(key, "from 0 to Infinity")),
+    }
 }
