@@ -147,15 +147,17 @@ impl ModelSeq {
     }
 }
 
+/// By row: the tokens that its state has taken in; `None` after a failure.
+type Rows = Vec<Option<Vec<u64>>>;
+
 /// The memory under test, the rows of its backend, and the model.
 struct World {
     memory: Recurrent,
-    /// By row: the tokens that its state has taken in; `None` after a failure.
-    rows: Vec<Option<Vec<u64>>>,
+    rows: Rows,
     model: Vec<ModelSeq>,
     n_tokens: u64,
     /// What was saved last, with its rows and the model of then.
-    saved: Option<(Contents, Vec<Option<Vec<u64>>>, Vec<ModelSeq>)>,
+    saved: Option<(Contents, Rows, Vec<ModelSeq>)>,
 }
 
 impl World {

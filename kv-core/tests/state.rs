@@ -323,14 +323,14 @@ fn d25_snapshots_come_back_and_can_be_gone_back_to() {
 
 #[test]
 fn rows_are_converted_on_the_way_out_and_on_the_way_in() {
-    for shape in 0..SHAPES.len() {
+    for (shape, layers) in SHAPES.into_iter().enumerate() {
         let source = lived_in(shape, &config());
         let f16 = source.save(Seqs::All, Some(KvType::F16));
         let f32 = source.save(Seqs::All, None);
         assert!(f16.len() <= f32.len());
         let values = |device: &Device| device.seen(ONE);
         let restore = |bytes: &[u8], kv_type| {
-            let mut device = Device::new(SHAPES[shape], &config(), kv_type);
+            let mut device = Device::new(layers, &config(), kv_type);
             device.restore(bytes, RestoreInto::All).unwrap();
             device
         };

@@ -32,10 +32,21 @@ pub use read::{SavedRows, SavedState};
 pub use rows::{RowFormat, Stored};
 pub use write::{StateToSave, save};
 
+use crate::backend::{BackendError, RowSpan};
 use crate::ids::{SeqId, TokenId};
 
 /// The version of the format that this library writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
+
+/// Gives the stored bytes of a span of rows, as [`Backend::read_rows`] does.
+///
+/// [`Backend::read_rows`]: crate::backend::Backend::read_rows
+pub type ReadRows<'f> = dyn FnMut(RowSpan, &mut [u8]) -> Result<(), BackendError> + 'f;
+
+/// Takes the bytes of a span of rows, as [`Backend::write_rows`] does.
+///
+/// [`Backend::write_rows`]: crate::backend::Backend::write_rows
+pub type WriteRows<'f> = dyn FnMut(RowSpan, &[u8]) -> Result<(), BackendError> + 'f;
 
 /// The tokens of a sequence, as far as its owner knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::SeqTokens;
 use super::contents::{decode_part, decode_states, decode_tokens};
 use super::error::RestoreError;
 use super::fingerprint::Fingerprint;
 use super::frame::{self, Section, Tag, tag_name};
 use super::rows::{Converter, RowFormat, Stored, formats};
 use super::write::{META, Meta, PART, ROWS, STATES, TOKENS};
+use super::{SeqTokens, WriteRows};
 use crate::backend::{BackendError, RowKind, RowSpan};
 use crate::ids::{CellIdx, LayerIdx};
 use crate::layers::RowLayout;
@@ -144,7 +144,7 @@ impl<'a> SavedState<'a> {
         &self,
         restored: &Restored,
         layout: &RowLayout,
-        write: &mut dyn FnMut(RowSpan, &[u8]) -> Result<(), BackendError>,
+        write: &mut WriteRows<'_>,
     ) -> Result<(), BackendError> {
         let pairings = self.pairings(layout).map_err(|error| match error {
             RestoreError::Rows { layer, .. } => BackendError::NoRows { layer },
@@ -205,7 +205,7 @@ impl Pairing<'_, '_> {
         from: CellIdx,
         to: CellIdx,
         len: u32,
-        write: &mut dyn FnMut(RowSpan, &[u8]) -> Result<(), BackendError>,
+        write: &mut WriteRows<'_>,
     ) -> Result<(), BackendError> {
         let RowFormat { layer, kind, .. } = self.here;
         let row_bytes = self.saved.format.row_bytes().unwrap_or(0);

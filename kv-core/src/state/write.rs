@@ -4,13 +4,13 @@ use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::SeqTokens;
 use super::contents::{encode_part, encode_states, encode_tokens};
 use super::error::SaveError;
 use super::fingerprint::Fingerprint;
 use super::frame::{FrameWriter, Tag, total};
 use super::rows::{Converter, RowFormat, Stored, formats};
-use crate::backend::{BackendError, RowSpan};
+use super::{ReadRows, SeqTokens};
+use crate::backend::RowSpan;
 use crate::ids::CellIdx;
 use crate::kv_type::KvType;
 use crate::layers::{RowLayout, RowShape};
@@ -56,7 +56,7 @@ pub struct StateToSave<'a> {
 /// [`SaveError`]; what was written by then is not a state.
 pub fn save(
     state: &StateToSave<'_>,
-    read: &mut dyn FnMut(RowSpan, &mut [u8]) -> Result<(), BackendError>,
+    read: &mut ReadRows<'_>,
     out: &mut dyn Write,
 ) -> Result<u64, SaveError> {
     let contents = state.contents;
@@ -129,7 +129,7 @@ fn write_rows(
     here: &RowFormat,
     saved: &RowFormat,
     rows: &[(CellIdx, u32)],
-    read: &mut dyn FnMut(RowSpan, &mut [u8]) -> Result<(), BackendError>,
+    read: &mut ReadRows<'_>,
     frame: &mut FrameWriter<'_>,
 ) -> Result<(), SaveError> {
     let row_bytes = here.row_bytes().unwrap_or(0).max(1);

@@ -12,6 +12,14 @@ use crate::memories::Attention;
 use crate::ops::N_SEQS;
 use crate::world::{GARBAGE, Row, World};
 
+/// Whether rows can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    Works,
+    /// At the last row.
+    Fails,
+}
+
 /// What was saved, and what the model had then.
 pub(crate) struct Saved {
     bytes: Vec<u8>,
@@ -73,7 +81,7 @@ impl<M: Attention> World<M> {
         self.saved = Some(Saved { bytes, model });
     }
 
-    pub(crate) fn restore(&mut self, into: RestoreInto, fails: bool) {
+    pub(crate) fn restore(&mut self, into: RestoreInto, device: Device) {
         let Some(saved) = self.saved.take() else {
             return;
         };
@@ -89,15 +97,15 @@ impl<M: Attention> World<M> {
                     // What was there before is as good as it was, also when writing fails.
                     let after = std::mem::replace(&mut self.memory, before);
                     self.check();
-                    match fails {
-                        true => self.spoil_rows(&restored),
-                        false => self.memory = after,
+                    match device {
+                        Device::Fails => self.spoil_rows(&restored),
+                        Device::Works => self.memory = after,
                     }
-                } else if fails {
+                } else if device == Device::Fails {
                     self.spoil_rows(&restored);
                     self.forget(into);
                 }
-                if !fails {
+                if device == Device::Works {
                     self.restore_model(&saved, into);
                 }
             }

@@ -111,7 +111,7 @@ impl<M: Attention> World<M> {
             Op::ContextShift { seq, n_keep } => self.context_shift(*seq, *n_keep),
             Op::Compact => self.compact(),
             Op::Save(seqs) => self.save(*seqs),
-            Op::Restore { into, fails } => self.restore(*into, *fails),
+            Op::Restore { into, device } => self.restore(*into, *device),
             Op::KeepOnly(seq) => {
                 self.memory.keep_only(*seq).unwrap();
                 for (s, tokens) in (0u32..).zip(&mut self.model) {
