@@ -4,6 +4,7 @@
 //! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
 
 mod multiply;
+mod scan;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;
@@ -14,5 +15,7 @@ pub(super) const TABLE: Kernels = Kernels {
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
+    // SAFETY: as above.
+    scan_tile: |tile| unsafe { scan::scan_tile(tile) },
     ..avx2::TABLE
 };
