@@ -71,7 +71,7 @@ fn multiply_add_is_near_its_definition() {
             let before = Random::new(9).values(n);
             for kernels in tables() {
                 let mut got = before.clone();
-                (kernels.multiply_add)(&mut got, a, b);
+                (kernels.multiply_add)(&mut got, &a, &b);
                 for (i, got) in got.iter().enumerate() {
                     let product = f64::from(a[i]) * f64::from(b[i]);
                     let wanted = f64::from(before[i]) + product;
