@@ -134,6 +134,12 @@ impl Evaluator<'_> {
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
             Op::StoreKv { layer } => self.store(node, *layer, memory),
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), memory),
+            Op::Custom { custom } => {
+                panic!(
+                    "'{}' has no definition here: its tests bring their own",
+                    custom.name
+                )
+            }
             Op::TakeRows => {
                 let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
                 let n = node.row_len();

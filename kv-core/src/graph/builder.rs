@@ -108,6 +108,11 @@ impl GraphBuilder {
         self.graph.node(id).map_or(&[], |n| &n.shape)
     }
 
+    /// Element type of a node added earlier; `None` for an unknown one.
+    pub fn dtype_of(&self, id: NodeId) -> Option<DType> {
+        self.graph.node(id).map(|n| n.dtype)
+    }
+
     /// An input; asking twice gives the same node.
     ///
     /// # Errors
@@ -406,7 +411,7 @@ impl GraphBuilder {
         self.push(name, op, operands.to_vec(), (shape, DType::F32))
     }
 
-    fn is_states(&self, id: NodeId) -> bool {
+    pub(super) fn is_states(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         node.is_some_and(|node| node.op == Op::Input(Input::States))
     }
@@ -506,7 +511,13 @@ impl GraphBuilder {
         self.push(name, op, vec![a, b], (shape, DType::F32))
     }
 
-    fn misfit(&self, node: &str, op: &Op, wanted: &str, operands: &[NodeId]) -> GraphError {
+    pub(super) fn misfit(
+        &self,
+        node: &str,
+        op: &Op,
+        wanted: &str,
+        operands: &[NodeId],
+    ) -> GraphError {
         GraphError::Shape {
             node: node.to_owned(),
             op: op.name(),
@@ -518,7 +529,7 @@ impl GraphBuilder {
         }
     }
 
-    fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
+    pub(super) fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
         match self.graph.weights.iter().find(|w| w.name == name) {
             Some(known) if known.shape == shape => Ok(()),
             Some(known) => Err(GraphError::WeightShape {
@@ -537,7 +548,7 @@ impl GraphBuilder {
         }
     }
 
-    fn push(
+    pub(super) fn push(
         &mut self,
         name: impl Into<String>,
         op: Op,

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::custom::CustomSpec;
 use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
 use crate::rope::{RopeScaling, RopeSpec};
@@ -58,9 +59,13 @@ impl fmt::Display for Dot<'_> {
             );
             let style = match &node.op {
                 Op::Input(_) => ", shape=ellipse",
-                Op::StoreKv { .. } | Op::Attend { .. } | Op::Conv { .. } | Op::Scan { .. } => {
-                    ", style=filled, fillcolor=lightyellow"
-                }
+                Op::StoreKv { .. }
+                | Op::Attend { .. }
+                | Op::Conv { .. }
+                | Op::Scan { .. }
+                | Op::Custom {
+                    custom: CustomSpec { layer: Some(_), .. },
+                } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -124,6 +129,18 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("a={}", scan.a),
             format!("d={}", scan.d),
         ],
+        Op::Custom { custom } => {
+            let mut fields = vec![custom.name.clone()];
+            fields.extend(custom.layer.map(|layer| format!("layer={layer}")));
+            fields.extend(
+                custom
+                    .params
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}")),
+            );
+            fields.extend(custom.weights.iter().map(|name| format!("w={name}")));
+            fields
+        }
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
     }
 }

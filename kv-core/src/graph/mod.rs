@@ -7,6 +7,7 @@
 
 mod builder;
 mod check;
+mod custom;
 mod diff;
 mod display;
 mod inputs;
@@ -15,6 +16,7 @@ mod op;
 mod states;
 
 pub use builder::{GraphBuilder, GraphError};
+pub use custom::CustomSpec;
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::custom::CustomSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
 use crate::window::Window;
@@ -206,6 +207,12 @@ pub enum Op {
     },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
+    /// An operation on rows that is registered with the backend
+    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n, width]`.
+    Custom {
+        /// Name, settings and weights.
+        custom: CustomSpec,
+    },
 }
 
 impl Op {
@@ -235,6 +242,7 @@ impl Op {
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
             Self::TakeRows => "take_rows",
+            Self::Custom { .. } => "custom",
         }
     }
 }

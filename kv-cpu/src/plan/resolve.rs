@@ -3,6 +3,7 @@
 //!
 //! All of it is neutral to the bits of the result: the same values are added in the same order.
 
+mod custom;
 mod recurrent;
 
 use std::collections::{HashMap, HashSet};
@@ -193,6 +194,7 @@ impl<'a> Resolver<'a> {
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
             Op::StoreKv { layer } => self.store(node, *layer)?,
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), out)?,
+            Op::Custom { custom } => self.custom(node, custom, out)?,
             Op::TakeRows => {
                 self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
                 let x = self.operand(node, 0)?;
