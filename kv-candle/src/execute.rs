@@ -5,14 +5,15 @@
 //! an operation is done where it takes more than a line.
 
 use candle_core::Tensor;
+use kv_core::Visibility;
 use kv_core::backend::{BackendError, expect_len};
 use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
 
 use crate::error::{OnDevice, failure};
-use crate::inputs::{self, ids, part_inputs, part_of};
-use crate::ops;
+use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
+use crate::ops::{self, Queries};
 use crate::program::{Program, check_layers, unsupported};
-use crate::rows::Rows;
+use crate::rows::{KvTensors, Rows};
 
 /// Runs `program` once.
 pub(crate) fn run(
@@ -139,7 +140,8 @@ impl Run<'_> {
                 ops::linear(self.operand(node, 0)?, program.weight(weight, node)?, bias)
             }
             Op::RmsNorm { weight, eps } => {
-                ops::rms_norm(self.operand(node, 0)?, program.weight(weight, node)?, *eps)
+                let gain = weight.as_deref().map(|w| program.weight(w, node));
+                ops::rms_norm(self.operand(node, 0)?, gain.transpose()?, *eps)
             }
             Op::Rope { rope } => {
                 let known = program.rotation(rope, node.operands.get(1).copied());
@@ -189,6 +191,18 @@ impl Run<'_> {
                 ];
                 ops::scan(&tensors.state, [x, dt, b, c], weights, inputs.states)
             }
+            Op::ScanHeads { layer, scan } => {
+                let (_, tensors) = self.rows.states(*layer)?;
+                let [x, dt] = [self.operand(node, 0)?, self.operand(node, 1)?];
+                let [b, c] = [self.operand(node, 2)?, self.operand(node, 3)?];
+                let weights = [
+                    program.weight(&scan.a, node)?,
+                    program.weight(&scan.d, node)?,
+                    program.weight(&scan.dt_bias, node)?,
+                ];
+                let operands = [x, dt, b, c];
+                ops::scan_heads(&tensors.state, operands, weights, (scan, inputs.states))
+            }
             Op::StoreKv { layer } => {
                 let cells = &part_inputs(inputs, part_of(&program.graph, node, 2)?)?.cells;
                 if !cells.is_empty() {
@@ -198,10 +212,18 @@ impl Run<'_> {
                 }
                 return Ok(None);
             }
-            Op::Attend { layer, spec } => {
+            Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
                 let (_, tensors) = self.rows.layer(*layer)?;
-                ops::attend(tensors, spec, self.operand(node, 0)?, &part.visibility)
+                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                ops::attend(tensors, spec, queries)
+            }
+            Op::AttendBatch { spec, sinks } => {
+                let visibility = batch_visibility(&program.graph, node, inputs)?;
+                let queries = self.queries(node, visibility, sinks.as_deref())?;
+                let rows = |at| self.operand(node, at)?.flatten_from(1).on_device();
+                let (k, v) = (rows(1)?, rows(2)?);
+                ops::attend(&KvTensors { k, v }, spec, queries)
             }
             Op::Custom { custom } => return self.custom(node, custom).map(Some),
             Op::TakeRows => self
@@ -225,6 +247,22 @@ impl Run<'_> {
             .transpose()?;
         let states = states.map(|(_, tensors)| &tensors.state);
         custom.run((node, spec), &operands, (states, self.inputs.states))
+    }
+
+    /// What an attention takes beside its rows.
+    fn queries<'r>(
+        &'r self,
+        node: &Node,
+        visibility: &'r Visibility,
+        sinks: Option<&str>,
+    ) -> Result<Queries<'r>, BackendError> {
+        let sinks = sinks.map(|name| self.program.weight(name, node));
+        Ok(Queries {
+            q: self.operand(node, 0)?,
+            visibility,
+            positions: self.inputs.positions,
+            sinks: sinks.transpose()?,
+        })
     }
 
     fn operand(&self, node: &Node, at: usize) -> Result<&Tensor, BackendError> {

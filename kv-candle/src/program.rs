@@ -79,7 +79,12 @@ impl Program {
     fn prepare(&mut self, node: &Node, weights: &Weights) -> Result<(), BackendError> {
         match &node.op {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
-            Op::StoreKv { .. } | Op::Attend { .. } => {}
+            Op::StoreKv { .. } => {}
+            Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. } => {
+                if let Some(sinks) = sinks {
+                    self.load(sinks, node, weights)?;
+                }
+            }
             Op::Columns { .. } => {}
             Op::Custom { custom } => {
                 for name in &custom.weights {
@@ -100,8 +105,16 @@ impl Program {
                     self.load(name, node, weights)?;
                 }
             }
-            Op::Embed { weight } | Op::RmsNorm { weight, .. } => {
-                self.load(weight, node, weights)?
+            Op::ScanHeads { scan, .. } => {
+                for name in [&scan.a, &scan.d, &scan.dt_bias] {
+                    self.load(name, node, weights)?;
+                }
+            }
+            Op::Embed { weight } => self.load(weight, node, weights)?,
+            Op::RmsNorm { weight, .. } => {
+                if let Some(weight) = weight {
+                    self.load(weight, node, weights)?;
+                }
             }
             Op::Linear { weight, bias } => {
                 self.load(weight, node, weights)?;
@@ -198,7 +211,13 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
                 let len = scan.d_state * node.row_len();
                 check_states(states_of(layout, layer)?, RowKind::State, len)?;
             }
-            Op::Attend { layer, ref spec } => {
+            Op::ScanHeads { layer, ref scan } => {
+                let len = scan.d_state * node.row_len();
+                check_states(states_of(layout, layer)?, RowKind::State, len)?;
+            }
+            Op::Attend {
+                layer, ref spec, ..
+            } => {
                 check_spec(rows_of(graph, node, layout, layer)?, spec)?;
             }
             _ => {}

@@ -1,6 +1,7 @@
-//! Mamba (Gu and Dao, arXiv 2312.00752): layers of one mixer each, with residuals.
+//! Mamba (Gu and Dao, arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060): layers of one mixer each,
+//! with residuals.
 //!
-//! Sizes are read from the file, the mixer is the shared block. Invariant: a model's layers remember
+//! Sizes are read from the file, mixers are shared blocks. Invariant: a model's layers remember
 //! states only, so its memory does not grow with the text. Knows nothing of devices or memories.
 //!
 //! ```
@@ -11,15 +12,21 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
+mod hf;
 mod mamba;
+mod mixers;
 mod model;
 
-pub use mamba::Mamba;
+pub use mamba::{Mamba, Mamba2};
 pub use model::{MambaModel, MambaSizes};
 
 use model_core::architecture::Registry;
 
-/// Adds the architecture to a registry.
+/// Adds the architectures to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
+    registry.register(Mamba2);
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
+    }
 }

@@ -92,6 +92,27 @@ pub struct Attend<'a> {
     pub q: &'a [f32],
     /// What each row sees.
     pub visibility: &'a Visibility,
+    /// Position of each row, `[rows]`; only needed where `spec` has ALiBi, else it may be empty.
+    pub positions: &'a [u32],
+    /// A score without a value for each head, `[heads]`, where the layer has sinks.
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Attend<'_> {
+    /// Whether there are as many sinks as heads, and as many positions as rows where needed.
+    ///
+    /// # Errors
+    /// [`BackendError::WrongLength`].
+    pub fn check_extras(&self) -> Result<(), BackendError> {
+        if let Some(sinks) = self.sinks {
+            expect_len("attention sinks", self.spec.n_heads, sinks.len())?;
+        }
+        if self.spec.alibi.is_some() {
+            let n_rows = self.visibility.n_rows as usize;
+            expect_len("positions of queries", n_rows, self.positions.len())?;
+        }
+        Ok(())
+    }
 }
 
 /// Rows of a ubatch that a recurrent layer's convolution takes.
@@ -126,6 +147,31 @@ pub struct Scan<'a> {
     pub a: &'a [f32],
     /// What of the input is added to the output, `[channels]`.
     pub d: &'a [f32],
+    /// Which rows continue which state.
+    pub groups: &'a [StateGroup],
+}
+
+/// Rows of a ubatch that a recurrent layer's scan takes head by head.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanHeads<'a> {
+    /// Whose states.
+    pub layer: LayerIdx,
+    /// Groups of heads that share B and C.
+    pub n_groups: usize,
+    /// `[rows, channels]`.
+    pub x: &'a [f32],
+    /// Step sizes before bias and softplus, `[rows, heads]`.
+    pub dt: &'a [f32],
+    /// What of an input goes into the state, `[rows, groups, d_state]`.
+    pub b: &'a [f32],
+    /// What of the state comes out, `[rows, groups, d_state]`.
+    pub c: &'a [f32],
+    /// Decay, negative, `[heads]`.
+    pub a: &'a [f32],
+    /// What of the input is added to the output, `[heads]`.
+    pub d: &'a [f32],
+    /// Added to step sizes, `[heads]`.
+    pub dt_bias: &'a [f32],
     /// Which rows continue which state.
     pub groups: &'a [StateGroup],
 }

@@ -79,11 +79,11 @@ impl CustomOp for Decay {
     ) -> Result<(), String> {
         let gamma = rows.spec.param("gamma").ok_or("no gamma")?;
         let n = state.len();
-        for row in 0..rows.n_rows {
-            for i in 0..n {
-                let at = row * n + i;
-                state[i] = gamma * state[i] + rows.operands[0][at];
-                out[at] = state[i] * rows.operands[1][at];
+        let operands = rows.operands[0].chunks(n).zip(rows.operands[1].chunks(n));
+        for ((x, z), y) in operands.zip(out.chunks_mut(n)) {
+            for (((s, x), z), y) in state.iter_mut().zip(x).zip(z).zip(y) {
+                *s = gamma * *s + x;
+                *y = *s * z;
             }
         }
         Ok(())

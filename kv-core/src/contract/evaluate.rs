@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    Activation, AttendSpec, ConvSpec, Graph, GraphInputs, Input, Node, NodeId, Op, ScanSpec,
+    Activation, AttendSpec, ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, Node, NodeId, Op,
+    ScanSpec,
 };
 use crate::layers::{RowLayout, RowShape};
 use crate::rope::{RopeSpec, RopeStyle};
 use crate::weights::WeightSource;
-use crate::{CellIdx, LayerIdx, PartIdx};
+use crate::{CellIdx, LayerIdx, PartIdx, Visibility};
 
 /// What a memory holds: K and V of each layer and cell, as stored.
 #[derive(Clone, Debug, Default)]
@@ -106,7 +107,7 @@ impl Evaluator<'_> {
             Op::Input(input) => self.input(input),
             Op::Embed { weight } => self.embed(node, weight),
             Op::Linear { weight, bias } => self.linear(node, weight, bias.as_deref()),
-            Op::RmsNorm { weight, eps } => self.rms_norm(node, weight, f64::from(*eps)),
+            Op::RmsNorm { weight, eps } => self.rms_norm(node, weight.as_deref(), f64::from(*eps)),
             Op::Rope { rope } => self.rope(node, rope),
             Op::Reshape => self.operand(node, 0).clone(),
             Op::Add => self.each_pair(node, |a, b| a + b),
@@ -132,8 +133,15 @@ impl Evaluator<'_> {
             }
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), memory),
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
+            Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), memory),
             Op::StoreKv { layer } => self.store(node, *layer, memory),
-            Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), memory),
+            Op::Attend { layer, spec, sinks } => {
+                let part = self.part(node.operands[2]);
+                let visibility = &self.inputs.parts[part.as_usize()].visibility;
+                let row_of = |cell: CellIdx| &memory.rows[&(*layer, cell.0)];
+                self.attend(node, (spec, sinks.as_deref()), visibility, row_of)
+            }
+            Op::AttendBatch { spec, sinks } => self.attend_batch(node, (spec, sinks.as_deref())),
             Op::Custom { custom } => {
                 panic!(
                     "'{}' has no definition here: its tests bring their own",
@@ -160,7 +168,7 @@ impl Evaluator<'_> {
                 let cells = &self.inputs.parts[part.as_usize()].cells;
                 cells.iter().map(|c| f64::from(c.0)).collect()
             }
-            Input::Visibility { .. } | Input::States => Vec::new(),
+            Input::Visibility { .. } | Input::BatchVisibility { .. } | Input::States => Vec::new(),
         }
     }
 
@@ -185,20 +193,18 @@ impl Evaluator<'_> {
         out
     }
 
-    fn rms_norm(&self, node: &Node, weight: &str, eps: f64) -> Value {
-        let gain = self.weight(weight);
-        let norm = |x: &[f64]| {
-            let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+    fn rms_norm(&self, node: &Node, weight: Option<&str>, eps: f64) -> Value {
+        let dim = node.shape[node.shape.len() - 1];
+        let gain = weight.map_or_else(|| vec![1.0; dim], |weight| self.weight(weight));
+        let norm = |(x, gain): (&[f64], &[f64])| {
+            let mean = x.iter().map(|v| v * v).sum::<f64>() / dim as f64;
             let by = (mean + eps).sqrt();
-            x.iter()
-                .zip(&gain)
-                .map(|(v, w)| v / by * w)
-                .collect::<Vec<_>>()
+            let normed = x.iter().zip(gain).map(|(v, w)| v / by * w);
+            normed.collect::<Vec<_>>()
         };
-        self.operand(node, 0)
-            .chunks_exact(gain.len())
-            .flat_map(norm)
-            .collect()
+        let gains = gain.chunks_exact(dim).cycle();
+        let groups = self.operand(node, 0).chunks_exact(dim);
+        groups.zip(gains).flat_map(norm).collect()
     }
 
     fn rope(&self, node: &Node, rope: &RopeSpec) -> Value {
@@ -326,6 +332,35 @@ impl Evaluator<'_> {
         })
     }
 
+    fn scan_heads(
+        &self,
+        node: &Node,
+        (layer, scan): (LayerIdx, &HeadScanSpec),
+        memory: &mut Memory,
+    ) -> Value {
+        let (channels, n) = (node.row_len(), scan.d_state);
+        let (head_dim, per_group) = (channels / scan.n_heads, scan.n_heads / scan.n_groups);
+        let [a, d, bias] = [&scan.a, &scan.d, &scan.dt_bias].map(|name| self.weight(name));
+        let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
+        let of = (layer, StateKind::Scan, channels * n);
+        self.recur(node, of, memory, |state, row| {
+            let y = (0..channels).map(|i| {
+                let head = i / head_dim;
+                let narrow = (row * scan.n_groups + head / per_group) * n;
+                let (x, dt) = (x[row * channels + i], dt[row * scan.n_heads + head]);
+                let step = (dt + bias[head]).exp().ln_1p();
+                let mut y = d[head] * x;
+                for k in 0..n {
+                    let h = &mut state[i * n + k];
+                    *h = *h * (step * a[head]).exp() + step * b[narrow + k] * x;
+                    y += c[narrow + k] * *h;
+                }
+                y
+            });
+            y.collect()
+        })
+    }
+
     fn part(&self, visibility: NodeId) -> PartIdx {
         match self.graph.nodes()[visibility.as_usize()].op {
             Op::Input(Input::Visibility { part, .. }) => part,
@@ -333,38 +368,81 @@ impl Evaluator<'_> {
         }
     }
 
-    fn attend(&self, node: &Node, (layer, spec): (LayerIdx, AttendSpec), memory: &Memory) -> Value {
-        let part = self.part(node.operands[2]);
-        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+    /// Attention of all rows, where `row_of` gives K and V of a cell.
+    fn attend<'r>(
+        &self,
+        node: &Node,
+        (spec, sinks): (&AttendSpec, Option<&str>),
+        visibility: &Visibility,
+        row_of: impl Fn(CellIdx) -> &'r [Value; 2],
+    ) -> Value {
+        let slopes = match spec.alibi {
+            Some(alibi) => floats(&alibi.slopes(spec.n_heads)),
+            None => vec![0.0; spec.n_heads],
+        };
+        let positions = node.operands.last().filter(|_| spec.alibi.is_some());
+        let positions = positions.map(|id| &self.values[id.as_usize()]);
+        let sinks = sinks.map(|name| self.weight(name));
         let width = spec.n_heads * spec.k_dim;
         let mut out = Vec::new();
         for (row, q) in (0u32..).zip(self.operand(node, 0).chunks_exact(width)) {
-            let seen: Vec<&[Vec<f64>; 2]> = visibility
-                .row(row)
-                .map(|(cell, _)| &memory.rows[&(layer, cell.0)])
-                .collect();
+            let query = positions.map_or(0.0, |positions| positions[row as usize]);
             for (head, q) in q.chunks_exact(spec.k_dim).enumerate() {
+                let seen: Vec<Seen<'_>> = visibility
+                    .row(row)
+                    .map(|(cell, pos)| Seen {
+                        row: row_of(cell),
+                        bias: -slopes[head] * (query - f64::from(pos.0)).abs(),
+                    })
+                    .collect();
                 let kv_head = head / (spec.n_heads / spec.kv_heads);
-                out.extend(attend_head(&spec, q, kv_head, &seen));
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                out.extend(attend_head(spec, (q, kv_head), &seen, sink));
             }
         }
         out
     }
+
+    fn attend_batch(&self, node: &Node, of: (&AttendSpec, Option<&str>)) -> Value {
+        let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
+            Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
+            ref other => panic!("{other:?} is no visibility of the ubatch"),
+        };
+        let [k, v] = [1, 2].map(|at| {
+            let operand = &self.graph.nodes()[node.operands[at].as_usize()];
+            let rows = self.operand(node, at).chunks_exact(operand.row_len());
+            rows.map(<[f64]>::to_vec).collect::<Vec<_>>()
+        });
+        let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
+        self.attend(node, of, visibility.unwrap(), |cell| &rows[cell.as_usize()])
+    }
 }
 
-fn attend_head(spec: &AttendSpec, q: &[f64], kv_head: usize, seen: &[&[Vec<f64>; 2]]) -> Value {
-    let score = |k: &Vec<f64>| {
-        let k = &k[kv_head * spec.k_dim..][..spec.k_dim];
+/// What a head sees: K and V of a token, and what is added to its score.
+struct Seen<'a> {
+    row: &'a [Value; 2],
+    bias: f64,
+}
+
+fn attend_head(
+    spec: &AttendSpec,
+    (q, kv_head): (&[f64], usize),
+    seen: &[Seen<'_>],
+    sink: Option<f64>,
+) -> Value {
+    let score = |seen: &Seen<'_>| {
+        let k = &seen.row[0][kv_head * spec.k_dim..][..spec.k_dim];
         let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
         let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
-        spec.soft_cap.map_or(score, capped)
+        spec.soft_cap.map_or(score, capped) + seen.bias
     };
-    let scores: Vec<f64> = seen.iter().map(|[k, _]| score(k)).collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+    let scores: Vec<f64> = seen.iter().map(score).collect();
+    let all = || scores.iter().copied().chain(sink);
+    let max = all().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = all().map(|s| (s - max).exp()).sum();
     let mut out = vec![0.0; spec.v_dim];
-    for (s, [_, v]) in scores.iter().zip(seen) {
-        for (o, v) in out.iter_mut().zip(&v[kv_head * spec.v_dim..]) {
+    for (s, seen) in scores.iter().zip(seen) {
+        for (o, v) in out.iter_mut().zip(&seen.row[1][kv_head * spec.v_dim..]) {
             *o += (s - max).exp() / sum * v;
         }
     }

@@ -15,6 +15,7 @@
 )]
 
 pub mod attend;
+pub mod attend_batch;
 pub mod custom;
 pub mod errors;
 pub mod evaluate;
@@ -23,6 +24,7 @@ pub mod ops;
 mod random;
 pub mod recurrent;
 pub mod rows;
+pub mod scan_heads;
 mod scene;
 pub mod shift;
 
@@ -190,8 +192,11 @@ macro_rules! backend_contract {
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,
-                attends_with_a_soft_cap, attends_with_large_scores, a_row_that_sees_nothing_is_zero,
+                attends_with_a_soft_cap, attends_with_sinks, attends_with_linear_biases,
+                attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
+            attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
+                unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
@@ -206,6 +211,8 @@ macro_rules! backend_contract {
                 states_of_another_shape_are_refused, unsound_states_are_refused;
             custom: rows_of_others_compute, states_of_others_continue_however_they_are_cut,
                 what_others_refuse_is_said, operations_of_nobody_are_refused;
+            scan_heads: scans_by_heads_compute, scans_by_heads_by_themselves_compute,
+                head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::alibi::Alibi;
 use super::custom::CustomSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
@@ -51,6 +52,12 @@ pub enum Input {
         /// The part's window, so that graphs of different windows differ.
         window: Window,
     },
+    /// Which tokens of the ubatch each row sees, without any memory: all of its own sequence
+    /// within the window, later ones too; no values of its own.
+    BatchVisibility {
+        /// How far rows see.
+        window: Window,
+    },
     /// Which rows continue which recurrent state; no values of its own.
     States,
 }
@@ -82,6 +89,9 @@ pub struct AttendSpec {
     /// Soft cap `c` on scaled scores, `c tanh(x / c)`, where the model has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f32>,
+    /// Linear biases by distance, added to capped scores, where the model has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alibi: Option<Alibi>,
 }
 
 /// A causal convolution along each sequence, each channel by itself.
@@ -107,6 +117,23 @@ pub struct ScanSpec {
     pub d: String,
 }
 
+/// A selective scan with one decay for all channels of a head, as in Mamba-2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadScanSpec {
+    /// Heads that the channels are divided into, equally.
+    pub n_heads: usize,
+    /// Groups of neighbouring heads that share B and C; divides `n_heads`.
+    pub n_groups: usize,
+    /// Values of the state of one channel.
+    pub d_state: usize,
+    /// The decay `A`, negative, `[heads, 1]`.
+    pub a: String,
+    /// What of the input is added to the output, `[heads, 1]`.
+    pub d: String,
+    /// Added to step sizes before the softplus, `[heads]`.
+    pub dt_bias: String,
+}
+
 /// One operation. Operands are listed in order in each variant's description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "op")]
@@ -128,10 +155,12 @@ pub enum Op {
         bias: Option<String>,
     },
     /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension (Zhang and Sennrich,
-    /// arXiv 1910.07467). `(x [.., dim]) -> [.., dim]`, weight `[dim]`.
+    /// arXiv 1910.07467). `(x [.., dim]) -> [.., dim]`, weight `[dim]`, or `[groups, dim]` for
+    /// `x [n, groups, dim]`.
     RmsNorm {
-        /// The gain.
-        weight: String,
+        /// The gain, where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        weight: Option<String>,
         /// Added to the mean square.
         eps: f32,
     },
@@ -164,13 +193,30 @@ pub enum Op {
     },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
-    /// where `stored` is the [`Op::StoreKv`] that must have happened.
+    /// where `stored` is the [`Op::StoreKv`] that must have happened. Where the specification has
+    /// ALiBi, the positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
         spec: AttendSpec,
+        /// Scores `[heads]` that take part in the softmax of every row and have no value (gpt-oss;
+        /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
+    },
+    /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
+    /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
+    /// -> [n, heads * v_dim]`, and with ALiBi the positions `u32 [n]`; otherwise as
+    /// [`Op::Attend`].
+    AttendBatch {
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+        /// As in [`Op::Attend`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
     },
     /// `activation(x)`. `(x) -> same`.
     Activate {
@@ -205,6 +251,20 @@ pub enum Op {
         #[serde(flatten)]
         scan: ScanSpec,
     },
+    /// The selective scan of Mamba-2 (Dao and Gu, arXiv 2405.21060) along each sequence. A head is
+    /// `head_dim = channels / heads` neighbouring channels, and `g` is the group of head `j`. With
+    /// `s = softplus(dt[t, j] + dt_bias[j])` every token does
+    /// `h[j, i, k] = exp(s A[j]) h[j, i, k] + s b[t, g, k] x[t, j, i]`,
+    /// `y[t, j, i] = sum_k c[t, g, k] h[j, i, k] + d[j] x[t, j, i]`, where `h` is the layer's state.
+    /// `(x [tokens, channels], dt [tokens, heads], b [tokens, groups * d_state],
+    /// c [tokens, groups * d_state], states) -> [tokens, channels]`.
+    ScanHeads {
+        /// Whose state.
+        layer: LayerIdx,
+        /// Heads, state width and weights.
+        #[serde(flatten)]
+        scan: HeadScanSpec,
+    },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
     /// An operation on rows that is registered with the backend
@@ -225,6 +285,7 @@ impl Op {
             Self::Input(Input::OutputRows) => "output_rows",
             Self::Input(Input::Cells { .. }) => "cells",
             Self::Input(Input::Visibility { .. }) => "visibility",
+            Self::Input(Input::BatchVisibility { .. }) => "batch_visibility",
             Self::Input(Input::States) => "states",
             Self::Embed { .. } => "embed",
             Self::Linear { .. } => "linear",
@@ -237,10 +298,12 @@ impl Op {
             Self::Gate { .. } => "gate",
             Self::StoreKv { .. } => "store_kv",
             Self::Attend { .. } => "attend",
+            Self::AttendBatch { .. } => "attend_batch",
             Self::Activate { .. } => "activate",
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
+            Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
             Self::Custom { .. } => "custom",
         }

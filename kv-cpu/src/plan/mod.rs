@@ -10,6 +10,7 @@ mod resolve;
 
 use std::sync::Arc;
 
+use kv_core::Window;
 use kv_core::backend::{BackendError, CustomOp};
 use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph};
 use kv_core::layers::RowLayout;
@@ -79,9 +80,11 @@ pub(crate) enum Step<V> {
         x: V,
         products: Vec<Product<V>>,
     },
+    /// The norm of every `dim` values, with gains that begin again after the last.
     RmsNorm {
         x: V,
         gain: Arc<[f32]>,
+        dim: usize,
         eps: f32,
         out: V,
     },
@@ -102,7 +105,17 @@ pub(crate) enum Step<V> {
         layer: usize,
         part: usize,
         spec: AttendSpec,
+        beside: HeadValues,
         q: V,
+        out: V,
+    },
+    /// Attention among the tokens of the ubatch.
+    AttendBatch {
+        window: Window,
+        spec: AttendSpec,
+        beside: HeadValues,
+        /// Queries, keys and values.
+        qkv: [V; 3],
         out: V,
     },
     TakeRows {
@@ -130,6 +143,14 @@ pub(crate) enum Step<V> {
         inputs: [V; 4],
         out: V,
     },
+    /// The scan by heads of the `layer`-th recurrent layer of the layout.
+    ScanHeads {
+        layer: usize,
+        weights: Arc<HeadScanWeights>,
+        /// x, dt, B and C.
+        inputs: [V; 4],
+        out: V,
+    },
     Copy {
         x: V,
         out: V,
@@ -153,6 +174,14 @@ pub(crate) struct CustomStep {
     pub(crate) state: Option<(usize, usize)>,
 }
 
+/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeadValues {
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    /// Slopes of linear biases.
+    pub(crate) slopes: Option<Arc<[f32]>>,
+}
+
 /// Weights of a convolution.
 #[derive(Debug)]
 pub(crate) struct ConvKernel {
@@ -172,6 +201,16 @@ pub(crate) struct ScanWeights {
     pub(crate) d: Arc<[f32]>,
 }
 
+/// Weights of a scan by heads, `[heads]` each.
+#[derive(Debug)]
+pub(crate) struct HeadScanWeights {
+    pub(crate) n_groups: usize,
+    pub(crate) d_state: usize,
+    pub(crate) a: Arc<[f32]>,
+    pub(crate) d: Arc<[f32]>,
+    pub(crate) dt_bias: Arc<[f32]>,
+}
+
 /// The angles of one kind of rotation.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTable {
@@ -189,6 +228,8 @@ pub(crate) struct Needs {
     pub(crate) positions: bool,
     pub(crate) output_rows: bool,
     pub(crate) parts: Vec<PartNeeds>,
+    /// Windows through which tokens see their ubatch.
+    pub(crate) batch: Vec<Window>,
     /// Groups of rows over so many states.
     pub(crate) n_states: Option<usize>,
 }
@@ -248,10 +289,13 @@ impl<V: Copy> Step<V> {
                 (reads, vec![*out])
             }
             Self::Custom { inputs, out, .. } => (inputs.clone(), vec![*out]),
-            Self::Scan { inputs, out, .. } => (inputs.to_vec(), vec![*out]),
+            Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
+                (inputs.to_vec(), vec![*out])
+            }
             Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
             Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
+            Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
             Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
                 (vec![*x], vec![*out])
             }
@@ -277,9 +321,16 @@ impl<V: Copy> Step<V> {
                     products: products.into_iter().map(product).collect(),
                 }
             }
-            Self::RmsNorm { x, gain, eps, out } => Step::RmsNorm {
+            Self::RmsNorm {
+                x,
+                gain,
+                dim,
+                eps,
+                out,
+            } => Step::RmsNorm {
                 x: f(x),
                 gain,
+                dim,
                 eps,
                 out: f(out),
             },
@@ -308,13 +359,28 @@ impl<V: Copy> Step<V> {
                 layer,
                 part,
                 spec,
+                beside,
                 q,
                 out,
             } => Step::Attend {
                 layer,
                 part,
                 spec,
+                beside,
                 q: f(q),
+                out: f(out),
+            },
+            Self::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv,
+                out,
+            } => Step::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv: qkv.map(&f),
                 out: f(out),
             },
             Self::TakeRows { x, out } => Step::TakeRows {
@@ -351,6 +417,17 @@ impl<V: Copy> Step<V> {
             Self::Custom { call, inputs, out } => Step::Custom {
                 call,
                 inputs: inputs.into_iter().map(&f).collect(),
+                out: f(out),
+            },
+            Self::ScanHeads {
+                layer,
+                weights,
+                inputs,
+                out,
+            } => Step::ScanHeads {
+                layer,
+                weights,
+                inputs: inputs.map(&f),
                 out: f(out),
             },
             Self::Copy { x, out } => Step::Copy {

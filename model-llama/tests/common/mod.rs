@@ -64,6 +64,7 @@ pub(crate) const CONFIG: MemoryConfig = MemoryConfig {
     n_ubatch: 512,
     causality: Causality::Causal,
     swa: SwaSize::Window,
+    n_snapshots: 0,
 };
 
 /// The memory that a model with two windows asks for, with `n_cells` cells for the windowed layers.
@@ -163,6 +164,7 @@ impl<B: Backend> Runner<B> {
                 output_rows: &ubatch.output_rows,
                 parts: &inputs.parts,
                 states: &inputs.states,
+                ..GraphInputs::default()
             };
             self.backend
                 .run(&mut program, &mut self.rows, &graph_inputs, &mut outputs)
