@@ -36,6 +36,9 @@ pub struct EngineConfig {
     pub streams: Streams,
     /// How many cells layers with a window have.
     pub swa: SwaSize,
+    /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so many
+    /// tokens. Each costs as much as the state itself, twice.
+    pub n_snapshots: u32,
     /// Compiled shapes that are kept; the least recently used one makes room for a new one.
     pub n_programs: usize,
     /// Bytes that the memory may take.
@@ -124,6 +127,7 @@ impl Default for EngineConfig {
             kv_type: KvType::F16,
             streams: Streams::Shared,
             swa: SwaSize::Window,
+            n_snapshots: 0,
             n_programs: 8,
             budget: MemoryBudget::Unlimited,
         }
@@ -168,6 +172,7 @@ impl EngineConfig {
             n_ubatch,
             causality: Causality::Causal,
             swa: self.swa,
+            n_snapshots: self.n_snapshots,
         };
         let cells = memory.cells_per_part(model.layers())?;
         Ok(Settings {
