@@ -15,7 +15,7 @@ use engine::{
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
-use model_core::model_file::ModelFile;
+use model_core::model_file::OpenModel;
 
 use crate::args::{EngineArgs, LongContextArgs, SamplerArgs};
 use crate::backends;
@@ -112,7 +112,7 @@ fn budget(args: &EngineArgs) -> MemoryBudget {
 /// Before anything is allocated where the memory does not fit this machine; else what backend or
 /// engine refuse.
 pub(crate) fn open_engine(
-    file: &ModelFile,
+    file: &OpenModel,
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {

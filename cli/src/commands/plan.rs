@@ -10,13 +10,13 @@ use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
 use model_core::architecture::Model;
-use model_core::gguf::GgufFile;
 use serde::Serialize;
 
+use super::inspect::tensor_sizes;
 use crate::args::PlanArgs;
 use crate::failure::Exit;
 use crate::machine;
-use crate::models::{ModelSource, registry};
+use crate::models::{Contents, ModelSource, registry};
 use crate::resolve;
 
 const KINDS: [PlannedKind; 5] = [
@@ -76,8 +76,8 @@ struct KindReport {
 
 pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.file.as_deref());
-    let file = source.gguf()?;
-    let model = registry().model(file.metadata(), &file)?;
+    let file = source.contents()?;
+    let model = registry().model(file.metadata(), file.weights())?;
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,
@@ -129,9 +129,9 @@ impl KindReport {
     }
 }
 
-fn weight_bytes(file: &GgufFile) -> u64 {
-    let bytes = file.tensors().iter().map(|t| t.n_bytes().unwrap_or(0));
-    bytes.fold(0, |sum, n| sum.saturating_add(n as u64))
+fn weight_bytes(file: &Contents) -> u64 {
+    let sizes = tensor_sizes(file).into_iter();
+    sizes.fold(0, |sum, (_, _, n_bytes)| sum.saturating_add(n_bytes as u64))
 }
 
 fn parts(model: &dyn Model, settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
