@@ -8,7 +8,7 @@ use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{LayerIdx, Window};
 use model_core::architecture::{Model, ModelError};
-use model_core::blocks::{ConvBias, SsmMixerBlock};
+use model_core::blocks::{ConvBias, InnerNorms, SsmMixerBlock};
 
 pub(crate) const VOCAB: u32 = 32;
 const WIDTH: usize = 16;
@@ -19,6 +19,7 @@ const SPEC: AttendSpec = AttendSpec {
     v_dim: 8,
     scale: 0.35,
     soft_cap: None,
+    alibi: None,
 };
 const MIXER: SsmMixerBlock = SsmMixerBlock {
     d_inner: 8,
@@ -26,6 +27,7 @@ const MIXER: SsmMixerBlock = SsmMixerBlock {
     d_conv: 3,
     dt_rank: 2,
     conv_bias: ConvBias::PerChannel,
+    inner_norms: InnerNorms::None,
 };
 
 /// What a layer remembers.

@@ -29,6 +29,7 @@ const SPEC: AttendSpec = AttendSpec {
     v_dim: V_DIM,
     scale: 0.5,
     soft_cap: None,
+    alibi: None,
 };
 
 fn rope() -> RopeSpec {
@@ -241,6 +242,8 @@ impl RealRows {
             spec: SPEC,
             q: &q,
             visibility,
+            positions: &[],
+            sinks: None,
         };
         let mut out = vec![f32::NAN; ids.len() * SPEC.n_heads * V_DIM];
         Bytes.attend(&self.rows, args, &mut out).unwrap();
