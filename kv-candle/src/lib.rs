@@ -12,6 +12,7 @@
 //! assert_eq!(CandleBackend::cpu().info().device, "CPU");
 //! ```
 
+mod custom;
 mod error;
 mod execute;
 mod inputs;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 
 use candle_core::{Device, DeviceLocation, Tensor};
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, RowCopy, RowKind, RowSpan, StoreRows, expect_len,
+    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
+    expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
@@ -41,12 +43,16 @@ pub use weights::Weights;
 #[derive(Clone, Debug)]
 pub struct CandleBackend {
     device: Device,
+    custom: CustomOps,
 }
 
 impl CandleBackend {
     /// A backend on this device.
     pub fn new(device: Device) -> Self {
-        Self { device }
+        Self {
+            device,
+            custom: CustomOps::new(),
+        }
     }
 
     /// A backend on the CPU.
@@ -78,6 +84,11 @@ impl Backend for CandleBackend {
         }
     }
 
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        self.custom = ops;
+        Ok(())
+    }
+
     fn allocate(&self, layout: &RowLayout) -> Result<Rows, BackendError> {
         Rows::allocate(layout, &self.device)
     }
@@ -104,7 +115,11 @@ impl Backend for CandleBackend {
     }
 
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Weights, BackendError> {
-        Ok(Weights::new(source, self.device.clone()))
+        Ok(Weights::new(
+            source,
+            self.device.clone(),
+            self.custom.clone(),
+        ))
     }
 
     fn compile(

@@ -4,7 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, RowCopy, RowKind, RowSpan, StoreRows, expect_len,
+    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
+    expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
@@ -41,6 +42,7 @@ pub struct CpuBackend {
     kernels: &'static Kernels,
     team: Team,
     activations: ActivationChoice,
+    custom: CustomOps,
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -70,6 +72,7 @@ impl CpuBackend {
             kernels,
             team,
             activations: config.activations,
+            custom: CustomOps::new(),
         })
     }
 
@@ -94,6 +97,11 @@ impl Backend for CpuBackend {
             device: self.device(),
             kv_types: vec![KvType::F32, KvType::F16],
         }
+    }
+
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        self.custom = ops;
+        Ok(())
     }
 
     fn allocate(&self, layout: &RowLayout) -> Result<CpuRows, BackendError> {
@@ -127,7 +135,11 @@ impl Backend for CpuBackend {
     }
 
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
-        Ok(CpuWeights::new(source, self.activations))
+        Ok(CpuWeights::new(
+            source,
+            self.activations,
+            self.custom.clone(),
+        ))
     }
 
     fn compile(
