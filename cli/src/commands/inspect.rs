@@ -138,7 +138,7 @@ impl<T> From<anyhow::Result<T>> for Part<T> {
 }
 
 /// Name of the format, values and bytes of every tensor.
-fn tensor_sizes(file: &Contents) -> Vec<(String, usize, usize)> {
+pub(super) fn tensor_sizes(file: &Contents) -> Vec<(String, usize, usize)> {
     match file {
         Contents::Gguf(file) => {
             let tensors = file.tensors().iter();

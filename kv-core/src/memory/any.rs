@@ -99,6 +99,12 @@ impl MemoryConfig {
         self.recurrent().n_rows() as usize
     }
 
+    /// How many of them are there only for snapshots.
+    pub fn n_snapshot_rows(&self) -> usize {
+        let without = RecurrentConfig::new(self.n_seqs).n_rows() as usize;
+        self.n_state_rows().saturating_sub(without)
+    }
+
     fn recurrent(&self) -> RecurrentConfig {
         RecurrentConfig::new(self.n_seqs).with_snapshots(self.n_snapshots)
     }
