@@ -12,6 +12,7 @@ use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
 use crate::attend::{Attention, Beside, Block, Scratch, TileKernels, blocks};
+use crate::custom;
 use crate::kernels::Kernels;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, HeadValues, Product, RopeTable, Step};
@@ -286,6 +287,11 @@ impl Run<'_> {
                     Ok(())
                 })
             }
+            Step::Custom { call, inputs, out } => custom::run(
+                (call, inputs, *out),
+                (self.frame, &mut self.lead),
+                (rows, self.inputs.states),
+            ),
             Step::Copy { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };

@@ -9,6 +9,7 @@ mod alibi;
 mod attend;
 mod builder;
 mod check;
+mod custom;
 mod diff;
 mod display;
 mod inputs;
@@ -18,6 +19,7 @@ mod states;
 
 pub use alibi::Alibi;
 pub use builder::{GraphBuilder, GraphError, NormGain};
+pub use custom::CustomSpec;
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{BatchVisibility, GraphInputs, GraphOutputs, PartInputs};

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::alibi::Alibi;
+use super::custom::CustomSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
 use crate::window::Window;
@@ -266,6 +267,12 @@ pub enum Op {
     },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
+    /// An operation on rows that is registered with the backend
+    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n, width]`.
+    Custom {
+        /// Name, settings and weights.
+        custom: CustomSpec,
+    },
 }
 
 impl Op {
@@ -298,6 +305,7 @@ impl Op {
             Self::Scan { .. } => "scan",
             Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
+            Self::Custom { .. } => "custom",
         }
     }
 }

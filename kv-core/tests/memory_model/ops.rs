@@ -4,7 +4,7 @@ use kv_core::memory::{Division, PosChange, RestoreInto, RowsWritten, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 use proptest::prelude::*;
 
-use crate::states::{Device, restore_into};
+use crate::saves::{Device, restore_into};
 
 pub(crate) const N_SEQS: u32 = 4;
 

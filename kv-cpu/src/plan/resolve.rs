@@ -4,6 +4,7 @@
 //! All of it is neutral to the bits of the result: the same values are added in the same order.
 
 mod attend;
+mod custom;
 mod recurrent;
 
 use std::collections::{HashMap, HashSet};
@@ -205,6 +206,7 @@ impl<'a> Resolver<'a> {
             Op::StoreKv { layer } => self.store(node, *layer)?,
             Op::Attend { layer, spec, .. } => self.attend(node, (*layer, *spec), out)?,
             Op::AttendBatch { spec, .. } => self.attend_batch(node, *spec, out)?,
+            Op::Custom { custom } => self.custom(node, custom, out)?,
             Op::TakeRows => {
                 self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
                 let x = self.operand(node, 0)?;
