@@ -3,7 +3,7 @@
 use kv_core::backend::RowSpan;
 use kv_core::graph::{GraphBuilder, GraphShape};
 use kv_core::layers::LayerMap;
-use kv_core::memory::{Memory as _, RestoreInto, RestoreRefused, Restored, RowsTaken, Seqs};
+use kv_core::memory::{RestoreInto, RestoreRefused, Restored, RowsTaken, Seqs};
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::weights::MemoryWeights;
 use kv_core::{PartIdx, Pos, PosRange, SeqId};
@@ -117,7 +117,11 @@ impl<M: Attention> World<M> {
         let mut write = |span: RowSpan, bytes: &[u8]| self.real.write(span, bytes);
         state.write_rows(restored, &layout, &mut write).unwrap();
         for write in &restored.row_writes {
-            let (_, from) = saved.rows.iter().find(|(part, _)| *part == write.part).unwrap();
+            let (_, from) = saved
+                .rows
+                .iter()
+                .find(|(part, _)| *part == write.part)
+                .unwrap();
             let from = &from[write.from.as_usize()..][..write.len as usize];
             let to = write.to.as_usize()..write.to.as_usize() + from.len();
             self.rows[write.part.as_usize()][to].copy_from_slice(from);
