@@ -71,7 +71,9 @@ impl Program {
         match &node.op {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
             Op::StoreKv { .. } | Op::Attend { .. } => {}
-            Op::Columns { .. } => {}
+            Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
+            Op::UnitNorm { .. } | Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
+            Op::ScaleByPosition { .. } => {}
             Op::Gate { activation } | Op::Activate { activation } => match activation {
                 Activation::Silu | Activation::GeluTanh => {}
                 _ => return Err(unsupported(node)),
@@ -89,7 +91,9 @@ impl Program {
             Op::Embed { weight } | Op::RmsNorm { weight, .. } => {
                 self.load(weight, node, weights)?
             }
-            Op::Linear { weight, bias } => {
+            Op::Linear { weight, bias }
+            | Op::ExpertLinear { weight, bias }
+            | Op::LayerNorm { weight, bias, .. } => {
                 self.load(weight, node, weights)?;
                 if let Some(bias) = bias {
                     self.load(bias, node, weights)?;

@@ -7,11 +7,14 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, AttendSpec, GraphInputs};
+use kv_core::graph::{Activation, AttendSpec, GraphInputs, PositionScale};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
 use crate::attend::{Attention, Block, Scratch, TileKernels, blocks};
+use crate::curves;
+use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
+use crate::matrix::Matrix;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, Product, RopeTable, Step};
 use crate::recurrent::{Convolution, SelectiveScan};
@@ -21,7 +24,7 @@ use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
-const VALUES_PER_TASK: usize = 8192;
+pub(crate) const VALUES_PER_TASK: usize = 8192;
 /// Tasks for each thread, so that one that was put aside leaves most of its share to others.
 const TASKS_PER_THREAD: usize = 4;
 /// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
@@ -63,10 +66,11 @@ pub(crate) struct Run<'a> {
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],
     pub(crate) blocks: &'a mut Vec<Block>,
+    pub(crate) experts: &'a mut ExpertBuffers,
 }
 
 /// The `at`-th piece of `n` things cut into pieces of `step`.
-fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
+pub(crate) fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
     at * step..((at + 1) * step).min(n)
 }
 
@@ -123,6 +127,28 @@ impl Run<'_> {
                 };
                 self.rows(heads, &|row, values| {
                     (kernels.rms_norm)(&x[row * dim..(row + 1) * dim], gain, *eps, values);
+                    Ok(())
+                })
+            }
+            Step::LayerNorm {
+                x,
+                gain,
+                bias,
+                eps,
+                out,
+            } => {
+                // SAFETY: the plan lets no step write what it reads.
+                let x = unsafe { self.frame.read(*x) };
+                let (kernels, dim, bias) = (self.kernels, gain.len(), bias.as_deref());
+                // As above.
+                let heads = Buf {
+                    rows: out.len() / dim.max(1),
+                    width: dim,
+                    ..*out
+                };
+                self.rows(heads, &|row, values| {
+                    let x = &x[row * dim..(row + 1) * dim];
+                    curves::layer_norm(kernels, x, (gain, bias), *eps, values);
                     Ok(())
                 })
             }
@@ -217,6 +243,35 @@ impl Run<'_> {
                     Ok(())
                 })
             }
+            Step::Route { x, spec, out } => {
+                // SAFETY: the plan lets no step write what it reads.
+                let logits = unsafe { self.frame.read(*x) };
+                let width = x.width;
+                self.rows(*out, &|row, route| {
+                    spec.route(&logits[row * width..(row + 1) * width], route);
+                    Ok(())
+                })
+            }
+            Step::ExpertLinear {
+                x,
+                routes,
+                experts,
+                n_used,
+                out,
+            } => {
+                let (x, routes, out) = (*x, *routes, *out);
+                self.expert_linear(experts, *n_used, SlotBufs { x, routes, out })
+            }
+            Step::ExpertWeigh {
+                x,
+                routes,
+                n_used,
+                out,
+            } => {
+                let (x, routes, out) = (*x, *routes, *out);
+                self.expert_weigh(*n_used, SlotBufs { x, routes, out })
+            }
+            Step::ExpertSum { x, out } => self.expert_sum(*x, *out),
             Step::Copy { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
@@ -229,7 +284,7 @@ impl Run<'_> {
     }
 
     /// Calls `fill(row, values)` for each row of `out`.
-    fn rows(&mut self, out: Buf, fill: &FillRow<'_>) -> Result<(), BackendError> {
+    pub(crate) fn rows(&mut self, out: Buf, fill: &FillRow<'_>) -> Result<(), BackendError> {
         let values = self.frame.write(out);
         let per_task = (VALUES_PER_TASK / out.width.max(1)).max(1);
         self.lead.each(out.rows.div_ceil(per_task), &|_, task| {
@@ -244,8 +299,10 @@ impl Run<'_> {
     }
 
     fn change(&mut self, x: Buf, change: &Change<Buf>, out: Buf) -> Result<(), BackendError> {
-        if let Change::Rope { table, dim } = *change {
-            return self.rope(x, (table, dim), out);
+        match *change {
+            Change::Rope { table, dim } => return self.rope(x, (table, dim), out),
+            Change::ScaleByPosition(scale) => return self.scale_by_position(x, scale, out),
+            _ => {}
         }
         let (kernels, frame) = (self.kernels, self.frame);
         let values = frame.write(out);
@@ -270,8 +327,29 @@ impl Run<'_> {
                         .for_each(|to| gate(to, &ONES[..to.len()]));
                 }
                 Change::Scale(factor) => (kernels.scale)(to, factor),
-                Change::Rope { .. } => {}
+                Change::SoftCap(cap) => (kernels.soft_cap)(to, cap),
+                Change::ClampedGate(curve, y) => {
+                    curves::clamped_gate(kernels, curve, to, other(y));
+                }
+                Change::Rope { .. } | Change::ScaleByPosition(_) => {}
             }
+            Ok(())
+        })
+    }
+
+    fn scale_by_position(
+        &mut self,
+        x: Buf,
+        scale: PositionScale,
+        out: Buf,
+    ) -> Result<(), BackendError> {
+        let (kernels, frame, positions) = (self.kernels, self.frame, self.inputs.positions);
+        self.rows(out, &|row, to| {
+            if x.place != out.place {
+                // SAFETY: another buffer than `out`, which nobody writes in this step.
+                to.copy_from_slice(unsafe { &frame.read(x)[row * x.width..][..to.len()] });
+            }
+            (kernels.scale)(to, scale.at(positions[row]));
             Ok(())
         })
     }
@@ -324,10 +402,13 @@ impl Run<'_> {
         }
         let (int8, n_threads) = (self.int8.rows(), self.n_threads);
         let frame = self.frame;
-        let n_tasks = products.iter().map(|p| pieces_of(p, n_threads).0).sum();
+        let n_tasks = products
+            .iter()
+            .map(|p| pieces_of(&p.matrix, n_threads).0)
+            .sum();
         let task = |_: usize, mut task: usize| {
             for product in products {
-                let (n, step) = pieces_of(product, n_threads);
+                let (n, step) = pieces_of(&product.matrix, n_threads);
                 if task < n {
                     let columns = piece(task, step, product.matrix.n_rows());
                     let acts = match product.matrix.activation_kind() {
@@ -395,10 +476,10 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
     }
 }
 
-/// Number of pieces of a product, and weight rows of each.
-fn pieces_of(product: &Product<Buf>, n_threads: usize) -> (usize, usize) {
-    let n_rows = product.matrix.n_rows();
-    let worth = BYTES_PER_TASK.div_ceil(product.matrix.row_bytes().max(1));
+/// Number of pieces of a matrix, and weight rows of each.
+pub(crate) fn pieces_of(matrix: &Matrix, n_threads: usize) -> (usize, usize) {
+    let n_rows = matrix.n_rows();
+    let worth = BYTES_PER_TASK.div_ceil(matrix.row_bytes().max(1));
     let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
     let step = share.max(worth).next_multiple_of(ROWS_STEP);
     (n_rows.div_ceil(step), step)

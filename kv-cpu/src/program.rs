@@ -12,6 +12,7 @@ use kv_core::layers::RowLayout;
 use crate::activations::Int8Buffer;
 use crate::attend::{Block, Scratch};
 use crate::execute::{Angles, Run};
+use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
 use crate::plan::{Plan, Step};
 use crate::storage::{AlignedBytes, CpuRows};
@@ -28,6 +29,7 @@ pub struct CpuProgram {
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
     blocks: Vec<Block>,
+    experts: ExpertBuffers,
     seen: Vec<bool>,
     marks: StateMarks,
     /// Empty between runs; kept for its capacity.
@@ -61,11 +63,21 @@ impl CpuProgram {
     ) -> Result<Self, BackendError> {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
         let n_tokens = plan.n_tokens;
-        let mut int8 = Int8Buffer::new();
+        let (mut int8, mut experts) = (Int8Buffer::new(), ExpertBuffers::default());
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
             match step {
                 Step::Linear { x, .. } => int8.reshape(x.rows, x.width),
+                Step::ExpertLinear {
+                    x,
+                    experts: matrices,
+                    n_used,
+                    ..
+                } => {
+                    let n_slots = x.rows * n_used;
+                    int8.reshape(n_slots, x.width);
+                    experts.reserve(matrices, n_slots);
+                }
                 Step::Attend { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                 }
@@ -83,6 +95,7 @@ impl CpuProgram {
             angles: angles.collect(),
             scratch: scratch.into_iter().map(Mutex::new).collect(),
             blocks: Vec::with_capacity(n_tokens),
+            experts,
             seen: vec![false; n_tokens],
             marks: StateMarks::default(),
             outputs: Vec::with_capacity(plan.output_lens.len()),
@@ -146,6 +159,7 @@ impl CpuProgram {
             ropes: &self.plan.ropes,
             scratch: &self.scratch,
             blocks: &mut self.blocks,
+            experts: &mut self.experts,
         };
         let result = run.rotations().and_then(|()| {
             self.plan

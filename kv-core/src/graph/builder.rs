@@ -108,6 +108,10 @@ impl GraphBuilder {
         self.graph.node(id).map_or(&[], |n| &n.shape)
     }
 
+    pub(super) fn op_of(&self, id: NodeId) -> Option<&Op> {
+        self.graph.node(id).map(|n| &n.op)
+    }
+
     /// An input; asking twice gives the same node.
     ///
     /// # Errors
@@ -506,7 +510,13 @@ impl GraphBuilder {
         self.push(name, op, vec![a, b], (shape, DType::F32))
     }
 
-    fn misfit(&self, node: &str, op: &Op, wanted: &str, operands: &[NodeId]) -> GraphError {
+    pub(super) fn misfit(
+        &self,
+        node: &str,
+        op: &Op,
+        wanted: &str,
+        operands: &[NodeId],
+    ) -> GraphError {
         GraphError::Shape {
             node: node.to_owned(),
             op: op.name(),
@@ -518,7 +528,7 @@ impl GraphBuilder {
         }
     }
 
-    fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
+    pub(super) fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
         match self.graph.weights.iter().find(|w| w.name == name) {
             Some(known) if known.shape == shape => Ok(()),
             Some(known) => Err(GraphError::WeightShape {
@@ -537,7 +547,7 @@ impl GraphBuilder {
         }
     }
 
-    fn push(
+    pub(super) fn push(
         &mut self,
         name: impl Into<String>,
         op: Op,

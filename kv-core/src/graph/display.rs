@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::experts::RouteSpec;
 use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
 use crate::rope::{RopeScaling, RopeSpec};
@@ -100,7 +101,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         }
         Op::Input(Input::Cells { part }) => vec![format!("part={part}")],
         Op::Embed { weight } => vec![format!("w={weight}")],
-        Op::Linear { weight, bias } => {
+        Op::Linear { weight, bias } | Op::ExpertLinear { weight, bias } => {
             let bias = bias.iter().map(|b| format!("b={b}"));
             std::iter::once(format!("w={weight}")).chain(bias).collect()
         }
@@ -124,7 +125,24 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("a={}", scan.a),
             format!("d={}", scan.d),
         ],
+        Op::LayerNorm { weight, bias, eps } => {
+            let mut fields = vec![format!("w={weight}")];
+            fields.extend(bias.iter().map(|b| format!("b={b}")));
+            fields.push(format!("eps={eps}"));
+            fields
+        }
+        Op::UnitNorm { eps } => vec![format!("eps={eps}")],
+        Op::SoftCap { cap } => vec![format!("cap={cap}")],
+        Op::ClampedGate { slope, limit } => {
+            vec![format!("slope={slope}"), format!("limit={limit}")]
+        }
+        Op::ScaleByPosition { scale } => vec![
+            format!("every={}", scale.every),
+            format!("strength={}", scale.strength),
+        ],
+        Op::Route { spec } => route_fields(spec),
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
+        Op::ExpertWeigh | Op::ExpertSum => vec![],
     }
 }
 
@@ -145,6 +163,16 @@ fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> 
     ];
     fields.extend(soft_cap.map(|cap| format!("soft_cap={cap}")));
     fields
+}
+
+fn route_fields(spec: &RouteSpec) -> Vec<String> {
+    let gate = format!("{:?}", spec.gate).to_lowercase();
+    let sum = format!("{:?}", spec.sum).to_lowercase();
+    vec![
+        format!("used={}", spec.n_used),
+        format!("gate={gate}"),
+        format!("sum={sum}"),
+    ]
 }
 
 fn rope_fields(rope: &RopeSpec) -> Vec<String> {

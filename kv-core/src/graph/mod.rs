@@ -7,16 +7,20 @@
 
 mod builder;
 mod check;
+mod curves;
 mod diff;
 mod display;
+mod experts;
 mod inputs;
 mod key_rope;
 mod op;
 mod states;
 
 pub use builder::{GraphBuilder, GraphError};
+pub use curves::PositionScale;
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
+pub use experts::{RouteGate, RouteSpec, RouteSum, slots};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, ConvSpec, DType, Input, Op, ScanSpec};

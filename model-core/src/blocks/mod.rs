@@ -5,10 +5,12 @@
 
 mod attention;
 mod decoder;
+mod experts;
 mod feed_forward;
 mod ssm_mixer;
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias};
 pub use decoder::{Decoder, DecoderLayer, PostNorms, TOKEN_EMBEDDING};
-pub use feed_forward::FeedForwardBlock;
+pub use experts::{ExpertsBlock, Weighed};
+pub use feed_forward::{FeedForward, FeedForwardBlock};
 pub use ssm_mixer::{ConvBias, SsmMixerBlock};
