@@ -139,7 +139,8 @@ impl Run<'_> {
                 ops::linear(self.operand(node, 0)?, program.weight(weight, node)?, bias)
             }
             Op::RmsNorm { weight, eps } => {
-                ops::rms_norm(self.operand(node, 0)?, program.weight(weight, node)?, *eps)
+                let gain = weight.as_deref().map(|w| program.weight(w, node));
+                ops::rms_norm(self.operand(node, 0)?, gain.transpose()?, *eps)
             }
             Op::Rope { rope } => {
                 let known = program.rotation(rope, node.operands.get(1).copied());
@@ -189,6 +190,18 @@ impl Run<'_> {
                 ];
                 ops::scan(&tensors.state, [x, dt, b, c], weights, inputs.states)
             }
+            Op::ScanHeads { layer, scan } => {
+                let (_, tensors) = self.rows.states(*layer)?;
+                let [x, dt] = [self.operand(node, 0)?, self.operand(node, 1)?];
+                let [b, c] = [self.operand(node, 2)?, self.operand(node, 3)?];
+                let weights = [
+                    program.weight(&scan.a, node)?,
+                    program.weight(&scan.d, node)?,
+                    program.weight(&scan.dt_bias, node)?,
+                ];
+                let operands = [x, dt, b, c];
+                ops::scan_heads(&tensors.state, operands, weights, (scan, inputs.states))
+            }
             Op::StoreKv { layer } => {
                 let cells = &part_inputs(inputs, part_of(&program.graph, node, 2)?)?.cells;
                 if !cells.is_empty() {
@@ -208,7 +221,6 @@ impl Run<'_> {
                 let weights = (program.weight(weight, node)?, bias.transpose()?);
                 ops::layer_norm(self.operand(node, 0)?, weights, *eps)
             }
-            Op::UnitNorm { eps } => ops::unit_norm(self.operand(node, 0)?, *eps),
             Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
             Op::ClampedGate { slope, limit } => {
                 let (gate, up) = (self.operand(node, 0)?, self.operand(node, 1)?);

@@ -72,7 +72,7 @@ impl Program {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
             Op::StoreKv { .. } | Op::Attend { .. } => {}
             Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
-            Op::UnitNorm { .. } | Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
+            Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
             Op::ScaleByPosition { .. } => {}
             Op::Gate { activation } | Op::Activate { activation } => match activation {
                 Activation::Silu | Activation::GeluTanh => {}
@@ -88,8 +88,16 @@ impl Program {
                     self.load(name, node, weights)?;
                 }
             }
-            Op::Embed { weight } | Op::RmsNorm { weight, .. } => {
-                self.load(weight, node, weights)?
+            Op::ScanHeads { scan, .. } => {
+                for name in [&scan.a, &scan.d, &scan.dt_bias] {
+                    self.load(name, node, weights)?;
+                }
+            }
+            Op::Embed { weight } => self.load(weight, node, weights)?,
+            Op::RmsNorm { weight, .. } => {
+                if let Some(weight) = weight {
+                    self.load(weight, node, weights)?;
+                }
             }
             Op::Linear { weight, bias }
             | Op::ExpertLinear { weight, bias }
@@ -185,6 +193,10 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
                 check_states(states_of(layout, layer)?, RowKind::Conv, len)?;
             }
             Op::Scan { layer, ref scan } => {
+                let len = scan.d_state * node.row_len();
+                check_states(states_of(layout, layer)?, RowKind::State, len)?;
+            }
+            Op::ScanHeads { layer, ref scan } => {
                 let len = scan.d_state * node.row_len();
                 check_states(states_of(layout, layer)?, RowKind::State, len)?;
             }

@@ -17,7 +17,7 @@ use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, Product, RopeTable, Step};
-use crate::recurrent::{Convolution, SelectiveScan};
+use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Lead;
@@ -115,17 +115,25 @@ impl Run<'_> {
                 })
             }
             Step::Linear { x, products } => self.linear(*x, products),
-            Step::RmsNorm { x, gain, eps, out } => {
+            Step::RmsNorm {
+                x,
+                gain,
+                dim,
+                eps,
+                out,
+            } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
-                let (kernels, dim) = (self.kernels, gain.len());
+                let (kernels, dim) = (self.kernels, *dim);
+                let n_groups = gain.len() / dim;
                 // Heads are normed one by one, so a row is `dim` values here.
                 let heads = Buf {
-                    rows: out.len() / dim.max(1),
+                    rows: out.len() / dim,
                     width: dim,
                     ..*out
                 };
                 self.rows(heads, &|row, values| {
+                    let gain = &gain[row % n_groups * dim..][..dim];
                     (kernels.rms_norm)(&x[row * dim..(row + 1) * dim], gain, *eps, values);
                     Ok(())
                 })
@@ -233,7 +241,39 @@ impl Run<'_> {
                     weights,
                     channels,
                     inputs: [x, dt, b, c],
-                    states: SharedValues::new(states),
+                    states: States {
+                        row_len: channels * weights.d_state,
+                        values: SharedValues::new(states),
+                    },
+                    out: self.frame.write(*out),
+                };
+                let step = channels_per_task(channels, self.n_threads);
+                self.lead.each(channels.div_ceil(step), &|_, task| {
+                    // SAFETY: the groups were checked; each channel belongs to one task.
+                    unsafe { scan.run(groups, piece(task, step, channels)) };
+                    Ok(())
+                })
+            }
+            Step::ScanHeads {
+                layer,
+                weights,
+                inputs,
+                out,
+            } => {
+                let Some([_, states]) = rows.states_mut(*layer) else {
+                    return Ok(());
+                };
+                let (channels, groups) = (out.width, self.inputs.states);
+                let scan = HeadScan {
+                    kernels: self.kernels,
+                    weights,
+                    channels,
+                    // SAFETY: the plan lets no step write what it reads.
+                    inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
+                    states: States {
+                        row_len: channels * weights.d_state,
+                        values: SharedValues::new(states),
+                    },
                     out: self.frame.write(*out),
                 };
                 let step = channels_per_task(channels, self.n_threads);

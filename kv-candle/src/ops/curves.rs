@@ -19,8 +19,7 @@ pub(crate) fn layer_norm(
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps)` over the last dimension.
-pub(crate) fn unit_norm(x: &Tensor, eps: f32) -> Result<Tensor> {
+fn unit_norm(x: &Tensor, eps: f32) -> Result<Tensor> {
     let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
     x.broadcast_div(&mean_square.affine(1.0, f64::from(eps))?.sqrt()?)
 }

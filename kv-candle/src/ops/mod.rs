@@ -10,9 +10,9 @@ mod rope;
 mod store_rows;
 
 pub(crate) use attend::attend;
-pub(crate) use curves::{clamped_gate, layer_norm, scale_by_position, soft_cap, unit_norm};
+pub(crate) use curves::{clamped_gate, layer_norm, scale_by_position, soft_cap};
 pub(crate) use dense::{linear, rms_norm};
 pub(crate) use experts::{Slots, expert_linear, expert_weigh, route};
-pub(crate) use recurrent::{conv, scan};
+pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};
 pub(crate) use store_rows::store_rows;

@@ -21,16 +21,6 @@ pub fn layer_norm_centres<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// `UnitNorm` over rows and over heads.
-pub fn unit_norm_divides<B: Backend>(subject: &Subject<B>) {
-    alone(subject, 40, subject.tolerance.elementwise, |b, x| {
-        let n = b.shape().n_tokens;
-        let rows = b.unit_norm("rows", x, 1e-6).unwrap();
-        let heads = b.reshape("heads", rows, &[n, 5, 8]).unwrap();
-        b.unit_norm("y", heads, 0.5).unwrap()
-    });
-}
-
 /// `SoftCap`, far into both tails.
 pub fn soft_cap_bends<B: Backend>(subject: &Subject<B>) {
     for factor in [0.1, 6.0, 300.0] {
@@ -77,9 +67,8 @@ pub fn curves_leave_operands_alone<B: Backend>(subject: &Subject<B>) {
     let c = b.soft_cap("c", a, 3.0).unwrap();
     let d = b.clamped_gate("d", (1.7, 2.0), [a, c]).unwrap();
     let e = b.layer_norm("e", a, ("w", None), 1e-5).unwrap();
-    let f = b.unit_norm("f", a, 1e-5).unwrap();
     let g = b.add("g", d, e).unwrap();
-    let h = b.add("h", f, a).unwrap();
+    let h = b.add("h", c, a).unwrap();
     let y = b.add("y", g, h).unwrap();
     let graph = b.finish(&[y]).unwrap();
     let weights = memory_weights(&graph, 61);

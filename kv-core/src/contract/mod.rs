@@ -24,6 +24,7 @@ pub mod ops;
 mod random;
 pub mod recurrent;
 pub mod rows;
+pub mod scan_heads;
 mod scene;
 pub mod shift;
 
@@ -196,7 +197,7 @@ macro_rules! backend_contract {
                 chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,
                 no_outputs_are_no_error, a_program_runs_again_and_again,
                 strangers_do_not_matter, random_graphs_compute;
-            curves: layer_norm_centres, unit_norm_divides, soft_cap_bends, clamped_gate_clamps,
+            curves: layer_norm_centres, soft_cap_bends, clamped_gate_clamps,
                 positions_scale, curves_leave_operands_alone;
             experts: routes_choose_and_weigh, experts_compute,
                 experts_on_weighed_inputs_compute, experts_on_blocks;
@@ -204,6 +205,8 @@ macro_rules! backend_contract {
                 convolutions_and_scans_compute, convolutions_and_scans_by_themselves_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
+            scan_heads: scans_by_heads_compute, scans_by_heads_by_themselves_compute,
+                head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,

@@ -53,18 +53,6 @@ impl GraphBuilder {
         self.push(name, op, vec![x], (shape, DType::F32))
     }
 
-    /// RMS norm over the last dimension, without a gain.
-    ///
-    /// # Errors
-    /// [`GraphError`] where `x` has no dimension.
-    pub fn unit_norm(&mut self, name: &str, x: NodeId, eps: f32) -> Result<NodeId, GraphError> {
-        let (op, shape) = (Op::UnitNorm { eps }, self.shape_of(x).to_vec());
-        if shape.is_empty() {
-            return Err(self.misfit(name, &op, "[.., dim]", &[x]));
-        }
-        self.push(name, op, vec![x], (shape, DType::F32))
-    }
-
     /// `cap * tanh(x / cap)`.
     ///
     /// # Errors
@@ -160,7 +148,6 @@ mod tests {
             );
         }
         let y = b.layer_norm("norm", x, ("w", Some("b")), 1e-5).unwrap();
-        let y = b.unit_norm("unit", y, 1e-6).unwrap();
         let y = b.clamped_gate("gate", (1.702, 7.0), [y, x]).unwrap();
         let y = b.scale_by_position("sharp", scale, [y, positions]).unwrap();
         let y = b.soft_cap("cap", y, 30.0).unwrap();
@@ -168,10 +155,9 @@ mod tests {
         let text = graph.text().to_string();
         for line in [
             "layer_norm(%0, w=w, b=b, eps=0.00001)",
-            "unit_norm(%4, eps=0.000001)",
-            "clamped_gate(%5, %0, slope=1.702, limit=7)",
-            "scale_by_position(%6, %1, every=8192, strength=0.1)",
-            "soft_cap(%7, cap=30)",
+            "clamped_gate(%4, %0, slope=1.702, limit=7)",
+            "scale_by_position(%5, %1, every=8192, strength=0.1)",
+            "soft_cap(%6, cap=30)",
         ] {
             assert!(text.contains(line), "{text}");
         }

@@ -59,9 +59,11 @@ impl fmt::Display for Dot<'_> {
             );
             let style = match &node.op {
                 Op::Input(_) => ", shape=ellipse",
-                Op::StoreKv { .. } | Op::Attend { .. } | Op::Conv { .. } | Op::Scan { .. } => {
-                    ", style=filled, fillcolor=lightyellow"
-                }
+                Op::StoreKv { .. }
+                | Op::Attend { .. }
+                | Op::Conv { .. }
+                | Op::Scan { .. }
+                | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -105,7 +107,10 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             let bias = bias.iter().map(|b| format!("b={b}"));
             std::iter::once(format!("w={weight}")).chain(bias).collect()
         }
-        Op::RmsNorm { weight, eps } => vec![format!("w={weight}"), format!("eps={eps}")],
+        Op::RmsNorm { weight, eps } => {
+            let weight = weight.iter().map(|w| format!("w={w}"));
+            weight.chain([format!("eps={eps}")]).collect()
+        }
         Op::Rope { rope } => rope_fields(rope),
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
@@ -131,7 +136,6 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             fields.push(format!("eps={eps}"));
             fields
         }
-        Op::UnitNorm { eps } => vec![format!("eps={eps}")],
         Op::SoftCap { cap } => vec![format!("cap={cap}")],
         Op::ClampedGate { slope, limit } => {
             vec![format!("slope={slope}"), format!("limit={limit}")]
@@ -141,6 +145,14 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("strength={}", scale.strength),
         ],
         Op::Route { spec } => route_fields(spec),
+        Op::ScanHeads { layer, scan } => vec![
+            format!("layer={layer}"),
+            format!("heads={}/{}", scan.n_heads, scan.n_groups),
+            format!("d_state={}", scan.d_state),
+            format!("a={}", scan.a),
+            format!("d={}", scan.d),
+            format!("dt_bias={}", scan.dt_bias),
+        ],
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
         Op::ExpertWeigh | Op::ExpertSum => vec![],
     }

@@ -145,15 +145,24 @@ impl<'a> Resolver<'a> {
             Op::RmsNorm { weight, eps } => {
                 let x = self.operand(node, 0)?;
                 self.same_len(node, x)?;
-                let gain = self.vector(weight, node)?;
                 let dim = node.shape.last().copied().unwrap_or(0);
-                if gain.len() != dim {
+                let gain = match weight {
+                    Some(weight) => self.vector(weight, node)?,
+                    None => vec![1.0; dim].into(),
+                };
+                let n_groups = gain.len() / dim.max(1);
+                if dim == 0 || n_groups * dim != gain.len() || n_groups == 0 {
                     return Err(unsupported(node));
                 }
+                if n_groups > 1 && node.row_len() != gain.len() {
+                    return Err(unsupported(node));
+                }
+                let eps = *eps;
                 Step::RmsNorm {
                     x,
                     gain,
-                    eps: *eps,
+                    dim,
+                    eps,
                     out,
                 }
             }
@@ -194,7 +203,6 @@ impl<'a> Resolver<'a> {
             Op::LayerNorm { weight, bias, eps } => {
                 self.layer_norm(node, (weight, bias.as_deref()), (*eps, out))?
             }
-            Op::UnitNorm { eps } => self.unit_norm(node, *eps, out)?,
             Op::SoftCap { cap } => self.change(node, Change::SoftCap(*cap), out)?,
             Op::ClampedGate { slope, limit } => {
                 let change = Change::ClampedGate((*slope, *limit), self.operand(node, 1)?);
@@ -212,6 +220,7 @@ impl<'a> Resolver<'a> {
             Op::ExpertSum => self.expert_sum(node, out)?,
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), out)?,
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
+            Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), out)?,
             Op::StoreKv { layer } => self.store(node, *layer)?,
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), out)?,
             Op::TakeRows => {

@@ -7,10 +7,14 @@ mod attention;
 mod decoder;
 mod experts;
 mod feed_forward;
+mod ssm;
+mod ssm2_mixer;
 mod ssm_mixer;
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias};
 pub use decoder::{Decoder, DecoderLayer, PostNorms, TOKEN_EMBEDDING};
 pub use experts::{ExpertsBlock, Weighed};
 pub use feed_forward::{FeedForward, FeedForwardBlock};
-pub use ssm_mixer::{ConvBias, SsmMixerBlock};
+pub use ssm::SsmMixer;
+pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
+pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};

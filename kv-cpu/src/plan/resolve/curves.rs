@@ -31,22 +31,4 @@ impl<'a> Resolver<'a> {
             out,
         })
     }
-
-    /// A norm without a gain is one whose gain is 1.
-    pub(super) fn unit_norm(
-        &self,
-        node: &Node,
-        eps: f32,
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
-        let x = self.operand(node, 0)?;
-        self.same_len(node, x)?;
-        let dim = node.shape.last().copied().unwrap_or(0);
-        Ok(Step::RmsNorm {
-            x,
-            gain: vec![1.0; dim].into(),
-            eps,
-            out,
-        })
-    }
 }
