@@ -58,7 +58,8 @@ pub(crate) enum Command {
 /// Where the model comes from.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// GGUF file (of a split model, the first part) [default: the model in the binary]
+    /// GGUF file (of a split model, the first part), or a directory with config.json and safetensors
+    /// [default: the model in the binary]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -247,7 +248,7 @@ Examples:
   cellar inspect MODEL.gguf
   cellar inspect MODEL.gguf -c 32768 --kv-type f16 --json")]
 pub(crate) struct InspectArgs {
-    /// GGUF file [default: the model in the binary]
+    /// GGUF file or model directory [default: the model in the binary]
     pub(crate) file: Option<PathBuf>,
     /// Tokens that the memory would hold [default: the trained length]
     #[arg(short, long, value_name = "N",

@@ -14,7 +14,7 @@ use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
 use model_core::architecture::Model;
-use model_core::model_file::ModelFile;
+use model_core::model_file::OpenModel;
 
 use crate::args::{EngineArgs, LongContextArgs, SamplerArgs};
 use crate::backends;
@@ -105,7 +105,7 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
 /// Before anything is allocated where the memory does not fit this machine; else what backend or
 /// engine refuse.
 pub(crate) fn open_engine(
-    file: &ModelFile,
+    file: &OpenModel,
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {

@@ -73,7 +73,7 @@ fn files_that_are_no_models() {
         path
     };
     all_fail(&dir.path().join("absent.gguf"), "No such file");
-    all_fail(dir.path(), "is not a file");
+    all_fail(dir.path(), "config.json': No such file");
     all_fail(&file("empty.gguf", b""), "the file is empty");
     all_fail(&file("text.gguf", b"This is a text."), "not a GGUF file");
     let mut absurd = b"GGUF\x03\0\0\0".to_vec();

@@ -32,6 +32,7 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
 use error::OnDevice;
+use ops::Queries;
 pub use program::Program;
 pub use rows::Rows;
 pub use weights::Weights;
@@ -144,11 +145,23 @@ impl Backend for CandleBackend {
             out.len(),
         )?;
         inputs::check_visibility(args.visibility, layer.n_rows)?;
+        args.check_extras()?;
         if out.is_empty() {
             return Ok(());
         }
         let q = Tensor::from_slice(args.q, (n, spec.n_heads, spec.k_dim), &self.device);
-        let result = ops::attend(tensors, &spec, &q.on_device()?, args.visibility).on_device()?;
+        let sinks = args
+            .sinks
+            .map(|sinks| Tensor::from_slice(sinks, sinks.len(), &self.device))
+            .transpose()
+            .on_device()?;
+        let queries = Queries {
+            q: &q.on_device()?,
+            visibility: args.visibility,
+            positions: args.positions,
+            sinks: sinks.as_ref(),
+        };
+        let result = ops::attend(tensors, &spec, queries).on_device()?;
         execute::copy_out(&result, out)
     }
 

@@ -70,10 +70,15 @@ impl Program {
     fn prepare(&mut self, node: &Node, weights: &Weights) -> Result<(), BackendError> {
         match &node.op {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
-            Op::StoreKv { .. } | Op::Attend { .. } => {}
             Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
             Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
             Op::ScaleByPosition { .. } => {}
+            Op::StoreKv { .. } => {}
+            Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. } => {
+                if let Some(sinks) = sinks {
+                    self.load(sinks, node, weights)?;
+                }
+            }
             Op::Gate { activation } | Op::Activate { activation } => match activation {
                 Activation::Silu | Activation::GeluTanh => {}
                 _ => return Err(unsupported(node)),
@@ -200,7 +205,9 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
                 let len = scan.d_state * node.row_len();
                 check_states(states_of(layout, layer)?, RowKind::State, len)?;
             }
-            Op::Attend { layer, ref spec } => {
+            Op::Attend {
+                layer, ref spec, ..
+            } => {
                 check_spec(rows_of(graph, node, layout, layer)?, spec)?;
             }
             _ => {}

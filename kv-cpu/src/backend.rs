@@ -11,7 +11,7 @@ use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
-use crate::attend::{Attention, Scratch, TileKernels, blocks, check_shape};
+use crate::attend::{Attention, Beside, Scratch, TileKernels, blocks, check_shape};
 use crate::execute::attend;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
@@ -178,10 +178,12 @@ impl Backend for CpuBackend {
             n_rows * spec.n_heads * spec.v_dim,
             out.len(),
         )?;
+        args.check_extras()?;
         validate::visibility(args.visibility, layer.n_rows, &mut vec![false; n_rows])?;
         let Some(stored) = rows.stored(at) else {
             return Ok(());
         };
+        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
         let attention = Attention {
             kernels: self.kernels,
             tiles: TileKernels::for_isa(self.kernels.isa),
@@ -189,6 +191,11 @@ impl Backend for CpuBackend {
             stored,
             q: args.q,
             visibility: args.visibility,
+            beside: Beside {
+                sinks: args.sinks,
+                slopes: slopes.as_deref(),
+                positions: args.positions,
+            },
             out: SharedValues::new(out),
         };
         let mut all = Vec::new();

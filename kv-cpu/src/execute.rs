@@ -6,19 +6,20 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use kv_core::Visibility;
 use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, AttendSpec, GraphInputs, PositionScale};
+use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Block, Scratch, TileKernels, blocks};
+use crate::attend::{Attention, Beside, Block, Scratch, TileKernels, blocks};
 use crate::curves;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
-use crate::plan::{Buf, Change, Product, RopeTable, Step};
+use crate::plan::{Buf, Change, HeadValues, Product, RopeTable, Step};
 use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
-use crate::storage::CpuRows;
+use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
@@ -29,8 +30,13 @@ pub(crate) const VALUES_PER_TASK: usize = 8192;
 const TASKS_PER_THREAD: usize = 4;
 /// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
 const ROWS_STEP: usize = 16;
-/// Weight bytes that are worth a task of their own.
+/// The same for several tokens, whose kernels take so many rows at a time.
+const PANEL_STEP: usize = 32;
+/// Weight bytes that are worth a task of their own, and how many one should have at most.
 const BYTES_PER_TASK: usize = 16 * 1024;
+const MOST_BYTES_PER_TASK: usize = 256 * 1024;
+/// Tokens whose multiplication takes about as long as reading the weights from memory.
+const TOKENS_PER_READ: usize = 4;
 
 /// Computes one row of a buffer: `(row, values)`.
 type FillRow<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), BackendError> + Sync + 'a;
@@ -61,7 +67,8 @@ pub(crate) struct Run<'a> {
     pub(crate) n_threads: usize,
     pub(crate) frame: Frame<'a>,
     pub(crate) inputs: &'a GraphInputs<'a>,
-    pub(crate) int8: &'a mut Int8Buffer,
+    /// With a scale for every block, and long ones.
+    pub(crate) int8: &'a mut [Int8Buffer; 2],
     pub(crate) angles: &'a mut [Angles],
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],
@@ -144,22 +151,7 @@ impl Run<'_> {
                 bias,
                 eps,
                 out,
-            } => {
-                // SAFETY: the plan lets no step write what it reads.
-                let x = unsafe { self.frame.read(*x) };
-                let (kernels, dim, bias) = (self.kernels, gain.len(), bias.as_deref());
-                // As above.
-                let heads = Buf {
-                    rows: out.len() / dim.max(1),
-                    width: dim,
-                    ..*out
-                };
-                self.rows(heads, &|row, values| {
-                    let x = &x[row * dim..(row + 1) * dim];
-                    curves::layer_norm(kernels, x, (gain, bias), *eps, values);
-                    Ok(())
-                })
-            }
+            } => self.layer_norm((gain, bias.as_deref()), *eps, [*x, *out]),
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
@@ -176,9 +168,31 @@ impl Run<'_> {
                 layer,
                 part,
                 spec,
+                beside,
                 q,
                 out,
-            } => self.attend((rows, *layer), *part, spec, [*q, *out]),
+            } => {
+                let Some(stored) = rows.stored(*layer) else {
+                    return Ok(());
+                };
+                let visibility = &self.inputs.parts[*part].visibility;
+                self.attend(stored, visibility, (spec, beside), [*q, *out])
+            }
+            Step::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv: [q, k, v],
+                out,
+            } => {
+                let Some(visibility) = self.inputs.batch_visibility(*window) else {
+                    return Ok(());
+                };
+                // SAFETY: the plan lets no step write what it reads.
+                let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
+                let fresh = [Stored::F32(k), Stored::F32(v)];
+                self.attend(fresh, visibility, (spec, beside), [*q, *out])
+            }
             Step::TakeRows { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
@@ -283,15 +297,7 @@ impl Run<'_> {
                     Ok(())
                 })
             }
-            Step::Route { x, spec, out } => {
-                // SAFETY: the plan lets no step write what it reads.
-                let logits = unsafe { self.frame.read(*x) };
-                let width = x.width;
-                self.rows(*out, &|row, route| {
-                    spec.route(&logits[row * width..(row + 1) * width], route);
-                    Ok(())
-                })
-            }
+            Step::Route { x, spec, out } => self.route(spec, *x, *out),
             Step::ExpertLinear {
                 x,
                 routes,
@@ -377,23 +383,6 @@ impl Run<'_> {
         })
     }
 
-    fn scale_by_position(
-        &mut self,
-        x: Buf,
-        scale: PositionScale,
-        out: Buf,
-    ) -> Result<(), BackendError> {
-        let (kernels, frame, positions) = (self.kernels, self.frame, self.inputs.positions);
-        self.rows(out, &|row, to| {
-            if x.place != out.place {
-                // SAFETY: another buffer than `out`, which nobody writes in this step.
-                to.copy_from_slice(unsafe { &frame.read(x)[row * x.width..][..to.len()] });
-            }
-            (kernels.scale)(to, scale.at(positions[row]));
-            Ok(())
-        })
-    }
-
     fn rope(&mut self, x: Buf, (table, dim): (usize, usize), out: Buf) -> Result<(), BackendError> {
         let (spec, angles) = (&self.ropes[table].spec, &self.angles[table]);
         let n = angles.n_pairs;
@@ -426,10 +415,13 @@ impl Run<'_> {
         // SAFETY: the plan lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;
-        let is_int8 = |p: &Product<Buf>| p.matrix.activation_kind() == ActivationKind::Int8;
-        if products.iter().any(is_int8) {
-            self.int8.reshape(x.rows, x.width);
-            let shared = self.int8.shared();
+        for int8 in self.int8.iter_mut() {
+            let kind = int8.kind();
+            if !products.iter().any(|p| p.matrix.activation_kind() == kind) {
+                continue;
+            }
+            int8.reshape(x.rows, x.width);
+            let shared = int8.shared();
             let per_task = (VALUES_PER_TASK / x.width.max(1)).max(1);
             self.lead.each(x.rows.div_ceil(per_task), &|_, task| {
                 for row in piece(task, per_task, x.rows) {
@@ -440,20 +432,22 @@ impl Run<'_> {
                 Ok(())
             })?;
         }
-        let (int8, n_threads) = (self.int8.rows(), self.n_threads);
+        let [blocks, long] = &*self.int8;
+        let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
         let frame = self.frame;
         let n_tasks = products
             .iter()
-            .map(|p| pieces_of(&p.matrix, n_threads).0)
+            .map(|p| pieces_of(&p.matrix, x.rows, n_threads).0)
             .sum();
         let task = |_: usize, mut task: usize| {
             for product in products {
-                let (n, step) = pieces_of(&product.matrix, n_threads);
+                let (n, step) = pieces_of(&product.matrix, x.rows, n_threads);
                 if task < n {
                     let columns = piece(task, step, product.matrix.n_rows());
                     let acts = match product.matrix.activation_kind() {
                         ActivationKind::F32 => Activations::F32(values),
-                        ActivationKind::Int8 => Activations::Int8(int8),
+                        ActivationKind::Int8 => Activations::Int8(blocks),
+                        ActivationKind::Int8Long => Activations::Int8(long),
                     };
                     return multiply(kernels, &frame, (product, acts), columns);
                 }
@@ -466,15 +460,11 @@ impl Run<'_> {
 
     fn attend(
         &mut self,
-        (rows, layer): (&CpuRows, usize),
-        part: usize,
-        spec: &AttendSpec,
+        stored: [Stored<'_>; 2],
+        visibility: &Visibility,
+        (spec, beside): (&AttendSpec, &HeadValues),
         [q, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
-        let Some(stored) = rows.stored(layer) else {
-            return Ok(());
-        };
-        let visibility = &self.inputs.parts[part].visibility;
         let attention = Attention {
             kernels: self.kernels,
             tiles: TileKernels::for_isa(self.kernels.isa),
@@ -483,6 +473,11 @@ impl Run<'_> {
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,
+            beside: Beside {
+                sinks: beside.sinks.as_deref(),
+                slopes: beside.slopes.as_deref(),
+                positions: self.inputs.positions,
+            },
             out: self.frame.write(out),
         };
         blocks(spec, visibility, self.blocks);
@@ -516,12 +511,16 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
     }
 }
 
-/// Number of pieces of a matrix, and weight rows of each.
-pub(crate) fn pieces_of(matrix: &Matrix, n_threads: usize) -> (usize, usize) {
+/// Number of pieces of a matrix that is multiplied with `n_tokens` rows, and weight rows of each.
+pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (usize, usize) {
     let n_rows = matrix.n_rows();
-    let worth = BYTES_PER_TASK.div_ceil(matrix.row_bytes().max(1));
+    // For many tokens a row is work for longer.
+    let work = matrix.row_bytes() * n_tokens.div_ceil(TOKENS_PER_READ);
+    let worth = BYTES_PER_TASK.div_ceil(work.max(1));
     let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
-    let step = share.max(worth).next_multiple_of(ROWS_STEP);
+    let most = MOST_BYTES_PER_TASK.div_ceil(work.max(1));
+    let step = share.min(most).max(worth);
+    let step = step.next_multiple_of(if n_tokens == 1 { ROWS_STEP } else { PANEL_STEP });
     (n_rows.div_ceil(step), step)
 }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use kv_core::backend::BackendError;
-use kv_core::graph::slots;
+use kv_core::graph::{RouteSpec, slots};
 
 use crate::activations::{ActivationKind, Activations};
 use crate::execute::{Run, VALUES_PER_TASK, piece, pieces_of};
@@ -26,12 +26,23 @@ pub(crate) struct Experts {
 }
 
 impl Experts {
-    fn shape(&self) -> (usize, usize, ActivationKind) {
-        self.matrices
-            .first()
-            .map_or((0, 0, ActivationKind::F32), |m| {
-                (m.n_rows(), m.n_columns(), m.activation_kind())
-            })
+    fn first(&self) -> Option<&Matrix> {
+        self.matrices.first()
+    }
+
+    fn n_rows(&self) -> usize {
+        self.first().map_or(0, Matrix::n_rows)
+    }
+
+    /// Values of an input.
+    pub(crate) fn n_columns(&self) -> usize {
+        self.first().map_or(0, Matrix::n_columns)
+    }
+
+    /// How all of them want their inputs.
+    pub(crate) fn activation_kind(&self) -> ActivationKind {
+        self.first()
+            .map_or(ActivationKind::F32, Matrix::activation_kind)
     }
 }
 
@@ -50,7 +61,7 @@ pub(crate) struct ExpertBuffers {
 impl ExpertBuffers {
     /// Makes room for `n_slots` slots of these experts.
     pub(crate) fn reserve(&mut self, experts: &Experts, n_slots: usize) {
-        let (n_out, n_in, _) = experts.shape();
+        let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
         let grow = |values: &mut Vec<f32>, len: usize| values.resize(values.len().max(len), 0.0);
         grow(&mut self.inputs, n_slots * n_in);
         grow(&mut self.products, n_slots * n_out);
@@ -98,6 +109,17 @@ pub(crate) struct SlotBufs {
 }
 
 impl Run<'_> {
+    /// The route of every row of logits.
+    pub(crate) fn route(&mut self, spec: &RouteSpec, x: Buf, out: Buf) -> Result<(), BackendError> {
+        // SAFETY: the plan lets no step write what it reads.
+        let logits = unsafe { self.frame.read(x) };
+        let width = x.width;
+        self.rows(out, &|row, route| {
+            spec.route(&logits[row * width..(row + 1) * width], route);
+            Ok(())
+        })
+    }
+
     /// Each slot's expert applied to its row of `x`.
     pub(crate) fn expert_linear(
         &mut self,
@@ -105,7 +127,8 @@ impl Run<'_> {
         n_used: usize,
         SlotBufs { x, routes, out }: SlotBufs,
     ) -> Result<(), BackendError> {
-        let (n_out, n_in, kind) = experts.shape();
+        let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
+        let kind = experts.activation_kind();
         // SAFETY: the plan lets no step write what it reads.
         let (values, routes) = unsafe { (self.frame.read(x), self.frame.read(routes)) };
         self.experts.sort(routes, (experts.matrices.len(), n_used));
@@ -133,27 +156,29 @@ impl Run<'_> {
         };
         let kernels = self.kernels;
         let per_task = (VALUES_PER_TASK / n_in.max(1)).max(1);
-        self.int8.reshape(n_filled, n_in);
+        // One of the two buffers of int8 rows; for `f32` rows it stays as it is.
+        let int8 = &mut self.int8[usize::from(kind == ActivationKind::Int8Long)];
+        if kind != ActivationKind::F32 {
+            int8.reshape(n_filled, n_in);
+        }
         {
-            let (int8, sorted) = (self.int8.shared(), SharedValues::new(inputs));
+            let (int8, sorted) = (int8.shared(), SharedValues::new(inputs));
             self.lead.each(n_filled.div_ceil(per_task), &|_, task| {
                 for at in piece(task, per_task, n_filled) {
                     match kind {
-                        // SAFETY: each row belongs to one task; nobody reads before all are done.
-                        ActivationKind::Int8 => unsafe {
-                            int8.prepare_row(kernels, at, input_of(at));
-                        },
                         ActivationKind::F32 => {
-                            // SAFETY: as above.
+                            // SAFETY: each row belongs to one task.
                             let to = unsafe { sorted.range(at * n_in..(at + 1) * n_in) };
                             to.copy_from_slice(input_of(at));
                         }
+                        // SAFETY: as above, and nobody reads before all are done.
+                        _ => unsafe { int8.prepare_row(kernels, at, input_of(at)) },
                     }
                 }
                 Ok(())
             })?;
         }
-        let (int8, inputs, n_threads) = (self.int8.rows(), &*inputs, self.n_threads);
+        let (int8, inputs, n_threads) = (int8.rows(), &*inputs, self.n_threads);
         let products = SharedValues::new(products);
         let rows_of = |expert: usize| starts[expert]..starts[expert + 1];
         let chosen = || {
@@ -161,18 +186,18 @@ impl Run<'_> {
             all.filter(|&(expert, _)| !rows_of(expert).is_empty())
         };
         let n_tasks = chosen()
-            .map(|(_, matrix)| pieces_of(matrix, n_threads).0)
+            .map(|(expert, matrix)| pieces_of(matrix, rows_of(expert).len(), n_threads).0)
             .sum();
         self.lead.each(n_tasks, &|_, mut task| {
             for (expert, matrix) in chosen() {
-                let (n, step) = pieces_of(matrix, n_threads);
+                let (n, step) = pieces_of(matrix, rows_of(expert).len(), n_threads);
                 if task < n {
                     let rows = rows_of(expert);
                     let acts = match kind {
                         ActivationKind::F32 => {
                             Activations::F32(&inputs[rows.start * n_in..rows.end * n_in])
                         }
-                        ActivationKind::Int8 => match int8.slice(rows.clone()) {
+                        _ => match int8.slice(rows.clone()) {
                             Some(rows) => Activations::Int8(rows),
                             None => return Ok(()),
                         },

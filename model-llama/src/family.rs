@@ -17,7 +17,7 @@ const LLAMA: LlamaLike = LlamaLike {
     activation: Activation::Silu,
     embedding: EmbeddingScale::One,
     scores: ScoreScale::KeyDim,
-    windows: LayerWindows::None,
+    windows: LayerWindows::Every,
     mixtures: Mixtures::Allowed(SOFTMAX_OF_CHOSEN),
 };
 
@@ -35,11 +35,13 @@ pub const FAMILY: [LlamaLike; 4] = [
         name: "qwen2",
         rope: RopeStyle::Neox,
         bias: QkvBias::Qkv,
+        windows: LayerWindows::None,
         mixtures: Mixtures::None,
         ..LLAMA
     },
     LlamaLike {
         name: "qwen3moe",
+        windows: LayerWindows::None,
         rope: RopeStyle::Neox,
         qk_norm: QkNorm::PerHead,
         mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),

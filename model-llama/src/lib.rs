@@ -13,6 +13,7 @@
 //! ```
 
 mod family;
+mod hf;
 mod member;
 mod mixtures;
 mod model;
@@ -24,9 +25,12 @@ pub use model::LlamaModel;
 
 use model_core::architecture::Registry;
 
-/// Adds every member of the family to a registry.
+/// Adds every member of the family to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(member);
+    }
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
     }
 }

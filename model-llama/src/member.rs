@@ -60,6 +60,9 @@ pub enum LayerWindows {
     /// None, whatever the file says.
     #[default]
     None,
+    /// All of them, where the file names a window (Mistral; its GGUF files, which call themselves
+    /// `llama`, never do).
+    Every,
     /// Those that the file names, or else the pattern.
     Sliding {
         /// Where the file does not say which layers are windowed.

@@ -12,12 +12,19 @@ use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{AttentionBlock, Decoder, DecoderLayer, FeedForward, TOKEN_EMBEDDING};
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
+use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::LlamaModel;
 use crate::member::{EmbeddingScale, LayerWindows, LlamaLike, ScoreScale};
 
 /// The output matrix of models that do not reuse the embedding matrix.
 const OUTPUT: &str = "output.weight";
+
+/// No layer sees everything.
+const EVERY: WindowPattern = WindowPattern {
+    period: 0,
+    full: FullLayer::Last,
+};
 
 /// What layers of one model have in common.
 struct Common {
@@ -60,6 +67,7 @@ impl LlamaLike {
     fn windows(&self, hyper: &Hyperparameters<'_>, n: usize) -> Result<Vec<Window>, ModelError> {
         match self.windows {
             LayerWindows::None => Ok(vec![Window::Full; n]),
+            LayerWindows::Every => hyper.windows(n, EVERY),
             LayerWindows::Sliding { pattern, .. } => hyper.windows(n, pattern),
         }
     }
@@ -160,7 +168,7 @@ impl Architecture for LlamaLike {
         };
         let full = (Window::Full, rope(500_000.0));
         let first = match self.windows {
-            LayerWindows::None => full.clone(),
+            LayerWindows::None | LayerWindows::Every => full.clone(),
             LayerWindows::Sliding { rope_base, .. } => (Window::Sliding(1024), rope(rope_base)),
         };
         let feed_forward = self.example_feed_forward();

@@ -9,7 +9,7 @@ mod recurrent;
 mod rope;
 mod store_rows;
 
-pub(crate) use attend::attend;
+pub(crate) use attend::{Queries, attend};
 pub(crate) use curves::{clamped_gate, layer_norm, scale_by_position, soft_cap};
 pub(crate) use dense::{linear, rms_norm};
 pub(crate) use experts::{Slots, expert_linear, expert_weigh, route};

@@ -15,6 +15,7 @@
 )]
 
 pub mod attend;
+pub mod attend_batch;
 pub mod curves;
 pub mod errors;
 pub mod evaluate;
@@ -187,8 +188,11 @@ macro_rules! backend_contract {
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,
-                attends_with_a_soft_cap, attends_with_large_scores, a_row_that_sees_nothing_is_zero,
+                attends_with_a_soft_cap, attends_with_sinks, attends_with_linear_biases,
+                attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
+            attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
+                unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,

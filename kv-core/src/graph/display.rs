@@ -61,6 +61,7 @@ impl fmt::Display for Dot<'_> {
                 Op::Input(_) => ", shape=ellipse",
                 Op::StoreKv { .. }
                 | Op::Attend { .. }
+                | Op::AttendBatch { .. }
                 | Op::Conv { .. }
                 | Op::Scan { .. }
                 | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
@@ -102,6 +103,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             vec![format!("part={part}"), format!("window={window}")]
         }
         Op::Input(Input::Cells { part }) => vec![format!("part={part}")],
+        Op::Input(Input::BatchVisibility { window }) => vec![format!("window={window}")],
         Op::Embed { weight } => vec![format!("w={weight}")],
         Op::Linear { weight, bias } | Op::ExpertLinear { weight, bias } => {
             let bias = bias.iter().map(|b| format!("b={b}"));
@@ -115,7 +117,12 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
         Op::StoreKv { layer } => vec![format!("layer={layer}")],
-        Op::Attend { layer, spec } => attend_fields(*layer, spec),
+        Op::Attend { layer, spec, sinks } => {
+            let mut fields = vec![format!("layer={layer}")];
+            fields.extend(attend_fields(spec, sinks.as_deref()));
+            fields
+        }
+        Op::AttendBatch { spec, sinks } => attend_fields(spec, sinks.as_deref()),
         Op::Activate { activation } => vec![format!("activation={activation}")],
         Op::Columns { first } => vec![format!("first={first}")],
         Op::Conv { layer, conv } => {
@@ -158,7 +165,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
     }
 }
 
-fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> {
+fn attend_fields(spec: &AttendSpec, sinks: Option<&str>) -> Vec<String> {
     let AttendSpec {
         n_heads,
         kv_heads,
@@ -166,14 +173,16 @@ fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> 
         v_dim,
         scale,
         soft_cap,
+        alibi,
     } = spec;
     let mut fields = vec![
-        format!("layer={layer}"),
         format!("heads={n_heads}/{kv_heads}"),
         format!("dim={k_dim}/{v_dim}"),
         format!("scale={scale}"),
     ];
     fields.extend(soft_cap.map(|cap| format!("soft_cap={cap}")));
+    fields.extend(alibi.map(|alibi| format!("alibi={}", alibi.max_bias)));
+    fields.extend(sinks.map(|name| format!("sinks={name}")));
     fields
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::alibi::Alibi;
 use super::curves::PositionScale;
 use super::experts::RouteSpec;
 use crate::ids::{LayerIdx, PartIdx};
@@ -52,6 +53,12 @@ pub enum Input {
         /// The part's window, so that graphs of different windows differ.
         window: Window,
     },
+    /// Which tokens of the ubatch each row sees, without any memory: all of its own sequence
+    /// within the window, later ones too; no values of its own.
+    BatchVisibility {
+        /// How far rows see.
+        window: Window,
+    },
     /// Which rows continue which recurrent state; no values of its own.
     States,
 }
@@ -83,6 +90,9 @@ pub struct AttendSpec {
     /// Soft cap `c` on scaled scores, `c tanh(x / c)`, where the model has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f32>,
+    /// Linear biases by distance, added to capped scores, where the model has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alibi: Option<Alibi>,
 }
 
 /// A causal convolution along each sequence, each channel by itself.
@@ -184,13 +194,30 @@ pub enum Op {
     },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
-    /// where `stored` is the [`Op::StoreKv`] that must have happened.
+    /// where `stored` is the [`Op::StoreKv`] that must have happened. Where the specification has
+    /// ALiBi, the positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
         spec: AttendSpec,
+        /// Scores `[heads]` that take part in the softmax of every row and have no value (gpt-oss;
+        /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
+    },
+    /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
+    /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
+    /// -> [n, heads * v_dim]`, and with ALiBi the positions `u32 [n]`; otherwise as
+    /// [`Op::Attend`].
+    AttendBatch {
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+        /// As in [`Op::Attend`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
     },
     /// `activation(x)`. `(x) -> same`.
     Activate {
@@ -306,6 +333,7 @@ impl Op {
             Self::Input(Input::OutputRows) => "output_rows",
             Self::Input(Input::Cells { .. }) => "cells",
             Self::Input(Input::Visibility { .. }) => "visibility",
+            Self::Input(Input::BatchVisibility { .. }) => "batch_visibility",
             Self::Input(Input::States) => "states",
             Self::Embed { .. } => "embed",
             Self::Linear { .. } => "linear",
@@ -318,6 +346,7 @@ impl Op {
             Self::Gate { .. } => "gate",
             Self::StoreKv { .. } => "store_kv",
             Self::Attend { .. } => "attend",
+            Self::AttendBatch { .. } => "attend_batch",
             Self::Activate { .. } => "activate",
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",

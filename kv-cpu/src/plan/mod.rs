@@ -10,6 +10,7 @@ mod resolve;
 
 use std::sync::Arc;
 
+use kv_core::Window;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, Graph, PositionScale, RouteSpec};
 use kv_core::layers::RowLayout;
@@ -117,7 +118,17 @@ pub(crate) enum Step<V> {
         layer: usize,
         part: usize,
         spec: AttendSpec,
+        beside: HeadValues,
         q: V,
+        out: V,
+    },
+    /// Attention among the tokens of the ubatch.
+    AttendBatch {
+        window: Window,
+        spec: AttendSpec,
+        beside: HeadValues,
+        /// Queries, keys and values.
+        qkv: [V; 3],
         out: V,
     },
     TakeRows {
@@ -185,6 +196,14 @@ pub(crate) enum Step<V> {
     },
 }
 
+/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeadValues {
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    /// Slopes of linear biases.
+    pub(crate) slopes: Option<Arc<[f32]>>,
+}
+
 /// Weights of a convolution.
 #[derive(Debug)]
 pub(crate) struct ConvKernel {
@@ -231,6 +250,8 @@ pub(crate) struct Needs {
     pub(crate) positions: bool,
     pub(crate) output_rows: bool,
     pub(crate) parts: Vec<PartNeeds>,
+    /// Windows through which tokens see their ubatch.
+    pub(crate) batch: Vec<Window>,
     /// Groups of rows over so many states.
     pub(crate) n_states: Option<usize>,
 }
@@ -301,6 +322,7 @@ impl<V: Copy> Step<V> {
             | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
             Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
             Self::LayerNorm { x, out, .. } => (vec![*x], vec![*out]),
+            Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
             Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
                 (vec![*x], vec![*out])
             }
@@ -380,13 +402,28 @@ impl<V: Copy> Step<V> {
                 layer,
                 part,
                 spec,
+                beside,
                 q,
                 out,
             } => Step::Attend {
                 layer,
                 part,
                 spec,
+                beside,
                 q: f(q),
+                out: f(out),
+            },
+            Self::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv,
+                out,
+            } => Step::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv: qkv.map(&f),
                 out: f(out),
             },
             Self::TakeRows { x, out } => Step::TakeRows {
