@@ -7,7 +7,7 @@
 use candle_core::Tensor;
 use kv_core::Visibility;
 use kv_core::backend::{BackendError, expect_len};
-use kv_core::graph::{Activation, GraphInputs, GraphOutputs, Input, Node, Op};
+use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
 
 use crate::error::{OnDevice, failure};
 use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
@@ -248,12 +248,28 @@ impl Run<'_> {
             }
             Op::ExpertWeigh => ops::expert_weigh(self.operand(node, 0)?, &self.slots(node)?),
             Op::ExpertSum => self.operand(node, 0)?.sum(1),
+            Op::Custom { custom } => return self.custom(node, custom).map(Some),
             Op::TakeRows => self
                 .operand(node, 0)?
                 .index_select(&self.indices(node, 1)?, 0),
             _ => return Err(unsupported(node)),
         };
         result.map(Some).on_device()
+    }
+
+    fn custom(&self, node: &Node, spec: &CustomSpec) -> Result<Tensor, BackendError> {
+        let Some(custom) = self.program.custom.get(&node.name) else {
+            return Err(unsupported(node));
+        };
+        let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
+        let operands = (0..n_operands).map(|at| self.operand(node, at));
+        let operands: Vec<&Tensor> = operands.collect::<Result<_, _>>()?;
+        let states = spec
+            .layer
+            .map(|layer| self.rows.states(layer))
+            .transpose()?;
+        let states = states.map(|(_, tensors)| &tensors.state);
+        custom.run((node, spec), &operands, (states, self.inputs.states))
     }
 
     /// What an attention takes beside its rows.

@@ -13,6 +13,7 @@ use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
 use crate::attend::{Attention, Beside, Block, Scratch, TileKernels, blocks};
 use crate::curves;
+use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
@@ -318,6 +319,11 @@ impl Run<'_> {
                 self.expert_weigh(*n_used, SlotBufs { x, routes, out })
             }
             Step::ExpertSum { x, out } => self.expert_sum(*x, *out),
+            Step::Custom { call, inputs, out } => custom::run(
+                (call, inputs, *out),
+                (self.frame, &mut self.lead),
+                (rows, self.inputs.states),
+            ),
             Step::Copy { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };

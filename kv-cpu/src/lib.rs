@@ -10,6 +10,7 @@ mod arena;
 mod attend;
 mod backend;
 mod curves;
+mod custom;
 mod exact;
 mod execute;
 mod experts;

@@ -185,6 +185,12 @@ impl Evaluator<'_> {
                 self.attend(node, (spec, sinks.as_deref()), visibility, row_of)
             }
             Op::AttendBatch { spec, sinks } => self.attend_batch(node, (spec, sinks.as_deref())),
+            Op::Custom { custom } => {
+                panic!(
+                    "'{}' has no definition here: its tests bring their own",
+                    custom.name
+                )
+            }
             Op::TakeRows => {
                 let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
                 let n = node.row_len();

@@ -135,6 +135,11 @@ impl GraphBuilder {
         self.graph.node(id).map(|n| &n.op)
     }
 
+    /// Element type of a node added earlier; `None` for an unknown one.
+    pub fn dtype_of(&self, id: NodeId) -> Option<DType> {
+        self.graph.node(id).map(|n| n.dtype)
+    }
+
     /// An input; asking twice gives the same node.
     ///
     /// # Errors

@@ -142,6 +142,15 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
             };
             b.attend_batch(name, (*spec, sinks.as_deref()), [q, k, v], window)
         }
+        Op::Custom { custom } => {
+            let shape_of = |name: &String| {
+                let used = graph.weights.iter().find(|w| w.name == *name);
+                used.map_or(&[][..], |w| &w.shape)
+            };
+            let shapes: Vec<&[usize]> = custom.weights.iter().map(shape_of).collect();
+            let width = node.shape.last().copied().unwrap_or(0);
+            b.custom(name, custom, &node.operands, (&shapes, width))
+        }
         Op::TakeRows => {
             let [x, rows] = operands(node)?;
             b.take_rows(name, x, rows)

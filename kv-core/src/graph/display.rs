@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::custom::CustomSpec;
 use super::experts::RouteSpec;
 use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
@@ -64,7 +65,10 @@ impl fmt::Display for Dot<'_> {
                 | Op::AttendBatch { .. }
                 | Op::Conv { .. }
                 | Op::Scan { .. }
-                | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
+                | Op::ScanHeads { .. }
+                | Op::Custom {
+                    custom: CustomSpec { layer: Some(_), .. },
+                } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -152,6 +156,18 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("strength={}", scale.strength),
         ],
         Op::Route { spec } => route_fields(spec),
+        Op::Custom { custom } => {
+            let mut fields = vec![custom.name.clone()];
+            fields.extend(custom.layer.map(|layer| format!("layer={layer}")));
+            fields.extend(
+                custom
+                    .params
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}")),
+            );
+            fields.extend(custom.weights.iter().map(|name| format!("w={name}")));
+            fields
+        }
         Op::ScanHeads { layer, scan } => vec![
             format!("layer={layer}"),
             format!("heads={}/{}", scan.n_heads, scan.n_groups),

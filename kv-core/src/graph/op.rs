@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::alibi::Alibi;
 use super::curves::PositionScale;
+use super::custom::CustomSpec;
 use super::experts::RouteSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
@@ -321,6 +322,12 @@ pub enum Op {
     },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
+    /// An operation on rows that is registered with the backend
+    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n, width]`.
+    Custom {
+        /// Name, settings and weights.
+        custom: CustomSpec,
+    },
 }
 
 impl Op {
@@ -361,6 +368,7 @@ impl Op {
             Self::ExpertSum => "expert_sum",
             Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
+            Self::Custom { .. } => "custom",
         }
     }
 }

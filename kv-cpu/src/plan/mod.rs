@@ -11,12 +11,13 @@ mod resolve;
 use std::sync::Arc;
 
 use kv_core::Window;
-use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, AttendSpec, Graph, PositionScale, RouteSpec};
+use kv_core::backend::{BackendError, CustomOp};
+use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, RouteSpec};
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeSpec;
 
 use crate::experts::Experts;
+use crate::kernels::Lanes;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
 
@@ -194,6 +195,23 @@ pub(crate) enum Step<V> {
         x: V,
         out: V,
     },
+    /// An operation that was registered, over rows or over states of the `layer`-th recurrent layer.
+    Custom {
+        call: Arc<CustomStep>,
+        inputs: Vec<V>,
+        out: V,
+    },
+}
+
+/// A custom operation with its weights.
+#[derive(Debug)]
+pub(crate) struct CustomStep {
+    pub(crate) op: Arc<dyn CustomOp>,
+    pub(crate) spec: CustomSpec,
+    pub(crate) node: String,
+    pub(crate) weights: Vec<Arc<[f32]>>,
+    /// The recurrent layer, by its place in the layout, and the values of its state.
+    pub(crate) state: Option<(usize, usize)>,
 }
 
 /// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
@@ -217,8 +235,8 @@ pub(crate) struct ConvKernel {
 #[derive(Debug)]
 pub(crate) struct ScanWeights {
     pub(crate) d_state: usize,
-    /// `[channels, d_state]`.
-    pub(crate) a: Arc<[f32]>,
+    /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
+    pub(crate) rates: Vec<Lanes>,
     /// `[channels]`.
     pub(crate) d: Arc<[f32]>,
 }
@@ -312,6 +330,7 @@ impl<V: Copy> Step<V> {
                 }
                 (reads, vec![*out])
             }
+            Self::Custom { inputs, out, .. } => (inputs.clone(), vec![*out]),
             Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
                 (inputs.to_vec(), vec![*out])
             }
@@ -488,6 +507,11 @@ impl<V: Copy> Step<V> {
             },
             Self::ExpertSum { x, out } => Step::ExpertSum {
                 x: f(x),
+                out: f(out),
+            },
+            Self::Custom { call, inputs, out } => Step::Custom {
+                call,
+                inputs: inputs.into_iter().map(&f).collect(),
                 out: f(out),
             },
             Self::ScanHeads {

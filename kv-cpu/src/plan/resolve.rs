@@ -5,6 +5,7 @@
 
 mod attend;
 mod curves;
+mod custom;
 mod experts;
 mod recurrent;
 
@@ -225,6 +226,7 @@ impl<'a> Resolver<'a> {
             Op::StoreKv { layer } => self.store(node, *layer)?,
             Op::Attend { layer, spec, .. } => self.attend(node, (*layer, *spec), out)?,
             Op::AttendBatch { spec, .. } => self.attend_batch(node, *spec, out)?,
+            Op::Custom { custom } => self.custom(node, custom, out)?,
             Op::TakeRows => {
                 self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
                 let x = self.operand(node, 0)?;
