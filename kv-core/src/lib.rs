@@ -14,6 +14,7 @@ pub mod cells;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod graph;
+pub mod grid;
 pub mod ids;
 pub mod kv_type;
 pub mod layers;
@@ -27,6 +28,7 @@ pub mod visibility;
 pub mod weights;
 pub mod window;
 
+pub use grid::GridPos;
 pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, PosDelta, SeqId, StreamIdx, TokenId};
 pub use kv_type::KvType;
 pub use seq_set::SeqSet;

@@ -3,6 +3,7 @@
 use super::recurrent::{CoupledStates, NoStateRoom, StateGone, StateIndivisible};
 use super::shift::PosChange;
 use crate::batch::{MAX_POS, SplitError};
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::window::{PosRange, Window};
@@ -245,6 +246,21 @@ pub enum ShiftRefused {
         change: PosChange,
         /// The nearest position that stays and is in the way.
         other: Pos,
+    },
+    /// A token of an image has a row and a column, and no rotation moves one of three alone.
+    #[error(
+        "{change} would move a token of an image: sequence {seq}, position {pos}, row and column \
+         {grid}"
+    )]
+    Image {
+        /// The sequence.
+        seq: SeqId,
+        /// How it would move.
+        change: PosChange,
+        /// Position of the first such token.
+        pos: Pos,
+        /// Its row and column.
+        grid: GridPos,
     },
     /// A recurrent state moves as a whole or not at all.
     #[error(

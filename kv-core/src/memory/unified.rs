@@ -206,7 +206,11 @@ impl Memory for Unified {
     }
 
     fn split_policy(&self) -> SplitPolicy {
-        SplitPolicy::InOrder
+        match self.config.causality {
+            Causality::Causal => SplitPolicy::InOrder,
+            // Tokens see later ones, which must be there when they are computed.
+            Causality::NonCausal => SplitPolicy::WholeSequences,
+        }
     }
 
     fn place(&self, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
@@ -271,11 +275,11 @@ impl Memory for Unified {
         let UnifiedConfig {
             window, causality, ..
         } = self.config;
-        let runs_of = |seq| self.streams.get(self.stream_of(seq))?.cells.runs(seq);
+        let cells_of = |seq| Some(&self.streams.get(self.stream_of(seq))?.cells);
         visible::write(
             ubatch,
             Reach { window, causality },
-            runs_of,
+            cells_of,
             &mut part.visibility,
         );
     }

@@ -1,10 +1,12 @@
 //! [`World`]: a memory, the rows of its backend, and the model.
 
-use kv_core::batch::{Batch, BatchRules, UBatch, UBatchRow, ValidBatch, validate};
+use kv_core::batch::{Batch, BatchRules, SplitError, UBatch, UBatchRow, ValidBatch, validate};
 use kv_core::memory::{
     Memory, MemoryInputs, PlanError, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
 };
-use kv_core::{CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window};
+use kv_core::{
+    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
+};
 
 use crate::attention::RealRows;
 use crate::memories::Attention;
@@ -358,6 +360,12 @@ impl<M: Attention> World<M> {
                 let mut streams = parts.iter().map(|part| part.config().streams);
                 let per_sequence = streams.any(|streams| streams == Streams::PerSequence);
                 assert!(per_sequence && set.len() > 1);
+            }
+            PlanError::Split(SplitError::SequenceTooLong { set, n_tokens, .. }) => {
+                let is_causal = |p: &&Unified| p.config().causality == Causality::Causal;
+                assert!(!self.memory.parts().iter().any(is_causal));
+                let family = batch.entries().iter().filter(|e| e.seqs.intersects(set));
+                assert_eq!(family.count(), *n_tokens);
             }
             PlanError::CoupledStates(coupled) => {
                 let memory = self.memory.recurrent().unwrap();

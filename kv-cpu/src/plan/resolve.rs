@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Graph, Input, Node, NodeId, Op};
 use kv_core::layers::{LayerRows, RowLayout};
-use kv_core::rope::RopeSpec;
+use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::weights::Weight;
 use kv_core::{LayerIdx, PartIdx};
 
@@ -168,15 +168,23 @@ impl<'a> Resolver<'a> {
                     out,
                 }
             }
-            Op::Rope { rope } => {
-                self.operand_input(node, 1, |i| matches!(i, Input::Positions))?;
+            Op::Rope { rope } | Op::RopeSections { rope, .. } => {
+                let sections = match node.op {
+                    Op::RopeSections { sections, .. } => Some(sections),
+                    _ => None,
+                };
+                let wanted = match sections {
+                    None => Input::Positions,
+                    Some(_) => Input::Coordinates,
+                };
+                self.operand_input(node, 1, |i| *i == wanted)?;
                 let &[n, _, dim] = &*node.shape else {
                     return Err(unsupported(node));
                 };
                 if n != self.graph.shape().n_tokens || rope.n_rot > dim {
                     return Err(unsupported(node));
                 }
-                let table = self.rope(rope, node)?;
+                let table = self.rope((rope, sections), node)?;
                 self.change(node, Change::Rope { table, dim }, out)?
             }
             Op::Add => {
@@ -272,6 +280,7 @@ impl<'a> Resolver<'a> {
                 self.stands_for.insert(id, Value::Embeddings(id));
             }
             Input::Positions => needs.positions = true,
+            Input::Coordinates => needs.coordinates = true,
             Input::OutputRows => needs.output_rows = true,
             Input::Cells { part } => self.part(part).cells = true,
             Input::Visibility { part, .. } => self.part(part).visibility = true,
@@ -429,8 +438,13 @@ impl<'a> Resolver<'a> {
             .ok_or(BackendError::NoRows { layer })
     }
 
-    fn rope(&mut self, rope: &'a RopeSpec, node: &'a Node) -> Result<usize, BackendError> {
-        let known = self.out.ropes.iter().position(|t| t.spec == *rope);
+    fn rope(
+        &mut self,
+        (rope, sections): (&'a RopeSpec, Option<RopeSections>),
+        node: &'a Node,
+    ) -> Result<usize, BackendError> {
+        let is_it = |t: &RopeTable| t.spec == *rope && t.sections == sections;
+        let known = self.out.ropes.iter().position(is_it);
         if let Some(at) = known {
             return Ok(at);
         }
@@ -442,6 +456,7 @@ impl<'a> Resolver<'a> {
         let frequencies = rope.frequencies(factors.as_deref());
         self.out.ropes.push(RopeTable {
             spec: rope.clone(),
+            sections,
             frequencies,
         });
         Ok(self.out.ropes.len() - 1)
