@@ -14,11 +14,13 @@
 
 mod decoder;
 mod hf;
+mod hybrids;
 mod mamba;
 mod model;
 mod read;
 
 pub use decoder::{Mixer, MixerDecoder, MixerLayer, Multipliers};
+pub use hybrids::{FalconH1, GraniteHybrid, Jamba};
 pub use mamba::{Mamba, Mamba2};
 pub use model::MambaModel;
 
@@ -28,6 +30,9 @@ use model_core::architecture::Registry;
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
     registry.register(Mamba2);
+    registry.register(FalconH1);
+    registry.register(GraniteHybrid);
+    registry.register(Jamba);
     for class in hf::CLASSES {
         registry.register_hf(*class);
     }

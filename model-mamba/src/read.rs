@@ -4,10 +4,12 @@
 
 use std::sync::Arc;
 
+use kv_core::graph::Activation;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, ModelError};
 use model_core::blocks::{
-    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING,
+    ConvBias, FeedForwardBlock, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixerBlock,
+    TOKEN_EMBEDDING,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -146,4 +148,16 @@ fn conv_bias(weights: &dyn WeightSource, layer: usize) -> Result<ConvBias, Model
         Some(_) => ConvBias::PerChannel,
         None => ConvBias::None,
     })
+}
+
+/// What follows the mixer of each layer.
+pub(crate) fn feed_forwards(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<Vec<FeedForwardBlock>, ModelError> {
+    let block = FeedForwardBlock {
+        hidden: hyper.count("feed_forward_length")?,
+        activation: Activation::Silu,
+    };
+    Ok(vec![block; hyper.n_layers()?])
 }

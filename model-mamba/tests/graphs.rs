@@ -26,7 +26,7 @@ fn graph(name: &str, shape: GraphShape) -> Graph {
 }
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 3] = ["mamba", "falcon_mamba", "mamba2"];
+const SNAPSHOTS: [&str; 5] = ["mamba", "falcon_mamba", "mamba2", "bamba", "falcon_h1"];
 
 #[test]
 fn graphs() {

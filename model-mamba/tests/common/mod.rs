@@ -67,6 +67,11 @@ pub(crate) const CASES: &[Case] = &[
         ..case("falcon_mamba")
     },
     case("mamba2"),
+    Case {
+        keys: KeyOrder::Pairs(8),
+        ..case("bamba")
+    },
+    case("falcon_h1"),
 ];
 
 pub(crate) fn path(file: &str) -> String {
