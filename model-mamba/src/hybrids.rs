@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use kv_core::Window;
-use kv_core::graph::Activation;
+use kv_core::graph::{Activation, RouteSum};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    AttentionBlock, ConvBias, FeedForwardBlock, GatedNorm, InnerNorms, QkNorm, QkvBias,
-    Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    AttentionBlock, ConvBias, FeedForward, FeedForwardBlock, GatedNorm, InnerNorms, QkNorm,
+    QkvBias, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
@@ -76,7 +76,7 @@ fn mixers(hyper: &Hyperparameters<'_>, kinds: &Kinds<'_>) -> Result<Vec<Mixer>, 
     mixers.collect()
 }
 
-fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForwardBlock>) -> Vec<MixerLayer> {
+fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec<MixerLayer> {
     let layers = mixers.into_iter().zip(feed_forwards);
     let layer = |(mixer, feed_forward)| MixerLayer {
         mixer,
@@ -108,7 +108,7 @@ impl Architecture for Jamba {
                 attending: &|heads| Ok(attention(heads, None, None)),
             },
         )?;
-        let fed = feed_forwards(&hyper, weights)?;
+        let fed = feed_forwards(&hyper, weights, RouteSum::Free)?;
         build(
             self.name(),
             (&hyper, weights),
@@ -167,7 +167,7 @@ impl Architecture for GraniteHybrid {
                 attending: &|heads| Ok(attention(heads, scale, rope(heads)?)),
             },
         )?;
-        let fed = feed_forwards(&hyper, weights)?;
+        let fed = feed_forwards(&hyper, weights, RouteSum::One)?;
         let wiring = Wiring {
             multipliers: Multipliers {
                 embedding: factor("embedding_scale")?,
@@ -225,7 +225,7 @@ impl Architecture for FalconH1 {
             ))
         });
         let mixers = mixers.collect::<Result<_, ModelError>>()?;
-        let fed = feed_forwards(&hyper, weights)?;
+        let fed = feed_forwards(&hyper, weights, RouteSum::One)?;
         build(
             self.name(),
             (&hyper, weights),
@@ -293,9 +293,9 @@ fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
     })
 }
 
-fn example_feed_forward(hidden: usize) -> FeedForwardBlock {
-    FeedForwardBlock {
+fn example_feed_forward(hidden: usize) -> FeedForward {
+    FeedForward::Dense(FeedForwardBlock {
         hidden,
         activation: Activation::Silu,
-    }
+    })
 }

@@ -72,6 +72,12 @@ pub(crate) const CASES: &[Case] = &[
         ..case("bamba")
     },
     case("falcon_h1"),
+    case("jamba"),
+    // Its keys do not rotate, but lie as if they did.
+    Case {
+        keys: KeyOrder::Pairs(16),
+        ..case("granitemoehybrid")
+    },
 ];
 
 pub(crate) fn path(file: &str) -> String {
