@@ -8,6 +8,7 @@ mod curves;
 mod custom;
 mod experts;
 mod recurrent;
+mod split;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -321,25 +322,26 @@ impl<'a> Resolver<'a> {
     fn linear(&mut self, id: NodeId, node: &'a Node) -> Result<(), BackendError> {
         let x = self.operand(node, 0)?;
         let graph = self.graph;
-        let mut products = vec![self.product(id, node, x)?];
+        let mut products = self.products(id, node, x)?;
         for (at, later) in graph.nodes().iter().enumerate().skip(id.as_usize() + 1) {
             let later_id = NodeId(u32::try_from(at).unwrap_or(u32::MAX));
             let is_linear = matches!(later.op, Op::Linear { .. });
             let same = later.operands.first().and_then(|o| self.stands_for.get(o)) == Some(&x);
             if is_linear && same && !self.finished.contains(&later_id) {
-                products.push(self.product(later_id, later, x)?);
+                products.extend(self.products(later_id, later, x)?);
             }
         }
         self.out.steps.push(Step::Linear { x, products });
         Ok(())
     }
 
-    fn product(
+    /// The product of a matrix, or one for each part of it that is read.
+    fn products(
         &mut self,
         id: NodeId,
         node: &'a Node,
         x: Value,
-    ) -> Result<Product<Value>, BackendError> {
+    ) -> Result<Vec<Product<Value>>, BackendError> {
         let Op::Linear { weight, bias } = &node.op else {
             return Err(unsupported(node));
         };
@@ -355,6 +357,10 @@ impl<'a> Resolver<'a> {
         if bias.as_ref().is_some_and(|b| b.len() != n_out) {
             return Err(unsupported(node));
         }
+        let parts = self.split(id, (&matrix, bias.as_ref()), node)?;
+        if !parts.is_empty() {
+            return Ok(parts);
+        }
         self.finished.insert(id);
         let (residual, out) = match self.sum_of(id) {
             Some((sum, residual)) => {
@@ -365,12 +371,13 @@ impl<'a> Resolver<'a> {
             None => (None, Value::Node(id)),
         };
         self.stands_for.insert(id, out);
-        Ok(Product {
+        let product = Product {
             matrix,
             bias,
             residual,
             out,
-        })
+        };
+        Ok(vec![product])
     }
 
     /// The sum that alone uses the product `id`, and what is added: known already, and itself no
