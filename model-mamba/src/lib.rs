@@ -26,7 +26,7 @@ use model_core::architecture::Registry;
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
     registry.register(Mamba2);
-    for class in hf::CLASSES {
-        registry.register_hf(*class);
+    for class in hf::classes() {
+        registry.register_hf(class);
     }
 }

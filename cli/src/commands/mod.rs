@@ -4,11 +4,15 @@
 //! and not a panic.
 
 mod bench;
+mod convert;
 mod graph;
 mod inspect;
 mod logits;
+mod perplexity;
 mod run;
 mod tokenize;
+
+pub(crate) use convert::FileType;
 
 use crate::args::Command;
 use crate::failure::Exit;
@@ -23,5 +27,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),
         Command::Bench(args) => bench::run(&args, stdout),
+        Command::Perplexity(args) => perplexity::run(&args, stdout),
+        Command::Convert(args) => convert::run(&args, stdout),
     }
 }
