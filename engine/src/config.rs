@@ -6,8 +6,8 @@
 use kv_core::batch::BatchRules;
 use kv_core::layers::{LayerMap, LayoutError, RowLayout};
 use kv_core::memory::{AnyMemory, MemoryConfig, MemoryConfigError, Streams, SwaSize};
-use kv_core::{Causality, KvType, MAX_SEQS};
-use model_core::architecture::Model;
+use kv_core::{KvType, MAX_SEQS, Window};
+use model_core::architecture::{Model, OutputKind};
 
 /// The context length where none is chosen, unless the model was trained with less.
 pub const DEFAULT_N_CTX: u32 = 4096;
@@ -66,6 +66,15 @@ pub enum ConfigError {
     /// The rows of all cells cannot be counted.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// Tokens that see later ones of their ubatch, and a memory whose batches are cut anywhere.
+    #[error(
+        "tokens of the model see later ones through {window}, but its memory takes a sequence in \
+         pieces: its tokens must see each other in both, or in none"
+    )]
+    CutSequences {
+        /// The window through which they do.
+        window: Window,
+    },
     /// There is no memory for such layers, or none of such a size.
     #[error(transparent)]
     Memory(#[from] MemoryConfigError),
@@ -84,6 +93,8 @@ pub struct Settings {
     pub layout: RowLayout,
     /// Compiled shapes that are kept.
     pub n_programs: usize,
+    /// Whether the model gives logits or embeddings.
+    pub output: OutputKind,
     layers: LayerMap,
     memory: MemoryConfig,
 }
@@ -129,7 +140,7 @@ impl EngineConfig {
             n_seqs: self.n_seqs,
             streams: self.streams,
             n_ubatch,
-            causality: Causality::Causal,
+            causality: model.causality(),
             swa: self.swa,
             n_snapshots: self.n_snapshots,
         };
@@ -146,6 +157,7 @@ impl EngineConfig {
             layout: RowLayout::new(model.layers(), &cells, self.kv_type)?
                 .with_states(model.layers(), memory.n_state_rows())?,
             n_programs: self.n_programs,
+            output: model.output(),
             layers: model.layers().clone(),
             memory,
         })
@@ -153,6 +165,14 @@ impl EngineConfig {
 }
 
 impl Settings {
+    /// Values of one row that comes out: the vocabulary's tokens, or the width of an embedding.
+    pub fn output_width(&self) -> usize {
+        match self.output {
+            OutputKind::Logits => self.rules.n_vocab as usize,
+            OutputKind::Embeddings => self.rules.n_embd as usize,
+        }
+    }
+
     /// An empty memory of these sizes.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ mod timings;
 
 pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
 pub use context::{GroupAttention, LongContext};
-pub use decode::{Engine, Logits};
+pub use decode::{Embeddings, Engine, Logits};
 pub use error::EngineError;
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
 pub use timings::{Pace, Timings};

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use kv_core::Causality;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Graph, GraphError, GraphShape};
 use kv_core::layers::LayerMap;
@@ -32,12 +33,33 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// Width of the embedding rows.
     fn embedding_dim(&self) -> usize;
 
+    /// What its graph's first output is.
+    fn output(&self) -> OutputKind {
+        OutputKind::Logits
+    }
+
+    /// Whether its tokens see later ones of the same batch in the memory. Attention without a
+    /// memory ([`Op::AttendBatch`](kv_core::graph::Op::AttendBatch)) always sees them.
+    fn causality(&self) -> Causality {
+        Causality::Causal
+    }
+
     /// The computation for a ubatch of this shape. Its one output is the logits,
-    /// `[outputs, vocab]`.
+    /// `[outputs, vocab]`, or the final rows, `[outputs, dim]`: see [`Model::output`].
     ///
     /// # Errors
     /// [`ModelError::Graph`] where the model's sizes do not fit together.
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError>;
+}
+
+/// What comes out of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputKind {
+    /// A score for every token of the vocabulary: a language model.
+    #[default]
+    Logits,
+    /// The final row of every wanted token, as wide as the embedding rows: an encoder.
+    Embeddings,
 }
 
 /// A family of models: knows which metadata it needs.

@@ -7,8 +7,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::{
-    Attend, Backend, BackendError, BackendInfo, Conv, LayerRope, RowCopy, RowShift, RowSpan, Scan,
-    ScanHeads, StoreRows,
+    Attend, Backend, BackendError, BackendInfo, Conv, CustomOps, LayerRope, RowCopy, RowShift,
+    RowSpan, Scan, ScanHeads, StoreRows,
 };
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::layers::RowLayout;
@@ -23,6 +23,7 @@ type Done = Result<(), BackendError>;
 #[allow(missing_docs, clippy::missing_errors_doc)] // each method is its twin's
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
+    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done;
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError>;
     fn dyn_layout<'a>(&self, rows: &'a dyn Any) -> Option<&'a RowLayout>;
     fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done;
@@ -70,6 +71,10 @@ where
 {
     fn dyn_info(&self) -> BackendInfo {
         self.info()
+    }
+
+    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done {
+        self.set_custom_ops(ops)
     }
 
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError> {
@@ -176,6 +181,10 @@ impl Backend for BoxedBackend {
 
     fn info(&self) -> BackendInfo {
         self.0.dyn_info()
+    }
+
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Done {
+        self.0.dyn_set_custom_ops(ops)
     }
 
     fn allocate(&self, layout: &RowLayout) -> Result<BoxedRows, BackendError> {

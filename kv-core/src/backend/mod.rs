@@ -10,6 +10,7 @@
 
 mod args;
 mod attend;
+mod custom;
 mod dynamic;
 mod error;
 mod recurrent;
@@ -24,6 +25,7 @@ pub use args::{
 };
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
+pub use custom::{CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, MAX_CUSTOM_OPERANDS};
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;
 pub use recurrent::{HeadWeights, conv_token, scan_heads_token, scan_token};
@@ -55,6 +57,17 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What this backend is.
     fn info(&self) -> BackendInfo;
+
+    /// Takes implementations of custom operations: graphs that are compiled with weights loaded from
+    /// now on may name them.
+    ///
+    /// # Errors
+    /// [`BackendError::NoCustomOps`] where the backend cannot compute any.
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        let _ = ops;
+        let backend = self.info().name;
+        Err(BackendError::NoCustomOps { backend })
+    }
 
     /// Allocates all rows of `layout`, filled with zeros.
     ///

@@ -61,6 +61,7 @@ mod error;
 mod hybrid;
 pub mod invariants;
 mod iswa;
+mod nothing;
 mod place;
 mod pos_set;
 mod recurrent;
@@ -78,6 +79,7 @@ pub use error::{
 };
 pub use hybrid::{Pair, PairError};
 pub use iswa::{Iswa, SwaSize};
+pub use nothing::{NoMemory, batch_visibility};
 pub use place::UnifiedPlacement;
 pub use recurrent::{
     CoupledStates, KeptState, NoStateRoom, Recurrent, RecurrentConfig, RecurrentConfigError,
