@@ -224,6 +224,11 @@ fn a_context_that_no_machine_has() {
         "{message}"
     );
     assert!(message.contains("TiB, but this machine has"), "{message}");
+    // The largest that fits, which does.
+    let words: Vec<&str> = message.split(' ').collect();
+    let at = words.iter().position(|w| *w == "--ctx").unwrap();
+    let largest: u32 = words[at + 1].parse().unwrap();
+    assert!((1 << 16..1 << 30).contains(&largest), "{message}");
 }
 
 #[test]

@@ -24,13 +24,14 @@ mod weights;
 use std::sync::Arc;
 
 use candle_core::{Device, DeviceLocation, Tensor};
-use kv_core::KvType;
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowSpan, StoreRows, expect_len,
+    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
+    expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, LayerIdx};
 
 use error::OnDevice;
 use ops::Queries;
@@ -94,6 +95,15 @@ impl Backend for CandleBackend {
 
     fn layout<'a>(&self, rows: &'a Rows) -> &'a RowLayout {
         rows.layout()
+    }
+
+    fn allocated_bytes(
+        &self,
+        rows: &Rows,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        rows.n_bytes(layer, kind)
     }
 
     fn read_rows(&self, rows: &Rows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {

@@ -104,7 +104,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn every_golden_mask_is_met() {
+fn k43_k46_every_golden_mask_is_met() {
     for case in cases() {
         let mask = case
             .visibility()

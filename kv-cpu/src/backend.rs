@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
-use kv_core::KvType;
 use kv_core::backend::{
     Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
     expect_len,
@@ -11,6 +10,7 @@ use kv_core::backend::{
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, LayerIdx};
 
 use crate::attend::{Attention, Beside, Scratch, TileKernels, blocks, check_shape};
 use crate::execute::attend;
@@ -110,6 +110,15 @@ impl Backend for CpuBackend {
 
     fn layout<'a>(&self, rows: &'a CpuRows) -> &'a RowLayout {
         rows.layout()
+    }
+
+    fn allocated_bytes(
+        &self,
+        rows: &CpuRows,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        rows.n_bytes(layer, kind)
     }
 
     fn read_rows(&self, rows: &CpuRows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {

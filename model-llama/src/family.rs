@@ -162,7 +162,7 @@ impl LlamaLike {
                 bias: self.bias,
                 qk_norm: self.qk_norm,
                 norm_eps: common.norm_eps,
-                rope,
+                rope: Some(rope),
                 window,
             },
             feed_forward: FeedForwardBlock {

@@ -183,6 +183,7 @@ macro_rules! backend_contract {
     ($make:expr) => {
         $crate::backend_contract! { @tests $make;
             rows: info_names_the_backend_and_its_types, fresh_rows_are_zero,
+                allocated_bytes_are_as_planned,
                 written_rows_read_back, stored_rows_are_encoded_bit_for_bit,
                 storing_touches_no_other_row, copies_move_whole_rows_of_one_part,
                 copies_happen_in_order, rows_out_of_range_are_refused,

@@ -223,6 +223,8 @@ pub trait Memory {
     fn n_holes(&self) -> u32;
 
     /// Moves cells until those in use are the first of their stream. What tokens see stays the same.
+    /// Makes attention read fewer and longer runs of cells; it makes no room, since tokens go to any
+    /// free cells.
     fn compact(&mut self) -> Compacted;
 
     /// Removes all other sequences.

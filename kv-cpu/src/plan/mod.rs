@@ -16,6 +16,7 @@ use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph};
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeSpec;
 
+use crate::kernels::Lanes;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
 
@@ -195,8 +196,8 @@ pub(crate) struct ConvKernel {
 #[derive(Debug)]
 pub(crate) struct ScanWeights {
     pub(crate) d_state: usize,
-    /// `[channels, d_state]`.
-    pub(crate) a: Arc<[f32]>,
+    /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
+    pub(crate) rates: Vec<Lanes>,
     /// `[channels]`.
     pub(crate) d: Arc<[f32]>,
 }
