@@ -35,14 +35,9 @@ fn logits(model: &Path) -> Vec<f32> {
     output(&["logits", "-m", &model, "--tokens", ids, "--out", &out]);
     let bytes = std::fs::read(out).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let words = file
-        .tensor("logits")
-        .unwrap()
-        .data()
-        .as_chunks::<4>()
-        .0
-        .to_vec();
-    words.into_iter().map(f32::from_le_bytes).collect()
+    let view = file.tensor("logits").unwrap();
+    let words = view.data().as_chunks::<4>().0.iter().copied();
+    words.map(f32::from_le_bytes).collect()
 }
 
 #[test]
