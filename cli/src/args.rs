@@ -9,6 +9,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName};
+use crate::commands::FileType;
 
 /// A number of tokens, at least one.
 fn count() -> RangedI64ValueParser<u32> {
@@ -57,6 +58,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Look into saved states.
     State(StateArgs),
+    /// Measure how well a model predicts a text.
+    Perplexity(PerplexityArgs),
+    /// Write a model directory as a GGUF file.
+    Convert(ConvertArgs),
 }
 
 /// Where the model comes from.
@@ -511,4 +516,48 @@ pub(crate) struct StateInspectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `cellar perplexity`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The text is cut into chunks of --ctx tokens [default: 512]; the second half of each is scored, as
+llama-perplexity does it, so that figures compare.
+
+Examples:
+  cellar perplexity -m MODEL.gguf -f notes.txt
+  cellar perplexity -m MODEL.gguf -f notes.txt -c 2048 --json")]
+pub(crate) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Stop after this many chunks [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    pub(crate) chunks: Option<u32>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// `cellar convert`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are no whole number
+of blocks is stored in a larger type. The file is written aside and renamed when it is whole.
+
+Examples:
+  cellar convert DIRECTORY model.gguf --type f16
+  cellar convert DIRECTORY model.gguf --type q4_k")]
+pub(crate) struct ConvertArgs {
+    /// Directory with config.json, safetensors and tokenizer.json (or a GGUF file, to requantise)
+    pub(crate) model: PathBuf,
+    /// Where to write
+    pub(crate) out: PathBuf,
+    /// How matrices are stored: f32, f16, bf16, q8_0, q6_k, q5_k, q5_0, q5_1, q4_k, q4_0, q4_1, q3_k
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) file_type: FileType,
 }

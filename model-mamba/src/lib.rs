@@ -42,7 +42,7 @@ pub fn register(registry: &mut Registry) {
     registry.register(FalconH1);
     registry.register(GraniteHybrid);
     registry.register(Jamba);
-    for class in hf::CLASSES {
-        registry.register_hf(*class);
+    for class in hf::classes() {
+        registry.register_hf(class);
     }
 }
