@@ -10,7 +10,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Block, Scratch, TileKernels, blocks};
+use crate::attend::{Attention, Block, Decoder, Scratch, TileKernels, blocks};
 use crate::kernels::Kernels;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, Product, RopeTable, Step};
@@ -359,6 +359,7 @@ impl Run<'_> {
             tiles: TileKernels::for_isa(self.kernels.isa),
             spec: *spec,
             stored,
+            decoders: stored.map(|s| Decoder::new(self.kernels.isa, s.shape.kv_type)),
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,
