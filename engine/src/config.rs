@@ -34,6 +34,9 @@ pub struct EngineConfig {
     pub streams: Streams,
     /// How many cells layers with a window have.
     pub swa: SwaSize,
+    /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so many
+    /// tokens. Each costs as much as the state itself, twice.
+    pub n_snapshots: u32,
     /// Compiled shapes that are kept; the least recently used one makes room for a new one.
     pub n_programs: usize,
 }
@@ -95,6 +98,7 @@ impl Default for EngineConfig {
             kv_types: KvTypes::new(KvType::F16, KvType::F16),
             streams: Streams::Shared,
             swa: SwaSize::Window,
+            n_snapshots: 0,
             n_programs: 8,
         }
     }
@@ -127,6 +131,7 @@ impl EngineConfig {
             n_ubatch,
             causality: Causality::Causal,
             swa: self.swa,
+            n_snapshots: self.n_snapshots,
         };
         let cells = memory.cells_per_part(model.layers())?;
         Ok(Settings {

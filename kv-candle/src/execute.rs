@@ -139,7 +139,8 @@ impl Run<'_> {
                 ops::linear(self.operand(node, 0)?, program.weight(weight, node)?, bias)
             }
             Op::RmsNorm { weight, eps } => {
-                ops::rms_norm(self.operand(node, 0)?, program.weight(weight, node)?, *eps)
+                let gain = weight.as_deref().map(|w| program.weight(w, node));
+                ops::rms_norm(self.operand(node, 0)?, gain.transpose()?, *eps)
             }
             Op::Rope { rope } => {
                 let known = program.rotation(rope, node.operands.get(1).copied());
@@ -188,6 +189,18 @@ impl Run<'_> {
                     program.weight(&scan.d, node)?,
                 ];
                 ops::scan(&tensors.state, [x, dt, b, c], weights, inputs.states)
+            }
+            Op::ScanHeads { layer, scan } => {
+                let (_, tensors) = self.rows.states(*layer)?;
+                let [x, dt] = [self.operand(node, 0)?, self.operand(node, 1)?];
+                let [b, c] = [self.operand(node, 2)?, self.operand(node, 3)?];
+                let weights = [
+                    program.weight(&scan.a, node)?,
+                    program.weight(&scan.d, node)?,
+                    program.weight(&scan.dt_bias, node)?,
+                ];
+                let operands = [x, dt, b, c];
+                ops::scan_heads(&tensors.state, operands, weights, (scan, inputs.states))
             }
             Op::StoreKv { layer } => {
                 let cells = &part_inputs(inputs, part_of(&program.graph, node, 2)?)?.cells;

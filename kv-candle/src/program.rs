@@ -86,8 +86,16 @@ impl Program {
                     self.load(name, node, weights)?;
                 }
             }
-            Op::Embed { weight } | Op::RmsNorm { weight, .. } => {
-                self.load(weight, node, weights)?
+            Op::ScanHeads { scan, .. } => {
+                for name in [&scan.a, &scan.d, &scan.dt_bias] {
+                    self.load(name, node, weights)?;
+                }
+            }
+            Op::Embed { weight } => self.load(weight, node, weights)?,
+            Op::RmsNorm { weight, .. } => {
+                if let Some(weight) = weight {
+                    self.load(weight, node, weights)?;
+                }
             }
             Op::Linear { weight, bias } => {
                 self.load(weight, node, weights)?;
@@ -181,6 +189,10 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
                 check_states(states_of(layout, layer)?, RowKind::Conv, len)?;
             }
             Op::Scan { layer, ref scan } => {
+                let len = scan.d_state * node.row_len();
+                check_states(states_of(layout, layer)?, RowKind::State, len)?;
+            }
+            Op::ScanHeads { layer, ref scan } => {
                 let len = scan.d_state * node.row_len();
                 check_states(states_of(layout, layer)?, RowKind::State, len)?;
             }

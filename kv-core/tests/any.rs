@@ -31,6 +31,7 @@ fn memory(layers: &[LayerMemory]) -> AnyMemory {
         n_ubatch: 16,
         causality: Causality::Causal,
         swa: SwaSize::Window,
+        n_snapshots: 0,
     };
     assert_eq!(config.n_state_rows(), 4, "two rows for each sequence");
     AnyMemory::new(&LayerMap::new(layers.to_vec()), &config).unwrap()

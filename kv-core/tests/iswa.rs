@@ -392,6 +392,7 @@ fn config(n_ctx: u32, streams: Streams) -> MemoryConfig {
         n_ubatch: 64,
         causality: Causality::Causal,
         swa: SwaSize::Window,
+        n_snapshots: 0,
     }
 }
 

@@ -4,8 +4,10 @@
 //! the scale `a / 127`, and value `x` becomes `x · 127 / a` rounded to the nearest integer, ties to
 //! even. Two special blocks: where `a < 127 · f32::MIN_POSITIVE` all values and the scale are 0,
 //! and where a value is infinite or NaN the scale is NaN, so that whatever is computed from it is
-//! NaN too. Beside the values each block has `scale · Σ q`, whole and by halves, which weights with
-//! a minimum need.
+//! NaN too. In *long* rows ([`ScaleSpan::SuperBlock`]) the eight blocks of 256 values have one scale,
+//! by the same rule: what weights with integer scales inside blocks of 256 are multiplied with.
+//! Beside the values each block has `scale · Σ q` and `Σ q`, whole and by halves, which weights with
+//! a minimum or an offset need.
 //!
 //! Invariant: rows are padded with zero blocks (scale 0) to a multiple of [`PADDING`] blocks, so
 //! that kernels may read whole groups of blocks. Knows nothing of weights.
@@ -16,8 +18,10 @@ use crate::kernels::Kernels;
 
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
+/// Blocks that share a scale in long rows.
+pub const SUPER_BLOCK: usize = 8;
 /// Rows hold a multiple of this many blocks.
-pub const PADDING: usize = 8;
+pub const PADDING: usize = SUPER_BLOCK;
 
 /// Rows of activations, ready to be multiplied.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +37,48 @@ pub enum Activations<'a> {
 pub enum ActivationKind {
     /// [`Activations::F32`].
     F32,
-    /// [`Activations::Int8`].
+    /// [`Activations::Int8`] with a scale for every block.
     Int8,
+    /// [`Activations::Int8`] with a scale for every [`SUPER_BLOCK`] blocks.
+    Int8Long,
+}
+
+/// Over how many values of a row a scale reaches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleSpan {
+    /// [`BLOCK`] values.
+    #[default]
+    Block,
+    /// [`SUPER_BLOCK`] blocks: each of them holds the same scale.
+    SuperBlock,
+}
+
+impl ScaleSpan {
+    /// The kind of activations that such rows are.
+    pub fn kind(self) -> ActivationKind {
+        match self {
+            Self::Block => ActivationKind::Int8,
+            Self::SuperBlock => ActivationKind::Int8Long,
+        }
+    }
+
+    /// Values that share a scale.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::Block => BLOCK,
+            Self::SuperBlock => BLOCK * SUPER_BLOCK,
+        }
+    }
+}
+
+/// Sums of the quants of one block, as integers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct NegativeSums {
+    /// `−Σ q` of the block.
+    pub(crate) whole: i32,
+    /// The same of its halves.
+    pub(crate) halves: [i32; 2],
 }
 
 /// 64 int8 values on a cache line of their own.
@@ -45,18 +89,35 @@ struct Line([[i8; BLOCK]; 2]);
 /// Memory for int8 rows, reused from operation to operation.
 #[derive(Debug, Default)]
 pub struct Int8Buffer {
+    span: ScaleSpan,
     n_columns: usize,
     n_tokens: usize,
     quants: Vec<Line>,
     scales: Vec<f32>,
     sums: Vec<f32>,
     half_sums: Vec<[f32; 2]>,
+    int_sums: Vec<i16>,
+    int_half_sums: Vec<[i16; 2]>,
+    negative: Vec<NegativeSums>,
 }
 
 impl Int8Buffer {
-    /// No memory yet.
+    /// No memory yet; a scale for every block.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// No memory yet; scales that reach so far.
+    pub fn with_span(span: ScaleSpan) -> Self {
+        Self {
+            span,
+            ..Self::default()
+        }
+    }
+
+    /// Which kind of activations this holds.
+    pub fn kind(&self) -> ActivationKind {
+        self.span.kind()
     }
 
     /// Memory for `n_tokens` rows of `n_columns` values; later shapes that need no more memory
@@ -76,6 +137,9 @@ impl Int8Buffer {
             self.scales.resize(n_blocks, 0.0);
             self.sums.resize(n_blocks, 0.0);
             self.half_sums.resize(n_blocks, [0.0; 2]);
+            self.int_sums.resize(n_blocks, 0);
+            self.int_half_sums.resize(n_blocks, [0; 2]);
+            self.negative.resize(n_blocks, NegativeSums::default());
         }
         (self.n_tokens, self.n_columns) = (n_tokens, n_columns);
     }
@@ -106,24 +170,32 @@ impl Int8Buffer {
             std::slice::from_raw_parts(self.quants.as_ptr().cast::<[i8; BLOCK]>(), n_blocks)
         };
         Int8Rows {
+            span: self.span,
             n_tokens,
             n_columns,
             quants,
             scales: &self.scales[..n_blocks],
             sums: &self.sums[..n_blocks],
             half_sums: &self.half_sums[..n_blocks],
+            int_sums: &self.int_sums[..n_blocks],
+            int_half_sums: &self.int_half_sums[..n_blocks],
+            negative: &self.negative[..n_blocks],
         }
     }
 
     /// The rows, for several threads that each prepare some of them and later read all.
     pub fn shared(&mut self) -> Int8Shared<'_> {
         Int8Shared {
+            span: self.span,
             n_tokens: self.n_tokens,
             n_columns: self.n_columns,
             quants: self.quants.as_mut_ptr().cast(),
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
             half_sums: self.half_sums.as_mut_ptr(),
+            int_sums: self.int_sums.as_mut_ptr(),
+            int_half_sums: self.int_half_sums.as_mut_ptr(),
+            negative: self.negative.as_mut_ptr(),
             owner: PhantomData,
         }
     }
@@ -137,12 +209,16 @@ pub(crate) fn padded_blocks(n_columns: usize) -> usize {
 /// The rows of an [`Int8Buffer`], shared by threads that take turns in writing and reading them.
 #[derive(Clone, Copy, Debug)]
 pub struct Int8Shared<'a> {
+    span: ScaleSpan,
     n_tokens: usize,
     n_columns: usize,
     quants: *mut [i8; BLOCK],
     scales: *mut f32,
     sums: *mut f32,
     half_sums: *mut [f32; 2],
+    int_sums: *mut i16,
+    int_half_sums: *mut [i16; 2],
+    negative: *mut NegativeSums,
     owner: PhantomData<&'a mut Int8Buffer>,
 }
 
@@ -169,10 +245,14 @@ impl<'a> Int8Shared<'a> {
         // borrowed for `'a` holds; the caller promises that nobody else uses this row meanwhile.
         let row = unsafe {
             Int8RowMut {
+                span: self.span,
                 quants: std::slice::from_raw_parts_mut(self.quants.add(first), n),
                 scales: std::slice::from_raw_parts_mut(self.scales.add(first), n),
                 sums: std::slice::from_raw_parts_mut(self.sums.add(first), n),
                 half_sums: std::slice::from_raw_parts_mut(self.half_sums.add(first), n),
+                int_sums: std::slice::from_raw_parts_mut(self.int_sums.add(first), n),
+                int_half_sums: std::slice::from_raw_parts_mut(self.int_half_sums.add(first), n),
+                negative: std::slice::from_raw_parts_mut(self.negative.add(first), n),
             }
         };
         let values = &values[..values.len().min(self.n_columns)];
@@ -181,6 +261,9 @@ impl<'a> Int8Shared<'a> {
         row.scales[used..].fill(0.0);
         row.sums[used..].fill(0.0);
         row.half_sums[used..].fill([0.0; 2]);
+        row.int_sums[used..].fill(0);
+        row.int_half_sums[used..].fill([0; 2]);
+        row.negative[used..].fill(NegativeSums::default());
         (kernels.quantize)(values, row);
     }
 
@@ -195,12 +278,16 @@ impl<'a> Int8Shared<'a> {
         // writes them.
         unsafe {
             Int8Rows {
+                span: self.span,
                 n_tokens: self.n_tokens,
                 n_columns: self.n_columns,
                 quants: std::slice::from_raw_parts(self.quants, n),
                 scales: std::slice::from_raw_parts(self.scales, n),
                 sums: std::slice::from_raw_parts(self.sums, n),
                 half_sums: std::slice::from_raw_parts(self.half_sums, n),
+                int_sums: std::slice::from_raw_parts(self.int_sums, n),
+                int_half_sums: std::slice::from_raw_parts(self.int_half_sums, n),
+                negative: std::slice::from_raw_parts(self.negative, n),
             }
         }
     }
@@ -209,21 +296,47 @@ impl<'a> Int8Shared<'a> {
 /// One row to be filled by a kernel, all in units of (padded) blocks.
 #[derive(Debug)]
 pub(crate) struct Int8RowMut<'a> {
+    pub(crate) span: ScaleSpan,
     pub(crate) quants: &'a mut [[i8; BLOCK]],
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
     pub(crate) half_sums: &'a mut [[f32; 2]],
+    pub(crate) int_sums: &'a mut [i16],
+    pub(crate) int_half_sums: &'a mut [[i16; 2]],
+    pub(crate) negative: &'a mut [NegativeSums],
+}
+
+impl Int8RowMut<'_> {
+    /// Writes the scale of block `b` and the sums that follow from it and from the sums of the
+    /// halves' quants.
+    #[inline]
+    pub(crate) fn set_marks(&mut self, b: usize, scale: f32, [low, high]: [i32; 2]) {
+        self.scales[b] = scale;
+        self.sums[b] = scale * (low + high) as f32;
+        self.half_sums[b] = [scale * low as f32, scale * high as f32];
+        // 32 quants of at most 127 fit.
+        self.int_sums[b] = (low + high) as i16;
+        self.int_half_sums[b] = [low as i16, high as i16];
+        self.negative[b] = NegativeSums {
+            whole: -(low + high),
+            halves: [-low, -high],
+        };
+    }
 }
 
 /// Prepared int8 rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Int8Rows<'a> {
+    span: ScaleSpan,
     n_tokens: usize,
     n_columns: usize,
     quants: &'a [[i8; BLOCK]],
     scales: &'a [f32],
     sums: &'a [f32],
     half_sums: &'a [[f32; 2]],
+    int_sums: &'a [i16],
+    int_half_sums: &'a [[i16; 2]],
+    negative: &'a [NegativeSums],
 }
 
 /// One prepared row, all in units of (padded) blocks.
@@ -234,9 +347,17 @@ pub(crate) struct Int8Row<'a> {
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
     pub(crate) half_sums: &'a [[f32; 2]],
+    pub(crate) int_sums: &'a [i16],
+    pub(crate) int_half_sums: &'a [[i16; 2]],
+    pub(crate) negative: &'a [NegativeSums],
 }
 
 impl<'a> Int8Rows<'a> {
+    /// Which kind of activations these are.
+    pub fn kind(&self) -> ActivationKind {
+        self.span.kind()
+    }
+
     /// Number of rows.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
@@ -252,12 +373,16 @@ impl<'a> Int8Rows<'a> {
         let n = padded_blocks(self.n_columns);
         let blocks = tokens.start.checked_mul(n)?..tokens.end.checked_mul(n)?;
         Some(Self {
+            span: self.span,
             n_tokens: tokens.len(),
             n_columns: self.n_columns,
             quants: self.quants.get(blocks.clone())?,
             scales: self.scales.get(blocks.clone())?,
             sums: self.sums.get(blocks.clone())?,
-            half_sums: self.half_sums.get(blocks)?,
+            half_sums: self.half_sums.get(blocks.clone())?,
+            int_sums: self.int_sums.get(blocks.clone())?,
+            int_half_sums: self.int_half_sums.get(blocks.clone())?,
+            negative: self.negative.get(blocks)?,
         })
     }
 
@@ -268,6 +393,20 @@ impl<'a> Int8Rows<'a> {
         let blocks = row.quants.iter().zip(row.scales);
         let values = blocks.flat_map(|(quants, scale)| quants.map(|q| scale * f32::from(q)));
         Some(values.take(self.n_columns).collect())
+    }
+
+    /// Where everything begins.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn pointers(&self) -> crate::kernels::panel::Acts {
+        crate::kernels::panel::Acts {
+            quants: self.quants.as_ptr(),
+            scales: self.scales.as_ptr(),
+            sums: self.sums.as_ptr(),
+            int_sums: self.int_sums.as_ptr(),
+            int_half_sums: self.int_half_sums.as_ptr(),
+            negative: self.negative.as_ptr(),
+            row_blocks: padded_blocks(self.n_columns),
+        }
     }
 
     /// Scale and quant of one value; the row must exist.
@@ -283,6 +422,9 @@ impl<'a> Int8Rows<'a> {
             scales: one.scales,
             sums: one.sums,
             half_sums: one.half_sums,
+            int_sums: one.int_sums,
+            int_half_sums: one.int_half_sums,
+            negative: one.negative,
         })
     }
 }
@@ -296,6 +438,9 @@ impl<'a> Int8Rows<'a> {
             scales: &[],
             sums: &[],
             half_sums: &[],
+            int_sums: &[],
+            int_half_sums: &[],
+            negative: &[],
         };
         let mut rows = [none; N];
         for (token, row) in (first..).zip(&mut rows) {

@@ -14,7 +14,7 @@ use crate::attend::{Attention, Block, Decoder, Scratch, TileKernels, blocks};
 use crate::kernels::Kernels;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, Product, RopeTable, Step};
-use crate::recurrent::{Convolution, SelectiveScan};
+use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Lead;
@@ -26,8 +26,13 @@ const VALUES_PER_TASK: usize = 8192;
 const TASKS_PER_THREAD: usize = 4;
 /// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
 const ROWS_STEP: usize = 16;
-/// Weight bytes that are worth a task of their own.
+/// The same for several tokens, whose kernels take so many rows at a time.
+const PANEL_STEP: usize = 32;
+/// Weight bytes that are worth a task of their own, and how many one should have at most.
 const BYTES_PER_TASK: usize = 16 * 1024;
+const MOST_BYTES_PER_TASK: usize = 256 * 1024;
+/// Tokens whose multiplication takes about as long as reading the weights from memory.
+const TOKENS_PER_READ: usize = 4;
 
 /// Computes one row of a buffer: `(row, values)`.
 type FillRow<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), BackendError> + Sync + 'a;
@@ -58,7 +63,8 @@ pub(crate) struct Run<'a> {
     pub(crate) n_threads: usize,
     pub(crate) frame: Frame<'a>,
     pub(crate) inputs: &'a GraphInputs<'a>,
-    pub(crate) int8: &'a mut Int8Buffer,
+    /// With a scale for every block, and long ones.
+    pub(crate) int8: &'a mut [Int8Buffer; 2],
     pub(crate) angles: &'a mut [Angles],
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],
@@ -111,17 +117,25 @@ impl Run<'_> {
                 })
             }
             Step::Linear { x, products } => self.linear(*x, products),
-            Step::RmsNorm { x, gain, eps, out } => {
+            Step::RmsNorm {
+                x,
+                gain,
+                dim,
+                eps,
+                out,
+            } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
-                let (kernels, dim) = (self.kernels, gain.len());
+                let (kernels, dim) = (self.kernels, *dim);
+                let n_groups = gain.len() / dim;
                 // Heads are normed one by one, so a row is `dim` values here.
                 let heads = Buf {
-                    rows: out.len() / dim.max(1),
+                    rows: out.len() / dim,
                     width: dim,
                     ..*out
                 };
                 self.rows(heads, &|row, values| {
+                    let gain = &gain[row % n_groups * dim..][..dim];
                     (kernels.rms_norm)(&x[row * dim..(row + 1) * dim], gain, *eps, values);
                     Ok(())
                 })
@@ -207,7 +221,39 @@ impl Run<'_> {
                     weights,
                     channels,
                     inputs: [x, dt, b, c],
-                    states: SharedValues::new(states),
+                    states: States {
+                        row_len: channels * weights.d_state,
+                        values: SharedValues::new(states),
+                    },
+                    out: self.frame.write(*out),
+                };
+                let step = channels_per_task(channels, self.n_threads);
+                self.lead.each(channels.div_ceil(step), &|_, task| {
+                    // SAFETY: the groups were checked; each channel belongs to one task.
+                    unsafe { scan.run(groups, piece(task, step, channels)) };
+                    Ok(())
+                })
+            }
+            Step::ScanHeads {
+                layer,
+                weights,
+                inputs,
+                out,
+            } => {
+                let Some([_, states]) = rows.states_mut(*layer) else {
+                    return Ok(());
+                };
+                let (channels, groups) = (out.width, self.inputs.states);
+                let scan = HeadScan {
+                    kernels: self.kernels,
+                    weights,
+                    channels,
+                    // SAFETY: the plan lets no step write what it reads.
+                    inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
+                    states: States {
+                        row_len: channels * weights.d_state,
+                        values: SharedValues::new(states),
+                    },
                     out: self.frame.write(*out),
                 };
                 let step = channels_per_task(channels, self.n_threads);
@@ -308,10 +354,13 @@ impl Run<'_> {
         // SAFETY: the plan lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;
-        let is_int8 = |p: &Product<Buf>| p.matrix.activation_kind() == ActivationKind::Int8;
-        if products.iter().any(is_int8) {
-            self.int8.reshape(x.rows, x.width);
-            let shared = self.int8.shared();
+        for int8 in self.int8.iter_mut() {
+            let kind = int8.kind();
+            if !products.iter().any(|p| p.matrix.activation_kind() == kind) {
+                continue;
+            }
+            int8.reshape(x.rows, x.width);
+            let shared = int8.shared();
             let per_task = (VALUES_PER_TASK / x.width.max(1)).max(1);
             self.lead.each(x.rows.div_ceil(per_task), &|_, task| {
                 for row in piece(task, per_task, x.rows) {
@@ -322,7 +371,8 @@ impl Run<'_> {
                 Ok(())
             })?;
         }
-        let (int8, n_threads) = (self.int8.rows(), self.n_threads);
+        let [blocks, long] = &*self.int8;
+        let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
         let frame = self.frame;
         let n_tasks = products.iter().map(|p| pieces_of(p, n_threads).0).sum();
         let task = |_: usize, mut task: usize| {
@@ -332,7 +382,8 @@ impl Run<'_> {
                     let columns = piece(task, step, product.matrix.n_rows());
                     let acts = match product.matrix.activation_kind() {
                         ActivationKind::F32 => Activations::F32(values),
-                        ActivationKind::Int8 => Activations::Int8(int8),
+                        ActivationKind::Int8 => Activations::Int8(blocks),
+                        ActivationKind::Int8Long => Activations::Int8(long),
                     };
                     return multiply(kernels, &frame, (product, acts), columns);
                 }
@@ -399,9 +450,17 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
 /// Number of pieces of a product, and weight rows of each.
 fn pieces_of(product: &Product<Buf>, n_threads: usize) -> (usize, usize) {
     let n_rows = product.matrix.n_rows();
-    let worth = BYTES_PER_TASK.div_ceil(product.matrix.row_bytes().max(1));
+    // For many tokens a row is work for longer.
+    let work = product.matrix.row_bytes() * product.out.rows.div_ceil(TOKENS_PER_READ);
+    let worth = BYTES_PER_TASK.div_ceil(work.max(1));
     let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
-    let step = share.max(worth).next_multiple_of(ROWS_STEP);
+    let most = MOST_BYTES_PER_TASK.div_ceil(work.max(1));
+    let step = share.min(most).max(worth);
+    let step = step.next_multiple_of(if product.out.rows == 1 {
+        ROWS_STEP
+    } else {
+        PANEL_STEP
+    });
     (n_rows.div_ceil(step), step)
 }
 

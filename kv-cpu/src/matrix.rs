@@ -13,7 +13,7 @@ use kv_core::backend::{BackendError, expect_len};
 use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
 
-use crate::activations::{ActivationKind, Activations};
+use crate::activations::{ActivationKind, Activations, ScaleSpan};
 use crate::exact;
 use crate::kernels::{Kernels, WeightRows};
 use crate::output::OutputColumns;
@@ -47,7 +47,8 @@ impl Matrix {
         Self::with_activations(weight, ActivationKind::Int8)
     }
 
-    /// As [`Matrix::new`]; a quantised weight takes its activations as `quantised` says.
+    /// As [`Matrix::new`]; a quantised weight takes its activations as `f32`, or in the kind of int8
+    /// that its format wants.
     ///
     /// # Errors
     /// As [`Matrix::new`].
@@ -71,9 +72,9 @@ impl Matrix {
                 node: "a matrix".to_owned(),
             });
         };
-        let activations = match is_quantised(weight.format()) {
-            true => quantised,
-            false => ActivationKind::F32,
+        let activations = match quantised {
+            ActivationKind::Int8 | ActivationKind::Int8Long => int8_kind(weight.format()),
+            ActivationKind::F32 => ActivationKind::F32,
         };
         Ok(Self {
             weight,
@@ -120,9 +121,10 @@ impl Matrix {
         self.check(acts, out)?;
         let outs = out.columns();
         let n_tokens = out.n_tokens();
-        let rows_at_once = match n_tokens {
-            0 => return Ok(()),
-            1 => outs.len(),
+        let rows_at_once = match (n_tokens, acts) {
+            (0, _) => return Ok(()),
+            // These kernels find their own order.
+            (1, _) | (_, Activations::Int8(_)) => outs.len(),
             _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1)).max(1),
         };
         for rows in steps(outs, rows_at_once) {
@@ -140,7 +142,8 @@ impl Matrix {
                 Activations::F32(values) if is_quantised(weights.format) => {
                     exact::multiply(kernels, &weights, values, out);
                 }
-                _ => {
+                Activations::Int8(_) => (kernels.multiply)(weights, acts, 0..n_tokens, out),
+                Activations::F32(_) => {
                     for tokens in steps(0..n_tokens, TOKEN_BLOCK) {
                         (kernels.multiply)(weights, acts, tokens, out);
                     }
@@ -185,7 +188,7 @@ impl Matrix {
             (ActivationKind::F32, Activations::F32(values)) => {
                 expect_len("activations", out.n_tokens() * self.n_columns, values.len())
             }
-            (ActivationKind::Int8, Activations::Int8(rows)) => {
+            (wanted, Activations::Int8(rows)) if wanted == rows.kind() => {
                 expect_len(
                     "columns of the activations",
                     self.n_columns,
@@ -202,6 +205,16 @@ impl Matrix {
                 })
             }
         }
+    }
+}
+
+/// Formats of 256 values have integer scales inside: sums of them stay integers as long as the
+/// activations' scale reaches as far.
+fn int8_kind(format: BlockFormat) -> ActivationKind {
+    match format.block_len() {
+        1 => ActivationKind::F32,
+        len if len < ScaleSpan::SuperBlock.len() => ActivationKind::Int8,
+        _ => ActivationKind::Int8Long,
     }
 }
 

@@ -101,6 +101,36 @@ impl<'a> OutputColumns<'a> {
         self.whole.n_columns
     }
 
+    /// Some of these columns of one row, or `None` where they are not all of these.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels set values singly
+    pub(crate) fn values(&mut self, token: usize, columns: Range<usize>) -> Option<&mut [f32]> {
+        let n = columns.len();
+        let (start, _) = self.block(token..token + 1, columns)?;
+        // SAFETY: `n` values inside the borrowed matrix, in columns that only this reaches.
+        Some(unsafe { std::slice::from_raw_parts_mut(start, n) })
+    }
+
+    /// Where some of these columns of some rows begin, and how far apart rows are, or `None` where
+    /// they are not all of these. The values may be read and written until the next call on this.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // as above
+    pub(crate) fn block(
+        &mut self,
+        tokens: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(*mut f32, usize)> {
+        let inside = tokens.start < tokens.end
+            && tokens.end <= self.whole.n_tokens
+            && columns.start < columns.end
+            && self.columns.start <= columns.start
+            && columns.end <= self.columns.end;
+        let stride = self.whole.n_columns;
+        // SAFETY: the place is inside the borrowed matrix.
+        inside.then(|| unsafe {
+            let start = self.whole.values.add(tokens.start * stride + columns.start);
+            (start, stride)
+        })
+    }
+
     /// Writes one value; a place outside these columns is a mistake of the caller, and is left
     /// alone where debug assertions are off.
     #[inline]

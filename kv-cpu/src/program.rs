@@ -9,7 +9,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
 use kv_core::layers::RowLayout;
 
-use crate::activations::Int8Buffer;
+use crate::activations::{Int8Buffer, ScaleSpan};
 use crate::attend::{Block, Scratch};
 use crate::execute::{Angles, Run};
 use crate::kernels::Kernels;
@@ -24,7 +24,7 @@ pub struct CpuProgram {
     plan: Plan,
     layout: RowLayout,
     arena: AlignedBytes,
-    int8: Int8Buffer,
+    int8: [Int8Buffer; 2],
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
     blocks: Vec<Block>,
@@ -61,11 +61,18 @@ impl CpuProgram {
     ) -> Result<Self, BackendError> {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
         let n_tokens = plan.n_tokens;
-        let mut int8 = Int8Buffer::new();
+        let mut int8 = [ScaleSpan::Block, ScaleSpan::SuperBlock].map(Int8Buffer::with_span);
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
             match step {
-                Step::Linear { x, .. } => int8.reshape(x.rows, x.width),
+                Step::Linear { x, products } => {
+                    for int8 in &mut int8 {
+                        let kind = int8.kind();
+                        if products.iter().any(|p| p.matrix.activation_kind() == kind) {
+                            int8.reshape(x.rows, x.width);
+                        }
+                    }
+                }
                 Step::Attend { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                 }

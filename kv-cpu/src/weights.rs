@@ -1,8 +1,8 @@
 //! [`CpuWeights`]: a model's weights as they lie in their file, and how precisely their inputs are
 //! kept.
 //!
-//! Products with quantised weights can take their activations as int8 (blocks of 32 with a scale:
-//! what makes prompts fast) or as `f32` (nothing is lost). A model whose matrices fit in a processor's cache is
+//! Products with quantised weights can take their activations as int8 (with a scale for every 32 or 256
+//! values, as the format wants: what makes prompts fast) or as `f32` (nothing is lost). A model whose matrices fit in a processor's cache is
 //! fast either way, and the differences between its logits are small, so it keeps every bit. Knows
 //! nothing of graphs.
 

@@ -6,7 +6,7 @@
 use half::f16;
 use kv_core::block::{BlockFormat, dequantize};
 use kv_core::weights::Weight;
-use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer};
+use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, ScaleSpan};
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::Kernels;
 use kv_cpu::matrix::Matrix;
@@ -250,14 +250,17 @@ fn quantised_activations_are_the_same_bits_everywhere() {
                 if let Some(special) = special {
                     x[n / 2] = special;
                 }
-                let of = |kernels: &Kernels| {
-                    let mut buffer = Int8Buffer::with_capacity(1, n);
-                    buffer.prepare(kernels, &x);
-                    // Everything in it, by its exact decimal form.
-                    format!("{:?}", buffer.rows())
-                };
-                for kernels in tables() {
-                    assert_eq!(of(kernels), of(scalar()), "{} {n} {special:?}", kernels.isa);
+                for span in [ScaleSpan::Block, ScaleSpan::SuperBlock] {
+                    let of = |kernels: &Kernels| {
+                        let mut buffer = Int8Buffer::with_span(span);
+                        buffer.reshape(1, n);
+                        buffer.prepare(kernels, &x);
+                        // Everything in it, by its exact decimal form.
+                        format!("{:?}", buffer.rows())
+                    };
+                    for kernels in tables() {
+                        assert_eq!(of(kernels), of(scalar()), "{} {n} {special:?}", kernels.isa);
+                    }
                 }
             }
         }
@@ -267,18 +270,20 @@ fn quantised_activations_are_the_same_bits_everywhere() {
 #[test]
 fn int8_activations_are_within_half_a_step() {
     for x in rows(300) {
-        let mut buffer = Int8Buffer::new();
-        buffer.reshape(1, x.len());
-        buffer.prepare(scalar(), &x);
-        let got = buffer.rows().dequantized(0).unwrap();
-        for (x, got) in x.chunks(32).zip(got.chunks(32)) {
-            let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-            let step = largest / 127.0;
-            assert!(
-                x.iter()
-                    .zip(got)
-                    .all(|(a, b)| (a - b).abs() <= 0.5001 * step + 2e-36)
-            );
+        for (span, len) in [(ScaleSpan::Block, 32), (ScaleSpan::SuperBlock, 256)] {
+            let mut buffer = Int8Buffer::with_span(span);
+            buffer.reshape(1, x.len());
+            buffer.prepare(scalar(), &x);
+            let got = buffer.rows().dequantized(0).unwrap();
+            for (x, got) in x.chunks(len).zip(got.chunks(len)) {
+                let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                let step = largest / 127.0;
+                assert!(
+                    x.iter()
+                        .zip(got)
+                        .all(|(a, b)| (a - b).abs() <= 0.5001 * step + 2e-36)
+                );
+            }
         }
     }
 }
@@ -361,15 +366,25 @@ fn with_tables(matrix: Matrix) -> Vec<(Matrix, &'static Kernels)> {
         .collect()
 }
 
+/// Memory for the activations that `matrix` wants.
+fn buffer_for(matrix: &Matrix, n_tokens: usize) -> Int8Buffer {
+    let mut buffer = Int8Buffer::with_span(match matrix.activation_kind() {
+        ActivationKind::Int8Long => ScaleSpan::SuperBlock,
+        _ => ScaleSpan::Block,
+    });
+    buffer.reshape(n_tokens, matrix.n_columns());
+    buffer
+}
+
 /// All outputs of `matrix` for the rows of `x`.
 fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
     let n_tokens = x.len() / matrix.n_columns();
     let mut values = vec![f32::NAN; n_tokens * matrix.n_rows()];
     let mut out = OutputColumns::all(&mut values, matrix.n_rows());
-    let mut buffer = Int8Buffer::with_capacity(n_tokens, matrix.n_columns());
+    let mut buffer = buffer_for(matrix, n_tokens);
     let acts = match matrix.activation_kind() {
         ActivationKind::F32 => Activations::F32(x),
-        ActivationKind::Int8 => {
+        ActivationKind::Int8 | ActivationKind::Int8Long => {
             buffer.prepare(kernels, x);
             Activations::Int8(buffer.rows())
         }
@@ -380,11 +395,11 @@ fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
 
 /// What the prepared activations stand for.
 fn as_prepared(matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-    let mut buffer = Int8Buffer::with_capacity(1, x.len());
+    let mut buffer = buffer_for(matrix, 1);
     buffer.prepare(scalar(), x);
     match matrix.activation_kind() {
         ActivationKind::F32 => x.to_vec(),
-        ActivationKind::Int8 => buffer.rows().dequantized(0).unwrap(),
+        ActivationKind::Int8 | ActivationKind::Int8Long => buffer.rows().dequantized(0).unwrap(),
     }
 }
 
@@ -484,7 +499,7 @@ fn in_threads(matrix: &Matrix, kernels: &'static Kernels, x: &[f32]) -> Vec<f32>
     let (n_rows, n_tokens) = (matrix.n_rows(), x.len() / matrix.n_columns());
     let mut values = vec![f32::NAN; n_tokens * n_rows];
     let out = SharedOutput::new(&mut values, n_rows);
-    let mut buffer = Int8Buffer::with_capacity(n_tokens, matrix.n_columns());
+    let mut buffer = buffer_for(matrix, n_tokens);
     let shared = buffer.shared();
     std::thread::scope(|scope| {
         for first in 0..2 {
@@ -503,8 +518,10 @@ fn in_threads(matrix: &Matrix, kernels: &'static Kernels, x: &[f32]) -> Vec<f32>
     });
     let acts = match matrix.activation_kind() {
         ActivationKind::F32 => Activations::F32(x),
-        // SAFETY: the threads that prepared the rows have been joined.
-        ActivationKind::Int8 => Activations::Int8(unsafe { shared.rows() }),
+        ActivationKind::Int8 | ActivationKind::Int8Long => {
+            // SAFETY: the threads that prepared the rows have been joined.
+            Activations::Int8(unsafe { shared.rows() })
+        }
     };
     std::thread::scope(|scope| {
         for columns in [0..1, 1..n_rows / 2, n_rows / 2..n_rows] {

@@ -1,6 +1,7 @@
-//! Mamba (Gu and Dao, arXiv 2312.00752): layers of one mixer each, with residuals.
+//! Mamba (Gu and Dao, arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060): layers of one mixer each,
+//! with residuals.
 //!
-//! Sizes are read from the file, the mixer is the shared block. Invariant: a model's layers remember
+//! Sizes are read from the file, mixers are shared blocks. Invariant: a model's layers remember
 //! states only, so its memory does not grow with the text. Knows nothing of devices or memories.
 //!
 //! ```
@@ -12,14 +13,16 @@
 //! ```
 
 mod mamba;
+mod mixers;
 mod model;
 
-pub use mamba::Mamba;
+pub use mamba::{Mamba, Mamba2};
 pub use model::{MambaModel, MambaSizes};
 
 use model_core::architecture::Registry;
 
-/// Adds the architecture to a registry.
+/// Adds the architectures to a registry.
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
+    registry.register(Mamba2);
 }

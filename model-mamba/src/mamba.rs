@@ -1,21 +1,34 @@
-//! [`Mamba`]: from a file's metadata to a model.
+//! [`Mamba`] and [`Mamba2`]: from a file's metadata to a model.
 
 use std::sync::Arc;
 
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
-use model_core::blocks::{ConvBias, SsmMixerBlock, TOKEN_EMBEDDING};
+use model_core::blocks::{
+    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock, TOKEN_EMBEDDING,
+};
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
+use crate::mixers::{mamba_mixer, mamba2_mixer};
 use crate::model::{MambaModel, MambaSizes};
 
 /// The output matrix of models that do not reuse the embedding matrix.
 const OUTPUT: &str = "output.weight";
+/// Whether step sizes, B and C are normed: Falcon Mamba, whose files say `mamba` too.
+const INNER_NORMS: &str = "ssm.dt_b_c_rms";
+/// What these norms add to the mean square, where that is another number than in the other norms.
+/// Falcon Mamba was trained with 1e-6 here and 1e-5 there. The key is ours: without it, as in
+/// llama.cpp, all norms are alike.
+const INNER_NORM_EPS: &str = "ssm.dt_b_c_rms_epsilon";
 
-/// The architecture `mamba`: Mamba-1.
+/// The architecture `mamba`: Mamba-1, and Falcon Mamba.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mamba;
+
+/// The architecture `mamba2`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mamba2;
 
 impl Architecture for Mamba {
     fn name(&self) -> &'static str {
@@ -28,50 +41,94 @@ impl Architecture for Mamba {
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
         let hyper = Hyperparameters::new(metadata, self.name());
-        // Falcon Mamba calls itself `mamba` too.
-        if hyper.optional("ssm.dt_b_c_rms")? == Some(true) {
-            let reason = "norms of dt, B and C are not supported yet".to_owned();
-            return Err(hyper.wrong("ssm.dt_b_c_rms", reason));
-        }
-        let dim = hyper.count("embedding_length")?;
-        let conv_bias = match optional_weight(weights, "blk.0.ssm_conv1d.bias")? {
-            Some(_) => ConvBias::PerChannel,
-            None => ConvBias::None,
-        };
-        let tied = optional_weight(weights, OUTPUT)?.is_none();
-        let sizes = MambaSizes {
-            vocab: hyper.vocab(weights, dim)?,
-            dim,
-            norm_eps: hyper.norm_eps()?,
-            output_weight: if tied { TOKEN_EMBEDDING } else { OUTPUT }.to_owned(),
-            n_layers: hyper.n_layers()?,
-            mixer: SsmMixerBlock {
-                d_inner: hyper.count("ssm.inner_size")?,
-                d_state: hyper.count("ssm.state_size")?,
-                d_conv: hyper.count("ssm.conv_kernel")?,
-                dt_rank: hyper.count("ssm.time_step_rank")?,
-                conv_bias,
-            },
-            context_length: hyper.count("context_length")?,
-        };
-        Ok(Arc::new(MambaModel::new(sizes)))
+        let norms = inner_norms(&hyper)?;
+        let mixer = SsmMixer::Mamba(mamba_mixer(&hyper, (weights, 0), norms)?);
+        model(self.name(), &hyper, weights, mixer)
     }
 
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        Ok(Arc::new(MambaModel::new(MambaSizes {
-            vocab: 50_280,
-            dim: 768,
-            norm_eps: 1e-5,
-            output_weight: TOKEN_EMBEDDING.to_owned(),
-            n_layers: 2,
-            mixer: SsmMixerBlock {
-                d_inner: 1536,
-                d_state: 16,
-                d_conv: 4,
-                dt_rank: 48,
-                conv_bias: ConvBias::PerChannel,
-            },
-            context_length: 2048,
-        })))
+        let mixer = SsmMixer::Mamba(SsmMixerBlock {
+            d_inner: 1536,
+            d_state: 16,
+            d_conv: 4,
+            dt_rank: 48,
+            conv_bias: ConvBias::PerChannel,
+            inner_norms: InnerNorms::None,
+        });
+        Ok(example(self.name(), mixer))
     }
+}
+
+impl Architecture for Mamba2 {
+    fn name(&self) -> &'static str {
+        "mamba2"
+    }
+
+    fn model(
+        &self,
+        metadata: &Metadata,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<dyn Model>, ModelError> {
+        let hyper = Hyperparameters::new(metadata, self.name());
+        let mixer = SsmMixer::Mamba2(mamba2_mixer(&hyper, (weights, 0))?);
+        model(self.name(), &hyper, weights, mixer)
+    }
+
+    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
+        let mixer = SsmMixer::Mamba2(Ssm2MixerBlock {
+            d_inner: 1536,
+            d_state: 128,
+            d_conv: 4,
+            n_heads: 24,
+            n_groups: 1,
+            conv_bias: ConvBias::PerChannel,
+            gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
+        });
+        Ok(example(self.name(), mixer))
+    }
+}
+
+/// A model of equal layers.
+fn model(
+    name: &'static str,
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+    mixer: SsmMixer,
+) -> Result<Arc<dyn Model>, ModelError> {
+    let dim = hyper.count("embedding_length")?;
+    let tied = optional_weight(weights, OUTPUT)?.is_none();
+    let sizes = MambaSizes {
+        vocab: hyper.vocab(weights, dim)?,
+        dim,
+        norm_eps: hyper.norm_eps()?,
+        output_weight: if tied { TOKEN_EMBEDDING } else { OUTPUT }.to_owned(),
+        n_layers: hyper.n_layers()?,
+        mixer,
+        context_length: hyper.count("context_length")?,
+    };
+    Ok(Arc::new(MambaModel::new(name, sizes)))
+}
+
+/// Two layers of the smallest published models.
+fn example(name: &'static str, mixer: SsmMixer) -> Arc<dyn Model> {
+    let sizes = MambaSizes {
+        vocab: 50_280,
+        dim: 768,
+        norm_eps: 1e-5,
+        output_weight: TOKEN_EMBEDDING.to_owned(),
+        n_layers: 2,
+        mixer,
+        context_length: 2048,
+    };
+    Arc::new(MambaModel::new(name, sizes))
+}
+
+fn inner_norms(hyper: &Hyperparameters<'_>) -> Result<InnerNorms, ModelError> {
+    if hyper.optional(INNER_NORMS)? != Some(true) {
+        return Ok(InnerNorms::None);
+    }
+    let eps = hyper.positive(INNER_NORM_EPS)?.map(|eps| eps as f32);
+    Ok(InnerNorms::Plain {
+        eps: eps.map_or_else(|| hyper.norm_eps(), Ok)?,
+    })
 }

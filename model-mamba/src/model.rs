@@ -6,7 +6,7 @@ use kv_core::LayerIdx;
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 use kv_core::layers::{LayerMap, LayerMemory};
 use model_core::architecture::{Model, ModelError};
-use model_core::blocks::{SsmMixerBlock, TOKEN_EMBEDDING};
+use model_core::blocks::{SsmMixer, TOKEN_EMBEDDING};
 
 /// Settings of a whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub struct MambaSizes {
     /// Number of layers.
     pub n_layers: usize,
     /// The mixer of every layer.
-    pub mixer: SsmMixerBlock,
+    pub mixer: SsmMixer,
     /// Tokens of a training text.
     pub context_length: usize,
 }
@@ -31,15 +31,17 @@ pub struct MambaSizes {
 /// A Mamba model.
 #[derive(Clone, Debug)]
 pub struct MambaModel {
+    architecture: &'static str,
     sizes: MambaSizes,
     memory: LayerMap,
 }
 
 impl MambaModel {
     /// A model from its settings.
-    pub fn new(sizes: MambaSizes) -> Self {
+    pub fn new(architecture: &'static str, sizes: MambaSizes) -> Self {
         let layer = LayerMemory::Recurrent(sizes.mixer.memory());
         Self {
+            architecture,
             memory: LayerMap::new(vec![layer; sizes.n_layers]),
             sizes,
         }
@@ -77,7 +79,7 @@ impl MambaModel {
 
 impl Model for MambaModel {
     fn architecture(&self) -> &str {
-        "mamba"
+        self.architecture
     }
 
     fn layers(&self) -> &LayerMap {

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of cells.
 
-use candle_core::{Result, Tensor};
+use candle_core::{D, Result, Tensor};
 
 /// `x W^T + b`: `x [n, in]`, `weight [out, in]`, `bias [out]` → `[n, out]`.
 pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -13,7 +13,16 @@ pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resu
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps) * w` over the last dimension.
-pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
-    candle_nn::ops::rms_norm(&x.contiguous()?, weight, eps)
+/// `x / sqrt(mean(x^2) + eps) * w` over the last dimension, with a gain `[dim]`, `[groups, dim]` or
+/// none.
+pub(crate) fn rms_norm(x: &Tensor, gain: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    match gain {
+        Some(gain) if gain.rank() == 1 => candle_nn::ops::rms_norm(&x, gain, eps),
+        _ => {
+            let ones = Tensor::ones(x.dim(D::Minus1)?, x.dtype(), x.device())?;
+            let normed = candle_nn::ops::rms_norm(&x, &ones, eps)?;
+            gain.map_or(Ok(normed.clone()), |gain| normed.broadcast_mul(gain))
+        }
+    }
 }

@@ -9,6 +9,6 @@ mod store_rows;
 
 pub(crate) use attend::attend;
 pub(crate) use dense::{linear, rms_norm};
-pub(crate) use recurrent::{conv, scan};
+pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};
 pub(crate) use store_rows::store_rows;

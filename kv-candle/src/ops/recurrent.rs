@@ -4,7 +4,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 use kv_core::CellIdx;
-use kv_core::graph::StateGroup;
+use kv_core::graph::{HeadScanSpec, StateGroup};
 
 /// `x [n, channels]` through the kernel `[channels, width]`, with states
 /// `[n_states, (width - 1) * channels]`, oldest input first.
@@ -73,6 +73,51 @@ pub(crate) fn scan(
             }
         }
         Tensor::cat(&ys, 0)? + x.broadcast_mul(d)?
+    })
+}
+
+/// The scan by heads of `x [n, channels]` with `dt [n, heads]`, `b` and `c [n, groups * d_state]`,
+/// decay `a [heads, 1]`, skip `d [heads, 1]`, bias `[heads]` and states
+/// `[n_states, channels * d_state]`.
+pub(crate) fn scan_heads(
+    states: &Tensor,
+    [x, dt, b, c]: [&Tensor; 4],
+    [a, d, dt_bias]: [&Tensor; 3],
+    (spec, groups): (&HeadScanSpec, &[StateGroup]),
+) -> Result<Tensor> {
+    let (_, channels) = x.dims2()?;
+    let (heads, n) = (spec.n_heads, spec.d_state);
+    let head_dim = channels / heads;
+    // A row of B or C for every head.
+    let per_head = |values: &Tensor| {
+        let rows = values.dim(0)?;
+        let shape = (rows, spec.n_groups, heads / spec.n_groups, n);
+        let values = values.reshape((rows, spec.n_groups, 1, n))?;
+        values.broadcast_as(shape)?.reshape((rows, heads, 1, n))
+    };
+    by_groups(x, groups, |group, rows| {
+        let step = softplus(&dt.index_select(rows, 0)?.broadcast_add(dt_bias)?)?;
+        let x = x.index_select(rows, 0)?;
+        let x = x.reshape((x.dim(0)?, heads, head_dim, 1))?;
+        let b = per_head(&b.index_select(rows, 0)?)?;
+        let c = per_head(&c.index_select(rows, 0)?)?;
+        let input = x.broadcast_mul(&step.reshape((step.dim(0)?, heads, 1, 1))?)?;
+        let decay = step.broadcast_mul(&a.reshape((1, heads))?)?.exp()?;
+        let mut state = source(states, group)?.reshape((heads, head_dim, n))?;
+        let mut ys = Vec::with_capacity(group.rows.len());
+        let mut stores = group.stores.iter().peekable();
+        for (t, n_rows) in (0..group.rows.len()).zip(1u32..) {
+            let decay = decay.narrow(0, t, 1)?.reshape((heads, 1, 1))?;
+            let added = input.get(t)?.broadcast_mul(&b.get(t)?)?;
+            state = (state.broadcast_mul(&decay)? + added)?;
+            let y = state.broadcast_mul(&c.get(t)?)?.sum(D::Minus1)?;
+            ys.push(y.reshape((1, channels))?);
+            if let Some(store) = stores.next_if(|store| store.n_rows == n_rows) {
+                put(states, &state, store.to)?;
+            }
+        }
+        let skipped = x.broadcast_mul(&d.reshape((1, heads, 1, 1))?)?;
+        Tensor::cat(&ys, 0)? + skipped.reshape((group.rows.len(), channels))?
     })
 }
 

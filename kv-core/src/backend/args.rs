@@ -130,6 +130,31 @@ pub struct Scan<'a> {
     pub groups: &'a [StateGroup],
 }
 
+/// Rows of a ubatch that a recurrent layer's scan takes head by head.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanHeads<'a> {
+    /// Whose states.
+    pub layer: LayerIdx,
+    /// Groups of heads that share B and C.
+    pub n_groups: usize,
+    /// `[rows, channels]`.
+    pub x: &'a [f32],
+    /// Step sizes before bias and softplus, `[rows, heads]`.
+    pub dt: &'a [f32],
+    /// What of an input goes into the state, `[rows, groups, d_state]`.
+    pub b: &'a [f32],
+    /// What of the state comes out, `[rows, groups, d_state]`.
+    pub c: &'a [f32],
+    /// Decay, negative, `[heads]`.
+    pub a: &'a [f32],
+    /// What of the input is added to the output, `[heads]`.
+    pub d: &'a [f32],
+    /// Added to step sizes, `[heads]`.
+    pub dt_bias: &'a [f32],
+    /// Which rows continue which state.
+    pub groups: &'a [StateGroup],
+}
+
 /// The rows of `layer`, or the error that it has none.
 pub(super) fn layer_rows(layout: &RowLayout, layer: LayerIdx) -> Result<LayerRows, BackendError> {
     layout

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{
     Attend, Backend, BackendError, BackendInfo, Conv, LayerRope, RowCopy, RowShift, RowSpan, Scan,
-    StoreRows,
+    ScanHeads, StoreRows,
 };
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::layers::RowLayout;
@@ -45,6 +45,7 @@ pub trait DynBackend: Send + Sync + 'static {
     fn dyn_attend(&self, rows: &dyn Any, args: Attend<'_>, out: &mut [f32]) -> Done;
     fn dyn_conv(&self, rows: &mut dyn Any, args: Conv<'_>, out: &mut [f32]) -> Done;
     fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done;
+    fn dyn_scan_heads(&self, rows: &mut dyn Any, args: ScanHeads<'_>, out: &mut [f32]) -> Done;
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done;
     fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done;
 }
@@ -124,6 +125,10 @@ where
 
     fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done {
         self.scan(own_mut(rows)?, args, out)
+    }
+
+    fn dyn_scan_heads(&self, rows: &mut dyn Any, args: ScanHeads<'_>, out: &mut [f32]) -> Done {
+        self.scan_heads(own_mut(rows)?, args, out)
     }
 
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done {
@@ -230,6 +235,10 @@ impl Backend for BoxedBackend {
 
     fn scan(&self, rows: &mut BoxedRows, args: Scan<'_>, out: &mut [f32]) -> Done {
         self.0.dyn_scan(&mut *rows.rows, args, out)
+    }
+
+    fn scan_heads(&self, rows: &mut BoxedRows, args: ScanHeads<'_>, out: &mut [f32]) -> Done {
+        self.0.dyn_scan_heads(&mut *rows.rows, args, out)
     }
 
     fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> Done {

@@ -19,13 +19,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use args::{
-    Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, StoreRows, expect_len,
+    Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, ScanHeads, StoreRows,
+    expect_len,
 };
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;
-pub use recurrent::{conv_token, scan_token};
+pub use recurrent::{HeadWeights, conv_token, scan_heads_token, scan_token};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::kv_type::KvType;
@@ -188,6 +189,20 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut [f32],
     ) -> Result<(), BackendError> {
         recurrent::scan_by_rows(self, rows, args, out)
+    }
+
+    /// The scan of a recurrent layer head by head over groups of rows, which leaves its states where
+    /// the groups say: `out` is `[rows, channels]`.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where groups are unsound; as [`Backend::read_rows`].
+    fn scan_heads(
+        &self,
+        rows: &mut Self::Rows,
+        args: ScanHeads<'_>,
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        recurrent::scan_heads_by_rows(self, rows, args, out)
     }
 
     /// Copies whole rows of every layer of a part from cells to cells. Source and destination of

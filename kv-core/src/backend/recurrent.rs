@@ -1,10 +1,11 @@
 //! The recurrent operations in plain code: the specification of every faster one, and the bodies that
 //! a backend gets for nothing.
 //!
-//! Formulas are those of Mamba (Gu and Dao, arXiv 2312.00752); shapes are those of
+//! Formulas are those of Mamba (Gu and Dao, arXiv 2312.00752) and Mamba-2 (Dao and Gu,
+//! arXiv 2405.21060); shapes are those of
 //! [`RecurrentMemory`](crate::layers::RecurrentMemory). Knows nothing of sequences.
 
-use super::args::{Conv, RowKind, RowSpan, Scan, expect_len, state_rows};
+use super::args::{Conv, RowKind, RowSpan, Scan, ScanHeads, expect_len, state_rows};
 use super::{Backend, BackendError};
 use crate::graph::{StateGroup, check_states};
 use crate::ids::{CellIdx, LayerIdx};
@@ -59,6 +60,46 @@ pub fn scan_token(
             y += *h * c;
         }
         *out = y + d * x;
+    }
+}
+
+/// Weights of a scan by heads, `[heads]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadWeights<'a> {
+    /// Decay, negative.
+    pub a: &'a [f32],
+    /// What of the input is added to the output.
+    pub d: &'a [f32],
+    /// Added to step sizes before the softplus.
+    pub dt_bias: &'a [f32],
+}
+
+/// Takes one token into a scan by heads: `x` and `out` are `[heads, head_dim]`, `dt` is `[heads]`,
+/// `b` and `c` are `[n_groups, d_state]`, and the state is `[heads, head_dim, d_state]`.
+pub fn scan_heads_token(
+    state: &mut [f32],
+    (x, dt, [b, c]): (&[f32], &[f32], [&[f32]; 2]),
+    weights: HeadWeights<'_>,
+    n_groups: usize,
+    out: &mut [f32],
+) {
+    let (n_heads, n_groups) = (dt.len().max(1), n_groups.max(1));
+    let d_state = (b.len() / n_groups).max(1);
+    let head_dim = (x.len() / n_heads).max(1);
+    let per_group = n_heads.div_ceil(n_groups);
+    let HeadWeights { a, d, dt_bias } = weights;
+    let channels = state.chunks_exact_mut(d_state).zip(x).zip(out);
+    for (channel, ((state, x), out)) in channels.enumerate() {
+        let head = channel / head_dim;
+        let group = head / per_group * d_state;
+        let step = softplus(dt[head] + dt_bias[head]);
+        let decay = (step * a[head]).exp();
+        let mut y = 0.0;
+        for ((h, b), c) in state.iter_mut().zip(&b[group..]).zip(&c[group..]) {
+            *h = *h * decay + b * (x * step);
+            y += *h * c;
+        }
+        *out = y + d[head] * x;
     }
 }
 
@@ -146,6 +187,70 @@ pub(super) fn scan_by_rows<B: Backend + ?Sized>(
             [&args.b[narrow.clone()], &args.c[narrow]],
         );
         scan_token(state, inputs, (args.a, args.d), &mut out[wide]);
+    })
+}
+
+pub(super) fn scan_heads_by_rows<B: Backend + ?Sized>(
+    backend: &B,
+    rows: &mut B::Rows,
+    args: ScanHeads<'_>,
+    out: &mut [f32],
+) -> Result<(), BackendError> {
+    let states = state_rows(backend.layout(rows), args.layer)?;
+    let n_rows = n_rows_of(args.groups);
+    let (n_heads, channels) = (args.a.len(), args.x.len() / n_rows.max(1));
+    let narrow = args.b.len() / n_rows.max(1);
+    let d_state = narrow / args.n_groups.max(1);
+    // Whole heads of whole groups.
+    let whole = |n: usize, of: usize| n.checked_rem(of).map_or(0, |rest| n - rest);
+    for (what, wanted, got) in [
+        ("values of a scan's input", n_rows * channels, args.x.len()),
+        (
+            "channels of whole heads",
+            whole(channels, n_heads),
+            channels,
+        ),
+        (
+            "heads of whole groups",
+            whole(n_heads, args.n_groups),
+            n_heads,
+        ),
+        ("step sizes of a scan", n_rows * n_heads, args.dt.len()),
+        (
+            "values of B",
+            n_rows * args.n_groups * d_state,
+            args.b.len(),
+        ),
+        ("values of C", args.b.len(), args.c.len()),
+        ("values of D", n_heads, args.d.len()),
+        ("biases of step sizes", n_heads, args.dt_bias.len()),
+        ("values of a scan's output", n_rows * channels, out.len()),
+        (
+            "values of a scan's state",
+            states.row.state_row,
+            channels * d_state,
+        ),
+    ] {
+        expect_len(what, wanted, got)?;
+    }
+    check_groups(args.groups, n_rows, states.n_rows)?;
+    let mut store = Store {
+        backend,
+        rows,
+        of: (args.layer, RowKind::State),
+        state: vec![0.0; states.row.state_row],
+    };
+    let ScanHeads { a, d, dt_bias, .. } = args;
+    let weights = HeadWeights { a, d, dt_bias };
+    store.walk(args.groups, |state, row| {
+        let wide = row * channels..(row + 1) * channels;
+        let narrow = row * narrow..(row + 1) * narrow;
+        let inputs = (
+            &args.x[wide.clone()],
+            &args.dt[row * n_heads..(row + 1) * n_heads],
+            [&args.b[narrow.clone()], &args.c[narrow]],
+        );
+        scan_heads_token(state, inputs, weights, args.n_groups, &mut out[wide]);
     })
 }
 
@@ -262,6 +367,27 @@ mod tests {
         );
         assert_eq!(out, [6.5, 59.0]);
         assert_eq!(state, [2.0, 20.0, 3.0, 30.0]);
+    }
+
+    #[test]
+    fn heads_share_decay_and_groups_share_b_and_c() {
+        // Two heads of one channel, a group each, one value of state: halves, and keeps nothing.
+        let (mut state, mut out) = ([4.0, 5.0], [0.0; 2]);
+        let ln2 = std::f32::consts::LN_2;
+        let weights = HeadWeights {
+            a: &[-1.0, -1000.0],
+            d: &[0.0, 10.0],
+            dt_bias: &[0.0, -1.0],
+        };
+        let inputs = (
+            &[1.0, 2.0][..],
+            &[0.0, 1.0][..],
+            [&[1.0, 3.0][..], &[2.0, 1.0]],
+        );
+        scan_heads_token(&mut state, inputs, weights, 2, &mut out);
+        let near = |a: f32, b: f32| (a - b).abs() < 1e-5;
+        assert!(near(state[0], 2.0 + ln2) && near(out[0], 2.0 * (2.0 + ln2)));
+        assert!(near(state[1], 6.0 * ln2) && near(out[1], 6.0 * ln2 + 20.0));
     }
 
     #[test]

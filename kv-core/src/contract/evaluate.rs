@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    Activation, AttendSpec, ConvSpec, Graph, GraphInputs, Input, Node, NodeId, Op, ScanSpec,
+    Activation, AttendSpec, ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, Node, NodeId, Op,
+    ScanSpec,
 };
 use crate::layers::{RowLayout, RowShape};
 use crate::rope::{RopeSpec, RopeStyle};
@@ -106,7 +107,7 @@ impl Evaluator<'_> {
             Op::Input(input) => self.input(input),
             Op::Embed { weight } => self.embed(node, weight),
             Op::Linear { weight, bias } => self.linear(node, weight, bias.as_deref()),
-            Op::RmsNorm { weight, eps } => self.rms_norm(node, weight, f64::from(*eps)),
+            Op::RmsNorm { weight, eps } => self.rms_norm(node, weight.as_deref(), f64::from(*eps)),
             Op::Rope { rope } => self.rope(node, rope),
             Op::Reshape => self.operand(node, 0).clone(),
             Op::Add => self.each_pair(node, |a, b| a + b),
@@ -132,6 +133,7 @@ impl Evaluator<'_> {
             }
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), memory),
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
+            Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), memory),
             Op::StoreKv { layer } => self.store(node, *layer, memory),
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), memory),
             Op::TakeRows => {
@@ -179,20 +181,18 @@ impl Evaluator<'_> {
         out
     }
 
-    fn rms_norm(&self, node: &Node, weight: &str, eps: f64) -> Value {
-        let gain = self.weight(weight);
-        let norm = |x: &[f64]| {
-            let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+    fn rms_norm(&self, node: &Node, weight: Option<&str>, eps: f64) -> Value {
+        let dim = node.shape[node.shape.len() - 1];
+        let gain = weight.map_or_else(|| vec![1.0; dim], |weight| self.weight(weight));
+        let norm = |(x, gain): (&[f64], &[f64])| {
+            let mean = x.iter().map(|v| v * v).sum::<f64>() / dim as f64;
             let by = (mean + eps).sqrt();
-            x.iter()
-                .zip(&gain)
-                .map(|(v, w)| v / by * w)
-                .collect::<Vec<_>>()
+            let normed = x.iter().zip(gain).map(|(v, w)| v / by * w);
+            normed.collect::<Vec<_>>()
         };
-        self.operand(node, 0)
-            .chunks_exact(gain.len())
-            .flat_map(norm)
-            .collect()
+        let gains = gain.chunks_exact(dim).cycle();
+        let groups = self.operand(node, 0).chunks_exact(dim);
+        groups.zip(gains).flat_map(norm).collect()
     }
 
     fn rope(&self, node: &Node, rope: &RopeSpec) -> Value {
@@ -313,6 +313,35 @@ impl Evaluator<'_> {
                     let h = &mut state[i * n + k];
                     *h = *h * (step * a[i * n + k]).exp() + step * b[row * n + k] * x;
                     y += c[row * n + k] * *h;
+                }
+                y
+            });
+            y.collect()
+        })
+    }
+
+    fn scan_heads(
+        &self,
+        node: &Node,
+        (layer, scan): (LayerIdx, &HeadScanSpec),
+        memory: &mut Memory,
+    ) -> Value {
+        let (channels, n) = (node.row_len(), scan.d_state);
+        let (head_dim, per_group) = (channels / scan.n_heads, scan.n_heads / scan.n_groups);
+        let [a, d, bias] = [&scan.a, &scan.d, &scan.dt_bias].map(|name| self.weight(name));
+        let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
+        let of = (layer, StateKind::Scan, channels * n);
+        self.recur(node, of, memory, |state, row| {
+            let y = (0..channels).map(|i| {
+                let head = i / head_dim;
+                let narrow = (row * scan.n_groups + head / per_group) * n;
+                let (x, dt) = (x[row * channels + i], dt[row * scan.n_heads + head]);
+                let step = (dt + bias[head]).exp().ln_1p();
+                let mut y = d[head] * x;
+                for k in 0..n {
+                    let h = &mut state[i * n + k];
+                    *h = *h * (step * a[head]).exp() + step * b[narrow + k] * x;
+                    y += c[narrow + k] * *h;
                 }
                 y
             });

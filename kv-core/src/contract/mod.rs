@@ -23,6 +23,7 @@ pub mod ops;
 mod random;
 pub mod recurrent;
 pub mod rows;
+pub mod scan_heads;
 mod scene;
 pub mod shift;
 
@@ -200,6 +201,8 @@ macro_rules! backend_contract {
                 convolutions_and_scans_compute, convolutions_and_scans_by_themselves_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
+            scan_heads: scans_by_heads_compute, scans_by_heads_by_themselves_compute,
+                head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,

@@ -7,7 +7,9 @@ use super::scene::{Step, memory_weights, rope};
 use super::{Random, Subject, assert_close};
 use crate::backend::Backend;
 use crate::block::BlockFormat;
-use crate::graph::{Activation, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId};
+use crate::graph::{
+    Activation, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, NormGain,
+};
 use crate::layers::RowLayout;
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
 use crate::weights::{MemoryWeights, Weight};
@@ -235,6 +237,13 @@ pub fn rms_norm_divides<B: Backend>(subject: &Subject<B>) {
         let heads = b.reshape("heads", x, &[n, 5, 8]).unwrap();
         b.rms_norm("y", heads, "w", 0.5).unwrap()
     });
+    for gain in [NormGain::None, NormGain::PerGroup("w")] {
+        alone(subject, 40, subject.tolerance.elementwise, |b, x| {
+            let n = b.shape().n_tokens;
+            let groups = b.reshape("groups", x, &[n, 2, 20]).unwrap();
+            b.rms_norm_with("y", groups, gain, 1e-3).unwrap()
+        });
+    }
 }
 
 /// `Rope` in both styles, whole and partial, with every kind of scaling.

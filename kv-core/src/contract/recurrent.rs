@@ -1,6 +1,7 @@
 //! The contract of recurrent layers: convolutions and scans over ragged groups of rows, and the states
 //! that they leave behind.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::evaluate::{Memory, evaluate};
@@ -15,8 +16,39 @@ use crate::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs}
 use crate::weights::{MemoryWeights, WeightSource};
 use crate::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, TokenId};
 
-const LAYER: LayerIdx = LayerIdx(1);
+pub(super) const LAYER: LayerIdx = LayerIdx(1);
 const N_SEQS: u32 = 3;
+
+/// A recurrent layer by itself.
+pub(super) trait Layer: Copy {
+    /// What it remembers.
+    fn memory(self) -> RecurrentMemory;
+    /// Values of an input row.
+    fn dim(self) -> usize;
+    /// What of an input row are step sizes.
+    fn steps(self) -> Range<usize>;
+    /// From embedding rows to outputs.
+    fn graph(self, n_tokens: usize) -> Graph;
+    /// Its weights, with a decay that decays.
+    fn weights(self) -> MemoryWeights;
+
+    fn layout(self, n_rows: u32) -> RowLayout {
+        let row = LayerMemory::Recurrent(self.memory());
+        let map = LayerMap::new(vec![LayerMemory::Nothing, row]);
+        let layout = RowLayout::new(&map, &[], KvType::F32).unwrap();
+        layout.with_states(&map, n_rows as usize).unwrap()
+    }
+}
+
+/// Random weights of a graph, but for the decay `a`.
+pub(super) fn decaying_weights(graph: &Graph, shape: [usize; 2]) -> MemoryWeights {
+    let mut weights = memory_weights(graph, 71);
+    let mut random = Random::new(72);
+    let n = shape.iter().product();
+    let a: Vec<f32> = (0..n).map(|_| -0.1 - 2.0 * random.value().abs()).collect();
+    weights.insert_f32("a", &shape, &a).unwrap();
+    weights
+}
 
 /// Sizes of one recurrent layer.
 #[derive(Clone, Copy)]
@@ -66,20 +98,23 @@ impl Sizes {
             d: "d".into(),
         }
     }
+}
 
-    fn layout(self, n_rows: u32) -> RowLayout {
-        let row = RecurrentMemory {
+impl Layer for Sizes {
+    fn memory(self) -> RecurrentMemory {
+        RecurrentMemory {
             conv_row: (self.width - 1) * self.channels,
             state_row: self.channels * self.d_state,
-        };
-        let map = LayerMap::new(vec![LayerMemory::Nothing, LayerMemory::Recurrent(row)]);
-        let layout = RowLayout::new(&map, &[], KvType::F32).unwrap();
-        layout.with_states(&map, n_rows as usize).unwrap()
+        }
     }
 
-    /// Values of an input row: x, dt, B and C.
+    /// x, dt, B and C.
     fn dim(self) -> usize {
         2 * (self.channels + self.d_state)
+    }
+
+    fn steps(self) -> Range<usize> {
+        self.channels..2 * self.channels
     }
 
     /// Convolution, activation and scan; the outputs are those of convolution and scan.
@@ -98,34 +133,26 @@ impl Sizes {
         b.finish(&[conv, y.unwrap()]).unwrap()
     }
 
-    /// Random weights, with a decay that decays.
     fn weights(self) -> MemoryWeights {
-        let mut weights = memory_weights(&self.graph(1), 71);
-        let mut random = Random::new(72);
-        let n = self.channels * self.d_state;
-        let a: Vec<f32> = (0..n).map(|_| -0.1 - 2.0 * random.value().abs()).collect();
-        weights
-            .insert_f32("a", &[self.channels, self.d_state], &a)
-            .unwrap();
-        weights
+        decaying_weights(&self.graph(1), [self.channels, self.d_state])
     }
 }
 
 /// A recurrent memory beside one backend's rows and the evaluator's.
-struct Both<'a, B: Backend> {
+pub(super) struct Both<'a, B: Backend, L> {
     subject: &'a Subject<B>,
-    sizes: Sizes,
-    weights: MemoryWeights,
+    sizes: L,
+    pub(super) weights: MemoryWeights,
     loaded: B::Weights,
-    layout: RowLayout,
+    pub(super) layout: RowLayout,
     rows: B::Rows,
     memory: Recurrent,
     evaluated: Memory,
     random: Random,
 }
 
-impl<'a, B: Backend> Both<'a, B> {
-    fn new(subject: &'a Subject<B>, sizes: Sizes) -> Self {
+impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
+    pub(super) fn new(subject: &'a Subject<B>, sizes: L) -> Self {
         let memory = Recurrent::new(RecurrentConfig::new(N_SEQS).with_snapshots(2)).unwrap();
         let layout = sizes.layout(memory.config().n_rows());
         let weights = sizes.weights();
@@ -144,7 +171,7 @@ impl<'a, B: Backend> Both<'a, B> {
     }
 
     /// The next tokens of these sequences, in this order, as one ubatch.
-    fn step(&mut self, seqs: &[u32]) -> Step {
+    pub(super) fn step(&mut self, seqs: &[u32]) -> Step {
         let mut batch = Batch::new();
         for &seq in seqs {
             batch.push_token(TokenId(0)).in_sequence(SeqId(seq));
@@ -165,9 +192,8 @@ impl<'a, B: Backend> Both<'a, B> {
             ..Step::default()
         };
         // Step sizes of all magnitudes, also where softplus is nearly 0 or nearly linear.
-        let (c, dim) = (self.sizes.channels, self.sizes.dim());
-        for row in step.embeddings.chunks_exact_mut(dim) {
-            row[c..2 * c]
+        for row in step.embeddings.chunks_exact_mut(self.sizes.dim()) {
+            row[self.sizes.steps()]
                 .iter_mut()
                 .for_each(|dt| *dt = 12.0 * *dt - 2.0);
         }
@@ -175,7 +201,7 @@ impl<'a, B: Backend> Both<'a, B> {
     }
 
     /// Runs one step on the backend and compares with the definition.
-    fn run(&mut self, step: &Step) -> Vec<Vec<f32>> {
+    pub(super) fn run(&mut self, step: &Step) -> Vec<Vec<f32>> {
         let backend = &self.subject.backend;
         let n_tokens = step.embeddings.len() / self.sizes.dim();
         let graph = self.sizes.graph(n_tokens);
@@ -188,7 +214,7 @@ impl<'a, B: Backend> Both<'a, B> {
             .run(&mut program, &mut self.rows, &inputs, &mut outputs)
             .unwrap();
         for (got, want) in outputs.values.iter().zip(&wanted) {
-            let what = format!("{n_tokens} rows of {} channels", self.sizes.channels);
+            let what = format!("{n_tokens} rows of {} values", self.sizes.dim());
             assert_close(&what, got, want, self.subject.tolerance.recurrent);
         }
         outputs.values
@@ -305,7 +331,7 @@ pub fn convolutions_and_scans_by_themselves_compute<B: Backend>(subject: &Subjec
         for seqs in [&[0, 1, 0][..], &[1, 2, 2, 2, 1], &[2, 0]] {
             let step = both.step(seqs);
             let wanted = both.run(&step);
-            let column = |range: std::ops::Range<usize>| -> Vec<f32> {
+            let column = |range: Range<usize>| -> Vec<f32> {
                 let rows = step.embeddings.chunks_exact(sizes.dim());
                 rows.flat_map(|row| row[range.clone()].iter().copied())
                     .collect()

@@ -3,10 +3,12 @@
 //! Invariant: what [`GraphBuilder::finish`] returns has operands before users, unique names and
 //! fitting shapes. Knows nothing of architectures; third-party models build with it too.
 
+mod recurrent;
+
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::op::{Activation, AttendSpec, ConvSpec, DType, Input, Op, ScanSpec};
+use super::op::{Activation, AttendSpec, DType, Input, Op};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
 use crate::rope::RopeSpec;
@@ -72,6 +74,27 @@ pub enum GraphError {
     /// A text that is no graph.
     #[error("not a graph in JSON form: {0}")]
     Json(String),
+}
+
+/// What normed values are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormGain<'a> {
+    /// Nothing.
+    None,
+    /// A weight of `[dim]`, the same for everything before the last dimension.
+    Shared(&'a str),
+    /// A weight of `[groups, dim]` for values of `[n, groups, dim]`.
+    PerGroup(&'a str),
+}
+
+impl<'a> NormGain<'a> {
+    /// Name of the weight.
+    fn weight(self) -> Option<&'a str> {
+        match self {
+            Self::None => None,
+            Self::Shared(weight) | Self::PerGroup(weight) => Some(weight),
+        }
+    }
 }
 
 /// Builds a [`Graph`] node by node.
@@ -207,15 +230,36 @@ impl GraphBuilder {
         weight: &str,
         eps: f32,
     ) -> Result<NodeId, GraphError> {
-        let op = Op::RmsNorm {
-            weight: weight.to_owned(),
-            eps,
-        };
+        self.rms_norm_with(name, x, NormGain::Shared(weight), eps)
+    }
+
+    /// RMS norm over the last dimension, with any kind of gain.
+    ///
+    /// # Errors
+    /// [`GraphError`] where `x` has no dimension, or no groups for the gain of each.
+    pub fn rms_norm_with(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        gain: NormGain<'_>,
+        eps: f32,
+    ) -> Result<NodeId, GraphError> {
+        let weight = gain.weight().map(str::to_owned);
+        let op = Op::RmsNorm { weight, eps };
         let shape = self.shape_of(x).to_vec();
-        let Some(&dim) = shape.last() else {
-            return Err(self.misfit(name, &op, "[.., dim]", &[x]));
-        };
-        self.declare(weight, &[dim])?;
+        match (gain, &*shape) {
+            (NormGain::None, [_, ..]) => {}
+            (NormGain::Shared(weight), [.., dim]) => self.declare(weight, &[*dim])?,
+            (NormGain::PerGroup(weight), [_, groups, dim]) => {
+                self.declare(weight, &[*groups, *dim])?;
+            }
+            (NormGain::None | NormGain::Shared(_), _) => {
+                return Err(self.misfit(name, &op, "[.., dim]", &[x]));
+            }
+            (NormGain::PerGroup(_), _) => {
+                return Err(self.misfit(name, &op, "[n, groups, dim]", &[x]));
+            }
+        }
         self.push(name, op, vec![x], (shape, DType::F32))
     }
 
@@ -340,75 +384,6 @@ impl GraphBuilder {
                 Err(self.misfit(name, &op, &wanted, &[x]))
             }
         }
-    }
-
-    /// The causal convolution of `x [tokens, channels]` along each sequence.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where `x` does not have a row for each token, or the kernel no width.
-    pub fn conv(
-        &mut self,
-        name: &str,
-        layer: LayerIdx,
-        conv: &ConvSpec,
-        [x, states]: [NodeId; 2],
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Conv {
-            layer,
-            conv: conv.clone(),
-        };
-        let n_tokens = self.graph.shape.n_tokens;
-        let channels = match *self.shape_of(x) {
-            [n, channels] if n == n_tokens && conv.width > 0 && self.is_states(states) => channels,
-            _ => {
-                let wanted = "[tokens, channels] and states, with a width above 0";
-                return Err(self.misfit(name, &op, wanted, &[x, states]));
-            }
-        };
-        self.declare(&conv.weight, &[channels, conv.width])?;
-        if let Some(bias) = &conv.bias {
-            self.declare(bias, &[channels])?;
-        }
-        let shape = vec![n_tokens, channels];
-        self.push(name, op, vec![x, states], (shape, DType::F32))
-    }
-
-    /// The selective scan of `x [tokens, channels]`; operands as in [`Op::Scan`].
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where operands do not have a row for each token, or not these widths.
-    pub fn scan(
-        &mut self,
-        name: &str,
-        layer: LayerIdx,
-        scan: &ScanSpec,
-        operands: [NodeId; 5],
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Scan {
-            layer,
-            scan: scan.clone(),
-        };
-        let [x, dt, b, c, states] = operands;
-        let (n_tokens, d_state) = (self.graph.shape.n_tokens, scan.d_state);
-        let channels = self.shape_of(x).last().copied().unwrap_or(0);
-        let fits = [x, dt].map(|id| self.shape_of(id)) == [&[n_tokens, channels][..]; 2]
-            && [b, c].map(|id| self.shape_of(id)) == [&[n_tokens, d_state][..]; 2]
-            && self.is_states(states);
-        if !fits {
-            let wanted = format!(
-                "two of [{n_tokens}, channels], two of [{n_tokens}, {d_state}], and states"
-            );
-            return Err(self.misfit(name, &op, &wanted, &operands));
-        }
-        self.declare(&scan.a, &[channels, d_state])?;
-        self.declare(&scan.d, &[channels])?;
-        let shape = vec![n_tokens, channels];
-        self.push(name, op, operands.to_vec(), (shape, DType::F32))
-    }
-
-    fn is_states(&self, id: NodeId) -> bool {
-        let node = self.graph.node(id);
-        node.is_some_and(|node| node.op == Op::Input(Input::States))
     }
 
     /// Stores `k` and `v` (`[n, kv_heads, dim]` each) in the cells of the ubatch's tokens.
@@ -633,66 +608,5 @@ mod tests {
         };
         let err = b.attend("kqv", LayerIdx(0), spec, [q, q, q]).unwrap_err();
         assert!(err.to_string().contains("a multiple of 2"), "{err}");
-    }
-
-    #[test]
-    fn recurrent_operations_fit_their_operands() {
-        let mut b = builder();
-        let layer = LayerIdx(0);
-        let tokens = b.input(Input::Tokens).unwrap();
-        let states = b.input(Input::States).unwrap();
-        let x = b.embed("x", tokens, "tok", [10, 6]).unwrap();
-        let bc = b.columns("bc", x, 2..4).unwrap();
-        assert_eq!(b.shape_of(bc), [3, 2]);
-        let conv = ConvSpec {
-            width: 4,
-            weight: "conv.w".into(),
-            bias: Some("conv.b".into()),
-        };
-        let y = b.conv("conv", layer, &conv, [x, states]).unwrap();
-        let y = b.activate("silu", Activation::Silu, y).unwrap();
-        let scan = ScanSpec {
-            d_state: 2,
-            a: "a".into(),
-            d: "d".into(),
-        };
-        let refused = [
-            b.columns("wide", x, 4..7),
-            b.conv("no states", layer, &conv, [x, x]),
-            b.conv(
-                "width",
-                layer,
-                &ConvSpec {
-                    width: 0,
-                    ..conv.clone()
-                },
-                [x, states],
-            ),
-            b.scan("narrow", layer, &scan, [y, bc, bc, bc, states]),
-            b.scan("wide b", layer, &scan, [y, x, x, bc, states]),
-            b.scan("no states", layer, &scan, [y, x, bc, bc, x]),
-        ];
-        for refused in refused {
-            assert!(
-                matches!(refused, Err(GraphError::Shape { .. })),
-                "{refused:?}"
-            );
-        }
-        let y = b
-            .scan("scan", layer, &scan, [y, x, bc, bc, states])
-            .unwrap();
-        let graph = b.finish(&[y]).unwrap();
-        assert_eq!(graph.find("scan").unwrap().1.shape, [3, 6]);
-        let text = graph.text().to_string();
-        assert!(text.contains("columns(%2, first=2)"), "{text}");
-        assert!(
-            text.contains("conv(%2, %1, layer=0, width=4, w=conv.w, b=conv.b)"),
-            "{text}"
-        );
-        assert!(
-            text.contains("scan(%5, %2, %3, %3, %1, layer=0, d_state=2, a=a, d=d)"),
-            "{text}"
-        );
-        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
     }
 }

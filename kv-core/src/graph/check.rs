@@ -3,7 +3,7 @@
 //! Every node is added again through [`GraphBuilder`] and compared with what the text said, so there
 //! is one definition of shapes and operands. Knows no format.
 
-use super::builder::{GraphBuilder, GraphError};
+use super::builder::{GraphBuilder, GraphError, NormGain};
 use super::op::Op;
 use super::{Graph, Node, NodeId};
 
@@ -56,7 +56,15 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
         }
         Op::RmsNorm { weight, eps } => {
             let [x] = operands(node)?;
-            b.rms_norm(name, x, weight, *eps)
+            let shape = |name: &str| graph.weights.iter().find(|w| w.name == name);
+            let gain = match weight.as_deref() {
+                None => NormGain::None,
+                Some(weight) if shape(weight).is_some_and(|w| w.shape.len() == 2) => {
+                    NormGain::PerGroup(weight)
+                }
+                Some(weight) => NormGain::Shared(weight),
+            };
+            b.rms_norm_with(name, x, gain, *eps)
         }
         Op::Rope { rope } => {
             let [x, positions] = operands(node)?;
@@ -93,6 +101,7 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
         }
         Op::Conv { layer, conv } => b.conv(name, *layer, conv, operands(node)?),
         Op::Scan { layer, scan } => b.scan(name, *layer, scan, operands(node)?),
+        Op::ScanHeads { layer, scan } => b.scan_heads(name, *layer, scan, operands(node)?),
         Op::StoreKv { layer } => b.store_kv(name, *layer, operands(node)?),
         Op::Attend { layer, spec } => b.attend(name, *layer, *spec, operands(node)?),
         Op::TakeRows => {

@@ -58,9 +58,11 @@ impl fmt::Display for Dot<'_> {
             );
             let style = match &node.op {
                 Op::Input(_) => ", shape=ellipse",
-                Op::StoreKv { .. } | Op::Attend { .. } | Op::Conv { .. } | Op::Scan { .. } => {
-                    ", style=filled, fillcolor=lightyellow"
-                }
+                Op::StoreKv { .. }
+                | Op::Attend { .. }
+                | Op::Conv { .. }
+                | Op::Scan { .. }
+                | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -104,7 +106,10 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             let bias = bias.iter().map(|b| format!("b={b}"));
             std::iter::once(format!("w={weight}")).chain(bias).collect()
         }
-        Op::RmsNorm { weight, eps } => vec![format!("w={weight}"), format!("eps={eps}")],
+        Op::RmsNorm { weight, eps } => {
+            let weight = weight.iter().map(|w| format!("w={w}"));
+            weight.chain([format!("eps={eps}")]).collect()
+        }
         Op::Rope { rope } => rope_fields(rope),
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
@@ -123,6 +128,14 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("d_state={}", scan.d_state),
             format!("a={}", scan.a),
             format!("d={}", scan.d),
+        ],
+        Op::ScanHeads { layer, scan } => vec![
+            format!("layer={layer}"),
+            format!("heads={}/{}", scan.n_heads, scan.n_groups),
+            format!("d_state={}", scan.d_state),
+            format!("a={}", scan.a),
+            format!("d={}", scan.d),
+            format!("dt_bias={}", scan.dt_bias),
         ],
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
     }

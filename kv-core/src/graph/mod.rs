@@ -14,12 +14,12 @@ mod key_rope;
 mod op;
 mod states;
 
-pub use builder::{GraphBuilder, GraphError};
+pub use builder::{GraphBuilder, GraphError, NormGain};
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
-pub use op::{Activation, AttendSpec, ConvSpec, DType, Input, Op, ScanSpec};
+pub use op::{Activation, AttendSpec, ConvSpec, DType, HeadScanSpec, Input, Op, ScanSpec};
 pub use states::{StateGroup, StateMarks, StateStore, UnsoundStates, check_states};
 
 use serde::{Deserialize, Serialize};

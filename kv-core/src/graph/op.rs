@@ -106,6 +106,23 @@ pub struct ScanSpec {
     pub d: String,
 }
 
+/// A selective scan with one decay for all channels of a head, as in Mamba-2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadScanSpec {
+    /// Heads that the channels are divided into, equally.
+    pub n_heads: usize,
+    /// Groups of neighbouring heads that share B and C; divides `n_heads`.
+    pub n_groups: usize,
+    /// Values of the state of one channel.
+    pub d_state: usize,
+    /// The decay `A`, negative, `[heads, 1]`.
+    pub a: String,
+    /// What of the input is added to the output, `[heads, 1]`.
+    pub d: String,
+    /// Added to step sizes before the softplus, `[heads]`.
+    pub dt_bias: String,
+}
+
 /// One operation. Operands are listed in order in each variant's description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "op")]
@@ -127,10 +144,12 @@ pub enum Op {
         bias: Option<String>,
     },
     /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension (Zhang and Sennrich,
-    /// arXiv 1910.07467). `(x [.., dim]) -> [.., dim]`, weight `[dim]`.
+    /// arXiv 1910.07467). `(x [.., dim]) -> [.., dim]`, weight `[dim]`, or `[groups, dim]` for
+    /// `x [n, groups, dim]`.
     RmsNorm {
-        /// The gain.
-        weight: String,
+        /// The gain, where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        weight: Option<String>,
         /// Added to the mean square.
         eps: f32,
     },
@@ -204,6 +223,20 @@ pub enum Op {
         #[serde(flatten)]
         scan: ScanSpec,
     },
+    /// The selective scan of Mamba-2 (Dao and Gu, arXiv 2405.21060) along each sequence. A head is
+    /// `head_dim = channels / heads` neighbouring channels, and `g` is the group of head `j`. With
+    /// `s = softplus(dt[t, j] + dt_bias[j])` every token does
+    /// `h[j, i, k] = exp(s A[j]) h[j, i, k] + s b[t, g, k] x[t, j, i]`,
+    /// `y[t, j, i] = sum_k c[t, g, k] h[j, i, k] + d[j] x[t, j, i]`, where `h` is the layer's state.
+    /// `(x [tokens, channels], dt [tokens, heads], b [tokens, groups * d_state],
+    /// c [tokens, groups * d_state], states) -> [tokens, channels]`.
+    ScanHeads {
+        /// Whose state.
+        layer: LayerIdx,
+        /// Heads, state width and weights.
+        #[serde(flatten)]
+        scan: HeadScanSpec,
+    },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
 }
@@ -234,6 +267,7 @@ impl Op {
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
+            Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
         }
     }

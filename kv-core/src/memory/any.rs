@@ -34,6 +34,8 @@ pub struct MemoryConfig {
     pub causality: Causality,
     /// How many cells windowed parts have.
     pub swa: SwaSize,
+    /// Earlier states of each sequence that recurrent layers keep: how many tokens can be taken back.
+    pub n_snapshots: u32,
 }
 
 /// Layers or sizes for which there is no memory.
@@ -103,7 +105,7 @@ impl MemoryConfig {
     }
 
     fn recurrent(&self) -> RecurrentConfig {
-        RecurrentConfig::new(self.n_seqs)
+        RecurrentConfig::new(self.n_seqs).with_snapshots(self.n_snapshots)
     }
 
     fn unified(&self, (part, window): (PartIdx, Window)) -> Result<Unified, MemoryConfigError> {

@@ -102,6 +102,7 @@ mod tests {
             n_ubatch,
             causality: Causality::Causal,
             swa: SwaSize::Window,
+            n_snapshots: 0,
         }
     }
 

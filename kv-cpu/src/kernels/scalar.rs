@@ -127,23 +127,23 @@ fn f16_to_f32(from: &[f16], to: &mut [f32]) {
         .for_each(|(to, from)| *to = from.to_f32());
 }
 
-fn quantize(values: &[f32], row: Int8RowMut<'_>) {
-    for (b, values) in values.chunks(BLOCK).enumerate() {
-        let (Some(quants), Some(scale)) = (row.quants.get_mut(b), row.scales.get_mut(b)) else {
-            return;
-        };
+fn quantize(values: &[f32], mut row: Int8RowMut<'_>) {
+    for (first, values) in values.chunks(row.span.len()).enumerate() {
         // The order of bit patterns is that of magnitudes, with infinities and then NaN last.
         let largest = values.iter().map(|v| v.abs().to_bits()).max().unwrap_or(0);
         let steps = Steps::of(f32::from_bits(largest));
-        *quants = [0; BLOCK];
-        for (q, v) in quants.iter_mut().zip(values) {
-            *q = (v * steps.inverse).round_ties_even() as i8;
+        for (b, values) in (first * row.span.len() / BLOCK..).zip(values.chunks(BLOCK)) {
+            let Some(quants) = row.quants.get_mut(b) else {
+                return;
+            };
+            *quants = [0; BLOCK];
+            for (q, v) in quants.iter_mut().zip(values) {
+                *q = (v * steps.inverse).round_ties_even() as i8;
+            }
+            let halves = [&quants[..BLOCK / 2], &quants[BLOCK / 2..]];
+            let sums = halves.map(|half| half.iter().map(|q| i32::from(*q)).sum());
+            row.set_marks(b, steps.scale, sums);
         }
-        *scale = steps.scale;
-        let halves = [&quants[..BLOCK / 2], &quants[BLOCK / 2..]];
-        let [low, high] = halves.map(|half| half.iter().map(|q| i32::from(*q)).sum::<i32>());
-        row.sums[b] = steps.scale * (low + high) as f32;
-        row.half_sums[b] = [steps.scale * low as f32, steps.scale * high as f32];
     }
 }
 

@@ -79,9 +79,11 @@ pub(crate) enum Step<V> {
         x: V,
         products: Vec<Product<V>>,
     },
+    /// The norm of every `dim` values, with gains that begin again after the last.
     RmsNorm {
         x: V,
         gain: Arc<[f32]>,
+        dim: usize,
         eps: f32,
         out: V,
     },
@@ -130,6 +132,14 @@ pub(crate) enum Step<V> {
         inputs: [V; 4],
         out: V,
     },
+    /// The scan by heads of the `layer`-th recurrent layer of the layout.
+    ScanHeads {
+        layer: usize,
+        weights: Arc<HeadScanWeights>,
+        /// x, dt, B and C.
+        inputs: [V; 4],
+        out: V,
+    },
     Copy {
         x: V,
         out: V,
@@ -153,6 +163,16 @@ pub(crate) struct ScanWeights {
     pub(crate) a: Arc<[f32]>,
     /// `[channels]`.
     pub(crate) d: Arc<[f32]>,
+}
+
+/// Weights of a scan by heads, `[heads]` each.
+#[derive(Debug)]
+pub(crate) struct HeadScanWeights {
+    pub(crate) n_groups: usize,
+    pub(crate) d_state: usize,
+    pub(crate) a: Arc<[f32]>,
+    pub(crate) d: Arc<[f32]>,
+    pub(crate) dt_bias: Arc<[f32]>,
 }
 
 /// The angles of one kind of rotation.
@@ -230,7 +250,9 @@ impl<V: Copy> Step<V> {
                 }
                 (reads, vec![*out])
             }
-            Self::Scan { inputs, out, .. } => (inputs.to_vec(), vec![*out]),
+            Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
+                (inputs.to_vec(), vec![*out])
+            }
             Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
             Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
@@ -259,9 +281,16 @@ impl<V: Copy> Step<V> {
                     products: products.into_iter().map(product).collect(),
                 }
             }
-            Self::RmsNorm { x, gain, eps, out } => Step::RmsNorm {
+            Self::RmsNorm {
+                x,
+                gain,
+                dim,
+                eps,
+                out,
+            } => Step::RmsNorm {
                 x: f(x),
                 gain,
+                dim,
                 eps,
                 out: f(out),
             },
@@ -325,6 +354,17 @@ impl<V: Copy> Step<V> {
                 inputs,
                 out,
             } => Step::Scan {
+                layer,
+                weights,
+                inputs: inputs.map(&f),
+                out: f(out),
+            },
+            Self::ScanHeads {
+                layer,
+                weights,
+                inputs,
+                out,
+            } => Step::ScanHeads {
                 layer,
                 weights,
                 inputs: inputs.map(&f),

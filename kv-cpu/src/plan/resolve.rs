@@ -143,15 +143,24 @@ impl<'a> Resolver<'a> {
             Op::RmsNorm { weight, eps } => {
                 let x = self.operand(node, 0)?;
                 self.same_len(node, x)?;
-                let gain = self.vector(weight, node)?;
                 let dim = node.shape.last().copied().unwrap_or(0);
-                if gain.len() != dim {
+                let gain = match weight {
+                    Some(weight) => self.vector(weight, node)?,
+                    None => vec![1.0; dim].into(),
+                };
+                let n_groups = gain.len() / dim.max(1);
+                if dim == 0 || n_groups * dim != gain.len() || n_groups == 0 {
                     return Err(unsupported(node));
                 }
+                if n_groups > 1 && node.row_len() != gain.len() {
+                    return Err(unsupported(node));
+                }
+                let eps = *eps;
                 Step::RmsNorm {
                     x,
                     gain,
-                    eps: *eps,
+                    dim,
+                    eps,
                     out,
                 }
             }
@@ -191,6 +200,7 @@ impl<'a> Resolver<'a> {
             }
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), out)?,
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
+            Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), out)?,
             Op::StoreKv { layer } => self.store(node, *layer)?,
             Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), out)?,
             Op::TakeRows => {

@@ -6,9 +6,13 @@
 mod attention;
 mod decoder;
 mod feed_forward;
+mod ssm;
+mod ssm2_mixer;
 mod ssm_mixer;
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias};
 pub use decoder::{Decoder, DecoderLayer, PostNorms, TOKEN_EMBEDDING};
 pub use feed_forward::FeedForwardBlock;
-pub use ssm_mixer::{ConvBias, SsmMixerBlock};
+pub use ssm::SsmMixer;
+pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
+pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};

@@ -3,11 +3,13 @@
 //! Gu and Dao, arXiv 2312.00752 (Mamba-1). Knows nothing of the layers around.
 
 use kv_core::LayerIdx;
-use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, Input, NodeId, ScanSpec};
+use kv_core::graph::{
+    Activation, ConvSpec, GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec,
+};
 use kv_core::layers::RecurrentMemory;
 
 /// Settings of one mixer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SsmMixerBlock {
     /// Channels of the convolution and the scan.
     pub d_inner: usize,
@@ -19,6 +21,45 @@ pub struct SsmMixerBlock {
     pub dt_rank: usize,
     /// Whether the convolution has a bias.
     pub conv_bias: ConvBias,
+    /// Norms between the projection and the scan.
+    pub inner_norms: InnerNorms,
+}
+
+/// RMS norms of what step sizes are made from, of B and of C.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum InnerNorms {
+    /// There are none.
+    #[default]
+    None,
+    /// Without gains (Falcon Mamba, arXiv 2410.05355).
+    Plain {
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// With a gain each (Jamba, arXiv 2403.19887).
+    WithGains {
+        /// Added to the mean square.
+        eps: f32,
+    },
+}
+
+impl InnerNorms {
+    /// Adds the norm of one of the three, by the letters that name it.
+    fn build(
+        self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+        (node, weight): (&str, &str),
+    ) -> Result<NodeId, GraphError> {
+        let name = format!("{node}-{layer}");
+        let weight = format!("blk.{layer}.{weight}.weight");
+        match self {
+            Self::None => Ok(x),
+            Self::Plain { eps } => b.rms_norm_with(&name, x, NormGain::None, eps),
+            Self::WithGains { eps } => b.rms_norm(&name, x, &weight, eps),
+        }
+    }
 }
 
 /// Whether the convolution of a mixer has a bias.
@@ -58,6 +99,7 @@ impl SsmMixerBlock {
             d_conv,
             dt_rank,
             conv_bias,
+            inner_norms,
         } = *self;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
         let name = |what: &str| format!("{what}-{layer}");
@@ -81,6 +123,10 @@ impl SsmMixerBlock {
         let dt = b.columns(&name("ssm_dt_low"), projected, 0..dt_rank)?;
         let into = b.columns(&name("ssm_B"), projected, dt_rank..dt_rank + d_state)?;
         let out_of = b.columns(&name("ssm_C"), projected, dt_rank + d_state..n_projected)?;
+        let norm = |b: &mut GraphBuilder, x, names| inner_norms.build(b, layer, x, names);
+        let dt = norm(b, dt, ("ssm_dt_normed", "ssm_dt_norm"))?;
+        let into = norm(b, into, ("ssm_B_normed", "ssm_b_norm"))?;
+        let out_of = norm(b, out_of, ("ssm_C_normed", "ssm_c_norm"))?;
         let dt_bias = weight("ssm_dt.bias");
         let dt_weights = (&*weight("ssm_dt.weight"), Some(&*dt_bias));
         let dt = b.affine(&name("ssm_dt"), dt, dt_weights, d_inner)?;

@@ -64,6 +64,7 @@ pub(crate) const CONFIG: MemoryConfig = MemoryConfig {
     n_ubatch: 512,
     causality: Causality::Causal,
     swa: SwaSize::Window,
+    n_snapshots: 0,
 };
 
 /// The memory that a model with two windows asks for, with `n_cells` cells for the windowed layers.

@@ -7,26 +7,61 @@ use crate::activations::{BLOCK, Int8RowMut};
 use crate::kernels::scalar::Steps;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantize(values: &[f32], row: Int8RowMut<'_>) {
-    let (whole, rest) = values.as_chunks::<BLOCK>();
-    let mut last = [0.0; BLOCK];
-    last[..rest.len()].copy_from_slice(rest);
-    let last = (!rest.is_empty()).then_some(&last);
-    let marks = row.scales.iter_mut().zip(row.sums).zip(row.half_sums);
-    for ((values, quants), ((scale, sum), half_sums)) in
-        whole.iter().chain(last).zip(row.quants).zip(marks)
-    {
-        let [low, high];
-        (*quants, *scale, [low, high]) = quantize_block(values);
-        *half_sums = [*scale * low as f32, *scale * high as f32];
-        *sum = *scale * (low + high) as f32;
+pub(super) fn quantize(values: &[f32], mut row: Int8RowMut<'_>) {
+    for (first, values) in values.chunks(row.span.len()).enumerate() {
+        let (whole, rest) = values.as_chunks::<BLOCK>();
+        let mut last = [0.0; BLOCK];
+        last[..rest.len()].copy_from_slice(rest);
+        let last = (!rest.is_empty()).then_some(&last);
+        let mut bits = _mm256_setzero_si256();
+        for values in whole.iter().chain(last) {
+            bits = _mm256_max_epu32(bits, magnitudes(values));
+        }
+        let steps = Steps::of(f32::from_bits(largest(bits)));
+        for (b, values) in (first * row.span.len() / BLOCK..).zip(whole.iter().chain(last)) {
+            let Some(quants) = row.quants.get_mut(b) else {
+                return;
+            };
+            let sums;
+            (*quants, sums) = quantize_block(values, &steps);
+            row.set_marks(b, steps.scale, sums);
+        }
     }
 }
 
-/// The quants, their scale, and the sums of the first and last 16 quants.
+/// The largest bit patterns of magnitudes, lane by lane: their order is that of magnitudes, with
+/// infinities and then NaN last.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quantize_block(values: &[f32; BLOCK]) -> ([i8; BLOCK], f32, [i32; 2]) {
+fn magnitudes(values: &[f32; BLOCK]) -> __m256i {
+    let (eights, _) = values.as_chunks::<8>();
+    let magnitude = _mm256_set1_epi32(i32::MAX);
+    let bits = |i: usize| _mm256_and_si256(_mm256_castps_si256(load(&eights[i])), magnitude);
+    _mm256_max_epu32(
+        _mm256_max_epu32(bits(0), bits(1)),
+        _mm256_max_epu32(bits(2), bits(3)),
+    )
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn largest(bits: __m256i) -> u32 {
+    let most = _mm_max_epu32(
+        _mm256_castsi256_si128(bits),
+        _mm256_extracti128_si256::<1>(bits),
+    );
+    let most = _mm_max_epu32(most, _mm_shuffle_epi32::<0b00_00_11_10>(most));
+    let most = _mm_max_epu32(most, _mm_shuffle_epi32::<0b00_00_00_01>(most));
+    _mm_cvtsi128_si32(most) as u32
+}
+
+/// The quants, and the sums of the first and last 16 of them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantize_block(values: &[f32; BLOCK], steps: &Steps) -> ([i8; BLOCK], [i32; 2]) {
+    if steps.inverse == 0.0 {
+        return ([0; BLOCK], [0; 2]);
+    }
     let (eights, _) = values.as_chunks::<8>();
     let x: [__m256; 4] = [
         load(&eights[0]),
@@ -34,23 +69,6 @@ fn quantize_block(values: &[f32; BLOCK]) -> ([i8; BLOCK], f32, [i32; 2]) {
         load(&eights[2]),
         load(&eights[3]),
     ];
-    // The order of bit patterns is that of magnitudes, with infinities and then NaN last.
-    let magnitude = _mm256_set1_epi32(i32::MAX);
-    let bits = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), magnitude));
-    let most = _mm256_max_epu32(
-        _mm256_max_epu32(bits[0], bits[1]),
-        _mm256_max_epu32(bits[2], bits[3]),
-    );
-    let most = _mm_max_epu32(
-        _mm256_castsi256_si128(most),
-        _mm256_extracti128_si256::<1>(most),
-    );
-    let most = _mm_max_epu32(most, _mm_shuffle_epi32::<0b00_00_11_10>(most));
-    let most = _mm_max_epu32(most, _mm_shuffle_epi32::<0b00_00_00_01>(most));
-    let steps = Steps::of(f32::from_bits(_mm_cvtsi128_si32(most) as u32));
-    if steps.inverse == 0.0 {
-        return ([0; BLOCK], steps.scale, [0; 2]);
-    }
     let inverse = _mm256_set1_ps(steps.inverse);
     let q = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
     // Packing works on halves of a register: the permutation puts groups of four in order again.
@@ -67,7 +85,7 @@ fn quantize_block(values: &[f32; BLOCK]) -> ([i8; BLOCK], f32, [i32; 2]) {
     unsafe { _mm256_storeu_si256(quants.as_mut_ptr().cast(), q) };
     let low = add_four(_mm256_castsi256_si128(fours));
     let high = add_four(_mm256_extracti128_si256::<1>(fours));
-    (quants, steps.scale, [low, high])
+    (quants, [low, high])
 }
 
 #[inline]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use kv_core::LayerIdx;
 use kv_core::backend::BackendError;
-use kv_core::graph::{ConvSpec, Input, Node, ScanSpec};
+use kv_core::graph::{ConvSpec, HeadScanSpec, Input, Node, ScanSpec};
 use kv_core::layers::RecurrentMemory;
 
 use super::{Resolver, Value, unsupported};
-use crate::plan::{ConvKernel, ScanWeights, Step};
+use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, Step};
 
 fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
     BackendError::RowShape {
@@ -59,21 +59,8 @@ impl<'a> Resolver<'a> {
         out: Value,
     ) -> Result<Step<Value>, BackendError> {
         let (channels, d_state) = (node.row_len(), scan.d_state);
-        let mut inputs = [out; 4];
-        for (at, (input, width)) in inputs
-            .iter_mut()
-            .zip([channels, channels, d_state, d_state])
-            .enumerate()
-        {
-            *input = self.operand(node, at)?;
-            self.whole_ubatch(node, *input, width)?;
-        }
-        self.operand_input(node, 4, |i| matches!(i, Input::States))?;
-        let (at, row) = self.state(layer)?;
-        let wanted = channels * d_state;
-        if row.state_row != wanted {
-            return Err(other_state(layer, "scan", wanted, row.state_row));
-        }
+        let inputs = self.scan_inputs(node, [channels, channels, d_state, d_state])?;
+        let at = self.scan_state(layer, channels * d_state)?;
         let weights = ScanWeights {
             d_state,
             a: self.vector(&scan.a, node)?,
@@ -85,6 +72,62 @@ impl<'a> Resolver<'a> {
             inputs,
             out,
         })
+    }
+
+    pub(super) fn scan_heads(
+        &mut self,
+        node: &'a Node,
+        (layer, scan): (LayerIdx, &'a HeadScanSpec),
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let &HeadScanSpec {
+            n_heads,
+            n_groups,
+            d_state,
+            ..
+        } = scan;
+        let (channels, narrow) = (node.row_len(), n_groups * d_state);
+        let divides = |n: usize, of: usize| n > 0 && of.is_multiple_of(n);
+        if !divides(n_heads, channels) || !divides(n_groups, n_heads) || d_state == 0 {
+            return Err(unsupported(node));
+        }
+        let inputs = self.scan_inputs(node, [channels, n_heads, narrow, narrow])?;
+        let at = self.scan_state(layer, channels * d_state)?;
+        let weights = HeadScanWeights {
+            n_groups,
+            d_state,
+            a: self.vector(&scan.a, node)?,
+            d: self.vector(&scan.d, node)?,
+            dt_bias: self.vector(&scan.dt_bias, node)?,
+        };
+        if [&weights.a, &weights.d, &weights.dt_bias].map(|w| w.len()) != [n_heads; 3] {
+            return Err(unsupported(node));
+        }
+        Ok(Step::ScanHeads {
+            layer: at,
+            weights: Arc::new(weights),
+            inputs,
+            out,
+        })
+    }
+
+    /// The four operands of a scan, of these widths, before the states.
+    fn scan_inputs(&self, node: &Node, widths: [usize; 4]) -> Result<[Value; 4], BackendError> {
+        self.operand_input(node, 4, |i| matches!(i, Input::States))?;
+        let mut inputs = [self.operand(node, 0)?; 4];
+        for (at, (input, width)) in inputs.iter_mut().zip(widths).enumerate() {
+            *input = self.operand(node, at)?;
+            self.whole_ubatch(node, *input, width)?;
+        }
+        Ok(inputs)
+    }
+
+    /// The number of a layer whose states have so many values.
+    fn scan_state(&self, layer: LayerIdx, wanted: usize) -> Result<usize, BackendError> {
+        match self.state(layer)? {
+            (at, row) if row.state_row == wanted => Ok(at),
+            (_, row) => Err(other_state(layer, "scan", wanted, row.state_row)),
+        }
     }
 
     /// An operand must have a row of this width for each token.

@@ -1,0 +1,373 @@
+//! One token against weights in super-blocks of 256: sixteen rows at a time.
+//!
+//! Invariant: the additions of [`panel::tile::supers`](crate::kernels::panel::tile::supers), in its
+//! order. Knows block formats only through [`Super`].
+
+use std::arch::x86_64::*;
+
+use kv_core::block::IQ4_VALUES;
+
+use super::ahead::{Ahead, ROWS};
+use super::reduce::{halves, quarters};
+use crate::activations::{Int8Row, SUPER_BLOCK};
+use crate::kernels::WeightRows;
+use crate::kernels::panel::heads::{self, Head};
+
+/// Registers of quants of a super-block.
+const QUARTERS: usize = 4;
+
+/// How super-blocks of `BYTES` bytes are unpacked.
+pub(super) trait Super<const BYTES: usize> {
+    /// What makes the quants unsigned.
+    const OFFSET: i32;
+    /// Factors of a block: of the whole, or of its halves.
+    const PARTS: usize;
+    /// Whether there are minima.
+    const MINIMA: bool;
+
+    /// Scales and factors.
+    fn head(block: &[u8; BYTES]) -> Head;
+
+    /// The quants in order, unsigned.
+    ///
+    /// # Safety
+    /// AVX-512 is available.
+    unsafe fn quants(block: &[u8; BYTES]) -> [__m512i; QUARTERS];
+}
+
+macro_rules! super_block {
+    ($name:ident: $bytes:literal bytes, $offset:literal, $parts:literal, $minima:literal, $head:path,
+     $quants:expr) => {
+        pub(super) struct $name;
+
+        impl Super<$bytes> for $name {
+            const OFFSET: i32 = $offset;
+            const PARTS: usize = $parts;
+            const MINIMA: bool = $minima;
+
+            #[inline(always)]
+            fn head(block: &[u8; $bytes]) -> Head {
+                $head(block)
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,avx512f,avx512bw,avx512dq,avx512vl")]
+            unsafe fn quants(block: &[u8; $bytes]) -> [__m512i; QUARTERS] {
+                $quants(block)
+            }
+        }
+    };
+}
+
+super_block!(Q4K: 144 bytes, 0, 1, true, heads::q4_k, |b: &[u8; 144]| {
+    let [low, high] = [load(b, 16), load(b, 80)];
+    let [a, c] = nibbles(low);
+    let [d, e] = nibbles(high);
+    [lower(a, c), upper(a, c), lower(d, e), upper(d, e)]
+});
+super_block!(Q5K: 176 bytes, 0, 1, true, heads::q4_k, |b: &[u8; 176]| {
+    let [low, high] = [load(b, 48), load(b, 112)];
+    let [a, c] = nibbles(low);
+    let [d, e] = nibbles(high);
+    // Bits 2·i and 2·i + 1 of 32 bytes belong to register i, and move to bit 4.
+    let fifth = twice(b, 16);
+    [
+        _mm512_or_si512(lower(a, c), _mm512_slli_epi16::<4>(bits::<1>(fifth, 0, 1))),
+        _mm512_or_si512(upper(a, c), _mm512_slli_epi16::<4>(bits::<1>(fifth, 2, 3))),
+        _mm512_or_si512(lower(d, e), _mm512_slli_epi16::<4>(bits::<1>(fifth, 4, 5))),
+        _mm512_or_si512(upper(d, e), _mm512_slli_epi16::<4>(bits::<1>(fifth, 6, 7))),
+    ]
+});
+super_block!(Q6K: 210 bytes, 32, 2, false, heads::q6_k, |b: &[u8; 210]| {
+    let [a, c] = nibbles(load(b, 0));
+    let [d, e] = nibbles(load(b, 64));
+    let [low, high] = [twice(b, 128), twice(b, 160)];
+    [
+        _mm512_or_si512(a, _mm512_slli_epi16::<4>(bits::<3>(low, 0, 2))),
+        _mm512_or_si512(c, _mm512_slli_epi16::<4>(bits::<3>(low, 4, 6))),
+        _mm512_or_si512(d, _mm512_slli_epi16::<4>(bits::<3>(high, 0, 2))),
+        _mm512_or_si512(e, _mm512_slli_epi16::<4>(bits::<3>(high, 4, 6))),
+    ]
+});
+super_block!(Q3K: 110 bytes, 4, 2, false, heads::q3_k, |b: &[u8; 110]| {
+    let third = twice(b, 0);
+    let [low, high] = [twice(b, 32), twice(b, 64)];
+    [
+        _mm512_or_si512(bits::<3>(low, 0, 2), _mm512_slli_epi16::<2>(bits::<1>(third, 0, 1))),
+        _mm512_or_si512(bits::<3>(low, 4, 6), _mm512_slli_epi16::<2>(bits::<1>(third, 2, 3))),
+        _mm512_or_si512(bits::<3>(high, 0, 2), _mm512_slli_epi16::<2>(bits::<1>(third, 4, 5))),
+        _mm512_or_si512(bits::<3>(high, 4, 6), _mm512_slli_epi16::<2>(bits::<1>(third, 6, 7))),
+    ]
+});
+super_block!(Q2K: 84 bytes, 0, 2, true, heads::q2_k, |b: &[u8; 84]| {
+    let [low, high] = [twice(b, 16), twice(b, 48)];
+    [
+        bits::<3>(low, 0, 2),
+        bits::<3>(low, 4, 6),
+        bits::<3>(high, 0, 2),
+        bits::<3>(high, 4, 6),
+    ]
+});
+super_block!(Iq4Xs: 136 bytes, 128, 1, false, heads::iq4_xs, |b: &[u8; 136]| {
+    // SAFETY: the table is 16 readable bytes; the load needs no alignment.
+    let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+    let table = _mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+    let ([a, c], [d, e]) = (alternating(load(b, 8)), alternating(load(b, 72)));
+    [
+        _mm512_shuffle_epi8(table, a),
+        _mm512_shuffle_epi8(table, c),
+        _mm512_shuffle_epi8(table, d),
+        _mm512_shuffle_epi8(table, e),
+    ]
+});
+
+// Plain functions, not closures: those would be compiled as calls, which spill every register.
+
+/// Of each quarter the low nibbles, then the high ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn alternating(bytes: __m512i) -> [__m512i; 2] {
+    let [low, high] = nibbles(bytes);
+    let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    [
+        _mm512_permutex2var_epi64(low, first, high),
+        _mm512_permutex2var_epi64(low, second, high),
+    ]
+}
+
+/// Some bits of every byte (`MASK` when shifted down): from bit `low` on in the lower half, from bit
+/// `high` on in the upper.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn bits<const MASK: i8>(bytes: __m512i, low: i64, high: i64) -> __m512i {
+    let shifts = _mm512_setr_epi64(low, low, low, low, high, high, high, high);
+    _mm512_and_si512(_mm512_srlv_epi64(bytes, shifts), _mm512_set1_epi8(MASK))
+}
+
+/// 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load(block: &[u8], at: usize) -> __m512i {
+    // SAFETY: 64 readable bytes; the load needs no alignment.
+    unsafe { _mm512_loadu_si512(block[at..at + 64].as_ptr().cast()) }
+}
+
+/// 32 bytes, in both halves.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn twice(block: &[u8], at: usize) -> __m512i {
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    let bytes = unsafe { _mm256_loadu_si256(block[at..at + 32].as_ptr().cast()) };
+    _mm512_broadcast_i64x4(bytes)
+}
+
+/// The low nibbles, and the high ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn nibbles(bytes: __m512i) -> [__m512i; 2] {
+    let mask = _mm512_set1_epi8(15);
+    let high = _mm512_srli_epi16::<4>(bytes);
+    [_mm512_and_si512(bytes, mask), _mm512_and_si512(high, mask)]
+}
+
+/// The lower halves of both.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lower(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_inserti64x4::<1>(a, _mm512_castsi512_si256(b))
+}
+
+/// The upper halves of both.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn upper(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b)
+}
+
+/// All weight rows against one token: `out[row]`.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
+    weights: &WeightRows<'_>,
+    acts: &Int8Row<'_>,
+    out: &mut [f32],
+) {
+    let row_bytes = weights.row_bytes.max(1);
+    let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
+    for (bytes, out) in weights
+        .bytes
+        .chunks(ROWS * row_bytes)
+        .zip(out.chunks_mut(ROWS))
+    {
+        // The last row stands in for those that are missing.
+        let last = (bytes.len() / row_bytes).saturating_sub(1);
+        if bytes.len() < row_bytes {
+            return;
+        }
+        let rows: [*const [u8; BYTES]; ROWS] =
+            std::array::from_fn(|r| bytes[r.min(last) * row_bytes..].as_ptr().cast());
+        // SAFETY: `n_supers` blocks can be read from the start of each row on.
+        let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_supers, row_bytes), acts) };
+        let mut values = [0.0; ROWS];
+        // SAFETY: 64 writable bytes; the store needs no alignment.
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
+        let n = out.len();
+        out.copy_from_slice(&values[..n]);
+    }
+}
+
+/// # Safety
+/// The rows have `n_supers` blocks; the activations at least as many.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn sixteen<F: Super<BYTES>, const BYTES: usize>(
+    rows: &[*const [u8; BYTES]; ROWS],
+    (n_supers, row_bytes): (usize, usize),
+    acts: &Int8Row<'_>,
+) -> __m512 {
+    let mut acc = _mm512_setzero_ps();
+    for s in 0..n_supers {
+        let first = s * SUPER_BLOCK;
+        let ahead = Ahead::new(s * BYTES, BYTES, row_bytes);
+        // SAFETY: the activations have all blocks of this super-block: 256 quants.
+        let a = unsafe {
+            let a = acts.quants.as_ptr().add(first).cast::<u8>();
+            [
+                _mm512_loadu_si512(a.cast()),
+                _mm512_loadu_si512(a.add(64).cast()),
+                _mm512_loadu_si512(a.add(128).cast()),
+                _mm512_loadu_si512(a.add(192).cast()),
+            ]
+        };
+        let (mut scales, mut scale_minima) = ([0u16; ROWS], [0u16; ROWS]);
+        let (mut sums, mut minima) = ([a[0]; 4], [_mm_setzero_si128(); 4]);
+        for quarter in 0..4 {
+            let (mut dots, mut mins) = ([a[0]; 4], [_mm_setzero_si128(); 4]);
+            for r in 0..4 {
+                let row = 4 * quarter + r;
+                // SAFETY: the block is inside the row.
+                let block = unsafe { &*rows[row].add(s) };
+                ahead.fetch(block, 1);
+                let head = F::head(block);
+                scales[row] = head.scale.to_bits();
+                scale_minima[row] = head.minimum.to_bits();
+                // SAFETY: this function needs the same features.
+                let q = unsafe { F::quants(block) };
+                (dots[r], mins[r]) = dot::<F, BYTES>(&q, &a, &head, acts, first);
+            }
+            sums[quarter] = quarters(dots);
+            if F::MINIMA {
+                minima[quarter] = quarter_minima(mins);
+            }
+        }
+        let [low, high] = halves(sums);
+        let act_scale = _mm512_set1_ps(acts.scales[first]);
+        let scale = _mm512_mul_ps(widened(&scales), act_scale);
+        let total = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
+        acc = _mm512_fmadd_ps(total, scale, acc);
+        if F::MINIMA {
+            let low = _mm256_set_m128i(minima[1], minima[0]);
+            let high = _mm256_set_m128i(minima[3], minima[2]);
+            let total = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            let scale = _mm512_mul_ps(widened(&scale_minima), act_scale);
+            acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(total), scale, acc);
+        }
+    }
+    acc
+}
+
+/// The integer sums of one row, to be added over lanes: of quants, and of minima.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn dot<F: Super<BYTES>, const BYTES: usize>(
+    q: &[__m512i; QUARTERS],
+    a: &[__m512i; QUARTERS],
+    head: &Head,
+    acts: &Int8Row<'_>,
+    first: usize,
+) -> (__m512i, __m128i) {
+    let (factors, minima) = (register(head.factors), register(head.minima));
+    let wide = _mm512_cvtepi8_epi32(factors);
+    let mut sum = _mm512_setzero_si512();
+    for i in 0..QUARTERS {
+        let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q[i], a[i]);
+        let i = i as i32;
+        let lanes = if F::PARTS == 1 {
+            let (a, b) = (2 * i, 2 * i + 1);
+            _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b)
+        } else {
+            let (a, b, c, d) = (4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3);
+            _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
+        };
+        let factor = _mm512_permutexvar_epi32(lanes, wide);
+        sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(dots, factor));
+    }
+    if F::OFFSET != 0 {
+        // Less offset · Σ factor · Σ activations.
+        let taken = match F::PARTS {
+            1 => _mm256_zextsi128_si256(pairs(_mm_cvtepi8_epi16(factors), acts.int_sums, first)),
+            _ => pair_halves(_mm256_cvtepi8_epi16(factors), acts, first),
+        };
+        let taken = _mm256_mullo_epi32(taken, _mm256_set1_epi32(F::OFFSET));
+        sum = _mm512_sub_epi32(sum, _mm512_zextsi256_si512(taken));
+    }
+    let mins = match (F::MINIMA, F::PARTS) {
+        (false, _) => _mm_setzero_si128(),
+        (true, 1) => pairs(_mm_cvtepi8_epi16(minima), acts.int_sums, first),
+        (true, _) => {
+            let both = pair_halves(_mm256_cvtepi8_epi16(minima), acts, first);
+            _mm_add_epi32(
+                _mm256_castsi256_si128(both),
+                _mm256_extracti128_si256::<1>(both),
+            )
+        }
+    };
+    (sum, mins)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn register(bytes: u128) -> __m128i {
+    _mm_set_epi64x((bytes >> 64) as i64, bytes as i64)
+}
+
+/// Eight factors times the sums of eight blocks, added in pairs.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pairs(factors: __m128i, sums: &[i16], first: usize) -> __m128i {
+    let sums = &sums[first..first + SUPER_BLOCK];
+    // SAFETY: eight readable numbers; the load needs no alignment.
+    _mm_madd_epi16(factors, unsafe { _mm_loadu_si128(sums.as_ptr().cast()) })
+}
+
+/// Sixteen factors times the sums of sixteen half blocks, added in pairs.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pair_halves(factors: __m256i, acts: &Int8Row<'_>, first: usize) -> __m256i {
+    let sums = &acts.int_half_sums[first..first + SUPER_BLOCK];
+    // SAFETY: sixteen readable numbers; the load needs no alignment.
+    _mm256_madd_epi16(factors, unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) })
+}
+
+/// The sums of four registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn quarter_minima(r: [__m128i; 4]) -> __m128i {
+    let a = _mm_add_epi32(
+        _mm_unpacklo_epi32(r[0], r[1]),
+        _mm_unpackhi_epi32(r[0], r[1]),
+    );
+    let b = _mm_add_epi32(
+        _mm_unpacklo_epi32(r[2], r[3]),
+        _mm_unpackhi_epi32(r[2], r[3]),
+    );
+    _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b))
+}
+
+/// Sixteen half-precision numbers, widened.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn widened(numbers: &[u16; ROWS]) -> __m512 {
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) })
+}

@@ -1,0 +1,236 @@
+//! Many rows of activations against weights: panels of weight rows, unpacked once for all of them.
+//!
+//! A [`Panel`] is [`ROWS`] weight rows by at most [`COLUMNS`] columns, unpacked to unsigned bytes
+//! and interleaved so that one register holds four neighbouring columns of several rows. It stays in
+//! the first-level cache while all tokens pass, a few at a time ([`tile`]). Sums of a block are
+//! exact integers; scales are applied in `f32`, block after block: the order of additions is the
+//! same for any number of tokens, and [`super`]'s kernels for one token follow it.
+//!
+//! Knows nothing of threads, nor of where the bits of a value lie ([`pack`] does).
+
+pub(super) mod heads;
+pub(super) mod lanes;
+pub(super) mod pack;
+pub(super) mod tile;
+
+use std::ops::Range;
+
+use crate::activations::{BLOCK, Int8Rows, NegativeSums, SUPER_BLOCK};
+use crate::kernels::WeightRows;
+use crate::output::OutputColumns;
+
+/// Weight rows of a panel.
+pub(super) const ROWS: usize = 32;
+/// Columns of a panel.
+pub(super) const COLUMNS: usize = 512;
+/// Blocks of activations across a panel.
+pub(super) const BLOCKS: usize = COLUMNS / BLOCK;
+/// Super-blocks across a panel.
+pub(super) const SUPERS: usize = BLOCKS / SUPER_BLOCK;
+/// Columns of a row that lie together: what one lane of a dot product takes.
+pub(super) const STEP: usize = 4;
+
+/// What a format has beside its quants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// A scale for each block.
+    Blocks,
+    /// A scale and a minimum for each block.
+    BlocksWithMinima,
+    /// Super-blocks with an integer factor for each block.
+    Supers,
+    /// Super-blocks with an integer factor and minimum for each block.
+    SupersWithMinima,
+    /// Super-blocks with an integer factor for each half block.
+    SuperHalves,
+    /// Super-blocks with an integer factor and minimum for each half block.
+    SuperHalvesWithMinima,
+}
+
+/// Unpacked weights; what a layout does not have is left as it was.
+#[derive(Clone)]
+#[repr(C, align(64))]
+pub(super) struct Panel {
+    /// `[columns / 4][rows][4]`: quants plus the format's offset, never negative.
+    pub(super) quants: [[[u8; STEP]; ROWS]; COLUMNS / STEP],
+    /// Scales of blocks.
+    pub(super) scales: [[f32; ROWS]; BLOCKS],
+    /// Minima of blocks, to be added.
+    pub(super) minima: [[f32; ROWS]; BLOCKS],
+    /// Factors of blocks, or of half blocks.
+    pub(super) factors: [[i32; ROWS]; 2 * BLOCKS],
+    /// Minima of pairs of blocks, or of the two halves of a block.
+    pub(super) int_minima: [[[i16; 2]; ROWS]; BLOCKS],
+    /// Scales of super-blocks.
+    pub(super) super_scales: [[f32; ROWS]; SUPERS],
+    /// Scales of the integer minima of super-blocks, to be subtracted.
+    pub(super) super_minima: [[f32; ROWS]; SUPERS],
+}
+
+impl Panel {
+    pub(super) const fn new() -> Self {
+        Self {
+            quants: [[[0; STEP]; ROWS]; COLUMNS / STEP],
+            scales: [[0.0; ROWS]; BLOCKS],
+            minima: [[0.0; ROWS]; BLOCKS],
+            factors: [[0; ROWS]; 2 * BLOCKS],
+            int_minima: [[[0; 2]; ROWS]; BLOCKS],
+            super_scales: [[0.0; ROWS]; SUPERS],
+            super_minima: [[0.0; ROWS]; SUPERS],
+        }
+    }
+}
+
+/// Where the parts of prepared activations begin, and how many blocks a row has.
+#[derive(Clone, Copy)]
+pub(crate) struct Acts {
+    pub(crate) quants: *const [i8; BLOCK],
+    pub(crate) scales: *const f32,
+    pub(crate) sums: *const f32,
+    pub(crate) int_sums: *const i16,
+    pub(crate) int_half_sums: *const [i16; 2],
+    pub(crate) negative: *const NegativeSums,
+    pub(crate) row_blocks: usize,
+}
+
+impl Acts {
+    pub(super) fn of(rows: &Int8Rows<'_>) -> Self {
+        rows.pointers()
+    }
+}
+
+/// Some tokens against one panel.
+pub(super) struct TileArgs<'a> {
+    pub(super) panel: &'a Panel,
+    /// What was added to the quants to make them unsigned.
+    pub(super) offset: i32,
+    /// The first of the panel's rows.
+    pub(super) row: usize,
+    pub(super) acts: Acts,
+    /// The first token.
+    pub(super) token: usize,
+    /// The panel's blocks in the activations' rows.
+    pub(super) blocks: Range<usize>,
+    /// Sums of the first token; they are continued unless the panel is a row's first.
+    pub(super) out: *mut f32,
+    /// From one token's sums to the next one's.
+    pub(super) stride: usize,
+}
+
+/// Multiplies some tokens with some of a panel's rows.
+///
+/// # Safety
+/// The instruction set is available; all tokens and blocks exist; `out` has room for the sums.
+pub(super) type TileFn = unsafe fn(&TileArgs<'_>);
+
+/// Unpacks the given blocks of the given rows, at most [`ROWS`].
+pub(super) type PackFn = fn(&WeightRows<'_>, Range<usize>, Range<usize>, &mut Panel);
+
+/// How one format is multiplied on one instruction set.
+pub(super) struct Multiplier<'a> {
+    pub(super) pack: PackFn,
+    pub(super) offset: i32,
+    /// For 1, 2, … tokens.
+    pub(super) tiles: &'a [TileFn],
+    /// Weight rows that a tile takes.
+    pub(super) tile_rows: usize,
+}
+
+impl Multiplier<'_> {
+    /// All rows against some tokens.
+    ///
+    /// # Safety
+    /// The instruction set of the tiles is available.
+    pub(super) unsafe fn run(
+        &self,
+        weights: &WeightRows<'_>,
+        acts: &Int8Rows<'_>,
+        tokens: Range<usize>,
+        out: &mut OutputColumns<'_>,
+    ) {
+        let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
+        let n_blocks = weights.n_columns.div_ceil(BLOCK);
+        let inside = acts.n_columns() == weights.n_columns
+            && tokens.end <= acts.n_tokens().min(out.n_tokens());
+        debug_assert!(inside);
+        if !inside {
+            return;
+        }
+        let mut panel = Panel::new();
+        for first in (0..n_rows).step_by(ROWS) {
+            let rows = first..n_rows.min(first + ROWS);
+            for start in (0..n_blocks).step_by(BLOCKS) {
+                let blocks = start..n_blocks.min(start + BLOCKS);
+                (self.pack)(weights, rows.clone(), blocks.clone(), &mut panel);
+                let columns = weights.first + rows.start..weights.first + rows.end;
+                // SAFETY: as the caller promises; tokens and blocks were checked above.
+                unsafe {
+                    self.tokens(&panel, acts, (tokens.clone(), blocks), (columns, out));
+                }
+            }
+        }
+    }
+
+    /// One panel against all tokens.
+    ///
+    /// # Safety
+    /// As for [`Multiplier::run`]; tokens and blocks exist.
+    unsafe fn tokens(
+        &self,
+        panel: &Panel,
+        acts: &Int8Rows<'_>,
+        (tokens, blocks): (Range<usize>, Range<usize>),
+        (columns, out): (Range<usize>, &mut OutputColumns<'_>),
+    ) {
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let n = (tokens.end - token).min(self.tiles.len());
+            let Some(tile) = self.tiles.get(n - 1) else {
+                return;
+            };
+            let mut args = TileArgs {
+                panel,
+                offset: self.offset,
+                row: 0,
+                acts: Acts::of(acts),
+                token,
+                blocks: blocks.clone(),
+                out: std::ptr::null_mut(),
+                stride: 0,
+            };
+            if columns.len() == ROWS {
+                let Some((start, stride)) = out.block(token..token + n, columns.clone()) else {
+                    return;
+                };
+                for row in (0..ROWS).step_by(self.tile_rows) {
+                    // SAFETY: `row` is inside the block of this output.
+                    (args.row, args.out, args.stride) = (row, unsafe { start.add(row) }, stride);
+                    // SAFETY: `n` tokens of `ROWS` columns from `start` on belong to `out`.
+                    unsafe { tile(&args) };
+                }
+            } else {
+                let mut sums = [[0.0; ROWS]; MOST_TOKENS];
+                for (sums, token) in sums.iter_mut().zip(token..token + n) {
+                    if let Some(values) = out.values(token, columns.clone()) {
+                        sums[..columns.len()].copy_from_slice(values);
+                    }
+                }
+                for row in (0..ROWS).step_by(self.tile_rows) {
+                    args.row = row;
+                    (args.out, args.stride) = (sums.as_flattened_mut()[row..].as_mut_ptr(), ROWS);
+                    // SAFETY: `sums` has room for `MOST_TOKENS` tokens of `ROWS` columns.
+                    unsafe { tile(&args) };
+                }
+                for (sums, token) in sums.iter().zip(token..token + n) {
+                    if let Some(values) = out.values(token, columns.clone()) {
+                        values.copy_from_slice(&sums[..columns.len()]);
+                    }
+                }
+            }
+            token += n;
+        }
+    }
+}
+
+/// Tokens of the largest tile.
+pub(super) const MOST_TOKENS: usize = 8;

@@ -1,0 +1,248 @@
+//! The inner loops: some tokens against two registers of weight rows, over the blocks of a panel.
+//!
+//! Invariant: each output has one chain of `f32` additions, over its blocks (or super-blocks) in
+//! order; everything within a block is exact. Knows no instruction set ([`Lanes`] does).
+
+use super::lanes::Lanes;
+use super::{BLOCKS, TileArgs};
+use crate::activations::{BLOCK, SUPER_BLOCK};
+
+/// Registers of weight rows of a tile.
+pub(in crate::kernels) const VECTORS: usize = 2;
+/// Dot products of a block.
+const STEPS: usize = BLOCK / super::STEP;
+
+/// Sums of `T` tokens.
+type Sums<X, const T: usize> = [[X; VECTORS]; T];
+
+#[inline(always)]
+unsafe fn load_sums<L: Lanes, const T: usize>(args: &TileArgs<'_>) -> Sums<L::Float, T> {
+    // SAFETY: the caller promises the instruction set and room for the sums.
+    unsafe {
+        let mut acc = [[L::zero_f(); VECTORS]; T];
+        if args.blocks.start > 0 {
+            for (t, acc) in acc.iter_mut().enumerate() {
+                for (v, acc) in acc.iter_mut().enumerate() {
+                    *acc = L::load_f(args.out.add(t * args.stride + v * L::ROWS));
+                }
+            }
+        }
+        acc
+    }
+}
+
+#[inline(always)]
+unsafe fn store_sums<L: Lanes, const T: usize>(args: &TileArgs<'_>, acc: &Sums<L::Float, T>) {
+    for (t, acc) in acc.iter().enumerate() {
+        for (v, acc) in acc.iter().enumerate() {
+            // SAFETY: the caller promises the instruction set and room for the sums.
+            unsafe { L::store_f(args.out.add(t * args.stride + v * L::ROWS), *acc) };
+        }
+    }
+}
+
+/// Adds the integer dot products of `N` steps, the first of which is `step` of block `b`.
+#[inline(always)]
+unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize, const N: usize>(
+    args: &TileArgs<'_>,
+    b: usize,
+    step: usize,
+    sums: &mut Sums<L::Int, T>,
+) {
+    let acts = &args.acts;
+    // SAFETY: the caller promises the instruction set, and that tokens and blocks exist.
+    unsafe {
+        let first = args.token * acts.row_blocks + args.blocks.start + b;
+        let a = acts.quants.add(first).cast::<i32>().add(step);
+        let w = args.panel.quants.as_ptr().add(b * STEPS + step);
+        for k in 0..N {
+            let w = (*w.add(k)).as_ptr().add(args.row).cast::<i32>();
+            let w: [L::Int; VECTORS] = [L::load(w), L::load(w.add(L::ROWS))];
+            for (t, sums) in sums.iter_mut().enumerate() {
+                let a = a.add(t * acts.row_blocks * STEPS + k).read();
+                let a = L::splat(a);
+                sums[0] = L::dot_bytes::<WIDE>(sums[0], w[0], a);
+                sums[1] = L::dot_bytes::<WIDE>(sums[1], w[1], a);
+            }
+        }
+    }
+}
+
+/// Formats with a scale for each block, and perhaps a minimum.
+///
+/// # Safety
+/// As for [`super::TileFn`].
+#[inline(always)]
+pub(in crate::kernels) unsafe fn blocks<
+    L: Lanes,
+    const WIDE: bool,
+    const MINIMA: bool,
+    const T: usize,
+>(
+    args: &TileArgs<'_>,
+) {
+    let acts = &args.acts;
+    // SAFETY: as the caller promises.
+    unsafe {
+        let offset = L::splat(args.offset);
+        let mut acc = load_sums::<L, T>(args);
+        for b in 0..args.blocks.len().min(BLOCKS) {
+            let first = args.token * acts.row_blocks + args.blocks.start + b;
+            let mut sums = [[L::zero(); VECTORS]; T];
+            for (t, sums) in sums.iter_mut().enumerate() {
+                let negative = (*acts.negative.add(first + t * acts.row_blocks)).whole;
+                *sums = [L::mul(L::splat(negative), offset); VECTORS];
+            }
+            dot_steps::<L, WIDE, T, STEPS>(args, b, 0, &mut sums);
+            let scales = args.panel.scales.as_ptr().add(b);
+            let scales = (*scales).as_ptr().add(args.row);
+            let minima = args.panel.minima.as_ptr().add(b);
+            let minima = (*minima).as_ptr().add(args.row);
+            for t in 0..T {
+                let at = first + t * acts.row_blocks;
+                let scale = L::splat_f(*acts.scales.add(at));
+                for v in 0..VECTORS {
+                    let scale = L::mul_f(L::load_f(scales.add(v * L::ROWS)), scale);
+                    acc[t][v] = L::mul_add_f(L::to_float(sums[t][v]), scale, acc[t][v]);
+                    if MINIMA {
+                        let minimum = L::load_f(minima.add(v * L::ROWS));
+                        let sum = L::splat_f(*acts.sums.add(at));
+                        acc[t][v] = L::mul_add_f(minimum, sum, acc[t][v]);
+                    }
+                }
+            }
+        }
+        store_sums::<L, T>(args, &acc);
+    }
+}
+
+/// Formats with integer factors in super-blocks, one for each block or (`PARTS` = 2) each half of
+/// one, and perhaps as many integer minima.
+///
+/// # Safety
+/// As for [`super::TileFn`].
+#[inline(always)]
+pub(in crate::kernels) unsafe fn supers<
+    L: Lanes,
+    const WIDE: bool,
+    const PARTS: usize,
+    const MINIMA: bool,
+    const T: usize,
+>(
+    args: &TileArgs<'_>,
+) {
+    let n_supers = args.blocks.len().min(BLOCKS) / SUPER_BLOCK;
+    for s in 0..n_supers {
+        // SAFETY: as the caller promises.
+        unsafe { super_block::<L, WIDE, PARTS, MINIMA, T>(args, s) };
+    }
+}
+
+#[inline(always)]
+unsafe fn super_block<
+    L: Lanes,
+    const WIDE: bool,
+    const PARTS: usize,
+    const MINIMA: bool,
+    const T: usize,
+>(
+    args: &TileArgs<'_>,
+    s: usize,
+) {
+    let acts = &args.acts;
+    // SAFETY: as the caller of `supers` promises.
+    unsafe {
+        let offset = L::splat(args.offset);
+        let mut total = [[L::zero(); VECTORS]; T];
+        for b in s * SUPER_BLOCK..(s + 1) * SUPER_BLOCK {
+            let first = args.token * acts.row_blocks + args.blocks.start + b;
+            for part in 0..PARTS {
+                let mut sums = [[L::zero(); VECTORS]; T];
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let negative = &*acts.negative.add(first + t * acts.row_blocks);
+                    let negative = match PARTS {
+                        1 => negative.whole,
+                        _ => negative.halves[part],
+                    };
+                    *sums = [L::mul(L::splat(negative), offset); VECTORS];
+                }
+                if PARTS == 1 {
+                    dot_steps::<L, WIDE, T, STEPS>(args, b, 0, &mut sums);
+                } else {
+                    dot_steps::<L, WIDE, T, { STEPS / 2 }>(args, b, part * STEPS / 2, &mut sums);
+                }
+                let factors = args.panel.factors.as_ptr().add(b * PARTS + part);
+                let factors = (*factors).as_ptr().add(args.row);
+                for v in 0..VECTORS {
+                    let factor = L::load(factors.add(v * L::ROWS));
+                    for t in 0..T {
+                        total[t][v] = L::add(total[t][v], L::mul(sums[t][v], factor));
+                    }
+                }
+            }
+        }
+        let scales = args.panel.super_scales.as_ptr().add(s);
+        let scales = (*scales).as_ptr().add(args.row);
+        let continued = args.blocks.start + s > 0;
+        for (t, total) in total.into_iter().enumerate() {
+            let at = (args.token + t) * acts.row_blocks + args.blocks.start + s * SUPER_BLOCK;
+            let act_scale = L::splat_f(*acts.scales.add(at));
+            for (v, total) in total.into_iter().enumerate() {
+                let out = args.out.add(t * args.stride + v * L::ROWS);
+                let scale = L::mul_f(L::load_f(scales.add(v * L::ROWS)), act_scale);
+                let acc = if continued {
+                    L::load_f(out)
+                } else {
+                    L::zero_f()
+                };
+                let acc = L::mul_add_f(L::to_float(total), scale, acc);
+                L::store_f(out, acc);
+            }
+        }
+        if MINIMA {
+            subtract_minima::<L, PARTS, T>(args, s);
+        }
+    }
+}
+
+/// Subtracts the minima of super-block `s`, summed as integers.
+#[inline(always)]
+unsafe fn subtract_minima<L: Lanes, const PARTS: usize, const T: usize>(
+    args: &TileArgs<'_>,
+    s: usize,
+) {
+    let acts = &args.acts;
+    // Pairs are two blocks or the two halves of one.
+    let n_pairs = SUPER_BLOCK / 2 * PARTS;
+    // SAFETY: as the caller of `supers` promises.
+    unsafe {
+        let mut total = [[L::zero(); VECTORS]; T];
+        for pair in 0..n_pairs {
+            let minima = args.panel.int_minima.as_ptr().add(s * n_pairs + pair);
+            let minima = (*minima).as_ptr().add(args.row).cast::<i32>();
+            let minima = [L::load(minima), L::load(minima.add(L::ROWS))];
+            for (t, total) in total.iter_mut().enumerate() {
+                let at = (args.token + t) * acts.row_blocks + args.blocks.start + s * SUPER_BLOCK;
+                let sums = match PARTS {
+                    1 => acts.int_sums.add(at + 2 * pair).cast::<i32>(),
+                    _ => acts.int_half_sums.add(at + pair).cast::<i32>(),
+                };
+                let sums = L::splat(sums.read_unaligned());
+                total[0] = L::dot_pairs(total[0], minima[0], sums);
+                total[1] = L::dot_pairs(total[1], minima[1], sums);
+            }
+        }
+        let scales = args.panel.super_minima.as_ptr().add(s);
+        let scales = (*scales).as_ptr().add(args.row);
+        for (t, total) in total.into_iter().enumerate() {
+            let at = (args.token + t) * acts.row_blocks + args.blocks.start + s * SUPER_BLOCK;
+            let act_scale = L::splat_f(*acts.scales.add(at));
+            for (v, total) in total.into_iter().enumerate() {
+                let out = args.out.add(t * args.stride + v * L::ROWS);
+                let scale = L::mul_f(L::load_f(scales.add(v * L::ROWS)), act_scale);
+                let acc = L::sub_mul_f(L::to_float(total), scale, L::load_f(out));
+                L::store_f(out, acc);
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What recurrent layers compute: some channels through all groups of rows.
+//!
+//! A task takes a range of channels through all groups, so it depends on no other task, and what it
+//! computes does not depend on how channels are divided, nor on where groups are cut. The state under
+//! way lives where the group stores its last one. Knows nothing of sequences.
+
+mod conv;
+mod scan;
+mod scan_heads;
+
+use std::ops::Range;
+
+use kv_core::graph::StateGroup;
+
+use crate::values::SharedValues;
+
+pub(crate) use conv::Convolution;
+pub(crate) use scan::SelectiveScan;
+pub(crate) use scan_heads::HeadScan;
+
+/// `ln(1 + e^x)`; from 20 on that is `x` in `f32`.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// The states of one layer, `[states, row_len]`.
+#[derive(Clone, Copy)]
+pub(crate) struct States<'a> {
+    pub(crate) values: SharedValues<'a>,
+    pub(crate) row_len: usize,
+}
+
+impl States<'_> {
+    /// Takes all groups through `advance(state, rows)`, where `state` are the values `piece` of a
+    /// group's state, and `rows` the next rows, up to one after which the state is stored.
+    ///
+    /// # Safety
+    /// The groups are sound for these states, and within `piece` no other task reads or writes.
+    unsafe fn walk(
+        self,
+        groups: &[StateGroup],
+        piece: &Range<usize>,
+        mut advance: impl FnMut(&mut [f32], &[u32]),
+    ) {
+        let at = |row: usize| {
+            let first = row * self.row_len;
+            first + piece.start..first + piece.end
+        };
+        for group in groups {
+            let Some(last) = group.stores.last() else {
+                continue;
+            };
+            // SAFETY: as promised: within this piece this task alone reads and writes, and the row
+            // of the last state is another than the source.
+            let state = unsafe { self.values.range(at(last.to.as_usize())) };
+            match group.source {
+                Some(row) => {
+                    // SAFETY: as above.
+                    let source = unsafe { self.values.range(at(row.as_usize())) };
+                    state.copy_from_slice(source);
+                }
+                None => state.fill(0.0),
+            }
+            let mut done = 0;
+            for store in &group.stores {
+                let end = store.n_rows as usize;
+                advance(state, &group.rows[done..end]);
+                done = end;
+                if store.to != last.to {
+                    // SAFETY: as above; sound groups store no row twice.
+                    let to = unsafe { self.values.range(at(store.to.as_usize())) };
+                    to.copy_from_slice(state);
+                }
+            }
+        }
+    }
+}
