@@ -5,14 +5,15 @@
 //! an operation is done where it takes more than a line.
 
 use candle_core::Tensor;
+use kv_core::Visibility;
 use kv_core::backend::{BackendError, expect_len};
-use kv_core::graph::{Activation, GraphInputs, GraphOutputs, Input, Node, Op};
+use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
 
 use crate::error::{OnDevice, failure};
-use crate::inputs::{self, ids, part_inputs, part_of};
-use crate::ops;
+use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
+use crate::ops::{self, Queries};
 use crate::program::{Program, check_layers, unsupported};
-use crate::rows::Rows;
+use crate::rows::{KvTensors, RowTensor, Rows};
 
 /// Runs `program` once.
 pub(crate) fn run(
@@ -211,17 +212,57 @@ impl Run<'_> {
                 }
                 return Ok(None);
             }
-            Op::Attend { layer, spec } => {
+            Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
                 let (_, tensors) = self.rows.layer(*layer)?;
-                ops::attend(tensors, spec, self.operand(node, 0)?, &part.visibility)
+                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                ops::attend(tensors, spec, queries)
             }
+            Op::AttendBatch { spec, sinks } => {
+                let visibility = batch_visibility(&program.graph, node, inputs)?;
+                let queries = self.queries(node, visibility, sinks.as_deref())?;
+                let rows = |at| RowTensor::fresh(self.operand(node, at)?).on_device();
+                let (k, v) = (rows(1)?, rows(2)?);
+                ops::attend(&KvTensors { k, v }, spec, queries)
+            }
+            Op::Custom { custom } => return self.custom(node, custom).map(Some),
             Op::TakeRows => self
                 .operand(node, 0)?
                 .index_select(&self.indices(node, 1)?, 0),
             _ => return Err(unsupported(node)),
         };
         result.map(Some).on_device()
+    }
+
+    fn custom(&self, node: &Node, spec: &CustomSpec) -> Result<Tensor, BackendError> {
+        let Some(custom) = self.program.custom.get(&node.name) else {
+            return Err(unsupported(node));
+        };
+        let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
+        let operands = (0..n_operands).map(|at| self.operand(node, at));
+        let operands: Vec<&Tensor> = operands.collect::<Result<_, _>>()?;
+        let states = spec
+            .layer
+            .map(|layer| self.rows.states(layer))
+            .transpose()?;
+        let states = states.map(|(_, tensors)| &tensors.state);
+        custom.run((node, spec), &operands, (states, self.inputs.states))
+    }
+
+    /// What an attention takes beside its rows.
+    fn queries<'r>(
+        &'r self,
+        node: &Node,
+        visibility: &'r Visibility,
+        sinks: Option<&str>,
+    ) -> Result<Queries<'r>, BackendError> {
+        let sinks = sinks.map(|name| self.program.weight(name, node));
+        Ok(Queries {
+            q: self.operand(node, 0)?,
+            visibility,
+            positions: self.inputs.positions,
+            sinks: sinks.transpose()?,
+        })
     }
 
     fn operand(&self, node: &Node, at: usize) -> Result<&Tensor, BackendError> {

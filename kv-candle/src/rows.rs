@@ -6,7 +6,7 @@
 //! Nothing is written before everything that a call names has been found to exist. Knows nothing of
 //! graphs.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use half::{bf16, f16};
 use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan, expect_len};
 use kv_core::graph::AttendSpec;
@@ -61,6 +61,19 @@ pub(crate) fn dtype(shape: RowShape) -> DType {
 }
 
 impl RowTensor {
+    /// Values that no row remembers, `[n, heads, dim]`.
+    pub(crate) fn fresh(tensor: &Tensor) -> candle_core::Result<Self> {
+        let (_, heads, dim) = tensor.dims3()?;
+        let shape = RowShape {
+            heads,
+            dim,
+            kv_type: KvType::F32,
+            rotation: HeadRotation::None,
+        };
+        let tensor = tensor.flatten_from(1)?;
+        Ok(Self { shape, tensor })
+    }
+
     /// Rows `cells`, or all rows in a stretch, as `[n, heads * dim]` of `f32`.
     pub(crate) fn values(&self, rows: &Tensor) -> candle_core::Result<Tensor> {
         if rows.dtype() != DType::U8 {
@@ -166,6 +179,17 @@ impl Rows {
             .ok_or(BackendError::NoRows { layer })
     }
 
+    /// Bytes that the storage of one kind of rows of a layer takes.
+    pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        let tensor = match kind {
+            RowKind::K => &self.layer(layer)?.1.k.tensor,
+            RowKind::V => &self.layer(layer)?.1.v.tensor,
+            RowKind::Conv => &self.states(layer)?.1.conv,
+            RowKind::State => &self.states(layer)?.1.state,
+        };
+        Ok(storage_bytes(tensor))
+    }
+
     /// The stored bytes of `span`.
     pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
         let (tensor, shape) = self.find(span, out.len())?;
@@ -255,6 +279,18 @@ impl Rows {
             }
         })
     }
+}
+
+/// Bytes of the storage behind a tensor: on the host its length, elsewhere what candle asks for.
+fn storage_bytes(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    let n_values = match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => values.len(),
+        Storage::Cpu(CpuStorage::F16(values)) => values.len(),
+        Storage::Cpu(CpuStorage::U8(values)) => values.len(),
+        _ => tensor.elem_count(),
+    };
+    n_values * tensor.dtype().size_in_bytes()
 }
 
 /// A row of this many values of a state.

@@ -419,9 +419,10 @@ impl RowLayout {
 
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
-        let rows: usize = self.layers.iter().map(LayerRows::bytes).sum();
-        let states: usize = self.states.iter().map(StateRows::bytes).sum();
-        rows + states
+        let rows = self.layers.iter().map(LayerRows::bytes);
+        let states = self.states.iter().map(StateRows::bytes);
+        // Beyond all memory anyway where it saturates.
+        rows.chain(states).fold(0, usize::saturating_add)
     }
 }
 

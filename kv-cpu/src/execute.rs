@@ -6,16 +6,18 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use kv_core::Visibility;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Block, Decoder, Scratch, TileKernels, blocks};
+use crate::attend::{Attention, Beside, Block, Decoder, Scratch, TileKernels, blocks};
+use crate::custom;
 use crate::kernels::Kernels;
 use crate::output::SharedOutput;
-use crate::plan::{Buf, Change, Product, RopeTable, Step};
+use crate::plan::{Buf, Change, HeadValues, Product, RopeTable, Step};
 use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
-use crate::storage::CpuRows;
+use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
@@ -156,9 +158,32 @@ impl Run<'_> {
                 layer,
                 part,
                 spec,
+                beside,
                 q,
                 out,
-            } => self.attend((rows, *layer), *part, spec, [*q, *out]),
+            } => {
+                let Some(stored) = rows.stored(*layer) else {
+                    return Ok(());
+                };
+                let visibility = &self.inputs.parts[*part].visibility;
+                self.attend(stored, visibility, (spec, beside), [*q, *out])
+            }
+            Step::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv: [q, k, v],
+                out,
+            } => {
+                let Some(visibility) = self.inputs.batch_visibility(*window) else {
+                    return Ok(());
+                };
+                // SAFETY: the plan lets no step write what it reads.
+                let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
+                let fresh = |x, dim| Stored::fresh(x, spec.kv_heads, dim);
+                let fresh = [fresh(k, spec.k_dim), fresh(v, spec.v_dim)];
+                self.attend(fresh, visibility, (spec, beside), [*q, *out])
+            }
             Step::TakeRows { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
@@ -263,6 +288,11 @@ impl Run<'_> {
                     Ok(())
                 })
             }
+            Step::Custom { call, inputs, out } => custom::run(
+                (call, inputs, *out),
+                (self.frame, &mut self.lead),
+                (rows, self.inputs.states),
+            ),
             Step::Copy { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
@@ -396,15 +426,11 @@ impl Run<'_> {
 
     fn attend(
         &mut self,
-        (rows, layer): (&CpuRows, usize),
-        part: usize,
-        spec: &AttendSpec,
+        stored: [Stored<'_>; 2],
+        visibility: &Visibility,
+        (spec, beside): (&AttendSpec, &HeadValues),
         [q, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
-        let Some(stored) = rows.stored(layer) else {
-            return Ok(());
-        };
-        let visibility = &self.inputs.parts[part].visibility;
         let attention = Attention {
             kernels: self.kernels,
             tiles: TileKernels::for_isa(self.kernels.isa),
@@ -414,6 +440,11 @@ impl Run<'_> {
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,
+            beside: Beside {
+                sinks: beside.sinks.as_deref(),
+                slopes: beside.slopes.as_deref(),
+                positions: self.inputs.positions,
+            },
             out: self.frame.write(out),
         };
         blocks(spec, visibility, self.blocks);

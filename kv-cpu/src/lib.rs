@@ -9,6 +9,7 @@ pub mod activations;
 mod arena;
 mod attend;
 mod backend;
+mod custom;
 mod exact;
 mod execute;
 pub mod isa;

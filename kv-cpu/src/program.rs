@@ -73,7 +73,7 @@ impl CpuProgram {
                         }
                     }
                 }
-                Step::Attend { spec, .. } => {
+                Step::Attend { spec, .. } | Step::AttendBatch { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                 }
                 _ => {}

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use half::f16;
 use kv_core::backend::{BackendError, RowKind, RowSpan};
+use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{HeadBlocks, LayerRows, RowLayout, RowShape};
 use kv_core::{KvType, LayerIdx};
 
@@ -101,6 +102,21 @@ pub(crate) struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
+    /// Values that no row remembers, `[cells, heads, dim]`.
+    pub(crate) fn fresh(values: &'a [f32], heads: usize, dim: usize) -> Self {
+        // SAFETY: every byte of an `f32` is initialised, and bytes need no alignment.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values))
+        };
+        let shape = RowShape {
+            heads,
+            dim,
+            kv_type: KvType::F32,
+            rotation: HeadRotation::None,
+        };
+        Self { shape, bytes }
+    }
+
     /// The bytes of the blocks that hold a head of one cell.
     #[inline]
     pub(crate) fn head(&self, cell: usize, head: HeadBlocks) -> &'a [u8] {
@@ -200,6 +216,21 @@ impl CpuRows {
         Ok((at, self.layout.layers()[at]))
     }
 
+    /// All bytes of one kind of rows of a layer.
+    fn bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<&AlignedBytes, BackendError> {
+        Ok(match kind {
+            RowKind::K => &self.layers[self.index(layer)?].k,
+            RowKind::V => &self.layers[self.index(layer)?].v,
+            RowKind::Conv => &self.states[self.state_index(layer)?].conv,
+            RowKind::State => &self.states[self.state_index(layer)?].state,
+        })
+    }
+
+    /// Bytes that were allocated for one kind of rows of a layer.
+    pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        Ok(self.bytes(layer, kind)?.bytes().len())
+    }
+
     pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
         let range = span.byte_range(&self.layout)?;
         let (wanted, got) = (range.len(), out.len());
@@ -210,14 +241,7 @@ impl CpuRows {
                 got,
             });
         }
-        let (attention, recurrent) = (|| self.index(span.layer), || self.state_index(span.layer));
-        let bytes = match span.kind {
-            RowKind::K => self.layers[attention()?].k.bytes(),
-            RowKind::V => self.layers[attention()?].v.bytes(),
-            RowKind::Conv => self.states[recurrent()?].conv.bytes(),
-            RowKind::State => self.states[recurrent()?].state.bytes(),
-        };
-        out.copy_from_slice(&bytes[range]);
+        out.copy_from_slice(&self.bytes(span.layer, span.kind)?.bytes()[range]);
         Ok(())
     }
 

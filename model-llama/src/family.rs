@@ -20,6 +20,12 @@ use crate::LlamaModel;
 /// The output matrix of models that do not reuse the embedding matrix.
 const OUTPUT: &str = "output.weight";
 
+/// No layer sees everything.
+const EVERY: WindowPattern = WindowPattern {
+    period: 0,
+    full: FullLayer::Last,
+};
+
 /// What sets one member of the family apart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaLike {
@@ -71,6 +77,9 @@ pub enum LayerWindows {
     /// None, whatever the file says.
     #[default]
     None,
+    /// All of them, where the file names a window (Mistral; its GGUF files, which call themselves
+    /// `llama`, never do).
+    Every,
     /// Those that the file names, or else the pattern.
     Sliding {
         /// Where the file does not say which layers are windowed.
@@ -91,7 +100,7 @@ const LLAMA: LlamaLike = LlamaLike {
     activation: Activation::Silu,
     embedding: EmbeddingScale::One,
     scores: ScoreScale::KeyDim,
-    windows: LayerWindows::None,
+    windows: LayerWindows::Every,
 };
 
 /// All members.
@@ -101,6 +110,7 @@ pub const FAMILY: [LlamaLike; 3] = [
         name: "qwen2",
         rope: RopeStyle::Neox,
         bias: QkvBias::Qkv,
+        windows: LayerWindows::None,
         ..LLAMA
     },
     LlamaLike {
@@ -166,6 +176,7 @@ impl LlamaLike {
     fn windows(&self, hyper: &Hyperparameters<'_>, n: usize) -> Result<Vec<Window>, ModelError> {
         match self.windows {
             LayerWindows::None => Ok(vec![Window::Full; n]),
+            LayerWindows::Every => hyper.windows(n, EVERY),
             LayerWindows::Sliding { pattern, .. } => hyper.windows(n, pattern),
         }
     }
@@ -266,7 +277,7 @@ impl Architecture for LlamaLike {
         };
         let full = (Window::Full, rope(500_000.0));
         let first = match self.windows {
-            LayerWindows::None => full.clone(),
+            LayerWindows::None | LayerWindows::Every => full.clone(),
             LayerWindows::Sliding { rope_base, .. } => (Window::Sliding(1024), rope(rope_base)),
         };
         let common = Common {

@@ -13,6 +13,7 @@
 //! ```
 
 mod family;
+mod hf;
 mod model;
 
 pub use family::{EmbeddingScale, FAMILY, LayerWindows, LlamaLike, ScoreScale};
@@ -20,9 +21,12 @@ pub use model::LlamaModel;
 
 use model_core::architecture::Registry;
 
-/// Adds every member of the family to a registry.
+/// Adds every member of the family to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(member);
+    }
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
     }
 }

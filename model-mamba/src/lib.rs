@@ -12,6 +12,7 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
+mod hf;
 mod mamba;
 mod mixers;
 mod model;
@@ -21,8 +22,11 @@ pub use model::{MambaModel, MambaSizes};
 
 use model_core::architecture::Registry;
 
-/// Adds the architectures to a registry.
+/// Adds the architectures to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
     registry.register(Mamba2);
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
+    }
 }

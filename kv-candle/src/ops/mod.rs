@@ -7,7 +7,7 @@ mod recurrent;
 mod rope;
 mod store_rows;
 
-pub(crate) use attend::attend;
+pub(crate) use attend::{Queries, attend};
 pub(crate) use dense::{linear, rms_norm};
 pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};

@@ -142,6 +142,8 @@ pub fn attends_over_every_pair_of_types<B: Backend>(subject: &Subject<B>) {
             spec,
             q: &q,
             visibility: &visibility,
+            positions: &[],
+            sinks: None,
         };
         let mut got = vec![f32::NAN; 3 * spec.n_heads * spec.v_dim];
         backend.attend(&rows, args, &mut got).unwrap();

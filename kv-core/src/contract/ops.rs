@@ -33,6 +33,7 @@ pub(super) fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) 
         output_rows: (0..n_outputs as u32).map(|r| 2 * r).collect(),
         embeddings: random.values(n_tokens * dim),
         parts: Vec::new(),
+        batch: Vec::new(),
         states: Vec::new(),
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::custom::CustomSpec;
 use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
 use crate::rope::{RopeScaling, RopeSpec};
@@ -60,9 +61,13 @@ impl fmt::Display for Dot<'_> {
                 Op::Input(_) => ", shape=ellipse",
                 Op::StoreKv { .. }
                 | Op::Attend { .. }
+                | Op::AttendBatch { .. }
                 | Op::Conv { .. }
                 | Op::Scan { .. }
-                | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
+                | Op::ScanHeads { .. }
+                | Op::Custom {
+                    custom: CustomSpec { layer: Some(_), .. },
+                } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -101,6 +106,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             vec![format!("part={part}"), format!("window={window}")]
         }
         Op::Input(Input::Cells { part }) => vec![format!("part={part}")],
+        Op::Input(Input::BatchVisibility { window }) => vec![format!("window={window}")],
         Op::Embed { weight } => vec![format!("w={weight}")],
         Op::Linear { weight, bias } => {
             let bias = bias.iter().map(|b| format!("b={b}"));
@@ -114,7 +120,12 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
         Op::StoreKv { layer } => vec![format!("layer={layer}")],
-        Op::Attend { layer, spec } => attend_fields(*layer, spec),
+        Op::Attend { layer, spec, sinks } => {
+            let mut fields = vec![format!("layer={layer}")];
+            fields.extend(attend_fields(spec, sinks.as_deref()));
+            fields
+        }
+        Op::AttendBatch { spec, sinks } => attend_fields(spec, sinks.as_deref()),
         Op::Activate { activation } => vec![format!("activation={activation}")],
         Op::Columns { first } => vec![format!("first={first}")],
         Op::Conv { layer, conv } => {
@@ -129,6 +140,18 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("a={}", scan.a),
             format!("d={}", scan.d),
         ],
+        Op::Custom { custom } => {
+            let mut fields = vec![custom.name.clone()];
+            fields.extend(custom.layer.map(|layer| format!("layer={layer}")));
+            fields.extend(
+                custom
+                    .params
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}")),
+            );
+            fields.extend(custom.weights.iter().map(|name| format!("w={name}")));
+            fields
+        }
         Op::ScanHeads { layer, scan } => vec![
             format!("layer={layer}"),
             format!("heads={}/{}", scan.n_heads, scan.n_groups),
@@ -141,7 +164,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
     }
 }
 
-fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> {
+fn attend_fields(spec: &AttendSpec, sinks: Option<&str>) -> Vec<String> {
     let AttendSpec {
         n_heads,
         kv_heads,
@@ -149,14 +172,16 @@ fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> 
         v_dim,
         scale,
         soft_cap,
+        alibi,
     } = spec;
     let mut fields = vec![
-        format!("layer={layer}"),
         format!("heads={n_heads}/{kv_heads}"),
         format!("dim={k_dim}/{v_dim}"),
         format!("scale={scale}"),
     ];
     fields.extend(soft_cap.map(|cap| format!("soft_cap={cap}")));
+    fields.extend(alibi.map(|alibi| format!("alibi={}", alibi.max_bias)));
+    fields.extend(sinks.map(|name| format!("sinks={name}")));
     fields
 }
 

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::alibi::Alibi;
+use super::custom::CustomSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
 use crate::window::Window;
@@ -50,6 +52,12 @@ pub enum Input {
         /// The part's window, so that graphs of different windows differ.
         window: Window,
     },
+    /// Which tokens of the ubatch each row sees, without any memory: all of its own sequence
+    /// within the window, later ones too; no values of its own.
+    BatchVisibility {
+        /// How far rows see.
+        window: Window,
+    },
     /// Which rows continue which recurrent state; no values of its own.
     States,
 }
@@ -81,6 +89,9 @@ pub struct AttendSpec {
     /// Soft cap `c` on scaled scores, `c tanh(x / c)`, where the model has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f32>,
+    /// Linear biases by distance, added to capped scores, where the model has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alibi: Option<Alibi>,
 }
 
 /// A causal convolution along each sequence, each channel by itself.
@@ -182,13 +193,30 @@ pub enum Op {
     },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
-    /// where `stored` is the [`Op::StoreKv`] that must have happened.
+    /// where `stored` is the [`Op::StoreKv`] that must have happened. Where the specification has
+    /// ALiBi, the positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
         spec: AttendSpec,
+        /// Scores `[heads]` that take part in the softmax of every row and have no value (gpt-oss;
+        /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
+    },
+    /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
+    /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
+    /// -> [n, heads * v_dim]`, and with ALiBi the positions `u32 [n]`; otherwise as
+    /// [`Op::Attend`].
+    AttendBatch {
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+        /// As in [`Op::Attend`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
     },
     /// `activation(x)`. `(x) -> same`.
     Activate {
@@ -239,6 +267,12 @@ pub enum Op {
     },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
+    /// An operation on rows that is registered with the backend
+    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n, width]`.
+    Custom {
+        /// Name, settings and weights.
+        custom: CustomSpec,
+    },
 }
 
 impl Op {
@@ -251,6 +285,7 @@ impl Op {
             Self::Input(Input::OutputRows) => "output_rows",
             Self::Input(Input::Cells { .. }) => "cells",
             Self::Input(Input::Visibility { .. }) => "visibility",
+            Self::Input(Input::BatchVisibility { .. }) => "batch_visibility",
             Self::Input(Input::States) => "states",
             Self::Embed { .. } => "embed",
             Self::Linear { .. } => "linear",
@@ -263,12 +298,14 @@ impl Op {
             Self::Gate { .. } => "gate",
             Self::StoreKv { .. } => "store_kv",
             Self::Attend { .. } => "attend",
+            Self::AttendBatch { .. } => "attend_batch",
             Self::Activate { .. } => "activate",
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
             Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
+            Self::Custom { .. } => "custom",
         }
     }
 }

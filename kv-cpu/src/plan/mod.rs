@@ -10,8 +10,9 @@ mod resolve;
 
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, AttendSpec, Graph};
+use kv_core::Window;
+use kv_core::backend::{BackendError, CustomOp};
+use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph};
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeSpec;
 
@@ -104,7 +105,17 @@ pub(crate) enum Step<V> {
         layer: usize,
         part: usize,
         spec: AttendSpec,
+        beside: HeadValues,
         q: V,
+        out: V,
+    },
+    /// Attention among the tokens of the ubatch.
+    AttendBatch {
+        window: Window,
+        spec: AttendSpec,
+        beside: HeadValues,
+        /// Queries, keys and values.
+        qkv: [V; 3],
         out: V,
     },
     TakeRows {
@@ -144,6 +155,31 @@ pub(crate) enum Step<V> {
         x: V,
         out: V,
     },
+    /// An operation that was registered, over rows or over states of the `layer`-th recurrent layer.
+    Custom {
+        call: Arc<CustomStep>,
+        inputs: Vec<V>,
+        out: V,
+    },
+}
+
+/// A custom operation with its weights.
+#[derive(Debug)]
+pub(crate) struct CustomStep {
+    pub(crate) op: Arc<dyn CustomOp>,
+    pub(crate) spec: CustomSpec,
+    pub(crate) node: String,
+    pub(crate) weights: Vec<Arc<[f32]>>,
+    /// The recurrent layer, by its place in the layout, and the values of its state.
+    pub(crate) state: Option<(usize, usize)>,
+}
+
+/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeadValues {
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    /// Slopes of linear biases.
+    pub(crate) slopes: Option<Arc<[f32]>>,
 }
 
 /// Weights of a convolution.
@@ -192,6 +228,8 @@ pub(crate) struct Needs {
     pub(crate) positions: bool,
     pub(crate) output_rows: bool,
     pub(crate) parts: Vec<PartNeeds>,
+    /// Windows through which tokens see their ubatch.
+    pub(crate) batch: Vec<Window>,
     /// Groups of rows over so many states.
     pub(crate) n_states: Option<usize>,
 }
@@ -250,12 +288,14 @@ impl<V: Copy> Step<V> {
                 }
                 (reads, vec![*out])
             }
+            Self::Custom { inputs, out, .. } => (inputs.clone(), vec![*out]),
             Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
                 (inputs.to_vec(), vec![*out])
             }
             Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
             Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
+            Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
             Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
                 (vec![*x], vec![*out])
             }
@@ -319,13 +359,28 @@ impl<V: Copy> Step<V> {
                 layer,
                 part,
                 spec,
+                beside,
                 q,
                 out,
             } => Step::Attend {
                 layer,
                 part,
                 spec,
+                beside,
                 q: f(q),
+                out: f(out),
+            },
+            Self::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv,
+                out,
+            } => Step::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv: qkv.map(&f),
                 out: f(out),
             },
             Self::TakeRows { x, out } => Step::TakeRows {
@@ -357,6 +412,11 @@ impl<V: Copy> Step<V> {
                 layer,
                 weights,
                 inputs: inputs.map(&f),
+                out: f(out),
+            },
+            Self::Custom { call, inputs, out } => Step::Custom {
+                call,
+                inputs: inputs.into_iter().map(&f).collect(),
                 out: f(out),
             },
             Self::ScanHeads {

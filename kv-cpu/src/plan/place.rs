@@ -140,6 +140,7 @@ impl Placer<'_> {
 #[cfg(test)]
 mod tests {
     use kv_core::KvType;
+    use kv_core::backend::CustomOps;
     use kv_core::contract::{tiny_llama, tiny_weights};
     use kv_core::graph::GraphShape;
     use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
@@ -161,7 +162,11 @@ mod tests {
         };
         let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
-        let weights = CpuWeights::new(tiny_weights(&graph, 1), ActivationChoice::Auto);
+        let weights = CpuWeights::new(
+            tiny_weights(&graph, 1),
+            ActivationChoice::Auto,
+            CustomOps::new(),
+        );
         Plan::new(&graph, &weights, &layout).unwrap()
     }
 

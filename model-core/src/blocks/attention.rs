@@ -113,6 +113,7 @@ impl AttentionBlock {
             v_dim,
             scale,
             soft_cap: None,
+            alibi: None,
         };
         let mut out = b.attend(
             &format!("kqv-{layer}"),

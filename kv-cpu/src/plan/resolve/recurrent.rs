@@ -139,7 +139,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn state(&self, layer: LayerIdx) -> Result<(usize, RecurrentMemory), BackendError> {
+    pub(super) fn state(&self, layer: LayerIdx) -> Result<(usize, RecurrentMemory), BackendError> {
         let mut states = self.layout.states().iter().enumerate();
         let found = states.find(|(_, s)| s.layer == layer);
         found
