@@ -134,7 +134,7 @@ fn engine_of(model: Arc<Encoder>, n_ubatch: u32) -> Engine<CandleBackend> {
         n_seqs: 4,
         n_ubatch,
         n_ctx: Some(64),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     Engine::new(CandleBackend::cpu(), model, weights, &config).unwrap()

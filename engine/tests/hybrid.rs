@@ -30,7 +30,7 @@ fn engine(model: &str) -> Engine<Moody> {
     let config = EngineConfig {
         n_ctx: Some(128),
         n_seqs: 3,
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         n_snapshots: N_SNAPSHOTS,
         ..EngineConfig::default()
     };

@@ -49,7 +49,7 @@ fn config(kv_type: KvType) -> EngineConfig {
         n_ctx: Some(400),
         n_ubatch: 16,
         n_seqs: 2,
-        kv_type,
+        kv_types: kv_type.into(),
         n_snapshots: 3,
         ..EngineConfig::default()
     }

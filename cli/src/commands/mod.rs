@@ -7,6 +7,7 @@ mod bench;
 mod convert;
 mod graph;
 mod inspect;
+mod kl;
 mod logits;
 mod perplexity;
 mod plan;
@@ -30,6 +31,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Graph(args) => graph::run(&args, stdout),
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),
+        Command::Kl(args) => kl::run(&args, stdout),
         Command::Bench(args) => bench::run(&args, stdout),
         Command::State(args) => state::run(&args, stdout),
         Command::Perplexity(args) => perplexity::run(&args, stdout),

@@ -11,6 +11,7 @@ use super::SeqTokens;
 use super::error::RestoreError;
 use super::frame::{Section, Tag, tag_name};
 use crate::cells::Cell;
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, TokenId};
 use crate::memory::{ChainContents, HeldToken, KeptState, PartContents};
 use crate::seq_set::SeqSet;
@@ -31,14 +32,17 @@ pub(super) fn encode_part(part: &PartContents) -> Vec<u8> {
     }
     let (kind, width) = window_code(part.window);
     let mut out = Words::default();
-    // The last number is that of the extensions each token has beside its position: none yet.
+    let grids = (0u32..)
+        .zip(&part.tokens)
+        .filter_map(|(row, t)| Some((row, t.cell.grid?)));
+    let grids: Vec<(u32, GridPos)> = grids.collect();
     out.push(&[
         part.part.0,
         kind,
         width,
         part.tokens.len() as u32,
         sets.len() as u32,
-        0,
+        grids.len() as u32,
     ]);
     for set in &sets {
         out.push(&[set.len() as u32]);
@@ -46,6 +50,9 @@ pub(super) fn encode_part(part: &PartContents) -> Vec<u8> {
     }
     part.tokens.iter().for_each(|t| out.push(&[t.cell.pos.0]));
     out.push(&set_of);
+    grids
+        .iter()
+        .for_each(|(row, grid)| out.push(&[*row, grid.y, grid.x]));
     out.push(&[part.forgotten.len() as u32]);
     for (seq, ranges) in &part.forgotten {
         out.push(&[seq.0, ranges.len() as u32]);
@@ -62,11 +69,7 @@ pub(super) fn decode_part(section: &Section<'_>) -> Result<PartContents, Restore
     let window = window_of(kind, width)
         .ok_or_else(|| fields.senseless(format!("there is no window of kind {kind}")))?;
     let (n_tokens, n_sets) = (fields.next()?, fields.next()?);
-    let n_extensions = fields.next()?;
-    if n_extensions != 0 {
-        let reason = format!("tokens have {n_extensions} numbers beside their positions, not 0");
-        return Err(fields.senseless(reason));
-    }
+    let n_grids = fields.next()?;
     let mut sets = Vec::new();
     for _ in 0..n_sets {
         let n = fields.next()?;
@@ -87,11 +90,22 @@ pub(super) fn decode_part(section: &Section<'_>) -> Result<PartContents, Restore
         let cell = Cell {
             pos: Pos(pos),
             seqs,
+            grid: None,
         };
         tokens.push(HeldToken {
             row: CellIdx(row),
             cell,
         });
+    }
+    let mut after = 0;
+    for &[row, y, x] in fields.many(n_grids.saturating_mul(3))?.as_chunks::<3>().0 {
+        let token = tokens.get_mut(row as usize).filter(|_| row >= after);
+        let Some(token) = token else {
+            let reason = format!("row {row} of {n_tokens} lies in an image, after row {after}");
+            return Err(fields.senseless(reason));
+        };
+        token.cell.grid = Some(GridPos { y, x });
+        after = row + 1;
     }
     let mut forgotten = Vec::new();
     for _ in 0..fields.next()? {
