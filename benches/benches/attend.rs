@@ -20,6 +20,7 @@ const SPEC: AttendSpec = AttendSpec {
     v_dim: 64,
     scale: 0.125,
     soft_cap: None,
+    alibi: None,
 };
 
 struct Case {
@@ -65,6 +66,8 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
             spec: SPEC,
             q: &q,
             visibility,
+            positions: &[],
+            sinks: None,
         };
         b.iter(|| backend.attend(&rows, args(), &mut out).is_ok());
     });

@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show what is in a model file and what its memory costs.
     Inspect(InspectArgs),
+    /// Show what a model's memory would take, before anything is loaded.
+    Plan(PlanArgs),
     /// Print the compute graph of a model, or compare two.
     Graph(GraphArgs),
     /// Show the tokens of a text.
@@ -58,7 +60,8 @@ pub(crate) enum Command {
 /// Where the model comes from.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// GGUF file (of a split model, the first part) [default: the model in the binary]
+    /// GGUF file (of a split model, the first part), or a directory with config.json and safetensors
+    /// [default: the model in the binary]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -97,6 +100,9 @@ pub(crate) struct EngineArgs {
     /// Give layers with a sliding window as many cells as the others
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) swa_full: bool,
+    /// Allocate the memory even where it does not seem to fit this machine
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) no_memory_check: bool,
 }
 
 /// How tokens are chosen.
@@ -247,7 +253,7 @@ Examples:
   cellar inspect MODEL.gguf
   cellar inspect MODEL.gguf -c 32768 --kv-type f16 --json")]
 pub(crate) struct InspectArgs {
-    /// GGUF file [default: the model in the binary]
+    /// GGUF file or model directory [default: the model in the binary]
     pub(crate) file: Option<PathBuf>,
     /// Tokens that the memory would hold [default: the trained length]
     #[arg(short, long, value_name = "N",
@@ -259,6 +265,29 @@ pub(crate) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `cellar plan`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads the header of the file only. Bytes are those of the rows that a backend allocates, layer by
+layer; what it needs to compute is not counted.
+
+Examples:
+  cellar plan MODEL.gguf -c 32768
+  cellar plan MODEL.gguf -c 8192 --seqs 4 --streams --kv-type f32 --json")]
+pub(crate) struct PlanArgs {
+    /// GGUF file [default: the model in the binary]
+    pub(crate) file: Option<PathBuf>,
+    /// Sequences that are remembered at the same time
+    #[arg(long, value_name = "N", default_value_t = 1,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) seqs: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 }
 
 /// How a graph is printed.

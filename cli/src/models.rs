@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use kv_core::weights::SharedBytes;
+use kv_core::weights::WeightSource;
 use model_core::architecture::Registry;
-use model_core::gguf::{GgufError, GgufFile};
-use model_core::model_file::{ModelFile, ModelFileError};
+use model_core::gguf::{GgufFile, Metadata};
+use model_core::hf::HfDirectory;
+use model_core::model_file::{ModelFile, ModelFileError, OpenModel};
 
 /// The model in the binary; see `models/README.md`.
 static EMBEDDED: &[u8] = include_bytes!("../../models/stories-llama-f16.gguf");
@@ -18,8 +20,35 @@ pub(crate) const EMBEDDED_PROMPT: &str = "Once upon a time";
 pub(crate) enum ModelSource {
     /// The binary itself.
     Embedded,
-    /// A GGUF file.
+    /// A GGUF file, or a directory with safetensors files.
     File(PathBuf),
+}
+
+/// What a file or directory holds, be it a model that can run or not.
+#[derive(Debug)]
+pub(crate) enum Contents {
+    /// A GGUF file.
+    Gguf(GgufFile),
+    /// A directory.
+    Directory(HfDirectory),
+}
+
+impl Contents {
+    /// All metadata, in the keys of GGUF.
+    pub(crate) fn metadata(&self) -> &Metadata {
+        match self {
+            Self::Gguf(file) => file.metadata(),
+            Self::Directory(directory) => directory.metadata(),
+        }
+    }
+
+    /// All tensors, under the names of GGUF.
+    pub(crate) fn weights(&self) -> &dyn WeightSource {
+        match self {
+            Self::Gguf(file) => file,
+            Self::Directory(directory) => &**directory.weights(),
+        }
+    }
 }
 
 impl ModelSource {
@@ -36,11 +65,23 @@ impl ModelSource {
         }
     }
 
-    /// The file, whatever is in it.
-    pub(crate) fn gguf(&self) -> Result<GgufFile, GgufError> {
+    /// What is in it.
+    pub(crate) fn contents(&self) -> Result<Contents, ModelFileError> {
+        Ok(match self {
+            Self::Embedded => Contents::Gguf(GgufFile::from_bytes(embedded())?),
+            Self::File(path) if path.is_dir() => {
+                Contents::Directory(HfDirectory::open(path, &registry())?)
+            }
+            Self::File(path) => Contents::Gguf(GgufFile::open(path)?),
+        })
+    }
+
+    /// The model without its tokenizer.
+    pub(crate) fn open(&self) -> Result<OpenModel, ModelFileError> {
+        let registry = registry();
         match self {
-            Self::Embedded => GgufFile::from_bytes(embedded()),
-            Self::File(path) => GgufFile::open(path),
+            Self::Embedded => OpenModel::from_bytes(embedded(), &registry),
+            Self::File(path) => OpenModel::open(path, &registry),
         }
     }
 

@@ -9,12 +9,13 @@ use std::path::Path;
 
 use anyhow::Context;
 use engine::sampler::{Penalties, SamplerConfig};
-use engine::{Engine, EngineConfig, GroupAttention, LongContext, Settings};
+use engine::{
+    ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext, MemoryBudget,
+};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
-use model_core::architecture::Model;
-use model_core::model_file::ModelFile;
+use model_core::model_file::OpenModel;
 
 use crate::args::{EngineArgs, LongContextArgs, SamplerArgs};
 use crate::backends;
@@ -23,9 +24,6 @@ use crate::machine;
 
 /// Tokens generated where nobody says how many.
 pub(crate) const DEFAULT_N_PREDICT: usize = 256;
-
-/// Bytes that the memory needs to know of each cell, beside its rows.
-const BYTES_PER_CELL: u64 = 128;
 
 /// The longest prompt that is read.
 const MAX_TEXT: u64 = 256 << 20;
@@ -95,7 +93,16 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
         } else {
             SwaSize::Window
         },
+        budget: budget(args),
         ..EngineConfig::default()
+    }
+}
+
+/// What this machine has free.
+fn budget(args: &EngineArgs) -> MemoryBudget {
+    match machine::available_memory() {
+        Some(available) if !args.no_memory_check => MemoryBudget::Bytes(available),
+        _ => MemoryBudget::Unlimited,
     }
 }
 
@@ -105,39 +112,39 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
 /// Before anything is allocated where the memory does not fit this machine; else what backend or
 /// engine refuse.
 pub(crate) fn open_engine(
-    file: &ModelFile,
+    file: &OpenModel,
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
-    check_memory(&**file.model(), config)?;
     let threads = args.threads.and_then(|n| NonZeroUsize::new(n.into()));
     let n_threads = threads.unwrap_or_else(machine::n_cores);
     let backend = backends::open(args.backend, n_threads, args.activations)?;
-    Ok(Engine::new(
-        backend,
-        file.model().clone(),
-        file.weights(),
-        config,
-    )?)
+    let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
+    engine.map_err(does_not_fit)
 }
 
-/// Whether this machine can hold what the model would remember.
-fn check_memory(model: &dyn Model, config: &EngineConfig) -> anyhow::Result<Settings> {
-    let settings = config.settings(model)?;
-    let mut parts: Vec<_> = settings.layout.layers().iter().collect();
-    parts.sort_by_key(|layer| layer.part);
-    parts.dedup_by_key(|layer| layer.part);
-    let n_cells = parts.iter().map(|layer| layer.n_rows as u64).sum::<u64>();
-    let wanted = settings.layout.bytes() as u64 + n_cells * BYTES_PER_CELL;
-    match machine::available_memory() {
-        Some(available) if wanted > available => anyhow::bail!(
-            "a context of {n_cells} cells takes {}, but this machine has {} free; choose a smaller \
-             --ctx",
-            machine::bytes(wanted),
-            machine::bytes(available),
-        ),
-        _ => Ok(settings),
-    }
+/// The machine's numbers for people, where the memory does not fit it.
+fn does_not_fit(error: EngineError) -> anyhow::Error {
+    let EngineError::Config(ConfigError::OverBudget {
+        n_cells,
+        wanted,
+        available,
+        largest_n_ctx,
+        ..
+    }) = error
+    else {
+        return error.into();
+    };
+    let advice = match largest_n_ctx {
+        Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits"),
+        None => "no --ctx fits".to_owned(),
+    };
+    anyhow::anyhow!(
+        "a context of {n_cells} cells takes {}, but this machine has {} free; {advice} \
+         (--no-memory-check tries anyway)",
+        machine::bytes(wanted),
+        machine::bytes(available),
+    )
 }
 
 /// What a text argument, a file and a pipe say, in this order; `None` where they say nothing.

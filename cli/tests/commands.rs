@@ -12,7 +12,9 @@ use support::{BACKENDS, cellar, json, model, output, references};
 #[test]
 fn help_says_what_there_is() {
     let (top, _) = output(&["--help"]);
-    for command in ["run", "inspect", "graph", "tokenize", "logits", "bench"] {
+    for command in [
+        "run", "inspect", "plan", "graph", "tokenize", "logits", "bench",
+    ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);
         assert!(
@@ -48,6 +50,33 @@ fn tokenize_lists_ids_and_pieces() {
         special(&["--no-special"])["tokens"],
         serde_json::json!([1, 2])
     );
+}
+
+#[test]
+fn plan_shows_bytes_by_layer_part_and_kind() {
+    let args = ["plan", "--json", "-c", "1000", "--kv-type", "f32", "--seqs"];
+    let plan = |n_seqs| json(&[&args[..], &[n_seqs, "--streams"]].concat());
+    let (one, two) = (plan("1"), plan("2"));
+    // 6 layers, K and V, 4 heads of 16 values of 4 bytes.
+    assert_eq!(one["n_bytes"], 1000 * 6 * 2 * 4 * 16 * 4);
+    assert_eq!(two["n_bytes"], 2 * one["n_bytes"].as_u64().unwrap());
+    let row = &two["rows"][3];
+    assert_eq!((&row["layer"], &row["kind"]), (&1.into(), &"v".into()));
+    assert_eq!((&row["part"], &row["n_rows"]), (&0.into(), &2000.into()));
+    assert_eq!(row["n_bytes"], 2000 * 4 * 16 * 4);
+    assert_eq!(one["by_kind"][0]["n_bytes"], 1000 * 6 * 4 * 16 * 4);
+    let inspected = json(&["inspect", "--json", "-c", "1000", "--kv-type", "f32"]);
+    assert_eq!(one["weights"], inspected["tensors"]["n_bytes"]);
+    assert_eq!(one["n_bytes"], inspected["model"]["memory"]["n_bytes"]);
+    let (table, _) = output(&["plan", "-c", "1000"]);
+    for wanted in [
+        "layer  part",
+        "f16 125.00 KiB",
+        "part 0: window full",
+        "weights",
+    ] {
+        assert!(table.contains(wanted), "{wanted}: {table}");
+    }
 }
 
 #[test]

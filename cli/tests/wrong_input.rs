@@ -73,7 +73,7 @@ fn files_that_are_no_models() {
         path
     };
     all_fail(&dir.path().join("absent.gguf"), "No such file");
-    all_fail(dir.path(), "is not a file");
+    all_fail(dir.path(), "config.json': No such file");
     all_fail(&file("empty.gguf", b""), "the file is empty");
     all_fail(&file("text.gguf", b"This is a text."), "not a GGUF file");
     let mut absurd = b"GGUF\x03\0\0\0".to_vec();
@@ -224,6 +224,11 @@ fn a_context_that_no_machine_has() {
         "{message}"
     );
     assert!(message.contains("TiB, but this machine has"), "{message}");
+    // The largest that fits, which does.
+    let words: Vec<&str> = message.split(' ').collect();
+    let at = words.iter().position(|w| *w == "--ctx").unwrap();
+    let largest: u32 = words[at + 1].parse().unwrap();
+    assert!((1 << 16..1 << 30).contains(&largest), "{message}");
 }
 
 #[test]

@@ -6,8 +6,10 @@
 use kv_core::batch::BatchRules;
 use kv_core::layers::{LayerMap, LayoutError, RowLayout};
 use kv_core::memory::{AnyMemory, MemoryConfig, MemoryConfigError, Streams, SwaSize};
-use kv_core::{Causality, KvType, MAX_SEQS};
-use model_core::architecture::Model;
+use kv_core::{KvType, MAX_SEQS, Window};
+use model_core::architecture::{Model, OutputKind};
+
+use crate::budget::MemoryBudget;
 
 /// The context length where none is chosen, unless the model was trained with less.
 pub const DEFAULT_N_CTX: u32 = 4096;
@@ -39,6 +41,8 @@ pub struct EngineConfig {
     pub n_snapshots: u32,
     /// Compiled shapes that are kept; the least recently used one makes room for a new one.
     pub n_programs: usize,
+    /// Bytes that the memory may take.
+    pub budget: MemoryBudget,
 }
 
 /// A choice that makes no sense, or does not fit the model.
@@ -66,9 +70,43 @@ pub enum ConfigError {
     /// The rows of all cells cannot be counted.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// Tokens that see later ones of their ubatch, and a memory whose batches are cut anywhere.
+    #[error(
+        "tokens of the model see later ones through {window}, but its memory takes a sequence in \
+         pieces: its tokens must see each other in both, or in none"
+    )]
+    CutSequences {
+        /// The window through which they do.
+        window: Window,
+    },
     /// There is no memory for such layers, or none of such a size.
     #[error(transparent)]
     Memory(#[from] MemoryConfigError),
+    /// The memory takes more than it may.
+    #[error(
+        "a context of {n_ctx} tokens takes {wanted} bytes in {n_cells} cells, but only {available} \
+         may be used; {}",
+        largest(*.largest_n_ctx)
+    )]
+    OverBudget {
+        /// The context length.
+        n_ctx: u32,
+        /// Cells of all parts.
+        n_cells: u64,
+        /// Bytes that their rows and what is kept of them take.
+        wanted: u64,
+        /// Bytes of the budget.
+        available: u64,
+        /// The largest context length that would do, if any does.
+        largest_n_ctx: Option<u32>,
+    },
+}
+
+fn largest(n_ctx: Option<u32>) -> String {
+    match n_ctx {
+        Some(n_ctx) => format!("the largest context that fits is {n_ctx}"),
+        None => "no context fits".to_owned(),
+    }
 }
 
 /// A configuration that was checked against a model.
@@ -84,6 +122,8 @@ pub struct Settings {
     pub layout: RowLayout,
     /// Compiled shapes that are kept.
     pub n_programs: usize,
+    /// Whether the model gives logits or embeddings.
+    pub output: OutputKind,
     layers: LayerMap,
     memory: MemoryConfig,
 }
@@ -100,6 +140,7 @@ impl Default for EngineConfig {
             swa: SwaSize::Window,
             n_snapshots: 0,
             n_programs: 8,
+            budget: MemoryBudget::Unlimited,
         }
     }
 }
@@ -109,8 +150,19 @@ impl EngineConfig {
     /// ([`Settings::layout`]). Allocates nothing.
     ///
     /// # Errors
-    /// [`ConfigError`], the first choice that makes no sense.
+    /// [`ConfigError`], the first choice that makes no sense; [`ConfigError::OverBudget`] where the
+    /// memory takes more than it may.
     pub fn settings(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
+        let settings = self.sizes(model)?;
+        self.check_budget(model, &settings)?;
+        Ok(settings)
+    }
+
+    /// The same whatever the budget is.
+    ///
+    /// # Errors
+    /// As [`EngineConfig::settings`].
+    pub fn sizes(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
         let default_n_ctx =
             count("context length", model.context_length())?.clamp(1, DEFAULT_N_CTX);
         let n_ctx = self.n_ctx.unwrap_or(default_n_ctx);
@@ -129,7 +181,7 @@ impl EngineConfig {
             n_seqs: self.n_seqs,
             streams: self.streams,
             n_ubatch,
-            causality: Causality::Causal,
+            causality: model.causality(),
             swa: self.swa,
             n_snapshots: self.n_snapshots,
         };
@@ -146,6 +198,7 @@ impl EngineConfig {
             layout: RowLayout::new(model.layers(), &cells, self.kv_type)?
                 .with_states(model.layers(), memory.n_state_rows())?,
             n_programs: self.n_programs,
+            output: model.output(),
             layers: model.layers().clone(),
             memory,
         })
@@ -153,12 +206,25 @@ impl EngineConfig {
 }
 
 impl Settings {
+    /// Values of one row that comes out: the vocabulary's tokens, or the width of an embedding.
+    pub fn output_width(&self) -> usize {
+        match self.output {
+            OutputKind::Logits => self.rules.n_vocab as usize,
+            OutputKind::Embeddings => self.rules.n_embd as usize,
+        }
+    }
+
     /// An empty memory of these sizes.
     ///
     /// # Errors
     /// [`ConfigError::Memory`] where the sizes are too large for it.
     pub fn memory(&self) -> Result<AnyMemory, ConfigError> {
         Ok(AnyMemory::new(&self.layers, &self.memory)?)
+    }
+
+    /// States of each recurrent layer that are there only to be gone back to.
+    pub(crate) fn n_snapshot_rows(&self) -> usize {
+        self.memory.n_snapshot_rows()
     }
 }
 

@@ -8,14 +8,16 @@
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, LayerRope};
-use kv_core::batch::{Batch, Output, UBatch, ValidBatch, validate};
-use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, KeyRopeError};
-use kv_core::memory::{AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs};
+use kv_core::batch::{Batch, Output, SplitPolicy, UBatch, ValidBatch, validate};
+use kv_core::graph::{BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError};
+use kv_core::memory::{
+    AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, batch_visibility,
+};
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
-use model_core::architecture::Model;
+use model_core::architecture::{Model, OutputKind};
 
-use crate::config::{EngineConfig, Settings};
+use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::programs::ProgramCache;
 
@@ -32,7 +34,10 @@ pub struct Engine<B: Backend> {
     settings: Settings,
     inputs: MemoryInputs,
     outputs: GraphOutputs,
-    logits: Vec<f32>,
+    /// What tokens see of their ubatch, for each window of the graph.
+    batch: Vec<BatchVisibility>,
+    /// Rows that came out, in the order of the batch.
+    rows_out: Vec<f32>,
 }
 
 /// The logits of the entries whose output was wanted, in the order of the batch.
@@ -59,6 +64,30 @@ impl<'e> Logits<'e> {
     }
 
     /// All rows one after the other, `[wanted, vocab]`.
+    pub fn values(self) -> &'e [f32] {
+        self.values
+    }
+}
+
+/// The final rows of the entries whose output was wanted, in the order of the batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Embeddings<'e> {
+    values: &'e [f32],
+    dim: usize,
+}
+
+impl<'e> Embeddings<'e> {
+    /// The rows, `[dim]` each, in order.
+    pub fn rows(self) -> impl ExactSizeIterator<Item = &'e [f32]> {
+        self.values.chunks_exact(self.dim.max(1))
+    }
+
+    /// Values of one row.
+    pub fn dim(self) -> usize {
+        self.dim
+    }
+
+    /// All rows one after the other, `[wanted, dim]`.
     pub fn values(self) -> &'e [f32] {
         self.values
     }
@@ -97,7 +126,17 @@ impl<B: Backend> Engine<B> {
             let graph = model.graph(shape)?;
             Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
         })?;
-        let key_ropes = model.graph(shape)?.key_ropes(&*source).map_err(Arc::new);
+        let graph = model.graph(shape)?;
+        let key_ropes = graph.key_ropes(&*source).map_err(Arc::new);
+        let cut = memory.split_policy() != SplitPolicy::WholeSequences;
+        if let Some(window) = graph.batch_windows().next().filter(|_| cut) {
+            return Err(ConfigError::CutSequences { window }.into());
+        }
+        let batch = graph.batch_windows().map(|window| BatchVisibility {
+            window,
+            ..BatchVisibility::default()
+        });
+        let batch = batch.collect();
         Ok(Self {
             backend,
             model,
@@ -109,7 +148,8 @@ impl<B: Backend> Engine<B> {
             settings,
             inputs: MemoryInputs::default(),
             outputs: GraphOutputs::default(),
-            logits: Vec::new(),
+            batch,
+            rows_out: Vec::new(),
         })
     }
 
@@ -145,12 +185,51 @@ impl<B: Backend> Engine<B> {
     /// have given their rows to later ubatches of the same call, one cannot return that far: the
     /// ubatches before stay, and [`Memory::positions`] says up to where.
     pub fn decode(&mut self, batch: &Batch) -> Result<Logits<'_>, EngineError> {
+        self.check_output(OutputKind::Logits)?;
+        self.evaluate(batch)?;
+        Ok(Logits {
+            values: &self.rows_out,
+            n_vocab: self.settings.output_width(),
+        })
+    }
+
+    /// Evaluates a batch with a model that gives embeddings: the final rows of the entries whose
+    /// output is wanted, not pooled and not normalised.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`].
+    pub fn embed(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
+        self.check_output(OutputKind::Embeddings)?;
+        self.evaluate(batch)?;
+        Ok(Embeddings {
+            values: &self.rows_out,
+            dim: self.settings.output_width(),
+        })
+    }
+
+    fn check_output(&self, wanted: OutputKind) -> Result<(), EngineError> {
+        let name = |kind| match kind {
+            OutputKind::Logits => "logits",
+            OutputKind::Embeddings => "embeddings",
+        };
+        let got = self.settings.output;
+        if got == wanted {
+            return Ok(());
+        }
+        Err(EngineError::OtherOutput {
+            architecture: self.model.architecture().to_owned(),
+            wanted: name(wanted),
+            got: name(got),
+        })
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<(), EngineError> {
         let valid = validate(batch, &self.settings.rules, |seq| {
             self.memory.positions(seq)
         })?;
         let plan = self.memory.plan(&valid, self.settings.n_ubatch)?;
-        let n_vocab = self.settings.rules.n_vocab as usize;
-        self.logits.resize(valid.n_outputs() * n_vocab, 0.0);
+        let width = self.settings.output_width();
+        self.rows_out.resize(valid.n_outputs() * width, 0.0);
         let places = output_places(&valid);
         let mut undo = Vec::with_capacity(plan.ubatches.len());
         for step in 0..plan.ubatches.len() {
@@ -170,10 +249,7 @@ impl<B: Backend> Engine<B> {
                 return Err(error);
             }
         }
-        Ok(Logits {
-            values: &self.logits,
-            n_vocab,
-        })
+        Ok(())
     }
 
     /// Takes the tokens with positions in `range` from sequences.
@@ -215,16 +291,18 @@ impl<B: Backend> Engine<B> {
         };
         self.memory
             .inputs(ubatch, &plan.placement, step, &mut self.inputs);
+        for seen in &mut self.batch {
+            batch_visibility(ubatch, seen);
+        }
         let shape = GraphShape {
             n_tokens: ubatch.n_tokens() as usize,
             n_outputs: ubatch.output_rows.len(),
         };
         self.run(shape, ubatch)?;
-        self.take_logits(ubatch, places)
-            .map_err(|error| FailedStep {
-                error,
-                rows: RowsWritten::Perhaps,
-            })
+        self.take_rows(ubatch, places).map_err(|error| FailedStep {
+            error,
+            rows: RowsWritten::Perhaps,
+        })
     }
 
     fn run(&mut self, shape: GraphShape, ubatch: &UBatch) -> Result<(), FailedStep> {
@@ -234,6 +312,7 @@ impl<B: Backend> Engine<B> {
             positions: &ubatch.positions,
             output_rows: &ubatch.output_rows,
             parts: &self.inputs.parts,
+            batch: &self.batch,
             states: &self.inputs.states,
         };
         let (backend, layout) = (&self.backend, &self.settings.layout);
@@ -257,29 +336,22 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Puts the rows that came out where their entries' rows are.
-    fn take_logits(
-        &mut self,
-        ubatch: &UBatch,
-        places: &[Option<usize>],
-    ) -> Result<(), EngineError> {
-        let n_vocab = self.settings.rules.n_vocab as usize;
-        let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * n_vocab);
+    fn take_rows(&mut self, ubatch: &UBatch, places: &[Option<usize>]) -> Result<(), EngineError> {
+        let width = self.settings.output_width();
+        let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * width);
         if values.len() != wanted {
             return Err(EngineError::WrongLogits {
                 wanted,
                 got: values.len(),
             });
         }
-        for (&row, logits) in ubatch
-            .output_rows
-            .iter()
-            .zip(values.chunks_exact(n_vocab.max(1)))
-        {
+        let rows = values.chunks_exact(width.max(1));
+        for (&row, values) in ubatch.output_rows.iter().zip(rows) {
             let entry = ubatch.entries.get(row as usize).map(|&e| e as usize);
             let place = entry.and_then(|e| places.get(e).copied().flatten());
-            let room = place.and_then(|at| self.logits.get_mut(at * n_vocab..(at + 1) * n_vocab));
+            let room = place.and_then(|at| self.rows_out.get_mut(at * width..(at + 1) * width));
             if let Some(room) = room {
-                room.copy_from_slice(logits);
+                room.copy_from_slice(values);
             }
         }
         Ok(())

@@ -33,6 +33,16 @@ pub enum EngineError {
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// Logits were asked of a model that gives embeddings, or the other way round.
+    #[error("the model '{architecture}' gives {got}, not {wanted}")]
+    OtherOutput {
+        /// The model's architecture.
+        architecture: String,
+        /// What was asked for.
+        wanted: &'static str,
+        /// What the model gives.
+        got: &'static str,
+    },
     /// The backend gave another number of logits than the graph has.
     #[error("{got} logits came out where {wanted} were expected")]
     WrongLogits {

@@ -4,6 +4,7 @@
 //! (from logits to a token), [`stop`] (when text ends), [`Generation`] (a text from its prompt to
 //! its end; with an example). Generic over backends and models; names none of them.
 
+mod budget;
 mod config;
 mod context;
 mod decode;
@@ -14,9 +15,10 @@ pub mod sampler;
 pub mod stop;
 mod timings;
 
+pub use budget::MemoryBudget;
 pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
 pub use context::{GroupAttention, LongContext};
-pub use decode::{Engine, Logits};
+pub use decode::{Embeddings, Engine, Logits};
 pub use error::EngineError;
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
 pub use timings::{Pace, Timings};

@@ -40,7 +40,7 @@ fn assert_close(got: &[f32], wanted: &[f32]) {
 }
 
 #[test]
-fn only_wanted_rows_come_out_in_the_order_of_the_batch() {
+fn x19_only_wanted_rows_come_out_in_the_order_of_the_batch() {
     let tokens = ids(&references()[0].ids);
     let mut all = engine(&small());
     let all = all
@@ -289,4 +289,70 @@ fn defaults_follow_the_model() {
     // 6 layers, K and V, 4 heads of 16 values in f16.
     assert_eq!(settings.layout.bytes(), 512 * 6 * 2 * 4 * 16 * 2);
     assert_eq!(engine.memory().positions(SeqId(0)), None);
+}
+
+/// Nothing is queued: what is done to sequences after a copy cannot meet the copy.
+#[test]
+fn d12_a_copy_between_streams_is_done_at_once() {
+    let [a, b] = [0, 1].map(|i| ids(&references()[i].ids));
+    let config = EngineConfig {
+        n_seqs: 2,
+        streams: Streams::PerSequence,
+        ..small()
+    };
+    let wanted = engine(&config)
+        .decode(&every_row(SeqId(1), &b))
+        .unwrap()
+        .values()
+        .to_vec();
+    let mut engine = engine(&config);
+    engine.decode(&every_row(SeqId(0), &a)).unwrap();
+    let copied = engine.copy(SeqId(0), SeqId(1), ALL).unwrap();
+    assert!(!copied.row_copies.is_empty());
+    engine.remove(Seqs::One(SeqId(1)), ALL).unwrap();
+    let mut got = Vec::new();
+    for row in &b {
+        let logits = engine.decode(&every_row(SeqId(1), &[*row])).unwrap();
+        got.extend_from_slice(logits.values());
+    }
+    assert_close(&got, &wanted);
+}
+
+#[test]
+fn d37_the_context_is_as_large_as_was_asked_for() {
+    for (n_ctx, n_seqs) in [(512, 4), (100, 3), (1000, 1)] {
+        for (streams, n_streams) in [(Streams::Shared, 1), (Streams::PerSequence, n_seqs)] {
+            let engine = engine(&EngineConfig {
+                n_ctx: Some(n_ctx),
+                n_seqs,
+                streams,
+                ..small()
+            });
+            let settings = engine.settings();
+            assert_eq!(settings.n_ctx, n_ctx);
+            let n_rows = settings.layout.layers()[0].n_rows;
+            assert_eq!(n_rows as u32, n_ctx * n_streams);
+        }
+    }
+}
+
+#[test]
+fn d42_a_shift_and_a_copy_keep_what_is_compiled() {
+    let tokens = ids(&references()[0].greedy_ids[..12]);
+    let mut engine = engine(&EngineConfig {
+        n_seqs: 2,
+        streams: Streams::PerSequence,
+        ..small()
+    });
+    engine.decode(&every_row(SeqId(0), &tokens)).unwrap();
+    let n_programs = engine.n_programs();
+    engine
+        .backend()
+        .compilations_left
+        .store(0, Ordering::Relaxed);
+    engine.shift_context(SeqId(0), 2).unwrap();
+    let _copied = engine.copy(SeqId(0), SeqId(1), ALL).unwrap();
+    // The same shape again: a compilation would fail.
+    engine.decode(&every_row(SeqId(1), &tokens)).unwrap();
+    assert_eq!(engine.n_programs(), n_programs);
 }

@@ -5,14 +5,15 @@
 //! an operation is done where it takes more than a line.
 
 use candle_core::Tensor;
+use kv_core::Visibility;
 use kv_core::backend::{BackendError, expect_len};
-use kv_core::graph::{Activation, GraphInputs, GraphOutputs, Input, Node, Op};
+use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
 
 use crate::error::{OnDevice, failure};
-use crate::inputs::{self, ids, part_inputs, part_of};
-use crate::ops;
+use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
+use crate::ops::{self, Queries};
 use crate::program::{Program, check_layers, unsupported};
-use crate::rows::Rows;
+use crate::rows::{KvTensors, Rows};
 
 /// Runs `program` once.
 pub(crate) fn run(
@@ -211,11 +212,43 @@ impl Run<'_> {
                 }
                 return Ok(None);
             }
-            Op::Attend { layer, spec } => {
+            Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
                 let (_, tensors) = self.rows.layer(*layer)?;
-                ops::attend(tensors, spec, self.operand(node, 0)?, &part.visibility)
+                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                ops::attend(tensors, spec, queries)
             }
+            Op::AttendBatch { spec, sinks } => {
+                let visibility = batch_visibility(&program.graph, node, inputs)?;
+                let queries = self.queries(node, visibility, sinks.as_deref())?;
+                let rows = |at| self.operand(node, at)?.flatten_from(1).on_device();
+                let (k, v) = (rows(1)?, rows(2)?);
+                ops::attend(&KvTensors { k, v }, spec, queries)
+            }
+            Op::LayerNorm { weight, bias, eps } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(weight, node)?, bias.transpose()?);
+                ops::layer_norm(self.operand(node, 0)?, weights, *eps)
+            }
+            Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
+            Op::ClampedGate { slope, limit } => {
+                let (gate, up) = (self.operand(node, 0)?, self.operand(node, 1)?);
+                ops::clamped_gate([gate, up], (*slope, *limit))
+            }
+            Op::ScaleByPosition { scale } => {
+                let (_, positions) = ids(&program.graph, node, 1, inputs)?;
+                ops::scale_by_position(self.operand(node, 0)?, scale, positions)
+            }
+            Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
+            Op::ExpertLinear { weight, bias } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(weight, node)?, bias.transpose()?);
+                let slots = self.slots(node)?;
+                ops::expert_linear(self.operand(node, 0)?, &slots, weights)
+            }
+            Op::ExpertWeigh => ops::expert_weigh(self.operand(node, 0)?, &self.slots(node)?),
+            Op::ExpertSum => self.operand(node, 0)?.sum(1),
+            Op::Custom { custom } => return self.custom(node, custom).map(Some),
             Op::TakeRows => self
                 .operand(node, 0)?
                 .index_select(&self.indices(node, 1)?, 0),
@@ -224,10 +257,47 @@ impl Run<'_> {
         result.map(Some).on_device()
     }
 
+    fn custom(&self, node: &Node, spec: &CustomSpec) -> Result<Tensor, BackendError> {
+        let Some(custom) = self.program.custom.get(&node.name) else {
+            return Err(unsupported(node));
+        };
+        let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
+        let operands = (0..n_operands).map(|at| self.operand(node, at));
+        let operands: Vec<&Tensor> = operands.collect::<Result<_, _>>()?;
+        let states = spec
+            .layer
+            .map(|layer| self.rows.states(layer))
+            .transpose()?;
+        let states = states.map(|(_, tensors)| &tensors.state);
+        custom.run((node, spec), &operands, (states, self.inputs.states))
+    }
+
+    /// What an attention takes beside its rows.
+    fn queries<'r>(
+        &'r self,
+        node: &Node,
+        visibility: &'r Visibility,
+        sinks: Option<&str>,
+    ) -> Result<Queries<'r>, BackendError> {
+        let sinks = sinks.map(|name| self.program.weight(name, node));
+        Ok(Queries {
+            q: self.operand(node, 0)?,
+            visibility,
+            positions: self.inputs.positions,
+            sinks: sinks.transpose()?,
+        })
+    }
+
     fn operand(&self, node: &Node, at: usize) -> Result<&Tensor, BackendError> {
         let id = node.operands.get(at);
         let tensor = id.and_then(|id| self.results.get(id.as_usize())?.as_ref());
         tensor.ok_or_else(|| failure(format!("node '{}' has no operand {at}", node.name)))
+    }
+
+    /// The slots of an operation on experts, whose second operand is a route.
+    fn slots(&self, node: &Node) -> Result<ops::Slots, BackendError> {
+        let n_used = node.shape.get(1).copied().unwrap_or(0);
+        ops::Slots::new(self.operand(node, 1)?, n_used).on_device()
     }
 
     /// The numbers that operand `at` stands for, on the device.

@@ -6,7 +6,7 @@
 use kv_core::backend::BackendError;
 use kv_core::graph::{Graph, GraphInputs, Input, Node, Op, PartInputs, check_states};
 use kv_core::layers::RowLayout;
-use kv_core::{PartIdx, Visibility};
+use kv_core::{PartIdx, Visibility, Window};
 
 use crate::error::failure;
 
@@ -39,6 +39,12 @@ pub(crate) fn check(
                 let n_tokens = graph.shape().n_tokens;
                 lengths("visibility", n_tokens, visibility.n_rows as usize)?;
                 check_visibility(visibility, part_rows(layout, *part))?;
+            }
+            Op::Input(Input::BatchVisibility { window }) => {
+                let visibility = within(inputs, *window)?;
+                let n_tokens = graph.shape().n_tokens;
+                lengths("visibility", n_tokens, visibility.n_rows as usize)?;
+                check_visibility(visibility, n_tokens)?;
             }
             Op::Input(Input::States) => {
                 let n_states = layout.states().iter().map(|s| s.n_rows).min().unwrap_or(0);
@@ -109,6 +115,31 @@ pub(crate) fn part_of(graph: &Graph, node: &Node, at: usize) -> Result<PartIdx, 
             )))
         }
     }
+}
+
+/// What tokens see of their ubatch in an [`Op::AttendBatch`].
+pub(crate) fn batch_visibility<'a>(
+    graph: &Graph,
+    node: &Node,
+    inputs: &GraphInputs<'a>,
+) -> Result<&'a Visibility, BackendError> {
+    match operand(graph, node, 3)?.op {
+        Op::Input(Input::BatchVisibility { window }) => within(inputs, window),
+        ref op => {
+            let (name, op) = (&node.name, op.name());
+            Err(failure(format!(
+                "node '{name}' takes {op} where it needs what tokens see of their ubatch"
+            )))
+        }
+    }
+}
+
+fn within<'a>(inputs: &GraphInputs<'a>, window: Window) -> Result<&'a Visibility, BackendError> {
+    let found = inputs.batch_visibility(window);
+    found.ok_or_else(|| BackendError::Input {
+        input: "batch",
+        reason: format!("the graph looks at the ubatch through {window}, which is not given"),
+    })
 }
 
 /// Cells and visibility of one part.

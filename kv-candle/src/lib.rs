@@ -12,6 +12,7 @@
 //! assert_eq!(CandleBackend::cpu().info().device, "CPU");
 //! ```
 
+mod custom;
 mod error;
 mod execute;
 mod inputs;
@@ -23,15 +24,17 @@ mod weights;
 use std::sync::Arc;
 
 use candle_core::{Device, DeviceLocation, Tensor};
-use kv_core::KvType;
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, RowCopy, RowSpan, StoreRows, expect_len,
+    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
+    expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, LayerIdx};
 
 use error::OnDevice;
+use ops::Queries;
 pub use program::Program;
 pub use rows::Rows;
 pub use weights::Weights;
@@ -40,12 +43,16 @@ pub use weights::Weights;
 #[derive(Clone, Debug)]
 pub struct CandleBackend {
     device: Device,
+    custom: CustomOps,
 }
 
 impl CandleBackend {
     /// A backend on this device.
     pub fn new(device: Device) -> Self {
-        Self { device }
+        Self {
+            device,
+            custom: CustomOps::new(),
+        }
     }
 
     /// A backend on the CPU.
@@ -77,12 +84,26 @@ impl Backend for CandleBackend {
         }
     }
 
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        self.custom = ops;
+        Ok(())
+    }
+
     fn allocate(&self, layout: &RowLayout) -> Result<Rows, BackendError> {
         Rows::allocate(layout, &self.device)
     }
 
     fn layout<'a>(&self, rows: &'a Rows) -> &'a RowLayout {
         rows.layout()
+    }
+
+    fn allocated_bytes(
+        &self,
+        rows: &Rows,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        rows.n_bytes(layer, kind)
     }
 
     fn read_rows(&self, rows: &Rows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
@@ -94,7 +115,11 @@ impl Backend for CandleBackend {
     }
 
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Weights, BackendError> {
-        Ok(Weights::new(source, self.device.clone()))
+        Ok(Weights::new(
+            source,
+            self.device.clone(),
+            self.custom.clone(),
+        ))
     }
 
     fn compile(
@@ -144,11 +169,23 @@ impl Backend for CandleBackend {
             out.len(),
         )?;
         inputs::check_visibility(args.visibility, layer.n_rows)?;
+        args.check_extras()?;
         if out.is_empty() {
             return Ok(());
         }
         let q = Tensor::from_slice(args.q, (n, spec.n_heads, spec.k_dim), &self.device);
-        let result = ops::attend(tensors, &spec, &q.on_device()?, args.visibility).on_device()?;
+        let sinks = args
+            .sinks
+            .map(|sinks| Tensor::from_slice(sinks, sinks.len(), &self.device))
+            .transpose()
+            .on_device()?;
+        let queries = Queries {
+            q: &q.on_device()?,
+            visibility: args.visibility,
+            positions: args.positions,
+            sinks: sinks.as_ref(),
+        };
+        let result = ops::attend(tensors, &spec, queries).on_device()?;
         execute::copy_out(&result, out)
     }
 

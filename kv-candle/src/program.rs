@@ -12,6 +12,7 @@ use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
 use kv_core::layers::{LayerRows, RowLayout, StateRows};
 use kv_core::rope::RopeSpec;
 
+use crate::custom::Custom;
 use crate::error::{NAME, OnDevice};
 use crate::inputs::{operand, part_of};
 use crate::rows::{check_shape, check_spec, check_states};
@@ -25,6 +26,8 @@ pub struct Program {
     pub(crate) weights: HashMap<String, Tensor>,
     /// Every distinct rotation, so that layers share its angles.
     pub(crate) rotations: Vec<Rotation>,
+    /// Custom operations by the name of their node.
+    pub(crate) custom: HashMap<String, Custom>,
     /// For each node the last one that uses it.
     pub(crate) last_use: Vec<usize>,
 }
@@ -59,10 +62,16 @@ impl Program {
             device: weights.device().clone(),
             weights: HashMap::new(),
             rotations: Vec::new(),
+            custom: HashMap::new(),
             last_use,
         };
         for node in graph.nodes() {
             program.prepare(node, weights)?;
+            if let Op::Custom { custom } = &node.op {
+                let of = (weights, layout);
+                let made = Custom::new((graph, node), custom, of, &program.weights)?;
+                program.custom.insert(node.name.clone(), made);
+            }
         }
         Ok(program)
     }
@@ -70,8 +79,20 @@ impl Program {
     fn prepare(&mut self, node: &Node, weights: &Weights) -> Result<(), BackendError> {
         match &node.op {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
-            Op::StoreKv { .. } | Op::Attend { .. } => {}
-            Op::Columns { .. } => {}
+            Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
+            Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
+            Op::ScaleByPosition { .. } => {}
+            Op::StoreKv { .. } => {}
+            Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. } => {
+                if let Some(sinks) = sinks {
+                    self.load(sinks, node, weights)?;
+                }
+            }
+            Op::Custom { custom } => {
+                for name in &custom.weights {
+                    self.load(name, node, weights)?;
+                }
+            }
             Op::Gate { activation } | Op::Activate { activation } => match activation {
                 Activation::Silu | Activation::GeluTanh => {}
                 _ => return Err(unsupported(node)),
@@ -97,7 +118,9 @@ impl Program {
                     self.load(weight, node, weights)?;
                 }
             }
-            Op::Linear { weight, bias } => {
+            Op::Linear { weight, bias }
+            | Op::ExpertLinear { weight, bias }
+            | Op::LayerNorm { weight, bias, .. } => {
                 self.load(weight, node, weights)?;
                 if let Some(bias) = bias {
                     self.load(bias, node, weights)?;
@@ -196,7 +219,9 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
                 let len = scan.d_state * node.row_len();
                 check_states(states_of(layout, layer)?, RowKind::State, len)?;
             }
-            Op::Attend { layer, ref spec } => {
+            Op::Attend {
+                layer, ref spec, ..
+            } => {
                 check_spec(rows_of(graph, node, layout, layer)?, spec)?;
             }
             _ => {}

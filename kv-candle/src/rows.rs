@@ -4,7 +4,7 @@
 //! Invariant: the stored bytes are those that [`KvType::encode_row`] writes. Nothing is written
 //! before everything that a call names has been found to exist. Knows nothing of graphs.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use half::f16;
 use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan, expect_len};
 use kv_core::graph::AttendSpec;
@@ -119,6 +119,17 @@ impl Rows {
             .ok_or(BackendError::NoRows { layer })
     }
 
+    /// Bytes that the storage of one kind of rows of a layer takes.
+    pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        let tensor = match kind {
+            RowKind::K => &self.layer(layer)?.1.k,
+            RowKind::V => &self.layer(layer)?.1.v,
+            RowKind::Conv => &self.states(layer)?.1.conv,
+            RowKind::State => &self.states(layer)?.1.state,
+        };
+        Ok(storage_bytes(tensor))
+    }
+
     /// The stored bytes of `span`.
     pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
         let (tensor, shape) = self.find(span, out.len())?;
@@ -210,6 +221,18 @@ impl Rows {
             }
         })
     }
+}
+
+/// Bytes of the storage behind a tensor: on the host its length, elsewhere what candle asks for.
+fn storage_bytes(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    let n_values = match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => values.len(),
+        Storage::Cpu(CpuStorage::F16(values)) => values.len(),
+        Storage::Cpu(CpuStorage::U8(values)) => values.len(),
+        _ => tensor.elem_count(),
+    };
+    n_values * tensor.dtype().size_in_bytes()
 }
 
 /// A row of this many values of a state.

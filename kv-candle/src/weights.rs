@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, CustomOps};
 use kv_core::weights::{WeightError, WeightSource};
 
 use crate::error::OnDevice;
@@ -17,14 +17,17 @@ pub struct Weights {
     source: Arc<dyn WeightSource>,
     device: Device,
     loaded: Mutex<HashMap<String, Tensor>>,
+    /// What custom operations of its graphs compute.
+    pub(crate) custom: CustomOps,
 }
 
 impl Weights {
-    pub(crate) fn new(source: Arc<dyn WeightSource>, device: Device) -> Self {
+    pub(crate) fn new(source: Arc<dyn WeightSource>, device: Device, custom: CustomOps) -> Self {
         Self {
             source,
             device,
             loaded: Mutex::default(),
+            custom,
         }
     }
 
@@ -95,7 +98,7 @@ mod tests {
         source
             .insert_f32("w", &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
             .unwrap();
-        Weights::new(Arc::new(source), Device::Cpu)
+        Weights::new(Arc::new(source), Device::Cpu, CustomOps::new())
     }
 
     #[test]

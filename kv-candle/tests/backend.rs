@@ -51,6 +51,7 @@ fn graph(n_tokens: usize, n_outputs: usize) -> Result<Graph, GraphError> {
         v_dim: 4,
         scale: 0.5,
         soft_cap: None,
+        alibi: None,
     };
     let y = b.attend("kqv", LAYER, spec, [heads, stored, sees])?;
     let y = b.gate("gate", Activation::GeluTanh, y, x)?;

@@ -3,7 +3,7 @@
 //!
 //! In reading order: [`ids`] (index types), [`layers`] (what a model declares), [`batch`] (what a
 //! caller submits), [`memory`] with [`cells`], [`slot`], [`window`] and [`visibility`] (what is
-//! remembered where, and who sees it), [`graph`] (what is computed), [`backend`] (who computes it),
+//! remembered where, and who sees it), [`memory_plan`] (what that costs), [`graph`] (what is computed), [`backend`] (who computes it),
 //! [`weights`] and [`block`] (what it is computed with).
 //! Nothing here knows a tensor library, a thread or a file.
 
@@ -18,6 +18,7 @@ pub mod ids;
 pub mod kv_type;
 pub mod layers;
 pub mod memory;
+pub mod memory_plan;
 pub mod rope;
 pub mod seq_set;
 pub mod slot;

@@ -204,6 +204,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn k53_the_worked_rotation() {
+        let spec = plain(RopeStyle::Norm, 2);
+        let mut key = [3f32.cos(), 3f32.sin()];
+        let (cos, sin) = Rotation::new(spec.clone(), None).angles(PosDelta(-2));
+        spec.rotate_head(&mut key, &cos, &sin);
+        assert!((key[0] - 1f32.cos()).abs() < 1e-6 && (key[1] - 1f32.sin()).abs() < 1e-6);
+    }
+
     fn plain(style: RopeStyle, n_rot: usize) -> RopeSpec {
         RopeSpec {
             style,

@@ -203,12 +203,29 @@ impl Weight {
         &self.bytes
     }
 
+    /// Shape and format.
+    pub fn info(&self) -> WeightInfo {
+        WeightInfo {
+            shape: self.shape.clone(),
+            format: self.format,
+        }
+    }
+
     /// All values as `f32`, row after row.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.n_rows() * self.n_columns()];
         crate::block::dequantize(self.format, &self.bytes, &mut values);
         values
     }
+}
+
+/// What a weight is, without its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightInfo {
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// How values are stored.
+    pub format: BlockFormat,
 }
 
 /// Where the weights of a model come from: a file, several, or memory.
@@ -228,6 +245,15 @@ pub trait WeightSource: Send + Sync {
         self.get(name).ok_or_else(|| WeightError::Missing {
             name: name.to_owned(),
         })
+    }
+
+    /// Shape and format of the weight with this name. Sources that compute weights override this so
+    /// that a look at a model computes none.
+    ///
+    /// # Errors
+    /// As [`Self::require`].
+    fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        self.require(name).map(|weight| weight.info())
     }
 }
 

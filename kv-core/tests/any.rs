@@ -138,3 +138,42 @@ fn d40_a_state_moves_as_a_whole_and_never_below_zero() {
         assert_eq!(memory.positions(seq).unwrap().last, Pos(10));
     }
 }
+
+#[test]
+fn layers_that_remember_nothing_are_evaluated_as_if_for_the_first_time() {
+    let mut memory = memory(&[LayerMemory::Nothing; 2]);
+    assert!(matches!(memory, AnyMemory::None(_)));
+    let rules = BatchRules {
+        n_batch: 64,
+        n_seqs: 2,
+        n_vocab: 10,
+        n_embd: 1,
+    };
+    let batch = Batch::prompt(SeqId(1), (0..5).map(TokenId));
+    for _ in 0..2 {
+        let valid = validate(&batch, &rules, |seq| memory.positions(seq)).unwrap();
+        assert_eq!(valid.entries()[4].pos, Pos(4));
+        let error = memory.plan(&valid, 4).unwrap_err();
+        assert!(
+            error.to_string().contains("has 5 tokens of sequences {1}"),
+            "{error}"
+        );
+        let mut steps = memory.begin(&valid, 5).unwrap();
+        let mut inputs = MemoryInputs::default();
+        assert_eq!(steps.next(&mut inputs).map(|u| u.n_tokens()), Some(5));
+        assert!(steps.next(&mut inputs).is_none() && inputs.parts.is_empty());
+        assert_eq!(memory.positions(SeqId(1)), None);
+    }
+    let one = |seq| Seqs::One(SeqId(seq));
+    assert_eq!(memory.remove(one(1), PosRange::ALL).unwrap().n_tokens, 0);
+    assert!(memory.remove(one(2), PosRange::ALL).is_err());
+    assert!(memory.copy(SeqId(0), SeqId(2), PosRange::ALL).is_err());
+    assert_eq!(
+        memory
+            .shift(SeqId(0), PosRange::ALL, PosDelta(3))
+            .unwrap()
+            .n_tokens,
+        0
+    );
+    assert_eq!((memory.n_used(), memory.n_holes()), (0, 0));
+}

@@ -439,10 +439,6 @@ fn layers_without_a_memory_are_refused_with_what_they_are() {
         assert_eq!(config.cells_per_part(&map), Err(error.clone()));
         error.to_string()
     };
-    assert_eq!(
-        refused(&[None, None], &config),
-        "none of the 2 layers remembers anything"
-    );
     let three = [Window::Full, Window::Sliding(8), Window::Chunked(8)].map(Some);
     assert_eq!(
         refused(&three, &config),

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use kv_core::cells::{Cell, KvCells};
+use kv_core::graph::Alibi;
 use kv_core::{Causality, CellIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup, Window};
 use serde::Deserialize;
 
@@ -24,7 +25,7 @@ struct Case {
     visible: Vec<Vec<u8>>,
     #[serde(default)]
     prunable: BTreeMap<String, Vec<u32>>,
-    alibi: Option<Alibi>,
+    alibi: Option<GoldenAlibi>,
 }
 
 #[derive(Deserialize)]
@@ -40,7 +41,10 @@ struct Query {
 }
 
 #[derive(Deserialize)]
-struct Alibi {
+struct GoldenAlibi {
+    n_head: usize,
+    max_bias: f32,
+    slopes: Vec<f64>,
     distance: Vec<Vec<Option<i64>>>,
 }
 
@@ -100,7 +104,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn every_golden_mask_is_met() {
+fn k43_k46_every_golden_mask_is_met() {
     for case in cases() {
         let mask = case
             .visibility()
@@ -138,10 +142,20 @@ fn cells_that_no_later_token_sees_are_recognised() {
 }
 
 #[test]
-fn positions_of_visible_cells_give_alibi_distances() {
+fn slopes_and_positions_of_visible_cells_give_alibi_biases() {
     let mut n_cases = 0;
     for case in cases() {
         let Some(alibi) = &case.alibi else { continue };
+        let (n_heads, max_bias) = (alibi.n_head, alibi.max_bias);
+        let slopes = Alibi { max_bias }.slopes(n_heads);
+        assert_eq!(slopes.len(), alibi.slopes.len(), "{}", case.name);
+        for (got, wanted) in slopes.iter().zip(&alibi.slopes) {
+            assert!(
+                (f64::from(*got) - wanted).abs() < 1e-7 * wanted,
+                "{}",
+                case.name
+            );
+        }
         let visibility = case.visibility();
         for (row, (query, expected)) in (0u32..).zip(case.queries.iter().zip(&alibi.distance)) {
             let mut distance = vec![None; case.cells.len()];

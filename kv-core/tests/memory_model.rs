@@ -1,54 +1,64 @@
-//! Random operations on [`Unified`], [`Iswa`] and pairs of pairs, against a model that never recycles
+//! Random operations on [`Unified`], [`Iswa`], pairs of pairs and hybrids, against a model that never recycles
 //! anything.
 //!
 //! The model keeps every token of every sequence that was not removed on purpose, and asks
 //! [`Window`] who sees whom. So whatever cells the memory reuses, shares, copies or gives back after
-//! a failure, the tokens that a row sees must be the model's. A simulated backend holds one token id
-//! for each row, and overwrites rows as a real one does; beside it, the position that the row's key
-//! is rotated to, which must be the one that its cell says.
+//! a failure, the tokens that a row sees must be the model's, and attention over the rows that it
+//! sees must be attention over the model's. A simulated backend holds one token id for each row, and
+//! overwrites rows as a real one does; beside it, the position that the row's key is rotated to, which
+//! must be the one that its cell says; and K and V themselves. Of a hybrid it also holds the states.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
+#[path = "memory_model/attention.rs"]
+mod attention;
 #[path = "memory_model/edits.rs"]
 mod edits;
 #[path = "memory_model/memories.rs"]
 mod memories;
 #[path = "memory_model/ops.rs"]
 mod ops;
+mod oracle;
+#[path = "memory_model/states.rs"]
+mod states;
 #[path = "memory_model/world.rs"]
 mod world;
 
-use memories::{Attention, iswa, pair_of_pairs, unified};
-use ops::{Op, ops};
+use memories::{Attention, hybrid, hybrid_iswa, iswa, pair_of_pairs, unified};
+use ops::ops;
 use proptest::prelude::*;
 use world::World;
 
-fn run<M: Attention>(memory: M, ops: &[Op]) {
-    let mut world = World::new(memory);
-    for op in ops {
-        world.apply(op);
-        world.check();
-    }
+fn run<M: Attention>(name: &'static str, memories: impl Strategy<Value = M>) {
+    oracle::run((name, file!()), &(memories, ops()), |(memory, ops)| {
+        let mut world = World::new(memory);
+        for op in &ops {
+            world.apply(op);
+            world.check();
+        }
+    });
 }
 
-proptest! {
-    // A case takes about 0.2 ms a part; `PROPTEST_CASES` overrides the number.
-    #![proptest_config(ProptestConfig::with_cases(2048))]
+#[test]
+fn a_memory_shows_what_a_memory_without_limits_would() {
+    run("unified", unified());
+}
 
-    #[test]
-    fn a_memory_shows_what_a_memory_without_limits_would(memory in unified(), ops in ops()) {
-        run(memory, &ops);
-    }
+#[test]
+fn both_parts_of_an_iswa_show_what_a_memory_without_limits_would() {
+    run("iswa", iswa());
+}
 
-    #[test]
-    fn both_parts_of_an_iswa_show_what_a_memory_without_limits_would(
-        memory in iswa(),
-        ops in ops(),
-    ) {
-        run(memory, &ops);
-    }
+#[test]
+fn so_do_pairs_of_pairs() {
+    run("pair of pairs", pair_of_pairs());
+}
 
-    #[test]
-    fn so_do_pairs_of_pairs(memory in pair_of_pairs(), ops in ops()) {
-        run(memory, &ops);
-    }
+#[test]
+fn hybrids_show_it_too_and_their_states_have_taken_in_all_of_it() {
+    run("hybrid", hybrid());
+}
+
+#[test]
+fn so_do_hybrids_with_two_windows() {
+    run("hybrid iswa", hybrid_iswa());
 }

@@ -5,6 +5,8 @@
 //! memory shares, reuses or goes back to, the state of a sequence must be the model's tokens.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
+mod oracle;
+
 use kv_core::batch::{Batch, BatchRules, UBatch, ValidBatch, validate};
 use kv_core::graph::{StateGroup, check_states};
 use kv_core::memory::{
@@ -412,19 +414,14 @@ fn compute(rows: &mut [Option<Vec<u64>>], groups: &[StateGroup], ids: &[u64]) {
     }
 }
 
-proptest! {
-    // A case takes about 0.2 ms; `PROPTEST_CASES` overrides the number.
-    #![proptest_config(ProptestConfig::with_cases(2048))]
-
-    #[test]
-    fn a_state_is_what_its_sequence_has_taken_in(
-        config in config(),
-        ops in prop::collection::vec(op(), 1..40),
-    ) {
+#[test]
+fn a_state_is_what_its_sequence_has_taken_in() {
+    let cases = (config(), prop::collection::vec(op(), 1..40));
+    oracle::run(("recurrent", file!()), &cases, |(config, ops)| {
         let mut world = World::new(config);
         for op in &ops {
             world.apply(op);
             world.check();
         }
-    }
+    });
 }

@@ -383,11 +383,29 @@ fn b42_per_sequence() {
 }
 
 #[test]
+fn whole_sequences_are_never_cut() {
+    let whole = |sets, n| split(sets, SplitPolicy::WholeSequences, n);
+    assert_eq!(whole(BLOCKS, 512), "[0 1 2 3 4 5 6 7 8]");
+    assert_eq!(whole(BLOCKS, 8), "[0 1 2 3 4], [5 6 7 8]");
+    // Sequences that share tokens stay together; rows keep the caller's order.
+    let woven: &[&[u32]] = &[&[2], &[0, 1], &[2], &[0], &[3], &[1], &[3]];
+    assert_eq!(whole(woven, 5), "[0 1 2 3 5], [4 6]");
+    assert_eq!(whole(woven, 3), "[0 2], [1 3 5], [4 6]");
+    let error = SplitPolicy::WholeSequences
+        .split(&valid(woven), 2)
+        .unwrap_err();
+    let text = "the batch has 3 tokens of sequences {0,1}, which see each other and must be in one \
+                ubatch: it takes 2";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
 fn ubatches_need_rows() {
     let policies = [
         SplitPolicy::InOrder,
         equal(SetOrder::Any, 0),
         SplitPolicy::PerSequence,
+        SplitPolicy::WholeSequences,
     ];
     for policy in &policies[..] {
         assert!(policy.split(&valid(BLOCKS), 0).is_err(), "{policy:?}");

@@ -1,7 +1,7 @@
 //! Worked examples of the unified memory: which cells are taken, shared, recycled and copied, and
 //! what is refused.
 
-#![allow(clippy::unwrap_used)] // a test
+#![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::backend::RowCopy;
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
@@ -213,6 +213,40 @@ fn a_stranger_never_takes_the_last_token_of_a_sequence() {
     assert_eq!(f.decode(&[(&[1], 3)]).unwrap(), [0, 1, 2]);
     assert_eq!(f.has(0), Some((3, 3)));
     assert!(f.decode(&[(&[1], 1)]).is_err());
+}
+
+#[test]
+fn d16_holes_are_never_why_there_is_no_room() {
+    let mut f = Fixture::shared(9, Window::Full);
+    f.decode(&[(&[0], 3), (&[1], 3), (&[0], 3)]).unwrap();
+    f.remove(0, Pos(1)..Pos(2)).unwrap();
+    f.remove(1, PosRange::ALL).unwrap();
+    assert_eq!(f.draw(), "0:0 . 2:0 . . . 3:0 4:0 5:0");
+    for _ in 0..2 {
+        assert!(f.memory.plan(&f.batch(&[(&[2], 4)]), 8).is_ok());
+        let error = f.memory.plan(&f.batch(&[(&[2], 5)]), 8).unwrap_err();
+        let PlanError::NoRoom(no_room) = error else {
+            panic!("{error}");
+        };
+        assert_eq!((no_room.n_wanted, no_room.n_free), (5, 4));
+        let _compacted = f.memory.compact();
+        assert_eq!(f.memory.n_holes(), 0);
+    }
+}
+
+#[test]
+fn a_stream_s_limit_is_told_from_the_memory_s() {
+    let mut f = Fixture::new(4, Window::Full, Streams::PerSequence);
+    f.decode(&[(&[0], 3), (&[1], 1)]).unwrap();
+    let error = f.decode(&[(&[0], 2)]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ubatch 0 needs 2 cells of part 0, stream 0 (full): 1 of 4 are free and 0 recyclable; 7 are \
+         free in other streams, which sequences that share cells could use"
+    );
+    let mut f = Fixture::shared(4, Window::Full);
+    let error = f.decode(&[(&[0], 5)]).unwrap_err();
+    assert!(error.to_string().ends_with("0 recyclable"), "{error}");
 }
 
 #[test]

@@ -3,15 +3,16 @@
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
-use kv_core::KvType;
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, RowCopy, RowKind, RowSpan, StoreRows, expect_len,
+    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
+    expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, LayerIdx};
 
-use crate::attend::{Attention, Scratch, TileKernels, blocks, check_shape};
+use crate::attend::{Attention, Beside, Scratch, TileKernels, blocks, check_shape};
 use crate::execute::attend;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
@@ -41,6 +42,7 @@ pub struct CpuBackend {
     kernels: &'static Kernels,
     team: Team,
     activations: ActivationChoice,
+    custom: CustomOps,
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -70,6 +72,7 @@ impl CpuBackend {
             kernels,
             team,
             activations: config.activations,
+            custom: CustomOps::new(),
         })
     }
 
@@ -96,12 +99,26 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        self.custom = ops;
+        Ok(())
+    }
+
     fn allocate(&self, layout: &RowLayout) -> Result<CpuRows, BackendError> {
         CpuRows::new(layout)
     }
 
     fn layout<'a>(&self, rows: &'a CpuRows) -> &'a RowLayout {
         rows.layout()
+    }
+
+    fn allocated_bytes(
+        &self,
+        rows: &CpuRows,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        rows.n_bytes(layer, kind)
     }
 
     fn read_rows(&self, rows: &CpuRows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
@@ -118,7 +135,11 @@ impl Backend for CpuBackend {
     }
 
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
-        Ok(CpuWeights::new(source, self.activations))
+        Ok(CpuWeights::new(
+            source,
+            self.activations,
+            self.custom.clone(),
+        ))
     }
 
     fn compile(
@@ -178,10 +199,12 @@ impl Backend for CpuBackend {
             n_rows * spec.n_heads * spec.v_dim,
             out.len(),
         )?;
+        args.check_extras()?;
         validate::visibility(args.visibility, layer.n_rows, &mut vec![false; n_rows])?;
         let Some(stored) = rows.stored(at) else {
             return Ok(());
         };
+        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
         let attention = Attention {
             kernels: self.kernels,
             tiles: TileKernels::for_isa(self.kernels.isa),
@@ -189,6 +212,11 @@ impl Backend for CpuBackend {
             stored,
             q: args.q,
             visibility: args.visibility,
+            beside: Beside {
+                sinks: args.sinks,
+                slopes: slopes.as_deref(),
+                positions: args.positions,
+            },
             out: SharedValues::new(out),
         };
         let mut all = Vec::new();

@@ -205,6 +205,21 @@ impl CpuRows {
         Ok((at, self.layout.layers()[at]))
     }
 
+    /// All bytes of one kind of rows of a layer.
+    fn bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<&AlignedBytes, BackendError> {
+        Ok(match kind {
+            RowKind::K => &self.layers[self.index(layer)?].k,
+            RowKind::V => &self.layers[self.index(layer)?].v,
+            RowKind::Conv => &self.states[self.state_index(layer)?].conv,
+            RowKind::State => &self.states[self.state_index(layer)?].state,
+        })
+    }
+
+    /// Bytes that were allocated for one kind of rows of a layer.
+    pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        Ok(self.bytes(layer, kind)?.bytes().len())
+    }
+
     pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
         let range = span.byte_range(&self.layout)?;
         let (wanted, got) = (range.len(), out.len());
@@ -215,14 +230,7 @@ impl CpuRows {
                 got,
             });
         }
-        let (attention, recurrent) = (|| self.index(span.layer), || self.state_index(span.layer));
-        let bytes = match span.kind {
-            RowKind::K => self.layers[attention()?].k.bytes(),
-            RowKind::V => self.layers[attention()?].v.bytes(),
-            RowKind::Conv => self.states[recurrent()?].conv.bytes(),
-            RowKind::State => self.states[recurrent()?].state.bytes(),
-        };
-        out.copy_from_slice(&bytes[range]);
+        out.copy_from_slice(&self.bytes(span.layer, span.kind)?.bytes()[range]);
         Ok(())
     }
 

@@ -62,6 +62,13 @@ pub(crate) fn inputs(
         };
         check_part(part, given, seen)?;
     }
+    for &window in &needs.batch {
+        let Some(visibility) = inputs.batch_visibility(window) else {
+            let reason = format!("the ubatch through {window} is needed and not given");
+            return Err(refuse("batch", reason));
+        };
+        self::visibility(visibility, n_tokens, seen)?;
+    }
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use kv_core::backend::CustomOps;
 use kv_core::block::BlockFormat;
 use kv_core::weights::WeightSource;
 
@@ -32,10 +33,16 @@ pub struct CpuWeights {
     pub(crate) source: Arc<dyn WeightSource>,
     /// What quantised matrices want their activations to be.
     pub(crate) activations: ActivationKind,
+    /// What custom operations of its graphs compute.
+    pub(crate) custom: CustomOps,
 }
 
 impl CpuWeights {
-    pub(crate) fn new(source: Arc<dyn WeightSource>, choice: ActivationChoice) -> Self {
+    pub(crate) fn new(
+        source: Arc<dyn WeightSource>,
+        choice: ActivationChoice,
+        custom: CustomOps,
+    ) -> Self {
         let activations = match choice {
             ActivationChoice::Always(kind) => kind,
             ActivationChoice::Auto if quantised_bytes(&*source) <= EXACT_UP_TO => {
@@ -46,6 +53,7 @@ impl CpuWeights {
         Self {
             source,
             activations,
+            custom,
         }
     }
 }

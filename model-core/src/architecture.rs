@@ -7,12 +7,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use kv_core::Causality;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Graph, GraphError, GraphShape};
 use kv_core::layers::LayerMap;
 use kv_core::weights::{WeightError, WeightSource};
 
 use crate::gguf::{Metadata, MetadataError};
+use crate::hf::HfClass;
 
 /// A model of one architecture with one set of sizes.
 pub trait Model: fmt::Debug + Send + Sync {
@@ -31,12 +33,33 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// Width of the embedding rows.
     fn embedding_dim(&self) -> usize;
 
+    /// What its graph's first output is.
+    fn output(&self) -> OutputKind {
+        OutputKind::Logits
+    }
+
+    /// Whether its tokens see later ones of the same batch in the memory. Attention without a
+    /// memory ([`Op::AttendBatch`](kv_core::graph::Op::AttendBatch)) always sees them.
+    fn causality(&self) -> Causality {
+        Causality::Causal
+    }
+
     /// The computation for a ubatch of this shape. Its one output is the logits,
-    /// `[outputs, vocab]`.
+    /// `[outputs, vocab]`, or the final rows, `[outputs, dim]`: see [`Model::output`].
     ///
     /// # Errors
     /// [`ModelError::Graph`] where the model's sizes do not fit together.
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError>;
+}
+
+/// What comes out of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputKind {
+    /// A score for every token of the vocabulary: a language model.
+    #[default]
+    Logits,
+    /// The final row of every wanted token, as wide as the embedding rows: an encoder.
+    Embeddings,
 }
 
 /// A family of models: knows which metadata it needs.
@@ -122,6 +145,7 @@ pub enum ModelError {
 #[derive(Default)]
 pub struct Registry {
     architectures: Vec<Box<dyn Architecture>>,
+    hf_classes: Vec<HfClass>,
 }
 
 impl Registry {
@@ -136,6 +160,23 @@ impl Registry {
             .retain(|a| a.name() != architecture.name());
         self.architectures.push(Box::new(architecture));
         self
+    }
+
+    /// Adds the translation of a class of safetensors models, replacing one of the same name.
+    pub fn register_hf(&mut self, class: HfClass) -> &mut Self {
+        self.hf_classes.retain(|c| c.name != class.name);
+        self.hf_classes.push(class);
+        self
+    }
+
+    /// The translation of the class with this name.
+    pub fn hf_class(&self, name: &str) -> Option<&HfClass> {
+        self.hf_classes.iter().find(|c| c.name == name)
+    }
+
+    /// All translations, in order of registration.
+    pub fn hf_classes(&self) -> impl Iterator<Item = &HfClass> {
+        self.hf_classes.iter()
     }
 
     /// All names, in order of registration.
@@ -190,22 +231,24 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
         n_outputs: 1,
     })?;
     for wanted in graph.weights() {
-        let weight = weights.require(&wanted.name).map_err(|error| match error {
-            WeightError::Missing { name } => ModelError::MissingTensor {
-                name,
-                shape: wanted.shape.clone(),
-            },
-            other => ModelError::Weight(other),
-        })?;
-        if weight.shape() != wanted.shape {
+        let weight = weights
+            .describe(&wanted.name)
+            .map_err(|error| match error {
+                WeightError::Missing { name } => ModelError::MissingTensor {
+                    name,
+                    shape: wanted.shape.clone(),
+                },
+                other => ModelError::Weight(other),
+            })?;
+        if weight.shape != wanted.shape {
             return Err(ModelError::TensorShape {
                 name: wanted.name.clone(),
                 wanted: wanted.shape.clone(),
-                got: weight.shape().to_vec(),
+                got: weight.shape,
             });
         }
-        if wanted.shape.len() == 1 && weight.format().block_len() > 1 {
-            let (name, format) = (wanted.name.clone(), weight.format());
+        if wanted.shape.len() == 1 && weight.format.block_len() > 1 {
+            let (name, format) = (wanted.name.clone(), weight.format);
             return Err(ModelError::TensorFormat { name, format });
         }
     }

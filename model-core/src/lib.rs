@@ -9,6 +9,7 @@ pub mod architecture;
 pub mod blocks;
 pub mod chat_template;
 pub mod gguf;
+pub mod hf;
 pub mod hyperparameters;
 pub mod model_file;
 pub mod tokenizer;

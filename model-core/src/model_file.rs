@@ -1,8 +1,10 @@
-//! [`ModelFile`]: everything that one GGUF file says: model, weights, tokenizer, chat template.
+//! [`ModelFile`]: everything that a model on disk says: model, weights, tokenizer, chat template. On
+//! disk it is a GGUF file, or a directory in the layout of the transformers library ([`crate::hf`]).
 //!
-//! Invariant: what opens has every tensor that its graph names, and a tokenizer with as many tokens
-//! as the logits are wide. Knows no backend.
+//! Invariant: what opens has every tensor that its graph names; a [`ModelFile`] has a tokenizer with
+//! at most as many tokens as the logits are wide. Knows no backend.
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,16 +13,30 @@ use kv_core::weights::{SharedBytes, WeightSource};
 
 use crate::architecture::{Model, ModelError, Registry};
 use crate::gguf::{FromValue, GgufError, GgufFile, Metadata, MetadataError};
+use crate::hf::{HfDirectory, HfError};
 use crate::tokenizer::{
     SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerError, TokenizerModel, TokenizerSpec,
 };
 
-/// A model read from a GGUF file.
+/// A model without its tokenizer, which not everything needs.
+#[derive(Debug)]
+pub struct OpenModel {
+    source: Source,
+    model: Arc<dyn Model>,
+}
+
+/// A model with its tokenizer.
 #[derive(Debug)]
 pub struct ModelFile {
-    file: Arc<GgufFile>,
-    model: Arc<dyn Model>,
+    open: OpenModel,
     tokenizer: Tokenizer,
+}
+
+/// Where a model comes from.
+#[derive(Debug)]
+enum Source {
+    Gguf(Arc<GgufFile>),
+    Directory(HfDirectory),
 }
 
 /// Why a model file cannot be used.
@@ -30,12 +46,21 @@ pub enum ModelFileError {
     /// It is no sound GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// It is no model directory that can be read.
+    #[error(transparent)]
+    Directory(#[from] HfError),
     /// It holds no model that is known or complete.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A metadata key is missing or of the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
+    /// A directory without a tokenizer.
+    #[error("{directory} has no 'tokenizer.json', which text needs")]
+    NoTokenizer {
+        /// The directory.
+        directory: String,
+    },
     /// Its tokenizer cannot be built.
     #[error("tokenizer: {0}")]
     Tokenizer(#[from] TokenizerError),
@@ -52,34 +77,35 @@ pub enum ModelFileError {
     },
 }
 
-impl ModelFile {
-    /// Opens a GGUF file (the first part of a split one) by memory map.
+impl OpenModel {
+    /// Opens a GGUF file (the first part of a split one) by memory map, or a directory.
     ///
     /// # Errors
-    /// [`ModelFileError`]: the file, the model in it or its tokenizer is not usable.
+    /// [`ModelFileError`]: the files or the model in them are not usable.
     pub fn open(path: impl AsRef<Path>, registry: &Registry) -> Result<Self, ModelFileError> {
-        Self::new(GgufFile::open(path)?, registry)
+        let path = path.as_ref();
+        if !path.is_dir() {
+            return Self::from_gguf(GgufFile::open(path)?, registry);
+        }
+        let directory = HfDirectory::open(path, registry)?;
+        Ok(Self {
+            model: Arc::clone(directory.model()),
+            source: Source::Directory(directory),
+        })
     }
 
     /// A model from the bytes of a GGUF file.
     ///
     /// # Errors
-    /// As [`ModelFile::open`].
+    /// As [`Self::open`].
     pub fn from_bytes(bytes: SharedBytes, registry: &Registry) -> Result<Self, ModelFileError> {
-        Self::new(GgufFile::from_bytes(bytes)?, registry)
+        Self::from_gguf(GgufFile::from_bytes(bytes)?, registry)
     }
 
-    fn new(file: GgufFile, registry: &Registry) -> Result<Self, ModelFileError> {
-        let model = registry.model(file.metadata(), &file)?;
-        let tokenizer = Tokenizer::new(tokenizer_spec(file.metadata())?)?;
-        let (n_tokens, n_logits) = (tokenizer.n_tokens(), model.vocab_size());
-        if n_tokens > n_logits {
-            return Err(ModelFileError::VocabTooLarge { n_tokens, n_logits });
-        }
+    fn from_gguf(file: GgufFile, registry: &Registry) -> Result<Self, ModelFileError> {
         Ok(Self {
-            file: Arc::new(file),
-            model,
-            tokenizer,
+            model: registry.model(file.metadata(), &file)?,
+            source: Source::Gguf(Arc::new(file)),
         })
     }
 
@@ -90,7 +116,53 @@ impl ModelFile {
 
     /// The weights, for a backend to load.
     pub fn weights(&self) -> Arc<dyn WeightSource> {
-        Arc::clone(&self.file) as Arc<dyn WeightSource>
+        match &self.source {
+            Source::Gguf(file) => Arc::clone(file) as Arc<dyn WeightSource>,
+            Source::Directory(directory) => {
+                Arc::clone(directory.weights()) as Arc<dyn WeightSource>
+            }
+        }
+    }
+
+    /// What is said of the model, in the keys of GGUF.
+    pub fn metadata(&self) -> &Metadata {
+        match &self.source {
+            Source::Gguf(file) => file.metadata(),
+            Source::Directory(directory) => directory.metadata(),
+        }
+    }
+}
+
+impl ModelFile {
+    /// Opens a GGUF file (the first part of a split one) by memory map, or a directory.
+    ///
+    /// # Errors
+    /// [`ModelFileError`]: the files, the model in them or its tokenizer are not usable.
+    pub fn open(path: impl AsRef<Path>, registry: &Registry) -> Result<Self, ModelFileError> {
+        Self::with_tokenizer(OpenModel::open(path, registry)?)
+    }
+
+    /// A model from the bytes of a GGUF file.
+    ///
+    /// # Errors
+    /// As [`ModelFile::open`].
+    pub fn from_bytes(bytes: SharedBytes, registry: &Registry) -> Result<Self, ModelFileError> {
+        Self::with_tokenizer(OpenModel::from_bytes(bytes, registry)?)
+    }
+
+    fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
+        if let Source::Directory(directory) = &open.source
+            && !directory.metadata().contains("tokenizer.ggml.model")
+        {
+            let directory = directory.label().to_owned();
+            return Err(ModelFileError::NoTokenizer { directory });
+        }
+        let tokenizer = Tokenizer::new(tokenizer_spec(open.metadata())?)?;
+        let (n_tokens, n_logits) = (tokenizer.n_tokens(), open.model.vocab_size());
+        if n_tokens > n_logits {
+            return Err(ModelFileError::VocabTooLarge { n_tokens, n_logits });
+        }
+        Ok(Self { open, tokenizer })
     }
 
     /// The tokenizer.
@@ -98,17 +170,21 @@ impl ModelFile {
         &self.tokenizer
     }
 
-    /// The file itself: metadata and tensors.
-    pub fn gguf(&self) -> &GgufFile {
-        &self.file
-    }
-
     /// The text of the chat template, where the file has one.
     ///
     /// # Errors
     /// [`MetadataError`] where it is no text.
     pub fn chat_template(&self) -> Result<Option<&str>, MetadataError> {
-        self.file.metadata().optional("tokenizer.chat_template")
+        self.open.metadata().optional("tokenizer.chat_template")
+    }
+}
+
+/// A model with a tokenizer can stand wherever one without it can.
+impl Deref for ModelFile {
+    type Target = OpenModel;
+
+    fn deref(&self) -> &OpenModel {
+        &self.open
     }
 }
 

@@ -13,16 +13,24 @@
 //! ```
 
 mod family;
+mod hf;
+mod member;
+mod mixtures;
 mod model;
+mod read;
 
-pub use family::{EmbeddingScale, FAMILY, LayerWindows, LlamaLike, ScoreScale};
+pub use family::FAMILY;
+pub use member::{EmbeddingScale, LayerWindows, LlamaLike, Mixtures, Routing, ScoreScale};
 pub use model::LlamaModel;
 
 use model_core::architecture::Registry;
 
-/// Adds every member of the family to a registry.
+/// Adds every member of the family to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(member);
+    }
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
     }
 }

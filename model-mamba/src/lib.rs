@@ -12,17 +12,23 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
+mod decoder;
+mod hf;
 mod mamba;
-mod mixers;
 mod model;
+mod read;
 
+pub use decoder::{Mixer, MixerDecoder, MixerLayer, Multipliers};
 pub use mamba::{Mamba, Mamba2};
-pub use model::{MambaModel, MambaSizes};
+pub use model::MambaModel;
 
 use model_core::architecture::Registry;
 
-/// Adds the architectures to a registry.
+/// Adds the architectures to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
     registry.register(Mamba2);
+    for class in hf::CLASSES {
+        registry.register_hf(*class);
+    }
 }

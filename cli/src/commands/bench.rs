@@ -57,7 +57,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
     let started = Instant::now();
     let source = ModelSource::new(args.model.model.as_deref());
-    let file = source.load()?;
+    let file = source.open()?;
     let n_ctx = Some(args.engine.ctx.unwrap_or(n_needed));
     let config = EngineConfig {
         n_ctx,

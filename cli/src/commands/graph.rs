@@ -60,8 +60,7 @@ fn shape(args: ShapeArgs) -> anyhow::Result<GraphShape> {
 }
 
 fn of_file(source: &ModelSource) -> anyhow::Result<Arc<dyn Model>> {
-    let file = source.gguf()?;
-    Ok(registry().model(file.metadata(), &file)?)
+    Ok(Arc::clone(source.open()?.model()))
 }
 
 /// The graph of a model file, a graph written as JSON, or that of an architecture's example.

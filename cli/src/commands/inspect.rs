@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use engine::{DEFAULT_N_CTX, EngineConfig};
-use kv_core::layers::{LayerMemory, RowLayout};
+use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
-use model_core::gguf::{GgufFile, Value};
+use model_core::gguf::{GgufFile, Metadata, Value};
 use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -15,7 +16,7 @@ use serde_json::json;
 use crate::args::InspectArgs;
 use crate::failure::{Exit, one_line};
 use crate::machine;
-use crate::models::{ModelSource, registry};
+use crate::models::{Contents, ModelSource, registry};
 
 /// Elements of a list that are shown.
 const N_SHOWN: usize = 8;
@@ -26,8 +27,10 @@ const N_CHARS: usize = 100;
 #[derive(Debug, Serialize)]
 struct Report {
     file: String,
-    gguf_version: u32,
-    n_parts: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gguf_version: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_parts: Option<usize>,
     metadata: BTreeMap<String, serde_json::Value>,
     tensors: Tensors,
     tokenizer: Part<TokenizerSummary>,
@@ -98,24 +101,28 @@ struct LayerSummary {
 
 pub(super) fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.file.as_deref());
-    let file = source.gguf()?;
+    let file = source.contents()?;
+    let gguf = match &file {
+        Contents::Gguf(file) => Some(file),
+        Contents::Directory(_) => None,
+    };
     let report = Report {
         file: source.name(),
-        gguf_version: file.version(),
-        n_parts: file.n_parts(),
+        gguf_version: gguf.map(GgufFile::version),
+        n_parts: gguf.map(GgufFile::n_parts),
         metadata: file
             .metadata()
             .iter()
             .map(|(k, v)| (k.to_owned(), to_json(v)))
             .collect(),
         tensors: tensors(&file),
-        tokenizer: tokenizer(&file).into(),
+        tokenizer: tokenizer(file.metadata()).into(),
         model: model(&file, args).into(),
     };
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&report, &file, out)?;
+        print(&report, file.metadata(), out)?;
     }
     out.flush()?;
     Ok(Exit::Done)
@@ -130,27 +137,52 @@ impl<T> From<anyhow::Result<T>> for Part<T> {
     }
 }
 
-fn tensors(file: &GgufFile) -> Tensors {
+/// Name of the format, values and bytes of every tensor.
+pub(super) fn tensor_sizes(file: &Contents) -> Vec<(String, usize, usize)> {
+    match file {
+        Contents::Gguf(file) => {
+            let tensors = file.tensors().iter();
+            tensors
+                .map(|t| {
+                    let n_bytes = t.n_bytes().unwrap_or(0);
+                    (t.stored().to_string(), t.n_values(), n_bytes)
+                })
+                .collect()
+        }
+        Contents::Directory(directory) => {
+            let weights = directory.weights();
+            let infos = weights.names().into_iter();
+            let infos = infos.filter_map(|name| weights.describe(&name).ok());
+            infos
+                .map(|info| {
+                    let n_values: usize = info.shape.iter().product();
+                    let n_bytes = info.format.row_bytes(n_values).unwrap_or(0);
+                    (info.format.to_string(), n_values, n_bytes)
+                })
+                .collect()
+        }
+    }
+}
+
+fn tensors(file: &Contents) -> Tensors {
     let mut types: BTreeMap<String, TypeSummary> = BTreeMap::new();
-    for tensor in file.tensors() {
-        let name = tensor.stored().to_string();
+    for (name, n_values, n_bytes) in tensor_sizes(file) {
         let summary = types.entry(name.clone()).or_default();
         summary.name = name;
         summary.n_tensors += 1;
-        summary.n_values += tensor.n_values();
-        summary.n_bytes += tensor.n_bytes().unwrap_or(0);
+        summary.n_values += n_values;
+        summary.n_bytes += n_bytes;
     }
     let types: Vec<TypeSummary> = types.into_values().collect();
     Tensors {
-        n_tensors: file.tensors().len(),
+        n_tensors: types.iter().map(|t| t.n_tensors).sum(),
         n_values: types.iter().map(|t| t.n_values).sum(),
         n_bytes: types.iter().map(|t| t.n_bytes).sum(),
         types,
     }
 }
 
-fn tokenizer(file: &GgufFile) -> anyhow::Result<TokenizerSummary> {
-    let metadata = file.metadata();
+fn tokenizer(metadata: &Metadata) -> anyhow::Result<TokenizerSummary> {
     let spec = tokenizer_spec(metadata)?;
     let (model, pre) = (
         metadata.get::<&str>("tokenizer.ggml.model")?.to_owned(),
@@ -174,8 +206,8 @@ fn tokenizer(file: &GgufFile) -> anyhow::Result<TokenizerSummary> {
     })
 }
 
-fn model(file: &GgufFile, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
-    let model = registry().model(file.metadata(), file)?;
+fn model(file: &Contents, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
+    let model = registry().model(file.metadata(), file.weights())?;
     Ok(ModelSummary {
         architecture: model.architecture().to_owned(),
         context_length: model.context_length(),
@@ -269,29 +301,26 @@ fn short(value: &Value) -> String {
     }
 }
 
-fn print(report: &Report, file: &GgufFile, out: &mut impl Write) -> std::io::Result<()> {
+fn print(report: &Report, metadata: &Metadata, out: &mut impl Write) -> std::io::Result<()> {
     let Report {
         gguf_version,
         n_parts,
         ..
     } = report;
-    let parts = if *n_parts > 1 {
-        format!(", {n_parts} parts")
-    } else {
-        String::new()
+    let what = match (gguf_version, n_parts) {
+        (Some(version), Some(n_parts)) if *n_parts > 1 => {
+            format!("GGUF version {version}, {n_parts} parts")
+        }
+        (Some(version), _) => format!("GGUF version {version}"),
+        (None, _) => "directory with safetensors, in the keys and names of GGUF".to_owned(),
     };
-    writeln!(
-        out,
-        "{}: GGUF version {gguf_version}{parts}\n\nMetadata",
-        report.file
-    )?;
-    let width = file
-        .metadata()
+    writeln!(out, "{}: {what}\n\nMetadata", report.file)?;
+    let width = metadata
         .iter()
         .map(|(key, _)| key.chars().count())
         .max()
         .unwrap_or(0);
-    for (key, value) in file.metadata().iter() {
+    for (key, value) in metadata.iter() {
         writeln!(out, "  {key:width$}  {}", short(value))?;
     }
     print_tensors(&report.tensors, out)?;
@@ -397,14 +426,9 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
     } in layers
     {
         let what = match remembers {
-            LayerMemory::Attention(a) => format!(
-                "attention: {} heads, K {} and V {} values each, window {}",
-                a.kv_heads, a.k_dim, a.v_dim, a.window
-            ),
-            LayerMemory::Recurrent(r) => format!(
-                "recurrent: {} values of convolution and {} of state a sequence",
-                r.conv_row, r.state_row
-            ),
+            LayerMemory::Attention(a) => attention_line(a),
+            LayerMemory::Recurrent(r) => recurrent_line(r),
+            LayerMemory::Both(a, r) => format!("{}; {}", attention_line(a), recurrent_line(r)),
             _ => "nothing".to_owned(),
         };
         writeln!(
@@ -414,4 +438,18 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
         )?;
     }
     Ok(())
+}
+
+fn attention_line(a: &AttentionMemory) -> String {
+    format!(
+        "attention: {} heads, K {} and V {} values each, window {}",
+        a.kv_heads, a.k_dim, a.v_dim, a.window
+    )
+}
+
+fn recurrent_line(r: &RecurrentMemory) -> String {
+    format!(
+        "recurrent: {} values of convolution and {} of state a sequence",
+        r.conv_row, r.state_row
+    )
 }

@@ -23,7 +23,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     if args.out.is_dir() {
         anyhow::bail!("cannot write '{}': it is a directory", args.out.display());
     }
-    let file = ModelSource::new(args.model.model.as_deref()).load()?;
+    let file = ModelSource::new(args.model.model.as_deref()).open()?;
     let config = config(args, &sequences)?;
     let n_vocab = file.model().vocab_size();
     check_room(&sequences, n_vocab)?;

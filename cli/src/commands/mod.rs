@@ -7,6 +7,7 @@ mod bench;
 mod graph;
 mod inspect;
 mod logits;
+mod plan;
 mod run;
 mod tokenize;
 
@@ -19,6 +20,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Run(args) => run::run(&args, stdout),
         Command::Inspect(args) => inspect::run(&args, stdout),
+        Command::Plan(args) => plan::run(&args, stdout),
         Command::Graph(args) => graph::run(&args, stdout),
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),

@@ -4,7 +4,7 @@
 //! arXiv 2305.13245). Invariant: only cells that some row of a group sees are read. Knows nothing
 //! of windows, sequences or storage types.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use kv_core::graph::AttendSpec;
 use kv_core::{CellRun, Pos, PosRange, Visibility, VisibleGroup};
 
@@ -13,14 +13,21 @@ use crate::rows::KvTensors;
 /// Rows that are attended together: bounds the table of scores.
 const MAX_ROWS: usize = 256;
 
-/// `softmax(scale q K^T) V`: `q [n, heads, k_dim]` → `[n, heads * v_dim]`, zeros for rows that see
-/// nothing.
-pub(crate) fn attend(
-    rows: &KvTensors,
-    spec: &AttendSpec,
-    q: &Tensor,
-    visibility: &Visibility,
-) -> Result<Tensor> {
+/// What an attention takes beside keys and values.
+#[derive(Clone, Copy)]
+pub(crate) struct Queries<'a> {
+    /// `[n, heads, k_dim]`.
+    pub(crate) q: &'a Tensor,
+    pub(crate) visibility: &'a Visibility,
+    /// Position of each query, where there are linear biases.
+    pub(crate) positions: &'a [u32],
+    /// `[heads]`.
+    pub(crate) sinks: Option<&'a Tensor>,
+}
+
+/// `softmax(scale q K^T) V`: `[n, heads * v_dim]`, zeros for rows that see nothing.
+pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) -> Result<Tensor> {
+    let Queries { q, visibility, .. } = queries;
     let n = q.dim(0)?;
     let width = spec.n_heads * spec.v_dim;
     // Results in the order of groups, after one row of zeros; and where each query row's is.
@@ -40,7 +47,7 @@ pub(crate) fn attend(
                 }
                 n_results += 1;
             }
-            results.push(seen.attend(spec, &select(q, block)?, block)?);
+            results.push(seen.attend(spec, &queries, block)?);
         }
     }
     let in_order = (1..).zip(&result_of).all(|(i, &r)| i == r);
@@ -112,12 +119,17 @@ impl Seen {
         })
     }
 
-    /// `q [rows, heads, k_dim]` → `[rows, heads * v_dim]`. Heads that share keys and values become
+    /// The queries of `block` → `[rows, heads * v_dim]`. Heads that share keys and values become
     /// rows of one product instead of copies of those.
-    fn attend(&self, spec: &AttendSpec, q: &Tensor, block: &[SeeingRow]) -> Result<Tensor> {
+    fn attend(
+        &self,
+        spec: &AttendSpec,
+        queries: &Queries<'_>,
+        block: &[SeeingRow],
+    ) -> Result<Tensor> {
         let (n, cells) = (block.len(), self.positions.len());
         let (kv_heads, shared) = (spec.kv_heads, spec.n_heads / spec.kv_heads);
-        let q = q
+        let q = select(queries.q, block)?
             .reshape((n, kv_heads, shared, spec.k_dim))?
             .transpose(0, 1)?
             .contiguous()?;
@@ -128,19 +140,48 @@ impl Seen {
         if let Some(cap) = spec.soft_cap.map(f64::from) {
             scores = scores.affine(1.0 / cap, 0.0)?.tanh()?.affine(cap, 0.0)?;
         }
-        if let Some(mask) = self.mask(block) {
-            let mask = Tensor::from_vec(mask, (1, n, 1, cells), q.device())?;
-            scores = scores
-                .reshape((kv_heads, n, shared, cells))?
-                .broadcast_add(&mask)?;
+        let by_head = (kv_heads, n, shared, cells);
+        if let Some(alibi) = spec.alibi {
+            let slopes = alibi.slopes(spec.n_heads);
+            let slopes = Tensor::from_vec(slopes, (kv_heads, 1, shared, 1), q.device())?;
+            let distances = self.distances(block, queries.positions);
+            let distances = Tensor::from_vec(distances, (1, n, 1, cells), q.device())?;
+            let biases = slopes.broadcast_mul(&distances)?;
+            scores = scores.reshape(by_head)?.sub(&biases)?;
             scores = scores.reshape((kv_heads, n * shared, cells))?;
         }
-        let out = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&self.values)?;
+        if let Some(mask) = self.mask(block) {
+            let mask = Tensor::from_vec(mask, (1, n, 1, cells), q.device())?;
+            scores = scores.reshape(by_head)?.broadcast_add(&mask)?;
+            scores = scores.reshape((kv_heads, n * shared, cells))?;
+        }
+        let weights = match queries.sinks {
+            None => candle_nn::ops::softmax_last_dim(&scores)?,
+            Some(sinks) => {
+                let sinks = sinks.reshape((kv_heads, 1, shared, 1))?;
+                let sinks = sinks.broadcast_as((kv_heads, n, shared, 1))?;
+                let sinks = sinks.reshape((kv_heads, n * shared, 1))?;
+                let all = Tensor::cat(&[scores, sinks], D::Minus1)?;
+                let weights = candle_nn::ops::softmax_last_dim(&all)?;
+                weights.narrow(D::Minus1, 0, cells)?.contiguous()?
+            }
+        };
+        let out = weights.matmul(&self.values)?;
         let out = out
             .reshape((kv_heads, n, shared, spec.v_dim))?
             .transpose(0, 1)?
             .contiguous()?;
         out.reshape((n, spec.n_heads * spec.v_dim))
+    }
+
+    /// From each row's query to each cell's key, `[rows, cells]`.
+    fn distances(&self, block: &[SeeingRow], positions: &[u32]) -> Vec<f32> {
+        let of_row = |&(row, _): &SeeingRow| {
+            let query = positions.get(row as usize).copied().unwrap_or(0);
+            let keys = self.positions.iter();
+            keys.map(move |key| query.abs_diff(key.0) as f32)
+        };
+        block.iter().flat_map(of_row).collect()
     }
 
     /// What is added to the scores, `[rows, cells]`; `None` where every row sees every cell.
@@ -176,6 +217,7 @@ mod tests {
         v_dim: 2,
         scale: 0.6,
         soft_cap: Some(1.5),
+        alibi: None,
     };
 
     fn wave(n: usize, step: f32) -> Vec<f32> {
@@ -242,7 +284,13 @@ mod tests {
             v: tensor(&v, 4).unwrap(),
         };
         let q_rows = tensor(&q, 12).unwrap().reshape((n as usize, 4, 3)).unwrap();
-        let got = attend(&rows, &SPEC, &q_rows, &visibility)
+        let queries = Queries {
+            q: &q_rows,
+            visibility: &visibility,
+            positions: &[],
+            sinks: None,
+        };
+        let got = attend(&rows, &SPEC, queries)
             .unwrap()
             .to_vec2::<f32>()
             .unwrap();

@@ -92,6 +92,27 @@ pub struct Attend<'a> {
     pub q: &'a [f32],
     /// What each row sees.
     pub visibility: &'a Visibility,
+    /// Position of each row, `[rows]`; only needed where `spec` has ALiBi, else it may be empty.
+    pub positions: &'a [u32],
+    /// A score without a value for each head, `[heads]`, where the layer has sinks.
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl Attend<'_> {
+    /// Whether there are as many sinks as heads, and as many positions as rows where needed.
+    ///
+    /// # Errors
+    /// [`BackendError::WrongLength`].
+    pub fn check_extras(&self) -> Result<(), BackendError> {
+        if let Some(sinks) = self.sinks {
+            expect_len("attention sinks", self.spec.n_heads, sinks.len())?;
+        }
+        if self.spec.alibi.is_some() {
+            let n_rows = self.visibility.n_rows as usize;
+            expect_len("positions of queries", n_rows, self.positions.len())?;
+        }
+        Ok(())
+    }
 }
 
 /// Rows of a ubatch that a recurrent layer's convolution takes.

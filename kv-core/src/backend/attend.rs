@@ -5,7 +5,7 @@
 use super::args::{Attend, RowKind, RowSpan, expect_len, layer_rows};
 use super::{Backend, BackendError};
 use crate::graph::AttendSpec;
-use crate::ids::CellIdx;
+use crate::ids::{CellIdx, Pos};
 
 pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
     backend: &B,
@@ -30,10 +30,12 @@ pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
     }
     let n_rows = args.q.len() / (n_heads * k_dim).max(1);
     expect_len("attention output", n_rows * n_heads * v_dim, out.len())?;
+    args.check_extras()?;
+    let slopes = args.spec.alibi.map(|alibi| alibi.slopes(n_heads));
     out.fill(0.0);
     for group in &args.visibility.groups {
         for (at, &row) in group.rows.iter().enumerate() {
-            let cells: Vec<CellIdx> = group.cells_of(at).map(|(cell, _)| cell).collect();
+            let (cells, at): (Vec<CellIdx>, Vec<Pos>) = group.cells_of(at).unzip();
             let keys = read(backend, rows, (args.layer, RowKind::K), &cells)?;
             let values = read(backend, rows, (args.layer, RowKind::V), &cells)?;
             let row = row as usize;
@@ -49,11 +51,18 @@ pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
                     got,
                 });
             };
+            let position = args.positions.get(row).copied().unwrap_or(0);
             for head in 0..n_heads {
                 let kv_head = head / (n_heads / kv_heads);
                 let q = &q[head * k_dim..][..k_dim];
                 let o = &mut o[head * v_dim..][..v_dim];
-                attend_head(&args.spec, (q, kv_head), (&keys, &values), o);
+                let slope = slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
+                let biases = at.iter().map(|pos| bias(slope, position, *pos)).collect();
+                let beside = Beside {
+                    biases,
+                    sink: args.sinks.map(|sinks| f64::from(sinks[head])),
+                };
+                attend_head(&args.spec, (q, kv_head), (&keys, &values), (&beside, o));
             }
         }
     }
@@ -91,14 +100,26 @@ fn read<B: Backend + ?Sized>(
     cells.iter().map(one).collect()
 }
 
+/// What ALiBi adds to a score.
+fn bias(slope: f32, query: u32, key: Pos) -> f64 {
+    -f64::from(slope) * f64::from(query.abs_diff(key.0))
+}
+
+/// What a head has beside queries, keys and values.
+struct Beside {
+    /// Added to the score of each key.
+    biases: Vec<f64>,
+    sink: Option<f64>,
+}
+
 /// `softmax(scale q K^T) V` for one head.
 fn attend_head(
     spec: &AttendSpec,
     (q, kv_head): (&[f32], usize),
     (keys, values): (&[Vec<f32>], &[Vec<f32>]),
-    out: &mut [f32],
+    (beside, out): (&Beside, &mut [f32]),
 ) {
-    let score = |key: &Vec<f32>| {
+    let score = |(key, bias): (&Vec<f32>, &f64)| {
         let key = &key[kv_head * spec.k_dim..][..spec.k_dim];
         let dot: f64 = q
             .iter()
@@ -106,15 +127,17 @@ fn attend_head(
             .map(|(a, b)| f64::from(*a) * f64::from(*b))
             .sum();
         let score = dot * f64::from(spec.scale);
-        match spec.soft_cap.map(f64::from) {
+        let capped = match spec.soft_cap.map(f64::from) {
             Some(cap) => cap * (score / cap).tanh(),
             None => score,
-        }
+        };
+        capped + bias
     };
-    let scores: Vec<f64> = keys.iter().map(score).collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let scores: Vec<f64> = keys.iter().zip(&beside.biases).map(score).collect();
+    let all = scores.iter().copied().chain(beside.sink);
+    let max = all.clone().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum: f64 = all.map(|s| (s - max).exp()).sum();
     for (j, o) in out.iter_mut().enumerate() {
         let at = kv_head * spec.v_dim + j;
         let weighted: f64 = weights

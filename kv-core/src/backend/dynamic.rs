@@ -7,10 +7,11 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::{
-    Attend, Backend, BackendError, BackendInfo, Conv, LayerRope, RowCopy, RowShift, RowSpan, Scan,
-    ScanHeads, StoreRows,
+    Attend, Backend, BackendError, BackendInfo, Conv, CustomOps, LayerRope, RowCopy, RowKind,
+    RowShift, RowSpan, Scan, ScanHeads, StoreRows,
 };
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
+use crate::ids::LayerIdx;
 use crate::layers::RowLayout;
 use crate::weights::WeightSource;
 
@@ -23,8 +24,15 @@ type Done = Result<(), BackendError>;
 #[allow(missing_docs, clippy::missing_errors_doc)] // each method is its twin's
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
+    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done;
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError>;
     fn dyn_layout<'a>(&self, rows: &'a dyn Any) -> Option<&'a RowLayout>;
+    fn dyn_allocated_bytes(
+        &self,
+        rows: &dyn Any,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError>;
     fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done;
     fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done;
     fn dyn_load(&self, source: Arc<dyn WeightSource>) -> Result<SharedOpaque, BackendError>;
@@ -72,12 +80,25 @@ where
         self.info()
     }
 
+    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done {
+        self.set_custom_ops(ops)
+    }
+
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError> {
         Ok(Box::new(self.allocate(layout)?))
     }
 
     fn dyn_layout<'a>(&self, rows: &'a dyn Any) -> Option<&'a RowLayout> {
         rows.downcast_ref::<B::Rows>().map(|rows| self.layout(rows))
+    }
+
+    fn dyn_allocated_bytes(
+        &self,
+        rows: &dyn Any,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        self.allocated_bytes(own(rows)?, layer, kind)
     }
 
     fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done {
@@ -178,6 +199,10 @@ impl Backend for BoxedBackend {
         self.0.dyn_info()
     }
 
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Done {
+        self.0.dyn_set_custom_ops(ops)
+    }
+
     fn allocate(&self, layout: &RowLayout) -> Result<BoxedRows, BackendError> {
         Ok(BoxedRows {
             rows: self.0.dyn_allocate(layout)?,
@@ -187,6 +212,15 @@ impl Backend for BoxedBackend {
 
     fn layout<'a>(&self, rows: &'a BoxedRows) -> &'a RowLayout {
         self.0.dyn_layout(&*rows.rows).unwrap_or(&rows.layout)
+    }
+
+    fn allocated_bytes(
+        &self,
+        rows: &BoxedRows,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        self.0.dyn_allocated_bytes(&*rows.rows, layer, kind)
     }
 
     fn read_rows(&self, rows: &BoxedRows, span: RowSpan, out: &mut [u8]) -> Done {

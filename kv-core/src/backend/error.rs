@@ -54,6 +54,22 @@ pub enum BackendError {
         /// The node.
         node: String,
     },
+    /// A custom operation that is not registered, refuses its operands, or failed.
+    #[error("custom operation '{op}' (node '{node}'): {reason}")]
+    CustomOp {
+        /// Its name.
+        op: String,
+        /// The node.
+        node: String,
+        /// What is wrong, in the operation's words.
+        reason: String,
+    },
+    /// A backend that computes its own operations only.
+    #[error("the {backend} backend cannot compute custom operations")]
+    NoCustomOps {
+        /// The backend.
+        backend: String,
+    },
     /// K or V rows of this type cannot be stored.
     #[error("the {backend} backend cannot store K and V rows as {kv_type}")]
     UnsupportedKvType {

@@ -10,6 +10,7 @@
 
 mod args;
 mod attend;
+mod custom;
 mod dynamic;
 mod error;
 mod recurrent;
@@ -24,11 +25,13 @@ pub use args::{
 };
 #[cfg(feature = "contract")]
 pub(crate) use attend::by_reading_rows as attend_by_definition;
+pub use custom::{CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, MAX_CUSTOM_OPERANDS};
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;
 pub use recurrent::{HeadWeights, conv_token, scan_heads_token, scan_token};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
+use crate::ids::{CellIdx, LayerIdx};
 use crate::kv_type::KvType;
 use crate::layers::RowLayout;
 use crate::weights::WeightSource;
@@ -56,6 +59,17 @@ pub trait Backend: Send + Sync + 'static {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
+    /// Takes implementations of custom operations: graphs that are compiled with weights loaded from
+    /// now on may name them.
+    ///
+    /// # Errors
+    /// [`BackendError::NoCustomOps`] where the backend cannot compute any.
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        let _ = ops;
+        let backend = self.info().name;
+        Err(BackendError::NoCustomOps { backend })
+    }
+
     /// Allocates all rows of `layout`, filled with zeros.
     ///
     /// # Errors
@@ -64,6 +78,32 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The layout that `rows` were allocated with.
     fn layout<'a>(&self, rows: &'a Self::Rows) -> &'a RowLayout;
+
+    /// Bytes that the storage of one kind of rows of a layer takes: what
+    /// [`MemoryPlan`](crate::memory_plan::MemoryPlan) says. A backend measures its storage; the body
+    /// here is for those that have none of their own.
+    ///
+    /// # Errors
+    /// [`BackendError::NoRows`] where the layer has no rows of this kind.
+    fn allocated_bytes(
+        &self,
+        rows: &Self::Rows,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        let layout = self.layout(rows);
+        let n_rows = match kind {
+            RowKind::K | RowKind::V => args::layer_rows(layout, layer)?.n_rows,
+            RowKind::Conv | RowKind::State => args::state_rows(layout, layer)?.n_rows,
+        };
+        let all = RowSpan {
+            layer,
+            kind,
+            first: CellIdx(0),
+            len: u32::try_from(n_rows).unwrap_or(u32::MAX),
+        };
+        Ok(all.byte_range(layout)?.len())
+    }
 
     /// Reads the stored bytes of some rows; `out` takes exactly the span's bytes.
     ///

@@ -19,6 +19,9 @@ pub enum SplitPolicy {
     EqualLength(EqualLength),
     /// Tokens of one sequence set at a time; a set may shrink on the way.
     PerSequence,
+    /// In the caller's order, and all tokens of a sequence in one ubatch: for tokens that see
+    /// later ones.
+    WholeSequences,
 }
 
 /// Options of [`SplitPolicy::EqualLength`].
@@ -57,6 +60,19 @@ pub enum SplitError {
         /// Rows of a ubatch.
         n_ubatch: u32,
     },
+    /// A sequence that must not be cut and is longer than a ubatch.
+    #[error(
+        "the batch has {n_tokens} tokens of sequences {set}, which see each other and must be in \
+         one ubatch: it takes {n_ubatch}"
+    )]
+    SequenceTooLong {
+        /// The sequence, or all that share tokens with it.
+        set: SeqSet,
+        /// Its tokens in the batch.
+        n_tokens: usize,
+        /// Rows of a ubatch.
+        n_ubatch: u32,
+    },
     /// An entry of several sequences where only single ones can be arranged.
     #[error("entry {entry} belongs to {set}, but sequences must be single here")]
     Coupled {
@@ -78,6 +94,9 @@ impl SplitPolicy {
                 keep_tail: a.keep_tail.max(b.keep_tail),
             })),
             (Self::PerSequence, Self::PerSequence) => Some(Self::PerSequence),
+            (Self::WholeSequences, Self::WholeSequences) => Some(Self::WholeSequences),
+            // Whole sequences differ in length, and nothing keeps them from being together.
+            (Self::WholeSequences, _) | (_, Self::WholeSequences) => None,
             // One set alone is as long as all others and consecutive, but its tail may be cut.
             (Self::PerSequence, Self::EqualLength(options))
             | (Self::EqualLength(options), Self::PerSequence) => {
@@ -98,6 +117,7 @@ impl SplitPolicy {
             Self::InOrder => Ok(in_order(batch, n_ubatch as usize)),
             Self::EqualLength(options) => equal_length(batch, n_ubatch, options),
             Self::PerSequence => Ok(per_sequence(batch, n_ubatch as usize)),
+            Self::WholeSequences => whole_sequences(batch, n_ubatch),
         }
     }
 }
@@ -108,6 +128,41 @@ fn in_order(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {
     pieces
         .map(|piece| UBatch::gather(batch, piece, UBatchShape::InOrder))
         .collect()
+}
+
+/// Fills ubatches with sequences, those that share tokens together, in the order in which they begin.
+fn whole_sequences(batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, SplitError> {
+    let mut families: Vec<(SeqSet, Vec<u32>)> = Vec::new();
+    for (number, entry) in (0u32..).zip(batch.entries()) {
+        // In a valid batch sequences part but never join: who meets a family belongs to it whole.
+        let family = families
+            .iter_mut()
+            .find(|(set, _)| set.intersects(&entry.seqs));
+        match family {
+            Some((_, numbers)) => numbers.push(number),
+            None => families.push((entry.seqs, vec![number])),
+        }
+    }
+    let mut ubatches: Vec<Vec<u32>> = Vec::new();
+    for (set, numbers) in families {
+        let n_tokens = numbers.len();
+        if n_tokens > n_ubatch as usize {
+            return Err(SplitError::SequenceTooLong {
+                set,
+                n_tokens,
+                n_ubatch,
+            });
+        }
+        match ubatches.last_mut() {
+            Some(last) if last.len() + n_tokens <= n_ubatch as usize => last.extend(numbers),
+            _ => ubatches.push(numbers),
+        }
+    }
+    let gather = |mut numbers: Vec<u32>| {
+        numbers.sort_unstable();
+        UBatch::gather(batch, &numbers, UBatchShape::InOrder)
+    };
+    Ok(ubatches.into_iter().map(gather).collect())
 }
 
 fn per_sequence(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {

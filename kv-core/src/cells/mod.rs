@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn worked_example_of_cells() {
+    fn c9_c11_worked_example_of_cells() {
         let mut cells = KvCells::new(0..6, 0..2);
         cells.put(
             CellIdx(0),

@@ -3,7 +3,7 @@
 use super::scene::{layout, runs};
 use super::{Random, Subject, assert_close, attend_by_definition};
 use crate::backend::{Attend, Backend, BackendError};
-use crate::graph::AttendSpec;
+use crate::graph::{Alibi, AttendSpec};
 use crate::{
     Causality, CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
@@ -15,6 +15,7 @@ const SPEC: AttendSpec = AttendSpec {
     v_dim: 8,
     scale: 0.35,
     soft_cap: None,
+    alibi: None,
 };
 
 /// Compares `attend` with its definition on random rows, for every type that is declared.
@@ -24,17 +25,20 @@ fn compare<B: Backend>(
     spec: AttendSpec,
     (visibility, n_cells): (&Visibility, u32),
 ) {
-    compare_scaled(subject, spec, (visibility, n_cells), 1.0);
+    compare_with(subject, spec, (visibility, n_cells), None);
 }
 
-fn compare_scaled<B: Backend>(
+/// The same with sinks, where given.
+fn compare_with<B: Backend>(
     subject: &Subject<B>,
     spec: AttendSpec,
     (visibility, n_cells): (&Visibility, u32),
-    magnitude: f32,
+    sinks: Option<&[f32]>,
 ) {
     visibility.check(n_cells).unwrap();
     let backend = &subject.backend;
+    // Anything does: only distances matter.
+    let positions: Vec<u32> = (0..visibility.n_rows).map(|row| 37 * row % 61).collect();
     for kv_type in backend.info().kv_types {
         let layout = layout(
             2,
@@ -47,12 +51,13 @@ fn compare_scaled<B: Backend>(
         let n_rows = visibility.n_rows as usize;
         let mut random = Random::new(12);
         let q: Vec<f32> = random.values(n_rows * spec.n_heads * spec.k_dim);
-        let q: Vec<f32> = q.iter().map(|v| v * magnitude).collect();
         let args = Attend {
             layer: LayerIdx(1),
             spec,
             q: &q,
             visibility,
+            positions: &positions,
+            sinks,
         };
         // What was in the output before must not matter.
         let mut got = vec![f32::NAN; n_rows * spec.n_heads * spec.v_dim];
@@ -199,6 +204,46 @@ pub fn attends_with_a_soft_cap<B: Backend>(subject: &Subject<B>) {
     compare(subject, spec, (&visibility, 50));
 }
 
+/// Sinks: small ones, large ones, and none at all (`-inf`); with rows that see nothing.
+pub fn attends_with_sinks<B: Backend>(subject: &Subject<B>) {
+    let cells: Vec<u32> = (0..70).collect();
+    let mut group = causal(&cells, 9, Window::Full);
+    group.limits[4] = PosRange::EMPTY;
+    let visibility = Visibility::new(9, vec![group]);
+    let spec = AttendSpec {
+        n_heads: 6,
+        soft_cap: Some(3.0),
+        ..SPEC
+    };
+    let sinks = [0.0, -3.0, 2.5, 60.0, f32::NEG_INFINITY, -80.0];
+    compare_with(subject, spec, (&visibility, 70), Some(&sinks));
+    let one = Visibility::new(1, vec![causal(&cells, 1, Window::Sliding(3))]);
+    compare_with(subject, spec, (&one, 70), Some(&sinks));
+}
+
+/// Linear biases, for numbers of heads that are powers of two and others, on keys before and behind
+/// the query.
+pub fn attends_with_linear_biases<B: Backend>(subject: &Subject<B>) {
+    let cells: Vec<u32> = Random::new(22).permutation(90);
+    for (n_heads, kv_heads, sinks) in [
+        (1, 1, None),
+        (6, 2, None),
+        (12, 3, Some(&[0.4; 12][..])),
+        (8, 1, None),
+    ] {
+        let spec = AttendSpec {
+            n_heads,
+            kv_heads,
+            alibi: Some(Alibi { max_bias: 8.0 }),
+            ..SPEC
+        };
+        for n_rows in [1, 7] {
+            let visibility = Visibility::new(n_rows, vec![causal(&cells, n_rows, Window::Full)]);
+            compare_with(subject, spec, (&visibility, 90), sinks);
+        }
+    }
+}
+
 /// Scores of hundreds, beyond what `exp` can take without the maximum being subtracted.
 pub fn attends_with_large_scores<B: Backend>(subject: &Subject<B>) {
     let cells: Vec<u32> = (0..100).collect();
@@ -222,6 +267,8 @@ pub fn attends_with_large_scores<B: Backend>(subject: &Subject<B>) {
             spec: SPEC,
             q: &q,
             visibility: &visibility,
+            positions: &[],
+            sinks: None,
         };
         let mut got = vec![f32::NAN; 6 * 16];
         backend.attend(&rows, args, &mut got).unwrap();
@@ -258,6 +305,8 @@ pub fn a_row_that_sees_nothing_is_zero<B: Backend>(subject: &Subject<B>) {
         spec: SPEC,
         q: &q,
         visibility: &visibility,
+        positions: &[],
+        sinks: None,
     };
     backend.attend(&rows, args, &mut out).unwrap();
     assert!(out[..16].iter().any(|&v| v != 0.0));
@@ -288,6 +337,8 @@ pub fn bad_attention_is_refused<B: Backend>(subject: &Subject<B>) {
             spec,
             q: &q,
             visibility,
+            positions: &[],
+            sinks: None,
         };
         backend.attend(&rows, args, &mut out)
     };
@@ -319,6 +370,29 @@ pub fn bad_attention_is_refused<B: Backend>(subject: &Subject<B>) {
     });
     is(attend(1, SPEC, &good, 32, 32), |e| {
         matches!(e, BackendError::NoRows { .. })
+    });
+    let (q, mut out) = ([0.5; 32], [0.0; 32]);
+    let mut beside = |spec, positions: &[u32], sinks: Option<&[f32]>| {
+        let args = Attend {
+            layer: LayerIdx(0),
+            spec,
+            q: &q,
+            visibility: &good,
+            positions,
+            sinks,
+        };
+        backend.attend(&rows, args, &mut out)
+    };
+    let biased = AttendSpec {
+        alibi: Some(Alibi { max_bias: 8.0 }),
+        ..SPEC
+    };
+    beside(biased, &[18, 19], Some(&[0.5; 2])).unwrap();
+    is(beside(biased, &[18], None), |e| {
+        matches!(e, BackendError::WrongLength { .. })
+    });
+    is(beside(SPEC, &[], Some(&[0.5; 3])), |e| {
+        matches!(e, BackendError::WrongLength { .. })
     });
     let wide = AttendSpec { k_dim: 16, ..SPEC };
     is(attend(0, wide, &good, 64, 32), |e| {

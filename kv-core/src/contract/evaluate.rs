@@ -8,12 +8,12 @@ use std::collections::HashMap;
 
 use crate::graph::{
     Activation, AttendSpec, ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, Node, NodeId, Op,
-    ScanSpec,
+    RouteGate, RouteSpec, RouteSum, ScanSpec,
 };
 use crate::layers::{RowLayout, RowShape};
 use crate::rope::{RopeSpec, RopeStyle};
 use crate::weights::WeightSource;
-use crate::{CellIdx, LayerIdx, PartIdx};
+use crate::{CellIdx, LayerIdx, PartIdx, Visibility};
 
 /// What a memory holds: K and V of each layer and cell, as stored.
 #[derive(Clone, Debug, Default)]
@@ -135,7 +135,62 @@ impl Evaluator<'_> {
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
             Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), memory),
             Op::StoreKv { layer } => self.store(node, *layer, memory),
-            Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), memory),
+            Op::LayerNorm { weight, bias, eps } => {
+                self.layer_norm(node, (weight, bias.as_deref()), f64::from(*eps))
+            }
+            Op::SoftCap { cap } => {
+                let cap = f64::from(*cap);
+                let x = self.operand(node, 0).iter();
+                x.map(|x| cap * (x / cap).tanh()).collect()
+            }
+            Op::ClampedGate { slope, limit } => {
+                let (slope, limit) = (f64::from(*slope), f64::from(*limit));
+                self.each_pair(node, |gate, up| {
+                    let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+                    gate / (1.0 + (-slope * gate).exp()) * (up + 1.0)
+                })
+            }
+            Op::ScaleByPosition { scale } => {
+                let rows = self.operand(node, 0).chunks_exact(node.row_len());
+                let factor = |position: f64| {
+                    let steps = ((position + 1.0) / f64::from(scale.every)).floor();
+                    1.0 + f64::from(scale.strength) * steps.ln_1p()
+                };
+                let rows = rows.zip(self.operand(node, 1));
+                rows.flat_map(|(row, &position)| row.iter().map(move |x| x * factor(position)))
+                    .collect()
+            }
+            Op::Route { spec } => self.route(node, spec),
+            Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
+            Op::ExpertWeigh => self.by_slots(node, |x, (_, weight), out| {
+                out.extend(x.iter().map(|x| x * weight));
+            }),
+            Op::ExpertSum => {
+                let dim = node.row_len();
+                let slots = self.operand(node, 0).chunks_exact(dim.max(1));
+                let n_used = self.shape(node.operands[0])[1];
+                let mut out = vec![0.0; node.n_values()];
+                for (at, slot) in slots.enumerate() {
+                    let row = at / n_used;
+                    for (out, x) in out[row * dim..][..dim].iter_mut().zip(slot) {
+                        *out += x;
+                    }
+                }
+                out
+            }
+            Op::Attend { layer, spec, sinks } => {
+                let part = self.part(node.operands[2]);
+                let visibility = &self.inputs.parts[part.as_usize()].visibility;
+                let row_of = |cell: CellIdx| &memory.rows[&(*layer, cell.0)];
+                self.attend(node, (spec, sinks.as_deref()), visibility, row_of)
+            }
+            Op::AttendBatch { spec, sinks } => self.attend_batch(node, (spec, sinks.as_deref())),
+            Op::Custom { custom } => {
+                panic!(
+                    "'{}' has no definition here: its tests bring their own",
+                    custom.name
+                )
+            }
             Op::TakeRows => {
                 let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
                 let n = node.row_len();
@@ -156,7 +211,7 @@ impl Evaluator<'_> {
                 let cells = &self.inputs.parts[part.as_usize()].cells;
                 cells.iter().map(|c| f64::from(c.0)).collect()
             }
-            Input::Visibility { .. } | Input::States => Vec::new(),
+            Input::Visibility { .. } | Input::BatchVisibility { .. } | Input::States => Vec::new(),
         }
     }
 
@@ -195,6 +250,20 @@ impl Evaluator<'_> {
         groups.zip(gains).flat_map(norm).collect()
     }
 
+    fn layer_norm(&self, node: &Node, (weight, bias): (&str, Option<&str>), eps: f64) -> Value {
+        let (gain, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
+        let norm = |x: &[f64]| -> Value {
+            let mean = x.iter().sum::<f64>() / x.len() as f64;
+            let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+            let by = (variance + eps).sqrt();
+            let value =
+                |i: usize| (x[i] - mean) / by * gain[i] + bias.as_ref().map_or(0.0, |b| b[i]);
+            (0..x.len()).map(value).collect()
+        };
+        let rows = self.operand(node, 0).chunks_exact(gain.len());
+        rows.flat_map(norm).collect()
+    }
+
     fn rope(&self, node: &Node, rope: &RopeSpec) -> Value {
         let mut out = self.operand(node, 0).clone();
         let [_, heads, dim] = *node.shape else {
@@ -218,6 +287,68 @@ impl Evaluator<'_> {
                     (head[a], head[b]) = (x * cos - y * sin, x * sin + y * cos);
                 }
             }
+        }
+        out
+    }
+
+    fn route(&self, node: &Node, spec: &RouteSpec) -> Value {
+        let route = |logits: &[f64]| {
+            let mut order: Vec<usize> = (0..logits.len()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+            let chosen = &order[..spec.n_used];
+            let weight = |e: usize| match spec.gate {
+                RouteGate::Softmax => logits[e].exp() / logits.iter().map(|x| x.exp()).sum::<f64>(),
+                RouteGate::Sigmoid => 1.0 / (1.0 + (-logits[e]).exp()),
+            };
+            let sum = match spec.sum {
+                RouteSum::Free => 1.0,
+                RouteSum::One => chosen.iter().map(|&e| weight(e)).sum(),
+            };
+            let mut route = vec![0.0; logits.len()];
+            chosen.iter().for_each(|&e| route[e] = weight(e) / sum);
+            route
+        };
+        let rows = self.operand(node, 0).chunks_exact(node.row_len());
+        rows.flat_map(route).collect()
+    }
+
+    fn expert_linear(&self, node: &Node, weight: &str, bias: Option<&str>) -> Value {
+        let n_out = node.shape[2];
+        let (matrices, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
+        self.by_slots(node, |x, (expert, _), out| {
+            for j in 0..n_out {
+                let row = &matrices[(expert * n_out + j) * x.len()..][..x.len()];
+                let dot: f64 = x.iter().zip(row).map(|(a, b)| a * b).sum();
+                out.push(dot + bias.as_ref().map_or(0.0, |b| b[expert * n_out + j]));
+            }
+        })
+    }
+
+    /// Every slot of every row: `slot(x, (expert, weight), out)` adds its values to `out`.
+    fn by_slots(&self, node: &Node, slot: impl Fn(&[f64], (usize, f64), &mut Value)) -> Value {
+        let (x, routes) = (self.operand(node, 0), self.operand(node, 1));
+        let (x_shape, n_experts) = (
+            self.shape(node.operands[0]),
+            self.shape(node.operands[1])[1],
+        );
+        let (n_used, n_out) = (node.shape[1], node.shape[2]);
+        let width = x_shape[x_shape.len() - 1];
+        let mut out = Vec::new();
+        for (t, route) in routes.chunks_exact(n_experts).enumerate() {
+            let chosen = (0..n_experts).filter(|&e| route[e] != 0.0);
+            for (s, expert) in chosen.take(n_used).enumerate() {
+                let row = if x_shape.len() == 3 {
+                    t * n_used + s
+                } else {
+                    t
+                };
+                slot(
+                    &x[row * width..][..width],
+                    (expert, route[expert]),
+                    &mut out,
+                );
+            }
+            out.resize((t + 1) * n_used * n_out, 0.0);
         }
         out
     }
@@ -356,38 +487,81 @@ impl Evaluator<'_> {
         }
     }
 
-    fn attend(&self, node: &Node, (layer, spec): (LayerIdx, AttendSpec), memory: &Memory) -> Value {
-        let part = self.part(node.operands[2]);
-        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+    /// Attention of all rows, where `row_of` gives K and V of a cell.
+    fn attend<'r>(
+        &self,
+        node: &Node,
+        (spec, sinks): (&AttendSpec, Option<&str>),
+        visibility: &Visibility,
+        row_of: impl Fn(CellIdx) -> &'r [Value; 2],
+    ) -> Value {
+        let slopes = match spec.alibi {
+            Some(alibi) => floats(&alibi.slopes(spec.n_heads)),
+            None => vec![0.0; spec.n_heads],
+        };
+        let positions = node.operands.last().filter(|_| spec.alibi.is_some());
+        let positions = positions.map(|id| &self.values[id.as_usize()]);
+        let sinks = sinks.map(|name| self.weight(name));
         let width = spec.n_heads * spec.k_dim;
         let mut out = Vec::new();
         for (row, q) in (0u32..).zip(self.operand(node, 0).chunks_exact(width)) {
-            let seen: Vec<&[Vec<f64>; 2]> = visibility
-                .row(row)
-                .map(|(cell, _)| &memory.rows[&(layer, cell.0)])
-                .collect();
+            let query = positions.map_or(0.0, |positions| positions[row as usize]);
             for (head, q) in q.chunks_exact(spec.k_dim).enumerate() {
+                let seen: Vec<Seen<'_>> = visibility
+                    .row(row)
+                    .map(|(cell, pos)| Seen {
+                        row: row_of(cell),
+                        bias: -slopes[head] * (query - f64::from(pos.0)).abs(),
+                    })
+                    .collect();
                 let kv_head = head / (spec.n_heads / spec.kv_heads);
-                out.extend(attend_head(&spec, q, kv_head, &seen));
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                out.extend(attend_head(spec, (q, kv_head), &seen, sink));
             }
         }
         out
     }
+
+    fn attend_batch(&self, node: &Node, of: (&AttendSpec, Option<&str>)) -> Value {
+        let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
+            Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
+            ref other => panic!("{other:?} is no visibility of the ubatch"),
+        };
+        let [k, v] = [1, 2].map(|at| {
+            let operand = &self.graph.nodes()[node.operands[at].as_usize()];
+            let rows = self.operand(node, at).chunks_exact(operand.row_len());
+            rows.map(<[f64]>::to_vec).collect::<Vec<_>>()
+        });
+        let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
+        self.attend(node, of, visibility.unwrap(), |cell| &rows[cell.as_usize()])
+    }
 }
 
-fn attend_head(spec: &AttendSpec, q: &[f64], kv_head: usize, seen: &[&[Vec<f64>; 2]]) -> Value {
-    let score = |k: &Vec<f64>| {
-        let k = &k[kv_head * spec.k_dim..][..spec.k_dim];
+/// What a head sees: K and V of a token, and what is added to its score.
+struct Seen<'a> {
+    row: &'a [Value; 2],
+    bias: f64,
+}
+
+fn attend_head(
+    spec: &AttendSpec,
+    (q, kv_head): (&[f64], usize),
+    seen: &[Seen<'_>],
+    sink: Option<f64>,
+) -> Value {
+    let score = |seen: &Seen<'_>| {
+        let k = &seen.row[0][kv_head * spec.k_dim..][..spec.k_dim];
         let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
         let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
-        spec.soft_cap.map_or(score, capped)
+        spec.soft_cap.map_or(score, capped) + seen.bias
     };
-    let scores: Vec<f64> = seen.iter().map(|[k, _]| score(k)).collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+    let scores: Vec<f64> = seen.iter().map(score).collect();
+    let all = || scores.iter().copied().chain(sink);
+    let max = all().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = all().map(|s| (s - max).exp()).sum();
     let mut out = vec![0.0; spec.v_dim];
-    for (s, [_, v]) in scores.iter().zip(seen) {
-        for (o, v) in out.iter_mut().zip(&v[kv_head * spec.v_dim..]) {
+    for (s, seen) in scores.iter().zip(seen) {
+        for (o, v) in out.iter_mut().zip(&seen.row[1][kv_head * spec.v_dim..]) {
             *o += (s - max).exp() / sum * v;
         }
     }

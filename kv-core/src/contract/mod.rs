@@ -15,8 +15,12 @@
 )]
 
 pub mod attend;
+pub mod attend_batch;
+pub mod curves;
+pub mod custom;
 pub mod errors;
 pub mod evaluate;
+pub mod experts;
 pub mod graphs;
 pub mod ops;
 mod random;
@@ -88,13 +92,18 @@ pub struct Subject<B> {
     pub tolerance: Tolerance,
     /// The tests that it is known to fail.
     pub known: Vec<Known>,
+    /// Whether it took custom operations.
+    pub custom_ops: Result<(), BackendError>,
 }
 
 impl<B: Backend> Subject<B> {
-    /// A backend with the default tolerance and no known failure.
-    pub fn new(backend: B) -> Self {
+    /// A backend with the default tolerance and no known failure, which is given the custom
+    /// operations of the suite.
+    pub fn new(mut backend: B) -> Self {
+        let custom_ops = backend.set_custom_ops(custom::ops());
         Self {
             backend,
+            custom_ops,
             tolerance: Tolerance::default(),
             known: Vec::new(),
         }
@@ -176,6 +185,7 @@ macro_rules! backend_contract {
     ($make:expr) => {
         $crate::backend_contract! { @tests $make;
             rows: info_names_the_backend_and_its_types, fresh_rows_are_zero,
+                allocated_bytes_are_as_planned,
                 written_rows_read_back, stored_rows_are_encoded_bit_for_bit,
                 storing_touches_no_other_row, copies_move_whole_rows_of_one_part,
                 copies_happen_in_order, rows_out_of_range_are_refused,
@@ -185,8 +195,11 @@ macro_rules! backend_contract {
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,
-                attends_with_a_soft_cap, attends_with_large_scores, a_row_that_sees_nothing_is_zero,
+                attends_with_a_soft_cap, attends_with_sinks, attends_with_linear_biases,
+                attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
+            attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
+                unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
@@ -195,10 +208,16 @@ macro_rules! backend_contract {
                 chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,
                 no_outputs_are_no_error, a_program_runs_again_and_again,
                 strangers_do_not_matter, random_graphs_compute;
+            curves: layer_norm_centres, soft_cap_bends, clamped_gate_clamps,
+                positions_scale, curves_leave_operands_alone;
+            experts: routes_choose_and_weigh, experts_compute,
+                experts_on_weighed_inputs_compute, experts_on_blocks;
             recurrent: activate_activates, columns_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute, convolutions_and_scans_by_themselves_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
+            custom: rows_of_others_compute, states_of_others_continue_however_they_are_cut,
+                what_others_refuse_is_said, operations_of_nobody_are_refused;
             scan_heads: scans_by_heads_compute, scans_by_heads_by_themselves_compute,
                 head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,

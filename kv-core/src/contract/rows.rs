@@ -4,6 +4,7 @@ use super::scene::layout;
 use super::{Random, Subject};
 use crate::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
+use crate::memory_plan::{MemoryPlan, PlannedKind};
 use crate::{CellIdx, KvType, LayerIdx, PartIdx, Window};
 
 const KINDS: [RowKind; 2] = [RowKind::K, RowKind::V];
@@ -88,6 +89,30 @@ pub fn fresh_rows_are_zero<B: Backend>(subject: &Subject<B>) {
     }
     let nothing = subject.backend.allocate(&RowLayout::default()).unwrap();
     assert!(dump(&subject.backend, &nothing).is_empty());
+}
+
+/// The storage takes what the plan said, layer by layer and kind by kind.
+pub fn allocated_bytes_are_as_planned<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    for kv_type in backend.info().kv_types {
+        let layout = layout(2, 7, (3, 10, 6), kv_type);
+        let rows = backend.allocate(&layout).unwrap();
+        let plan = MemoryPlan::new(&layout);
+        for planned in plan.rows() {
+            let kind = match planned.kind {
+                PlannedKind::K => RowKind::K,
+                _ => RowKind::V,
+            };
+            let bytes = backend.allocated_bytes(&rows, planned.layer, kind).unwrap();
+            assert_eq!(bytes, planned.bytes(), "{planned:?}");
+        }
+        assert_eq!(plan.rows().len(), 4);
+        let none = LayerIdx(2);
+        assert!(matches!(
+            backend.allocated_bytes(&rows, none, RowKind::K),
+            Err(BackendError::NoRows { layer }) if layer == none
+        ));
+    }
 }
 
 /// Written bytes are read back, whole and in parts.

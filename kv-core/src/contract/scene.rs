@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::Random;
 use crate::graph::{
-    Activation, AttendSpec, Graph, GraphBuilder, GraphInputs, GraphShape, Input, PartInputs,
-    StateGroup,
+    Activation, AttendSpec, BatchVisibility, Graph, GraphBuilder, GraphInputs, GraphShape, Input,
+    PartInputs, StateGroup,
 };
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
@@ -85,6 +85,8 @@ pub struct Step {
     pub embeddings: Vec<f32>,
     /// Cells and visibility.
     pub parts: Vec<PartInputs>,
+    /// What tokens see of their own ubatch, where the graph wants it.
+    pub batch: Vec<BatchVisibility>,
     /// Groups of rows of recurrent layers.
     pub states: Vec<StateGroup>,
 }
@@ -98,6 +100,7 @@ impl Step {
             positions: &self.positions,
             output_rows: &self.output_rows,
             parts: &self.parts,
+            batch: &self.batch,
             states: &self.states,
         }
     }
@@ -136,6 +139,7 @@ impl Scene {
             output_rows: output_rows.to_vec(),
             embeddings: Vec::new(),
             parts: vec![part],
+            batch: Vec::new(),
             states: Vec::new(),
         }
     }
@@ -152,6 +156,7 @@ pub(super) const SPEC: AttendSpec = AttendSpec {
     v_dim: 16,
     scale: 0.25,
     soft_cap: None,
+    alibi: None,
 };
 const HIDDEN: usize = 96;
 

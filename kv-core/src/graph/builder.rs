@@ -8,7 +8,7 @@ mod recurrent;
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::op::{Activation, AttendSpec, DType, Input, Op};
+use super::op::{Activation, DType, Input, Op};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
 use crate::rope::RopeSpec;
@@ -131,6 +131,15 @@ impl GraphBuilder {
         self.graph.node(id).map_or(&[], |n| &n.shape)
     }
 
+    pub(super) fn op_of(&self, id: NodeId) -> Option<&Op> {
+        self.graph.node(id).map(|n| &n.op)
+    }
+
+    /// Element type of a node added earlier; `None` for an unknown one.
+    pub fn dtype_of(&self, id: NodeId) -> Option<DType> {
+        self.graph.node(id).map(|n| n.dtype)
+    }
+
     /// An input; asking twice gives the same node.
     ///
     /// # Errors
@@ -152,6 +161,11 @@ impl GraphBuilder {
             Input::Visibility { part, .. } => {
                 (format!("inp_visibility.{part}"), vec![], DType::None)
             }
+            Input::BatchVisibility { window } => (
+                format!("inp_visibility.batch.{window}"),
+                vec![],
+                DType::None,
+            ),
             Input::States => ("inp_states".to_owned(), vec![], DType::None),
         };
         let id = self.push(name, Op::Input(input), vec![], (shape, dtype))?;
@@ -408,36 +422,6 @@ impl GraphBuilder {
         self.push(name, op, vec![k, v, cells], (vec![], DType::None))
     }
 
-    /// Attention of `q [n, heads, k_dim]` over the rows that `stored` left behind.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where heads or widths do not match `spec`.
-    pub fn attend(
-        &mut self,
-        name: &str,
-        layer: LayerIdx,
-        spec: AttendSpec,
-        [q, stored, visibility]: [NodeId; 3],
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Attend { layer, spec };
-        let &[n, heads, dim] = self.shape_of(q) else {
-            return Err(self.misfit(name, &op, "[tokens, heads, k_dim]", &[q]));
-        };
-        let grouped = spec.kv_heads > 0 && spec.n_heads.is_multiple_of(spec.kv_heads);
-        if heads != spec.n_heads || dim != spec.k_dim || !grouped {
-            let AttendSpec {
-                n_heads,
-                kv_heads,
-                k_dim,
-                ..
-            } = spec;
-            let wanted = format!("[tokens, {n_heads} (a multiple of {kv_heads}), {k_dim}]");
-            return Err(self.misfit(name, &op, &wanted, &[q]));
-        }
-        let shape = vec![n, spec.n_heads * spec.v_dim];
-        self.push(name, op, vec![q, stored, visibility], (shape, DType::F32))
-    }
-
     /// The rows of `x` that `rows` names.
     ///
     /// # Errors
@@ -481,7 +465,13 @@ impl GraphBuilder {
         self.push(name, op, vec![a, b], (shape, DType::F32))
     }
 
-    fn misfit(&self, node: &str, op: &Op, wanted: &str, operands: &[NodeId]) -> GraphError {
+    pub(super) fn misfit(
+        &self,
+        node: &str,
+        op: &Op,
+        wanted: &str,
+        operands: &[NodeId],
+    ) -> GraphError {
         GraphError::Shape {
             node: node.to_owned(),
             op: op.name(),
@@ -493,7 +483,7 @@ impl GraphBuilder {
         }
     }
 
-    fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
+    pub(super) fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
         match self.graph.weights.iter().find(|w| w.name == name) {
             Some(known) if known.shape == shape => Ok(()),
             Some(known) => Err(GraphError::WeightShape {
@@ -512,7 +502,7 @@ impl GraphBuilder {
         }
     }
 
-    fn push(
+    pub(super) fn push(
         &mut self,
         name: impl Into<String>,
         op: Op,
@@ -590,23 +580,5 @@ mod tests {
             b.linear("other", x, "tok", 11),
             Err(GraphError::WeightShape { .. })
         ));
-    }
-
-    #[test]
-    fn heads_must_divide() {
-        let mut b = builder();
-        let tokens = b.input(Input::Tokens).unwrap();
-        let x = b.embed("embd", tokens, "tok", [10, 12]).unwrap();
-        let q = b.reshape("q", x, &[3, 3, 4]).unwrap();
-        let spec = AttendSpec {
-            n_heads: 3,
-            kv_heads: 2,
-            k_dim: 4,
-            v_dim: 4,
-            scale: 0.5,
-            soft_cap: None,
-        };
-        let err = b.attend("kqv", LayerIdx(0), spec, [q, q, q]).unwrap_err();
-        assert!(err.to_string().contains("a multiple of 2"), "{err}");
     }
 }

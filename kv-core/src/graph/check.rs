@@ -4,7 +4,7 @@
 //! is one definition of shapes and operands. Knows no format.
 
 use super::builder::{GraphBuilder, GraphError, NormGain};
-use super::op::Op;
+use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
 
 /// The same graph, built again.
@@ -103,7 +103,54 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
         Op::Scan { layer, scan } => b.scan(name, *layer, scan, operands(node)?),
         Op::ScanHeads { layer, scan } => b.scan_heads(name, *layer, scan, operands(node)?),
         Op::StoreKv { layer } => b.store_kv(name, *layer, operands(node)?),
-        Op::Attend { layer, spec } => b.attend(name, *layer, *spec, operands(node)?),
+        Op::LayerNorm { weight, bias, eps } => {
+            let [x] = operands(node)?;
+            b.layer_norm(name, x, (weight, bias.as_deref()), *eps)
+        }
+        Op::SoftCap { cap } => {
+            let [x] = operands(node)?;
+            b.soft_cap(name, x, *cap)
+        }
+        Op::ClampedGate { slope, limit } => b.clamped_gate(name, (*slope, *limit), operands(node)?),
+        Op::ScaleByPosition { scale } => b.scale_by_position(name, *scale, operands(node)?),
+        Op::Route { spec } => {
+            let [logits] = operands(node)?;
+            b.route(name, logits, *spec)
+        }
+        Op::ExpertLinear { weight, bias } => {
+            let n_out = node.shape.last().copied().unwrap_or(0);
+            b.expert_linear(name, operands(node)?, (weight, bias.as_deref()), n_out)
+        }
+        Op::ExpertWeigh => b.expert_weigh(name, operands(node)?),
+        Op::ExpertSum => {
+            let [x] = operands(node)?;
+            b.expert_sum(name, x)
+        }
+        Op::Attend { layer, spec, sinks } => {
+            let operands = attend_operands(node, spec)?;
+            b.attend_with_sinks(name, *layer, (*spec, sinks.as_deref()), operands)
+        }
+        Op::AttendBatch { spec, sinks } => {
+            let [q, k, v, visibility] = attend_operands(node, spec)?;
+            let window = match graph.node(visibility).map(|n| &n.op) {
+                Some(Op::Input(Input::BatchVisibility { window })) => *window,
+                _ => {
+                    return Err(GraphError::NotAsBuilt {
+                        node: name.to_owned(),
+                    });
+                }
+            };
+            b.attend_batch(name, (*spec, sinks.as_deref()), [q, k, v], window)
+        }
+        Op::Custom { custom } => {
+            let shape_of = |name: &String| {
+                let used = graph.weights.iter().find(|w| w.name == *name);
+                used.map_or(&[][..], |w| &w.shape)
+            };
+            let shapes: Vec<&[usize]> = custom.weights.iter().map(shape_of).collect();
+            let width = node.shape.last().copied().unwrap_or(0);
+            b.custom(name, custom, &node.operands, (&shapes, width))
+        }
         Op::TakeRows => {
             let [x, rows] = operands(node)?;
             b.take_rows(name, x, rows)
@@ -111,19 +158,35 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
     }
 }
 
+/// The operands of an attention without the positions, which the builder adds itself.
+fn attend_operands<const N: usize>(
+    node: &Node,
+    spec: &AttendSpec,
+) -> Result<[NodeId; N], GraphError> {
+    let n_positions = usize::from(spec.alibi.is_some());
+    match node.operands.split_last_chunk::<1>() {
+        Some((first, _)) if n_positions == 1 => named(node, first),
+        _ => named(node, &node.operands),
+    }
+}
+
 fn operands<const N: usize>(node: &Node) -> Result<[NodeId; N], GraphError> {
-    <[NodeId; N]>::try_from(node.operands.as_slice()).map_err(|_| GraphError::OperandCount {
+    named(node, &node.operands)
+}
+
+fn named<const N: usize>(node: &Node, operands: &[NodeId]) -> Result<[NodeId; N], GraphError> {
+    <[NodeId; N]>::try_from(operands).map_err(|_| GraphError::OperandCount {
         node: node.name.clone(),
         op: node.op.name(),
         wanted: N,
-        got: node.operands.len(),
+        got: operands.len(),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{DType, GraphShape, Input};
+    use crate::graph::{DType, GraphShape};
 
     fn graph() -> Graph {
         let mut b = GraphBuilder::new(GraphShape {

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::custom::CustomSpec;
+use super::experts::RouteSpec;
 use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
 use crate::rope::{RopeScaling, RopeSpec};
@@ -60,9 +62,13 @@ impl fmt::Display for Dot<'_> {
                 Op::Input(_) => ", shape=ellipse",
                 Op::StoreKv { .. }
                 | Op::Attend { .. }
+                | Op::AttendBatch { .. }
                 | Op::Conv { .. }
                 | Op::Scan { .. }
-                | Op::ScanHeads { .. } => ", style=filled, fillcolor=lightyellow",
+                | Op::ScanHeads { .. }
+                | Op::Custom {
+                    custom: CustomSpec { layer: Some(_), .. },
+                } => ", style=filled, fillcolor=lightyellow",
                 _ => "",
             };
             writeln!(f, "  n{id} [label=\"{label}\"{style}];")?;
@@ -101,8 +107,9 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             vec![format!("part={part}"), format!("window={window}")]
         }
         Op::Input(Input::Cells { part }) => vec![format!("part={part}")],
+        Op::Input(Input::BatchVisibility { window }) => vec![format!("window={window}")],
         Op::Embed { weight } => vec![format!("w={weight}")],
-        Op::Linear { weight, bias } => {
+        Op::Linear { weight, bias } | Op::ExpertLinear { weight, bias } => {
             let bias = bias.iter().map(|b| format!("b={b}"));
             std::iter::once(format!("w={weight}")).chain(bias).collect()
         }
@@ -114,7 +121,12 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
         Op::StoreKv { layer } => vec![format!("layer={layer}")],
-        Op::Attend { layer, spec } => attend_fields(*layer, spec),
+        Op::Attend { layer, spec, sinks } => {
+            let mut fields = vec![format!("layer={layer}")];
+            fields.extend(attend_fields(spec, sinks.as_deref()));
+            fields
+        }
+        Op::AttendBatch { spec, sinks } => attend_fields(spec, sinks.as_deref()),
         Op::Activate { activation } => vec![format!("activation={activation}")],
         Op::Columns { first } => vec![format!("first={first}")],
         Op::Conv { layer, conv } => {
@@ -129,6 +141,33 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("a={}", scan.a),
             format!("d={}", scan.d),
         ],
+        Op::LayerNorm { weight, bias, eps } => {
+            let mut fields = vec![format!("w={weight}")];
+            fields.extend(bias.iter().map(|b| format!("b={b}")));
+            fields.push(format!("eps={eps}"));
+            fields
+        }
+        Op::SoftCap { cap } => vec![format!("cap={cap}")],
+        Op::ClampedGate { slope, limit } => {
+            vec![format!("slope={slope}"), format!("limit={limit}")]
+        }
+        Op::ScaleByPosition { scale } => vec![
+            format!("every={}", scale.every),
+            format!("strength={}", scale.strength),
+        ],
+        Op::Route { spec } => route_fields(spec),
+        Op::Custom { custom } => {
+            let mut fields = vec![custom.name.clone()];
+            fields.extend(custom.layer.map(|layer| format!("layer={layer}")));
+            fields.extend(
+                custom
+                    .params
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}")),
+            );
+            fields.extend(custom.weights.iter().map(|name| format!("w={name}")));
+            fields
+        }
         Op::ScanHeads { layer, scan } => vec![
             format!("layer={layer}"),
             format!("heads={}/{}", scan.n_heads, scan.n_groups),
@@ -138,10 +177,11 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("dt_bias={}", scan.dt_bias),
         ],
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
+        Op::ExpertWeigh | Op::ExpertSum => vec![],
     }
 }
 
-fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> {
+fn attend_fields(spec: &AttendSpec, sinks: Option<&str>) -> Vec<String> {
     let AttendSpec {
         n_heads,
         kv_heads,
@@ -149,15 +189,27 @@ fn attend_fields(layer: crate::ids::LayerIdx, spec: &AttendSpec) -> Vec<String> 
         v_dim,
         scale,
         soft_cap,
+        alibi,
     } = spec;
     let mut fields = vec![
-        format!("layer={layer}"),
         format!("heads={n_heads}/{kv_heads}"),
         format!("dim={k_dim}/{v_dim}"),
         format!("scale={scale}"),
     ];
     fields.extend(soft_cap.map(|cap| format!("soft_cap={cap}")));
+    fields.extend(alibi.map(|alibi| format!("alibi={}", alibi.max_bias)));
+    fields.extend(sinks.map(|name| format!("sinks={name}")));
     fields
+}
+
+fn route_fields(spec: &RouteSpec) -> Vec<String> {
+    let gate = format!("{:?}", spec.gate).to_lowercase();
+    let sum = format!("{:?}", spec.sum).to_lowercase();
+    vec![
+        format!("used={}", spec.n_used),
+        format!("gate={gate}"),
+        format!("sum={sum}"),
+    ]
 }
 
 fn rope_fields(rope: &RopeSpec) -> Vec<String> {

@@ -5,6 +5,7 @@
 use super::states::StateGroup;
 use crate::ids::CellIdx;
 use crate::visibility::Visibility;
+use crate::window::Window;
 
 /// Where the tokens of a ubatch live in one part of the memory, and what they see there.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +13,15 @@ pub struct PartInputs {
     /// The cell of each token, in ubatch order.
     pub cells: Vec<CellIdx>,
     /// What each token sees, the ubatch's own tokens included.
+    pub visibility: Visibility,
+}
+
+/// What each token sees of the ubatch's own tokens through one window.
+#[derive(Clone, Debug, Default)]
+pub struct BatchVisibility {
+    /// How far tokens see.
+    pub window: Window,
+    /// What they see; its cells are the rows of the ubatch.
     pub visibility: Visibility,
 }
 
@@ -28,8 +38,19 @@ pub struct GraphInputs<'a> {
     pub output_rows: &'a [u32],
     /// One entry for each part of the memory.
     pub parts: &'a [PartInputs],
+    /// One entry for each window through which tokens see their own ubatch; empty without such
+    /// layers.
+    pub batch: &'a [BatchVisibility],
     /// Which rows continue which recurrent state; empty without recurrent layers.
     pub states: &'a [StateGroup],
+}
+
+impl<'a> GraphInputs<'a> {
+    /// What each token sees of its own ubatch through `window`; `None` where it was not given.
+    pub fn batch_visibility(&self, window: Window) -> Option<&'a Visibility> {
+        let found = self.batch.iter().find(|b| b.window == window);
+        found.map(|b| &b.visibility)
+    }
 }
 
 /// The results of one run, one buffer for each output of the graph. Buffers keep their capacity

@@ -72,7 +72,11 @@ impl Graph {
         match &node.op {
             Op::Rope { rope } => Ok(Some(rope)),
             // A product with a matrix makes keys of what no longer has a position.
-            Op::Linear { .. } | Op::Embed { .. } | Op::Attend { .. } | Op::Input(_) => Ok(None),
+            Op::Linear { .. }
+            | Op::Embed { .. }
+            | Op::Attend { .. }
+            | Op::AttendBatch { .. }
+            | Op::Input(_) => Ok(None),
             Op::Scale { .. } => before(0),
             Op::Reshape if self.keeps_heads(id) => before(0),
             op => match (0..node.operands.len()).find_map(|at| before(at).transpose()) {

@@ -5,19 +5,28 @@
 //! [`GraphShape`] and reused. Invariants: operands come before their users, names are unique,
 //! shapes fit (all three checked by [`GraphBuilder`]).
 
+mod alibi;
+mod attend;
 mod builder;
 mod check;
+mod curves;
+mod custom;
 mod diff;
 mod display;
+mod experts;
 mod inputs;
 mod key_rope;
 mod op;
 mod states;
 
+pub use alibi::Alibi;
 pub use builder::{GraphBuilder, GraphError, NormGain};
+pub use curves::PositionScale;
+pub use custom::CustomSpec;
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
-pub use inputs::{GraphInputs, GraphOutputs, PartInputs};
+pub use experts::{RouteGate, RouteSpec, RouteSum, slots};
+pub use inputs::{BatchVisibility, GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, ConvSpec, DType, HeadScanSpec, Input, Op, ScanSpec};
 pub use states::{StateGroup, StateMarks, StateStore, UnsoundStates, check_states};

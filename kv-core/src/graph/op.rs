@@ -7,6 +7,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::alibi::Alibi;
+use super::curves::PositionScale;
+use super::custom::CustomSpec;
+use super::experts::RouteSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
 use crate::window::Window;
@@ -50,6 +54,12 @@ pub enum Input {
         /// The part's window, so that graphs of different windows differ.
         window: Window,
     },
+    /// Which tokens of the ubatch each row sees, without any memory: all of its own sequence
+    /// within the window, later ones too; no values of its own.
+    BatchVisibility {
+        /// How far rows see.
+        window: Window,
+    },
     /// Which rows continue which recurrent state; no values of its own.
     States,
 }
@@ -81,6 +91,9 @@ pub struct AttendSpec {
     /// Soft cap `c` on scaled scores, `c tanh(x / c)`, where the model has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<f32>,
+    /// Linear biases by distance, added to capped scores, where the model has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alibi: Option<Alibi>,
 }
 
 /// A causal convolution along each sequence, each channel by itself.
@@ -182,13 +195,30 @@ pub enum Op {
     },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
-    /// where `stored` is the [`Op::StoreKv`] that must have happened.
+    /// where `stored` is the [`Op::StoreKv`] that must have happened. Where the specification has
+    /// ALiBi, the positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
         spec: AttendSpec,
+        /// Scores `[heads]` that take part in the softmax of every row and have no value (gpt-oss;
+        /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
+    },
+    /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
+    /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
+    /// -> [n, heads * v_dim]`, and with ALiBi the positions `u32 [n]`; otherwise as
+    /// [`Op::Attend`].
+    AttendBatch {
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+        /// As in [`Op::Attend`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
     },
     /// `activation(x)`. `(x) -> same`.
     Activate {
@@ -223,6 +253,59 @@ pub enum Op {
         #[serde(flatten)]
         scan: ScanSpec,
     },
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension (Ba et al.,
+    /// arXiv 1607.06450). `(x [.., dim]) -> [.., dim]`, weights `[dim]`.
+    LayerNorm {
+        /// The gain.
+        weight: String,
+        /// The bias, where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<String>,
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `cap * tanh(x / cap)` (Gemma 2, arXiv 2408.00118). `(x) -> same`.
+    SoftCap {
+        /// What no value reaches.
+        cap: f32,
+    },
+    /// `g / (1 + e^(-slope g)) * (u + 1)`, where `g` is the gate, at most `limit`, and `u` is `up`,
+    /// between `-limit` and `limit` (gpt-oss, arXiv 2508.10925).
+    /// `(gate, up) -> same`, equal shapes.
+    ClampedGate {
+        /// How steep the curve is.
+        slope: f32,
+        /// The bound.
+        limit: f32,
+    },
+    /// Every row times a factor of its position. `(x [n, ..], positions u32 [n]) -> same`.
+    ScaleByPosition {
+        /// The factor.
+        #[serde(flatten)]
+        scale: PositionScale,
+    },
+    /// Chooses experts for every row. `(logits [n, experts]) -> [n, experts]`: a weight for each
+    /// expert, 0 for those that are not chosen.
+    Route {
+        /// How many, and how they are weighed.
+        #[serde(flatten)]
+        spec: RouteSpec,
+    },
+    /// `y[t, s] = x[t, s] W[e]^T + b[e]`, where `e` is the expert of slot `s` of row `t`; slots
+    /// without an expert are zeros. `(x [n, in] or [n, slots, in], routes) -> [n, slots, out]`,
+    /// weight `[experts, out, in]`, bias `[experts, out]`, where `routes` is an [`Op::Route`].
+    ExpertLinear {
+        /// The matrices.
+        weight: String,
+        /// The biases, where there are any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<String>,
+    },
+    /// Every slot times the weight of its expert.
+    /// `(x [n, dim] or [n, slots, dim], routes) -> [n, slots, dim]`.
+    ExpertWeigh,
+    /// The sum over slots. `(x [n, slots, dim]) -> [n, dim]`.
+    ExpertSum,
     /// The selective scan of Mamba-2 (Dao and Gu, arXiv 2405.21060) along each sequence. A head is
     /// `head_dim = channels / heads` neighbouring channels, and `g` is the group of head `j`. With
     /// `s = softplus(dt[t, j] + dt_bias[j])` every token does
@@ -239,6 +322,12 @@ pub enum Op {
     },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
+    /// An operation on rows that is registered with the backend
+    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n, width]`.
+    Custom {
+        /// Name, settings and weights.
+        custom: CustomSpec,
+    },
 }
 
 impl Op {
@@ -251,6 +340,7 @@ impl Op {
             Self::Input(Input::OutputRows) => "output_rows",
             Self::Input(Input::Cells { .. }) => "cells",
             Self::Input(Input::Visibility { .. }) => "visibility",
+            Self::Input(Input::BatchVisibility { .. }) => "batch_visibility",
             Self::Input(Input::States) => "states",
             Self::Embed { .. } => "embed",
             Self::Linear { .. } => "linear",
@@ -263,12 +353,22 @@ impl Op {
             Self::Gate { .. } => "gate",
             Self::StoreKv { .. } => "store_kv",
             Self::Attend { .. } => "attend",
+            Self::AttendBatch { .. } => "attend_batch",
             Self::Activate { .. } => "activate",
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::SoftCap { .. } => "soft_cap",
+            Self::ClampedGate { .. } => "clamped_gate",
+            Self::ScaleByPosition { .. } => "scale_by_position",
+            Self::Route { .. } => "route",
+            Self::ExpertLinear { .. } => "expert_linear",
+            Self::ExpertWeigh => "expert_weigh",
+            Self::ExpertSum => "expert_sum",
             Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
+            Self::Custom { .. } => "custom",
         }
     }
 }

@@ -10,13 +10,14 @@ use super::error::{
 };
 use super::hybrid::{Pair, PairError};
 use super::iswa::{Iswa, SwaSize};
+use super::nothing::NoMemory;
 use super::recurrent::{Recurrent, RecurrentConfig, RecurrentConfigError};
 use super::shift::PosChange;
 use super::unified::{Streams, Unified, UnifiedConfigError};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
-use crate::layers::{LayerMap, LayerMemory};
+use crate::layers::LayerMap;
 use crate::window::{Causality, PosRange, Window};
 
 /// How much is to be remembered, whatever the model's layers are.
@@ -42,12 +43,6 @@ pub struct MemoryConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryConfigError {
-    /// No layer remembers anything.
-    #[error("none of the {n_layers} layers remembers anything")]
-    NothingToRemember {
-        /// Number of layers.
-        n_layers: usize,
-    },
     /// More kinds of windows than a memory can have.
     #[error("the layers have {} kinds of windows ({}): there may be 2", windows.len(), list(windows))]
     TooManyWindows {
@@ -104,6 +99,12 @@ impl MemoryConfig {
         self.recurrent().n_rows() as usize
     }
 
+    /// How many of them are there only for snapshots.
+    pub fn n_snapshot_rows(&self) -> usize {
+        let without = RecurrentConfig::new(self.n_seqs).n_rows() as usize;
+        self.n_state_rows().saturating_sub(without)
+    }
+
     fn recurrent(&self) -> RecurrentConfig {
         RecurrentConfig::new(self.n_seqs).with_snapshots(self.n_snapshots)
     }
@@ -145,18 +146,12 @@ impl Shape {
             [first, second] => AttentionShape::Two([(PartIdx(0), first), (PartIdx(1), second)]),
             _ => return Err(MemoryConfigError::TooManyWindows { windows }),
         };
-        let is_recurrent = |(_, memory)| matches!(memory, LayerMemory::Recurrent(_));
+        let is_recurrent = |(layer, _)| layers.recurrent(layer).is_some();
         let states = match layers.iter().any(is_recurrent) {
             true => States::Some,
             false => States::None,
         };
-        match (&attention, &states) {
-            (AttentionShape::None, States::None) => {
-                let n_layers = layers.n_layers();
-                Err(MemoryConfigError::NothingToRemember { n_layers })
-            }
-            _ => Ok(Self { attention, states }),
-        }
+        Ok(Self { attention, states })
     }
 
     fn parts(&self) -> &[(PartIdx, Window)] {
@@ -172,6 +167,8 @@ impl Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AnyMemory {
+    /// No layer remembers anything.
+    None(NoMemory),
     /// All attention layers have the same window.
     Unified(Unified),
     /// They have windows of two kinds.
@@ -188,6 +185,8 @@ pub enum AnyMemory {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyPlacement {
+    /// Nowhere.
+    None,
     /// In a [`Unified`].
     Unified(<Unified as Memory>::Placement),
     /// In an [`Iswa`].
@@ -214,7 +213,7 @@ pub enum AnyUndo {
     Hybrid(<Pair<Unified, Recurrent> as Memory>::Undo),
     /// In a hybrid with two windows.
     HybridIswa(<Pair<Iswa, Recurrent> as Memory>::Undo),
-    /// Nothing was done: the placement was that of another memory.
+    /// Nothing was done: nothing is remembered, or the placement was that of another memory.
     Nothing,
 }
 
@@ -227,7 +226,8 @@ impl AnyMemory {
         let Shape { attention, states } = Shape::of(layers)?;
         let recurrent = || Recurrent::new(config.recurrent());
         Ok(match (attention, states) {
-            (AttentionShape::None, _) => Self::Recurrent(recurrent()?),
+            (AttentionShape::None, States::None) => Self::None(NoMemory::new(config.n_seqs)),
+            (AttentionShape::None, States::Some) => Self::Recurrent(recurrent()?),
             (AttentionShape::One([one]), States::None) => Self::Unified(config.unified(one)?),
             (AttentionShape::One([one]), States::Some) => {
                 Self::Hybrid(Pair::new(config.unified(one)?, recurrent()?)?)
@@ -244,7 +244,7 @@ impl AnyMemory {
         match self {
             Self::Unified(unified) => vec![unified],
             Self::Iswa(iswa) => iswa.parts().to_vec(),
-            Self::Recurrent(_) => vec![],
+            Self::None(_) | Self::Recurrent(_) => vec![],
             Self::Hybrid(hybrid) => vec![hybrid.first()],
             Self::HybridIswa(hybrid) => hybrid.first().parts().to_vec(),
         }
@@ -272,6 +272,7 @@ impl AnyMemory {
 macro_rules! every_shape {
     ($memory:expr, $m:ident => $body:expr) => {
         match $memory {
+            AnyMemory::None($m) => $body,
             AnyMemory::Unified($m) => $body,
             AnyMemory::Iswa($m) => $body,
             AnyMemory::Recurrent($m) => $body,
@@ -299,6 +300,7 @@ impl Memory for AnyMemory {
 
     fn place(&self, ubatches: &[UBatch]) -> Result<AnyPlacement, PlanError> {
         match self {
+            Self::None(m) => m.place(ubatches).map(|()| AnyPlacement::None),
             Self::Unified(m) => m.place(ubatches).map(AnyPlacement::Unified),
             Self::Iswa(m) => m.place(ubatches).map(AnyPlacement::Iswa),
             Self::Recurrent(m) => m.place(ubatches).map(AnyPlacement::Recurrent),
@@ -309,6 +311,7 @@ impl Memory for AnyMemory {
 
     fn commit(&mut self, ubatch: &UBatch, placement: &AnyPlacement, step: usize) -> AnyUndo {
         match (self, placement) {
+            (Self::None(_), AnyPlacement::None) => AnyUndo::Nothing,
             (Self::Unified(m), AnyPlacement::Unified(p)) => {
                 AnyUndo::Unified(m.commit(ubatch, p, step))
             }
@@ -361,6 +364,7 @@ impl Memory for AnyMemory {
         inputs: &mut MemoryInputs,
     ) {
         match (self, placement) {
+            (Self::None(_), AnyPlacement::None) => {}
             (Self::Unified(m), AnyPlacement::Unified(p)) => m.inputs(ubatch, p, step, inputs),
             (Self::Iswa(m), AnyPlacement::Iswa(p)) => m.inputs(ubatch, p, step, inputs),
             (Self::Recurrent(m), AnyPlacement::Recurrent(p)) => m.inputs(ubatch, p, step, inputs),

@@ -52,11 +52,14 @@ impl PlanError {
     }
 }
 
-/// Too few cells for a ubatch.
+/// Too few cells for a ubatch. Holes are never the reason: any free cells will do, so
+/// [`Memory::compact`](super::Memory::compact) makes no room. Removing tokens does, and where other
+/// streams have free cells, [`Streams::Shared`](super::Streams::Shared) does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ubatch {ubatch} needs {n_wanted} cells of part {part}, stream {stream} ({window}): {n_free} of \
-     {n_cells} are free and {n_recyclable} recyclable"
+     {n_cells} are free and {n_recyclable} recyclable{}",
+    elsewhere(*.n_free_elsewhere)
 )]
 pub struct NoRoom {
     /// Number of the ubatch in the plan; the numbers hold after those before it.
@@ -75,6 +78,16 @@ pub struct NoRoom {
     pub n_recyclable: u32,
     /// All cells of the stream.
     pub n_cells: u32,
+    /// Cells that are free in other streams of the part: enough of them, and it is the limit of the
+    /// stream that is met, not that of the memory.
+    pub n_free_elsewhere: u32,
+}
+
+fn elsewhere(n_free: u32) -> String {
+    match n_free {
+        0 => String::new(),
+        n => format!("; {n} are free in other streams, which sequences that share cells could use"),
+    }
 }
 
 /// A sequence that the memory does not have.

@@ -61,6 +61,7 @@ mod error;
 mod hybrid;
 pub mod invariants;
 mod iswa;
+mod nothing;
 mod place;
 mod pos_set;
 mod recurrent;
@@ -78,6 +79,7 @@ pub use error::{
 };
 pub use hybrid::{Pair, PairError};
 pub use iswa::{Iswa, SwaSize};
+pub use nothing::{NoMemory, batch_visibility};
 pub use place::UnifiedPlacement;
 pub use recurrent::{
     CoupledStates, KeptState, NoStateRoom, Recurrent, RecurrentConfig, RecurrentConfigError,
@@ -221,6 +223,8 @@ pub trait Memory {
     fn n_holes(&self) -> u32;
 
     /// Moves cells until those in use are the first of their stream. What tokens see stays the same.
+    /// Makes attention read fewer and longer runs of cells; it makes no room, since tokens go to any
+    /// free cells.
     fn compact(&mut self) -> Compacted;
 
     /// Removes all other sequences.

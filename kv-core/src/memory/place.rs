@@ -46,7 +46,11 @@ pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<UnifiedPlac
                 .with_repeating(repeating[step]);
             search
                 .find(group.len() as u32, &mut slot)
-                .map_err(|shortage| no_room(memory, step, stream, shortage))?;
+                .map_err(|shortage| {
+                    let others = shadows.iter().enumerate().filter(|(s, _)| *s != stream);
+                    let n_free_elsewhere = others.map(|(_, shadow)| shadow.n_free()).sum();
+                    no_room(memory, step, (stream, n_free_elsewhere), shortage)
+                })?;
             for (&(_, row), &cell) in group.iter().zip(&slot) {
                 cells[row as usize] = cell;
             }
@@ -113,7 +117,12 @@ fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Vec<SeqSet> {
     repeating
 }
 
-fn no_room(memory: &Unified, ubatch: usize, stream: usize, shortage: Shortage) -> NoRoom {
+fn no_room(
+    memory: &Unified,
+    ubatch: usize,
+    (stream, n_free_elsewhere): (usize, u32),
+    shortage: Shortage,
+) -> NoRoom {
     let Shortage {
         n_wanted,
         n_free,
@@ -129,6 +138,7 @@ fn no_room(memory: &Unified, ubatch: usize, stream: usize, shortage: Shortage) -
         n_free,
         n_recyclable,
         n_cells,
+        n_free_elsewhere,
     }
 }
 
@@ -153,6 +163,14 @@ impl<'a> Shadow<'a> {
         Self {
             stream,
             changed: Changed::Not,
+        }
+    }
+
+    fn n_free(&self) -> u32 {
+        match &self.changed {
+            Changed::Not => self.stream.cells.free().n_free(),
+            Changed::Free { free, .. } => free.n_free(),
+            Changed::All(stream) => stream.cells.free().n_free(),
         }
     }
 

@@ -5,8 +5,8 @@
 
 use crate::batch::UBatch;
 use crate::cells::SeqRuns;
-use crate::ids::{MAX_SEQS, SeqId};
-use crate::visibility::{Visibility, VisibleGroup};
+use crate::ids::{CellIdx, MAX_SEQS, SeqId};
+use crate::visibility::{CellRun, Visibility, VisibleGroup};
 use crate::window::{Causality, PosRange, Window};
 
 /// Whom a part lets see whom.
@@ -23,6 +23,45 @@ pub(super) fn write<'a>(
     runs_of: impl Fn(SeqId) -> Option<&'a SeqRuns>,
     visibility: &mut Visibility,
 ) {
+    let seqs = write_rows(ubatch, reach, visibility);
+    for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
+        let seen = group
+            .limits
+            .iter()
+            .copied()
+            .fold(PosRange::EMPTY, PosRange::hull);
+        group
+            .runs
+            .extend(runs_of(seq).into_iter().flat_map(|runs| runs.within(seen)));
+    }
+}
+
+/// The same without a memory: rows see rows of their own sequence in the ubatch, whose numbers are
+/// the cells.
+pub(super) fn write_within(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) {
+    let seqs = write_rows(ubatch, reach, visibility);
+    for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
+        let rows = (0u32..).map(CellIdx).zip(ubatch.rows());
+        for (cell, row) in rows.filter(|(_, row)| row.seqs.contains(seq)) {
+            match group.runs.last_mut() {
+                Some(run)
+                    if (run.last_cell().offset(1), run.last_pos().next()) == (cell, row.pos) =>
+                {
+                    run.len += 1;
+                }
+                // Positions of a sequence do not go back, so runs are in order.
+                _ => group.runs.push(CellRun {
+                    cell,
+                    pos: row.pos,
+                    len: 1,
+                }),
+            }
+        }
+    }
+}
+
+/// Writes groups without runs and gives the sequence of each.
+fn write_rows(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) -> Vec<SeqId> {
     let mut group_of = [None::<usize>; MAX_SEQS];
     let mut seqs: Vec<SeqId> = Vec::new();
     visibility.n_rows = ubatch.n_tokens();
@@ -42,16 +81,7 @@ pub(super) fn write<'a>(
             .push(reach.window.visible_keys(row.pos, reach.causality));
     }
     visibility.groups.truncate(seqs.len());
-    for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
-        let seen = group
-            .limits
-            .iter()
-            .copied()
-            .fold(PosRange::EMPTY, PosRange::hull);
-        group
-            .runs
-            .extend(runs_of(seq).into_iter().flat_map(|runs| runs.within(seen)));
-    }
+    seqs
 }
 
 /// Makes group `at`, the first unused one, exist and be empty.

@@ -3,8 +3,8 @@
 use kv_core::backend::RowCopy;
 use kv_core::batch::MAX_POS;
 use kv_core::memory::{
-    CopyRefused, Division, PosChange, RemoveRefused, Seqs, ShiftRefused, Shifted, Streams,
-    WindowForgotten,
+    CopyRefused, Division, Memory as _, PosChange, RemoveRefused, Seqs, ShiftRefused, Shifted,
+    Streams, WindowForgotten,
 };
 use kv_core::{CellIdx, Pos, PosDelta, PosRange, SeqId, Window};
 
@@ -32,10 +32,14 @@ impl<M: Attention> World<M> {
             Err(refused) => {
                 assert_eq!(self.memory, before);
                 assert_ne!(range, PosRange::ALL, "{refused}");
-                let RemoveRefused::WindowForgotten(forgotten) = refused else {
-                    panic!("{refused}");
-                };
-                self.check_forgotten(forgotten);
+                match refused {
+                    RemoveRefused::WindowForgotten(forgotten) => self.check_forgotten(forgotten),
+                    RemoveRefused::StateGone(_) | RemoveRefused::StateIndivisible(_) => {
+                        let recurrent = self.memory.recurrent().unwrap();
+                        assert_eq!(recurrent.check_remove(seqs, range), Err(refused));
+                    }
+                    other => panic!("{other}"),
+                }
             }
         }
     }
@@ -71,6 +75,10 @@ impl<M: Attention> World<M> {
                         assert!(n_wanted > n_free);
                     }
                     CopyRefused::WindowForgotten(forgotten) => self.check_forgotten(forgotten),
+                    CopyRefused::StateGone(_) | CopyRefused::StateIndivisible(_) => {
+                        let recurrent = self.memory.recurrent().unwrap();
+                        assert_eq!(recurrent.check_copy(from, to, range), Err(refused));
+                    }
                     other => panic!("{other}"),
                 }
             }
@@ -84,6 +92,7 @@ impl<M: Attention> World<M> {
             let rows = &mut self.rows[copy.part.as_usize()];
             rows.copy_within(from..from + copy.len as usize, to);
         }
+        self.real.copy(copies);
     }
 
     fn shift_rows(&mut self, shifted: &Shifted) {
@@ -96,8 +105,13 @@ impl<M: Attention> World<M> {
             }
             n_rows[part] += shift.len;
         }
-        // Each part remembers the same tokens or fewer.
-        assert_eq!(n_rows.into_iter().max(), Some(shifted.n_tokens));
+        self.real.shift(&shifted.row_shifts);
+        // Each part remembers the same tokens or fewer, but for a state, which has all of them.
+        let n_moved = n_rows.into_iter().max().unwrap();
+        match self.memory.recurrent() {
+            None => assert_eq!(n_moved, shifted.n_tokens),
+            Some(_) => assert!(n_moved <= shifted.n_tokens),
+        }
     }
 
     pub(crate) fn context_shift(&mut self, seq: SeqId, n_keep: u32) {
@@ -151,6 +165,11 @@ impl<M: Attention> World<M> {
                     ) => {
                         assert_eq!(self.config(part).streams, Streams::Shared);
                         assert!(n_wanted > n_free, "{refused}");
+                    }
+                    (ShiftRefused::StateIndivisible { .. }, Ok(_)) => {
+                        let recurrent = self.memory.recurrent().unwrap();
+                        let alone = recurrent.check_reposition(seq, range, change);
+                        assert_eq!(alone, Err(refused));
                     }
                     (ShiftRefused::DivideByZero { .. }, Err("divide"))
                     | (ShiftRefused::OutOfRange { .. }, Err("range"))

@@ -1,6 +1,8 @@
 //! The memories under test: what they are made of, and their parts.
 
-use kv_core::memory::{Iswa, Memory, Pair, Streams, Unified, UnifiedConfig};
+use kv_core::memory::{
+    Iswa, Memory, Pair, Recurrent, RecurrentConfig, Streams, Unified, UnifiedConfig,
+};
 use kv_core::{Causality, PartIdx, Window};
 use proptest::prelude::*;
 
@@ -52,11 +54,37 @@ pub(crate) fn pair_of_pairs() -> impl Strategy<Value = Pair<Iswa, Unified>> {
     })
 }
 
-/// A memory that consists of attention memories.
+fn recurrent() -> impl Strategy<Value = Recurrent> {
+    (0u32..5).prop_map(|n| Recurrent::new(RecurrentConfig::new(N_SEQS).with_snapshots(n)).unwrap())
+}
+
+pub(crate) fn hybrid() -> impl Strategy<Value = Pair<Unified, Recurrent>> {
+    (unified(), recurrent()).prop_map(|(a, b)| Pair::new(a, b).unwrap())
+}
+
+pub(crate) fn hybrid_iswa() -> impl Strategy<Value = Pair<Iswa, Recurrent>> {
+    (iswa(), recurrent()).prop_map(|(a, b)| Pair::new(a, b).unwrap())
+}
+
+/// A memory that consists of attention memories, and perhaps one recurrent one.
 pub(crate) trait Attention:
     Memory<Placement: std::fmt::Debug> + Clone + PartialEq + std::fmt::Debug
 {
     fn parts(&self) -> Vec<&Unified>;
+
+    fn recurrent(&self) -> Option<&Recurrent> {
+        None
+    }
+}
+
+impl Attention for Recurrent {
+    fn parts(&self) -> Vec<&Unified> {
+        Vec::new()
+    }
+
+    fn recurrent(&self) -> Option<&Recurrent> {
+        Some(self)
+    }
 }
 
 impl Attention for Unified {
@@ -68,5 +96,9 @@ impl Attention for Unified {
 impl<A: Attention, B: Attention> Attention for Pair<A, B> {
     fn parts(&self) -> Vec<&Unified> {
         [self.first().parts(), self.second().parts()].concat()
+    }
+
+    fn recurrent(&self) -> Option<&Recurrent> {
+        self.first().recurrent().or(self.second().recurrent())
     }
 }

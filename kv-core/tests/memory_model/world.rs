@@ -6,8 +6,10 @@ use kv_core::memory::{
 };
 use kv_core::{CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window};
 
+use crate::attention::RealRows;
 use crate::memories::Attention;
 use crate::ops::{N_SEQS, Op};
+use crate::states::StateRows;
 
 /// What a row holds after a computation that failed half-way.
 pub(crate) const GARBAGE: Row = Row {
@@ -29,6 +31,9 @@ pub(crate) struct World<M> {
     empty: M,
     /// By number of the part.
     pub(crate) rows: Vec<Vec<Row>>,
+    /// K and V of the same rows.
+    pub(crate) real: RealRows,
+    states: StateRows,
     /// By sequence: position and token id, ascending.
     pub(crate) model: Vec<Vec<(Pos, u64)>>,
     n_tokens: u64,
@@ -45,6 +50,8 @@ impl<M: Attention> World<M> {
         let model = vec![Vec::new(); N_SEQS as usize];
         Self {
             empty: memory.clone(),
+            real: RealRows::new(&memory.parts()),
+            states: StateRows::new(memory.recurrent()),
             memory,
             rows,
             model,
@@ -166,7 +173,9 @@ impl<M: Attention> World<M> {
                             for (part, cells) in places {
                                 let rows = &mut self.rows[part.as_usize()];
                                 cells.iter().for_each(|c| rows[c.as_usize()] = GARBAGE);
+                                self.real.destroy(part, &cells);
                             }
+                            self.states.destroy(&inputs.states);
                         } else if n_done == 0 {
                             assert_eq!(memory, before);
                         }
@@ -177,6 +186,7 @@ impl<M: Attention> World<M> {
                             self.model[seq.as_usize()].push((row.pos, id));
                         }
                     }
+                    self.states.compute(&inputs.states, &ids);
                     for (part, cells) in places {
                         assert_eq!(cells.len(), ids.len());
                         for ((&cell, &id), row) in cells.iter().zip(&ids).zip(&rows) {
@@ -185,7 +195,10 @@ impl<M: Attention> World<M> {
                                 rotated_to: i64::from(row.pos.0),
                             };
                         }
-                        self.check_visible(part, &inputs, &rows);
+                        let positions = rows.iter().map(|row| row.pos);
+                        let tokens: Vec<_> = ids.iter().copied().zip(positions).collect();
+                        self.real.store(part, &cells, &tokens);
+                        self.check_visible(part, &inputs, (&rows, &ids));
                     }
                     n_done += 1;
                 }
@@ -196,7 +209,12 @@ impl<M: Attention> World<M> {
     }
 
     /// What each row of a ubatch sees of a part is what the model says.
-    fn check_visible(&self, part: PartIdx, inputs: &MemoryInputs, rows: &[UBatchRow]) {
+    fn check_visible(
+        &self,
+        part: PartIdx,
+        inputs: &MemoryInputs,
+        (rows, ids): (&[UBatchRow], &[u64]),
+    ) {
         let visibility = &inputs.parts[part.as_usize()].visibility;
         let n_cells = self.rows[part.as_usize()].len();
         visibility.check(n_cells as u32).unwrap();
@@ -208,6 +226,9 @@ impl<M: Attention> World<M> {
                 "part {part}, row {number}"
             );
         }
+        self.real.check_attention(part, (ids, visibility), |row| {
+            self.model_sees(&config, rows[row].first_seq, rows[row].pos)
+        });
     }
 
     /// The batch, or `None` where these sequences cannot be together.
@@ -277,6 +298,9 @@ impl<M: Attention> World<M> {
             for (before, undo) in done.into_iter().rev() {
                 let refused = memory.check_rollback(&undo, rows).is_err();
                 assert!(!(refused && (is_last || rows == RowsWritten::No)));
+                if refused && memory.recurrent().is_some() {
+                    break; // or its state was stored over, which is not looked at here
+                }
                 if refused {
                     let mut sound = memory;
                     sound.rollback(undo, rows);
@@ -324,8 +348,15 @@ impl<M: Attention> World<M> {
                 }
             }
             PlanError::CoupledStreams { set, .. } => {
-                let per_sequence = self.config(PartIdx(1)).streams == Streams::PerSequence;
+                let parts = self.memory.parts();
+                let mut streams = parts.iter().map(|part| part.config().streams);
+                let per_sequence = streams.any(|streams| streams == Streams::PerSequence);
                 assert!(per_sequence && set.len() > 1);
+            }
+            PlanError::CoupledStates(coupled) => {
+                let memory = self.memory.recurrent().unwrap();
+                let current = |seq| memory.states(seq).last().map(|s| s.row);
+                assert_ne!(current(coupled.a), current(coupled.b));
             }
             other => panic!("{other}"),
         }
@@ -341,6 +372,11 @@ impl<M: Attention> World<M> {
                 self.last(seq),
                 "sequence {seq} ends elsewhere"
             );
+            if let Some(recurrent) = self.memory.recurrent() {
+                let tokens = self.model[seq.as_usize()].iter().map(|t| t.1);
+                self.states
+                    .check(recurrent, seq, &tokens.collect::<Vec<_>>());
+            }
             let next = self.last(seq).map_or(Pos(0), Pos::next);
             for part in self.memory.parts() {
                 let config = part.config();

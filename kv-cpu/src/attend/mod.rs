@@ -48,8 +48,20 @@ pub(crate) struct Attention<'a> {
     /// `[tokens, n_heads, k_dim]`.
     pub(crate) q: &'a [f32],
     pub(crate) visibility: &'a Visibility,
+    pub(crate) beside: Beside<'a>,
     /// `[tokens, n_heads, v_dim]`.
     pub(crate) out: SharedValues<'a>,
+}
+
+/// What takes part in the scores beside queries and keys, where a layer has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Beside<'a> {
+    /// `[n_heads]`.
+    pub(crate) sinks: Option<&'a [f32]>,
+    /// How much a score falls with the distance, `[n_heads]`.
+    pub(crate) slopes: Option<&'a [f32]>,
+    /// Position of each token, where there are slopes.
+    pub(crate) positions: &'a [u32],
 }
 
 /// One thread's memory for attention.
@@ -65,6 +77,13 @@ pub(crate) struct Scratch {
     /// Largest score and sum of weights of each query vector.
     softmax: Vec<(f32, f32)>,
     out: Vec<f32>,
+}
+
+/// The rows of a block, and the head that they look at.
+struct Rows<'a> {
+    numbers: &'a [u32],
+    limits: &'a [PosRange],
+    kv_head: usize,
 }
 
 /// The cells of a tile that have been loaded.
@@ -154,9 +173,21 @@ impl Attention<'_> {
         let heads = heads_per_kv(&self.spec);
         self.gather_queries(&group.rows[rows.clone()], kv_head, scratch);
         let n = heads * block.len;
-        scratch.softmax[..n].fill((f32::NEG_INFINITY, 0.0));
+        let head = kv_head * heads;
+        for (query, state) in scratch.softmax[..n].iter_mut().enumerate() {
+            // A sink is a score that was there before any key, and its weight is 1 so far.
+            *state = match self.beside.sinks {
+                Some(sinks) => (sinks[head + query % heads], 1.0),
+                None => (f32::NEG_INFINITY, 0.0),
+            };
+        }
         scratch.out[..n * self.spec.v_dim].fill(0.0);
-        self.walk(group, limits, kv_head, scratch);
+        let rows_of = Rows {
+            numbers: &group.rows[rows.clone()],
+            limits,
+            kv_head,
+        };
+        self.walk(group, &rows_of, scratch);
         for (at, &row) in group.rows[rows].iter().enumerate() {
             let width = heads * self.spec.v_dim;
             let start = (row as usize * self.spec.kv_heads + kv_head) * width;
@@ -183,14 +214,11 @@ impl Attention<'_> {
     }
 
     /// Takes the cells that any of the rows sees, tile by tile.
-    fn walk(
-        &self,
-        group: &VisibleGroup,
-        limits: &[PosRange],
-        kv_head: usize,
-        scratch: &mut Scratch,
-    ) {
-        let all = limits.iter().fold(PosRange::EMPTY, |all, &l| all.hull(l));
+    fn walk(&self, group: &VisibleGroup, rows: &Rows<'_>, scratch: &mut Scratch) {
+        let all = rows
+            .limits
+            .iter()
+            .fold(PosRange::EMPTY, |all, &l| all.hull(l));
         let mut tile = Loaded::default();
         // Runs are sorted: skip those that end before anybody looks.
         let skipped = group.runs.partition_point(|r| r.last_pos() < all.first);
@@ -203,13 +231,13 @@ impl Attention<'_> {
             while len > 0 {
                 let base = pos & !(TILE as u32 - 1);
                 if tile.mask != 0 && (base != tile.base || pos <= tile.last) {
-                    self.attend_tile(&tile, limits, scratch);
+                    self.attend_tile(&tile, rows, scratch);
                     tile.mask = 0;
                 }
                 let lane = pos - base;
                 let n = len.min(TILE as u32 - lane);
                 let lanes = lane as usize..(lane + n) as usize;
-                self.load(cell, lanes, kv_head, scratch);
+                self.load(cell, lanes, rows.kv_head, scratch);
                 tile.base = base;
                 tile.mask |= ones(lane..lane + n);
                 tile.last = pos + (n - 1);
@@ -218,7 +246,7 @@ impl Attention<'_> {
             }
         }
         if tile.mask != 0 {
-            self.attend_tile(&tile, limits, scratch);
+            self.attend_tile(&tile, rows, scratch);
         }
     }
 
@@ -258,17 +286,17 @@ impl Attention<'_> {
     }
 
     /// Adds a tile to the softmax of every row that sees some of it.
-    fn attend_tile(&self, tile: &Loaded, limits: &[PosRange], scratch: &mut Scratch) {
+    fn attend_tile(&self, tile: &Loaded, rows: &Rows<'_>, scratch: &mut Scratch) {
         let AttendSpec { k_dim, v_dim, .. } = self.spec;
         let heads = heads_per_kv(&self.spec);
-        let n = heads * limits.len();
+        let n = heads * rows.limits.len();
         // Places between cells hold what an earlier tile left: make it harmless.
         for lane in (0..TILE).filter(|lane| tile.mask >> lane & 1 == 0) {
             scratch.v[lane * v_dim..][..v_dim].fill(0.0);
         }
         let (q, k) = (&scratch.q[..n * k_dim], &scratch.k[..k_dim]);
         (self.tiles.scores)(q, k, &mut scratch.weights[..n]);
-        for (row, limits) in limits.iter().enumerate() {
+        for (row, limits) in rows.limits.iter().enumerate() {
             let seen = tile.mask & visible(*limits, tile.base);
             if seen == 0 {
                 continue;
@@ -276,8 +304,11 @@ impl Attention<'_> {
             let lanes = seen.trailing_zeros() as usize..TILE - seen.leading_zeros() as usize;
             for query in row * heads..(row + 1) * heads {
                 let weights = &mut scratch.weights[query];
-                let Some(correction) = self.softmax(weights, seen, &mut scratch.softmax[query])
-                else {
+                self.prepare(weights);
+                let head = rows.kv_head * heads + query - row * heads;
+                self.bias(weights, (head, rows.numbers[row]), tile.base);
+                let state = &mut scratch.softmax[query];
+                let Some(correction) = self.softmax(weights, seen, state) else {
                     continue;
                 };
                 let out = &mut scratch.out[query * v_dim..][..v_dim];
@@ -289,6 +320,25 @@ impl Attention<'_> {
         }
     }
 
+    /// Scales and caps dot products.
+    fn prepare(&self, scores: &mut [f32; TILE]) {
+        (self.kernels.scale)(scores, self.spec.scale);
+        if let Some(cap) = self.spec.soft_cap {
+            (self.kernels.soft_cap)(scores, cap);
+        }
+    }
+
+    /// Lowers the scores of a head by the distance of their keys, which are at `base`, `base + 1`, …
+    fn bias(&self, scores: &mut [f32; TILE], (head, row): (usize, u32), base: u32) {
+        let Some(slopes) = self.beside.slopes else {
+            return;
+        };
+        let (slope, query) = (slopes[head], self.beside.positions[row as usize]);
+        for (score, lane) in scores.iter_mut().zip(0..) {
+            *score -= slope * query.abs_diff(base + lane) as f32;
+        }
+    }
+
     /// Turns scores into weights relative to the largest score so far; gives the factor by which
     /// what was added before must shrink, or `None` where every score is `-∞`.
     fn softmax(
@@ -297,10 +347,6 @@ impl Attention<'_> {
         seen: u32,
         (max, sum): &mut (f32, f32),
     ) -> Option<f32> {
-        (self.kernels.scale)(scores, self.spec.scale);
-        if let Some(cap) = self.spec.soft_cap {
-            (self.kernels.soft_cap)(scores, cap);
-        }
         for (lane, score) in scores.iter_mut().enumerate() {
             if seen >> lane & 1 == 0 {
                 *score = f32::NEG_INFINITY;

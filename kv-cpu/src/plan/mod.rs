@@ -10,11 +10,14 @@ mod resolve;
 
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, AttendSpec, Graph};
+use kv_core::Window;
+use kv_core::backend::{BackendError, CustomOp};
+use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, RouteSpec};
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeSpec;
 
+use crate::experts::Experts;
+use crate::kernels::Lanes;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
 
@@ -61,6 +64,11 @@ pub(crate) enum Change<V> {
     Gate(Activation, V),
     Scale(f32),
     Activate(Activation),
+    SoftCap(f32),
+    /// Clamped and gated by the other: slope and limit.
+    ClampedGate((f32, f32), V),
+    /// A factor for each row by its position.
+    ScaleByPosition(PositionScale),
     /// Rotation of heads of this many values by the angles of a table.
     Rope {
         table: usize,
@@ -87,6 +95,13 @@ pub(crate) enum Step<V> {
         eps: f32,
         out: V,
     },
+    LayerNorm {
+        x: V,
+        gain: Arc<[f32]>,
+        bias: Option<Arc<[f32]>>,
+        eps: f32,
+        out: V,
+    },
     /// `out = change(x)`; where both are one buffer, nothing is copied.
     Change {
         x: V,
@@ -104,7 +119,17 @@ pub(crate) enum Step<V> {
         layer: usize,
         part: usize,
         spec: AttendSpec,
+        beside: HeadValues,
         q: V,
+        out: V,
+    },
+    /// Attention among the tokens of the ubatch.
+    AttendBatch {
+        window: Window,
+        spec: AttendSpec,
+        beside: HeadValues,
+        /// Queries, keys and values.
+        qkv: [V; 3],
         out: V,
     },
     TakeRows {
@@ -132,6 +157,32 @@ pub(crate) enum Step<V> {
         inputs: [V; 4],
         out: V,
     },
+    /// The route of every row of logits.
+    Route {
+        x: V,
+        spec: RouteSpec,
+        out: V,
+    },
+    /// Each slot's matrix applied to its row.
+    ExpertLinear {
+        x: V,
+        routes: V,
+        experts: Arc<Experts>,
+        n_used: usize,
+        out: V,
+    },
+    /// Each slot times its weight.
+    ExpertWeigh {
+        x: V,
+        routes: V,
+        n_used: usize,
+        out: V,
+    },
+    /// The sum of each row's slots.
+    ExpertSum {
+        x: V,
+        out: V,
+    },
     /// The scan by heads of the `layer`-th recurrent layer of the layout.
     ScanHeads {
         layer: usize,
@@ -144,6 +195,31 @@ pub(crate) enum Step<V> {
         x: V,
         out: V,
     },
+    /// An operation that was registered, over rows or over states of the `layer`-th recurrent layer.
+    Custom {
+        call: Arc<CustomStep>,
+        inputs: Vec<V>,
+        out: V,
+    },
+}
+
+/// A custom operation with its weights.
+#[derive(Debug)]
+pub(crate) struct CustomStep {
+    pub(crate) op: Arc<dyn CustomOp>,
+    pub(crate) spec: CustomSpec,
+    pub(crate) node: String,
+    pub(crate) weights: Vec<Arc<[f32]>>,
+    /// The recurrent layer, by its place in the layout, and the values of its state.
+    pub(crate) state: Option<(usize, usize)>,
+}
+
+/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeadValues {
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    /// Slopes of linear biases.
+    pub(crate) slopes: Option<Arc<[f32]>>,
 }
 
 /// Weights of a convolution.
@@ -159,8 +235,8 @@ pub(crate) struct ConvKernel {
 #[derive(Debug)]
 pub(crate) struct ScanWeights {
     pub(crate) d_state: usize,
-    /// `[channels, d_state]`.
-    pub(crate) a: Arc<[f32]>,
+    /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
+    pub(crate) rates: Vec<Lanes>,
     /// `[channels]`.
     pub(crate) d: Arc<[f32]>,
 }
@@ -192,6 +268,8 @@ pub(crate) struct Needs {
     pub(crate) positions: bool,
     pub(crate) output_rows: bool,
     pub(crate) parts: Vec<PartNeeds>,
+    /// Windows through which tokens see their ubatch.
+    pub(crate) batch: Vec<Window>,
     /// Groups of rows over so many states.
     pub(crate) n_states: Option<usize>,
 }
@@ -245,17 +323,25 @@ impl<V: Copy> Step<V> {
             Self::Change { x, change, out } => {
                 let mut reads = vec![*x];
                 match change {
-                    Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => reads.push(*y),
+                    Change::Add(y) | Change::Mul(y) => reads.push(*y),
+                    Change::Gate(_, y) | Change::ClampedGate(_, y) => reads.push(*y),
                     Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => {}
+                    Change::SoftCap(_) | Change::ScaleByPosition(_) => {}
                 }
                 (reads, vec![*out])
             }
+            Self::Custom { inputs, out, .. } => (inputs.clone(), vec![*out]),
             Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
                 (inputs.to_vec(), vec![*out])
             }
             Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
             Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
+            Self::ExpertLinear { x, routes, out, .. }
+            | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
+            Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
+            Self::LayerNorm { x, out, .. } => (vec![*x], vec![*out]),
+            Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
             Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
                 (vec![*x], vec![*out])
             }
@@ -294,6 +380,19 @@ impl<V: Copy> Step<V> {
                 eps,
                 out: f(out),
             },
+            Self::LayerNorm {
+                x,
+                gain,
+                bias,
+                eps,
+                out,
+            } => Step::LayerNorm {
+                x: f(x),
+                gain,
+                bias,
+                eps,
+                out: f(out),
+            },
             Self::Change { x, change, out } => {
                 let change = match change {
                     Change::Add(y) => Change::Add(f(y)),
@@ -301,6 +400,9 @@ impl<V: Copy> Step<V> {
                     Change::Gate(activation, y) => Change::Gate(activation, f(y)),
                     Change::Scale(factor) => Change::Scale(factor),
                     Change::Activate(activation) => Change::Activate(activation),
+                    Change::SoftCap(cap) => Change::SoftCap(cap),
+                    Change::ClampedGate(curve, y) => Change::ClampedGate(curve, f(y)),
+                    Change::ScaleByPosition(scale) => Change::ScaleByPosition(scale),
                     Change::Rope { table, dim } => Change::Rope { table, dim },
                 };
                 Step::Change {
@@ -319,13 +421,28 @@ impl<V: Copy> Step<V> {
                 layer,
                 part,
                 spec,
+                beside,
                 q,
                 out,
             } => Step::Attend {
                 layer,
                 part,
                 spec,
+                beside,
                 q: f(q),
+                out: f(out),
+            },
+            Self::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv,
+                out,
+            } => Step::AttendBatch {
+                window,
+                spec,
+                beside,
+                qkv: qkv.map(&f),
                 out: f(out),
             },
             Self::TakeRows { x, out } => Step::TakeRows {
@@ -357,6 +474,44 @@ impl<V: Copy> Step<V> {
                 layer,
                 weights,
                 inputs: inputs.map(&f),
+                out: f(out),
+            },
+            Self::Route { x, spec, out } => Step::Route {
+                x: f(x),
+                spec,
+                out: f(out),
+            },
+            Self::ExpertLinear {
+                x,
+                routes,
+                experts,
+                n_used,
+                out,
+            } => Step::ExpertLinear {
+                x: f(x),
+                routes: f(routes),
+                experts,
+                n_used,
+                out: f(out),
+            },
+            Self::ExpertWeigh {
+                x,
+                routes,
+                n_used,
+                out,
+            } => Step::ExpertWeigh {
+                x: f(x),
+                routes: f(routes),
+                n_used,
+                out: f(out),
+            },
+            Self::ExpertSum { x, out } => Step::ExpertSum {
+                x: f(x),
+                out: f(out),
+            },
+            Self::Custom { call, inputs, out } => Step::Custom {
+                call,
+                inputs: inputs.into_iter().map(&f).collect(),
                 out: f(out),
             },
             Self::ScanHeads {

@@ -101,8 +101,10 @@ impl Placer<'_> {
             return false;
         };
         let other = match change {
-            Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => Some(*y),
+            Change::Add(y) | Change::Mul(y) => Some(*y),
+            Change::Gate(_, y) | Change::ClampedGate(_, y) => Some(*y),
             Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => None,
+            Change::SoftCap(_) | Change::ScaleByPosition(_) => None,
         };
         let dies = self.last_use.get(x).is_none_or(|&last| last <= at);
         if !dies || other == Some(*x) || self.outputs.contains_key(&out) {
@@ -140,6 +142,7 @@ impl Placer<'_> {
 #[cfg(test)]
 mod tests {
     use kv_core::KvType;
+    use kv_core::backend::CustomOps;
     use kv_core::contract::{tiny_llama, tiny_weights};
     use kv_core::graph::GraphShape;
     use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
@@ -161,7 +164,11 @@ mod tests {
         };
         let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
-        let weights = CpuWeights::new(tiny_weights(&graph, 1), ActivationChoice::Auto);
+        let weights = CpuWeights::new(
+            tiny_weights(&graph, 1),
+            ActivationChoice::Auto,
+            CustomOps::new(),
+        );
         Plan::new(&graph, &weights, &layout).unwrap()
     }
 

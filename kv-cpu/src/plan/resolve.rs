@@ -3,13 +3,17 @@
 //!
 //! All of it is neutral to the bits of the result: the same values are added in the same order.
 
+mod attend;
+mod curves;
+mod custom;
+mod experts;
 mod recurrent;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{AttendSpec, Graph, Input, Node, NodeId, Op};
+use kv_core::graph::{Graph, Input, Node, NodeId, Op};
 use kv_core::layers::{LayerRows, RowLayout};
 use kv_core::rope::RopeSpec;
 use kv_core::weights::Weight;
@@ -198,11 +202,31 @@ impl<'a> Resolver<'a> {
                 let first = *first;
                 Step::Columns { x, first, out }
             }
+            Op::LayerNorm { weight, bias, eps } => {
+                self.layer_norm(node, (weight, bias.as_deref()), (*eps, out))?
+            }
+            Op::SoftCap { cap } => self.change(node, Change::SoftCap(*cap), out)?,
+            Op::ClampedGate { slope, limit } => {
+                let change = Change::ClampedGate((*slope, *limit), self.operand(node, 1)?);
+                self.change(node, change, out)?
+            }
+            Op::ScaleByPosition { scale } => {
+                self.operand_input(node, 1, |i| matches!(i, Input::Positions))?;
+                self.change(node, Change::ScaleByPosition(*scale), out)?
+            }
+            Op::Route { spec } => self.route(node, *spec, out)?,
+            Op::ExpertLinear { weight, bias } => {
+                self.expert_linear(node, (weight, bias.as_deref()), out)?
+            }
+            Op::ExpertWeigh => self.expert_weigh(node, out)?,
+            Op::ExpertSum => self.expert_sum(node, out)?,
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), out)?,
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
             Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), out)?,
             Op::StoreKv { layer } => self.store(node, *layer)?,
-            Op::Attend { layer, spec } => self.attend(node, (*layer, *spec), out)?,
+            Op::Attend { layer, spec, .. } => self.attend(node, (*layer, *spec), out)?,
+            Op::AttendBatch { spec, .. } => self.attend_batch(node, *spec, out)?,
+            Op::Custom { custom } => self.custom(node, custom, out)?,
             Op::TakeRows => {
                 self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
                 let x = self.operand(node, 0)?;
@@ -229,7 +253,9 @@ impl<'a> Resolver<'a> {
     ) -> Result<Step<Value>, BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
-        if let Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) = change {
+        if let Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) | Change::ClampedGate(_, y) =
+            change
+        {
             self.same_len(node, y)?;
         }
         Ok(Step::Change { x, change, out })
@@ -249,6 +275,7 @@ impl<'a> Resolver<'a> {
             Input::OutputRows => needs.output_rows = true,
             Input::Cells { part } => self.part(part).cells = true,
             Input::Visibility { part, .. } => self.part(part).visibility = true,
+            Input::BatchVisibility { window } => needs.batch.push(window),
             Input::States => {
                 let states = self.layout.states().iter().map(|s| s.n_rows);
                 needs.n_states = Some(states.min().unwrap_or(0));
@@ -391,33 +418,6 @@ impl<'a> Resolver<'a> {
             part: part.as_usize(),
             k,
             v,
-        })
-    }
-
-    fn attend(
-        &mut self,
-        node: &Node,
-        (layer, spec): (LayerIdx, AttendSpec),
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
-        let (at, rows) = self.layer(layer)?;
-        let part = rows.part;
-        let is_own = |i: &Input| matches!(i, Input::Visibility { part: p, .. } if *p == part);
-        self.operand_input(node, 2, is_own)?;
-        let q = self.operand(node, 0)?;
-        crate::attend::check_shape(&spec, &rows)?;
-        let n = self.graph.shape().n_tokens;
-        let fits = q.len(self.graph) == n * spec.n_heads * spec.k_dim
-            && out.len(self.graph) == n * spec.n_heads * spec.v_dim;
-        if !fits {
-            return Err(unsupported(node));
-        }
-        Ok(Step::Attend {
-            layer: at,
-            part: part.as_usize(),
-            spec,
-            q,
-            out,
         })
     }
 

@@ -164,6 +164,7 @@ impl<B: Backend> Runner<B> {
                 output_rows: &ubatch.output_rows,
                 parts: &inputs.parts,
                 states: &inputs.states,
+                ..GraphInputs::default()
             };
             self.backend
                 .run(&mut program, &mut self.rows, &graph_inputs, &mut outputs)

@@ -231,6 +231,7 @@ impl<B: Backend> Runner<B> {
                 output_rows: &ubatch.output_rows,
                 parts: &inputs.parts,
                 states: &inputs.states,
+                ..GraphInputs::default()
             };
             self.backend
                 .run(program, &mut self.rows, &graph_inputs, &mut outputs)

@@ -116,7 +116,7 @@ impl GraphBuilder {
         self.push(name, op, operands.to_vec(), (shape, DType::F32))
     }
 
-    fn is_states(&self, id: NodeId) -> bool {
+    pub(in crate::graph) fn is_states(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         node.is_some_and(|node| node.op == Op::Input(Input::States))
     }

@@ -10,6 +10,7 @@ mod multiply;
 mod one_row;
 mod one_row_super;
 mod reduce;
+mod scan;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;
@@ -20,5 +21,7 @@ pub(super) const TABLE: Kernels = Kernels {
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
+    // SAFETY: as above.
+    scan_tile: |tile| unsafe { scan::scan_tile(tile) },
     ..avx2::TABLE
 };

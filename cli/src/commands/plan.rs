@@ -1,0 +1,360 @@
+//! `cellar plan`: what a model's memory would take, before anything is loaded or allocated.
+//!
+//! Invariant: every number comes from the plan that the engine allocates by. Reads the file's header
+//! only.
+
+use std::io::Write;
+
+use engine::{EngineConfig, MemoryBudget, Settings};
+use kv_core::memory::Streams;
+use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
+use kv_core::{KvType, Window};
+use model_core::architecture::Model;
+use serde::Serialize;
+
+use super::inspect::tensor_sizes;
+use crate::args::PlanArgs;
+use crate::failure::Exit;
+use crate::machine;
+use crate::models::{Contents, ModelSource, registry};
+use crate::resolve;
+
+const KINDS: [PlannedKind; 5] = [
+    PlannedKind::K,
+    PlannedKind::V,
+    PlannedKind::Conv,
+    PlannedKind::State,
+    PlannedKind::Snapshots,
+];
+
+/// Everything that is shown. Bytes, where not said otherwise.
+#[derive(Debug, Serialize)]
+struct Report {
+    file: String,
+    architecture: String,
+    n_ctx: u32,
+    n_seqs: u32,
+    streams: Streams,
+    parts: Vec<PartReport>,
+    rows: Vec<RowsReport>,
+    by_kind: Vec<KindReport>,
+    /// All rows: what a backend allocates.
+    n_bytes: usize,
+    /// Rows, and what is kept of every cell.
+    memory: u64,
+    /// Of all tensors, as they are stored.
+    weights: u64,
+    /// Memory and weights; what computing needs beside them is not counted.
+    total: u64,
+    /// What this machine has free, where the system says.
+    available: Option<u64>,
+    /// The largest context whose memory fits it.
+    largest_n_ctx: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct PartReport {
+    part: u32,
+    window: Window,
+    n_cells: usize,
+    n_layers: usize,
+    n_bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct RowsReport {
+    #[serde(flatten)]
+    rows: PlannedRows,
+    n_bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct KindReport {
+    kind: PlannedKind,
+    n_bytes: usize,
+}
+
+pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let source = ModelSource::new(args.file.as_deref());
+    let file = source.contents()?;
+    let model = registry().model(file.metadata(), file.weights())?;
+    let config = EngineConfig {
+        n_seqs: args.seqs,
+        budget: MemoryBudget::Unlimited,
+        ..resolve::engine_config(&args.engine, KvType::F16)
+    };
+    let settings = config.settings(&*model)?;
+    let plan = settings.memory_plan();
+    let (weights, available) = (weight_bytes(&file), machine::available_memory());
+    let report = Report {
+        file: source.name(),
+        architecture: model.architecture().to_owned(),
+        n_ctx: settings.n_ctx,
+        n_seqs: args.seqs,
+        streams: config.streams,
+        parts: parts(&*model, &settings, &plan),
+        rows: plan.rows().iter().map(RowsReport::new).collect(),
+        by_kind: KINDS.map(|kind| KindReport::new(&plan, kind)).into(),
+        n_bytes: plan.bytes(),
+        memory: settings.memory_bytes(),
+        weights,
+        total: settings.memory_bytes().saturating_add(weights),
+        available,
+        largest_n_ctx: available.and_then(|bytes| config.largest_n_ctx(&*model, bytes)),
+    };
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        print(&report, &plan, out)?;
+    }
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+impl RowsReport {
+    fn new(rows: &PlannedRows) -> Self {
+        Self {
+            rows: *rows,
+            n_bytes: rows.bytes(),
+        }
+    }
+}
+
+impl KindReport {
+    fn new(plan: &MemoryPlan, kind: PlannedKind) -> Self {
+        Self {
+            kind,
+            n_bytes: plan.bytes_of_kind(kind),
+        }
+    }
+}
+
+fn weight_bytes(file: &Contents) -> u64 {
+    let sizes = tensor_sizes(file).into_iter();
+    sizes.fold(0, |sum, (_, _, n_bytes)| sum.saturating_add(n_bytes as u64))
+}
+
+fn parts(model: &dyn Model, settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
+    let layers = settings.layout.layers();
+    let parts = model.layers().parts();
+    let report = |(part, shape): (u32, &kv_core::layers::Part)| {
+        let one = layers.iter().find(|l| l.part.0 == part);
+        PartReport {
+            part,
+            window: shape.window,
+            n_cells: one.map_or(0, |l| l.n_rows),
+            n_layers: shape.layers.len(),
+            n_bytes: plan.bytes_of_part(Some(part.into())),
+        }
+    };
+    (0u32..).zip(&parts).map(report).collect()
+}
+
+fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::Result<()> {
+    let shared = match (report.n_seqs, report.streams) {
+        (1, _) => "1 sequence".to_owned(),
+        (n, Streams::Shared) => format!("{n} sequences that share cells"),
+        (n, Streams::PerSequence) => format!("each of {n} sequences"),
+    };
+    let Report {
+        architecture,
+        n_ctx,
+        ..
+    } = report;
+    writeln!(out, "{architecture}: {n_ctx} tokens of {shared}")?;
+    for part in &report.parts {
+        let PartReport {
+            part,
+            window,
+            n_cells,
+            n_layers,
+            n_bytes,
+        } = part;
+        writeln!(
+            out,
+            "  part {part}: window {window}, {n_layers} layers, {n_cells} cells, {}",
+            bytes(*n_bytes)
+        )?;
+    }
+    print_layers(plan, out)?;
+    let lines = [
+        ("rows", report.n_bytes as u64),
+        ("with bookkeeping", report.memory),
+        ("weights", report.weights),
+        ("total", report.total),
+    ];
+    writeln!(out)?;
+    for (name, n) in lines {
+        writeln!(out, "  {name:18} {:>12}", machine::bytes(n))?;
+    }
+    let Some(available) = report.available else {
+        return Ok(());
+    };
+    let advice = match report.largest_n_ctx {
+        Some(n_ctx) => format!("room for a context of {n_ctx}"),
+        None => "no room for any context".to_owned(),
+    };
+    let available = machine::bytes(available);
+    writeln!(out, "  {:18} {available:>12}: {advice}", "free here")
+}
+
+/// One line a layer, one column for each kind that occurs.
+fn print_layers(plan: &MemoryPlan, out: &mut impl Write) -> std::io::Result<()> {
+    let kinds: Vec<PlannedKind> = KINDS
+        .into_iter()
+        .filter(|&kind| plan.bytes_of_kind(kind) > 0)
+        .collect();
+    write!(out, "\n  layer  part")?;
+    for kind in &kinds {
+        write!(out, "  {kind:>18}")?;
+    }
+    writeln!(out, "  {:>12}", "sum")?;
+    for layer in plan.layers() {
+        let of_layer = || plan.rows().iter().filter(|rows| rows.layer == layer);
+        let part = of_layer().find_map(|rows| rows.part);
+        let part = part.map_or_else(|| "-".to_owned(), |part| part.to_string());
+        write!(out, "  {:5}  {part:>4}", layer.0)?;
+        for &kind in &kinds {
+            let cell = of_layer().find(|rows| rows.kind == kind);
+            let text = cell.map_or_else(String::new, |rows| {
+                format!("{} {}", rows.kv_type, bytes(rows.bytes()))
+            });
+            write!(out, "  {text:>18}")?;
+        }
+        writeln!(out, "  {:>12}", bytes(plan.bytes_of_layer(layer)))?;
+    }
+    write!(out, "    all      ")?;
+    for &kind in &kinds {
+        write!(out, "  {:>18}", bytes(plan.bytes_of_kind(kind)))?;
+    }
+    writeln!(out, "  {:>12}", bytes(plan.bytes()))
+}
+
+fn bytes(n: usize) -> String {
+    machine::bytes(n as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use kv_candle::CandleBackend;
+    use kv_core::backend::{Backend, BoxedBackend, RowKind};
+    use kv_core::memory::SwaSize;
+    use kv_cpu::{CpuBackend, CpuConfig};
+
+    use super::*;
+
+    fn backends() -> [BoxedBackend; 2] {
+        let config = CpuConfig {
+            n_threads: NonZeroUsize::new(1),
+            ..CpuConfig::default()
+        };
+        [
+            BoxedBackend::new(CpuBackend::new(config).unwrap()),
+            BoxedBackend::new(CandleBackend::cpu()),
+        ]
+    }
+
+    fn configs(kv_type: KvType) -> [EngineConfig; 3] {
+        let config = EngineConfig {
+            n_ctx: Some(600),
+            n_ubatch: 32,
+            kv_type,
+            ..EngineConfig::default()
+        };
+        [
+            config.clone(),
+            EngineConfig {
+                n_seqs: 3,
+                streams: Streams::PerSequence,
+                ..config.clone()
+            },
+            EngineConfig {
+                n_seqs: 2,
+                swa: SwaSize::Full,
+                ..config
+            },
+        ]
+    }
+
+    /// The bytes that a backend allocated for one line of a plan, or, of what is recurrent, for all
+    /// lines of the layer.
+    fn allocated(
+        backend: &BoxedBackend,
+        rows: &<BoxedBackend as Backend>::Rows,
+        of: &PlannedRows,
+    ) -> usize {
+        let bytes = |kind| backend.allocated_bytes(rows, of.layer, kind).unwrap();
+        match of.kind {
+            PlannedKind::K => bytes(RowKind::K),
+            PlannedKind::V => bytes(RowKind::V),
+            _ => bytes(RowKind::Conv) + bytes(RowKind::State),
+        }
+    }
+
+    #[test]
+    fn what_is_planned_is_what_every_architecture_gets_on_every_backend() {
+        for name in registry().names() {
+            let model = registry().get(&name).unwrap().example().unwrap();
+            for backend in backends() {
+                let mut n_lines = 0;
+                for kv_type in backend.info().kv_types {
+                    for config in configs(kv_type) {
+                        let settings = config.settings(&*model).unwrap();
+                        let plan = settings.memory_plan();
+                        let rows = backend.allocate(&settings.layout).unwrap();
+                        for line in plan.rows() {
+                            let wanted = match line.part {
+                                Some(_) => line.bytes(),
+                                None => plan.bytes_of_layer(line.layer),
+                            };
+                            let got = allocated(&backend, &rows, line);
+                            assert_eq!(got, wanted, "{name}, {config:?}: {line:?}");
+                            n_lines += 1;
+                        }
+                        assert_eq!(plan.bytes(), settings.layout.bytes());
+                    }
+                }
+                assert!(n_lines > 0, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_context_fits_and_one_more_token_does_not() {
+        for name in registry().names() {
+            let model = registry().get(&name).unwrap().example().unwrap();
+            let config = EngineConfig::default();
+            let budget = 3 << 20;
+            let Some(largest) = config.largest_n_ctx(&*model, budget) else {
+                panic!("{name}: nothing fits");
+            };
+            let sized = |n_ctx| EngineConfig {
+                n_ctx: Some(n_ctx),
+                budget: MemoryBudget::Bytes(budget),
+                ..config.clone()
+            };
+            let fits = sized(largest).settings(&*model).unwrap();
+            assert!(fits.memory_bytes() <= budget, "{name}");
+            if largest < engine::MAX_N_CTX {
+                let error = sized(largest + 1).settings(&*model).unwrap_err();
+                let engine::ConfigError::OverBudget {
+                    largest_n_ctx,
+                    available,
+                    wanted,
+                    ..
+                } = error
+                else {
+                    panic!("{name}: {error}");
+                };
+                assert_eq!(
+                    (largest_n_ctx, available),
+                    (Some(largest), budget),
+                    "{name}"
+                );
+                assert!(wanted > budget, "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Models straight from safetensors directories against an independent implementation
+//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come in;
+//! where the directory has a GGUF file too, its keys and tensors.
+//!
+//! Without `CELLAR_FIXTURES` the directories of this repository are tested; with it, every directory
+//! below that folder that holds a `config.json` and a `reference.safetensors`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use engine::{Engine, EngineConfig};
+use kv_candle::CandleBackend;
+use kv_core::backend::Backend;
+use kv_core::batch::Batch;
+use kv_core::weights::WeightSource;
+use kv_core::{KvType, SeqId, TokenId};
+use kv_cpu::{CpuBackend, CpuConfig};
+use model_core::architecture::Registry;
+use model_core::gguf::GgufFile;
+use model_core::hf::{HfDirectory, HfError};
+
+/// Largest difference from the reference that f32 arithmetic in another order may make.
+const TOLERANCE: f32 = 2e-4;
+
+/// Classes among the fixtures that no architecture here computes.
+const UNSUPPORTED: [&str; 1] = ["RwkvForCausalLM"];
+
+fn registry() -> Registry {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
+    registry
+}
+
+fn folder() -> PathBuf {
+    match std::env::var_os("CELLAR_FIXTURES") {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories"),
+    }
+}
+
+/// Every directory with a model of a class that is supported.
+fn directories() -> Vec<(String, HfDirectory)> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("config.json").exists())
+        .filter(|path| path.join("reference.safetensors").exists())
+        .collect();
+    paths.sort();
+    let mut found = Vec::new();
+    for path in &paths {
+        match HfDirectory::open(path, &registry()) {
+            Ok(directory) => found.push((path.display().to_string(), directory)),
+            Err(HfError::UnknownClass { class, .. }) if UNSUPPORTED.contains(&class.as_str()) => {}
+            Err(error) => panic!("{}: {error}", path.display()),
+        }
+    }
+    assert!(!found.is_empty(), "no model in {}", folder().display());
+    found
+}
+
+struct Reference {
+    prompts: Vec<Vec<u32>>,
+    logits: Vec<Vec<f32>>,
+    greedy: Vec<Vec<u32>>,
+}
+
+fn reference(directory: &str) -> Reference {
+    let bytes = std::fs::read(Path::new(directory).join("reference.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: String| -> Vec<[u8; 4]> {
+        let tensor = file.tensor(&name).unwrap();
+        tensor.data().as_chunks::<4>().0.to_vec()
+    };
+    let ids = |name: String| words(name).into_iter().map(u32::from_le_bytes).collect();
+    let numbers = |name: String| words(name).into_iter().map(f32::from_le_bytes).collect();
+    Reference {
+        prompts: (0..3).map(|i| ids(format!("ids_{i}"))).collect(),
+        logits: (0..3).map(|i| numbers(format!("logits_{i}"))).collect(),
+        greedy: (0..3).map(|i| ids(format!("greedy_{i}"))).collect(),
+    }
+}
+
+fn cpu() -> CpuBackend {
+    CpuBackend::new(CpuConfig {
+        n_threads: NonZero::new(2),
+        ..CpuConfig::default()
+    })
+    .unwrap()
+}
+
+fn engine<B: Backend>(backend: B, directory: &HfDirectory, n_ubatch: u32) -> Engine<B> {
+    let config = EngineConfig {
+        n_ctx: Some(256),
+        n_ubatch,
+        n_seqs: 3,
+        kv_type: KvType::F32,
+        ..EngineConfig::default()
+    };
+    let weights = Arc::clone(directory.weights()) as Arc<dyn WeightSource>;
+    Engine::new(backend, Arc::clone(directory.model()), weights, &config).unwrap()
+}
+
+/// Logits of all tokens of all prompts, in one batch or in pieces of `piece` tokens each.
+fn logits<B: Backend>(mut engine: Engine<B>, prompts: &[Vec<u32>], piece: usize) -> Vec<Vec<f32>> {
+    let n_vocab = engine.model().vocab_size();
+    let longest = prompts.iter().map(Vec::len).max().unwrap();
+    let mut all = vec![Vec::new(); prompts.len()];
+    for start in (0..longest).step_by(piece) {
+        let (mut batch, mut owners) = (Batch::new(), Vec::new());
+        for (seq, prompt) in prompts.iter().enumerate() {
+            let end = (start + piece).min(prompt.len());
+            for &id in prompt.get(start..end).unwrap_or_default() {
+                let seq_id = SeqId(u32::try_from(seq).unwrap());
+                batch
+                    .push_token(TokenId(id))
+                    .in_sequence(seq_id)
+                    .with_output();
+                owners.push(seq);
+            }
+        }
+        let rows = engine.decode(&batch).unwrap();
+        for (owner, row) in owners.iter().zip(rows.values().chunks(n_vocab)) {
+            all[*owner].extend_from_slice(row);
+        }
+    }
+    all
+}
+
+/// The most likely tokens, one after the other.
+fn greedy<B: Backend>(mut engine: Engine<B>, prompt: &[u32], n: usize) -> Vec<u32> {
+    let mut next = prompt.to_vec();
+    let mut out = Vec::new();
+    while out.len() < n {
+        let mut batch = Batch::new();
+        for &id in &next {
+            batch
+                .push_token(TokenId(id))
+                .in_sequence(SeqId(0))
+                .with_output();
+        }
+        let logits = engine.decode(&batch).unwrap();
+        let row = logits.last().unwrap();
+        let best = (0..row.len())
+            .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+            .unwrap();
+        out.push(u32::try_from(best).unwrap());
+        next = vec![out[out.len() - 1]];
+    }
+    out
+}
+
+fn assert_close(name: &str, how: &str, ours: &[Vec<f32>], theirs: &[Vec<f32>]) {
+    for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        assert_eq!(ours.len(), theirs.len(), "{name}, prompt {i}, {how}");
+        let distance = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
+        let distance = distance.fold(0.0, f32::max);
+        assert!(
+            distance < TOLERANCE,
+            "{name}, prompt {i}, {how}: off by {distance}"
+        );
+    }
+}
+
+fn agrees<B: Backend>(backend: impl Fn() -> B) {
+    for (name, directory) in directories() {
+        let reference = reference(&name);
+        let alone: Vec<Vec<f32>> = reference
+            .prompts
+            .iter()
+            .flat_map(|prompt| {
+                logits(
+                    engine(backend(), &directory, 512),
+                    std::slice::from_ref(prompt),
+                    512,
+                )
+            })
+            .collect();
+        assert_close(&name, "alone", &alone, &reference.logits);
+        for (n_ubatch, piece) in [(512, 512), (7, 512), (512, 20), (512, 1)] {
+            let how = format!("three sequences, ubatch {n_ubatch}, pieces of {piece}");
+            let together = logits(
+                engine(backend(), &directory, n_ubatch),
+                &reference.prompts,
+                piece,
+            );
+            assert_close(&name, &how, &together, &reference.logits);
+        }
+        for (prompt, wanted) in reference.prompts.iter().zip(&reference.greedy) {
+            let found = greedy(engine(backend(), &directory, 512), prompt, wanted.len());
+            assert_eq!(found, *wanted, "{name}: greedy");
+        }
+    }
+}
+
+#[test]
+fn cpu_agrees_with_the_reference() {
+    agrees(cpu);
+}
+
+#[test]
+fn candle_agrees_with_the_reference() {
+    agrees(CandleBackend::cpu);
+}
+
+/// Keys that a directory need not have as the GGUF file has them.
+fn is_own(key: &str) -> bool {
+    !key.starts_with("general.") && !key.starts_with("tokenizer.")
+}
+
+#[test]
+fn keys_and_tensors_are_those_of_the_gguf_file() {
+    let mut n_compared = 0;
+    for (name, directory) in directories() {
+        let path = Path::new(&name).join("model-f32.gguf");
+        if !path.exists() {
+            continue;
+        }
+        n_compared += 1;
+        let file = GgufFile::open(path).unwrap();
+        let ours: BTreeMap<_, _> = directory.metadata().iter().collect();
+        for (key, value) in file.metadata().iter().filter(|(key, _)| is_own(key)) {
+            match ours.get(key) {
+                Some(own) => assert_eq!(*own, value, "{name}: {key}"),
+                None => println!("{name}: no key {key}, which is {value:?}"),
+            }
+        }
+        let (mut own_names, mut names) = (directory.weights().names(), file.names());
+        own_names.sort();
+        names.sort();
+        assert_eq!(own_names, names, "{name}");
+        for tensor in names {
+            let own = directory.weights().require(&tensor).unwrap();
+            let theirs = file.weight(&tensor).unwrap();
+            assert_eq!(own.info(), theirs.info(), "{name}: {tensor}");
+            let differ = own.to_f32().iter().zip(theirs.to_f32()).any(|(a, b)| {
+                // Functions are rounded by whoever computes them.
+                (a - b).abs() > 2e-7 * b.abs()
+            });
+            assert!(!differ, "{name}: {tensor} has other values");
+        }
+    }
+    if std::env::var_os("CELLAR_FIXTURES").is_some() {
+        assert!(n_compared > 0, "no GGUF file to compare with");
+    }
+}

@@ -1,0 +1,90 @@
+//! [`MemoryBudget`]: how many bytes a memory may take, asked before any are.
+//!
+//! Invariant: what exceeds the budget is refused with the numbers and with the largest context that
+//! would fit. Knows nothing of the machine: whoever embeds an engine says what there is.
+
+use kv_core::memory_plan::MemoryPlan;
+use model_core::architecture::Model;
+
+use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, Settings};
+
+/// Bytes that are kept of each cell beside its rows: who is in it, and where.
+const BYTES_PER_CELL: u64 = 128;
+
+/// How many bytes the memory of an engine may take, its rows and what is kept of its cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryBudget {
+    /// As many as it takes: the backend refuses what the device does not have.
+    #[default]
+    Unlimited,
+    /// At most this many.
+    Bytes(u64),
+}
+
+impl Settings {
+    /// What the rows take, line by line.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        MemoryPlan::with_snapshots(&self.layout, self.n_snapshot_rows())
+    }
+
+    /// Cells of all parts.
+    pub fn n_cells(&self) -> u64 {
+        let mut parts: Vec<_> = self.layout.layers().iter().collect();
+        parts.sort_by_key(|layer| layer.part);
+        parts.dedup_by_key(|layer| layer.part);
+        parts.iter().map(|layer| layer.n_rows as u64).sum()
+    }
+
+    /// Bytes of all rows and of what is kept of the cells.
+    pub fn memory_bytes(&self) -> u64 {
+        let of_cells = self.n_cells().saturating_mul(BYTES_PER_CELL);
+        of_cells.saturating_add(self.layout.bytes() as u64)
+    }
+}
+
+impl EngineConfig {
+    /// The largest context length whose memory takes at most `n_bytes`, with all else as it is;
+    /// `None` where none does.
+    pub fn largest_n_ctx(&self, model: &dyn Model, n_bytes: u64) -> Option<u32> {
+        let fits = |n_ctx| {
+            let config = Self {
+                n_ctx: Some(n_ctx),
+                ..self.clone()
+            };
+            let settings = config.sizes(model);
+            settings.is_ok_and(|settings| settings.memory_bytes() <= n_bytes)
+        };
+        // More tokens never take fewer bytes.
+        let (mut fitting, mut too_large) = (0, MAX_N_CTX + 1);
+        while too_large - fitting > 1 {
+            let middle = fitting + (too_large - fitting) / 2;
+            match fits(middle) {
+                true => fitting = middle,
+                false => too_large = middle,
+            }
+        }
+        (fitting > 0).then_some(fitting)
+    }
+
+    /// Whether these settings stay within the budget.
+    pub(crate) fn check_budget(
+        &self,
+        model: &dyn Model,
+        settings: &Settings,
+    ) -> Result<(), ConfigError> {
+        let (MemoryBudget::Bytes(available), wanted) = (self.budget, settings.memory_bytes())
+        else {
+            return Ok(());
+        };
+        if wanted <= available {
+            return Ok(());
+        }
+        Err(ConfigError::OverBudget {
+            n_ctx: settings.n_ctx,
+            n_cells: settings.n_cells(),
+            wanted,
+            available,
+            largest_n_ctx: self.largest_n_ctx(model, available),
+        })
+    }
+}

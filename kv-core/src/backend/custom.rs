@@ -1,0 +1,239 @@
+//! [`CustomOp`]: what someone else's operation computes, and [`CustomCall`], which calls it.
+//!
+//! An implementation sees consecutive rows of **one** sequence, and the state before them. It is called
+//! for as many rows at once as happen to lie together, so its results must not depend on how a
+//! sequence is cut up: then they do not depend on batches, and rollback, copies and snapshots of its
+//! state work without its knowing of them. Knows nothing of devices: values are on the host.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::error::BackendError;
+use crate::graph::{CustomSpec, Node, StateGroup};
+use crate::ids::CellIdx;
+
+/// Operands that a custom operation may have, the states not counted.
+pub const MAX_CUSTOM_OPERANDS: usize = 16;
+
+/// An operation on rows, written outside of this crate.
+pub trait CustomOp: fmt::Debug + Send + Sync {
+    /// The name that graphs call it by ([`CustomSpec::name`]).
+    fn name(&self) -> &str;
+
+    /// Whether it can compute such a node; called when a graph is compiled.
+    ///
+    /// # Errors
+    /// What is wrong, with the numbers, for people.
+    fn check(&self, node: &CustomShape<'_>) -> Result<(), String>;
+
+    /// Computes consecutive rows of one sequence: reads [`CustomRows`], brings `state` from before
+    /// the first to after the last row (empty for an operation without one), and fills `out`,
+    /// `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// What went wrong, for people. The batch fails then and is undone.
+    fn rows(&self, rows: &CustomRows<'_>, state: &mut [f32], out: &mut [f32])
+    -> Result<(), String>;
+}
+
+/// The sizes of a node that is to be computed.
+#[derive(Clone, Debug)]
+pub struct CustomShape<'a> {
+    /// What the graph says.
+    pub spec: &'a CustomSpec,
+    /// Values of one row of each operand.
+    pub widths: &'a [usize],
+    /// The weights' shapes.
+    pub weights: &'a [&'a [usize]],
+    /// Values of one row of the result.
+    pub width: usize,
+    /// Values of the layer's state; 0 without one.
+    pub n_state: usize,
+}
+
+/// Rows to compute.
+#[derive(Clone, Copy, Debug)]
+pub struct CustomRows<'a> {
+    /// What the graph says.
+    pub spec: &'a CustomSpec,
+    /// Number of rows.
+    pub n_rows: usize,
+    /// The operands, `[n_rows, ..]` each.
+    pub operands: &'a [&'a [f32]],
+    /// The weights' values.
+    pub weights: &'a [Arc<[f32]>],
+}
+
+/// Implementations by name. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct CustomOps(Arc<HashMap<String, Arc<dyn CustomOp>>>);
+
+impl CustomOps {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same and `op`, which replaces one of its name.
+    #[must_use]
+    pub fn with(self, op: impl CustomOp + 'static) -> Self {
+        let mut ops = (*self.0).clone();
+        ops.insert(op.name().to_owned(), Arc::new(op));
+        Self(Arc::new(ops))
+    }
+
+    /// The implementation of `node`, which can compute it.
+    ///
+    /// # Errors
+    /// [`BackendError::CustomOp`] where there is none, or it refuses.
+    pub fn find(
+        &self,
+        node: &Node,
+        shape: &CustomShape<'_>,
+    ) -> Result<Arc<dyn CustomOp>, BackendError> {
+        let name = &shape.spec.name;
+        let failed = |reason| custom_error(shape.spec, &node.name, reason);
+        let Some(op) = self.0.get(name) else {
+            let mut known: Vec<&str> = self.0.keys().map(String::as_str).collect();
+            known.sort_unstable();
+            let known = match known.is_empty() {
+                true => "none is".to_owned(),
+                false => format!("known are: {}", known.join(", ")),
+            };
+            return Err(failed(format!(
+                "not registered with this backend ({known})"
+            )));
+        };
+        if shape.widths.len() > MAX_CUSTOM_OPERANDS {
+            let n = shape.widths.len();
+            return Err(failed(format!(
+                "{n} operands; there may be {MAX_CUSTOM_OPERANDS}"
+            )));
+        }
+        op.check(shape).map_err(failed)?;
+        Ok(Arc::clone(op))
+    }
+}
+
+fn custom_error(spec: &CustomSpec, node: &str, reason: String) -> BackendError {
+    BackendError::CustomOp {
+        op: spec.name.clone(),
+        node: node.to_owned(),
+        reason,
+    }
+}
+
+/// A node with its operands, ready to be computed.
+#[derive(Clone, Copy, Debug)]
+pub struct CustomCall<'a> {
+    /// The implementation.
+    pub op: &'a dyn CustomOp,
+    /// What the graph says.
+    pub spec: &'a CustomSpec,
+    /// The node's name.
+    pub node: &'a str,
+    /// The operands, all rows of each.
+    pub operands: &'a [&'a [f32]],
+    /// The weights' values.
+    pub weights: &'a [Arc<[f32]>],
+    /// Rows of the ubatch.
+    pub n_rows: usize,
+}
+
+impl CustomCall<'_> {
+    /// Computes these rows of an operation without state into `out`, `[rows, width]`.
+    ///
+    /// # Errors
+    /// [`BackendError::CustomOp`] where the implementation fails.
+    pub fn rows(&self, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.call(rows, &mut [], out)
+    }
+
+    /// Computes all rows of an operation with states, `[n_states, n_state]`, group by group, and leaves
+    /// the states where the groups say. The groups were checked for these rows and states.
+    ///
+    /// # Errors
+    /// [`BackendError::CustomOp`] where the implementation fails; [`BackendError::WrongLength`] where
+    /// a group names a state or row that is not there.
+    pub fn recur(
+        &self,
+        groups: &[StateGroup],
+        (states, n_state): (&mut [f32], usize),
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        let width = out.len() / self.n_rows.max(1);
+        for group in groups {
+            let Some(last) = group.stores.last() else {
+                continue;
+            };
+            // The state under way lives where the group stores its last one.
+            let here = span(last.to, n_state, states.len())?;
+            match group.source {
+                Some(source) => {
+                    states.copy_within(span(source, n_state, states.len())?, here.start)
+                }
+                None => states[here.clone()].fill(0.0),
+            }
+            let mut done = 0;
+            for store in &group.stores {
+                let until = store.n_rows as usize;
+                let rows = group.rows.get(done..until).unwrap_or_default();
+                for run in rows.chunk_by(|a, b| a + 1 == *b) {
+                    let first = run.first().map_or(0, |&row| row as usize);
+                    let rows = first..first + run.len();
+                    let n = out.len();
+                    let to = out.get_mut(rows.start * width..rows.end * width);
+                    let to = to.ok_or_else(|| too_short(rows.end * width, n))?;
+                    self.call(rows, &mut states[here.clone()], to)?;
+                }
+                done = until;
+                if store.to != last.to {
+                    let to = span(store.to, n_state, states.len())?;
+                    states.copy_within(here.clone(), to.start);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn call(
+        &self,
+        rows: Range<usize>,
+        state: &mut [f32],
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        let mut operands: [&[f32]; MAX_CUSTOM_OPERANDS] = [&[]; MAX_CUSTOM_OPERANDS];
+        for (here, &all) in operands.iter_mut().zip(self.operands) {
+            let width = all.len() / self.n_rows.max(1);
+            let values = all.get(rows.start * width..rows.end * width);
+            *here = values.ok_or_else(|| too_short(rows.end * width, all.len()))?;
+        }
+        let n_operands = self.operands.len().min(MAX_CUSTOM_OPERANDS);
+        let rows = CustomRows {
+            spec: self.spec,
+            n_rows: rows.len(),
+            operands: &operands[..n_operands],
+            weights: self.weights,
+        };
+        let done = self.op.rows(&rows, state, out);
+        done.map_err(|reason| custom_error(self.spec, self.node, reason))
+    }
+}
+
+fn too_short(wanted: usize, got: usize) -> BackendError {
+    BackendError::WrongLength {
+        what: "values of a custom operation",
+        wanted,
+        got,
+    }
+}
+
+fn span(state: CellIdx, n_state: usize, n_values: usize) -> Result<Range<usize>, BackendError> {
+    let first = state.as_usize() * n_state;
+    match first + n_state <= n_values {
+        true => Ok(first..first + n_state),
+        false => Err(too_short(first + n_state, n_values)),
+    }
+}

@@ -1,0 +1,184 @@
+//! The contract of attention as a node of a graph: among the tokens of a ubatch, and with sinks and
+//! linear biases, which come from weights and positions.
+
+use std::sync::Arc;
+
+use super::evaluate::{Memory, evaluate};
+use super::ops::builder;
+use super::scene::{Scene, Step, Token, layout, memory_weights};
+use super::{Random, Subject, assert_close};
+use crate::backend::{Backend, BackendError};
+use crate::batch::{Batch, BatchRules, SplitPolicy, validate};
+use crate::graph::{Alibi, AttendSpec, BatchVisibility, Graph, GraphOutputs, Input, NodeId};
+use crate::layers::RowLayout;
+use crate::memory::batch_visibility;
+use crate::{LayerIdx, PartIdx, SeqId, TokenId, Window};
+
+const SPEC: AttendSpec = AttendSpec {
+    n_heads: 6,
+    kv_heads: 3,
+    k_dim: 8,
+    v_dim: 12,
+    scale: 0.4,
+    soft_cap: None,
+    alibi: None,
+};
+const DIM: usize = 6 * 8 + 3 * 8 + 3 * 12;
+const N_CELLS: usize = 48;
+
+/// Queries, keys and values, cut from embedding rows.
+fn qkv(b: &mut crate::graph::GraphBuilder) -> [NodeId; 3] {
+    let n = b.shape().n_tokens;
+    let x = b.input(Input::Embeddings { dim: DIM }).unwrap();
+    let mut first = 0;
+    [("q", 6, 8), ("k", 3, 8), ("v", 3, 12)].map(|(name, heads, dim)| {
+        let flat = b.columns(&format!("{name}.flat"), x, first..first + heads * dim);
+        first += heads * dim;
+        b.reshape(name, flat.unwrap(), &[n, heads, dim]).unwrap()
+    })
+}
+
+/// Two attentions through different windows, added, so that neither can be another's.
+fn within(spec: AttendSpec, n: usize, windows: [Window; 2]) -> Graph {
+    let mut b = builder(n, 0);
+    let qkv = qkv(&mut b);
+    let near = b.attend_batch("near", (spec, Some("sinks.w")), qkv, windows[0]);
+    let far = b.attend_batch("far", (spec, None), qkv, windows[1]);
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let sum = b.add("sum", near, far).unwrap();
+    b.finish(&[near, sum]).unwrap()
+}
+
+/// Tokens of these sequences as one ubatch, with what they see through `windows`.
+fn step(seqs: &[u32], windows: [Window; 2]) -> Step {
+    let mut batch = Batch::new();
+    for &seq in seqs {
+        batch.push_token(TokenId(0)).in_sequence(SeqId(seq));
+    }
+    let rules = BatchRules {
+        n_batch: 512,
+        n_seqs: 8,
+        n_vocab: 1,
+        n_embd: 1,
+    };
+    let valid = validate(&batch, &rules, |_| None).unwrap();
+    let ubatches = SplitPolicy::WholeSequences.split(&valid, 512).unwrap();
+    let seen = windows.map(|window| {
+        let mut seen = BatchVisibility {
+            window,
+            ..BatchVisibility::default()
+        };
+        batch_visibility(&ubatches[0], &mut seen);
+        seen
+    });
+    Step {
+        positions: ubatches[0].positions.clone(),
+        embeddings: Random::new(61).values(seqs.len() * DIM),
+        batch: seen.into(),
+        ..Step::default()
+    }
+}
+
+/// Runs `graph` over `layout` and compares every output with its definition.
+fn compare<B: Backend>(subject: &Subject<B>, graph: &Graph, (layout, step): (&RowLayout, &Step)) {
+    let backend = &subject.backend;
+    let weights = memory_weights(graph, 62);
+    let wanted = evaluate(
+        graph,
+        &weights,
+        (layout, &mut Memory::default()),
+        &step.inputs(),
+    );
+    let loaded = backend.load_weights(Arc::new(weights)).unwrap();
+    let mut rows = backend.allocate(layout).unwrap();
+    let mut program = backend.compile(graph, &loaded, layout).unwrap();
+    let mut outputs = GraphOutputs::default();
+    // Twice: nothing is remembered from run to run.
+    for _ in 0..2 {
+        backend
+            .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+            .unwrap();
+        for (got, wanted) in outputs.values.iter().zip(&wanted) {
+            assert_close("attention", got, wanted, subject.tolerance.attend);
+        }
+    }
+}
+
+/// Every token sees the whole of its sequence, or what a window leaves of it, and nobody else's.
+pub fn tokens_attend_within_their_ubatch<B: Backend>(subject: &Subject<B>) {
+    let alibi = Some(Alibi { max_bias: 8.0 });
+    let windows = [Window::Symmetric(5), Window::Full];
+    for spec in [SPEC, AttendSpec { alibi, ..SPEC }] {
+        for seqs in [&[0][..], &[0; 70], &[1, 0, 0, 1, 2, 2, 2, 1, 0, 5, 1, 1]] {
+            let graph = within(spec, seqs.len(), windows);
+            let layout = RowLayout::default();
+            compare(subject, &graph, (&layout, &step(seqs, windows)));
+        }
+    }
+}
+
+/// The same attention over a memory: sinks are a weight, biases follow the positions.
+pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
+    let kv_type = subject.backend.info().kv_types[0];
+    let layout = layout(2, N_CELLS, (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim), kv_type);
+    let part = PartIdx(0);
+    let window = Window::Sliding(20);
+    let spec = AttendSpec {
+        alibi: Some(Alibi { max_bias: 4.0 }),
+        ..SPEC
+    };
+    let cells = Random::new(63).permutation(N_CELLS);
+    let tokens: Vec<Token> = (0u32..)
+        .zip(&cells[..31])
+        .map(|(pos, &cell)| Token {
+            id: 0,
+            text: pos as usize % 2,
+            pos: 100 + pos / 2,
+            cell,
+        })
+        .collect();
+    let mut b = builder(tokens.len(), 0);
+    let [q, k, v] = qkv(&mut b);
+    let cells = b.input(Input::Cells { part }).unwrap();
+    let seen = b.input(Input::Visibility { part, window }).unwrap();
+    let layer = LayerIdx(1);
+    let stored = b.store_kv("store", layer, [k, v, cells]).unwrap();
+    let both = (spec, Some("sinks.w"));
+    let y = b.attend_with_sinks("kqv", layer, both, [q, stored, seen]);
+    let graph = b.finish(&[y.unwrap()]).unwrap();
+    let mut step = Scene::default().step(&tokens, window, &[]);
+    step.embeddings = Random::new(64).values(tokens.len() * DIM);
+    compare(subject, &graph, (&layout, &step));
+}
+
+/// A window that was not given, rows that are not there, too few positions.
+pub fn unsound_batch_visibilities_are_refused<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    let windows = [Window::Symmetric(5), Window::Full];
+    let alibi = Some(Alibi { max_bias: 8.0 });
+    let graph = within(AttendSpec { alibi, ..SPEC }, 4, windows);
+    let loaded = backend
+        .load_weights(Arc::new(memory_weights(&graph, 62)))
+        .unwrap();
+    let layout = RowLayout::default();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
+    let mut run = |change: fn(&mut Step)| {
+        let mut step = step(&[0, 0, 1, 1], windows);
+        change(&mut step);
+        let mut outputs = GraphOutputs::default();
+        backend.run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+    };
+    run(|_| {}).unwrap();
+    let wrong: [fn(&mut Step); 5] = [
+        |s| s.batch.clear(),
+        |s| s.batch[1].window = Window::Sliding(3),
+        |s| s.batch[0].visibility.groups[0].runs[0].len += 3,
+        |s| s.batch[1].visibility.groups.truncate(1),
+        |s| s.positions.truncate(3),
+    ];
+    for change in wrong {
+        let error = run(change).unwrap_err();
+        assert!(matches!(error, BackendError::Input { .. }), "{error:?}");
+    }
+}

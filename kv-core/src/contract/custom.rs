@@ -1,0 +1,317 @@
+//! The contract of custom operations: rows and states go in as they should, whatever is computed.
+
+use std::sync::Arc;
+
+use super::ops::{builder, step};
+use super::{Random, Subject, assert_close};
+use crate::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
+use crate::graph::{CustomSpec, Graph, GraphInputs, GraphOutputs, Input, StateGroup, StateStore};
+use crate::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use crate::weights::{MemoryWeights, WeightSource};
+use crate::{CellIdx, KvType, LayerIdx};
+
+const LAYER: LayerIdx = LayerIdx(1);
+const WIDTH: usize = 6;
+
+/// The operations that [`Subject::new`] gives to every backend.
+pub fn ops() -> CustomOps {
+    CustomOps::new().with(Weigh).with(Decay)
+}
+
+/// `y = sum(x * w) + offset`, without a state.
+#[derive(Debug)]
+struct Weigh;
+
+impl CustomOp for Weigh {
+    fn name(&self) -> &str {
+        "contract.weigh"
+    }
+
+    fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
+        match (node.widths, node.weights, node.width, node.n_state) {
+            (&[x], &[&[w]], 1, 0) if x == w => Ok(()),
+            _ => Err(format!("{:?} by {:?}", node.widths, node.weights)),
+        }
+    }
+
+    fn rows(
+        &self,
+        rows: &CustomRows<'_>,
+        state: &mut [f32],
+        out: &mut [f32],
+    ) -> Result<(), String> {
+        assert!(state.is_empty());
+        let weight = &rows.weights[0];
+        let x = rows.operands[0].chunks_exact(weight.len());
+        assert_eq!((x.len(), out.len()), (rows.n_rows, rows.n_rows));
+        for (y, x) in out.iter_mut().zip(x) {
+            let sum: f32 = x.iter().zip(weight.iter()).map(|(x, w)| x * w).sum();
+            *y = sum + rows.spec.param("offset").ok_or("no offset")?;
+        }
+        Ok(())
+    }
+}
+
+/// `s = gamma s + x`, `y = s z`.
+#[derive(Debug)]
+struct Decay;
+
+impl CustomOp for Decay {
+    fn name(&self) -> &str {
+        "contract.decay"
+    }
+
+    fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
+        match node.widths {
+            &[x, z] if [x, z, node.width] == [node.n_state; 3] => Ok(()),
+            _ => Err(format!(
+                "{:?} with a state of {}",
+                node.widths, node.n_state
+            )),
+        }
+    }
+
+    fn rows(
+        &self,
+        rows: &CustomRows<'_>,
+        state: &mut [f32],
+        out: &mut [f32],
+    ) -> Result<(), String> {
+        let gamma = rows.spec.param("gamma").ok_or("no gamma")?;
+        let n = state.len();
+        let operands = rows.operands[0].chunks(n).zip(rows.operands[1].chunks(n));
+        for ((x, z), y) in operands.zip(out.chunks_mut(n)) {
+            for (((s, x), z), y) in state.iter_mut().zip(x).zip(z).zip(y) {
+                *s = gamma * *s + x;
+                *y = *s * z;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn weigh() -> CustomSpec {
+    CustomSpec {
+        params: [("offset".to_owned(), 0.25)].into(),
+        weights: vec!["w".to_owned()],
+        ..CustomSpec::new("contract.weigh")
+    }
+}
+
+fn decay() -> CustomSpec {
+    CustomSpec {
+        params: [("gamma".to_owned(), 0.75)].into(),
+        layer: Some(LAYER),
+        ..CustomSpec::new("contract.decay")
+    }
+}
+
+fn layout(state_row: usize) -> RowLayout {
+    let row = RecurrentMemory {
+        conv_row: 0,
+        state_row,
+    };
+    let map = LayerMap::new(vec![LayerMemory::Nothing, LayerMemory::Recurrent(row)]);
+    let layout = RowLayout::new(&map, &[], KvType::F32).unwrap();
+    layout.with_states(&map, 6).unwrap()
+}
+
+fn weigh_graph(n: usize, spec: &CustomSpec) -> Graph {
+    let mut b = builder(n, 0);
+    let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
+    let y = b.custom("y", spec, &[x], (&[&[WIDTH]], 1)).unwrap();
+    // What is made of a result of someone else's, and the operand afterwards.
+    let twice = b.scale("twice", y, 2.0).unwrap();
+    b.finish(&[y, twice, x]).unwrap()
+}
+
+fn decay_graph(n: usize) -> Graph {
+    let mut b = builder(n, 0);
+    let all = b.input(Input::Embeddings { dim: 2 * WIDTH }).unwrap();
+    let states = b.input(Input::States).unwrap();
+    let x = b.columns("x", all, 0..WIDTH).unwrap();
+    let z = b.columns("z", all, WIDTH..2 * WIDTH).unwrap();
+    let y = b
+        .custom("y", &decay(), &[x, z, states], (&[], WIDTH))
+        .unwrap();
+    b.finish(&[y]).unwrap()
+}
+
+fn weights() -> MemoryWeights {
+    let mut weights = MemoryWeights::new();
+    let values = Random::new(3).values(WIDTH);
+    weights.insert_f32("w", &[WIDTH], &values).unwrap();
+    weights
+}
+
+fn compile<B: Backend>(subject: &Subject<B>, graph: &Graph) -> Result<B::Program, BackendError> {
+    assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
+    let backend = &subject.backend;
+    let loaded = backend.load_weights(Arc::new(weights())).unwrap();
+    backend.compile(graph, &loaded, &layout(WIDTH))
+}
+
+/// Every row is computed, once, and others use the result.
+pub fn rows_of_others_compute<B: Backend>(subject: &Subject<B>) {
+    for n in [1, 3, 50] {
+        let mut program = compile(subject, &weigh_graph(n, &weigh())).unwrap();
+        let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
+        let inputs = step(n, 0, WIDTH, 9);
+        let mut outputs = GraphOutputs::default();
+        let inputs = inputs.inputs();
+        subject
+            .backend
+            .run(&mut program, &mut rows, &inputs, &mut outputs)
+            .unwrap();
+        let w = weights().get("w").unwrap().to_f32();
+        let dot = |x: &[f32]| {
+            let sum: f64 = x
+                .iter()
+                .zip(&w)
+                .map(|(x, w)| f64::from(*x) * f64::from(*w))
+                .sum();
+            sum + 0.25
+        };
+        let want: Vec<f64> = inputs.embeddings.chunks_exact(WIDTH).map(dot).collect();
+        let twice: Vec<f64> = want.iter().map(|y| 2.0 * y).collect();
+        let tolerance = subject.tolerance.elementwise;
+        assert_close("rows", &outputs.values[0], &want, tolerance);
+        assert_close("twice", &outputs.values[1], &twice, tolerance);
+        assert_eq!(outputs.values[2], inputs.embeddings);
+    }
+}
+
+fn group(rows: &[u32], source: Option<u32>, stores: &[(u32, u32)]) -> StateGroup {
+    StateGroup {
+        rows: rows.to_vec(),
+        source: source.map(CellIdx),
+        stores: stores
+            .iter()
+            .map(|&(n_rows, to)| StateStore {
+                n_rows,
+                to: CellIdx(to),
+            })
+            .collect(),
+    }
+}
+
+/// Two sequences, rows mixed, with a snapshot in between and going back to it: every result is that
+/// of the recurrence from its beginning, bit for bit.
+pub fn states_of_others_continue_however_they_are_cut<B: Backend>(subject: &Subject<B>) {
+    let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
+    let values = Random::new(5).values(16 * 2 * WIDTH);
+    // Inputs by number, so that a row can be fed again.
+    let mut feed = |inputs: &[usize], groups: &[StateGroup]| {
+        let row = |&at: &usize| values[at * 2 * WIDTH..][..2 * WIDTH].to_vec();
+        let embeddings: Vec<f32> = inputs.iter().flat_map(row).collect();
+        let mut program = compile(subject, &decay_graph(inputs.len())).unwrap();
+        let mut outputs = GraphOutputs::default();
+        let inputs = GraphInputs {
+            embeddings: &embeddings,
+            states: groups,
+            ..GraphInputs::default()
+        };
+        subject
+            .backend
+            .run(&mut program, &mut rows, &inputs, &mut outputs)
+            .unwrap();
+        outputs.values[0].clone()
+    };
+    let alone = |inputs: &[usize]| {
+        let mut state = [0.0f32; WIDTH];
+        let mut out = Vec::new();
+        for &at in inputs {
+            let row = &values[at * 2 * WIDTH..][..2 * WIDTH];
+            for i in 0..WIDTH {
+                state[i] = 0.75 * state[i] + row[i];
+                out.push(state[i] * row[WIDTH + i]);
+            }
+        }
+        out
+    };
+    // Sequence A: inputs 0 to 4, state in row 0, snapshot after two in row 3. B: 8 to 10, row 1.
+    let groups = [
+        group(&[0, 2, 3, 4, 6], None, &[(2, 3), (5, 0)]),
+        group(&[1, 5, 7], None, &[(3, 1)]),
+    ];
+    let got = feed(&[0, 8, 1, 2, 3, 9, 4, 10], &groups);
+    let rows_of = |got: &[f32], rows: &[usize]| -> Vec<f32> {
+        rows.iter()
+            .flat_map(|r| got[r * WIDTH..][..WIDTH].to_vec())
+            .collect()
+    };
+    assert_eq!(rows_of(&got, &[0, 2, 3, 4, 6]), alone(&[0, 1, 2, 3, 4]));
+    assert_eq!(rows_of(&got, &[1, 5, 7]), alone(&[8, 9, 10]));
+    // B goes on; A goes back to its snapshot and continues otherwise; then on from row 0.
+    let groups = [
+        group(&[0], Some(1), &[(1, 2)]),
+        group(&[1, 2], Some(3), &[(2, 4)]),
+    ];
+    let got = feed(&[11, 5, 6], &groups);
+    assert_eq!(rows_of(&got, &[0]), alone(&[8, 9, 10, 11])[3 * WIDTH..]);
+    assert_eq!(rows_of(&got, &[1, 2]), alone(&[0, 1, 5, 6])[2 * WIDTH..]);
+    let got = feed(&[7], &[group(&[0], Some(0), &[(1, 5)])]);
+    assert_eq!(got, alone(&[0, 1, 2, 3, 4, 7])[5 * WIDTH..]);
+}
+
+/// An implementation's objection comes out when compiling, its failure when running.
+pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
+    let mut b = builder(2, 0);
+    let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
+    let y = b.custom("y", &weigh(), &[x], (&[&[WIDTH]], 3)).unwrap();
+    let graph = b.finish(&[y]).unwrap();
+    let text = compile(subject, &graph).err().unwrap().to_string();
+    assert_eq!(
+        text,
+        "custom operation 'contract.weigh' (node 'y'): [6] by [[6]]"
+    );
+    let mut program = compile(
+        subject,
+        &weigh_graph(
+            2,
+            &CustomSpec {
+                params: Default::default(),
+                ..weigh()
+            },
+        ),
+    )
+    .unwrap();
+    let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
+    let (inputs, mut outputs) = (step(2, 0, WIDTH, 9), GraphOutputs::default());
+    let failed = subject
+        .backend
+        .run(&mut program, &mut rows, &inputs.inputs(), &mut outputs);
+    let text = failed.unwrap_err().to_string();
+    assert_eq!(
+        text,
+        "custom operation 'contract.weigh' (node 'y'): no offset"
+    );
+}
+
+/// A name that nobody registered, and a layer without states.
+pub fn operations_of_nobody_are_refused<B: Backend>(subject: &Subject<B>) {
+    let nobody = CustomSpec {
+        name: "nobody".into(),
+        ..weigh()
+    };
+    let text = compile(subject, &weigh_graph(1, &nobody))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        text.starts_with("custom operation 'nobody' (node 'y'): not registered"),
+        "{text}"
+    );
+    assert!(text.contains("contract.decay, contract.weigh"), "{text}");
+    let backend = &subject.backend;
+    let loaded = backend.load_weights(Arc::new(weights())).unwrap();
+    let empty = RowLayout::default();
+    let none = backend
+        .compile(&decay_graph(1), &loaded, &empty)
+        .err()
+        .unwrap();
+    assert!(
+        matches!(none, BackendError::NoRows { layer: LAYER }),
+        "{none}"
+    );
+}

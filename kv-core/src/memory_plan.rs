@@ -1,0 +1,228 @@
+//! [`MemoryPlan`]: what a memory's rows take in bytes, line by line, before any of it is allocated.
+//!
+//! Invariant: made from a [`RowLayout`] alone, which is also what a backend allocates, so the two
+//! cannot disagree ([`Backend::allocated_bytes`](crate::backend::Backend::allocated_bytes) measures
+//! the storage, and tests compare). Knows nothing of weights, of scratch memory or of the machine.
+//!
+//! ```
+//! use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+//! use kv_core::memory_plan::{MemoryPlan, PlannedKind};
+//! use kv_core::{KvType, Window};
+//!
+//! let layer = AttentionMemory { kv_heads: 4, k_dim: 16, v_dim: 16, window: Window::Full };
+//! let map = LayerMap::new(vec![LayerMemory::Attention(layer); 6]);
+//! let plan = MemoryPlan::new(&RowLayout::new(&map, &[1000], KvType::F16)?);
+//! assert_eq!(plan.bytes(), 6 * 1000 * 2 * (4 * 16 * 2));
+//! assert_eq!(plan.bytes_of_kind(PlannedKind::V), plan.bytes() / 2);
+//! # Ok::<(), kv_core::layers::LayoutError>(())
+//! ```
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::ids::{LayerIdx, PartIdx};
+use crate::kv_type::KvType;
+use crate::layers::{LayerRows, RowLayout, StateRows};
+
+/// What rows hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlannedKind {
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// Last inputs of convolutions.
+    Conv,
+    /// Recurrent states.
+    State,
+    /// Earlier recurrent states, with the inputs of their convolutions, that can be gone back to.
+    Snapshots,
+}
+
+/// Rows of one kind of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedRows {
+    /// Whose rows.
+    pub layer: LayerIdx,
+    /// The part whose cells number them; `None` for what is recurrent.
+    pub part: Option<PartIdx>,
+    /// What they hold.
+    pub kind: PlannedKind,
+    /// How values are stored.
+    pub kv_type: KvType,
+    /// Number of rows.
+    pub n_rows: usize,
+    /// Bytes of one row.
+    pub row_bytes: usize,
+}
+
+impl PlannedRows {
+    /// Bytes of all these rows.
+    pub const fn bytes(&self) -> usize {
+        self.n_rows.saturating_mul(self.row_bytes)
+    }
+}
+
+/// All rows of a memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    rows: Vec<PlannedRows>,
+}
+
+impl MemoryPlan {
+    /// What a backend allocates for `layout`.
+    pub fn new(layout: &RowLayout) -> Self {
+        Self::with_snapshots(layout, 0)
+    }
+
+    /// The same, where the last `n_snapshot_rows` states of each recurrent layer are there only to be
+    /// gone back to.
+    pub fn with_snapshots(layout: &RowLayout, n_snapshot_rows: usize) -> Self {
+        let attention = layout.layers().iter().flat_map(attention_rows);
+        let states = layout.states().iter();
+        let states = states.flat_map(|states| state_rows(states, n_snapshot_rows));
+        let mut rows: Vec<PlannedRows> = attention.chain(states).collect();
+        rows.sort_by_key(|rows| (rows.layer, rows.kind));
+        Self { rows }
+    }
+
+    /// The lines of the plan, by layer and kind. None is empty.
+    pub fn rows(&self) -> &[PlannedRows] {
+        &self.rows
+    }
+
+    /// Bytes of everything.
+    pub fn bytes(&self) -> usize {
+        self.sum(|_| true)
+    }
+
+    /// Bytes of one kind of rows.
+    pub fn bytes_of_kind(&self, kind: PlannedKind) -> usize {
+        self.sum(|rows| rows.kind == kind)
+    }
+
+    /// Bytes of one layer.
+    pub fn bytes_of_layer(&self, layer: LayerIdx) -> usize {
+        self.sum(|rows| rows.layer == layer)
+    }
+
+    /// Bytes of one part; `None` names all that is recurrent.
+    pub fn bytes_of_part(&self, part: Option<PartIdx>) -> usize {
+        self.sum(|rows| rows.part == part)
+    }
+
+    /// The layers that remember something of their own, ascending.
+    pub fn layers(&self) -> impl Iterator<Item = LayerIdx> + '_ {
+        let one_layer = self.rows.chunk_by(|a, b| a.layer == b.layer);
+        one_layer.filter_map(|rows| rows.first()).map(|r| r.layer)
+    }
+
+    fn sum(&self, which: impl Fn(&PlannedRows) -> bool) -> usize {
+        let bytes = self.rows.iter().filter(|rows| which(rows));
+        // Beyond all memory anyway where it saturates.
+        bytes.fold(0, |sum, rows| sum.saturating_add(rows.bytes()))
+    }
+}
+
+fn attention_rows(layer: &LayerRows) -> impl Iterator<Item = PlannedRows> {
+    let LayerRows {
+        layer,
+        part,
+        n_rows,
+        k,
+        v,
+    } = *layer;
+    let kinds = [(PlannedKind::K, k), (PlannedKind::V, v)];
+    let rows = kinds.map(|(kind, shape)| PlannedRows {
+        layer,
+        part: Some(part),
+        kind,
+        kv_type: shape.kv_type,
+        n_rows,
+        row_bytes: shape.bytes(),
+    });
+    rows.into_iter().filter(|rows| rows.bytes() > 0)
+}
+
+fn state_rows(states: &StateRows, n_snapshot_rows: usize) -> impl Iterator<Item = PlannedRows> {
+    let StateRows { layer, n_rows, row } = *states;
+    let n_snapshots = n_snapshot_rows.min(n_rows);
+    let n_live = n_rows - n_snapshots;
+    let bytes = |n_values: usize| n_values.saturating_mul(size_of::<f32>());
+    let (conv, state) = (bytes(row.conv_row), bytes(row.state_row));
+    let kinds = [
+        (PlannedKind::Conv, n_live, conv),
+        (PlannedKind::State, n_live, state),
+        (
+            PlannedKind::Snapshots,
+            n_snapshots,
+            conv.saturating_add(state),
+        ),
+    ];
+    let rows = kinds.map(|(kind, n_rows, row_bytes)| PlannedRows {
+        layer,
+        part: None,
+        kind,
+        kv_type: KvType::F32,
+        n_rows,
+        row_bytes,
+    });
+    rows.into_iter().filter(|rows| rows.bytes() > 0)
+}
+
+impl fmt::Display for PlannedKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::K => "K",
+            Self::V => "V",
+            Self::Conv => "conv",
+            Self::State => "state",
+            Self::Snapshots => "snapshots",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
+    use crate::window::Window;
+
+    #[test]
+    fn every_row_is_in_one_line_of_the_plan() {
+        let attention = |window| {
+            LayerMemory::Attention(AttentionMemory {
+                kv_heads: 2,
+                k_dim: 8,
+                v_dim: 4,
+                window,
+            })
+        };
+        let row = RecurrentMemory {
+            conv_row: 6,
+            state_row: 10,
+        };
+        let map = LayerMap::new(vec![
+            attention(Window::Full),
+            LayerMemory::Recurrent(row),
+            LayerMemory::Nothing,
+            attention(Window::Sliding(16)),
+        ]);
+        let layout = RowLayout::new(&map, &[100, 20], KvType::F16).unwrap();
+        let layout = layout.with_states(&map, 8).unwrap();
+        let plan = MemoryPlan::with_snapshots(&layout, 6);
+        assert_eq!(plan.bytes(), layout.bytes());
+        let layers: Vec<LayerIdx> = plan.layers().collect();
+        assert_eq!(layers, [LayerIdx(0), LayerIdx(1), LayerIdx(3)]);
+        assert_eq!(plan.bytes_of_kind(PlannedKind::K), (100 + 20) * 2 * 8 * 2);
+        assert_eq!(plan.bytes_of_kind(PlannedKind::V), (100 + 20) * 2 * 4 * 2);
+        assert_eq!(plan.bytes_of_kind(PlannedKind::Conv), 2 * 6 * 4);
+        assert_eq!(plan.bytes_of_kind(PlannedKind::State), 2 * 10 * 4);
+        assert_eq!(plan.bytes_of_kind(PlannedKind::Snapshots), 6 * 16 * 4);
+        assert_eq!(plan.bytes_of_part(Some(PartIdx(1))), 20 * 2 * 12 * 2);
+        assert_eq!(plan.bytes_of_part(None), 8 * 16 * 4);
+        assert_eq!(plan.bytes_of_layer(LayerIdx(2)), 0);
+    }
+}

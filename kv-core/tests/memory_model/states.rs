@@ -1,0 +1,62 @@
+//! Recurrent states beside attention: the simulated backend of a hybrid's second half.
+//!
+//! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses or
+//! goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
+
+use kv_core::SeqId;
+use kv_core::graph::{StateGroup, check_states};
+use kv_core::memory::Recurrent;
+
+/// By row: the tokens of its state; `None` where nothing sound is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StateRows(Vec<Option<Vec<u64>>>);
+
+impl StateRows {
+    pub(crate) fn new(memory: Option<&Recurrent>) -> Self {
+        let n_rows = memory.map_or(0, |m| m.config().n_rows());
+        Self(vec![None; n_rows as usize])
+    }
+
+    /// Every group takes its rows into the state that it begins with.
+    pub(crate) fn compute(&mut self, groups: &[StateGroup], ids: &[u64]) {
+        if self.0.is_empty() {
+            return assert!(groups.is_empty());
+        }
+        check_states(groups, ids.len() as u32, self.0.len() as u32).unwrap();
+        for group in groups {
+            let mut state = match group.source {
+                None => Vec::new(),
+                Some(row) => self.0[row.as_usize()].clone().unwrap(),
+            };
+            for (n_rows, &row) in (1u32..).zip(&group.rows) {
+                state.push(ids[row as usize]);
+                if let Some(store) = group.stores.iter().find(|s| s.n_rows == n_rows) {
+                    self.0[store.to.as_usize()] = Some(state.clone());
+                }
+            }
+        }
+    }
+
+    /// What a computation that failed may leave where it was to store.
+    pub(crate) fn destroy(&mut self, groups: &[StateGroup]) {
+        for store in groups.iter().flat_map(|group| &group.stores) {
+            self.0[store.to.as_usize()] = None;
+        }
+    }
+
+    /// Every state that `seq` can go back to is that after the tokens up to there; the last is after
+    /// all of them.
+    pub(crate) fn check(&self, memory: &Recurrent, seq: SeqId, tokens: &[u64]) {
+        let states = memory.states(seq);
+        let last = states.last().map_or(0, |state| state.n_tokens as usize);
+        assert_eq!(last, tokens.len(), "tokens in the state of sequence {seq}");
+        for state in states {
+            let taken_in = tokens[..state.n_tokens as usize].to_vec();
+            assert_eq!(
+                self.0[state.row.as_usize()],
+                Some(taken_in),
+                "sequence {seq}"
+            );
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Attention: its queries, what they look at, and what heads have for themselves.
+
+use kv_core::LayerIdx;
+use kv_core::backend::BackendError;
+use kv_core::graph::{AttendSpec, Input, Node, Op};
+
+use super::{Resolver, Value, unsupported};
+use crate::plan::{HeadValues, Step};
+
+impl<'a> Resolver<'a> {
+    pub(super) fn attend(
+        &mut self,
+        node: &'a Node,
+        (layer, spec): (LayerIdx, AttendSpec),
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let (at, rows) = self.layer(layer)?;
+        let part = rows.part;
+        let is_own = |i: &Input| matches!(i, Input::Visibility { part: p, .. } if *p == part);
+        self.operand_input(node, 2, is_own)?;
+        let q = self.operand(node, 0)?;
+        crate::attend::check_shape(&spec, &rows)?;
+        self.check_queries(node, &spec, [q, out])?;
+        Ok(Step::Attend {
+            layer: at,
+            part: part.as_usize(),
+            spec,
+            beside: self.head_values(node, &spec, 3)?,
+            q,
+            out,
+        })
+    }
+
+    pub(super) fn attend_batch(
+        &mut self,
+        node: &'a Node,
+        spec: AttendSpec,
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let visibility = node.operands.get(3).and_then(|&id| self.graph.node(id));
+        let Some(Op::Input(Input::BatchVisibility { window })) = visibility.map(|v| &v.op) else {
+            return Err(unsupported(node));
+        };
+        let qkv = [
+            self.operand(node, 0)?,
+            self.operand(node, 1)?,
+            self.operand(node, 2)?,
+        ];
+        self.check_queries(node, &spec, [qkv[0], out])?;
+        let n = self.graph.shape().n_tokens;
+        let fits = spec.kv_heads > 0
+            && spec.n_heads.is_multiple_of(spec.kv_heads)
+            && qkv[1].len(self.graph) == n * spec.kv_heads * spec.k_dim
+            && qkv[2].len(self.graph) == n * spec.kv_heads * spec.v_dim;
+        if !fits {
+            return Err(unsupported(node));
+        }
+        Ok(Step::AttendBatch {
+            window: *window,
+            spec,
+            beside: self.head_values(node, &spec, 4)?,
+            qkv,
+            out,
+        })
+    }
+
+    fn check_queries(
+        &self,
+        node: &Node,
+        spec: &AttendSpec,
+        [q, out]: [Value; 2],
+    ) -> Result<(), BackendError> {
+        let n = self.graph.shape().n_tokens;
+        let fits = q.len(self.graph) == n * spec.n_heads * spec.k_dim
+            && out.len(self.graph) == n * spec.n_heads * spec.v_dim;
+        if fits { Ok(()) } else { Err(unsupported(node)) }
+    }
+
+    /// Sinks and slopes; operand `at` must be the positions where there are slopes.
+    fn head_values(
+        &mut self,
+        node: &'a Node,
+        spec: &AttendSpec,
+        at: usize,
+    ) -> Result<HeadValues, BackendError> {
+        let (Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. }) = &node.op else {
+            return Err(unsupported(node));
+        };
+        let sinks = sinks.as_ref().map(|name| self.vector(name, node));
+        let sinks = sinks.transpose()?;
+        if sinks.as_ref().is_some_and(|s| s.len() != spec.n_heads) {
+            return Err(unsupported(node));
+        }
+        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads).into());
+        if slopes.is_some() {
+            self.operand_input(node, at, |i| matches!(i, Input::Positions))?;
+        }
+        Ok(HeadValues { sinks, slopes })
+    }
+}

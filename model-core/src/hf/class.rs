@@ -1,0 +1,125 @@
+//! [`HfClass`]: how one class of models is translated, as data.
+//!
+//! Knows no class by name: crates with architectures bring theirs.
+
+use super::{HfConfig, HfError, Keys, TensorRule};
+
+/// The translation of one class of models.
+#[derive(Clone, Copy, Debug)]
+pub struct HfClass {
+    /// The name in `architectures` of `config.json`.
+    pub name: &'static str,
+    /// The name in `general.architecture`.
+    pub architecture: &'static str,
+    /// What becomes of the keys of `config.json`, in tables that classes share.
+    pub keys: &'static [&'static [Key]],
+    /// What becomes of the tensors, in tables that classes share.
+    pub tensors: &'static [&'static [TensorRule]],
+    /// Beginnings or ends of names of tensors that hold nothing a model needs.
+    pub unused: &'static [&'static str],
+}
+
+/// What becomes of one key of `config.json`. `to` is without the architecture's name before it.
+#[derive(Clone, Copy, Debug)]
+pub enum Key {
+    /// A whole number of at least 1 that must be there.
+    Count {
+        /// Metadata key.
+        to: &'static str,
+        /// Key in `config.json`.
+        from: &'static str,
+    },
+    /// The same, from another key where the first is absent.
+    CountOr {
+        /// Metadata key.
+        to: &'static str,
+        /// Key in `config.json`.
+        from: &'static str,
+        /// The other key.
+        or: &'static str,
+    },
+    /// A number that must be there.
+    Number {
+        /// Metadata key.
+        to: &'static str,
+        /// Key in `config.json`.
+        from: &'static str,
+    },
+    /// A number, left out where it is absent.
+    OptionalNumber {
+        /// Metadata key.
+        to: &'static str,
+        /// Key in `config.json`.
+        from: &'static str,
+    },
+    /// A fixed number.
+    Constant {
+        /// Metadata key.
+        to: &'static str,
+        /// The number.
+        value: u32,
+    },
+    /// A key that can have one value only, because the architecture computes nothing else.
+    Only {
+        /// Key in `config.json`.
+        from: &'static str,
+        /// What it must be where it is there.
+        is: Expected,
+    },
+    /// Whatever needs more than one key.
+    With(fn(&HfConfig, &mut Keys) -> Result<(), HfError>),
+}
+
+/// The one value that a key may have.
+#[derive(Clone, Copy, Debug)]
+pub enum Expected {
+    /// One of these texts.
+    Text(&'static [&'static str]),
+    /// This truth value.
+    Flag(bool),
+}
+
+impl Key {
+    /// Translates.
+    pub(super) fn apply(&self, config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+        match *self {
+            Self::Count { to, from } => keys.set(to, as_u32(config.count(from)?)),
+            Self::CountOr { to, from, or } => match config.optional_count(from)? {
+                Some(count) => keys.set(to, as_u32(count)),
+                None => keys.set(to, as_u32(config.count(or)?)),
+            },
+            Self::Number { to, from } => keys.set(to, config.number(from)? as f32),
+            Self::OptionalNumber { to, from } => {
+                if let Some(number) = config.optional_number(from)? {
+                    keys.set(to, number as f32);
+                }
+            }
+            Self::Constant { to, value } => keys.set(to, value),
+            Self::Only { from, is } => is.check(config, from)?,
+            Self::With(translate) => translate(config, keys)?,
+        }
+        Ok(())
+    }
+}
+
+impl Expected {
+    fn check(self, config: &HfConfig, key: &str) -> Result<(), HfError> {
+        match self {
+            Self::Text(known) => match config.optional_text(key)? {
+                Some(text) if !known.contains(&text) => {
+                    Err(config.wrong(key, format!("one of: {}", known.join(", "))))
+                }
+                _ => Ok(()),
+            },
+            Self::Flag(wanted) => match config.optional_flag(key)? {
+                Some(flag) if flag != wanted => Err(config.wrong(key, wanted.to_string())),
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+/// A count as metadata store it; counts of a config fit by the way they are read.
+pub(super) fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,247 @@
+//! [`HfConfig`]: `config.json` with typed access.
+//!
+//! Invariant: an error names the file, the key, what was found and what was expected. A key that is
+//! `null` counts as absent, as it does for the library that writes these files. Knows the meaning of
+//! no key.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::HfError;
+
+/// Longest JSON file that is read: vocabularies take tens of megabytes.
+const MAX_BYTES: u64 = 512 << 20;
+
+/// A JSON object in a file.
+#[derive(Clone, Debug)]
+pub struct HfConfig {
+    file: String,
+    root: Map<String, Value>,
+}
+
+impl HfConfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`HfError`] where it cannot be read or holds no JSON object.
+    pub fn open(path: &Path) -> Result<Self, HfError> {
+        let io = |source| HfError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let wrong = |reason: String| HfError::Format {
+            path: path.to_owned(),
+            reason,
+        };
+        let n_bytes = fs::metadata(path).map_err(io)?.len();
+        if n_bytes > MAX_BYTES {
+            return Err(wrong(format!(
+                "{n_bytes} bytes; at most {MAX_BYTES} are read"
+            )));
+        }
+        let text = fs::read(path).map_err(io)?;
+        let root =
+            serde_json::from_slice(&text).map_err(|e| wrong(format!("no JSON object: {e}")))?;
+        Ok(Self {
+            file: format!("'{}'", path.display()),
+            root,
+        })
+    }
+
+    /// An object that is in memory; `file` is what errors call it.
+    pub fn new(file: impl Into<String>, root: Map<String, Value>) -> Self {
+        let file = file.into();
+        Self { file, root }
+    }
+
+    /// What errors call the file.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The value of a key; a dot leads into an object or list
+    /// (`rope_parameters.rope_theta`, `mlp_multipliers.0`). `null` counts
+    /// as absent.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        let mut parts = key.split('.');
+        let mut value = self.root.get(parts.next()?)?;
+        for part in parts {
+            value = match value {
+                Value::Array(list) => list.get(part.parse::<usize>().ok()?)?,
+                other => other.get(part)?,
+            };
+        }
+        Some(value).filter(|value| !value.is_null())
+    }
+
+    /// The error that a key is absent.
+    pub fn missing(&self, key: &str, expected: impl Into<String>) -> HfError {
+        HfError::MissingKey {
+            file: self.file.clone(),
+            key: key.to_owned(),
+            expected: expected.into(),
+        }
+    }
+
+    /// The error that a key has a value that it cannot have.
+    pub fn wrong(&self, key: &str, expected: impl Into<String>) -> HfError {
+        let found = self.value(key).map_or("absent".to_owned(), shortened);
+        HfError::WrongKey {
+            file: self.file.clone(),
+            key: key.to_owned(),
+            found,
+            expected: expected.into(),
+        }
+    }
+
+    fn read<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, HfError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(value) => match read(value) {
+                Some(read) => Ok(Some(read)),
+                None => Err(self.wrong(key, expected)),
+            },
+        }
+    }
+
+    /// A whole number of at least 1 that may be absent.
+    ///
+    /// # Errors
+    /// [`HfError::WrongKey`] where it is anything else.
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>, HfError> {
+        let count = |value: &Value| {
+            let count = value.as_u64().filter(|&n| n > 0)?;
+            u32::try_from(count).ok().map(|n| n as usize)
+        };
+        self.read(key, "a whole number of at least 1", count)
+    }
+
+    /// A whole number of at least 1.
+    ///
+    /// # Errors
+    /// [`HfError`] where it is absent or anything else.
+    pub fn count(&self, key: &str) -> Result<usize, HfError> {
+        self.optional_count(key)?
+            .ok_or_else(|| self.missing(key, "a whole number of at least 1"))
+    }
+
+    /// A number that may be absent. `{"__float__": "Infinity"}` is one.
+    ///
+    /// # Errors
+    /// [`HfError::WrongKey`] where it is anything else.
+    pub fn optional_number(&self, key: &str) -> Result<Option<f64>, HfError> {
+        self.read(key, "a number", number)
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// [`HfError`] where it is absent or anything else.
+    pub fn number(&self, key: &str) -> Result<f64, HfError> {
+        self.optional_number(key)?
+            .ok_or_else(|| self.missing(key, "a number"))
+    }
+
+    /// A list of numbers that may be absent.
+    ///
+    /// # Errors
+    /// [`HfError::WrongKey`] where it is anything else.
+    pub fn optional_numbers(&self, key: &str) -> Result<Option<Vec<f64>>, HfError> {
+        let list = |value: &Value| value.as_array()?.iter().map(number).collect();
+        self.read(key, "a list of numbers", list)
+    }
+
+    /// A truth value that may be absent.
+    ///
+    /// # Errors
+    /// [`HfError::WrongKey`] where it is anything else.
+    pub fn optional_flag(&self, key: &str) -> Result<Option<bool>, HfError> {
+        self.read(key, "true or false", Value::as_bool)
+    }
+
+    /// A text that may be absent.
+    ///
+    /// # Errors
+    /// [`HfError::WrongKey`] where it is anything else.
+    pub fn optional_text(&self, key: &str) -> Result<Option<&str>, HfError> {
+        self.read(key, "a text", Value::as_str)
+    }
+
+    /// A list of texts that may be absent.
+    ///
+    /// # Errors
+    /// [`HfError::WrongKey`] where it is anything else.
+    pub fn optional_texts(&self, key: &str) -> Result<Option<Vec<&str>>, HfError> {
+        let list = |value| Value::as_array(value)?.iter().map(Value::as_str).collect();
+        self.read(key, "a list of texts", list)
+    }
+}
+
+/// A number, also one that JSON has no notation for.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) => number.as_f64(),
+        Value::Object(object) if object.len() == 1 => match object.get("__float__")?.as_str()? {
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            "NaN" => Some(f64::NAN),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A value as an error shows it.
+fn shortened(value: &Value) -> String {
+    const N_SHOWN: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(N_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> HfConfig {
+        HfConfig::new("'config.json'", serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn numbers_that_json_cannot_write() {
+        let config = config(
+            r#"{"a": {"__float__": "Infinity"}, "b": [0.0, {"__float__": "NaN"}], "c": {"d": 3}}"#,
+        );
+        assert_eq!(config.number("a").unwrap(), f64::INFINITY);
+        assert!(config.optional_numbers("b").unwrap().unwrap()[1].is_nan());
+        assert_eq!(config.count("c.d").unwrap(), 3);
+    }
+
+    #[test]
+    fn errors_name_file_key_and_both_values() {
+        let config = config(r#"{"window": 0, "heads": "many", "none": null}"#);
+        let text = |error: HfError| error.to_string();
+        assert_eq!(
+            text(config.optional_count("window").unwrap_err()),
+            "'config.json': 'window' is 0, not a whole number of at least 1"
+        );
+        assert_eq!(
+            text(config.optional_number("heads").unwrap_err()),
+            "'config.json': 'heads' is \"many\", not a number"
+        );
+        assert_eq!(config.optional_count("none").unwrap(), None);
+        assert_eq!(
+            text(config.count("none").unwrap_err()),
+            "'config.json': 'none' is missing (a whole number of at least 1 wanted)"
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! The safetensors files of a directory: one, or several with an index.
+//!
+//! Invariant: every tensor of the list lies inside its mapped file (the safetensors crate checks the
+//! header), no name is there twice, and the files hold what the index promises.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kv_core::block::BlockFormat;
+use kv_core::weights::SharedBytes;
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+
+use super::{HfConfig, HfError};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// One tensor as it lies in its file.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// Outermost dimension first.
+    pub(super) shape: Vec<usize>,
+    /// As the file calls it, where it is none that can be read.
+    pub(super) format: Result<BlockFormat, String>,
+    pub(super) bytes: SharedBytes,
+}
+
+/// All tensors of a directory, by name.
+#[derive(Debug, Default)]
+pub(super) struct TensorFiles {
+    pub(super) tensors: BTreeMap<String, Stored>,
+}
+
+impl TensorFiles {
+    pub(super) fn open(directory: &Path) -> Result<Self, HfError> {
+        let index = directory.join(INDEX);
+        if !index.exists() {
+            let mut files = Self::default();
+            files.add(&directory.join(SINGLE))?;
+            return Ok(files);
+        }
+        let config = HfConfig::open(&index)?;
+        let map = config
+            .value("weight_map")
+            .and_then(|map| map.as_object())
+            .ok_or_else(|| config.missing("weight_map", "an object of file names"))?;
+        let mut places = HashMap::new();
+        for (tensor, file) in map {
+            let file = file.as_str().filter(|name| is_plain(name));
+            let file = file.ok_or_else(|| {
+                config.wrong(
+                    &format!("weight_map.{tensor}"),
+                    "the name of a file beside it",
+                )
+            })?;
+            places.insert(tensor.as_str(), file);
+        }
+        let mut files = Self::default();
+        for file in places.values().collect::<BTreeSet<_>>() {
+            files.add(&directory.join(file))?;
+        }
+        match places
+            .keys()
+            .find(|&&name| !files.tensors.contains_key(name))
+        {
+            None => Ok(files),
+            Some(&name) => Err(HfError::Tensor {
+                name: name.to_owned(),
+                reason: format!(
+                    "{} says that it is in '{}', but it is not",
+                    config.file(),
+                    places.get(name).copied().unwrap_or_default()
+                ),
+            }),
+        }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), HfError> {
+        let bytes = map(path)?;
+        let wrong = |error: &dyn std::fmt::Display| HfError::Format {
+            path: path.to_owned(),
+            reason: format!("no sound safetensors file: {error}"),
+        };
+        // This checks that offsets are in order, without gaps, and end where the file ends.
+        let (n_header, header) = SafeTensors::read_metadata(&bytes).map_err(|e| wrong(&e))?;
+        let start = n_header + 8;
+        for (name, info) in header.tensors() {
+            let (from, to) = info.data_offsets;
+            let data = bytes.slice(start + from..start + to);
+            let stored = Stored {
+                shape: info.shape.clone(),
+                format: format(info.dtype),
+                bytes: data.ok_or_else(|| wrong(&"a tensor reaches beyond the end"))?,
+            };
+            if self.tensors.insert(name.clone(), stored).is_some() {
+                let reason = format!("it is in '{}' and in another file", path.display());
+                return Err(HfError::Tensor { name, reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of weights in one directory, not paths out of it.
+fn is_plain(name: &str) -> bool {
+    let path = PathBuf::from(name);
+    path.file_name() == Some(path.as_os_str())
+}
+
+fn format(stored: Dtype) -> Result<BlockFormat, String> {
+    match stored {
+        Dtype::F32 => Ok(BlockFormat::F32),
+        Dtype::F16 => Ok(BlockFormat::F16),
+        Dtype::BF16 => Ok(BlockFormat::BF16),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+fn map(path: &Path) -> Result<SharedBytes, HfError> {
+    let io = |source| HfError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let wrong = |reason: &str| HfError::Format {
+        path: path.to_owned(),
+        reason: reason.to_owned(),
+    };
+    // Asked before opening: opening a pipe would wait for somebody to write into it.
+    let found = fs::metadata(path).map_err(io)?;
+    if !found.is_file() {
+        return Err(wrong("it is no file"));
+    }
+    if found.len() == 0 {
+        return Err(wrong("it is empty"));
+    }
+    let file = File::open(path).map_err(io)?;
+    // SAFETY: the map is private to this process and never written to. What remains is that
+    // somebody else changes or shortens the file meanwhile, which no reader of a map can prevent;
+    // the documentation of `HfDirectory` forbids it. Reads are of plain bytes, for which every value
+    // is valid.
+    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+    Ok(SharedBytes::new(Arc::new(map)))
+}

@@ -1,0 +1,59 @@
+//! [`Keys`]: metadata under construction, for one architecture, with the tensors that follow from
+//! them.
+
+use kv_core::block::BlockFormat;
+use kv_core::weights::{Weight, WeightError};
+
+use crate::gguf::{Metadata, Value};
+
+/// Metadata under construction.
+#[derive(Debug)]
+pub struct Keys {
+    architecture: &'static str,
+    metadata: Metadata,
+    tensors: Vec<Weight>,
+}
+
+impl Keys {
+    pub(super) fn new(architecture: &'static str) -> Self {
+        let mut metadata = Metadata::new();
+        metadata.insert("general.architecture", architecture);
+        Self {
+            architecture,
+            metadata,
+            tensors: Vec::new(),
+        }
+    }
+
+    /// Sets `{architecture}.{name}`.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.metadata
+            .insert(&format!("{}.{name}", self.architecture), value);
+    }
+
+    /// Sets a whole key.
+    pub fn set_whole(&mut self, key: &str, value: impl Into<Value>) {
+        self.metadata.insert(key, value);
+    }
+
+    /// What was set.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Adds a vector that is no tensor of the files.
+    ///
+    /// # Errors
+    /// None in practice: a vector has as many values as it is long.
+    pub fn add_vector(&mut self, name: &str, values: &[f32]) -> Result<(), WeightError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let shape = vec![values.len()];
+        self.tensors
+            .push(Weight::new(name, shape, BlockFormat::F32, bytes.into())?);
+        Ok(())
+    }
+
+    pub(super) fn into_parts(self) -> (Metadata, Vec<Weight>) {
+        (self.metadata, self.tensors)
+    }
+}

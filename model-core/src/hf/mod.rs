@@ -1,0 +1,39 @@
+//! Model directories in the layout of the transformers library: `config.json`, safetensors files,
+//! `tokenizer.json`.
+//!
+//! A directory is translated into what a GGUF file of the same model holds: [`Metadata`] under the
+//! same keys, weights under the same names, in the same arrangement of rows. So an architecture is
+//! written once, a directory can be written as GGUF without another table, and both can be compared
+//! tensor by tensor. What differs from model to model is data: one [`HfClass`] for each class in
+//! `architectures` of `config.json`.
+//!
+//! Invariant: after opening, every tensor of the files is either translated or known to be of no use;
+//! none is dropped in silence.
+//!
+//! [`Metadata`]: crate::gguf::Metadata
+
+mod class;
+mod config;
+mod directory;
+mod error;
+mod files;
+mod keys;
+mod names;
+mod rope;
+mod rules;
+mod steps;
+mod tokenizer;
+mod weights;
+
+pub use class::{Expected, HfClass, Key};
+pub use config::HfConfig;
+pub use directory::HfDirectory;
+pub use error::HfError;
+pub use keys::Keys;
+pub use rope::{RopeKind, RopeSettings, rope_keys};
+pub use rules::{
+    ATTENTION_TENSORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, RMS_EPS, ROPE_KEYS, SILU,
+    full_attention, head_dim, layer_types, window_of_all, windows_by_layer,
+};
+pub use steps::{Heads, RowFactors, Step};
+pub use weights::{HfWeights, TensorRule, same, with};

@@ -1,0 +1,354 @@
+//! [`RopeSettings`]: rotary settings of a `config.json` in any of the styles that are about.
+//!
+//! Newer files have one object `rope_parameters`, or one for each kind of layer inside it; older ones
+//! `rope_theta` and `rope_scaling`. Source of the Llama 3 formula: Meta's reference implementation of
+//! Llama 3.1; of YaRN: Peng et al., arXiv 2309.00071.
+
+use std::f64::consts::TAU;
+
+use super::rules::head_dim;
+use super::{HfConfig, HfError, Keys};
+
+/// Rotary settings of one kind of layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSettings {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Which part of a head rotates, from its start: 1 is all of it.
+    pub partial: f64,
+    /// How positions beyond the trained length are reached.
+    pub kind: RopeKind,
+}
+
+/// How positions beyond the trained length are reached.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeKind {
+    /// They are not.
+    Plain,
+    /// Positions are divided.
+    Linear {
+        /// Divisor.
+        factor: f64,
+    },
+    /// Low frequencies are divided, high ones are not.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Above the original context divided by this, a wavelength is long.
+        low: f64,
+        /// Below the original context divided by this, it is short.
+        high: f64,
+        /// Tokens of the original context.
+        original: usize,
+    },
+    /// YaRN.
+    Yarn {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Tokens of the original context.
+        original: usize,
+        /// Rotations above which a frequency stays.
+        beta_fast: Option<f64>,
+        /// Rotations below which a frequency is divided.
+        beta_slow: Option<f64>,
+        /// Factor on rotated values, where it is not the formula's.
+        attention: Option<f64>,
+    },
+    /// One divisor for each frequency, for short and for long texts.
+    LongRope {
+        /// For texts within the original context.
+        short: Vec<f32>,
+        /// For longer ones.
+        long: Vec<f32>,
+        /// Tokens of the original context.
+        original: usize,
+        /// Factor on rotated values, where the file names one.
+        attention: Option<f64>,
+    },
+}
+
+impl RopeSettings {
+    /// The settings of layers of this type, where the config tells types apart.
+    ///
+    /// # Errors
+    /// [`HfError`] naming the key that is missing, wrong or not known.
+    pub fn read(config: &HfConfig, layer_type: Option<&str>) -> Result<Self, HfError> {
+        let of_type = |key: &str| layer_type.map(|t| format!("rope_parameters.{t}.{key}"));
+        let first_of = |key: &str| -> Vec<String> {
+            let own = of_type(key).into_iter();
+            let shared = [
+                format!("rope_parameters.{key}"),
+                format!("rope_scaling.{key}"),
+                key.to_owned(),
+            ];
+            own.chain(shared)
+                .filter(|path| config.value(path).is_some())
+                .collect()
+        };
+        let number = |key: &str| match first_of(key).first() {
+            Some(path) => config.optional_number(path),
+            None => Ok(None),
+        };
+        let theta = number("rope_theta")?.unwrap_or(10_000.0);
+        if !(theta.is_finite() && theta > 1.0) {
+            let key = first_of("rope_theta").first().cloned().unwrap_or_default();
+            return Err(config.wrong(&key, "a number above 1"));
+        }
+        let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
+        if !(partial > 0.0 && partial <= 1.0) {
+            let key = first_of("partial_rotary_factor").first().cloned();
+            return Err(config.wrong(&key.unwrap_or_default(), "a number above 0 and at most 1"));
+        }
+        let scaled = [of_type("rope_type")]
+            .into_iter()
+            .flatten()
+            .chain(
+                [
+                    "rope_parameters.rope_type",
+                    "rope_scaling.rope_type",
+                    "rope_scaling.type",
+                ]
+                .map(str::to_owned),
+            )
+            .find(|path| config.value(path).is_some());
+        let kind = match &scaled {
+            None => RopeKind::Plain,
+            Some(path) => {
+                let object = path.rsplit_once('.').map_or("", |(object, _)| object);
+                kind(config, path, object)?
+            }
+        };
+        Ok(Self {
+            theta,
+            partial,
+            kind,
+        })
+    }
+}
+
+fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, HfError> {
+    let at = |key: &str| format!("{object}.{key}");
+    let positive = |key: &str| match config.optional_number(&at(key))? {
+        Some(x) if !(x.is_finite() && x > 0.0) => Err(config.wrong(&at(key), "a number above 0")),
+        x => Ok(x),
+    };
+    let needed =
+        |key: &str| positive(key)?.ok_or_else(|| config.missing(&at(key), "a number above 0"));
+    let original = || {
+        let key = "original_max_position_embeddings";
+        match config.optional_count(&at(key))? {
+            Some(n) => Ok(n),
+            None => match config.optional_count(key)? {
+                Some(n) => Ok(n),
+                None => config.count("max_position_embeddings"),
+            },
+        }
+    };
+    match config.optional_text(path)?.unwrap_or("default") {
+        "default" => Ok(RopeKind::Plain),
+        "linear" => Ok(RopeKind::Linear {
+            factor: needed("factor")?,
+        }),
+        "llama3" => Ok(RopeKind::Llama3 {
+            factor: needed("factor")?,
+            low: needed("low_freq_factor")?,
+            high: needed("high_freq_factor")?,
+            original: original()?,
+        }),
+        "yarn" => {
+            let factor = needed("factor")?;
+            let plain = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+            let attention = match (positive("attention_factor")?, positive("mscale")?) {
+                (Some(factor), _) => Some(factor),
+                (None, Some(scale)) => {
+                    positive("mscale_all_dim")?.map(|all| plain(scale) / plain(all))
+                }
+                (None, None) => None,
+            };
+            Ok(RopeKind::Yarn {
+                factor,
+                original: original()?,
+                beta_fast: positive("beta_fast")?,
+                beta_slow: positive("beta_slow")?,
+                attention,
+            })
+        }
+        "longrope" | "su" => {
+            let list = |key: &str| {
+                let numbers = config.optional_numbers(&at(key))?;
+                let numbers =
+                    numbers.ok_or_else(|| config.missing(&at(key), "a list of numbers"))?;
+                Ok::<_, HfError>(numbers.into_iter().map(|n| n as f32).collect::<Vec<f32>>())
+            };
+            Ok(RopeKind::LongRope {
+                short: list("short_factor")?,
+                long: list("long_factor")?,
+                original: original()?,
+                attention: positive("attention_factor")?,
+            })
+        }
+        _ => Err(config.wrong(path, "one of: default, linear, llama3, yarn, longrope")),
+    }
+}
+
+/// The keys and tensors of the rotation, where all layers have the same.
+///
+/// # Errors
+/// [`HfError`] naming the key.
+pub fn rope_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let settings = RopeSettings::read(config, None)?;
+    settings.write(config, keys)
+}
+
+impl RopeSettings {
+    /// The keys and tensors of these settings.
+    ///
+    /// # Errors
+    /// [`HfError`] naming the key, where a head cannot be rotated so.
+    pub fn write(&self, config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+        let head = head_dim(config)?;
+        // As transformers rounds it.
+        let n_rot = (head as f64 * self.partial) as usize;
+        if n_rot == 0 || !n_rot.is_multiple_of(2) {
+            let key = "partial_rotary_factor";
+            let wanted = format!("an even number of the {head} values of a head ({n_rot} is not)");
+            return Err(config.wrong(key, wanted));
+        }
+        keys.set("rope.dimension_count", super::class::as_u32(n_rot));
+        keys.set("rope.freq_base", self.theta as f32);
+        match &self.kind {
+            RopeKind::Plain => {}
+            RopeKind::Linear { factor } => {
+                keys.set("rope.scaling.type", "linear");
+                keys.set("rope.scaling.factor", *factor as f32);
+            }
+            RopeKind::Llama3 { .. } => {
+                keys.add_vector("rope_freqs.weight", &self.llama3_divisors(n_rot))?;
+            }
+            RopeKind::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                attention,
+            } => {
+                keys.set("rope.scaling.type", "yarn");
+                keys.set("rope.scaling.factor", *factor as f32);
+                let original = super::class::as_u32(*original);
+                keys.set("rope.scaling.original_context_length", original);
+                for (key, beta) in [("fast", beta_fast), ("slow", beta_slow)] {
+                    if let Some(beta) = beta {
+                        keys.set(&format!("rope.scaling.yarn_beta_{key}"), *beta as f32);
+                    }
+                }
+                if let Some(attention) = attention {
+                    // GGUF keeps what is multiplied with the formula's own factor.
+                    let own = attention / (0.1 * factor.ln() + 1.0);
+                    keys.set("rope.scaling.attn_factor", own as f32);
+                }
+            }
+            RopeKind::LongRope {
+                short,
+                long,
+                original,
+                attention,
+            } => {
+                for (key, list) in [("short", short), ("long", long)] {
+                    if list.len() != n_rot / 2 {
+                        let wanted = format!("{} numbers, one a frequency", n_rot / 2);
+                        return Err(config.wrong(&format!("rope_scaling.{key}_factor"), wanted));
+                    }
+                    keys.add_vector(&format!("rope_factors_{key}.weight"), list)?;
+                }
+                let trained = config.count("max_position_embeddings")?;
+                let stretch = trained as f64 / *original as f64;
+                let own = match stretch > 1.0 {
+                    true => (1.0 + stretch.ln() / (*original as f64).ln()).sqrt(),
+                    false => 1.0,
+                };
+                let original = super::class::as_u32(*original);
+                keys.set("rope.scaling.original_context_length", original);
+                keys.set("rope.scaling.attn_factor", attention.unwrap_or(own) as f32);
+            }
+        }
+        Ok(())
+    }
+
+    /// What each frequency of a rotation of `n_rot` values is divided by.
+    fn llama3_divisors(&self, n_rot: usize) -> Vec<f32> {
+        let RopeKind::Llama3 {
+            factor,
+            low,
+            high,
+            original,
+        } = self.kind
+        else {
+            return vec![1.0; n_rot / 2];
+        };
+        let divisor = |i: usize| {
+            let wavelength = TAU * self.theta.powf(2.0 * i as f64 / n_rot as f64);
+            let turns = original as f64 / wavelength;
+            let smooth = (turns - low) / (high - low);
+            match (turns > high, turns < low) {
+                (true, _) => 1.0,
+                (_, true) => factor,
+                _ => 1.0 / ((1.0 - smooth) / factor + smooth),
+            }
+        };
+        (0..n_rot / 2).map(|i| divisor(i) as f32).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, layer_type: Option<&str>) -> Result<RopeSettings, HfError> {
+        let config = HfConfig::new("'config.json'", serde_json::from_str(text).unwrap());
+        RopeSettings::read(&config, layer_type)
+    }
+
+    #[test]
+    fn both_styles_say_the_same() {
+        let new = r#"{"rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5}}"#;
+        let old = r#"{"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}"#;
+        let newer_old =
+            r#"{"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4}}"#;
+        let settings = read(new, None).unwrap();
+        assert_eq!(settings.kind, RopeKind::Linear { factor: 4.0 });
+        assert_eq!(settings, read(old, None).unwrap());
+        assert_eq!(settings, read(newer_old, None).unwrap());
+        let plain = read(r#"{"rope_theta": 5e5, "rope_scaling": null}"#, None).unwrap();
+        assert_eq!((plain.theta, plain.kind), (5e5, RopeKind::Plain));
+    }
+
+    #[test]
+    fn kinds_of_layers_have_settings_of_their_own() {
+        let text = r#"{"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}"#;
+        assert_eq!(read(text, Some("full_attention")).unwrap().theta, 1e6);
+        assert_eq!(read(text, Some("sliding_attention")).unwrap().theta, 1e4);
+    }
+
+    #[test]
+    fn unknown_kinds_and_missing_numbers_are_named() {
+        let dynamic = r#"{"rope_scaling": {"type": "dynamic", "factor": 2.0}}"#;
+        let error = read(dynamic, None).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "'config.json': 'rope_scaling.type' is \"dynamic\", not one of: default, linear, llama3, \
+             yarn, longrope"
+        );
+        let error = read(r#"{"rope_parameters": {"rope_type": "yarn"}}"#, None).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("'rope_parameters.factor' is missing")
+        );
+        let error = read(r#"{"rope_theta": 0}"#, None).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "'config.json': 'rope_theta' is 0, not a number above 1"
+        );
+    }
+}

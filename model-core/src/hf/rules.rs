@@ -1,0 +1,238 @@
+//! Tables that many classes share: sizes, heads, windows, and the tensors of common blocks.
+
+use super::class::as_u32;
+use super::{Expected, HfConfig, HfError, Key, Keys, TensorRule, rope_keys, same};
+use crate::gguf::Array;
+use crate::windows::WindowPattern;
+
+/// Sizes of a decoder.
+pub const DECODER_KEYS: &[Key] = &[
+    Key::Count {
+        to: "block_count",
+        from: "num_hidden_layers",
+    },
+    Key::Count {
+        to: "context_length",
+        from: "max_position_embeddings",
+    },
+    Key::Count {
+        to: "embedding_length",
+        from: "hidden_size",
+    },
+    Key::Count {
+        to: "feed_forward_length",
+        from: "intermediate_size",
+    },
+    Key::Count {
+        to: "vocab_size",
+        from: "vocab_size",
+    },
+    Key::With(head_keys),
+];
+
+/// The `eps` of RMS norms.
+pub const RMS_EPS: &[Key] = &[Key::Number {
+    to: "attention.layer_norm_rms_epsilon",
+    from: "rms_norm_eps",
+}];
+
+/// One rotation for all layers.
+pub const ROPE_KEYS: &[Key] = &[Key::With(rope_keys)];
+
+/// Embedding, last norm and head.
+pub const EMBEDDING_TENSORS: &[TensorRule] = &[
+    same("token_embd.weight", "model.embed_tokens.weight"),
+    same("output_norm.weight", "model.norm.weight"),
+    same("output.weight", "lm_head.weight"),
+];
+
+/// Attention whose rows stay in place.
+pub const ATTENTION_TENSORS: &[TensorRule] = &[
+    same(
+        "blk.{l}.attn_norm.weight",
+        "model.layers.{l}.input_layernorm.weight",
+    ),
+    same(
+        "blk.{l}.attn_q.weight",
+        "model.layers.{l}.self_attn.q_proj.weight",
+    ),
+    same(
+        "blk.{l}.attn_k.weight",
+        "model.layers.{l}.self_attn.k_proj.weight",
+    ),
+    same(
+        "blk.{l}.attn_v.weight",
+        "model.layers.{l}.self_attn.v_proj.weight",
+    ),
+    same(
+        "blk.{l}.attn_output.weight",
+        "model.layers.{l}.self_attn.o_proj.weight",
+    ),
+    same(
+        "blk.{l}.attn_q.bias",
+        "model.layers.{l}.self_attn.q_proj.bias",
+    ),
+    same(
+        "blk.{l}.attn_k.bias",
+        "model.layers.{l}.self_attn.k_proj.bias",
+    ),
+    same(
+        "blk.{l}.attn_v.bias",
+        "model.layers.{l}.self_attn.v_proj.bias",
+    ),
+    same(
+        "blk.{l}.attn_output.bias",
+        "model.layers.{l}.self_attn.o_proj.bias",
+    ),
+    same(
+        "blk.{l}.attn_q_norm.weight",
+        "model.layers.{l}.self_attn.q_norm.weight",
+    ),
+    same(
+        "blk.{l}.attn_k_norm.weight",
+        "model.layers.{l}.self_attn.k_norm.weight",
+    ),
+];
+
+/// A feed-forward block with a gate.
+pub const GATED_TENSORS: &[TensorRule] = &[
+    same(
+        "blk.{l}.ffn_gate.weight",
+        "model.layers.{l}.mlp.gate_proj.weight",
+    ),
+    same(
+        "blk.{l}.ffn_up.weight",
+        "model.layers.{l}.mlp.up_proj.weight",
+    ),
+    same(
+        "blk.{l}.ffn_down.weight",
+        "model.layers.{l}.mlp.down_proj.weight",
+    ),
+];
+
+/// Values of one head.
+///
+/// # Errors
+/// [`HfError`] where heads do not divide the width, or a key is missing.
+pub fn head_dim(config: &HfConfig) -> Result<usize, HfError> {
+    if let Some(own) = config.optional_count("head_dim")? {
+        return Ok(own);
+    }
+    let (dim, heads) = (
+        config.count("hidden_size")?,
+        config.count("num_attention_heads")?,
+    );
+    match dim.is_multiple_of(heads) {
+        true => Ok(dim / heads),
+        false => {
+            let wanted = format!("a divisor of 'hidden_size', which is {dim}");
+            Err(config.wrong("num_attention_heads", wanted))
+        }
+    }
+}
+
+/// Numbers of heads and their size.
+fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let heads = config.count("num_attention_heads")?;
+    let kv_heads = config
+        .optional_count("num_key_value_heads")?
+        .unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        let wanted = format!("a divisor of 'num_attention_heads', which is {heads}");
+        return Err(config.wrong("num_key_value_heads", wanted));
+    }
+    let dim = as_u32(head_dim(config)?);
+    keys.set("attention.head_count", as_u32(heads));
+    keys.set("attention.head_count_kv", as_u32(kv_heads));
+    keys.set("attention.key_length", dim);
+    keys.set("attention.value_length", dim);
+    Ok(())
+}
+
+/// One window for all layers, where the config names one.
+///
+/// # Errors
+/// [`HfError`] naming the key.
+pub fn window_of_all(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    if let Some(width) = config.optional_count("sliding_window")? {
+        keys.set("attention.sliding_window", as_u32(width));
+    }
+    Ok(())
+}
+
+/// A window for some layers: those that `layer_types` names, or every one but one of a period, which
+/// is `pattern` where the config does not say. What is not as `pattern` is written down.
+///
+/// # Errors
+/// [`HfError`] naming the key.
+pub fn windows_by_layer(
+    config: &HfConfig,
+    keys: &mut Keys,
+    pattern: WindowPattern,
+) -> Result<(), HfError> {
+    let name = "attention.sliding_window_pattern";
+    let types = layer_types(config, &["sliding_attention", "full_attention"])?;
+    match types {
+        Some(types) => {
+            let flags: Vec<bool> = types.iter().map(|&t| t == "sliding_attention").collect();
+            let usual = flags
+                .iter()
+                .enumerate()
+                .all(|(i, &f)| f == pattern.is_windowed(i));
+            if !usual {
+                keys.set(name, Array::Bool(flags));
+            }
+        }
+        None => {
+            if let Some(period) = config.optional_count("sliding_window_pattern")? {
+                keys.set(name, as_u32(period));
+            }
+        }
+    }
+    window_of_all(config, keys)
+}
+
+/// The types of all layers, each one of `known`.
+///
+/// # Errors
+/// [`HfError`] where there are more or fewer than layers, or another type.
+pub fn layer_types<'a>(
+    config: &'a HfConfig,
+    known: &[&str],
+) -> Result<Option<Vec<&'a str>>, HfError> {
+    let Some(types) = config.optional_texts("layer_types")? else {
+        return Ok(None);
+    };
+    let n_layers = config.count("num_hidden_layers")?;
+    if types.len() != n_layers {
+        let wanted = format!("a list of {n_layers}, one for each layer");
+        return Err(config.wrong("layer_types", wanted));
+    }
+    match types.iter().position(|t| !known.contains(t)) {
+        None => Ok(Some(types)),
+        Some(at) => {
+            let wanted = format!("one of: {}", known.join(", "));
+            Err(config.wrong(&format!("layer_types.{at}"), wanted))
+        }
+    }
+}
+
+/// For classes that could have windows, but whose architecture knows none.
+///
+/// # Errors
+/// [`HfError`] where the config asks for one.
+pub fn full_attention(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    layer_types(config, &["full_attention"])?;
+    let n_layers = config.count("num_hidden_layers")?;
+    let first = config.optional_count("max_window_layers")?.unwrap_or(0);
+    match config.optional_flag("use_sliding_window")? {
+        Some(true) if first < n_layers => Err(config.wrong("use_sliding_window", "false")),
+        _ => Ok(()),
+    }
+}
+
+/// SiLU and nothing else.
+pub const SILU: Key = Key::Only {
+    from: "hidden_act",
+    is: Expected::Text(&["silu", "swish"]),
+};

@@ -1,0 +1,381 @@
+//! [`Step`]: what happens to a tensor between its file and its place under a GGUF name.
+//!
+//! Rows are moved as they are stored; where values change, they become `F32`. Invariant: the shape
+//! that [`Action::shape`] promises is the one that [`Action::apply`] makes. Knows no tensor by name.
+
+use kv_core::block::{BlockFormat, dequantize};
+use kv_core::weights::SharedBytes;
+
+use super::{HfConfig, HfError};
+
+/// Numbers of rows, each with the factor that they get.
+pub type RowFactors = Vec<(usize, f32)>;
+
+/// Which heads the rows of a projection belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heads {
+    /// `num_attention_heads`
+    Query,
+    /// `num_key_value_heads`
+    KeyValue,
+}
+
+/// One change to a tensor, as a table says it.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// Of each head, the rows that rotate together become neighbours: transformers pairs row `i`
+    /// with row `i + n_rot / 2`, GGUF's `llama` pairs `2i` with `2i + 1`. Rows that do not rotate
+    /// stay.
+    Pairs(Heads),
+    /// One of `of` equal parts of the second to last dimension.
+    RowPart {
+        /// Which, from 0.
+        part: usize,
+        /// How many there are.
+        of: usize,
+    },
+    /// One of `of` equal parts of the last dimension.
+    ColumnPart {
+        /// Which, from 0.
+        part: usize,
+        /// How many there are.
+        of: usize,
+    },
+    /// Every `step`-th of the last dimension.
+    EveryColumn {
+        /// The first.
+        first: usize,
+        /// Distance to the next.
+        step: usize,
+    },
+    /// The last two dimensions swapped.
+    Transposed,
+    /// Without dimensions of length 1.
+    Squeezed,
+    /// With a last dimension of length 1.
+    Column,
+    /// A vector in as many rows as this key says.
+    Rows(&'static str),
+    /// 1 added to every value.
+    PlusOne,
+    /// `-exp(x)`
+    NegativeExp,
+    /// Times the number under this key.
+    Scaled(&'static str),
+    /// Rows times numbers that are computed: so many rows, then their factor.
+    ScaledRows(fn(&HfConfig) -> Result<RowFactors, HfError>),
+}
+
+/// One change to a tensor, with its numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    Pairs { heads: usize, rotary: f64 },
+    RowPart { part: usize, of: usize },
+    ColumnPart { part: usize, of: usize },
+    EveryColumn { first: usize, step: usize },
+    Transposed,
+    Squeezed,
+    Column,
+    Rows(usize),
+    PlusOne,
+    NegativeExp,
+    Scaled(f32),
+    ScaledRows(RowFactors),
+}
+
+/// A tensor on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Values {
+    pub(super) shape: Vec<usize>,
+    pub(super) format: BlockFormat,
+    pub(super) bytes: SharedBytes,
+}
+
+impl Step {
+    /// Fills in the numbers of a config.
+    pub(super) fn resolve(self, config: &HfConfig) -> Result<Action, HfError> {
+        Ok(match self {
+            Self::Pairs(heads) => {
+                let n_heads = config.count("num_attention_heads")?;
+                let heads = match heads {
+                    Heads::Query => n_heads,
+                    Heads::KeyValue => config
+                        .optional_count("num_key_value_heads")?
+                        .unwrap_or(n_heads),
+                };
+                let rotary = super::RopeSettings::read(config, None)?.partial;
+                Action::Pairs { heads, rotary }
+            }
+            Self::RowPart { part, of } => Action::RowPart { part, of },
+            Self::ColumnPart { part, of } => Action::ColumnPart { part, of },
+            Self::EveryColumn { first, step } => Action::EveryColumn { first, step },
+            Self::Transposed => Action::Transposed,
+            Self::Squeezed => Action::Squeezed,
+            Self::Column => Action::Column,
+            Self::Rows(key) => Action::Rows(config.count(key)?),
+            Self::PlusOne => Action::PlusOne,
+            Self::NegativeExp => Action::NegativeExp,
+            Self::Scaled(key) => Action::Scaled(config.optional_number(key)?.unwrap_or(1.0) as f32),
+            Self::ScaledRows(factors) => Action::ScaledRows(factors(config)?),
+        })
+    }
+}
+
+/// A shape as `[outer, rows, columns]`.
+fn as_matrices(shape: &[usize]) -> Result<[usize; 3], String> {
+    match *shape {
+        [.., rows, columns] => {
+            let outer = shape.iter().rev().skip(2).product();
+            Ok([outer, rows, columns])
+        }
+        _ => Err(format!("shape {shape:?} is no matrix")),
+    }
+}
+
+fn part_of(n: usize, of: usize, what: &str) -> Result<usize, String> {
+    match n.is_multiple_of(of) {
+        true => Ok(n / of),
+        false => Err(format!("{n} {what} cannot be cut into {of} equal parts")),
+    }
+}
+
+/// Replaces the last `N` dimensions.
+fn with_last<const N: usize>(shape: &[usize], last: [usize; N]) -> Vec<usize> {
+    let kept = shape.len().saturating_sub(N);
+    shape.iter().take(kept).copied().chain(last).collect()
+}
+
+impl Action {
+    /// The shape that a tensor of `shape` takes.
+    ///
+    /// # Errors
+    /// Where it has no such shape, in words.
+    pub(super) fn shape(&self, shape: &[usize]) -> Result<Vec<usize>, String> {
+        match *self {
+            Self::Pairs { heads, rotary } => {
+                rotated_rows(shape, heads, rotary).map(|_| shape.to_vec())
+            }
+            Self::RowPart { of, .. } => {
+                let [_, rows, columns] = as_matrices(shape)?;
+                Ok(with_last(shape, [part_of(rows, of, "rows")?, columns]))
+            }
+            Self::ColumnPart { of, .. } | Self::EveryColumn { step: of, .. } => {
+                let columns = shape.last().copied().unwrap_or(1);
+                Ok(with_last(shape, [part_of(columns, of, "columns")?]))
+            }
+            Self::Transposed => {
+                let [_, rows, columns] = as_matrices(shape)?;
+                Ok(with_last(shape, [columns, rows]))
+            }
+            Self::Squeezed => Ok(shape.iter().copied().filter(|&n| n != 1).collect()),
+            Self::Column => Ok(shape.iter().copied().chain([1]).collect()),
+            Self::Rows(n) => match *shape {
+                [values] => Ok(vec![n, part_of(values, n, "values")?]),
+                _ => Err(format!("shape {shape:?} is no vector")),
+            },
+            Self::ScaledRows(ref factors) => {
+                let found = shape.first().copied().unwrap_or(1);
+                let wanted: usize = factors.iter().map(|(rows, _)| rows).sum();
+                match found == wanted {
+                    true => Ok(shape.to_vec()),
+                    false => Err(format!("{found} rows where the config asks for {wanted}")),
+                }
+            }
+            Self::PlusOne | Self::NegativeExp | Self::Scaled(_) => Ok(shape.to_vec()),
+        }
+    }
+
+    /// How values are stored behind this.
+    pub(super) fn format(&self, format: BlockFormat) -> BlockFormat {
+        match *self {
+            Self::PlusOne | Self::NegativeExp | Self::ScaledRows(_) => BlockFormat::F32,
+            Self::Scaled(factor) if factor != 1.0 => BlockFormat::F32,
+            _ => format,
+        }
+    }
+
+    /// Changes a tensor.
+    ///
+    /// # Errors
+    /// As [`Self::shape`].
+    pub(super) fn apply(&self, values: &Values) -> Result<Values, String> {
+        let shape = self.shape(&values.shape)?;
+        let bytes = match *self {
+            Self::Pairs { heads, rotary } => {
+                let (head_rows, n_rot) = rotated_rows(&values.shape, heads, rotary)?;
+                let rows = heads * head_rows;
+                values.gather(rows, rows, |row| source_row(row, head_rows, n_rot))
+            }
+            Self::RowPart { part, of } => {
+                let [outer, rows, _] = as_matrices(&values.shape)?;
+                let part_rows = rows / of.max(1);
+                values.gather(outer * rows, outer * part_rows, |row| {
+                    row / part_rows * rows + part * part_rows + row % part_rows
+                })
+            }
+            Self::ColumnPart { part, of } => {
+                let columns = values.shape.last().copied().unwrap_or(1);
+                let kept = columns / of.max(1);
+                let n = values.n_values();
+                values.gather(n, n / of.max(1), |at| {
+                    at / kept * columns + part * kept + at % kept
+                })
+            }
+            Self::EveryColumn { first, step } => {
+                let n = values.n_values();
+                values.gather(n, n / step.max(1), |at| at * step + first)
+            }
+            Self::Transposed => {
+                let [_, rows, columns] = as_matrices(&values.shape)?;
+                let n = values.n_values();
+                values.gather(n, n, |at| {
+                    let (matrix, inside) = (at / (rows * columns), at % (rows * columns));
+                    matrix * rows * columns + inside % rows * columns + inside / rows
+                })
+            }
+            Self::Squeezed | Self::Column | Self::Rows(_) => values.bytes.clone(),
+            Self::PlusOne => values.map(|_, v| v + 1.0),
+            Self::NegativeExp => values.map(|_, v| -v.exp()),
+            Self::Scaled(1.0) => values.bytes.clone(),
+            Self::Scaled(factor) => values.map(|_, v| v * factor),
+            Self::ScaledRows(ref factors) => {
+                let rows = values.shape.first().copied().unwrap_or(1).max(1);
+                let columns = (values.n_values() / rows).max(1);
+                let of_row: Vec<f32> = factors
+                    .iter()
+                    .flat_map(|&(n, factor)| std::iter::repeat_n(factor, n))
+                    .collect();
+                values.map(|at, v| v * of_row.get(at / columns).copied().unwrap_or(1.0))
+            }
+        };
+        Ok(Values {
+            shape,
+            format: self.format(values.format),
+            bytes,
+        })
+    }
+}
+
+/// Rows of one head, and how many of them rotate.
+fn rotated_rows(shape: &[usize], heads: usize, rotary: f64) -> Result<(usize, usize), String> {
+    let rows = shape.first().copied().unwrap_or(0);
+    let head_rows = part_of(rows, heads.max(1), "rows")?;
+    // As transformers rounds it.
+    let n_rot = (head_rows as f64 * rotary) as usize;
+    match n_rot.is_multiple_of(2) && n_rot <= head_rows {
+        true => Ok((head_rows, n_rot)),
+        false => Err(format!(
+            "{n_rot} rows of {head_rows} cannot rotate in pairs"
+        )),
+    }
+}
+
+/// Where the row lies that becomes `row`.
+fn source_row(row: usize, head_rows: usize, n_rot: usize) -> usize {
+    let (head, inside) = (row / head_rows, row % head_rows);
+    let source = match inside < n_rot {
+        true => inside / 2 + inside % 2 * (n_rot / 2),
+        false => inside,
+    };
+    head * head_rows + source
+}
+
+impl Values {
+    fn n_values(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// `n` units, each a copy of one of the `n_units` equal pieces that there are.
+    fn gather(&self, n_units: usize, n: usize, source: impl Fn(usize) -> usize) -> SharedBytes {
+        let unit = self.bytes.len() / n_units.max(1);
+        let mut out = Vec::with_capacity(n * unit);
+        for at in 0..n {
+            let from = source(at) * unit;
+            out.extend_from_slice(self.bytes.get(from..from + unit).unwrap_or_default());
+        }
+        out.into()
+    }
+
+    /// Every value, with its place, through `change`.
+    fn map(&self, change: impl Fn(usize, f32) -> f32) -> SharedBytes {
+        let mut values = vec![0.0; self.n_values()];
+        dequantize(self.format, &self.bytes, &mut values);
+        let changed = values.iter().enumerate().map(|(at, &v)| change(at, v));
+        changed
+            .flat_map(f32::to_le_bytes)
+            .collect::<Vec<u8>>()
+            .into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Applies to 0, 1, 2 … in this shape.
+    fn applied(action: &Action, shape: &[usize]) -> (Vec<usize>, Vec<f32>) {
+        let n = shape.iter().product::<usize>();
+        let bytes: Vec<u8> = (0..n).flat_map(|v| (v as f32).to_le_bytes()).collect();
+        let values = Values {
+            shape: shape.to_vec(),
+            format: BlockFormat::F32,
+            bytes: bytes.into(),
+        };
+        let out = action.apply(&values).unwrap();
+        assert_eq!(out.shape, action.shape(shape).unwrap());
+        let mut read = vec![0.0; out.n_values()];
+        dequantize(out.format, &out.bytes, &mut read);
+        (out.shape, read)
+    }
+
+    #[test]
+    fn halves_become_pairs_in_every_head() {
+        let pairs = Action::Pairs {
+            heads: 2,
+            rotary: 1.0,
+        };
+        let (_, rows) = applied(&pairs, &[8, 1]);
+        assert_eq!(rows, [0., 2., 1., 3., 4., 6., 5., 7.]);
+        let partial = Action::Pairs {
+            heads: 1,
+            rotary: 0.5,
+        };
+        let (_, rows) = applied(&partial, &[8]);
+        assert_eq!(rows, [0., 2., 1., 3., 4., 5., 6., 7.]);
+        assert!(pairs.shape(&[9, 1]).unwrap_err().contains("9 rows"));
+    }
+
+    #[test]
+    fn parts_of_rows_and_columns() {
+        let second = Action::RowPart { part: 1, of: 2 };
+        let (shape, values) = applied(&second, &[2, 2, 2]);
+        assert_eq!((shape, values), (vec![2, 1, 2], vec![2., 3., 6., 7.]));
+        let second = Action::ColumnPart { part: 1, of: 2 };
+        let (shape, values) = applied(&second, &[2, 4]);
+        assert_eq!((shape, values), (vec![2, 2], vec![2., 3., 6., 7.]));
+        let odd = Action::EveryColumn { first: 1, step: 2 };
+        let (shape, values) = applied(&odd, &[2, 4]);
+        assert_eq!((shape, values), (vec![2, 2], vec![1., 3., 5., 7.]));
+        assert!(odd.shape(&[3]).unwrap_err().contains("3 columns"));
+    }
+
+    #[test]
+    fn transposed_matrix_by_matrix() {
+        let (shape, values) = applied(&Action::Transposed, &[2, 2, 3]);
+        assert_eq!(shape, [2, 3, 2]);
+        assert_eq!(values, [0., 3., 1., 4., 2., 5., 6., 9., 7., 10., 8., 11.]);
+        assert!(Action::Transposed.shape(&[3]).is_err());
+    }
+
+    #[test]
+    fn shapes_and_values() {
+        assert_eq!(applied(&Action::Squeezed, &[3, 1, 2]).0, [3, 2]);
+        assert_eq!(applied(&Action::Column, &[3]).0, [3, 1]);
+        assert_eq!(applied(&Action::Rows(2), &[4]).0, [2, 2]);
+        assert_eq!(applied(&Action::PlusOne, &[2]).1, [1., 2.]);
+        assert_eq!(applied(&Action::NegativeExp, &[1]).1, [-1.]);
+        let scaled = Action::ScaledRows(vec![(1, 2.0), (2, 0.5)]);
+        assert_eq!(applied(&scaled, &[3, 1]).1, [0., 0.5, 1.]);
+        assert!(scaled.shape(&[4, 1]).is_err());
+    }
+}

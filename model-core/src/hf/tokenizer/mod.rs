@@ -1,0 +1,218 @@
+//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json` with `tokenizer_config.json`,
+//! `generation_config.json` and `chat_template.jinja` where they are.
+//!
+//! Invariant: what is written makes the tokenizer that the files describe, or there is an error that
+//! names the part that cannot be kept. One thing is left out on purpose: byte-level vocabularies that
+//! ask for Unicode normalisation (NFC) are read without it, as GGUF has no key for it and as llama.cpp
+//! reads them.
+
+mod pre;
+mod tokens;
+
+use std::path::Path;
+
+use super::{HfConfig, HfError, Keys};
+use crate::gguf::Array;
+use pre::Kind;
+use tokens::Tokens;
+
+/// Translates the tokenizer, where there is one.
+pub(super) fn translate(
+    directory: &Path,
+    config: &HfConfig,
+    keys: &mut Keys,
+) -> Result<(), HfError> {
+    let path = directory.join("tokenizer.json");
+    if !path.exists() {
+        return Ok(());
+    }
+    let json = HfConfig::open(&path)?;
+    let optional = |name: &str| -> Result<Option<HfConfig>, HfError> {
+        let path = directory.join(name);
+        path.exists().then(|| HfConfig::open(&path)).transpose()
+    };
+    let settings = optional("tokenizer_config.json")?;
+    let generation = optional("generation_config.json")?;
+    let kind = Kind::read(&json)?;
+    let mut tokens = Tokens::read(&json, kind)?;
+    tokens.pad(config.optional_count("vocab_size")?.unwrap_or(0));
+    keys.set_whole("tokenizer.ggml.model", kind.gguf_model());
+    keys.set_whole("tokenizer.ggml.pre", kind.gguf_pre());
+    if kind == Kind::Spm {
+        let scores = tokens.scores();
+        keys.set_whole("tokenizer.ggml.scores", Array::F32(scores));
+    } else if !tokens.merges.is_empty() {
+        let merges = std::mem::take(&mut tokens.merges);
+        keys.set_whole("tokenizer.ggml.merges", Array::String(merges));
+    }
+    special_ids(
+        &tokens,
+        config,
+        [settings.as_ref(), generation.as_ref()],
+        keys,
+    )?;
+    if let Some(space) = pre::space_prefix(&json, kind) {
+        keys.set_whole("tokenizer.ggml.add_space_prefix", space);
+    }
+    let (first, last) = added_around(&json, &tokens)?;
+    for (name, found, other) in [
+        ("bos", first, "add_bos_token"),
+        ("eos", last, "add_eos_token"),
+    ] {
+        let said = match &settings {
+            Some(settings) => settings.optional_flag(other)?,
+            None => None,
+        };
+        if let Some(add) = found.or(said) {
+            keys.set_whole(&format!("tokenizer.ggml.add_{name}_token"), add);
+        }
+    }
+    if kind == Kind::WordPiece {
+        keys.set_whole("tokenizer.ggml.token_type_count", 2u32);
+    }
+    if let Some(template) = chat_template(directory, settings.as_ref())? {
+        keys.set_whole("tokenizer.chat_template", template.as_str());
+    }
+    let (texts, types) = tokens.into_lists(kind);
+    keys.set_whole("tokenizer.ggml.tokens", Array::String(texts));
+    keys.set_whole("tokenizer.ggml.token_type", Array::I32(types));
+    Ok(())
+}
+
+/// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`. Generation may end
+/// with up to three tokens; those beside the first become end of turn and end of message.
+fn special_ids(
+    tokens: &Tokens,
+    config: &HfConfig,
+    [settings, generation]: [Option<&HfConfig>; 2],
+    keys: &mut Keys,
+) -> Result<(), HfError> {
+    let by_text = |role: &str| -> Result<Option<u32>, HfError> {
+        let Some(settings) = settings else {
+            return Ok(None);
+        };
+        let key = format!("{role}_token");
+        let inner = format!("{key}.content");
+        let text = match settings.value(&inner) {
+            Some(_) => settings.optional_text(&inner)?,
+            None => settings.optional_text(&key)?,
+        };
+        match text.map(|text| (text, tokens.id(text))) {
+            Some((_, Some(id))) => Ok(Some(id)),
+            // A mark that no text of this vocabulary has plays no role.
+            Some((_, None)) | None => Ok(None),
+        }
+    };
+    for (role, name) in [
+        ("bos", "bos"),
+        ("unk", "unknown"),
+        ("pad", "padding"),
+        ("cls", "cls"),
+        ("sep", "seperator"),
+        ("mask", "mask"),
+    ] {
+        let id = match by_text(role)? {
+            Some(id) => Some(id),
+            None => token_ids(config, &format!("{role}_token_id"))?
+                .first()
+                .copied(),
+        };
+        if let Some(id) = id {
+            keys.set_whole(&format!("tokenizer.ggml.{name}_token_id"), id);
+        }
+    }
+    let mut ends: Vec<u32> = by_text("eos")?.into_iter().collect();
+    for config in [generation, Some(config)].into_iter().flatten() {
+        for id in token_ids(config, "eos_token_id")? {
+            if !ends.contains(&id) {
+                ends.push(id);
+            }
+        }
+    }
+    for (name, id) in ["eos", "eot", "eom"].into_iter().zip(ends) {
+        keys.set_whole(&format!("tokenizer.ggml.{name}_token_id"), id);
+    }
+    Ok(())
+}
+
+/// One id or a list of them.
+fn token_ids(config: &HfConfig, key: &str) -> Result<Vec<u32>, HfError> {
+    let id = |number: f64| (number.fract() == 0.0 && number >= 0.0).then_some(number as u32);
+    let wrong = || config.wrong(key, "a token id or a list of them");
+    match config.value(key) {
+        None => Ok(Vec::new()),
+        Some(value) if value.is_array() => {
+            let numbers = config.optional_numbers(key)?.unwrap_or_default();
+            let ids: Option<Vec<u32>> = numbers.into_iter().map(id).collect();
+            ids.ok_or_else(wrong)
+        }
+        Some(_) => match config.optional_number(key)? {
+            // Some files write -1 for a token that is not there.
+            Some(-1.0) | None => Ok(Vec::new()),
+            Some(number) => id(number).map(|id| vec![id]).ok_or_else(wrong),
+        },
+    }
+}
+
+/// Whether the post-processor puts tokens around a text, where there is one that says.
+fn added_around(json: &HfConfig, tokens: &Tokens) -> Result<(Option<bool>, Option<bool>), HfError> {
+    let mut at = "post_processor".to_owned();
+    if json.optional_text("post_processor.type")? == Some("Sequence") {
+        let is_template = |i: &usize| {
+            let key = format!("post_processor.processors.{i}.type");
+            json.optional_text(&key).ok().flatten() == Some("TemplateProcessing")
+        };
+        match (0..8).find(is_template) {
+            Some(i) => at = format!("post_processor.processors.{i}"),
+            None => return Ok((None, None)),
+        }
+    }
+    match json.optional_text(&format!("{at}.type"))? {
+        Some("TemplateProcessing") => {
+            let key = format!("{at}.single");
+            let pieces = json.value(&key).and_then(|v| v.as_array());
+            let pieces = pieces.ok_or_else(|| json.wrong(&key, "a list"))?;
+            let special = |piece: Option<&serde_json::Value>| {
+                piece.is_some_and(|piece| piece.get("SpecialToken").is_some())
+            };
+            Ok((Some(special(pieces.first())), Some(special(pieces.last()))))
+        }
+        // BERT and RoBERTa: both marks around every text.
+        Some("BertProcessing" | "RobertaProcessing") => Ok((Some(true), Some(true))),
+        Some("ByteLevel") | None => {
+            let _ = tokens;
+            Ok((None, None))
+        }
+        Some(_) => Err(json.wrong(
+            &format!("{at}.type"),
+            "one of: TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence",
+        )),
+    }
+}
+
+/// The template of chats: a file of its own, a text, or the one called "default" of a list.
+fn chat_template(directory: &Path, settings: Option<&HfConfig>) -> Result<Option<String>, HfError> {
+    let path = directory.join("chat_template.jinja");
+    if path.exists() {
+        let read = std::fs::read_to_string(&path);
+        return read
+            .map(Some)
+            .map_err(|source| HfError::Io { path, source });
+    }
+    let Some(settings) = settings else {
+        return Ok(None);
+    };
+    let key = "chat_template";
+    match settings.value(key).and_then(|v| v.as_array()) {
+        None => Ok(settings.optional_text(key)?.map(str::to_owned)),
+        Some(list) => {
+            let is_default = |i: &usize| {
+                let name = settings.optional_text(&format!("{key}.{i}.name"));
+                name.ok().flatten() == Some("default")
+            };
+            let default = (0..list.len()).find(is_default);
+            let text = default.map(|i| settings.optional_text(&format!("{key}.{i}.template")));
+            Ok(text.transpose()?.flatten().map(str::to_owned))
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! [`HfWeights`]: tensors of the files under GGUF names.
+//!
+//! What only has another name is handed out where it lies in the map; what is rearranged is made when
+//! asked for and not kept. Invariant: shapes are known without making anything.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use kv_core::block::BlockFormat;
+use kv_core::weights::{SharedBytes, Weight, WeightError, WeightInfo, WeightSource};
+
+use super::files::{Stored, TensorFiles};
+use super::names::{Numbers, filled, matched};
+use super::steps::{Action, Values};
+use super::{HfClass, HfConfig, HfError, Step};
+
+/// One GGUF tensor and the tensors that it is made of. `{l}` stands for the layer; where `from` has an
+/// `{e}`, the tensors of all experts are stacked.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorRule {
+    /// GGUF name.
+    pub to: &'static str,
+    /// Name in the files.
+    pub from: &'static str,
+    /// What happens on the way.
+    pub steps: &'static [Step],
+}
+
+/// A tensor that only has another name.
+pub const fn same(to: &'static str, from: &'static str) -> TensorRule {
+    with(to, from, &[])
+}
+
+/// A tensor that is changed on the way.
+pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) -> TensorRule {
+    TensorRule { to, from, steps }
+}
+
+/// What a GGUF tensor is made of.
+#[derive(Clone, Debug)]
+struct Source {
+    /// Name of the first part, for errors.
+    name: String,
+    /// One, or one for each expert.
+    parts: Vec<SharedBytes>,
+    stacked: Stacked,
+    /// Of one part.
+    part_shape: Vec<usize>,
+    stored: Result<BlockFormat, String>,
+    actions: Vec<Action>,
+    info: WeightInfo,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stacked {
+    No,
+    Experts,
+}
+
+/// The tensors of a directory under GGUF names.
+#[derive(Debug)]
+pub struct HfWeights {
+    sources: BTreeMap<String, Source>,
+    computed: Vec<Weight>,
+    rules: Vec<TensorRule>,
+}
+
+impl HfWeights {
+    pub(super) fn new(
+        class: &HfClass,
+        config: &HfConfig,
+        files: &TensorFiles,
+        computed: Vec<Weight>,
+    ) -> Result<Self, HfError> {
+        let rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
+        let mut sources = BTreeMap::new();
+        let mut used = HashSet::new();
+        for rule in &rules {
+            for (to, found) in grouped(rule, files) {
+                used.extend(found.iter().map(|(_, name, _)| *name));
+                let source = Source::new(rule, &found, config)?;
+                if let Some(other) = sources.insert(to.clone(), source) {
+                    let reason = format!("it becomes '{to}', and so does '{}'", other.name);
+                    let name = found.first().map_or(to, |(_, name, _)| (*name).to_owned());
+                    return Err(HfError::Tensor { name, reason });
+                }
+            }
+        }
+        let is_unused = |name: &str| class.unused.iter().any(|p| matched(p, name).is_some());
+        let unknown = |name: &&String| !used.contains(name.as_str()) && !is_unused(name);
+        match files.tensors.keys().find(unknown) {
+            None => Ok(Self {
+                sources,
+                computed,
+                rules,
+            }),
+            Some(name) => Err(HfError::Tensor {
+                name: name.clone(),
+                reason: format!("a {} has no such tensor", class.name),
+            }),
+        }
+    }
+
+    /// Drops a tensor that the config makes meaningless.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.sources.remove(name);
+    }
+
+    /// The name in the files of what becomes the GGUF tensor `name`, whether it is there or not.
+    pub fn name_in_files(&self, name: &str) -> Option<String> {
+        if let Some(source) = self.sources.get(name) {
+            return Some(source.name.clone());
+        }
+        let of = |rule: &TensorRule| {
+            let numbers = matched(rule.to, name)?;
+            let expert = Some(0);
+            Some(filled(rule.from, Numbers { expert, ..numbers }))
+        };
+        self.rules.iter().find_map(of)
+    }
+
+    /// Names of GGUF tensors that come out of the files.
+    pub(super) fn translated(&self) -> impl Iterator<Item = &String> {
+        self.sources.keys()
+    }
+}
+
+type Found<'a> = Vec<(Option<u32>, &'a str, &'a Stored)>;
+
+/// The tensors of the files that a rule is for, by the GGUF tensor that they become; experts in order.
+fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<'a>)> {
+    let mut groups: HashMap<Numbers, Found<'a>> = HashMap::new();
+    for (name, stored) in &files.tensors {
+        if let Some(numbers) = matched(rule.from, name) {
+            let group = Numbers {
+                expert: None,
+                ..numbers
+            };
+            let found = (numbers.expert, name.as_str(), stored);
+            groups.entry(group).or_default().push(found);
+        }
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(numbers, _)| *numbers);
+    let named = groups.into_iter().map(|(numbers, mut found)| {
+        found.sort_by_key(|(expert, ..)| *expert);
+        (filled(rule.to, numbers), found)
+    });
+    named.collect()
+}
+
+impl Source {
+    fn new(rule: &TensorRule, found: &Found<'_>, config: &HfConfig) -> Result<Self, HfError> {
+        let Some(&(first_expert, name, first)) = found.first() else {
+            return Err(HfError::Tensor {
+                name: rule.from.to_owned(),
+                reason: "it is missing".to_owned(),
+            });
+        };
+        let wrong = |name: &str, reason: String| HfError::Tensor {
+            name: name.to_owned(),
+            reason,
+        };
+        for ((expert, name, stored), at) in found.iter().zip(0u32..) {
+            if expert.is_some_and(|expert| expert != at) {
+                return Err(wrong(name, format!("that of expert {at} is missing")));
+            }
+            if stored.shape != first.shape || stored.format != first.format {
+                let reason = format!(
+                    "shape {:?}, but expert 0 has {:?}, or its values are stored otherwise",
+                    stored.shape, first.shape
+                );
+                return Err(wrong(name, reason));
+            }
+        }
+        let actions: Vec<Action> = rule
+            .steps
+            .iter()
+            .map(|step| step.resolve(config))
+            .collect::<Result<_, _>>()?;
+        let (stacked, mut shape) = match first_expert {
+            None => (Stacked::No, first.shape.clone()),
+            Some(_) => {
+                let shape = [&[found.len()], first.shape.as_slice()].concat();
+                (Stacked::Experts, shape)
+            }
+        };
+        let mut format = first.format.clone().unwrap_or(BlockFormat::F32);
+        for action in &actions {
+            shape = action.shape(&shape).map_err(|reason| wrong(name, reason))?;
+            format = action.format(format);
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            parts: found
+                .iter()
+                .map(|(.., stored)| stored.bytes.clone())
+                .collect(),
+            stacked,
+            part_shape: first.shape.clone(),
+            stored: first.format.clone(),
+            actions,
+            info: WeightInfo { shape, format },
+        })
+    }
+
+    fn format(&self) -> Result<BlockFormat, WeightError> {
+        let unsupported = |stored: &String| WeightError::UnsupportedFormat {
+            name: self.name.clone(),
+            stored: stored.clone(),
+        };
+        self.stored.as_ref().copied().map_err(unsupported)
+    }
+
+    fn make(&self, name: &str) -> Result<Weight, WeightError> {
+        let format = self.format()?;
+        let (shape, bytes) = match (self.stacked, self.parts.as_slice()) {
+            (Stacked::No, [bytes]) => (self.part_shape.clone(), bytes.clone()),
+            (_, parts) => {
+                let shape = [&[parts.len()], self.part_shape.as_slice()].concat();
+                let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter()).copied().collect();
+                (shape, bytes.into())
+            }
+        };
+        let mut values = Values {
+            shape,
+            format,
+            bytes,
+        };
+        for action in &self.actions {
+            // Shapes were tried when this was made.
+            let missing = |_| WeightError::Missing {
+                name: name.to_owned(),
+            };
+            values = action.apply(&values).map_err(missing)?;
+        }
+        Weight::new(name, values.shape, values.format, values.bytes)
+    }
+}
+
+impl WeightSource for HfWeights {
+    fn get(&self, name: &str) -> Option<Weight> {
+        self.require(name).ok()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let computed = self.computed.iter().map(|w| w.name().to_owned());
+        self.sources.keys().cloned().chain(computed).collect()
+    }
+
+    fn require(&self, name: &str) -> Result<Weight, WeightError> {
+        if let Some(source) = self.sources.get(name) {
+            return source.make(name);
+        }
+        let computed = self.computed.iter().find(|w| w.name() == name);
+        computed.cloned().ok_or_else(|| WeightError::Missing {
+            name: name.to_owned(),
+        })
+    }
+
+    fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        match self.sources.get(name) {
+            Some(source) => source.format().map(|_| source.info.clone()),
+            None => self.require(name).map(|weight| weight.info()),
+        }
+    }
+}

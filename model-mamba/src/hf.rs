@@ -1,0 +1,214 @@
+//! [`CLASSES`]: how directories of Mamba models are translated.
+
+use model_core::hf::{
+    Expected, HfClass, HfConfig, HfError, Key, Keys, Step, TensorRule, same, with,
+};
+
+/// The length that files without a trained length are given: a state has no end.
+const CONTEXT: u32 = 1 << 20;
+
+/// What the layers of both generations have.
+const COMMON_TENSORS: &[TensorRule] = &[
+    same("token_embd.weight", "backbone.embeddings.weight"),
+    same("output_norm.weight", "backbone.norm_f.weight"),
+    same("output.weight", "lm_head.weight"),
+    same(
+        "blk.{l}.attn_norm.weight",
+        "backbone.layers.{l}.norm.weight",
+    ),
+    same(
+        "blk.{l}.ssm_in.weight",
+        "backbone.layers.{l}.mixer.in_proj.weight",
+    ),
+    with(
+        "blk.{l}.ssm_conv1d.weight",
+        "backbone.layers.{l}.mixer.conv1d.weight",
+        &[Step::Squeezed],
+    ),
+    same(
+        "blk.{l}.ssm_conv1d.bias",
+        "backbone.layers.{l}.mixer.conv1d.bias",
+    ),
+    same(
+        "blk.{l}.ssm_out.weight",
+        "backbone.layers.{l}.mixer.out_proj.weight",
+    ),
+];
+
+const MAMBA1_TENSORS: &[TensorRule] = &[
+    same(
+        "blk.{l}.ssm_x.weight",
+        "backbone.layers.{l}.mixer.x_proj.weight",
+    ),
+    same(
+        "blk.{l}.ssm_dt.weight",
+        "backbone.layers.{l}.mixer.dt_proj.weight",
+    ),
+    same(
+        "blk.{l}.ssm_dt.bias",
+        "backbone.layers.{l}.mixer.dt_proj.bias",
+    ),
+    with(
+        "blk.{l}.ssm_a",
+        "backbone.layers.{l}.mixer.A_log",
+        &[Step::NegativeExp],
+    ),
+    same("blk.{l}.ssm_d", "backbone.layers.{l}.mixer.D"),
+];
+
+const MAMBA2_TENSORS: &[TensorRule] = &[
+    same("blk.{l}.ssm_dt.bias", "backbone.layers.{l}.mixer.dt_bias"),
+    with(
+        "blk.{l}.ssm_a",
+        "backbone.layers.{l}.mixer.A_log",
+        &[Step::NegativeExp, Step::Column],
+    ),
+    with(
+        "blk.{l}.ssm_d",
+        "backbone.layers.{l}.mixer.D",
+        &[Step::Column],
+    ),
+    with(
+        "blk.{l}.ssm_norm.weight",
+        "backbone.layers.{l}.mixer.norm.weight",
+        &[Step::Rows("n_groups")],
+    ),
+];
+
+const COMMON_KEYS: &[Key] = &[
+    Key::Constant {
+        to: "context_length",
+        value: CONTEXT,
+    },
+    Key::Count {
+        to: "embedding_length",
+        from: "hidden_size",
+    },
+    Key::Constant {
+        to: "feed_forward_length",
+        value: 0,
+    },
+    Key::Constant {
+        to: "attention.head_count",
+        value: 0,
+    },
+    Key::Count {
+        to: "block_count",
+        from: "num_hidden_layers",
+    },
+    Key::Count {
+        to: "ssm.conv_kernel",
+        from: "conv_kernel",
+    },
+    Key::Count {
+        to: "ssm.state_size",
+        from: "state_size",
+    },
+    Key::Number {
+        to: "attention.layer_norm_rms_epsilon",
+        from: "layer_norm_epsilon",
+    },
+    Key::Only {
+        from: "hidden_act",
+        is: Expected::Text(&["silu", "swish"]),
+    },
+    Key::Only {
+        from: "use_bias",
+        is: Expected::Flag(false),
+    },
+];
+
+/// All classes.
+pub(crate) const CLASSES: &[HfClass] = &[
+    HfClass {
+        name: "MambaForCausalLM",
+        architecture: "mamba",
+        keys: &[COMMON_KEYS, &[Key::With(mamba1_sizes)]],
+        tensors: &[COMMON_TENSORS, MAMBA1_TENSORS],
+        unused: &[],
+    },
+    HfClass {
+        name: "FalconMambaForCausalLM",
+        architecture: "mamba",
+        keys: &[
+            COMMON_KEYS,
+            &[Key::With(mamba1_sizes), Key::With(falcon_norms)],
+        ],
+        tensors: &[COMMON_TENSORS, MAMBA1_TENSORS],
+        unused: &[],
+    },
+    HfClass {
+        name: "Mamba2ForCausalLM",
+        architecture: "mamba2",
+        keys: &[
+            COMMON_KEYS,
+            &[
+                Key::Count {
+                    to: "ssm.group_count",
+                    from: "n_groups",
+                },
+                Key::Count {
+                    to: "ssm.time_step_rank",
+                    from: "num_heads",
+                },
+                Key::With(mamba2_sizes),
+                Key::With(free_time_steps),
+            ],
+        ],
+        tensors: &[COMMON_TENSORS, MAMBA2_TENSORS],
+        unused: &[],
+    },
+];
+
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// The inner width and the rank of the time steps, which configs leave to formulas.
+fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let dim = config.count("hidden_size")?;
+    let inner = match config.optional_count("intermediate_size")? {
+        Some(inner) => inner,
+        None => dim * config.count("expand")?,
+    };
+    let automatic = config.optional_text("time_step_rank").ok().flatten() == Some("auto");
+    let rank = match automatic {
+        true => dim.div_ceil(16),
+        false => config.count("time_step_rank")?,
+    };
+    keys.set("ssm.inner_size", as_u32(inner));
+    keys.set("ssm.time_step_rank", as_u32(rank));
+    keys.set("ssm.dt_b_c_rms", false);
+    Ok(())
+}
+
+/// Falcon Mamba norms time steps, B and C, with an `eps` of its own.
+fn falcon_norms(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    keys.set("ssm.dt_b_c_rms", true);
+    if let Some(eps) = config.optional_number("mixer_rms_eps")? {
+        keys.set("ssm.dt_b_c_rms_epsilon", eps as f32);
+    }
+    Ok(())
+}
+
+/// The inner width, which must be what the heads make up.
+fn mamba2_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let inner = config.count("hidden_size")? * config.count("expand")?;
+    let (heads, of_head) = (config.count("num_heads")?, config.count("head_dim")?);
+    if heads * of_head != inner {
+        let wanted = format!("{inner} / {of_head}: 'hidden_size' times 'expand' by 'head_dim'");
+        return Err(config.wrong("num_heads", wanted));
+    }
+    keys.set("ssm.inner_size", as_u32(inner));
+    Ok(())
+}
+
+/// Time steps that are cut to a range are not computed; files that say so say a range without end.
+fn free_time_steps(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    let key = "time_step_limit";
+    match config.optional_numbers(key)?.as_deref() {
+        None => Ok(()),
+        Some([low, high]) if *low <= 0.0 && *high == f64::INFINITY => Ok(()),
+        Some(_) => Err(config.wrong(key, "from 0 to Infinity")),
+    }
+}
