@@ -100,7 +100,7 @@ pub fn fresh_rows_are_zero<B: Backend>(subject: &Subject<B>) {
 pub fn allocated_bytes_are_as_planned<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     for kv_type in backend.info().kv_types {
-        let layout = layout(2, 7, (3, 10, 6), kv_type);
+        let layout = layout(2, 7, dims(kv_type), kv_type);
         let rows = backend.allocate(&layout).unwrap();
         let plan = MemoryPlan::new(&layout);
         for planned in plan.rows() {
