@@ -98,13 +98,13 @@ fn copies_and_rollbacks_go_on_exactly() {
         let wanted = feed(&mut undisturbed, 0, &all[20..]);
         let mut engine = engine(model);
         feed(&mut engine, 0, &all[..20]);
-        engine.copy(SeqId(0), SeqId(1), PosRange::ALL).unwrap();
+        let _ = engine.copy(SeqId(0), SeqId(1), PosRange::ALL).unwrap();
         // Wrong tokens for both, at once and one by one.
         feed(&mut engine, 0, &[7, 8, 9].map(TokenId));
         for token in [10, 11] {
             feed(&mut engine, 1, &[TokenId(token)]);
         }
-        engine.copy(SeqId(1), SeqId(2), PosRange::ALL).unwrap();
+        let _ = engine.copy(SeqId(1), SeqId(2), PosRange::ALL).unwrap();
         for seq in [0, 1, 2] {
             back_to(&mut engine, seq, 20);
         }

@@ -11,8 +11,8 @@ use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    AttentionBlock, ConvBias, FeedForward, FeedForwardBlock, GatedNorm, InnerNorms, QkNorm,
-    QkvBias, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    AttentionBlock, ConvBias, FeedForward, FeedForwardBlock, FeedForwardForm, GatedNorm,
+    InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
@@ -51,11 +51,9 @@ fn attention(heads: HeadSizes, scale: Option<f32>, rope: Option<RopeSpec>) -> At
         k_dim,
         v_dim,
         scale: scale.unwrap_or(1.0 / (k_dim as f32).sqrt()),
-        bias: QkvBias::None,
-        qk_norm: QkNorm::None,
-        norm_eps: 0.0,
         rope,
         window: Window::Full,
+        ..AttentionBlock::default()
     }
 }
 
@@ -297,5 +295,6 @@ fn example_feed_forward(hidden: usize) -> FeedForward {
     FeedForward::Dense(FeedForwardBlock {
         hidden,
         activation: Activation::Silu,
+        form: FeedForwardForm::Gated,
     })
 }

@@ -8,8 +8,8 @@ use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, ModelError};
 use model_core::blocks::{
-    ConvBias, ExpertsBlock, FeedForward, FeedForwardBlock, GatedNorm, InnerNorms, Ssm2MixerBlock,
-    SsmMixerBlock, TOKEN_EMBEDDING, Weighed,
+    ConvBias, ExpertBias, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm,
+    GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING, Weighed,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -162,21 +162,27 @@ pub(crate) fn feed_forwards(
     let layer = |layer: usize| {
         let tensor = |what: &str| optional_weight(weights, &format!("blk.{layer}.{what}.weight"));
         if tensor("ffn_gate_inp")?.is_none() {
-            let block = FeedForwardBlock { hidden, activation };
+            let form = FeedForwardForm::Gated;
+            let block = FeedForwardBlock {
+                hidden,
+                activation,
+                form,
+            };
             return Ok(FeedForward::Dense(block));
         }
-        let shared = tensor("ffn_up_shexp")?;
+        let shared = tensor("ffn_up_shexp")?.and_then(|up| up.shape().first().copied());
         Ok(FeedForward::Experts(ExpertsBlock {
             n_experts: hyper.count("expert_count")?,
             hidden,
-            activation,
+            gate: ExpertGate::Activation(activation),
+            bias: ExpertBias::None,
             route: RouteSpec {
                 n_used: n_used(hyper)?,
                 gate: RouteGate::Softmax,
                 sum,
             },
             weighed: Weighed::Outputs,
-            shared_hidden: shared.and_then(|up| up.shape().first().copied()),
+            shared: shared.map(|hidden| SharedExpert { hidden, activation }),
         }))
     };
     (0..hyper.n_layers()?).map(layer).collect()
