@@ -42,6 +42,8 @@ pub enum LayerMemory {
     Attention(AttentionMemory),
     /// One state of everything that the sequence has taken in.
     Recurrent(RecurrentMemory),
+    /// Both, in a layer where attention and recurrence stand side by side.
+    Both(AttentionMemory, RecurrentMemory),
     /// Nothing: a feed-forward layer, or a layer of an encoder.
     Nothing,
 }
@@ -80,7 +82,7 @@ impl LayerMap {
     /// The attention memory of `layer`, or `None` where it has none.
     pub fn attention(&self, layer: LayerIdx) -> Option<AttentionMemory> {
         match self.layers.get(layer.as_usize())? {
-            LayerMemory::Attention(attention) => Some(*attention),
+            LayerMemory::Attention(attention) | LayerMemory::Both(attention, _) => Some(*attention),
             LayerMemory::Recurrent(_) | LayerMemory::Nothing => None,
         }
     }
@@ -88,7 +90,7 @@ impl LayerMap {
     /// The recurrent memory of `layer`, or `None` where it has none.
     pub fn recurrent(&self, layer: LayerIdx) -> Option<RecurrentMemory> {
         match self.layers.get(layer.as_usize())? {
-            LayerMemory::Recurrent(recurrent) => Some(*recurrent),
+            LayerMemory::Recurrent(recurrent) | LayerMemory::Both(_, recurrent) => Some(*recurrent),
             LayerMemory::Attention(_) | LayerMemory::Nothing => None,
         }
     }
@@ -96,8 +98,8 @@ impl LayerMap {
     /// The parts of the memory: one for each window that occurs.
     pub fn parts(&self) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
-        for (layer, memory) in self.iter() {
-            let LayerMemory::Attention(AttentionMemory { window, .. }) = memory else {
+        for (layer, _) in self.iter() {
+            let Some(AttentionMemory { window, .. }) = self.attention(layer) else {
                 continue;
             };
             match parts.iter_mut().find(|p| p.window == window) {
@@ -324,8 +326,8 @@ impl RowLayout {
             });
         }
         let mut layers = Vec::new();
-        for (layer, memory) in map.iter() {
-            let (LayerMemory::Attention(a), Some(part)) = (memory, map.part_of(layer)) else {
+        for (layer, _) in map.iter() {
+            let (Some(a), Some(part)) = (map.attention(layer), map.part_of(layer)) else {
                 continue;
             };
             let n_rows = cells[part.as_usize()];
@@ -380,8 +382,8 @@ impl RowLayout {
     /// [`LayoutError::TooLarge`] where sizes overflow.
     pub fn with_states(self, map: &LayerMap, n_rows: usize) -> Result<Self, LayoutError> {
         let mut states = Vec::new();
-        for (layer, memory) in map.iter() {
-            let LayerMemory::Recurrent(row) = memory else {
+        for (layer, _) in map.iter() {
+            let Some(row) = map.recurrent(layer) else {
                 continue;
             };
             let bytes = row
@@ -557,5 +559,30 @@ mod tests {
         let refused = RowLayout::default().with_states(&map, 2).unwrap_err();
         let (layer, n_cells) = (LayerIdx(0), 2);
         assert_eq!(refused, LayoutError::TooLarge { layer, n_cells });
+    }
+
+    #[test]
+    fn a_layer_with_both_has_rows_and_states() {
+        let attention = AttentionMemory {
+            kv_heads: 2,
+            k_dim: 4,
+            v_dim: 4,
+            window: Window::Full,
+        };
+        let row = RecurrentMemory {
+            conv_row: 6,
+            state_row: 8,
+        };
+        let map = LayerMap::new(vec![LayerMemory::Both(attention, row); 2]);
+        assert_eq!(map.parts().len(), 1);
+        assert_eq!(map.parts()[0].layers, [LayerIdx(0), LayerIdx(1)]);
+        let layout = RowLayout::new(&map, &[5], KvType::F16).unwrap();
+        let layout = layout.with_states(&map, 3).unwrap();
+        let layer = LayerIdx(1);
+        assert_eq!(map.attention(layer), Some(attention));
+        assert_eq!(map.recurrent(layer), Some(row));
+        assert_eq!(layout.layer(layer).unwrap().n_rows, 5);
+        assert_eq!(layout.state(layer).unwrap().n_rows, 3);
+        assert_eq!(layout.bytes(), 2 * (5 * 2 * 8 * 2 + 3 * 14 * 4));
     }
 }

@@ -148,6 +148,29 @@ impl<'a> Hyperparameters<'a> {
     /// # Errors
     /// [`ModelError`] with the key, where heads do not divide.
     pub fn heads(&self, n_layers: usize, dim: usize) -> Result<Vec<HeadSizes>, ModelError> {
+        let heads = self.heads_of_each(n_layers)?.into_iter();
+        heads.map(|heads| self.head_sizes(heads, dim)).collect()
+    }
+
+    /// Heads of every layer that attends: in hybrids, those with key/value heads.
+    ///
+    /// # Errors
+    /// As for [`Self::heads`].
+    pub fn heads_where_any(
+        &self,
+        n_layers: usize,
+        dim: usize,
+    ) -> Result<Vec<Option<HeadSizes>>, ModelError> {
+        let heads = self.heads_of_each(n_layers)?.into_iter();
+        let sizes = heads.map(|heads| match heads {
+            (_, 0) => Ok(None),
+            heads => self.head_sizes(heads, dim).map(Some),
+        });
+        sizes.collect()
+    }
+
+    /// Query and key/value heads of every layer.
+    fn heads_of_each(&self, n_layers: usize) -> Result<Vec<(u32, u32)>, ModelError> {
         let key = |name: &str| self.key(name);
         let heads: Vec<u32> = self
             .metadata
@@ -156,34 +179,38 @@ impl<'a> Hyperparameters<'a> {
             .metadata
             .optional_per_layer(&key("attention.head_count_kv"), n_layers)?
             .unwrap_or_else(|| heads.clone());
+        Ok(heads.into_iter().zip(kv_heads).collect())
+    }
+
+    fn head_sizes(
+        &self,
+        (n_heads, kv_heads): (u32, u32),
+        dim: usize,
+    ) -> Result<HeadSizes, ModelError> {
         let k_dim = self.optional::<u32>("attention.key_length")?;
         let v_dim = self.optional::<u32>("attention.value_length")?;
-        let sizes = heads.iter().zip(&kv_heads).map(|(&n_heads, &kv_heads)| {
-            if n_heads == 0 || kv_heads == 0 || n_heads % kv_heads != 0 {
-                let reason =
-                    format!("{kv_heads} key/value heads do not divide {n_heads} query heads");
-                return Err(self.wrong("attention.head_count_kv", reason));
-            }
-            if k_dim.is_none() && !dim.is_multiple_of(n_heads as usize) {
-                let reason = format!("{n_heads} heads do not divide the width {dim}");
-                return Err(self.wrong("attention.head_count", reason));
-            }
-            let own = dim / n_heads as usize;
-            let k_dim = k_dim.map_or(own, |d| d as usize);
-            let v_dim = v_dim.map_or(own, |d| d as usize);
-            if k_dim == 0 || v_dim == 0 {
-                let reason = format!("heads of {k_dim} and {v_dim} values are not possible");
-                return Err(self.wrong("attention.key_length", reason));
-            }
-            let (n_heads, kv_heads) = (n_heads as usize, kv_heads as usize);
-            Ok(HeadSizes {
-                n_heads,
-                kv_heads,
-                k_dim,
-                v_dim,
-            })
-        });
-        sizes.collect()
+        if n_heads == 0 || kv_heads == 0 || n_heads % kv_heads != 0 {
+            let reason = format!("{kv_heads} key/value heads do not divide {n_heads} query heads");
+            return Err(self.wrong("attention.head_count_kv", reason));
+        }
+        if k_dim.is_none() && !dim.is_multiple_of(n_heads as usize) {
+            let reason = format!("{n_heads} heads do not divide the width {dim}");
+            return Err(self.wrong("attention.head_count", reason));
+        }
+        let own = dim / n_heads as usize;
+        let k_dim = k_dim.map_or(own, |d| d as usize);
+        let v_dim = v_dim.map_or(own, |d| d as usize);
+        if k_dim == 0 || v_dim == 0 {
+            let reason = format!("heads of {k_dim} and {v_dim} values are not possible");
+            return Err(self.wrong("attention.key_length", reason));
+        }
+        let (n_heads, kv_heads) = (n_heads as usize, kv_heads as usize);
+        Ok(HeadSizes {
+            n_heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+        })
     }
 
     /// Tokens of the vocabulary: the rows of the embedding matrix, which must be `[vocab, dim]`.

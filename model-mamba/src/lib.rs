@@ -12,13 +12,15 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
+mod decoder;
 mod hf;
 mod mamba;
-mod mixers;
 mod model;
+mod read;
 
+pub use decoder::{Mixer, MixerDecoder, MixerLayer, Multipliers};
 pub use mamba::{Mamba, Mamba2};
-pub use model::{MambaModel, MambaSizes};
+pub use model::MambaModel;
 
 use model_core::architecture::Registry;
 

@@ -5,16 +5,14 @@ use std::sync::Arc;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock, TOKEN_EMBEDDING,
+    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::gguf::Metadata;
-use model_core::hyperparameters::{Hyperparameters, optional_weight};
+use model_core::hyperparameters::Hyperparameters;
 
-use crate::mixers::{mamba_mixer, mamba2_mixer};
-use crate::model::{MambaModel, MambaSizes};
+use crate::decoder::{Mixer, MixerLayer};
+use crate::read::{ExampleSizes, Wiring, build, build_example, mamba_mixer, mamba2_mixer};
 
-/// The output matrix of models that do not reuse the embedding matrix.
-const OUTPUT: &str = "output.weight";
 /// Whether step sizes, B and C are normed: Falcon Mamba, whose files say `mamba` too.
 const INNER_NORMS: &str = "ssm.dt_b_c_rms";
 /// What these norms add to the mean square, where that is another number than in the other norms.
@@ -88,39 +86,32 @@ impl Architecture for Mamba2 {
     }
 }
 
-/// A model of equal layers.
+/// A model of equal layers without feed-forward blocks.
 fn model(
     name: &'static str,
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
     mixer: SsmMixer,
 ) -> Result<Arc<dyn Model>, ModelError> {
-    let dim = hyper.count("embedding_length")?;
-    let tied = optional_weight(weights, OUTPUT)?.is_none();
-    let sizes = MambaSizes {
-        vocab: hyper.vocab(weights, dim)?,
-        dim,
-        norm_eps: hyper.norm_eps()?,
-        output_weight: if tied { TOKEN_EMBEDDING } else { OUTPUT }.to_owned(),
-        n_layers: hyper.n_layers()?,
-        mixer,
-        context_length: hyper.count("context_length")?,
-    };
-    Ok(Arc::new(MambaModel::new(name, sizes)))
+    let layers = vec![layer(mixer); hyper.n_layers()?];
+    build(name, (hyper, weights), layers, Wiring::default())
 }
 
 /// Two layers of the smallest published models.
 fn example(name: &'static str, mixer: SsmMixer) -> Arc<dyn Model> {
-    let sizes = MambaSizes {
+    let sizes = ExampleSizes {
         vocab: 50_280,
         dim: 768,
-        norm_eps: 1e-5,
-        output_weight: TOKEN_EMBEDDING.to_owned(),
-        n_layers: 2,
-        mixer,
         context_length: 2048,
     };
-    Arc::new(MambaModel::new(name, sizes))
+    build_example(name, sizes, vec![layer(mixer); 2], Wiring::default())
+}
+
+fn layer(mixer: SsmMixer) -> MixerLayer {
+    MixerLayer {
+        mixer: Mixer::Recurrent(mixer),
+        feed_forward: None,
+    }
 }
 
 fn inner_norms(hyper: &Hyperparameters<'_>) -> Result<InnerNorms, ModelError> {

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use engine::{DEFAULT_N_CTX, EngineConfig};
 use kv_core::KvType;
-use kv_core::layers::{LayerMemory, RowLayout};
+use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
 use model_core::gguf::{GgufFile, Metadata, Value};
@@ -428,14 +428,9 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
     } in layers
     {
         let what = match remembers {
-            LayerMemory::Attention(a) => format!(
-                "attention: {} heads, K {} and V {} values each, window {}",
-                a.kv_heads, a.k_dim, a.v_dim, a.window
-            ),
-            LayerMemory::Recurrent(r) => format!(
-                "recurrent: {} values of convolution and {} of state a sequence",
-                r.conv_row, r.state_row
-            ),
+            LayerMemory::Attention(a) => attention_line(a),
+            LayerMemory::Recurrent(r) => recurrent_line(r),
+            LayerMemory::Both(a, r) => format!("{}; {}", attention_line(a), recurrent_line(r)),
             _ => "nothing".to_owned(),
         };
         writeln!(
@@ -445,4 +440,18 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
         )?;
     }
     Ok(())
+}
+
+fn attention_line(a: &AttentionMemory) -> String {
+    format!(
+        "attention: {} heads, K {} and V {} values each, window {}",
+        a.kv_heads, a.k_dim, a.v_dim, a.window
+    )
+}
+
+fn recurrent_line(r: &RecurrentMemory) -> String {
+    format!(
+        "recurrent: {} values of convolution and {} of state a sequence",
+        r.conv_row, r.state_row
+    )
 }

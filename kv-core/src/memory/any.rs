@@ -17,7 +17,7 @@ use super::unified::{Streams, Unified, UnifiedConfigError};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
-use crate::layers::{LayerMap, LayerMemory};
+use crate::layers::LayerMap;
 use crate::window::{Causality, PosRange, Window};
 
 /// How much is to be remembered, whatever the model's layers are.
@@ -146,7 +146,7 @@ impl Shape {
             [first, second] => AttentionShape::Two([(PartIdx(0), first), (PartIdx(1), second)]),
             _ => return Err(MemoryConfigError::TooManyWindows { windows }),
         };
-        let is_recurrent = |(_, memory)| matches!(memory, LayerMemory::Recurrent(_));
+        let is_recurrent = |(layer, _)| layers.recurrent(layer).is_some();
         let states = match layers.iter().any(is_recurrent) {
             true => States::Some,
             false => States::None,

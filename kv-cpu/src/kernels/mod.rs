@@ -14,6 +14,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod panel;
 mod scalar;
+mod scan;
 
 use std::ops::Range;
 
@@ -23,6 +24,8 @@ use kv_core::block::BlockFormat;
 use crate::activations::{Activations, Int8RowMut};
 use crate::isa::{Isa, IsaError};
 use crate::output::OutputColumns;
+
+pub use scan::{Decay, LANES, Lanes, ScanTile};
 
 /// Some neighbouring rows of a weight matrix, as they lie in its file.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,12 @@ pub struct Kernels {
     /// `gate[i] = gelu(gate[i]) · up[i]` with the tanh form of GELU (Hendrycks and Gimpel,
     /// arXiv 1606.08415): `(gate, up)`.
     pub gelu_tanh_mul: fn(&mut [f32], &[f32]),
+    /// `x[i] = ln(1 + e^x[i])`.
+    pub softplus: fn(&mut [f32]),
+    /// `acc[i] += a[i] · b[i]`: `(acc, a, b)`.
+    pub multiply_add: fn(&mut [f32], &[f32], &[f32]),
+    /// Some rows through the states of some channels; see [`ScanTile`].
+    pub scan_tile: fn(ScanTile<'_>),
     /// Rounds to half precision, ties to even: `(from, to)`.
     pub f32_to_f16: fn(&[f32], &mut [f16]),
     /// Widens from half precision, exact: `(from, to)`.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use half::f16;
 use kv_core::block::dequantize;
 
-use super::{Kernels, WeightRows};
+use super::{Kernels, WeightRows, scan};
 use crate::activations::{Activations, BLOCK, Int8RowMut};
 use crate::isa::Isa;
 use crate::output::OutputColumns;
@@ -27,6 +27,9 @@ pub(super) static TABLE: Kernels = Kernels {
     rms_norm,
     silu_mul,
     gelu_tanh_mul,
+    softplus: scan::softplus,
+    multiply_add: scan::multiply_add,
+    scan_tile: scan::scan_tile,
     f32_to_f16,
     f16_to_f32,
     quantize,

@@ -62,9 +62,7 @@ impl Convolution<'_> {
                 false => self.before((group, at), k, channels.clone()),
             };
             if let Some(input) = input {
-                for ((out, x), w) in out.iter_mut().zip(input).zip(taps) {
-                    *out += x * w;
-                }
+                (self.kernels.multiply_add)(out, input, taps);
             }
         }
         if let Some(bias) = &self.kernel.bias {

@@ -7,6 +7,7 @@
 mod conv;
 mod scan;
 mod scan_heads;
+mod tile;
 
 use std::ops::Range;
 
@@ -17,11 +18,6 @@ use crate::values::SharedValues;
 pub(crate) use conv::Convolution;
 pub(crate) use scan::SelectiveScan;
 pub(crate) use scan_heads::HeadScan;
-
-/// `ln(1 + e^x)`; from 20 on that is `x` in `f32`.
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
-}
 
 /// The states of one layer, `[states, row_len]`.
 #[derive(Clone, Copy)]

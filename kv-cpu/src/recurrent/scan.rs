@@ -6,13 +6,11 @@ use std::ops::Range;
 
 use kv_core::graph::StateGroup;
 
-use super::{States, softplus};
-use crate::kernels::Kernels;
+use super::States;
+use super::tile::{ROWS, TileRows};
+use crate::kernels::{Decay, Kernels, LANES, ScanTile};
 use crate::plan::ScanWeights;
 use crate::values::SharedValues;
-
-/// Values of a state that are updated at once.
-const PIECE: usize = 64;
 
 /// The selective scan of one layer.
 pub(crate) struct SelectiveScan<'a> {
@@ -28,48 +26,74 @@ pub(crate) struct SelectiveScan<'a> {
 }
 
 impl SelectiveScan<'_> {
-    /// Computes these channels.
+    /// Computes these channels; the first is that of a tile.
     ///
     /// # Safety
     /// The groups are sound for the rows and states, and no other task has these channels.
     pub(crate) unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
         let n = self.weights.d_state;
-        let piece = channels.start * n..channels.end * n;
-        let advance = |state: &mut [f32], rows: &[u32]| {
-            for &row in rows {
-                let first = row as usize * self.channels;
-                // SAFETY: as promised: no other task has these channels of any row.
-                let out = unsafe { self.out.range(first + channels.start..first + channels.end) };
-                self.token(state, row as usize, channels.clone(), out);
+        for tile in channels.clone().step_by(LANES) {
+            let own = tile..channels.end.min(tile + LANES);
+            let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
+                // SAFETY: as promised to this function.
+                1 => unsafe { self.rows::<1>(state, rows, &own) },
+                _ => rows.chunks(ROWS).for_each(|rows| {
+                    // SAFETY: as promised to this function.
+                    unsafe { self.rows::<ROWS>(state, rows, &own) };
+                }),
+            };
+            // SAFETY: as promised to this function.
+            unsafe {
+                self.states
+                    .walk(groups, &(own.start * n..own.end * n), advance)
             }
-        };
-        // SAFETY: as promised to this function.
-        unsafe { self.states.walk(groups, &piece, advance) }
+        }
     }
 
-    fn token(&self, state: &mut [f32], row: usize, channels: Range<usize>, out: &mut [f32]) {
+    /// Takes at most `N` rows into the states of a tile.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn rows<const N: usize>(&self, state: &mut [f32], rows: &[u32], own: &Range<usize>) {
         let n = self.weights.d_state;
         let [x, dt, b, c] = self.inputs;
-        let (b, c) = (&b[row * n..(row + 1) * n], &c[row * n..(row + 1) * n]);
-        let kernels = self.kernels;
-        for ((channel, out), state) in channels.zip(out).zip(state.chunks_exact_mut(n.max(1))) {
-            let at = row * self.channels + channel;
-            let step = softplus(dt[at]);
-            let a = &self.weights.a[channel * n..(channel + 1) * n];
-            let mut y = 0.0;
-            for first in (0..n).step_by(PIECE) {
-                let piece = first..(first + PIECE).min(n);
-                let mut decay = [0.0; PIECE];
-                let decay = &mut decay[..piece.len()];
-                decay.copy_from_slice(&a[piece.clone()]);
-                (kernels.scale)(decay, step);
-                (kernels.exp_sum)(decay, 0.0);
-                let state = &mut state[piece.clone()];
-                (kernels.mul)(state, decay);
-                (kernels.axpy_f32)(state, step * x[at], &b[piece.clone()]);
-                y += (kernels.dot_f32)(state, &c[piece]);
+        let x = TileRows::<N>::gather(x, self.channels, (rows, own));
+        let mut steps = TileRows::<N>::gather(dt, self.channels, (rows, own));
+        (self.kernels.softplus)(steps.rows_mut().as_flattened_mut());
+        let (mut added, mut out) = (
+            TileRows::<N>::zeros(rows.len()),
+            TileRows::<N>::zeros(rows.len()),
+        );
+        let d = &self.weights.d[own.clone()];
+        let all = added.rows_mut().iter_mut().zip(out.rows_mut());
+        for ((added, out), (x, step)) in all.zip(x.rows().iter().zip(steps.rows())) {
+            for ((added, x), step) in added.iter_mut().zip(x).zip(step) {
+                *added = x * step;
             }
-            *out = y + self.weights.d[channel] * x[at];
+            for ((out, x), d) in out.iter_mut().zip(x).zip(d) {
+                *out = x * d;
+            }
+        }
+        let first = own.start / LANES * n;
+        (self.kernels.scan_tile)(ScanTile {
+            state,
+            d_state: n,
+            decay: Decay::PerValue {
+                steps: steps.rows(),
+                rates: &self.weights.rates[first..first + n],
+            },
+            added: added.rows(),
+            rows,
+            b,
+            c,
+            stride: n,
+            out: out.rows_mut(),
+        });
+        for (&row, out) in rows.iter().zip(out.rows()) {
+            let first = row as usize * self.channels;
+            // SAFETY: as promised: no other task has these channels of any row.
+            let to = unsafe { self.out.range(first + own.start..first + own.end) };
+            to.copy_from_slice(&out[..own.len()]);
         }
     }
 }

@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use kv_core::graph::StateGroup;
 
-use super::{States, softplus};
-use crate::kernels::Kernels;
+use super::States;
+use super::tile::{ROWS, TileRows};
+use crate::kernels::{Decay, Kernels, LANES, ScanTile};
 use crate::plan::HeadScanWeights;
 use crate::values::SharedValues;
 
@@ -33,40 +34,76 @@ impl HeadScan<'_> {
         let n = self.weights.d_state;
         let head_dim = self.channels / self.weights.a.len().max(1);
         let mut next = channels.start;
-        // Head by head, so that a state stays near while its rows pass.
+        // Tiles end with their head.
         while next < channels.end {
             let head = next / head_dim;
-            let own = next..channels.end.min((head + 1) * head_dim);
+            let own = next..channels.end.min((head + 1) * head_dim).min(next + LANES);
             next = own.end;
-            let piece = own.start * n..own.end * n;
-            let advance = |state: &mut [f32], rows: &[u32]| {
-                for &row in rows {
-                    self.token(state, row as usize, head, own.clone());
-                }
+            let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
+                // SAFETY: as promised to this function.
+                1 => unsafe { self.rows::<1>(state, rows, (head, &own)) },
+                _ => rows.chunks(ROWS).for_each(|rows| {
+                    // SAFETY: as promised to this function.
+                    unsafe { self.rows::<ROWS>(state, rows, (head, &own)) };
+                }),
             };
             // SAFETY: as promised to this function.
-            unsafe { self.states.walk(groups, &piece, advance) }
+            unsafe {
+                self.states
+                    .walk(groups, &(own.start * n..own.end * n), advance)
+            }
         }
     }
 
-    /// Takes one row into the states of some channels of a head.
-    fn token(&self, state: &mut [f32], row: usize, head: usize, channels: Range<usize>) {
+    /// Takes at most `N` rows into the states of some channels of a head.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn rows<const N: usize>(
+        &self,
+        state: &mut [f32],
+        rows: &[u32],
+        (head, own): (usize, &Range<usize>),
+    ) {
         let weights = self.weights;
         let (n, n_heads, n_groups) = (weights.d_state, weights.a.len(), weights.n_groups);
         let [x, dt, b, c] = self.inputs;
-        let group = head / (n_heads / n_groups);
-        let narrow = (row * n_groups + group) * n..(row * n_groups + group + 1) * n;
-        let (b, c) = (&b[narrow.clone()], &c[narrow]);
-        let step = softplus(dt[row * n_heads + head] + weights.dt_bias[head]);
-        let decay = (step * weights.a[head]).exp();
-        let kernels = self.kernels;
-        let wide = row * self.channels + channels.start..row * self.channels + channels.end;
-        // SAFETY: as promised to `run`: no other task has these channels of any row.
-        let out = unsafe { self.out.range(wide.clone()) };
-        for ((state, x), out) in state.chunks_exact_mut(n).zip(&x[wide]).zip(out) {
-            (kernels.scale)(state, decay);
-            (kernels.axpy_f32)(state, step * x, b);
-            *out = (kernels.dot_f32)(state, c) + weights.d[head] * x;
+        let mut steps = [0.0; N];
+        let steps = &mut steps[..rows.len().min(N)];
+        for (step, &row) in steps.iter_mut().zip(rows) {
+            *step = dt[row as usize * n_heads + head] + weights.dt_bias[head];
+        }
+        (self.kernels.softplus)(steps);
+        let x = TileRows::<N>::gather(x, self.channels, (rows, own));
+        let mut decays = TileRows::<N>::zeros(rows.len());
+        let (mut added, mut out) = (
+            TileRows::<N>::zeros(rows.len()),
+            TileRows::<N>::zeros(rows.len()),
+        );
+        let all = added.rows_mut().iter_mut().zip(out.rows_mut());
+        let all = all.zip(decays.rows_mut());
+        for (((added, out), decay), (x, step)) in all.zip(x.rows().iter().zip(steps)) {
+            *added = x.map(|x| x * *step);
+            *out = x.map(|x| x * weights.d[head]);
+            *decay = [(*step * weights.a[head]).exp(); LANES];
+        }
+        let group = head / (n_heads / n_groups) * n;
+        (self.kernels.scan_tile)(ScanTile {
+            state,
+            d_state: n,
+            decay: Decay::PerChannel(decays.rows()),
+            added: added.rows(),
+            rows,
+            b: &b[group..],
+            c: &c[group..],
+            stride: n_groups * n,
+            out: out.rows_mut(),
+        });
+        for (&row, out) in rows.iter().zip(out.rows()) {
+            let first = row as usize * self.channels;
+            // SAFETY: as promised: no other task has these channels of any row.
+            let to = unsafe { self.out.range(first + own.start..first + own.end) };
+            to.copy_from_slice(&out[..own.len()]);
         }
     }
 }

@@ -47,8 +47,8 @@ pub struct AttentionBlock {
     pub qk_norm: QkNorm,
     /// Added to the mean square in these norms.
     pub norm_eps: f32,
-    /// Rotation of queries and keys.
-    pub rope: RopeSpec,
+    /// Rotation of queries and keys, where positions are told that way.
+    pub rope: Option<RopeSpec>,
     /// Which earlier tokens are seen.
     pub window: Window,
 }
@@ -84,14 +84,20 @@ impl AttentionBlock {
         rows: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let positions = b.input(Input::Positions)?;
+        let rope = match &self.rope {
+            None => None,
+            Some(rope) => Some((rope, b.input(Input::Positions)?)),
+        };
         let q = self.project(b, layer, x, ("Q", "attn_q", self.n_heads, self.k_dim))?;
         let k = self.project(b, layer, x, ("K", "attn_k", self.kv_heads, self.k_dim))?;
         let v = self.project(b, layer, x, ("V", "attn_v", self.kv_heads, self.v_dim))?;
         let q = self.norm(b, layer, q, ("Q", "attn_q_norm"))?;
         let k = self.norm(b, layer, k, ("K", "attn_k_norm"))?;
-        let q = b.rope(&format!("Qcur-{layer}"), q, positions, &self.rope)?;
-        let k = b.rope(&format!("Kcur-{layer}"), k, positions, &self.rope)?;
+        let mut rotate = |name: &str, x| match rope {
+            None => Ok(x),
+            Some((rope, positions)) => b.rope(&format!("{name}-{layer}"), x, positions, rope),
+        };
+        let (q, k) = (rotate("Qcur", q)?, rotate("Kcur", k)?);
         let cells = b.input(Input::Cells { part })?;
         let stored = b.store_kv(&format!("kv_store-{layer}"), layer, [k, v, cells])?;
         let visibility = b.input(Input::Visibility {

@@ -12,7 +12,7 @@ use crate::kernels::scalar::{GELU_CUBIC, GELU_SLOPE};
 /// the result is subnormal or just below infinity.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn exp(x: __m256) -> __m256 {
+pub(super) fn exp(x: __m256) -> __m256 {
     let constant = |c: f32| _mm256_set1_ps(c);
     // The instructions give their second operand where one is NaN: `x`.
     let x = _mm256_max_ps(constant(-104.0), _mm256_min_ps(constant(89.0), x));

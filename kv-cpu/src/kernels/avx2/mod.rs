@@ -1,8 +1,8 @@
 //! The table for x86-64 with AVX2, FMA and F16C.
 //!
 //! One file per job: [`lanes`] moves eight values at a time, [`elementwise`] and [`functions`] are
-//! the small operations, [`quantize`] prepares activations, [`groups`] unpacks weights, and
-//! [`multiply`] multiplies them. Knows nothing of how the instruction set was detected: the table
+//! the small operations, [`quantize`] prepares activations, [`groups`] unpacks weights,
+//! [`multiply`] multiplies them, and [`scan`] is for recurrent layers. Knows nothing of how the instruction set was detected: the table
 //! must only be handed out where [`Isa::Avx2`] is available.
 
 mod elementwise;
@@ -12,6 +12,7 @@ pub(super) mod lanes;
 pub(super) mod multiply;
 pub(super) mod multiply_f32;
 mod quantize;
+pub(super) mod scan;
 
 use super::Kernels;
 use crate::isa::Isa;
@@ -39,6 +40,9 @@ pub(super) const TABLE: Kernels = Kernels {
     rms_norm: with_avx2!(|x, w, eps, out| elementwise::rms_norm),
     silu_mul: with_avx2!(|gate, up| functions::silu_mul),
     gelu_tanh_mul: with_avx2!(|gate, up| functions::gelu_tanh_mul),
+    softplus: with_avx2!(|x| scan::softplus),
+    multiply_add: with_avx2!(|acc, a, b| scan::multiply_add),
+    scan_tile: with_avx2!(|tile| scan::scan_tile),
     f32_to_f16: with_avx2!(|from, to| elementwise::f32_to_f16),
     f16_to_f32: with_avx2!(|from, to| elementwise::f16_to_f32),
     quantize: with_avx2!(|values, row| quantize::quantize),

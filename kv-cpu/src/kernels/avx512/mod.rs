@@ -9,6 +9,7 @@ mod multiply;
 mod one_row;
 mod one_row_super;
 mod reduce;
+mod scan;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;
@@ -19,5 +20,7 @@ pub(super) const TABLE: Kernels = Kernels {
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
+    // SAFETY: as above.
+    scan_tile: |tile| unsafe { scan::scan_tile(tile) },
     ..avx2::TABLE
 };

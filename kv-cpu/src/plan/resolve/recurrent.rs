@@ -10,6 +10,7 @@ use kv_core::graph::{ConvSpec, HeadScanSpec, Input, Node, ScanSpec};
 use kv_core::layers::RecurrentMemory;
 
 use super::{Resolver, Value, unsupported};
+use crate::kernels::{LANES, Lanes};
 use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, Step};
 
 fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
@@ -18,6 +19,21 @@ fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> Backen
         wanted: format!("{wanted} values of {what} state"),
         got: format!("{got}"),
     }
+}
+
+/// `a`, `[channels, d_state]`, for powers of 2 instead of e, tile by tile.
+fn rates(a: &[f32], d_state: usize) -> Vec<Lanes> {
+    let n = d_state.max(1);
+    let tile = |channels: &[f32]| -> Vec<Lanes> {
+        let mut lanes = vec![[0.0; LANES]; n];
+        for (lane, a) in channels.chunks_exact(n).enumerate() {
+            for (lanes, a) in lanes.iter_mut().zip(a) {
+                lanes[lane] = a * std::f32::consts::LOG2_E;
+            }
+        }
+        lanes
+    };
+    a.chunks(LANES * n).flat_map(tile).collect()
 }
 
 impl<'a> Resolver<'a> {
@@ -63,9 +79,12 @@ impl<'a> Resolver<'a> {
         let at = self.scan_state(layer, channels * d_state)?;
         let weights = ScanWeights {
             d_state,
-            a: self.vector(&scan.a, node)?,
+            rates: rates(&self.vector(&scan.a, node)?, d_state),
             d: self.vector(&scan.d, node)?,
         };
+        if d_state == 0 || weights.d.len() != channels {
+            return Err(unsupported(node));
+        }
         Ok(Step::Scan {
             layer: at,
             weights: Arc::new(weights),

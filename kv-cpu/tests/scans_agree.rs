@@ -1,0 +1,212 @@
+//! The kernels of recurrent layers of every instruction set that this machine has against the scalar
+//! ones, which are the specification, and those against sums in `f64`.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
+
+use kv_core::contract::Random;
+use kv_cpu::isa::Isa;
+use kv_cpu::kernels::{Decay, Kernels, LANES, Lanes, ScanTile};
+
+/// Lengths with every kind of tail.
+const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 31, 33, 64, 257];
+
+fn scalar() -> &'static Kernels {
+    Kernels::for_isa(Isa::Scalar).unwrap()
+}
+
+fn tables() -> Vec<&'static Kernels> {
+    let all = Isa::all_available().into_iter();
+    all.map(|isa| Kernels::for_isa(isa).unwrap()).collect()
+}
+
+fn assert_near(got: f32, wanted: f64, allowed: f64, what: &str) {
+    let error = (f64::from(got) - wanted).abs();
+    assert!(
+        error <= allowed,
+        "{what}: {got}, not {wanted} (error {error:e} > {allowed:e})"
+    );
+}
+
+#[test]
+fn softplus_is_near_its_definition() {
+    let mut random = Random::new(5);
+    let mut x: Vec<f32> = (0..4000).map(|_| random.value() * 40.0).collect();
+    x.extend([
+        0.0,
+        -0.0,
+        1e-30,
+        -1e-30,
+        -80.0,
+        -100.0,
+        88.0,
+        1e4,
+        f32::MIN_POSITIVE,
+    ]);
+    for kernels in tables() {
+        let mut got = x.clone();
+        (kernels.softplus)(&mut got);
+        for (got, x) in got.iter().zip(&x) {
+            let x = f64::from(*x);
+            let wanted = x.max(0.0) + (-x.abs()).exp().ln_1p();
+            assert_near(
+                *got,
+                wanted,
+                4e-7 * wanted + 1e-38,
+                &format!("{kernels:?}: {x}"),
+            );
+        }
+        for n in LENGTHS {
+            let mut start = x[..n].to_vec();
+            (kernels.softplus)(&mut start);
+            assert_eq!(start, got[..n], "{kernels:?}, {n} values");
+        }
+    }
+}
+
+#[test]
+fn multiply_add_is_near_its_definition() {
+    for n in LENGTHS {
+        {
+            let (a, b) = (Random::new(7).values(n), Random::new(8).values(n));
+            let before = Random::new(9).values(n);
+            for kernels in tables() {
+                let mut got = before.clone();
+                (kernels.multiply_add)(&mut got, &a, &b);
+                for (i, got) in got.iter().enumerate() {
+                    let product = f64::from(a[i]) * f64::from(b[i]);
+                    let wanted = f64::from(before[i]) + product;
+                    let size = f64::from(before[i]).abs() + product.abs();
+                    assert_near(
+                        *got,
+                        wanted,
+                        2e-7 * size,
+                        &format!("{kernels:?}, {n} values"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Inputs of a scan through the states of a tile.
+struct Scan {
+    n_channels: usize,
+    d_state: usize,
+    rows: Vec<u32>,
+    steps: Vec<Lanes>,
+    rates: Vec<Lanes>,
+    added: Vec<Lanes>,
+    narrow: Vec<f32>,
+}
+
+impl Scan {
+    fn new(n_channels: usize, d_state: usize, n_rows: u32) -> Self {
+        let mut random = Random::new(u64::from(n_rows) + 77);
+        let mut lanes = |n: usize, map: fn(f32) -> f32| -> Vec<Lanes> {
+            let mut lanes = || std::array::from_fn(|_| map(random.value()));
+            (0..n).map(|_| lanes()).collect()
+        };
+        let n = n_rows as usize;
+        Self {
+            n_channels,
+            d_state,
+            // Not in order, and not every row.
+            rows: (0..n_rows).rev().map(|row| 2 * row).collect(),
+            // Decays from nearly none to all: also beyond the range of `f32`.
+            steps: lanes(n, |x| (6.0 * x).exp()),
+            rates: lanes(d_state, |x| -3.0 * x.abs()),
+            added: lanes(n, |x| x),
+            narrow: random.values(2 * n * (d_state + 3) + 9),
+        }
+    }
+
+    fn tile<'a>(
+        &'a self,
+        per_value: Option<()>,
+        range: std::ops::Range<usize>,
+        (state, out): (&'a mut [f32], &'a mut [Lanes]),
+    ) -> ScanTile<'a> {
+        let steps = &self.steps[range.clone()];
+        ScanTile {
+            state,
+            d_state: self.d_state,
+            decay: match per_value {
+                Some(()) => Decay::PerValue {
+                    steps,
+                    rates: &self.rates,
+                },
+                None => Decay::PerChannel(&self.added[range.clone()]),
+            },
+            added: &self.added[range.clone()],
+            rows: &self.rows[range.clone()],
+            b: &self.narrow,
+            c: &self.narrow[3..],
+            stride: self.d_state + 3,
+            out: &mut out[range],
+        }
+    }
+
+    /// States and outputs, of runs of so many rows.
+    fn run(
+        &self,
+        kernels: &Kernels,
+        per_value: Option<()>,
+        piece: usize,
+    ) -> (Vec<f32>, Vec<Lanes>) {
+        let mut state = Random::new(3).values(self.n_channels * self.d_state);
+        let mut out = vec![[0.25; LANES]; self.rows.len()];
+        for first in (0..self.rows.len()).step_by(piece) {
+            let range = first..self.rows.len().min(first + piece);
+            (kernels.scan_tile)(self.tile(per_value, range, (&mut state, &mut out)));
+        }
+        (state, out)
+    }
+}
+
+#[test]
+fn scans_agree_with_the_scalar_one_and_do_not_depend_on_cuts() {
+    for (n_channels, d_state, n_rows) in
+        [(16, 16, 20), (16, 128, 5), (5, 3, 7), (9, 21, 4), (1, 1, 1)]
+    {
+        let scan = Scan::new(n_channels, d_state, n_rows);
+        for per_value in [Some(()), None] {
+            let (state, out) = scan.run(scalar(), per_value, 64);
+            for kernels in tables() {
+                let what = format!("{kernels:?}, {n_channels} channels, {d_state} values");
+                let whole = scan.run(kernels, per_value, 64);
+                for (got, wanted) in whole.0.iter().zip(&state) {
+                    assert_near(*got, f64::from(*wanted), 4e-6, &what);
+                }
+                let lanes = |out: &[Lanes]| -> Vec<f32> {
+                    out.iter().flat_map(|o| o[..n_channels].to_vec()).collect()
+                };
+                for (got, wanted) in lanes(&whole.1).iter().zip(lanes(&out)) {
+                    let allowed = 4e-6 * (d_state as f64).sqrt();
+                    assert_near(*got, f64::from(wanted), allowed, &what);
+                }
+                for piece in [1, 3] {
+                    let cut = scan.run(kernels, per_value, piece);
+                    assert_eq!(cut.0, whole.0, "{what}, pieces of {piece}");
+                    assert_eq!(lanes(&cut.1), lanes(&whole.1), "{what}, pieces of {piece}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_channel_does_not_depend_on_its_neighbours() {
+    for kernels in tables() {
+        let scan = Scan::new(16, 20, 9);
+        let whole = scan.run(kernels, Some(()), 64);
+        let fewer = Scan {
+            n_channels: 6,
+            ..Scan::new(16, 20, 9)
+        };
+        let part = fewer.run(kernels, Some(()), 64);
+        assert_eq!(part.0, whole.0[..6 * 20], "{kernels:?}");
+        for (part, whole) in part.1.iter().zip(&whole.1) {
+            assert_eq!(part[..6], whole[..6], "{kernels:?}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What architectures have in common: mixers from a file's metadata, and a model from its layers.
+//!
+//! Invariant: heads and groups divide. Knows no architecture by name.
+
+use std::sync::Arc;
+
+use kv_core::weights::WeightSource;
+use model_core::architecture::{Model, ModelError};
+use model_core::blocks::{
+    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING,
+};
+use model_core::hyperparameters::{Hyperparameters, optional_weight};
+
+use crate::decoder::{MixerDecoder, MixerLayer, Multipliers};
+use crate::model::MambaModel;
+
+/// The output matrix of models that do not reuse the embedding matrix.
+const OUTPUT: &str = "output.weight";
+
+/// How a model is wired around its layers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wiring {
+    /// See [`MixerDecoder::ffn_norm`].
+    pub(crate) ffn_norm: &'static str,
+    /// Factors.
+    pub(crate) multipliers: Multipliers,
+}
+
+impl Default for Wiring {
+    fn default() -> Self {
+        Self {
+            ffn_norm: "ffn_norm.weight",
+            multipliers: Multipliers::default(),
+        }
+    }
+}
+
+/// The model of a file, from its layers.
+pub(crate) fn build(
+    name: &'static str,
+    (hyper, weights): (&Hyperparameters<'_>, &dyn WeightSource),
+    layers: Vec<MixerLayer>,
+    Wiring {
+        ffn_norm,
+        multipliers,
+    }: Wiring,
+) -> Result<Arc<dyn Model>, ModelError> {
+    let dim = hyper.count("embedding_length")?;
+    let tied = optional_weight(weights, OUTPUT)?.is_none();
+    let decoder = MixerDecoder {
+        vocab: hyper.vocab(weights, dim)?,
+        dim,
+        norm_eps: hyper.norm_eps()?,
+        output_weight: if tied { TOKEN_EMBEDDING } else { OUTPUT }.to_owned(),
+        ffn_norm,
+        multipliers,
+        layers,
+    };
+    let context_length = hyper.count("context_length")?;
+    Ok(Arc::new(MambaModel::new(name, decoder, context_length)))
+}
+
+/// Sizes of a model without a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExampleSizes {
+    pub(crate) vocab: usize,
+    pub(crate) dim: usize,
+    pub(crate) context_length: usize,
+}
+
+/// A model without a file.
+pub(crate) fn build_example(
+    name: &'static str,
+    sizes: ExampleSizes,
+    layers: Vec<MixerLayer>,
+    wiring: Wiring,
+) -> Arc<dyn Model> {
+    let decoder = MixerDecoder {
+        vocab: sizes.vocab,
+        dim: sizes.dim,
+        norm_eps: 1e-5,
+        output_weight: TOKEN_EMBEDDING.to_owned(),
+        ffn_norm: wiring.ffn_norm,
+        multipliers: wiring.multipliers,
+        layers,
+    };
+    Arc::new(MambaModel::new(name, decoder, sizes.context_length))
+}
+
+/// The mixer of Mamba; `layer` is one that has it.
+pub(crate) fn mamba_mixer(
+    hyper: &Hyperparameters<'_>,
+    (weights, layer): (&dyn WeightSource, usize),
+    inner_norms: InnerNorms,
+) -> Result<SsmMixerBlock, ModelError> {
+    Ok(SsmMixerBlock {
+        d_inner: hyper.count("ssm.inner_size")?,
+        d_state: hyper.count("ssm.state_size")?,
+        d_conv: hyper.count("ssm.conv_kernel")?,
+        dt_rank: hyper.count("ssm.time_step_rank")?,
+        conv_bias: conv_bias(weights, layer)?,
+        inner_norms,
+    })
+}
+
+/// The mixer of Mamba-2, whose heads files count as `ssm.time_step_rank`; `layer` is one that has it.
+pub(crate) fn mamba2_mixer(
+    hyper: &Hyperparameters<'_>,
+    (weights, layer): (&dyn WeightSource, usize),
+) -> Result<Ssm2MixerBlock, ModelError> {
+    let (heads, groups) = ("ssm.time_step_rank", "ssm.group_count");
+    let d_inner = hyper.count("ssm.inner_size")?;
+    let (n_heads, n_groups) = (hyper.count(heads)?, hyper.count(groups)?);
+    if !d_inner.is_multiple_of(n_heads) {
+        return Err(hyper.wrong(
+            heads,
+            format!("{n_heads} heads do not divide {d_inner} channels"),
+        ));
+    }
+    if !n_heads.is_multiple_of(n_groups) {
+        return Err(hyper.wrong(
+            groups,
+            format!("{n_groups} groups do not divide {n_heads} heads"),
+        ));
+    }
+    let has_norm = optional_weight(weights, &format!("blk.{layer}.ssm_norm.weight"))?.is_some();
+    Ok(Ssm2MixerBlock {
+        d_inner,
+        d_state: hyper.count("ssm.state_size")?,
+        d_conv: hyper.count("ssm.conv_kernel")?,
+        n_heads,
+        n_groups,
+        conv_bias: conv_bias(weights, layer)?,
+        gated_norm: match has_norm {
+            true => GatedNorm::PerGroup {
+                eps: hyper.norm_eps()?,
+            },
+            false => GatedNorm::None,
+        },
+    })
+}
+
+fn conv_bias(weights: &dyn WeightSource, layer: usize) -> Result<ConvBias, ModelError> {
+    let bias = optional_weight(weights, &format!("blk.{layer}.ssm_conv1d.bias"))?;
+    Ok(match bias {
+        Some(_) => ConvBias::PerChannel,
+        None => ConvBias::None,
+    })
+}
