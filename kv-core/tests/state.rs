@@ -7,11 +7,12 @@ mod device;
 
 use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, ids};
 use kv_core::backend::RowKind;
+use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::memory::{
     Memory, MemoryConfig, PosChange, RestoreInto, RestoreRefused, RowsTaken, Seqs, Streams, SwaSize,
 };
 use kv_core::state::{RestoreError, SavedState, VERSION};
-use kv_core::{CellIdx, KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
+use kv_core::{CellIdx, KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 use proptest::prelude::*;
 
 const ONE: SeqId = SeqId(1);
@@ -358,6 +359,73 @@ fn rows_are_converted_on_the_way_out_and_on_the_way_in() {
         };
         assert_eq!(rows(&again), rows(&f16));
     }
+}
+
+/// How far rows are from those of `wanted`, by the lengths of the differences.
+fn distance(device: &Device, wanted: &Device) -> f64 {
+    let values = |device: &Device| -> Vec<f64> {
+        let seen = device.seen(ONE);
+        let bytes = seen.iter().flat_map(|(_, bytes)| bytes.as_chunks::<4>().0);
+        bytes.map(|b| f64::from(f32::from_le_bytes(*b))).collect()
+    };
+    let length = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let (got, wanted) = (values(device), values(wanted));
+    let off: Vec<f64> = got.iter().zip(&wanted).map(|(a, b)| a - b).collect();
+    length(&off) / length(&wanted)
+}
+
+#[test]
+fn quantised_rows_come_and_go_and_pass_as_they_are_between_their_own_kind() {
+    let wide = LayerMemory::Attention(AttentionMemory {
+        kv_heads: 2,
+        k_dim: 32,
+        v_dim: 64,
+        window: Window::Full,
+    });
+    let of = |kv_type| Device::new(&[wide], &config(), kv_type);
+    let mut source = of(KvType::F32);
+    source.feed(ONE, &ids(1, 20));
+    for (quantised, tolerance) in [(KvType::Q8_0, 0.01), (KvType::Q4_0, 0.1)] {
+        let bytes = source.save(Seqs::All, Some(quantised));
+        assert!(bytes.len() < source.save(Seqs::All, None).len() / 2);
+        for kv_type in [KvType::F32, KvType::F16, quantised] {
+            let mut device = of(kv_type);
+            device.restore(&bytes, RestoreInto::All).unwrap();
+            let off = distance(&device, &source);
+            assert!(off > 0.0 && off < tolerance, "{quantised} {kv_type}: {off}");
+        }
+        // What is quantised already is neither decoded nor encoded again.
+        let mut device = of(quantised);
+        device.restore(&bytes, RestoreInto::All).unwrap();
+        for again in [
+            device.save(Seqs::All, None),
+            device.save(Seqs::All, Some(quantised)),
+        ] {
+            let (again, first) = (
+                SavedState::parse(&again).unwrap(),
+                SavedState::parse(&bytes).unwrap(),
+            );
+            for (a, b) in again.rows().iter().zip(first.rows()) {
+                assert_eq!((a.format, a.bytes), (b.format, b.bytes));
+            }
+        }
+        // Saved as it is, and read where nothing is quantised.
+        let mut plain = of(KvType::F32);
+        plain
+            .restore(&device.save(Seqs::All, None), RestoreInto::All)
+            .unwrap();
+        assert_eq!(plain.seen(ONE), device.seen(ONE));
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_cannot_be_saved_quantised() {
+    let source = lived_in(0, &config());
+    let error = source.try_save(Seqs::All, Some(KvType::Q8_0)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "layer 0: rows of 4 values cannot be saved as q8_0"
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::backend::RowKind;
+use crate::hadamard::MAX_GROUP;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::layers::{RowLayout, RowShape};
 
@@ -51,6 +52,7 @@ impl RowFormat {
             return None;
         }
         match self.stored {
+            Stored::Heads { shape, .. } if !is_sound(&shape) => None,
             Stored::Heads { shape, .. } => Some(shape.bytes()),
             Stored::Floats(n) => n.checked_mul(size_of::<f32>()),
         }
@@ -68,6 +70,17 @@ impl RowFormat {
             Stored::Floats(n) => format!("{n} floats"),
         }
     }
+}
+
+/// Whether rows are whole blocks, and heads whole groups of a rotation that exists.
+fn is_sound(shape: &RowShape) -> bool {
+    let block = shape.kv_type.block_len();
+    let group = shape.rotation.group();
+    let groups = group.is_power_of_two()
+        && group <= MAX_GROUP
+        && shape.dim.is_multiple_of(group)
+        && group.is_multiple_of(block);
+    shape.len().is_multiple_of(block) && (shape.rotation.is_none() || groups)
 }
 
 fn describe_shape(shape: &RowShape) -> String {

@@ -11,6 +11,7 @@ use super::frame::{FrameWriter, Tag, total};
 use super::rows::{Converter, RowFormat, Stored, formats};
 use super::{ReadRows, SeqTokens};
 use crate::backend::RowSpan;
+use crate::hadamard::HeadRotation;
 use crate::ids::CellIdx;
 use crate::kv_type::KvType;
 use crate::layers::{RowLayout, RowShape};
@@ -106,11 +107,30 @@ fn saved_as(here: &RowFormat, kv_type: Option<KvType>) -> Result<RowFormat, Save
     let (Stored::Heads { part, shape }, Some(kv_type)) = (here.stored, kv_type) else {
         return Ok(*here);
     };
-    let shape = RowShape { kv_type, ..shape };
-    Ok(RowFormat {
+    if shape.kv_type == kv_type {
+        return Ok(*here);
+    }
+    let rotation = match kv_type.is_quantised() {
+        true => HeadRotation::for_dim(shape.dim),
+        false => HeadRotation::None,
+    };
+    let shape = RowShape {
+        kv_type,
+        rotation,
+        ..shape
+    };
+    let saved = RowFormat {
         stored: Stored::Heads { part, shape },
         ..*here
-    })
+    };
+    match saved.row_bytes() {
+        Some(_) => Ok(saved),
+        None => Err(SaveError::RowType {
+            layer: here.layer,
+            len: shape.len(),
+            kv_type,
+        }),
+    }
 }
 
 /// Rows that follow one another: the first, and how many.

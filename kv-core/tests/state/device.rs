@@ -11,7 +11,9 @@ use kv_core::memory::{
     AnyMemory, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowsTaken, Seqs, Streams, SwaSize,
     invariants,
 };
-use kv_core::state::{Fingerprint, RestoreError, SavedState, SeqTokens, StateToSave, save};
+use kv_core::state::{
+    Fingerprint, RestoreError, SaveError, SavedState, SeqTokens, StateToSave, save,
+};
 use kv_core::weights::MemoryWeights;
 use kv_core::{Causality, KvType, LayerIdx, Pos, SeqId, TokenId, Window};
 
@@ -193,6 +195,14 @@ impl Device {
     }
 
     pub(crate) fn save(&self, seqs: Seqs, kv_type: Option<KvType>) -> Vec<u8> {
+        self.try_save(seqs, kv_type).unwrap()
+    }
+
+    pub(crate) fn try_save(
+        &self,
+        seqs: Seqs,
+        kv_type: Option<KvType>,
+    ) -> Result<Vec<u8>, SaveError> {
         let tokens = [SeqTokens {
             seq: SeqId(1),
             evaluated: vec![TokenId(5), TokenId(6)],
@@ -210,9 +220,9 @@ impl Device {
             out.copy_from_slice(self.read(span));
             Ok(())
         };
-        let n = save(&state, &mut read, &mut bytes).unwrap();
+        let n = save(&state, &mut read, &mut bytes)?;
         assert_eq!(n, bytes.len() as u64);
-        bytes
+        Ok(bytes)
     }
 
     /// What an engine does.
