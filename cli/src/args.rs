@@ -6,10 +6,12 @@ use std::path::PathBuf;
 
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
 use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName};
 use crate::commands::FileType;
+use crate::kv_args::KvArgs;
 
 /// A number of tokens, at least one.
 fn count() -> RangedI64ValueParser<u32> {
@@ -54,8 +56,12 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Write the logits of given tokens to a safetensors file.
     Logits(LogitsArgs),
+    /// Measure how far the types of K and V move a model's predictions.
+    Kl(KlArgs),
     /// Measure prompt and generation speed.
     Bench(BenchArgs),
+    /// Look into saved states.
+    State(StateArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
     /// Write a model directory as a GGUF file.
@@ -96,15 +102,18 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 512,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ubatch: u32,
-    /// How K and V are stored: f32 or f16 [default: f16; logits: f32]
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) kv_type: Option<KvType>,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Give each sequence cells of its own instead of sharing all
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) streams: bool,
     /// Give layers with a sliding window as many cells as the others
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) swa_full: bool,
+    /// States before its last tokens that recurrent layers keep, to go back to
+    #[arg(long, value_name = "N", default_value_t = 0,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
+    pub(crate) snapshots: u32,
     /// Allocate the memory even where it does not seem to fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,
@@ -199,6 +208,21 @@ pub(crate) struct LongContextArgs {
     pub(crate) group_attention_width: u32,
 }
 
+/// Texts that go on in another process.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Saved states")]
+pub(crate) struct SessionArgs {
+    /// Go on from a saved state: the prompt, if there is one, continues its text
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["chat", "group_attention_factor"])]
+    pub(crate) load_state: Option<PathBuf>,
+    /// Save at the end what the text left in the memory, also after Ctrl-C
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_state: Option<PathBuf>,
+    /// How K and V are saved [default: as they are stored]
+    #[arg(long, value_name = "TYPE", requires = "save_state")]
+    pub(crate) save_kv_type: Option<KvType>,
+}
+
 /// `cellar run`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -210,6 +234,12 @@ Examples:
   cellar run \"Once upon a time\" --temp 0
   cellar run -m MODEL.gguf --chat -f question.txt --seed 7
   echo \"One day\" | cellar run -n 40 --json | tail -1
+  cellar run -m MODEL.gguf -f book.txt -n 0 --save-state book.state
+  cellar run -m MODEL.gguf --load-state book.state \"In short,\"
+
+A saved state holds the tokens and what the model remembers of them. It does not hold options: the
+sampler's settings, seed and position in its random numbers, --stop and the context's size are those
+of each run. With -n 0 a prompt is only read. Without a prompt, a loaded text goes on where it ended.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
 pub(crate) struct RunArgs {
@@ -238,6 +268,8 @@ pub(crate) struct RunArgs {
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) long_context: LongContextArgs,
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
     /// Print only what is generated
     #[arg(long)]
     pub(crate) no_echo: bool,
@@ -264,9 +296,8 @@ pub(crate) struct InspectArgs {
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ctx: Option<u32>,
-    /// How K and V would be stored: f32 or f16
-    #[arg(long, value_name = "TYPE", default_value_t = KvType::F16)]
-    pub(crate) kv_type: KvType,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -426,6 +457,31 @@ pub(crate) struct LogitsArgs {
     pub(crate) engine: EngineArgs,
 }
 
+/// `cellar kl`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Takes the text once with K and V as they were computed (f32) and once as --kv-type and its relatives
+say, and compares what is predicted at every token: the Kullback-Leibler divergence in nats, how often
+the most likely token is the same, and both perplexities.
+
+Examples:
+  cellar kl -m MODEL.gguf -f TEXT.md --kv-type q8_0
+  cellar kl -m MODEL.gguf -f TEXT.md --kv-type-k q8_0 --kv-type-v q4_0 --kv-rotation off --json")]
+pub(crate) struct KlArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    pub(crate) text: Option<String>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub(crate) file: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
 /// `cellar bench`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -459,6 +515,34 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// `cellar state`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cellar state inspect book.state
+  cellar state inspect book.state --json")]
+pub(crate) struct StateArgs {
+    #[command(subcommand)]
+    pub(crate) command: StateCommand,
+}
+
+/// What can be done with saved states.
+#[derive(Debug, Subcommand)]
+pub(crate) enum StateCommand {
+    /// Check every byte of a state and show what it holds
+    Inspect(StateInspectArgs),
+}
+
+/// `cellar state inspect`
+#[derive(Debug, Args)]
+pub(crate) struct StateInspectArgs {
+    /// The state
+    pub(crate) file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `cellar perplexity`

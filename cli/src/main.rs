@@ -1,10 +1,12 @@
 //! The program `cellar`: parses, runs one command, and prints what went wrong, once.
 
 mod args;
+mod aside;
 mod backends;
 mod commands;
 mod failure;
 mod interrupt;
+mod kv_args;
 mod machine;
 mod models;
 mod progress;

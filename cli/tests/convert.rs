@@ -81,8 +81,8 @@ fn each_type_is_written_and_stays_near() {
         assert_eq!(stored, format, "{name}");
         let norm = file.require("blk.1.ffn_norm.weight").unwrap().format();
         assert_eq!(norm, BlockFormat::F32, "{name}");
-        let ours = logits(&path);
-        let off = ours.iter().zip(&exact).map(|(a, b)| (a - b).abs());
+        let rounded = logits(&path);
+        let off = rounded.iter().zip(&exact).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f32::max);
         assert!(off > 0.0 && off < tolerance, "{name}: off by {off}");
     }

@@ -11,7 +11,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Beside, Block, Scratch, TileKernels, blocks};
+use crate::attend::{Attention, Beside, Block, Decoder, Scratch, TileKernels, blocks};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
@@ -85,7 +85,11 @@ pub(crate) fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
 impl Run<'_> {
     /// The angles of every rotation, once for all layers.
     pub(crate) fn rotations(&mut self) -> Result<(), BackendError> {
-        let positions = self.inputs.positions;
+        let GraphInputs {
+            positions,
+            coordinates,
+            ..
+        } = *self.inputs;
         for (table, angles) in self.ropes.iter().zip(self.angles.iter_mut()) {
             let n = angles.n_pairs;
             let (cos, sin) = (
@@ -93,15 +97,24 @@ impl Run<'_> {
                 SharedValues::new(&mut angles.sin),
             );
             let tokens_per_task = (VALUES_PER_TASK / 16 / n.max(1)).max(1);
-            let n_tasks = positions.len().div_ceil(tokens_per_task);
+            let n_tokens = match table.sections {
+                None => positions.len(),
+                Some(_) => coordinates.len(),
+            };
+            let n_tasks = n_tokens.div_ceil(tokens_per_task);
             self.lead.each(n_tasks, &|_, task| {
-                for token in piece(task, tokens_per_task, positions.len()) {
+                for token in piece(task, tokens_per_task, n_tokens) {
                     let range = token * n..(token + 1) * n;
                     // SAFETY: each token belongs to one task.
                     let (cos, sin) = unsafe { (cos.range(range.clone()), sin.range(range)) };
-                    table
-                        .spec
-                        .angles(&table.frequencies, positions[token], cos, sin);
+                    let (spec, frequencies) = (&table.spec, table.frequencies.as_slice());
+                    match &table.sections {
+                        None => spec.angles(frequencies, positions[token], cos, sin),
+                        Some(sections) => {
+                            let by = (frequencies, sections);
+                            spec.section_angles(by, coordinates[token], cos, sin);
+                        }
+                    }
                 }
                 Ok(())
             })?;
@@ -191,7 +204,8 @@ impl Run<'_> {
                 };
                 // SAFETY: the plan lets no step write what it reads.
                 let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
-                let fresh = [Stored::F32(k), Stored::F32(v)];
+                let fresh = |x, dim| Stored::fresh(x, spec.kv_heads, dim);
+                let fresh = [fresh(k, spec.k_dim), fresh(v, spec.v_dim)];
                 self.attend(fresh, visibility, (spec, beside), [*q, *out])
             }
             Step::TakeRows { x, out } => {
@@ -476,6 +490,7 @@ impl Run<'_> {
             tiles: TileKernels::for_isa(self.kernels.isa),
             spec: *spec,
             stored,
+            decoders: stored.map(|s| Decoder::new(self.kernels.isa, s.shape.kv_type)),
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,

@@ -7,10 +7,13 @@ mod bench;
 mod convert;
 mod graph;
 mod inspect;
+mod kl;
 mod logits;
 mod perplexity;
 mod plan;
 mod run;
+mod session;
+mod state;
 mod tokenize;
 
 pub(crate) use convert::FileType;
@@ -28,7 +31,9 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Graph(args) => graph::run(&args, stdout),
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),
+        Command::Kl(args) => kl::run(&args, stdout),
         Command::Bench(args) => bench::run(&args, stdout),
+        Command::State(args) => state::run(&args, stdout),
         Command::Perplexity(args) => perplexity::run(&args, stdout),
         Command::Convert(args) => convert::run(&args, stdout),
     }

@@ -22,6 +22,7 @@ pub mod errors;
 pub mod evaluate;
 pub mod experts;
 pub mod graphs;
+pub mod kv_types;
 pub mod ops;
 mod random;
 pub mod recurrent;
@@ -190,8 +191,9 @@ macro_rules! backend_contract {
                 storing_touches_no_other_row, copies_move_whole_rows_of_one_part,
                 copies_happen_in_order, rows_out_of_range_are_refused,
                 buffers_of_the_wrong_length_are_refused, undeclared_kv_types_are_refused;
+            kv_types: hard_rows_are_encoded_bit_for_bit, attends_over_every_pair_of_types;
             shift: d15a_golden_shifts_are_matched, shifts_change_the_named_keys_only,
-                shifts_that_cannot_be_are_refused;
+                d15c_d15d_rotations_do_not_mix, shifts_that_cannot_be_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,
@@ -201,7 +203,8 @@ macro_rules! backend_contract {
             attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
                 unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
-                embed_on_blocks, rms_norm_divides, rope_rotates, reshape_keeps_values, add_adds,
+                embed_on_blocks, rms_norm_divides, rope_rotates,
+                rope_sections_rotate, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
                 outputs_may_repeat;
             graphs: a_small_model_computes, a_small_model_with_every_option_computes,

@@ -12,7 +12,7 @@ use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
 use crate::weights::{MemoryWeights, WeightSource};
 use crate::{
-    Causality, CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility,
+    Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility,
     VisibleGroup, Window,
 };
 
@@ -21,7 +21,7 @@ pub(super) fn layout(
     n_layers: usize,
     n_cells: usize,
     (kv_heads, k_dim, v_dim): (usize, usize, usize),
-    kv_type: KvType,
+    types: impl Into<KvTypes>,
 ) -> RowLayout {
     let memory = AttentionMemory {
         kv_heads,
@@ -31,7 +31,15 @@ pub(super) fn layout(
     };
     let map = LayerMap::new(vec![LayerMemory::Attention(memory); n_layers]);
     let cells: Vec<usize> = map.parts().iter().map(|_| n_cells).collect();
-    RowLayout::new(&map, &cells, kv_type).unwrap()
+    RowLayout::new(&map, &cells, types).unwrap()
+}
+
+/// `dim`, or the next width of heads of which rows of `kv_type` can be made.
+pub(super) fn fitting(heads: usize, dim: usize, kv_type: KvType) -> usize {
+    match kv_type.block_len() {
+        len if (heads * dim).is_multiple_of(len) => dim,
+        len => dim.next_multiple_of(len),
+    }
 }
 
 /// Runs of cells that hold these positions; neighbours in both are joined.
@@ -79,6 +87,8 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Positions.
     pub positions: Vec<u32>,
+    /// Position, row and column, where the graph wants them.
+    pub coordinates: Vec<[u32; 3]>,
     /// Rows whose logits are wanted.
     pub output_rows: Vec<u32>,
     /// Embedding rows, where the graph wants them.
@@ -98,6 +108,7 @@ impl Step {
             tokens: &self.tokens,
             embeddings: &self.embeddings,
             positions: &self.positions,
+            coordinates: &self.coordinates,
             output_rows: &self.output_rows,
             parts: &self.parts,
             batch: &self.batch,
@@ -136,6 +147,7 @@ impl Scene {
         Step {
             tokens: tokens.iter().map(|t| t.id).collect(),
             positions: tokens.iter().map(|t| t.pos).collect(),
+            coordinates: Vec::new(),
             output_rows: output_rows.to_vec(),
             embeddings: Vec::new(),
             parts: vec![part],
