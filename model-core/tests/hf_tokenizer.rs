@@ -89,9 +89,17 @@ fn byte_char(byte: u8) -> char {
     }
 }
 
+/// Whether a word that is a token is taken whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Words {
+    Merged,
+    Whole,
+}
+
 /// A byte-level BPE that joins every pair of two characters that texts here have, so that a cut
 /// anywhere else shows.
-fn byte_level(pre_tokenizer: Value, ignore_merges: bool) -> Value {
+fn byte_level(pre_tokenizer: Value, words: Words) -> Value {
+    let ignore_merges = words == Words::Whole;
     let mut vocab = serde_json::Map::new();
     for byte in 0..=255u8 {
         vocab.insert(byte_char(byte).to_string(), json!(vocab.len()));
@@ -138,16 +146,16 @@ fn byte_levels() -> Vec<(&'static str, Value)> {
     let digits = json!({"type": "Sequence", "pretokenizers": [
         {"type": "Digits", "individual_digits": true}, byte_level_alone]});
     vec![
-        ("dbrx", byte_level(split(LLAMA3), false)),
-        ("llama-bpe", byte_level(split(LLAMA3), true)),
+        ("dbrx", byte_level(split(LLAMA3), Words::Merged)),
+        ("llama-bpe", byte_level(split(LLAMA3), Words::Whole)),
         (
             "qwen2",
-            byte_level(split(&LLAMA3.replace("{1,3}", "")), false),
+            byte_level(split(&LLAMA3.replace("{1,3}", "")), Words::Merged),
         ),
-        ("gpt-4o", byte_level(split(GPT4O), false)),
-        ("tekken", byte_level(split(TEKKEN), true)),
-        ("gpt-2", byte_level(byte_level_alone.clone(), false)),
-        ("starcoder", byte_level(digits, false)),
+        ("gpt-4o", byte_level(split(GPT4O), Words::Merged)),
+        ("tekken", byte_level(split(TEKKEN), Words::Whole)),
+        ("gpt-2", byte_level(byte_level_alone.clone(), Words::Merged)),
+        ("starcoder", byte_level(digits, Words::Merged)),
     ]
 }
 
@@ -285,7 +293,7 @@ fn what_cannot_be_kept_is_named() {
         let error = tokenizer_keys(dir.path()).unwrap_err().to_string();
         error.replace(&dir.path().display().to_string(), "DIR")
     };
-    let error = said(byte_level(split(r"\w+|\s+"), false));
+    let error = said(byte_level(split(r"\w+|\s+"), Words::Merged));
     assert_eq!(
         error,
         "'DIR/tokenizer.json': 'pre_tokenizer.pretokenizers.0.pattern.Regex' is \"\\\\w+|\\\\s+\", not an \
