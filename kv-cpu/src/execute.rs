@@ -145,7 +145,10 @@ impl Run<'_> {
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
-                let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
+                let (k, v) = unsafe {
+                    let v = v.map(|v| self.frame.read(v));
+                    (self.frame.read(*k), v.unwrap_or_default())
+                };
                 let cells = &self.inputs.parts[*part].cells;
                 store_rows::store(
                     self.kernels,
@@ -180,7 +183,7 @@ impl Run<'_> {
                 };
                 // SAFETY: the plan lets no step write what it reads.
                 let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
-                let fresh = [Stored::F32(k), Stored::F32(v)];
+                let fresh = ([Stored::F32(k), Stored::F32(v)], spec.v_dim);
                 self.attend(fresh, visibility, (spec, beside), [*q, *out])
             }
             Step::TakeRows { x, out } => {
@@ -425,7 +428,7 @@ impl Run<'_> {
 
     fn attend(
         &mut self,
-        stored: [Stored<'_>; 2],
+        stored: ([Stored<'_>; 2], usize),
         visibility: &Visibility,
         (spec, beside): (&AttendSpec, &HeadValues),
         [q, out]: [Buf; 2],

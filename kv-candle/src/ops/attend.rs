@@ -112,9 +112,15 @@ impl Seen {
                 .reshape((n, spec.kv_heads, dim))?;
             by_head.transpose(0, 1)?.contiguous()
         };
+        let keys: Tensor = gathered(&rows.k, spec.k_dim)?;
+        // Rows without room for values have them in the keys, at the beginning of each head.
+        let values = match rows.v.dim(1)? {
+            0 => keys.narrow(2, 0, spec.v_dim)?.contiguous()?,
+            _ => gathered(&rows.v, spec.v_dim)?,
+        };
         Ok(Self {
-            keys: gathered(&rows.k, spec.k_dim)?,
-            values: gathered(&rows.v, spec.v_dim)?,
+            keys,
+            values,
             positions,
         })
     }

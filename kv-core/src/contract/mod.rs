@@ -26,6 +26,7 @@ pub mod recurrent;
 pub mod rows;
 pub mod scan_heads;
 mod scene;
+pub mod shared;
 pub mod shift;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -190,6 +191,10 @@ macro_rules! backend_contract {
                 buffers_of_the_wrong_length_are_refused, undeclared_kv_types_are_refused;
             shift: d15a_golden_shifts_are_matched, shifts_change_the_named_keys_only,
                 shifts_that_cannot_be_are_refused;
+            shared: a_shared_layer_attends_over_another_s_rows,
+                values_can_be_the_beginnings_of_keys,
+                graphs_with_shared_and_latent_layers_compute,
+                stores_that_do_not_suit_their_rows_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,

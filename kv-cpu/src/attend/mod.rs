@@ -44,7 +44,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) tiles: TileKernels,
     pub(crate) spec: AttendSpec,
     /// `[cells, kv_heads, k_dim]` and `[cells, kv_heads, v_dim]`.
-    pub(crate) stored: [Stored<'a>; 2],
+    /// Then the values from one V head to the next: more than V has where it is the beginning of K.
+    pub(crate) stored: ([Stored<'a>; 2], usize),
     /// `[tokens, n_heads, k_dim]`.
     pub(crate) q: &'a [f32],
     pub(crate) visibility: &'a Visibility,
@@ -260,7 +261,7 @@ impl Attention<'_> {
         } = self.spec;
         for (cell, lane) in (cell..).zip(lanes) {
             let k = (cell * kv_heads + kv_head) * k_dim;
-            let row: &[f32] = match self.stored[0] {
+            let row: &[f32] = match self.stored.0[0] {
                 Stored::F32(values) => &values[k..k + k_dim],
                 Stored::F16(values) => {
                     self.widen(&values[k..k + k_dim], &mut scratch.row[..k_dim]);
@@ -272,9 +273,9 @@ impl Attention<'_> {
                 .iter_mut()
                 .zip(row)
                 .for_each(|(places, value)| places[lane] = *value);
-            let v = (cell * kv_heads + kv_head) * v_dim;
+            let v = (cell * kv_heads + kv_head) * self.stored.1;
             let to = &mut scratch.v[lane * v_dim..][..v_dim];
-            match self.stored[1] {
+            match self.stored.0[1] {
                 Stored::F32(values) => to.copy_from_slice(&values[v..v + v_dim]),
                 Stored::F16(values) => self.widen(&values[v..v + v_dim], to),
             }
