@@ -234,6 +234,29 @@ impl Run<'_> {
                 let (k, v) = (rows(1)?, rows(2)?);
                 ops::attend(&KvTensors { k, v }, spec, queries)
             }
+            Op::LayerNorm { weight, bias, eps } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(weight, node)?, bias.transpose()?);
+                ops::layer_norm(self.operand(node, 0)?, weights, *eps)
+            }
+            Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
+            Op::ClampedGate { slope, limit } => {
+                let (gate, up) = (self.operand(node, 0)?, self.operand(node, 1)?);
+                ops::clamped_gate([gate, up], (*slope, *limit))
+            }
+            Op::ScaleByPosition { scale } => {
+                let (_, positions) = ids(&program.graph, node, 1, inputs)?;
+                ops::scale_by_position(self.operand(node, 0)?, scale, positions)
+            }
+            Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
+            Op::ExpertLinear { weight, bias } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(weight, node)?, bias.transpose()?);
+                let slots = self.slots(node)?;
+                ops::expert_linear(self.operand(node, 0)?, &slots, weights)
+            }
+            Op::ExpertWeigh => ops::expert_weigh(self.operand(node, 0)?, &self.slots(node)?),
+            Op::ExpertSum => self.operand(node, 0)?.sum(1),
             Op::Custom { custom } => return self.custom(node, custom).map(Some),
             Op::TakeRows => self
                 .operand(node, 0)?
@@ -278,6 +301,12 @@ impl Run<'_> {
         let id = node.operands.get(at);
         let tensor = id.and_then(|id| self.results.get(id.as_usize())?.as_ref());
         tensor.ok_or_else(|| failure(format!("node '{}' has no operand {at}", node.name)))
+    }
+
+    /// The slots of an operation on experts, whose second operand is a route.
+    fn slots(&self, node: &Node) -> Result<ops::Slots, BackendError> {
+        let n_used = node.shape.get(1).copied().unwrap_or(0);
+        ops::Slots::new(self.operand(node, 1)?, n_used).on_device()
     }
 
     /// The numbers that operand `at` stands for, on the device.

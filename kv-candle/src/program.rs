@@ -79,13 +79,15 @@ impl Program {
     fn prepare(&mut self, node: &Node, weights: &Weights) -> Result<(), BackendError> {
         match &node.op {
             Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
+            Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
+            Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
+            Op::ScaleByPosition { .. } => {}
             Op::StoreKv { .. } | Op::StoreK { .. } => {}
             Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. } => {
                 if let Some(sinks) = sinks {
                     self.load(sinks, node, weights)?;
                 }
             }
-            Op::Columns { .. } => {}
             Op::Custom { custom } => {
                 for name in &custom.weights {
                     self.load(name, node, weights)?;
@@ -116,7 +118,9 @@ impl Program {
                     self.load(weight, node, weights)?;
                 }
             }
-            Op::Linear { weight, bias } => {
+            Op::Linear { weight, bias }
+            | Op::ExpertLinear { weight, bias }
+            | Op::LayerNorm { weight, bias, .. } => {
                 self.load(weight, node, weights)?;
                 if let Some(bias) = bias {
                     self.load(bias, node, weights)?;

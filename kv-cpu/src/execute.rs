@@ -12,8 +12,11 @@ use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
 use crate::attend::{Attention, Beside, Block, Scratch, TileKernels, blocks};
+use crate::curves;
 use crate::custom;
+use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
+use crate::matrix::Matrix;
 use crate::output::SharedOutput;
 use crate::plan::{Buf, Change, HeadValues, Product, RopeTable, Step};
 use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
@@ -23,7 +26,7 @@ use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
-const VALUES_PER_TASK: usize = 8192;
+pub(crate) const VALUES_PER_TASK: usize = 8192;
 /// Tasks for each thread, so that one that was put aside leaves most of its share to others.
 const TASKS_PER_THREAD: usize = 4;
 /// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
@@ -71,10 +74,11 @@ pub(crate) struct Run<'a> {
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],
     pub(crate) blocks: &'a mut Vec<Block>,
+    pub(crate) experts: &'a mut ExpertBuffers,
 }
 
 /// The `at`-th piece of `n` things cut into pieces of `step`.
-fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
+pub(crate) fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
     at * step..((at + 1) * step).min(n)
 }
 
@@ -142,6 +146,13 @@ impl Run<'_> {
                     Ok(())
                 })
             }
+            Step::LayerNorm {
+                x,
+                gain,
+                bias,
+                eps,
+                out,
+            } => self.layer_norm((gain, bias.as_deref()), *eps, [*x, *out]),
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
@@ -290,6 +301,27 @@ impl Run<'_> {
                     Ok(())
                 })
             }
+            Step::Route { x, spec, out } => self.route(spec, *x, *out),
+            Step::ExpertLinear {
+                x,
+                routes,
+                experts,
+                n_used,
+                out,
+            } => {
+                let (x, routes, out) = (*x, *routes, *out);
+                self.expert_linear(experts, *n_used, SlotBufs { x, routes, out })
+            }
+            Step::ExpertWeigh {
+                x,
+                routes,
+                n_used,
+                out,
+            } => {
+                let (x, routes, out) = (*x, *routes, *out);
+                self.expert_weigh(*n_used, SlotBufs { x, routes, out })
+            }
+            Step::ExpertSum { x, out } => self.expert_sum(*x, *out),
             Step::Custom { call, inputs, out } => custom::run(
                 (call, inputs, *out),
                 (self.frame, &mut self.lead),
@@ -307,7 +339,7 @@ impl Run<'_> {
     }
 
     /// Calls `fill(row, values)` for each row of `out`.
-    fn rows(&mut self, out: Buf, fill: &FillRow<'_>) -> Result<(), BackendError> {
+    pub(crate) fn rows(&mut self, out: Buf, fill: &FillRow<'_>) -> Result<(), BackendError> {
         let values = self.frame.write(out);
         let per_task = (VALUES_PER_TASK / out.width.max(1)).max(1);
         self.lead.each(out.rows.div_ceil(per_task), &|_, task| {
@@ -322,8 +354,10 @@ impl Run<'_> {
     }
 
     fn change(&mut self, x: Buf, change: &Change<Buf>, out: Buf) -> Result<(), BackendError> {
-        if let Change::Rope { table, dim } = *change {
-            return self.rope(x, (table, dim), out);
+        match *change {
+            Change::Rope { table, dim } => return self.rope(x, (table, dim), out),
+            Change::ScaleByPosition(scale) => return self.scale_by_position(x, scale, out),
+            _ => {}
         }
         let (kernels, frame) = (self.kernels, self.frame);
         let values = frame.write(out);
@@ -348,7 +382,11 @@ impl Run<'_> {
                         .for_each(|to| gate(to, &ONES[..to.len()]));
                 }
                 Change::Scale(factor) => (kernels.scale)(to, factor),
-                Change::Rope { .. } => {}
+                Change::SoftCap(cap) => (kernels.soft_cap)(to, cap),
+                Change::ClampedGate(curve, y) => {
+                    curves::clamped_gate(kernels, curve, to, other(y));
+                }
+                Change::Rope { .. } | Change::ScaleByPosition(_) => {}
             }
             Ok(())
         })
@@ -406,10 +444,13 @@ impl Run<'_> {
         let [blocks, long] = &*self.int8;
         let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
         let frame = self.frame;
-        let n_tasks = products.iter().map(|p| pieces_of(p, n_threads).0).sum();
+        let n_tasks = products
+            .iter()
+            .map(|p| pieces_of(&p.matrix, x.rows, n_threads).0)
+            .sum();
         let task = |_: usize, mut task: usize| {
             for product in products {
-                let (n, step) = pieces_of(product, n_threads);
+                let (n, step) = pieces_of(&product.matrix, x.rows, n_threads);
                 if task < n {
                     let columns = piece(task, step, product.matrix.n_rows());
                     let acts = match product.matrix.activation_kind() {
@@ -479,20 +520,16 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
     }
 }
 
-/// Number of pieces of a product, and weight rows of each.
-fn pieces_of(product: &Product<Buf>, n_threads: usize) -> (usize, usize) {
-    let n_rows = product.matrix.n_rows();
+/// Number of pieces of a matrix that is multiplied with `n_tokens` rows, and weight rows of each.
+pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (usize, usize) {
+    let n_rows = matrix.n_rows();
     // For many tokens a row is work for longer.
-    let work = product.matrix.row_bytes() * product.out.rows.div_ceil(TOKENS_PER_READ);
+    let work = matrix.row_bytes() * n_tokens.div_ceil(TOKENS_PER_READ);
     let worth = BYTES_PER_TASK.div_ceil(work.max(1));
     let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
     let most = MOST_BYTES_PER_TASK.div_ceil(work.max(1));
     let step = share.min(most).max(worth);
-    let step = step.next_multiple_of(if product.out.rows == 1 {
-        ROWS_STEP
-    } else {
-        PANEL_STEP
-    });
+    let step = step.next_multiple_of(if n_tokens == 1 { ROWS_STEP } else { PANEL_STEP });
     (n_rows.div_ceil(step), step)
 }
 

@@ -12,6 +12,7 @@ use kv_core::layers::RowLayout;
 use crate::activations::{Int8Buffer, ScaleSpan};
 use crate::attend::{Block, Scratch};
 use crate::execute::{Angles, Run};
+use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
 use crate::plan::{Plan, Step};
 use crate::storage::{AlignedBytes, CpuRows};
@@ -28,6 +29,7 @@ pub struct CpuProgram {
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
     blocks: Vec<Block>,
+    experts: ExpertBuffers,
     seen: Vec<bool>,
     marks: StateMarks,
     /// Empty between runs; kept for its capacity.
@@ -62,6 +64,7 @@ impl CpuProgram {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
         let n_tokens = plan.n_tokens;
         let mut int8 = [ScaleSpan::Block, ScaleSpan::SuperBlock].map(Int8Buffer::with_span);
+        let mut experts = ExpertBuffers::default();
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
             match step {
@@ -72,6 +75,19 @@ impl CpuProgram {
                             int8.reshape(x.rows, x.width);
                         }
                     }
+                }
+                Step::ExpertLinear {
+                    x,
+                    experts: matrices,
+                    n_used,
+                    ..
+                } => {
+                    let n_slots = x.rows * n_used;
+                    let kind = matrices.activation_kind();
+                    for int8 in int8.iter_mut().filter(|int8| int8.kind() == kind) {
+                        int8.reshape(n_slots, matrices.n_columns());
+                    }
+                    experts.reserve(matrices, n_slots);
                 }
                 Step::Attend { spec, .. } | Step::AttendBatch { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
@@ -90,6 +106,7 @@ impl CpuProgram {
             angles: angles.collect(),
             scratch: scratch.into_iter().map(Mutex::new).collect(),
             blocks: Vec::with_capacity(n_tokens),
+            experts,
             seen: vec![false; n_tokens],
             marks: StateMarks::default(),
             outputs: Vec::with_capacity(plan.output_lens.len()),
@@ -153,6 +170,7 @@ impl CpuProgram {
             ropes: &self.plan.ropes,
             scratch: &self.scratch,
             blocks: &mut self.blocks,
+            experts: &mut self.experts,
         };
         let result = run.rotations().and_then(|()| {
             self.plan

@@ -14,9 +14,13 @@
 
 mod family;
 mod hf;
+mod member;
+mod mixtures;
 mod model;
+mod read;
 
-pub use family::{EmbeddingScale, FAMILY, LayerWindows, LlamaLike, ScoreScale};
+pub use family::FAMILY;
+pub use member::{EmbeddingScale, LayerWindows, LlamaLike, Mixtures, Routing, ScoreScale};
 pub use model::LlamaModel;
 
 use model_core::architecture::Registry;

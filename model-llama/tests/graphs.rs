@@ -46,7 +46,9 @@ snapshots!(
     llama_rope_llama3,
     llama_rope_yarn,
     qwen2,
-    gemma3_iswa8
+    gemma3_iswa8,
+    mixtral,
+    qwen3_moe
 );
 
 #[test]
@@ -57,6 +59,8 @@ fn every_tensor_of_the_file_is_used_and_no_other_is_wanted() {
         "llama_rope_llama3",
         "qwen2",
         "gemma3_iswa8",
+        "mixtral",
+        "qwen3_moe",
     ] {
         let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
         let mut in_file = GgufFile::open(path).unwrap().names();

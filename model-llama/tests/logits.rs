@@ -18,7 +18,7 @@ use kv_cpu::{CpuBackend, CpuConfig};
 /// Largest difference from the reference that f32 arithmetic in another order may make.
 const TOLERANCE: f32 = 1e-4;
 
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 9] = [
     "llama_gqa_tied",
     "llama_gqa_untied",
     "llama_rope_linear",
@@ -26,6 +26,8 @@ const MODELS: [&str; 7] = [
     "llama_rope_yarn",
     "qwen2",
     "gemma3_iswa8",
+    "mixtral",
+    "qwen3_moe",
 ];
 
 fn cpu() -> CpuBackend {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::graph::{
     Activation, AttendSpec, ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, Node, NodeId, Op,
-    ScanSpec,
+    RouteGate, RouteSpec, RouteSum, ScanSpec,
 };
 use crate::layers::{RowLayout, RowShape, ValueRows};
 use crate::rope::{RopeSpec, RopeStyle};
@@ -135,6 +135,49 @@ impl Evaluator<'_> {
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
             Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), memory),
             Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, memory),
+            Op::LayerNorm { weight, bias, eps } => {
+                self.layer_norm(node, (weight, bias.as_deref()), f64::from(*eps))
+            }
+            Op::SoftCap { cap } => {
+                let cap = f64::from(*cap);
+                let x = self.operand(node, 0).iter();
+                x.map(|x| cap * (x / cap).tanh()).collect()
+            }
+            Op::ClampedGate { slope, limit } => {
+                let (slope, limit) = (f64::from(*slope), f64::from(*limit));
+                self.each_pair(node, |gate, up| {
+                    let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+                    gate / (1.0 + (-slope * gate).exp()) * (up + 1.0)
+                })
+            }
+            Op::ScaleByPosition { scale } => {
+                let rows = self.operand(node, 0).chunks_exact(node.row_len());
+                let factor = |position: f64| {
+                    let steps = ((position + 1.0) / f64::from(scale.every)).floor();
+                    1.0 + f64::from(scale.strength) * steps.ln_1p()
+                };
+                let rows = rows.zip(self.operand(node, 1));
+                rows.flat_map(|(row, &position)| row.iter().map(move |x| x * factor(position)))
+                    .collect()
+            }
+            Op::Route { spec } => self.route(node, spec),
+            Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
+            Op::ExpertWeigh => self.by_slots(node, |x, (_, weight), out| {
+                out.extend(x.iter().map(|x| x * weight));
+            }),
+            Op::ExpertSum => {
+                let dim = node.row_len();
+                let slots = self.operand(node, 0).chunks_exact(dim.max(1));
+                let n_used = self.shape(node.operands[0])[1];
+                let mut out = vec![0.0; node.n_values()];
+                for (at, slot) in slots.enumerate() {
+                    let row = at / n_used;
+                    for (out, x) in out[row * dim..][..dim].iter_mut().zip(slot) {
+                        *out += x;
+                    }
+                }
+                out
+            }
             Op::Attend { layer, spec, sinks } => {
                 let part = self.part(node.operands[2]);
                 let visibility = &self.inputs.parts[part.as_usize()].visibility;
@@ -208,6 +251,20 @@ impl Evaluator<'_> {
         groups.zip(gains).flat_map(norm).collect()
     }
 
+    fn layer_norm(&self, node: &Node, (weight, bias): (&str, Option<&str>), eps: f64) -> Value {
+        let (gain, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
+        let norm = |x: &[f64]| -> Value {
+            let mean = x.iter().sum::<f64>() / x.len() as f64;
+            let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+            let by = (variance + eps).sqrt();
+            let value =
+                |i: usize| (x[i] - mean) / by * gain[i] + bias.as_ref().map_or(0.0, |b| b[i]);
+            (0..x.len()).map(value).collect()
+        };
+        let rows = self.operand(node, 0).chunks_exact(gain.len());
+        rows.flat_map(norm).collect()
+    }
+
     fn rope(&self, node: &Node, rope: &RopeSpec) -> Value {
         let mut out = self.operand(node, 0).clone();
         let [_, heads, dim] = *node.shape else {
@@ -231,6 +288,68 @@ impl Evaluator<'_> {
                     (head[a], head[b]) = (x * cos - y * sin, x * sin + y * cos);
                 }
             }
+        }
+        out
+    }
+
+    fn route(&self, node: &Node, spec: &RouteSpec) -> Value {
+        let route = |logits: &[f64]| {
+            let mut order: Vec<usize> = (0..logits.len()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+            let chosen = &order[..spec.n_used];
+            let weight = |e: usize| match spec.gate {
+                RouteGate::Softmax => logits[e].exp() / logits.iter().map(|x| x.exp()).sum::<f64>(),
+                RouteGate::Sigmoid => 1.0 / (1.0 + (-logits[e]).exp()),
+            };
+            let sum = match spec.sum {
+                RouteSum::Free => 1.0,
+                RouteSum::One => chosen.iter().map(|&e| weight(e)).sum(),
+            };
+            let mut route = vec![0.0; logits.len()];
+            chosen.iter().for_each(|&e| route[e] = weight(e) / sum);
+            route
+        };
+        let rows = self.operand(node, 0).chunks_exact(node.row_len());
+        rows.flat_map(route).collect()
+    }
+
+    fn expert_linear(&self, node: &Node, weight: &str, bias: Option<&str>) -> Value {
+        let n_out = node.shape[2];
+        let (matrices, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
+        self.by_slots(node, |x, (expert, _), out| {
+            for j in 0..n_out {
+                let row = &matrices[(expert * n_out + j) * x.len()..][..x.len()];
+                let dot: f64 = x.iter().zip(row).map(|(a, b)| a * b).sum();
+                out.push(dot + bias.as_ref().map_or(0.0, |b| b[expert * n_out + j]));
+            }
+        })
+    }
+
+    /// Every slot of every row: `slot(x, (expert, weight), out)` adds its values to `out`.
+    fn by_slots(&self, node: &Node, slot: impl Fn(&[f64], (usize, f64), &mut Value)) -> Value {
+        let (x, routes) = (self.operand(node, 0), self.operand(node, 1));
+        let (x_shape, n_experts) = (
+            self.shape(node.operands[0]),
+            self.shape(node.operands[1])[1],
+        );
+        let (n_used, n_out) = (node.shape[1], node.shape[2]);
+        let width = x_shape[x_shape.len() - 1];
+        let mut out = Vec::new();
+        for (t, route) in routes.chunks_exact(n_experts).enumerate() {
+            let chosen = (0..n_experts).filter(|&e| route[e] != 0.0);
+            for (s, expert) in chosen.take(n_used).enumerate() {
+                let row = if x_shape.len() == 3 {
+                    t * n_used + s
+                } else {
+                    t
+                };
+                slot(
+                    &x[row * width..][..width],
+                    (expert, route[expert]),
+                    &mut out,
+                );
+            }
+            out.resize((t + 1) * n_used * n_out, 0.0);
         }
         out
     }

@@ -85,7 +85,7 @@ pub(super) fn compare<B: Backend>(
 }
 
 /// A graph of one operation on `inputs` embeddings of `dim` values, for every size.
-fn alone<B: Backend>(
+pub(super) fn alone<B: Backend>(
     subject: &Subject<B>,
     dim: usize,
     tolerance: f64,
@@ -127,10 +127,10 @@ pub fn embed_looks_rows_up<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A weight of random blocks with scales of a sensible size.
-fn block_weight(name: &str, shape: [usize; 2], format: BlockFormat) -> Weight {
+pub(super) fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     let mut random = Random::new(34);
     let (n, len, size) = (
-        shape[0] * shape[1],
+        shape.iter().product::<usize>(),
         format.block_len(),
         format.block_bytes(),
     );
@@ -169,7 +169,7 @@ pub fn embed_on_blocks<B: Backend>(subject: &Subject<B>) {
         let y = b.embed("y", tokens, "w", [9, 512]).unwrap();
         let graph = b.finish(&[y]).unwrap();
         let mut weights = MemoryWeights::new();
-        weights.insert(block_weight("w", [9, 512], format));
+        weights.insert(block_weight("w", &[9, 512], format));
         compare(
             subject,
             &graph,
@@ -193,7 +193,7 @@ pub fn linear_on_blocks<B: Backend>(subject: &Subject<B>) {
             let y = b.linear("y", x, "w", 37).unwrap();
             let graph = b.finish(&[y]).unwrap();
             let mut weights = MemoryWeights::new();
-            weights.insert(block_weight("w", [37, 512], format));
+            weights.insert(block_weight("w", &[37, 512], format));
             compare(
                 subject,
                 &graph,

@@ -131,6 +131,10 @@ impl GraphBuilder {
         self.graph.node(id).map_or(&[], |n| &n.shape)
     }
 
+    pub(super) fn op_of(&self, id: NodeId) -> Option<&Op> {
+        self.graph.node(id).map(|n| &n.op)
+    }
+
     /// Element type of a node added earlier; `None` for an unknown one.
     pub fn dtype_of(&self, id: NodeId) -> Option<DType> {
         self.graph.node(id).map(|n| n.dtype)

@@ -104,6 +104,29 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
         Op::ScanHeads { layer, scan } => b.scan_heads(name, *layer, scan, operands(node)?),
         Op::StoreK { layer } => b.store_k(name, *layer, operands(node)?),
         Op::StoreKv { layer } => b.store_kv(name, *layer, operands(node)?),
+        Op::LayerNorm { weight, bias, eps } => {
+            let [x] = operands(node)?;
+            b.layer_norm(name, x, (weight, bias.as_deref()), *eps)
+        }
+        Op::SoftCap { cap } => {
+            let [x] = operands(node)?;
+            b.soft_cap(name, x, *cap)
+        }
+        Op::ClampedGate { slope, limit } => b.clamped_gate(name, (*slope, *limit), operands(node)?),
+        Op::ScaleByPosition { scale } => b.scale_by_position(name, *scale, operands(node)?),
+        Op::Route { spec } => {
+            let [logits] = operands(node)?;
+            b.route(name, logits, *spec)
+        }
+        Op::ExpertLinear { weight, bias } => {
+            let n_out = node.shape.last().copied().unwrap_or(0);
+            b.expert_linear(name, operands(node)?, (weight, bias.as_deref()), n_out)
+        }
+        Op::ExpertWeigh => b.expert_weigh(name, operands(node)?),
+        Op::ExpertSum => {
+            let [x] = operands(node)?;
+            b.expert_sum(name, x)
+        }
         Op::Attend { layer, spec, sinks } => {
             let operands = attend_operands(node, spec)?;
             b.attend_with_sinks(name, *layer, (*spec, sinks.as_deref()), operands)

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use super::custom::CustomSpec;
+use super::experts::RouteSpec;
 use super::op::{AttendSpec, Input, Op};
 use super::{Graph, Node, NodeId};
 use crate::rope::{RopeScaling, RopeSpec};
@@ -109,7 +110,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         Op::Input(Input::Cells { part }) => vec![format!("part={part}")],
         Op::Input(Input::BatchVisibility { window }) => vec![format!("window={window}")],
         Op::Embed { weight } => vec![format!("w={weight}")],
-        Op::Linear { weight, bias } => {
+        Op::Linear { weight, bias } | Op::ExpertLinear { weight, bias } => {
             let bias = bias.iter().map(|b| format!("b={b}"));
             std::iter::once(format!("w={weight}")).chain(bias).collect()
         }
@@ -141,6 +142,21 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("a={}", scan.a),
             format!("d={}", scan.d),
         ],
+        Op::LayerNorm { weight, bias, eps } => {
+            let mut fields = vec![format!("w={weight}")];
+            fields.extend(bias.iter().map(|b| format!("b={b}")));
+            fields.push(format!("eps={eps}"));
+            fields
+        }
+        Op::SoftCap { cap } => vec![format!("cap={cap}")],
+        Op::ClampedGate { slope, limit } => {
+            vec![format!("slope={slope}"), format!("limit={limit}")]
+        }
+        Op::ScaleByPosition { scale } => vec![
+            format!("every={}", scale.every),
+            format!("strength={}", scale.strength),
+        ],
+        Op::Route { spec } => route_fields(spec),
         Op::Custom { custom } => {
             let mut fields = vec![custom.name.clone()];
             fields.extend(custom.layer.map(|layer| format!("layer={layer}")));
@@ -162,6 +178,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             format!("dt_bias={}", scan.dt_bias),
         ],
         Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::TakeRows => vec![],
+        Op::ExpertWeigh | Op::ExpertSum => vec![],
     }
 }
 
@@ -184,6 +201,16 @@ fn attend_fields(spec: &AttendSpec, sinks: Option<&str>) -> Vec<String> {
     fields.extend(alibi.map(|alibi| format!("alibi={}", alibi.max_bias)));
     fields.extend(sinks.map(|name| format!("sinks={name}")));
     fields
+}
+
+fn route_fields(spec: &RouteSpec) -> Vec<String> {
+    let gate = format!("{:?}", spec.gate).to_lowercase();
+    let sum = format!("{:?}", spec.sum).to_lowercase();
+    vec![
+        format!("used={}", spec.n_used),
+        format!("gate={gate}"),
+        format!("sum={sum}"),
+    ]
 }
 
 fn rope_fields(rope: &RopeSpec) -> Vec<String> {

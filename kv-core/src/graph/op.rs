@@ -8,7 +8,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::alibi::Alibi;
+use super::curves::PositionScale;
 use super::custom::CustomSpec;
+use super::experts::RouteSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::RopeSpec;
 use crate::window::Window;
@@ -258,6 +260,59 @@ pub enum Op {
         #[serde(flatten)]
         scan: ScanSpec,
     },
+    /// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension (Ba et al.,
+    /// arXiv 1607.06450). `(x [.., dim]) -> [.., dim]`, weights `[dim]`.
+    LayerNorm {
+        /// The gain.
+        weight: String,
+        /// The bias, where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<String>,
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `cap * tanh(x / cap)` (Gemma 2, arXiv 2408.00118). `(x) -> same`.
+    SoftCap {
+        /// What no value reaches.
+        cap: f32,
+    },
+    /// `g / (1 + e^(-slope g)) * (u + 1)`, where `g` is the gate, at most `limit`, and `u` is `up`,
+    /// between `-limit` and `limit` (gpt-oss, arXiv 2508.10925).
+    /// `(gate, up) -> same`, equal shapes.
+    ClampedGate {
+        /// How steep the curve is.
+        slope: f32,
+        /// The bound.
+        limit: f32,
+    },
+    /// Every row times a factor of its position. `(x [n, ..], positions u32 [n]) -> same`.
+    ScaleByPosition {
+        /// The factor.
+        #[serde(flatten)]
+        scale: PositionScale,
+    },
+    /// Chooses experts for every row. `(logits [n, experts]) -> [n, experts]`: a weight for each
+    /// expert, 0 for those that are not chosen.
+    Route {
+        /// How many, and how they are weighed.
+        #[serde(flatten)]
+        spec: RouteSpec,
+    },
+    /// `y[t, s] = x[t, s] W[e]^T + b[e]`, where `e` is the expert of slot `s` of row `t`; slots
+    /// without an expert are zeros. `(x [n, in] or [n, slots, in], routes) -> [n, slots, out]`,
+    /// weight `[experts, out, in]`, bias `[experts, out]`, where `routes` is an [`Op::Route`].
+    ExpertLinear {
+        /// The matrices.
+        weight: String,
+        /// The biases, where there are any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<String>,
+    },
+    /// Every slot times the weight of its expert.
+    /// `(x [n, dim] or [n, slots, dim], routes) -> [n, slots, dim]`.
+    ExpertWeigh,
+    /// The sum over slots. `(x [n, slots, dim]) -> [n, dim]`.
+    ExpertSum,
     /// The selective scan of Mamba-2 (Dao and Gu, arXiv 2405.21060) along each sequence. A head is
     /// `head_dim = channels / heads` neighbouring channels, and `g` is the group of head `j`. With
     /// `s = softplus(dt[t, j] + dt_bias[j])` every token does
@@ -311,6 +366,14 @@ impl Op {
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::SoftCap { .. } => "soft_cap",
+            Self::ClampedGate { .. } => "clamped_gate",
+            Self::ScaleByPosition { .. } => "scale_by_position",
+            Self::Route { .. } => "route",
+            Self::ExpertLinear { .. } => "expert_linear",
+            Self::ExpertWeigh => "expert_weigh",
+            Self::ExpertSum => "expert_sum",
             Self::ScanHeads { .. } => "scan_heads",
             Self::TakeRows => "take_rows",
             Self::Custom { .. } => "custom",

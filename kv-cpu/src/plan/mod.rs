@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use kv_core::Window;
 use kv_core::backend::{BackendError, CustomOp};
-use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph};
+use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, RouteSpec};
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeSpec;
 
+use crate::experts::Experts;
 use crate::kernels::Lanes;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
@@ -63,6 +64,11 @@ pub(crate) enum Change<V> {
     Gate(Activation, V),
     Scale(f32),
     Activate(Activation),
+    SoftCap(f32),
+    /// Clamped and gated by the other: slope and limit.
+    ClampedGate((f32, f32), V),
+    /// A factor for each row by its position.
+    ScaleByPosition(PositionScale),
     /// Rotation of heads of this many values by the angles of a table.
     Rope {
         table: usize,
@@ -86,6 +92,13 @@ pub(crate) enum Step<V> {
         x: V,
         gain: Arc<[f32]>,
         dim: usize,
+        eps: f32,
+        out: V,
+    },
+    LayerNorm {
+        x: V,
+        gain: Arc<[f32]>,
+        bias: Option<Arc<[f32]>>,
         eps: f32,
         out: V,
     },
@@ -142,6 +155,32 @@ pub(crate) enum Step<V> {
         weights: Arc<ScanWeights>,
         /// x, dt, B and C.
         inputs: [V; 4],
+        out: V,
+    },
+    /// The route of every row of logits.
+    Route {
+        x: V,
+        spec: RouteSpec,
+        out: V,
+    },
+    /// Each slot's matrix applied to its row.
+    ExpertLinear {
+        x: V,
+        routes: V,
+        experts: Arc<Experts>,
+        n_used: usize,
+        out: V,
+    },
+    /// Each slot times its weight.
+    ExpertWeigh {
+        x: V,
+        routes: V,
+        n_used: usize,
+        out: V,
+    },
+    /// The sum of each row's slots.
+    ExpertSum {
+        x: V,
         out: V,
     },
     /// The scan by heads of the `layer`-th recurrent layer of the layout.
@@ -284,8 +323,10 @@ impl<V: Copy> Step<V> {
             Self::Change { x, change, out } => {
                 let mut reads = vec![*x];
                 match change {
-                    Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => reads.push(*y),
+                    Change::Add(y) | Change::Mul(y) => reads.push(*y),
+                    Change::Gate(_, y) | Change::ClampedGate(_, y) => reads.push(*y),
                     Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => {}
+                    Change::SoftCap(_) | Change::ScaleByPosition(_) => {}
                 }
                 (reads, vec![*out])
             }
@@ -296,6 +337,10 @@ impl<V: Copy> Step<V> {
             Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
             Self::Store { k, v, .. } => ([*k].into_iter().chain(*v).collect(), vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
+            Self::ExpertLinear { x, routes, out, .. }
+            | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
+            Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
+            Self::LayerNorm { x, out, .. } => (vec![*x], vec![*out]),
             Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
             Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
                 (vec![*x], vec![*out])
@@ -335,6 +380,19 @@ impl<V: Copy> Step<V> {
                 eps,
                 out: f(out),
             },
+            Self::LayerNorm {
+                x,
+                gain,
+                bias,
+                eps,
+                out,
+            } => Step::LayerNorm {
+                x: f(x),
+                gain,
+                bias,
+                eps,
+                out: f(out),
+            },
             Self::Change { x, change, out } => {
                 let change = match change {
                     Change::Add(y) => Change::Add(f(y)),
@@ -342,6 +400,9 @@ impl<V: Copy> Step<V> {
                     Change::Gate(activation, y) => Change::Gate(activation, f(y)),
                     Change::Scale(factor) => Change::Scale(factor),
                     Change::Activate(activation) => Change::Activate(activation),
+                    Change::SoftCap(cap) => Change::SoftCap(cap),
+                    Change::ClampedGate(curve, y) => Change::ClampedGate(curve, f(y)),
+                    Change::ScaleByPosition(scale) => Change::ScaleByPosition(scale),
                     Change::Rope { table, dim } => Change::Rope { table, dim },
                 };
                 Step::Change {
@@ -413,6 +474,39 @@ impl<V: Copy> Step<V> {
                 layer,
                 weights,
                 inputs: inputs.map(&f),
+                out: f(out),
+            },
+            Self::Route { x, spec, out } => Step::Route {
+                x: f(x),
+                spec,
+                out: f(out),
+            },
+            Self::ExpertLinear {
+                x,
+                routes,
+                experts,
+                n_used,
+                out,
+            } => Step::ExpertLinear {
+                x: f(x),
+                routes: f(routes),
+                experts,
+                n_used,
+                out: f(out),
+            },
+            Self::ExpertWeigh {
+                x,
+                routes,
+                n_used,
+                out,
+            } => Step::ExpertWeigh {
+                x: f(x),
+                routes: f(routes),
+                n_used,
+                out: f(out),
+            },
+            Self::ExpertSum { x, out } => Step::ExpertSum {
+                x: f(x),
                 out: f(out),
             },
             Self::Custom { call, inputs, out } => Step::Custom {

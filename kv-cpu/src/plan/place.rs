@@ -101,8 +101,10 @@ impl Placer<'_> {
             return false;
         };
         let other = match change {
-            Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) => Some(*y),
+            Change::Add(y) | Change::Mul(y) => Some(*y),
+            Change::Gate(_, y) | Change::ClampedGate(_, y) => Some(*y),
             Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => None,
+            Change::SoftCap(_) | Change::ScaleByPosition(_) => None,
         };
         let dies = self.last_use.get(x).is_none_or(|&last| last <= at);
         if !dies || other == Some(*x) || self.outputs.contains_key(&out) {

@@ -4,7 +4,9 @@
 //! All of it is neutral to the bits of the result: the same values are added in the same order.
 
 mod attend;
+mod curves;
 mod custom;
+mod experts;
 mod recurrent;
 
 use std::collections::{HashMap, HashSet};
@@ -200,6 +202,24 @@ impl<'a> Resolver<'a> {
                 let first = *first;
                 Step::Columns { x, first, out }
             }
+            Op::LayerNorm { weight, bias, eps } => {
+                self.layer_norm(node, (weight, bias.as_deref()), (*eps, out))?
+            }
+            Op::SoftCap { cap } => self.change(node, Change::SoftCap(*cap), out)?,
+            Op::ClampedGate { slope, limit } => {
+                let change = Change::ClampedGate((*slope, *limit), self.operand(node, 1)?);
+                self.change(node, change, out)?
+            }
+            Op::ScaleByPosition { scale } => {
+                self.operand_input(node, 1, |i| matches!(i, Input::Positions))?;
+                self.change(node, Change::ScaleByPosition(*scale), out)?
+            }
+            Op::Route { spec } => self.route(node, *spec, out)?,
+            Op::ExpertLinear { weight, bias } => {
+                self.expert_linear(node, (weight, bias.as_deref()), out)?
+            }
+            Op::ExpertWeigh => self.expert_weigh(node, out)?,
+            Op::ExpertSum => self.expert_sum(node, out)?,
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), out)?,
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
             Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), out)?,
@@ -234,7 +254,9 @@ impl<'a> Resolver<'a> {
     ) -> Result<Step<Value>, BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
-        if let Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) = change {
+        if let Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) | Change::ClampedGate(_, y) =
+            change
+        {
             self.same_len(node, y)?;
         }
         Ok(Step::Change { x, change, out })

@@ -8,7 +8,7 @@ use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId}
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{AttentionBlock, FeedForwardBlock};
+use super::{AttentionBlock, FeedForward};
 
 /// Whether the results of a layer's blocks are normed before they are added to the residual.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub enum PostNorms {
 pub struct DecoderLayer {
     /// Its attention.
     pub attention: AttentionBlock,
-    /// Its feed-forward block.
-    pub feed_forward: FeedForwardBlock,
+    /// Its feed-forward block or mixture of them.
+    pub feed_forward: FeedForward,
     /// Norms behind the two.
     pub post_norms: PostNorms,
 }

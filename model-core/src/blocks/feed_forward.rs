@@ -5,6 +5,35 @@
 use kv_core::LayerIdx;
 use kv_core::graph::{Activation, GraphBuilder, GraphError, NodeId};
 
+use super::ExpertsBlock;
+
+/// What a layer does behind its attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// One block for all rows.
+    Dense(FeedForwardBlock),
+    /// Some of many blocks for each row.
+    Experts(ExpertsBlock),
+}
+
+impl FeedForward {
+    /// Adds it: `x [rows, dim]` in, the same shape out.
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub fn build(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        match self {
+            Self::Dense(block) => block.build(b, layer, x),
+            Self::Experts(block) => block.build(b, layer, x),
+        }
+    }
+}
+
 /// Settings of one feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedForwardBlock {
@@ -25,16 +54,23 @@ impl FeedForwardBlock {
         layer: LayerIdx,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
+        self.build_named(b, layer, x, "")
+    }
+
+    /// As [`FeedForwardBlock::build`], with `suffix` behind the names of nodes and matrices.
+    pub(super) fn build_named(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+        suffix: &str,
+    ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let weight = |what: &str| format!("blk.{layer}.ffn_{what}.weight");
-        let gate = b.linear(
-            &format!("ffn_gate-{layer}"),
-            x,
-            &weight("gate"),
-            self.hidden,
-        )?;
-        let up = b.linear(&format!("ffn_up-{layer}"), x, &weight("up"), self.hidden)?;
-        let gated = b.gate(&format!("ffn_gate_par-{layer}"), self.activation, gate, up)?;
-        b.linear(&format!("ffn_out-{layer}"), gated, &weight("down"), dim)
+        let name = |what: &str| format!("ffn_{what}{suffix}-{layer}");
+        let weight = |what: &str| format!("blk.{layer}.ffn_{what}{suffix}.weight");
+        let gate = b.linear(&name("gate"), x, &weight("gate"), self.hidden)?;
+        let up = b.linear(&name("up"), x, &weight("up"), self.hidden)?;
+        let gated = b.gate(&name("gate_par"), self.activation, gate, up)?;
+        b.linear(&name("out"), gated, &weight("down"), dim)
     }
 }

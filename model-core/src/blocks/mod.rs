@@ -5,6 +5,7 @@
 
 mod attention;
 mod decoder;
+mod experts;
 mod feed_forward;
 mod ssm;
 mod ssm2_mixer;
@@ -12,7 +13,8 @@ mod ssm_mixer;
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias};
 pub use decoder::{Decoder, DecoderLayer, PostNorms, TOKEN_EMBEDDING};
-pub use feed_forward::FeedForwardBlock;
+pub use experts::{ExpertsBlock, Weighed};
+pub use feed_forward::{FeedForward, FeedForwardBlock};
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
 pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};

@@ -1,0 +1,77 @@
+//! The contract of norms and elementwise functions that some architectures have.
+
+use super::Subject;
+use super::ops::{alone, compare, step};
+use super::scene::memory_weights;
+use crate::backend::Backend;
+use crate::graph::PositionScale;
+
+/// `LayerNorm` with and without a bias, over rows and over heads.
+pub fn layer_norm_centres<B: Backend>(subject: &Subject<B>) {
+    let tolerance = subject.tolerance.elementwise;
+    for bias in [None, Some("b")] {
+        alone(subject, 40, tolerance, |b, x| {
+            b.layer_norm("y", x, ("w", bias), 1e-6).unwrap()
+        });
+        alone(subject, 40, tolerance, |b, x| {
+            let n = b.shape().n_tokens;
+            let heads = b.reshape("heads", x, &[n, 5, 8]).unwrap();
+            b.layer_norm("y", heads, ("w", bias), 0.5).unwrap()
+        });
+    }
+}
+
+/// `SoftCap`, far into both tails.
+pub fn soft_cap_bends<B: Backend>(subject: &Subject<B>) {
+    for factor in [0.1, 6.0, 300.0] {
+        alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+            let x = b.scale("x", x, factor).unwrap();
+            b.soft_cap("y", x, 5.0).unwrap()
+        });
+    }
+}
+
+/// `ClampedGate` inside and outside its limits.
+pub fn clamped_gate_clamps<B: Backend>(subject: &Subject<B>) {
+    for factors in [[1.0, 1.0], [6.0, 0.5], [40.0, 40.0]] {
+        alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+            let gate = b.scale("gate", x, factors[0]).unwrap();
+            let up = b.scale("up", x, -factors[1]).unwrap();
+            b.clamped_gate("y", (1.702, 7.0), [gate, up]).unwrap()
+        });
+    }
+}
+
+/// `ScaleByPosition` of rows and of heads.
+pub fn positions_scale<B: Backend>(subject: &Subject<B>) {
+    let scale = PositionScale {
+        every: 16,
+        strength: 0.3,
+    };
+    alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+        let n = b.shape().n_tokens;
+        let positions = b.input(crate::graph::Input::Positions).unwrap();
+        let rows = b.scale_by_position("rows", scale, [x, positions]).unwrap();
+        let heads = b.reshape("heads", rows, &[n, 4, 6]).unwrap();
+        b.scale_by_position("y", scale, [heads, positions]).unwrap()
+    });
+}
+
+/// A node of these in place of an operand that is used again.
+pub fn curves_leave_operands_alone<B: Backend>(subject: &Subject<B>) {
+    let mut b = super::ops::builder(5, 0);
+    let x = b
+        .input(crate::graph::Input::Embeddings { dim: 24 })
+        .unwrap();
+    let a = b.scale("a", x, 2.0).unwrap();
+    let c = b.soft_cap("c", a, 3.0).unwrap();
+    let d = b.clamped_gate("d", (1.7, 2.0), [a, c]).unwrap();
+    let e = b.layer_norm("e", a, ("w", None), 1e-5).unwrap();
+    let g = b.add("g", d, e).unwrap();
+    let h = b.add("h", c, a).unwrap();
+    let y = b.add("y", g, h).unwrap();
+    let graph = b.finish(&[y]).unwrap();
+    let weights = memory_weights(&graph, 61);
+    let step = step(5, 0, 24, 1);
+    compare(subject, &graph, weights, &step, subject.tolerance.graph);
+}

@@ -1,0 +1,315 @@
+//! Mixtures of experts: the slots of all rows are sorted by expert, so that every matrix is read once
+//! for all rows that go through it.
+//!
+//! Invariant: a result depends on its row and its expert alone, bit for bit, not on which rows share
+//! the expert. Knows nothing of feed-forward blocks.
+
+use std::ops::Range;
+
+use kv_core::backend::BackendError;
+use kv_core::graph::{RouteSpec, slots};
+
+use crate::activations::{ActivationKind, Activations};
+use crate::execute::{Run, VALUES_PER_TASK, piece, pieces_of};
+use crate::matrix::Matrix;
+use crate::output::SharedOutput;
+use crate::plan::Buf;
+use crate::values::SharedValues;
+
+/// The matrices of all experts, with their biases.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    /// Of equal shapes; at least one.
+    pub(crate) matrices: Vec<Matrix>,
+    /// `[experts, out]`.
+    pub(crate) bias: Option<std::sync::Arc<[f32]>>,
+}
+
+impl Experts {
+    fn first(&self) -> Option<&Matrix> {
+        self.matrices.first()
+    }
+
+    fn n_rows(&self) -> usize {
+        self.first().map_or(0, Matrix::n_rows)
+    }
+
+    /// Values of an input.
+    pub(crate) fn n_columns(&self) -> usize {
+        self.first().map_or(0, Matrix::n_columns)
+    }
+
+    /// How all of them want their inputs.
+    pub(crate) fn activation_kind(&self) -> ActivationKind {
+        self.first()
+            .map_or(ActivationKind::F32, Matrix::activation_kind)
+    }
+}
+
+/// Memory for the rows of a mixture in the order of their experts; reused from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct ExpertBuffers {
+    /// The filled slots, counted through all rows, by expert and then by row.
+    order: Vec<usize>,
+    /// Where each expert's slots begin in `order`, and their end.
+    starts: Vec<usize>,
+    /// The rows of `order` before and behind the matrices.
+    inputs: Vec<f32>,
+    products: Vec<f32>,
+}
+
+impl ExpertBuffers {
+    /// Makes room for `n_slots` slots of these experts.
+    pub(crate) fn reserve(&mut self, experts: &Experts, n_slots: usize) {
+        let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
+        let grow = |values: &mut Vec<f32>, len: usize| values.resize(values.len().max(len), 0.0);
+        grow(&mut self.inputs, n_slots * n_in);
+        grow(&mut self.products, n_slots * n_out);
+        self.order.reserve(n_slots);
+        self.starts.reserve(experts.matrices.len() + 1);
+    }
+
+    /// Sorts the slots of `routes [rows, experts]`.
+    fn sort(&mut self, routes: &[f32], (n_experts, n_used): (usize, usize)) {
+        self.starts.clear();
+        self.starts.resize(n_experts + 1, 0);
+        let by_row = || routes.chunks_exact(n_experts.max(1)).enumerate();
+        for (_, route) in by_row() {
+            for (expert, _) in slots(route, n_used) {
+                self.starts[expert + 1] += 1;
+            }
+        }
+        for expert in 0..n_experts {
+            self.starts[expert + 1] += self.starts[expert];
+        }
+        self.order.clear();
+        self.order.resize(self.starts[n_experts], 0);
+        for (row, route) in by_row() {
+            for (slot, (expert, _)) in slots(route, n_used).enumerate() {
+                self.order[self.starts[expert]] = row * n_used + slot;
+                self.starts[expert] += 1;
+            }
+        }
+        // Each start has moved to the next one's place.
+        self.starts.rotate_right(1);
+        if let Some(first) = self.starts.first_mut() {
+            *first = 0;
+        }
+    }
+}
+
+/// Operands and result of a step over slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotBufs {
+    /// `[rows, width]` or `[rows, slots, width]`.
+    pub(crate) x: Buf,
+    pub(crate) routes: Buf,
+    /// `[rows, slots, ..]`.
+    pub(crate) out: Buf,
+}
+
+impl Run<'_> {
+    /// The route of every row of logits.
+    pub(crate) fn route(&mut self, spec: &RouteSpec, x: Buf, out: Buf) -> Result<(), BackendError> {
+        // SAFETY: the plan lets no step write what it reads.
+        let logits = unsafe { self.frame.read(x) };
+        let width = x.width;
+        self.rows(out, &|row, route| {
+            spec.route(&logits[row * width..(row + 1) * width], route);
+            Ok(())
+        })
+    }
+
+    /// Each slot's expert applied to its row of `x`.
+    pub(crate) fn expert_linear(
+        &mut self,
+        experts: &Experts,
+        n_used: usize,
+        SlotBufs { x, routes, out }: SlotBufs,
+    ) -> Result<(), BackendError> {
+        let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
+        let kind = experts.activation_kind();
+        // SAFETY: the plan lets no step write what it reads.
+        let (values, routes) = unsafe { (self.frame.read(x), self.frame.read(routes)) };
+        self.experts.sort(routes, (experts.matrices.len(), n_used));
+        let n_filled = self.experts.order.len();
+        let to = self.frame.write(out);
+        if n_filled < x.rows * n_used {
+            // SAFETY: no task runs yet.
+            unsafe { to.range(0..out.len()) }.fill(0.0);
+        }
+        let slots_share_rows = x.width == n_in;
+        let ExpertBuffers {
+            order,
+            starts,
+            inputs,
+            products,
+        } = &mut *self.experts;
+        let (order, starts) = (&*order, &*starts);
+        let input_of = |at: usize| {
+            let row = if slots_share_rows {
+                order[at] / n_used
+            } else {
+                order[at]
+            };
+            &values[row * n_in..(row + 1) * n_in]
+        };
+        let kernels = self.kernels;
+        let per_task = (VALUES_PER_TASK / n_in.max(1)).max(1);
+        // One of the two buffers of int8 rows; for `f32` rows it stays as it is.
+        let int8 = &mut self.int8[usize::from(kind == ActivationKind::Int8Long)];
+        if kind != ActivationKind::F32 {
+            int8.reshape(n_filled, n_in);
+        }
+        {
+            let (int8, sorted) = (int8.shared(), SharedValues::new(inputs));
+            self.lead.each(n_filled.div_ceil(per_task), &|_, task| {
+                for at in piece(task, per_task, n_filled) {
+                    match kind {
+                        ActivationKind::F32 => {
+                            // SAFETY: each row belongs to one task.
+                            let to = unsafe { sorted.range(at * n_in..(at + 1) * n_in) };
+                            to.copy_from_slice(input_of(at));
+                        }
+                        // SAFETY: as above, and nobody reads before all are done.
+                        _ => unsafe { int8.prepare_row(kernels, at, input_of(at)) },
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        let (int8, inputs, n_threads) = (int8.rows(), &*inputs, self.n_threads);
+        let products = SharedValues::new(products);
+        let rows_of = |expert: usize| starts[expert]..starts[expert + 1];
+        let chosen = || {
+            let all = experts.matrices.iter().enumerate();
+            all.filter(|&(expert, _)| !rows_of(expert).is_empty())
+        };
+        let n_tasks = chosen()
+            .map(|(expert, matrix)| pieces_of(matrix, rows_of(expert).len(), n_threads).0)
+            .sum();
+        self.lead.each(n_tasks, &|_, mut task| {
+            for (expert, matrix) in chosen() {
+                let (n, step) = pieces_of(matrix, rows_of(expert).len(), n_threads);
+                if task < n {
+                    let rows = rows_of(expert);
+                    let acts = match kind {
+                        ActivationKind::F32 => {
+                            Activations::F32(&inputs[rows.start * n_in..rows.end * n_in])
+                        }
+                        _ => match int8.slice(rows.clone()) {
+                            Some(rows) => Activations::Int8(rows),
+                            None => return Ok(()),
+                        },
+                    };
+                    let bias = experts.bias.as_deref();
+                    let share = Share {
+                        matrix,
+                        acts,
+                        bias: bias.map(|b| &b[expert * n_out..(expert + 1) * n_out]),
+                        slots: &order[rows.clone()],
+                        // SAFETY: the rows of one expert, whose columns belong to one task each.
+                        products: unsafe {
+                            SharedOutput::from_raw(
+                                products.start().add(rows.start * n_out),
+                                rows.len(),
+                                n_out,
+                            )
+                        },
+                        from: products,
+                        first: rows.start,
+                        to,
+                    };
+                    // SAFETY: each piece of an expert's columns belongs to one task.
+                    return unsafe { share.compute(self.kernels, piece(task, step, n_out)) };
+                }
+                task -= n;
+            }
+            Ok(())
+        })
+    }
+
+    /// Each slot of `x` times its weight.
+    pub(crate) fn expert_weigh(
+        &mut self,
+        n_used: usize,
+        SlotBufs { x, routes, out }: SlotBufs,
+    ) -> Result<(), BackendError> {
+        let dim = out.width / n_used.max(1);
+        let slots_share_rows = x.width == dim;
+        // SAFETY: the plan lets no step write what it reads.
+        let (values, weights) = unsafe { (self.frame.read(x), self.frame.read(routes)) };
+        let kernels = self.kernels;
+        self.rows(out, &|row, to| {
+            let route = &weights[row * routes.width..(row + 1) * routes.width];
+            let x = &values[row * x.width..(row + 1) * x.width];
+            let mut of_slots = slots(route, n_used);
+            for (slot, to) in to.chunks_exact_mut(dim.max(1)).enumerate() {
+                match of_slots.next() {
+                    Some((_, weight)) => {
+                        let first = if slots_share_rows { 0 } else { slot * dim };
+                        to.copy_from_slice(&x[first..first + dim]);
+                        (kernels.scale)(to, weight);
+                    }
+                    None => to.fill(0.0),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The sum of a row's slots, in their order.
+    pub(crate) fn expert_sum(&mut self, x: Buf, out: Buf) -> Result<(), BackendError> {
+        // SAFETY: the plan lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let kernels = self.kernels;
+        self.rows(out, &|row, to| {
+            to.fill(0.0);
+            let of_row = &values[row * x.width..(row + 1) * x.width];
+            let slots = of_row.chunks_exact(to.len().max(1));
+            slots.for_each(|slot| (kernels.add)(to, slot));
+            Ok(())
+        })
+    }
+}
+
+/// What one expert's matrix computes.
+struct Share<'a> {
+    matrix: &'a Matrix,
+    acts: Activations<'a>,
+    bias: Option<&'a [f32]>,
+    /// Where the expert's rows belong in `to`.
+    slots: &'a [usize],
+    products: SharedOutput<'a>,
+    /// The same products, the expert's from row `first` on.
+    from: SharedValues<'a>,
+    first: usize,
+    to: SharedValues<'a>,
+}
+
+impl Share<'_> {
+    /// Some columns of all the expert's rows, put where their slots are.
+    ///
+    /// # Safety
+    /// No other task has these columns of these rows.
+    unsafe fn compute(
+        &self,
+        kernels: &crate::kernels::Kernels,
+        columns: Range<usize>,
+    ) -> Result<(), BackendError> {
+        let n_out = self.matrix.n_rows();
+        // SAFETY: as promised to this function.
+        let mut products = unsafe { self.products.columns(columns.clone()) };
+        self.matrix.multiply(kernels, self.acts, &mut products)?;
+        for (row, slot) in (self.first..).zip(self.slots) {
+            let at = |row: usize| row * n_out + columns.start..row * n_out + columns.end;
+            // SAFETY: as promised, and each slot has one expert; `products` is written no more.
+            let (from, to) = unsafe { (self.from.range(at(row)), self.to.range(at(*slot))) };
+            to.copy_from_slice(from);
+            if let Some(bias) = self.bias {
+                (kernels.add)(to, &bias[columns.clone()]);
+            }
+        }
+        Ok(())
+    }
+}

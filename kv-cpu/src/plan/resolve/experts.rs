@@ -1,0 +1,125 @@
+//! The nodes of mixtures of experts: one matrix for each expert out of one weight.
+//!
+//! Knows nothing of other nodes.
+
+use std::sync::Arc;
+
+use kv_core::backend::BackendError;
+use kv_core::graph::{Node, Op, RouteSpec};
+use kv_core::weights::Weight;
+
+use super::{Resolver, Value, unsupported};
+use crate::experts::Experts;
+use crate::matrix::Matrix;
+use crate::plan::Step;
+
+impl<'a> Resolver<'a> {
+    pub(super) fn route(
+        &self,
+        node: &Node,
+        spec: RouteSpec,
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        Ok(Step::Route { x, spec, out })
+    }
+
+    pub(super) fn expert_linear(
+        &mut self,
+        node: &'a Node,
+        (weight, bias): (&'a str, Option<&'a str>),
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let (x, routes, n_used) = self.slots(node)?;
+        let &[_, _, n_out] = &*node.shape else {
+            return Err(unsupported(node));
+        };
+        let n_experts = routes.shape(self.graph).1;
+        let whole = self.weight(weight, node)?;
+        let width = x.shape(self.graph).1;
+        let n_in = whole.n_columns();
+        let fits = whole.shape() == [n_experts, n_out, n_in]
+            && n_experts > 0
+            && [n_in, n_used * n_in].contains(&width);
+        if !fits {
+            return Err(unsupported(node));
+        }
+        let matrices = (0..n_experts).map(|expert| self.expert(&whole, expert));
+        let matrices = matrices.collect::<Result<_, _>>()?;
+        let bias = bias.map(|b| self.vector(b, node)).transpose()?;
+        if bias.as_ref().is_some_and(|b| b.len() != n_experts * n_out) {
+            return Err(unsupported(node));
+        }
+        Ok(Step::ExpertLinear {
+            x,
+            routes,
+            experts: Arc::new(Experts { matrices, bias }),
+            n_used,
+            out,
+        })
+    }
+
+    /// The matrix of one expert: a part of the weight's bytes, not a copy.
+    fn expert(&self, whole: &Weight, expert: usize) -> Result<Matrix, BackendError> {
+        let &[n_experts, n_out, n_in] = whole.shape() else {
+            return Err(BackendError::WeightShape {
+                name: whole.name().to_owned(),
+                wanted: vec![0, whole.n_rows(), whole.n_columns()],
+                got: whole.shape().to_vec(),
+            });
+        };
+        let len = whole.bytes().len() / n_experts.max(1);
+        let bytes = whole.bytes().slice(expert * len..(expert + 1) * len);
+        let shape = vec![n_out, n_in];
+        let bytes = bytes.unwrap_or_else(|| Vec::new().into());
+        let weight = Weight::new(whole.name(), shape, whole.format(), bytes);
+        let weight = weight.map_err(BackendError::Weight)?;
+        Matrix::with_activations(weight, self.weights.activations)
+    }
+
+    pub(super) fn expert_weigh(
+        &self,
+        node: &Node,
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let (x, routes, n_used) = self.slots(node)?;
+        let (width, dim) = (
+            x.shape(self.graph).1,
+            node.shape.last().copied().unwrap_or(0),
+        );
+        if ![dim, n_used * dim].contains(&width) {
+            return Err(unsupported(node));
+        }
+        Ok(Step::ExpertWeigh {
+            x,
+            routes,
+            n_used,
+            out,
+        })
+    }
+
+    pub(super) fn expert_sum(&self, node: &Node, out: Value) -> Result<Step<Value>, BackendError> {
+        let x = self.operand(node, 0)?;
+        let (rows, width) = x.shape(self.graph);
+        if rows != node.n_rows() || !width.is_multiple_of(node.row_len().max(1)) {
+            return Err(unsupported(node));
+        }
+        Ok(Step::ExpertSum { x, out })
+    }
+
+    /// Input and route of an operation over slots, and how many slots a row has.
+    fn slots(&self, node: &Node) -> Result<(Value, Value, usize), BackendError> {
+        let (x, routes) = (self.operand(node, 0)?, self.operand(node, 1)?);
+        let route = node.operands.get(1).and_then(|&id| self.graph.node(id));
+        let spec = match route.map(|r| &r.op) {
+            Some(Op::Route { spec }) => *spec,
+            _ => return Err(unsupported(node)),
+        };
+        let rows = [x, routes].map(|value| value.shape(self.graph).0);
+        if rows != [node.n_rows(); 2] || node.shape.get(1) != Some(&spec.n_used) {
+            return Err(unsupported(node));
+        }
+        Ok((x, routes, spec.n_used))
+    }
+}

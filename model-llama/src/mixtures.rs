@@ -1,0 +1,123 @@
+//! The feed-forward blocks of a model, layer by layer: dense ones and mixtures of experts.
+//!
+//! Invariant: a layer is a mixture where the file has experts and the layer a router. Knows nothing of
+//! attention.
+
+use kv_core::graph::{RouteGate, RouteSpec, RouteSum};
+use kv_core::weights::WeightSource;
+use model_core::architecture::ModelError;
+use model_core::blocks::{ExpertsBlock, FeedForward, FeedForwardBlock};
+use model_core::hyperparameters::{Hyperparameters, optional_weight};
+
+use crate::member::{LlamaLike, Mixtures, Routing};
+
+impl LlamaLike {
+    /// What every layer does behind its attention.
+    pub(crate) fn feed_forwards(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        n_layers: usize,
+        weights: &dyn WeightSource,
+    ) -> Result<Vec<FeedForward>, ModelError> {
+        let dense = || -> Result<FeedForward, ModelError> {
+            Ok(FeedForward::Dense(FeedForwardBlock {
+                hidden: hyper.count("feed_forward_length")?,
+                activation: self.activation,
+            }))
+        };
+        let Some(experts) = self.experts(hyper)? else {
+            return Ok(vec![dense()?; n_layers]);
+        };
+        let layer = |layer: usize| {
+            let tensor =
+                |what: &str| optional_weight(weights, &format!("blk.{layer}.{what}.weight"));
+            // A layer with neither is a mixture whose router is missed by its name.
+            if tensor("ffn_gate_inp")?.is_none() && tensor("ffn_up")?.is_some() {
+                return dense();
+            }
+            let shared = tensor("ffn_up_shexp")?;
+            Ok(FeedForward::Experts(ExpertsBlock {
+                shared_hidden: shared.and_then(|up| up.shape().first().copied()),
+                ..experts
+            }))
+        };
+        (0..n_layers).map(layer).collect()
+    }
+
+    /// What a layer of the example does behind its attention.
+    pub(crate) fn example_feed_forward(&self) -> FeedForward {
+        match self.mixtures {
+            Mixtures::Always(Routing { gate, sum, weighed }) => {
+                FeedForward::Experts(ExpertsBlock {
+                    n_experts: 32,
+                    hidden: 1024,
+                    activation: self.activation,
+                    route: RouteSpec {
+                        n_used: 4,
+                        gate,
+                        sum,
+                    },
+                    weighed,
+                    shared_hidden: None,
+                })
+            }
+            _ => FeedForward::Dense(FeedForwardBlock {
+                hidden: 8192,
+                activation: self.activation,
+            }),
+        }
+    }
+
+    /// The mixture that the file describes, or `None` where it has no experts.
+    fn experts(&self, hyper: &Hyperparameters<'_>) -> Result<Option<ExpertsBlock>, ModelError> {
+        let n_experts = match self.mixtures {
+            Mixtures::Always(_) => hyper.count("expert_count")?,
+            _ => hyper.optional::<u32>("expert_count")?.unwrap_or(0) as usize,
+        };
+        let Routing { gate, sum, weighed } = match self.mixtures {
+            _ if n_experts == 0 => return Ok(None),
+            Mixtures::Allowed(routing) | Mixtures::Always(routing) => routing,
+            Mixtures::None => {
+                let reason = format!("{n_experts} experts; {} has none", self.name);
+                return Err(hyper.wrong("expert_count", reason));
+            }
+        };
+        let n_used = hyper.count("expert_used_count")?;
+        if n_used > n_experts {
+            let reason = format!("{n_used} of {n_experts} experts are not possible");
+            return Err(hyper.wrong("expert_used_count", reason));
+        }
+        let hidden = match hyper.optional::<u32>("expert_feed_forward_length")? {
+            None => hyper.count("feed_forward_length")?,
+            Some(_) => hyper.count("expert_feed_forward_length")?,
+        };
+        let gate = match hyper.optional::<u32>("expert_gating_func")? {
+            None | Some(0) => gate,
+            Some(1) => RouteGate::Softmax,
+            Some(2) => RouteGate::Sigmoid,
+            Some(other) => {
+                let reason =
+                    format!("{other} is not supported; known are 1 (softmax) and 2 (sigmoid)");
+                return Err(hyper.wrong("expert_gating_func", reason));
+            }
+        };
+        let sum = match hyper.optional::<bool>("expert_weights_norm")? {
+            None => sum,
+            Some(true) => RouteSum::One,
+            Some(false) => RouteSum::Free,
+        };
+        let scale = hyper.optional::<f32>("expert_weights_scale")?;
+        if let Some(scale) = scale.filter(|&s| s != 0.0 && s != 1.0) {
+            let reason = format!("{scale}; scaled routes are not supported");
+            return Err(hyper.wrong("expert_weights_scale", reason));
+        }
+        Ok(Some(ExpertsBlock {
+            n_experts,
+            hidden,
+            activation: self.activation,
+            route: RouteSpec { n_used, gate, sum },
+            weighed,
+            shared_hidden: None,
+        }))
+    }
+}
