@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName};
+use crate::kv_args::KvArgs;
 
 /// A number of tokens, at least one.
 fn count() -> RangedI64ValueParser<u32> {
@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Write the logits of given tokens to a safetensors file.
     Logits(LogitsArgs),
+    /// Measure how far the types of K and V move a model's predictions.
+    Kl(KlArgs),
     /// Measure prompt and generation speed.
     Bench(BenchArgs),
 }
@@ -91,9 +93,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 512,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ubatch: u32,
-    /// How K and V are stored: f32 or f16 [default: f16; logits: f32]
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) kv_type: Option<KvType>,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Give each sequence cells of its own instead of sharing all
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) streams: bool,
@@ -259,9 +260,8 @@ pub(crate) struct InspectArgs {
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ctx: Option<u32>,
-    /// How K and V would be stored: f32 or f16
-    #[arg(long, value_name = "TYPE", default_value_t = KvType::F16)]
-    pub(crate) kv_type: KvType,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -417,6 +417,31 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "SIZES", value_delimiter = ',',
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// `cellar kl`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Takes the text once with K and V as they were computed (f32) and once as --kv-type and its relatives
+say, and compares what is predicted at every token: the Kullback-Leibler divergence in nats, how often
+the most likely token is the same, and both perplexities.
+
+Examples:
+  cellar kl -m MODEL.gguf -f TEXT.md --kv-type q8_0
+  cellar kl -m MODEL.gguf -f TEXT.md --kv-type-k q8_0 --kv-type-v q4_0 --kv-rotation off --json")]
+pub(crate) struct KlArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    pub(crate) text: Option<String>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub(crate) file: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::Once;
 
 use clap::ValueEnum;
 use kv_candle::CandleBackend;
@@ -69,9 +70,14 @@ pub(crate) fn open(
             Ok(BoxedBackend::new(CpuBackend::new(config)?))
         }
         BackendName::Candle => {
-            // Candle computes on rayon's global pool.
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads.get());
-            pool.build_global()?;
+            // Candle computes on rayon's global pool, which a second backend shares.
+            static POOL: Once = Once::new();
+            let mut built = Ok(());
+            POOL.call_once(|| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads.get());
+                built = pool.build_global();
+            });
+            built?;
             Ok(BoxedBackend::new(CandleBackend::cpu()))
         }
     }

@@ -5,6 +5,7 @@ mod backends;
 mod commands;
 mod failure;
 mod interrupt;
+mod kv_args;
 mod machine;
 mod models;
 mod progress;

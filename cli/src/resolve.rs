@@ -82,7 +82,7 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
         n_ctx: args.ctx,
         n_batch: args.batch,
         n_ubatch: args.ubatch,
-        kv_type: args.kv_type.unwrap_or(default_kv_type),
+        kv_types: args.kv.types(default_kv_type),
         streams: if args.streams {
             Streams::PerSequence
         } else {

@@ -13,7 +13,7 @@ use support::{BACKENDS, cellar, json, model, output, references};
 fn help_says_what_there_is() {
     let (top, _) = output(&["--help"]);
     for command in [
-        "run", "inspect", "plan", "graph", "tokenize", "logits", "bench",
+        "run", "inspect", "plan", "graph", "tokenize", "logits", "kl", "bench",
     ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);
@@ -246,4 +246,66 @@ fn a_log_can_be_asked_for() {
         .success();
     let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
     assert!(stderr.contains("compiling"), "{stderr}");
+}
+
+#[test]
+fn inspect_counts_bytes_of_every_type() {
+    let bytes = |args: &[&str]| {
+        let report = json(&[&["inspect", "--json", "-c", "1000"], args].concat());
+        report["model"]["memory"]["bytes_per_token"]
+            .as_u64()
+            .unwrap()
+    };
+    // 6 layers of 4 heads of 16 values: two blocks for K and two for V.
+    for (kv_type, block) in [
+        ("q8_0", 34),
+        ("q4_0", 18),
+        ("q4_1", 20),
+        ("q5_0", 22),
+        ("q5_1", 24),
+    ] {
+        assert_eq!(bytes(&["--kv-type", kv_type]), 6 * 2 * 2 * block);
+    }
+    assert_eq!(bytes(&["--kv-type", "bf16"]), 6 * 2 * 64 * 2);
+    let apart = bytes(&["--kv-type-k", "q8_0", "--kv-type-v", "iq4_nl"]);
+    assert_eq!(apart, 6 * 2 * (34 + 18));
+    let layers = bytes(&["--kv-type", "q8_0", "--kv-type-layer", "0-1=f32,5=f16/q4_0"]);
+    assert_eq!(layers, 3 * 136 + 2 * 512 + 128 + 36);
+}
+
+#[test]
+fn kl_is_small_for_types_that_keep_much() {
+    let text = &references()[0].prompt;
+    let kl = |args: &[&str]| json(&[&["kl", text.as_str(), "--json"], args].concat());
+    let [exact, f16, q8, q4] = [
+        &["--kv-type", "f32"][..],
+        &["--kv-type", "f16"],
+        &["--kv-type", "q8_0"],
+        &[
+            "--kv-type-k",
+            "q4_0",
+            "--kv-type-v",
+            "q4_0",
+            "--backend",
+            "candle",
+        ],
+    ]
+    .map(kl);
+    assert_eq!(exact["mean_kl"], 0.0);
+    assert_eq!(exact["same_top"], 1.0);
+    assert_eq!(exact["perplexity"], exact["f32_perplexity"]);
+    let mean = |report: &serde_json::Value| report["mean_kl"].as_f64().unwrap();
+    assert!(0.0 < mean(&f16) && mean(&f16) < 1e-5, "{f16}");
+    assert!(mean(&f16) < mean(&q8) && mean(&q8) < 1e-2, "{q8}");
+    assert!(mean(&q8) < mean(&q4) && mean(&q4) < 1.0, "{q4}");
+    assert_eq!(q8["bytes_per_token"], 6 * 4 * 34);
+    let (table, _) = output(&[
+        "kl",
+        text.as_str(),
+        "--kv-type",
+        "q8_0",
+        "--kv-rotation",
+        "off",
+    ]);
+    assert!(table.contains("K and V in q8_0 beside f32"), "{table}");
 }

@@ -99,7 +99,7 @@ fn engine<B: Backend>(backend: B, directory: &HfDirectory, n_ubatch: u32) -> Eng
         n_ctx: Some(256),
         n_ubatch,
         n_seqs: 3,
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let weights = Arc::clone(directory.weights()) as Arc<dyn WeightSource>;

@@ -163,7 +163,7 @@ fn prompts_that_cannot_be() {
 
 #[test]
 fn flags_out_of_range() {
-    let cases: [(&[&str], &str); 22] = [
+    let cases: [(&[&str], &str); 28] = [
         (&["run", "-c", "0"], "'--ctx <N>': 0 is not in 1..="),
         (&["run", "-c", "-5"], "'--ctx <N>': -5 is not in 1..="),
         (&["run", "-c", "99999999999"], "'--ctx <N>'"),
@@ -192,6 +192,15 @@ fn flags_out_of_range() {
         ),
         (&["run", "--stop", ""], "--stop number 1 is empty"),
         (&["run", "--kv-type", "q9"], "unknown KV type 'q9'"),
+        (&["run", "--kv-type-k", "f8"], "unknown KV type 'f8'"),
+        (&["run", "--kv-type-v", ""], "unknown KV type ''"),
+        (
+            &["run", "--kv-type-layer", "3-1=f16"],
+            "'3-1=f16' is not of the form LAYERS=TYPE",
+        ),
+        (&["run", "--kv-type-layer", "0=q9"], "unknown KV type 'q9'"),
+        (&["run", "--kv-rotation", "maybe"], "'maybe'"),
+        (&["kl", ""], "less than two tokens"),
         (&["run", "--backend", "abacus"], "'abacus'"),
         (&["run", "--no-bos", "--chat", "Hi"], "cannot be used with"),
         (
@@ -345,4 +354,13 @@ fn long_contexts_that_cannot_be_are_usage_errors() {
         stderr.contains("8 positions, of which 10 are kept"),
         "{stderr}"
     );
+}
+
+/// Types for layers that the model does not have are refused before anything is allocated.
+#[test]
+fn kv_types_that_do_not_fit_the_model_are_refused() {
+    let (code, message) = failure(&["run", "Hi", "--kv-type-layer", "4-6=q8_0"]);
+    assert_eq!(code, 1, "{message}");
+    let wanted = "types were chosen for layer 6, but the model has 6 layers";
+    assert!(message.contains(wanted), "{message}");
 }

@@ -6,7 +6,7 @@
 use kv_core::batch::BatchRules;
 use kv_core::layers::{LayerMap, LayoutError, RowLayout};
 use kv_core::memory::{AnyMemory, MemoryConfig, MemoryConfigError, Streams, SwaSize};
-use kv_core::{KvType, MAX_SEQS, Window};
+use kv_core::{KvType, KvTypes, MAX_SEQS, Window};
 use model_core::architecture::{Model, OutputKind};
 
 use crate::budget::MemoryBudget;
@@ -30,8 +30,8 @@ pub struct EngineConfig {
     pub n_ubatch: u32,
     /// Sequences that can be remembered at the same time.
     pub n_seqs: u32,
-    /// How K and V are stored.
-    pub kv_type: KvType,
+    /// How K and V are stored, by layer.
+    pub kv_types: KvTypes,
     /// Whether sequences share cells.
     pub streams: Streams,
     /// How many cells layers with a window have.
@@ -135,7 +135,7 @@ impl Default for EngineConfig {
             n_batch: 2048,
             n_ubatch: 512,
             n_seqs: 1,
-            kv_type: KvType::F16,
+            kv_types: KvTypes::new(KvType::F16, KvType::F16),
             streams: Streams::Shared,
             swa: SwaSize::Window,
             n_snapshots: 0,
@@ -195,7 +195,7 @@ impl EngineConfig {
                 n_vocab: count("vocabulary", model.vocab_size())?,
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
-            layout: RowLayout::new(model.layers(), &cells, self.kv_type)?
+            layout: RowLayout::new(model.layers(), &cells, &self.kv_types)?
                 .with_states(model.layers(), memory.n_state_rows())?,
             n_programs: self.n_programs,
             output: model.output(),

@@ -28,7 +28,7 @@ fn f32_config(n_ctx: u32) -> EngineConfig {
     EngineConfig {
         n_ctx: Some(n_ctx),
         n_seqs: 2,
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     }
 }

@@ -17,7 +17,7 @@ const ALL: PosRange = PosRange::ALL;
 fn small() -> EngineConfig {
     EngineConfig {
         n_ctx: Some(64),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     }
 }

@@ -134,7 +134,7 @@ fn config() -> EngineConfig {
         n_ctx: Some(64),
         n_ubatch: 3,
         n_seqs: 3,
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     }
 }

@@ -9,8 +9,8 @@ use engine::{
     CancelFlag, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
     PromptProgress,
 };
-use kv_core::KvType;
 use kv_core::memory::Streams;
+use kv_core::{KvType, KvTypes};
 use model_core::tokenizer::EncodeOptions;
 use support::{engine, ids, references, stories};
 
@@ -55,11 +55,11 @@ fn tell(prompt: &str, config: &EngineConfig, options: GenerateOptions) -> Told {
 fn greedy_text_is_the_reference_s() {
     for (reference, n_ubatch) in references().iter().zip([1, 7, 512]) {
         for streams in [Streams::Shared, Streams::PerSequence] {
-            let kv_type = KvType::F32;
+            let kv_types = KvTypes::from(KvType::F32);
             let config = EngineConfig {
                 n_ubatch,
                 streams,
-                kv_type,
+                kv_types,
                 ..EngineConfig::default()
             };
             let told = tell(

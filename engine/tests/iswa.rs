@@ -23,7 +23,7 @@ fn engine(swa: SwaSize) -> Engine<Moody> {
     let config = EngineConfig {
         n_ctx: Some(N_CTX as u32),
         n_ubatch: N_UBATCH as u32,
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         swa,
         ..EngineConfig::default()
     };

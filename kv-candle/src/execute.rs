@@ -13,7 +13,7 @@ use crate::error::{OnDevice, failure};
 use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
 use crate::ops::{self, Queries};
 use crate::program::{Program, check_layers, unsupported};
-use crate::rows::{KvTensors, Rows};
+use crate::rows::{KvTensors, RowTensor, Rows};
 
 /// Runs `program` once.
 pub(crate) fn run(
@@ -230,7 +230,7 @@ impl Run<'_> {
             Op::AttendBatch { spec, sinks } => {
                 let visibility = batch_visibility(&program.graph, node, inputs)?;
                 let queries = self.queries(node, visibility, sinks.as_deref())?;
-                let rows = |at| self.operand(node, at)?.flatten_from(1).on_device();
+                let rows = |at| RowTensor::fresh(self.operand(node, at)?).on_device();
                 let (k, v) = (rows(1)?, rows(2)?);
                 ops::attend(&KvTensors { k, v }, spec, queries)
             }

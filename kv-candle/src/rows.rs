@@ -1,13 +1,16 @@
-//! [`Rows`]: one tensor `[n_rows, heads * dim]` for K and one for V of each layer, and two for the
-//! states of each recurrent layer.
+//! [`Rows`]: one tensor `[n_rows, width]` for K and one for V of each layer, and two for the states
+//! of each recurrent layer.
 //!
-//! Invariant: the stored bytes are those that [`KvType::encode_row`] writes. Nothing is written
-//! before everything that a call names has been found to exist. Knows nothing of graphs.
+//! Rows whose values stand for themselves are tensors of those values, all others (blocks, rotated
+//! heads) tensors of bytes. Invariant: the stored bytes are those that [`RowShape::encode`] writes.
+//! Nothing is written before everything that a call names has been found to exist. Knows nothing of
+//! graphs.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use half::f16;
+use half::{bf16, f16};
 use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan, expect_len};
 use kv_core::graph::AttendSpec;
+use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows};
 use kv_core::{CellIdx, KvType, LayerIdx};
 
@@ -30,28 +33,82 @@ pub(crate) struct StateTensors {
     pub(crate) state: Tensor,
 }
 
-/// The rows of one layer, `[n_rows, heads * dim]` each. Candle's tensors share their storage, so
-/// writing to rows goes through `&`; [`Rows`] lets only `&mut` callers reach that.
+/// The rows of one layer.
 #[derive(Debug)]
 pub(crate) struct KvTensors {
-    pub(crate) k: Tensor,
-    pub(crate) v: Tensor,
+    pub(crate) k: RowTensor,
+    pub(crate) v: RowTensor,
+}
+
+/// Rows of one shape, `[n_rows, heads * dim]`, or `[n_rows, bytes]` where values do not stand for
+/// themselves. Candle's tensors share their storage, so writing to rows goes through `&`; [`Rows`]
+/// lets only `&mut` callers reach that.
+#[derive(Debug)]
+pub(crate) struct RowTensor {
+    pub(crate) shape: RowShape,
+    pub(crate) tensor: Tensor,
+}
+
+/// What a tensor of such rows holds.
+pub(crate) fn dtype(shape: RowShape) -> DType {
+    match shape.kv_type {
+        _ if !shape.rotation.is_none() => DType::U8,
+        KvType::F32 => DType::F32,
+        KvType::F16 => DType::F16,
+        KvType::BF16 => DType::BF16,
+        _ => DType::U8,
+    }
+}
+
+impl RowTensor {
+    /// Values that no row remembers, `[n, heads, dim]`.
+    pub(crate) fn fresh(tensor: &Tensor) -> candle_core::Result<Self> {
+        let (_, heads, dim) = tensor.dims3()?;
+        let shape = RowShape {
+            heads,
+            dim,
+            kv_type: KvType::F32,
+            rotation: HeadRotation::None,
+        };
+        let tensor = tensor.flatten_from(1)?;
+        Ok(Self { shape, tensor })
+    }
+
+    /// Rows `cells`, or all rows in a stretch, as `[n, heads * dim]` of `f32`.
+    pub(crate) fn values(&self, rows: &Tensor) -> candle_core::Result<Tensor> {
+        if rows.dtype() != DType::U8 {
+            return rows.to_dtype(DType::F32);
+        }
+        let (n, len) = (rows.dim(0)?, self.shape.len());
+        let bytes = rows.flatten_all()?.to_vec1::<u8>()?;
+        let mut values = vec![0.0; n * len];
+        let encoded = bytes.chunks_exact(self.shape.bytes().max(1));
+        for (bytes, values) in encoded.zip(values.chunks_exact_mut(len.max(1))) {
+            self.shape.decode(bytes, values);
+        }
+        Tensor::from_vec(values, (n, len), rows.device())
+    }
+
+    /// `values`, `[n, heads * dim]` of `f32`, as what the tensor holds.
+    pub(crate) fn encoded(&self, values: &Tensor) -> candle_core::Result<Tensor> {
+        if self.tensor.dtype() != DType::U8 {
+            return values.to_dtype(self.tensor.dtype())?.contiguous();
+        }
+        let (n, row) = (values.dim(0)?, self.shape.bytes());
+        let flat = values.flatten_all()?.to_vec1::<f32>()?;
+        let mut bytes = vec![0; n * row];
+        let rows = bytes.chunks_exact_mut(row.max(1));
+        for (values, row) in flat.chunks_exact(self.shape.len().max(1)).zip(rows) {
+            self.shape.encode(values, row);
+        }
+        Tensor::from_vec(bytes, (n, row), values.device())
+    }
 }
 
 impl Rows {
     /// All rows of `layout`, filled with zeros.
     pub(crate) fn allocate(layout: &RowLayout, device: &Device) -> Result<Self, BackendError> {
         let zeros = |(layer, n_rows): (LayerIdx, usize), kind: &str, shape: RowShape| {
-            let dtype = match shape.kv_type {
-                KvType::F32 => DType::F32,
-                KvType::F16 => DType::F16,
-                kv_type => {
-                    return Err(BackendError::UnsupportedKvType {
-                        backend: NAME,
-                        kv_type,
-                    });
-                }
-            };
             let wanted = n_rows.saturating_mul(shape.bytes());
             let what = || format!("{kind} rows of layer {layer}");
             let no_memory = || BackendError::OutOfMemory {
@@ -63,7 +120,10 @@ impl Rows {
             if device.is_cpu() && Vec::<u8>::new().try_reserve_exact(wanted).is_err() {
                 return Err(no_memory());
             }
-            Tensor::zeros((n_rows, shape.len()), dtype, device).map_err(|_| no_memory())
+            let dtype = dtype(shape);
+            let width = shape.bytes() / dtype.size_in_bytes();
+            let tensor = Tensor::zeros((n_rows, width), dtype, device).map_err(|_| no_memory())?;
+            Ok::<_, BackendError>(RowTensor { shape, tensor })
         };
         let tensors = |layer: &LayerRows| {
             let of = (layer.layer, layer.n_rows);
@@ -75,8 +135,8 @@ impl Rows {
         let states = |states: &StateRows| {
             let of = (states.layer, states.n_rows);
             Ok(StateTensors {
-                conv: zeros(of, "convolution", state_shape(states.row.conv_row))?,
-                state: zeros(of, "state", state_shape(states.row.state_row))?,
+                conv: zeros(of, "convolution", state_shape(states.row.conv_row))?.tensor,
+                state: zeros(of, "state", state_shape(states.row.state_row))?.tensor,
             })
         };
         let layers = layout
@@ -132,11 +192,11 @@ impl Rows {
     /// Bytes that the storage of one kind of rows of a layer takes.
     pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
         let tensor = match kind {
-            RowKind::K => &self.layer(layer)?.1.k,
+            RowKind::K => &self.layer(layer)?.1.k.tensor,
             RowKind::V => {
                 let (rows, tensors) = self.layer(layer)?;
                 rows.stored_v().ok_or(BackendError::NoRows { layer })?;
-                &tensors.v
+                &tensors.v.tensor
             }
             RowKind::Conv => &self.states(layer)?.1.conv,
             RowKind::State => &self.states(layer)?.1.state,
@@ -152,18 +212,19 @@ impl Rows {
         }
         let rows = tensor.narrow(0, span.first.as_usize(), span.len as usize);
         let rows = rows.and_then(|r| r.flatten_all()).on_device()?;
-        match shape.kv_type {
-            KvType::F16 => {
+        match dtype(shape) {
+            DType::U8 => out.copy_from_slice(&rows.to_vec1::<u8>().on_device()?),
+            DType::F16 => {
                 let values = rows.to_vec1::<f16>().on_device()?;
-                for (out, v) in out.chunks_exact_mut(2).zip(values) {
-                    out.copy_from_slice(&v.to_le_bytes());
-                }
+                write_each(out, values.iter().map(|v| v.to_le_bytes()));
+            }
+            DType::BF16 => {
+                let values = rows.to_vec1::<bf16>().on_device()?;
+                write_each(out, values.iter().map(|v| v.to_le_bytes()));
             }
             _ => {
                 let values = rows.to_vec1::<f32>().on_device()?;
-                for (out, v) in out.chunks_exact_mut(4).zip(values) {
-                    out.copy_from_slice(&v.to_le_bytes());
-                }
+                write_each(out, values.iter().map(|v| v.to_le_bytes()));
             }
         }
         Ok(())
@@ -175,16 +236,13 @@ impl Rows {
         if bytes.is_empty() {
             return Ok(());
         }
-        let dims = (span.len as usize, shape.len());
-        let rows = match shape.kv_type {
-            KvType::F16 => {
-                let values = bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b));
-                Tensor::from_vec(values.collect::<Vec<_>>(), dims, tensor.device())
-            }
-            _ => {
-                let values = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
-                Tensor::from_vec(values.collect::<Vec<_>>(), dims, tensor.device())
-            }
+        let (n, device) = (span.len as usize, tensor.device());
+        let dims = (n, bytes.len() / n / dtype(shape).size_in_bytes());
+        let rows = match dtype(shape) {
+            DType::U8 => Tensor::from_slice(bytes, dims, device),
+            DType::F16 => Tensor::from_vec(read_each(bytes, f16::from_le_bytes), dims, device),
+            DType::BF16 => Tensor::from_vec(read_each(bytes, bf16::from_le_bytes), dims, device),
+            _ => Tensor::from_vec(read_each(bytes, f32::from_le_bytes), dims, device),
         };
         tensor
             .slice_set(&rows.on_device()?, 0, span.first.as_usize())
@@ -210,8 +268,8 @@ impl Rows {
         for copy in copies.iter().filter(|c| c.len > 0) {
             for (rows, tensors) in layers().filter(|(l, _)| l.part == copy.part) {
                 let v = rows.stored_v().map(|_| &tensors.v);
-                for tensor in [&tensors.k].into_iter().chain(v) {
-                    copy_within(tensor, copy).on_device()?;
+                for rows in [&tensors.k].into_iter().chain(v) {
+                    copy_within(&rows.tensor, copy).on_device()?;
                 }
             }
         }
@@ -224,8 +282,8 @@ impl Rows {
         let attention = || self.layer(span.layer);
         let recurrent = || self.states(span.layer);
         Ok(match span.kind {
-            RowKind::K => attention().map(|(layer, tensors)| (&tensors.k, layer.k))?,
-            RowKind::V => attention().map(|(layer, tensors)| (&tensors.v, layer.v))?,
+            RowKind::K => attention().map(|(layer, tensors)| (&tensors.k.tensor, layer.k))?,
+            RowKind::V => attention().map(|(layer, tensors)| (&tensors.v.tensor, layer.v))?,
             RowKind::Conv => {
                 let (states, tensors) = recurrent()?;
                 (&tensors.conv, state_shape(states.row.conv_row))
@@ -261,7 +319,18 @@ fn state_shape(len: usize) -> RowShape {
         heads: 1,
         dim: len,
         kv_type: KvType::F32,
+        rotation: HeadRotation::None,
     }
+}
+
+fn write_each<const N: usize>(out: &mut [u8], values: impl Iterator<Item = [u8; N]>) {
+    for (out, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *out = value;
+    }
+}
+
+fn read_each<T, const N: usize>(bytes: &[u8], value: fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|b| value(*b)).collect()
 }
 
 fn copy_within(tensor: &Tensor, copy: &RowCopy) -> candle_core::Result<()> {

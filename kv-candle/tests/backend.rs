@@ -185,7 +185,8 @@ fn stored_bits_are_those_of_the_scalar_codec() {
     let (k, v) = values.split_at(values.len() / 2);
     let n = k.len() / 4;
     let backend = CandleBackend::cpu();
-    for kv_type in KvType::ALL {
+    // Rows of blocks are the contract suite's.
+    for kv_type in KvType::ALL.into_iter().filter(|t| !t.is_quantised()) {
         let mut rows = backend.allocate(&layout(n, kv_type)).unwrap();
         let cells: Vec<CellIdx> = (0..n as u32).rev().map(CellIdx).collect();
         backend

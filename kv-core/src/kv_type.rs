@@ -1,75 +1,106 @@
 //! [`KvType`]: how one K or V row is stored, and the scalar code that says what its bytes mean.
 //!
-//! Invariant: a row of `n` values takes exactly [`KvType::row_bytes`] bytes, and decoding what was
-//! encoded gives the nearest representable values. Knows nothing of cells or devices.
+//! Invariant: a row of `n` values takes exactly [`KvType::row_bytes`] bytes. The bytes are those of
+//! [`crate::block`], whose functions are used and not repeated. Knows nothing of heads, rotations,
+//! cells or devices.
 
 use std::fmt;
 use std::str::FromStr;
 
-use half::f16;
 use serde::{Deserialize, Serialize};
+
+use crate::block::{BlockFormat, dequantize, quantize_into};
 
 /// Element type of stored K and V rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[allow(non_camel_case_types)] // the names are those of the formats
 #[non_exhaustive]
 pub enum KvType {
     /// 32-bit floats: what was computed is what is stored.
     F32,
     /// 16-bit IEEE floats, rounded to nearest even.
     F16,
+    /// The upper halves of 32-bit floats, rounded to nearest even.
+    BF16,
+    /// 8-bit integers with one scale for 32 values.
+    Q8_0,
+    /// 4-bit integers with one scale for 32 values.
+    Q4_0,
+    /// 4-bit integers with one scale and one minimum for 32 values.
+    Q4_1,
+    /// 5-bit integers with one scale for 32 values.
+    Q5_0,
+    /// 5-bit integers with one scale and one minimum for 32 values.
+    Q5_1,
+    /// 4-bit indices into a table of 16 values, with one scale for 32 values.
+    IQ4_NL,
 }
 
 /// A name that is no [`KvType`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown KV type '{0}': this version stores f32 or f16")]
+#[error("unknown KV type '{name}': choose one of {known}", name = .0, known = names())]
 pub struct UnknownKvType(pub String);
 
-impl KvType {
-    /// All types, in order.
-    pub const ALL: [Self; 2] = [Self::F32, Self::F16];
+fn names() -> String {
+    KvType::ALL.map(|t| t.to_string()).join(", ")
+}
 
-    /// Bytes of a row of `n` values.
-    pub const fn row_bytes(self, n: usize) -> usize {
+impl KvType {
+    /// All types: floats from wide to narrow, then blocks.
+    pub const ALL: [Self; 9] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::IQ4_NL,
+    ];
+
+    /// The block format of rows of this type.
+    pub const fn format(self) -> BlockFormat {
         match self {
-            Self::F32 => n * 4,
-            Self::F16 => n * 2,
+            Self::F32 => BlockFormat::F32,
+            Self::F16 => BlockFormat::F16,
+            Self::BF16 => BlockFormat::BF16,
+            Self::Q8_0 => BlockFormat::Q8_0,
+            Self::Q4_0 => BlockFormat::Q4_0,
+            Self::Q4_1 => BlockFormat::Q4_1,
+            Self::Q5_0 => BlockFormat::Q5_0,
+            Self::Q5_1 => BlockFormat::Q5_1,
+            Self::IQ4_NL => BlockFormat::IQ4_NL,
         }
     }
 
-    /// Stores `values` in `row`. Both must describe the same number of values: what does not fit
-    /// is left out (and is a failed assertion in debug builds).
+    /// Values that share a scale: 1 where every value stands for itself.
+    pub const fn block_len(self) -> usize {
+        self.format().block_len()
+    }
+
+    /// Whether values share a scale.
+    pub const fn is_quantised(self) -> bool {
+        self.block_len() > 1
+    }
+
+    /// Bytes of a row of `n` values, a whole number of blocks.
+    pub const fn row_bytes(self, n: usize) -> usize {
+        n.div_ceil(self.block_len()) * self.format().block_bytes()
+    }
+
+    /// Stores `values` in `row`, as [`quantize_into`] does. Both must describe the same number of
+    /// whole blocks: otherwise nothing is stored (and it is a failed assertion in debug builds).
     pub fn encode_row(self, values: &[f32], row: &mut [u8]) {
-        debug_assert_eq!(row.len(), self.row_bytes(values.len()));
-        match self {
-            Self::F32 => {
-                for (out, v) in row.chunks_exact_mut(4).zip(values) {
-                    out.copy_from_slice(&v.to_le_bytes());
-                }
-            }
-            Self::F16 => {
-                for (out, v) in row.chunks_exact_mut(2).zip(values) {
-                    out.copy_from_slice(&f16::from_f32(*v).to_le_bytes());
-                }
-            }
-        }
+        let stored = quantize_into(self.format(), values, row);
+        debug_assert_eq!(stored, Ok(()));
     }
 
     /// Reads `row` into `values`; the mirror of [`KvType::encode_row`].
     pub fn decode_row(self, row: &[u8], values: &mut [f32]) {
         debug_assert_eq!(row.len(), self.row_bytes(values.len()));
-        match self {
-            Self::F32 => {
-                for (v, bytes) in values.iter_mut().zip(row.as_chunks::<4>().0) {
-                    *v = f32::from_le_bytes(*bytes);
-                }
-            }
-            Self::F16 => {
-                for (v, bytes) in values.iter_mut().zip(row.as_chunks::<2>().0) {
-                    *v = f16::from_le_bytes(*bytes).to_f32();
-                }
-            }
-        }
+        dequantize(self.format(), row, values);
     }
 }
 
@@ -78,6 +109,13 @@ impl fmt::Display for KvType {
         f.pad(match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::IQ4_NL => "iq4_nl",
         })
     }
 }
@@ -122,10 +160,26 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_64_values_takes_this_many_bytes() {
+        let bytes = KvType::ALL.map(|t| t.row_bytes(64));
+        assert_eq!(bytes, [256, 128, 128, 68, 36, 40, 44, 48, 36]);
+        let formats = KvType::ALL.map(|t| t.format().row_bytes(64));
+        assert_eq!(bytes.map(Some), formats);
+    }
+
+    #[test]
     fn names_parse_back() {
         for t in KvType::ALL {
             assert_eq!(t.to_string().parse(), Ok(t));
+            assert_eq!(t.to_string().to_uppercase().parse(), Ok(t));
+            assert_eq!(t.format().name(), t.to_string().to_uppercase());
+            let json = serde_json::to_string(&t).unwrap();
+            assert_eq!(json, format!("\"{t}\""));
         }
-        assert_eq!("q9".parse::<KvType>(), Err(UnknownKvType("q9".into())));
+        let error = "q9".parse::<KvType>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "unknown KV type 'q9': choose one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl"
+        );
     }
 }

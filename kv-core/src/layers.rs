@@ -5,8 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hadamard::{HeadRotation, MAX_GROUP};
 use crate::ids::{LayerIdx, PartIdx};
 use crate::kv_type::KvType;
+use crate::kv_types::KvTypes;
 use crate::window::Window;
 
 /// K and V of one attention layer: `kv_heads` heads of `k_dim` and `v_dim` values a token.
@@ -177,6 +179,26 @@ pub struct RowShape {
     pub dim: usize,
     /// How values are stored.
     pub kv_type: KvType,
+    /// How heads are rotated before that.
+    #[serde(default, skip_serializing_if = "is_unrotated")]
+    pub rotation: HeadRotation,
+}
+
+/// The blocks that hold one head of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadBlocks {
+    /// Bytes of the row before them.
+    pub first_byte: usize,
+    /// Their bytes.
+    pub n_bytes: usize,
+    /// Their values: more than the head's where it begins or ends inside a block.
+    pub n_values: usize,
+    /// Values of other heads before the head's.
+    pub skip: usize,
+}
+
+const fn is_unrotated(rotation: &HeadRotation) -> bool {
+    rotation.is_none()
 }
 
 impl RowShape {
@@ -195,14 +217,38 @@ impl RowShape {
         self.kv_type.row_bytes(self.len())
     }
 
+    /// The blocks of a row that hold its `head`-th head: its own where heads are whole blocks.
+    pub const fn head(&self, head: usize) -> HeadBlocks {
+        let (len, bytes) = (self.kv_type.block_len(), self.kv_type.row_bytes(1));
+        let (first, last) = (head * self.dim / len, ((head + 1) * self.dim).div_ceil(len));
+        HeadBlocks {
+            first_byte: first * bytes,
+            n_bytes: (last - first) * bytes,
+            n_values: (last - first) * len,
+            skip: head * self.dim - first * len,
+        }
+    }
+
     /// Stores `values`, `[heads, dim]`, as one row: what every backend must write.
     pub fn encode(&self, values: &[f32], row: &mut [u8]) {
-        self.kv_type.encode_row(values, row);
+        let group = self.rotation.group();
+        if self.rotation.is_none() || group > MAX_GROUP {
+            return self.kv_type.encode_row(values, row);
+        }
+        let mut rotated = [0.0; MAX_GROUP];
+        let rotated = &mut rotated[..group];
+        let groups = row.chunks_exact_mut(self.kv_type.row_bytes(group));
+        for (values, row) in values.chunks_exact(group).zip(groups) {
+            rotated.copy_from_slice(values);
+            self.rotation.apply(rotated);
+            self.kv_type.encode_row(rotated, row);
+        }
     }
 
     /// Reads one row into `values`, `[heads, dim]`: the mirror of [`RowShape::encode`].
     pub fn decode(&self, row: &[u8], values: &mut [f32]) {
         self.kv_type.decode_row(row, values);
+        self.rotation.apply(values);
     }
 }
 
@@ -334,6 +380,31 @@ pub enum LayoutError {
     /// Layers that cannot be as they are declared.
     #[error(transparent)]
     Layers(#[from] LayerMapError),
+    /// A row is no whole number of blocks.
+    #[error(
+        "layer {layer}: {kind} rows of {heads} heads of {dim} values cannot be stored as {kv_type}, \
+         whose blocks hold {block_len} values", block_len = .kv_type.block_len()
+    )]
+    PartialBlocks {
+        /// The layer.
+        layer: LayerIdx,
+        /// `"K"` or `"V"`.
+        kind: &'static str,
+        /// Heads of a row.
+        heads: usize,
+        /// Values of a head.
+        dim: usize,
+        /// How they were to be stored.
+        kv_type: KvType,
+    },
+    /// Types were chosen for a layer that the model does not have.
+    #[error("types were chosen for layer {layer}, but the model has {n_layers} layers")]
+    NoSuchLayer {
+        /// The last layer that was named.
+        layer: LayerIdx,
+        /// Layers there are.
+        n_layers: usize,
+    },
     /// The bytes of all rows overflow.
     #[error("{n_cells} cells of layer {layer} take more bytes than can be counted")]
     TooLarge {
@@ -345,12 +416,25 @@ pub enum LayoutError {
 }
 
 impl RowLayout {
-    /// The rows that `map` needs when part `p` has `cells[p]` cells.
+    /// The rows that `map` needs when part `p` has `cells[p]` cells. `types` is a [`KvType`] for
+    /// all rows, or [`KvTypes`].
     ///
     /// # Errors
-    /// [`LayoutError`] where `cells` does not name every part, or sizes overflow.
-    pub fn new(map: &LayerMap, cells: &[usize], kv_type: KvType) -> Result<Self, LayoutError> {
+    /// [`LayoutError`] where `cells` does not name every part, rows are no whole blocks of the
+    /// types chosen, types are chosen for layers that are not there, layers cannot be as declared,
+    /// or sizes overflow.
+    pub fn new(
+        map: &LayerMap,
+        cells: &[usize],
+        types: impl Into<KvTypes>,
+    ) -> Result<Self, LayoutError> {
         map.check()?;
+        let types = types.into();
+        let n_layers = map.n_layers();
+        let mut named = types.layers.iter().map(|own| own.last);
+        if let Some(layer) = named.find(|last| last.as_usize() >= n_layers) {
+            return Err(LayoutError::NoSuchLayer { layer, n_layers });
+        }
         let parts = map.parts();
         if parts.len() != cells.len() {
             return Err(LayoutError::WrongPartCount {
@@ -364,15 +448,37 @@ impl RowLayout {
                 continue;
             };
             let n_rows = cells[part.as_usize()];
-            let k = RowShape {
-                heads: a.kv_heads,
-                dim: a.k_dim,
-                kv_type,
+            let [k_type, v_type] = types.of_layer(layer);
+            let shape = |kind: &'static str, dim: usize, kv_type: KvType| {
+                let heads = a.kv_heads;
+                let rotation = types.rotation_of(kv_type, dim);
+                let shape = RowShape {
+                    heads,
+                    dim,
+                    kv_type,
+                    rotation,
+                };
+                if shape.len().is_multiple_of(kv_type.block_len()) {
+                    return Ok(shape);
+                }
+                Err(LayoutError::PartialBlocks {
+                    layer,
+                    kind,
+                    heads,
+                    dim,
+                    kv_type,
+                })
             };
-            let v = RowShape {
-                heads: a.kv_heads,
-                dim: a.v_dim,
-                kv_type,
+            let k = shape("K", a.k_dim, k_type)?;
+            let (k, v, values) = match memory {
+                LayerMemory::Latent(_) => {
+                    // A rotation would mix values with what of a key is none.
+                    let rotation = HeadRotation::None;
+                    let k = RowShape { rotation, ..k };
+                    let v = RowShape { dim: a.v_dim, ..k };
+                    (k, v, ValueRows::InKeys)
+                }
+                _ => (k, shape("V", a.v_dim, v_type)?, ValueRows::Own),
             };
             let fits = n_rows
                 .checked_mul(k.bytes() + v.bytes())
@@ -389,10 +495,7 @@ impl RowLayout {
                 n_rows,
                 k,
                 v,
-                values: match memory {
-                    LayerMemory::Latent(_) => ValueRows::InKeys,
-                    _ => ValueRows::Own,
-                },
+                values,
             });
         }
         let shared = map
@@ -487,6 +590,105 @@ mod tests {
         assert_eq!(layout.state(LayerIdx(0)), None);
         assert_eq!(layout.state(LayerIdx(1)).unwrap().row, row);
         assert_eq!(layout.bytes(), 3 * 114 * 1024);
+    }
+
+    fn attention(k_dim: usize, v_dim: usize) -> LayerMemory {
+        LayerMemory::Attention(AttentionMemory {
+            kv_heads: 2,
+            k_dim,
+            v_dim,
+            window: Window::Full,
+        })
+    }
+
+    #[test]
+    fn types_go_by_layer_and_kind() {
+        let map = LayerMap::new(vec![attention(64, 96), attention(64, 96)]);
+        let types = KvTypes::new(KvType::Q8_0, KvType::Q4_1).with_layers("1=f16".parse().unwrap());
+        let layout = RowLayout::new(&map, &[10], &types).unwrap();
+        let [first, second] = layout.layers() else {
+            panic!("two layers")
+        };
+        assert_eq!([first.k.bytes(), first.v.bytes()], [2 * 2 * 34, 2 * 3 * 20]);
+        assert_eq!(
+            [first.k.rotation.group(), first.v.rotation.group()],
+            [64, 32]
+        );
+        assert_eq!(
+            [second.k.bytes(), second.v.bytes()],
+            [2 * 64 * 2, 2 * 96 * 2]
+        );
+        assert!(second.k.rotation.is_none() && second.v.rotation.is_none());
+        assert_eq!(layout.bytes(), 10 * (136 + 120 + 256 + 384));
+        let json = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<RowLayout>(&json).unwrap(), layout);
+    }
+
+    #[test]
+    fn heads_begin_inside_blocks_where_rows_are_whole_blocks() {
+        let shape = |heads, dim, kv_type| RowShape {
+            heads,
+            dim,
+            kv_type,
+            rotation: HeadRotation::None,
+        };
+        let blocks = |first_byte, n_bytes, n_values, skip| HeadBlocks {
+            first_byte,
+            n_bytes,
+            n_values,
+            skip,
+        };
+        let small = shape(4, 16, KvType::Q8_0);
+        let heads = [0, 1, 2, 3].map(|h| small.head(h));
+        let wanted = [(0, 0), (0, 16), (34, 0), (34, 16)].map(|(b, s)| blocks(b, 34, 32, s));
+        assert_eq!(heads, wanted);
+        assert_eq!(shape(2, 80, KvType::Q4_0).head(1), blocks(36, 54, 96, 16));
+        assert_eq!(shape(2, 64, KvType::Q5_1).head(1), blocks(48, 48, 64, 0));
+        assert_eq!(shape(3, 5, KvType::F16).head(2), blocks(20, 10, 5, 0));
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_are_refused() {
+        let map = LayerMap::new(vec![attention(64, 64), attention(16, 40)]);
+        let refused = RowLayout::new(&map, &[10], KvType::Q5_0).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "layer 1: V rows of 2 heads of 40 values cannot be stored as q5_0, whose blocks hold 32 \
+             values"
+        );
+        let types = KvTypes::from(KvType::F16).with_layers("1-2=f32".parse().unwrap());
+        let refused = RowLayout::new(&map, &[10], types).unwrap_err();
+        let (layer, n_layers) = (LayerIdx(2), 2);
+        assert_eq!(refused, LayoutError::NoSuchLayer { layer, n_layers });
+    }
+
+    /// A rotated row gives back what was stored, as well as its type can, and heads do not mix.
+    #[test]
+    fn rotated_rows_decode_to_what_they_were() {
+        let map = LayerMap::new(vec![attention(96, 64)]);
+        let mut values: Vec<f32> = (0..192).map(|i| (i as f32 * 0.37).sin()).collect();
+        values[7] = 20.0;
+        for kv_type in KvType::ALL {
+            let layout = RowLayout::new(&map, &[1], kv_type).unwrap();
+            let shape = layout.layers()[0].k;
+            let mut row = vec![0; shape.bytes()];
+            shape.encode(&values, &mut row);
+            let mut back = vec![f32::NAN; 192];
+            shape.decode(&row, &mut back);
+            let off = |range: std::ops::Range<usize>| {
+                let pairs = values[range.clone()].iter().zip(&back[range]);
+                pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+            };
+            // The outlier costs its own group of 32 accuracy, not the second head.
+            let (first, second) = match kv_type {
+                KvType::F32 => (0.0, 0.0),
+                KvType::F16 | KvType::BF16 => (0.05, 0.005),
+                KvType::Q8_0 => (0.05, 0.02),
+                _ => (2.0, 0.5),
+            };
+            assert!(off(0..32) <= first, "{kv_type}: {}", off(0..32));
+            assert!(off(96..192) <= second, "{kv_type}: {}", off(96..192));
+        }
     }
 
     #[test]

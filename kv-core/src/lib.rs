@@ -14,8 +14,10 @@ pub mod cells;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod graph;
+pub mod hadamard;
 pub mod ids;
 pub mod kv_type;
+pub mod kv_types;
 pub mod layers;
 pub mod memory;
 pub mod memory_plan;
@@ -28,6 +30,7 @@ pub mod window;
 
 pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, PosDelta, SeqId, StreamIdx, TokenId};
 pub use kv_type::KvType;
+pub use kv_types::KvTypes;
 pub use seq_set::SeqSet;
 pub use visibility::{CellRun, Visibility, VisibleGroup};
 pub use window::{Causality, PosRange, Window};

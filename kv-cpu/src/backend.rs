@@ -12,7 +12,7 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use crate::attend::{Attention, Beside, Scratch, TileKernels, blocks, check_shape};
+use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, blocks, check_shape};
 use crate::execute::attend;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
@@ -95,7 +95,7 @@ impl Backend for CpuBackend {
         BackendInfo {
             name: "cpu".to_owned(),
             device: self.device(),
-            kv_types: vec![KvType::F32, KvType::F16],
+            kv_types: KvType::ALL.to_vec(),
         }
     }
 
@@ -211,6 +211,7 @@ impl Backend for CpuBackend {
             tiles: TileKernels::for_isa(self.kernels.isa),
             spec,
             stored,
+            decoders: stored.map(|s| Decoder::new(self.kernels.isa, s.shape.kv_type)),
             q: args.q,
             visibility: args.visibility,
             beside: Beside {

@@ -11,7 +11,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Beside, Block, Scratch, TileKernels, blocks};
+use crate::attend::{Attention, Beside, Block, Decoder, Scratch, TileKernels, blocks};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
@@ -194,7 +194,8 @@ impl Run<'_> {
                 };
                 // SAFETY: the plan lets no step write what it reads.
                 let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
-                let fresh = ([Stored::F32(k), Stored::F32(v)], spec.v_dim);
+                let fresh = |x, dim| Stored::fresh(x, spec.kv_heads, dim);
+                let fresh = [fresh(k, spec.k_dim), fresh(v, spec.v_dim)];
                 self.attend(fresh, visibility, (spec, beside), [*q, *out])
             }
             Step::TakeRows { x, out } => {
@@ -469,7 +470,7 @@ impl Run<'_> {
 
     fn attend(
         &mut self,
-        stored: ([Stored<'_>; 2], usize),
+        stored: [Stored<'_>; 2],
         visibility: &Visibility,
         (spec, beside): (&AttendSpec, &HeadValues),
         [q, out]: [Buf; 2],
@@ -479,6 +480,7 @@ impl Run<'_> {
             tiles: TileKernels::for_isa(self.kernels.isa),
             spec: *spec,
             stored,
+            decoders: stored.map(|s| Decoder::new(self.kernels.isa, s.shape.kv_type)),
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,

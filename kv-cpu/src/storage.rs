@@ -9,7 +9,8 @@ use std::ptr::NonNull;
 
 use half::f16;
 use kv_core::backend::{BackendError, RowKind, RowSpan};
-use kv_core::layers::{LayerRows, RowLayout, RowShape};
+use kv_core::hadamard::HeadRotation;
+use kv_core::layers::{HeadBlocks, LayerRows, RowLayout, RowShape};
 use kv_core::{KvType, LayerIdx};
 
 /// Bytes of a cache line.
@@ -62,14 +63,9 @@ impl AlignedBytes {
     }
 
     /// All bytes as `T`, of which every bit pattern is a value.
-    fn cast<T: PlainBits>(&self) -> &[T] {
-        // SAFETY: the start is aligned for `T` (64 bytes), `len / size` values are inside, and
-        // every bit pattern is a `T`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
-    }
-
     fn cast_mut<T: PlainBits>(&mut self) -> &mut [T] {
-        // SAFETY: as in `cast`, and `&mut self` makes this the only access.
+        // SAFETY: the start is aligned for `T` (64 bytes), `len / size` values are inside, every bit
+        // pattern is a `T`, and `&mut self` makes this the only access.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / size_of::<T>())
         }
@@ -98,22 +94,45 @@ trait PlainBits {}
 impl PlainBits for f32 {}
 impl PlainBits for f16 {}
 
-/// Stored values of one layer's K or V.
+/// Stored rows of one layer's K or V.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stored<'a> {
-    /// As `f32`.
-    F32(&'a [f32]),
-    /// As `f16`.
-    F16(&'a [f16]),
+pub(crate) struct Stored<'a> {
+    pub(crate) shape: RowShape,
+    bytes: &'a [u8],
 }
 
-/// Stored values to be overwritten.
+impl<'a> Stored<'a> {
+    /// Values that no row remembers, `[cells, heads, dim]`.
+    pub(crate) fn fresh(values: &'a [f32], heads: usize, dim: usize) -> Self {
+        // SAFETY: every byte of an `f32` is initialised, and bytes need no alignment.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values))
+        };
+        let shape = RowShape {
+            heads,
+            dim,
+            kv_type: KvType::F32,
+            rotation: HeadRotation::None,
+        };
+        Self { shape, bytes }
+    }
+
+    /// The bytes of the blocks that hold a head of one cell.
+    #[inline]
+    pub(crate) fn head(&self, cell: usize, head: HeadBlocks) -> &'a [u8] {
+        &self.bytes[cell * self.shape.bytes() + head.first_byte..][..head.n_bytes]
+    }
+}
+
+/// Stored rows to be overwritten.
 #[derive(Debug)]
 pub(crate) enum StoredMut<'a> {
     /// As `f32`.
     F32(&'a mut [f32]),
     /// As `f16`.
     F16(&'a mut [f16]),
+    /// As the shape says.
+    Encoded(RowShape, &'a mut [u8]),
 }
 
 #[derive(Debug)]
@@ -145,15 +164,7 @@ impl CpuRows {
         for layer in layout.layers() {
             let storage = |shape: &RowShape, kind: &str| {
                 let what = format!("{kind} rows of layer {}", layer.layer);
-                match shape.kv_type {
-                    KvType::F32 | KvType::F16 => {
-                        AlignedBytes::zeroed(layer.n_rows * shape.bytes(), &what)
-                    }
-                    kv_type => Err(BackendError::UnsupportedKvType {
-                        backend: "cpu",
-                        kv_type,
-                    }),
-                }
+                AlignedBytes::zeroed(layer.n_rows * shape.bytes(), &what)
             };
             layers.push(LayerStorage {
                 k: storage(&layer.k, "K")?,
@@ -277,39 +288,29 @@ impl CpuRows {
         })
     }
 
-    /// K and V of the `at`-th layer of the layout, K twice where values are in it, with the number of values
-    /// from one V head to the next; `None` where there is no such layer.
-    pub(crate) fn stored(&self, at: usize) -> Option<([Stored<'_>; 2], usize)> {
+    /// K and V of the `at`-th layer of the layout, K twice where values are in it; `None` where there
+    /// is no such layer.
+    pub(crate) fn stored(&self, at: usize) -> Option<[Stored<'_>; 2]> {
         let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get(at)?);
-        let k = stored(shape.k, &storage.k)?;
-        match shape.stored_v() {
-            Some(v) => Some(([k, stored(v, &storage.v)?], v.dim)),
-            None => Some(([k, k], shape.k.dim)),
-        }
+        let k = (shape.k, storage.k.bytes());
+        let v = shape.stored_v().map(|v| (v, storage.v.bytes()));
+        Some([k, v.unwrap_or(k)].map(|(shape, bytes)| Stored { shape, bytes }))
     }
 
     /// The same, to be overwritten.
     pub(crate) fn stored_mut(&mut self, at: usize) -> Option<[StoredMut<'_>; 2]> {
         let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get_mut(at)?);
         Some([
-            stored_mut(shape.k, &mut storage.k)?,
-            stored_mut(shape.v, &mut storage.v)?,
+            stored_mut(shape.k, &mut storage.k),
+            stored_mut(shape.v, &mut storage.v),
         ])
     }
 }
 
-fn stored(shape: RowShape, bytes: &AlignedBytes) -> Option<Stored<'_>> {
+fn stored_mut(shape: RowShape, bytes: &mut AlignedBytes) -> StoredMut<'_> {
     match shape.kv_type {
-        KvType::F32 => Some(Stored::F32(bytes.cast())),
-        KvType::F16 => Some(Stored::F16(bytes.cast())),
-        _ => None,
-    }
-}
-
-fn stored_mut(shape: RowShape, bytes: &mut AlignedBytes) -> Option<StoredMut<'_>> {
-    match shape.kv_type {
-        KvType::F32 => Some(StoredMut::F32(bytes.cast_mut())),
-        KvType::F16 => Some(StoredMut::F16(bytes.cast_mut())),
-        _ => None,
+        KvType::F32 if shape.rotation.is_none() => StoredMut::F32(bytes.cast_mut()),
+        KvType::F16 if shape.rotation.is_none() => StoredMut::F16(bytes.cast_mut()),
+        _ => StoredMut::Encoded(shape, bytes.bytes_mut()),
     }
 }

@@ -49,6 +49,10 @@ fn write(kernels: &Kernels, stored: &mut StoredMut<'_>, values: &[f32], cells: &
         match stored {
             StoredMut::F32(to) => to[range].copy_from_slice(row),
             StoredMut::F16(to) => (kernels.f32_to_f16)(row, &mut to[range]),
+            StoredMut::Encoded(shape, to) => {
+                let n = shape.bytes();
+                shape.encode(row, &mut to[cell.as_usize() * n..][..n]);
+            }
         }
     }
 }

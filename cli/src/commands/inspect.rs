@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use engine::{DEFAULT_N_CTX, EngineConfig};
+use kv_core::KvType;
 use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
@@ -220,14 +221,15 @@ fn model(file: &Contents, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
 fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary> {
     let trained = u32::try_from(model.context_length()).unwrap_or(DEFAULT_N_CTX);
     let n_ctx = args.ctx.unwrap_or(trained);
+    let kv_types = args.kv.types(KvType::F16);
     let config = EngineConfig {
         n_ctx: Some(n_ctx),
-        kv_type: args.kv_type,
+        kv_types: kv_types.clone(),
         ..EngineConfig::default()
     };
     let whole = config.settings(model)?.layout;
     let one_cell = vec![1; model.layers().parts().len()];
-    let of_a_token = RowLayout::new(model.layers(), &one_cell, args.kv_type)?;
+    let of_a_token = RowLayout::new(model.layers(), &one_cell, &kv_types)?;
     let layers = model
         .layers()
         .iter()
@@ -239,7 +241,7 @@ fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary
         });
     Ok(MemorySummary {
         n_ctx,
-        kv_type: args.kv_type.to_string(),
+        kv_type: kv_types.to_string(),
         n_bytes: whole.bytes(),
         bytes_per_token: of_a_token.bytes(),
         layers: layers.collect(),

@@ -6,6 +6,7 @@
 mod bench;
 mod graph;
 mod inspect;
+mod kl;
 mod logits;
 mod plan;
 mod run;
@@ -24,6 +25,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Graph(args) => graph::run(&args, stdout),
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),
+        Command::Kl(args) => kl::run(&args, stdout),
         Command::Bench(args) => bench::run(&args, stdout),
     }
 }

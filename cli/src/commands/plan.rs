@@ -260,7 +260,7 @@ mod tests {
         let config = EngineConfig {
             n_ctx: Some(600),
             n_ubatch: 32,
-            kv_type,
+            kv_types: kv_type.into(),
             ..EngineConfig::default()
         };
         [

@@ -1,14 +1,14 @@
 //! Attention over visible cells: gather a group's rows, then plain matrix products and softmax.
 //!
 //! Scaled dot products (Vaswani et al., arXiv 1706.03762) with grouped heads (Ainslie et al.,
-//! arXiv 2305.13245). Invariant: only cells that some row of a group sees are read. Knows nothing
-//! of windows, sequences or storage types.
+//! arXiv 2305.13245). Invariant: only cells that some row of a group sees are read, and widened to
+//! `f32`. Knows nothing of windows, sequences or storage types.
 
 use candle_core::{D, DType, Result, Tensor};
 use kv_core::graph::AttendSpec;
 use kv_core::{CellRun, Pos, PosRange, Visibility, VisibleGroup};
 
-use crate::rows::KvTensors;
+use crate::rows::{KvTensors, RowTensor};
 
 /// Rows that are attended together: bounds the table of scores.
 const MAX_ROWS: usize = 256;
@@ -99,22 +99,21 @@ impl Seen {
         let cells = || runs.iter().flat_map(|run| run.iter());
         let positions: Vec<Pos> = cells().map(|(_, pos)| pos).collect();
         let n = positions.len();
-        let gathered = |rows: &Tensor, dim| {
-            let rows = match runs.as_slice() {
-                [run] => rows.narrow(0, run.cell.as_usize(), n)?,
+        let gathered = |rows: &RowTensor, dim| {
+            let all = &rows.tensor;
+            let seen = match runs.as_slice() {
+                [run] => all.narrow(0, run.cell.as_usize(), n)?,
                 _ => {
                     let cells: Vec<u32> = cells().map(|(cell, _)| cell.0).collect();
-                    rows.index_select(&Tensor::from_vec(cells, n, rows.device())?, 0)?
+                    all.index_select(&Tensor::from_vec(cells, n, all.device())?, 0)?
                 }
             };
-            let by_head = rows
-                .to_dtype(DType::F32)?
-                .reshape((n, spec.kv_heads, dim))?;
+            let by_head = rows.values(&seen)?.reshape((n, spec.kv_heads, dim))?;
             by_head.transpose(0, 1)?.contiguous()
         };
         let keys: Tensor = gathered(&rows.k, spec.k_dim)?;
         // Rows without room for values have them in the keys, at the beginning of each head.
-        let values = match rows.v.dim(1)? {
+        let values = match rows.v.tensor.dim(1)? {
             0 => keys.narrow(2, 0, spec.v_dim)?.contiguous()?,
             _ => gathered(&rows.v, spec.v_dim)?,
         };
@@ -214,7 +213,9 @@ impl Seen {
 mod tests {
     use super::*;
     use candle_core::Device;
-    use kv_core::CellIdx;
+    use kv_core::hadamard::HeadRotation;
+    use kv_core::layers::RowShape;
+    use kv_core::{CellIdx, KvType};
 
     const SPEC: AttendSpec = AttendSpec {
         n_heads: 4,
@@ -285,9 +286,18 @@ mod tests {
             wave(800 * 4, 1.3),
         );
         let tensor = |x: &[f32], len| Tensor::from_slice(x, (x.len() / len, len), &Device::Cpu);
+        let rows = |x: &[f32], dim| RowTensor {
+            shape: RowShape {
+                heads: 2,
+                dim,
+                kv_type: KvType::F32,
+                rotation: HeadRotation::None,
+            },
+            tensor: tensor(x, 2 * dim).unwrap(),
+        };
         let rows = KvTensors {
-            k: tensor(&k, 6).unwrap(),
-            v: tensor(&v, 4).unwrap(),
+            k: rows(&k, 3),
+            v: rows(&v, 2),
         };
         let q_rows = tensor(&q, 12).unwrap().reshape((n as usize, 4, 3)).unwrap();
         let queries = Queries {

@@ -1,11 +1,11 @@
 //! Encoding values into the simple block formats: for conversions, K/V rows and test data.
 //!
 //! One scale is chosen per block from its extreme values, as described at each function; there is
-//! no search for a better one. The K and IQ4 formats cannot be written.
+//! no search for a better one. The K formats and IQ4_XS cannot be written.
 
 use half::{bf16, f16};
 
-use super::BlockFormat;
+use super::{BlockFormat, IQ4_VALUES};
 
 /// A row that cannot be encoded.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
@@ -27,91 +27,162 @@ pub enum QuantizeError {
         /// Values in one block.
         block_len: usize,
     },
+    /// There is more or less room than the blocks take.
+    #[error("{n_values} values take {wanted} bytes as {format}, not {got}")]
+    WrongLength {
+        /// The format asked for.
+        format: BlockFormat,
+        /// Values given.
+        n_values: usize,
+        /// Bytes that they take.
+        wanted: usize,
+        /// Bytes there are.
+        got: usize,
+    },
 }
 
 /// Encodes `values` as whole blocks of `format`: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`,
-/// `Q5_1` or `Q8_0`.
+/// `Q5_1`, `Q8_0` or `IQ4_NL`.
 ///
 /// # Errors
 /// [`QuantizeError`] for another format, or where the values are no whole number of blocks.
 pub fn quantize(format: BlockFormat, values: &[f32]) -> Result<Vec<u8>, QuantizeError> {
+    let mut bytes = vec![0; format.row_bytes(values.len()).unwrap_or(0)];
+    quantize_into(format, values, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The same, over what `bytes` held; it must have [`BlockFormat::row_bytes`] of the values.
+///
+/// # Errors
+/// As [`quantize`], and [`QuantizeError::WrongLength`]; nothing is written then.
+pub fn quantize_into(
+    format: BlockFormat,
+    values: &[f32],
+    bytes: &mut [u8],
+) -> Result<(), QuantizeError> {
     let (n_values, block_len) = (values.len(), format.block_len());
-    if !n_values.is_multiple_of(block_len) {
+    let Some(wanted) = format.row_bytes(n_values) else {
         return Err(QuantizeError::PartialBlock {
             format,
             n_values,
             block_len,
         });
+    };
+    if bytes.len() != wanted {
+        let got = bytes.len();
+        return Err(QuantizeError::WrongLength {
+            format,
+            n_values,
+            wanted,
+            got,
+        });
     }
-    let mut bytes = Vec::with_capacity(n_values / block_len * format.block_bytes());
-    let (blocks, _) = values.as_chunks::<32>();
     match format {
-        BlockFormat::F32 => bytes.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        BlockFormat::F32 => each_block(values, bytes, |[v]: &[f32; 1]| v.to_le_bytes()),
         BlockFormat::F16 => {
-            bytes.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()));
+            each_block(values, bytes, |[v]: &[f32; 1]| {
+                f16::from_f32(*v).to_le_bytes()
+            });
         }
         BlockFormat::BF16 => {
-            bytes.extend(values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()));
+            each_block(values, bytes, |[v]: &[f32; 1]| {
+                bf16::from_f32(*v).to_le_bytes()
+            });
         }
-        BlockFormat::Q4_0 => blocks.iter().for_each(|b| encode_q4_0(b, &mut bytes)),
-        BlockFormat::Q4_1 => blocks.iter().for_each(|b| encode_q4_1(b, &mut bytes)),
-        BlockFormat::Q5_0 => blocks.iter().for_each(|b| encode_q5_0(b, &mut bytes)),
-        BlockFormat::Q5_1 => blocks.iter().for_each(|b| encode_q5_1(b, &mut bytes)),
-        BlockFormat::Q8_0 => blocks.iter().for_each(|b| encode_q8_0(b, &mut bytes)),
+        BlockFormat::Q4_0 => each_block(values, bytes, encode_q4_0),
+        BlockFormat::Q4_1 => each_block(values, bytes, encode_q4_1),
+        BlockFormat::Q5_0 => each_block(values, bytes, encode_q5_0),
+        BlockFormat::Q5_1 => each_block(values, bytes, encode_q5_1),
+        BlockFormat::Q8_0 => each_block(values, bytes, encode_q8_0),
+        BlockFormat::IQ4_NL => each_block(values, bytes, encode_iq4_nl),
         BlockFormat::Q2_K
         | BlockFormat::Q3_K
         | BlockFormat::Q4_K
         | BlockFormat::Q5_K
         | BlockFormat::Q6_K
-        | BlockFormat::IQ4_NL
         | BlockFormat::IQ4_XS => return Err(QuantizeError::Unsupported { format }),
     }
-    Ok(bytes)
+    Ok(())
+}
+
+fn each_block<const LEN: usize, const BYTES: usize>(
+    values: &[f32],
+    bytes: &mut [u8],
+    encode: impl Fn(&[f32; LEN]) -> [u8; BYTES],
+) {
+    let (values, bytes) = (values.as_chunks().0, bytes.as_chunks_mut().0);
+    for (values, bytes) in values.iter().zip(bytes) {
+        *bytes = encode(values);
+    }
 }
 
 /// `d = extreme / −8`, where `extreme` is the value of largest magnitude, so that it takes index 0.
-fn encode_q4_0(values: &[f32; 32], bytes: &mut Vec<u8>) {
-    let d = extreme(values) / -8.0;
-    let indices = values.map(|v| index(v * inverse(d) + 8.0, 15));
-    push_half(d, bytes);
-    push_nibbles(&indices, bytes);
+fn encode_q4_0(values: &[f32; 32]) -> [u8; 18] {
+    let d = representable(extreme(values) / -8.0);
+    let inverse = inverse(d);
+    let indices = values.map(|v| index(v * inverse + 8.0, 15));
+    joined(&[&half(d), &nibbles(&indices)])
 }
 
 /// `d = (max − min) / 15`, `m = min`.
-fn encode_q4_1(values: &[f32; 32], bytes: &mut Vec<u8>) {
+fn encode_q4_1(values: &[f32; 32]) -> [u8; 20] {
     let (min, max) = bounds(values);
-    let d = (max - min) / 15.0;
-    let indices = values.map(|v| index((v - min) * inverse(d), 15));
-    push_half(d, bytes);
-    push_half(min, bytes);
-    push_nibbles(&indices, bytes);
+    let d = representable((max - min) / 15.0);
+    let inverse = inverse(d);
+    let indices = values.map(|v| index((v - min) * inverse, 15));
+    joined(&[&half(d), &half(min), &nibbles(&indices)])
 }
 
 /// `d = extreme / −16`, as in `Q4_0`.
-fn encode_q5_0(values: &[f32; 32], bytes: &mut Vec<u8>) {
-    let d = extreme(values) / -16.0;
-    let indices = values.map(|v| index(v * inverse(d) + 16.0, 31));
-    push_half(d, bytes);
-    push_fifth_bits(&indices, bytes);
-    push_nibbles(&indices, bytes);
+fn encode_q5_0(values: &[f32; 32]) -> [u8; 22] {
+    let d = representable(extreme(values) / -16.0);
+    let inverse = inverse(d);
+    let indices = values.map(|v| index(v * inverse + 16.0, 31));
+    joined(&[&half(d), &fifth_bits(&indices), &nibbles(&indices)])
 }
 
 /// `d = (max − min) / 31`, `m = min`.
-fn encode_q5_1(values: &[f32; 32], bytes: &mut Vec<u8>) {
+fn encode_q5_1(values: &[f32; 32]) -> [u8; 24] {
     let (min, max) = bounds(values);
-    let d = (max - min) / 31.0;
-    let indices = values.map(|v| index((v - min) * inverse(d), 31));
-    push_half(d, bytes);
-    push_half(min, bytes);
-    push_fifth_bits(&indices, bytes);
-    push_nibbles(&indices, bytes);
+    let d = representable((max - min) / 31.0);
+    let inverse = inverse(d);
+    let indices = values.map(|v| index((v - min) * inverse, 31));
+    let (fifth, nibbles) = (fifth_bits(&indices), nibbles(&indices));
+    joined(&[&half(d), &half(min), &fifth, &nibbles])
 }
 
 /// `d = max |x| / 127`.
-fn encode_q8_0(values: &[f32; 32], bytes: &mut Vec<u8>) {
-    let d = extreme(values).abs() / 127.0;
-    push_half(d, bytes);
-    bytes.extend(values.iter().map(|v| (v * inverse(d)).round() as i8 as u8));
+fn encode_q8_0(values: &[f32; 32]) -> [u8; 34] {
+    let d = representable(extreme(values).abs() / 127.0);
+    let inverse = inverse(d);
+    let quants = values.map(|v| (v * inverse).round() as i8 as u8);
+    joined(&[&half(d), &quants])
+}
+
+/// The nearest entries `t` of the table to `x / d₀`, where `d₀ = extreme / −127` (so that the value
+/// of largest magnitude takes the table's), then the scale that fits these entries best:
+/// `d = Σ t·x / Σ t²`.
+fn encode_iq4_nl(values: &[f32; 32]) -> [u8; 18] {
+    let inverse = inverse(representable(extreme(values) / f32::from(IQ4_VALUES[0])));
+    let indices = values.map(|v| nearest_iq4(v * inverse));
+    let (mut products, mut squares) = (0.0, 0.0);
+    for (&x, &index) in values.iter().zip(&indices) {
+        let t = f32::from(IQ4_VALUES[usize::from(index)]);
+        products += t * x;
+        squares += t * t;
+    }
+    // No entry of the table is 0, so neither is the sum of squares.
+    let d = representable(products / squares);
+    joined(&[&half(d), &nibbles(&indices)])
+}
+
+/// The index of the nearest entry of the table: how many middles between neighbours lie below `x`.
+fn nearest_iq4(x: f32) -> u8 {
+    let middles = IQ4_VALUES
+        .windows(2)
+        .map(|pair| (f32::from(pair[0]) + f32::from(pair[1])) / 2.0);
+    middles.map(|middle| u8::from(x > middle)).sum()
 }
 
 /// The value of largest magnitude, with its sign; the first of several.
@@ -130,6 +201,13 @@ fn bounds(values: &[f32; 32]) -> (f32, f32) {
         })
 }
 
+/// `d`, or the largest half-precision value: beyond it values are cut off instead of becoming
+/// infinite.
+fn representable(d: f32) -> f32 {
+    let largest = f16::MAX.to_f32();
+    d.clamp(-largest, largest)
+}
+
 /// `1 / d`, and 0 for a block of equal values, whose scale is 0.
 fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
@@ -140,25 +218,31 @@ fn index(scaled: f32, last: u8) -> u8 {
     ((scaled + 0.5) as u8).min(last)
 }
 
-fn push_half(value: f32, bytes: &mut Vec<u8>) {
-    bytes.extend(f16::from_f32(value).to_le_bytes());
+fn half(value: f32) -> [u8; 2] {
+    f16::from_f32(representable(value)).to_le_bytes()
 }
 
-fn push_nibbles(indices: &[u8; 32], bytes: &mut Vec<u8>) {
-    let (low, high) = indices.split_at(16);
-    bytes.extend(
-        low.iter()
-            .zip(high)
-            .map(|(low, high)| (low & 15) | ((high & 15) << 4)),
-    );
+fn nibbles(indices: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|i| (indices[i] & 15) | ((indices[i + 16] & 15) << 4))
 }
 
-fn push_fifth_bits(indices: &[u8; 32], bytes: &mut Vec<u8>) {
+fn fifth_bits(indices: &[u8; 32]) -> [u8; 4] {
     let bits = indices
         .iter()
         .rev()
         .fold(0u32, |bits, q| (bits << 1) | u32::from(q >> 4));
-    bytes.extend(bits.to_le_bytes());
+    bits.to_le_bytes()
+}
+
+/// The parts of a block one after the other.
+fn joined<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
+    let mut block = [0; N];
+    let from = parts.iter().copied().flatten();
+    block
+        .iter_mut()
+        .zip(from)
+        .for_each(|(to, from)| *to = *from);
+    block
 }
 
 #[cfg(test)]
@@ -178,11 +262,13 @@ mod tests {
             BlockFormat::Q4_1 => 0.51 / 15.0,
             BlockFormat::Q5_0 => 1.02 / 32.0,
             BlockFormat::Q5_1 => 0.53 / 31.0,
+            // Half of the widest gap of the table is 12, and the scale is fitted.
+            BlockFormat::IQ4_NL => 16.0 / 254.0,
             _ => 0.6 / 254.0,
         }
     }
 
-    const WRITABLE: [BlockFormat; 8] = [
+    const WRITABLE: [BlockFormat; 9] = [
         BlockFormat::F32,
         BlockFormat::F16,
         BlockFormat::BF16,
@@ -191,6 +277,7 @@ mod tests {
         BlockFormat::Q5_0,
         BlockFormat::Q5_1,
         BlockFormat::Q8_0,
+        BlockFormat::IQ4_NL,
     ];
 
     #[test]
@@ -235,6 +322,63 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// What no scale in half precision can stand for is cut off, and never becomes infinite.
+    #[test]
+    fn extremes_stay_finite() {
+        let mut mixed = [0.0f32; 32];
+        mixed[3] = f32::MAX;
+        mixed[9] = -1.0;
+        let blocks = [
+            mixed,
+            [f32::MAX; 32],
+            [f32::MIN; 32],
+            [1e-42; 32],
+            [-f32::MIN_POSITIVE; 32],
+            std::array::from_fn(|i| if i % 2 == 0 { f32::MAX } else { f32::MIN }),
+        ];
+        let quantised = WRITABLE.into_iter().filter(|f| f.block_len() == 32);
+        for (format, values) in quantised.flat_map(|f| blocks.map(|b| (f, b))) {
+            let bytes = quantize(format, &values).unwrap();
+            let mut read = [f32::NAN; 32];
+            dequantize(format, &bytes, &mut read);
+            for (v, r) in values.iter().zip(read) {
+                assert!(r.is_finite(), "{format}: {v} became {r}");
+                assert!(
+                    v.abs() < 1e-30 || r == 0.0 || v.signum() == r.signum() || v.abs() < 1e30,
+                    "{format}: {v} became {r}"
+                );
+            }
+        }
+    }
+
+    /// Every entry of the table is found again where the block spans it.
+    #[test]
+    fn iq4_entries_survive() {
+        let values: [f32; 32] = std::array::from_fn(|i| f32::from(IQ4_VALUES[i % 16]) / 64.0);
+        let bytes = quantize(BlockFormat::IQ4_NL, &values).unwrap();
+        let mut read = [f32::NAN; 32];
+        dequantize(BlockFormat::IQ4_NL, &bytes, &mut read);
+        assert_eq!(values, read);
+    }
+
+    #[test]
+    fn room_of_another_size_is_refused() {
+        let mut bytes = [7; 33];
+        let refused = quantize_into(BlockFormat::Q8_0, &[1.0; 32], &mut bytes);
+        let (n_values, wanted, got) = (32, 34, 33);
+        let format = BlockFormat::Q8_0;
+        assert_eq!(
+            refused,
+            Err(QuantizeError::WrongLength {
+                format,
+                n_values,
+                wanted,
+                got
+            })
+        );
+        assert_eq!(bytes, [7; 33]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The contract of attention: the definition in `f64`, over every kind of visibility.
 
-use super::scene::{layout, runs};
+use super::scene::{fitting, layout, runs};
 use super::{Random, Subject, assert_close, attend_by_definition};
 use crate::backend::{Attend, Backend, BackendError};
 use crate::graph::{Alibi, AttendSpec};
@@ -8,7 +8,7 @@ use crate::{
     Causality, CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
 
-const SPEC: AttendSpec = AttendSpec {
+pub(super) const SPEC: AttendSpec = AttendSpec {
     n_heads: 2,
     kv_heads: 2,
     k_dim: 8,
@@ -40,6 +40,11 @@ fn compare_with<B: Backend>(
     // Anything does: only distances matter.
     let positions: Vec<u32> = (0..visibility.n_rows).map(|row| 37 * row % 61).collect();
     for kv_type in backend.info().kv_types {
+        let spec = AttendSpec {
+            k_dim: fitting(spec.kv_heads, spec.k_dim, kv_type),
+            v_dim: fitting(spec.kv_heads, spec.v_dim, kv_type),
+            ..spec
+        };
         let layout = layout(
             2,
             n_cells as usize,
@@ -253,26 +258,27 @@ pub fn attends_with_large_scores<B: Backend>(subject: &Subject<B>) {
     let magnitude = 300.0;
     let backend = &subject.backend;
     for kv_type in backend.info().kv_types {
-        let mut rows = backend
-            .allocate(&layout(1, 100, (2, 8, 8), kv_type))
-            .unwrap();
+        let dim = fitting(2, 8, kv_type);
+        let layout = layout(1, 100, (2, dim, dim), kv_type);
+        let mut rows = backend.allocate(&layout).unwrap();
         super::rows::fill(backend, &mut rows, 13);
-        let q: Vec<f32> = Random::new(14)
-            .values(6 * 16)
-            .iter()
-            .map(|v| v * magnitude)
-            .collect();
+        let q = Random::new(14).values(6 * 2 * dim);
+        let q: Vec<f32> = q.iter().map(|v| v * magnitude).collect();
         let args = Attend {
             layer: LayerIdx(0),
-            spec: SPEC,
+            spec: AttendSpec {
+                k_dim: dim,
+                v_dim: dim,
+                ..SPEC
+            },
             q: &q,
             visibility: &visibility,
             positions: &[],
             sinks: None,
         };
-        let mut got = vec![f32::NAN; 6 * 16];
+        let mut got = vec![f32::NAN; q.len()];
         backend.attend(&rows, args, &mut got).unwrap();
-        let mut wanted = vec![0.0; 6 * 16];
+        let mut wanted = vec![0.0; got.len()];
         attend_by_definition(backend, &rows, args, &mut wanted).unwrap();
         let wanted: Vec<f64> = wanted.iter().map(|&w| f64::from(w)).collect();
         let allowed = subject.tolerance.attend * f64::from(magnitude);

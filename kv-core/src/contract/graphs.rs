@@ -87,11 +87,14 @@ impl<'a, B: Backend> Both<'a, B> {
     }
 
     /// Stored values round to their type, and a rounding that falls the other way is an error of
-    /// half a unit in the last place.
+    /// half a unit in the last place, or of half a step of a block.
     fn tolerance(&self) -> f64 {
         let storage = match self.layout.layers().first().map(|l| l.k.kv_type) {
+            None | Some(KvType::F32) => 0.0,
             Some(KvType::F16) => 1e-3,
-            _ => 0.0,
+            Some(KvType::BF16 | KvType::Q8_0) => 1e-2,
+            Some(KvType::Q5_0 | KvType::Q5_1) => 5e-2,
+            Some(_) => 1e-1,
         };
         self.subject.tolerance.graph + storage
     }

@@ -22,6 +22,7 @@ pub mod errors;
 pub mod evaluate;
 pub mod experts;
 pub mod graphs;
+pub mod kv_types;
 pub mod ops;
 mod random;
 pub mod recurrent;
@@ -191,10 +192,12 @@ macro_rules! backend_contract {
                 storing_touches_no_other_row, copies_move_whole_rows_of_one_part,
                 copies_happen_in_order, rows_out_of_range_are_refused,
                 buffers_of_the_wrong_length_are_refused, undeclared_kv_types_are_refused;
+            kv_types: hard_rows_are_encoded_bit_for_bit, attends_over_every_pair_of_types;
             shift: d15a_golden_shifts_are_matched, shifts_change_the_named_keys_only,
-                shifts_that_cannot_be_are_refused;
+                d15c_d15d_rotations_do_not_mix, shifts_that_cannot_be_are_refused;
             shared: a_shared_layer_attends_over_another_s_rows,
                 values_can_be_the_beginnings_of_keys,
+                latents_of_every_type_are_attended,
                 graphs_with_shared_and_latent_layers_compute,
                 stores_that_do_not_suit_their_rows_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,

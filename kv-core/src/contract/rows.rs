@@ -1,6 +1,6 @@
 //! The contract of stored rows: what is written comes back, and nothing else changes.
 
-use super::scene::layout;
+use super::scene::{fitting, layout};
 use super::{Random, Subject};
 use crate::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
@@ -15,6 +15,11 @@ fn shape(layer: &LayerRows, kind: RowKind) -> RowShape {
         RowKind::V => layer.v,
         other => panic!("{other:?} rows belong to recurrent layers"),
     }
+}
+
+/// Three heads of 10 and 6 values, or what rows of `kv_type` can have.
+fn dims(kv_type: KvType) -> (usize, usize, usize) {
+    (3, fitting(3, 10, kv_type), fitting(3, 6, kv_type))
 }
 
 fn span(layer: u32, kind: RowKind, first: u32, len: u32) -> RowSpan {
@@ -76,7 +81,7 @@ pub fn info_names_the_backend_and_its_types<B: Backend>(subject: &Subject<B>) {
 /// New rows hold zeros, and the layout comes back.
 pub fn fresh_rows_are_zero<B: Backend>(subject: &Subject<B>) {
     for kv_type in subject.backend.info().kv_types {
-        let layout = layout(2, 5, (3, 10, 6), kv_type);
+        let layout = layout(2, 5, dims(kv_type), kv_type);
         let rows = subject.backend.allocate(&layout).unwrap();
         assert_eq!(subject.backend.layout(&rows), &layout);
         assert!(
@@ -95,7 +100,7 @@ pub fn fresh_rows_are_zero<B: Backend>(subject: &Subject<B>) {
 pub fn allocated_bytes_are_as_planned<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     for kv_type in backend.info().kv_types {
-        let layout = layout(2, 7, (3, 10, 6), kv_type);
+        let layout = layout(2, 7, dims(kv_type), kv_type);
         let rows = backend.allocate(&layout).unwrap();
         let plan = MemoryPlan::new(&layout);
         for planned in plan.rows() {
@@ -119,7 +124,7 @@ pub fn allocated_bytes_are_as_planned<B: Backend>(subject: &Subject<B>) {
 pub fn written_rows_read_back<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     for kv_type in backend.info().kv_types {
-        let layout = layout(2, 9, (3, 10, 6), kv_type);
+        let layout = layout(2, 9, dims(kv_type), kv_type);
         let mut rows = backend.allocate(&layout).unwrap();
         let wanted = fill(backend, &mut rows, 1);
         assert_eq!(dump(backend, &rows), wanted);
@@ -140,12 +145,13 @@ pub fn written_rows_read_back<B: Backend>(subject: &Subject<B>) {
 
 fn stored<B: Backend>(subject: &Subject<B>, kv_type: KvType) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let backend = &subject.backend;
-    let layout = layout(2, 11, (3, 10, 6), kv_type);
+    let layout = layout(2, 11, dims(kv_type), kv_type);
     let mut rows = backend.allocate(&layout).unwrap();
     let mut wanted = fill(backend, &mut rows, 2);
     let mut random = Random::new(3);
     let cells = [CellIdx(7), CellIdx(0), CellIdx(10), CellIdx(8)];
-    let (mut k, mut v) = (random.values(4 * 30), random.values(4 * 18));
+    let [n_k, n_v] = [layout.layers()[1].k.len(), layout.layers()[1].v.len()];
+    let (mut k, mut v) = (random.values(4 * n_k), random.values(4 * n_v));
     // Values that round: ties of f16, subnormals, an infinity of f16, signed zero.
     k[..6].copy_from_slice(&[2049.0, 2051.0, 5e-8, 1e-42, 1e9, -0.0]);
     v[..3].copy_from_slice(&[-65520.0, 65519.0, 0.1]);
@@ -166,17 +172,18 @@ fn stored<B: Backend>(subject: &Subject<B>, kv_type: KvType) -> (Vec<Vec<u8>>, V
         {
             let (n, size) = (shape.len(), shape.bytes());
             let row = &mut wanted[bytes][cell.as_usize() * size..][..size];
-            kv_type.encode_row(&values[at * n..][..n], row);
+            shape.encode(&values[at * n..][..n], row);
         }
     }
     (dump(backend, &rows), wanted)
 }
 
-/// Stored rows hold exactly the bytes of [`KvType::encode_row`].
+/// Stored rows hold exactly the bytes of [`RowShape::encode`].
 pub fn stored_rows_are_encoded_bit_for_bit<B: Backend>(subject: &Subject<B>) {
     for kv_type in subject.backend.info().kv_types {
         let (got, wanted) = stored(subject, kv_type);
-        let [k, v] = [30, 18].map(|n| kv_type.row_bytes(n));
+        let (heads, k_dim, v_dim) = dims(kv_type);
+        let [k, v] = [k_dim, v_dim].map(|dim| kv_type.row_bytes(heads * dim));
         for cell in [7, 0, 10, 8] {
             assert_eq!(
                 got[2][cell * k..][..k],
@@ -205,8 +212,8 @@ fn two_parts(kv_type: KvType) -> RowLayout {
     let layer = |window| {
         LayerMemory::Attention(AttentionMemory {
             kv_heads: 2,
-            k_dim: 6,
-            v_dim: 4,
+            k_dim: fitting(2, 6, kv_type),
+            v_dim: fitting(2, 4, kv_type),
             window,
         })
     };
@@ -232,8 +239,8 @@ pub fn copies_move_whole_rows_of_one_part<B: Backend>(subject: &Subject<B>) {
             len: 3,
         };
         backend.copy_rows(&mut rows, &[copy]).unwrap();
-        for (bytes, row) in [(0, 12), (1, 8), (4, 12), (5, 8)] {
-            let row = kv_type.row_bytes(row);
+        let [k, v] = [6, 4].map(|dim| kv_type.row_bytes(2 * fitting(2, dim, kv_type)));
+        for (bytes, row) in [(0, k), (1, v), (4, k), (5, v)] {
             wanted[bytes].copy_within(row..4 * row, 5 * row);
         }
         assert_eq!(dump(backend, &rows), wanted, "{kv_type}");
@@ -256,8 +263,8 @@ pub fn copies_happen_in_order<B: Backend>(subject: &Subject<B>) {
             .copy_rows(&mut rows, &[copy(0, 3, 2), copy(3, 1, 1), copy(2, 5, 0)])
             .unwrap();
         backend.copy_rows(&mut rows, &[]).unwrap();
-        for (bytes, row) in [(2, 12), (3, 8)] {
-            let row = kv_type.row_bytes(row);
+        let [k, v] = [6, 4].map(|dim| kv_type.row_bytes(2 * fitting(2, dim, kv_type)));
+        for (bytes, row) in [(2, k), (3, v)] {
             wanted[bytes].copy_within(..2 * row, 3 * row);
             wanted[bytes].copy_within(3 * row..4 * row, row);
         }
@@ -357,7 +364,9 @@ pub fn buffers_of_the_wrong_length_are_refused<B: Backend>(subject: &Subject<B>)
 pub fn undeclared_kv_types_are_refused<B: Backend>(subject: &Subject<B>) {
     let declared = subject.backend.info().kv_types;
     for kv_type in KvType::ALL {
-        match subject.backend.allocate(&layout(1, 2, (1, 4, 4), kv_type)) {
+        let dim = fitting(1, 4, kv_type);
+        let layout = layout(1, 2, (1, dim, dim), kv_type);
+        match subject.backend.allocate(&layout) {
             Ok(_) => assert!(
                 declared.contains(&kv_type),
                 "{kv_type} works but is not declared"

@@ -12,7 +12,7 @@ use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
 use crate::weights::{MemoryWeights, WeightSource};
 use crate::{
-    Causality, CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility,
+    Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility,
     VisibleGroup, Window,
 };
 
@@ -21,7 +21,7 @@ pub(super) fn layout(
     n_layers: usize,
     n_cells: usize,
     (kv_heads, k_dim, v_dim): (usize, usize, usize),
-    kv_type: KvType,
+    types: impl Into<KvTypes>,
 ) -> RowLayout {
     let memory = AttentionMemory {
         kv_heads,
@@ -31,7 +31,15 @@ pub(super) fn layout(
     };
     let map = LayerMap::new(vec![LayerMemory::Attention(memory); n_layers]);
     let cells: Vec<usize> = map.parts().iter().map(|_| n_cells).collect();
-    RowLayout::new(&map, &cells, kv_type).unwrap()
+    RowLayout::new(&map, &cells, types).unwrap()
+}
+
+/// `dim`, or the next width of heads of which rows of `kv_type` can be made.
+pub(super) fn fitting(heads: usize, dim: usize, kv_type: KvType) -> usize {
+    match kv_type.block_len() {
+        len if (heads * dim).is_multiple_of(len) => dim,
+        len => dim.next_multiple_of(len),
+    }
 }
 
 /// Runs of cells that hold these positions; neighbours in both are joined.

@@ -192,6 +192,24 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// Latents of every type that the backend can store.
+pub fn latents_of_every_type_are_attended<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    let spec = AttendSpec {
+        k_dim: 96,
+        v_dim: 64,
+        ..LATENT
+    };
+    for kv_type in backend.info().kv_types {
+        let layout = layout(&[LayerMemory::Latent(memory(&spec))], kv_type);
+        let mut rows = backend.allocate(&layout).unwrap();
+        fill(backend, &mut rows, &spec, 0);
+        let q = Random::new(8).values(3 * spec.n_heads * spec.k_dim);
+        let out = attend(backend, &rows, (0, spec), &q);
+        assert!(out.iter().any(|o| o.abs() > 0.01), "{kv_type}");
+    }
+}
+
 /// A graph with a latent layer, one with values of its own, and one that shares the first one's rows.
 fn graph(n_tokens: usize) -> Graph {
     let mut b = GraphBuilder::new(GraphShape {

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::rows::{dump, fill};
 use super::{Subject, assert_close};
 use crate::backend::{Backend, BackendError, LayerRope, RowKind, RowShift, RowSpan};
+use crate::kv_types::{KvRotation, KvTypes, LayerKvTypes};
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle, Rotation};
 use crate::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
@@ -87,6 +88,15 @@ fn layer(k_dim: usize, window: Window) -> LayerMemory {
     })
 }
 
+/// Every type of keys, rotated and not. Values have the first type.
+fn key_types<B: Backend>(backend: &B) -> Vec<KvTypes> {
+    let types = backend.info().kv_types;
+    let plain = types.iter().map(|&t| KvTypes::new(t, types[0]));
+    let unrotated = types.iter().filter(|t| t.is_quantised());
+    let unrotated = unrotated.map(|&t| KvTypes::new(t, types[0]).with_rotation(KvRotation::Off));
+    plain.chain(unrotated).collect()
+}
+
 fn shift(part: u32, first: u32, len: u32, delta: i32) -> RowShift {
     RowShift {
         part: PartIdx(part),
@@ -130,12 +140,13 @@ pub fn d15a_golden_shifts_are_matched<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let Cases { cases } = serde_json::from_str(CASES).unwrap();
     assert_eq!(cases.len(), 40);
-    for (case, kv_type) in cases
+    for (case, types) in cases
         .iter()
-        .flat_map(|case| backend.info().kv_types.into_iter().map(move |t| (case, t)))
+        .flat_map(|case| key_types(backend).into_iter().map(move |t| (case, t)))
     {
         let map = LayerMap::new(vec![layer(case.head_dim, Window::Full)]);
-        let layout = RowLayout::new(&map, &[8], kv_type).unwrap();
+        let kv_type = types.k;
+        let layout = RowLayout::new(&map, &[8], types).unwrap();
         let shape = layout.layers()[0].k;
         let mut rows = backend.allocate(&layout).unwrap();
         let span = RowSpan {
@@ -178,9 +189,9 @@ pub fn d15a_golden_shifts_are_matched<B: Backend>(subject: &Subject<B>) {
 }
 
 /// Full, sliding, full: parts 0, 1, 0. Layer 2 has no rotation.
-fn two_parts(kv_type: KvType) -> (RowLayout, [LayerRope; 3]) {
+fn two_parts(types: &KvTypes) -> (RowLayout, [LayerRope; 3]) {
     let layers = [Window::Full, Window::Sliding(4), Window::Full].map(|w| layer(32, w));
-    let layout = RowLayout::new(&LayerMap::new(layers.to_vec()), &[90, 6], kv_type).unwrap();
+    let layout = RowLayout::new(&LayerMap::new(layers.to_vec()), &[90, 6], types).unwrap();
     let rope = |n_rot| RopeSpec {
         style: RopeStyle::Neox,
         n_rot,
@@ -200,8 +211,9 @@ fn two_parts(kv_type: KvType) -> (RowLayout, [LayerRope; 3]) {
 /// Only K rows that are named change, each layer's by its own rotation.
 pub fn shifts_change_the_named_keys_only<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
-    for kv_type in backend.info().kv_types {
-        let (layout, ropes) = two_parts(kv_type);
+    for types in key_types(backend) {
+        let kv_type = types.k;
+        let (layout, ropes) = two_parts(&types);
         let mut rows = backend.allocate(&layout).unwrap();
         let mut wanted = fill(backend, &mut rows, 41);
         // Two runs, longer than a few rows; one that moves nothing; one of the other part.
@@ -234,11 +246,78 @@ pub fn shifts_change_the_named_keys_only<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// Keys that are rotated before they are stored and keys that are not, layer beside layer, come out
+/// of a move as what they are: whether a row is rotated is a matter of its own shape, and RoPE turns
+/// what was rotated back first, also where it turns a part of the head only.
+pub fn d15c_d15d_rotations_do_not_mix<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    let all = backend.info().kv_types;
+    let Some(&quantised) = all.iter().find(|t| t.is_quantised()) else {
+        return;
+    };
+    let first = all[0];
+    let other = LayerKvTypes {
+        first: LayerIdx(1),
+        last: LayerIdx(1),
+        k: first,
+        v: quantised,
+    };
+    let rope = |n_rot| RopeSpec {
+        style: RopeStyle::Norm,
+        n_rot,
+        base: 1e4,
+        scaling: RopeScaling::None,
+        factors: None,
+    };
+    for (rotation, head_dim) in [
+        (KvRotation::On, 64),
+        (KvRotation::On, 16),
+        (KvRotation::Off, 64),
+    ] {
+        let types = KvTypes::new(quantised, first)
+            .with_rotation(rotation)
+            .with_layers(other);
+        let map = LayerMap::new(vec![layer(head_dim, Window::Full); 3]);
+        let layout = RowLayout::new(&map, &[5], &types).unwrap();
+        let expected = rotation == KvRotation::On && head_dim == 64;
+        let rotated = |l: usize| !layout.layers()[l].k.rotation.is_none();
+        assert_eq!([0, 1, 2].map(rotated), [expected, false, expected]);
+        let ropes = [0, 1, 2].map(|layer| LayerRope {
+            layer: LayerIdx(layer),
+            rotation: Some(Rotation::new(rope(8 << (layer % 2)), None)),
+        });
+        let mut rows = backend.allocate(&layout).unwrap();
+        let before = fill(backend, &mut rows, 43);
+        backend
+            .shift_rows(&mut rows, &[shift(0, 1, 3, -7)], &ropes)
+            .unwrap();
+        let after = dump(backend, &rows);
+        for (layer, rope) in ropes.iter().enumerate() {
+            let shape = layout.layers()[layer].k;
+            assert_eq!(before[2 * layer + 1], after[2 * layer + 1], "V stays");
+            let mut wanted = decoded(shape, &before[2 * layer]);
+            let rotation = rope.rotation.as_ref().unwrap();
+            let (cos, sin) = rotation.angles(PosDelta(-7));
+            for head in wanted[shape.len()..4 * shape.len()].chunks_exact_mut(head_dim) {
+                rotation.rope().rotate_head(head, &cos, &sin);
+            }
+            let got = decoded(shape, &after[2 * layer]);
+            let allowed = 2.0 * rounding(shape, &wanted) + 1e-5;
+            for (got, wanted) in got.iter().zip(&wanted) {
+                assert!(
+                    f64::from((got - wanted).abs()) <= allowed,
+                    "layer {layer} of {types}: {got}, not {wanted}"
+                );
+            }
+        }
+    }
+}
+
 /// What cannot be done is an error before any row is changed.
 pub fn shifts_that_cannot_be_are_refused<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let kv_type = backend.info().kv_types[0];
-    let (layout, ropes) = two_parts(kv_type);
+    let (layout, ropes) = two_parts(&kv_type.into());
     let mut rows = backend.allocate(&layout).unwrap();
     let wanted = fill(backend, &mut rows, 42);
     let good = shift(0, 0, 2, 1);

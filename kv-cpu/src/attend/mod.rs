@@ -11,11 +11,11 @@
 //! by key/value heads and blocks of rows, and not by positions: one row over a long context uses as
 //! many threads as there are key/value heads.
 
+mod decode;
 mod tile;
 
 use std::ops::Range;
 
-use half::f16;
 use kv_core::backend::BackendError;
 use kv_core::graph::AttendSpec;
 use kv_core::layers::LayerRows;
@@ -24,6 +24,7 @@ use kv_core::{PosRange, Visibility, VisibleGroup};
 use crate::kernels::Kernels;
 use crate::storage::Stored;
 use crate::values::SharedValues;
+pub(crate) use decode::Decoder;
 pub(crate) use tile::{TILE, TileKernels};
 
 /// Query vectors that are attended together: their accumulators and a tile stay in the first-level
@@ -44,8 +45,9 @@ pub(crate) struct Attention<'a> {
     pub(crate) tiles: TileKernels,
     pub(crate) spec: AttendSpec,
     /// `[cells, kv_heads, k_dim]` and `[cells, kv_heads, v_dim]`.
-    /// Then the values from one V head to the next: more than V has where it is the beginning of K.
-    pub(crate) stored: ([Stored<'a>; 2], usize),
+    pub(crate) stored: [Stored<'a>; 2],
+    /// How to read these.
+    pub(crate) decoders: [Decoder; 2],
     /// `[tokens, n_heads, k_dim]`.
     pub(crate) q: &'a [f32],
     pub(crate) visibility: &'a Visibility,
@@ -151,7 +153,8 @@ impl Scratch {
         let grow = |v: &mut Vec<f32>, len: usize| v.resize(v.len().max(len), 0.0);
         grow(&mut self.q, n * spec.k_dim);
         grow(&mut self.v, TILE * spec.v_dim);
-        grow(&mut self.row, spec.k_dim);
+        // A head may begin and end inside blocks of 32 values.
+        grow(&mut self.row, spec.k_dim.max(spec.v_dim) + 2 * TILE);
         grow(&mut self.out, n * spec.v_dim);
         self.k.resize(self.k.len().max(spec.k_dim), [0.0; TILE]);
         self.weights.resize(self.weights.len().max(n), [0.0; TILE]);
@@ -202,6 +205,7 @@ impl Attention<'_> {
                 // A row that sees nothing has the sum 0 and gives zeros.
                 let by = if sum == 0.0 { 0.0 } else { 1.0 / sum };
                 o.iter_mut().zip(v).for_each(|(o, v)| *o = v * by);
+                self.stored[1].shape.rotation.apply(o);
             }
         }
     }
@@ -210,7 +214,10 @@ impl Attention<'_> {
         let width = heads_per_kv(&self.spec) * self.spec.k_dim;
         for (at, &row) in rows.iter().enumerate() {
             let start = (row as usize * self.spec.kv_heads + kv_head) * width;
-            scratch.q[at * width..][..width].copy_from_slice(&self.q[start..start + width]);
+            let to = &mut scratch.q[at * width..][..width];
+            to.copy_from_slice(&self.q[start..start + width]);
+            // Products with rotated keys are those of the keys themselves.
+            self.stored[0].shape.rotation.apply(to);
         }
     }
 
@@ -253,37 +260,23 @@ impl Attention<'_> {
 
     /// Brings neighbouring cells into neighbouring places of the tile.
     fn load(&self, cell: usize, lanes: Range<usize>, kv_head: usize, scratch: &mut Scratch) {
-        let AttendSpec {
-            kv_heads,
-            k_dim,
-            v_dim,
-            ..
-        } = self.spec;
+        let AttendSpec { k_dim, v_dim, .. } = self.spec;
+        let ([k, v], [k_decoder, v_decoder]) = (&self.stored, &self.decoders);
+        let (k_head, v_head) = (k.shape.head(kv_head), v.shape.head(kv_head));
         for (cell, lane) in (cell..).zip(lanes) {
-            let k = (cell * kv_heads + kv_head) * k_dim;
-            let row: &[f32] = match self.stored.0[0] {
-                Stored::F32(values) => &values[k..k + k_dim],
-                Stored::F16(values) => {
-                    self.widen(&values[k..k + k_dim], &mut scratch.row[..k_dim]);
-                    &scratch.row[..k_dim]
-                }
-            };
-            scratch
-                .k
-                .iter_mut()
-                .zip(row)
-                .for_each(|(places, value)| places[lane] = *value);
-            let v = (cell * kv_heads + kv_head) * self.stored.1;
+            let row = &mut scratch.row[..k_head.n_values];
+            k_decoder.decode(k.head(cell, k_head), row);
+            let places = scratch.k.iter_mut().zip(&row[k_head.skip..][..k_dim]);
+            places.for_each(|(places, value)| places[lane] = *value);
             let to = &mut scratch.v[lane * v_dim..][..v_dim];
-            match self.stored.0[1] {
-                Stored::F32(values) => to.copy_from_slice(&values[v..v + v_dim]),
-                Stored::F16(values) => self.widen(&values[v..v + v_dim], to),
+            if v_head.n_values == v_dim {
+                v_decoder.decode(v.head(cell, v_head), to);
+            } else {
+                let row = &mut scratch.row[..v_head.n_values];
+                v_decoder.decode(v.head(cell, v_head), row);
+                to.copy_from_slice(&row[v_head.skip..][..v_dim]);
             }
         }
-    }
-
-    fn widen(&self, from: &[f16], to: &mut [f32]) {
-        (self.kernels.f16_to_f32)(from, to);
     }
 
     /// Adds a tile to the softmax of every row that sees some of it.

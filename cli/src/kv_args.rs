@@ -1,0 +1,56 @@
+//! How K and V are stored, as it was typed; and the types that follow from it.
+//!
+//! Knows no model: whether its rows fit the types is the layout's to say.
+
+use clap::{Args, ValueEnum};
+use kv_core::KvType;
+use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
+
+/// How K and V are stored.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct KvArgs {
+    /// How K and V are stored: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl [default: f16;
+    /// logits and kl: f32]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvType>,
+    /// How K is stored [default: as --kv-type]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_type_k: Option<KvType>,
+    /// How V is stored [default: as --kv-type]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv_type_v: Option<KvType>,
+    /// How some layers store K and V: 0-3=f16 or 5=q8_0/q4_0 (K/V); may be given several times, the
+    /// last one for a layer counts
+    #[arg(long, value_name = "LAYERS=TYPE", value_delimiter = ',')]
+    pub(crate) kv_type_layer: Vec<LayerKvTypes>,
+    /// Rotate quantised rows (Hadamard), which spreads outliers
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub(crate) kv_rotation: RotationName,
+}
+
+/// [`KvRotation`] as it is called on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RotationName {
+    /// Where the size of heads allows it.
+    #[default]
+    On,
+    /// Never.
+    Off,
+}
+
+impl KvArgs {
+    /// The types of all layers; `default` where none was chosen.
+    pub(crate) fn types(&self, default: KvType) -> KvTypes {
+        let both = self.kv_type.unwrap_or(default);
+        let of = |own: Option<KvType>| own.unwrap_or(both);
+        KvTypes {
+            layers: self.kv_type_layer.clone(),
+            ..KvTypes::new(of(self.kv_type_k), of(self.kv_type_v)).with_rotation(
+                match self.kv_rotation {
+                    RotationName::On => KvRotation::On,
+                    RotationName::Off => KvRotation::Off,
+                },
+            )
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! [`KvTypes`]: which [`KvType`] the K and V rows of each layer have, as a person chooses it.
+//!
+//! Invariant: a choice for single layers wins over the choice for all, a later one over an earlier
+//! one. Knows nothing of the layers that there are: [`crate::layers::RowLayout`] refuses what does
+//! not fit them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hadamard::HeadRotation;
+use crate::ids::LayerIdx;
+use crate::kv_type::{KvType, UnknownKvType};
+
+/// Whether quantised rows are rotated, see [`crate::hadamard`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvRotation {
+    /// Rows of quantised types are, where the size of their heads allows it.
+    #[default]
+    On,
+    /// No rows are.
+    Off,
+}
+
+/// The types of the K and V rows of all layers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvTypes {
+    /// Type of K rows.
+    pub k: KvType,
+    /// Type of V rows.
+    pub v: KvType,
+    /// Whether quantised rows are rotated.
+    #[serde(default)]
+    pub rotation: KvRotation,
+    /// Layers with types of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerKvTypes>,
+}
+
+/// The types of some neighbouring layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerKvTypes {
+    /// The first of these layers.
+    pub first: LayerIdx,
+    /// The last of these layers.
+    pub last: LayerIdx,
+    /// Type of their K rows.
+    pub k: KvType,
+    /// Type of their V rows.
+    pub v: KvType,
+}
+
+/// A text that names no layers and types.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LayerKvTypesError {
+    /// It has another form.
+    #[error("'{0}' is not of the form LAYERS=TYPE, such as 0-3=f16 or 5=q8_0/q4_0")]
+    Form(String),
+    /// What should be a type is none.
+    #[error(transparent)]
+    Type(#[from] UnknownKvType),
+}
+
+impl KvTypes {
+    /// These types for all layers; quantised rows are rotated.
+    pub const fn new(k: KvType, v: KvType) -> Self {
+        Self {
+            k,
+            v,
+            rotation: KvRotation::On,
+            layers: Vec::new(),
+        }
+    }
+
+    /// The same with or without rotation of quantised rows.
+    pub fn with_rotation(self, rotation: KvRotation) -> Self {
+        Self { rotation, ..self }
+    }
+
+    /// The same with other types for some layers.
+    pub fn with_layers(mut self, layers: LayerKvTypes) -> Self {
+        self.layers.push(layers);
+        self
+    }
+
+    /// The types of K and V of `layer`.
+    pub fn of_layer(&self, layer: LayerIdx) -> [KvType; 2] {
+        let own = self
+            .layers
+            .iter()
+            .rfind(|own| (own.first..=own.last).contains(&layer));
+        own.map_or([self.k, self.v], |own| [own.k, own.v])
+    }
+
+    /// How heads of `dim` values that are stored as `kv_type` are rotated.
+    pub const fn rotation_of(&self, kv_type: KvType, dim: usize) -> HeadRotation {
+        match self.rotation {
+            KvRotation::On if kv_type.is_quantised() => HeadRotation::for_dim(dim),
+            _ => HeadRotation::None,
+        }
+    }
+}
+
+impl From<KvType> for KvTypes {
+    fn from(kv_type: KvType) -> Self {
+        Self::new(kv_type, kv_type)
+    }
+}
+
+impl From<&Self> for KvTypes {
+    fn from(types: &Self) -> Self {
+        types.clone()
+    }
+}
+
+/// `f16`, or `q8_0/q4_0` where K and V differ, and the layers that have types of their own.
+impl fmt::Display for KvTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_pair(f, self.k, self.v)?;
+        for own in &self.layers {
+            write!(f, ", {own}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for LayerKvTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.first, self.last) {
+            (first, last) if first == last => write!(f, "{first}=")?,
+            (first, last) => write!(f, "{first}-{last}=")?,
+        }
+        write_pair(f, self.k, self.v)
+    }
+}
+
+fn write_pair(f: &mut fmt::Formatter<'_>, k: KvType, v: KvType) -> fmt::Result {
+    if k == v {
+        write!(f, "{k}")
+    } else {
+        write!(f, "{k}/{v}")
+    }
+}
+
+/// `0-3=f16` and `5=q8_0/q4_0`: layers, then the type of K and V, or of K and of V.
+impl FromStr for LayerKvTypes {
+    type Err = LayerKvTypesError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let form = || LayerKvTypesError::Form(s.to_owned());
+        let layer = |s: &str| s.parse().map(LayerIdx).map_err(|_| form());
+        let (layers, types) = s.split_once('=').ok_or_else(form)?;
+        let (first, last) = layers.split_once('-').unwrap_or((layers, layers));
+        let (first, last) = (layer(first)?, layer(last)?);
+        if first > last {
+            return Err(form());
+        }
+        let (k, v) = types.split_once('/').unwrap_or((types, types));
+        let (k, v) = (k.parse()?, v.parse()?);
+        Ok(Self { first, last, k, v })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_choice_for_a_layer_wins() {
+        let types = KvTypes::from(KvType::Q8_0)
+            .with_layers("0-3=f16".parse().unwrap())
+            .with_layers("3=q4_0/bf16".parse().unwrap());
+        let of = |layer| types.of_layer(LayerIdx(layer));
+        assert_eq!(of(0), [KvType::F16; 2]);
+        assert_eq!(of(3), [KvType::Q4_0, KvType::BF16]);
+        assert_eq!(of(4), [KvType::Q8_0; 2]);
+        assert_eq!(types.to_string(), "q8_0, 0-3=f16, 3=q4_0/bf16");
+    }
+
+    #[test]
+    fn only_quantised_types_are_rotated() {
+        let types = KvTypes::from(KvType::Q8_0);
+        let group = |types: &KvTypes, kv_type, dim| types.rotation_of(kv_type, dim).group();
+        assert_eq!(group(&types, KvType::Q8_0, 64), 64);
+        assert_eq!(group(&types, KvType::Q4_0, 96), 32);
+        assert_eq!(group(&types, KvType::F16, 64), 1);
+        let off = types.with_rotation(KvRotation::Off);
+        assert_eq!(group(&off, KvType::Q8_0, 64), 1);
+    }
+
+    #[test]
+    fn what_names_no_layers_and_types_is_refused() {
+        for wrong in [
+            "",
+            "f16",
+            "=f16",
+            "3-1=f16",
+            "a=f16",
+            "-1=f16",
+            "1-=f16",
+            "0-1-2=f16",
+        ] {
+            let error = wrong.parse::<LayerKvTypes>().unwrap_err();
+            assert_eq!(error, LayerKvTypesError::Form(wrong.to_owned()));
+        }
+        for wrong in ["0=", "0=q9", "0=f16/", "0=f16/q8_0/f32"] {
+            let error = wrong.parse::<LayerKvTypes>().unwrap_err();
+            assert!(
+                matches!(error, LayerKvTypesError::Type(_)),
+                "{wrong}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! [`Decoder`]: stored values of a head as `f32`, for every type of rows and instruction set.
+//!
+//! One text for every instruction set: the compiler makes vector code of it for the features that a
+//! wrapper names. Invariant: every value has the very bits that [`KvType::decode_row`] gives it,
+//! which is what plain code uses. Knows nothing of heads or cells.
+
+use kv_core::KvType;
+
+use crate::isa::Isa;
+
+/// Values of a block of the quantised types.
+const BLOCK: usize = 32;
+
+/// `(bytes, values)`.
+type Decode = fn(&[u8], &mut [f32]);
+
+/// Reads values of one type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decoder {
+    kv_type: KvType,
+    /// `None`: as the specification does.
+    fast: Option<Decode>,
+}
+
+impl Decoder {
+    /// For rows of `kv_type` on `isa`, which must be available.
+    pub(crate) fn new(isa: Isa, kv_type: KvType) -> Self {
+        let fast = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if isa.is_available() => x86::avx2(kv_type),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni if isa.is_available() => x86::avx512(kv_type),
+            _ => None,
+        };
+        Self { kv_type, fast }
+    }
+
+    /// Reads whole blocks.
+    #[inline]
+    pub(crate) fn decode(&self, bytes: &[u8], values: &mut [f32]) {
+        match self.fast {
+            Some(decode) => decode(bytes, values),
+            None => self.kv_type.decode_row(bytes, values),
+        }
+    }
+}
+
+/// The value of a half-precision number, exactly.
+#[inline(always)]
+fn half(bytes: [u8; 2]) -> f32 {
+    let bits = u32::from(u16::from_le_bytes(bytes));
+    let magnitude = (bits & 0x7fff) << 13;
+    // 2^112: from the exponents of half precision to those of single precision, subnormals too.
+    let value = f32::from_bits(magnitude) * f32::from_bits(0x7780_0000);
+    let special = f32::from_bits(magnitude | 0x7f80_0000);
+    let unsigned = if bits & 0x7c00 == 0x7c00 {
+        special
+    } else {
+        value
+    };
+    f32::from_bits(unsigned.to_bits() | (bits & 0x8000) << 16)
+}
+
+/// Applies `decode(block, values)` to whole blocks of `BYTES`.
+#[inline(always)]
+fn blocks<const BYTES: usize>(
+    bytes: &[u8],
+    values: &mut [f32],
+    decode: impl Fn(&[u8; BYTES], &mut [f32; BLOCK]),
+) {
+    let blocks = bytes.as_chunks::<BYTES>().0.iter();
+    for (block, values) in blocks.zip(values.as_chunks_mut::<BLOCK>().0) {
+        decode(block, values);
+    }
+}
+
+#[inline(always)]
+fn f32(bytes: &[u8], values: &mut [f32]) {
+    for (v, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *v = f32::from_le_bytes(*bytes);
+    }
+}
+
+#[inline(always)]
+fn f16(bytes: &[u8], values: &mut [f32]) {
+    for (v, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *v = half(*bytes);
+    }
+}
+
+#[inline(always)]
+fn bf16(bytes: &[u8], values: &mut [f32]) {
+    for (v, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *v = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+    }
+}
+
+#[inline(always)]
+fn q8_0(bytes: &[u8], values: &mut [f32]) {
+    blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 34], values| {
+        let d = half([*d0, *d1]);
+        for (q, v) in qs.iter().zip(values) {
+            *v = d * f32::from(*q as i8);
+        }
+    });
+}
+
+/// `value(low)` of the low and `value(high)` of the high nibbles of `qs`, halves of a block.
+#[inline(always)]
+fn nibbles(qs: &[u8; 16], values: &mut [f32; BLOCK], value: impl Fn(u8) -> f32) {
+    let (low, high) = values.split_at_mut(BLOCK / 2);
+    for (q, v) in qs.iter().zip(low) {
+        *v = value(q & 15);
+    }
+    for (q, v) in qs.iter().zip(high) {
+        *v = value(q >> 4);
+    }
+}
+
+#[inline(always)]
+fn q4_0(bytes: &[u8], values: &mut [f32]) {
+    blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 18], values| {
+        let d = half([*d0, *d1]);
+        nibbles(qs, values, |q| d * (f32::from(q) - 8.0));
+    });
+}
+
+#[inline(always)]
+fn q4_1(bytes: &[u8], values: &mut [f32]) {
+    blocks(
+        bytes,
+        values,
+        |[d0, d1, m0, m1, qs @ ..]: &[u8; 20], values| {
+            let (d, m) = (half([*d0, *d1]), half([*m0, *m1]));
+            nibbles(qs, values, |q| d * f32::from(q) + m);
+        },
+    );
+}
+
+/// `value(q)` of the five-bit numbers of a block.
+#[inline(always)]
+fn fives(high: [u8; 4], qs: &[u8; 16], values: &mut [f32; BLOCK], value: impl Fn(f32) -> f32) {
+    let bits = u32::from_le_bytes(high);
+    let mut numbers = [0u32; BLOCK];
+    let (low, upper) = numbers.split_at_mut(BLOCK / 2);
+    for (q, n) in qs.iter().zip(low) {
+        *n = u32::from(q & 15);
+    }
+    for (q, n) in qs.iter().zip(upper) {
+        *n = u32::from(q >> 4);
+    }
+    for (i, (n, v)) in numbers.iter().zip(values).enumerate() {
+        *v = value((n | ((bits >> i) & 1) << 4) as f32);
+    }
+}
+
+#[inline(always)]
+fn q5_0(bytes: &[u8], values: &mut [f32]) {
+    blocks(
+        bytes,
+        values,
+        |[d0, d1, h0, h1, h2, h3, qs @ ..]: &[u8; 22], values| {
+            let d = half([*d0, *d1]);
+            fives([*h0, *h1, *h2, *h3], qs, values, |q| d * (q - 16.0));
+        },
+    );
+}
+
+#[inline(always)]
+fn q5_1(bytes: &[u8], values: &mut [f32]) {
+    blocks(
+        bytes,
+        values,
+        |[d0, d1, m0, m1, h0, h1, h2, h3, qs @ ..]: &[u8; 24], values| {
+            let (d, m) = (half([*d0, *d1]), half([*m0, *m1]));
+            fives([*h0, *h1, *h2, *h3], qs, values, |q| d * q + m);
+        },
+    );
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use core::arch::x86_64::{
+        _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_shuffle_epi8, _mm_srli_epi16,
+        _mm_storeu_si128,
+    };
+
+    use kv_core::KvType;
+    use kv_core::block::IQ4_VALUES;
+
+    use super::{BLOCK, Decode, blocks, half};
+
+    /// A function is `inner` compiled for `features`.
+    macro_rules! for_features {
+        ($table:ident, $features:literal) => {
+            pub(super) fn $table(kv_type: KvType) -> Option<Decode> {
+                macro_rules! wrapped {
+                    ($function:path) => {{
+                        #[target_feature(enable = $features)]
+                        fn inner(bytes: &[u8], values: &mut [f32]) {
+                            $function(bytes, values);
+                        }
+                        // SAFETY: `Decoder::new` gives this out only where the features are there.
+                        Some(|bytes, values| unsafe { inner(bytes, values) })
+                    }};
+                }
+                match kv_type {
+                    KvType::F32 => wrapped!(super::f32),
+                    KvType::F16 => wrapped!(super::f16),
+                    KvType::BF16 => wrapped!(super::bf16),
+                    KvType::Q8_0 => wrapped!(super::q8_0),
+                    KvType::Q4_0 => wrapped!(super::q4_0),
+                    KvType::Q4_1 => wrapped!(super::q4_1),
+                    KvType::Q5_0 => wrapped!(super::q5_0),
+                    KvType::Q5_1 => wrapped!(super::q5_1),
+                    KvType::IQ4_NL => {
+                        #[target_feature(enable = $features)]
+                        fn inner(bytes: &[u8], values: &mut [f32]) {
+                            blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 18], values| {
+                                let d = half([*d0, *d1]);
+                                let entries = iq4_entries(qs);
+                                for (entry, v) in entries.iter().zip(values) {
+                                    *v = d * f32::from(*entry);
+                                }
+                            });
+                        }
+                        // SAFETY: `Decoder::new` gives this out only where the features are there.
+                        Some(|bytes, values| unsafe { inner(bytes, values) })
+                    }
+                    _ => None,
+                }
+            }
+        };
+    }
+
+    for_features!(avx2, "avx2");
+    for_features!(avx512, "avx512f,avx512bw,avx512vl,avx512dq");
+
+    /// The table's entries of a block of `IQ4_NL`, looked up by a shuffle of bytes.
+    #[target_feature(enable = "ssse3")]
+    #[inline]
+    fn iq4_entries(qs: &[u8; 16]) -> [i8; BLOCK] {
+        let mut entries = [0; BLOCK];
+        let (low, high) = entries.split_at_mut(16);
+        // SAFETY: 16 bytes are read from each of two arrays of 16 bytes.
+        let (table, qs) = unsafe {
+            (
+                _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()),
+                _mm_loadu_si128(qs.as_ptr().cast()),
+            )
+        };
+        let mask = _mm_set1_epi8(15);
+        let indices = [
+            (low, _mm_and_si128(qs, mask)),
+            (high, _mm_and_si128(_mm_srli_epi16::<4>(qs), mask)),
+        ];
+        for (to, indices) in indices {
+            // SAFETY: each half of the entries has 16 bytes.
+            unsafe {
+                _mm_storeu_si128(to.as_mut_ptr().cast(), _mm_shuffle_epi8(table, indices));
+            }
+        }
+        entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random bytes, with scales that are subnormal, zero, negative, infinite or no number at times.
+    #[test]
+    fn every_value_has_the_bits_of_the_specification() {
+        let mut state = 1u64;
+        let mut byte = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        for kv_type in KvType::ALL {
+            let n = 64;
+            for _ in 0..500 {
+                let bytes: Vec<u8> = (0..kv_type.row_bytes(n)).map(|_| byte()).collect();
+                let mut wanted = vec![0.0; n];
+                kv_type.decode_row(&bytes, &mut wanted);
+                for isa in Isa::all_available() {
+                    let mut got = vec![9.0; n];
+                    Decoder::new(isa, kv_type).decode(&bytes, &mut got);
+                    for (got, wanted) in got.iter().zip(&wanted) {
+                        let same =
+                            got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
+                        assert!(same, "{isa}, {kv_type}: {got}, not {wanted}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_half_widens_exactly() {
+        for bits in 0..=u16::MAX {
+            let (got, wanted) = (
+                half(bits.to_le_bytes()),
+                half::f16::from_bits(bits).to_f32(),
+            );
+            assert!(got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan());
+        }
+    }
+}
