@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use kv_core::KvType;
+
 use crate::backends::{ActivationsName, BackendName};
+use crate::commands::FileType;
 use crate::kv_args::KvArgs;
 
 /// A number of tokens, at least one.
@@ -57,6 +60,12 @@ pub(crate) enum Command {
     Kl(KlArgs),
     /// Measure prompt and generation speed.
     Bench(BenchArgs),
+    /// Look into saved states.
+    State(StateArgs),
+    /// Measure how well a model predicts a text.
+    Perplexity(PerplexityArgs),
+    /// Write a model directory as a GGUF file.
+    Convert(ConvertArgs),
 }
 
 /// Where the model comes from.
@@ -101,6 +110,10 @@ pub(crate) struct EngineArgs {
     /// Give layers with a sliding window as many cells as the others
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) swa_full: bool,
+    /// States before its last tokens that recurrent layers keep, to go back to
+    #[arg(long, value_name = "N", default_value_t = 0,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
+    pub(crate) snapshots: u32,
     /// Allocate the memory even where it does not seem to fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,
@@ -195,6 +208,21 @@ pub(crate) struct LongContextArgs {
     pub(crate) group_attention_width: u32,
 }
 
+/// Texts that go on in another process.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Saved states")]
+pub(crate) struct SessionArgs {
+    /// Go on from a saved state: the prompt, if there is one, continues its text
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["chat", "group_attention_factor"])]
+    pub(crate) load_state: Option<PathBuf>,
+    /// Save at the end what the text left in the memory, also after Ctrl-C
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_state: Option<PathBuf>,
+    /// How K and V are saved [default: as they are stored]
+    #[arg(long, value_name = "TYPE", requires = "save_state")]
+    pub(crate) save_kv_type: Option<KvType>,
+}
+
 /// `cellar run`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -206,6 +234,12 @@ Examples:
   cellar run \"Once upon a time\" --temp 0
   cellar run -m MODEL.gguf --chat -f question.txt --seed 7
   echo \"One day\" | cellar run -n 40 --json | tail -1
+  cellar run -m MODEL.gguf -f book.txt -n 0 --save-state book.state
+  cellar run -m MODEL.gguf --load-state book.state \"In short,\"
+
+A saved state holds the tokens and what the model remembers of them. It does not hold options: the
+sampler's settings, seed and position in its random numbers, --stop and the context's size are those
+of each run. With -n 0 a prompt is only read. Without a prompt, a loaded text goes on where it ended.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
 pub(crate) struct RunArgs {
@@ -234,6 +268,8 @@ pub(crate) struct RunArgs {
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) long_context: LongContextArgs,
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
     /// Print only what is generated
     #[arg(long)]
     pub(crate) no_echo: bool,
@@ -479,4 +515,76 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// `cellar state`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cellar state inspect book.state
+  cellar state inspect book.state --json")]
+pub(crate) struct StateArgs {
+    #[command(subcommand)]
+    pub(crate) command: StateCommand,
+}
+
+/// What can be done with saved states.
+#[derive(Debug, Subcommand)]
+pub(crate) enum StateCommand {
+    /// Check every byte of a state and show what it holds
+    Inspect(StateInspectArgs),
+}
+
+/// `cellar state inspect`
+#[derive(Debug, Args)]
+pub(crate) struct StateInspectArgs {
+    /// The state
+    pub(crate) file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `cellar perplexity`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The text is cut into chunks of --ctx tokens [default: 512]; the second half of each is scored, as
+llama-perplexity does it, so that figures compare.
+
+Examples:
+  cellar perplexity -m MODEL.gguf -f notes.txt
+  cellar perplexity -m MODEL.gguf -f notes.txt -c 2048 --json")]
+pub(crate) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Stop after this many chunks [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    pub(crate) chunks: Option<u32>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// `cellar convert`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are no whole number
+of blocks is stored in a larger type. The file is written aside and renamed when it is whole.
+
+Examples:
+  cellar convert DIRECTORY model.gguf --type f16
+  cellar convert DIRECTORY model.gguf --type q4_k")]
+pub(crate) struct ConvertArgs {
+    /// Directory with config.json, safetensors and tokenizer.json (or a GGUF file, to requantise)
+    pub(crate) model: PathBuf,
+    /// Where to write
+    pub(crate) out: PathBuf,
+    /// How matrices are stored: f32, f16, bf16, q8_0, q6_k, q5_k, q5_0, q5_1, q4_k, q4_0, q4_1, q3_k
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) file_type: FileType,
 }

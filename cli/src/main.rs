@@ -1,6 +1,7 @@
 //! The program `cellar`: parses, runs one command, and prints what went wrong, once.
 
 mod args;
+mod aside;
 mod backends;
 mod commands;
 mod failure;

@@ -20,9 +20,18 @@ impl Progress {
 
     /// Something that is counted in tokens.
     pub(crate) fn tokens(message: impl Into<String>, n_tokens: usize) -> Self {
-        let bar = shown(ProgressBar::new(n_tokens as u64));
-        let style = "{msg} [{bar:30}] {pos}/{len} tokens ({per_sec})";
-        if let Ok(style) = ProgressStyle::with_template(style) {
+        Self::counted(message, (n_tokens, "tokens"))
+    }
+
+    /// Something that is counted in tensors.
+    pub(crate) fn tensors(message: impl Into<String>, n_tensors: usize) -> Self {
+        Self::counted(message, (n_tensors, "tensors"))
+    }
+
+    fn counted(message: impl Into<String>, (n, what): (usize, &str)) -> Self {
+        let bar = shown(ProgressBar::new(n as u64));
+        let style = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {what} ({{per_sec}})");
+        if let Ok(style) = ProgressStyle::with_template(&style) {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(message.into());

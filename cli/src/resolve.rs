@@ -93,6 +93,7 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
         } else {
             SwaSize::Window
         },
+        n_snapshots: args.snapshots,
         budget: budget(args),
         ..EngineConfig::default()
     }

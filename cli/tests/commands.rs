@@ -13,7 +13,17 @@ use support::{BACKENDS, cellar, json, model, output, references};
 fn help_says_what_there_is() {
     let (top, _) = output(&["--help"]);
     for command in [
-        "run", "inspect", "plan", "graph", "tokenize", "logits", "kl", "bench",
+        "run",
+        "inspect",
+        "plan",
+        "graph",
+        "tokenize",
+        "logits",
+        "kl",
+        "bench",
+        "state",
+        "perplexity",
+        "convert",
     ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);

@@ -6,28 +6,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{cellar, edited, model};
-
-/// Runs and expects a failure; gives its code and its message.
-#[track_caller]
-fn failure(args: &[&str]) -> (i32, String) {
-    let done = cellar().args(args).assert().failure();
-    let output = done.get_output();
-    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
-    let line = stderr
-        .strip_suffix('\n')
-        .unwrap_or_else(|| panic!("{args:?}: {stderr}"));
-    let message = line
-        .strip_prefix("error: ")
-        .unwrap_or_else(|| panic!("{args:?}: {stderr}"));
-    assert!(
-        !message.contains('\n'),
-        "{args:?}: more than a line: {stderr}"
-    );
-    assert!(!message.contains("panicked"), "{args:?}: {stderr}");
-    assert!(output.stdout.is_empty(), "{args:?}: stdout is for results");
-    (output.status.code().unwrap(), message.to_owned())
-}
+use support::{cellar, edited, failure, model};
 
 /// The commands that read a model, given this one.
 fn with_model(path: &Path) -> Vec<Vec<String>> {

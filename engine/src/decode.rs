@@ -8,11 +8,14 @@
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, LayerRope};
-use kv_core::batch::{Batch, Output, SplitPolicy, UBatch, ValidBatch, validate};
-use kv_core::graph::{BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError};
+use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, UBatch, ValidBatch, validate_with};
+use kv_core::graph::{
+    BatchVisibility, GraphInputs, GraphOutputs, GraphShape, Input, KeyRopeError, Node, Op,
+};
 use kv_core::memory::{
     AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, batch_visibility,
 };
+use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
 use model_core::architecture::{Model, OutputKind};
@@ -30,10 +33,16 @@ pub struct Engine<B: Backend> {
     pub(crate) memory: AnyMemory,
     /// How each layer's keys move, or why they cannot.
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
+    /// Which model this is, for states.
+    pub(crate) fingerprint: Fingerprint,
     programs: ProgramCache<B::Program>,
     settings: Settings,
     inputs: MemoryInputs,
     outputs: GraphOutputs,
+    /// Whether the graph takes rows and columns of images.
+    position_rule: PositionRule,
+    /// Position, row and column of each token of a ubatch, where the graph takes them.
+    coordinates: Vec<[u32; 3]>,
     /// What tokens see of their ubatch, for each window of the graph.
     batch: Vec<BatchVisibility>,
     /// Rows that came out, in the order of the batch.
@@ -128,6 +137,22 @@ impl<B: Backend> Engine<B> {
         })?;
         let graph = model.graph(shape)?;
         let key_ropes = graph.key_ropes(&*source).map_err(Arc::new);
+        let fingerprint = Fingerprint::new(
+            model.architecture(),
+            settings.rules.n_vocab,
+            model.layers(),
+            &graph,
+            &*source,
+        );
+        let is_input = |node: &Node, input| node.op == Op::Input(input);
+        let takes_images = graph
+            .nodes()
+            .iter()
+            .any(|n| is_input(n, Input::Coordinates));
+        let position_rule = match takes_images {
+            true => PositionRule::Grid,
+            false => PositionRule::Linear,
+        };
         let cut = memory.split_policy() != SplitPolicy::WholeSequences;
         if let Some(window) = graph.batch_windows().next().filter(|_| cut) {
             return Err(ConfigError::CutSequences { window }.into());
@@ -144,10 +169,13 @@ impl<B: Backend> Engine<B> {
             rows,
             memory,
             key_ropes,
+            fingerprint,
             programs,
             settings,
             inputs: MemoryInputs::default(),
             outputs: GraphOutputs::default(),
+            position_rule,
+            coordinates: Vec::new(),
             batch,
             rows_out: Vec::new(),
         })
@@ -224,9 +252,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<(), EngineError> {
-        let valid = validate(batch, &self.settings.rules, |seq| {
-            self.memory.positions(seq)
-        })?;
+        let rules = (&self.settings.rules, self.position_rule);
+        let valid = validate_with(batch, rules, |seq| self.memory.positions(seq))?;
         let plan = self.memory.plan(&valid, self.settings.n_ubatch)?;
         let width = self.settings.output_width();
         self.rows_out.resize(valid.n_outputs() * width, 0.0);
@@ -291,6 +318,10 @@ impl<B: Backend> Engine<B> {
         };
         self.memory
             .inputs(ubatch, &plan.placement, step, &mut self.inputs);
+        if self.position_rule == PositionRule::Grid {
+            self.coordinates.clear();
+            self.coordinates.extend(ubatch.coordinates());
+        }
         for seen in &mut self.batch {
             batch_visibility(ubatch, seen);
         }
@@ -310,6 +341,7 @@ impl<B: Backend> Engine<B> {
             tokens: &ubatch.tokens,
             embeddings: &ubatch.embeddings,
             positions: &ubatch.positions,
+            coordinates: &self.coordinates,
             output_rows: &ubatch.output_rows,
             parts: &self.inputs.parts,
             batch: &self.batch,

@@ -6,7 +6,8 @@ use kv_core::SeqId;
 use kv_core::backend::BackendError;
 use kv_core::batch::BatchError;
 use kv_core::graph::KeyRopeError;
-use kv_core::memory::{CopyRefused, PlanError, RemoveRefused, ShiftRefused};
+use kv_core::memory::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, ShiftRefused};
+use kv_core::state::{RestoreError, SaveError};
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
 
@@ -60,6 +61,26 @@ pub enum EngineError {
     /// Tokens cannot move to these positions.
     #[error(transparent)]
     Shift(#[from] ShiftRefused),
+    /// There is no such sequence.
+    #[error(transparent)]
+    NoSuchSequence(#[from] NoSuchSequence),
+    /// A state cannot be saved.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// A state cannot be restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// The rows of a state could not be written.
+    #[error(
+        "the saved rows could not be written{}: {source}",
+        forgotten(*.replaced)
+    )]
+    RestoreRows {
+        /// What became of what was to be replaced.
+        replaced: Replaced,
+        /// Why.
+        source: BackendError,
+    },
     /// Tokens of this model cannot move to other positions at all.
     #[error("the context of this model cannot be shifted: {0}")]
     CannotShift(Arc<KeyRopeError>),
@@ -117,6 +138,22 @@ pub enum EngineError {
         /// Tokens that the sequence had before.
         n_used: usize,
     },
+}
+
+/// What becomes of the sequences that a restoration was to replace, where it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replaced {
+    /// They are what they were.
+    Kept,
+    /// Their rows were written over: they are empty.
+    Forgotten,
+}
+
+fn forgotten(replaced: Replaced) -> &'static str {
+    match replaced {
+        Replaced::Kept => "",
+        Replaced::Forgotten => ", and what they were to replace is forgotten",
+    }
 }
 
 fn after(n_used: usize) -> String {

@@ -52,6 +52,8 @@ pub struct GenerateOptions {
     pub cancel: CancelFlag,
     /// How it goes on when it gets longer than the context.
     pub long_context: LongContext,
+    /// Tokens that the sequence has already: penalties look back at them.
+    pub history: Vec<TokenId>,
 }
 
 /// Why a text ended.
@@ -151,11 +153,13 @@ impl<'e, B: Backend> Generation<'e, B> {
             engine.check_shift()?;
         }
         let grouped_to = next_pos(engine, options.seq);
+        let mut sampler = Sampler::new(options.sampler.clone())?;
+        options.history.iter().for_each(|&t| sampler.accept(t));
         Ok(Self {
             grouped_to,
             engine,
             tokenizer,
-            sampler: Sampler::new(options.sampler.clone())?,
+            sampler,
             stop: StopStrings::new(options.stop.iter().map(String::as_str))?,
             options,
             decoder: Some(DecodeStream::new(
@@ -240,6 +244,17 @@ impl<'e, B: Backend> Generation<'e, B> {
     /// The tokens of the text so far; a token that ended it is not among them.
     pub fn tokens(&self) -> &[TokenId] {
         &self.tokens
+    }
+
+    /// The last token of the text where it was chosen, but not evaluated yet: what the sequence does
+    /// not remember so far.
+    pub fn pending(&self) -> Option<TokenId> {
+        self.pending
+    }
+
+    /// The engine that it is generated with, to look at or to save.
+    pub fn engine(&self) -> &Engine<B> {
+        self.engine
     }
 
     /// The text so far, as far as it was handed out.

@@ -12,6 +12,7 @@ mod error;
 mod generation;
 mod programs;
 pub mod sampler;
+mod state;
 pub mod stop;
 mod timings;
 
@@ -19,6 +20,7 @@ pub use budget::MemoryBudget;
 pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
-pub use error::EngineError;
+pub use error::{EngineError, Replaced};
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
+pub use state::{RestoredState, SaveOptions};
 pub use timings::{Pace, Timings};

@@ -1,4 +1,5 @@
-//! Models that remember nothing: tokens see each other within a batch, and final rows come out.
+//! Models whose tokens see later ones of their batch, with a memory and without, and whose final rows
+//! come out.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::sync::Arc;
@@ -8,17 +9,41 @@ use kv_candle::CandleBackend;
 use kv_core::batch::Batch;
 use kv_core::contract::tiny_weights;
 use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
-use kv_core::layers::{LayerMap, LayerMemory};
-use kv_core::{SeqId, TokenId, Window};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
+use kv_core::memory::Memory;
+use kv_core::{Causality, KvType, Pos, SeqId, TokenId, Window};
 use model_core::architecture::{Model, ModelError, OutputKind};
 
 const DIM: usize = 8;
 const VOCAB: usize = 20;
 
-/// Embedding, two attentions among a batch's tokens through different windows, final rows.
+const WINDOWS: [Window; 2] = [Window::Symmetric(2), Window::Full];
+
+/// Embedding, two attentions through different windows in which tokens see later ones, final rows.
+/// Layers remember their keys and values, or nothing.
 #[derive(Debug)]
 struct Encoder {
     layers: LayerMap,
+}
+
+impl Encoder {
+    fn forgetful(n_layers: usize) -> Arc<Self> {
+        let layers = LayerMap::new(vec![LayerMemory::Nothing; n_layers]);
+        Arc::new(Self { layers })
+    }
+
+    fn remembering(n_layers: usize) -> Arc<Self> {
+        let memory = |window| {
+            LayerMemory::Attention(AttentionMemory {
+                kv_heads: 2,
+                k_dim: 4,
+                v_dim: 4,
+                window,
+            })
+        };
+        let layers = LayerMap::new(WINDOWS.map(memory)[..n_layers].to_vec());
+        Arc::new(Self { layers })
+    }
 }
 
 impl Model for Encoder {
@@ -46,6 +71,10 @@ impl Model for Encoder {
         OutputKind::Embeddings
     }
 
+    fn causality(&self) -> Causality {
+        Causality::NonCausal
+    }
+
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
         let spec = AttendSpec {
             n_heads: 2,
@@ -59,7 +88,8 @@ impl Model for Encoder {
         let mut b = GraphBuilder::new(shape);
         let tokens = b.input(Input::Tokens)?;
         let mut x = b.embed("embd", tokens, "embd.w", [VOCAB, DIM])?;
-        for (layer, window) in [Window::Symmetric(2), Window::Full].into_iter().enumerate() {
+        for ((index, memory), window) in self.layers.iter().zip(WINDOWS) {
+            let layer = index.as_usize();
             let mut heads = |what: &str| {
                 let flat = b.linear(
                     &format!("{what}-{layer}"),
@@ -73,8 +103,17 @@ impl Model for Encoder {
                     &[shape.n_tokens, 2, 4],
                 )
             };
-            let qkv = [heads("q")?, heads("k")?, heads("v")?];
-            let kqv = b.attend_batch(&format!("kqv-{layer}"), (spec, None), qkv, window)?;
+            let [q, k, v] = [heads("q")?, heads("k")?, heads("v")?];
+            let name = format!("kqv-{layer}");
+            let kqv = match (memory, self.layers.part_of(index)) {
+                (LayerMemory::Attention(_), Some(part)) => {
+                    let cells = b.input(Input::Cells { part })?;
+                    let stored = b.store_kv(&format!("store-{layer}"), index, [k, v, cells])?;
+                    let seen = b.input(Input::Visibility { part, window })?;
+                    b.attend(&name, index, spec, [q, stored, seen])?
+                }
+                _ => b.attend_batch(&name, (spec, None), [q, k, v], window)?,
+            };
             x = b.add(&format!("out-{layer}"), kqv, x)?;
         }
         let rows = b.input(Input::OutputRows)?;
@@ -83,20 +122,26 @@ impl Model for Encoder {
     }
 }
 
-fn engine(n_ubatch: u32) -> Engine<CandleBackend> {
-    let layers = LayerMap::new(vec![LayerMemory::Nothing; 2]);
-    let model = Arc::new(Encoder { layers });
+fn engine_of(model: Arc<Encoder>, n_ubatch: u32) -> Engine<CandleBackend> {
     let shape = GraphShape {
         n_tokens: 1,
         n_outputs: 1,
     };
-    let weights = tiny_weights(&model.graph(shape).unwrap(), 5);
+    // The same weights for every encoder of these layers.
+    let n_layers = model.layers.n_layers();
+    let weights = tiny_weights(&Encoder::forgetful(n_layers).graph(shape).unwrap(), 5);
     let config = EngineConfig {
         n_seqs: 4,
         n_ubatch,
+        n_ctx: Some(64),
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     Engine::new(CandleBackend::cpu(), model, weights, &config).unwrap()
+}
+
+fn engine(n_ubatch: u32) -> Engine<CandleBackend> {
+    engine_of(Encoder::forgetful(2), n_ubatch)
 }
 
 fn batch(texts: &[(u32, &[u32])]) -> Batch {
@@ -175,4 +220,46 @@ fn logits_of_an_encoder_are_refused() {
         error.to_string(),
         "the model 'encoder' gives embeddings, not logits"
     );
+}
+
+#[test]
+fn a_non_causal_batch_over_a_memory_sees_what_one_without_sees() {
+    let texts: [(u32, &[u32]); 2] = [(1, &[3, 1, 4, 1, 5, 9, 2]), (0, &[6, 5, 3])];
+    let wanted = rows(&mut engine(16), &texts);
+    let mut engine = engine_of(Encoder::remembering(2), 16);
+    assert_close(&rows(&mut engine, &texts), &wanted);
+    assert_eq!(engine.memory().positions(SeqId(1)).unwrap().last, Pos(6));
+}
+
+#[test]
+fn later_batches_see_the_memory_and_symmetric_windows_recycle() {
+    // In one layer keys do not depend on what their tokens saw: pieces see, of what came before,
+    // exactly what the whole would.
+    let text: Vec<u32> = (0..100u32).map(|i| i * 7 % VOCAB as u32).collect();
+    let wanted = rows(&mut engine_of(Encoder::forgetful(1), 128), &[(0, &text)]);
+    let mut engine = engine_of(Encoder::remembering(1), 8);
+    let (mut rows_in_pieces, mut at) = (Vec::new(), 0);
+    for n in [5, 8, 1, 7, 8, 8, 3].into_iter().cycle().take(16) {
+        let piece = &text[at..(at + n).min(100)];
+        at += piece.len();
+        rows_in_pieces.push((at, rows(&mut engine, &[(0, piece)])));
+    }
+    assert_eq!(at, 93);
+    // More tokens than cells: those behind the window gave theirs away.
+    assert!(engine.memory().positions(SeqId(0)).unwrap().first > Pos(20));
+    for (end, got) in rows_in_pieces {
+        // The last token of a piece misses the one after it.
+        let first = end - got.len();
+        assert_close(&got[..got.len() - 1], &wanted[first..end - 1]);
+    }
+}
+
+#[test]
+fn a_non_causal_batch_that_is_cut_is_refused_with_numbers_and_leaves_no_trace() {
+    let mut engine = engine_of(Encoder::remembering(2), 4);
+    rows(&mut engine, &[(1, &[1, 2, 3])]);
+    let error = engine.embed(&batch(&[(1, &[1, 2, 3, 4, 5])])).unwrap_err();
+    assert!(error.to_string().ends_with("it takes 4"), "{error}");
+    assert_eq!(engine.memory().n_tokens(SeqId(1)), 3);
+    assert_eq!(rows(&mut engine, &[(1, &[4, 5, 6, 7]), (0, &[9])]).len(), 5);
 }

@@ -4,7 +4,7 @@
 //! (no outputs wanted) are never made, so no operation meets an empty tensor. Knows nothing of how
 //! an operation is done where it takes more than a line.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use kv_core::Visibility;
 use kv_core::backend::{BackendError, expect_len};
 use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
@@ -12,7 +12,7 @@ use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, N
 use crate::error::{OnDevice, failure};
 use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
 use crate::ops::{self, Queries};
-use crate::program::{Program, check_layers, unsupported};
+use crate::program::{Program, Rotation, check_layers, unsupported};
 use crate::rows::{KvTensors, RowTensor, Rows};
 
 /// Runs `program` once.
@@ -85,6 +85,16 @@ fn activate(activation: Activation, x: &Tensor) -> Option<candle_core::Result<Te
     }
 }
 
+/// The angles of tokens of text.
+fn of_numbers(
+    rotation: &Rotation,
+    positions: &[u32],
+    device: &Device,
+) -> candle_core::Result<[Tensor; 2]> {
+    let coordinates: Vec<[u32; 3]> = positions.iter().map(|&pos| [pos; 3]).collect();
+    ops::angles(rotation, &coordinates, device)
+}
+
 struct Run<'a> {
     program: &'a Program,
     rows: &'a Rows,
@@ -103,12 +113,18 @@ impl Run<'_> {
             let positions = rotation
                 .positions
                 .and_then(|id| self.program.graph.node(id));
-            let positions = match positions.map(|n| &n.op) {
-                Some(Op::Input(Input::Tokens)) => self.inputs.tokens,
-                Some(Op::Input(Input::OutputRows)) => self.inputs.output_rows,
-                _ => self.inputs.positions,
+            let device = &self.program.device;
+            let angles = match positions.map(|n| &n.op) {
+                Some(Op::Input(Input::Coordinates)) => {
+                    ops::angles(rotation, self.inputs.coordinates, device)
+                }
+                Some(Op::Input(Input::Tokens)) => of_numbers(rotation, self.inputs.tokens, device),
+                Some(Op::Input(Input::OutputRows)) => {
+                    of_numbers(rotation, self.inputs.output_rows, device)
+                }
+                _ => of_numbers(rotation, self.inputs.positions, device),
             };
-            let angles = ops::angles(rotation, positions, &self.program.device).on_device()?;
+            let angles = angles.on_device()?;
             self.angles.push(angles);
         }
         Ok(())
@@ -143,8 +159,8 @@ impl Run<'_> {
                 let gain = weight.as_deref().map(|w| program.weight(w, node));
                 ops::rms_norm(self.operand(node, 0)?, gain.transpose()?, *eps)
             }
-            Op::Rope { rope } => {
-                let known = program.rotation(rope, node.operands.get(1).copied());
+            Op::Rope { rope } | Op::RopeSections { rope, .. } => {
+                let known = program.rotation(node);
                 let angles = known.and_then(|at| self.angles.get(at));
                 let angles =
                     angles.ok_or_else(|| failure(format!("no angles for {}", node.name)))?;

@@ -25,6 +25,9 @@ pub(crate) fn check(
             Op::Input(Input::Positions) => {
                 lengths("positions", node.n_values(), inputs.positions.len())?;
             }
+            Op::Input(Input::Coordinates) => {
+                lengths("coordinates", node.n_rows(), inputs.coordinates.len())?;
+            }
             Op::Input(Input::OutputRows) => {
                 lengths("output_rows", node.n_values(), inputs.output_rows.len())?;
             }

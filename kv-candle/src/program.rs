@@ -10,7 +10,7 @@ use kv_core::LayerIdx;
 use kv_core::backend::{BackendError, RowKind};
 use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
 use kv_core::layers::{LayerRows, RowLayout, StateRows, ValueRows};
-use kv_core::rope::RopeSpec;
+use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::custom::Custom;
 use crate::error::{NAME, OnDevice};
@@ -36,6 +36,8 @@ pub struct Program {
 #[derive(Debug)]
 pub(crate) struct Rotation {
     pub(crate) rope: RopeSpec,
+    /// What pairs turn with, where tokens may be in images.
+    pub(crate) sections: Option<RopeSections>,
     pub(crate) positions: Option<NodeId>,
     pub(crate) frequencies: Vec<f64>,
 }
@@ -126,7 +128,9 @@ impl Program {
                     self.load(bias, node, weights)?;
                 }
             }
-            Op::Rope { rope } => self.prepare_rotation(rope, node, weights)?,
+            Op::Rope { rope } | Op::RopeSections { rope, .. } => {
+                self.prepare_rotation(rope, node, weights)?;
+            }
             _ => return Err(unsupported(node)),
         }
         Ok(())
@@ -149,7 +153,7 @@ impl Program {
         weights: &Weights,
     ) -> Result<(), BackendError> {
         let positions = node.operands.get(1).copied();
-        if self.rotation(rope, positions).is_some() {
+        if self.rotation(node).is_some() {
             return Ok(());
         }
         let mut factors = None;
@@ -161,6 +165,7 @@ impl Program {
         let frequencies = rope.frequencies(factors.as_deref());
         self.rotations.push(Rotation {
             rope: rope.clone(),
+            sections: sections_of(node),
             positions,
             frequencies,
         });
@@ -168,10 +173,14 @@ impl Program {
     }
 
     /// Number of this rotation in [`Program::rotations`].
-    pub(crate) fn rotation(&self, rope: &RopeSpec, positions: Option<NodeId>) -> Option<usize> {
-        self.rotations
-            .iter()
-            .position(|r| r.rope == *rope && r.positions == positions)
+    pub(crate) fn rotation(&self, node: &Node) -> Option<usize> {
+        let (Op::Rope { rope } | Op::RopeSections { rope, .. }) = &node.op else {
+            return None;
+        };
+        let (positions, sections) = (node.operands.get(1).copied(), sections_of(node));
+        let is_it =
+            |r: &Rotation| r.rope == *rope && r.sections == sections && r.positions == positions;
+        self.rotations.iter().position(is_it)
     }
 
     /// A weight that was found when compiling.
@@ -183,6 +192,14 @@ impl Program {
                 node: node.name.clone(),
                 shape: Vec::new(),
             })
+    }
+}
+
+/// What pairs turn with, where a rotation has sections.
+fn sections_of(node: &Node) -> Option<RopeSections> {
+    match node.op {
+        Op::RopeSections { sections, .. } => Some(sections),
+        _ => None,
     }
 }
 

@@ -14,6 +14,7 @@ pub mod cells;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod graph;
+pub mod grid;
 pub mod hadamard;
 pub mod ids;
 pub mod kv_type;
@@ -24,10 +25,12 @@ pub mod memory_plan;
 pub mod rope;
 pub mod seq_set;
 pub mod slot;
+pub mod state;
 pub mod visibility;
 pub mod weights;
 pub mod window;
 
+pub use grid::GridPos;
 pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, PosDelta, SeqId, StreamIdx, TokenId};
 pub use kv_type::KvType;
 pub use kv_types::KvTypes;

@@ -141,6 +141,64 @@ impl RopeSpec {
     }
 }
 
+/// Which pairs of a head turn with the position, which with the row and which with the column of a
+/// token (M-RoPE: Wang et al., arXiv 2409.12191).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RopeSections {
+    /// Pairs that turn with position, row and column; `n_rot / 2` together.
+    pub pairs: [usize; 3],
+    /// How they lie.
+    pub order: SectionOrder,
+}
+
+/// How the pairs of the sections of a rotation lie in a head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SectionOrder {
+    /// One section after the other (Qwen2-VL).
+    #[default]
+    Consecutive,
+    /// Position, row and column in turn while there are pairs of rows and columns left, then the
+    /// position's (Qwen3-VL).
+    Interleaved,
+}
+
+impl RopeSections {
+    /// All pairs together.
+    pub const fn n_pairs(&self) -> usize {
+        self.pairs[0] + self.pairs[1] + self.pairs[2]
+    }
+
+    /// What pair number `pair` turns with: 0 the position, 1 the row, 2 the column.
+    pub const fn axis(&self, pair: usize) -> usize {
+        let [positions, rows, columns] = self.pairs;
+        match self.order {
+            SectionOrder::Consecutive if pair < positions => 0,
+            SectionOrder::Consecutive if pair < positions + rows => 1,
+            SectionOrder::Consecutive => 2,
+            SectionOrder::Interleaved if pair % 3 == 1 && pair < 3 * rows => 1,
+            SectionOrder::Interleaved if pair % 3 == 2 && pair < 3 * columns => 2,
+            SectionOrder::Interleaved => 0,
+        }
+    }
+}
+
+impl RopeSpec {
+    /// As [`RopeSpec::angles`], where each pair turns with one of position, row and column.
+    pub fn section_angles(
+        &self,
+        (frequencies, sections): (&[f64], &RopeSections),
+        coordinates: [u32; 3],
+        cos: &mut [f32],
+        sin: &mut [f32],
+    ) {
+        let angles = cos.chunks_mut(1).zip(sin.chunks_mut(1));
+        for (pair, (frequency, (cos, sin))) in frequencies.chunks(1).zip(angles).enumerate() {
+            self.angles(frequency, coordinates[sections.axis(pair)], cos, sin);
+        }
+    }
+}
+
 /// The pure rotation of a rotary embedding: what moves a key from one position to another.
 ///
 /// Rotations add up: `R(d) R(p) = R(p + d)`. The magnitude that YaRN gives a key is in it since it
@@ -259,6 +317,41 @@ mod tests {
         assert_eq!(yarn[0], own[0]);
         assert_eq!(yarn[31], own[31] / 4.0);
         assert!((spec.magnitude() - 1.138_629_436).abs() < 1e-8);
+    }
+
+    #[test]
+    fn sections_say_what_a_pair_turns_with() {
+        let axes = |pairs, order| -> Vec<usize> {
+            let sections = RopeSections { pairs, order };
+            (0..sections.n_pairs()).map(|p| sections.axis(p)).collect()
+        };
+        let (one, mixed) = (SectionOrder::Consecutive, SectionOrder::Interleaved);
+        assert_eq!(axes([2, 3, 3], one), [0, 0, 1, 1, 1, 2, 2, 2]);
+        assert_eq!(axes([4, 2, 2], mixed), [0, 1, 2, 0, 1, 2, 0, 0]);
+        assert_eq!(axes([3, 2, 1], mixed), [0, 1, 2, 0, 1, 0]);
+    }
+
+    #[test]
+    fn text_turns_as_without_sections() {
+        let spec = plain(RopeStyle::Neox, 16);
+        let frequencies = spec.frequencies(None);
+        let sections = RopeSections {
+            pairs: [2, 3, 3],
+            order: SectionOrder::Consecutive,
+        };
+        let angles = |coordinates| {
+            let (mut cos, mut sin) = ([0.0; 8], [0.0; 8]);
+            let by = (frequencies.as_slice(), &sections);
+            spec.section_angles(by, coordinates, &mut cos, &mut sin);
+            (cos, sin)
+        };
+        let (mut cos, mut sin) = ([0.0; 8], [0.0; 8]);
+        spec.angles(&frequencies, 77, &mut cos, &mut sin);
+        assert_eq!(angles([77; 3]), (cos, sin));
+        let (image, _) = angles([5, 77, 9]);
+        assert_ne!(image[..2], cos[..2]);
+        assert_eq!(image[2..5], cos[2..5]);
+        assert_ne!(image[5..], cos[5..]);
     }
 
     #[test]

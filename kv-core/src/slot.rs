@@ -187,13 +187,7 @@ mod tests {
         for (i, word) in (0u32..).zip(words) {
             if let Some((pos, seqs)) = word.split_once(':') {
                 let seqs: SeqSet = seqs.split('+').map(|s| SeqId(s.parse().unwrap())).collect();
-                cells.put(
-                    CellIdx(i),
-                    Cell {
-                        pos: Pos(pos.parse().unwrap()),
-                        seqs,
-                    },
-                );
+                cells.put(CellIdx(i), Cell::new(Pos(pos.parse().unwrap()), seqs));
             }
         }
         cells

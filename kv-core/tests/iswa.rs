@@ -10,10 +10,11 @@ use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, EqualLength, SetOrder, SplitPolicy, UBatch, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::{
-    AnyMemory, Compacted, Copied, CopyRefused, Division, Iswa, Memory, MemoryConfig,
+    AnyMemory, Compacted, Contents, Copied, CopyRefused, Division, Iswa, Memory, MemoryConfig,
     MemoryConfigError, MemoryInputs, NoSuchSequence, Pair, PairError, PlanError, PosChange,
-    RemoveRefused, Removed, RollbackRefused, RowsWritten, Seqs, ShiftRefused, Shifted, Streams,
-    SwaSize, Unified, UnifiedConfig, WindowForgotten, invariants,
+    RemoveRefused, Removed, RestoreInto, RestoreRefused, Restored, RollbackRefused, RowsWritten,
+    Seqs, ShiftRefused, Shifted, Streams, SwaSize, Unified, UnifiedConfig, WindowForgotten,
+    invariants,
 };
 use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, SeqSet, TokenId,

@@ -18,6 +18,8 @@ mod memories;
 #[path = "memory_model/ops.rs"]
 mod ops;
 mod oracle;
+#[path = "memory_model/saves.rs"]
+mod saves;
 #[path = "memory_model/states.rs"]
 mod states;
 #[path = "memory_model/world.rs"]

@@ -10,8 +10,8 @@ mod oracle;
 use kv_core::batch::{Batch, BatchRules, UBatch, ValidBatch, validate};
 use kv_core::graph::{StateGroup, check_states};
 use kv_core::memory::{
-    CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig, RecurrentPlacement,
-    RemoveRefused, RowsWritten, Seqs,
+    Contents, CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig,
+    RecurrentPlacement, RemoveRefused, RestoreInto, RestoreRefused, RowsTaken, RowsWritten, Seqs,
 };
 use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId};
 use proptest::prelude::*;
@@ -29,6 +29,9 @@ enum Op {
     },
     Remove(Seqs, RelativeRange),
     Copy(SeqId, SeqId, RelativeRange),
+    /// In place of what was saved before.
+    Save(Seqs),
+    Restore(RestoreInto),
     KeepOnly(SeqId),
     Clear,
 }
@@ -91,6 +94,9 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(entries, n_ubatch, failure)| Op::Batch { entries, n_ubatch, failure }),
         4 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove(seqs, range)),
         3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy(from, to, range)),
+        2 => prop_oneof![1 => seq().prop_map(Seqs::One), 2 => Just(Seqs::All)].prop_map(Op::Save),
+        1 => Just(Op::Restore(RestoreInto::All)),
+        2 => (seq(), seq()).prop_map(|(from, to)| Op::Restore(RestoreInto::One { from, to })),
         1 => seq().prop_map(Op::KeepOnly),
         1 => Just(Op::Clear),
     ]
@@ -143,13 +149,17 @@ impl ModelSeq {
     }
 }
 
+/// By row: the tokens that its state has taken in; `None` after a failure.
+type Rows = Vec<Option<Vec<u64>>>;
+
 /// The memory under test, the rows of its backend, and the model.
 struct World {
     memory: Recurrent,
-    /// By row: the tokens that its state has taken in; `None` after a failure.
-    rows: Vec<Option<Vec<u64>>>,
+    rows: Rows,
     model: Vec<ModelSeq>,
     n_tokens: u64,
+    /// What was saved last, with its rows and the model of then.
+    saved: Option<(Contents, Rows, Vec<ModelSeq>)>,
 }
 
 impl World {
@@ -159,6 +169,7 @@ impl World {
             rows: vec![None; config.n_rows() as usize],
             model: vec![ModelSeq::default(); N_SEQS as usize],
             n_tokens: 0,
+            saved: None,
         }
     }
 
@@ -175,6 +186,17 @@ impl World {
             } => self.batch(entries, *n_ubatch, *failure),
             Op::Remove(seqs, range) => self.remove(*seqs, *range),
             Op::Copy(from, to, range) => self.copy(*from, *to, *range),
+            Op::Save(seqs) => {
+                let contents = self.memory.contents(*seqs).unwrap();
+                let mut model = self.model.clone();
+                for (s, model) in (0u32..).map(SeqId).zip(&mut model) {
+                    if *seqs != Seqs::All && *seqs != Seqs::One(s) {
+                        *model = ModelSeq::default();
+                    }
+                }
+                self.saved = Some((contents, self.rows.clone(), model));
+            }
+            Op::Restore(into) => self.restore(*into),
             Op::KeepOnly(seq) => {
                 self.memory.keep_only(*seq).unwrap();
                 for (s, model) in (0u32..).zip(&mut self.model) {
@@ -372,6 +394,52 @@ impl World {
                 assert!(range != PosRange::ALL, "{refused}");
                 if let CopyRefused::StateGone(gone) = refused {
                     assert!(gone.wanted < gone.oldest, "{gone}");
+                }
+            }
+        }
+    }
+
+    fn restore(&mut self, into: RestoreInto) {
+        let Some((contents, rows, model)) = self.saved.clone() else {
+            return;
+        };
+        let before = self.memory.clone();
+        let checked = self.memory.check_restore(&contents, into);
+        let restored = self.memory.restore(&contents, into);
+        assert_eq!(checked.err(), restored.as_ref().err().copied());
+        match restored {
+            Ok(restored) => {
+                for write in restored.state_writes {
+                    let row = rows[write.from.as_usize()].clone();
+                    assert!(row.is_some());
+                    self.rows[write.to.as_usize()] = row;
+                }
+                if restored.rows_taken == RowsTaken::Free {
+                    // What was there before is as good as it was.
+                    let after = std::mem::replace(&mut self.memory, before);
+                    self.check();
+                    self.memory = after;
+                }
+                match into {
+                    RestoreInto::All => self.model = model,
+                    RestoreInto::One { from, to } => {
+                        self.model[to.as_usize()] = model[from.as_usize()].clone();
+                    }
+                }
+            }
+            Err(refused) => {
+                assert_eq!(self.memory, before);
+                match refused {
+                    RestoreRefused::NotSaved { seq, .. } => {
+                        assert!(model[seq.as_usize()].tokens.is_empty());
+                    }
+                    RestoreRefused::NoStateRoom {
+                        n_wanted, n_free, ..
+                    } => {
+                        assert!(n_wanted > n_free, "{refused}");
+                        assert_ne!(into, RestoreInto::All, "it all fitted before");
+                    }
+                    other => panic!("{other}"),
                 }
             }
         }

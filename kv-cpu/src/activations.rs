@@ -71,16 +71,6 @@ impl ScaleSpan {
     }
 }
 
-/// Sums of the quants of one block, as integers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct NegativeSums {
-    /// `−Σ q` of the block.
-    pub(crate) whole: i32,
-    /// The same of its halves.
-    pub(crate) halves: [i32; 2],
-}
-
 /// 64 int8 values on a cache line of their own.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
@@ -98,7 +88,6 @@ pub struct Int8Buffer {
     half_sums: Vec<[f32; 2]>,
     int_sums: Vec<i16>,
     int_half_sums: Vec<[i16; 2]>,
-    negative: Vec<NegativeSums>,
 }
 
 impl Int8Buffer {
@@ -139,7 +128,6 @@ impl Int8Buffer {
             self.half_sums.resize(n_blocks, [0.0; 2]);
             self.int_sums.resize(n_blocks, 0);
             self.int_half_sums.resize(n_blocks, [0; 2]);
-            self.negative.resize(n_blocks, NegativeSums::default());
         }
         (self.n_tokens, self.n_columns) = (n_tokens, n_columns);
     }
@@ -179,7 +167,6 @@ impl Int8Buffer {
             half_sums: &self.half_sums[..n_blocks],
             int_sums: &self.int_sums[..n_blocks],
             int_half_sums: &self.int_half_sums[..n_blocks],
-            negative: &self.negative[..n_blocks],
         }
     }
 
@@ -195,7 +182,6 @@ impl Int8Buffer {
             half_sums: self.half_sums.as_mut_ptr(),
             int_sums: self.int_sums.as_mut_ptr(),
             int_half_sums: self.int_half_sums.as_mut_ptr(),
-            negative: self.negative.as_mut_ptr(),
             owner: PhantomData,
         }
     }
@@ -218,7 +204,6 @@ pub struct Int8Shared<'a> {
     half_sums: *mut [f32; 2],
     int_sums: *mut i16,
     int_half_sums: *mut [i16; 2],
-    negative: *mut NegativeSums,
     owner: PhantomData<&'a mut Int8Buffer>,
 }
 
@@ -252,7 +237,6 @@ impl<'a> Int8Shared<'a> {
                 half_sums: std::slice::from_raw_parts_mut(self.half_sums.add(first), n),
                 int_sums: std::slice::from_raw_parts_mut(self.int_sums.add(first), n),
                 int_half_sums: std::slice::from_raw_parts_mut(self.int_half_sums.add(first), n),
-                negative: std::slice::from_raw_parts_mut(self.negative.add(first), n),
             }
         };
         let values = &values[..values.len().min(self.n_columns)];
@@ -263,7 +247,6 @@ impl<'a> Int8Shared<'a> {
         row.half_sums[used..].fill([0.0; 2]);
         row.int_sums[used..].fill(0);
         row.int_half_sums[used..].fill([0; 2]);
-        row.negative[used..].fill(NegativeSums::default());
         (kernels.quantize)(values, row);
     }
 
@@ -287,7 +270,6 @@ impl<'a> Int8Shared<'a> {
                 half_sums: std::slice::from_raw_parts(self.half_sums, n),
                 int_sums: std::slice::from_raw_parts(self.int_sums, n),
                 int_half_sums: std::slice::from_raw_parts(self.int_half_sums, n),
-                negative: std::slice::from_raw_parts(self.negative, n),
             }
         }
     }
@@ -303,7 +285,6 @@ pub(crate) struct Int8RowMut<'a> {
     pub(crate) half_sums: &'a mut [[f32; 2]],
     pub(crate) int_sums: &'a mut [i16],
     pub(crate) int_half_sums: &'a mut [[i16; 2]],
-    pub(crate) negative: &'a mut [NegativeSums],
 }
 
 impl Int8RowMut<'_> {
@@ -317,10 +298,6 @@ impl Int8RowMut<'_> {
         // 32 quants of at most 127 fit.
         self.int_sums[b] = (low + high) as i16;
         self.int_half_sums[b] = [low as i16, high as i16];
-        self.negative[b] = NegativeSums {
-            whole: -(low + high),
-            halves: [-low, -high],
-        };
     }
 }
 
@@ -336,7 +313,6 @@ pub struct Int8Rows<'a> {
     half_sums: &'a [[f32; 2]],
     int_sums: &'a [i16],
     int_half_sums: &'a [[i16; 2]],
-    negative: &'a [NegativeSums],
 }
 
 /// One prepared row, all in units of (padded) blocks.
@@ -349,7 +325,6 @@ pub(crate) struct Int8Row<'a> {
     pub(crate) half_sums: &'a [[f32; 2]],
     pub(crate) int_sums: &'a [i16],
     pub(crate) int_half_sums: &'a [[i16; 2]],
-    pub(crate) negative: &'a [NegativeSums],
 }
 
 impl<'a> Int8Rows<'a> {
@@ -382,7 +357,6 @@ impl<'a> Int8Rows<'a> {
             half_sums: self.half_sums.get(blocks.clone())?,
             int_sums: self.int_sums.get(blocks.clone())?,
             int_half_sums: self.int_half_sums.get(blocks.clone())?,
-            negative: self.negative.get(blocks)?,
         })
     }
 
@@ -404,7 +378,6 @@ impl<'a> Int8Rows<'a> {
             sums: self.sums.as_ptr(),
             int_sums: self.int_sums.as_ptr(),
             int_half_sums: self.int_half_sums.as_ptr(),
-            negative: self.negative.as_ptr(),
             row_blocks: padded_blocks(self.n_columns),
         }
     }
@@ -424,7 +397,6 @@ impl<'a> Int8Rows<'a> {
             half_sums: one.half_sums,
             int_sums: one.int_sums,
             int_half_sums: one.int_half_sums,
-            negative: one.negative,
         })
     }
 }
@@ -440,7 +412,6 @@ impl<'a> Int8Rows<'a> {
             half_sums: &[],
             int_sums: &[],
             int_half_sums: &[],
-            negative: &[],
         };
         let mut rows = [none; N];
         for (token, row) in (first..).zip(&mut rows) {

@@ -85,7 +85,11 @@ pub(crate) fn piece(at: usize, step: usize, n: usize) -> Range<usize> {
 impl Run<'_> {
     /// The angles of every rotation, once for all layers.
     pub(crate) fn rotations(&mut self) -> Result<(), BackendError> {
-        let positions = self.inputs.positions;
+        let GraphInputs {
+            positions,
+            coordinates,
+            ..
+        } = *self.inputs;
         for (table, angles) in self.ropes.iter().zip(self.angles.iter_mut()) {
             let n = angles.n_pairs;
             let (cos, sin) = (
@@ -93,15 +97,24 @@ impl Run<'_> {
                 SharedValues::new(&mut angles.sin),
             );
             let tokens_per_task = (VALUES_PER_TASK / 16 / n.max(1)).max(1);
-            let n_tasks = positions.len().div_ceil(tokens_per_task);
+            let n_tokens = match table.sections {
+                None => positions.len(),
+                Some(_) => coordinates.len(),
+            };
+            let n_tasks = n_tokens.div_ceil(tokens_per_task);
             self.lead.each(n_tasks, &|_, task| {
-                for token in piece(task, tokens_per_task, positions.len()) {
+                for token in piece(task, tokens_per_task, n_tokens) {
                     let range = token * n..(token + 1) * n;
                     // SAFETY: each token belongs to one task.
                     let (cos, sin) = unsafe { (cos.range(range.clone()), sin.range(range)) };
-                    table
-                        .spec
-                        .angles(&table.frequencies, positions[token], cos, sin);
+                    let (spec, frequencies) = (&table.spec, table.frequencies.as_slice());
+                    match &table.sections {
+                        None => spec.angles(frequencies, positions[token], cos, sin),
+                        Some(sections) => {
+                            let by = (frequencies, sections);
+                            spec.section_angles(by, coordinates[token], cos, sin);
+                        }
+                    }
                 }
                 Ok(())
             })?;
@@ -156,17 +169,10 @@ impl Run<'_> {
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
-                let (k, v) = unsafe {
-                    let v = v.map(|v| self.frame.read(v));
-                    (self.frame.read(*k), v.unwrap_or_default())
-                };
-                let cells = &self.inputs.parts[*part].cells;
-                store_rows::store(
-                    self.kernels,
-                    &mut self.lead,
-                    (rows, *layer),
-                    ([k, v], cells),
-                )
+                let read = |buf| unsafe { self.frame.read(buf) };
+                let values = [read(*k), v.map_or(&[][..], read)];
+                let (kernels, cells) = (self.kernels, &self.inputs.parts[*part].cells[..]);
+                store_rows::store(kernels, &mut self.lead, (rows, *layer), (values, cells))
             }
             Step::Attend {
                 layer,

@@ -85,6 +85,28 @@ impl Matrix {
         })
     }
 
+    /// Some rows of this matrix as a matrix of their own, whose bytes are shared.
+    ///
+    /// # Errors
+    /// [`BackendError::WeightShape`] where there are no such rows.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Result<Self, BackendError> {
+        let (weight, n_columns) = (&self.weight, self.n_columns);
+        let bytes = rows.start.checked_mul(self.row_bytes).and_then(|start| {
+            let end = rows.end.checked_mul(self.row_bytes)?;
+            weight.bytes().slice(start..end)
+        });
+        let shape = vec![rows.len(), n_columns];
+        let part = bytes.and_then(|bytes| {
+            Weight::new(weight.name(), shape.clone(), weight.format(), bytes).ok()
+        });
+        let part = part.ok_or_else(|| BackendError::WeightShape {
+            name: weight.name().to_owned(),
+            wanted: shape,
+            got: weight.shape().to_vec(),
+        })?;
+        Self::with_activations(part, self.activations)
+    }
+
     /// Number of outputs.
     pub fn n_rows(&self) -> usize {
         self.n_rows

@@ -48,6 +48,9 @@ pub(crate) fn inputs(
     if needs.positions {
         expect_len("positions", n_tokens, inputs.positions.len())?;
     }
+    if needs.coordinates {
+        expect_len("coordinates", n_tokens, inputs.coordinates.len())?;
+    }
     if needs.output_rows {
         expect_len("output rows", n_outputs, inputs.output_rows.len())?;
         expect_below("output rows", inputs.output_rows, n_tokens)?;

@@ -135,7 +135,18 @@ impl<'a> Hyperparameters<'a> {
     /// # Errors
     /// [`ModelError`] with the key.
     pub fn norm_eps(&self) -> Result<f32, ModelError> {
-        let name = "attention.layer_norm_rms_epsilon";
+        self.eps("attention.layer_norm_rms_epsilon")
+    }
+
+    /// `eps` of layer norms.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn layer_norm_eps(&self) -> Result<f32, ModelError> {
+        self.eps("attention.layer_norm_epsilon")
+    }
+
+    fn eps(&self, name: &str) -> Result<f32, ModelError> {
         let eps: f32 = self.metadata.get(&self.key(name))?;
         match eps.is_finite() && eps >= 0.0 {
             true => Ok(eps),

@@ -20,7 +20,10 @@ mod model;
 mod read;
 
 pub use family::FAMILY;
-pub use member::{EmbeddingScale, LayerWindows, LlamaLike, Mixtures, Routing, ScoreScale};
+pub use member::{
+    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, Mixtures, QueryScale,
+    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+};
 pub use model::LlamaModel;
 
 use model_core::architecture::Registry;
@@ -28,7 +31,7 @@ use model_core::architecture::Registry;
 /// Adds every member of the family to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
-        registry.register(member);
+        registry.register(*member);
     }
     for class in hf::CLASSES {
         registry.register_hf(*class);

@@ -4,7 +4,10 @@
 
 use kv_core::graph::{Activation, RouteGate, RouteSum};
 use kv_core::rope::RopeStyle;
-use model_core::blocks::{PostNorms, QkNorm, QkvBias, Weighed};
+use model_core::blocks::{
+    Arrangement, ExpertBias, ExpertGate, FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights,
+    Sinks, Weighed,
+};
 use model_core::windows::WindowPattern;
 
 /// What sets one member of the family apart.
@@ -12,46 +15,62 @@ use model_core::windows::WindowPattern;
 pub struct LlamaLike {
     /// The name in `general.architecture`.
     pub name: &'static str,
+    /// The norms of rows.
+    pub norm: NormKind,
+    /// Where they stand.
+    pub arrangement: Arrangement,
+    /// What the files call the norm before the feed-forward block, without layer and ending.
+    pub feed_forward_norm: &'static str,
+    /// The matrices of queries, keys and values.
+    pub qkv: QkvWeights,
+    /// Which projections have a bias.
+    pub bias: QkvBias,
+    /// Norms of queries and keys, in layers that rotate.
+    pub qk_norm: QkNorm,
+    /// A number of experts whose model has none of these norms: the largest Llama 4, of which only
+    /// that number tells.
+    pub qk_norm_unless_experts: Option<u32>,
     /// How queries and keys rotate. The rows of `llama` files are arranged for
     /// [`RopeStyle::Norm`].
     pub rope: RopeStyle,
-    /// Which projections have a bias.
-    pub bias: QkvBias,
-    /// Norms of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Norms behind the blocks.
-    pub post_norms: PostNorms,
-    /// Applied to the gate of the feed-forward block.
-    pub activation: Activation,
-    /// Factor on the embeddings.
-    pub embedding: EmbeddingScale,
-    /// Factor on the attention scores, where the file names none.
-    pub scores: ScoreScale,
+    /// In which layers they do.
+    pub rotated: RotatedLayers,
     /// Layers that see a window.
     pub windows: LayerWindows,
+    /// Factor on the attention scores, where the file names none.
+    pub scores: ScoreScale,
+    /// Factor on the queries by position, in layers that do not rotate.
+    pub query_scale: QueryScale,
+    /// Scores without a value.
+    pub sinks: Sinks,
+    /// The matrices of a dense feed-forward block.
+    pub feed_forward: FeedForwardForm,
+    /// Applied in the feed-forward block.
+    pub activation: Activation,
     /// Mixtures of experts.
     pub mixtures: Mixtures,
+    /// Factor on the embeddings.
+    pub embedding: EmbeddingScale,
+    /// Factor on what blocks add to the residual.
+    pub residual: ResidualScale,
+    /// Factor on the logits.
+    pub logits: LogitScale,
+    /// Soft caps on attention scores and logits.
+    pub soft_caps: SoftCaps,
 }
 
-/// Factor on the embeddings of a model.
+/// Which layers rotate queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EmbeddingScale {
-    /// 1.
+pub enum RotatedLayers {
+    /// All.
     #[default]
-    One,
-    /// Square root of the width (Gemma).
-    SqrtDim,
-}
-
-/// Factor on the attention scores of a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ScoreScale {
-    /// `1 / sqrt(k_dim)`.
-    #[default]
-    KeyDim,
-    /// As that, but `1 / sqrt(dim / n_heads)` for a model of this many layers: the largest Gemma 3
-    /// was trained with another factor, and only its number of layers tells.
-    KeyDimUnlessLayers(usize),
+    All,
+    /// Those that see a window (Command R7B).
+    Windowed,
+    /// All, unless the file says that they were not trained to (Granite).
+    IfTrained,
+    /// All but the last of so many (SmolLM 3, Llama 4).
+    AllButEvery(usize),
 }
 
 /// Which layers of a model see a window.
@@ -67,31 +86,122 @@ pub enum LayerWindows {
     Sliding {
         /// Where the file does not say which layers are windowed.
         pattern: WindowPattern,
-        /// Base of the rotation in windowed layers, where the file names none. It is not stretched:
-        /// no distance in a window is beyond what the model was trained with.
-        rope_base: f64,
+        /// How they rotate.
+        rope: WindowedRope,
+    },
+    /// Those of the pattern, in chunks.
+    Chunked {
+        /// Which layers.
+        pattern: WindowPattern,
+        /// Tokens of a chunk, where the file does not say.
+        n_tokens: u32,
     },
 }
 
-/// Whether a model has mixtures of experts.
+/// How windowed layers rotate.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum WindowedRope {
+    /// As the others.
+    #[default]
+    Same,
+    /// By this base, where the file names none. It is not stretched: no distance in a window is
+    /// beyond what the model was trained with.
+    Own(f64),
+}
+
+/// Factor on the attention scores of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScoreScale {
+    /// `1 / sqrt(k_dim)`.
+    #[default]
+    KeyDim,
+    /// As that, but `1 / sqrt(dim / n_heads)` for a model of this many layers: the largest Gemma 2
+    /// and 3 were trained with another factor, and only their numbers of layers tell.
+    KeyDimUnlessLayers(usize),
+}
+
+/// Factor on queries by position.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum QueryScale {
+    /// None.
+    #[default]
+    None,
+    /// [`PositionScale`](kv_core::graph::PositionScale) with these, where the file names no others.
+    Tempered {
+        /// After how many positions it grows.
+        every: u32,
+        /// How much.
+        strength: f32,
+    },
+}
+
+/// Factor on the embeddings of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    /// 1.
+    #[default]
+    One,
+    /// Square root of the width (Gemma).
+    SqrtDim,
+    /// What the file says (Granite).
+    FromFile,
+}
+
+/// Factor on what the blocks of a model add to the residual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResidualScale {
+    /// 1.
+    #[default]
+    One,
+    /// What the file says (Granite).
+    FromFile,
+}
+
+/// Factor on the logits of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogitScale {
+    /// 1.
+    #[default]
+    One,
+    /// What the file says (Cohere).
+    Times,
+    /// What the file says, as a divisor (Granite).
+    DividedBy,
+}
+
+/// Whether a model bends its scores and logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SoftCaps {
+    /// It does not: a file with caps is refused.
+    #[default]
+    None,
+    /// Where the file names caps.
+    FromFile,
+}
+
+/// Whether a model has mixtures of experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Mixtures {
     /// None: a file with experts is refused.
     #[default]
     None,
     /// In every layer that has a router, where the file has experts.
-    Allowed(Routing),
+    Allowed(Mixture),
     /// In every layer that has a router: a file without experts is refused.
-    Always(Routing),
+    Always(Mixture),
 }
 
-/// How a mixture of experts is routed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Routing {
+/// How a mixture of experts works.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixture {
     /// Makes weights of a router's logits, where the file does not say.
-    pub gate: RouteGate,
+    pub route: RouteGate,
     /// What the weights add up to, where the file does not say.
     pub sum: RouteSum,
     /// What they are applied to.
     pub weighed: Weighed,
+    /// What an expert does with its gate.
+    pub gate: ExpertGate,
+    /// Biases of the router and of the experts.
+    pub bias: ExpertBias,
 }

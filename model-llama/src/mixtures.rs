@@ -6,10 +6,10 @@
 use kv_core::graph::{RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
-use model_core::blocks::{ExpertsBlock, FeedForward, FeedForwardBlock};
+use model_core::blocks::{ExpertsBlock, FeedForward, FeedForwardBlock, SharedExpert};
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::member::{LlamaLike, Mixtures, Routing};
+use crate::member::{LlamaLike, Mixture, Mixtures};
 
 impl LlamaLike {
     /// What every layer does behind its attention.
@@ -23,6 +23,7 @@ impl LlamaLike {
             Ok(FeedForward::Dense(FeedForwardBlock {
                 hidden: hyper.count("feed_forward_length")?,
                 activation: self.activation,
+                form: self.feed_forward,
             }))
         };
         let Some(experts) = self.experts(hyper)? else {
@@ -37,7 +38,10 @@ impl LlamaLike {
             }
             let shared = tensor("ffn_up_shexp")?;
             Ok(FeedForward::Experts(ExpertsBlock {
-                shared_hidden: shared.and_then(|up| up.shape().first().copied()),
+                shared: shared.map(|up| SharedExpert {
+                    hidden: up.shape().first().copied().unwrap_or(0),
+                    activation: self.activation,
+                }),
                 ..experts
             }))
         };
@@ -47,23 +51,23 @@ impl LlamaLike {
     /// What a layer of the example does behind its attention.
     pub(crate) fn example_feed_forward(&self) -> FeedForward {
         match self.mixtures {
-            Mixtures::Always(Routing { gate, sum, weighed }) => {
-                FeedForward::Experts(ExpertsBlock {
-                    n_experts: 32,
-                    hidden: 1024,
-                    activation: self.activation,
-                    route: RouteSpec {
-                        n_used: 4,
-                        gate,
-                        sum,
-                    },
-                    weighed,
-                    shared_hidden: None,
-                })
-            }
+            Mixtures::Always(mixture) => FeedForward::Experts(ExpertsBlock {
+                n_experts: 32,
+                hidden: 1024,
+                gate: mixture.gate,
+                bias: mixture.bias,
+                route: RouteSpec {
+                    n_used: 4,
+                    gate: mixture.route,
+                    sum: mixture.sum,
+                },
+                weighed: mixture.weighed,
+                shared: None,
+            }),
             _ => FeedForward::Dense(FeedForwardBlock {
                 hidden: 8192,
                 activation: self.activation,
+                form: self.feed_forward,
             }),
         }
     }
@@ -74,9 +78,15 @@ impl LlamaLike {
             Mixtures::Always(_) => hyper.count("expert_count")?,
             _ => hyper.optional::<u32>("expert_count")?.unwrap_or(0) as usize,
         };
-        let Routing { gate, sum, weighed } = match self.mixtures {
+        let Mixture {
+            route,
+            sum,
+            weighed,
+            gate,
+            bias,
+        } = match self.mixtures {
             _ if n_experts == 0 => return Ok(None),
-            Mixtures::Allowed(routing) | Mixtures::Always(routing) => routing,
+            Mixtures::Allowed(mixture) | Mixtures::Always(mixture) => mixture,
             Mixtures::None => {
                 let reason = format!("{n_experts} experts; {} has none", self.name);
                 return Err(hyper.wrong("expert_count", reason));
@@ -91,8 +101,8 @@ impl LlamaLike {
             None => hyper.count("feed_forward_length")?,
             Some(_) => hyper.count("expert_feed_forward_length")?,
         };
-        let gate = match hyper.optional::<u32>("expert_gating_func")? {
-            None | Some(0) => gate,
+        let route = match hyper.optional::<u32>("expert_gating_func")? {
+            None | Some(0) => route,
             Some(1) => RouteGate::Softmax,
             Some(2) => RouteGate::Sigmoid,
             Some(other) => {
@@ -114,10 +124,15 @@ impl LlamaLike {
         Ok(Some(ExpertsBlock {
             n_experts,
             hidden,
-            activation: self.activation,
-            route: RouteSpec { n_used, gate, sum },
+            gate,
+            bias,
+            route: RouteSpec {
+                n_used,
+                gate: route,
+                sum,
+            },
             weighed,
-            shared_hidden: None,
+            shared: None,
         }))
     }
 }

@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
+use common::{CASES, Case};
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::weights::WeightSource;
-use model_core::architecture::Registry;
-use model_core::gguf::GgufFile;
 
 const ONE: GraphShape = GraphShape {
     n_tokens: 1,
@@ -17,61 +18,26 @@ const MANY: GraphShape = GraphShape {
 };
 
 fn graph(name: &str, shape: GraphShape) -> Graph {
-    let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
-    let file = GgufFile::open(path).unwrap();
-    let mut registry = Registry::new();
-    model_llama::register(&mut registry);
-    registry
-        .model(file.metadata(), &file)
-        .unwrap()
-        .graph(shape)
-        .unwrap()
+    Case::named(name).model().graph(shape).unwrap()
 }
 
-macro_rules! snapshots {
-    ($($name:ident),*) => {$(
-        #[test]
-        fn $name() {
-            let name = stringify!($name);
-            insta::assert_snapshot!(format!("{name}-one"), graph(name, ONE).text());
-            insta::assert_snapshot!(format!("{name}-many"), graph(name, MANY).text());
-        }
-    )*};
+#[test]
+fn graphs_are_as_they_were_read() {
+    for Case { name, .. } in CASES {
+        insta::assert_snapshot!(format!("{name}-one"), graph(name, ONE).text());
+        insta::assert_snapshot!(format!("{name}-many"), graph(name, MANY).text());
+    }
 }
-
-snapshots!(
-    llama_gqa_tied,
-    llama_gqa_untied,
-    llama_rope_linear,
-    llama_rope_llama3,
-    llama_rope_yarn,
-    qwen2,
-    gemma3_iswa8,
-    mixtral,
-    qwen3_moe
-);
 
 #[test]
 fn every_tensor_of_the_file_is_used_and_no_other_is_wanted() {
-    for name in [
-        "llama_gqa_tied",
-        "llama_gqa_untied",
-        "llama_rope_llama3",
-        "qwen2",
-        "gemma3_iswa8",
-        "mixtral",
-        "qwen3_moe",
-    ] {
-        let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
-        let mut in_file = GgufFile::open(path).unwrap().names();
-        let mut used: Vec<_> = graph(name, ONE)
-            .weights()
-            .iter()
-            .map(|w| w.name.clone())
-            .collect();
+    for case in CASES {
+        let mut in_file = case.open().0.names();
+        let graph = case.model().graph(ONE).unwrap();
+        let mut used: Vec<_> = graph.weights().iter().map(|w| w.name.clone()).collect();
         in_file.sort();
         used.sort();
-        assert_eq!(in_file, used, "{name}");
+        assert_eq!(in_file, used, "{}", case.name);
     }
 }
 
@@ -87,7 +53,9 @@ fn tied_and_untied_differ_in_the_output_matrix_alone() {
 }
 
 #[test]
-fn a_graph_survives_its_json_form() {
-    let graph = graph("llama_rope_yarn", MANY);
-    assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+fn graphs_survive_their_json_form() {
+    for Case { name, .. } in CASES {
+        let graph = graph(name, MANY);
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+    }
 }

@@ -7,7 +7,7 @@
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
-use model_core::blocks::{AttentionBlock, FeedForwardBlock, SsmMixer, TOKEN_EMBEDDING};
+use model_core::blocks::{AttentionBlock, FeedForward, SsmMixer, TOKEN_EMBEDDING};
 
 /// What lets the rows of a sequence see each other in one layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub struct MixerLayer {
     /// Its mixer.
     pub mixer: Mixer,
     /// What follows it, where anything does.
-    pub feed_forward: Option<FeedForwardBlock>,
+    pub feed_forward: Option<FeedForward>,
 }
 
 /// Factors that a model was trained with (Granite), where it was.

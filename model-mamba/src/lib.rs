@@ -1,8 +1,17 @@
-//! Mamba (Gu and Dao, arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060): layers of one mixer each,
-//! with residuals.
+//! Models whose layers, or some of them, are recurrent: Mamba (Gu and Dao, arXiv 2312.00752), Falcon
+//! Mamba, Mamba-2 (arXiv 2405.21060), and the hybrids Jamba, Bamba, Granite 4 and Falcon-H1.
 //!
-//! Sizes are read from the file, mixers are shared blocks. Invariant: a model's layers remember
-//! states only, so its memory does not grow with the text. Knows nothing of devices or memories.
+//! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
+//! [`MixerDecoder`] wires them. Invariant: a recurrent layer's memory does not grow with the text.
+//! Knows nothing of devices or memories.
+//!
+//! RWKV-4 is not here. Its state would fit the memory as it is (a row of fixed size a layer, replaced
+//! whole: two token shifts, and numerator, denominator and exponent of its average), but not the
+//! graph: a layer shifts twice, by its attention's and its feed-forward's input, where
+//! [`Op::Conv`](kv_core::graph::Op::Conv) is the one reader of a layer's convolution row, and its
+//! average is a third recurrence. No GGUF file of it exists (those are of RWKV-6 and 7), so there was
+//! nothing to run it from. A crate of its own can bring it with
+//! [`Op::Custom`](kv_core::graph::Op::Custom).
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -14,11 +23,13 @@
 
 mod decoder;
 mod hf;
+mod hybrids;
 mod mamba;
 mod model;
 mod read;
 
 pub use decoder::{Mixer, MixerDecoder, MixerLayer, Multipliers};
+pub use hybrids::{FalconH1, GraniteHybrid, Jamba};
 pub use mamba::{Mamba, Mamba2};
 pub use model::MambaModel;
 
@@ -28,7 +39,10 @@ use model_core::architecture::Registry;
 pub fn register(registry: &mut Registry) {
     registry.register(Mamba);
     registry.register(Mamba2);
-    for class in hf::CLASSES {
-        registry.register_hf(*class);
+    registry.register(FalconH1);
+    registry.register(GraniteHybrid);
+    registry.register(Jamba);
+    for class in hf::classes() {
+        registry.register_hf(class);
     }
 }

@@ -26,7 +26,15 @@ fn graph(name: &str, shape: GraphShape) -> Graph {
 }
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 3] = ["mamba", "falcon_mamba", "mamba2"];
+const SNAPSHOTS: [&str; 7] = [
+    "mamba",
+    "falcon_mamba",
+    "mamba2",
+    "bamba",
+    "falcon_h1",
+    "jamba",
+    "granitemoehybrid",
+];
 
 #[test]
 fn graphs() {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use engine::{Engine, EngineConfig};
@@ -12,6 +12,7 @@ use kv_core::{KvType, SeqId, TokenId};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::args::LogitsArgs;
+use crate::aside;
 use crate::failure::{Exit, usage};
 use crate::machine;
 use crate::models::ModelSource;
@@ -156,23 +157,5 @@ fn write_aside(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Resu
         tensors.push((name, TensorView::new(Dtype::F32, shape, bytes)?));
     }
     let contents = safetensors::serialize(tensors, None)?;
-    let aside = aside(path);
-    let cannot = || format!("cannot write '{}'", path.display());
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&aside)
-        .and_then(|mut file| file.write_all(&contents).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&aside, path));
-    if written.is_err() {
-        // The reason why writing failed is the one to tell.
-        let _ = fs::remove_file(&aside);
-    }
-    written.with_context(cannot)
-}
-
-fn aside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    path.with_file_name(name)
+    aside::replace(path, |file| Ok(file.write_all(&contents)?))
 }

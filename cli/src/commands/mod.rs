@@ -4,13 +4,19 @@
 //! and not a panic.
 
 mod bench;
+mod convert;
 mod graph;
 mod inspect;
 mod kl;
 mod logits;
+mod perplexity;
 mod plan;
 mod run;
+mod session;
+mod state;
 mod tokenize;
+
+pub(crate) use convert::FileType;
 
 use crate::args::Command;
 use crate::failure::Exit;
@@ -27,5 +33,8 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Logits(args) => logits::run(&args),
         Command::Kl(args) => kl::run(&args, stdout),
         Command::Bench(args) => bench::run(&args, stdout),
+        Command::State(args) => state::run(&args, stdout),
+        Command::Perplexity(args) => perplexity::run(&args, stdout),
+        Command::Convert(args) => convert::run(&args, stdout),
     }
 }

@@ -12,7 +12,9 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::{AddSpecial, EncodeOptions};
 use serde::Serialize;
 
+use super::session;
 use crate::args::RunArgs;
+use crate::aside;
 use crate::failure::{Exit, usage};
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::{EMBEDDED_PROMPT, ModelSource};
@@ -33,6 +35,12 @@ struct Report<'a> {
     backend: String,
     device: String,
     n_ctx: u32,
+    /// Tokens of the loaded state that were evaluated before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loaded_tokens: Option<usize>,
+    /// Bytes of the state that was saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saved_bytes: Option<u64>,
     timings: ReportTimings,
 }
 
@@ -49,6 +57,8 @@ struct ReportTimings {
 struct Start {
     prompt: String,
     ids: Vec<TokenId>,
+    /// The tokens of a loaded state; they are before the prompt.
+    history: Option<Vec<TokenId>>,
     load: Duration,
 }
 
@@ -60,17 +70,32 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     }
     resolve::long_context(&args.long_context, 0)?;
     let prompt = prompt(args, &source)?;
+    if let Some(path) = &args.session.save_state {
+        aside::check(path)?;
+    }
     let cancel = cancel_on_interrupt()?;
     let started = Instant::now();
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
-    let (prompt, ids) = encode(&file, args, prompt)?;
+    let (prompt, mut ids) = encode(&file, args, prompt)?;
     let config = resolve::engine_config(&args.engine, KvType::F16);
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    let history = match &args.session.load_state {
+        Some(path) => {
+            let tokens = session::load(&mut engine, path)?;
+            ids.splice(0..0, tokens.pending);
+            Some(tokens.evaluated)
+        }
+        None => None,
+    };
+    if history.is_some() && ids.is_empty() {
+        return usage("the saved text has ended: give a prompt that it goes on with");
+    }
     drop(loading);
     let start = Start {
         prompt,
         ids,
+        history,
         load: started.elapsed(),
     };
     warn_of_long_context(&engine);
@@ -83,25 +108,26 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     };
     let seed = sampler.seed;
     let bos = file.tokenizer().special_ids().bos;
-    let n_bos = u32::from(bos.is_some() && start.ids.first().copied() == bos);
+    let history = start.history.clone().unwrap_or_default();
+    let first = history.first().or(start.ids.first()).copied();
+    let n_bos = u32::from(bos.is_some() && first == bos);
     let options = GenerateOptions {
         sampler,
         n_predict,
         stop: args.stop.clone(),
         cancel,
         long_context: resolve::long_context(&args.long_context, n_bos)?,
+        history,
         ..Default::default()
     };
     let mut generation = Generation::new(&mut engine, file.tokenizer(), options)?;
-    let reading = Progress::tokens("reading the prompt", start.ids.len());
-    let fed = generation.feed(&start.ids, |progress| reading.set(progress.n_done));
-    drop(reading);
-    match fed {
-        Err(error @ EngineError::PromptTooLong { .. }) => {
-            anyhow::bail!("{error}; choose a larger --ctx or a shorter prompt")
-        }
-        fed => fed?,
-    }
+    // Where nothing is generated, the last token waits: whoever goes on needs what it leads to.
+    let waits = args.session.save_state.is_some() && n_predict == Some(0);
+    let n_fed = match start.ids.split_last() {
+        Some((_, [])) if waits => 0,
+        Some((_, before)) if waits => feed(&mut generation, before)?,
+        _ => feed(&mut generation, &start.ids)?,
+    };
     if !args.chat && !args.no_echo {
         out.write_all(start.prompt.as_bytes())?;
         out.flush()?;
@@ -111,6 +137,14 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         out.flush()?;
     }
     writeln!(out)?;
+    let saved_bytes = match &args.session.save_state {
+        Some(path) => {
+            let tokens = tokens_so_far(&generation, &start, n_fed);
+            let kv_type = args.session.save_kv_type;
+            Some(session::save(generation.engine(), path, tokens, kv_type)?)
+        }
+        None => None,
+    };
     if args.json {
         let timings = generation.timings();
         let report = Report {
@@ -125,6 +159,8 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
             backend: info.name.clone(),
             device: info.device.clone(),
             n_ctx,
+            loaded_tokens: start.history.as_ref().map(Vec::len),
+            saved_bytes,
             timings: ReportTimings::new(start.load, timings),
         };
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
@@ -139,6 +175,38 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     })
 }
 
+/// Evaluates the prompt and returns how many of its tokens were, before it was interrupted.
+fn feed(generation: &mut Generation<'_, BoxedBackend>, ids: &[TokenId]) -> anyhow::Result<usize> {
+    let mut n_fed = 0;
+    let reading = Progress::tokens("reading the prompt", ids.len());
+    let fed = generation.feed(ids, |progress| {
+        n_fed = progress.n_done;
+        reading.set(n_fed);
+    });
+    drop(reading);
+    match fed {
+        Err(error @ EngineError::PromptTooLong { .. }) => {
+            anyhow::bail!("{error}; choose a larger --ctx or a shorter prompt")
+        }
+        fed => fed?,
+    }
+    Ok(n_fed)
+}
+
+/// All tokens of the text: those that were evaluated, and those that were not.
+fn tokens_so_far(
+    generation: &Generation<'_, BoxedBackend>,
+    start: &Start,
+    n_fed: usize,
+) -> (Vec<TokenId>, Vec<TokenId>) {
+    let (fed, left) = start.ids.split_at(n_fed.min(start.ids.len()));
+    let told = generation.tokens();
+    let n_waiting = usize::from(generation.pending().is_some());
+    let (evaluated, waiting) = told.split_at(told.len() - n_waiting.min(told.len()));
+    let history = start.history.as_deref().unwrap_or_default();
+    ([history, fed, evaluated].concat(), [left, waiting].concat())
+}
+
 /// The prompt as it was given, or the story's beginning.
 fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
     let given = resolve::text(args.prompt.as_deref(), args.file.as_deref())?;
@@ -148,6 +216,7 @@ fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
     };
     match (given, source) {
         (Some(prompt), _) => Ok(prompt),
+        (None, _) if args.session.load_state.is_some() => Ok(String::new()),
         (None, ModelSource::Embedded) => Ok(EMBEDDED_PROMPT.to_owned()),
         (None, ModelSource::File(_)) => {
             usage("no prompt: give one as an argument, with -f FILE, or through a pipe")
@@ -167,7 +236,11 @@ fn encode(
         let ids = tokenizer.encode(&text, EncodeOptions::CHAT);
         return Ok((text, ids));
     }
-    let options = if args.no_bos {
+    let goes_on = args.session.load_state.is_some();
+    if goes_on && prompt.is_empty() {
+        return Ok((prompt, Vec::new()));
+    }
+    let options = if args.no_bos || goes_on {
         EncodeOptions {
             add: AddSpecial::Never,
             ..EncodeOptions::PROMPT
@@ -177,7 +250,7 @@ fn encode(
     };
     let mut ids = tokenizer.encode(&prompt, options);
     // A model that ends texts with EOS would have nothing to continue.
-    if !args.no_bos && tokenizer.adds_last().is_some() {
+    if !args.no_bos && !goes_on && tokenizer.adds_last().is_some() {
         ids.pop();
     }
     Ok((prompt, ids))

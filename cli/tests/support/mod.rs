@@ -32,6 +32,27 @@ pub fn output(args: &[&str]) -> (String, String) {
     )
 }
 
+/// Runs and expects a failure; gives its code and its message.
+#[track_caller]
+pub fn failure(args: &[&str]) -> (i32, String) {
+    let done = cellar().args(args).assert().failure();
+    let output = done.get_output();
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    let line = stderr
+        .strip_suffix('\n')
+        .unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+    let message = line
+        .strip_prefix("error: ")
+        .unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+    assert!(
+        !message.contains('\n'),
+        "{args:?}: more than a line: {stderr}"
+    );
+    assert!(!message.contains("panicked"), "{args:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args:?}: stdout is for results");
+    (output.status.code().unwrap(), message.to_owned())
+}
+
 /// The JSON object on the last line of standard output.
 #[track_caller]
 pub fn json(args: &[&str]) -> serde_json::Value {

@@ -7,20 +7,26 @@ use kv_core::rope::{RopeSpec, RopeStyle};
 
 use crate::program::Rotation;
 
-/// Cosines and sines, `[n, 1, n_rot / 2]` each.
+/// Cosines and sines, `[n, 1, n_rot / 2]` each, of tokens at these positions, rows and columns.
 pub(crate) fn angles(
     rotation: &Rotation,
-    positions: &[u32],
+    coordinates: &[[u32; 3]],
     device: &Device,
 ) -> Result<[Tensor; 2]> {
-    let (n, half) = (positions.len(), rotation.frequencies.len());
+    let (n, half) = (coordinates.len(), rotation.frequencies.len());
     let mut cos = vec![0.0; n * half];
     let mut sin = vec![0.0; n * half];
     let rows = cos
         .chunks_exact_mut(half.max(1))
         .zip(sin.chunks_exact_mut(half.max(1)));
-    for ((cos, sin), &pos) in rows.zip(positions) {
-        rotation.rope.angles(&rotation.frequencies, pos, cos, sin);
+    for ((cos, sin), &at) in rows.zip(coordinates) {
+        match &rotation.sections {
+            None => rotation.rope.angles(&rotation.frequencies, at[0], cos, sin),
+            Some(sections) => {
+                let by = (rotation.frequencies.as_slice(), sections);
+                rotation.rope.section_angles(by, at, cos, sin);
+            }
+        }
     }
     Ok([
         Tensor::from_vec(cos, (n, 1, half), device)?,
@@ -94,10 +100,12 @@ mod tests {
                 }
                 let rotation = Rotation {
                     rope: rope.clone(),
+                    sections: None,
                     positions: None,
                     frequencies,
                 };
-                let angles = angles(&rotation, &positions, &Device::Cpu).unwrap();
+                let coordinates = positions.map(|pos| [pos; 3]);
+                let angles = angles(&rotation, &coordinates, &Device::Cpu).unwrap();
                 let got = rotate(&x, &rope, &angles).unwrap().flatten_all().unwrap();
                 for (got, wanted) in got.to_vec1::<f32>().unwrap().iter().zip(&wanted) {
                     assert!(

@@ -1,5 +1,7 @@
 //! Arguments of the backend's operations, with named fields, and the checks that all share.
 
+use serde::{Deserialize, Serialize};
+
 use super::error::BackendError;
 use crate::graph::{AttendSpec, StateGroup};
 use crate::ids::{CellIdx, LayerIdx, PartIdx, PosDelta};
@@ -8,7 +10,8 @@ use crate::rope::Rotation;
 use crate::visibility::Visibility;
 
 /// Keys, values, or what recurrent layers remember.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum RowKind {
     /// Key rows.
     K,

@@ -22,6 +22,7 @@
 
 use std::ops::Range;
 
+use crate::grid::GridPos;
 use crate::ids::{Pos, SeqId, TokenId};
 use crate::seq_set::SeqSet;
 
@@ -31,7 +32,9 @@ mod validate;
 
 pub use split::{EqualLength, SetOrder, SplitError, SplitPolicy};
 pub use ubatch::{UBatch, UBatchRow, UBatchShape};
-pub use validate::{BatchError, BatchRules, MAX_POS, ValidBatch, ValidEntry, validate};
+pub use validate::{
+    BatchError, BatchRules, MAX_POS, PositionRule, ValidBatch, ValidEntry, validate, validate_with,
+};
 
 /// Tokens (or embeddings) to be evaluated together, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +59,8 @@ struct Entry {
     content: Content,
     /// `None`: follows its sequence.
     pos: Option<Pos>,
+    /// `None`: text.
+    grid: Option<GridPos>,
     seqs: SeqSet,
     /// A sequence id that no set can hold, kept for the error message.
     out_of_range: Option<SeqId>,
@@ -124,6 +129,7 @@ impl Batch {
         self.entries.push(Entry {
             content,
             pos: None,
+            grid: None,
             seqs: SeqSet::one(SeqId(0)),
             out_of_range: None,
             output: Output::Skip,
@@ -150,6 +156,13 @@ impl EntryMut<'_> {
     /// Gives the entry's position; without it, it follows its sequence.
     pub fn at(self, pos: Pos) -> Self {
         self.0.pos = Some(pos);
+        self
+    }
+
+    /// Makes the entry one of an image: at `pos` in its sequence, at `grid` in the image.
+    pub fn at_grid(self, pos: Pos, grid: GridPos) -> Self {
+        self.0.pos = Some(pos);
+        self.0.grid = Some(grid);
         self
     }
 

@@ -3,6 +3,7 @@
 //! Invariant: everything that is given by row has one value for each row. Knows nothing of cells.
 
 use super::{Output, ValidBatch};
+use crate::grid::GridPos;
 use crate::ids::{Pos, SeqId};
 use crate::seq_set::SeqSet;
 
@@ -34,6 +35,8 @@ pub struct UBatch {
     pub embeddings: Vec<f32>,
     /// For each row its position, as graphs take it.
     pub positions: Vec<u32>,
+    /// For each row its place in an image; `None` for text.
+    pub grids: Vec<Option<GridPos>>,
     /// For each row its sequences, at least one.
     pub seqs: Vec<SeqSet>,
     /// For each row the smallest id of its sequences: the one whose tokens it sees.
@@ -51,14 +54,21 @@ impl UBatch {
     /// What memories need of each row, in order.
     pub fn rows(&self) -> impl Iterator<Item = UBatchRow> + '_ {
         let ids = self.seqs.iter().zip(&self.first_seqs);
-        self.positions
-            .iter()
+        let places = self.positions.iter().zip(&self.grids);
+        places
             .zip(ids)
-            .map(|(&pos, (&seqs, &first_seq))| UBatchRow {
+            .map(|((&pos, &grid), (&seqs, &first_seq))| UBatchRow {
                 pos: Pos(pos),
+                grid,
                 seqs,
                 first_seq,
             })
+    }
+
+    /// For each row position, row and column, as rotations of images take them.
+    pub fn coordinates(&self) -> impl Iterator<Item = [u32; 3]> + '_ {
+        self.rows()
+            .map(|row| GridPos::coordinates(row.pos, row.grid))
     }
 
     /// The rows of `batch` with these numbers, in this order.
@@ -70,6 +80,7 @@ impl UBatch {
             tokens: Vec::with_capacity(if batch.tokens.is_empty() { 0 } else { n }),
             embeddings: Vec::new(),
             positions: Vec::with_capacity(n),
+            grids: Vec::with_capacity(n),
             seqs: Vec::with_capacity(n),
             first_seqs: Vec::with_capacity(n),
             output_rows: Vec::new(),
@@ -80,6 +91,7 @@ impl UBatch {
                 continue;
             };
             ubatch.positions.push(entry.pos.0);
+            ubatch.grids.push(entry.grid);
             ubatch.seqs.push(entry.seqs);
             ubatch.first_seqs.push(entry.first_seq);
             if entry.output == Output::Wanted {
@@ -101,6 +113,8 @@ impl UBatch {
 pub struct UBatchRow {
     /// Its position.
     pub pos: Pos,
+    /// Its place in an image; `None` for text.
+    pub grid: Option<GridPos>,
     /// Its sequences, at least one.
     pub seqs: SeqSet,
     /// The smallest id of them.

@@ -5,6 +5,7 @@
 //! follows what the memory holds. Knows nothing of how batches are cut or placed.
 
 use super::{Batch, Content, Entry, Output};
+use crate::grid::GridPos;
 use crate::ids::{MAX_SEQS, Pos, SeqId, TokenId};
 use crate::seq_set::SeqSet;
 use crate::window::PosRange;
@@ -25,11 +26,25 @@ pub struct BatchRules {
     pub n_embd: u32,
 }
 
+/// How the positions of a sequence follow each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PositionRule {
+    /// One after the other; a position may repeat. Tokens of images are refused.
+    #[default]
+    Linear,
+    /// For models of images: positions may also jump ahead, since an image counts as many as it is
+    /// high or wide. A token of text comes behind what the memory holds, one of an image may share
+    /// its last position.
+    Grid,
+}
+
 /// One checked entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValidEntry {
     /// Its position.
     pub pos: Pos,
+    /// Its place in an image; `None` for text.
+    pub grid: Option<GridPos>,
     /// Its sequences, at least one.
     pub seqs: SeqSet,
     /// The sequence with the smallest id, whose tokens it sees.
@@ -138,6 +153,14 @@ pub enum BatchError {
         /// Its position.
         pos: Pos,
     },
+    /// A token of an image, for a model that knows positions of one number only.
+    #[error("entry {entry} lies at {grid} in an image, but the model takes text only")]
+    Image {
+        /// The entry.
+        entry: usize,
+        /// Its place.
+        grid: GridPos,
+    },
     /// The first token of a sequence in the batch does not follow what the memory holds.
     #[error("entry {entry}: sequence {seq} is remembered up to {last}, so {pos} cannot follow")]
     NotConsecutive {
@@ -216,6 +239,18 @@ pub fn validate(
     rules: &BatchRules,
     positions: impl Fn(SeqId) -> Option<PosRange>,
 ) -> Result<ValidBatch, BatchError> {
+    validate_with(batch, (rules, PositionRule::Linear), positions)
+}
+
+/// The same, where positions follow each other as `rule` says.
+///
+/// # Errors
+/// As [`validate`].
+pub fn validate_with(
+    batch: &Batch,
+    (rules, rule): (&BatchRules, PositionRule),
+    positions: impl Fn(SeqId) -> Option<PosRange>,
+) -> Result<ValidBatch, BatchError> {
     let n_entries = batch.entries.len();
     if n_entries == 0 {
         return Err(BatchError::Empty);
@@ -235,8 +270,14 @@ pub fn validate(
     for (number, entry) in batch.entries.iter().enumerate() {
         add_content(&mut valid, batch, number, rules)?;
         let first_seq = check_sequences(number, entry, rules)?;
+        if let (Some(grid), PositionRule::Linear) = (entry.grid, rule) {
+            let entry = number;
+            return Err(BatchError::Image { entry, grid });
+        }
         let checked = Checked {
             number,
+            grid: entry.grid,
+            rule,
             seqs: entry.seqs,
             first_seq,
         };
@@ -244,6 +285,7 @@ pub fn validate(
         let (seqs, output) = (entry.seqs, entry.output);
         valid.entries.push(ValidEntry {
             pos,
+            grid: entry.grid,
             seqs,
             first_seq,
             output,
@@ -261,6 +303,8 @@ struct Seen {
 
 struct Checked {
     number: usize,
+    grid: Option<GridPos>,
+    rule: PositionRule,
     seqs: SeqSet,
     first_seq: SeqId,
 }
@@ -292,7 +336,9 @@ impl Checked {
                         last,
                     });
                 }
-                Some(Seen { last, .. }) if pos > last.next() => {
+                Some(Seen { last, .. })
+                    if self.rule == PositionRule::Linear && pos > last.next() =>
+                {
                     return Err(BatchError::Hole {
                         entry,
                         seq,
@@ -323,6 +369,15 @@ impl Checked {
         Ok(pos)
     }
 
+    /// Whether `pos` may follow `last`, which the memory holds.
+    fn follows(&self, last: Pos, pos: Pos) -> bool {
+        match (self.rule, self.grid) {
+            (PositionRule::Linear, _) => pos == last.next(),
+            (PositionRule::Grid, None) => pos > last,
+            (PositionRule::Grid, Some(_)) => pos >= last,
+        }
+    }
+
     fn check_against_memory(
         &self,
         seq: SeqId,
@@ -344,12 +399,14 @@ impl Checked {
             }
         }
         match has {
-            Some(PosRange { last, .. }) if pos != last.next() => Err(BatchError::NotConsecutive {
-                entry,
-                seq,
-                pos,
-                last,
-            }),
+            Some(PosRange { last, .. }) if !self.follows(last, pos) => {
+                Err(BatchError::NotConsecutive {
+                    entry,
+                    seq,
+                    pos,
+                    last,
+                })
+            }
             _ => Ok(()),
         }
     }

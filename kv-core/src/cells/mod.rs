@@ -7,8 +7,10 @@
 //! Cells are named by their number over all streams ([`CellIdx`]), so runs of one stream can be
 //! handed out as they are.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::seq_set::SeqSet;
 use crate::visibility::CellRun;
@@ -27,6 +29,16 @@ pub struct Cell {
     pub pos: Pos,
     /// The sequences that the token belongs to, at least one.
     pub seqs: SeqSet,
+    /// Where it lies in an image; `None` for text.
+    pub grid: Option<GridPos>,
+}
+
+impl Cell {
+    /// A token of text.
+    pub const fn new(pos: Pos, seqs: SeqSet) -> Self {
+        let grid = None;
+        Self { pos, seqs, grid }
+    }
 }
 
 /// The cells of one stream.
@@ -39,6 +51,8 @@ pub struct KvCells {
     pos: Vec<Pos>,
     /// By cell; empty where the cell is free.
     seqs: Vec<SeqSet>,
+    /// Of the cells in use that hold tokens of images.
+    grids: BTreeMap<CellIdx, GridPos>,
     /// By sequence, from `first_seq` on.
     runs: Vec<SeqRuns>,
 }
@@ -64,6 +78,7 @@ impl KvCells {
             free: FreeMap::all_free(n_cells as u32),
             pos: vec![Pos(0); n_cells],
             seqs: vec![SeqSet::EMPTY; n_cells],
+            grids: BTreeMap::new(),
             runs: vec![SeqRuns::default(); seqs.len()],
         }
     }
@@ -102,6 +117,7 @@ impl KvCells {
         (!seqs.is_empty()).then(|| Cell {
             pos: self.pos[i],
             seqs,
+            grid: self.grids.get(&cell).copied(),
         })
     }
 
@@ -122,6 +138,21 @@ impl KvCells {
         for seq in &cell.seqs {
             self.add_seq_at(at, cell.pos, seq);
         }
+        if let Some(grid) = cell.grid {
+            self.set_grid(at, grid);
+        }
+    }
+
+    /// Says where the token of a cell lies in an image; no effect on a free cell.
+    pub fn set_grid(&mut self, at: CellIdx, grid: GridPos) {
+        if self.get(at).is_some() {
+            self.grids.insert(at, grid);
+        }
+    }
+
+    /// The tokens of images, by cell.
+    pub fn grids(&self) -> &BTreeMap<CellIdx, GridPos> {
+        &self.grids
     }
 
     /// Empties a cell and returns what it held.
@@ -187,6 +218,7 @@ impl KvCells {
         if let Some(i) = self.local(at) {
             self.seqs[i] = SeqSet::EMPTY;
             self.pos[i] = Pos(0);
+            self.grids.remove(&at);
             self.free.release(i as u32);
         }
     }
@@ -229,7 +261,7 @@ mod tests {
     /// Positions and sequences of all cells.
     fn draw(cells: &KvCells) -> String {
         let cell = |i| match cells.get(CellIdx(i)) {
-            Some(Cell { pos, seqs }) => format!("{pos}:{seqs}"),
+            Some(Cell { pos, seqs, .. }) => format!("{pos}:{seqs}"),
             None => ".".to_owned(),
         };
         (0..cells.n_cells()).map(cell).collect::<Vec<_>>().join(" ")
@@ -238,20 +270,8 @@ mod tests {
     #[test]
     fn c9_c11_worked_example_of_cells() {
         let mut cells = KvCells::new(0..6, 0..2);
-        cells.put(
-            CellIdx(0),
-            Cell {
-                pos: Pos(0),
-                seqs: set(&[0]),
-            },
-        );
-        cells.put(
-            CellIdx(1),
-            Cell {
-                pos: Pos(1),
-                seqs: set(&[0]),
-            },
-        );
+        cells.put(CellIdx(0), Cell::new(Pos(0), set(&[0])));
+        cells.put(CellIdx(1), Cell::new(Pos(1), set(&[0])));
         cells.add_seq(CellIdx(0), SeqId(1));
         assert_eq!(draw(&cells), "0:{0,1} 1:{0} . . . .");
         let (freed, _) = cells.remove(SeqId(0), PosRange::from(Pos(0)..Pos(1)));
@@ -262,13 +282,7 @@ mod tests {
             Some(PosRange::new(Pos(1), Pos(1)))
         );
         let taken = cells.take(CellIdx(0));
-        assert_eq!(
-            taken,
-            Some(Cell {
-                pos: Pos(0),
-                seqs: set(&[1])
-            })
-        );
+        assert_eq!(taken, Some(Cell::new(Pos(0), set(&[1]))));
         assert_eq!(cells.positions(SeqId(1)), None);
         assert_eq!(cells.n_used(), 1);
     }
@@ -276,20 +290,8 @@ mod tests {
     #[test]
     fn cells_and_sequences_of_other_streams_are_left_alone() {
         let mut cells = KvCells::new(8..12, 3..4);
-        cells.put(
-            CellIdx(2),
-            Cell {
-                pos: Pos(0),
-                seqs: set(&[3]),
-            },
-        );
-        cells.put(
-            CellIdx(9),
-            Cell {
-                pos: Pos(0),
-                seqs: set(&[1]),
-            },
-        );
+        cells.put(CellIdx(2), Cell::new(Pos(0), set(&[3])));
+        cells.put(CellIdx(9), Cell::new(Pos(0), set(&[1])));
         assert_eq!(cells, KvCells::new(8..12, 3..4));
         assert_eq!(cells.seqs().collect::<Vec<_>>(), [SeqId(3)]);
         assert_eq!(cells.get(CellIdx(12)), None);

@@ -108,7 +108,8 @@ impl Evaluator<'_> {
             Op::Embed { weight } => self.embed(node, weight),
             Op::Linear { weight, bias } => self.linear(node, weight, bias.as_deref()),
             Op::RmsNorm { weight, eps } => self.rms_norm(node, weight.as_deref(), f64::from(*eps)),
-            Op::Rope { rope } => self.rope(node, rope),
+            Op::Rope { rope } => self.rope(node, rope, |_| 0),
+            Op::RopeSections { rope, sections } => self.rope(node, rope, |i| sections.axis(i)),
             Op::Reshape => self.operand(node, 0).clone(),
             Op::Add => self.each_pair(node, |a, b| a + b),
             Op::Mul => self.each_pair(node, |a, b| a * b),
@@ -207,6 +208,7 @@ impl Evaluator<'_> {
             Input::Tokens => integers(self.inputs.tokens),
             Input::Embeddings { .. } => floats(self.inputs.embeddings),
             Input::Positions => integers(self.inputs.positions),
+            Input::Coordinates => integers(self.inputs.coordinates.as_flattened()),
             Input::OutputRows => integers(self.inputs.output_rows),
             Input::Cells { part } => {
                 let cells = &self.inputs.parts[part.as_usize()].cells;
@@ -265,7 +267,8 @@ impl Evaluator<'_> {
         rows.flat_map(norm).collect()
     }
 
-    fn rope(&self, node: &Node, rope: &RopeSpec) -> Value {
+    /// Rotates by the coordinates of a token, of which `axis` says which one a pair takes.
+    fn rope(&self, node: &Node, rope: &RopeSpec, axis: impl Fn(usize) -> usize) -> Value {
         let mut out = self.operand(node, 0).clone();
         let [_, heads, dim] = *node.shape else {
             panic!("rope wants three dimensions")
@@ -276,14 +279,16 @@ impl Evaluator<'_> {
             .map(|f| self.weights.get(f).unwrap().to_f32());
         let frequencies = rope.frequencies(factors.as_deref());
         let half = rope.n_rot / 2;
-        for (row, &pos) in out.chunks_exact_mut(heads * dim).zip(self.operand(node, 1)) {
+        let by = &self.graph.nodes()[node.operands[1].as_usize()];
+        let coordinates = self.operand(node, 1).chunks_exact(by.row_len());
+        for (row, at) in out.chunks_exact_mut(heads * dim).zip(coordinates) {
             for head in row.chunks_exact_mut(dim) {
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (a, b) = match rope.style {
                         RopeStyle::Norm => (2 * i, 2 * i + 1),
                         RopeStyle::Neox => (i, i + half),
                     };
-                    let (sin, cos) = (pos * frequency).sin_cos();
+                    let (sin, cos) = (at[axis(i)] * frequency).sin_cos();
                     let (x, y) = (head[a] * rope.magnitude(), head[b] * rope.magnitude());
                     (head[a], head[b]) = (x * cos - y * sin, x * sin + y * cos);
                 }

@@ -209,7 +209,8 @@ macro_rules! backend_contract {
             attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
                 unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
-                embed_on_blocks, rms_norm_divides, rope_rotates, reshape_keeps_values, add_adds,
+                embed_on_blocks, rms_norm_divides, rope_rotates,
+                rope_sections_rotate, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
                 outputs_may_repeat;
             graphs: a_small_model_computes, a_small_model_with_every_option_computes,

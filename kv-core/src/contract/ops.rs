@@ -11,7 +11,7 @@ use crate::graph::{
     Activation, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, NormGain,
 };
 use crate::layers::RowLayout;
-use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
+use crate::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use crate::weights::{MemoryWeights, Weight};
 
 /// Rows of the graphs here, and how many of them are wanted.
@@ -30,6 +30,9 @@ pub(super) fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) 
     Step {
         tokens: (0..n_tokens).map(|_| random.below(vocab) as u32).collect(),
         positions: (0..n_tokens).map(|_| random.below(3000) as u32).collect(),
+        coordinates: (0..n_tokens)
+            .map(|_| [3000, 40, 70].map(|n| random.below(n) as u32))
+            .collect(),
         output_rows: (0..n_outputs as u32).map(|r| 2 * r).collect(),
         embeddings: random.values(n_tokens * dim),
         parts: Vec::new(),
@@ -243,6 +246,29 @@ pub fn rms_norm_divides<B: Backend>(subject: &Subject<B>) {
             let n = b.shape().n_tokens;
             let groups = b.reshape("groups", x, &[n, 2, 20]).unwrap();
             b.rms_norm_with("y", groups, gain, 1e-3).unwrap()
+        });
+    }
+}
+
+/// `RopeSections` in both orders and styles, whole and partial, with a rotation of text beside it.
+pub fn rope_sections_rotate<B: Backend>(subject: &Subject<B>) {
+    let consecutive = SectionOrder::Consecutive;
+    let cases = [
+        (RopeStyle::Neox, [2, 3, 3], consecutive),
+        (RopeStyle::Norm, [1, 0, 4], consecutive),
+        (RopeStyle::Neox, [4, 2, 2], SectionOrder::Interleaved),
+    ];
+    for (style, pairs, order) in cases {
+        let sections = RopeSections { pairs, order };
+        let spec = rope(style, 2 * sections.n_pairs());
+        alone(subject, 3 * 18, subject.tolerance.elementwise, |b, x| {
+            let n = b.shape().n_tokens;
+            let coordinates = b.input(Input::Coordinates).unwrap();
+            let positions = b.input(Input::Positions).unwrap();
+            let heads = b.reshape("heads", x, &[n, 3, 18]).unwrap();
+            let image = b.rope_sections("image", (heads, coordinates), &spec, sections);
+            let text = b.rope("text", heads, positions, &spec).unwrap();
+            b.add("y", image.unwrap(), text).unwrap()
         });
     }
 }

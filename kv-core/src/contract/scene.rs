@@ -87,6 +87,8 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Positions.
     pub positions: Vec<u32>,
+    /// Position, row and column, where the graph wants them.
+    pub coordinates: Vec<[u32; 3]>,
     /// Rows whose logits are wanted.
     pub output_rows: Vec<u32>,
     /// Embedding rows, where the graph wants them.
@@ -106,6 +108,7 @@ impl Step {
             tokens: &self.tokens,
             embeddings: &self.embeddings,
             positions: &self.positions,
+            coordinates: &self.coordinates,
             output_rows: &self.output_rows,
             parts: &self.parts,
             batch: &self.batch,
@@ -144,6 +147,7 @@ impl Scene {
         Step {
             tokens: tokens.iter().map(|t| t.id).collect(),
             positions: tokens.iter().map(|t| t.pos).collect(),
+            coordinates: Vec::new(),
             output_rows: output_rows.to_vec(),
             embeddings: Vec::new(),
             parts: vec![part],

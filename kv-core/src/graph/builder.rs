@@ -4,6 +4,7 @@
 //! fitting shapes. Knows nothing of architectures; third-party models build with it too.
 
 mod recurrent;
+mod rope;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -11,7 +12,6 @@ use std::ops::Range;
 use super::op::{Activation, DType, Input, Op};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
-use crate::rope::RopeSpec;
 
 /// A graph that cannot be.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -156,6 +156,7 @@ impl GraphBuilder {
             Input::Tokens => ("inp_tokens".to_owned(), vec![n_tokens], DType::U32),
             Input::Embeddings { dim } => ("inp_embd".to_owned(), vec![n_tokens, dim], DType::F32),
             Input::Positions => ("inp_pos".to_owned(), vec![n_tokens], DType::U32),
+            Input::Coordinates => ("inp_coordinates".to_owned(), vec![n_tokens, 3], DType::U32),
             Input::OutputRows => ("inp_out_rows".to_owned(), vec![n_outputs], DType::U32),
             Input::Cells { part } => (format!("inp_cells.{part}"), vec![n_tokens], DType::U32),
             Input::Visibility { part, .. } => {
@@ -275,31 +276,6 @@ impl GraphBuilder {
             }
         }
         self.push(name, op, vec![x], (shape, DType::F32))
-    }
-
-    /// Rotates every head of `x [n, heads, dim]` by its token's position.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where `x` has no heads, or heads are narrower than the rotated part.
-    pub fn rope(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        positions: NodeId,
-        rope: &RopeSpec,
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Rope { rope: rope.clone() };
-        let shape = self.shape_of(x).to_vec();
-        let fits = matches!(*shape, [n, _, dim]
-            if self.shape_of(positions) == [n] && rope.n_rot <= dim && rope.n_rot.is_multiple_of(2));
-        if !fits {
-            let wanted = format!("[tokens, heads, dim >= {} (even)], [tokens]", rope.n_rot);
-            return Err(self.misfit(name, &op, &wanted, &[x, positions]));
-        }
-        if let Some(factors) = &rope.factors {
-            self.declare(factors, &[rope.n_rot / 2])?;
-        }
-        self.push(name, op, vec![x, positions], (shape, DType::F32))
     }
 
     /// The same values in another shape; the first dimension stays.

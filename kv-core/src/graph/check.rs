@@ -70,6 +70,10 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
             let [x, positions] = operands(node)?;
             b.rope(name, x, positions, rope)
         }
+        Op::RopeSections { rope, sections } => {
+            let [x, coordinates] = operands(node)?;
+            b.rope_sections(name, (x, coordinates), rope, *sections)
+        }
         Op::Reshape => {
             let [x] = operands(node)?;
             b.reshape(name, x, &node.shape)

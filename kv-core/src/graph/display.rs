@@ -119,6 +119,14 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             weight.chain([format!("eps={eps}")]).collect()
         }
         Op::Rope { rope } => rope_fields(rope),
+        Op::RopeSections { rope, sections } => {
+            let [positions, rows, columns] = sections.pairs;
+            let order = format!("{:?}", sections.order).to_lowercase();
+            let mut fields = rope_fields(rope);
+            fields.push(format!("sections={positions}/{rows}/{columns}"));
+            fields.push(format!("order={order}"));
+            fields
+        }
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
         Op::StoreKv { layer } | Op::StoreK { layer } => vec![format!("layer={layer}")],

@@ -34,6 +34,8 @@ pub struct GraphInputs<'a> {
     pub embeddings: &'a [f32],
     /// Position of each token.
     pub positions: &'a [u32],
+    /// Position, row and column of each token; empty where the graph takes text only.
+    pub coordinates: &'a [[u32; 3]],
     /// Rows whose logits are wanted, ascending.
     pub output_rows: &'a [u32],
     /// One entry for each part of the memory.

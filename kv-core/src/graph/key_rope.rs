@@ -82,7 +82,8 @@ impl Graph {
             None => Ok(None),
         };
         match &node.op {
-            Op::Rope { rope } => Ok(Some(rope)),
+            // Text moves in all sections alike; images do not move.
+            Op::Rope { rope } | Op::RopeSections { rope, .. } => Ok(Some(rope)),
             // A product with a matrix makes keys of what no longer has a position.
             Op::Linear { .. }
             | Op::Embed { .. }

@@ -12,7 +12,7 @@ use super::curves::PositionScale;
 use super::custom::CustomSpec;
 use super::experts::RouteSpec;
 use crate::ids::{LayerIdx, PartIdx};
-use crate::rope::RopeSpec;
+use crate::rope::{RopeSections, RopeSpec};
 use crate::window::Window;
 
 /// Element type of a node's result.
@@ -40,6 +40,9 @@ pub enum Input {
     },
     /// Positions of the tokens in their sequences, `u32 [tokens]`.
     Positions,
+    /// Position, row and column of the tokens, `u32 [tokens, 3]`; for text all three are the
+    /// position.
+    Coordinates,
     /// Rows whose result is wanted, ascending, `u32 [outputs]`.
     OutputRows,
     /// The cell of each token in one part of the memory, `u32 [tokens]`.
@@ -170,6 +173,14 @@ pub enum Op {
     Rope {
         /// The rotation.
         rope: RopeSpec,
+    },
+    /// Rotary position embedding in sections, of tokens that may be in images.
+    /// `(x [n, heads, dim], coordinates u32 [n, 3]) -> same`.
+    RopeSections {
+        /// The rotation.
+        rope: RopeSpec,
+        /// What each pair turns with.
+        sections: RopeSections,
     },
     /// The same values in another shape with the same first dimension. `(x) -> shape`.
     Reshape,
@@ -344,6 +355,7 @@ impl Op {
             Self::Input(Input::Tokens) => "tokens",
             Self::Input(Input::Embeddings { .. }) => "embeddings",
             Self::Input(Input::Positions) => "positions",
+            Self::Input(Input::Coordinates) => "coordinates",
             Self::Input(Input::OutputRows) => "output_rows",
             Self::Input(Input::Cells { .. }) => "cells",
             Self::Input(Input::Visibility { .. }) => "visibility",
@@ -353,6 +365,7 @@ impl Op {
             Self::Linear { .. } => "linear",
             Self::RmsNorm { .. } => "rms_norm",
             Self::Rope { .. } => "rope",
+            Self::RopeSections { .. } => "rope_sections",
             Self::Reshape => "reshape",
             Self::Add => "add",
             Self::Mul => "mul",

@@ -15,6 +15,7 @@ use super::recurrent::{Recurrent, RecurrentConfig, RecurrentConfigError};
 use super::shift::PosChange;
 use super::unified::{Streams, Unified, UnifiedConfigError};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
+use super::{Contents, RestoreInto, RestoreRefused, Restored};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
 use crate::layers::{LayerMap, LayerMapError};
@@ -422,6 +423,22 @@ impl Memory for AnyMemory {
 
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
         every_shape!(self, m => m.keep_only(seq))
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        every_shape!(self, m => m.contents(seqs))
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        every_shape!(self, m => m.check_restore(contents, into))
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        every_shape!(self, m => m.restore(contents, into))
     }
 
     fn clear(&mut self) -> Removed {

@@ -3,12 +3,15 @@
 //!
 //! Invariant: checked whole before anything changes; row copies are returned, never remembered.
 
+use std::collections::BTreeMap;
+
 use super::Copied;
 use super::error::CopyRefused;
 use super::stream::{SeqEnd, Stream};
 use super::unified::Unified;
 use crate::backend::RowCopy;
 use crate::cells::Cell;
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::SlotSearch;
@@ -68,6 +71,11 @@ pub(super) fn copy(
         .into_iter()
         .flat_map(|runs| runs.within(range))
         .collect();
+    let grids: BTreeMap<CellIdx, GridPos> = match memory.streams.get(source) {
+        // Within a stream cells are shared and stay what they are.
+        Some(stream) if source != target => stream.cells.grids().clone(),
+        _ => BTreeMap::new(),
+    };
     copied.n_tokens = runs.iter().map(|run| run.len).sum();
     let missing = memory.streams.get(source).and_then(|s| s.forgotten(from));
     let missing = missing.map(|set| set.within(range).collect::<Vec<_>>());
@@ -81,7 +89,7 @@ pub(super) fn copy(
             stream.cells.add_run(run, to);
         }
     } else {
-        copied.row_copies = put_copies(stream, to, &runs, part);
+        copied.row_copies = put_copies(stream, to, (&runs, &grids), part);
     }
     if let Some(forgotten) = stream.forgotten_mut(to) {
         missing
@@ -117,7 +125,12 @@ fn n_within(stream: &Stream, seq: SeqId, range: PosRange) -> u32 {
 }
 
 /// Gives `seq` cells of its own stream for the tokens in `runs` of another. There are enough.
-fn put_copies(stream: &mut Stream, seq: SeqId, runs: &[CellRun], part: PartIdx) -> Vec<RowCopy> {
+fn put_copies(
+    stream: &mut Stream,
+    seq: SeqId,
+    (runs, grids): (&[CellRun], &BTreeMap<CellIdx, GridPos>),
+    part: PartIdx,
+) -> Vec<RowCopy> {
     let n = runs.iter().map(|run| run.len).sum();
     let mut slot = Vec::new();
     let free = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
@@ -130,6 +143,7 @@ fn put_copies(stream: &mut Stream, seq: SeqId, runs: &[CellRun], part: PartIdx) 
             Cell {
                 pos,
                 seqs: SeqSet::one(seq),
+                grid: grids.get(&from).copied(),
             },
         );
         stream.set_head_behind(to);

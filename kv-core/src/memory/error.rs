@@ -3,6 +3,7 @@
 use super::recurrent::{CoupledStates, NoStateRoom, StateGone, StateIndivisible};
 use super::shift::PosChange;
 use crate::batch::{MAX_POS, SplitError};
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::window::{PosRange, Window};
@@ -246,6 +247,21 @@ pub enum ShiftRefused {
         /// The nearest position that stays and is in the way.
         other: Pos,
     },
+    /// A token of an image has a row and a column, and no rotation moves one of three alone.
+    #[error(
+        "{change} would move a token of an image: sequence {seq}, position {pos}, row and column \
+         {grid}"
+    )]
+    Image {
+        /// The sequence.
+        seq: SeqId,
+        /// How it would move.
+        change: PosChange,
+        /// Position of the first such token.
+        pos: Pos,
+        /// Its row and column.
+        grid: GridPos,
+    },
     /// A recurrent state moves as a whole or not at all.
     #[error(
         "{change} would move positions {moved} of sequence {seq}, which is one state of the tokens \
@@ -279,5 +295,72 @@ pub enum ShiftRefused {
         n_free: u32,
         /// All cells of the stream.
         n_cells: u32,
+    },
+}
+
+/// Why contents cannot be restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreRefused {
+    /// There is no such sequence in this memory.
+    #[error(transparent)]
+    NoSuchSequence(#[from] NoSuchSequence),
+    /// There is no such sequence in what was saved.
+    #[error("sequence {seq} was not saved: only {saved} were")]
+    NotSaved {
+        /// The sequence.
+        seq: SeqId,
+        /// The sequences that were saved.
+        saved: SeqSet,
+    },
+    /// A part of this memory was not saved.
+    #[error("part {part} ({window}) was not saved")]
+    NoPart {
+        /// The part.
+        part: PartIdx,
+        /// Its window.
+        window: Window,
+    },
+    /// A part has another window.
+    #[error("part {part} was saved with the window {saved}, and has {here} here")]
+    OtherWindow {
+        /// The part.
+        part: PartIdx,
+        /// The window that it had.
+        saved: Window,
+        /// The window that it has.
+        here: Window,
+    },
+    /// No recurrent states were saved, but this memory has them.
+    #[error("no recurrent states were saved")]
+    NoStates,
+    /// There are too few cells.
+    #[error(
+        "{n_wanted} saved tokens need as many cells of part {part}, stream {stream} ({window}): \
+         {n_free} of {n_cells} are free"
+    )]
+    NoRoom {
+        /// The part that has no room.
+        part: PartIdx,
+        /// The stream that has no room.
+        stream: StreamIdx,
+        /// The part's window.
+        window: Window,
+        /// Cells wanted.
+        n_wanted: u32,
+        /// Cells that are free or would be replaced.
+        n_free: u32,
+        /// All cells of the stream.
+        n_cells: u32,
+    },
+    /// There are too few rows for recurrent states.
+    #[error("{n_wanted} saved states need as many rows: {n_free} of {n_rows} are free")]
+    NoStateRoom {
+        /// Rows wanted.
+        n_wanted: u32,
+        /// Rows that are free or would be replaced.
+        n_free: u32,
+        /// All rows.
+        n_rows: u32,
     },
 }

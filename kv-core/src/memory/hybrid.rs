@@ -11,6 +11,7 @@ use super::error::{
 };
 use super::shift::PosChange;
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
+use super::{Contents, RestoreInto, RestoreRefused, Restored};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::SeqId;
 use crate::window::PosRange;
@@ -203,6 +204,26 @@ impl<A: Memory, B: Memory> Memory for Pair<A, B> {
         // A part refuses only sequences that the other does not have either.
         let removed = self.first.keep_only(seq)?;
         Ok(removed.in_parts(self.second.keep_only(seq)?))
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        let first = self.first.contents(seqs)?;
+        Ok(first.in_parts(self.second.contents(seqs)?))
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        self.first.check_restore(contents, into)?;
+        self.second.check_restore(contents, into)
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        self.check_restore(contents, into)?;
+        let restored = self.first.restore(contents, into)?;
+        Ok(restored.in_parts(self.second.restore(contents, into)?))
     }
 
     fn clear(&mut self) -> Removed {

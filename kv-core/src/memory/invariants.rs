@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use super::pos_set::PosSet;
 use super::stream::Stream;
 use super::unified::Unified;
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
 use crate::window::Window;
@@ -42,6 +43,14 @@ pub enum Broken {
         counted: Vec<CellRun>,
         /// Runs that are kept.
         kept: Vec<CellRun>,
+    },
+    /// A free cell has a place in an image.
+    #[error("cell {cell} is free but lies at {grid}")]
+    Grid {
+        /// The cell.
+        cell: CellIdx,
+        /// Its place.
+        grid: GridPos,
     },
     /// The slot search would begin beyond the cells.
     #[error("the head is {head}, of {n_cells} cells")]
@@ -98,6 +107,10 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), Broken> {
             counted: n_free,
             kept: cells.free().n_free(),
         });
+    }
+    let mut grids = cells.grids().iter();
+    if let Some((&cell, &grid)) = grids.find(|(cell, _)| cells.get(**cell).is_none()) {
+        return Err(Broken::Grid { cell, grid });
     }
     if stream.head > n_cells {
         return Err(Broken::Head {

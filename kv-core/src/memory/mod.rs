@@ -51,11 +51,12 @@
 use crate::backend::{RowCopy, RowShift};
 use crate::batch::{SplitPolicy, UBatch, ValidBatch};
 use crate::graph::{PartInputs, StateGroup};
-use crate::ids::{PartIdx, PosDelta, SeqId};
+use crate::ids::{CellIdx, PartIdx, PosDelta, SeqId};
 use crate::window::PosRange;
 
 mod any;
 mod compact;
+mod contents;
 mod copy;
 mod error;
 mod hybrid;
@@ -65,6 +66,7 @@ mod nothing;
 mod place;
 mod pos_set;
 mod recurrent;
+mod restore;
 mod shift;
 mod steps;
 mod stream;
@@ -73,9 +75,10 @@ mod unified;
 mod visible;
 
 pub use any::{AnyMemory, AnyPlacement, AnyUndo, MemoryConfig, MemoryConfigError};
+pub use contents::{ChainContents, Contents, ContentsError, HeldToken, PartContents, RestoreInto};
 pub use error::{
-    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
-    WindowForgotten,
+    CopyRefused, NoRoom, NoSuchSequence, PlanError, RemoveRefused, RestoreRefused, RollbackRefused,
+    ShiftRefused, WindowForgotten,
 };
 pub use hybrid::{Pair, PairError};
 pub use iswa::{Iswa, SwaSize};
@@ -236,6 +239,30 @@ pub trait Memory {
     /// Removes everything.
     fn clear(&mut self) -> Removed;
 
+    /// What is held of sequences, to be saved; rows are named, not read.
+    ///
+    /// # Errors
+    /// [`NoSuchSequence`].
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence>;
+
+    /// Whether [`Memory::restore`] would be refused.
+    ///
+    /// # Errors
+    /// [`RestoreRefused`], the reason.
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused>;
+
+    /// Takes back what was saved, of this memory or of another of the same layers, in new places.
+    /// What the sequences had that are restored goes. Parts that this memory does not have are left
+    /// out.
+    ///
+    /// # Errors
+    /// [`RestoreRefused`]; nothing has changed then.
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused>;
+
     /// Cuts a batch into ubatches of at most `n_ubatch` tokens and finds a place for each. Changes
     /// nothing.
     ///
@@ -345,6 +372,66 @@ impl Shifted {
         self.n_tokens = self.n_tokens.max(other.n_tokens);
         self.row_copies.extend(other.row_copies);
         self.row_shifts.extend(other.row_shifts);
+        self
+    }
+}
+
+/// Rows of every layer of a part that are to be written as they were saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowWrite {
+    /// Which part.
+    pub part: PartIdx,
+    /// The row that the first of them had in the contents.
+    pub from: CellIdx,
+    /// The first row to write.
+    pub to: CellIdx,
+    /// Number of rows, one after the other in both places.
+    pub len: u32,
+}
+
+/// A recurrent state that is to be written, in every recurrent layer, as it was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateWrite {
+    /// The row that it had in the contents.
+    pub from: CellIdx,
+    /// The row to write.
+    pub to: CellIdx,
+}
+
+/// Which rows a restoration writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowsTaken {
+    /// Only such as no sequence used: until they are written, a clone of the memory before is as good
+    /// as it was.
+    #[default]
+    Free,
+    /// Some of the sequences that it replaced.
+    InUse,
+}
+
+/// What a restoration did, and what is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "the backend has to write these rows before it does anything else with them"]
+pub struct Restored {
+    /// Tokens that sequences were given; a token of two sequences counts twice.
+    pub n_tokens: u32,
+    /// Rows of attention layers that the backend must write.
+    pub row_writes: Vec<RowWrite>,
+    /// Rows of recurrent layers that the backend must write.
+    pub state_writes: Vec<StateWrite>,
+    /// Whether rows were in use before.
+    pub rows_taken: RowsTaken,
+}
+
+impl Restored {
+    /// What was done in both parts of a memory, each of which remembers the same tokens or fewer.
+    pub(crate) fn in_parts(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_writes.extend(other.row_writes);
+        self.state_writes.extend(other.state_writes);
+        if other.rows_taken == RowsTaken::InUse {
+            self.rows_taken = RowsTaken::InUse;
+        }
         self
     }
 }

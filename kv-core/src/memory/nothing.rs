@@ -10,6 +10,7 @@ use super::error::{
 use super::shift::PosChange;
 use super::visible::{self, Reach};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
+use super::{Contents, RestoreInto, RestoreRefused, Restored};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::graph::BatchVisibility;
 use crate::ids::SeqId;
@@ -123,6 +124,26 @@ impl Memory for NoMemory {
     fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
         self.check(seq)?;
         Ok(Removed::default())
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        match seqs {
+            Seqs::One(seq) => self.check(seq).map(|()| Contents::default()),
+            Seqs::All => Ok(Contents::default()),
+        }
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        into.replaced(contents, self.n_seqs).map(drop)
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        self.check_restore(contents, into)?;
+        Ok(Restored::default())
     }
 
     fn clear(&mut self) -> Removed {

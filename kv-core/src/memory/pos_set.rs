@@ -13,6 +13,11 @@ pub(super) struct PosSet {
 }
 
 impl PosSet {
+    /// The longest ranges that the positions make, ascending.
+    pub(super) fn ranges(&self) -> &[PosRange] {
+        &self.ranges
+    }
+
     /// The largest position.
     pub(super) fn last(&self) -> Option<Pos> {
         self.ranges.last().map(|range| range.last)

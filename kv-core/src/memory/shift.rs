@@ -108,6 +108,7 @@ pub(super) fn check(
         return Ok(());
     };
     check_order(stream, seq, change.concerns(range), change)?;
+    check_text(stream, seq, changes, change)?;
     end_after(stream, seq, changes, change).check(seq, memory.config().window)?;
     let n_wanted = tokens(stream, seq, changes)
         .filter(|&(cell, _)| is_shared(stream, cell))
@@ -196,6 +197,29 @@ fn check_order(
     }
 }
 
+/// No token that moves is one of an image, whose row and column would have to move with it.
+fn check_text(
+    stream: &Stream,
+    seq: SeqId,
+    changes: PosRange,
+    change: PosChange,
+) -> Result<(), ShiftRefused> {
+    if stream.cells.grids().is_empty() {
+        return Ok(());
+    }
+    let of_image = tokens(stream, seq, changes)
+        .find_map(|(cell, pos)| Some((pos, *stream.cells.grids().get(&cell)?)));
+    match of_image {
+        Some((pos, grid)) => Err(ShiftRefused::Image {
+            seq,
+            change,
+            pos,
+            grid,
+        }),
+        None => Ok(()),
+    }
+}
+
 /// How the sequence would end.
 fn end_after(stream: &Stream, seq: SeqId, changes: PosRange, change: PosChange) -> SeqEnd {
     let moved = |pos: Pos| match changes.contains(pos) {
@@ -260,7 +284,8 @@ fn move_tokens(
         };
         let new = applied(change, pos);
         let seqs = SeqSet::one(seq);
-        stream.cells.put(to, Cell { pos: new, seqs });
+        // Tokens of images do not move.
+        stream.cells.put(to, Cell::new(new, seqs));
         let delta = PosDelta((i64::from(new.0) - i64::from(pos.0)) as i32);
         add_row_shift(&mut shifted.row_shifts, part, to, delta);
     }

@@ -9,8 +9,10 @@ use super::pos_set::PosSet;
 use super::undo::StreamUndo;
 use crate::batch::UBatchRow;
 use crate::cells::{Cell, Freed, KvCells};
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::seq_set::SeqSet;
+use crate::visibility::CellRun;
 use crate::window::{PosRange, Window};
 
 /// The cells of one stream and what goes with them.
@@ -83,13 +85,16 @@ impl Stream {
                 Cell {
                     pos: row.pos,
                     seqs: row.seqs,
+                    grid: row.grid,
                 },
             );
             undo.placed.push(at);
             self.set_head_behind(at);
         }
         for (seq, to) in newest_of_each(&undo.recycled) {
-            let (_, runs) = self.cells.remove(seq, PosRange::new(Pos(0), to));
+            let older = PosRange::new(Pos(0), to);
+            undo.grids.extend(self.grids_of(seq, older));
+            let (_, runs) = self.cells.remove(seq, older);
             if let Some(forgotten) = self.forgotten_mut(seq) {
                 undo.forgotten.push((seq, forgotten.clone()));
                 for run in &runs {
@@ -137,6 +142,21 @@ impl Stream {
             last: without(last, &|pos| runs.last_before(pos)),
             forgotten: without(forgotten.last(), &|pos| forgotten.last_before(pos)),
         }
+    }
+
+    /// The tokens of images among those of a sequence in `range`.
+    fn grids_of(&self, seq: SeqId, range: PosRange) -> Vec<(CellIdx, GridPos)> {
+        let grids = self.cells.grids();
+        if grids.is_empty() {
+            return Vec::new();
+        }
+        let runs = self.cells.runs(seq).into_iter();
+        let cells = runs
+            .flat_map(|runs| runs.within(range))
+            .flat_map(CellRun::iter);
+        cells
+            .filter_map(|(cell, _)| Some((cell, *grids.get(&cell)?)))
+            .collect()
     }
 
     fn local_seq(&self, seq: SeqId) -> Option<usize> {

@@ -7,6 +7,7 @@ use super::error::WindowForgotten;
 use super::pos_set::PosSet;
 use super::stream::{SeqEnd, Stream};
 use crate::cells::Cell;
+use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
 use crate::window::{PosRange, Window};
@@ -29,6 +30,8 @@ pub(super) struct StreamUndo {
     pub(super) recycled: Vec<(CellIdx, Cell)>,
     /// What else was forgotten because it is older.
     pub(super) purged: Vec<(SeqId, Vec<CellRun>)>,
+    /// Where tokens lay in images, of those that were forgotten because they are older.
+    pub(super) grids: Vec<(CellIdx, GridPos)>,
     /// What had been forgotten before, of each sequence that forgot more.
     pub(super) forgotten: Vec<(SeqId, PosSet)>,
     /// Where each sequence ended before that was given tokens.
@@ -74,6 +77,9 @@ impl StreamUndo {
             for run in runs {
                 stream.cells.add_run(run, seq);
             }
+        }
+        for (cell, grid) in self.grids {
+            stream.cells.set_grid(cell, grid);
         }
         for (cell, held) in self.recycled {
             stream.cells.put(cell, held);

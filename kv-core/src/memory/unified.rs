@@ -15,7 +15,7 @@ use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
-use super::{compact, copy};
+use super::{Contents, RestoreInto, RestoreRefused, Restored, compact, copy, restore};
 use crate::batch::{SplitPolicy, UBatch, UBatchRow};
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
@@ -206,7 +206,11 @@ impl Memory for Unified {
     }
 
     fn split_policy(&self) -> SplitPolicy {
-        SplitPolicy::InOrder
+        match self.config.causality {
+            Causality::Causal => SplitPolicy::InOrder,
+            // Tokens see later ones, which must be there when they are computed.
+            Causality::NonCausal => SplitPolicy::WholeSequences,
+        }
     }
 
     fn place(&self, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
@@ -271,11 +275,11 @@ impl Memory for Unified {
         let UnifiedConfig {
             window, causality, ..
         } = self.config;
-        let runs_of = |seq| self.streams.get(self.stream_of(seq))?.cells.runs(seq);
+        let cells_of = |seq| Some(&self.streams.get(self.stream_of(seq))?.cells);
         visible::write(
             ubatch,
             Reach { window, causality },
-            runs_of,
+            cells_of,
             &mut part.visibility,
         );
     }
@@ -345,6 +349,27 @@ impl Memory for Unified {
         let mut others = self.seqs(Seqs::All);
         others.remove(seq);
         Ok(self.remove_each(others, PosRange::ALL))
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        if let Seqs::One(seq) = seqs {
+            self.check_seq(seq)?;
+        }
+        Ok(Contents::of_part(restore::contents(self, self.seqs(seqs))))
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        restore::after(self, contents, into).map(drop)
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        let (after, restored) = restore::after(self, contents, into)?;
+        *self = after;
+        Ok(restored)
     }
 
     fn clear(&mut self) -> Removed {

@@ -1,11 +1,13 @@
 //! From cells to visibility: what the rows of a ubatch see of one part.
 //!
 //! A row sees the cells of its first sequence, within its window. Rows of one sequence form a group,
-//! since they look at the same runs. Knows nothing of how cells were chosen.
+//! since they look at the same runs; a token of an image that does not see all others at its position
+//! is a group by itself. Knows nothing of how cells were chosen.
 
 use crate::batch::UBatch;
-use crate::cells::SeqRuns;
-use crate::ids::{CellIdx, MAX_SEQS, SeqId};
+use crate::cells::KvCells;
+use crate::grid::GridPos;
+use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
 use crate::visibility::{CellRun, Visibility, VisibleGroup};
 use crate::window::{Causality, PosRange, Window};
 
@@ -20,19 +22,66 @@ pub(super) struct Reach {
 pub(super) fn write<'a>(
     ubatch: &UBatch,
     reach: Reach,
-    runs_of: impl Fn(SeqId) -> Option<&'a SeqRuns>,
+    cells_of: impl Fn(SeqId) -> Option<&'a KvCells>,
     visibility: &mut Visibility,
 ) {
     let seqs = write_rows(ubatch, reach, visibility);
+    let mut apart = Vec::new();
     for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
-        let seen = group
-            .limits
-            .iter()
-            .copied()
-            .fold(PosRange::EMPTY, PosRange::hull);
-        group
-            .runs
-            .extend(runs_of(seq).into_iter().flat_map(|runs| runs.within(seen)));
+        let Some(cells) = cells_of(seq) else { continue };
+        let hull = |all: PosRange, &limits: &PosRange| all.hull(limits);
+        let seen = group.limits.iter().fold(PosRange::EMPTY, hull);
+        let runs = cells.runs(seq).into_iter();
+        group.runs.extend(runs.flat_map(|runs| runs.within(seen)));
+        if reach.causality == Causality::Causal && !cells.grids().is_empty() {
+            set_apart(ubatch, cells, group, &mut apart);
+        }
+    }
+    if !apart.is_empty() {
+        visibility.groups.retain(|group| !group.rows.is_empty());
+        visibility.groups.append(&mut apart);
+    }
+}
+
+/// Gives each row from which a token at its own position is hidden, because it comes later in the
+/// image, a group of its own without that token.
+fn set_apart(
+    ubatch: &UBatch,
+    cells: &KvCells,
+    group: &mut VisibleGroup,
+    apart: &mut Vec<VisibleGroup>,
+) {
+    let grid_of = |cell: CellIdx, pos: Pos| {
+        let grid = cells.grids().get(&cell);
+        grid.copied().unwrap_or(GridPos::of_text(pos))
+    };
+    let (rows, limits) = (
+        std::mem::take(&mut group.rows),
+        std::mem::take(&mut group.limits),
+    );
+    for (row, limits) in rows.into_iter().zip(limits) {
+        let at = row as usize;
+        let pos = ubatch
+            .positions
+            .get(at)
+            .map_or(limits.last, |&pos| Pos(pos));
+        let own = ubatch.grids.get(at).copied().flatten();
+        let own = own.unwrap_or(GridPos::of_text(pos));
+        let here = PosRange::new(pos, pos);
+        let start = group.runs.partition_point(|run| run.last_pos() < pos);
+        let peers = group.runs[start..].iter().take_while(|run| run.pos <= pos);
+        // One cell each: a run holds a position once.
+        let peers = peers.filter_map(|run| run.clip(here));
+        let is_hidden = |run: &CellRun| grid_of(run.cell, pos) > own;
+        if !peers.clone().any(|run| is_hidden(&run)) {
+            group.rows.push(row);
+            group.limits.push(limits);
+            continue;
+        }
+        let before = PosRange::from(limits.first..pos);
+        let mut runs: Vec<CellRun> = group.runs.iter().filter_map(|r| r.clip(before)).collect();
+        runs.extend(peers.filter(|run| !is_hidden(run)));
+        apart.push(VisibleGroup::new(vec![row], runs, vec![limits]));
     }
 }
 

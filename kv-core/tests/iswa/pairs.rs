@@ -155,10 +155,48 @@ impl Memory for Lengths {
         Ok(Removed::default())
     }
 
+    fn contents(&self, _seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        Ok(Contents::default())
+    }
+
+    fn check_restore(&self, _contents: &Contents, _: RestoreInto) -> Result<(), RestoreRefused> {
+        // Nothing of it is ever saved.
+        Err(RestoreRefused::NoStates)
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        self.check_restore(contents, into)?;
+        Ok(Restored::default())
+    }
+
     fn clear(&mut self) -> Removed {
         self.n.fill(0);
         Removed::default()
     }
+}
+
+#[test]
+fn d18_a_restoration_that_the_second_part_refuses_is_done_in_neither() {
+    let config = UnifiedConfig {
+        part: PartIdx(0),
+        n_seqs: 2,
+        n_cells: 8,
+        streams: Streams::Shared,
+        window: Window::Full,
+        causality: Causality::Causal,
+    };
+    let first = Unified::new(config).unwrap();
+    let second = Lengths::new(2, SplitPolicy::InOrder);
+    let mut pair = Pair::new(first, second).unwrap();
+    let before = pair.clone();
+    let contents = pair.contents(Seqs::All).unwrap();
+    let refused = pair.restore(&contents, RestoreInto::All).unwrap_err();
+    assert_eq!(refused, RestoreRefused::NoStates);
+    assert_eq!(pair, before);
 }
 
 #[test]

@@ -218,6 +218,18 @@ impl RealRows {
         Bytes.store_rows(&mut self.rows, args).unwrap();
     }
 
+    pub(crate) fn layout(&self) -> &RowLayout {
+        &self.rows.layout
+    }
+
+    pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
+        Bytes.read_rows(&self.rows, span, out)
+    }
+
+    pub(crate) fn write(&mut self, span: RowSpan, bytes: &[u8]) -> Result<(), BackendError> {
+        Bytes.write_rows(&mut self.rows, span, bytes)
+    }
+
     pub(crate) fn copy(&mut self, copies: &[kv_core::backend::RowCopy]) {
         Bytes.copy_rows(&mut self.rows, copies).unwrap();
     }

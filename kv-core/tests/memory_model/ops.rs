@@ -1,8 +1,10 @@
 //! What is done to a memory: operations that are as likely to be refused as in life.
 
-use kv_core::memory::{Division, PosChange, RowsWritten, Seqs};
+use kv_core::memory::{Division, PosChange, RestoreInto, RowsWritten, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 use proptest::prelude::*;
+
+use crate::saves::{Device, restore_into};
 
 pub(crate) const N_SEQS: u32 = 4;
 
@@ -34,6 +36,13 @@ pub(crate) enum Op {
         n_keep: u32,
     },
     Compact,
+    /// Saves sequences, in place of what was saved before.
+    Save(Seqs),
+    /// Takes back what was saved last, or fails at it when its rows are half written.
+    Restore {
+        into: RestoreInto,
+        device: Device,
+    },
     KeepOnly(SeqId),
     Clear,
 }
@@ -104,6 +113,8 @@ fn entries() -> impl Strategy<Value = Vec<(u32, bool)>> {
 fn op() -> impl Strategy<Value = Op> {
     let rows = prop_oneof![Just(RowsWritten::No), Just(RowsWritten::Perhaps)];
     let failure = prop::option::weighted(0.3, (0usize..4, rows));
+    let device = prop_oneof![4 => Just(Device::Works), 1 => Just(Device::Fails)];
+    let saved_seqs = prop_oneof![1 => seq().prop_map(Seqs::One), 2 => Just(Seqs::All)];
     let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
     prop_oneof![
         10 => (entries(), 1u32..8, failure)
@@ -114,6 +125,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(seq, range, change)| Op::Reposition { seq, range, change }),
         2 => (seq(), 0u32..4).prop_map(|(seq, n_keep)| Op::ContextShift { seq, n_keep }),
         1 => Just(Op::Compact),
+        2 => saved_seqs.prop_map(Op::Save),
+        3 => (restore_into(), device).prop_map(|(into, device)| Op::Restore { into, device }),
         1 => seq().prop_map(Op::KeepOnly),
         1 => Just(Op::Clear),
     ]

@@ -3,9 +3,9 @@
 //! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses or
 //! goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
 
-use kv_core::SeqId;
 use kv_core::graph::{StateGroup, check_states};
 use kv_core::memory::Recurrent;
+use kv_core::{CellIdx, SeqId};
 
 /// By row: the tokens of its state; `None` where nothing sound is.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +35,16 @@ impl StateRows {
                 }
             }
         }
+    }
+
+    /// Takes a state as it was saved; `None` where it could not be written.
+    pub(crate) fn set(&mut self, to: CellIdx, state: Option<Vec<u64>>) {
+        self.0[to.as_usize()] = state;
+    }
+
+    /// The tokens of a state.
+    pub(crate) fn get(&self, row: CellIdx) -> Option<Vec<u64>> {
+        self.0[row.as_usize()].clone()
     }
 
     /// What a computation that failed may leave where it was to store.

@@ -1,14 +1,17 @@
 //! [`World`]: a memory, the rows of its backend, and the model.
 
-use kv_core::batch::{Batch, BatchRules, UBatch, UBatchRow, ValidBatch, validate};
+use kv_core::batch::{Batch, BatchRules, SplitError, UBatch, UBatchRow, ValidBatch, validate};
 use kv_core::memory::{
     Memory, MemoryInputs, PlanError, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
 };
-use kv_core::{CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window};
+use kv_core::{
+    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
+};
 
 use crate::attention::RealRows;
 use crate::memories::Attention;
 use crate::ops::{N_SEQS, Op};
+use crate::saves::Saved;
 use crate::states::StateRows;
 
 /// What a row holds after a computation that failed half-way.
@@ -33,11 +36,13 @@ pub(crate) struct World<M> {
     pub(crate) rows: Vec<Vec<Row>>,
     /// K and V of the same rows.
     pub(crate) real: RealRows,
-    states: StateRows,
+    pub(crate) states: StateRows,
     /// By sequence: position and token id, ascending.
     pub(crate) model: Vec<Vec<(Pos, u64)>>,
     n_tokens: u64,
     inputs: MemoryInputs,
+    /// What was saved last.
+    pub(crate) saved: Option<Saved>,
 }
 
 impl<M: Attention> World<M> {
@@ -57,6 +62,7 @@ impl<M: Attention> World<M> {
             model,
             n_tokens: 0,
             inputs: MemoryInputs::default(),
+            saved: None,
         }
     }
 
@@ -113,6 +119,8 @@ impl<M: Attention> World<M> {
             }
             Op::ContextShift { seq, n_keep } => self.context_shift(*seq, *n_keep),
             Op::Compact => self.compact(),
+            Op::Save(seqs) => self.save(*seqs),
+            Op::Restore { into, device } => self.restore(*into, *device),
             Op::KeepOnly(seq) => {
                 self.memory.keep_only(*seq).unwrap();
                 for (s, tokens) in (0u32..).zip(&mut self.model) {
@@ -352,6 +360,12 @@ impl<M: Attention> World<M> {
                 let mut streams = parts.iter().map(|part| part.config().streams);
                 let per_sequence = streams.any(|streams| streams == Streams::PerSequence);
                 assert!(per_sequence && set.len() > 1);
+            }
+            PlanError::Split(SplitError::SequenceTooLong { set, n_tokens, .. }) => {
+                let is_causal = |p: &&Unified| p.config().causality == Causality::Causal;
+                assert!(!self.memory.parts().iter().any(is_causal));
+                let family = batch.entries().iter().filter(|e| e.seqs.intersects(set));
+                assert_eq!(family.count(), *n_tokens);
             }
             PlanError::CoupledStates(coupled) => {
                 let memory = self.memory.recurrent().unwrap();

@@ -11,6 +11,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod limits;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod panel;
 mod scalar;

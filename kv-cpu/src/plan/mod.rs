@@ -14,7 +14,7 @@ use kv_core::Window;
 use kv_core::backend::{BackendError, CustomOp};
 use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, RouteSpec};
 use kv_core::layers::RowLayout;
-use kv_core::rope::RopeSpec;
+use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::experts::Experts;
 use crate::kernels::Lanes;
@@ -255,6 +255,8 @@ pub(crate) struct HeadScanWeights {
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTable {
     pub(crate) spec: RopeSpec,
+    /// What pairs turn with, where tokens may be in images.
+    pub(crate) sections: Option<RopeSections>,
     pub(crate) frequencies: Vec<f64>,
 }
 
@@ -266,6 +268,8 @@ pub(crate) struct Needs {
     /// Values of an embedding row.
     pub(crate) embedding_dim: Option<usize>,
     pub(crate) positions: bool,
+    /// Position, row and column.
+    pub(crate) coordinates: bool,
     pub(crate) output_rows: bool,
     pub(crate) parts: Vec<PartNeeds>,
     /// Windows through which tokens see their ubatch.

@@ -8,6 +8,7 @@ mod curves;
 mod custom;
 mod experts;
 mod recurrent;
+mod split;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Graph, Input, Node, NodeId, Op};
 use kv_core::layers::{LayerRows, RowLayout};
-use kv_core::rope::RopeSpec;
+use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::weights::Weight;
 use kv_core::{LayerIdx, PartIdx};
 
@@ -168,15 +169,23 @@ impl<'a> Resolver<'a> {
                     out,
                 }
             }
-            Op::Rope { rope } => {
-                self.operand_input(node, 1, |i| matches!(i, Input::Positions))?;
+            Op::Rope { rope } | Op::RopeSections { rope, .. } => {
+                let sections = match node.op {
+                    Op::RopeSections { sections, .. } => Some(sections),
+                    _ => None,
+                };
+                let wanted = match sections {
+                    None => Input::Positions,
+                    Some(_) => Input::Coordinates,
+                };
+                self.operand_input(node, 1, |i| *i == wanted)?;
                 let &[n, _, dim] = &*node.shape else {
                     return Err(unsupported(node));
                 };
                 if n != self.graph.shape().n_tokens || rope.n_rot > dim {
                     return Err(unsupported(node));
                 }
-                let table = self.rope(rope, node)?;
+                let table = self.rope((rope, sections), node)?;
                 self.change(node, Change::Rope { table, dim }, out)?
             }
             Op::Add => {
@@ -273,6 +282,7 @@ impl<'a> Resolver<'a> {
                 self.stands_for.insert(id, Value::Embeddings(id));
             }
             Input::Positions => needs.positions = true,
+            Input::Coordinates => needs.coordinates = true,
             Input::OutputRows => needs.output_rows = true,
             Input::Cells { part } => self.part(part).cells = true,
             Input::Visibility { part, .. } => self.part(part).visibility = true,
@@ -313,25 +323,26 @@ impl<'a> Resolver<'a> {
     fn linear(&mut self, id: NodeId, node: &'a Node) -> Result<(), BackendError> {
         let x = self.operand(node, 0)?;
         let graph = self.graph;
-        let mut products = vec![self.product(id, node, x)?];
+        let mut products = self.products(id, node, x)?;
         for (at, later) in graph.nodes().iter().enumerate().skip(id.as_usize() + 1) {
             let later_id = NodeId(u32::try_from(at).unwrap_or(u32::MAX));
             let is_linear = matches!(later.op, Op::Linear { .. });
             let same = later.operands.first().and_then(|o| self.stands_for.get(o)) == Some(&x);
             if is_linear && same && !self.finished.contains(&later_id) {
-                products.push(self.product(later_id, later, x)?);
+                products.extend(self.products(later_id, later, x)?);
             }
         }
         self.out.steps.push(Step::Linear { x, products });
         Ok(())
     }
 
-    fn product(
+    /// The product of a matrix, or one for each part of it that is read.
+    fn products(
         &mut self,
         id: NodeId,
         node: &'a Node,
         x: Value,
-    ) -> Result<Product<Value>, BackendError> {
+    ) -> Result<Vec<Product<Value>>, BackendError> {
         let Op::Linear { weight, bias } = &node.op else {
             return Err(unsupported(node));
         };
@@ -347,6 +358,10 @@ impl<'a> Resolver<'a> {
         if bias.as_ref().is_some_and(|b| b.len() != n_out) {
             return Err(unsupported(node));
         }
+        let parts = self.split(id, (&matrix, bias.as_ref()), node)?;
+        if !parts.is_empty() {
+            return Ok(parts);
+        }
         self.finished.insert(id);
         let (residual, out) = match self.sum_of(id) {
             Some((sum, residual)) => {
@@ -357,12 +372,13 @@ impl<'a> Resolver<'a> {
             None => (None, Value::Node(id)),
         };
         self.stands_for.insert(id, out);
-        Ok(Product {
+        let product = Product {
             matrix,
             bias,
             residual,
             out,
-        })
+        };
+        Ok(vec![product])
     }
 
     /// The sum that alone uses the product `id`, and what is added: known already, and itself no
@@ -431,8 +447,13 @@ impl<'a> Resolver<'a> {
             .ok_or(BackendError::NoRows { layer })
     }
 
-    fn rope(&mut self, rope: &'a RopeSpec, node: &'a Node) -> Result<usize, BackendError> {
-        let known = self.out.ropes.iter().position(|t| t.spec == *rope);
+    fn rope(
+        &mut self,
+        (rope, sections): (&'a RopeSpec, Option<RopeSections>),
+        node: &'a Node,
+    ) -> Result<usize, BackendError> {
+        let is_it = |t: &RopeTable| t.spec == *rope && t.sections == sections;
+        let known = self.out.ropes.iter().position(is_it);
         if let Some(at) = known {
             return Ok(at);
         }
@@ -444,6 +465,7 @@ impl<'a> Resolver<'a> {
         let frequencies = rope.frequencies(factors.as_deref());
         self.out.ropes.push(RopeTable {
             spec: rope.clone(),
+            sections,
             frequencies,
         });
         Ok(self.out.ropes.len() - 1)

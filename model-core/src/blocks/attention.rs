@@ -1,8 +1,10 @@
-//! Self-attention over a memory: project, rotate, store, attend, project back.
+//! Self-attention over a memory: project, norm, rotate, store, attend, project back.
 //!
 //! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Knows nothing of the layers around.
 
-use kv_core::graph::{AttendSpec, GraphBuilder, GraphError, Input, NodeId};
+use kv_core::graph::{
+    AttendSpec, GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
+};
 use kv_core::layers::AttentionMemory;
 use kv_core::rope::RopeSpec;
 use kv_core::{LayerIdx, PartIdx, Window};
@@ -15,9 +17,21 @@ pub enum QkvBias {
     None,
     /// Queries, keys and values, but not the output (Qwen 2).
     Qkv,
+    /// These and the output (gpt-oss, StarCoder 2).
+    All,
 }
 
-/// Whether queries and keys are normed before they rotate.
+/// How the matrices of queries, keys and values lie in the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QkvWeights {
+    /// One each.
+    #[default]
+    Separate,
+    /// One for all three, in this order (Phi-3).
+    Fused,
+}
+
+/// Whether queries and keys are normed, before they rotate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkNorm {
     /// They are not.
@@ -26,10 +40,25 @@ pub enum QkNorm {
     /// Every head by itself, with one gain for all query heads and one for all key heads (Gemma 3,
     /// Qwen 3).
     PerHead,
+    /// All heads of a row together (OLMo 2).
+    WholeRow,
+    /// Every head by itself, without a gain (Llama 4; there behind the rotation, which changes no
+    /// length).
+    PerHeadPlain,
+}
+
+/// Whether a softmax has one more score, which has no value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sinks {
+    /// It has not.
+    #[default]
+    None,
+    /// One that was learnt for every head (gpt-oss).
+    PerHead,
 }
 
 /// Settings of one attention block.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionBlock {
     /// Number of query heads.
     pub n_heads: usize,
@@ -41,16 +70,33 @@ pub struct AttentionBlock {
     pub v_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// Soft cap on the scaled scores, where there is one.
+    pub soft_cap: Option<f32>,
+    /// The projections' matrices.
+    pub weights: QkvWeights,
     /// Biases of the projections.
     pub bias: QkvBias,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
     /// Added to the mean square in these norms.
     pub norm_eps: f32,
-    /// Rotation of queries and keys, where positions are told that way.
+    /// Rotation of queries and keys, where they rotate.
     pub rope: Option<RopeSpec>,
+    /// Factor on the queries by position, where there is one.
+    pub query_scale: Option<PositionScale>,
+    /// Scores without a value.
+    pub sinks: Sinks,
     /// Which earlier tokens are seen.
     pub window: Window,
+}
+
+/// Queries or keys: names of nodes and weights, and how many heads.
+#[derive(Clone, Copy)]
+struct Heads {
+    letter: &'static str,
+    weight: &'static str,
+    n: usize,
+    dim: usize,
 }
 
 impl AttentionBlock {
@@ -84,32 +130,129 @@ impl AttentionBlock {
         rows: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let rope = match &self.rope {
-            None => None,
-            Some(rope) => Some((rope, b.input(Input::Positions)?)),
+        let [query, key, value] = self.heads();
+        let [q, k, v] = self.project(b, layer, x)?;
+        let q = self.turn(b, layer, query, q)?;
+        let k = self.turn(b, layer, key, k)?;
+        let v = split(b, layer, value, v)?;
+        let q = match self.query_scale {
+            Some(scale) => {
+                let positions = b.input(Input::Positions)?;
+                b.scale_by_position(&format!("Qscaled-{layer}"), scale, [q, positions])?
+            }
+            None => q,
         };
-        let q = self.project(b, layer, x, ("Q", "attn_q", self.n_heads, self.k_dim))?;
-        let k = self.project(b, layer, x, ("K", "attn_k", self.kv_heads, self.k_dim))?;
-        let v = self.project(b, layer, x, ("V", "attn_v", self.kv_heads, self.v_dim))?;
-        let q = self.norm(b, layer, q, ("Q", "attn_q_norm"))?;
-        let k = self.norm(b, layer, k, ("K", "attn_k_norm"))?;
-        let mut rotate = |name: &str, x| match rope {
-            None => Ok(x),
-            Some((rope, positions)) => b.rope(&format!("{name}-{layer}"), x, positions, rope),
-        };
-        let (q, k) = (rotate("Qcur", q)?, rotate("Kcur", k)?);
         let cells = b.input(Input::Cells { part })?;
         let stored = b.store_kv(&format!("kv_store-{layer}"), layer, [k, v, cells])?;
-        let visibility = b.input(Input::Visibility {
-            part,
-            window: self.window,
-        })?;
+        let mut out = self.attend(b, (layer, part), q, stored)?;
+        if let Some(rows) = rows {
+            out = b.take_rows(&format!("kqv_rows-{layer}"), out, rows)?;
+        }
+        let matrix = format!("blk.{layer}.attn_output.weight");
+        let bias = format!("blk.{layer}.attn_output.bias");
+        let bias = (self.bias == QkvBias::All).then_some(&*bias);
+        b.affine(&format!("kqv_out-{layer}"), out, (&matrix, bias), dim)
+    }
+
+    fn heads(&self) -> [Heads; 3] {
+        let heads = |letter, weight, n, dim| Heads {
+            letter,
+            weight,
+            n,
+            dim,
+        };
+        [
+            heads("Q", "attn_q", self.n_heads, self.k_dim),
+            heads("K", "attn_k", self.kv_heads, self.k_dim),
+            heads("V", "attn_v", self.kv_heads, self.v_dim),
+        ]
+    }
+
+    /// Queries, keys and values, `[tokens, heads * dim]` each.
+    fn project(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+    ) -> Result<[NodeId; 3], GraphError> {
+        let product = |b: &mut GraphBuilder, name: &str, weight: &str, width: usize| {
+            let matrix = format!("blk.{layer}.{weight}.weight");
+            let bias = format!("blk.{layer}.{weight}.bias");
+            let bias = (self.bias != QkvBias::None).then_some(&*bias);
+            b.affine(&format!("{name}-{layer}"), x, (&matrix, bias), width)
+        };
+        let heads = self.heads();
+        let mut out = [x; 3];
+        match self.weights {
+            QkvWeights::Separate => {
+                for (out, heads) in out.iter_mut().zip(heads) {
+                    let name = format!("{}proj", heads.letter);
+                    *out = product(b, &name, heads.weight, heads.n * heads.dim)?;
+                }
+            }
+            QkvWeights::Fused => {
+                let width = heads.iter().map(|h| h.n * h.dim).sum();
+                let all = product(b, "QKVproj", "attn_qkv", width)?;
+                let mut first = 0;
+                for (out, heads) in out.iter_mut().zip(heads) {
+                    let columns = first..first + heads.n * heads.dim;
+                    first = columns.end;
+                    *out = b.columns(&format!("{}proj-{layer}", heads.letter), all, columns)?;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Norms and rotates queries or keys: `[tokens, heads * dim]` in, `[tokens, heads, dim]` out.
+    fn turn(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        heads: Heads,
+        flat: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let (letter, eps) = (heads.letter, self.norm_eps);
+        let name = |what: &str| format!("{letter}{what}-{layer}");
+        let gain = format!("blk.{layer}.{}_norm.weight", heads.weight);
+        let x = match self.qk_norm {
+            QkNorm::WholeRow => {
+                let normed = b.rms_norm(&name("normed"), flat, &gain, eps)?;
+                split(b, layer, heads, normed)?
+            }
+            QkNorm::PerHead => {
+                let x = split(b, layer, heads, flat)?;
+                b.rms_norm(&name("normed"), x, &gain, eps)?
+            }
+            QkNorm::PerHeadPlain => {
+                let x = split(b, layer, heads, flat)?;
+                b.rms_norm_with(&name("normed"), x, NormGain::None, eps)?
+            }
+            QkNorm::None => split(b, layer, heads, flat)?,
+        };
+        let Some(rope) = &self.rope else {
+            return Ok(x);
+        };
+        let positions = b.input(Input::Positions)?;
+        b.rope(&name("cur"), x, positions, rope)
+    }
+
+    fn attend(
+        &self,
+        b: &mut GraphBuilder,
+        (layer, part): (LayerIdx, PartIdx),
+        q: NodeId,
+        stored: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let window = self.window;
+        let visibility = b.input(Input::Visibility { part, window })?;
         let Self {
             n_heads,
             kv_heads,
             k_dim,
             v_dim,
             scale,
+            soft_cap,
             ..
         } = *self;
         let spec = AttendSpec {
@@ -118,64 +261,24 @@ impl AttentionBlock {
             k_dim,
             v_dim,
             scale,
-            soft_cap: None,
+            soft_cap,
             alibi: None,
         };
-        let mut out = b.attend(
-            &format!("kqv-{layer}"),
-            layer,
-            spec,
-            [q, stored, visibility],
-        )?;
-        if let Some(rows) = rows {
-            out = b.take_rows(&format!("kqv_rows-{layer}"), out, rows)?;
-        }
-        b.linear(
-            &format!("kqv_out-{layer}"),
-            out,
-            &format!("blk.{layer}.attn_output.weight"),
-            dim,
-        )
+        let sinks = format!("blk.{layer}.attn_sinks.weight");
+        let sinks = (self.sinks == Sinks::PerHead).then_some(&*sinks);
+        let operands = [q, stored, visibility];
+        b.attend_with_sinks(&format!("kqv-{layer}"), layer, (spec, sinks), operands)
     }
+}
 
-    fn norm(
-        &self,
-        b: &mut GraphBuilder,
-        layer: LayerIdx,
-        heads: NodeId,
-        (letter, weight): (&str, &str),
-    ) -> Result<NodeId, GraphError> {
-        match self.qk_norm {
-            QkNorm::None => Ok(heads),
-            QkNorm::PerHead => b.rms_norm(
-                &format!("{letter}normed-{layer}"),
-                heads,
-                &format!("blk.{layer}.{weight}.weight"),
-                self.norm_eps,
-            ),
-        }
-    }
-
-    fn project(
-        &self,
-        b: &mut GraphBuilder,
-        layer: LayerIdx,
-        x: NodeId,
-        (letter, weight, heads, dim): (&str, &str, usize, usize),
-    ) -> Result<NodeId, GraphError> {
-        let matrix = format!("blk.{layer}.{weight}.weight");
-        let bias = format!("blk.{layer}.{weight}.bias");
-        let bias = match self.bias {
-            QkvBias::None => None,
-            QkvBias::Qkv => Some(bias.as_str()),
-        };
-        let flat = b.affine(
-            &format!("{letter}proj-{layer}"),
-            x,
-            (&matrix, bias),
-            heads * dim,
-        )?;
-        let n = b.shape_of(flat).first().copied().unwrap_or(0);
-        b.reshape(&format!("{letter}heads-{layer}"), flat, &[n, heads, dim])
-    }
+/// `[tokens, heads * dim]` as `[tokens, heads, dim]`.
+fn split(
+    b: &mut GraphBuilder,
+    layer: LayerIdx,
+    heads: Heads,
+    flat: NodeId,
+) -> Result<NodeId, GraphError> {
+    let n = b.shape_of(flat).first().copied().unwrap_or(0);
+    let shape = [n, heads.n, heads.dim];
+    b.reshape(&format!("{}heads-{layer}", heads.letter), flat, &shape)
 }

@@ -1,23 +1,26 @@
 //! The decoder: embedding, layers of attention and feed-forward with residuals, norm, head.
 //!
-//! Pre-norm as in Llama (Touvron et al., arXiv 2302.13971), with norms also behind the blocks where
-//! a model has them (Gemma 2, arXiv 2408.00118). Invariant: only rows whose logits are
-//! wanted pass through the last feed-forward block and the head.
+//! Invariant: only rows whose logits are wanted pass through the last feed-forward block and the
+//! head. Knows no architecture by name.
 
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{AttentionBlock, FeedForward};
+use super::{AttentionBlock, FeedForward, Norm};
 
-/// Whether the results of a layer's blocks are normed before they are added to the residual.
+/// Where a layer's norms stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PostNorms {
-    /// They are not.
+pub enum Arrangement {
+    /// Before each of its two blocks, as in Llama (Touvron et al., arXiv 2302.13971).
     #[default]
-    None,
-    /// Both are.
-    Both,
+    Before,
+    /// Before and behind each, as in Gemma 2 (arXiv 2408.00118).
+    Around,
+    /// Behind each only, as in OLMo 2 (arXiv 2501.00656).
+    Behind,
+    /// One before both, which work side by side (Wang and Komatsuzaki, GPT-J; Cohere).
+    Parallel,
 }
 
 /// One layer of a decoder.
@@ -27,12 +30,10 @@ pub struct DecoderLayer {
     pub attention: AttentionBlock,
     /// Its feed-forward block or mixture of them.
     pub feed_forward: FeedForward,
-    /// Norms behind the two.
-    pub post_norms: PostNorms,
 }
 
 /// Settings of a whole decoder.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoder {
     /// Tokens of the vocabulary.
     pub vocab: usize,
@@ -40,17 +41,54 @@ pub struct Decoder {
     pub dim: usize,
     /// Factor on the embeddings, where there is one.
     pub embedding_scale: Option<f32>,
-    /// Added to the mean square in every norm.
-    pub norm_eps: f32,
+    /// Every norm of rows.
+    pub norm: Norm,
+    /// Where the norms of layers stand.
+    pub arrangement: Arrangement,
+    /// Name of the norm before the feed-forward block, without layer and ending.
+    pub feed_forward_norm: &'static str,
+    /// Factor on what a block adds to the residual, where there is one.
+    pub residual_scale: Option<f32>,
     /// Name of the matrix that turns the last row into logits; the embedding matrix itself where
     /// the two are tied.
     pub output_weight: String,
+    /// Factor on the logits, where there is one.
+    pub logit_scale: Option<f32>,
+    /// Soft cap on the logits, where there is one.
+    pub logit_cap: Option<f32>,
     /// The layers, in order.
     pub layers: Vec<DecoderLayer>,
 }
 
 /// Name of the embedding matrix.
 pub const TOKEN_EMBEDDING: &str = "token_embd.weight";
+
+/// One layer under construction.
+#[derive(Clone, Copy)]
+struct At {
+    index: LayerIdx,
+    part: PartIdx,
+    /// The rows that are wanted behind the attention, where not all are.
+    wanted: Option<NodeId>,
+}
+
+impl At {
+    fn name(self, what: &str) -> String {
+        format!("{what}-{}", self.index)
+    }
+
+    fn weight(self, what: &str) -> String {
+        format!("blk.{}.{what}", self.index)
+    }
+
+    /// The wanted rows of `x`.
+    fn take(self, b: &mut GraphBuilder, what: &str, x: NodeId) -> Result<NodeId, GraphError> {
+        match self.wanted {
+            Some(rows) => b.take_rows(&self.name(what), x, rows),
+            None => Ok(x),
+        }
+    }
+}
 
 impl Decoder {
     /// What each layer remembers.
@@ -79,49 +117,109 @@ impl Decoder {
                 true => Some(b.input(Input::OutputRows)?),
                 false => None,
             };
-            x = self.layer(&mut b, (index, part), layer, (x, wanted))?;
+            let at = At {
+                index,
+                part,
+                wanted,
+            };
+            x = match self.arrangement {
+                Arrangement::Parallel => self.parallel_layer(&mut b, at, layer, x)?,
+                _ => self.layer(&mut b, at, layer, x)?,
+            };
         }
-        let x = b.rms_norm("result_norm", x, "output_norm.weight", self.norm_eps)?;
-        let logits = b.linear("result_output", x, &self.output_weight, self.vocab)?;
+        let x = self.norm.build(&mut b, "result_norm", x, "output_norm")?;
+        let logits = self.head(&mut b, x)?;
         b.finish(&[logits])
+    }
+
+    fn head(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        let mut logits = b.linear("result_output", x, &self.output_weight, self.vocab)?;
+        if let Some(factor) = self.logit_scale {
+            logits = b.scale("result_scaled", logits, factor)?;
+        }
+        if let Some(cap) = self.logit_cap {
+            logits = b.soft_cap("result_capped", logits, cap)?;
+        }
+        Ok(logits)
     }
 
     fn layer(
         &self,
         b: &mut GraphBuilder,
-        (index, part): (LayerIdx, PartIdx),
+        at: At,
         layer: &DecoderLayer,
-        (x, wanted): (NodeId, Option<NodeId>),
+        x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let name = |what: &str| format!("{what}-{index}");
-        let weight = |what: &str| format!("blk.{index}.{what}.weight");
-        let normed = b.rms_norm(&name("attn_norm"), x, &weight("attn_norm"), self.norm_eps)?;
-        let attended = layer.attention.build(b, (index, part), normed, wanted)?;
-        let attended = match layer.post_norms {
-            PostNorms::None => attended,
-            PostNorms::Both => b.rms_norm(
-                &name("attn_post_norm"),
-                attended,
-                &weight("post_attention_norm"),
-                self.norm_eps,
-            )?,
-        };
-        let x = match wanted {
-            Some(rows) => b.take_rows(&name("inpL_rows"), x, rows)?,
-            None => x,
-        };
-        let x = b.add(&name("ffn_inp"), attended, x)?;
-        let normed = b.rms_norm(&name("ffn_norm"), x, &weight("ffn_norm"), self.norm_eps)?;
-        let fed = layer.feed_forward.build(b, index, normed)?;
-        let fed = match layer.post_norms {
-            PostNorms::None => fed,
-            PostNorms::Both => b.rms_norm(
-                &name("ffn_post_norm"),
-                fed,
-                &weight("post_ffw_norm"),
-                self.norm_eps,
-            )?,
-        };
-        b.add(&name("l_out"), fed, x)
+        let normed = self.before(b, at, ("attn_norm", "attn_norm"), x)?;
+        let attended = layer
+            .attention
+            .build(b, (at.index, at.part), normed, at.wanted)?;
+        let names = ("attn_post_norm", "post_attention_norm");
+        let attended = self.behind(b, at, names, attended)?;
+        let attended = self.scaled(b, &at.name("attn_scaled"), attended)?;
+        let x = at.take(b, "inpL_rows", x)?;
+        let x = b.add(&at.name("ffn_inp"), attended, x)?;
+        let normed = self.before(b, at, ("ffn_norm", self.feed_forward_norm), x)?;
+        let fed = layer.feed_forward.build(b, at.index, normed)?;
+        let fed = self.behind(b, at, ("ffn_post_norm", "post_ffw_norm"), fed)?;
+        let fed = self.scaled(b, &at.name("ffn_scaled"), fed)?;
+        b.add(&at.name("l_out"), fed, x)
+    }
+
+    fn parallel_layer(
+        &self,
+        b: &mut GraphBuilder,
+        at: At,
+        layer: &DecoderLayer,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let normed = self.before(b, at, ("attn_norm", "attn_norm"), x)?;
+        let attended = layer
+            .attention
+            .build(b, (at.index, at.part), normed, at.wanted)?;
+        let attended = self.scaled(b, &at.name("attn_scaled"), attended)?;
+        let x = at.take(b, "inpL_rows", x)?;
+        let normed = at.take(b, "attn_norm_rows", normed)?;
+        let fed = layer.feed_forward.build(b, at.index, normed)?;
+        let fed = self.scaled(b, &at.name("ffn_scaled"), fed)?;
+        let x = b.add(&at.name("ffn_inp"), attended, x)?;
+        b.add(&at.name("l_out"), fed, x)
+    }
+
+    /// The norm before a block, where layers have it.
+    fn before(
+        &self,
+        b: &mut GraphBuilder,
+        at: At,
+        (name, weight): (&str, &str),
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        match self.arrangement {
+            Arrangement::Behind => Ok(x),
+            _ => self.norm.build(b, &at.name(name), x, &at.weight(weight)),
+        }
+    }
+
+    /// The norm behind a block, where layers have it.
+    fn behind(
+        &self,
+        b: &mut GraphBuilder,
+        at: At,
+        (name, weight): (&str, &str),
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        match self.arrangement {
+            Arrangement::Before | Arrangement::Parallel => Ok(x),
+            Arrangement::Around | Arrangement::Behind => {
+                self.norm.build(b, &at.name(name), x, &at.weight(weight))
+            }
+        }
+    }
+
+    fn scaled(&self, b: &mut GraphBuilder, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
+        match self.residual_scale {
+            Some(factor) => b.scale(name, x, factor),
+            None => Ok(x),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The gated feed-forward block: `down(activation(gate(x)) * up(x))`.
+//! The feed-forward block: `down(activation(gate(x)) * up(x))`, or without a gate.
 //!
 //! Shazeer, arXiv 2002.05202. Knows nothing of the layers around.
 
@@ -8,7 +8,7 @@ use kv_core::graph::{Activation, GraphBuilder, GraphError, NodeId};
 use super::ExpertsBlock;
 
 /// What a layer does behind its attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForward {
     /// One block for all rows.
     Dense(FeedForwardBlock),
@@ -39,8 +39,22 @@ impl FeedForward {
 pub struct FeedForwardBlock {
     /// Width between the matrices.
     pub hidden: usize,
-    /// Applied to the gate.
+    /// Applied to the gate, or to what there is where there is none.
     pub activation: Activation,
+    /// Its matrices.
+    pub form: FeedForwardForm,
+}
+
+/// The matrices of a feed-forward block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FeedForwardForm {
+    /// Gate, up and down.
+    #[default]
+    Gated,
+    /// Gate and up in one, in this order, and down (Phi-3).
+    FusedGate,
+    /// Up and down with biases, no gate (GPT-2, StarCoder 2).
+    PlainWithBias,
 }
 
 impl FeedForwardBlock {
@@ -68,8 +82,25 @@ impl FeedForwardBlock {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
         let name = |what: &str| format!("ffn_{what}{suffix}-{layer}");
         let weight = |what: &str| format!("blk.{layer}.ffn_{what}{suffix}.weight");
-        let gate = b.linear(&name("gate"), x, &weight("gate"), self.hidden)?;
-        let up = b.linear(&name("up"), x, &weight("up"), self.hidden)?;
+        let hidden = self.hidden;
+        let (gate, up) = match self.form {
+            FeedForwardForm::Gated => {
+                let gate = b.linear(&name("gate"), x, &weight("gate"), hidden)?;
+                (gate, b.linear(&name("up"), x, &weight("up"), hidden)?)
+            }
+            FeedForwardForm::FusedGate => {
+                let both = b.linear(&name("gate_up"), x, &weight("up"), 2 * hidden)?;
+                let gate = b.columns(&name("gate"), both, 0..hidden)?;
+                (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
+            }
+            FeedForwardForm::PlainWithBias => {
+                let bias = |what: &str| format!("blk.{layer}.ffn_{what}{suffix}.bias");
+                let (up, down) = (bias("up"), bias("down"));
+                let up = b.affine(&name("up"), x, (&weight("up"), Some(&up)), hidden)?;
+                let y = b.activate(&name("act"), self.activation, up)?;
+                return b.affine(&name("out"), y, (&weight("down"), Some(&down)), dim);
+            }
+        };
         let gated = b.gate(&name("gate_par"), self.activation, gate, up)?;
         b.linear(&name("out"), gated, &weight("down"), dim)
     }

@@ -26,7 +26,7 @@ pub use metadata::{FromValue, Metadata, MetadataError, Mismatch};
 pub use split::part_file_name;
 pub use tensor::{TensorInfo, TensorType};
 pub use value::{Array, Value};
-pub use writer::{GgufWriter, WriteError};
+pub use writer::{Announced, GgufWriter, WriteError};
 
 /// The first four bytes of every GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";

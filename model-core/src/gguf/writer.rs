@@ -2,11 +2,12 @@
 //!
 //! Invariant: what is written reads back as it was given, in the same order.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use kv_core::weights::Weight;
+use kv_core::weights::{Weight, WeightInfo};
 
 use super::error::FormatError;
 use super::header::alignment;
@@ -23,6 +24,15 @@ const VERSION: u32 = 3;
 pub struct GgufWriter {
     metadata: Metadata,
     weights: Vec<Weight>,
+}
+
+/// A weight that is yet to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// Its name.
+    pub name: String,
+    /// Its shape and format.
+    pub info: WeightInfo,
 }
 
 /// A file that cannot be written.
@@ -50,6 +60,16 @@ pub enum WriteError {
         name: String,
         /// Its format.
         format: TensorType,
+    },
+    /// A weight that is not what was announced.
+    #[error("tensor '{name}' was announced as {wanted:?} and came as {got:?}")]
+    Changed {
+        /// The tensor.
+        name: String,
+        /// What the header says.
+        wanted: WeightInfo,
+        /// What came.
+        got: WeightInfo,
     },
     /// `general.alignment` is wrong.
     #[error(transparent)]
@@ -89,27 +109,14 @@ impl GgufWriter {
     /// # Errors
     /// [`WriteError`] where the name is taken, or the weight is nothing GGUF can hold.
     pub fn add(&mut self, weight: Weight) -> Result<&mut Self, WriteError> {
-        let name = || weight.name().to_owned();
-        let n_dimensions = weight.shape().len();
-        if n_dimensions > MAX_DIMENSIONS {
-            return Err(WriteError::Dimensions {
-                name: name(),
-                n_dimensions,
-            });
-        }
-        let format = TensorType::Supported(weight.format());
-        if format.code().is_none() {
-            return Err(WriteError::Format {
-                name: name(),
-                format,
-            });
-        }
+        check_one(weight.name(), &weight.info())?;
         if self
             .weights
             .iter()
             .any(|other| other.name() == weight.name())
         {
-            return Err(WriteError::DuplicateTensor { name: name() });
+            let name = weight.name().to_owned();
+            return Err(WriteError::DuplicateTensor { name });
         }
         self.weights.push(weight);
         Ok(self)
@@ -121,7 +128,7 @@ impl GgufWriter {
     /// [`WriteError`] where `general.alignment` is no power of two.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WriteError> {
         let alignment = alignment(&self.metadata)? as usize;
-        let mut bytes = self.header(alignment);
+        let mut bytes = self.header(&self.own(), alignment);
         for weight in &self.weights {
             bytes.extend_from_slice(weight.bytes());
             pad(&mut bytes, alignment);
@@ -135,66 +142,143 @@ impl GgufWriter {
     /// [`WriteError`] where `general.alignment` is no power of two, or the system refuses; `path`
     /// is then as it was.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), WriteError> {
-        let path = path.as_ref();
-        let alignment = alignment(&self.metadata)? as usize;
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".part");
-        let aside = PathBuf::from(aside);
-        let written = self
-            .write_aside(&aside, alignment)
-            .and_then(|()| fs::rename(&aside, path));
-        written.map_err(|source| {
-            // What is left of the attempt is of no use, and may not be there at all.
-            let _ = fs::remove_file(&aside);
-            WriteError::Io {
-                path: path.to_owned(),
-                source,
-            }
+        let mut weights = self.weights.iter();
+        self.write_each(path, &self.own(), |announced| {
+            let changed = || WriteError::Changed {
+                name: announced.name.clone(),
+                wanted: announced.info.clone(),
+                got: announced.info.clone(),
+            };
+            weights.next().cloned().ok_or_else(changed)
         })
     }
 
-    fn write_aside(&self, aside: &Path, alignment: usize) -> io::Result<()> {
-        let mut out = BufWriter::new(File::create(aside)?);
-        out.write_all(&self.header(alignment))?;
-        for weight in &self.weights {
-            out.write_all(weight.bytes())?;
-            let n = weight.bytes().len();
-            out.write_all(&vec![0; n.next_multiple_of(alignment) - n])?;
+    /// Writes a file whose weights are made one after the other, for models that do not fit in memory
+    /// twice; weights that were added are not written.
+    ///
+    /// # Errors
+    /// What `make` says, and [`WriteError`] as [`GgufWriter::add`] and [`GgufWriter::write`], and where
+    /// a weight is not what was announced; `path` is then as it was.
+    pub fn write_each<E: From<WriteError>>(
+        &self,
+        path: impl AsRef<Path>,
+        announced: &[Announced],
+        make: impl FnMut(&Announced) -> Result<Weight, E>,
+    ) -> Result<(), E> {
+        let path = path.as_ref();
+        let alignment = alignment(&self.metadata).map_err(WriteError::from)? as usize;
+        check(announced)?;
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".part");
+        let aside = PathBuf::from(aside);
+        let io = |source| WriteError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let written = self
+            .write_aside((&aside, alignment), announced, make, io)
+            .and_then(|()| fs::rename(&aside, path).map_err(|e| E::from(io(e))));
+        if written.is_err() {
+            // What is left of the attempt is of no use, and may not be there at all.
+            let _ = fs::remove_file(&aside);
         }
-        out.into_inner()?.sync_all()
+        written
+    }
+
+    fn write_aside<E: From<WriteError>>(
+        &self,
+        (aside, alignment): (&Path, usize),
+        announced: &[Announced],
+        mut make: impl FnMut(&Announced) -> Result<Weight, E>,
+        io: impl Fn(io::Error) -> WriteError,
+    ) -> Result<(), E> {
+        let mut out = BufWriter::new(File::create(aside).map_err(&io)?);
+        out.write_all(&self.header(announced, alignment))
+            .map_err(&io)?;
+        for announced in announced {
+            let weight = make(announced)?;
+            if weight.info() != announced.info {
+                let changed = WriteError::Changed {
+                    name: announced.name.clone(),
+                    wanted: announced.info.clone(),
+                    got: weight.info(),
+                };
+                return Err(changed.into());
+            }
+            let n = weight.bytes().len();
+            out.write_all(weight.bytes()).map_err(&io)?;
+            out.write_all(&vec![0; n.next_multiple_of(alignment) - n])
+                .map_err(&io)?;
+        }
+        let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+        Ok(file.sync_all().map_err(&io)?)
+    }
+
+    fn own(&self) -> Vec<Announced> {
+        let announced = |weight: &Weight| Announced {
+            name: weight.name().to_owned(),
+            info: weight.info(),
+        };
+        self.weights.iter().map(announced).collect()
     }
 
     /// Everything before the tensor data, padded.
-    fn header(&self, alignment: usize) -> Vec<u8> {
+    fn header(&self, weights: &[Announced], alignment: usize) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(VERSION.to_le_bytes());
-        out.extend((self.weights.len() as u64).to_le_bytes());
+        out.extend((weights.len() as u64).to_le_bytes());
         out.extend((self.metadata.len() as u64).to_le_bytes());
         for (key, value) in self.metadata.iter() {
             push_string(&mut out, key);
             push_value(&mut out, value);
         }
         let mut offset = 0;
-        for weight in &self.weights {
-            push_string(&mut out, weight.name());
-            out.extend((weight.shape().len() as u32).to_le_bytes());
-            out.extend(
-                weight
-                    .shape()
-                    .iter()
-                    .rev()
-                    .flat_map(|&d| (d as u64).to_le_bytes()),
-            );
-            // `add` let in no format without a number.
-            let code = TensorType::Supported(weight.format())
-                .code()
-                .unwrap_or(u32::MAX);
-            out.extend(code.to_le_bytes());
+        for Announced { name, info } in weights {
+            push_string(&mut out, name);
+            out.extend((info.shape.len() as u32).to_le_bytes());
+            let dimensions = info.shape.iter().rev();
+            out.extend(dimensions.flat_map(|&d| (d as u64).to_le_bytes()));
+            // What is announced was checked: no format is without a number, no row without end.
+            let code = TensorType::Supported(info.format).code();
+            out.extend(code.unwrap_or(u32::MAX).to_le_bytes());
             out.extend((offset as u64).to_le_bytes());
-            offset += weight.bytes().len().next_multiple_of(alignment);
+            let n_values = info.shape.iter().product();
+            let n_bytes = info.format.row_bytes(n_values).unwrap_or(0);
+            offset += n_bytes.next_multiple_of(alignment);
         }
         pad(&mut out, alignment);
         out
+    }
+}
+
+/// What [`GgufWriter::add`] makes sure of.
+fn check(announced: &[Announced]) -> Result<(), WriteError> {
+    let mut names = HashSet::new();
+    for Announced { name, info } in announced {
+        check_one(name, info)?;
+        if !names.insert(name) {
+            return Err(WriteError::DuplicateTensor { name: name.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn check_one(name: &str, info: &WeightInfo) -> Result<(), WriteError> {
+    let name = || name.to_owned();
+    let n_dimensions = info.shape.len();
+    if n_dimensions > MAX_DIMENSIONS {
+        return Err(WriteError::Dimensions {
+            name: name(),
+            n_dimensions,
+        });
+    }
+    let format = TensorType::Supported(info.format);
+    match format.code() {
+        Some(_) => Ok(()),
+        None => Err(WriteError::Format {
+            name: name(),
+            format,
+        }),
     }
 }
 

@@ -16,7 +16,16 @@ use crate::gguf::Metadata;
 /// The output matrix of models that do not reuse the embedding matrix.
 const OUTPUT: &str = "output.weight";
 
-/// A model directory, translated. Its files are mapped: they must not be changed while it is open.
+/// A model directory in the keys and names of GGUF. Its files are mapped: they must not be changed
+/// while it is open.
+#[derive(Debug)]
+pub struct HfTranslation {
+    label: String,
+    metadata: Metadata,
+    weights: HfWeights,
+}
+
+/// A model directory, translated, whose model can be computed.
 #[derive(Debug)]
 pub struct HfDirectory {
     label: String,
@@ -25,9 +34,9 @@ pub struct HfDirectory {
     model: Arc<dyn Model>,
 }
 
-impl HfDirectory {
+impl HfTranslation {
     /// Opens a directory with a `config.json` and one or more safetensors files. A tokenizer is
-    /// translated where there is a `tokenizer.json`.
+    /// translated where there is a `tokenizer.json`. That the tensors make a model is not checked.
     ///
     /// # Errors
     /// [`HfError`] naming the file, key or tensor that is missing, wrong or not supported.
@@ -56,7 +65,36 @@ impl HfDirectory {
         let mut weights = HfWeights::new(class, &config, &files, computed)?;
         check_embedding(&config, &weights)?;
         tie(&config, &mut weights)?;
-        let label = format!("'{}'", directory.display());
+        Ok(Self {
+            label: format!("'{}'", directory.display()),
+            metadata,
+            weights,
+        })
+    }
+
+    /// What a GGUF file of this model would say.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The weights under GGUF names.
+    pub fn weights(&self) -> &HfWeights {
+        &self.weights
+    }
+}
+
+impl HfDirectory {
+    /// Opens a directory and checks that its model is whole: every tensor that the architecture needs
+    /// is there, and it needs every tensor that is there.
+    ///
+    /// # Errors
+    /// [`HfError`] as [`HfTranslation::open`], and where tensors and model do not agree.
+    pub fn open(directory: impl AsRef<Path>, registry: &Registry) -> Result<Self, HfError> {
+        let HfTranslation {
+            label,
+            metadata,
+            weights,
+        } = HfTranslation::open(directory, registry)?;
         let model = model(&label, registry, (&metadata, &weights))?;
         Ok(Self {
             label,

@@ -27,7 +27,7 @@ mod weights;
 
 pub use class::{Expected, HfClass, Key};
 pub use config::HfConfig;
-pub use directory::HfDirectory;
+pub use directory::{HfDirectory, HfTranslation};
 pub use error::HfError;
 pub use keys::Keys;
 pub use rope::{RopeKind, RopeSettings, rope_keys};

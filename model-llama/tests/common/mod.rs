@@ -3,57 +3,128 @@
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)] // each test file uses a part of this
 
+mod cases;
+
+use std::collections::HashMap;
+use std::num::NonZero;
 use std::sync::Arc;
 
-use kv_core::backend::Backend;
+use kv_candle::CandleBackend;
+use kv_core::backend::{Backend, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{
     AnyMemory, Memory, MemoryConfig, MemoryInputs, Pair, Streams, SwaSize, Unified,
 };
-use kv_core::{Causality, KvType, SeqId, TokenId, Window};
+use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId, Window};
+use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::{Model, Registry};
-use model_core::gguf::GgufFile;
+use model_core::gguf::{GgufFile, Metadata};
 
-/// Prompts and logits of an independent implementation.
+// As above.
+#[allow(unused_imports)]
+pub(crate) use cases::{CASES, Case, KeyOrder, Setting};
+
+/// What an independent implementation computed.
 pub(crate) struct Reference {
     pub(crate) prompts: Vec<Vec<u32>>,
-    /// One row of `vocab` logits for each token of each prompt.
+    /// One row of `vocab` logits for each of the last tokens of each prompt: all of the first.
     pub(crate) logits: Vec<Vec<f32>>,
+    /// What follows each prompt.
+    pub(crate) greedy: Vec<Vec<u32>>,
+    /// Keys and values of the first prompt, by name: width of a head, and values.
+    rows: HashMap<String, (usize, Vec<f32>)>,
 }
 
-pub(crate) fn reference(name: &str) -> Reference {
-    let path = format!(
-        "{}/tests/data/{name}.reference.safetensors",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let bytes = std::fs::read(path).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let words = |name: &str| -> Vec<[u8; 4]> {
-        file.tensor(name)
-            .unwrap()
-            .data()
-            .as_chunks::<4>()
-            .0
-            .to_vec()
-    };
-    let ids = |i| {
-        words(&format!("ids_{i}"))
-            .into_iter()
-            .map(u32::from_le_bytes)
-            .collect()
-    };
-    let logits = |i| {
-        words(&format!("logits_{i}"))
-            .into_iter()
-            .map(f32::from_le_bytes)
-            .collect()
-    };
-    Reference {
-        prompts: (0..3).map(ids).collect(),
-        logits: (0..3).map(logits).collect(),
+impl Reference {
+    /// Keys and values of a layer for the first prompt, where they were recorded.
+    pub(crate) fn rows(&self, layer: u32) -> Option<[(usize, Vec<f32>); 2]> {
+        let of = |letter: &str| self.rows.get(&format!("{letter}_l{layer}_0")).cloned();
+        Some([of("k")?, of("v")?])
     }
+}
+
+pub(crate) fn path(file: &str) -> String {
+    format!("{}/tests/data/{file}", env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Case {
+    pub(crate) fn named(name: &str) -> &'static Self {
+        CASES.iter().find(|case| case.name == name).unwrap()
+    }
+
+    pub(crate) fn open(&self) -> (Arc<GgufFile>, Metadata) {
+        let file = Arc::new(GgufFile::open(path(&format!("{}.gguf", self.file))).unwrap());
+        let mut metadata = file.metadata().clone();
+        for &(key, value) in self.settings {
+            match value {
+                Setting::Count(n) => metadata.insert(key, n),
+                Setting::Number(x) => metadata.insert(key, x),
+                Setting::Text(text) => metadata.insert(key, text),
+            };
+        }
+        (file, metadata)
+    }
+
+    pub(crate) fn model(&self) -> Arc<dyn Model> {
+        let (file, metadata) = self.open();
+        registry().model(&metadata, &*file).unwrap()
+    }
+
+    pub(crate) fn reference(&self) -> Reference {
+        let bytes = std::fs::read(path(&format!("{}.reference.safetensors", self.name))).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let words = |name: &str| -> Vec<[u8; 4]> {
+            file.tensor(name)
+                .unwrap()
+                .data()
+                .as_chunks::<4>()
+                .0
+                .to_vec()
+        };
+        let ids = |name: &str, i: usize| -> Vec<u32> {
+            words(&format!("{name}_{i}"))
+                .into_iter()
+                .map(u32::from_le_bytes)
+                .collect()
+        };
+        let floats =
+            |name: &str| -> Vec<f32> { words(name).into_iter().map(f32::from_le_bytes).collect() };
+        let rows = file.names().into_iter().filter(|name| name.contains("_l"));
+        let rows = rows.map(|name| {
+            let dim = *file.tensor(name).unwrap().shape().last().unwrap();
+            (name.to_owned(), (dim, floats(name)))
+        });
+        Reference {
+            prompts: (0..3).map(|i| ids("ids", i)).collect(),
+            logits: (0..3).map(|i| floats(&format!("logits_{i}"))).collect(),
+            greedy: (0..3).map(|i| ids("greedy", i)).collect(),
+            rows: rows.collect(),
+        }
+    }
+}
+
+pub(crate) fn registry() -> Registry {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    registry
+}
+
+pub(crate) fn cpu() -> CpuBackend {
+    cpu_with(2)
+}
+
+pub(crate) fn cpu_with(n_threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuConfig {
+        n_threads: NonZero::new(n_threads),
+        ..CpuConfig::default()
+    })
+    .unwrap()
+}
+
+pub(crate) fn candle() -> CandleBackend {
+    CandleBackend::cpu()
 }
 
 /// A memory for three sequences.
@@ -93,14 +164,14 @@ pub(crate) struct Runner<B: Backend> {
 }
 
 impl<B: Backend> Runner<B> {
-    pub(crate) fn new(backend: B, name: &str, kv_type: KvType, streams: Streams) -> Self {
+    pub(crate) fn new(backend: B, case: &Case, kv_type: KvType, streams: Streams) -> Self {
         let config = MemoryConfig {
             n_ctx: 128,
             streams,
             ..CONFIG
         };
         let memory = |model: &dyn Model| AnyMemory::new(model.layers(), &config).unwrap();
-        Self::with_memory(backend, name, kv_type, memory)
+        Self::from_file(backend, case.open(), kv_type, memory)
     }
 
     pub(crate) fn with_memory(
@@ -109,11 +180,18 @@ impl<B: Backend> Runner<B> {
         kv_type: KvType,
         memory: impl FnOnce(&dyn Model) -> AnyMemory,
     ) -> Self {
-        let path = format!("{}/tests/data/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
-        let file = Arc::new(GgufFile::open(path).unwrap());
-        let mut registry = Registry::new();
-        model_llama::register(&mut registry);
-        let model = registry.model(file.metadata(), &*file).unwrap();
+        let file = Arc::new(GgufFile::open(path(&format!("{name}.gguf"))).unwrap());
+        let metadata = file.metadata().clone();
+        Self::from_file(backend, (file, metadata), kv_type, memory)
+    }
+
+    fn from_file(
+        backend: B,
+        (file, metadata): (Arc<GgufFile>, Metadata),
+        kv_type: KvType,
+        memory: impl FnOnce(&dyn Model) -> AnyMemory,
+    ) -> Self {
+        let model = registry().model(&metadata, &*file).unwrap();
         let memory = memory(&*model);
         let mut cells = vec![0; model.layers().parts().len()];
         for part in memory.attention_parts() {
@@ -179,6 +257,47 @@ impl<B: Backend> Runner<B> {
         found.into_iter().map(|(_, logits)| logits).collect()
     }
 
+    pub(crate) fn n_layers(&self) -> u32 {
+        u32::try_from(self.model.layers().iter().count()).unwrap()
+    }
+
+    /// Keys or values of a sequence that was fed alone, in order of position.
+    pub(crate) fn rows(&self, layer: u32, kind: RowKind) -> Vec<f32> {
+        let n_tokens = self.memory.positions(SeqId(0)).unwrap().last.0 + 1;
+        let of = LayerIdx(layer);
+        let memory = self.model.layers().attention(of).unwrap();
+        let dim = match kind {
+            RowKind::K => memory.k_dim,
+            _ => memory.v_dim,
+        };
+        let span = RowSpan {
+            layer: of,
+            kind,
+            first: CellIdx(0),
+            len: n_tokens,
+        };
+        let mut bytes = vec![0; n_tokens as usize * memory.kv_heads * dim * 4];
+        self.backend
+            .read_rows(&self.rows, span, &mut bytes)
+            .unwrap();
+        let words = bytes.as_chunks::<4>().0.iter();
+        words.map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    /// The likeliest tokens after these, one after the other.
+    pub(crate) fn greedy(&mut self, prompt: &[u32], n: usize) -> Vec<u32> {
+        let n_vocab = self.model.vocab_size();
+        let (mut tokens, mut text) = (prompt.to_vec(), Vec::new());
+        while text.len() < n {
+            let logits = self.feed(0, &tokens, 512);
+            let best = last_rows(&logits, n_vocab).iter().enumerate();
+            let best = best.max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+            tokens = vec![u32::try_from(best).unwrap()];
+            text.push(tokens[0]);
+        }
+        text
+    }
+
     /// Feeds tokens of one sequence, all logits wanted.
     pub(crate) fn feed(&mut self, seq: u32, tokens: &[u32], n_ubatch: u32) -> Vec<f32> {
         let mut batch = Batch::new();
@@ -190,6 +309,11 @@ impl<B: Backend> Runner<B> {
         }
         self.decode(&batch, n_ubatch).concat()
     }
+}
+
+/// The last values, as many as the reference has.
+pub(crate) fn last_rows(values: &[f32], n: usize) -> &[f32] {
+    &values[values.len() - n..]
 }
 
 /// Largest absolute difference.

@@ -67,6 +67,17 @@ pub(crate) const CASES: &[Case] = &[
         ..case("falcon_mamba")
     },
     case("mamba2"),
+    Case {
+        keys: KeyOrder::Pairs(8),
+        ..case("bamba")
+    },
+    case("falcon_h1"),
+    case("jamba"),
+    // Its keys do not rotate, but lie as if they did.
+    Case {
+        keys: KeyOrder::Pairs(16),
+        ..case("granitemoehybrid")
+    },
 ];
 
 pub(crate) fn path(file: &str) -> String {

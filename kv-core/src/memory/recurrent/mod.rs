@@ -26,6 +26,7 @@ use super::error::{
 };
 use super::shift::PosChange;
 use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
+use super::{Contents, RestoreInto, RestoreRefused, Restored};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
 use crate::seq_set::SeqSet;
@@ -35,6 +36,7 @@ mod chain;
 mod copy;
 mod error;
 mod place;
+mod restore;
 mod shift;
 
 use chain::{Chain, Cut};
@@ -422,6 +424,30 @@ impl Memory for Recurrent {
         let mut others = self.seqs(Seqs::All);
         others.remove(seq);
         Ok(self.replace(others.iter().map(|seq| (seq, None)).collect()))
+    }
+
+    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+        if let Seqs::One(seq) = seqs {
+            self.check_seq(seq)?;
+        }
+        Ok(Contents::of_states(restore::contents(
+            self,
+            self.seqs(seqs),
+        )))
+    }
+
+    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
+        restore::after(self, contents, into).map(drop)
+    }
+
+    fn restore(
+        &mut self,
+        contents: &Contents,
+        into: RestoreInto,
+    ) -> Result<Restored, RestoreRefused> {
+        let (after, restored) = restore::after(self, contents, into)?;
+        *self = after;
+        Ok(restored)
     }
 
     fn clear(&mut self) -> Removed {

@@ -20,7 +20,7 @@ pub(in crate::kernels) const EXP2: [f32; 6] = [
     0.009_618_437,
     0.055_503_324,
     0.240_226_48,
-    0.693_147_2,
+    std::f32::consts::LN_2,
 ];
 
 /// `2^x` for `x` up to 0, within 2 units in the last place; 0 where that is below the normal range.

@@ -4,6 +4,7 @@
 //! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
 
 mod ahead;
+mod floats;
 mod lanes;
 mod multiply;
 mod one_row;

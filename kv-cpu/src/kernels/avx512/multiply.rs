@@ -5,11 +5,10 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{one_row, one_row_super};
+use super::{floats, one_row, one_row_super};
 use crate::activations::{Activations, Int8Row, Int8Rows};
 use crate::kernels::WeightRows;
 use crate::kernels::avx2::groups;
-use crate::kernels::avx2::multiply_f32;
 use crate::kernels::panel::pack::{Packed, pack};
 use crate::kernels::panel::{Layout, Multiplier, ROWS, TileArgs, TileFn, tile};
 use crate::output::OutputColumns;
@@ -22,7 +21,7 @@ pub(super) fn multiply(
     out: &mut OutputColumns<'_>,
 ) {
     match acts {
-        Activations::F32(values) => multiply_f32::multiply(weights, values, tokens, out),
+        Activations::F32(values) => floats::multiply(&weights, values, tokens, out),
         Activations::Int8(rows) if tokens.len() == 1 => {
             let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
             let columns = weights.first..weights.first + n_rows;
@@ -91,6 +90,7 @@ fn run<F: Packed<BYTES>, const BYTES: usize>(
     let multiplier = Multiplier {
         pack: |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel),
         offset: F::OFFSET,
+        steps: F::LAYOUT.steps(),
         tiles: match F::LAYOUT {
             Layout::Blocks => &BLOCKS,
             Layout::BlocksWithMinima => &BLOCKS_WITH_MINIMA,

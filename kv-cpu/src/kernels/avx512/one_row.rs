@@ -204,7 +204,7 @@ unsafe fn sixteen<F: Pair<BYTES>, const BYTES: usize>(
         quarter!(2, 0, 1, 2, 3);
         quarter!(3, 4, 5, 6, 7);
         for (k, dots) in halves(sums).into_iter().enumerate().take(n_blocks - b) {
-            let offset = acts.negative[b + k].whole * F::OFFSET;
+            let offset = -F::OFFSET * i32::from(acts.int_sums[b + k]);
             let dots = _mm512_add_epi32(dots, _mm512_set1_epi32(offset));
             let scale = _mm512_mul_ps(widened(scales[k]), _mm512_set1_ps(acts.scales[b + k]));
             acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, acc);

@@ -17,6 +17,8 @@ pub(in crate::kernels) trait Lanes {
 
     unsafe fn zero() -> Self::Int;
     unsafe fn load(from: *const i32) -> Self::Int;
+    /// Asks for a line; may be any address.
+    unsafe fn prefetch(from: *const u8);
     unsafe fn splat(x: i32) -> Self::Int;
     /// `acc + Σ w · a` over the four bytes of each lane, `w` unsigned and below 64 unless `WIDE`, `a`
     /// signed.

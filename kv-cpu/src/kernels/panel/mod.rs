@@ -15,7 +15,7 @@ pub(super) mod tile;
 
 use std::ops::Range;
 
-use crate::activations::{BLOCK, Int8Rows, NegativeSums, SUPER_BLOCK};
+use crate::activations::{BLOCK, Int8Rows, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::output::OutputColumns;
 
@@ -45,6 +45,16 @@ pub(super) enum Layout {
     SuperHalves,
     /// Super-blocks with an integer factor and minimum for each half block.
     SuperHalvesWithMinima,
+}
+
+impl Layout {
+    /// As [`TileArgs::steps`].
+    pub(super) fn steps(self) -> usize {
+        match self {
+            Self::SuperHalves | Self::SuperHalvesWithMinima => BLOCK / STEP / 2,
+            _ => BLOCK / STEP,
+        }
+    }
 }
 
 /// Unpacked weights; what a layout does not have is left as it was.
@@ -89,7 +99,6 @@ pub(crate) struct Acts {
     pub(crate) sums: *const f32,
     pub(crate) int_sums: *const i16,
     pub(crate) int_half_sums: *const [i16; 2],
-    pub(crate) negative: *const NegativeSums,
     pub(crate) row_blocks: usize,
 }
 
@@ -115,6 +124,8 @@ pub(super) struct TileArgs<'a> {
     pub(super) out: *mut f32,
     /// From one token's sums to the next one's.
     pub(super) stride: usize,
+    /// Columns of a block (or half block) that has a scale of its own, divided by [`STEP`].
+    pub(super) steps: usize,
 }
 
 /// Multiplies some tokens with some of a panel's rows.
@@ -130,6 +141,8 @@ pub(super) type PackFn = fn(&WeightRows<'_>, Range<usize>, Range<usize>, &mut Pa
 pub(super) struct Multiplier<'a> {
     pub(super) pack: PackFn,
     pub(super) offset: i32,
+    /// As [`TileArgs::steps`].
+    pub(super) steps: usize,
     /// For 1, 2, … tokens.
     pub(super) tiles: &'a [TileFn],
     /// Weight rows that a tile takes.
@@ -197,6 +210,7 @@ impl Multiplier<'_> {
                 blocks: blocks.clone(),
                 out: std::ptr::null_mut(),
                 stride: 0,
+                steps: self.steps,
             };
             if columns.len() == ROWS {
                 let Some((start, stride)) = out.block(token..token + n, columns.clone()) else {

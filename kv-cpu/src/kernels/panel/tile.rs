@@ -41,9 +41,13 @@ unsafe fn store_sums<L: Lanes, const T: usize>(args: &TileArgs<'_>, acc: &Sums<L
     }
 }
 
-/// Adds the integer dot products of `N` steps, the first of which is `step` of block `b`.
+/// Adds the integer dot products of [`TileArgs::steps`] steps, the first of which is `step` of block
+/// `b`.
+///
+/// Their number is not a constant, so that the loop stays one: unrolled, the compiler would load
+/// ahead until sums no longer fit in registers.
 #[inline(always)]
-unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize, const N: usize>(
+unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize>(
     args: &TileArgs<'_>,
     b: usize,
     step: usize,
@@ -55,7 +59,7 @@ unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize, const N: usize>(
         let first = args.token * acts.row_blocks + args.blocks.start + b;
         let a = acts.quants.add(first).cast::<i32>().add(step);
         let w = args.panel.quants.as_ptr().add(b * STEPS + step);
-        for k in 0..N {
+        for k in 0..args.steps {
             let w = (*w.add(k)).as_ptr().add(args.row).cast::<i32>();
             let w: [L::Int; VECTORS] = [L::load(w), L::load(w.add(L::ROWS))];
             for (t, sums) in sums.iter_mut().enumerate() {
@@ -84,16 +88,19 @@ pub(in crate::kernels) unsafe fn blocks<
     let acts = &args.acts;
     // SAFETY: as the caller promises.
     unsafe {
-        let offset = L::splat(args.offset);
         let mut acc = load_sums::<L, T>(args);
         for b in 0..args.blocks.len().min(BLOCKS) {
             let first = args.token * acts.row_blocks + args.blocks.start + b;
             let mut sums = [[L::zero(); VECTORS]; T];
             for (t, sums) in sums.iter_mut().enumerate() {
-                let negative = (*acts.negative.add(first + t * acts.row_blocks)).whole;
-                *sums = [L::mul(L::splat(negative), offset); VECTORS];
+                let sum = i32::from(*acts.int_sums.add(first + t * acts.row_blocks));
+                *sums = [L::splat(-args.offset * sum); VECTORS];
             }
-            dot_steps::<L, WIDE, T, STEPS>(args, b, 0, &mut sums);
+            // The next tokens' columns: the processor does not foresee them.
+            for t in T..2 * T {
+                L::prefetch(acts.quants.wrapping_add(first + t * acts.row_blocks).cast());
+            }
+            dot_steps::<L, WIDE, T>(args, b, 0, &mut sums);
             let scales = args.panel.scales.as_ptr().add(b);
             let scales = (*scales).as_ptr().add(args.row);
             let minima = args.panel.minima.as_ptr().add(b);
@@ -152,25 +159,23 @@ unsafe fn super_block<
     let acts = &args.acts;
     // SAFETY: as the caller of `supers` promises.
     unsafe {
-        let offset = L::splat(args.offset);
         let mut total = [[L::zero(); VECTORS]; T];
         for b in s * SUPER_BLOCK..(s + 1) * SUPER_BLOCK {
             let first = args.token * acts.row_blocks + args.blocks.start + b;
+            for t in T..2 * T {
+                L::prefetch(acts.quants.wrapping_add(first + t * acts.row_blocks).cast());
+            }
             for part in 0..PARTS {
                 let mut sums = [[L::zero(); VECTORS]; T];
                 for (t, sums) in sums.iter_mut().enumerate() {
-                    let negative = &*acts.negative.add(first + t * acts.row_blocks);
-                    let negative = match PARTS {
-                        1 => negative.whole,
-                        _ => negative.halves[part],
+                    let at = first + t * acts.row_blocks;
+                    let sum = match PARTS {
+                        1 => *acts.int_sums.add(at),
+                        _ => (*acts.int_half_sums.add(at))[part],
                     };
-                    *sums = [L::mul(L::splat(negative), offset); VECTORS];
+                    *sums = [L::splat(-args.offset * i32::from(sum)); VECTORS];
                 }
-                if PARTS == 1 {
-                    dot_steps::<L, WIDE, T, STEPS>(args, b, 0, &mut sums);
-                } else {
-                    dot_steps::<L, WIDE, T, { STEPS / 2 }>(args, b, part * STEPS / 2, &mut sums);
-                }
+                dot_steps::<L, WIDE, T>(args, b, part * STEPS / PARTS, &mut sums);
                 let factors = args.panel.factors.as_ptr().add(b * PARTS + part);
                 let factors = (*factors).as_ptr().add(args.row);
                 for v in 0..VECTORS {

@@ -1,8 +1,10 @@
-//! [`CLASSES`]: how directories of Mamba models are translated.
+//! Models whose layers are Mamba mixers and nothing else.
 
 use model_core::hf::{
     Expected, HfClass, HfConfig, HfError, Key, Keys, Step, TensorRule, same, with,
 };
+
+use super::{as_u32, free_time_steps};
 
 /// The length that files without a trained length are given: a state has no end.
 const CONTEXT: u32 = 1 << 20;
@@ -118,8 +120,8 @@ const COMMON_KEYS: &[Key] = &[
     },
 ];
 
-/// All classes.
-pub(crate) const CLASSES: &[HfClass] = &[
+/// The classes.
+pub(super) const CLASSES: &[HfClass] = &[
     HfClass {
         name: "MambaForCausalLM",
         architecture: "mamba",
@@ -160,10 +162,6 @@ pub(crate) const CLASSES: &[HfClass] = &[
     },
 ];
 
-fn as_u32(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
 /// The inner width and the rank of the time steps, which configs leave to formulas.
 fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     let dim = config.count("hidden_size")?;
@@ -201,14 +199,4 @@ fn mamba2_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     }
     keys.set("ssm.inner_size", as_u32(inner));
     Ok(())
-}
-
-/// Time steps that are cut to a range are not computed; files that say so say a range without end.
-fn free_time_steps(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
-    let key = "time_step_limit";
-    match config.optional_numbers(key)?.as_deref() {
-        None => Ok(()),
-        Some([low, high]) if *low <= 0.0 && *high == f64::INFINITY => Ok(()),
-        Some(_) => Err(config.wrong(key, "from 0 to Infinity")),
-    }
 }

@@ -1,0 +1,79 @@
+//! The limits of the machine at hand: how fast its threads read memory, and how many int8 operations
+//! they do. Prints one line of JSON, which `peer/compare.py` sets the speed of models against.
+//!
+//! ```sh
+//! limits [THREADS]
+//! ```
+//!
+//! Each figure is the best of several short samples in which all threads worked at the same time.
+//! Knows no model.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use cellar_benches::Failure;
+use kv_cpu::isa::Isa;
+use kv_cpu::kernels::limits::int8_operations;
+
+/// Words that each thread reads in a sample: far more than caches hold.
+const WORDS: usize = 8 << 20;
+/// Rounds of dot products in a sample: some milliseconds.
+const ROUNDS: usize = 1_000_000;
+/// Samples of either kind.
+const SAMPLES: usize = 12;
+
+fn main() -> Result<(), Failure> {
+    let threads = match std::env::args().nth(1) {
+        Some(threads) => threads.parse()?,
+        None => std::thread::available_parallelism()?.get(),
+    };
+    let memory: Vec<Vec<u64>> = (0..threads).map(|i| vec![i as u64; WORDS]).collect();
+    let reading = fastest(threads, |thread| {
+        black_box(memory[thread].iter().fold(0u64, |sum, w| sum ^ w));
+    });
+    let gigabytes = (threads * WORDS * size_of::<u64>()) as f64 / reading.as_secs_f64() / 1e9;
+    let isa = Isa::from_environment()?;
+    let tera = int8_operations(isa, 1).map(|(operations, _)| {
+        let computing = fastest(threads, |_| {
+            black_box(int8_operations(isa, ROUNDS));
+        });
+        (threads * ROUNDS) as f64 * operations as f64 / computing.as_secs_f64() / 1e12
+    });
+    let tera = tera.map_or("null".to_owned(), |tera| format!("{tera:.3}"));
+    println!(
+        "{{\"isa\": \"{isa}\", \"threads\": {threads}, \
+         \"read_gb_per_second\": {gigabytes:.1}, \"int8_tera_ops_per_second\": {tera}}}"
+    );
+    Ok(())
+}
+
+/// The shortest time in which all threads did the work once, of several.
+fn fastest(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
+    let barrier = Barrier::new(threads);
+    let times = |thread: usize| -> Vec<[Instant; 2]> {
+        let sample = |_| {
+            barrier.wait();
+            let start = Instant::now();
+            work(thread);
+            [start, Instant::now()]
+        };
+        (0..SAMPLES).map(sample).collect()
+    };
+    let all: Vec<Vec<[Instant; 2]>> = std::thread::scope(|scope| {
+        let times = &times;
+        let spawn = |thread| scope.spawn(move || times(thread));
+        let spawned: Vec<_> = (0..threads).map(spawn).collect();
+        let joined = spawned.into_iter().filter_map(|thread| thread.join().ok());
+        joined.collect()
+    });
+    let sample = |i: usize| {
+        let start = all.iter().map(|times| times[i][0]).min()?;
+        let end = all.iter().map(|times| times[i][1]).max()?;
+        Some(end - start)
+    };
+    (0..SAMPLES)
+        .filter_map(sample)
+        .min()
+        .unwrap_or(Duration::MAX)
+}

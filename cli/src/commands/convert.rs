@@ -1,0 +1,231 @@
+//! `cellar convert`: a model directory as a GGUF file, in a format of choice.
+//!
+//! Vectors, and matrices that are small or that llama.cpp wants exact, are stored as F32; a matrix
+//! whose rows are no whole number of blocks takes the next format whose blocks fit. The head (or the
+//! embedding that stands for it) gets at least 6 bits, as errors there meet every token.
+
+use std::io::Write;
+use std::str::FromStr;
+
+use anyhow::Context;
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use kv_core::block::{BlockFormat, quantize};
+use kv_core::weights::{Weight, WeightInfo};
+use model_core::gguf::{Announced, GgufWriter};
+
+use crate::args::ConvertArgs;
+use crate::failure::Exit;
+use crate::machine;
+use crate::models::ModelSource;
+use crate::progress::Progress;
+
+/// A format that models can be written in, with its number in `general.file_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileType {
+    format: BlockFormat,
+    number: u32,
+}
+
+const FILE_TYPES: [FileType; 12] = {
+    use BlockFormat::*;
+    const fn of(format: BlockFormat, number: u32) -> FileType {
+        FileType { format, number }
+    }
+    [
+        of(F32, 0),
+        of(F16, 1),
+        of(BF16, 32),
+        of(Q4_0, 2),
+        of(Q4_1, 3),
+        of(Q5_0, 8),
+        of(Q5_1, 9),
+        of(Q8_0, 7),
+        of(Q3_K, 12),
+        of(Q4_K, 14),
+        of(Q5_K, 16),
+        of(Q6_K, 18),
+    ]
+};
+
+impl FromStr for FileType {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let is = |t: &&FileType| t.format.name().eq_ignore_ascii_case(name);
+        FILE_TYPES.iter().find(is).copied().ok_or_else(|| {
+            let known: Vec<String> = FILE_TYPES
+                .iter()
+                .map(|t| t.format.name().to_lowercase())
+                .collect();
+            format!("known are {}", known.join(", "))
+        })
+    }
+}
+
+pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let model = ModelSource::File(args.model.clone()).open()?;
+    let weights = model.weights();
+    let mut metadata = model.metadata().clone();
+    if !metadata.contains("tokenizer.ggml.model") {
+        let _ = writeln!(
+            std::io::stderr(),
+            "warning: '{}' has no tokenizer.json, so the file will have no tokenizer",
+            args.model.display()
+        );
+    }
+    metadata.insert("general.file_type", args.file_type.number);
+    metadata.insert("general.quantization_version", 2u32);
+    let mut names = weights.names();
+    names.sort_by_key(|name| natural(name));
+    let head = if names.iter().any(|name| name == "output.weight") {
+        "output.weight"
+    } else {
+        "token_embd.weight"
+    };
+    let announced: Vec<Announced> = names
+        .into_iter()
+        .map(|name| {
+            let WeightInfo { shape, .. } = weights.describe(&name)?;
+            let format = format_of(&name, &shape, (args.file_type.format, name == head));
+            let info = WeightInfo { shape, format };
+            anyhow::Ok(Announced { name, info })
+        })
+        .collect::<Result<_, _>>()?;
+    let progress = Progress::tensors("converting", announced.len());
+    let mut n_done = 0;
+    let writer = GgufWriter::with_metadata(metadata);
+    writer.write_each(&args.out, &announced, |announced| {
+        let weight = weights.require(&announced.name)?;
+        let converted = convert(&weight, announced.info.format)
+            .with_context(|| format!("tensor '{}'", announced.name))?;
+        n_done += 1;
+        progress.set(n_done);
+        anyhow::Ok(converted)
+    })?;
+    drop(progress);
+    let n_bytes = std::fs::metadata(&args.out).map_or(0, |found| found.len());
+    writeln!(
+        out,
+        "{}: {} tensors, {}",
+        args.out.display(),
+        announced.len(),
+        machine::bytes(n_bytes)
+    )?;
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+/// A name with its layer before the rest, so that layer 10 comes after layer 9.
+fn natural(name: &str) -> (Option<u32>, String) {
+    let layer = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'));
+    match layer {
+        Some((number, rest)) => (number.parse().ok(), rest.to_owned()),
+        None => (None, name.to_owned()),
+    }
+}
+
+/// How a tensor is stored.
+fn format_of(name: &str, shape: &[usize], (wanted, is_head): (BlockFormat, bool)) -> BlockFormat {
+    let exact = [
+        "ffn_gate_inp.weight",
+        "ssm_conv1d.weight",
+        "ssm_norm.weight",
+        "position_embd.weight",
+        "token_types.weight",
+    ];
+    let is_exact = exact.iter().any(|end| name.ends_with(end));
+    if shape.len() < 2 || is_exact || !name.ends_with(".weight") {
+        return BlockFormat::F32;
+    }
+    let columns = shape.last().copied().unwrap_or(1);
+    let small = !matches!(
+        wanted,
+        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 | BlockFormat::Q8_0
+    );
+    let wanted = match is_head && small {
+        true => BlockFormat::Q6_K,
+        false => wanted,
+    };
+    let fits = |format: &BlockFormat| columns.is_multiple_of(format.block_len());
+    [wanted, BlockFormat::Q8_0, BlockFormat::F16]
+        .into_iter()
+        .find(fits)
+        .unwrap_or(BlockFormat::F32)
+}
+
+/// The same weight in another format.
+fn convert(weight: &Weight, format: BlockFormat) -> anyhow::Result<Weight> {
+    if weight.format() == format {
+        return Ok(weight.clone());
+    }
+    let values = weight.to_f32();
+    let bytes = match ggml_type(format) {
+        None => quantize(format, &values)?,
+        Some(of) => {
+            let n_values = values.len();
+            let tensor = Tensor::from_vec(values, n_values, &Device::Cpu)?;
+            QTensor::quantize(&tensor, of)?.data()?.into_owned()
+        }
+    };
+    let (name, shape) = (weight.name(), weight.shape().to_vec());
+    Ok(Weight::new(name, shape, format, bytes.into())?)
+}
+
+/// Formats whose scales candle searches for; the others are rounded by `kv-core`.
+fn ggml_type(format: BlockFormat) -> Option<GgmlDType> {
+    match format {
+        BlockFormat::Q3_K => Some(GgmlDType::Q3K),
+        BlockFormat::Q4_K => Some(GgmlDType::Q4K),
+        BlockFormat::Q5_K => Some(GgmlDType::Q5K),
+        BlockFormat::Q6_K => Some(GgmlDType::Q6K),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tensor_gets_a_format_that_fits() {
+        let of = |name, shape: &[usize], wanted| format_of(name, shape, (wanted, false));
+        use BlockFormat::*;
+        assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], Q4_K), Q4_K);
+        assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], Q4_K), Q8_0);
+        assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], Q4_0), F16);
+        assert_eq!(of("blk.0.attn_norm.weight", &[512], F16), F32);
+        assert_eq!(of("blk.0.ffn_gate_inp.weight", &[4, 512], Q8_0), F32);
+        assert_eq!(of("blk.0.ffn_up_exps.bias", &[4, 512], Q8_0), F32);
+        assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
+        let head = |wanted| format_of("output.weight", &[8, 512], (wanted, true));
+        assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
+    }
+
+    #[test]
+    fn k_blocks_come_near_the_values_that_went_in() {
+        let values: Vec<f32> = (0..512).map(|i| (i as f32 * 0.37).sin()).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let weight = Weight::new("w", vec![2, 256], BlockFormat::F32, bytes.into()).unwrap();
+        for (format, tolerance) in [
+            (BlockFormat::Q6_K, 0.05),
+            (BlockFormat::Q5_K, 0.07),
+            (BlockFormat::Q4_K, 0.12),
+            (BlockFormat::Q8_0, 0.005),
+        ] {
+            let converted = convert(&weight, format).unwrap().to_f32();
+            let worst = converted.iter().zip(&values).map(|(a, b)| (a - b).abs());
+            let worst = worst.fold(0.0, f32::max);
+            assert!(worst < tolerance, "{format}: off by {worst}");
+        }
+    }
+
+    #[test]
+    fn layers_are_in_their_order() {
+        let mut names = ["blk.10.a", "output.weight", "blk.9.b", "blk.9.a"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(names, ["output.weight", "blk.9.a", "blk.9.b", "blk.10.a"]);
+    }
+}

@@ -1,0 +1,121 @@
+//! Saving and restoring what an [`Engine`] remembers.
+//!
+//! A restoration is all or nothing: bytes are checked whole, cells are found, and only then rows are
+//! written, into cells that nobody uses as long as there are enough. The state says nothing of
+//! samplers. Knows no files.
+
+use std::io::Write;
+
+use kv_core::KvType;
+use kv_core::backend::Backend;
+use kv_core::memory::{Memory, RestoreInto, RowsTaken, Seqs};
+use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateToSave, save};
+
+use crate::decode::Engine;
+use crate::error::{EngineError, Replaced};
+
+/// What is saved, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct SaveOptions<'a> {
+    /// Of which sequences.
+    pub seqs: Seqs,
+    /// Their tokens, as far as the caller knows them: the engine keeps none.
+    pub tokens: &'a [SeqTokens],
+    /// How keys and values are saved; `None` as they are stored, to the bit.
+    pub kv_type: Option<KvType>,
+}
+
+/// What was restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoredState {
+    /// Tokens that sequences were given, in the part of the memory that holds most of them; a token
+    /// of two sequences counts twice.
+    pub n_tokens: u32,
+    /// The tokens of the sequences, as they are called now.
+    pub tokens: Vec<SeqTokens>,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Which model this is: what a state must have been saved with.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// Writes what is remembered of sequences, and returns how many bytes that took. Nothing is
+    /// queued for later in this memory, so what is written is what the next token would see.
+    ///
+    /// # Errors
+    /// [`EngineError::NoSuchSequence`] or [`EngineError::Save`]; what was written by then is not a
+    /// state.
+    pub fn save_state(
+        &self,
+        options: &SaveOptions<'_>,
+        out: &mut impl Write,
+    ) -> Result<u64, EngineError> {
+        let contents = self.memory.contents(options.seqs)?;
+        let state = StateToSave {
+            fingerprint: &self.fingerprint,
+            contents: &contents,
+            tokens: options.tokens,
+            layout: self.backend.layout(&self.rows),
+            kv_type: options.kv_type,
+        };
+        let mut read = |span, out: &mut [u8]| self.backend.read_rows(&self.rows, span, out);
+        Ok(save(&state, &mut read, out)?)
+    }
+
+    /// Takes back what was saved, by this engine or by another of the same model: contexts, streams
+    /// and types of K and V may differ.
+    ///
+    /// # Errors
+    /// [`EngineError::Restore`]: nothing has changed then. [`EngineError::RestoreRows`] where rows
+    /// could not be written: it says whether what was to be replaced is still there.
+    pub fn restore_state(
+        &mut self,
+        state: &SavedState<'_>,
+        into: RestoreInto,
+    ) -> Result<RestoredState, EngineError> {
+        self.fingerprint.check(state.fingerprint())?;
+        let layout = self.backend.layout(&self.rows).clone();
+        state.check_rows(&layout)?;
+        let mut after = self.memory.clone();
+        let restored = after
+            .restore(state.contents(), into)
+            .map_err(kv_core::state::RestoreError::from)?;
+        let mut write = |span, bytes: &[u8]| self.backend.write_rows(&mut self.rows, span, bytes);
+        if let Err(source) = state.write_rows(&restored, &layout, &mut write) {
+            let replaced = match restored.rows_taken {
+                RowsTaken::Free => Replaced::Kept,
+                RowsTaken::InUse => {
+                    self.forget(into)?;
+                    Replaced::Forgotten
+                }
+            };
+            return Err(EngineError::RestoreRows { replaced, source });
+        }
+        self.memory = after;
+        let tokens = state.tokens().iter().filter_map(|tokens| {
+            let seq = into.seq(tokens.seq)?;
+            Some(SeqTokens {
+                seq,
+                ..tokens.clone()
+            })
+        });
+        Ok(RestoredState {
+            n_tokens: restored.n_tokens,
+            tokens: tokens.collect(),
+        })
+    }
+
+    fn forget(&mut self, into: RestoreInto) -> Result<(), EngineError> {
+        match into {
+            RestoreInto::All => {
+                self.memory.clear();
+            }
+            RestoreInto::One { to, .. } => {
+                self.memory.remove(Seqs::One(to), kv_core::PosRange::ALL)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Taking saved states into a recurrent memory with any number of snapshots.
+//!
+//! Sequences that shared a state share it again. Where fewer snapshots are kept here, the oldest are
+//! left out. Invariant: checked whole before anything changes. Knows nothing of bytes.
+
+use std::collections::BTreeMap;
+
+use super::chain::Chain;
+use super::{KeptState, Recurrent};
+use crate::ids::CellIdx;
+use crate::memory::contents::{ChainContents, Contents, RestoreInto};
+use crate::memory::error::RestoreRefused;
+use crate::memory::{Restored, RowsTaken, StateWrite};
+use crate::seq_set::SeqSet;
+
+/// The memory as it would be, and what would be left to do.
+pub(super) fn after(
+    memory: &Recurrent,
+    contents: &Contents,
+    into: RestoreInto,
+) -> Result<(Recurrent, Restored), RestoreRefused> {
+    let n_rows = memory.config.n_rows;
+    let replaced = into.replaced(contents, memory.config.n_seqs)?;
+    let saved = contents.states().ok_or(RestoreRefused::NoStates)?;
+    let used_before = memory.used_rows();
+    let mut after = memory.clone();
+    for seq in replaced {
+        after.set_chain(seq, None);
+    }
+    let used = after.used_rows();
+    let free_rows = |in_use: bool| {
+        let rows = (0u32..).zip(used_before.iter().zip(&used));
+        rows.filter(move |(_, (before, now))| !**now && **before == in_use)
+            .map(|(row, _)| CellIdx(row))
+    };
+    // What is in use until it is replaced comes last.
+    let mut free = free_rows(false).chain(free_rows(true));
+    let mut restored = Restored::default();
+    let mut rows: BTreeMap<CellIdx, Option<CellIdx>> = BTreeMap::new();
+    for chain in saved {
+        let Some(seq) = into.seq(chain.seq) else {
+            continue;
+        };
+        let n_old = chain.states.len().saturating_sub(memory.config.n_kept());
+        let kept = chain.states.get(n_old..).unwrap_or_default();
+        let mut states = Vec::with_capacity(kept.len());
+        for state in kept {
+            // Without a row where there is none left: counted below.
+            let row = *rows.entry(state.row).or_insert_with(|| free.next());
+            let row = row.unwrap_or(state.row);
+            states.push(KeptState { row, ..*state });
+        }
+        restored.n_tokens += states.last().map_or(0, |state| state.n_tokens);
+        let n_kept = states.len();
+        let chain = Chain::extended(None, states.iter().copied(), chain.first, n_kept);
+        after.set_chain(seq, Some(chain));
+    }
+    if rows.values().any(Option::is_none) {
+        let n_free = used.iter().filter(|used| !**used).count() as u32;
+        let n_wanted = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        return Err(RestoreRefused::NoStateRoom {
+            n_wanted,
+            n_free,
+            n_rows,
+        });
+    }
+    for (from, to) in rows {
+        let Some(to) = to else { continue };
+        if used_before.get(to.as_usize()) == Some(&true) {
+            restored.rows_taken = RowsTaken::InUse;
+        }
+        // What the row held is gone, as if a step had stored there.
+        if let Some(n) = after.n_stored.get_mut(to.as_usize()) {
+            *n += 1;
+        }
+        restored.state_writes.push(StateWrite { from, to });
+    }
+    Ok((after, restored))
+}
+
+/// The states of these sequences.
+pub(super) fn contents(memory: &Recurrent, seqs: SeqSet) -> Vec<ChainContents> {
+    let chains = seqs.iter().filter_map(|seq| {
+        let chain = memory.chain(seq)?;
+        Some(ChainContents {
+            seq,
+            first: chain.positions().first,
+            states: chain.states().to_vec(),
+        })
+    });
+    chains.collect()
+}

@@ -1,0 +1,215 @@
+//! Taking contents into an attention memory of any size, shared or with streams.
+//!
+//! What was saved finds new cells: free ones first, so that what is replaced stays whole in its rows
+//! until everything is written, as long as there is room for both. Invariant: checked whole before
+//! anything changes; row writes are returned, never remembered. Knows nothing of bytes.
+
+use super::contents::{Contents, PartContents, RestoreInto};
+use super::error::RestoreRefused;
+use super::pos_set::PosSet;
+use super::stream::Stream;
+use super::unified::Unified;
+use super::{HeldToken, Restored, RowWrite, RowsTaken};
+use crate::cells::{Cell, FreeMap};
+use crate::ids::{CellIdx, Pos, SeqId, StreamIdx};
+use crate::seq_set::SeqSet;
+use crate::window::{PosRange, Window};
+
+/// A saved token and the row that it had.
+#[derive(Clone, Copy)]
+struct Token {
+    row: CellIdx,
+    cell: Cell,
+}
+
+/// What one stream is given.
+struct Share {
+    tokens: Vec<Token>,
+    forgotten: Vec<(SeqId, PosSet)>,
+}
+
+/// The memory as it would be, and what would be left to do.
+pub(super) fn after(
+    memory: &Unified,
+    contents: &Contents,
+    into: RestoreInto,
+) -> Result<(Unified, Restored), RestoreRefused> {
+    let config = *memory.config();
+    let replaced = into.replaced(contents, config.n_seqs)?;
+    let saved = contents.part(config.part).ok_or(RestoreRefused::NoPart {
+        part: config.part,
+        window: config.window,
+    })?;
+    if saved.window != config.window {
+        return Err(RestoreRefused::OtherWindow {
+            part: config.part,
+            saved: saved.window,
+            here: config.window,
+        });
+    }
+    let mut after = memory.clone();
+    for seq in replaced {
+        let stream = after.stream_of(seq);
+        if let Some(stream) = after.streams.get_mut(stream) {
+            stream.remove(seq, PosRange::ALL);
+        }
+    }
+    let mut restored = Restored::default();
+    for (number, (before, stream)) in (0u32..).zip(memory.streams.iter().zip(&mut after.streams)) {
+        let mut share = Share::of(saved, into, stream);
+        let n_cells = stream.cells.n_cells();
+        let n_free = stream.cells.free().n_free();
+        if share.tokens.len() > n_free as usize {
+            share.forget_hidden(config.window);
+        }
+        let n_wanted = u32::try_from(share.tokens.len()).unwrap_or(u32::MAX);
+        if n_wanted > n_free {
+            return Err(RestoreRefused::NoRoom {
+                part: config.part,
+                stream: StreamIdx(number),
+                window: config.window,
+                n_wanted,
+                n_free,
+                n_cells,
+            });
+        }
+        let cells = free_cells(before.cells.free(), stream.cells.free(), n_wanted);
+        for (token, i) in share.tokens.iter().zip(cells) {
+            let to = stream.cells.first_cell().offset(i);
+            stream.cells.put(to, token.cell);
+            stream.set_head_behind(to);
+            restored.n_tokens += token.cell.seqs.len() as u32;
+            if !before.cells.free().is_free(i) {
+                restored.rows_taken = RowsTaken::InUse;
+            }
+            add_row_write(
+                &mut restored.row_writes,
+                RowWrite {
+                    part: config.part,
+                    from: token.row,
+                    to,
+                    len: 1,
+                },
+            );
+        }
+        for (seq, forgotten) in share.forgotten {
+            stream.set_forgotten(seq, forgotten);
+        }
+    }
+    Ok((after, restored))
+}
+
+impl Share {
+    /// What of a saved part goes to the sequences of a stream.
+    fn of(saved: &PartContents, into: RestoreInto, stream: &Stream) -> Self {
+        let own: SeqSet = stream.cells.seqs().collect();
+        let token = |&HeldToken { row, cell }: &HeldToken| {
+            let seqs = into.map(cell.seqs).intersection(own);
+            let cell = Cell { seqs, ..cell };
+            (!seqs.is_empty()).then_some(Token { row, cell })
+        };
+        let forgotten = |(seq, ranges): &(SeqId, Vec<PosRange>)| {
+            let seq = into.seq(*seq).filter(|seq| own.contains(*seq))?;
+            let mut set = PosSet::default();
+            ranges.iter().for_each(|range| set.insert(*range));
+            Some((seq, set))
+        };
+        Self {
+            tokens: saved.tokens.iter().filter_map(token).collect(),
+            forgotten: saved.forgotten.iter().filter_map(forgotten).collect(),
+        }
+    }
+
+    /// Leaves out the tokens that a window hides from every token to come, as a memory would that
+    /// needs their cells.
+    fn forget_hidden(&mut self, window: Window) {
+        if window == Window::Full {
+            return;
+        }
+        let mut ends: Vec<(SeqId, Pos)> = Vec::new();
+        for token in &self.tokens {
+            for seq in token.cell.seqs {
+                match ends.iter_mut().find(|(known, _)| *known == seq) {
+                    Some((_, last)) => *last = token.cell.pos.max(*last),
+                    None => ends.push((seq, token.cell.pos)),
+                }
+            }
+        }
+        for (seq, last) in ends {
+            // A token at the last position again sees furthest back.
+            let oldest = window.oldest_key(last);
+            let known = self.forgotten.iter().position(|(s, _)| *s == seq);
+            let known = known.unwrap_or_else(|| {
+                self.forgotten.push((seq, PosSet::default()));
+                self.forgotten.len() - 1
+            });
+            for token in self.tokens.iter_mut().filter(|t| t.cell.pos < oldest) {
+                if token.cell.seqs.remove(seq)
+                    && let Some((_, forgotten)) = self.forgotten.get_mut(known)
+                {
+                    forgotten.insert(PosRange::new(token.cell.pos, token.cell.pos));
+                }
+            }
+        }
+        self.tokens.retain(|token| !token.cell.seqs.is_empty());
+    }
+}
+
+/// The first `n` cells that will be free, those first that are free already.
+fn free_cells(now: &FreeMap, then: &FreeMap, n: u32) -> Vec<u32> {
+    let all = |map: &FreeMap, from| map.next_free(from);
+    let free_now = std::iter::successors(all(now, 0), |&i| all(now, i + 1));
+    let freed = std::iter::successors(all(then, 0), |&i| all(then, i + 1));
+    let freed = freed.filter(|&i| !now.is_free(i));
+    free_now.chain(freed).take(n as usize).collect()
+}
+
+/// Adds the write of one row, joined to the one before where it continues that.
+fn add_row_write(writes: &mut Vec<RowWrite>, write: RowWrite) {
+    match writes.last_mut() {
+        Some(w)
+            if w.part == write.part
+                && w.from.offset(w.len) == write.from
+                && w.to.offset(w.len) == write.to =>
+        {
+            w.len += 1;
+        }
+        _ => writes.push(write),
+    }
+}
+
+/// What a memory holds of these sequences, in the order in which it is read best later: by sequence
+/// and position.
+pub(super) fn contents(memory: &Unified, seqs: SeqSet) -> PartContents {
+    let mut tokens = Vec::new();
+    let mut forgotten = Vec::new();
+    let mut met = SeqSet::EMPTY;
+    for seq in seqs {
+        for (row, _) in memory.runs(seq).iter().flat_map(|run| run.iter()) {
+            let Some(cell) = memory.cell(row) else {
+                continue;
+            };
+            // A token of several sequences comes with the first of them.
+            if !cell.seqs.intersects(&met) {
+                let seqs = cell.seqs.intersection(seqs);
+                tokens.push(HeldToken {
+                    row,
+                    cell: Cell { seqs, ..cell },
+                });
+            }
+        }
+        met.insert(seq);
+        let stream = memory.streams.get(memory.stream_of(seq));
+        if let Some(set) = stream.and_then(|s| s.forgotten(seq))
+            && !set.ranges().is_empty()
+        {
+            forgotten.push((seq, set.ranges().to_vec()));
+        }
+    }
+    PartContents {
+        part: memory.config().part,
+        window: memory.config().window,
+        tokens,
+        forgotten,
+    }
+}

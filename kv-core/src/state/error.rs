@@ -1,0 +1,150 @@
+//! Why a state cannot be saved or read, with numbers.
+
+use std::io;
+
+use crate::backend::{BackendError, RowKind};
+use crate::ids::{LayerIdx, SeqId, TokenId};
+use crate::kv_type::KvType;
+use crate::memory::{ContentsError, RestoreRefused};
+
+/// Why a state could not be saved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// Rows could not be read.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The bytes could not be written.
+    #[error("the state could not be written: {0}")]
+    Write(#[from] io::Error),
+    /// What describes the state cannot be put into words.
+    #[error("the state cannot be described: {0}")]
+    Describe(#[from] serde_json::Error),
+    /// Rows that cannot be stored as this type.
+    #[error("layer {layer}: rows of {len} values cannot be saved as {kv_type}")]
+    RowType {
+        /// The layer.
+        layer: LayerIdx,
+        /// Values of a row.
+        len: usize,
+        /// The type that was asked for.
+        kv_type: KvType,
+    },
+}
+
+/// Why a state is refused. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// The bytes are something else.
+    #[error("this is no saved state: it does not begin like one")]
+    NotAState,
+    /// There are too few bytes.
+    #[error("the state is cut off: {wanted} bytes are needed, {got} are there")]
+    Truncated {
+        /// Bytes that there should be at least.
+        wanted: u64,
+        /// Bytes that there are.
+        got: u64,
+    },
+    /// Something follows the end.
+    #[error("the state ends after {end} bytes, but {got} are there")]
+    Trailing {
+        /// Where the state ends.
+        end: u64,
+        /// Bytes that there are.
+        got: u64,
+    },
+    /// It was written by a later version, or by none.
+    #[error("the state has format version {found}; versions 1 to {known} can be read")]
+    Version {
+        /// Its version.
+        found: u32,
+        /// The newest version that can be read.
+        known: u32,
+    },
+    /// A part of it is damaged.
+    #[error("the state is damaged: {what} at byte {at} has checksum {got:016x}, not {wanted:016x}")]
+    Checksum {
+        /// Which part of it.
+        what: String,
+        /// Where the part begins.
+        at: u64,
+        /// The checksum that is stored.
+        wanted: u64,
+        /// The checksum of what is there.
+        got: u64,
+    },
+    /// A section of a kind that is not known, without which the others mean something else.
+    #[error("the state has a section '{tag}', which this version does not know")]
+    UnknownSection {
+        /// Its name.
+        tag: String,
+    },
+    /// A section is there twice, or not at all.
+    #[error("the state has {n} sections '{tag}', not {wanted}")]
+    SectionCount {
+        /// Its name.
+        tag: String,
+        /// How many there are.
+        n: usize,
+        /// How many there must be.
+        wanted: usize,
+    },
+    /// A section says something that cannot be.
+    #[error("section '{tag}' makes no sense: {reason}")]
+    Section {
+        /// Its name.
+        tag: String,
+        /// What is wrong, with numbers.
+        reason: String,
+    },
+    /// Contents that no memory could hold.
+    #[error("the state makes no sense: {0}")]
+    Contents(#[from] ContentsError),
+    /// A token that the model does not have.
+    #[error("the state has token {token} in sequence {seq}, but the model's are below {n_vocab}")]
+    Token {
+        /// The sequence.
+        seq: SeqId,
+        /// The token.
+        token: TokenId,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// It was saved with another model.
+    #[error("the state is another model's: its {what} is {saved}, but here it is {here}")]
+    OtherModel {
+        /// What differs.
+        what: &'static str,
+        /// What was saved.
+        saved: String,
+        /// What there is.
+        here: String,
+    },
+    /// Rows that are needed are missing, or have another shape.
+    #[error("layer {layer}: {} rows were saved as {saved}, but here they are {here}", kind_name(*.kind))]
+    Rows {
+        /// The layer.
+        layer: LayerIdx,
+        /// Which rows.
+        kind: RowKind,
+        /// What was saved.
+        saved: String,
+        /// What there is.
+        here: String,
+    },
+    /// It has no place in the memory.
+    #[error(transparent)]
+    Refused(#[from] RestoreRefused),
+}
+
+/// What rows are called.
+pub(super) fn kind_name(kind: RowKind) -> &'static str {
+    match kind {
+        RowKind::K => "K",
+        RowKind::V => "V",
+        RowKind::Conv => "convolution",
+        RowKind::State => "state",
+    }
+}

@@ -1,0 +1,351 @@
+//! Reading: everything is checked before anybody acts on it; rows stay where they are.
+
+use std::collections::BTreeSet;
+
+use super::contents::{decode_part, decode_states, decode_tokens};
+use super::error::RestoreError;
+use super::fingerprint::Fingerprint;
+use super::frame::{self, Section, Tag, tag_name};
+use super::rows::{Converter, RowFormat, Stored, formats};
+use super::write::{META, Meta, PART, ROWS, STATES, TOKENS};
+use super::{SeqTokens, WriteRows};
+use crate::backend::{BackendError, RowKind, RowSpan};
+use crate::ids::{CellIdx, LayerIdx};
+use crate::layers::RowLayout;
+use crate::memory::{Contents, Restored};
+
+/// Bytes of converted rows that are held at once.
+const PIECE: usize = 1 << 20;
+
+/// A state whose bytes were checked.
+#[derive(Clone, Debug)]
+pub struct SavedState<'a> {
+    version: u32,
+    n_bytes: u64,
+    written_by: String,
+    fingerprint: Fingerprint,
+    contents: Contents,
+    tokens: Vec<SeqTokens>,
+    rows: Vec<SavedRows<'a>>,
+}
+
+/// The rows of one kind of one layer, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedRows<'a> {
+    /// What they are.
+    pub format: RowFormat,
+    /// Their bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Rows of a state, and what they become in a memory.
+struct Pairing<'s, 'a> {
+    saved: &'s SavedRows<'a>,
+    here: RowFormat,
+}
+
+impl<'a> SavedState<'a> {
+    /// Checks every byte of a state. Rows stay in `bytes`.
+    ///
+    /// # Errors
+    /// [`RestoreError`], the first thing that is wrong.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, RestoreError> {
+        let (version, sections) = frame::read(bytes)?;
+        let known = [META, TOKENS, PART, STATES, ROWS];
+        for section in &sections {
+            if !known.contains(&section.tag) && !section.may_be_skipped() {
+                let tag = tag_name(section.tag);
+                return Err(RestoreError::UnknownSection { tag });
+            }
+        }
+        let meta = parse_meta(only(&sections, META)?)?;
+        let tokens = decode_tokens(only(&sections, TOKENS)?)?;
+        let parts = all(&sections, PART).map(decode_part);
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let (n_states, chains) = match all(&sections, STATES).next() {
+            None => (0, None),
+            Some(_) => {
+                let (n, chains) = decode_states(only(&sections, STATES)?)?;
+                (n, Some(chains))
+            }
+        };
+        let contents = Contents::new(parts, chains)?;
+        let rows = rows(&meta, &sections, &contents, n_states)?;
+        let state = Self {
+            version,
+            n_bytes: bytes.len() as u64,
+            written_by: meta.written_by,
+            fingerprint: meta.fingerprint,
+            contents,
+            tokens,
+            rows,
+        };
+        state.check_tokens()?;
+        Ok(state)
+    }
+
+    /// The version of its format.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Its bytes.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    /// The program that wrote it, in its own words.
+    pub fn written_by(&self) -> &str {
+        &self.written_by
+    }
+
+    /// The model that computed it.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// What sequences remember. Rows are numbered as in [`SavedState::rows`].
+    pub fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// The ids of tokens, as far as they were known.
+    pub fn tokens(&self) -> &[SeqTokens] {
+        &self.tokens
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[SavedRows<'a>] {
+        &self.rows
+    }
+
+    /// Whether the rows can become those of a memory with this layout: the same layers with rows of
+    /// the same heads and widths; how values are stored may differ.
+    ///
+    /// # Errors
+    /// [`RestoreError::Rows`], the first rows that cannot.
+    pub fn check_rows(&self, layout: &RowLayout) -> Result<(), RestoreError> {
+        let here = formats(layout, |_| 0);
+        for saved in &self.rows {
+            let RowFormat { layer, kind, .. } = saved.format;
+            if !here.iter().any(|h| (h.layer, h.kind) == (layer, kind)) {
+                return Err(differ(layer, kind, Some(&saved.format), None));
+            }
+        }
+        self.pairings(layout).map(drop)
+    }
+
+    /// Hands out the rows that a restoration of these contents is to write, as a memory with this
+    /// layout stores them.
+    ///
+    /// # Errors
+    /// What `write` gives, at once. [`BackendError::NoRows`] where [`SavedState::check_rows`] refuses.
+    pub fn write_rows(
+        &self,
+        restored: &Restored,
+        layout: &RowLayout,
+        write: &mut WriteRows<'_>,
+    ) -> Result<(), BackendError> {
+        let pairings = self.pairings(layout).map_err(|error| match error {
+            RestoreError::Rows { layer, .. } => BackendError::NoRows { layer },
+            _ => BackendError::NoRows { layer: LayerIdx(0) },
+        })?;
+        for pairing in pairings {
+            match pairing.here.stored {
+                Stored::Heads { part, .. } => {
+                    for w in restored.row_writes.iter().filter(|w| w.part == part) {
+                        pairing.write(w.from, w.to, w.len, write)?;
+                    }
+                }
+                Stored::Floats(_) => {
+                    for w in &restored.state_writes {
+                        pairing.write(w.from, w.to, 1, write)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For all rows of a layout those that were saved.
+    fn pairings(&self, layout: &RowLayout) -> Result<Vec<Pairing<'_, 'a>>, RestoreError> {
+        let pair = |here: RowFormat| {
+            let RowFormat { layer, kind, .. } = here;
+            let mut all = self.rows.iter();
+            let saved = all.find(|s| (s.format.layer, s.format.kind) == (layer, kind));
+            match saved {
+                Some(saved) if fits(&saved.format, &here) => Ok(Pairing { saved, here }),
+                other => Err(differ(layer, kind, other.map(|s| &s.format), Some(&here))),
+            }
+        };
+        formats(layout, |_| 0).into_iter().map(pair).collect()
+    }
+
+    fn check_tokens(&self) -> Result<(), RestoreError> {
+        let n_vocab = self.fingerprint.n_vocab;
+        for tokens in &self.tokens {
+            let mut all = tokens.evaluated.iter().chain(&tokens.pending);
+            if let Some(&token) = all.find(|token| token.0 >= n_vocab) {
+                let seq = tokens.seq;
+                return Err(RestoreError::Token {
+                    seq,
+                    token,
+                    n_vocab,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pairing<'_, '_> {
+    /// Writes rows that follow one another.
+    fn write(
+        &self,
+        from: CellIdx,
+        to: CellIdx,
+        len: u32,
+        write: &mut WriteRows<'_>,
+    ) -> Result<(), BackendError> {
+        let RowFormat { layer, kind, .. } = self.here;
+        let row_bytes = self.saved.format.row_bytes().unwrap_or(0);
+        let start = from.as_usize() * row_bytes;
+        let missing = BackendError::RowOutOfRange {
+            layer,
+            end: from.as_usize() + len as usize,
+            n_rows: self.saved.format.n_rows as usize,
+        };
+        let bytes = self
+            .saved
+            .bytes
+            .get(start..start + len as usize * row_bytes);
+        let bytes = bytes.ok_or(missing)?;
+        let span = |at: u32, len| RowSpan {
+            layer,
+            kind,
+            first: to.offset(at),
+            len,
+        };
+        let (Stored::Heads { shape: from, .. }, Stored::Heads { shape: to, .. }) =
+            (self.saved.format.stored, self.here.stored)
+        else {
+            return write(span(0, len), bytes);
+        };
+        if from == to {
+            return write(span(0, len), bytes);
+        }
+        let mut converter = Converter::new(from, to);
+        let per_piece = (PIECE / to.bytes().max(1)).max(1);
+        let mut converted = Vec::new();
+        for (at, piece) in (0u32..)
+            .step_by(per_piece)
+            .zip(bytes.chunks((per_piece * row_bytes).max(1)))
+        {
+            converted.clear();
+            converter.convert(piece, &mut converted);
+            write(
+                span(at, (piece.len() / row_bytes.max(1)) as u32),
+                &converted,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether saved rows can become such.
+fn fits(saved: &RowFormat, here: &RowFormat) -> bool {
+    match (saved.stored, here.stored) {
+        (Stored::Heads { part: a, shape: s }, Stored::Heads { part: b, shape: h }) => {
+            a == b && (s.heads, s.dim) == (h.heads, h.dim)
+        }
+        (Stored::Floats(saved), Stored::Floats(here)) => saved == here,
+        _ => false,
+    }
+}
+
+fn differ(
+    layer: LayerIdx,
+    kind: RowKind,
+    saved: Option<&RowFormat>,
+    here: Option<&RowFormat>,
+) -> RestoreError {
+    let describe =
+        |format: Option<&RowFormat>| format.map_or("nothing".to_owned(), RowFormat::describe);
+    RestoreError::Rows {
+        layer,
+        kind,
+        saved: describe(saved),
+        here: describe(here),
+    }
+}
+
+fn parse_meta(section: &Section<'_>) -> Result<Meta, RestoreError> {
+    serde_json::from_slice(section.payload).map_err(|error| senseless(META, error.to_string()))
+}
+
+/// Each section of rows with what describes it; as many rows as the contents have.
+fn rows<'a>(
+    meta: &Meta,
+    sections: &[Section<'a>],
+    contents: &Contents,
+    n_states: u32,
+) -> Result<Vec<SavedRows<'a>>, RestoreError> {
+    let payloads: Vec<&[u8]> = all(sections, ROWS).map(|section| section.payload).collect();
+    if payloads.len() != meta.rows.len() {
+        return Err(RestoreError::SectionCount {
+            tag: tag_name(ROWS),
+            n: payloads.len(),
+            wanted: meta.rows.len(),
+        });
+    }
+    let mut rows: Vec<SavedRows<'a>> = Vec::with_capacity(payloads.len());
+    let mut seen = BTreeSet::new();
+    for (&format, bytes) in meta.rows.iter().zip(payloads) {
+        let RowFormat { layer, kind, .. } = format;
+        let wanted = match (kind, format.stored) {
+            (RowKind::K | RowKind::V, Stored::Heads { part, .. }) => {
+                contents.part(part).map(|p| p.tokens.len() as u64)
+            }
+            (RowKind::Conv | RowKind::State, Stored::Floats(_)) => Some(u64::from(n_states)),
+            _ => None,
+        };
+        if wanted != Some(u64::from(format.n_rows)) {
+            let reason = format!("{} rows of layer {layer} that no token has", format.n_rows);
+            return Err(senseless(ROWS, reason));
+        }
+        if format.n_bytes() != Some(bytes.len() as u64) {
+            let (n, len) = (format.n_rows, bytes.len());
+            let reason = format!("{n} rows of layer {layer} do not take {len} bytes");
+            return Err(senseless(ROWS, reason));
+        }
+        if !seen.insert((layer, kind)) {
+            let reason = format!("rows of layer {layer} are there twice");
+            return Err(senseless(ROWS, reason));
+        }
+        rows.push(SavedRows { format, bytes });
+    }
+    Ok(rows)
+}
+
+fn all<'s, 'a>(sections: &'s [Section<'a>], tag: Tag) -> impl Iterator<Item = &'s Section<'a>> {
+    sections.iter().filter(move |section| section.tag == tag)
+}
+
+fn only<'s, 'a>(sections: &'s [Section<'a>], tag: Tag) -> Result<&'s Section<'a>, RestoreError> {
+    let mut own = all(sections, tag);
+    match (own.next(), own.count()) {
+        (Some(section), 0) => Ok(section),
+        (first, more) => Err(RestoreError::SectionCount {
+            tag: tag_name(tag),
+            n: usize::from(first.is_some()) + more,
+            wanted: 1,
+        }),
+    }
+}
+
+fn senseless(tag: Tag, reason: String) -> RestoreError {
+    RestoreError::Section {
+        tag: tag_name(tag),
+        reason,
+    }
+}

@@ -1,0 +1,143 @@
+//! Rows of a state: how they are described, and how they become those of a memory.
+//!
+//! Bytes pass as they are where rows are stored in the same way; otherwise each row is decoded and
+//! encoded by its [`RowShape`], the one definition of what a row's bytes mean.
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::RowKind;
+use crate::ids::{LayerIdx, PartIdx};
+use crate::layers::{RowLayout, RowShape};
+
+/// The largest row that is believed, in values.
+const MAX_ROW: usize = 1 << 28;
+
+/// What the rows of one section are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowFormat {
+    /// Whose rows.
+    pub layer: LayerIdx,
+    /// Which of the layer's rows.
+    pub kind: RowKind,
+    /// Number of rows.
+    pub n_rows: u32,
+    /// What one row is.
+    pub stored: Stored,
+}
+
+/// How a row is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stored {
+    /// Keys or values of a part's tokens.
+    Heads {
+        /// The part.
+        part: PartIdx,
+        /// Heads, widths and type.
+        shape: RowShape,
+    },
+    /// So many `f32` values of a recurrent state.
+    Floats(usize),
+}
+
+impl RowFormat {
+    /// Bytes of one row, or `None` where no row is like that.
+    pub fn row_bytes(&self) -> Option<usize> {
+        let values = match self.stored {
+            Stored::Heads { shape, .. } => shape.heads.checked_mul(shape.dim)?,
+            Stored::Floats(n) => n,
+        };
+        if values > MAX_ROW {
+            return None;
+        }
+        match self.stored {
+            Stored::Heads { shape, .. } => Some(shape.bytes()),
+            Stored::Floats(n) => n.checked_mul(size_of::<f32>()),
+        }
+    }
+
+    /// Bytes of all rows, or `None` beyond all counting.
+    pub fn n_bytes(&self) -> Option<u64> {
+        (self.row_bytes()? as u64).checked_mul(u64::from(self.n_rows))
+    }
+
+    /// In words, for errors and people.
+    pub fn describe(&self) -> String {
+        match self.stored {
+            Stored::Heads { shape, .. } => describe_shape(&shape),
+            Stored::Floats(n) => format!("{n} floats"),
+        }
+    }
+}
+
+fn describe_shape(shape: &RowShape) -> String {
+    format!(
+        "{} heads of {} values in {}",
+        shape.heads, shape.dim, shape.kv_type
+    )
+}
+
+/// The rows that a memory of this layout has: what each row is, and which part numbers it. Rows
+/// without values are left out.
+pub(super) fn formats(
+    layout: &RowLayout,
+    n_rows: impl Fn(Option<PartIdx>) -> u32,
+) -> Vec<RowFormat> {
+    let mut formats = Vec::new();
+    for rows in layout.layers() {
+        for (kind, shape) in [(RowKind::K, rows.k), (RowKind::V, rows.v)] {
+            formats.push(RowFormat {
+                layer: rows.layer,
+                kind,
+                n_rows: n_rows(Some(rows.part)),
+                stored: Stored::Heads {
+                    part: rows.part,
+                    shape,
+                },
+            });
+        }
+    }
+    for states in layout.states() {
+        for (kind, n) in [
+            (RowKind::Conv, states.row.conv_row),
+            (RowKind::State, states.row.state_row),
+        ] {
+            formats.push(RowFormat {
+                layer: states.layer,
+                kind,
+                n_rows: n_rows(None),
+                stored: Stored::Floats(n),
+            });
+        }
+    }
+    formats.retain(|format| format.row_bytes() != Some(0));
+    formats
+}
+
+/// Turns rows of one shape into rows of another with as many heads and values.
+pub(super) struct Converter {
+    from: RowShape,
+    to: RowShape,
+    values: Vec<f32>,
+    row: Vec<u8>,
+}
+
+impl Converter {
+    pub(super) fn new(from: RowShape, to: RowShape) -> Self {
+        Self {
+            from,
+            to,
+            values: vec![0.0; from.len()],
+            row: vec![0; to.bytes()],
+        }
+    }
+
+    /// Appends the rows of `bytes`, converted.
+    pub(super) fn convert(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        for row in bytes.chunks_exact(self.from.bytes().max(1)) {
+            self.from.decode(row, &mut self.values);
+            self.to.encode(&self.values, &mut self.row);
+            out.extend_from_slice(&self.row);
+        }
+    }
+}

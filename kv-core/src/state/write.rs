@@ -1,0 +1,167 @@
+//! Saving: one pass over the rows, a piece at a time.
+
+use std::io::Write;
+
+use serde::{Deserialize, Serialize};
+
+use super::contents::{encode_part, encode_states, encode_tokens};
+use super::error::SaveError;
+use super::fingerprint::Fingerprint;
+use super::frame::{FrameWriter, Tag, total};
+use super::rows::{Converter, RowFormat, Stored, formats};
+use super::{ReadRows, SeqTokens};
+use crate::backend::RowSpan;
+use crate::ids::CellIdx;
+use crate::kv_type::KvType;
+use crate::layers::{RowLayout, RowShape};
+use crate::memory::Contents;
+
+pub(super) const META: Tag = *b"META";
+pub(super) const TOKENS: Tag = *b"TOKN";
+pub(super) const PART: Tag = *b"PART";
+pub(super) const STATES: Tag = *b"STAT";
+pub(super) const ROWS: Tag = *b"ROWS";
+
+/// Bytes of rows that are held at once.
+const PIECE: usize = 1 << 20;
+
+/// What describes a state: the JSON of its first section.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Meta {
+    /// Program and version that wrote it, for people.
+    pub(super) written_by: String,
+    pub(super) fingerprint: Fingerprint,
+    /// What the sections of rows hold, in order.
+    pub(super) rows: Vec<RowFormat>,
+}
+
+/// What is to be saved.
+#[derive(Clone, Copy, Debug)]
+pub struct StateToSave<'a> {
+    /// The model.
+    pub fingerprint: &'a Fingerprint,
+    /// What the memory holds, as [`Memory::contents`](crate::memory::Memory::contents) gives it.
+    pub contents: &'a Contents,
+    /// The ids of the tokens, as far as they are known.
+    pub tokens: &'a [SeqTokens],
+    /// The rows of the memory.
+    pub layout: &'a RowLayout,
+    /// How keys and values are saved; `None` as they are stored.
+    pub kv_type: Option<KvType>,
+}
+
+/// Writes a state and returns its bytes. `read` gives the stored bytes of a span of rows.
+///
+/// # Errors
+/// [`SaveError`]; what was written by then is not a state.
+pub fn save(
+    state: &StateToSave<'_>,
+    read: &mut ReadRows<'_>,
+    out: &mut dyn Write,
+) -> Result<u64, SaveError> {
+    let contents = state.contents;
+    let state_rows = contents.state_rows();
+    let n_rows = |part| match part {
+        Some(part) => contents.part(part).map_or(0, |p| p.tokens.len() as u32),
+        None => state_rows.len() as u32,
+    };
+    let here = formats(state.layout, n_rows);
+    let saved = here.iter().map(|format| saved_as(format, state.kv_type));
+    let saved = saved.collect::<Result<Vec<_>, _>>()?;
+    let meta = serde_json::to_vec(&Meta {
+        written_by: concat!("cellar ", env!("CARGO_PKG_VERSION")).to_owned(),
+        fingerprint: state.fingerprint.clone(),
+        rows: saved.clone(),
+    })?;
+    let mut sections = vec![(META, meta), (TOKENS, encode_tokens(state.tokens))];
+    for part in contents.parts() {
+        sections.push((PART, encode_part(part)));
+    }
+    if let Some(chains) = contents.states() {
+        sections.push((STATES, encode_states(chains, &state_rows)));
+    }
+    let small = sections.iter().map(|(_, bytes)| bytes.len() as u64);
+    let large = saved.iter().map(|rows| rows.n_bytes().unwrap_or(u64::MAX));
+    let n_bytes = total(small.chain(large)).unwrap_or(u64::MAX);
+    let n_sections = (sections.len() + saved.len()) as u32;
+    let mut frame = FrameWriter::new(out, n_sections, n_bytes)?;
+    for (tag, bytes) in &sections {
+        frame.section(*tag, bytes)?;
+    }
+    for (here, saved) in here.iter().zip(&saved) {
+        let rows = match here.stored {
+            Stored::Heads { part, .. } => {
+                let tokens = contents.part(part).map_or(&[][..], |p| &p.tokens);
+                runs(tokens.iter().map(|t| t.row))
+            }
+            Stored::Floats(_) => runs(state_rows.iter().copied()),
+        };
+        write_rows(here, saved, &rows, read, &mut frame)?;
+    }
+    Ok(n_bytes)
+}
+
+/// What rows become in the state.
+fn saved_as(here: &RowFormat, kv_type: Option<KvType>) -> Result<RowFormat, SaveError> {
+    let (Stored::Heads { part, shape }, Some(kv_type)) = (here.stored, kv_type) else {
+        return Ok(*here);
+    };
+    let shape = RowShape { kv_type, ..shape };
+    Ok(RowFormat {
+        stored: Stored::Heads { part, shape },
+        ..*here
+    })
+}
+
+/// Rows that follow one another: the first, and how many.
+fn runs(rows: impl Iterator<Item = CellIdx>) -> Vec<(CellIdx, u32)> {
+    let mut runs: Vec<(CellIdx, u32)> = Vec::new();
+    for row in rows {
+        match runs.last_mut() {
+            Some((first, len)) if first.offset(*len) == row => *len += 1,
+            _ => runs.push((row, 1)),
+        }
+    }
+    runs
+}
+
+fn write_rows(
+    here: &RowFormat,
+    saved: &RowFormat,
+    rows: &[(CellIdx, u32)],
+    read: &mut ReadRows<'_>,
+    frame: &mut FrameWriter<'_>,
+) -> Result<(), SaveError> {
+    let row_bytes = here.row_bytes().unwrap_or(0).max(1);
+    let mut converter = match (here.stored, saved.stored) {
+        (Stored::Heads { shape: from, .. }, Stored::Heads { shape: to, .. }) if from != to => {
+            Some(Converter::new(from, to))
+        }
+        _ => None,
+    };
+    let mut section = frame.begin(ROWS, saved.n_bytes().unwrap_or(u64::MAX))?;
+    let per_piece = (PIECE / row_bytes).max(1) as u32;
+    let (mut bytes, mut converted) = (Vec::new(), Vec::new());
+    for &(first, len) in rows {
+        for at in (0..len).step_by(per_piece as usize) {
+            let n = per_piece.min(len - at);
+            bytes.resize(n as usize * row_bytes, 0);
+            let span = RowSpan {
+                layer: here.layer,
+                kind: here.kind,
+                first: first.offset(at),
+                len: n,
+            };
+            read(span, &mut bytes)?;
+            match &mut converter {
+                None => section.write(&bytes)?,
+                Some(converter) => {
+                    converted.clear();
+                    converter.convert(&bytes, &mut converted);
+                    section.write(&converted)?;
+                }
+            }
+        }
+    }
+    Ok(section.end()?)
+}

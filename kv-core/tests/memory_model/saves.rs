@@ -1,0 +1,202 @@
+//! Saving and restoring: through the bytes of a state, with the rows of the simulated backend.
+
+use kv_core::backend::RowSpan;
+use kv_core::graph::{GraphBuilder, GraphShape};
+use kv_core::layers::LayerMap;
+use kv_core::memory::{RestoreInto, RestoreRefused, Restored, RowsTaken, Seqs};
+use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
+use kv_core::weights::MemoryWeights;
+use kv_core::{PartIdx, Pos, PosRange, SeqId};
+use proptest::prelude::*;
+
+use crate::memories::Attention;
+use crate::ops::N_SEQS;
+use crate::world::{GARBAGE, Row, World};
+
+/// Whether rows can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    Works,
+    /// At the last row.
+    Fails,
+}
+
+/// What was saved, and what was there then.
+pub(crate) struct Saved {
+    bytes: Vec<u8>,
+    /// By part and number in the state.
+    rows: Vec<(PartIdx, Vec<Row>)>,
+    /// By number in the state: the tokens of a recurrent state.
+    states: Vec<Vec<u64>>,
+    model: Vec<Vec<(Pos, u64)>>,
+}
+
+fn fingerprint() -> Fingerprint {
+    let shape = GraphShape {
+        n_tokens: 1,
+        n_outputs: 0,
+    };
+    let graph = GraphBuilder::new(shape).finish(&[]).unwrap();
+    let layers = LayerMap::new(vec![]);
+    Fingerprint::new("model", 1, &layers, &graph, &MemoryWeights::new())
+}
+
+impl<M: Attention> World<M> {
+    pub(crate) fn save(&mut self, seqs: Seqs) {
+        let contents = self.memory.contents(seqs).unwrap();
+        let state = StateToSave {
+            fingerprint: &fingerprint(),
+            contents: &contents,
+            tokens: &[],
+            layout: self.real.layout(),
+            kv_type: None,
+        };
+        let mut bytes = Vec::new();
+        let mut read = |span: RowSpan, out: &mut [u8]| self.real.read(span, out);
+        save(&state, &mut read, &mut bytes).unwrap();
+        let mut model = self.model.clone();
+        for (s, tokens) in (0u32..).map(SeqId).zip(&mut model) {
+            if seqs != Seqs::All && seqs != Seqs::One(s) {
+                tokens.clear();
+            }
+        }
+        let rows = contents.parts().iter().map(|part| {
+            let rows = &self.rows[part.part.as_usize()];
+            let own = part.tokens.iter().map(|t| rows[t.row.as_usize()]);
+            (part.part, own.collect())
+        });
+        let states = contents.state_rows();
+        let states = states.iter().map(|row| self.states.get(*row).unwrap());
+        self.saved = Some(Saved {
+            rows: rows.collect(),
+            states: states.collect(),
+            bytes,
+            model,
+        });
+    }
+
+    pub(crate) fn restore(&mut self, into: RestoreInto, device: Device) {
+        let Some(saved) = self.saved.take() else {
+            return;
+        };
+        let state = SavedState::parse(&saved.bytes).unwrap();
+        let before = self.memory.clone();
+        let check = self.memory.check_restore(state.contents(), into);
+        let restored = self.memory.restore(state.contents(), into);
+        assert_eq!(restored.as_ref().err(), check.as_ref().err());
+        match restored {
+            Ok(restored) => {
+                self.write_rows(&saved, &state, &restored);
+                if restored.rows_taken == RowsTaken::Free {
+                    // What was there before is as good as it was, also when writing fails.
+                    let after = std::mem::replace(&mut self.memory, before);
+                    self.check();
+                    match device {
+                        Device::Fails => self.spoil_rows(&restored),
+                        Device::Works => self.memory = after,
+                    }
+                } else if device == Device::Fails {
+                    self.spoil_rows(&restored);
+                    self.forget(into);
+                }
+                if device == Device::Works {
+                    self.restore_model(&saved, into);
+                }
+            }
+            Err(refused) => {
+                assert_eq!(self.memory, before);
+                self.check_restore_refusal(&saved, into, refused);
+            }
+        }
+        self.saved = Some(saved);
+    }
+
+    fn write_rows(&mut self, saved: &Saved, state: &SavedState<'_>, restored: &Restored) {
+        let layout = self.real.layout().clone();
+        state.check_rows(&layout).unwrap();
+        let mut write = |span: RowSpan, bytes: &[u8]| self.real.write(span, bytes);
+        state.write_rows(restored, &layout, &mut write).unwrap();
+        for write in &restored.row_writes {
+            let (_, from) = saved
+                .rows
+                .iter()
+                .find(|(part, _)| *part == write.part)
+                .unwrap();
+            let from = &from[write.from.as_usize()..][..write.len as usize];
+            let to = write.to.as_usize()..write.to.as_usize() + from.len();
+            self.rows[write.part.as_usize()][to].copy_from_slice(from);
+        }
+        for write in &restored.state_writes {
+            let state = saved.states[write.from.as_usize()].clone();
+            self.states.set(write.to, Some(state));
+        }
+    }
+
+    fn spoil_rows(&mut self, restored: &Restored) {
+        for write in &restored.row_writes {
+            let (first, len) = (write.to.as_usize(), write.len as usize);
+            self.rows[write.part.as_usize()][first..first + len].fill(GARBAGE);
+            let cells: Vec<_> = (0..write.len).map(|i| write.to.offset(i)).collect();
+            self.real.destroy(write.part, &cells);
+        }
+        for write in &restored.state_writes {
+            self.states.set(write.to, None);
+        }
+    }
+
+    fn forget(&mut self, into: RestoreInto) {
+        match into {
+            RestoreInto::All => {
+                self.memory.clear();
+                self.model.iter_mut().for_each(Vec::clear);
+            }
+            RestoreInto::One { to, .. } => {
+                self.memory.remove(Seqs::One(to), PosRange::ALL).unwrap();
+                self.model[to.as_usize()].clear();
+            }
+        }
+    }
+
+    fn restore_model(&mut self, saved: &Saved, into: RestoreInto) {
+        match into {
+            RestoreInto::All => self.model.clone_from(&saved.model),
+            RestoreInto::One { from, to } => {
+                self.model[to.as_usize()].clone_from(&saved.model[from.as_usize()]);
+            }
+        }
+    }
+
+    fn check_restore_refusal(&self, saved: &Saved, into: RestoreInto, refused: RestoreRefused) {
+        match (refused, into) {
+            (RestoreRefused::NotSaved { seq, .. }, RestoreInto::One { from, .. }) => {
+                assert_eq!(seq, from);
+                assert!(saved.model[from.as_usize()].is_empty());
+            }
+            (
+                RestoreRefused::NoRoom {
+                    part,
+                    window,
+                    n_wanted,
+                    n_free,
+                    n_cells,
+                    ..
+                },
+                _,
+            ) => {
+                assert!(n_wanted > n_free && n_free <= n_cells, "{refused}");
+                assert_eq!(self.config(part).window, window);
+                assert_ne!(into, RestoreInto::All, "it all fitted before");
+            }
+            (other, _) => panic!("{other}"),
+        }
+    }
+}
+
+/// A restoration of all sequences, or of any one into any other.
+pub(crate) fn restore_into() -> impl Strategy<Value = RestoreInto> {
+    let seq = || (0..N_SEQS).prop_map(SeqId);
+    prop_oneof![
+        1 => Just(RestoreInto::All),
+        3 => (seq(), seq()).prop_map(|(from, to)| RestoreInto::One { from, to }),
+    ]
+}

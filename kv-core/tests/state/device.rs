@@ -1,0 +1,282 @@
+//! A memory of any layers with the rows of a simulated backend: what a state is saved from and
+//! restored into.
+
+use std::collections::BTreeMap;
+
+use kv_core::backend::{BackendError, RowKind, RowSpan};
+use kv_core::batch::{Batch, BatchRules, validate};
+use kv_core::graph::{GraphBuilder, GraphShape};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::memory::{
+    AnyMemory, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowsTaken, Seqs, Streams, SwaSize,
+    invariants,
+};
+use kv_core::state::{Fingerprint, RestoreError, SavedState, SeqTokens, StateToSave, save};
+use kv_core::weights::MemoryWeights;
+use kv_core::{Causality, KvType, LayerIdx, Pos, SeqId, TokenId, Window};
+
+pub(crate) const FULL: LayerMemory = attention(Window::Full);
+pub(crate) const NEAR: LayerMemory = attention(Window::Sliding(8));
+pub(crate) const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
+    conv_row: 3,
+    state_row: 4,
+});
+
+/// The layers of every shape of memory.
+pub(crate) const SHAPES: [&[LayerMemory]; 6] = [
+    &[FULL],
+    &[NEAR, NEAR],
+    &[FULL, NEAR, LayerMemory::Nothing],
+    &[STATES, STATES],
+    &[STATES, FULL],
+    &[NEAR, STATES, FULL],
+];
+
+const fn attention(window: Window) -> LayerMemory {
+    LayerMemory::Attention(AttentionMemory {
+        kv_heads: 2,
+        k_dim: 2,
+        v_dim: 3,
+        window,
+    })
+}
+
+pub(crate) fn config() -> MemoryConfig {
+    MemoryConfig {
+        n_ctx: 64,
+        n_seqs: 3,
+        streams: Streams::Shared,
+        n_ubatch: 16,
+        causality: Causality::Causal,
+        swa: SwaSize::Window,
+        n_snapshots: 2,
+    }
+}
+
+/// Tokens whose ids differ from sequence to sequence.
+pub(crate) fn ids(seq: u32, n: u32) -> Vec<u32> {
+    (0..n).map(|i| 100 * seq + i).collect()
+}
+
+/// What a restoration did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    pub(crate) n_tokens: u32,
+    pub(crate) rows_taken: RowsTaken,
+}
+
+/// A memory, and rows by layer and kind.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Device {
+    pub(crate) memory: AnyMemory,
+    pub(crate) layout: RowLayout,
+    pub(crate) rows: BTreeMap<(LayerIdx, RowKind), Vec<u8>>,
+    layers: LayerMap,
+}
+
+impl Device {
+    pub(crate) fn new(layers: &[LayerMemory], config: &MemoryConfig, kv_type: KvType) -> Self {
+        let layers = LayerMap::new(layers.to_vec());
+        let cells = config.cells_per_part(&layers).unwrap();
+        let layout = RowLayout::new(&layers, &cells, kv_type).unwrap();
+        let layout = layout.with_states(&layers, config.n_state_rows()).unwrap();
+        let mut rows = BTreeMap::new();
+        for l in layout.layers() {
+            rows.insert((l.layer, RowKind::K), vec![0xee; l.n_rows * l.k.bytes()]);
+            rows.insert((l.layer, RowKind::V), vec![0xee; l.n_rows * l.v.bytes()]);
+        }
+        for s in layout.states() {
+            rows.insert(
+                (s.layer, RowKind::Conv),
+                vec![0xee; s.n_rows * s.row.conv_row * 4],
+            );
+            rows.insert(
+                (s.layer, RowKind::State),
+                vec![0xee; s.n_rows * s.row.state_row * 4],
+            );
+        }
+        Self {
+            memory: AnyMemory::new(&layers, config).unwrap(),
+            layout,
+            rows,
+            layers,
+        }
+    }
+
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        let shape = GraphShape {
+            n_tokens: 1,
+            n_outputs: 0,
+        };
+        let graph = GraphBuilder::new(shape).finish(&[]).unwrap();
+        Fingerprint::new("test", 1000, &self.layers, &graph, &MemoryWeights::new())
+    }
+
+    pub(crate) fn read(&self, span: RowSpan) -> &[u8] {
+        let range = span.byte_range(&self.layout).unwrap();
+        &self.rows[&(span.layer, span.kind)][range]
+    }
+
+    pub(crate) fn write(&mut self, span: RowSpan, bytes: &[u8]) {
+        let range = span.byte_range(&self.layout).unwrap();
+        let rows = self.rows.get_mut(&(span.layer, span.kind)).unwrap();
+        rows[range].copy_from_slice(bytes);
+    }
+
+    fn span(layer: LayerIdx, kind: RowKind, row: kv_core::CellIdx) -> RowSpan {
+        RowSpan {
+            layer,
+            kind,
+            first: row,
+            len: 1,
+        }
+    }
+
+    /// Evaluates tokens: a key tells its token and its layer, a state the tokens that went into it.
+    pub(crate) fn feed(&mut self, seq: SeqId, tokens: &[u32]) {
+        let rules = BatchRules {
+            n_batch: 64,
+            n_seqs: 3,
+            n_vocab: 1000,
+            n_embd: 1,
+        };
+        let batch = Batch::prompt(seq, tokens.iter().copied().map(TokenId));
+        let batch = validate(&batch, &rules, |seq| self.memory.positions(seq)).unwrap();
+        let plan = self.memory.plan(&batch, 5).unwrap();
+        for (step, ubatch) in plan.ubatches.iter().enumerate() {
+            let mut inputs = MemoryInputs::default();
+            drop(self.memory.commit(ubatch, &plan.placement, step));
+            self.memory
+                .inputs(ubatch, &plan.placement, step, &mut inputs);
+            for layer in self.layout.layers().to_vec() {
+                let cells = &inputs.parts[layer.part.as_usize()].cells;
+                for (&cell, &token) in cells.iter().zip(&ubatch.tokens) {
+                    for (kind, shape, sign) in
+                        [(RowKind::K, layer.k, 1.0), (RowKind::V, layer.v, -1.0)]
+                    {
+                        // Exact in f16, too.
+                        let base = (token % 13) as f32 + (token / 100) as f32 / 64.0;
+                        let base = base + layer.layer.0 as f32 / 4.0;
+                        let own = |i: usize| sign * (base + i as f32 / 32.0);
+                        let values: Vec<f32> = (0..shape.len()).map(own).collect();
+                        let mut bytes = vec![0; shape.bytes()];
+                        shape.encode(&values, &mut bytes);
+                        self.write(Self::span(layer.layer, kind, cell), &bytes);
+                    }
+                }
+            }
+            for states in self.layout.states().to_vec() {
+                for (kind, len) in [
+                    (RowKind::Conv, states.row.conv_row),
+                    (RowKind::State, states.row.state_row),
+                ] {
+                    for group in &inputs.states {
+                        let mut state = vec![0u8; len * 4];
+                        if let Some(row) = group.source {
+                            state.copy_from_slice(self.read(Self::span(states.layer, kind, row)));
+                        }
+                        for (n_rows, &row) in (1u32..).zip(&group.rows) {
+                            let token = ubatch.tokens[row as usize];
+                            for byte in state.iter_mut() {
+                                *byte = byte
+                                    .wrapping_mul(31)
+                                    .wrapping_add(token as u8 ^ states.layer.0 as u8);
+                            }
+                            if let Some(store) = group.stores.iter().find(|s| s.n_rows == n_rows) {
+                                self.write(Self::span(states.layer, kind, store.to), &state);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn save(&self, seqs: Seqs, kv_type: Option<KvType>) -> Vec<u8> {
+        let tokens = [SeqTokens {
+            seq: SeqId(1),
+            evaluated: vec![TokenId(5), TokenId(6)],
+            pending: vec![TokenId(7)],
+        }];
+        let state = StateToSave {
+            fingerprint: &self.fingerprint(),
+            contents: &self.memory.contents(seqs).unwrap(),
+            tokens: &tokens,
+            layout: &self.layout,
+            kv_type,
+        };
+        let mut bytes = Vec::new();
+        let mut read = |span: RowSpan, out: &mut [u8]| -> Result<(), BackendError> {
+            out.copy_from_slice(self.read(span));
+            Ok(())
+        };
+        let n = save(&state, &mut read, &mut bytes).unwrap();
+        assert_eq!(n, bytes.len() as u64);
+        bytes
+    }
+
+    /// What an engine does.
+    pub(crate) fn restore(
+        &mut self,
+        bytes: &[u8],
+        into: RestoreInto,
+    ) -> Result<Written, RestoreError> {
+        let state = SavedState::parse(bytes)?;
+        self.fingerprint().check(state.fingerprint())?;
+        state.check_rows(&self.layout)?;
+        let restored = self.memory.restore(state.contents(), into)?;
+        let layout = self.layout.clone();
+        let mut write = |span: RowSpan, bytes: &[u8]| -> Result<(), BackendError> {
+            self.write(span, bytes);
+            Ok(())
+        };
+        state.write_rows(&restored, &layout, &mut write).unwrap();
+        self.check();
+        Ok(Written {
+            n_tokens: restored.n_tokens,
+            rows_taken: restored.rows_taken,
+        })
+    }
+
+    pub(crate) fn check(&self) {
+        for part in self.memory.attention_parts() {
+            invariants::check(part).unwrap();
+        }
+    }
+
+    /// Everything that a sequence remembers, whichever rows it is in: by part the positions with the
+    /// values of their keys and values, then its states.
+    pub(crate) fn seen(&self, seq: SeqId) -> Vec<(Pos, Vec<u8>)> {
+        let contents = self.memory.contents(Seqs::One(seq)).unwrap();
+        let mut seen = Vec::new();
+        for part in contents.parts() {
+            let mut tokens = part.tokens.clone();
+            tokens.sort_by_key(|t| t.cell.pos);
+            for token in tokens {
+                for layer in self.layout.layers().iter().filter(|l| l.part == part.part) {
+                    for (kind, shape) in [(RowKind::K, layer.k), (RowKind::V, layer.v)] {
+                        let bytes = self.read(Self::span(layer.layer, kind, token.row));
+                        let mut values = vec![0.0; shape.len()];
+                        shape.decode(bytes, &mut values);
+                        let values = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                        seen.push((token.cell.pos, values));
+                    }
+                }
+            }
+        }
+        for state in contents
+            .states()
+            .unwrap_or_default()
+            .iter()
+            .flat_map(|c| &c.states)
+        {
+            for layer in self.layout.states() {
+                for kind in [RowKind::Conv, RowKind::State] {
+                    let bytes = self.read(Self::span(layer.layer, kind, state.row));
+                    seen.push((state.pos, bytes.to_vec()));
+                }
+            }
+        }
+        seen
+    }
+}

@@ -1,0 +1,47 @@
+//! The norm of a row, in the kinds that models have.
+//!
+//! Knows nothing of where it stands.
+
+use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+
+/// One norm.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Norm {
+    /// What is divided by what.
+    pub kind: NormKind,
+    /// Added to what the root is taken of.
+    pub eps: f32,
+}
+
+/// Kinds of norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormKind {
+    /// By the root of the mean square, with a gain (Zhang and Sennrich, arXiv 1910.07467).
+    #[default]
+    Rms,
+    /// Centred, by the standard deviation, with a gain (Ba et al., arXiv 1607.06450).
+    Layer,
+    /// As that, with a bias.
+    LayerWithBias,
+}
+
+impl Norm {
+    /// Adds the norm of `x` with the weights `{weight}.weight` and, where it has one, `{weight}.bias`.
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub fn build(
+        &self,
+        b: &mut GraphBuilder,
+        name: &str,
+        x: NodeId,
+        weight: &str,
+    ) -> Result<NodeId, GraphError> {
+        let (gain, bias) = (format!("{weight}.weight"), format!("{weight}.bias"));
+        match self.kind {
+            NormKind::Rms => b.rms_norm(name, x, &gain, self.eps),
+            NormKind::Layer => b.layer_norm(name, x, (&gain, None), self.eps),
+            NormKind::LayerWithBias => b.layer_norm(name, x, (&gain, Some(&bias)), self.eps),
+        }
+    }
+}

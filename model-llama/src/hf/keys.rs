@@ -1,0 +1,216 @@
+//! Which keys of `config.json` become which GGUF keys, where the shared tables do not say.
+
+use model_core::hf::{
+    Expected, HfConfig, HfError, Key, Keys, RopeSettings, SILU, full_attention, head_dim,
+    layer_types, windows_by_layer,
+};
+use model_core::windows::{FullLayer, WindowPattern};
+
+/// Experts of every layer, by the names that most configs have.
+pub(super) const EXPERT_KEYS: &[Key] = &[
+    Key::CountOr {
+        to: "expert_count",
+        from: "num_local_experts",
+        or: "num_experts",
+    },
+    Key::Count {
+        to: "expert_used_count",
+        from: "num_experts_per_tok",
+    },
+];
+
+pub(super) const QWEN3_MOE_KEYS: &[Key] = &[
+    SILU,
+    Key::With(full_attention),
+    Key::Count {
+        to: "expert_feed_forward_length",
+        from: "moe_intermediate_size",
+    },
+    Key::Only {
+        from: "norm_topk_prob",
+        is: Expected::Flag(true),
+    },
+];
+
+pub(super) const COHERE2_KEYS: &[Key] = &[
+    SILU,
+    Key::Number {
+        to: "attention.layer_norm_epsilon",
+        from: "layer_norm_eps",
+    },
+    Key::Number {
+        to: "logit_scale",
+        from: "logit_scale",
+    },
+    Key::Only {
+        from: "use_qk_norm",
+        is: Expected::Flag(false),
+    },
+    Key::With(cohere2_windows),
+];
+
+pub(super) const GPT_OSS_KEYS: &[Key] = &[
+    SILU,
+    Key::Count {
+        to: "expert_feed_forward_length",
+        from: "intermediate_size",
+    },
+    Key::With(alternating_windows),
+    Key::With(gpt_oss_curve),
+];
+
+pub(super) const LLAMA4_KEYS: &[Key] = &[
+    SILU,
+    Key::Count {
+        to: "feed_forward_length",
+        from: "intermediate_size_mlp",
+    },
+    Key::Count {
+        to: "expert_feed_forward_length",
+        from: "intermediate_size",
+    },
+    Key::Count {
+        to: "interleave_moe_layer_step",
+        from: "interleave_moe_layer_step",
+    },
+    Key::Only {
+        from: "use_qk_norm",
+        is: Expected::Flag(true),
+    },
+    Key::With(llama4_attention),
+];
+
+pub(super) const GEMMA_KEYS: &[Key] = &[
+    Key::Only {
+        from: "hidden_activation",
+        is: Expected::Text(&["gelu_pytorch_tanh"]),
+    },
+    Key::Only {
+        from: "use_bidirectional_attention",
+        is: Expected::Flag(false),
+    },
+    Key::OptionalNumber {
+        to: "attn_logit_softcapping",
+        from: "attn_logit_softcapping",
+    },
+    Key::OptionalNumber {
+        to: "final_logit_softcapping",
+        from: "final_logit_softcapping",
+    },
+    Key::With(score_scale),
+];
+
+/// `query_pre_attn_scalar`, where it is not the size of a head.
+fn score_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let key = "query_pre_attn_scalar";
+    match config.optional_number(key)? {
+        Some(width) if !(width.is_finite() && width > 0.0) => {
+            Err(config.wrong(key, "a number above 0"))
+        }
+        Some(width) if width != head_dim(config)? as f64 => {
+            keys.set("attention.scale", width.sqrt().recip() as f32);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let pattern = WindowPattern {
+        period: 6,
+        full: FullLayer::Last,
+    };
+    windows_by_layer(config, keys, pattern)
+}
+
+/// Windowed layers have a base of their own: in newer files among `rope_parameters`.
+pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    RopeSettings::read(config, Some("full_attention"))?.write(config, keys)?;
+    let local = match config.optional_number("rope_local_base_freq")? {
+        Some(base) => base,
+        None => RopeSettings::read(config, Some("sliding_attention"))?.theta,
+    };
+    keys.set("rope.freq_base_swa", local as f32);
+    Ok(())
+}
+
+/// Every second layer sees everything.
+pub(super) fn alternating_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let pattern = WindowPattern {
+        period: 2,
+        full: FullLayer::Last,
+    };
+    windows_by_layer(config, keys, pattern)
+}
+
+pub(super) fn cohere2_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let pattern = WindowPattern {
+        period: 4,
+        full: FullLayer::Last,
+    };
+    windows_by_layer(config, keys, pattern)
+}
+
+/// GGUF files of Phi-3 say 0 where there is no window.
+pub(super) fn phi3_window(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let width = config.optional_count("sliding_window")?.unwrap_or(0);
+    keys.set("attention.sliding_window", as_u32(width));
+    Ok(())
+}
+
+/// The numbers of the clamped gate are in no GGUF file, so they must be the published ones.
+fn gpt_oss_curve(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    for (key, wanted) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {
+        if config
+            .optional_number(key)?
+            .is_some_and(|found| found != wanted)
+        {
+            return Err(config.wrong(key, wanted.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to the
+/// architecture's usual numbers; the keys are written where the config has others.
+fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    let types = layer_types(config, &["chunked_attention", "full_attention"])?;
+    let n_layers = config.count("num_hidden_layers")?;
+    let has_rope = |layer: usize| config.optional_number(&format!("no_rope_layers.{layer}"));
+    for layer in 0..n_layers {
+        let usual = layer % 4 != 3;
+        if has_rope(layer)?.is_some_and(|flag| (flag != 0.0) != usual) {
+            let wanted = "0 for every fourth layer and 1 for the others";
+            return Err(config.wrong(&format!("no_rope_layers.{layer}"), wanted));
+        }
+        let is_chunked = types.as_ref().and_then(|types| types.get(layer));
+        if is_chunked.is_some_and(|&t| (t == "chunked_attention") != usual) {
+            let wanted =
+                "full_attention for every fourth layer and chunked_attention for the others";
+            return Err(config.wrong(&format!("layer_types.{layer}"), wanted));
+        }
+    }
+    if let Some(width) = config.optional_count("attention_chunk_size")?
+        && width != 8192
+    {
+        keys.set("attention.chunk_size", as_u32(width));
+    }
+    if config.optional_flag("attn_temperature_tuning")? == Some(false) {
+        return Err(config.wrong("attn_temperature_tuning", "true"));
+    }
+    if let Some(length) = config.optional_count("floor_scale")?
+        && length != 8192
+    {
+        keys.set("attention.temperature_length", as_u32(length));
+    }
+    if let Some(scale) = config.optional_number("attn_scale")?
+        && scale != 0.1
+    {
+        keys.set("attention.temperature_scale", scale as f32);
+    }
+    Ok(())
+}
+
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,172 @@
+//! [`CLASSES`]: how directories of the family's models are translated. Data over the tables that
+//! [`model_core::hf`] shares.
+
+mod keys;
+mod tensors;
+
+use model_core::hf::{
+    ATTENTION_TENSORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass, Key, RMS_EPS,
+    ROPE_KEYS, SILU, full_attention, window_of_all,
+};
+
+use keys::{
+    COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS,
+    alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
+};
+use tensors::{
+    GEMMA_TENSORS, GPT_OSS_TENSORS, LLAMA4_TENSORS, MIXTRAL_TENSORS, NORM_BEFORE_FFN,
+    PAIRED_ATTENTION, PHI3_TENSORS, QWEN3_MOE_TENSORS,
+};
+
+/// Tables of buffers that old files hold.
+const UNUSED: &[&str] = &["model.layers.{l}.self_attn.rotary_emb.inv_freq"];
+
+const LLAMA: HfClass = HfClass {
+    name: "LlamaForCausalLM",
+    architecture: "llama",
+    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, &[SILU]],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        PAIRED_ATTENTION,
+        NORM_BEFORE_FFN,
+        GATED_TENSORS,
+    ],
+    unused: UNUSED,
+};
+
+/// All classes.
+pub(crate) const CLASSES: &[HfClass] = &[
+    LLAMA,
+    HfClass {
+        name: "MistralForCausalLM",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            &[SILU, Key::With(window_of_all)],
+        ],
+        ..LLAMA
+    },
+    HfClass {
+        name: "MixtralForCausalLM",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            EXPERT_KEYS,
+            &[SILU, Key::With(window_of_all)],
+        ],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            PAIRED_ATTENTION,
+            NORM_BEFORE_FFN,
+            MIXTRAL_TENSORS,
+        ],
+        ..LLAMA
+    },
+    QWEN2,
+    HfClass {
+        name: "Qwen3ForCausalLM",
+        architecture: "qwen3",
+        ..QWEN2
+    },
+    HfClass {
+        name: "Qwen3MoeForCausalLM",
+        architecture: "qwen3moe",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            EXPERT_KEYS,
+            QWEN3_MOE_KEYS,
+        ],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            ATTENTION_TENSORS,
+            NORM_BEFORE_FFN,
+            QWEN3_MOE_TENSORS,
+        ],
+        unused: UNUSED,
+    },
+    HfClass {
+        name: "Gemma2ForCausalLM",
+        architecture: "gemma2",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            GEMMA_KEYS,
+            &[Key::With(alternating_windows)],
+        ],
+        tensors: &[GEMMA_TENSORS, GATED_TENSORS],
+        unused: UNUSED,
+    },
+    HfClass {
+        name: "Gemma3ForCausalLM",
+        architecture: "gemma3",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            GEMMA_KEYS,
+            &[Key::With(gemma3_windows), Key::With(gemma3_rope)],
+        ],
+        tensors: &[GEMMA_TENSORS, GATED_TENSORS],
+        unused: UNUSED,
+    },
+    HfClass {
+        name: "Phi3ForCausalLM",
+        architecture: "phi3",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            &[SILU, Key::With(phi3_window)],
+        ],
+        tensors: &[EMBEDDING_TENSORS, PHI3_TENSORS],
+        unused: UNUSED,
+    },
+    HfClass {
+        name: "Cohere2ForCausalLM",
+        architecture: "cohere2",
+        keys: &[DECODER_KEYS, ROPE_KEYS, COHERE2_KEYS],
+        tensors: &[EMBEDDING_TENSORS, ATTENTION_TENSORS, GATED_TENSORS],
+        unused: UNUSED,
+    },
+    HfClass {
+        name: "GptOssForCausalLM",
+        architecture: "gpt-oss",
+        keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, GPT_OSS_KEYS],
+        tensors: &[EMBEDDING_TENSORS, ATTENTION_TENSORS, GPT_OSS_TENSORS],
+        unused: UNUSED,
+    },
+    HfClass {
+        name: "Llama4ForCausalLM",
+        architecture: "llama4",
+        keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, LLAMA4_KEYS],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            ATTENTION_TENSORS,
+            NORM_BEFORE_FFN,
+            LLAMA4_TENSORS,
+        ],
+        unused: UNUSED,
+    },
+];
+
+const QWEN2: HfClass = HfClass {
+    name: "Qwen2ForCausalLM",
+    architecture: "qwen2",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        &[SILU, Key::With(full_attention)],
+    ],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        ATTENTION_TENSORS,
+        NORM_BEFORE_FFN,
+        GATED_TENSORS,
+    ],
+    unused: UNUSED,
+};

@@ -1,0 +1,27 @@
+//! [`classes`]: how directories of Mamba models and hybrids are translated. Data over the tables that
+//! [`model_core::hf`] shares.
+
+mod hybrid;
+mod hybrid_tensors;
+mod mamba;
+
+use model_core::hf::{HfClass, HfConfig, HfError, Keys};
+
+/// All classes.
+pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
+    mamba::CLASSES.iter().chain(hybrid::CLASSES).copied()
+}
+
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Time steps that are cut to a range are not computed; files that say so say a range without end.
+fn free_time_steps(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    let key = "time_step_limit";
+    match config.optional_numbers(key)?.as_deref() {
+        None => Ok(()),
+        Some([low, high]) if *low <= 0.0 && *high == f64::INFINITY => Ok(()),
+        Some(_) => Err(config.wrong(key, "from 0 to Infinity")),
+    }
+}
