@@ -233,8 +233,9 @@ impl<'a> Keys<'a> {
 
 fn special_ids(keys: Keys<'_>) -> Result<SpecialIds, MetadataError> {
     Ok(SpecialIds {
-        bos: keys.id("bos")?,
-        eos: keys.id("eos")?,
+        // BERT's marks around a text have names of their own; the misspelt one is GGUF's.
+        bos: keys.id("bos")?.or(keys.id("cls")?),
+        eos: keys.id("eos")?.or(keys.id("seperator")?),
         eot: keys.id("eot")?,
         eom: keys.id("eom")?,
         unk: keys.id("unknown")?,

@@ -52,6 +52,7 @@ impl HfTranslation {
                 known: registry.hf_classes().map(|c| c.name.to_owned()).collect(),
             })?;
         let mut keys = Keys::new(class.architecture);
+        keys.set_whole("general.architecture", class.architecture);
         keys.set_whole("general.type", "model");
         if let Some(name) = directory.file_name() {
             keys.set_whole("general.name", &*name.to_string_lossy());

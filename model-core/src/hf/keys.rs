@@ -16,11 +16,9 @@ pub struct Keys {
 
 impl Keys {
     pub(super) fn new(architecture: &'static str) -> Self {
-        let mut metadata = Metadata::new();
-        metadata.insert("general.architecture", architecture);
         Self {
             architecture,
-            metadata,
+            metadata: Metadata::new(),
             tensors: Vec::new(),
         }
     }

@@ -36,4 +36,5 @@ pub use rules::{
     full_attention, head_dim, layer_types, window_of_all, windows_by_layer,
 };
 pub use steps::{Heads, RowFactors, Step};
+pub use tokenizer::tokenizer_keys;
 pub use weights::{HfWeights, TensorRule, same, with};

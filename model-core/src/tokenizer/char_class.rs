@@ -24,12 +24,28 @@ pub(super) enum CharClass {
     Other,
 }
 
+/// The case of a letter or mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LetterCase {
+    /// `[\p{Lu}\p{Lt}]`
+    Upper,
+    /// `\p{Ll}`
+    Lower,
+    /// `[\p{Lm}\p{Lo}\p{M}]`: those that have none.
+    Both,
+}
+
 /// The classes of all characters.
 #[derive(Clone, Debug)]
 pub(super) struct CharClasses {
     letters: Vec<(char, char)>,
     marks: Vec<(char, char)>,
     numbers: Vec<(char, char)>,
+    upper: Vec<(char, char)>,
+    lower: Vec<(char, char)>,
+    accents: Vec<(char, char)>,
+    punctuation: Vec<(char, char)>,
+    controls: Vec<(char, char)>,
 }
 
 impl CharClasses {
@@ -38,6 +54,11 @@ impl CharClasses {
             letters: ranges(r"[\p{L}&&\p{Age:15.1}]")?,
             marks: ranges(r"[\p{M}&&\p{Age:15.1}]")?,
             numbers: ranges(r"[\p{N}&&\p{Age:15.1}]")?,
+            upper: ranges(r"[[\p{Lu}\p{Lt}]&&\p{Age:15.1}]")?,
+            lower: ranges(r"[\p{Ll}&&\p{Age:15.1}]")?,
+            accents: ranges(r"[\p{Mn}&&\p{Age:15.1}]")?,
+            punctuation: ranges(r"[\p{P}&&\p{Age:15.1}]")?,
+            controls: ranges(r"[\p{Cc}\p{Cf}\p{Co}\p{Cn}]")?,
         })
     }
 
@@ -52,6 +73,36 @@ impl CharClasses {
             _ if contains(&self.numbers, c) => CharClass::Number,
             _ if contains(&self.marks, c) => CharClass::Mark,
             _ => CharClass::Other,
+        }
+    }
+}
+
+impl CharClasses {
+    /// `\p{Mn}`
+    pub(super) fn is_accent(&self, c: char) -> bool {
+        contains(&self.accents, c)
+    }
+
+    /// `\p{P}`
+    pub(super) fn is_punctuation(&self, c: char) -> bool {
+        contains(&self.punctuation, c)
+    }
+
+    /// `\p{C}`
+    pub(super) fn is_control(&self, c: char) -> bool {
+        contains(&self.controls, c)
+    }
+
+    /// The case of `c`, or `None` where it is no letter and no mark.
+    pub(super) fn case(&self, c: char) -> Option<LetterCase> {
+        match (c, self.of(c)) {
+            ('a'..='z', _) => Some(LetterCase::Lower),
+            ('A'..='Z', _) => Some(LetterCase::Upper),
+            (_, CharClass::Mark) => Some(LetterCase::Both),
+            (_, CharClass::Letter) if contains(&self.upper, c) => Some(LetterCase::Upper),
+            (_, CharClass::Letter) if contains(&self.lower, c) => Some(LetterCase::Lower),
+            (_, CharClass::Letter) => Some(LetterCase::Both),
+            _ => None,
         }
     }
 }

@@ -8,7 +8,7 @@
 #[non_exhaustive]
 pub enum TokenizerError {
     /// The kind of tokenizer is not one that this crate has.
-    #[error("tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\")")]
+    #[error("tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"bert\")")]
     UnknownModel {
         /// The name as the file gives it (`tokenizer.ggml.model`).
         name: String,

@@ -5,6 +5,7 @@
 
 mod bpe;
 mod byte_level;
+mod cased;
 mod char_class;
 mod error;
 mod merge;
@@ -14,6 +15,7 @@ mod special;
 mod spm;
 mod stream;
 mod vocab;
+mod word_piece;
 mod words;
 
 use kv_core::TokenId;
@@ -29,6 +31,7 @@ use roles::Roles;
 use special::{Fragment, SpecialMatcher};
 use spm::{SpacePrefix, Spm};
 use vocab::Vocab;
+use word_piece::WordPiece;
 use words::WordSplitter;
 
 /// Whether encoding adds BOS before and EOS behind the text.
@@ -74,6 +77,7 @@ impl EncodeOptions {
 enum Algorithm {
     Spm(Spm, SpacePrefix),
     Bpe(Box<Bpe>),
+    WordPiece(Box<WordPiece>),
 }
 
 /// A tokenizer.
@@ -101,6 +105,7 @@ impl Tokenizer {
             vocab::check_len("tokenizer.ggml.scores", spec.scores.len(), vocab.n_tokens())?;
         }
         let roles = Roles::resolve(&mut vocab, spec.model, spec.special)?;
+        let mut eos_by_default = false;
         let (algorithm, bos_by_default) = match spec.model {
             TokenizerModel::Spm => {
                 let spm = Spm::new(&vocab, &spec.scores, roles.ids.unk)?;
@@ -121,6 +126,12 @@ impl Tokenizer {
                 let bpe = Bpe::new(&vocab, &spec.merges, roles.ids.unk, (splitter, whole))?;
                 (Algorithm::Bpe(Box::new(bpe)), traits.add_bos)
             }
+            TokenizerModel::WordPiece => {
+                // A text stands between two marks.
+                eos_by_default = true;
+                let pieces = WordPiece::new(roles.ids.unk)?;
+                (Algorithm::WordPiece(Box::new(pieces)), true)
+            }
         };
         let first = match (spec.add_bos, roles.ids.bos) {
             (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "bos" }),
@@ -128,7 +139,7 @@ impl Tokenizer {
         };
         let last = match (spec.add_eos, roles.ids.eos) {
             (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "eos" }),
-            (wanted, eos) => eos.filter(|_| wanted.unwrap_or(false)),
+            (wanted, eos) => eos.filter(|_| wanted.unwrap_or(eos_by_default)),
         };
         let specials = SpecialMatcher::new(&vocab, spec.special_spacing);
         Ok(Self {
@@ -151,6 +162,9 @@ impl Tokenizer {
                 (Fragment::Token(id), _) => out.push(id),
                 (Fragment::Text(text), Algorithm::Bpe(bpe)) => {
                     bpe.encode(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::WordPiece(pieces)) => {
+                    pieces.encode(&self.vocab, text, &mut out);
                 }
                 (Fragment::Text(text), Algorithm::Spm(spm, prefix)) => {
                     let prefix = if after_special {
@@ -259,6 +273,9 @@ impl Tokenizer {
 
     /// Whether decoding a text from its start drops its first space, which encoding put there.
     fn drops_first_space(&self) -> bool {
-        matches!(self.algorithm, Algorithm::Spm(_, SpacePrefix::Add))
+        matches!(
+            self.algorithm,
+            Algorithm::Spm(_, SpacePrefix::Add) | Algorithm::WordPiece(_)
+        )
     }
 }

@@ -17,6 +17,9 @@ pub enum TokenizerModel {
     /// `"gpt2"`: byte-level BPE. A pre-tokenizer cuts the text into words, whose bytes join in the
     /// order of a list of merges.
     Bpe,
+    /// `"bert"`: WordPiece of an uncased vocabulary. Words are cut from the left into the longest
+    /// tokens.
+    WordPiece,
 }
 
 impl TokenizerModel {
@@ -28,6 +31,7 @@ impl TokenizerModel {
         match name {
             "llama" => Ok(Self::Spm),
             "gpt2" => Ok(Self::Bpe),
+            "bert" => Ok(Self::WordPiece),
             _ => Err(TokenizerError::UnknownModel {
                 name: name.to_owned(),
             }),

@@ -126,6 +126,7 @@ impl Vocab {
                 self.id(&plain)
             }),
             TokenizerModel::Bpe => self.id(&byte_level::byte_to_char(byte).to_string()),
+            TokenizerModel::WordPiece => None,
         }
     }
 
@@ -136,6 +137,7 @@ impl Vocab {
                 let exact = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
                 exact.then(|| u8::from_str_radix(hex, 16).ok())?
             }
+            TokenizerModel::WordPiece => None,
             TokenizerModel::Bpe => {
                 let mut chars = text.chars();
                 let byte = chars.next().and_then(byte_level::char_to_byte)?;
@@ -164,7 +166,7 @@ impl Vocab {
             }
             (TokenKind::Byte, _) => out.extend(self.named_byte(text)),
             (TokenKind::Unused | TokenKind::Undefined, _) => {}
-            (TokenKind::Normal, TokenizerModel::Spm) => {
+            (TokenKind::Normal, TokenizerModel::Spm | TokenizerModel::WordPiece) => {
                 let mut parts = text.split(SPM_SPACE);
                 out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
                 for part in parts {

@@ -6,6 +6,7 @@
 //! and so a backtracking engine, which gives up on long runs of white space.
 
 use super::TokenizerError;
+use super::cased::{Cased, Contractions};
 use super::char_class::{CharClass, CharClasses};
 
 /// A regular expression that cuts words.
@@ -17,6 +18,8 @@ enum Pattern {
     /// with `D` digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only
     /// ASCII letters are matched in any case.
     Llama3 { digits: usize, marks: Marks },
+    /// Two alternatives of letters, by their case; see [`super::cased`].
+    Cased(Cased),
 }
 
 /// Where combining marks belong.
@@ -39,7 +42,7 @@ enum Numbers {
 pub(super) struct WordSplitter {
     pattern: Pattern,
     numbers: Numbers,
-    classes: CharClasses,
+    pub(super) classes: CharClasses,
 }
 
 /// What a pre-tokenizer's name says beside how it splits.
@@ -83,6 +86,24 @@ impl WordSplitter {
             "dbrx" | "smaug-bpe" => (llama3, Numbers::InPattern, plain),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" => (qwen2, Numbers::InPattern, plain),
             "qwen35" => (qwen35, Numbers::InPattern, plain),
+            "gpt-4o" | "llama4" => {
+                let cased = Cased {
+                    digits: 3,
+                    contractions: Contractions::WithWord,
+                };
+                (Pattern::Cased(cased), Numbers::InPattern, plain)
+            }
+            "tekken" => {
+                let cased = Cased {
+                    digits: 1,
+                    contractions: Contractions::Apart,
+                };
+                let traits = PreTraits {
+                    whole_words: true,
+                    add_bos: true,
+                };
+                (Pattern::Cased(cased), Numbers::InPattern, traits)
+            }
             "gpt-2" | "phi-2" | "mpt" | "olmo" => (Pattern::Gpt2, Numbers::InPattern, plain),
             "starcoder" | "refact" | "command-r" | "smollm" => {
                 (Pattern::Gpt2, Numbers::CutOut, plain)
@@ -132,6 +153,7 @@ impl WordSplitter {
         match self.pattern {
             Pattern::Gpt2 => self.gpt2_word(text),
             Pattern::Llama3 { digits, marks } => self.llama3_word(text, digits, marks),
+            Pattern::Cased(cased) => self.cased_word(text, cased),
         }
     }
 
@@ -155,10 +177,6 @@ impl WordSplitter {
     }
 
     fn llama3_word(&self, text: &str, digits: usize, marks: Marks) -> usize {
-        let any_case = |suffix: &str, tail: &str| {
-            tail.get(..suffix.len())
-                .is_some_and(|t| t.eq_ignore_ascii_case(suffix))
-        };
         if let Some(len) = contraction(text, any_case) {
             return len;
         }
@@ -173,13 +191,7 @@ impl WordSplitter {
         let Some(first) = chars.next() else { return 0 };
         let after = chars.as_str();
         if of(first) == CharClass::Number {
-            let is_number = |&(_, c): &(usize, char)| of(c) == CharClass::Number;
-            let last = text
-                .char_indices()
-                .take(digits)
-                .take_while(is_number)
-                .last();
-            return last.map_or(first.len_utf8(), |(at, c)| at + c.len_utf8());
+            return self.digits(text, digits);
         }
         if in_word(first) {
             return run(text, in_word);
@@ -187,11 +199,29 @@ impl WordSplitter {
         if !matches!(first, '\r' | '\n') && after.starts_with(in_word) {
             return first.len_utf8() + run(after, in_word);
         }
+        self.symbols_or_spaces(text, is_symbol, &['\r', '\n'])
+    }
+
+    /// `\p{N}{1,D}` at the start of `text`.
+    pub(super) fn digits(&self, text: &str, most: usize) -> usize {
+        let is_number = |&(_, c): &(usize, char)| self.classes.of(c) == CharClass::Number;
+        let last = text.char_indices().take(most).take_while(is_number).last();
+        last.map_or(0, |(at, c)| at + c.len_utf8())
+    }
+
+    /// ` ?SYMBOL+[TRAILING]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+    pub(super) fn symbols_or_spaces(
+        &self,
+        text: &str,
+        is_symbol: impl Fn(char) -> bool,
+        trailing: &[char],
+    ) -> usize {
+        let of = |c| self.classes.of(c);
         let body = text.strip_prefix(' ').unwrap_or(text);
         let symbols = run(body, is_symbol);
         if symbols > 0 {
             let end = text.len() - body.len() + symbols;
-            return end + run(&text[end..], |c| matches!(c, '\r' | '\n'));
+            return end + run(&text[end..], |c| trailing.contains(&c));
         }
         let spaces = run(text, |c| of(c) == CharClass::Space);
         match text[..spaces].rfind(['\r', '\n']) {
@@ -213,17 +243,23 @@ impl WordSplitter {
 }
 
 /// The length of the longest start of `text` whose characters all satisfy `is`, in bytes.
-fn run(text: &str, is: impl Fn(char) -> bool) -> usize {
+pub(super) fn run(text: &str, is: impl Fn(char) -> bool) -> usize {
     text.find(|c| !is(c)).unwrap_or(text.len())
 }
 
 /// `'s|'t|'re|'ve|'m|'ll|'d` at the start of `text`.
-fn contraction(text: &str, starts: impl Fn(&str, &str) -> bool) -> Option<usize> {
+pub(super) fn contraction(text: &str, starts: impl Fn(&str, &str) -> bool) -> Option<usize> {
     let tail = text.strip_prefix('\'')?;
     let suffix = ["s", "t", "re", "ve", "m", "ll", "d"]
         .into_iter()
         .find(|s| starts(s, tail))?;
     Some(1 + suffix.len())
+}
+
+/// Whether `tail` starts with `suffix`, capitals or not.
+pub(super) fn any_case(suffix: &str, tail: &str) -> bool {
+    tail.get(..suffix.len())
+        .is_some_and(|t| t.eq_ignore_ascii_case(suffix))
 }
 
 #[cfg(test)]
@@ -288,7 +324,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_an_error() {
-        for name in ["default", "", "tekken", "Qwen2"] {
+        for name in ["default", "", "tekken7", "Qwen2"] {
             let error = WordSplitter::new(name).unwrap_err();
             assert_eq!(
                 error,

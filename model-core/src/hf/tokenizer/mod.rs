@@ -12,9 +12,25 @@ mod tokens;
 use std::path::Path;
 
 use super::{HfConfig, HfError, Keys};
-use crate::gguf::Array;
+use crate::gguf::{Array, Metadata};
 use pre::Kind;
 use tokens::Tokens;
+
+/// The tokenizer of a directory alone, in the keys of GGUF; nothing where there is none.
+///
+/// # Errors
+/// [`HfError`] naming the file and key that cannot be kept.
+pub fn tokenizer_keys(directory: impl AsRef<Path>) -> Result<Metadata, HfError> {
+    let directory = directory.as_ref();
+    let path = directory.join("config.json");
+    let config = match path.exists() {
+        true => HfConfig::open(&path)?,
+        false => HfConfig::new(format!("'{}'", path.display()), serde_json::Map::new()),
+    };
+    let mut keys = Keys::new("");
+    translate(directory, &config, &mut keys)?;
+    Ok(keys.into_parts().0)
+}
 
 /// Translates the tokenizer, where there is one.
 pub(super) fn translate(

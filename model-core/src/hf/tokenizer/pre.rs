@@ -58,7 +58,19 @@ impl Kind {
                 check_normalizer(json, &["NFC"])?;
                 pre_tokenizer(json).map(Self::Bpe)
             }
-            Some("WordPiece") => Ok(Self::WordPiece),
+            Some("WordPiece") => {
+                check_normalizer(json, &["BertNormalizer"])?;
+                // GGUF has no key for cased vocabularies.
+                for key in ["normalizer.lowercase", "normalizer.handle_chinese_chars"] {
+                    if json.optional_flag(key)? != Some(true) {
+                        return Err(json.wrong(key, "true"));
+                    }
+                }
+                match json.optional_text("pre_tokenizer.type")? {
+                    Some("BertPreTokenizer") => Ok(Self::WordPiece),
+                    _ => Err(json.wrong("pre_tokenizer.type", "BertPreTokenizer")),
+                }
+            }
             Some(_) => Err(json.wrong(key, "one of: BPE, WordPiece")),
         }
     }

@@ -1,0 +1,316 @@
+//! Tokenizers of model directories against the library that wrote them, on the same `tokenizer.json`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::fs;
+use std::path::Path;
+
+use model_core::hf::tokenizer_keys;
+use model_core::model_file::tokenizer_spec;
+use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText, Tokenizer};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const TEXTS: [&str; 22] = [
+    "",
+    "Hello world",
+    " leading and  double   spaces ",
+    "WE'LL pay $12345.6, don't you'd?\r\n\r\n  (now)\n  \t end  ",
+    "camelCase XMLHttpRequest iPhone ABCdef HELLOworld",
+    "naïve café ÉCOLE straße ǅungla e\u{301}t\u{301}",
+    "漢字かな交じり文 and text",
+    "a/b//c\n/ x/\n\n",
+    "1 12 123 1234 12345 ٣٤٥ ½",
+    "tabs\t\tand\n\n\nnewlines \n x",
+    "emoji 😀👍🏽 and ZWJ 👩‍💻",
+    "I'M 'quoted' it's IT'S 'S'",
+    "ʰmodifier ªordinal Ⅷ",
+    "foo_bar-baz+qux=1",
+    "...!!!???",
+    "\u{a0}nbsp\u{2003}em",
+    "mixedСмешанный текст",
+    "x'",
+    "'",
+    "A",
+    "Aa aA AA aa",
+    "\u{301}mark first \u{301}\u{301}",
+];
+
+/// Our tokenizer and the library's, of the same files.
+struct Both {
+    ours: Tokenizer,
+    theirs: tokenizers::Tokenizer,
+}
+
+impl Both {
+    fn of_json(json: &Value) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Self::of_directory(dir.path())
+    }
+
+    fn of_directory(dir: &Path) -> Self {
+        let metadata = tokenizer_keys(dir).unwrap();
+        let ours = Tokenizer::new(tokenizer_spec(&metadata).unwrap()).unwrap();
+        let theirs = tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap();
+        Self { ours, theirs }
+    }
+
+    fn assert_equal(&self, text: &str) {
+        let options = EncodeOptions {
+            add: AddSpecial::AsModel,
+            special: SpecialText::Parse,
+        };
+        let ours: Vec<u32> = self
+            .ours
+            .encode(text, options)
+            .iter()
+            .map(|id| id.0)
+            .collect();
+        let theirs = self.theirs.encode(text, true).unwrap();
+        assert_eq!(
+            ours,
+            theirs.get_ids(),
+            "{text:?}: {:?}",
+            theirs.get_tokens()
+        );
+    }
+}
+
+/// The character that stands for a byte in byte-level vocabularies.
+fn byte_char(byte: u8) -> char {
+    let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    match plain(byte) {
+        true => char::from(byte),
+        false => {
+            let before = (0..byte).filter(|&b| !plain(b)).count();
+            char::from_u32(256 + u32::try_from(before).unwrap()).unwrap()
+        }
+    }
+}
+
+/// Whether a word that is a token is taken whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Words {
+    Merged,
+    Whole,
+}
+
+/// A byte-level BPE that joins every pair of two characters that texts here have, so that a cut
+/// anywhere else shows.
+fn byte_level(pre_tokenizer: Value, words: Words) -> Value {
+    let ignore_merges = words == Words::Whole;
+    let mut vocab = serde_json::Map::new();
+    for byte in 0..=255u8 {
+        vocab.insert(byte_char(byte).to_string(), json!(vocab.len()));
+    }
+    let common: Vec<char> = (0..=255u8)
+        .filter(|b| {
+            b.is_ascii_graphic()
+                || matches!(b, b' ' | b'\n' | b'\t' | b'\r' | 0xC3 | 0xCC | 0x81 | 0xA9)
+        })
+        .map(byte_char)
+        .collect();
+    let mut merges = Vec::new();
+    for left in &common {
+        for right in &common {
+            let joined = format!("{left}{right}");
+            merges.push(format!("{left} {right}"));
+            let id = vocab.len();
+            vocab.entry(joined).or_insert(json!(id));
+        }
+    }
+    json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "decoder": null,
+        "post_processor": null, "pre_tokenizer": pre_tokenizer,
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges,
+            "unk_token": null, "byte_fallback": false, "fuse_unk": false, "dropout": null,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null},
+    })
+}
+
+fn split(expression: &str) -> Value {
+    json!({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false},
+        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+    ]})
+}
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// One of every pre-tokenizer, with the name that GGUF has for it.
+fn byte_levels() -> Vec<(&'static str, Value)> {
+    let byte_level_alone = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let digits = json!({"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": true}, byte_level_alone]});
+    vec![
+        ("dbrx", byte_level(split(LLAMA3), Words::Merged)),
+        ("llama-bpe", byte_level(split(LLAMA3), Words::Whole)),
+        (
+            "qwen2",
+            byte_level(split(&LLAMA3.replace("{1,3}", "")), Words::Merged),
+        ),
+        ("gpt-4o", byte_level(split(GPT4O), Words::Merged)),
+        ("tekken", byte_level(split(TEKKEN), Words::Whole)),
+        ("gpt-2", byte_level(byte_level_alone.clone(), Words::Merged)),
+        ("starcoder", byte_level(digits, Words::Merged)),
+    ]
+}
+
+#[test]
+fn words_are_cut_where_the_library_cuts_them() {
+    for (name, json) in byte_levels() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let metadata = tokenizer_keys(dir.path()).unwrap();
+        assert_eq!(metadata.get::<&str>("tokenizer.ggml.pre"), Ok(name));
+        let both = Both::of_directory(dir.path());
+        for text in TEXTS {
+            both.assert_equal(text);
+        }
+    }
+}
+
+#[test]
+fn words_of_any_text_are_cut_where_the_library_cuts_them() {
+    let all: Vec<Both> = byte_levels()
+        .iter()
+        .map(|(_, json)| Both::of_json(json))
+        .collect();
+    let character = prop_oneof![
+        4 => prop::sample::select("abzABZ019 '\"/.,!?\t\n\r-_sStTlLdDmM".chars().collect::<Vec<_>>()),
+        1 => prop::sample::select("éÉßǅʰª漢あ½٣\u{301}\u{a0}\u{200d}😀жЖ".chars().collect::<Vec<_>>()),
+    ];
+    let texts = prop::collection::vec(character, 0..24);
+    proptest!(ProptestConfig::with_cases(300), |(chars in texts)| {
+        let text: String = chars.into_iter().collect();
+        for both in &all {
+            both.assert_equal(&text);
+        }
+    });
+}
+
+#[test]
+fn pieces_that_fall_back_to_bytes() {
+    let dir =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/tests/data/directories/mistral_swa8");
+    let both = Both::of_directory(&dir);
+    for text in TEXTS {
+        both.assert_equal(text);
+    }
+}
+
+/// An uncased WordPiece vocabulary of a few words.
+fn word_piece() -> Value {
+    let tokens = "[PAD] [UNK] [CLS] [SEP] [MASK] hello world the un ##aff ##able ##s ##ly caf ##e cafe ! ' , . - $ a b c \
+        ##a ##b ##c 漢 字 1 ##2 ##3 ##4 naive straße don t ll we ##ed + =";
+    let vocab: serde_json::Map<String, Value> = tokens
+        .split_whitespace()
+        .enumerate()
+        .map(|(id, token)| (token.to_owned(), json!(id)))
+        .collect();
+    let special = |text: &str| {
+        json!({"id": vocab[text], "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let added: Vec<Value> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        .map(special)
+        .into();
+    json!({
+        "version": "1.0", "added_tokens": added,
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]},
+                "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}}},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocab},
+    })
+}
+
+fn word_piece_directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tokenizer.json"), word_piece().to_string()).unwrap();
+    let settings = json!({"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"});
+    fs::write(
+        dir.path().join("tokenizer_config.json"),
+        settings.to_string(),
+    )
+    .unwrap();
+    dir
+}
+
+#[test]
+fn word_pieces() {
+    let both = Both::of_directory(word_piece_directory().path());
+    for text in TEXTS {
+        both.assert_equal(text);
+    }
+    for text in [
+        "Hello, WORLD!",
+        "unaffable unaffables unaffablez",
+        "Café cafés CAFÉ",
+        "the 漢字 a-b don't we'll",
+        "1234 1 12x",
+        "a\u{0}b\u{200B}c \u{FFFD}",
+        "[MASK] the [SEP]",
+        &"a".repeat(101),
+        &"a".repeat(100),
+    ] {
+        both.assert_equal(text);
+    }
+    let decoded = both.ours.encode("Hello unaffable!", EncodeOptions::TEXT);
+    use model_core::tokenizer::SpecialPieces;
+    let text = both.ours.decode(&decoded, SpecialPieces::Skip).unwrap();
+    assert_eq!(text, "hello unaffable !");
+}
+
+#[test]
+fn word_pieces_of_any_text() {
+    let both = Both::of_directory(word_piece_directory().path());
+    let character = prop::sample::select(
+        "abcABC uny '!,.-$1234éßafflesd漢字\t\n\u{301}\u{200b}+="
+            .chars()
+            .collect::<Vec<_>>(),
+    );
+    proptest!(ProptestConfig::with_cases(500), |(chars in prop::collection::vec(character, 0..30))| {
+        both.assert_equal(&chars.into_iter().collect::<String>());
+    });
+}
+
+#[test]
+fn what_cannot_be_kept_is_named() {
+    let said = |json: Value| {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let error = tokenizer_keys(dir.path()).unwrap_err().to_string();
+        error.replace(&dir.path().display().to_string(), "DIR")
+    };
+    let error = said(byte_level(split(r"\w+|\s+"), Words::Merged));
+    assert_eq!(
+        error,
+        "'DIR/tokenizer.json': 'pre_tokenizer.pretokenizers.0.pattern.Regex' is \"\\\\w+|\\\\s+\", not an \
+         expression that a known pre-tokenizer has"
+    );
+    let mut cased = word_piece();
+    cased["normalizer"]["lowercase"] = json!(false);
+    let error = said(cased);
+    assert_eq!(
+        error,
+        "'DIR/tokenizer.json': 'normalizer.lowercase' is false, not true"
+    );
+    let mut unigram = word_piece();
+    unigram["model"]["type"] = json!("Unigram");
+    let error = said(unigram);
+    assert_eq!(
+        error,
+        "'DIR/tokenizer.json': 'model.type' is \"Unigram\", not one of: BPE, WordPiece"
+    );
+}
