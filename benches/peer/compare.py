@@ -2,10 +2,15 @@
 """Cellar and llama.cpp side by side: the same file, machine and threads, one after the other in turns.
 
     benches/peer/compare.py --llama-bench PATH MODEL.gguf [MODEL.gguf ...]
+    benches/peer/compare.py --llama-bench PATH --llama-quantize PATH --work FOLDER \\
+        --requantise SMALL.gguf:Q8_0,Q5_K_M,Q6_K,Q4_0,F16 MODEL.gguf ... --depths 4096,16384 --minutes 40
 
-Prints a Markdown table: the median of each program's tokens per second, and the median of the ratios
-of pairs that ran next to each other (machines drift; pairs drift together). Every llama.cpp variant in
-VARIANTS runs in every round; its best median is what Cellar is compared with.
+Prints Markdown: a table with the median of each program's tokens per second, and the median of the
+ratios of pairs that ran next to each other (machines drift; pairs drift together). Every llama.cpp
+variant in VARIANTS runs in every round; its best median is what Cellar is compared with. With --limits
+(a program of this folder's crate, built with it) the last columns say how much of the machine's read
+bandwidth and int8 peak, measured in the same rounds, a case reaches. With --minutes the time is divided
+among the cases: one that takes longer has fewer rounds, at least one, and the table says how many.
 """
 
 import argparse
@@ -15,6 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 
 VARIANTS = {"default": [], "--repack 0": ["--repack", "0"], "-fa on": ["-fa", "on"]}
 
@@ -26,18 +32,89 @@ def output(command):
     return done.stdout
 
 
-def cellar(args, model):
-    command = [args.cellar, "bench", "-m", model, "-p", str(args.prompt), "-n", str(args.generate)]
-    found = json.loads(output(command + ["-t", str(args.threads), "-r", "1", "--json"]).splitlines()[-1])
-    keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
-    return [found[key]["median"] for key in keys]
+class Case:
+    """A model at a depth: what both programs are asked for, and what they said."""
+
+    def __init__(self, args, model, depth):
+        self.args, self.model, self.depth = args, model, depth
+        # A prompt at a depth is not a case of its own: the time goes to generating.
+        self.prompt = 0 if depth else args.prompt
+        self.ours, self.theirs = [], {name: [] for name in VARIANTS}
+        self.weights, self.limits = None, []
+
+    def phases(self):
+        all_phases = [(self.prompt, f"prompt {self.prompt}"), (self.args.generate, f"generate {self.args.generate}")]
+        at = f" at depth {self.depth}" if self.depth else ""
+        return [(i, what + at) for i, (n, what) in enumerate(all_phases) if n]
+
+    def round(self):
+        self.ours.append(self.cellar())
+        for name, flags in VARIANTS.items():
+            self.theirs[name].append(self.llama(flags))
+        if self.args.limits:
+            self.limits.append(json.loads(output([self.args.limits, str(self.args.threads)])))
+
+    def common(self):
+        return ["-m", self.model, "-p", str(self.prompt), "-n", str(self.args.generate), "-t", str(self.args.threads)]
+
+    def cellar(self):
+        depth = ["--depth", str(self.depth)] if self.depth else []
+        command = [self.args.cellar, "bench", *self.common(), *depth, "-r", "1", "--json"]
+        found = json.loads(output(command).splitlines()[-1])
+        keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
+        return [found[key]["median"] if found.get(key) else None for key in keys]
+
+    def llama(self, flags):
+        depth = ["-d", str(self.depth)] if self.depth else []
+        rows = json.loads(output([self.args.llama_bench, *self.common(), *depth, "-r", "1", "-o", "json", *flags]))
+        self.weights = rows[0]["model_size"], rows[0]["model_n_params"]
+        prompt = next((row["avg_ts"] for row in rows if row["n_gen"] == 0), None)
+        return [prompt, next((row["avg_ts"] for row in rows if row["n_prompt"] == 0), None)]
+
+    def print(self):
+        name = os.path.basename(self.model).removesuffix(".gguf")
+        for phase, what in self.phases():
+            median = {n: statistics.median(r[phase] for r in rounds) for n, rounds in self.theirs.items()}
+            best = max(median, key=median.get)
+            ratio = statistics.median(a[phase] / b[phase] for a, b in zip(self.ours, self.theirs[best]))
+            own = statistics.median(r[phase] for r in self.ours)
+            cells = [name, what, f"{own:.1f}", f"{median[best]:.1f}", best, f"{ratio:.2f}", str(len(self.ours))]
+            if self.args.limits:
+                cells.append(self.share(phase, own))
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+    def share(self, phase, own):
+        """How much of the limit the weights alone take: all bytes for a token, two operations a parameter."""
+        n_bytes, n_params = self.weights
+        if phase == 1:
+            limit = statistics.median(row["read_gb_per_second"] for row in self.limits)
+            reached = own * n_bytes / 1e9
+            return f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
+        limits = [row["int8_tera_ops_per_second"] for row in self.limits]
+        reached = own * 2 * (n_params - embedding_values(self.args.cellar, self.model)) / 1e12
+        if None in limits:
+            return f"{reached:.2f} TOP/s"
+        limit = statistics.median(limits)
+        return f"{reached:.2f} of {limit:.2f} TOP/s ({reached / limit:.0%})"
 
 
-def llama(args, model, flags):
-    command = [args.llama_bench, "-m", model, "-p", str(args.prompt), "-n", str(args.generate)]
-    rows = json.loads(output(command + ["-t", str(args.threads), "-r", "1", "-o", "json"] + flags))
-    prompt = next(row["avg_ts"] for row in rows if row["n_gen"] == 0)
-    return [prompt, next(row["avg_ts"] for row in rows if row["n_prompt"] == 0)]
+def embedding_values(cellar, model):
+    """Values of the embedding, which a prompt looks up and does not multiply with."""
+    report = json.loads(output([cellar, "inspect", model, "--json"]))["model"]
+    return report["embedding_dim"] * report["vocab_size"]
+
+
+def requantised(args):
+    """The files that --requantise asks for, made where they are not there yet."""
+    for wish in args.requantise:
+        source, _, types = wish.rpartition(":")
+        for kind in filter(None, types.split(",")):
+            stem = os.path.basename(source).removesuffix(".gguf")
+            target = os.path.join(args.work, f"{stem}-as-{kind}.gguf")
+            if not os.path.exists(target):
+                output([args.llama_quantize, "--allow-requantize", source, target + ".part", kind])
+                os.rename(target + ".part", target)
+            yield target
 
 
 def processor():
@@ -48,34 +125,47 @@ def processor():
         return platform.processor() or platform.machine()
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*")
     parser.add_argument("--llama-bench", required=True, help="the program of a llama.cpp build")
+    parser.add_argument("--llama-quantize", help="the program of a llama.cpp build, for --requantise")
+    parser.add_argument("--requantise", action="append", default=[], metavar="MODEL:TYPE,TYPE", help="files to make and measure too")
+    parser.add_argument("--work", default=".", help="folder for requantised files")
     parser.add_argument("--cellar", default="target/release/cellar")
+    parser.add_argument("--limits", help="the program target/release/limits, for the distance to the limit")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=64)
+    parser.add_argument("--depths", default="", help="depths at which generating is measured too, as 4096,16384")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--minutes", type=float, help="how long all may take, about")
     args = parser.parse_args()
+    if args.requantise and not args.llama_quantize:
+        parser.error("--requantise needs --llama-quantize")
+    return args
 
-    print(f"{processor()}, {args.threads} threads; medians of {args.pairs} rounds in turns.\n")
-    print("| model | phase | Cellar, t/s | llama.cpp, t/s | its best setting | ratio |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for model in args.models:
-        ours, theirs = [], {name: [] for name in VARIANTS}
-        for _ in range(args.pairs):
-            ours.append(cellar(args, model))
-            for name, flags in VARIANTS.items():
-                theirs[name].append(llama(args, model, flags))
-        for phase, what in enumerate((f"prompt {args.prompt}", f"generate {args.generate}")):
-            median = {n: statistics.median(r[phase] for r in rounds) for n, rounds in theirs.items()}
-            best = max(median, key=median.get)
-            pairs = zip(ours, theirs[best])
-            ratio = statistics.median(a[phase] / b[phase] for a, b in pairs)
-            own = statistics.median(r[phase] for r in ours)
-            name = os.path.basename(model).removesuffix(".gguf")
-            print(f"| {name} | {what} | {own:.1f} | {median[best]:.1f} | {best} | {ratio:.2f} |", flush=True)
+
+def main():
+    args = arguments()
+    models = args.models + list(requantised(args))
+    depths = [0] + [int(depth) for depth in filter(None, args.depths.split(","))]
+    cases = [Case(args, model, depth) for model in models for depth in depths]
+    print(f"{processor()}, {args.threads} threads; medians of rounds in turns.\n")
+    columns = ["model", "phase", "Cellar, t/s", "llama.cpp, t/s", "its best setting", "ratio", "rounds"]
+    columns += ["of the limit"] if args.limits else []
+    print(f"| {' | '.join(columns)} |\n| {' | '.join('---' for _ in columns)} |")
+    end = time.monotonic() + 60 * args.minutes if args.minutes else None
+    for left, case in zip(range(len(cases), 0, -1), cases):
+        start = time.monotonic()
+        share = (end - start) / left if end else float("inf")
+        for done in range(1, args.pairs + 1):
+            case.round()
+            used = time.monotonic() - start
+            # Another round is begun where it is likely to end in time.
+            if used + used / done > share:
+                break
+        case.print()
 
 
 if __name__ == "__main__":

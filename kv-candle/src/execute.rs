@@ -228,9 +228,18 @@ impl Run<'_> {
                 }
                 return Ok(None);
             }
+            Op::StoreK { layer } => {
+                let cells = &part_inputs(inputs, part_of(&program.graph, node, 1)?)?.cells;
+                if !cells.is_empty() {
+                    let (_, tensors) = self.rows.layer(*layer)?;
+                    let k = self.operand(node, 0)?;
+                    ops::store_rows(tensors, [k, k], cells).on_device()?;
+                }
+                return Ok(None);
+            }
             Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
-                let (_, tensors) = self.rows.layer(*layer)?;
+                let (_, tensors) = self.rows.attended(*layer)?;
                 let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
                 ops::attend(tensors, spec, queries)
             }

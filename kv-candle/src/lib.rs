@@ -145,16 +145,17 @@ impl Backend for CandleBackend {
         let (layer, tensors) = rows.layer(args.layer)?;
         let n = args.cells.len();
         expect_len("values of K rows to store", n * layer.k.len(), args.k.len())?;
-        expect_len("values of V rows to store", n * layer.v.len(), args.v.len())?;
+        let v_len = layer.stored_v().map_or(0, |v| v.len());
+        expect_len("values of V rows to store", n * v_len, args.v.len())?;
         rows::check_cells(layer, args.cells)?;
         let tensor = |values: &[f32], len| Tensor::from_slice(values, (n, len), &self.device);
         let k = tensor(args.k, layer.k.len()).on_device()?;
-        let v = tensor(args.v, layer.v.len()).on_device()?;
+        let v = tensor(args.v, v_len).on_device()?;
         ops::store_rows(tensors, [&k, &v], args.cells).on_device()
     }
 
     fn attend(&self, rows: &Rows, args: Attend<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let (layer, tensors) = rows.layer(args.layer)?;
+        let (layer, tensors) = rows.attended(args.layer)?;
         rows::check_spec(layer, &args.spec)?;
         let spec = args.spec;
         let n = args.visibility.n_rows as usize;

@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor};
 use kv_core::LayerIdx;
 use kv_core::backend::{BackendError, RowKind};
 use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
-use kv_core::layers::{LayerRows, RowLayout, StateRows};
+use kv_core::layers::{LayerRows, RowLayout, StateRows, ValueRows};
 use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::custom::Custom;
@@ -84,7 +84,7 @@ impl Program {
             Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
             Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
             Op::ScaleByPosition { .. } => {}
-            Op::StoreKv { .. } => {}
+            Op::StoreKv { .. } | Op::StoreK { .. } => {}
             Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. } => {
                 if let Some(sinks) = sinks {
                     self.load(sinks, node, weights)?;
@@ -217,8 +217,15 @@ pub(crate) fn unsupported(node: &Node) -> BackendError {
 pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError> {
     for node in graph.nodes() {
         match node.op {
+            Op::StoreK { layer } => {
+                let rows = rows_of(graph, (node, 1), layout, layer)?;
+                own_rows(rows, layer, ValueRows::InKeys)?;
+                let stored = operand(graph, node, 0)?;
+                check_shape(rows, rows.k, stored.shape.get(1..).unwrap_or_default())?;
+            }
             Op::StoreKv { layer } => {
-                let rows = rows_of(graph, node, layout, layer)?;
+                let rows = rows_of(graph, (node, 2), layout, layer)?;
+                own_rows(rows, layer, ValueRows::Own)?;
                 for (at, shape) in [(0, rows.k), (1, rows.v)] {
                     let stored = operand(graph, node, at)?;
                     check_shape(rows, shape, stored.shape.get(1..).unwrap_or_default())?;
@@ -239,7 +246,7 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
             Op::Attend {
                 layer, ref spec, ..
             } => {
-                check_spec(rows_of(graph, node, layout, layer)?, spec)?;
+                check_spec(rows_of(graph, (node, 2), layout, layer)?, spec)?;
             }
             _ => {}
         }
@@ -251,14 +258,24 @@ fn states_of(layout: &RowLayout, layer: LayerIdx) -> Result<&StateRows, BackendE
     layout.state(layer).ok_or(BackendError::NoRows { layer })
 }
 
+/// Whether a layer has rows of its own to store to, with its values there.
+fn own_rows(rows: &LayerRows, layer: LayerIdx, values: ValueRows) -> Result<(), BackendError> {
+    match rows.layer == layer && rows.values == values {
+        true => Ok(()),
+        false => Err(BackendError::NoRows { layer }),
+    }
+}
+
+/// The rows that `layer` attends over, in the part that operand `at` names.
 fn rows_of<'l>(
     graph: &Graph,
-    node: &Node,
+    (node, at): (&Node, usize),
     layout: &'l RowLayout,
     layer: LayerIdx,
 ) -> Result<&'l LayerRows, BackendError> {
-    let rows = layout.layer(layer).ok_or(BackendError::NoRows { layer })?;
-    let part = part_of(graph, node, 2)?;
+    let attended = layout.attended(layer).map(|(_, rows)| rows);
+    let rows = attended.ok_or(BackendError::NoRows { layer })?;
+    let part = part_of(graph, node, at)?;
     if part != rows.part {
         let (wanted, got) = (
             format!("rows in part {part}"),

@@ -129,7 +129,7 @@ impl Rows {
             let of = (layer.layer, layer.n_rows);
             Ok(KvTensors {
                 k: zeros(of, "K", layer.k)?,
-                v: zeros(of, "V", layer.v)?,
+                v: zeros(of, "V", layer.stored_v().unwrap_or(without_values(layer.v)))?,
             })
         };
         let states = |states: &StateRows| {
@@ -168,6 +168,16 @@ impl Rows {
             .ok_or(BackendError::NoRows { layer })
     }
 
+    /// Layout and tensors of the rows over which a layer attends.
+    pub(crate) fn attended(
+        &self,
+        layer: LayerIdx,
+    ) -> Result<(&LayerRows, &KvTensors), BackendError> {
+        let attended = self.layout.attended(layer);
+        let found = attended.and_then(|(at, rows)| Some((rows, self.layers.get(at)?)));
+        found.ok_or(BackendError::NoRows { layer })
+    }
+
     /// Layout and tensors of one recurrent layer.
     pub(crate) fn states(
         &self,
@@ -183,7 +193,11 @@ impl Rows {
     pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
         let tensor = match kind {
             RowKind::K => &self.layer(layer)?.1.k.tensor,
-            RowKind::V => &self.layer(layer)?.1.v.tensor,
+            RowKind::V => {
+                let (rows, tensors) = self.layer(layer)?;
+                rows.stored_v().ok_or(BackendError::NoRows { layer })?;
+                &tensors.v.tensor
+            }
             RowKind::Conv => &self.states(layer)?.1.conv,
             RowKind::State => &self.states(layer)?.1.state,
         };
@@ -252,8 +266,9 @@ impl Rows {
             }
         }
         for copy in copies.iter().filter(|c| c.len > 0) {
-            for (_, tensors) in layers().filter(|(l, _)| l.part == copy.part) {
-                for rows in [&tensors.k, &tensors.v] {
+            for (rows, tensors) in layers().filter(|(l, _)| l.part == copy.part) {
+                let v = rows.stored_v().map(|_| &tensors.v);
+                for rows in [&tensors.k].into_iter().chain(v) {
                     copy_within(&rows.tensor, copy).on_device()?;
                 }
             }
@@ -291,6 +306,11 @@ fn storage_bytes(tensor: &Tensor) -> usize {
         _ => tensor.elem_count(),
     };
     n_values * tensor.dtype().size_in_bytes()
+}
+
+/// Rows that take no room: of values that are in the keys.
+fn without_values(shape: RowShape) -> RowShape {
+    RowShape { dim: 0, ..shape }
 }
 
 /// A row of this many values of a state.

@@ -42,6 +42,13 @@ pub enum LayerMemory {
     Attention(AttentionMemory),
     /// One state of everything that the sequence has taken in.
     Recurrent(RecurrentMemory),
+    /// Keys of every token, of which the first `v_dim` values of a head are its values too, so that
+    /// they are stored once: the latents of multi-head latent attention (DeepSeek-V2,
+    /// arXiv 2405.04434).
+    Latent(AttentionMemory),
+    /// Nothing of its own: the layer attends over the rows of this one, which is an earlier layer
+    /// with rows of its own (the last layers of Gemma 3n).
+    SharedWith(LayerIdx),
     /// Both, in a layer where attention and recurrence stand side by side.
     Both(AttentionMemory, RecurrentMemory),
     /// Nothing: a feed-forward layer, or a layer of an encoder.
@@ -79,19 +86,58 @@ impl LayerMap {
         (0u32..).map(LayerIdx).zip(self.layers.iter().copied())
     }
 
-    /// The attention memory of `layer`, or `None` where it has none.
+    /// The attention memory of `layer`, or `None` where it has none of its own.
     pub fn attention(&self, layer: LayerIdx) -> Option<AttentionMemory> {
         match self.layers.get(layer.as_usize())? {
-            LayerMemory::Attention(attention) | LayerMemory::Both(attention, _) => Some(*attention),
-            LayerMemory::Recurrent(_) | LayerMemory::Nothing => None,
+            LayerMemory::Attention(attention)
+            | LayerMemory::Latent(attention)
+            | LayerMemory::Both(attention, _) => Some(*attention),
+            LayerMemory::SharedWith(_) | LayerMemory::Recurrent(_) | LayerMemory::Nothing => None,
         }
+    }
+
+    /// The layer over whose rows `layer` attends: itself, or the one that it shares them with.
+    pub fn attends_over(&self, layer: LayerIdx) -> LayerIdx {
+        match self.layers.get(layer.as_usize()) {
+            Some(LayerMemory::SharedWith(with)) => *with,
+            _ => layer,
+        }
+    }
+
+    /// Whether layers that say something of other layers or of their own widths make sense.
+    ///
+    /// # Errors
+    /// [`LayerMapError`], for the first that does not.
+    pub fn check(&self) -> Result<(), LayerMapError> {
+        for (layer, memory) in self.iter() {
+            match memory {
+                LayerMemory::SharedWith(with) if with >= layer => {
+                    return Err(LayerMapError::SharedWithLater { layer, with });
+                }
+                LayerMemory::SharedWith(with) if self.attention(with).is_none() => {
+                    return Err(LayerMapError::NothingToShare { layer, with });
+                }
+                LayerMemory::Latent(AttentionMemory { k_dim, v_dim, .. }) if v_dim > k_dim => {
+                    return Err(LayerMapError::LatentTooNarrow {
+                        layer,
+                        k_dim,
+                        v_dim,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The recurrent memory of `layer`, or `None` where it has none.
     pub fn recurrent(&self, layer: LayerIdx) -> Option<RecurrentMemory> {
         match self.layers.get(layer.as_usize())? {
             LayerMemory::Recurrent(recurrent) | LayerMemory::Both(_, recurrent) => Some(*recurrent),
-            LayerMemory::Attention(_) | LayerMemory::Nothing => None,
+            LayerMemory::Attention(_)
+            | LayerMemory::Latent(_)
+            | LayerMemory::SharedWith(_)
+            | LayerMemory::Nothing => None,
         }
     }
 
@@ -113,8 +159,9 @@ impl LayerMap {
         parts
     }
 
-    /// The part that `layer` belongs to, or `None` where it remembers nothing.
+    /// The part over which `layer` attends, or `None` where it does not.
     pub fn part_of(&self, layer: LayerIdx) -> Option<PartIdx> {
+        let layer = self.attends_over(layer);
         let at = self
             .parts()
             .iter()
@@ -205,6 +252,49 @@ impl RowShape {
     }
 }
 
+/// Layers that cannot be as they are declared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerMapError {
+    /// Rows of a layer that has not been computed yet.
+    #[error("layer {layer} shares the rows of layer {with}, which does not come before it")]
+    SharedWithLater {
+        /// The layer.
+        layer: LayerIdx,
+        /// The layer whose rows it would share.
+        with: LayerIdx,
+    },
+    /// A layer without rows of its own.
+    #[error("layer {layer} shares the rows of layer {with}, which has none of its own")]
+    NothingToShare {
+        /// The layer.
+        layer: LayerIdx,
+        /// The layer whose rows it would share.
+        with: LayerIdx,
+    },
+    /// Keys that are too narrow to hold the values.
+    #[error("layer {layer}: {v_dim} values of a head cannot be among the {k_dim} of its key")]
+    LatentTooNarrow {
+        /// The layer.
+        layer: LayerIdx,
+        /// Values of a key head.
+        k_dim: usize,
+        /// Values of a value head.
+        v_dim: usize,
+    },
+}
+
+/// Where the values of an attention layer are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ValueRows {
+    /// In rows of their own.
+    #[default]
+    Own,
+    /// In the key rows: the first values of each head.
+    InKeys,
+}
+
 /// Storage of one attention layer: `n_rows` rows of K and as many of V, one for each cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRows {
@@ -216,14 +306,33 @@ pub struct LayerRows {
     pub n_rows: usize,
     /// The key rows.
     pub k: RowShape,
-    /// The value rows.
+    /// The value rows, as attention sees them.
     pub v: RowShape,
+    /// Where those are.
+    #[serde(default, skip_serializing_if = "are_own")]
+    pub values: ValueRows,
+}
+
+fn are_own(values: &ValueRows) -> bool {
+    *values == ValueRows::Own
 }
 
 impl LayerRows {
+    /// The value rows that are stored; `None` where values are in the key rows.
+    pub const fn stored_v(&self) -> Option<RowShape> {
+        match self.values {
+            ValueRows::Own => Some(self.v),
+            ValueRows::InKeys => None,
+        }
+    }
+
     /// Bytes of all K and V rows of this layer.
     pub const fn bytes(&self) -> usize {
-        self.n_rows * (self.k.bytes() + self.v.bytes())
+        let v = match self.stored_v() {
+            Some(v) => v.bytes(),
+            None => 0,
+        };
+        self.n_rows * (self.k.bytes() + v)
     }
 }
 
@@ -251,6 +360,9 @@ pub struct RowLayout {
     layers: Vec<LayerRows>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     states: Vec<StateRows>,
+    /// Layers without rows, with those whose rows they attend over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shared: Vec<(LayerIdx, LayerIdx)>,
 }
 
 /// A layout that cannot be made.
@@ -265,6 +377,9 @@ pub enum LayoutError {
         /// Parts that cells were given for.
         got: usize,
     },
+    /// Layers that cannot be as they are declared.
+    #[error(transparent)]
+    Layers(#[from] LayerMapError),
     /// A row is no whole number of blocks.
     #[error(
         "layer {layer}: {kind} rows of {heads} heads of {dim} values cannot be stored as {kv_type}, \
@@ -306,12 +421,14 @@ impl RowLayout {
     ///
     /// # Errors
     /// [`LayoutError`] where `cells` does not name every part, rows are no whole blocks of the
-    /// types chosen, types are chosen for layers that are not there, or sizes overflow.
+    /// types chosen, types are chosen for layers that are not there, layers cannot be as declared,
+    /// or sizes overflow.
     pub fn new(
         map: &LayerMap,
         cells: &[usize],
         types: impl Into<KvTypes>,
     ) -> Result<Self, LayoutError> {
+        map.check()?;
         let types = types.into();
         let n_layers = map.n_layers();
         let mut named = types.layers.iter().map(|own| own.last);
@@ -326,7 +443,7 @@ impl RowLayout {
             });
         }
         let mut layers = Vec::new();
-        for (layer, _) in map.iter() {
+        for (layer, memory) in map.iter() {
             let (Some(a), Some(part)) = (map.attention(layer), map.part_of(layer)) else {
                 continue;
             };
@@ -352,7 +469,17 @@ impl RowLayout {
                     kv_type,
                 })
             };
-            let (k, v) = (shape("K", a.k_dim, k_type)?, shape("V", a.v_dim, v_type)?);
+            let k = shape("K", a.k_dim, k_type)?;
+            let (k, v, values) = match memory {
+                LayerMemory::Latent(_) => {
+                    // A rotation would mix values with what of a key is none.
+                    let rotation = HeadRotation::None;
+                    let k = RowShape { rotation, ..k };
+                    let v = RowShape { dim: a.v_dim, ..k };
+                    (k, v, ValueRows::InKeys)
+                }
+                _ => (k, shape("V", a.v_dim, v_type)?, ValueRows::Own),
+            };
             let fits = n_rows
                 .checked_mul(k.bytes() + v.bytes())
                 .is_some_and(|b| b < 1 << 62);
@@ -368,11 +495,16 @@ impl RowLayout {
                 n_rows,
                 k,
                 v,
+                values,
             });
         }
+        let shared = map
+            .iter()
+            .map(|(layer, _)| (layer, map.attends_over(layer)));
         Ok(Self {
             layers,
             states: Vec::new(),
+            shared: shared.filter(|(layer, with)| layer != with).collect(),
         })
     }
 
@@ -412,6 +544,17 @@ impl RowLayout {
     /// The layers that have K and V rows, ascending.
     pub fn layers(&self) -> &[LayerRows] {
         &self.layers
+    }
+
+    /// The rows over which `layer` attends, its own or another layer's, with their number in
+    /// [`RowLayout::layers`]; `None` where there are none.
+    pub fn attended(&self, layer: LayerIdx) -> Option<(usize, &LayerRows)> {
+        let shared = self.shared.iter().find(|(own, _)| *own == layer);
+        let with = shared.map_or(layer, |(_, with)| *with);
+        self.layers
+            .iter()
+            .enumerate()
+            .find(|(_, l)| l.layer == with)
     }
 
     /// The K and V rows of `layer`, or `None` where it has none.
@@ -559,6 +702,68 @@ mod tests {
         let refused = RowLayout::default().with_states(&map, 2).unwrap_err();
         let (layer, n_cells) = (LayerIdx(0), 2);
         assert_eq!(refused, LayoutError::TooLarge { layer, n_cells });
+    }
+
+    #[test]
+    fn shared_layers_have_no_rows_and_latents_have_one_kind() {
+        let attention = AttentionMemory {
+            kv_heads: 1,
+            k_dim: 12,
+            v_dim: 8,
+            window: Window::Full,
+        };
+        let sliding = AttentionMemory {
+            window: Window::Sliding(4),
+            ..attention
+        };
+        let map = LayerMap::new(vec![
+            LayerMemory::Latent(attention),
+            LayerMemory::Attention(sliding),
+            LayerMemory::SharedWith(LayerIdx(0)),
+            LayerMemory::SharedWith(LayerIdx(1)),
+        ]);
+        assert_eq!(map.parts()[1].layers, [LayerIdx(1)]);
+        assert_eq!(map.part_of(LayerIdx(3)), Some(PartIdx(1)));
+        assert_eq!(map.attention(LayerIdx(2)), None);
+        let layout = RowLayout::new(&map, &[5, 3], KvType::F32).unwrap();
+        assert_eq!(layout.layers().len(), 2);
+        assert_eq!(layout.layer(LayerIdx(3)), None);
+        assert_eq!(layout.attended(LayerIdx(3)), layout.attended(LayerIdx(1)));
+        let (at, rows) = layout.attended(LayerIdx(2)).unwrap();
+        assert_eq!((at, rows.n_rows, rows.stored_v()), (0, 5, None));
+        assert_eq!(layout.bytes(), 5 * 12 * 4 + 3 * 20 * 4);
+        let json = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<RowLayout>(&json).unwrap(), layout);
+    }
+
+    #[test]
+    fn layers_that_cannot_share_are_refused() {
+        let latent = |k_dim, v_dim| {
+            LayerMemory::Latent(AttentionMemory {
+                kv_heads: 1,
+                k_dim,
+                v_dim,
+                window: Window::Full,
+            })
+        };
+        let with = |layer| LayerMemory::SharedWith(LayerIdx(layer));
+        let cases = [
+            (vec![with(0)], "layer 0 shares the rows of layer 0, which"),
+            (vec![with(1), latent(4, 4)], "does not come before it"),
+            (vec![LayerMemory::Nothing, with(0)], "has none of its own"),
+            (vec![latent(4, 4), with(0), with(1)], "has none of its own"),
+            (
+                vec![latent(4, 5)],
+                "5 values of a head cannot be among the 4",
+            ),
+        ];
+        for (layers, wanted) in cases {
+            let map = LayerMap::new(layers);
+            let refused = map.check().unwrap_err();
+            assert!(refused.to_string().contains(wanted), "{refused}");
+            let of_layout = RowLayout::new(&map, &[1], KvType::F32).unwrap_err();
+            assert_eq!(of_layout, LayoutError::Layers(refused));
+        }
     }
 
     #[test]

@@ -127,15 +127,16 @@ impl MemoryPlan {
 }
 
 fn attention_rows(layer: &LayerRows) -> impl Iterator<Item = PlannedRows> {
+    let stored_v = layer.stored_v().map(|v| (PlannedKind::V, v));
     let LayerRows {
         layer,
         part,
         n_rows,
         k,
-        v,
+        ..
     } = *layer;
-    let kinds = [(PlannedKind::K, k), (PlannedKind::V, v)];
-    let rows = kinds.map(|(kind, shape)| PlannedRows {
+    let kinds = [(PlannedKind::K, k)].into_iter().chain(stored_v);
+    let rows = kinds.map(move |(kind, shape)| PlannedRows {
         layer,
         part: Some(part),
         kind,
@@ -143,7 +144,7 @@ fn attention_rows(layer: &LayerRows) -> impl Iterator<Item = PlannedRows> {
         n_rows,
         row_bytes: shape.bytes(),
     });
-    rows.into_iter().filter(|rows| rows.bytes() > 0)
+    rows.filter(|rows| rows.bytes() > 0)
 }
 
 fn state_rows(states: &StateRows, n_snapshot_rows: usize) -> impl Iterator<Item = PlannedRows> {

@@ -166,7 +166,8 @@ impl Backend for CpuBackend {
         let (at, layer) = rows.layer(args.layer)?;
         let n = args.cells.len();
         expect_len("values of K rows to store", n * layer.k.len(), args.k.len())?;
-        expect_len("values of V rows to store", n * layer.v.len(), args.v.len())?;
+        let v_len = layer.stored_v().map_or(0, |v| v.len());
+        expect_len("values of V rows to store", n * v_len, args.v.len())?;
         if let Some(cell) = args.cells.iter().find(|c| c.as_usize() >= layer.n_rows) {
             let (end, n_rows) = (cell.as_usize() + 1, layer.n_rows);
             return Err(BackendError::RowOutOfRange {
@@ -185,7 +186,7 @@ impl Backend for CpuBackend {
         args: Attend<'_>,
         out: &mut [f32],
     ) -> Result<(), BackendError> {
-        let (at, layer) = rows.layer(args.layer)?;
+        let (at, layer) = rows.attended(args.layer)?;
         check_shape(&args.spec, &layer)?;
         let spec = args.spec;
         let n_rows = args.visibility.n_rows as usize;
@@ -236,7 +237,8 @@ impl Backend for CpuBackend {
         for copy in copies {
             let layers = rows.layout().layers().to_vec();
             for layer in layers.iter().filter(|l| l.part == copy.part) {
-                for kind in [RowKind::K, RowKind::V] {
+                let v = layer.stored_v().map(|_| RowKind::V);
+                for kind in [RowKind::K].into_iter().chain(v) {
                     let span = |first| RowSpan {
                         layer: layer.layer,
                         kind,

@@ -169,14 +169,10 @@ impl Run<'_> {
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
-                let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
-                let cells = &self.inputs.parts[*part].cells;
-                store_rows::store(
-                    self.kernels,
-                    &mut self.lead,
-                    (rows, *layer),
-                    ([k, v], cells),
-                )
+                let read = |buf| unsafe { self.frame.read(buf) };
+                let values = [read(*k), v.map_or(&[][..], read)];
+                let (kernels, cells) = (self.kernels, &self.inputs.parts[*part].cells[..]);
+                store_rows::store(kernels, &mut self.lead, (rows, *layer), (values, cells))
             }
             Step::Attend {
                 layer,

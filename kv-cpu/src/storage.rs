@@ -168,7 +168,10 @@ impl CpuRows {
             };
             layers.push(LayerStorage {
                 k: storage(&layer.k, "K")?,
-                v: storage(&layer.v, "V")?,
+                v: match layer.stored_v() {
+                    Some(v) => storage(&v, "V")?,
+                    None => AlignedBytes::zeroed(0, "no V rows")?,
+                },
             });
         }
         let mut states = Vec::with_capacity(layout.states().len());
@@ -216,6 +219,12 @@ impl CpuRows {
         Ok((at, self.layout.layers()[at]))
     }
 
+    /// The same of the rows over which a layer attends.
+    pub(crate) fn attended(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
+        let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
+        attended.ok_or(BackendError::NoRows { layer })
+    }
+
     /// All bytes of one kind of rows of a layer.
     fn bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<&AlignedBytes, BackendError> {
         Ok(match kind {
@@ -228,6 +237,10 @@ impl CpuRows {
 
     /// Bytes that were allocated for one kind of rows of a layer.
     pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        let v = self.layout.layer(layer).and_then(|rows| rows.stored_v());
+        if kind == RowKind::V && v.is_none() {
+            return Err(BackendError::NoRows { layer });
+        }
         Ok(self.bytes(layer, kind)?.bytes().len())
     }
 
@@ -275,11 +288,13 @@ impl CpuRows {
         })
     }
 
-    /// K and V of the `at`-th layer of the layout; `None` where there is no such layer.
+    /// K and V of the `at`-th layer of the layout, K twice where values are in it; `None` where there
+    /// is no such layer.
     pub(crate) fn stored(&self, at: usize) -> Option<[Stored<'_>; 2]> {
         let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get(at)?);
-        let of = [(shape.k, storage.k.bytes()), (shape.v, storage.v.bytes())];
-        Some(of.map(|(shape, bytes)| Stored { shape, bytes }))
+        let k = (shape.k, storage.k.bytes());
+        let v = shape.stored_v().map(|v| (v, storage.v.bytes()));
+        Some([k, v.unwrap_or(k)].map(|(shape, bytes)| Stored { shape, bytes }))
     }
 
     /// The same, to be overwritten.

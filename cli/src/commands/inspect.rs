@@ -429,6 +429,8 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
     {
         let what = match remembers {
             LayerMemory::Attention(a) => attention_line(a),
+            LayerMemory::Latent(a) => format!("{}, values in keys", attention_line(a)),
+            LayerMemory::SharedWith(with) => format!("attention over the rows of layer {with}"),
             LayerMemory::Recurrent(r) => recurrent_line(r),
             LayerMemory::Both(a, r) => format!("{}; {}", attention_line(a), recurrent_line(r)),
             _ => "nothing".to_owned(),

@@ -111,9 +111,15 @@ impl Seen {
             let by_head = rows.values(&seen)?.reshape((n, spec.kv_heads, dim))?;
             by_head.transpose(0, 1)?.contiguous()
         };
+        let keys: Tensor = gathered(&rows.k, spec.k_dim)?;
+        // Rows without room for values have them in the keys, at the beginning of each head.
+        let values = match rows.v.tensor.dim(1)? {
+            0 => keys.narrow(2, 0, spec.v_dim)?.contiguous()?,
+            _ => gathered(&rows.v, spec.v_dim)?,
+        };
         Ok(Self {
-            keys: gathered(&rows.k, spec.k_dim)?,
-            values: gathered(&rows.v, spec.v_dim)?,
+            keys,
+            values,
             positions,
         })
     }

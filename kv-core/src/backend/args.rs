@@ -78,7 +78,7 @@ pub struct StoreRows<'a> {
     pub layer: LayerIdx,
     /// `[tokens, kv_heads, k_dim]`.
     pub k: &'a [f32],
-    /// `[tokens, kv_heads, v_dim]`.
+    /// `[tokens, kv_heads, v_dim]`; empty where values are in the keys.
     pub v: &'a [f32],
     /// The cell of each token.
     pub cells: &'a [CellIdx],
@@ -187,6 +187,15 @@ pub(super) fn layer_rows(layout: &RowLayout, layer: LayerIdx) -> Result<LayerRow
         .ok_or(BackendError::NoRows { layer })
 }
 
+/// The rows over which `layer` attends, or the error that there are none.
+pub(super) fn attended_rows(
+    layout: &RowLayout,
+    layer: LayerIdx,
+) -> Result<LayerRows, BackendError> {
+    let attended = layout.attended(layer).map(|(_, rows)| *rows);
+    attended.ok_or(BackendError::NoRows { layer })
+}
+
 /// The states of `layer`, or the error that it has none.
 pub(super) fn state_rows(layout: &RowLayout, layer: LayerIdx) -> Result<StateRows, BackendError> {
     layout
@@ -224,7 +233,12 @@ impl RowSpan {
     pub fn byte_range(&self, layout: &RowLayout) -> Result<std::ops::Range<usize>, BackendError> {
         let (row, n_rows) = match self.kind {
             RowKind::K => layer_rows(layout, self.layer).map(|l| (l.k.bytes(), l.n_rows))?,
-            RowKind::V => layer_rows(layout, self.layer).map(|l| (l.v.bytes(), l.n_rows))?,
+            RowKind::V => {
+                let rows = layer_rows(layout, self.layer)?;
+                let layer = self.layer;
+                let v = rows.stored_v().ok_or(BackendError::NoRows { layer })?;
+                (v.bytes(), rows.n_rows)
+            }
             RowKind::Conv | RowKind::State => {
                 let states = state_rows(layout, self.layer)?;
                 let len = match self.kind {

@@ -2,10 +2,11 @@
 //!
 //! It is the body that a backend gets for nothing, and the oracle of the contract suite.
 
-use super::args::{Attend, RowKind, RowSpan, expect_len, layer_rows};
+use super::args::{Attend, RowKind, RowSpan, attended_rows, expect_len, layer_rows};
 use super::{Backend, BackendError};
 use crate::graph::AttendSpec;
 use crate::ids::{CellIdx, Pos};
+use crate::layers::{LayerRows, ValueRows};
 
 pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
     backend: &B,
@@ -20,7 +21,7 @@ pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
         v_dim,
         ..
     } = args.spec;
-    let layer = layer_rows(backend.layout(rows), args.layer)?;
+    let layer = attended_rows(backend.layout(rows), args.layer)?;
     if [layer.k.heads, layer.k.dim, layer.v.dim] != [kv_heads, k_dim, v_dim] {
         return Err(BackendError::RowShape {
             layer: args.layer,
@@ -36,8 +37,11 @@ pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
     for group in &args.visibility.groups {
         for (at, &row) in group.rows.iter().enumerate() {
             let (cells, at): (Vec<CellIdx>, Vec<Pos>) = group.cells_of(at).unzip();
-            let keys = read(backend, rows, (args.layer, RowKind::K), &cells)?;
-            let values = read(backend, rows, (args.layer, RowKind::V), &cells)?;
+            let keys = read(backend, rows, (layer.layer, RowKind::K), &cells)?;
+            let values = match layer.values {
+                ValueRows::Own => read(backend, rows, (layer.layer, RowKind::V), &cells)?,
+                ValueRows::InKeys => keys.iter().map(|key| values_in(key, &layer)).collect(),
+            };
             let row = row as usize;
             let q = args
                 .q
@@ -98,6 +102,13 @@ fn read<B: Backend + ?Sized>(
         Ok(values)
     };
     cells.iter().map(one).collect()
+}
+
+/// The values that a key row begins each of its heads with.
+fn values_in(key: &[f32], layer: &LayerRows) -> Vec<f32> {
+    let heads = key.chunks_exact(layer.k.dim.max(1));
+    let values = heads.flat_map(|head| head.iter().take(layer.v.dim));
+    values.copied().collect()
 }
 
 /// What ALiBi adds to a score.

@@ -164,8 +164,11 @@ pub trait Backend: Send + Sync + 'static {
     /// As [`Backend::write_rows`].
     fn store_rows(&self, rows: &mut Self::Rows, args: StoreRows<'_>) -> Result<(), BackendError> {
         let layer = args::layer_rows(self.layout(rows), args.layer)?;
-        for (kind, values, shape) in [(RowKind::K, args.k, layer.k), (RowKind::V, args.v, layer.v)]
-        {
+        let v = layer.stored_v().map(|v| (RowKind::V, args.v, v));
+        if v.is_none() {
+            args::expect_len("values of rows to store", 0, args.v.len())?;
+        }
+        for (kind, values, shape) in [(RowKind::K, args.k, layer.k)].into_iter().chain(v) {
             args::expect_len(
                 "values of rows to store",
                 args.cells.len() * shape.len(),
@@ -253,7 +256,8 @@ pub trait Backend: Send + Sync + 'static {
     fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
         for copy in copies {
             for layer in args::layers_of(self.layout(rows), copy.part) {
-                for (kind, shape) in [(RowKind::K, layer.k), (RowKind::V, layer.v)] {
+                let v = layer.stored_v().map(|v| (RowKind::V, v));
+                for (kind, shape) in [(RowKind::K, layer.k)].into_iter().chain(v) {
                     let span = |first| RowSpan {
                         layer: layer.layer,
                         kind,

@@ -10,7 +10,7 @@ use crate::graph::{
     Activation, AttendSpec, ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, Node, NodeId, Op,
     RouteGate, RouteSpec, RouteSum, ScanSpec,
 };
-use crate::layers::{RowLayout, RowShape};
+use crate::layers::{RowLayout, RowShape, ValueRows};
 use crate::rope::{RopeSpec, RopeStyle};
 use crate::weights::WeightSource;
 use crate::{CellIdx, LayerIdx, PartIdx, Visibility};
@@ -135,7 +135,7 @@ impl Evaluator<'_> {
             Op::Conv { layer, conv } => self.conv(node, (*layer, conv), memory),
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
             Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), memory),
-            Op::StoreKv { layer } => self.store(node, *layer, memory),
+            Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, memory),
             Op::LayerNorm { weight, bias, eps } => {
                 self.layer_norm(node, (weight, bias.as_deref()), f64::from(*eps))
             }
@@ -182,7 +182,8 @@ impl Evaluator<'_> {
             Op::Attend { layer, spec, sinks } => {
                 let part = self.part(node.operands[2]);
                 let visibility = &self.inputs.parts[part.as_usize()].visibility;
-                let row_of = |cell: CellIdx| &memory.rows[&(*layer, cell.0)];
+                let (_, rows) = self.layout.attended(*layer).unwrap();
+                let row_of = |cell: CellIdx| &memory.rows[&(rows.layer, cell.0)];
                 self.attend(node, (spec, sinks.as_deref()), visibility, row_of)
             }
             Op::AttendBatch { spec, sinks } => self.attend_batch(node, (spec, sinks.as_deref())),
@@ -373,9 +374,16 @@ impl Evaluator<'_> {
             shape.decode(&bytes, &mut back);
             floats(&back)
         };
-        for (at, &cell) in self.operand(node, 2).iter().enumerate() {
+        let cells = node.operands.len() - 1;
+        for (at, &cell) in self.operand(node, cells).iter().enumerate() {
             let k = as_stored(self.operand(node, 0), at, rows.k);
-            let v = as_stored(self.operand(node, 1), at, rows.v);
+            let v = match rows.values {
+                ValueRows::Own => as_stored(self.operand(node, 1), at, rows.v),
+                ValueRows::InKeys => {
+                    let heads = k.chunks_exact(rows.k.dim);
+                    heads.flat_map(|head| head[..rows.v.dim].to_vec()).collect()
+                }
+            };
             memory.rows.insert((layer, cell as u32), [k, v]);
         }
         Vec::new()

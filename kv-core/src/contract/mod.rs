@@ -29,6 +29,7 @@ pub mod recurrent;
 pub mod rows;
 pub mod scan_heads;
 mod scene;
+pub mod shared;
 pub mod shift;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -194,6 +195,11 @@ macro_rules! backend_contract {
             kv_types: hard_rows_are_encoded_bit_for_bit, attends_over_every_pair_of_types;
             shift: d15a_golden_shifts_are_matched, shifts_change_the_named_keys_only,
                 d15c_d15d_rotations_do_not_mix, shifts_that_cannot_be_are_refused;
+            shared: a_shared_layer_attends_over_another_s_rows,
+                values_can_be_the_beginnings_of_keys,
+                latents_of_every_type_are_attended,
+                graphs_with_shared_and_latent_layers_compute,
+                stores_that_do_not_suit_their_rows_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
                 attends_with_grouped_heads, attends_with_other_value_widths,

@@ -21,6 +21,28 @@ impl Graph {
 }
 
 impl GraphBuilder {
+    /// Stores `k [n, kv_heads, k_dim]`, whose heads begin with the values, in the cells of the
+    /// ubatch's tokens.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where rows and cells do not match.
+    pub fn store_k(
+        &mut self,
+        name: &str,
+        layer: LayerIdx,
+        [k, cells]: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::StoreK { layer };
+        match (self.shape_of(k), self.shape_of(cells)) {
+            (&[n, _, _], &[n_cells]) if n == n_cells => {}
+            _ => {
+                let wanted = "[tokens, kv_heads, k_dim], [tokens]";
+                return Err(self.misfit(name, &op, wanted, &[k, cells]));
+            }
+        }
+        self.push(name, op, vec![k, cells], (vec![], DType::None))
+    }
+
     /// Attention of `q [n, heads, k_dim]` over the rows that `stored` left behind.
     ///
     /// # Errors

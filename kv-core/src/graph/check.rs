@@ -106,6 +106,7 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
         Op::Conv { layer, conv } => b.conv(name, *layer, conv, operands(node)?),
         Op::Scan { layer, scan } => b.scan(name, *layer, scan, operands(node)?),
         Op::ScanHeads { layer, scan } => b.scan_heads(name, *layer, scan, operands(node)?),
+        Op::StoreK { layer } => b.store_k(name, *layer, operands(node)?),
         Op::StoreKv { layer } => b.store_kv(name, *layer, operands(node)?),
         Op::LayerNorm { weight, bias, eps } => {
             let [x] = operands(node)?;

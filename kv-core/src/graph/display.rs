@@ -61,6 +61,7 @@ impl fmt::Display for Dot<'_> {
             let style = match &node.op {
                 Op::Input(_) => ", shape=ellipse",
                 Op::StoreKv { .. }
+                | Op::StoreK { .. }
                 | Op::Attend { .. }
                 | Op::AttendBatch { .. }
                 | Op::Conv { .. }
@@ -128,7 +129,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
         }
         Op::Scale { factor } => vec![format!("factor={factor}")],
         Op::Gate { activation } => vec![format!("activation={activation}")],
-        Op::StoreKv { layer } => vec![format!("layer={layer}")],
+        Op::StoreKv { layer } | Op::StoreK { layer } => vec![format!("layer={layer}")],
         Op::Attend { layer, spec, sinks } => {
             let mut fields = vec![format!("layer={layer}")];
             fields.extend(attend_fields(spec, sinks.as_deref()));

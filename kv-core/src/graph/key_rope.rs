@@ -27,6 +27,12 @@ pub enum KeyRopeError {
         /// Its operation.
         op: &'static str,
     },
+    /// Keys that hold the layer's values and are rotated with them.
+    #[error("layer {layer}: keys are also values, which no position may change")]
+    ValuesInKeys {
+        /// The layer.
+        layer: LayerIdx,
+    },
     /// The divisors of a layer's frequencies cannot be read.
     #[error(transparent)]
     Factors(#[from] WeightError),
@@ -41,10 +47,16 @@ impl Graph {
     pub fn key_ropes(&self, weights: &dyn WeightSource) -> Result<Vec<LayerRope>, KeyRopeError> {
         let mut ropes = Vec::new();
         for node in self.nodes() {
-            let (Op::StoreKv { layer }, Some(&keys)) = (&node.op, node.operands.first()) else {
+            let (Op::StoreKv { layer } | Op::StoreK { layer }, Some(&keys)) =
+                (&node.op, node.operands.first())
+            else {
                 continue;
             };
             let rotation = match self.rope_of(*layer, keys)? {
+                // What would be rotated is also what the layer takes as values.
+                Some(_) if matches!(node.op, Op::StoreK { .. }) => {
+                    return Err(KeyRopeError::ValuesInKeys { layer: *layer });
+                }
                 Some(rope) => {
                     let factors = rope.factors.as_deref().map(|name| weights.require(name));
                     let factors = factors.transpose()?.map(|weight| weight.to_f32());

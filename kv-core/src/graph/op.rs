@@ -204,9 +204,16 @@ pub enum Op {
         /// Whose rows.
         layer: LayerIdx,
     },
+    /// The same for a layer whose values are the beginnings of its keys and are not stored again.
+    /// `(k [n, kv_heads, k_dim], cells u32 [n]) -> nothing`.
+    StoreK {
+        /// Whose rows.
+        layer: LayerIdx,
+    },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
-    /// where `stored` is the [`Op::StoreKv`] that must have happened. Where the specification has
+    /// where `stored` is the [`Op::StoreKv`] or [`Op::StoreK`] that must have happened, of the layer
+    /// itself or of the one whose rows it shares. Where the specification has
     /// ALiBi, the positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
@@ -365,6 +372,7 @@ impl Op {
             Self::Scale { .. } => "scale",
             Self::Gate { .. } => "gate",
             Self::StoreKv { .. } => "store_kv",
+            Self::StoreK { .. } => "store_k",
             Self::Attend { .. } => "attend",
             Self::AttendBatch { .. } => "attend_batch",
             Self::Activate { .. } => "activate",

@@ -18,7 +18,7 @@ use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs,
 use super::{Contents, RestoreInto, RestoreRefused, Restored};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::ids::{PartIdx, SeqId};
-use crate::layers::LayerMap;
+use crate::layers::{LayerMap, LayerMapError};
 use crate::window::{Causality, PosRange, Window};
 
 /// How much is to be remembered, whatever the model's layers are.
@@ -60,6 +60,9 @@ pub enum MemoryConfigError {
         /// What is wrong.
         source: UnifiedConfigError,
     },
+    /// Layers that cannot be as they are declared.
+    #[error(transparent)]
+    Layers(#[from] LayerMapError),
     /// Recurrent states with impossible sizes.
     #[error(transparent)]
     Recurrent(#[from] RecurrentConfigError),
@@ -140,6 +143,7 @@ enum States {
 
 impl Shape {
     fn of(layers: &LayerMap) -> Result<Self, MemoryConfigError> {
+        layers.check()?;
         let windows: Vec<Window> = layers.parts().iter().map(|part| part.window).collect();
         let attention = match *windows {
             [] => AttentionShape::None,

@@ -7,7 +7,9 @@
 use std::time::{Duration, Instant};
 
 use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+use proptest::test_runner::{
+    Config, FileFailurePersistence, RngAlgorithm, TestError, TestRng, TestRunner,
+};
 
 /// Cases of a run without wishes: some seconds.
 const N_CASES: u32 = 2048;
@@ -43,6 +45,9 @@ pub(crate) fn run<S: Strategy>(
             cases: ROUND.min(wanted.saturating_sub(n_done).max(1)),
             source_file: Some(source_file),
             test_name: Some(name),
+            failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
+                "proptest-regressions",
+            ))),
             ..Config::default()
         };
         let mut bytes = [0; 32];

@@ -108,12 +108,12 @@ pub(crate) enum Step<V> {
         change: Change<V>,
         out: V,
     },
-    /// Rows of K and V into the `layer`-th layer of the layout.
+    /// Rows of K and V into the `layer`-th layer of the layout; of K alone where values are in it.
     Store {
         layer: usize,
         part: usize,
         k: V,
-        v: V,
+        v: Option<V>,
     },
     Attend {
         layer: usize,
@@ -339,7 +339,7 @@ impl<V: Copy> Step<V> {
                 (inputs.to_vec(), vec![*out])
             }
             Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
-            Self::Store { k, v, .. } => (vec![*k, *v], vec![]),
+            Self::Store { k, v, .. } => ([*k].into_iter().chain(*v).collect(), vec![]),
             Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
             Self::ExpertLinear { x, routes, out, .. }
             | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
@@ -419,7 +419,7 @@ impl<V: Copy> Step<V> {
                 layer,
                 part,
                 k: f(k),
-                v: f(v),
+                v: v.map(&f),
             },
             Self::Attend {
                 layer,

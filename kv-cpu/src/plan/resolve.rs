@@ -233,6 +233,7 @@ impl<'a> Resolver<'a> {
             Op::Scan { layer, scan } => self.scan(node, (*layer, scan), out)?,
             Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), out)?,
             Op::StoreKv { layer } => self.store(node, *layer)?,
+            Op::StoreK { layer } => self.store_k(node, *layer)?,
             Op::Attend { layer, spec, .. } => self.attend(node, (*layer, *spec), out)?,
             Op::AttendBatch { spec, .. } => self.attend_batch(node, *spec, out)?,
             Op::Custom { custom } => self.custom(node, custom, out)?,
@@ -409,6 +410,7 @@ impl<'a> Resolver<'a> {
 
     fn store(&mut self, node: &Node, layer: LayerIdx) -> Result<Step<Value>, BackendError> {
         let (at, rows) = self.layer(layer)?;
+        rows.stored_v().ok_or(BackendError::NoRows { layer })?;
         let part = rows.part;
         self.operand_input(
             node,
@@ -433,7 +435,7 @@ impl<'a> Resolver<'a> {
             layer: at,
             part: part.as_usize(),
             k,
-            v,
+            v: Some(v),
         })
     }
 

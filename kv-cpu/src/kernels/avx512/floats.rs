@@ -154,7 +154,13 @@ unsafe fn tile<S: Stored, const T: usize, const R: usize>(
         unsafe {
             let mut x = [_mm512_setzero_ps(); R];
             for (r, x) in x.iter_mut().enumerate() {
-                *x = S::load(w.add(r * weights.row_bytes + column * S::BYTES));
+                let from = w.add(r * weights.row_bytes + column * S::BYTES);
+                if T == 1 {
+                    // The same columns of the next rows.
+                    let next = from.wrapping_add(R * weights.row_bytes);
+                    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                }
+                *x = S::load(from);
             }
             for (t, acc) in acc.iter_mut().enumerate() {
                 let a = _mm512_loadu_ps(a.add(t * n + column));

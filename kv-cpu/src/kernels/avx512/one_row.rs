@@ -92,8 +92,8 @@ fn word<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> u64 {
 }
 
 #[inline(always)]
-fn half<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> i32 {
-    i32::from(u16::from_le_bytes([block[at], block[at + 1]]))
+fn half<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
 }
 
 /// Low nibbles of 16 bytes from byte `at` of either block on, then their high nibbles.
@@ -148,6 +148,15 @@ pub(super) fn multiply<F: Pair<BYTES>, const BYTES: usize>(
     }
 }
 
+/// What is known of two blocks of sixteen rows before it is added.
+#[derive(Clone, Copy)]
+struct Pending {
+    dots: [__m512i; 2],
+    /// Half-precision scales and minima, as stored.
+    scales: [[u16; ROWS]; 2],
+    minima: [[u16; ROWS]; 2],
+}
+
 /// # Safety
 /// The rows have `n_blocks` blocks; the activations at least as many.
 #[inline]
@@ -157,8 +166,15 @@ unsafe fn sixteen<F: Pair<BYTES>, const BYTES: usize>(
     (n_blocks, row_bytes): (usize, usize),
     acts: &Int8Row<'_>,
 ) -> __m512 {
-    let mut acc = _mm512_setzero_ps();
-    let zero = _mm_setzero_si128();
+    // Not a constant, so that the loop stays one: unrolled, the compiler would load all at once
+    // until nothing fits in registers.
+    let n_quarters = std::hint::black_box(ROWS / 4);
+    let none = Pending {
+        dots: [_mm512_setzero_si512(); 2],
+        scales: [[0; ROWS]; 2],
+        minima: [[0; ROWS]; 2],
+    };
+    let (mut acc, mut pending) = (_mm512_setzero_ps(), [none; 2]);
     for b in (0..n_blocks).step_by(2) {
         // An odd last block is its own neighbour, whose sums are left out.
         let next = (b + 1).min(n_blocks - 1);
@@ -167,51 +183,56 @@ unsafe fn sixteen<F: Pair<BYTES>, const BYTES: usize>(
         let (a, _) = unsafe { acts.two_blocks(b) };
         // SAFETY: 64 readable bytes; the load needs no alignment.
         let a = unsafe { _mm512_loadu_si512(a.as_ptr().cast()) };
-        let (mut scales, mut minima) = ([[zero; 2]; 2], [[zero; 2]; 2]);
+        let now = &mut pending[b / 2 % 2];
         let mut sums = [_mm512_setzero_si512(); 4];
-        // Unrolled: lanes are named by constants.
-        macro_rules! row {
-            ($quarter:literal, $r:literal, $lane:literal) => {{
-                let row = rows[4 * $quarter + $r];
+        for (quarter, sums) in sums.iter_mut().enumerate().take(n_quarters) {
+            let mut dots = [_mm512_setzero_si512(); 4];
+            for (r, dots) in dots.iter_mut().enumerate() {
+                let at = 4 * quarter + r;
                 // SAFETY: both blocks are inside the row.
-                let blocks = unsafe { [&*row.add(b), &*row.add(next)] };
-                ahead.fetch(row.wrapping_add(b), 2);
-                for k in 0..2 {
-                    let to = &mut scales[k][$quarter / 2];
-                    *to = _mm_insert_epi16::<$lane>(*to, half(blocks[k], 0));
+                let blocks = unsafe { [&*rows[at].add(b), &*rows[at].add(next)] };
+                ahead.fetch(blocks[0], 2);
+                for (k, block) in blocks.into_iter().enumerate() {
+                    now.scales[k][at] = half(block, 0);
                     if F::MINIMA {
-                        let to = &mut minima[k][$quarter / 2];
-                        *to = _mm_insert_epi16::<$lane>(*to, half(blocks[k], 2));
+                        now.minima[k][at] = half(block, 2);
                     }
                 }
                 // SAFETY: this function needs the same features.
                 let w = unsafe { F::quants(blocks) };
-                _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, a)
-            }};
-        }
-        macro_rules! quarter {
-            ($quarter:literal, $a:literal, $b:literal, $c:literal, $d:literal) => {
-                sums[$quarter] = quarters([
-                    row!($quarter, 0, $a),
-                    row!($quarter, 1, $b),
-                    row!($quarter, 2, $c),
-                    row!($quarter, 3, $d),
-                ]);
-            };
-        }
-        quarter!(0, 0, 1, 2, 3);
-        quarter!(1, 4, 5, 6, 7);
-        quarter!(2, 0, 1, 2, 3);
-        quarter!(3, 4, 5, 6, 7);
-        for (k, dots) in halves(sums).into_iter().enumerate().take(n_blocks - b) {
-            let offset = -F::OFFSET * i32::from(acts.int_sums[b + k]);
-            let dots = _mm512_add_epi32(dots, _mm512_set1_epi32(offset));
-            let scale = _mm512_mul_ps(widened(scales[k]), _mm512_set1_ps(acts.scales[b + k]));
-            acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, acc);
-            if F::MINIMA {
-                let sum = _mm512_set1_ps(acts.sums[b + k]);
-                acc = _mm512_fmadd_ps(widened(minima[k]), sum, acc);
+                *dots = _mm512_dpbusd_epi32(*dots, w, a);
             }
+            *sums = quarters(dots);
+        }
+        now.dots = halves(sums);
+        // What was written a step ago can be read in one piece by now.
+        if b > 0 {
+            acc = add::<F, BYTES>(&pending[(b / 2 + 1) % 2], (b - 2, 2), acts, acc);
+        }
+    }
+    let last = n_blocks.saturating_sub(1) / 2 * 2;
+    let rest = (last, n_blocks - last);
+    add::<F, BYTES>(&pending[last / 2 % 2], rest, acts, acc)
+}
+
+/// Adds `n` blocks, of which `b` is the first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn add<F: Pair<BYTES>, const BYTES: usize>(
+    pending: &Pending,
+    (b, n): (usize, usize),
+    acts: &Int8Row<'_>,
+    mut acc: __m512,
+) -> __m512 {
+    for k in 0..n.min(2) {
+        let offset = -F::OFFSET * i32::from(acts.int_sums[b + k]);
+        let dots = _mm512_add_epi32(pending.dots[k], _mm512_set1_epi32(offset));
+        let scale = _mm512_set1_ps(acts.scales[b + k]);
+        let scale = _mm512_mul_ps(widened(&pending.scales[k]), scale);
+        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, acc);
+        if F::MINIMA {
+            let sum = _mm512_set1_ps(acts.sums[b + k]);
+            acc = _mm512_fmadd_ps(widened(&pending.minima[k]), sum, acc);
         }
     }
     acc

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use kv_core::block::IQ4_VALUES;
 
 use super::ahead::{Ahead, ROWS};
-use super::reduce::{halves, quarters};
+use super::reduce::{halves, quarters, widened};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::panel::heads::{self, Head};
@@ -362,12 +362,4 @@ fn quarter_minima(r: [__m128i; 4]) -> __m128i {
         _mm_unpackhi_epi32(r[2], r[3]),
     );
     _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b))
-}
-
-/// Sixteen half-precision numbers, widened.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn widened(numbers: &[u16; ROWS]) -> __m512 {
-    // SAFETY: 32 readable bytes; the load needs no alignment.
-    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) })
 }

@@ -37,7 +37,8 @@ pub(super) fn halves(q: [__m512i; 4]) -> [__m512i; 2] {
 
 /// Sixteen half-precision numbers, widened.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx2")]
-pub(super) fn widened(numbers: [__m128i; 2]) -> __m512 {
-    _mm512_cvtph_ps(_mm256_set_m128i(numbers[1], numbers[0]))
+#[target_feature(enable = "avx512f")]
+pub(super) fn widened(numbers: &[u16; 16]) -> __m512 {
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) })
 }

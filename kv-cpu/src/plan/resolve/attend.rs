@@ -8,13 +8,45 @@ use super::{Resolver, Value, unsupported};
 use crate::plan::{HeadValues, Step};
 
 impl<'a> Resolver<'a> {
+    /// Keys that begin with the values.
+    pub(super) fn store_k(
+        &mut self,
+        node: &Node,
+        layer: LayerIdx,
+    ) -> Result<Step<Value>, BackendError> {
+        let (at, rows) = self.layer(layer)?;
+        let part = rows.part;
+        let is_own = |i: &Input| matches!(i, Input::Cells { part: p } if *p == part);
+        self.operand_input(node, 1, is_own)?;
+        let k = self.operand(node, 0)?;
+        let n = self.graph.shape().n_tokens;
+        if rows.stored_v().is_some() {
+            return Err(BackendError::NoRows { layer });
+        }
+        if k.shape(self.graph) != (n, rows.k.len()) {
+            let (rows, width) = k.shape(self.graph);
+            return Err(BackendError::RowShape {
+                layer,
+                wanted: format!("K of {rows} rows of {width} values"),
+                got: format!("K of {n} rows of {} values", self.layer(layer)?.1.k.len()),
+            });
+        }
+        Ok(Step::Store {
+            layer: at,
+            part: part.as_usize(),
+            k,
+            v: None,
+        })
+    }
+
     pub(super) fn attend(
         &mut self,
         node: &'a Node,
         (layer, spec): (LayerIdx, AttendSpec),
         out: Value,
     ) -> Result<Step<Value>, BackendError> {
-        let (at, rows) = self.layer(layer)?;
+        let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
+        let (at, rows) = attended.ok_or(BackendError::NoRows { layer })?;
         let part = rows.part;
         let is_own = |i: &Input| matches!(i, Input::Visibility { part: p, .. } if *p == part);
         self.operand_input(node, 2, is_own)?;
