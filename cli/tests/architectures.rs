@@ -138,6 +138,14 @@ const ROWS: &[Row] = &[
         &["mamba", "falcon_mamba"],
     ),
     row("mamba2", "Mamba-2", "none", &["mamba2"]),
+    row("jamba", "Jamba", "none", &["jamba"]),
+    row(
+        "granitehybrid",
+        "Bamba, Granite 4",
+        "none",
+        &["bamba", "granitemoehybrid"],
+    ),
+    row("falcon-h1", "Falcon-H1", "none", &["falcon_h1"]),
 ];
 
 /// Architectures whose graphs are compared.
@@ -156,6 +164,9 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "gemma2"],
     ["gemma2", "gemma3"],
     ["mamba", "mamba2"],
+    ["mamba", "jamba"],
+    ["mamba2", "granitehybrid"],
+    ["granitehybrid", "falcon-h1"],
 ];
 
 fn registry() -> Registry {
@@ -171,9 +182,9 @@ fn root() -> PathBuf {
 
 /// The folder of an architecture's files.
 fn folder(row: &Row) -> &'static str {
-    match row.architecture.contains("mamba") {
-        true => MAMBA,
-        false => LLAMA,
+    match row.architecture {
+        "mamba" | "mamba2" | "jamba" | "granitehybrid" | "falcon-h1" => MAMBA,
+        _ => LLAMA,
     }
 }
 
