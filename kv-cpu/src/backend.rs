@@ -12,8 +12,7 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, blocks, check_shape};
-use crate::execute::attend;
+use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend, check_shape};
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::plan::Plan;
@@ -221,8 +220,7 @@ impl Backend for CpuBackend {
             },
             out: SharedValues::new(out),
         };
-        let mut all = Vec::new();
-        blocks(&spec, args.visibility, &mut all);
+        let mut work = Work::default();
         let scratch = || {
             let mut scratch = Scratch::default();
             scratch.reserve(&spec, n_rows);
@@ -230,7 +228,7 @@ impl Backend for CpuBackend {
         };
         let scratch: Vec<_> = (0..self.team.n_threads()).map(|_| scratch()).collect();
         // SAFETY: the visibility was checked for these queries and this layer's rows.
-        unsafe { attend(&mut self.team.lead(), &attention, &all, &scratch) }
+        unsafe { attend(&mut self.team.lead(), &attention, &mut work, &scratch) }
     }
 
     fn copy_rows(&self, rows: &mut CpuRows, copies: &[RowCopy]) -> Result<(), BackendError> {

@@ -4,14 +4,14 @@
 //! from the same operands in the same order. Knows nothing of graphs.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use kv_core::Visibility;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Beside, Block, Decoder, Scratch, TileKernels, blocks};
+use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
@@ -73,7 +73,7 @@ pub(crate) struct Run<'a> {
     pub(crate) angles: &'a mut [Angles],
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],
-    pub(crate) blocks: &'a mut Vec<Block>,
+    pub(crate) attention: &'a mut Work,
     pub(crate) experts: &'a mut ExpertBuffers,
 }
 
@@ -497,9 +497,8 @@ impl Run<'_> {
             },
             out: self.frame.write(out),
         };
-        blocks(spec, visibility, self.blocks);
         // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.
-        unsafe { attend(&mut self.lead, &attention, self.blocks, self.scratch) }
+        unsafe { attend(&mut self.lead, &attention, self.attention, self.scratch) }
     }
 }
 
@@ -539,28 +538,6 @@ pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (
     let step = share.min(most).max(worth);
     let step = step.next_multiple_of(if n_tokens == 1 { ROWS_STEP } else { PANEL_STEP });
     (n_rows.div_ceil(step), step)
-}
-
-/// Attention of all blocks.
-///
-/// # Safety
-/// The visibility is sound for the queries and the stored cells.
-pub(crate) unsafe fn attend(
-    lead: &mut Lead<'_>,
-    attention: &Attention<'_>,
-    blocks: &[Block],
-    scratch: &[Mutex<Scratch>],
-) -> Result<(), BackendError> {
-    let kv_heads = attention.spec.kv_heads;
-    lead.each(blocks.len() * kv_heads, &|thread, task| {
-        let mut scratch = scratch[thread]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (block, kv_head) = (blocks[task / kv_heads], task % kv_heads);
-        // SAFETY: the caller promises a sound visibility; each block and head is one task.
-        unsafe { attention.block(block, kv_head, &mut scratch) };
-        Ok(())
-    })
 }
 
 /// Some columns of one product, with bias and residual.

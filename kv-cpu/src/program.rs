@@ -10,7 +10,7 @@ use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
 use kv_core::layers::RowLayout;
 
 use crate::activations::{Int8Buffer, ScaleSpan};
-use crate::attend::{Block, Scratch};
+use crate::attend::{Scratch, Work};
 use crate::execute::{Angles, Run};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
@@ -28,7 +28,7 @@ pub struct CpuProgram {
     int8: [Int8Buffer; 2],
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
-    blocks: Vec<Block>,
+    attention: Work,
     experts: ExpertBuffers,
     seen: Vec<bool>,
     marks: StateMarks,
@@ -65,6 +65,7 @@ impl CpuProgram {
         let n_tokens = plan.n_tokens;
         let mut int8 = [ScaleSpan::Block, ScaleSpan::SuperBlock].map(Int8Buffer::with_span);
         let mut experts = ExpertBuffers::default();
+        let mut attention = Work::default();
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
             match step {
@@ -91,6 +92,7 @@ impl CpuProgram {
                 }
                 Step::Attend { spec, .. } | Step::AttendBatch { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
+                    attention.reserve(spec, n_tokens);
                 }
                 _ => {}
             }
@@ -105,7 +107,7 @@ impl CpuProgram {
             int8,
             angles: angles.collect(),
             scratch: scratch.into_iter().map(Mutex::new).collect(),
-            blocks: Vec::with_capacity(n_tokens),
+            attention,
             experts,
             seen: vec![false; n_tokens],
             marks: StateMarks::default(),
@@ -169,7 +171,7 @@ impl CpuProgram {
             angles: &mut self.angles,
             ropes: &self.plan.ropes,
             scratch: &self.scratch,
-            blocks: &mut self.blocks,
+            attention: &mut self.attention,
             experts: &mut self.experts,
         };
         let result = run.rotations().and_then(|()| {

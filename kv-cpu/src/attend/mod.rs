@@ -8,23 +8,29 @@
 //! other rows see nor how cells are stored can move a boundary between tiles.
 //!
 //! Each K and V value is read from memory once for all heads and rows of a block. Work is divided
-//! by key/value heads and blocks of rows, and not by positions: one row over a long context uses as
-//! many threads as there are key/value heads.
+//! by key/value heads and blocks of rows; where rows are few, by [`spans`] of positions as well, and
+//! there rows of several sequences share what they see alike ([`split`]).
 
 mod decode;
+mod spans;
+mod split;
 mod tile;
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use kv_core::backend::BackendError;
 use kv_core::graph::AttendSpec;
-use kv_core::layers::LayerRows;
+use kv_core::layers::{HeadBlocks, LayerRows};
 use kv_core::{PosRange, Visibility, VisibleGroup};
 
 use crate::kernels::Kernels;
 use crate::storage::Stored;
+use crate::team::Lead;
 use crate::values::SharedValues;
 pub(crate) use decode::Decoder;
+use spans::{Softmax, span_of};
+use split::Split;
 pub(crate) use tile::{TILE, TileKernels};
 
 /// Query vectors that are attended together: their accumulators and a tile stay in the first-level
@@ -33,10 +39,17 @@ const QUERIES: usize = 64;
 
 /// Rows of one group that are attended together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block {
+struct Block {
     group: usize,
     first: usize,
     len: usize,
+}
+
+/// How the rows of one call are divided, and memory for what is between their parts.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    blocks: Vec<Block>,
+    split: Split,
 }
 
 /// Attention of one layer.
@@ -71,18 +84,23 @@ pub(crate) struct Beside<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     q: Vec<f32>,
-    /// K of a tile, `[k_dim, TILE]`.
+    /// K of a tile, `[TILE, k_dim]` as it was stored and `[k_dim, TILE]`.
+    rows: Vec<f32>,
     k: Vec<[f32; TILE]>,
     /// V of a tile, `[TILE, v_dim]`.
     v: Vec<f32>,
+    /// Blocks that hold a head and more.
     row: Vec<f32>,
     weights: Vec<[f32; TILE]>,
-    /// Largest score and sum of weights of each query vector.
-    softmax: Vec<(f32, f32)>,
+    /// Of each query vector within the present span.
+    softmax: Vec<Softmax>,
     out: Vec<f32>,
+    /// The same over all spans before.
+    all_softmax: Vec<Softmax>,
+    all_out: Vec<f32>,
 }
 
-/// The rows of a block, and the head that they look at.
+/// The rows of a task, and the head that they look at.
 struct Rows<'a> {
     numbers: &'a [u32],
     limits: &'a [PosRange],
@@ -120,113 +138,198 @@ pub(crate) fn check_shape(spec: &AttendSpec, layer: &LayerRows) -> Result<(), Ba
     })
 }
 
-/// Divides the rows into blocks; the last rows, which see most, come first.
-pub(crate) fn blocks(spec: &AttendSpec, visibility: &Visibility, out: &mut Vec<Block>) {
-    out.clear();
-    let at_once = (QUERIES / heads_per_kv(spec)).max(1);
-    for (group, rows) in visibility
-        .groups
-        .iter()
-        .map(|g| g.rows.len())
-        .enumerate()
-        .rev()
-    {
-        for first in (0..rows).step_by(at_once).rev() {
-            out.push(Block {
-                group,
-                first,
-                len: at_once.min(rows - first),
-            });
+fn heads_per_kv(spec: &AttendSpec) -> usize {
+    (spec.n_heads / spec.kv_heads.max(1)).max(1)
+}
+
+impl Work {
+    /// Makes room for `n_tokens` rows.
+    pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
+        self.split.reserve(spec, n_tokens);
+        self.blocks.clear();
+        self.blocks.reserve(n_tokens);
+    }
+
+    /// Divides the rows into blocks; the last rows, which see most, come first.
+    fn divide(&mut self, spec: &AttendSpec, visibility: &Visibility) {
+        self.blocks.clear();
+        let at_once = (QUERIES / heads_per_kv(spec)).max(1);
+        for (group, seen) in visibility.groups.iter().enumerate().rev() {
+            let rows = seen.rows.len();
+            for first in (0..rows).step_by(at_once).rev() {
+                self.blocks.push(Block {
+                    group,
+                    first,
+                    len: at_once.min(rows - first),
+                });
+            }
         }
     }
 }
 
-fn heads_per_kv(spec: &AttendSpec) -> usize {
-    (spec.n_heads / spec.kv_heads.max(1)).max(1)
+/// Attention of all rows.
+///
+/// # Safety
+/// The visibility is sound for the queries and the stored cells.
+pub(crate) unsafe fn attend(
+    lead: &mut Lead<'_>,
+    attention: &Attention<'_>,
+    work: &mut Work,
+    scratch: &[Mutex<Scratch>],
+) -> Result<(), BackendError> {
+    let (spec, visibility) = (&attention.spec, attention.visibility);
+    if work.split.suits(spec, visibility) {
+        // SAFETY: as the caller promises.
+        return unsafe { split::attend(lead, attention, &mut work.split, scratch) };
+    }
+    work.divide(spec, visibility);
+    let (kv_heads, blocks) = (spec.kv_heads, &work.blocks);
+    lead.each(blocks.len() * kv_heads, &|thread, task| {
+        let mut scratch = scratch[thread]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (block, kv_head) = (blocks[task / kv_heads], task % kv_heads);
+        // SAFETY: the caller promises a sound visibility; each block and head is one task.
+        unsafe { attention.block(block, kv_head, &mut scratch) };
+        Ok(())
+    })
 }
 
 impl Scratch {
     /// Makes room for blocks of at most `n_tokens` rows.
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
         let heads = heads_per_kv(spec);
-        let n = heads * (QUERIES / heads).max(1).min(n_tokens.max(1));
+        let n = heads * (split::QUERIES / heads).max(1).min(n_tokens.max(1));
         let grow = |v: &mut Vec<f32>, len: usize| v.resize(v.len().max(len), 0.0);
         grow(&mut self.q, n * spec.k_dim);
+        grow(&mut self.rows, TILE * spec.k_dim);
         grow(&mut self.v, TILE * spec.v_dim);
         // A head may begin and end inside blocks of 32 values.
         grow(&mut self.row, spec.k_dim.max(spec.v_dim) + 2 * TILE);
         grow(&mut self.out, n * spec.v_dim);
+        grow(&mut self.all_out, n * spec.v_dim);
         self.k.resize(self.k.len().max(spec.k_dim), [0.0; TILE]);
         self.weights.resize(self.weights.len().max(n), [0.0; TILE]);
-        self.softmax.resize(self.softmax.len().max(n), (0.0, 0.0));
+        for softmax in [&mut self.softmax, &mut self.all_softmax] {
+            softmax.resize(softmax.len().max(n), Softmax::EMPTY);
+        }
+    }
+
+    /// Begins a span for `n` queries.
+    fn begin(&mut self, n: usize, v_dim: usize) {
+        self.softmax[..n].fill(Softmax::EMPTY);
+        self.out[..n * v_dim].fill(0.0);
+    }
+
+    /// What the present span gave for one query.
+    fn partial(&self, query: usize, v_dim: usize) -> (Softmax, &[f32]) {
+        (self.softmax[query], &self.out[query * v_dim..][..v_dim])
+    }
+
+    /// Adds the present span of `n` queries to those before, and begins the next.
+    fn close(&mut self, kernels: &Kernels, n: usize, v_dim: usize) {
+        for query in 0..n {
+            let values = query * v_dim..(query + 1) * v_dim;
+            let later = (self.softmax[query], &self.out[values.clone()]);
+            self.all_softmax[query].merge(kernels, &mut self.all_out[values], later);
+        }
+        self.begin(n, v_dim);
     }
 }
 
 impl Attention<'_> {
+    /// What each query of a head knows before the first cell: a sink is a score that was there
+    /// before any key, and its weight is 1 so far.
+    fn before_all(&self, head: usize) -> Softmax {
+        match self.beside.sinks {
+            Some(sinks) => Softmax {
+                max: sinks[head],
+                sum: 1.0,
+            },
+            None => Softmax::EMPTY,
+        }
+    }
+
     /// All heads of one key/value head for the rows of `block`.
     ///
     /// # Safety
     /// `visibility` is sound for the tokens of `q` and the cells of `stored`, and no other thread
     /// works on the same block and head.
-    pub(crate) unsafe fn block(&self, block: Block, kv_head: usize, scratch: &mut Scratch) {
+    unsafe fn block(&self, block: Block, kv_head: usize, scratch: &mut Scratch) {
         let Some(group) = self.visibility.groups.get(block.group) else {
             return;
         };
-        let rows = block.first..block.first + block.len;
-        let limits = &group.limits[rows.clone()];
-        let heads = heads_per_kv(&self.spec);
-        self.gather_queries(&group.rows[rows.clone()], kv_head, scratch);
-        let n = heads * block.len;
-        let head = kv_head * heads;
-        for (query, state) in scratch.softmax[..n].iter_mut().enumerate() {
-            // A sink is a score that was there before any key, and its weight is 1 so far.
-            *state = match self.beside.sinks {
-                Some(sinks) => (sinks[head + query % heads], 1.0),
-                None => (f32::NEG_INFINITY, 0.0),
-            };
-        }
-        scratch.out[..n * self.spec.v_dim].fill(0.0);
-        let rows_of = Rows {
-            numbers: &group.rows[rows.clone()],
-            limits,
+        let range = block.first..block.first + block.len;
+        let rows = Rows {
+            numbers: &group.rows[range.clone()],
+            limits: &group.limits[range],
             kv_head,
         };
-        self.walk(group, &rows_of, scratch);
-        for (at, &row) in group.rows[rows].iter().enumerate() {
-            let width = heads * self.spec.v_dim;
+        let (heads, v_dim) = (heads_per_kv(&self.spec), self.spec.v_dim);
+        let n = heads * block.len;
+        self.gather_queries(&rows, scratch);
+        scratch.begin(n, v_dim);
+        for query in 0..n {
+            scratch.all_softmax[query] = self.before_all(kv_head * heads + query % heads);
+        }
+        scratch.all_out[..n * v_dim].fill(0.0);
+        self.walk(group, &rows, PosRange::ALL, scratch);
+        scratch.close(self.kernels, n, v_dim);
+        for (at, &row) in rows.numbers.iter().enumerate() {
+            let width = heads * v_dim;
             let start = (row as usize * self.spec.kv_heads + kv_head) * width;
             // SAFETY: a sound visibility has each row in one group once, so this row and head
             // belong to this call alone.
             let out = unsafe { self.out.range(start..start + width) };
-            let from = &scratch.out[at * width..][..width];
-            let sums = &scratch.softmax[at * heads..][..heads];
-            let dim = self.spec.v_dim.max(1);
-            for ((o, v), &(_, sum)) in out.chunks_mut(dim).zip(from.chunks(dim)).zip(sums) {
-                // A row that sees nothing has the sum 0 and gives zeros.
-                let by = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-                o.iter_mut().zip(v).for_each(|(o, v)| *o = v * by);
-                self.stored[1].shape.rotation.apply(o);
+            for (head, out) in out.chunks_mut(v_dim.max(1)).enumerate() {
+                let query = at * heads + head;
+                let values = &scratch.all_out[query * v_dim..][..v_dim];
+                self.finish(scratch.all_softmax[query].sum, values, out);
             }
         }
     }
 
-    fn gather_queries(&self, rows: &[u32], kv_head: usize, scratch: &mut Scratch) {
+    /// All heads of one key/value head for some rows, of which each sees the cells of `group` within
+    /// `span`; the results are [`Scratch::partial`].
+    fn span(&self, group: &VisibleGroup, rows: &Rows<'_>, span: PosRange, scratch: &mut Scratch) {
+        self.gather_queries(rows, scratch);
+        let n = heads_per_kv(&self.spec) * rows.numbers.len();
+        scratch.begin(n, self.spec.v_dim);
+        self.walk(group, rows, span, scratch);
+    }
+
+    /// Weighted values become the output of a head.
+    fn finish(&self, sum: f32, values: &[f32], out: &mut [f32]) {
+        // A row that sees nothing has the sum 0 and gives zeros.
+        let by = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        out.iter_mut().zip(values).for_each(|(o, v)| *o = v * by);
+        self.stored[1].shape.rotation.apply(out);
+    }
+
+    /// Queries, scaled: their products with keys are the scores.
+    fn gather_queries(&self, rows: &Rows<'_>, scratch: &mut Scratch) {
         let width = heads_per_kv(&self.spec) * self.spec.k_dim;
-        for (at, &row) in rows.iter().enumerate() {
-            let start = (row as usize * self.spec.kv_heads + kv_head) * width;
+        for (at, &row) in rows.numbers.iter().enumerate() {
+            let start = (row as usize * self.spec.kv_heads + rows.kv_head) * width;
             let to = &mut scratch.q[at * width..][..width];
             to.copy_from_slice(&self.q[start..start + width]);
             // Products with rotated keys are those of the keys themselves.
             self.stored[0].shape.rotation.apply(to);
+            (self.kernels.scale)(to, self.spec.scale);
         }
     }
 
-    /// Takes the cells that any of the rows sees, tile by tile.
-    fn walk(&self, group: &VisibleGroup, rows: &Rows<'_>, scratch: &mut Scratch) {
-        let all = rows
+    /// Takes the cells within `span` that any of the rows sees, tile by tile.
+    fn walk(&self, group: &VisibleGroup, rows: &Rows<'_>, span: PosRange, scratch: &mut Scratch) {
+        let hull = rows
             .limits
             .iter()
             .fold(PosRange::EMPTY, |all, &l| all.hull(l));
+        let all = hull.intersection(span);
+        if hull.is_empty() || all.is_empty() {
+            return;
+        }
+        let n = heads_per_kv(&self.spec) * rows.numbers.len();
         let mut tile = Loaded::default();
         // Runs are sorted: skip those that end before anybody looks.
         let skipped = group.runs.partition_point(|r| r.last_pos() < all.first);
@@ -240,6 +343,9 @@ impl Attention<'_> {
                 let base = pos & !(TILE as u32 - 1);
                 if tile.mask != 0 && (base != tile.base || pos <= tile.last) {
                     self.attend_tile(&tile, rows, scratch);
+                    if span_of(base) != span_of(tile.base) {
+                        scratch.close(self.kernels, n, self.spec.v_dim);
+                    }
                     tile.mask = 0;
                 }
                 let lane = pos - base;
@@ -261,20 +367,36 @@ impl Attention<'_> {
     /// Brings neighbouring cells into neighbouring places of the tile.
     fn load(&self, cell: usize, lanes: Range<usize>, kv_head: usize, scratch: &mut Scratch) {
         let AttendSpec { k_dim, v_dim, .. } = self.spec;
-        let ([k, v], [k_decoder, v_decoder]) = (&self.stored, &self.decoders);
-        let (k_head, v_head) = (k.shape.head(kv_head), v.shape.head(kv_head));
-        for (cell, lane) in (cell..).zip(lanes) {
-            let row = &mut scratch.row[..k_head.n_values];
-            k_decoder.decode(k.head(cell, k_head), row);
-            let places = scratch.k.iter_mut().zip(&row[k_head.skip..][..k_dim]);
-            places.for_each(|(places, value)| places[lane] = *value);
-            let to = &mut scratch.v[lane * v_dim..][..v_dim];
-            if v_head.n_values == v_dim {
-                v_decoder.decode(v.head(cell, v_head), to);
+        let n = lanes.len();
+        let Scratch {
+            rows, row, v, k, ..
+        } = scratch;
+        let to = &mut rows[..n * k_dim];
+        self.read(0, (cell, kv_head), to, row);
+        (self.tiles.place)(to, lanes.clone(), &mut k[..k_dim]);
+        let to = &mut v[lanes.start * v_dim..lanes.end * v_dim];
+        self.read(1, (cell, kv_head), to, row);
+    }
+
+    /// Reads a head of K (0) or V (1) of neighbouring cells, as many as `to` holds.
+    fn read(
+        &self,
+        kind: usize,
+        (cell, kv_head): (usize, usize),
+        to: &mut [f32],
+        whole: &mut [f32],
+    ) {
+        let (stored, decoder) = (&self.stored[kind], &self.decoders[kind]);
+        let dim = stored.shape.dim.max(1);
+        let head: HeadBlocks = stored.shape.head(kv_head);
+        for (cell, to) in (cell..).zip(to.chunks_exact_mut(dim)) {
+            let bytes = stored.head(cell, head);
+            if head.n_values == dim {
+                decoder.decode(bytes, to);
             } else {
-                let row = &mut scratch.row[..v_head.n_values];
-                v_decoder.decode(v.head(cell, v_head), row);
-                to.copy_from_slice(&row[v_head.skip..][..v_dim]);
+                let whole = &mut whole[..head.n_values];
+                decoder.decode(bytes, whole);
+                to.copy_from_slice(&whole[head.skip..][..dim]);
             }
         }
     }
@@ -285,41 +407,61 @@ impl Attention<'_> {
         let heads = heads_per_kv(&self.spec);
         let n = heads * rows.limits.len();
         // Places between cells hold what an earlier tile left: make it harmless.
-        for lane in (0..TILE).filter(|lane| tile.mask >> lane & 1 == 0) {
+        for lane in (0..TILE).filter(|lane| tile.mask != u32::MAX && tile.mask >> lane & 1 == 0) {
             scratch.v[lane * v_dim..][..v_dim].fill(0.0);
         }
         let (q, k) = (&scratch.q[..n * k_dim], &scratch.k[..k_dim]);
         (self.tiles.scores)(q, k, &mut scratch.weights[..n]);
-        for (row, limits) in rows.limits.iter().enumerate() {
-            let seen = tile.mask & visible(*limits, tile.base);
-            if seen == 0 {
-                continue;
+        let seen = |row: usize| tile.mask & visible(rows.limits[row], tile.base);
+        let mut row = 0;
+        // Rows that see the same cells go together.
+        while row < rows.limits.len() {
+            let now = seen(row);
+            let mut end = row + 1;
+            while end < rows.limits.len() && seen(end) == now {
+                end += 1;
             }
-            let lanes = seen.trailing_zeros() as usize..TILE - seen.leading_zeros() as usize;
-            for query in row * heads..(row + 1) * heads {
-                let weights = &mut scratch.weights[query];
-                self.prepare(weights);
-                let head = rows.kv_head * heads + query - row * heads;
-                self.bias(weights, (head, rows.numbers[row]), tile.base);
-                let state = &mut scratch.softmax[query];
-                let Some(correction) = self.softmax(weights, seen, state) else {
-                    continue;
-                };
-                let out = &mut scratch.out[query * v_dim..][..v_dim];
-                if correction != 1.0 {
-                    (self.kernels.scale)(out, correction);
-                }
-                (self.tiles.accumulate)(out, weights, lanes.clone(), &scratch.v);
+            if now != 0 {
+                self.add_biases((rows, row..end), tile.base, scratch);
+                self.attend_alike(now, row * heads..end * heads, v_dim, scratch);
             }
+            row = end;
         }
     }
 
-    /// Scales and caps dot products.
-    fn prepare(&self, scores: &mut [f32; TILE]) {
-        (self.kernels.scale)(scores, self.spec.scale);
-        if let Some(cap) = self.spec.soft_cap {
-            (self.kernels.soft_cap)(scores, cap);
+    /// Caps the scores of some rows, and lowers them by distances.
+    fn add_biases(
+        &self,
+        (rows, some): (&Rows<'_>, Range<usize>),
+        base: u32,
+        scratch: &mut Scratch,
+    ) {
+        if self.spec.soft_cap.is_none() && self.beside.slopes.is_none() {
+            return;
         }
+        let heads = heads_per_kv(&self.spec);
+        for query in some.start * heads..some.end * heads {
+            let scores = &mut scratch.weights[query];
+            if let Some(cap) = self.spec.soft_cap {
+                (self.kernels.soft_cap)(scores, cap);
+            }
+            let head = rows.kv_head * heads + query % heads;
+            self.bias(scores, (head, rows.numbers[query / heads]), base);
+        }
+    }
+
+    /// Adds a tile to queries that see the same of its places.
+    fn attend_alike(&self, seen: u32, queries: Range<usize>, v_dim: usize, scratch: &mut Scratch) {
+        for query in queries.clone() {
+            let softmax = &mut scratch.softmax[query];
+            let keep = self.softmax(&mut scratch.weights[query], seen, softmax);
+            if keep != 1.0 {
+                (self.kernels.scale)(&mut scratch.out[query * v_dim..][..v_dim], keep);
+            }
+        }
+        let lanes = seen.trailing_zeros() as usize..TILE - seen.leading_zeros() as usize;
+        let out = &mut scratch.out[queries.start * v_dim..queries.end * v_dim];
+        (self.tiles.accumulate)(out, &scratch.weights[queries], lanes, &scratch.v);
     }
 
     /// Lowers the scores of a head by the distance of their keys, which are at `base`, `base + 1`, …
@@ -334,26 +476,23 @@ impl Attention<'_> {
     }
 
     /// Turns scores into weights relative to the largest score so far; gives the factor by which
-    /// what was added before must shrink, or `None` where every score is `-∞`.
-    fn softmax(
-        &self,
-        scores: &mut [f32; TILE],
-        seen: u32,
-        (max, sum): &mut (f32, f32),
-    ) -> Option<f32> {
-        for (lane, score) in scores.iter_mut().enumerate() {
-            if seen >> lane & 1 == 0 {
-                *score = f32::NEG_INFINITY;
+    /// what was added before must shrink.
+    fn softmax(&self, scores: &mut [f32; TILE], seen: u32, softmax: &mut Softmax) -> f32 {
+        if seen != u32::MAX {
+            for (lane, score) in scores.iter_mut().enumerate() {
+                if seen >> lane & 1 == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
             }
         }
-        let now = max.max((self.kernels.max)(scores));
+        let now = softmax.max.max((self.kernels.max)(scores));
         if now == f32::NEG_INFINITY {
-            return None;
+            scores.fill(0.0);
+            return 1.0;
         }
-        let correction = (*max - now).exp();
-        *sum = *sum * correction + (self.kernels.exp_sum)(scores, now);
-        *max = now;
-        Some(correction)
+        let keep = softmax.shrink_to(now);
+        softmax.sum += (self.kernels.exp_sum)(scores, now);
+        keep
     }
 }
 

@@ -1,8 +1,10 @@
-//! The two inner loops of attention over one tile of cells, in one text for every instruction set:
-//! the compiler makes vector code of it for the features that a wrapper names.
+//! The inner loops of attention over one tile of cells, in one text for every instruction set: the
+//! compiler makes vector code of it for the features that a wrapper names. Only turning rows of keys
+//! into columns is written by hand.
 //!
 //! Invariant: a score is summed over the dimensions in order, an output over the cells in order, in
-//! one accumulator each, whichever instruction set; with fused multiply-adds where it has them.
+//! one accumulator each, whichever instruction set and however many queries are taken at once; with
+//! fused multiply-adds where there are any.
 
 use std::ops::Range;
 
@@ -13,14 +15,17 @@ pub(crate) const TILE: usize = 32;
 
 /// `scores[i][c] = Σ_d q[i][d] · k[d][c]`: `(q, k, scores)`.
 type Scores = fn(&[f32], &[[f32; TILE]], &mut [[f32; TILE]]);
-/// `out[j] += Σ_c weights[c] · v[c][j]` over a range of cells: `(out, weights, cells, v)`.
-type Accumulate = fn(&mut [f32], &[f32; TILE], Range<usize>, &[f32]);
+/// `out[i][j] += Σ_c weights[i][c] · v[c][j]` over a range of cells: `(out, weights, cells, v)`.
+type Accumulate = fn(&mut [f32], &[[f32; TILE]], Range<usize>, &[f32]);
+/// `k[d][c] = rows[c - cells.start][d]` for a range of cells: `(rows, cells, k)`.
+type Place = fn(&[f32], Range<usize>, &mut [[f32; TILE]]);
 
 /// The loops for one instruction set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileKernels {
     pub(crate) scores: Scores,
     pub(crate) accumulate: Accumulate,
+    pub(crate) place: Place,
 }
 
 impl TileKernels {
@@ -32,8 +37,9 @@ impl TileKernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::AVX512,
             _ => Self {
-                scores: scores::<PLAIN>,
-                accumulate: accumulate::<PLAIN>,
+                scores: scores::<PLAIN, 2>,
+                accumulate: accumulate::<PLAIN, 2, 32>,
+                place,
             },
         }
     }
@@ -51,28 +57,41 @@ fn multiply_add<const FUSED: u8>(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
+/// Up to `MANY` queries at once, so that a row of `k` is loaded once for all of them and as many sums
+/// are on their way as the multipliers need.
 #[inline(always)]
-fn scores<const FUSED: u8>(q: &[f32], k: &[[f32; TILE]], scores: &mut [[f32; TILE]]) {
+fn scores<const FUSED: u8, const MANY: usize>(
+    mut q: &[f32],
+    k: &[[f32; TILE]],
+    mut scores: &mut [[f32; TILE]],
+) {
     let k_dim = k.len();
     if k_dim == 0 {
         return scores.as_flattened_mut().fill(0.0);
     }
-    let (q4, q1) = q.split_at(q.len() / (4 * k_dim) * 4 * k_dim);
-    let (s4, s1) = scores.as_chunks_mut::<4>();
-    for (q, s) in q4.chunks_exact(4 * k_dim).zip(s4) {
-        scores_of::<FUSED, 4>(q, k, s);
-    }
-    for (q, s) in q1.chunks_exact(k_dim).zip(s1) {
-        scores_of::<FUSED, 1>(q, k, std::array::from_mut(s));
+    while !scores.is_empty() {
+        let n = scores.len().min(MANY);
+        let (q_now, q_later) = q.split_at(n * k_dim);
+        let (now, later) = scores.split_at_mut(n);
+        match n {
+            8 => scores_of::<FUSED, 8>(q_now, k, now),
+            7 => scores_of::<FUSED, 7>(q_now, k, now),
+            6 => scores_of::<FUSED, 6>(q_now, k, now),
+            5 => scores_of::<FUSED, 5>(q_now, k, now),
+            4 => scores_of::<FUSED, 4>(q_now, k, now),
+            3 => scores_of::<FUSED, 3>(q_now, k, now),
+            2 => scores_of::<FUSED, 2>(q_now, k, now),
+            _ => scores_of::<FUSED, 1>(q_now, k, now),
+        }
+        (q, scores) = (q_later, later);
     }
 }
 
-/// `N` query vectors at once, so that a row of `k` is loaded once for all.
 #[inline(always)]
 fn scores_of<const FUSED: u8, const N: usize>(
     q: &[f32],
     k: &[[f32; TILE]],
-    out: &mut [[f32; TILE]; N],
+    out: &mut [[f32; TILE]],
 ) {
     let mut sums = [[0.0; TILE]; N];
     for (d, k) in k.iter().enumerate() {
@@ -83,85 +102,311 @@ fn scores_of<const FUSED: u8, const N: usize>(
             }
         }
     }
-    *out = sums;
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = sum;
+    }
 }
 
+/// Up to `MANY` queries and `WIDE` columns at once.
 #[inline(always)]
-fn accumulate<const FUSED: u8>(
-    out: &mut [f32],
-    weights: &[f32; TILE],
+fn accumulate<const FUSED: u8, const MANY: usize, const WIDE: usize>(
+    mut out: &mut [f32],
+    mut weights: &[[f32; TILE]],
     cells: Range<usize>,
     v: &[f32],
 ) {
-    let v_dim = out.len();
-    let (wide, narrow) = out.as_chunks_mut::<64>();
-    let n_wide = wide.len() * 64;
-    for (at, out) in wide.iter_mut().enumerate() {
-        accumulate_columns::<FUSED, 64>(out, (weights, cells.clone()), &v[at * 64..], v_dim);
-    }
-    let (chunks, rest) = narrow.as_chunks_mut::<16>();
-    let n_chunked = n_wide + chunks.len() * 16;
-    for (at, out) in chunks.iter_mut().enumerate() {
-        let v = &v[n_wide + at * 16..];
-        accumulate_columns::<FUSED, 16>(out, (weights, cells.clone()), v, v_dim);
-    }
-    for (j, out) in rest.iter_mut().enumerate() {
-        for cell in cells.clone() {
-            let v = v[cell * v_dim + n_chunked + j];
-            *out = multiply_add::<FUSED>(weights[cell], v, *out);
+    let v_dim = out.len() / weights.len().max(1);
+    while !weights.is_empty() {
+        let n = weights.len().min(MANY);
+        let (now, later) = weights.split_at(n);
+        let (out_now, out_later) = out.split_at_mut(n * v_dim);
+        let cells = cells.clone();
+        match n {
+            4 => accumulate_of::<FUSED, 4, WIDE>(out_now, (now, cells), v),
+            3 => accumulate_of::<FUSED, 3, WIDE>(out_now, (now, cells), v),
+            2 => accumulate_of::<FUSED, 2, WIDE>(out_now, (now, cells), v),
+            _ => accumulate_of::<FUSED, 1, WIDE>(out_now, (now, cells), v),
         }
+        (out, weights) = (out_later, later);
     }
 }
 
 #[inline(always)]
-fn accumulate_columns<const FUSED: u8, const N: usize>(
-    out: &mut [f32; N],
-    (weights, cells): (&[f32; TILE], Range<usize>),
+fn accumulate_of<const FUSED: u8, const N: usize, const WIDE: usize>(
+    out: &mut [f32],
+    (weights, cells): (&[[f32; TILE]], Range<usize>),
     v: &[f32],
-    v_dim: usize,
 ) {
-    let mut sums = *out;
+    let v_dim = out.len() / N;
+    let mut at = 0;
+    while at + WIDE <= v_dim {
+        columns::<FUSED, N, WIDE>((out, at), (weights, cells.clone()), v);
+        at += WIDE;
+    }
+    while at + 16 <= v_dim {
+        columns::<FUSED, N, 16>((out, at), (weights, cells.clone()), v);
+        at += 16;
+    }
+    while at < v_dim {
+        columns::<FUSED, N, 1>((out, at), (weights, cells.clone()), v);
+        at += 1;
+    }
+}
+
+/// `W` columns from column `at` on.
+#[inline(always)]
+fn columns<const FUSED: u8, const N: usize, const W: usize>(
+    (out, at): (&mut [f32], usize),
+    (weights, cells): (&[[f32; TILE]], Range<usize>),
+    v: &[f32],
+) {
+    let v_dim = out.len() / N;
+    let mut sums = [[0.0; W]; N];
+    for (i, sum) in sums.iter_mut().enumerate() {
+        sum.copy_from_slice(&out[i * v_dim + at..][..W]);
+    }
     for cell in cells {
-        let weight = weights[cell];
-        for (s, &v) in sums.iter_mut().zip(&v[cell * v_dim..][..N]) {
-            *s = multiply_add::<FUSED>(weight, v, *s);
+        let v = &v[cell * v_dim + at..][..W];
+        for (sum, weights) in sums.iter_mut().zip(weights) {
+            let weight = weights[cell];
+            for (s, &v) in sum.iter_mut().zip(v) {
+                *s = multiply_add::<FUSED>(weight, v, *s);
+            }
         }
     }
-    *out = sums;
+    for (i, sum) in sums.iter().enumerate() {
+        out[i * v_dim + at..][..W].copy_from_slice(sum);
+    }
+}
+
+/// Rows of keys become columns, value by value.
+fn place(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
+    let k_dim = k.len();
+    for (row, cell) in rows.chunks_exact(k_dim.max(1)).zip(cells) {
+        for (places, value) in k.iter_mut().zip(row) {
+            places[cell] = *value;
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Range, TILE, TileKernels, accumulate, scores};
+    use core::arch::x86_64::*;
+
+    use super::{Range, TILE, TileKernels, accumulate, place, scores};
 
     const FUSED: u8 = 1;
 
     macro_rules! with_features {
-        ($table:ident, $features:literal) => {
+        ($table:ident, $features:literal, $queries:literal, ($rows:literal, $wide:literal), $place:ident) => {
             pub(super) const $table: TileKernels = {
                 #[target_feature(enable = $features)]
                 fn scores_inner(q: &[f32], k: &[[f32; TILE]], out: &mut [[f32; TILE]]) {
-                    scores::<FUSED>(q, k, out);
+                    scores::<FUSED, $queries>(q, k, out);
                 }
                 #[target_feature(enable = $features)]
                 fn accumulate_inner(
                     out: &mut [f32],
-                    weights: &[f32; TILE],
+                    weights: &[[f32; TILE]],
                     cells: Range<usize>,
                     v: &[f32],
                 ) {
-                    accumulate::<FUSED>(out, weights, cells, v);
+                    accumulate::<FUSED, $rows, $wide>(out, weights, cells, v);
                 }
                 TileKernels {
                     // SAFETY: `for_isa` gives this table out only where the features are there.
                     scores: |q, k, out| unsafe { scores_inner(q, k, out) },
                     // SAFETY: as above.
                     accumulate: |out, w, cells, v| unsafe { accumulate_inner(out, w, cells, v) },
+                    // SAFETY: as above.
+                    place: |rows, cells, k| unsafe { $place(rows, cells, k) },
                 }
             };
         };
     }
 
-    with_features!(AVX2, "avx2,fma");
-    with_features!(AVX512, "avx512f,avx512vl,fma");
+    with_features!(AVX2, "avx2,fma", 2, (2, 32), place_by_8);
+    with_features!(AVX512, "avx512f,avx512vl,fma", 8, (4, 64), place_by_16);
+
+    /// Squares of `N` cells and dimensions go through `square(rows, k_dim, columns, cell)`, what is
+    /// left over value by value.
+    #[inline(always)]
+    fn squares<const N: usize>(
+        rows: &[f32],
+        cells: Range<usize>,
+        k: &mut [[f32; TILE]],
+        square: impl Fn(&[f32], usize, &mut [[f32; TILE]; N], usize),
+    ) {
+        let k_dim = k.len();
+        if !cells.start.is_multiple_of(N) || !cells.len().is_multiple_of(N) || cells.end > TILE {
+            return place(rows, cells, k);
+        }
+        let (squares, rest) = k.as_chunks_mut::<N>();
+        let n_whole = squares.len() * N;
+        for (c, cell) in cells.clone().step_by(N).enumerate() {
+            let rows = &rows[c * N * k_dim..(c + 1) * N * k_dim];
+            for (s, columns) in squares.iter_mut().enumerate() {
+                square(&rows[s * N..], k_dim, columns, cell);
+            }
+        }
+        for (row, cell) in rows.chunks_exact(k_dim.max(1)).zip(cells) {
+            for (places, value) in rest.iter_mut().zip(&row[n_whole..]) {
+                places[cell] = *value;
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn place_by_16(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
+        squares::<16>(rows, cells, k, |rows, k_dim, columns, cell| {
+            let row = |i: usize| {
+                let values: &[f32] = &rows[i * k_dim..][..16];
+                // SAFETY: 16 values are read from a slice of 16.
+                unsafe { _mm512_loadu_ps(values.as_ptr()) }
+            };
+            let turned = turn_16(std::array::from_fn(row));
+            for (column, values) in columns.iter_mut().zip(turned) {
+                let to: &mut [f32] = &mut column[cell..][..16];
+                // SAFETY: 16 values are written to a slice of 16.
+                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), values) };
+            }
+        });
+    }
+
+    /// Rows become columns: pairs of values, then pairs of pairs within the four quarters of each
+    /// register, then the quarters.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn turn_16(r: [__m512; 16]) -> [__m512; 16] {
+        let pairs: [__m512; 16] = std::array::from_fn(|i| match i % 2 {
+            0 => _mm512_unpacklo_ps(r[i], r[i + 1]),
+            _ => _mm512_unpackhi_ps(r[i - 1], r[i]),
+        });
+        // Quarter `l` of `fours[4 * g + c]` is column `4 * l + c` of rows `4 * g ..`.
+        let fours: [__m512; 16] = std::array::from_fn(|i| {
+            let first = i / 4 * 4 + i % 4 / 2;
+            let [a, b] = [pairs[first], pairs[first + 2]].map(|x| _mm512_castps_pd(x));
+            _mm512_castpd_ps(match i % 2 {
+                0 => _mm512_unpacklo_pd(a, b),
+                _ => _mm512_unpackhi_pd(a, b),
+            })
+        });
+        std::array::from_fn(|column| {
+            let [a, b, c, d] = std::array::from_fn(|g| fours[4 * g + column % 4]);
+            // Even quarters of two registers, or odd ones; of these the first or the second.
+            let [ab, cd] = match column / 4 % 2 {
+                0 => [
+                    _mm512_shuffle_f32x4::<0x88>(a, b),
+                    _mm512_shuffle_f32x4::<0x88>(c, d),
+                ],
+                _ => [
+                    _mm512_shuffle_f32x4::<0xdd>(a, b),
+                    _mm512_shuffle_f32x4::<0xdd>(c, d),
+                ],
+            };
+            match column / 8 {
+                0 => _mm512_shuffle_f32x4::<0x88>(ab, cd),
+                _ => _mm512_shuffle_f32x4::<0xdd>(ab, cd),
+            }
+        })
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn place_by_8(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
+        squares::<8>(rows, cells, k, |rows, k_dim, columns, cell| {
+            let row = |i: usize| {
+                let values: &[f32] = &rows[i * k_dim..][..8];
+                // SAFETY: 8 values are read from a slice of 8.
+                unsafe { _mm256_loadu_ps(values.as_ptr()) }
+            };
+            let turned = turn_8(std::array::from_fn(row));
+            for (column, values) in columns.iter_mut().zip(turned) {
+                let to: &mut [f32] = &mut column[cell..][..8];
+                // SAFETY: 8 values are written to a slice of 8.
+                unsafe { _mm256_storeu_ps(to.as_mut_ptr(), values) };
+            }
+        });
+    }
+
+    /// As [`turn_16`], with two halves instead of four quarters.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn turn_8(r: [__m256; 8]) -> [__m256; 8] {
+        let pairs: [__m256; 8] = std::array::from_fn(|i| match i % 2 {
+            0 => _mm256_unpacklo_ps(r[i], r[i + 1]),
+            _ => _mm256_unpackhi_ps(r[i - 1], r[i]),
+        });
+        let fours: [__m256; 8] = std::array::from_fn(|i| {
+            let first = i / 4 * 4 + i % 4 / 2;
+            let [a, b] = [pairs[first], pairs[first + 2]].map(|x| _mm256_castps_pd(x));
+            _mm256_castpd_ps(match i % 2 {
+                0 => _mm256_unpacklo_pd(a, b),
+                _ => _mm256_unpackhi_pd(a, b),
+            })
+        });
+        std::array::from_fn(|column| {
+            let (a, b) = (fours[column % 4], fours[4 + column % 4]);
+            match column / 4 {
+                0 => _mm256_permute2f128_ps::<0x20>(a, b),
+                _ => _mm256_permute2f128_ps::<0x31>(a, b),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wave(n: usize) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.7).sin()).collect()
+    }
+
+    #[test]
+    fn keys_are_placed_as_by_plain_code() {
+        for (k_dim, cells) in [
+            (64, 0..32),
+            (64, 16..32),
+            (80, 0..16),
+            (20, 8..24),
+            (5, 0..32),
+            (16, 3..17),
+            (256, 8..16),
+        ] {
+            let rows = wave(cells.len() * k_dim);
+            let mut wanted = vec![[7.0; TILE]; k_dim];
+            place(&rows, cells.clone(), &mut wanted);
+            for isa in Isa::all_available() {
+                let mut got = vec![[7.0; TILE]; k_dim];
+                (TileKernels::for_isa(isa).place)(&rows, cells.clone(), &mut got);
+                assert_eq!(got, wanted, "{isa}: {k_dim} values of cells {cells:?}");
+            }
+        }
+    }
+
+    /// A query's scores and outputs do not depend on how many others are taken beside it.
+    #[test]
+    fn queries_at_once_give_the_bits_of_one_alone() {
+        let (k_dim, v_dim) = (40, 88);
+        let k: Vec<[f32; TILE]> = wave(k_dim * TILE).as_chunks().0.to_vec();
+        let v = wave(TILE * v_dim);
+        for isa in Isa::all_available() {
+            let kernels = TileKernels::for_isa(isa);
+            for n in 1..=21 {
+                let q = wave(n * k_dim);
+                let mut all = vec![[0.0; TILE]; n];
+                (kernels.scores)(&q, &k, &mut all);
+                let mut out = wave(n * v_dim);
+                (kernels.accumulate)(&mut out, &all, 3..29, &v);
+                for (i, (q, scores)) in q.chunks(k_dim).zip(&all).enumerate() {
+                    let mut alone = [[0.0; TILE]];
+                    (kernels.scores)(q, &k, &mut alone);
+                    assert_eq!(alone[0], *scores, "{isa}: query {i} of {n}");
+                    let mut own = wave(n * v_dim)[i * v_dim..][..v_dim].to_vec();
+                    (kernels.accumulate)(&mut own, &alone, 3..29, &v);
+                    assert_eq!(own, out[i * v_dim..][..v_dim], "{isa}: query {i} of {n}");
+                }
+            }
+        }
+    }
 }

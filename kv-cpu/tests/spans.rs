@@ -1,0 +1,172 @@
+//! Long contexts: how a row's cells are divided among tasks and shared with other sequences changes no
+//! bit of its attention.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::num::NonZeroUsize;
+
+use kv_core::backend::{Attend, Backend, StoreRows};
+use kv_core::graph::AttendSpec;
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::{
+    CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+};
+use kv_cpu::isa::Isa;
+use kv_cpu::{CpuBackend, CpuConfig};
+
+const N_TEXT: u32 = 1100;
+/// Rows of one text: more than are divided by spans.
+const N_ROWS: u32 = 70;
+
+const SPEC: AttendSpec = AttendSpec {
+    n_heads: 6,
+    kv_heads: 2,
+    k_dim: 32,
+    v_dim: 64,
+    scale: 0.6,
+    soft_cap: None,
+    alibi: None,
+};
+
+fn wave(n: usize, step: f32) -> Vec<f32> {
+    (0..n).map(|i| (i as f32 * step).sin() * 2.0).collect()
+}
+
+fn run(cell: u32, pos: u32, len: u32) -> CellRun {
+    CellRun {
+        cell: CellIdx(cell),
+        pos: Pos(pos),
+        len,
+    }
+}
+
+/// The rows of `visibility`, whose queries are those of the positions `at`.
+fn attend(
+    backend: &CpuBackend,
+    rows: &<CpuBackend as Backend>::Rows,
+    at: &[u32],
+    groups: Vec<VisibleGroup>,
+    sinks: Option<&[f32]>,
+) -> Vec<Vec<u32>> {
+    let visibility = Visibility::new(at.len() as u32, groups);
+    visibility.check(2 * N_TEXT).unwrap();
+    let width = SPEC.n_heads * SPEC.k_dim;
+    let all = wave(N_TEXT as usize * width, 0.0137);
+    let q: Vec<f32> = at
+        .iter()
+        .flat_map(|&p| all[p as usize * width..][..width].to_vec())
+        .collect();
+    let mut out = vec![f32::NAN; at.len() * SPEC.n_heads * SPEC.v_dim];
+    let args = Attend {
+        layer: LayerIdx(0),
+        spec: SPEC,
+        q: &q,
+        visibility: &visibility,
+        positions: &[],
+        sinks,
+    };
+    backend.attend(rows, args, &mut out).unwrap();
+    let bits = |row: &[f32]| row.iter().map(|v| v.to_bits()).collect();
+    out.chunks(SPEC.n_heads * SPEC.v_dim).map(bits).collect()
+}
+
+fn group(rows: &[u32], at: &[u32], runs: Vec<CellRun>, first: u32) -> VisibleGroup {
+    let limits = at.iter().map(|&p| PosRange::new(Pos(first), Pos(p)));
+    VisibleGroup::new(rows.to_vec(), runs, limits.collect())
+}
+
+fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
+    let config = CpuConfig {
+        n_threads: NonZeroUsize::new(n_threads),
+        isa: Some(isa),
+        ..CpuConfig::default()
+    };
+    let backend = CpuBackend::new(config).unwrap();
+    let memory = AttentionMemory {
+        kv_heads: SPEC.kv_heads,
+        k_dim: SPEC.k_dim,
+        v_dim: SPEC.v_dim,
+        window: Window::Full,
+    };
+    let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
+    let layout = RowLayout::new(&map, &[2 * N_TEXT as usize], kv_type).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    // Twice the same text: in cells in order, and in cells from the end to the beginning.
+    let k = wave((N_TEXT * 64) as usize, 0.37);
+    let v = wave((N_TEXT * 128) as usize, 0.11);
+    for cells in [
+        (0..N_TEXT).map(CellIdx).collect::<Vec<_>>(),
+        (N_TEXT..2 * N_TEXT).rev().map(CellIdx).collect(),
+    ] {
+        let args = StoreRows {
+            layer: LayerIdx(0),
+            k: &k,
+            v: &v,
+            cells: &cells,
+        };
+        backend.store_rows(&mut rows, args).unwrap();
+    }
+    let sinks = [0.5, -3.0, 8.0, 0.0, 1.0, -1.0];
+    for (sinks, first) in [(None, 0), (Some(&sinks[..]), 0), (None, 300)] {
+        let at: Vec<u32> = (N_TEXT - N_ROWS..N_TEXT).collect();
+        let numbers: Vec<u32> = (0..N_ROWS).collect();
+        let whole = || vec![run(0, 0, N_TEXT)];
+        let wanted = attend(
+            &backend,
+            &rows,
+            &at,
+            vec![group(&numbers, &at, whole(), first)],
+            sinks,
+        );
+        let name = format!("{isa}, {n_threads} threads, {kv_type}, from {first}");
+        // One by one, and some at once.
+        for n in [1, 5] {
+            for i in [0, 13, N_ROWS - 5] {
+                let at: Vec<u32> = (i..i + n).map(|i| at[i as usize]).collect();
+                let numbers: Vec<u32> = (0..n).collect();
+                let got = attend(
+                    &backend,
+                    &rows,
+                    &at,
+                    vec![group(&numbers, &at, whole(), first)],
+                    sinks,
+                );
+                let wanted = &wanted[i as usize..(i + n) as usize];
+                assert!(got == wanted, "{name}: {n} rows from {i}");
+            }
+        }
+        // Three sequences that share the first 700 cells; a fourth has all in scattered cells.
+        let last = N_TEXT - 1;
+        let own = |cell: u32| -> Vec<CellRun> {
+            let copied = (0..N_TEXT - 700).map(|i| run(2 * N_TEXT - 1 - 700 - i, 700 + i, 1));
+            match cell {
+                0 => whole(),
+                1 => vec![run(0, 0, 700), run(700, 700, N_TEXT - 700)],
+                _ => std::iter::once(run(0, 0, 700)).chain(copied).collect(),
+            }
+        };
+        let scattered = (0..N_TEXT).map(|i| run(2 * N_TEXT - 1 - i, i, 1)).collect();
+        let groups = vec![
+            group(&[2], &[last], own(0), first),
+            group(&[0, 4], &[last - 1, last], own(1), first),
+            group(&[1], &[last], own(2), first),
+            group(&[3], &[last], scattered, first),
+        ];
+        let at = [last - 1, last, last, last, last];
+        let got = attend(&backend, &rows, &at, groups, sinks);
+        for (row, (got, &at)) in got.iter().zip(&at).enumerate() {
+            let wanted = &wanted[(at - (N_TEXT - N_ROWS)) as usize];
+            assert!(got == wanted, "{name}: row {row} beside other sequences");
+        }
+    }
+}
+
+#[test]
+fn spans_and_company_change_no_bit() {
+    for isa in Isa::all_available() {
+        for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            check(isa, 1, kv_type);
+            check(isa, 3, kv_type);
+        }
+    }
+}
