@@ -12,6 +12,7 @@
 //! many threads as there are key/value heads.
 
 mod decode;
+mod plain;
 mod tile;
 
 use std::ops::Range;
@@ -25,6 +26,7 @@ use crate::kernels::Kernels;
 use crate::storage::Stored;
 use crate::values::SharedValues;
 pub(crate) use decode::Decoder;
+pub(crate) use plain::Plain;
 pub(crate) use tile::{TILE, TileKernels};
 
 /// Query vectors that are attended together: their accumulators and a tile stay in the first-level
