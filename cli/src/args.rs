@@ -86,6 +86,9 @@ pub(crate) struct EngineArgs {
     /// How the cpu backend keeps activations that meet quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
+    /// How attention is computed
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) attention: AttentionName,
     /// Threads that compute [default: one for each physical core]
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -117,6 +120,16 @@ pub(crate) struct EngineArgs {
     /// Allocate the memory even where it does not seem to fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AttentionName {
+    /// In one step, over what each token sees
+    #[default]
+    Fused,
+    /// Scores, softmax and sum one after the other, over all cells in use: slow, to compare with
+    Plain,
 }
 
 /// How tokens are chosen.

@@ -10,14 +10,15 @@ use std::path::Path;
 use anyhow::Context;
 use engine::sampler::{Penalties, SamplerConfig};
 use engine::{
-    ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext, MemoryBudget,
+    AttentionMode, ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext,
+    MemoryBudget,
 };
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
 use model_core::model_file::OpenModel;
 
-use crate::args::{EngineArgs, LongContextArgs, SamplerArgs};
+use crate::args::{AttentionName, EngineArgs, LongContextArgs, SamplerArgs};
 use crate::backends;
 use crate::failure::{UsageError, usage};
 use crate::machine;
@@ -94,6 +95,10 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
             SwaSize::Window
         },
         n_snapshots: args.snapshots,
+        attention: match args.attention {
+            AttentionName::Fused => AttentionMode::Fused,
+            AttentionName::Plain => AttentionMode::Plain,
+        },
         budget: budget(args),
         ..EngineConfig::default()
     }

@@ -17,6 +17,17 @@ pub const DEFAULT_N_CTX: u32 = 4096;
 /// The largest context length: beyond it positions would not be countable.
 pub const MAX_N_CTX: u32 = 1 << 30;
 
+/// How attention over a memory is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionMode {
+    /// In one node, over what each row sees: [`Op::Attend`](kv_core::graph::Op::Attend).
+    #[default]
+    Fused,
+    /// Scores, masked softmax and weighted sum in nodes of their own, over all cells up to the last
+    /// that is seen: slower, and everything can be looked at.
+    Plain,
+}
+
 /// What an embedder chooses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
@@ -36,6 +47,8 @@ pub struct EngineConfig {
     pub streams: Streams,
     /// How many cells layers with a window have.
     pub swa: SwaSize,
+    /// How attention is computed.
+    pub attention: AttentionMode,
     /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so many
     /// tokens. Each costs as much as the state itself, twice.
     pub n_snapshots: u32,
@@ -124,6 +137,8 @@ pub struct Settings {
     pub n_programs: usize,
     /// Whether the model gives logits or embeddings.
     pub output: OutputKind,
+    /// How attention is computed.
+    pub attention: AttentionMode,
     layers: LayerMap,
     memory: MemoryConfig,
 }
@@ -138,6 +153,7 @@ impl Default for EngineConfig {
             kv_types: KvTypes::new(KvType::F16, KvType::F16),
             streams: Streams::Shared,
             swa: SwaSize::Window,
+            attention: AttentionMode::Fused,
             n_snapshots: 0,
             n_programs: 8,
             budget: MemoryBudget::Unlimited,
@@ -199,6 +215,7 @@ impl EngineConfig {
                 .with_states(model.layers(), memory.n_state_rows())?,
             n_programs: self.n_programs,
             output: model.output(),
+            attention: self.attention,
             layers: model.layers().clone(),
             memory,
         })

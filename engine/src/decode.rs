@@ -11,16 +11,18 @@ use kv_core::backend::{Backend, LayerRope};
 use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, UBatch, ValidBatch, validate_with};
 use kv_core::graph::{
     BatchVisibility, GraphInputs, GraphOutputs, GraphShape, Input, KeyRopeError, Node, Op,
+    PartInputs,
 };
+use kv_core::layers::RowLayout;
 use kv_core::memory::{
     AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, batch_visibility,
 };
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
-use kv_core::{PosRange, SeqId};
-use model_core::architecture::{Model, OutputKind};
+use kv_core::{PartIdx, PosRange, SeqId};
+use model_core::architecture::{Model, ModelError, OutputKind};
 
-use crate::config::{ConfigError, EngineConfig, Settings};
+use crate::config::{AttentionMode, ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::programs::ProgramCache;
 
@@ -35,7 +37,7 @@ pub struct Engine<B: Backend> {
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
     /// Which model this is, for states.
     pub(crate) fingerprint: Fingerprint,
-    programs: ProgramCache<B::Program>,
+    programs: ProgramCache<ProgramKey, B::Program>,
     settings: Settings,
     inputs: MemoryInputs,
     outputs: GraphOutputs,
@@ -102,6 +104,9 @@ impl<'e> Embeddings<'e> {
     }
 }
 
+/// Steps in which the tables of plain attention grow, in cells.
+const N_KV_STEP: usize = 256;
+
 /// A step that failed, and whether rows may have been written by then.
 struct FailedStep {
     error: EngineError,
@@ -131,7 +136,11 @@ impl<B: Backend> Engine<B> {
             n_tokens: 1,
             n_outputs: 1,
         };
-        programs.get_or_compile(shape, || {
+        let key = ProgramKey {
+            shape,
+            n_kv: Vec::new(),
+        };
+        programs.get_or_compile(key, || {
             let graph = model.graph(shape)?;
             Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
         })?;
@@ -348,11 +357,28 @@ impl<B: Backend> Engine<B> {
             states: &self.inputs.states,
         };
         let (backend, layout) = (&self.backend, &self.settings.layout);
+        let mode = self.settings.attention;
+        let n_kv = match mode {
+            AttentionMode::Fused => Vec::new(),
+            AttentionMode::Plain => cells_in_reach(&self.inputs.parts, layout),
+        };
+        let key = ProgramKey {
+            shape,
+            n_kv: n_kv.clone(),
+        };
         let program = self
             .programs
-            .get_or_compile(shape, || {
+            .get_or_compile(key, || {
                 tracing::debug!(?shape, "compiling");
                 let graph = self.model.graph(shape)?;
+                let graph = match mode {
+                    AttentionMode::Fused => graph,
+                    AttentionMode::Plain => {
+                        let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
+                        let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
+                        plain.map_err(ModelError::Graph)?
+                    }
+                };
                 Ok(backend.compile(&graph, &self.weights, layout)?)
             })
             .map_err(|error| FailedStep {
@@ -398,6 +424,30 @@ impl<B: Backend> std::fmt::Debug for Engine<B> {
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
+}
+
+/// What a compiled program depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ProgramKey {
+    shape: GraphShape,
+    /// With plain attention, the cells of each part that its tables reach.
+    n_kv: Vec<usize>,
+}
+
+/// For each part, a number of first cells that holds all that is stored and seen: a multiple of
+/// [`N_KV_STEP`] where there are as many, so that programs serve for a while.
+fn cells_in_reach(parts: &[PartInputs], layout: &RowLayout) -> Vec<usize> {
+    let in_reach = |(part, inputs): (u32, &PartInputs)| {
+        let runs = inputs.visibility.groups.iter().flat_map(|g| &g.runs);
+        let last = runs
+            .map(|run| run.last_cell())
+            .chain(inputs.cells.iter().copied());
+        let n_used = last.map(|cell| cell.as_usize() + 1).max().unwrap_or(0);
+        let mut layers = layout.layers().iter();
+        let n_rows = layers.find(|l| l.part.0 == part).map_or(0, |l| l.n_rows);
+        n_used.next_multiple_of(N_KV_STEP).min(n_rows)
+    };
+    (0u32..).zip(parts).map(in_reach).collect()
 }
 
 /// For each entry whose output is wanted, which row of the logits is its.

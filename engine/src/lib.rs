@@ -17,7 +17,7 @@ pub mod stop;
 mod timings;
 
 pub use budget::MemoryBudget;
-pub use config::{ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
+pub use config::{AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
 pub use error::{EngineError, Replaced};

@@ -3,16 +3,14 @@
 //! Invariant: never holds more programs than it was made for; the one that was not used for the
 //! longest time makes room. Knows nothing of what a program does.
 
-use kv_core::graph::GraphShape;
-
 /// Programs by the shape of their graph, the least recently used first.
 #[derive(Debug)]
-pub(crate) struct ProgramCache<P> {
-    programs: Vec<(GraphShape, P)>,
+pub(crate) struct ProgramCache<K, P> {
+    programs: Vec<(K, P)>,
     capacity: usize,
 }
 
-impl<P> ProgramCache<P> {
+impl<K: PartialEq, P> ProgramCache<K, P> {
     /// An empty cache for `capacity` programs, at least one.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
@@ -27,7 +25,7 @@ impl<P> ProgramCache<P> {
     /// What `compile` fails with; the cache is unchanged then.
     pub(crate) fn get_or_compile<E>(
         &mut self,
-        shape: GraphShape,
+        shape: K,
         compile: impl FnOnce() -> Result<P, E>,
     ) -> Result<&mut P, E> {
         let entry = match self.programs.iter().position(|(s, _)| *s == shape) {
@@ -50,6 +48,8 @@ impl<P> ProgramCache<P> {
 
 #[cfg(test)]
 mod tests {
+    use kv_core::graph::GraphShape;
+
     use super::*;
 
     #[test]

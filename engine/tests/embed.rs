@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, EngineConfig, EngineError};
+use engine::{AttentionMode, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::batch::Batch;
 use kv_core::contract::tiny_weights;
@@ -123,6 +123,14 @@ impl Model for Encoder {
 }
 
 fn engine_of(model: Arc<Encoder>, n_ubatch: u32) -> Engine<CandleBackend> {
+    engine_with(model, n_ubatch, AttentionMode::Fused)
+}
+
+fn engine_with(
+    model: Arc<Encoder>,
+    n_ubatch: u32,
+    attention: AttentionMode,
+) -> Engine<CandleBackend> {
     let shape = GraphShape {
         n_tokens: 1,
         n_outputs: 1,
@@ -134,6 +142,7 @@ fn engine_of(model: Arc<Encoder>, n_ubatch: u32) -> Engine<CandleBackend> {
         n_seqs: 4,
         n_ubatch,
         n_ctx: Some(64),
+        attention,
         kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
@@ -262,4 +271,14 @@ fn a_non_causal_batch_that_is_cut_is_refused_with_numbers_and_leaves_no_trace() 
     assert!(error.to_string().ends_with("it takes 4"), "{error}");
     assert_eq!(engine.memory().n_tokens(SeqId(1)), 3);
     assert_eq!(rows(&mut engine, &[(1, &[4, 5, 6, 7]), (0, &[9])]).len(), 5);
+}
+
+#[test]
+fn plain_attention_gives_the_rows_of_the_fused_one() {
+    let texts: [(u32, &[u32]); 2] = [(1, &[3, 1, 4, 1, 5, 9, 2]), (0, &[6, 5, 3])];
+    let mut fused = engine_of(Encoder::remembering(2), 16);
+    let mut plain = engine_with(Encoder::remembering(2), 16, AttentionMode::Plain);
+    for text in [&texts[..], &[(1, &[7, 8])], &[(0, &[4])]] {
+        assert_close(&rows(&mut plain, text), &rows(&mut fused, text));
+    }
 }

@@ -243,6 +243,19 @@ impl Run<'_> {
                 let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
                 ops::attend(tensors, spec, queries)
             }
+            Op::Kq { layer, spec } => {
+                let (_, tensors) = self.rows.layer(*layer)?;
+                ops::kq(&tensors.k, spec, self.operand(node, 0)?, shape[2])
+            }
+            Op::KqSoftMax { spec, sinks } => {
+                let part = part_inputs(inputs, part_of(&program.graph, node, 1)?)?;
+                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                ops::kq_soft_max(spec, queries)
+            }
+            Op::Kqv { layer, spec } => {
+                let (_, tensors) = self.rows.layer(*layer)?;
+                ops::kqv(&tensors.v, spec, self.operand(node, 0)?)
+            }
             Op::AttendBatch { spec, sinks } => {
                 let visibility = batch_visibility(&program.graph, node, inputs)?;
                 let queries = self.queries(node, visibility, sinks.as_deref())?;

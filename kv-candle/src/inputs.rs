@@ -60,6 +60,10 @@ pub(crate) fn check(
                     },
                 )?;
             }
+            Op::KqSoftMax { .. } => {
+                let visibility = &part_inputs(inputs, part_of(graph, node, 1)?)?.visibility;
+                check_visibility(visibility, node.shape.last().copied().unwrap_or(0))?;
+            }
             Op::Embed { weight } => {
                 let known = graph.weights().iter().find(|w| w.name == *weight);
                 let n_rows = known.and_then(|w| w.shape.first()).copied().unwrap_or(0);

@@ -85,7 +85,10 @@ impl Program {
             Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
             Op::ScaleByPosition { .. } => {}
             Op::StoreKv { .. } | Op::StoreK { .. } => {}
-            Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. } => {
+            Op::Kq { .. } | Op::Kqv { .. } => {}
+            Op::Attend { sinks, .. }
+            | Op::AttendBatch { sinks, .. }
+            | Op::KqSoftMax { sinks, .. } => {
                 if let Some(sinks) = sinks {
                     self.load(sinks, node, weights)?;
                 }
@@ -242,6 +245,20 @@ pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), Back
             Op::ScanHeads { layer, ref scan } => {
                 let len = scan.d_state * node.row_len();
                 check_states(states_of(layout, layer)?, RowKind::State, len)?;
+            }
+            Op::Kq { layer, ref spec } | Op::Kqv { layer, ref spec } => {
+                let rows = layout.layer(layer).ok_or(BackendError::NoRows { layer })?;
+                check_spec(rows, spec)?;
+                let table = match node.op {
+                    Op::Kq { .. } => node,
+                    _ => operand(graph, node, 0)?,
+                };
+                let n_kv = table.shape.last().copied().unwrap_or(0);
+                if n_kv > rows.n_rows {
+                    let (wanted, got) = (n_kv, rows.n_rows);
+                    let (wanted, got) = (format!("{wanted} cells"), format!("{got} cells"));
+                    return Err(BackendError::RowShape { layer, wanted, got });
+                }
             }
             Op::Attend {
                 layer, ref spec, ..

@@ -11,14 +11,14 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::{ActivationKind, Activations, Int8Buffer};
-use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend};
+use crate::attend::{Attention, Beside, Decoder, Plain, Scratch, TileKernels, Work, attend};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
-use crate::plan::{Buf, Change, HeadValues, Product, RopeTable, Step};
+use crate::plan::{Buf, Change, HeadValues, PlainStep, Product, RopeTable, Step};
 use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
 use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
@@ -203,6 +203,44 @@ impl Run<'_> {
                 let fresh = |x, dim| Stored::fresh(x, spec.kv_heads, dim);
                 let fresh = [fresh(k, spec.k_dim), fresh(v, spec.v_dim)];
                 self.attend(fresh, visibility, (spec, beside), [*q, *out])
+            }
+            Step::Plain {
+                step,
+                layer,
+                part,
+                spec,
+                beside,
+                n_kv,
+                x,
+                out,
+            } => {
+                let plain = Plain {
+                    kernels: self.kernels,
+                    spec,
+                    n_kv: *n_kv,
+                };
+                // SAFETY: the plan lets no step write what it reads.
+                let values = unsafe { self.frame.read(*x) };
+                let width = x.width;
+                let of_row = |row: usize| &values[row * width..(row + 1) * width];
+                if let PlainStep::SoftMax = step {
+                    let beside = self.beside(beside);
+                    let visibility = &self.inputs.parts[*part].visibility;
+                    return self.rows(*out, &|row, to| {
+                        plain.soft_max((visibility, row as u32), beside, of_row(row), to);
+                        Ok(())
+                    });
+                }
+                let Some([keys, values]) = rows.stored(*layer) else {
+                    return Ok(());
+                };
+                self.rows(*out, &|row, to| {
+                    match step {
+                        PlainStep::Sum => plain.sum(values, of_row(row), to),
+                        _ => plain.scores(keys, of_row(row), to),
+                    }
+                    Ok(())
+                })
             }
             Step::TakeRows { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
@@ -474,6 +512,17 @@ impl Run<'_> {
         self.lead.each(n_tasks, &task)
     }
 
+    fn beside<'v>(&self, of: &'v HeadValues) -> Beside<'v>
+    where
+        Self: 'v,
+    {
+        Beside {
+            sinks: of.sinks.as_deref(),
+            slopes: of.slopes.as_deref(),
+            positions: self.inputs.positions,
+        }
+    }
+
     fn attend(
         &mut self,
         stored: [Stored<'_>; 2],
@@ -490,11 +539,7 @@ impl Run<'_> {
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,
-            beside: Beside {
-                sinks: beside.sinks.as_deref(),
-                slopes: beside.slopes.as_deref(),
-                positions: self.inputs.positions,
-            },
+            beside: self.beside(beside),
             out: self.frame.write(out),
         };
         // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.

@@ -117,6 +117,12 @@ impl<'a> Stored<'a> {
         Self { shape, bytes }
     }
 
+    /// Reads all heads of one cell, `[heads, dim]`.
+    pub(crate) fn decode_cell(&self, cell: usize, values: &mut [f32]) {
+        let n = self.shape.bytes();
+        self.shape.decode(&self.bytes[cell * n..][..n], values);
+    }
+
     /// The bytes of the blocks that hold a head of one cell.
     #[inline]
     pub(crate) fn head(&self, cell: usize, head: HeadBlocks) -> &'a [u8] {

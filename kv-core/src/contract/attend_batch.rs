@@ -81,27 +81,37 @@ fn step(seqs: &[u32], windows: [Window; 2]) -> Step {
 
 /// Runs `graph` over `layout` and compares every output with its definition.
 fn compare<B: Backend>(subject: &Subject<B>, graph: &Graph, (layout, step): (&RowLayout, &Step)) {
+    let weights = memory_weights(graph, 62);
+    let of = (layout, &mut Memory::default());
+    let wanted = evaluate(graph, &weights, of, &step.inputs());
+    for (got, wanted) in run(subject, graph, (layout, step)).iter().zip(&wanted) {
+        assert_close("attention", got, wanted, subject.tolerance.attend);
+    }
+}
+
+/// The outputs of `graph` over fresh rows of `layout`, the same at a second run.
+fn run<B: Backend>(
+    subject: &Subject<B>,
+    graph: &Graph,
+    (layout, step): (&RowLayout, &Step),
+) -> Vec<Vec<f32>> {
     let backend = &subject.backend;
     let weights = memory_weights(graph, 62);
-    let wanted = evaluate(
-        graph,
-        &weights,
-        (layout, &mut Memory::default()),
-        &step.inputs(),
-    );
     let loaded = backend.load_weights(Arc::new(weights)).unwrap();
     let mut rows = backend.allocate(layout).unwrap();
     let mut program = backend.compile(graph, &loaded, layout).unwrap();
-    let mut outputs = GraphOutputs::default();
-    // Twice: nothing is remembered from run to run.
-    for _ in 0..2 {
+    let mut outputs = [GraphOutputs::default(), GraphOutputs::default()];
+    for outputs in &mut outputs {
         backend
-            .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+            .run(&mut program, &mut rows, &step.inputs(), outputs)
             .unwrap();
-        for (got, wanted) in outputs.values.iter().zip(&wanted) {
-            assert_close("attention", got, wanted, subject.tolerance.attend);
-        }
     }
+    let [first, second] = outputs;
+    assert_eq!(
+        first.values, second.values,
+        "nothing is remembered from run to run"
+    );
+    first.values
 }
 
 /// Every token sees the whole of its sequence, or what a window leaves of it, and nobody else's.
@@ -149,6 +159,75 @@ pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
     let mut step = Scene::default().step(&tokens, window, &[]);
     step.embeddings = Random::new(64).values(tokens.len() * DIM);
     compare(subject, &graph, (&layout, &step));
+    // In three nodes, over some of the cells: the same, and the tables are as defined.
+    let n_kv = step.parts[0].cells.iter().map(|c| c.as_usize() + 1).max();
+    for n_kv in [n_kv.unwrap(), N_CELLS] {
+        let plain = graph.with_plain_attention(|_| n_kv).unwrap();
+        compare(subject, &plain, (&layout, &step));
+        let (got, wanted) = (
+            run(subject, &plain, (&layout, &step)),
+            run(subject, &graph, (&layout, &step)),
+        );
+        let wanted: Vec<f64> = wanted[0].iter().map(|&v| f64::from(v)).collect();
+        assert_close(
+            "plain and fused",
+            &got[0],
+            &wanted,
+            2.0 * subject.tolerance.attend,
+        );
+    }
+}
+
+/// Scores, weights and sums are what they are defined to be, also for rows that see nothing; a table
+/// that does not reach what a row sees is refused.
+pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
+    let kv_type = subject.backend.info().kv_types[0];
+    let layout = layout(2, N_CELLS, (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim), kv_type);
+    let (part, layer, window) = (PartIdx(0), LayerIdx(1), Window::Sliding(4));
+    let soft_cap = Some(2.0);
+    for (spec, sinks) in [
+        (SPEC, None),
+        (AttendSpec { soft_cap, ..SPEC }, Some("sinks.w")),
+    ] {
+        let graph = |n_kv: usize| {
+            let mut b = builder(5, 0);
+            let [q, k, v] = qkv(&mut b);
+            let cells = b.input(Input::Cells { part }).unwrap();
+            let seen = b.input(Input::Visibility { part, window }).unwrap();
+            let stored = b.store_kv("store", layer, [k, v, cells]).unwrap();
+            let of = (layer, spec);
+            let kq = b.kq("kq", of, [q, stored], n_kv).unwrap();
+            let weights = b.kq_soft_max("kq_soft_max", (spec, sinks), [kq, seen]);
+            let weights = weights.unwrap();
+            let kqv = b.kqv("kqv", of, [weights, stored]).unwrap();
+            b.finish(&[kq, weights, kqv]).unwrap()
+        };
+        let tokens: Vec<Token> = (0u32..5)
+            .map(|pos| Token {
+                id: 0,
+                text: pos as usize % 2,
+                pos,
+                cell: 3 * pos,
+            })
+            .collect();
+        let mut step = Scene::default().step(&tokens, window, &[]);
+        step.embeddings = Random::new(65).values(tokens.len() * DIM);
+        let group = &mut step.parts[0].visibility.groups[1];
+        group.limits[0] = crate::PosRange::EMPTY;
+        compare(subject, &graph(17), (&layout, &step));
+        compare(subject, &graph(13), (&layout, &step));
+        let short = graph(12);
+        let backend = &subject.backend;
+        let loaded = backend.load_weights(Arc::new(memory_weights(&short, 62)));
+        let mut rows = backend.allocate(&layout).unwrap();
+        let mut program = backend.compile(&short, &loaded.unwrap(), &layout).unwrap();
+        let mut outputs = GraphOutputs::default();
+        let error = backend.run(&mut program, &mut rows, &step.inputs(), &mut outputs);
+        assert!(
+            matches!(error, Err(BackendError::Input { .. })),
+            "{error:?}"
+        );
+    }
 }
 
 /// A window that was not given, rows that are not there, too few positions.

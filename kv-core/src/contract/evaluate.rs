@@ -193,6 +193,35 @@ impl Evaluator<'_> {
                     custom.name
                 )
             }
+            Op::Kq { layer, spec } => {
+                let of = (spec, spec.k_dim, node.shape[2]);
+                let keys = rows_by_cell(memory, (*layer, 0), of);
+                let q = self.operand(node, 0).chunks_exact(spec.k_dim);
+                let score = |(i, q): (usize, &[f64])| -> Value {
+                    let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
+                    let keys = keys.iter().map(|key| &key[kv_head * spec.k_dim..]);
+                    let dots = keys.map(|k| q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>());
+                    let scaled = dots.map(|dot| dot * f64::from(spec.scale));
+                    let cap = |x: f64, c: f32| f64::from(c) * (x / f64::from(c)).tanh();
+                    scaled
+                        .map(|x| spec.soft_cap.map_or(x, |c| cap(x, c)))
+                        .collect()
+                };
+                q.enumerate().flat_map(score).collect()
+            }
+            Op::KqSoftMax { spec, sinks } => self.kq_soft_max(node, (spec, sinks.as_deref())),
+            Op::Kqv { layer, spec } => {
+                let n_kv = self.shape(node.operands[0])[2];
+                let values = rows_by_cell(memory, (*layer, 1), (spec, spec.v_dim, n_kv));
+                let weights = self.operand(node, 0).chunks_exact(n_kv);
+                let sum = |(i, weights): (usize, &[f64])| -> Value {
+                    let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
+                    let at = |j: usize| kv_head * spec.v_dim + j;
+                    let one = |j| weights.iter().zip(&values).map(|(w, v)| w * v[at(j)]).sum();
+                    (0..spec.v_dim).map(one).collect()
+                };
+                weights.enumerate().flat_map(sum).collect()
+            }
             Op::TakeRows => {
                 let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
                 let n = node.row_len();
@@ -535,6 +564,41 @@ impl Evaluator<'_> {
         out
     }
 
+    fn kq_soft_max(&self, node: &Node, (spec, sinks): (&AttendSpec, Option<&str>)) -> Value {
+        let part = self.part(node.operands[1]);
+        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
+        let sinks = sinks.map(|name| self.weight(name));
+        let n_kv = node.shape[2];
+        let mut out = vec![0.0; node.n_values()];
+        let tables = out
+            .chunks_exact_mut(n_kv)
+            .zip(self.operand(node, 0).chunks_exact(n_kv));
+        for (i, (weights, scores)) in tables.enumerate() {
+            let (row, head) = (i / spec.n_heads, i % spec.n_heads);
+            let score = |(cell, pos): (CellIdx, crate::Pos)| {
+                let slope = slopes.as_ref().map_or(0.0, |s| f64::from(s[head]));
+                let distance = match slope {
+                    0.0 => 0,
+                    _ => self.inputs.positions[row].abs_diff(pos.0),
+                };
+                let cell = cell.as_usize();
+                (cell, scores[cell] - slope * f64::from(distance))
+            };
+            let seen: Vec<(usize, f64)> = visibility.row(row as u32).map(score).collect();
+            let all = seen
+                .iter()
+                .map(|s| s.1)
+                .chain(sinks.as_ref().map(|sinks| sinks[head]));
+            let max = all.clone().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = all.map(|s| (s - max).exp()).sum();
+            for (cell, score) in seen {
+                weights[cell] = (score - max).exp() / sum;
+            }
+        }
+        out
+    }
+
     fn attend_batch(&self, node: &Node, of: (&AttendSpec, Option<&str>)) -> Value {
         let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
             Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
@@ -548,6 +612,19 @@ impl Evaluator<'_> {
         let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
         self.attend(node, of, visibility.unwrap(), |cell| &rows[cell.as_usize()])
     }
+}
+
+/// K (`kind` 0) or V rows of the first cells, zeros where nothing was stored.
+fn rows_by_cell(
+    memory: &Memory,
+    (layer, kind): (LayerIdx, usize),
+    (spec, dim, n_kv): (&AttendSpec, usize, usize),
+) -> Vec<Value> {
+    let row = |cell: u32| match memory.rows.get(&(layer, cell)) {
+        Some(rows) => rows[kind].clone(),
+        None => vec![0.0; spec.kv_heads * dim],
+    };
+    (0..n_kv as u32).map(row).collect()
 }
 
 /// What a head sees: K and V of a token, and what is added to its score.

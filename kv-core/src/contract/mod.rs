@@ -207,6 +207,7 @@ macro_rules! backend_contract {
                 attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
             attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
+                plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates,

@@ -32,7 +32,8 @@ pub(super) fn rebuild(graph: &Graph) -> Result<Graph, GraphError> {
     }
 }
 
-fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, GraphError> {
+/// Adds a node whose operands are those of `b`, with the weights that `graph` declares.
+pub(super) fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, GraphError> {
     let name = node.name.as_str();
     match &node.op {
         Op::Input(input) => {
@@ -137,7 +138,7 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
         }
         Op::AttendBatch { spec, sinks } => {
             let [q, k, v, visibility] = attend_operands(node, spec)?;
-            let window = match graph.node(visibility).map(|n| &n.op) {
+            let window = match b.op_of(visibility) {
                 Some(Op::Input(Input::BatchVisibility { window })) => *window,
                 _ => {
                     return Err(GraphError::NotAsBuilt {
@@ -156,6 +157,15 @@ fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<NodeId, Graph
             let width = node.shape.last().copied().unwrap_or(0);
             b.custom(name, custom, &node.operands, (&shapes, width))
         }
+        Op::Kq { layer, spec } => {
+            let n_kv = node.shape.last().copied().unwrap_or(0);
+            b.kq(name, (*layer, *spec), operands(node)?, n_kv)
+        }
+        Op::KqSoftMax { spec, sinks } => {
+            let operands = attend_operands(node, spec)?;
+            b.kq_soft_max(name, (*spec, sinks.as_deref()), operands)
+        }
+        Op::Kqv { layer, spec } => b.kqv(name, (*layer, *spec), operands(node)?),
         Op::TakeRows => {
             let [x, rows] = operands(node)?;
             b.take_rows(name, x, rows)

@@ -64,6 +64,8 @@ impl fmt::Display for Dot<'_> {
                 | Op::StoreK { .. }
                 | Op::Attend { .. }
                 | Op::AttendBatch { .. }
+                | Op::Kq { .. }
+                | Op::Kqv { .. }
                 | Op::Conv { .. }
                 | Op::Scan { .. }
                 | Op::ScanHeads { .. }
@@ -135,7 +137,14 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             fields.extend(attend_fields(spec, sinks.as_deref()));
             fields
         }
-        Op::AttendBatch { spec, sinks } => attend_fields(spec, sinks.as_deref()),
+        Op::AttendBatch { spec, sinks } | Op::KqSoftMax { spec, sinks } => {
+            attend_fields(spec, sinks.as_deref())
+        }
+        Op::Kq { layer, spec } | Op::Kqv { layer, spec } => {
+            let mut fields = vec![format!("layer={layer}")];
+            fields.extend(attend_fields(spec, None));
+            fields
+        }
         Op::Activate { activation } => vec![format!("activation={activation}")],
         Op::Columns { first } => vec![format!("first={first}")],
         Op::Conv { layer, conv } => {

@@ -89,6 +89,7 @@ impl Graph {
             | Op::Embed { .. }
             | Op::Attend { .. }
             | Op::AttendBatch { .. }
+            | Op::Kqv { .. }
             | Op::Input(_) => Ok(None),
             Op::Scale { .. } => before(0),
             Op::Reshape if self.keeps_heads(id) => before(0),

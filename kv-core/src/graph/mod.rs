@@ -17,6 +17,7 @@ mod experts;
 mod inputs;
 mod key_rope;
 mod op;
+mod plain;
 mod states;
 
 pub use alibi::Alibi;

@@ -238,6 +238,36 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
     },
+    /// Scores of plain attention: `scale q K^T` with the soft cap, against the keys of the first
+    /// cells of a layer's part, whoever uses them.
+    /// `(q [n, heads, k_dim], stored) -> [n, heads, n_kv]`, where `stored` is as in [`Op::Attend`].
+    Kq {
+        /// Whose rows.
+        layer: LayerIdx,
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+    },
+    /// Weights of plain attention: the softmax of each row and head over the cells that the row
+    /// sees, with biases and sinks; 0 for the others, and for all where it sees nothing.
+    /// `(kq [n, heads, n_kv], visibility) -> same`, and with ALiBi the positions `u32 [n]`.
+    KqSoftMax {
+        /// Heads and biases.
+        #[serde(flatten)]
+        spec: AttendSpec,
+        /// As in [`Op::Attend`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
+    },
+    /// Result of plain attention: the values of the first cells, weighted.
+    /// `(weights [n, heads, n_kv], stored) -> [n, heads * v_dim]`.
+    Kqv {
+        /// Whose rows.
+        layer: LayerIdx,
+        /// Heads and widths.
+        #[serde(flatten)]
+        spec: AttendSpec,
+    },
     /// `activation(x)`. `(x) -> same`.
     Activate {
         /// The function.
@@ -375,6 +405,9 @@ impl Op {
             Self::StoreK { .. } => "store_k",
             Self::Attend { .. } => "attend",
             Self::AttendBatch { .. } => "attend_batch",
+            Self::Kq { .. } => "kq",
+            Self::KqSoftMax { .. } => "kq_soft_max",
+            Self::Kqv { .. } => "kqv",
             Self::Activate { .. } => "activate",
             Self::Columns { .. } => "columns",
             Self::Conv { .. } => "conv",

@@ -12,6 +12,7 @@
 //! there rows of several sequences share what they see alike ([`split`]).
 
 mod decode;
+mod plain;
 mod spans;
 mod split;
 mod tile;
@@ -29,6 +30,7 @@ use crate::storage::Stored;
 use crate::team::Lead;
 use crate::values::SharedValues;
 pub(crate) use decode::Decoder;
+pub(crate) use plain::Plain;
 use spans::{Softmax, span_of};
 use split::Split;
 pub(crate) use tile::{TILE, TileKernels};

@@ -132,6 +132,17 @@ pub(crate) enum Step<V> {
         qkv: [V; 3],
         out: V,
     },
+    /// One of the three steps of plain attention, over the first `n_kv` cells.
+    Plain {
+        step: PlainStep,
+        layer: usize,
+        part: usize,
+        spec: AttendSpec,
+        beside: HeadValues,
+        n_kv: usize,
+        x: V,
+        out: V,
+    },
     TakeRows {
         x: V,
         out: V,
@@ -212,6 +223,17 @@ pub(crate) struct CustomStep {
     pub(crate) weights: Vec<Arc<[f32]>>,
     /// The recurrent layer, by its place in the layout, and the values of its state.
     pub(crate) state: Option<(usize, usize)>,
+}
+
+/// A step of plain attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PlainStep {
+    /// Queries become scores.
+    Scores,
+    /// Scores become weights.
+    SoftMax,
+    /// Weights become results.
+    Sum,
 }
 
 /// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
@@ -346,9 +368,10 @@ impl<V: Copy> Step<V> {
             Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
             Self::LayerNorm { x, out, .. } => (vec![*x], vec![*out]),
             Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
-            Self::RmsNorm { x, out, .. } | Self::TakeRows { x, out } | Self::Copy { x, out } => {
-                (vec![*x], vec![*out])
-            }
+            Self::Plain { x, out, .. }
+            | Self::RmsNorm { x, out, .. }
+            | Self::TakeRows { x, out }
+            | Self::Copy { x, out } => (vec![*x], vec![*out]),
         }
     }
 
@@ -447,6 +470,25 @@ impl<V: Copy> Step<V> {
                 spec,
                 beside,
                 qkv: qkv.map(&f),
+                out: f(out),
+            },
+            Self::Plain {
+                step,
+                layer,
+                part,
+                spec,
+                beside,
+                n_kv,
+                x,
+                out,
+            } => Step::Plain {
+                step,
+                layer,
+                part,
+                spec,
+                beside,
+                n_kv,
+                x: f(x),
                 out: f(out),
             },
             Self::TakeRows { x, out } => Step::TakeRows {

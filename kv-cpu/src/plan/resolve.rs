@@ -237,6 +237,7 @@ impl<'a> Resolver<'a> {
             Op::Attend { layer, spec, .. } => self.attend(node, (*layer, *spec), out)?,
             Op::AttendBatch { spec, .. } => self.attend_batch(node, *spec, out)?,
             Op::Custom { custom } => self.custom(node, custom, out)?,
+            Op::Kq { .. } | Op::KqSoftMax { .. } | Op::Kqv { .. } => self.plain(node, out)?,
             Op::TakeRows => {
                 self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
                 let x = self.operand(node, 0)?;

@@ -5,7 +5,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{AttendSpec, Input, Node, Op};
 
 use super::{Resolver, Value, unsupported};
-use crate::plan::{HeadValues, Step};
+use crate::plan::{HeadValues, PlainStep, Step};
 
 impl<'a> Resolver<'a> {
     /// Keys that begin with the values.
@@ -96,6 +96,75 @@ impl<'a> Resolver<'a> {
         })
     }
 
+    /// A step of plain attention.
+    pub(super) fn plain(
+        &mut self,
+        node: &'a Node,
+        out: Value,
+    ) -> Result<Step<Value>, BackendError> {
+        let x = self.operand(node, 0)?;
+        let table = |of: &Node| of.shape.last().copied().unwrap_or(0);
+        let (step, layer, spec, n_kv) = match &node.op {
+            Op::Kq { layer, spec } => (PlainStep::Scores, Some(*layer), *spec, table(node)),
+            Op::KqSoftMax { spec, .. } => (PlainStep::SoftMax, None, *spec, table(node)),
+            Op::Kqv { layer, spec } => {
+                let weights = node.operands.first().and_then(|&id| self.graph.node(id));
+                (
+                    PlainStep::Sum,
+                    Some(*layer),
+                    *spec,
+                    weights.map_or(0, table),
+                )
+            }
+            _ => return Err(unsupported(node)),
+        };
+        let (layer, part) = match layer {
+            Some(layer) => {
+                let (at, rows) = self.layer(layer)?;
+                crate::attend::check_shape(&spec, &rows)?;
+                if n_kv > rows.n_rows {
+                    let (wanted, got) = (format!("{n_kv} cells"), format!("{} cells", rows.n_rows));
+                    return Err(BackendError::RowShape { layer, wanted, got });
+                }
+                (at, rows.part)
+            }
+            None => {
+                let visibility = node.operands.get(1).and_then(|&id| self.graph.node(id));
+                let Some(Op::Input(Input::Visibility { part, .. })) = visibility.map(|v| &v.op)
+                else {
+                    return Err(unsupported(node));
+                };
+                // Nobody may see what the table does not reach.
+                let needs = self.part(*part);
+                needs.n_cells = needs.n_cells.min(n_kv);
+                (0, *part)
+            }
+        };
+        let n = self.graph.shape().n_tokens * spec.n_heads;
+        let (wanted_x, wanted_out) = match step {
+            PlainStep::Scores => (n * spec.k_dim, n * n_kv),
+            PlainStep::SoftMax => (n * n_kv, n * n_kv),
+            PlainStep::Sum => (n * n_kv, n * spec.v_dim),
+        };
+        if x.len(self.graph) != wanted_x || out.len(self.graph) != wanted_out {
+            return Err(unsupported(node));
+        }
+        let beside = match step {
+            PlainStep::SoftMax => self.head_values(node, &spec, 2)?,
+            _ => HeadValues::default(),
+        };
+        Ok(Step::Plain {
+            step,
+            layer,
+            part: part.as_usize(),
+            spec,
+            beside,
+            n_kv,
+            x,
+            out,
+        })
+    }
+
     fn check_queries(
         &self,
         node: &Node,
@@ -115,7 +184,10 @@ impl<'a> Resolver<'a> {
         spec: &AttendSpec,
         at: usize,
     ) -> Result<HeadValues, BackendError> {
-        let (Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. }) = &node.op else {
+        let (Op::Attend { sinks, .. }
+        | Op::AttendBatch { sinks, .. }
+        | Op::KqSoftMax { sinks, .. }) = &node.op
+        else {
             return Err(unsupported(node));
         };
         let sinks = sinks.as_ref().map(|name| self.vector(name, node));
