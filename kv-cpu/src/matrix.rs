@@ -73,6 +73,8 @@ impl Matrix {
             });
         };
         let activations = match quantised {
+            // Decoded piece by piece: there is no kernel for int8 yet.
+            _ if weight.format() == BlockFormat::MXFP4 => ActivationKind::F32,
             ActivationKind::Int8 | ActivationKind::Int8Long => int8_kind(weight.format()),
             ActivationKind::F32 => ActivationKind::F32,
         };
@@ -260,6 +262,7 @@ fn is_supported(format: BlockFormat) -> bool {
             | B::Q6_K
             | B::IQ4_NL
             | B::IQ4_XS
+            | B::MXFP4
     )
 }
 

@@ -323,6 +323,9 @@ fn random_weight(format: BlockFormat, n_rows: usize, n_columns: usize, seed: u64
             }
             _ => 0.02,
         };
+        if format == BlockFormat::MXFP4 {
+            block[0] = 117 + block[0] % 8;
+        }
         for at in scale_offsets(format) {
             let scale = f16::from_f32(random.unit() * size);
             block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
@@ -334,7 +337,7 @@ fn random_weight(format: BlockFormat, n_rows: usize, n_columns: usize, seed: u64
 
 fn scale_offsets(format: BlockFormat) -> &'static [usize] {
     match format {
-        BlockFormat::F32 | BlockFormat::BF16 => &[],
+        BlockFormat::F32 | BlockFormat::BF16 | BlockFormat::MXFP4 => &[],
         BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
         BlockFormat::Q2_K => &[80, 82],
         BlockFormat::Q3_K => &[108],
@@ -439,6 +442,9 @@ fn extreme_quants_do_not_overflow() {
         for fill in [0x00, 0xff, 0x80, 0x7f] {
             let mut bytes = vec![fill; n / format.block_len() * format.block_bytes()];
             for block in bytes.chunks_mut(format.block_bytes()) {
+                if format == BlockFormat::MXFP4 {
+                    block[0] = 126;
+                }
                 for at in scale_offsets(format) {
                     block[*at..at + 2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
                 }

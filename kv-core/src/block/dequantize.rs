@@ -6,7 +6,7 @@
 //! scale), [`super::k_quants`] (256 values with scales of their own for 16 or 32 of them) and
 //! [`super::iq4`] (4-bit indices into a table). This file only walks over blocks.
 
-use super::{BlockFormat, blocks32, iq4, k_quants, plain};
+use super::{BlockFormat, blocks32, iq4, k_quants, mxfp4, plain};
 
 /// Decodes `values.len()` values from `bytes`, block after block.
 ///
@@ -36,6 +36,7 @@ pub fn dequantize(format: BlockFormat, bytes: &[u8], values: &mut [f32]) {
         BlockFormat::Q6_K => each_block(bytes, values, k_quants::decode_q6_k),
         BlockFormat::IQ4_NL => each_block(bytes, values, iq4::decode_iq4_nl),
         BlockFormat::IQ4_XS => each_block(bytes, values, iq4::decode_iq4_xs),
+        BlockFormat::MXFP4 => each_block(bytes, values, mxfp4::decode_mxfp4),
     }
 }
 

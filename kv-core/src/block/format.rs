@@ -24,11 +24,12 @@ pub enum BlockFormat {
     Q6_K,
     IQ4_NL,
     IQ4_XS,
+    MXFP4,
 }
 
 impl BlockFormat {
     /// All formats, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -44,13 +45,15 @@ impl BlockFormat {
         Self::Q6_K,
         Self::IQ4_NL,
         Self::IQ4_XS,
+        Self::MXFP4,
     ];
 
     /// Values in one block.
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::IQ4_NL | Self::MXFP4 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
         }
     }
@@ -71,6 +74,7 @@ impl BlockFormat {
             Self::Q5_K => 176,
             Self::Q6_K => 210,
             Self::IQ4_XS => 136,
+            Self::MXFP4 => 17,
         }
     }
 
@@ -99,6 +103,7 @@ impl BlockFormat {
             Self::Q6_K => "Q6_K",
             Self::IQ4_NL => "IQ4_NL",
             Self::IQ4_XS => "IQ4_XS",
+            Self::MXFP4 => "MXFP4",
         }
     }
 }

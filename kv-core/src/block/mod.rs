@@ -9,6 +9,7 @@ mod dequantize;
 mod format;
 mod iq4;
 mod k_quants;
+mod mxfp4;
 mod plain;
 mod quantize;
 

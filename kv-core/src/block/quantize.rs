@@ -101,7 +101,8 @@ pub fn quantize_into(
         | BlockFormat::Q4_K
         | BlockFormat::Q5_K
         | BlockFormat::Q6_K
-        | BlockFormat::IQ4_XS => return Err(QuantizeError::Unsupported { format }),
+        | BlockFormat::IQ4_XS
+        | BlockFormat::MXFP4 => return Err(QuantizeError::Unsupported { format }),
     }
     Ok(())
 }

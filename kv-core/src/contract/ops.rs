@@ -143,6 +143,7 @@ pub(super) fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> 
         BlockFormat::Q2_K => &[80, 82],
         BlockFormat::Q3_K => &[108],
         BlockFormat::Q6_K => &[208],
+        BlockFormat::MXFP4 => &[],
         _ => &[0],
     };
     let mut bytes = Vec::new();
@@ -153,6 +154,9 @@ pub(super) fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> 
             BlockFormat::BF16 => bytes.extend(half::bf16::from_f32(random.value()).to_le_bytes()),
             _ => {
                 let mut block: Vec<u8> = (0..size).map(|_| random.bits() as u8).collect();
+                if format == BlockFormat::MXFP4 {
+                    block[0] = 119 + block[0] % 4;
+                }
                 for &at in scales {
                     let scale = half::f16::from_f32(0.01 + 0.005 * random.value());
                     block[at..at + 2].copy_from_slice(&scale.to_le_bytes());

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, quants
 
 READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
-        "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+        "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 WRITE = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 # Offsets of the f16 scales in a block.
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
@@ -37,6 +37,8 @@ def main(path):
         for at in SCALES.get(name, []):
             scale = rng.normal(0, 0.1, n_blocks).astype("<f2")
             blocks[:, at:at + 2] = scale.view(np.uint8).reshape(n_blocks, 2)
+        if name == "MXFP4":  # the exponent of a power of two
+            blocks[:, 0] = rng.integers(110, 140, n_blocks)
         if block_len == 1:  # no infinities, no NaN
             values = rng.normal(0, 100, n_blocks).astype("<f4")
             blocks = {"F32": values.view(np.uint8), "F16": values.astype("<f2").view(np.uint8),

@@ -18,7 +18,7 @@ pub enum TensorType {
 }
 
 /// Numbers of the supported formats (source: `ggml_type` in the GGUF specification).
-const SUPPORTED: [(u32, BlockFormat); 15] = [
+const SUPPORTED: [(u32, BlockFormat); 16] = [
     (0, BlockFormat::F32),
     (1, BlockFormat::F16),
     (2, BlockFormat::Q4_0),
@@ -34,6 +34,7 @@ const SUPPORTED: [(u32, BlockFormat); 15] = [
     (20, BlockFormat::IQ4_NL),
     (23, BlockFormat::IQ4_XS),
     (30, BlockFormat::BF16),
+    (39, BlockFormat::MXFP4),
 ];
 
 /// What is known of one tensor type.
@@ -54,7 +55,7 @@ const fn known(code: u32, name: &'static str, block_len: u64, block_bytes: u64) 
 }
 
 /// Types that cannot be computed with, but whose size is known (same source).
-const UNSUPPORTED: [KnownType; 19] = [
+const UNSUPPORTED: [KnownType; 18] = [
     known(9, "Q8_1", 32, 36),
     known(15, "Q8_K", 256, 292),
     known(16, "IQ2_XXS", 256, 66),
@@ -71,7 +72,6 @@ const UNSUPPORTED: [KnownType; 19] = [
     known(29, "IQ1_M", 256, 56),
     known(34, "TQ1_0", 256, 54),
     known(35, "TQ2_0", 256, 66),
-    known(39, "MXFP4", 32, 17),
     known(40, "NVFP4", 64, 36),
     known(41, "Q1_0", 128, 18),
 ];
