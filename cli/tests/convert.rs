@@ -72,7 +72,8 @@ fn each_type_is_written_and_stays_near() {
     for (name, format, tolerance) in [
         ("f16", BlockFormat::F16, 0.05),
         ("bf16", BlockFormat::BF16, 0.3),
-        ("q8_0", BlockFormat::Q8_0, 0.3),
+        // 8 bits for 32 values: some five times the error of bf16; 4 bits: sixteen times that.
+        ("q8_0", BlockFormat::Q8_0, 0.6),
         ("Q4_0", BlockFormat::Q4_0, 6.0),
     ] {
         let (_dir, path) = converted("model.gguf", name);

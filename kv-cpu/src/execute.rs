@@ -3,6 +3,8 @@
 //! Invariant: how work is divided changes no bit of the result: every value is computed by one task
 //! from the same operands in the same order. Knows nothing of graphs.
 
+mod products;
+
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -10,20 +12,20 @@ use kv_core::Visibility;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
-use crate::activations::{ActivationKind, Activations, Int8Buffer};
+use crate::activations::Int8Buffer;
 use crate::attend::{Attention, Beside, Decoder, Plain, Scratch, TileKernels, Work, attend};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
-use crate::matrix::Matrix;
-use crate::output::SharedOutput;
-use crate::plan::{Buf, Change, HeadValues, PlainStep, Product, RopeTable, Step};
+use crate::plan::{Buf, Change, HeadValues, PlainStep, RopeTable, Step};
 use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
 use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
+
+pub(crate) use products::pieces_of;
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
 pub(crate) const VALUES_PER_TASK: usize = 8192;
@@ -31,13 +33,6 @@ pub(crate) const VALUES_PER_TASK: usize = 8192;
 const TASKS_PER_THREAD: usize = 4;
 /// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
 const ROWS_STEP: usize = 16;
-/// The same for several tokens, whose kernels take so many rows at a time.
-const PANEL_STEP: usize = 32;
-/// Weight bytes that are worth a task of their own, and how many one should have at most.
-const BYTES_PER_TASK: usize = 16 * 1024;
-const MOST_BYTES_PER_TASK: usize = 256 * 1024;
-/// Tokens whose multiplication takes about as long as reading the weights from memory.
-const TOKENS_PER_READ: usize = 4;
 
 /// Computes one row of a buffer: `(row, values)`.
 type FillRow<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), BackendError> + Sync + 'a;
@@ -460,58 +455,6 @@ impl Run<'_> {
         })
     }
 
-    /// All products of the same rows: the rows are prepared once, then tasks take pieces of the
-    /// matrices.
-    fn linear(&mut self, x: Buf, products: &[Product<Buf>]) -> Result<(), BackendError> {
-        if x.rows == 0 {
-            return Ok(());
-        }
-        // SAFETY: the plan lets no step write what it reads.
-        let values = unsafe { self.frame.read(x) };
-        let kernels = self.kernels;
-        for int8 in self.int8.iter_mut() {
-            let kind = int8.kind();
-            if !products.iter().any(|p| p.matrix.activation_kind() == kind) {
-                continue;
-            }
-            int8.reshape(x.rows, x.width);
-            let shared = int8.shared();
-            let per_task = (VALUES_PER_TASK / x.width.max(1)).max(1);
-            self.lead.each(x.rows.div_ceil(per_task), &|_, task| {
-                for row in piece(task, per_task, x.rows) {
-                    let row_values = &values[row * x.width..(row + 1) * x.width];
-                    // SAFETY: each row belongs to one task, and nobody reads before all are done.
-                    unsafe { shared.prepare_row(kernels, row, row_values) };
-                }
-                Ok(())
-            })?;
-        }
-        let [blocks, long] = &*self.int8;
-        let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
-        let frame = self.frame;
-        let n_tasks = products
-            .iter()
-            .map(|p| pieces_of(&p.matrix, x.rows, n_threads).0)
-            .sum();
-        let task = |_: usize, mut task: usize| {
-            for product in products {
-                let (n, step) = pieces_of(&product.matrix, x.rows, n_threads);
-                if task < n {
-                    let columns = piece(task, step, product.matrix.n_rows());
-                    let acts = match product.matrix.activation_kind() {
-                        ActivationKind::F32 => Activations::F32(values),
-                        ActivationKind::Int8 => Activations::Int8(blocks),
-                        ActivationKind::Int8Long => Activations::Int8(long),
-                    };
-                    return multiply(kernels, &frame, (product, acts), columns);
-                }
-                task -= n;
-            }
-            Ok(())
-        };
-        self.lead.each(n_tasks, &task)
-    }
-
     fn beside<'v>(&self, of: &'v HeadValues) -> Beside<'v>
     where
         Self: 'v,
@@ -570,49 +513,4 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
             node: other.to_string(),
         }),
     }
-}
-
-/// Number of pieces of a matrix that is multiplied with `n_tokens` rows, and weight rows of each.
-pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (usize, usize) {
-    let n_rows = matrix.n_rows();
-    // For many tokens a row is work for longer.
-    let work = matrix.row_bytes() * n_tokens.div_ceil(TOKENS_PER_READ);
-    let worth = BYTES_PER_TASK.div_ceil(work.max(1));
-    let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
-    let most = MOST_BYTES_PER_TASK.div_ceil(work.max(1));
-    let step = share.min(most).max(worth);
-    let step = step.next_multiple_of(if n_tokens == 1 { ROWS_STEP } else { PANEL_STEP });
-    (n_rows.div_ceil(step), step)
-}
-
-/// Some columns of one product, with bias and residual.
-fn multiply(
-    kernels: &Kernels,
-    frame: &Frame<'_>,
-    (product, acts): (&Product<Buf>, Activations<'_>),
-    columns: Range<usize>,
-) -> Result<(), BackendError> {
-    let out = product.out;
-    let values = frame.write(out);
-    // SAFETY: `values` are `out.rows` rows of `out.width`, initialised (the arena was zeroed), and
-    // each column belongs to one task.
-    let mut to = unsafe {
-        SharedOutput::from_raw(values.start(), out.rows, out.width).columns(columns.clone())
-    };
-    product.matrix.multiply(kernels, acts, &mut to)?;
-    for row in 0..out.rows {
-        let range = row * out.width + columns.start..row * out.width + columns.end;
-        if let Some(bias) = &product.bias {
-            // SAFETY: these columns belong to this task, which writes them through `to` no more.
-            (kernels.add)(
-                unsafe { values.range(range.clone()) },
-                &bias[columns.clone()],
-            );
-        }
-        if let Some(residual) = product.residual {
-            // SAFETY: as above; the residual is another buffer, which nobody writes in this step.
-            unsafe { (kernels.add)(values.range(range.clone()), &frame.read(residual)[range]) };
-        }
-    }
-    Ok(())
 }

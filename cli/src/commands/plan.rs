@@ -332,7 +332,12 @@ mod tests {
         for name in registry().names() {
             let model = registry().get(&name).unwrap().example().unwrap();
             let config = EngineConfig::default();
-            let budget = 3 << 20;
+            let least = EngineConfig {
+                n_ctx: Some(1),
+                ..config.clone()
+            };
+            // States are there however short the context is.
+            let budget = least.settings(&*model).unwrap().memory_bytes() + (3 << 20);
             let Some(largest) = config.largest_n_ctx(&*model, budget) else {
                 panic!("{name}: nothing fits");
             };

@@ -36,13 +36,13 @@ pub(crate) fn kq_soft_max(spec: &AttendSpec, queries: Queries<'_>) -> Result<Ten
     let mut mask = vec![f32::NEG_INFINITY; n * n_kv];
     let mut distances = vec![0.0; n * n_kv];
     let mut sees = vec![0.0f32; n];
-    for row in 0..n {
+    for (row, sees) in sees.iter_mut().enumerate() {
         let query = queries.positions.get(row).copied().unwrap_or(0);
         for (cell, pos) in queries.visibility.row(row as u32) {
             let at = row * n_kv + cell.as_usize();
             mask[at] = 0.0;
             distances[at] = -(query.abs_diff(pos.0) as f32);
-            sees[row] = 1.0;
+            *sees = 1.0;
         }
     }
     // A row that sees nothing would be a softmax of nothing: it sees all, and counts for nothing.

@@ -4,16 +4,20 @@
 //! Rows are remembered as what their stored type can hold, so storage rounds here as it does on
 //! devices. Knows nothing of backends.
 
+mod attend;
+mod recurrent;
+
 use std::collections::HashMap;
 
 use crate::graph::{
-    Activation, AttendSpec, ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, Node, NodeId, Op,
-    RouteGate, RouteSpec, RouteSum, ScanSpec,
+    Activation, Graph, GraphInputs, Input, Node, NodeId, Op, RouteGate, RouteSpec, RouteSum,
 };
 use crate::layers::{RowLayout, RowShape, ValueRows};
 use crate::rope::{RopeSpec, RopeStyle};
 use crate::weights::WeightSource;
-use crate::{CellIdx, LayerIdx, PartIdx, Visibility};
+use crate::{CellIdx, LayerIdx};
+
+use attend::rows_by_cell;
 
 /// What a memory holds: K and V of each layer and cell, as stored.
 #[derive(Clone, Debug, Default)]
@@ -417,245 +421,6 @@ impl Evaluator<'_> {
         }
         Vec::new()
     }
-
-    /// Walks all groups of rows: `token(state, row)` gives the outputs of a row.
-    fn recur(
-        &self,
-        node: &Node,
-        (layer, kind, len): (LayerIdx, StateKind, usize),
-        memory: &mut Memory,
-        token: impl Fn(&mut Vec<f64>, usize) -> Vec<f64>,
-    ) -> Value {
-        let mut out = vec![0.0; node.n_values()];
-        for group in self.inputs.states {
-            let mut state = match group.source {
-                None => vec![0.0; len],
-                Some(row) => memory.states[&(layer, kind, row)].clone(),
-            };
-            for (n_rows, &row) in (1u32..).zip(&group.rows) {
-                let row = row as usize;
-                let result = token(&mut state, row);
-                out[row * node.row_len()..][..node.row_len()].copy_from_slice(&result);
-                for store in group.stores.iter().filter(|store| store.n_rows == n_rows) {
-                    memory.states.insert((layer, kind, store.to), state.clone());
-                }
-            }
-        }
-        out
-    }
-
-    fn conv(
-        &self,
-        node: &Node,
-        (layer, conv): (LayerIdx, &ConvSpec),
-        memory: &mut Memory,
-    ) -> Value {
-        let (channels, width) = (node.row_len(), conv.width);
-        let weight = self.weight(&conv.weight);
-        let bias = conv.bias.as_ref().map(|b| self.weight(b));
-        let x = self.operand(node, 0);
-        let len = (width - 1) * channels;
-        self.recur(node, (layer, StateKind::Conv, len), memory, |state, row| {
-            state.extend_from_slice(&x[row * channels..][..channels]);
-            let y = (0..channels).map(|i| {
-                let taps = (0..width).map(|k| weight[i * width + k] * state[k * channels + i]);
-                taps.sum::<f64>() + bias.as_ref().map_or(0.0, |b| b[i])
-            });
-            let y = y.collect();
-            state.drain(..channels);
-            y
-        })
-    }
-
-    fn scan(
-        &self,
-        node: &Node,
-        (layer, scan): (LayerIdx, &ScanSpec),
-        memory: &mut Memory,
-    ) -> Value {
-        let (channels, n) = (node.row_len(), scan.d_state);
-        let (a, d) = (self.weight(&scan.a), self.weight(&scan.d));
-        let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
-        let of = (layer, StateKind::Scan, channels * n);
-        self.recur(node, of, memory, |state, row| {
-            let y = (0..channels).map(|i| {
-                let (x, dt) = (x[row * channels + i], dt[row * channels + i]);
-                let step = dt.exp().ln_1p();
-                let mut y = d[i] * x;
-                for k in 0..n {
-                    let h = &mut state[i * n + k];
-                    *h = *h * (step * a[i * n + k]).exp() + step * b[row * n + k] * x;
-                    y += c[row * n + k] * *h;
-                }
-                y
-            });
-            y.collect()
-        })
-    }
-
-    fn scan_heads(
-        &self,
-        node: &Node,
-        (layer, scan): (LayerIdx, &HeadScanSpec),
-        memory: &mut Memory,
-    ) -> Value {
-        let (channels, n) = (node.row_len(), scan.d_state);
-        let (head_dim, per_group) = (channels / scan.n_heads, scan.n_heads / scan.n_groups);
-        let [a, d, bias] = [&scan.a, &scan.d, &scan.dt_bias].map(|name| self.weight(name));
-        let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
-        let of = (layer, StateKind::Scan, channels * n);
-        self.recur(node, of, memory, |state, row| {
-            let y = (0..channels).map(|i| {
-                let head = i / head_dim;
-                let narrow = (row * scan.n_groups + head / per_group) * n;
-                let (x, dt) = (x[row * channels + i], dt[row * scan.n_heads + head]);
-                let step = (dt + bias[head]).exp().ln_1p();
-                let mut y = d[head] * x;
-                for k in 0..n {
-                    let h = &mut state[i * n + k];
-                    *h = *h * (step * a[head]).exp() + step * b[narrow + k] * x;
-                    y += c[narrow + k] * *h;
-                }
-                y
-            });
-            y.collect()
-        })
-    }
-
-    fn part(&self, visibility: NodeId) -> PartIdx {
-        match self.graph.nodes()[visibility.as_usize()].op {
-            Op::Input(Input::Visibility { part, .. }) => part,
-            ref other => panic!("{other:?} is no visibility"),
-        }
-    }
-
-    /// Attention of all rows, where `row_of` gives K and V of a cell.
-    fn attend<'r>(
-        &self,
-        node: &Node,
-        (spec, sinks): (&AttendSpec, Option<&str>),
-        visibility: &Visibility,
-        row_of: impl Fn(CellIdx) -> &'r [Value; 2],
-    ) -> Value {
-        let slopes = match spec.alibi {
-            Some(alibi) => floats(&alibi.slopes(spec.n_heads)),
-            None => vec![0.0; spec.n_heads],
-        };
-        let positions = node.operands.last().filter(|_| spec.alibi.is_some());
-        let positions = positions.map(|id| &self.values[id.as_usize()]);
-        let sinks = sinks.map(|name| self.weight(name));
-        let width = spec.n_heads * spec.k_dim;
-        let mut out = Vec::new();
-        for (row, q) in (0u32..).zip(self.operand(node, 0).chunks_exact(width)) {
-            let query = positions.map_or(0.0, |positions| positions[row as usize]);
-            for (head, q) in q.chunks_exact(spec.k_dim).enumerate() {
-                let seen: Vec<Seen<'_>> = visibility
-                    .row(row)
-                    .map(|(cell, pos)| Seen {
-                        row: row_of(cell),
-                        bias: -slopes[head] * (query - f64::from(pos.0)).abs(),
-                    })
-                    .collect();
-                let kv_head = head / (spec.n_heads / spec.kv_heads);
-                let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                out.extend(attend_head(spec, (q, kv_head), &seen, sink));
-            }
-        }
-        out
-    }
-
-    fn kq_soft_max(&self, node: &Node, (spec, sinks): (&AttendSpec, Option<&str>)) -> Value {
-        let part = self.part(node.operands[1]);
-        let visibility = &self.inputs.parts[part.as_usize()].visibility;
-        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
-        let sinks = sinks.map(|name| self.weight(name));
-        let n_kv = node.shape[2];
-        let mut out = vec![0.0; node.n_values()];
-        let tables = out
-            .chunks_exact_mut(n_kv)
-            .zip(self.operand(node, 0).chunks_exact(n_kv));
-        for (i, (weights, scores)) in tables.enumerate() {
-            let (row, head) = (i / spec.n_heads, i % spec.n_heads);
-            let score = |(cell, pos): (CellIdx, crate::Pos)| {
-                let slope = slopes.as_ref().map_or(0.0, |s| f64::from(s[head]));
-                let distance = match slope {
-                    0.0 => 0,
-                    _ => self.inputs.positions[row].abs_diff(pos.0),
-                };
-                let cell = cell.as_usize();
-                (cell, scores[cell] - slope * f64::from(distance))
-            };
-            let seen: Vec<(usize, f64)> = visibility.row(row as u32).map(score).collect();
-            let all = seen
-                .iter()
-                .map(|s| s.1)
-                .chain(sinks.as_ref().map(|sinks| sinks[head]));
-            let max = all.clone().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = all.map(|s| (s - max).exp()).sum();
-            for (cell, score) in seen {
-                weights[cell] = (score - max).exp() / sum;
-            }
-        }
-        out
-    }
-
-    fn attend_batch(&self, node: &Node, of: (&AttendSpec, Option<&str>)) -> Value {
-        let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
-            Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
-            ref other => panic!("{other:?} is no visibility of the ubatch"),
-        };
-        let [k, v] = [1, 2].map(|at| {
-            let operand = &self.graph.nodes()[node.operands[at].as_usize()];
-            let rows = self.operand(node, at).chunks_exact(operand.row_len());
-            rows.map(<[f64]>::to_vec).collect::<Vec<_>>()
-        });
-        let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
-        self.attend(node, of, visibility.unwrap(), |cell| &rows[cell.as_usize()])
-    }
-}
-
-/// K (`kind` 0) or V rows of the first cells, zeros where nothing was stored.
-fn rows_by_cell(
-    memory: &Memory,
-    (layer, kind): (LayerIdx, usize),
-    (spec, dim, n_kv): (&AttendSpec, usize, usize),
-) -> Vec<Value> {
-    let row = |cell: u32| match memory.rows.get(&(layer, cell)) {
-        Some(rows) => rows[kind].clone(),
-        None => vec![0.0; spec.kv_heads * dim],
-    };
-    (0..n_kv as u32).map(row).collect()
-}
-
-/// What a head sees: K and V of a token, and what is added to its score.
-struct Seen<'a> {
-    row: &'a [Value; 2],
-    bias: f64,
-}
-
-fn attend_head(
-    spec: &AttendSpec,
-    (q, kv_head): (&[f64], usize),
-    seen: &[Seen<'_>],
-    sink: Option<f64>,
-) -> Value {
-    let score = |seen: &Seen<'_>| {
-        let k = &seen.row[0][kv_head * spec.k_dim..][..spec.k_dim];
-        let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
-        let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
-        spec.soft_cap.map_or(score, capped) + seen.bias
-    };
-    let scores: Vec<f64> = seen.iter().map(score).collect();
-    let all = || scores.iter().copied().chain(sink);
-    let max = all().fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = all().map(|s| (s - max).exp()).sum();
-    let mut out = vec![0.0; spec.v_dim];
-    for (s, seen) in scores.iter().zip(seen) {
-        for (o, v) in out.iter_mut().zip(&seen.row[1][kv_head * spec.v_dim..]) {
-            *o += (s - max).exp() / sum * v;
-        }
-    }
-    out
 }
 
 fn activation_of(activation: Activation) -> fn(f64) -> f64 {

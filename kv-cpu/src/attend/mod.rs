@@ -374,31 +374,31 @@ impl Attention<'_> {
             rows, row, v, k, ..
         } = scratch;
         let to = &mut rows[..n * k_dim];
-        self.read(0, (cell, kv_head), to, row);
+        self.read(0, (cell, kv_head), (to, k_dim), row);
         (self.tiles.place)(to, lanes.clone(), &mut k[..k_dim]);
         let to = &mut v[lanes.start * v_dim..lanes.end * v_dim];
-        self.read(1, (cell, kv_head), to, row);
+        self.read(1, (cell, kv_head), (to, v_dim), row);
     }
 
-    /// Reads a head of K (0) or V (1) of neighbouring cells, as many as `to` holds.
+    /// Reads a head of K (0) or V (1) of neighbouring cells, as many as `to` holds, `width` values of
+    /// each: values may be the beginnings of keys.
     fn read(
         &self,
         kind: usize,
         (cell, kv_head): (usize, usize),
-        to: &mut [f32],
+        (to, width): (&mut [f32], usize),
         whole: &mut [f32],
     ) {
         let (stored, decoder) = (&self.stored[kind], &self.decoders[kind]);
-        let dim = stored.shape.dim.max(1);
         let head: HeadBlocks = stored.shape.head(kv_head);
-        for (cell, to) in (cell..).zip(to.chunks_exact_mut(dim)) {
+        for (cell, to) in (cell..).zip(to.chunks_exact_mut(width.max(1))) {
             let bytes = stored.head(cell, head);
-            if head.n_values == dim {
+            if head.n_values == width {
                 decoder.decode(bytes, to);
             } else {
                 let whole = &mut whole[..head.n_values];
                 decoder.decode(bytes, whole);
-                to.copy_from_slice(&whole[head.skip..][..dim]);
+                to.copy_from_slice(&whole[head.skip..][..width]);
             }
         }
     }

@@ -1,0 +1,150 @@
+//! What [`Evaluator`] computes of attention: in one step over what a row sees, or its softmax alone.
+//!
+//! Invariant: a row takes from what its visibility shows, and from a sink, nothing else. Does not
+//! know how rows are stored: they come as decoded numbers.
+
+use crate::graph::{AttendSpec, Input, Node, NodeId, Op};
+use crate::{CellIdx, LayerIdx, PartIdx, Visibility};
+
+use super::{Evaluator, Memory, Value, floats};
+
+impl Evaluator<'_> {
+    pub(super) fn part(&self, visibility: NodeId) -> PartIdx {
+        match self.graph.nodes()[visibility.as_usize()].op {
+            Op::Input(Input::Visibility { part, .. }) => part,
+            ref other => panic!("{other:?} is no visibility"),
+        }
+    }
+
+    /// Attention of all rows, where `row_of` gives K and V of a cell.
+    pub(super) fn attend<'r>(
+        &self,
+        node: &Node,
+        (spec, sinks): (&AttendSpec, Option<&str>),
+        visibility: &Visibility,
+        row_of: impl Fn(CellIdx) -> &'r [Value; 2],
+    ) -> Value {
+        let slopes = match spec.alibi {
+            Some(alibi) => floats(&alibi.slopes(spec.n_heads)),
+            None => vec![0.0; spec.n_heads],
+        };
+        let positions = node.operands.last().filter(|_| spec.alibi.is_some());
+        let positions = positions.map(|id| &self.values[id.as_usize()]);
+        let sinks = sinks.map(|name| self.weight(name));
+        let width = spec.n_heads * spec.k_dim;
+        let mut out = Vec::new();
+        for (row, q) in (0u32..).zip(self.operand(node, 0).chunks_exact(width)) {
+            let query = positions.map_or(0.0, |positions| positions[row as usize]);
+            for (head, q) in q.chunks_exact(spec.k_dim).enumerate() {
+                let seen: Vec<Seen<'_>> = visibility
+                    .row(row)
+                    .map(|(cell, pos)| Seen {
+                        row: row_of(cell),
+                        bias: -slopes[head] * (query - f64::from(pos.0)).abs(),
+                    })
+                    .collect();
+                let kv_head = head / (spec.n_heads / spec.kv_heads);
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                out.extend(attend_head(spec, (q, kv_head), &seen, sink));
+            }
+        }
+        out
+    }
+
+    pub(super) fn kq_soft_max(
+        &self,
+        node: &Node,
+        (spec, sinks): (&AttendSpec, Option<&str>),
+    ) -> Value {
+        let part = self.part(node.operands[1]);
+        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
+        let sinks = sinks.map(|name| self.weight(name));
+        let n_kv = node.shape[2];
+        let mut out = vec![0.0; node.n_values()];
+        let tables = out
+            .chunks_exact_mut(n_kv)
+            .zip(self.operand(node, 0).chunks_exact(n_kv));
+        for (i, (weights, scores)) in tables.enumerate() {
+            let (row, head) = (i / spec.n_heads, i % spec.n_heads);
+            let score = |(cell, pos): (CellIdx, crate::Pos)| {
+                let slope = slopes.as_ref().map_or(0.0, |s| f64::from(s[head]));
+                let distance = match slope {
+                    0.0 => 0,
+                    _ => self.inputs.positions[row].abs_diff(pos.0),
+                };
+                let cell = cell.as_usize();
+                (cell, scores[cell] - slope * f64::from(distance))
+            };
+            let seen: Vec<(usize, f64)> = visibility.row(row as u32).map(score).collect();
+            let all = seen
+                .iter()
+                .map(|s| s.1)
+                .chain(sinks.as_ref().map(|sinks| sinks[head]));
+            let max = all.clone().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = all.map(|s| (s - max).exp()).sum();
+            for (cell, score) in seen {
+                weights[cell] = (score - max).exp() / sum;
+            }
+        }
+        out
+    }
+
+    pub(super) fn attend_batch(&self, node: &Node, of: (&AttendSpec, Option<&str>)) -> Value {
+        let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
+            Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
+            ref other => panic!("{other:?} is no visibility of the ubatch"),
+        };
+        let [k, v] = [1, 2].map(|at| {
+            let operand = &self.graph.nodes()[node.operands[at].as_usize()];
+            let rows = self.operand(node, at).chunks_exact(operand.row_len());
+            rows.map(<[f64]>::to_vec).collect::<Vec<_>>()
+        });
+        let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
+        self.attend(node, of, visibility.unwrap(), |cell| &rows[cell.as_usize()])
+    }
+}
+
+/// K (`kind` 0) or V rows of the first cells, zeros where nothing was stored.
+pub(super) fn rows_by_cell(
+    memory: &Memory,
+    (layer, kind): (LayerIdx, usize),
+    (spec, dim, n_kv): (&AttendSpec, usize, usize),
+) -> Vec<Value> {
+    let row = |cell: u32| match memory.rows.get(&(layer, cell)) {
+        Some(rows) => rows[kind].clone(),
+        None => vec![0.0; spec.kv_heads * dim],
+    };
+    (0..n_kv as u32).map(row).collect()
+}
+
+/// What a head sees: K and V of a token, and what is added to its score.
+struct Seen<'a> {
+    row: &'a [Value; 2],
+    bias: f64,
+}
+
+fn attend_head(
+    spec: &AttendSpec,
+    (q, kv_head): (&[f64], usize),
+    seen: &[Seen<'_>],
+    sink: Option<f64>,
+) -> Value {
+    let score = |seen: &Seen<'_>| {
+        let k = &seen.row[0][kv_head * spec.k_dim..][..spec.k_dim];
+        let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
+        let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+        spec.soft_cap.map_or(score, capped) + seen.bias
+    };
+    let scores: Vec<f64> = seen.iter().map(score).collect();
+    let all = || scores.iter().copied().chain(sink);
+    let max = all().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = all().map(|s| (s - max).exp()).sum();
+    let mut out = vec![0.0; spec.v_dim];
+    for (s, seen) in scores.iter().zip(seen) {
+        for (o, v) in out.iter_mut().zip(&seen.row[1][kv_head * spec.v_dim..]) {
+            *o += (s - max).exp() / sum * v;
+        }
+    }
+    out
+}
