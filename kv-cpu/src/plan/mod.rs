@@ -81,6 +81,13 @@ pub(crate) enum Change<V> {
 pub(crate) enum Step<V> {
     Embed {
         matrix: Arc<Matrix>,
+        by: EmbedBy,
+        out: V,
+    },
+    /// `out = x + added`, row by row.
+    AddRow {
+        x: V,
+        added: Arc<[f32]>,
         out: V,
     },
     Linear {
@@ -214,6 +221,15 @@ pub(crate) enum Step<V> {
     },
 }
 
+/// What says which row of a matrix a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EmbedBy {
+    /// The token.
+    Token,
+    /// Its position.
+    Position,
+}
+
 /// A custom operation with its weights.
 #[derive(Debug)]
 pub(crate) struct CustomStep {
@@ -290,6 +306,8 @@ pub(crate) struct Needs {
     /// Values of an embedding row.
     pub(crate) embedding_dim: Option<usize>,
     pub(crate) positions: bool,
+    /// Positions, below this number.
+    pub(crate) positions_below: Option<usize>,
     /// Position, row and column.
     pub(crate) coordinates: bool,
     pub(crate) output_rows: bool,
@@ -366,7 +384,7 @@ impl<V: Copy> Step<V> {
             Self::ExpertLinear { x, routes, out, .. }
             | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
             Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
-            Self::LayerNorm { x, out, .. } => (vec![*x], vec![*out]),
+            Self::LayerNorm { x, out, .. } | Self::AddRow { x, out, .. } => (vec![*x], vec![*out]),
             Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
             Self::Plain { x, out, .. }
             | Self::RmsNorm { x, out, .. }
@@ -378,8 +396,14 @@ impl<V: Copy> Step<V> {
     /// The same step over other values.
     pub(crate) fn map<W>(self, f: impl Fn(V) -> W) -> Step<W> {
         match self {
-            Self::Embed { matrix, out } => Step::Embed {
+            Self::Embed { matrix, by, out } => Step::Embed {
                 matrix,
+                by,
+                out: f(out),
+            },
+            Self::AddRow { x, added, out } => Step::AddRow {
+                x: f(x),
+                added,
                 out: f(out),
             },
             Self::Linear { x, products } => {
