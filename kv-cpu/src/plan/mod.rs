@@ -82,6 +82,13 @@ pub(crate) enum Change<V> {
 pub(crate) enum Step<V> {
     Embed {
         matrix: Arc<Matrix>,
+        by: EmbedBy,
+        out: V,
+    },
+    /// `out = x + added`, row by row.
+    AddRow {
+        x: V,
+        added: Arc<[f32]>,
         out: V,
     },
     Linear {
@@ -210,6 +217,15 @@ pub(crate) enum Step<V> {
     },
 }
 
+/// What says which row of a matrix a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EmbedBy {
+    /// The token.
+    Token,
+    /// Its position.
+    Position,
+}
+
 /// A custom operation with its weights.
 #[derive(Debug)]
 pub(crate) struct CustomStep {
@@ -294,6 +310,8 @@ pub(crate) struct Needs {
     /// Values of an embedding row.
     pub(crate) embedding_dim: Option<usize>,
     pub(crate) positions: bool,
+    /// Positions, below this number.
+    pub(crate) positions_below: Option<usize>,
     /// Position, row and column.
     pub(crate) coordinates: bool,
     pub(crate) output_rows: bool,
