@@ -24,6 +24,7 @@ fn help_says_what_there_is() {
         "state",
         "perplexity",
         "convert",
+        "embed",
     ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);
