@@ -104,7 +104,9 @@ impl WordSplitter {
                 };
                 (Pattern::Cased(cased), Numbers::InPattern, traits)
             }
-            "gpt-2" | "phi-2" | "mpt" | "olmo" => (Pattern::Gpt2, Numbers::InPattern, plain),
+            "gpt-2" | "phi-2" | "mpt" | "olmo" | "modern-bert" => {
+                (Pattern::Gpt2, Numbers::InPattern, plain)
+            }
             "starcoder" | "refact" | "command-r" | "smollm" => {
                 (Pattern::Gpt2, Numbers::CutOut, plain)
             }
