@@ -4,6 +4,10 @@
 
 #[path = "state/device.rs"]
 mod device;
+#[path = "state/images.rs"]
+mod images;
+#[path = "state/latents.rs"]
+mod latents;
 
 use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, ids};
 use kv_core::backend::RowKind;

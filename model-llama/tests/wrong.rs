@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::{Case, registry};
+use common::CASES;
 use kv_core::weights::{Weight, WeightSource};
 use model_core::gguf::Metadata;
+use model_tests::{Case, checks::ONE};
 
 /// A file without one of its tensors.
 struct Without<'a>(&'a dyn WeightSource, &'a str);
@@ -23,9 +24,10 @@ impl WeightSource for Without<'_> {
 }
 
 fn error(case: &str, edit: impl FnOnce(&mut Metadata), without: &str) -> String {
-    let (file, mut metadata) = Case::named(case).open();
+    let case = Case::named(CASES, case);
+    let (file, mut metadata) = case.open();
     edit(&mut metadata);
-    let model = registry().model(&metadata, &Without(&*file, without));
+    let model = case.registry().model(&metadata, &Without(&*file, without));
     model.unwrap_err().to_string()
 }
 
@@ -104,15 +106,12 @@ fn a_router_of_another_size_is_named() {
 
 #[test]
 fn the_largest_llama_4_norms_no_queries() {
-    let (file, mut metadata) = Case::named("llama4_chunk16").open();
+    let case = Case::named(CASES, "llama4_chunk16");
+    let (file, mut metadata) = case.open();
     let normed = |metadata: &Metadata| {
-        let architecture = registry();
+        let architecture = case.registry();
         let model = architecture.get("llama4").unwrap().model(metadata, &*file);
-        let shape = kv_core::graph::GraphShape {
-            n_tokens: 1,
-            n_outputs: 1,
-        };
-        let graph = model.unwrap().graph(shape).unwrap();
+        let graph = model.unwrap().graph(ONE).unwrap();
         graph.find("Qnormed-0").is_some()
     };
     assert!(normed(&metadata));
@@ -122,16 +121,13 @@ fn the_largest_llama_4_norms_no_queries() {
 
 #[test]
 fn granite_without_trained_positions_does_not_rotate() {
-    let (file, mut metadata) = Case::named("granite").open();
+    let case = Case::named(CASES, "granite");
+    let (file, mut metadata) = case.open();
     metadata.insert("granite.rope.scaling.finetuned", false);
-    let model = registry().model(&metadata, &*file).unwrap();
-    let shape = kv_core::graph::GraphShape {
-        n_tokens: 1,
-        n_outputs: 1,
-    };
+    let model = case.registry().model(&metadata, &*file).unwrap();
     assert!(
         !model
-            .graph(shape)
+            .graph(ONE)
             .unwrap()
             .text()
             .to_string()

@@ -23,6 +23,7 @@ pub mod evaluate;
 pub mod experts;
 pub mod graphs;
 pub mod kv_types;
+pub mod masks;
 pub mod ops;
 mod random;
 pub mod recurrent;
@@ -198,7 +199,7 @@ macro_rules! backend_contract {
             shared: a_shared_layer_attends_over_another_s_rows,
                 values_can_be_the_beginnings_of_keys,
                 latents_of_every_type_are_attended,
-                graphs_with_shared_and_latent_layers_compute,
+                graphs_with_shared_and_latent_layers_compute, states_of_latents_come_back,
                 stores_that_do_not_suit_their_rows_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
@@ -206,6 +207,7 @@ macro_rules! backend_contract {
                 attends_with_a_soft_cap, attends_with_sinks, attends_with_linear_biases,
                 attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
+            masks: k43_golden_masks_are_attended;
             attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
                 plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;

@@ -8,6 +8,7 @@
 mod beside;
 mod place;
 mod resolve;
+mod visit;
 
 use std::sync::Arc;
 
@@ -141,14 +142,9 @@ pub(crate) enum Step<V> {
         qkv: [V; 3],
         out: V,
     },
-    /// One of the three steps of plain attention, over the first `n_kv` cells.
+    /// One of the three steps of plain attention.
     Plain {
-        step: PlainStep,
-        layer: usize,
-        part: usize,
-        spec: AttendSpec,
-        beside: HeadValues,
-        n_kv: usize,
+        of: PlainAttention,
         x: V,
         out: V,
     },
@@ -243,15 +239,23 @@ pub(crate) struct CustomStep {
     pub(crate) state: Option<(usize, usize)>,
 }
 
-/// A step of plain attention.
-#[derive(Clone, Copy, Debug)]
+/// A step of plain attention over the first `n_kv` cells.
+#[derive(Clone, Debug)]
+pub(crate) struct PlainAttention {
+    pub(crate) step: PlainStep,
+    pub(crate) spec: AttendSpec,
+    pub(crate) n_kv: usize,
+}
+
+/// Which step of plain attention, and of which layer of the layout or part of the memory.
+#[derive(Clone, Debug)]
 pub(crate) enum PlainStep {
     /// Queries become scores.
-    Scores,
+    Scores { layer: usize },
     /// Scores become weights.
-    SoftMax,
+    SoftMax { part: usize, beside: HeadValues },
     /// Weights become results.
-    Sum,
+    Sum { layer: usize },
 }
 
 /// The angles of one kind of rotation.
@@ -316,254 +320,5 @@ impl Plan {
     ) -> Result<Self, BackendError> {
         let resolved = resolve::Resolved::new(graph, weights, layout)?;
         Ok(place::place(graph, resolved))
-    }
-}
-
-impl<V: Copy> Step<V> {
-    /// What the step reads and what it writes.
-    pub(crate) fn values(&self) -> (Vec<V>, Vec<V>) {
-        match self {
-            Self::Embed { out, .. } => (vec![], vec![*out]),
-            Self::Linear { x, products } => {
-                let mut reads = vec![*x];
-                reads.extend(products.iter().filter_map(|p| p.residual));
-                (reads, products.iter().map(|p| p.out).collect())
-            }
-            Self::Change { x, change, out } => {
-                let mut reads = vec![*x];
-                match change {
-                    Change::Add(y) | Change::Mul(y) => reads.push(*y),
-                    Change::Gate(_, y) | Change::ClampedGate(_, y) => reads.push(*y),
-                    Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => {}
-                    Change::SoftCap(_) | Change::ScaleByPosition(_) => {}
-                }
-                (reads, vec![*out])
-            }
-            Self::Custom { inputs, out, .. } => (inputs.clone(), vec![*out]),
-            Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
-                (inputs.to_vec(), vec![*out])
-            }
-            Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
-            Self::Store { k, v, .. } => ([*k].into_iter().chain(*v).collect(), vec![]),
-            Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
-            Self::ExpertLinear { x, routes, out, .. }
-            | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
-            Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
-            Self::LayerNorm { x, out, .. } | Self::AddRow { x, out, .. } => (vec![*x], vec![*out]),
-            Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
-            Self::Plain { x, out, .. }
-            | Self::RmsNorm { x, out, .. }
-            | Self::TakeRows { x, out }
-            | Self::Copy { x, out } => (vec![*x], vec![*out]),
-        }
-    }
-
-    /// The same step over other values.
-    pub(crate) fn map<W>(self, f: impl Fn(V) -> W) -> Step<W> {
-        match self {
-            Self::Embed { matrix, by, out } => Step::Embed {
-                matrix,
-                by,
-                out: f(out),
-            },
-            Self::AddRow { x, added, out } => Step::AddRow {
-                x: f(x),
-                added,
-                out: f(out),
-            },
-            Self::Linear { x, products } => {
-                let product = |p: Product<V>| Product {
-                    matrix: p.matrix,
-                    bias: p.bias,
-                    residual: p.residual.map(&f),
-                    out: f(p.out),
-                };
-                Step::Linear {
-                    x: f(x),
-                    products: products.into_iter().map(product).collect(),
-                }
-            }
-            Self::RmsNorm {
-                x,
-                gain,
-                dim,
-                eps,
-                out,
-            } => Step::RmsNorm {
-                x: f(x),
-                gain,
-                dim,
-                eps,
-                out: f(out),
-            },
-            Self::LayerNorm {
-                x,
-                gain,
-                bias,
-                eps,
-                out,
-            } => Step::LayerNorm {
-                x: f(x),
-                gain,
-                bias,
-                eps,
-                out: f(out),
-            },
-            Self::Change { x, change, out } => {
-                let change = match change {
-                    Change::Add(y) => Change::Add(f(y)),
-                    Change::Mul(y) => Change::Mul(f(y)),
-                    Change::Gate(activation, y) => Change::Gate(activation, f(y)),
-                    Change::Scale(factor) => Change::Scale(factor),
-                    Change::Activate(activation) => Change::Activate(activation),
-                    Change::SoftCap(cap) => Change::SoftCap(cap),
-                    Change::ClampedGate(curve, y) => Change::ClampedGate(curve, f(y)),
-                    Change::ScaleByPosition(scale) => Change::ScaleByPosition(scale),
-                    Change::Rope { table, dim } => Change::Rope { table, dim },
-                };
-                Step::Change {
-                    x: f(x),
-                    change,
-                    out: f(out),
-                }
-            }
-            Self::Store { layer, part, k, v } => Step::Store {
-                layer,
-                part,
-                k: f(k),
-                v: v.map(&f),
-            },
-            Self::Attend {
-                layer,
-                part,
-                spec,
-                beside,
-                q,
-                out,
-            } => Step::Attend {
-                layer,
-                part,
-                spec,
-                beside,
-                q: f(q),
-                out: f(out),
-            },
-            Self::AttendBatch {
-                window,
-                spec,
-                beside,
-                qkv,
-                out,
-            } => Step::AttendBatch {
-                window,
-                spec,
-                beside,
-                qkv: qkv.map(&f),
-                out: f(out),
-            },
-            Self::Plain {
-                step,
-                layer,
-                part,
-                spec,
-                beside,
-                n_kv,
-                x,
-                out,
-            } => Step::Plain {
-                step,
-                layer,
-                part,
-                spec,
-                beside,
-                n_kv,
-                x: f(x),
-                out: f(out),
-            },
-            Self::TakeRows { x, out } => Step::TakeRows {
-                x: f(x),
-                out: f(out),
-            },
-            Self::Columns { x, first, out } => Step::Columns {
-                x: f(x),
-                first,
-                out: f(out),
-            },
-            Self::Conv {
-                layer,
-                kernel,
-                x,
-                out,
-            } => Step::Conv {
-                layer,
-                kernel,
-                x: f(x),
-                out: f(out),
-            },
-            Self::Scan {
-                layer,
-                weights,
-                inputs,
-                out,
-            } => Step::Scan {
-                layer,
-                weights,
-                inputs: inputs.map(&f),
-                out: f(out),
-            },
-            Self::Route { x, spec, out } => Step::Route {
-                x: f(x),
-                spec,
-                out: f(out),
-            },
-            Self::ExpertLinear {
-                x,
-                routes,
-                experts,
-                n_used,
-                out,
-            } => Step::ExpertLinear {
-                x: f(x),
-                routes: f(routes),
-                experts,
-                n_used,
-                out: f(out),
-            },
-            Self::ExpertWeigh {
-                x,
-                routes,
-                n_used,
-                out,
-            } => Step::ExpertWeigh {
-                x: f(x),
-                routes: f(routes),
-                n_used,
-                out: f(out),
-            },
-            Self::ExpertSum { x, out } => Step::ExpertSum {
-                x: f(x),
-                out: f(out),
-            },
-            Self::Custom { call, inputs, out } => Step::Custom {
-                call,
-                inputs: inputs.into_iter().map(&f).collect(),
-                out: f(out),
-            },
-            Self::ScanHeads {
-                layer,
-                weights,
-                inputs,
-                out,
-            } => Step::ScanHeads {
-                layer,
-                weights,
-                inputs: inputs.map(&f),
-                out: f(out),
-            },
-            Self::Copy { x, out } => Step::Copy {
-                x: f(x),
-                out: f(out),
-            },
-        }
     }
 }

@@ -256,9 +256,7 @@ impl<'a> Resolver<'a> {
     ) -> Result<Step<Value>, BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
-        if let Change::Add(y) | Change::Mul(y) | Change::Gate(_, y) | Change::ClampedGate(_, y) =
-            change
-        {
+        if let Some(y) = change.other() {
             self.same_len(node, y)?;
         }
         Ok(Step::Change { x, change, out })
