@@ -130,6 +130,20 @@ pub(crate) fn open_backend(
     )
 }
 
+/// Checks that a model has logits.
+///
+/// # Errors
+/// A usage error where it is an encoder.
+pub(crate) fn continues_texts(file: &OpenModel) -> anyhow::Result<()> {
+    match file.model().output() {
+        OutputKind::Logits => Ok(()),
+        OutputKind::Embeddings => usage(format!(
+            "'{}' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them",
+            file.model().architecture()
+        )),
+    }
+}
+
 /// Starts the backend and loads the model into it.
 ///
 /// # Errors
@@ -141,12 +155,7 @@ pub(crate) fn open_engine(
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
-    if file.model().output() != OutputKind::Logits {
-        return usage(format!(
-            "'{}' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them",
-            file.model().architecture()
-        ));
-    }
+    continues_texts(file)?;
     let backend = open_backend(args.backend, args.threads, args.activations)?;
     let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
     engine.map_err(does_not_fit)

@@ -143,6 +143,8 @@ fn models_of_the_other_kind_are_told_where_they_belong() {
         "'bert' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them";
     for args in [
         &["run", "-m", &encoder, "a cat"][..],
+        &["run", "-m", &encoder, "--chat", "a cat"],
+        &["kl", "-m", &encoder, "a cat"],
         &["bench", "-m", &encoder],
         &[
             "perplexity",

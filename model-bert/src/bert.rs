@@ -102,22 +102,22 @@ impl Architecture for Bert {
         Ok(Arc::new(EncoderModel::new(NAME, encoder, context_length)))
     }
 
-    /// Two layers of the size of all-MiniLM-L6-v2.
+    /// Two layers of the size of BERT base.
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
         let heads = HeadSizes {
             n_heads: 12,
             kv_heads: 12,
-            k_dim: 32,
-            v_dim: 32,
+            k_dim: 64,
+            v_dim: 64,
         };
         let encoder = Encoder {
             vocab: 30_522,
-            dim: 384,
+            dim: 768,
             positions: Some(512),
             token_types: Some(2),
             norm: norm(1e-12),
             norms: EncoderNorms::Behind,
-            layers: vec![layer(heads, QkvWeights::Separate, (1536, Activation::GeluErf)); 2],
+            layers: vec![layer(heads, QkvWeights::Separate, (3072, Activation::GeluErf)); 2],
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, 512)))
     }

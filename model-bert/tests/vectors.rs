@@ -5,7 +5,6 @@
 
 mod common;
 
-use std::num::NonZero;
 use std::path::Path;
 
 use common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
@@ -14,21 +13,13 @@ use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
-use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::sentence::Pooling;
+use model_tests::cpu;
 use serde_json::json;
 
 /// Largest difference of a value of a vector of length 1.
 const TOLERANCE: f32 = 2e-6;
-
-fn cpu() -> CpuBackend {
-    CpuBackend::new(CpuConfig {
-        n_threads: NonZero::new(2),
-        ..CpuConfig::default()
-    })
-    .unwrap()
-}
 
 fn assert_close(what: &str, got: &[f32], wanted: &[f32], tolerance: f32) {
     assert_eq!(got.len(), wanted.len(), "{what}");

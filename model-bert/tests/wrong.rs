@@ -153,6 +153,23 @@ fn modules_that_would_change_vectors_are_refused() {
         "'DIR/modules.json': module 'sentence_transformers.models.Dense' is not supported; known are: \
          Transformer, Pooling, Normalize"
     );
+    let copy = copy(BERT);
+    let prompts = copy.path().join("config_sentence_transformers.json");
+    let write = |name: Value| {
+        let json =
+            json!({"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": name});
+        std::fs::write(&prompts, json.to_string()).unwrap();
+    };
+    write(json!("query"));
+    assert_eq!(
+        said_of(copy.path()),
+        "'DIR/config_sentence_transformers.json': 'default_prompt_name' is \"query\", not null: a prompt \
+         before every text is not supported"
+    );
+    for name in [Value::Null, json!("none")] {
+        write(name);
+        assert!(HfDirectory::open(copy.path(), &registry()).is_ok());
+    }
     let pooling = "1_Pooling/config.json";
     let said = refused(BERT, pooling, |config| {
         config["pooling_mode_mean_tokens"] = json!(false);

@@ -51,6 +51,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     let file = ModelSource::new(args.model.model.as_deref()).load()?;
+    resolve::continues_texts(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {
         add: AddSpecial::AsModel,

@@ -78,6 +78,7 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     let started = Instant::now();
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
+    resolve::continues_texts(&file)?;
     let (prompt, mut ids) = encode(&file, args, prompt)?;
     let config = resolve::engine_config(&args.engine, KvType::F16);
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;

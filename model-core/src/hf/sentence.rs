@@ -40,6 +40,7 @@ pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), HfError
     {
         keys.set(POOLING, pooling.code());
     }
+    refuse_default_prompt(&directory.join("config_sentence_transformers.json"))?;
     let config = directory.join("sentence_bert_config.json");
     if config.exists()
         && let Some(n) = HfConfig::open(&config)?.optional_count("max_seq_length")?
@@ -47,6 +48,22 @@ pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), HfError
         keys.set(MAX_TOKENS, u32::try_from(n).unwrap_or(u32::MAX));
     }
     Ok(())
+}
+
+/// A text that comes before every text would be missing from vectors.
+fn refuse_default_prompt(config: &Path) -> Result<(), HfError> {
+    if !config.exists() {
+        return Ok(());
+    }
+    let config = HfConfig::open(config)?;
+    let key = "default_prompt_name";
+    let Some(name) = config.optional_text(key)? else {
+        return Ok(());
+    };
+    match config.optional_text(&format!("prompts.{name}"))? {
+        Some("") => Ok(()),
+        _ => Err(config.wrong(key, "null: a prompt before every text is not supported")),
+    }
 }
 
 /// The folder of the pooling in a list of modules.

@@ -108,7 +108,9 @@ impl WordSplitter {
                 };
                 (Pattern::Cased(cased), CutOut::Nothing, traits)
             }
-            "gpt-2" | "phi-2" | "mpt" | "olmo" => (Pattern::Gpt2, CutOut::Nothing, plain),
+            "gpt-2" | "phi-2" | "mpt" | "olmo" | "modern-bert" => {
+                (Pattern::Gpt2, CutOut::Nothing, plain)
+            }
             "starcoder" | "refact" | "command-r" | "smollm" => {
                 (Pattern::Gpt2, CutOut::Digits, plain)
             }
