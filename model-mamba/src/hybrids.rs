@@ -5,20 +5,20 @@
 
 use std::sync::Arc;
 
-use kv_core::Window;
 use kv_core::graph::{Activation, RouteSum};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
     AttentionBlock, ConvBias, DecoderLayer, FeedForward, FeedForwardBlock, FeedForwardForm,
-    GatedNorm, InnerNorms, Mixer, Multipliers, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    InnerNorms, Mixer, Multipliers, SsmMixer, SsmMixerBlock,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
 use crate::read::{
-    ExampleSizes, Wiring, build, build_example, feed_forwards, mamba_mixer, mamba2_mixer,
+    ExampleSizes, Wiring, build, build_example, example_mamba2, feed_forwards, mamba_mixer,
+    mamba2_mixer,
 };
 
 /// The architecture `jamba` (arXiv 2403.19887): Mamba, now and then attention without positions, and
@@ -38,21 +38,11 @@ pub struct FalconH1;
 
 /// Attention of these heads, biases and norms as none of the hybrids has them.
 fn attention(heads: HeadSizes, scale: Option<f32>, rope: Option<RopeSpec>) -> AttentionBlock {
-    let HeadSizes {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-    } = heads;
+    let block = AttentionBlock::from(heads);
     AttentionBlock {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-        scale: scale.unwrap_or(1.0 / (k_dim as f32).sqrt()),
+        scale: scale.unwrap_or(block.scale),
         rope,
-        window: Window::Full,
-        ..AttentionBlock::default()
+        ..block
     }
 }
 
@@ -276,18 +266,6 @@ fn example_heads(n_heads: usize, dim: usize) -> HeadSizes {
         k_dim: dim,
         v_dim: dim,
     }
-}
-
-fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
-    SsmMixer::Mamba2(Ssm2MixerBlock {
-        d_inner,
-        d_state: 128,
-        d_conv: 4,
-        n_heads,
-        n_groups: 1,
-        conv_bias: ConvBias::PerChannel,
-        gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
-    })
 }
 
 fn example_feed_forward(hidden: usize) -> FeedForward {

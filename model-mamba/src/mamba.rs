@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
-use model_core::blocks::{
-    ConvBias, DecoderLayer, GatedNorm, InnerNorms, Mixer, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
-};
+use model_core::blocks::{ConvBias, DecoderLayer, InnerNorms, Mixer, SsmMixer, SsmMixerBlock};
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::read::{ExampleSizes, Wiring, build, build_example, mamba_mixer, mamba2_mixer};
+use crate::read::{
+    ExampleSizes, Wiring, build, build_example, example_mamba2, mamba_mixer, mamba2_mixer,
+};
 
 /// Whether step sizes, B and C are normed: Falcon Mamba, whose files say `mamba` too.
 const INNER_NORMS: &str = "ssm.dt_b_c_rms";
@@ -72,16 +72,7 @@ impl Architecture for Mamba2 {
     }
 
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        let mixer = SsmMixer::Mamba2(Ssm2MixerBlock {
-            d_inner: 1536,
-            d_state: 128,
-            d_conv: 4,
-            n_heads: 24,
-            n_groups: 1,
-            conv_bias: ConvBias::PerChannel,
-            gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
-        });
-        Ok(example(self.name(), mixer))
+        Ok(example(self.name(), example_mamba2(1536, 24)))
     }
 }
 

@@ -10,8 +10,8 @@ use model_core::architecture::{Model, ModelError};
 use model_core::blocks::{
     Arrangement, ConvBias, Decoder, DecoderLayer, DecoderModel, ExpertBias, ExpertGate,
     ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms,
-    Multipliers, Norm, NormKind, SharedExpert, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING,
-    Weighed,
+    Multipliers, Norm, NormKind, SharedExpert, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    TOKEN_EMBEDDING, Weighed,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -95,6 +95,19 @@ fn decoder(
         layers,
         ..Decoder::default()
     }
+}
+
+/// A mixer of Mamba-2 with usual settings.
+pub(crate) fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
+    SsmMixer::Mamba2(Ssm2MixerBlock {
+        d_inner,
+        d_state: 128,
+        d_conv: 4,
+        n_heads,
+        n_groups: 1,
+        conv_bias: ConvBias::PerChannel,
+        gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
+    })
 }
 
 /// The mixer of Mamba; `layer` is one that has it.
