@@ -335,3 +335,50 @@ fn what_cannot_be_kept_is_named() {
         "'DIR/tokenizer.json': 'model.type' is \"Unigram\", not one of: BPE, WordPiece"
     );
 }
+
+#[test]
+fn a_list_of_word_pieces_is_the_same_tokenizer() {
+    let whole = word_piece_directory();
+    let json = word_piece();
+    let vocab = json["model"]["vocab"].as_object().unwrap();
+    let mut lines = vec![""; vocab.len()];
+    for (token, id) in vocab {
+        lines[id.as_u64().unwrap() as usize] = token;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    write("vocab.txt", &lines.join("\n"));
+    // Other models' directories have such files too.
+    write("config.json", r#"{"model_type": "gpt2"}"#);
+    assert!(
+        !tokenizer_keys(dir.path())
+            .unwrap()
+            .contains("tokenizer.ggml.tokens")
+    );
+    write("config.json", r#"{"model_type": "bert"}"#);
+    let (of_list, of_json) = (dir.path(), whole.path());
+    let keys = [of_list, of_json].map(|dir| tokenizer_keys(dir).unwrap());
+    let [of_list, of_json] = keys.map(|keys| {
+        let spec = model_core::model_file::tokenizer_spec(&keys).unwrap();
+        Tokenizer::new(spec).unwrap()
+    });
+    for text in TEXTS {
+        let encode = |tokenizer: &Tokenizer| tokenizer.encode(text, EncodeOptions::PROMPT);
+        assert_eq!(encode(&of_list), encode(&of_json), "{text}");
+    }
+    let said = || {
+        let error = tokenizer_keys(dir.path()).unwrap_err().to_string();
+        error.replace(&dir.path().display().to_string(), "DIR")
+    };
+    write("tokenizer_config.json", r#"{"do_lower_case": false}"#);
+    assert_eq!(
+        said(),
+        "'DIR/vocab.txt': 'normalizer.lowercase' is false, not true"
+    );
+    write("tokenizer_config.json", "{}");
+    write("vocab.txt", "[UNK]\nthe\n##s\nthe\n");
+    assert_eq!(
+        said(),
+        "'DIR/vocab.txt': line 4: token \"the\" is there twice"
+    );
+}

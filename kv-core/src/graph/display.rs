@@ -165,6 +165,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             fields.push(format!("eps={eps}"));
             fields
         }
+        Op::AddRow { weight, row } => vec![format!("w={weight}"), format!("row={row}")],
         Op::SoftCap { cap } => vec![format!("cap={cap}")],
         Op::ClampedGate { slope, limit } => {
             vec![format!("slope={slope}"), format!("limit={limit}")]

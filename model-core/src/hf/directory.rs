@@ -58,6 +58,7 @@ impl HfTranslation {
             key.apply(&config, &mut keys)?;
         }
         super::tokenizer::translate(directory, &config, &mut keys)?;
+        super::sentence::translate(directory, &mut keys)?;
         let (metadata, computed) = keys.into_parts();
         let files = TensorFiles::open(directory)?;
         let mut weights = HfWeights::new(class, &config, &files, computed)?;

@@ -21,6 +21,7 @@ mod keys;
 mod names;
 mod rope;
 mod rules;
+mod sentence;
 mod steps;
 mod tables;
 mod tokenizer;
