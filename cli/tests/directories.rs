@@ -124,8 +124,17 @@ fn cpu() -> CpuBackend {
 }
 
 fn engine<B: Backend>(backend: B, directory: &HfDirectory, n_ubatch: u32) -> Engine<B> {
+    engine_within(256, backend, directory, n_ubatch)
+}
+
+fn engine_within<B: Backend>(
+    n_ctx: u32,
+    backend: B,
+    directory: &HfDirectory,
+    n_ubatch: u32,
+) -> Engine<B> {
     let config = EngineConfig {
-        n_ctx: Some(256),
+        n_ctx: Some(n_ctx),
         n_ubatch,
         n_seqs: 3,
         kv_types: KvType::F32.into(),
@@ -237,6 +246,29 @@ fn cpu_agrees_with_the_reference() {
 #[test]
 fn candle_agrees_with_the_reference() {
     agrees(CandleBackend::cpu);
+}
+
+#[test]
+fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let made = tempfile::tempdir().unwrap();
+    let from = root.join("cli/tests/data/directories/phi3_longrope");
+    recipes::prepare(&root, &from, made.path());
+    let directory = HfDirectory::open(made.path(), &registry()).unwrap();
+    // What was computed with the factors for short contexts.
+    let short = root.join("model-llama/tests/data/phi3_longrope_short.reference.safetensors");
+    std::fs::copy(short, made.path().join("reference.safetensors")).unwrap();
+    let reference = reference(&made.path().display().to_string());
+    let prompt = &reference.prompts[2..];
+    for n_ctx in [17, 32] {
+        let engine = engine_within(n_ctx, cpu(), &directory, 512);
+        let found = logits(engine, prompt, 512);
+        assert_close("short", &format!("{n_ctx}"), &found, &reference.logits[2..]);
+    }
+    let [within, beyond] = [32, 33].map(|n_ctx| engine_within(n_ctx, cpu(), &directory, 512));
+    let error = within.fingerprint().check(beyond.fingerprint());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("rope_factors_long.weight"), "{error}");
 }
 
 /// Keys that a directory need not have as the GGUF file has them.

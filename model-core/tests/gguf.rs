@@ -136,7 +136,7 @@ fn a_file_is_mapped_and_weights_outlive_it() {
 
 #[test]
 fn a_model_of_another_program_reads_as_it_was_written() {
-    let file = GgufFile::open(data("llama_gqa_tied-f32.gguf")).unwrap();
+    let file = GgufFile::open(data("../../../model-llama/tests/data/llama_gqa_tied.gguf")).unwrap();
     let metadata = file.metadata();
     assert_eq!(metadata.get::<&str>("general.architecture"), Ok("llama"));
     assert_eq!(

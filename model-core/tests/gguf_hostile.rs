@@ -161,7 +161,7 @@ const F32: u32 = 0;
 
 #[test]
 fn a_model_cut_short_anywhere_is_an_error() {
-    let bytes = fs::read(data("llama_gqa_tied-f32.gguf")).unwrap();
+    let bytes = fs::read(data("../../../model-llama/tests/data/llama_gqa_tied.gguf")).unwrap();
     let whole = open(bytes.clone()).unwrap();
     let header = whole
         .tensors()
@@ -237,7 +237,7 @@ fn flipped_bits_never_panic() {
 
 #[test]
 fn flipped_bits_in_the_header_of_a_real_model_never_panic() {
-    let bytes = fs::read(data("llama_gqa_tied-f32.gguf")).unwrap();
+    let bytes = fs::read(data("../../../model-llama/tests/data/llama_gqa_tied.gguf")).unwrap();
     let header = open(bytes.clone()).unwrap().tensors()[0].file_offset();
     let mut n_refused = 0;
     for i in 0..header {

@@ -48,21 +48,11 @@ impl LlamaLike {
         scale: f32,
         (window, rope): (Window, Option<RopeSpec>),
     ) -> AttentionBlock {
-        let HeadSizes {
-            n_heads,
-            kv_heads,
-            k_dim,
-            v_dim,
-        } = heads;
         let (qk_norm, query_scale) = match rope {
             Some(_) => (shared.qk_norm, None),
             None => (QkNorm::None, shared.query_scale),
         };
         AttentionBlock {
-            n_heads,
-            kv_heads,
-            k_dim,
-            v_dim,
             scale,
             soft_cap: shared.soft_cap,
             weights: self.qkv,
@@ -73,6 +63,7 @@ impl LlamaLike {
             query_scale,
             sinks: self.sinks,
             window,
+            ..heads.into()
         }
     }
 

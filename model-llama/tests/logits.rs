@@ -10,25 +10,7 @@ use model_tests::{Runner, Setup, candle, checks, cpu, distance, last_rows};
 /// Largest difference of a key or value.
 const ROW_TOLERANCE: f32 = 5e-5;
 
-#[test]
-fn cpu_agrees_with_the_reference_and_bit_for_bit_with_itself() {
-    CASES.iter().for_each(checks::cpu_agrees);
-}
-
-#[test]
-fn threads_do_not_change_a_bit() {
-    CASES.iter().for_each(checks::threads_agree);
-}
-
-#[test]
-fn candle_agrees_with_the_reference() {
-    CASES.iter().for_each(checks::candle_agrees);
-}
-
-#[test]
-fn the_likeliest_continuations_are_the_references() {
-    CASES.iter().for_each(checks::continuations_agree);
-}
+model_tests::standard_tests!(CASES);
 
 #[test]
 fn keys_and_values_are_the_references() {

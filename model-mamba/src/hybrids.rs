@@ -3,56 +3,90 @@
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is recurrent.
 //! Invariant: every layer of one kind has one size.
 
-use std::sync::Arc;
-
-use kv_core::Window;
 use kv_core::graph::{Activation, RouteSum};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
-use model_core::architecture::{Architecture, Model, ModelError};
+use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, ConvBias, DecoderLayer, FeedForward, FeedForwardBlock, FeedForwardForm,
-    GatedNorm, InnerNorms, Mixer, Multipliers, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    InnerNorms, Mixer, Multipliers, SsmMixer, SsmMixerBlock,
 };
-use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
-use crate::read::{
-    ExampleSizes, Wiring, build, build_example, feed_forwards, mamba_mixer, mamba2_mixer,
+use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::read::{example_mamba2, feed_forwards, mamba_mixer, mamba2_mixer};
+
+/// Jamba (arXiv 2403.19887): Mamba, now and then attention without positions, and mixtures of experts.
+pub(crate) const JAMBA: MambaLike = MambaLike {
+    name: "jamba",
+    read: jamba,
+    example: || {
+        let ssm = SsmMixer::Mamba(SsmMixerBlock {
+            d_inner: 5120,
+            d_state: 16,
+            d_conv: 4,
+            dt_rank: 160,
+            conv_bias: ConvBias::PerChannel,
+            inner_norms: InnerNorms::WithGains { eps: 1e-6 },
+        });
+        let mixers = vec![
+            Mixer::Recurrent(ssm),
+            Mixer::Attention(attention(example_heads(20, 128), None, None)),
+        ];
+        let layers = layers(mixers, vec![example_feed_forward(8192); 2]);
+        (example_sizes(2560), layers.into())
+    },
 };
 
-/// The architecture `jamba` (arXiv 2403.19887): Mamba, now and then attention without positions, and
-/// mixtures of experts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Jamba;
+/// Mamba-2 and now and then attention, as in Bamba and Granite 4, with or without experts, positions and
+/// multipliers.
+pub(crate) const GRANITE_HYBRID: MambaLike = MambaLike {
+    name: "granitehybrid",
+    read: granite_hybrid,
+    example: || {
+        let mixers = vec![
+            Mixer::Recurrent(example_mamba2(3072, 48)),
+            Mixer::Attention(attention(example_heads(12, 128), Some(1.0 / 128.0), None)),
+        ];
+        let wired = Wired {
+            multipliers: Multipliers {
+                embedding: Some(12.0),
+                residual: Some(0.22),
+                logits: Some(1.0 / 6.0),
+            },
+            ..layers(mixers, vec![example_feed_forward(4096); 2]).into()
+        };
+        (example_sizes(1536), wired)
+    },
+};
 
-/// The architecture `granitehybrid`: Mamba-2 and now and then attention, as in Bamba and Granite 4,
-/// with or without experts, positions and multipliers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GraniteHybrid;
-
-/// The architecture `falcon-h1` (arXiv 2507.22448): attention and Mamba-2 beside each other in every
-/// layer. Its multipliers are in the weights of a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FalconH1;
+/// Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 beside each other in every layer. Its multipliers
+/// are in the weights of a file.
+pub(crate) const FALCON_H1: MambaLike = MambaLike {
+    name: "falcon-h1",
+    read: falcon_h1,
+    example: || {
+        let rope = RopeSpec {
+            style: RopeStyle::Neox,
+            n_rot: 64,
+            base: 1e11,
+            scaling: RopeScaling::None,
+            factors: None,
+        };
+        let attention = attention(example_heads(8, 64), None, Some(rope));
+        let mixer = Mixer::Both(attention, example_mamba2(1536, 24));
+        let layers = layers(vec![mixer; 2], vec![example_feed_forward(2048); 2]);
+        (example_sizes(1024), falcon_wired(layers))
+    },
+};
 
 /// Attention of these heads, biases and norms as none of the hybrids has them.
 fn attention(heads: HeadSizes, scale: Option<f32>, rope: Option<RopeSpec>) -> AttentionBlock {
-    let HeadSizes {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-    } = heads;
+    let block = AttentionBlock::from(heads);
     AttentionBlock {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-        scale: scale.unwrap_or(1.0 / (k_dim as f32).sqrt()),
+        scale: scale.unwrap_or(block.scale),
         rope,
-        window: Window::Full,
-        ..AttentionBlock::default()
+        ..block
     }
 }
 
@@ -82,184 +116,68 @@ fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec<DecoderLay
     layers.map(layer).collect()
 }
 
-impl Architecture for Jamba {
-    fn name(&self) -> &'static str {
-        "jamba"
-    }
-
-    fn model(
-        &self,
-        metadata: &Metadata,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<dyn Model>, ModelError> {
-        let hyper = Hyperparameters::new(metadata, self.name());
-        let norms = InnerNorms::WithGains {
-            eps: hyper.norm_eps()?,
-        };
-        let mixers = mixers(
-            &hyper,
-            &Kinds {
-                recurrent: &|layer| {
-                    mamba_mixer(&hyper, (weights, layer), norms).map(SsmMixer::Mamba)
-                },
-                attending: &|heads| Ok(attention(heads, None, None)),
-            },
-        )?;
-        let fed = feed_forwards(&hyper, weights, RouteSum::Free)?;
-        build(
-            self.name(),
-            (&hyper, weights),
-            layers(mixers, fed),
-            Wiring::default(),
-        )
-    }
-
-    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        let ssm = SsmMixer::Mamba(SsmMixerBlock {
-            d_inner: 5120,
-            d_state: 16,
-            d_conv: 4,
-            dt_rank: 160,
-            conv_bias: ConvBias::PerChannel,
-            inner_norms: InnerNorms::WithGains { eps: 1e-6 },
-        });
-        let mixers = vec![
-            Mixer::Recurrent(ssm),
-            Mixer::Attention(attention(example_heads(20, 128), None, None)),
-        ];
-        let layers = layers(mixers, vec![example_feed_forward(8192); 2]);
-        let wiring = Wiring::default();
-        Ok(build_example(
-            self.name(),
-            example_sizes(2560),
-            layers,
-            wiring,
-        ))
-    }
+fn jamba(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+    let norms = InnerNorms::WithGains {
+        eps: hyper.norm_eps()?,
+    };
+    let kinds = Kinds {
+        recurrent: &|layer| mamba_mixer(hyper, (weights, layer), norms).map(SsmMixer::Mamba),
+        attending: &|heads| Ok(attention(heads, None, None)),
+    };
+    let fed = feed_forwards(hyper, weights, RouteSum::Free)?;
+    Ok(layers(mixers(hyper, &kinds)?, fed).into())
 }
 
-impl Architecture for GraniteHybrid {
-    fn name(&self) -> &'static str {
-        "granitehybrid"
-    }
-
-    fn model(
-        &self,
-        metadata: &Metadata,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<dyn Model>, ModelError> {
-        let hyper = Hyperparameters::new(metadata, self.name());
-        let factor = |name| Ok::<_, ModelError>(hyper.positive(name)?.map(|f| f as f32));
-        let scale = factor("attention.scale")?;
-        // Whether positions rotate: the only thing that this key says here.
-        let rotates = hyper.optional("rope.scaling.finetuned")?.unwrap_or(true);
-        let rope = |heads: HeadSizes| match rotates {
-            true => hyper.rope(RopeStyle::Norm, heads.k_dim, weights).map(Some),
-            false => Ok(None),
-        };
-        let mixers = mixers(
-            &hyper,
-            &Kinds {
-                recurrent: &|layer| mamba2_mixer(&hyper, (weights, layer)).map(SsmMixer::Mamba2),
-                attending: &|heads| Ok(attention(heads, scale, rope(heads)?)),
-            },
-        )?;
-        let fed = feed_forwards(&hyper, weights, RouteSum::One)?;
-        let wiring = Wiring {
-            multipliers: Multipliers {
-                embedding: factor("embedding_scale")?,
-                residual: factor("residual_scale")?,
-                logits: factor("logit_scale")?.map(|scale| 1.0 / scale),
-            },
-            ..Wiring::default()
-        };
-        build(self.name(), (&hyper, weights), layers(mixers, fed), wiring)
-    }
-
-    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        let mixers = vec![
-            Mixer::Recurrent(example_mamba2(3072, 48)),
-            Mixer::Attention(attention(example_heads(12, 128), Some(1.0 / 128.0), None)),
-        ];
-        let layers = layers(mixers, vec![example_feed_forward(4096); 2]);
-        let wiring = Wiring {
-            multipliers: Multipliers {
-                embedding: Some(12.0),
-                residual: Some(0.22),
-                logits: Some(1.0 / 6.0),
-            },
-            ..Wiring::default()
-        };
-        Ok(build_example(
-            self.name(),
-            example_sizes(1536),
-            layers,
-            wiring,
-        ))
-    }
+fn granite_hybrid(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<Wired, ModelError> {
+    let factor = |name| Ok::<_, ModelError>(hyper.positive(name)?.map(|f| f as f32));
+    let scale = factor("attention.scale")?;
+    // Whether positions rotate: the only thing that this key says here.
+    let rotates = hyper.optional("rope.scaling.finetuned")?.unwrap_or(true);
+    let rope = |heads: HeadSizes| match rotates {
+        true => hyper.rope(RopeStyle::Norm, heads.k_dim, weights).map(Some),
+        false => Ok(None),
+    };
+    let kinds = Kinds {
+        recurrent: &|layer| mamba2_mixer(hyper, (weights, layer)).map(SsmMixer::Mamba2),
+        attending: &|heads| Ok(attention(heads, scale, rope(heads)?)),
+    };
+    let mixers = mixers(hyper, &kinds)?;
+    let fed = feed_forwards(hyper, weights, RouteSum::One)?;
+    Ok(Wired {
+        multipliers: Multipliers {
+            embedding: factor("embedding_scale")?,
+            residual: factor("residual_scale")?,
+            logits: factor("logit_scale")?.map(|scale| 1.0 / scale),
+        },
+        ..layers(mixers, fed).into()
+    })
 }
 
-impl Architecture for FalconH1 {
-    fn name(&self) -> &'static str {
-        "falcon-h1"
-    }
-
-    fn model(
-        &self,
-        metadata: &Metadata,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<dyn Model>, ModelError> {
-        let hyper = Hyperparameters::new(metadata, self.name());
-        let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
-        let scale = hyper.positive("attention.scale")?.map(|scale| scale as f32);
-        let heads = hyper.heads(n_layers, dim)?.into_iter().enumerate();
-        let mixers = heads.map(|(layer, heads)| {
-            let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
-            let ssm = mamba2_mixer(&hyper, (weights, layer))?;
-            Ok(Mixer::Both(
-                attention(heads, scale, Some(rope)),
-                SsmMixer::Mamba2(ssm),
-            ))
-        });
-        let mixers = mixers.collect::<Result<_, ModelError>>()?;
-        let fed = feed_forwards(&hyper, weights, RouteSum::One)?;
-        build(
-            self.name(),
-            (&hyper, weights),
-            layers(mixers, fed),
-            FALCON_H1_WIRING,
-        )
-    }
-
-    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        let rope = RopeSpec {
-            style: RopeStyle::Neox,
-            n_rot: 64,
-            base: 1e11,
-            scaling: RopeScaling::None,
-            factors: None,
-        };
-        let attention = attention(example_heads(8, 64), None, Some(rope));
-        let mixer = Mixer::Both(attention, example_mamba2(1536, 24));
-        let layers = layers(vec![mixer; 2], vec![example_feed_forward(2048); 2]);
-        Ok(build_example(
-            self.name(),
-            example_sizes(1024),
-            layers,
-            FALCON_H1_WIRING,
-        ))
-    }
+fn falcon_h1(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+    let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
+    let scale = hyper.positive("attention.scale")?.map(|scale| scale as f32);
+    let heads = hyper.heads(n_layers, dim)?.into_iter().enumerate();
+    let mixers = heads.map(|(layer, heads)| {
+        let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
+        let ssm = mamba2_mixer(hyper, (weights, layer))?;
+        let attention = attention(heads, scale, Some(rope));
+        Ok(Mixer::Both(attention, SsmMixer::Mamba2(ssm)))
+    });
+    let mixers = mixers.collect::<Result<_, ModelError>>()?;
+    let fed = feed_forwards(hyper, weights, RouteSum::One)?;
+    Ok(falcon_wired(layers(mixers, fed)))
 }
 
 /// The name of one gain has no ending in these files.
-const FALCON_H1_WIRING: Wiring = Wiring {
-    ffn_norm: "ffn_norm",
-    multipliers: Multipliers {
-        embedding: None,
-        residual: None,
-        logits: None,
-    },
-};
+fn falcon_wired(layers: Vec<DecoderLayer>) -> Wired {
+    Wired {
+        ffn_norm: "ffn_norm",
+        ..layers.into()
+    }
+}
 
 fn example_sizes(dim: usize) -> ExampleSizes {
     ExampleSizes {
@@ -276,18 +194,6 @@ fn example_heads(n_heads: usize, dim: usize) -> HeadSizes {
         k_dim: dim,
         v_dim: dim,
     }
-}
-
-fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
-    SsmMixer::Mamba2(Ssm2MixerBlock {
-        d_inner,
-        d_state: 128,
-        d_conv: 4,
-        n_heads,
-        n_groups: 1,
-        conv_bias: ConvBias::PerChannel,
-        gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
-    })
 }
 
 fn example_feed_forward(hidden: usize) -> FeedForward {

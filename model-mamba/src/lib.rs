@@ -2,8 +2,8 @@
 //! Mamba, Mamba-2 (arXiv 2405.21060), and the hybrids Jamba, Bamba, Granite 4 and Falcon-H1.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
-//! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does not grow with the text.
-//! Knows nothing of devices or memories.
+//! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does not
+//! grow with the text. Knows nothing of devices or memories.
 //!
 //! RWKV-4 is not here. Its state would fit the memory as it is (a row of fixed size a layer, replaced
 //! whole: two token shifts, and numerator, denominator and exponent of its average), but not the
@@ -21,23 +21,21 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
+mod family;
 mod hf;
 mod hybrids;
 mod mamba;
 mod read;
 
-pub use hybrids::{FalconH1, GraniteHybrid, Jamba};
-pub use mamba::{Mamba, Mamba2};
+pub use family::{FAMILY, MambaLike};
 
 use model_core::architecture::Registry;
 
 /// Adds the architectures to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
-    registry.register(Mamba);
-    registry.register(Mamba2);
-    registry.register(FalconH1);
-    registry.register(GraniteHybrid);
-    registry.register(Jamba);
+    for member in FAMILY {
+        registry.register(*member);
+    }
     for class in hf::classes() {
         registry.register_hf(class);
     }

@@ -1,16 +1,11 @@
-//! [`Mamba`] and [`Mamba2`]: from a file's metadata to a model.
+//! [`MAMBA`] and [`MAMBA2`]: layers that are a mixer each and nothing else.
 
-use std::sync::Arc;
-
-use kv_core::weights::WeightSource;
-use model_core::architecture::{Architecture, Model, ModelError};
-use model_core::blocks::{
-    ConvBias, DecoderLayer, GatedNorm, InnerNorms, Mixer, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
-};
-use model_core::gguf::Metadata;
+use model_core::architecture::ModelError;
+use model_core::blocks::{ConvBias, DecoderLayer, InnerNorms, Mixer, SsmMixer, SsmMixerBlock};
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::read::{ExampleSizes, Wiring, build, build_example, mamba_mixer, mamba2_mixer};
+use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::read::{example_mamba2, mamba_mixer, mamba2_mixer};
 
 /// Whether step sizes, B and C are normed: Falcon Mamba, whose files say `mamba` too.
 const INNER_NORMS: &str = "ssm.dt_b_c_rms";
@@ -19,31 +14,14 @@ const INNER_NORMS: &str = "ssm.dt_b_c_rms";
 /// llama.cpp, all norms are alike.
 const INNER_NORM_EPS: &str = "ssm.dt_b_c_rms_epsilon";
 
-/// The architecture `mamba`: Mamba-1, and Falcon Mamba.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mamba;
-
-/// The architecture `mamba2`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mamba2;
-
-impl Architecture for Mamba {
-    fn name(&self) -> &'static str {
-        "mamba"
-    }
-
-    fn model(
-        &self,
-        metadata: &Metadata,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<dyn Model>, ModelError> {
-        let hyper = Hyperparameters::new(metadata, self.name());
-        let norms = inner_norms(&hyper)?;
-        let mixer = SsmMixer::Mamba(mamba_mixer(&hyper, (weights, 0), norms)?);
-        model(self.name(), &hyper, weights, mixer)
-    }
-
-    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
+/// Mamba-1, and Falcon Mamba.
+pub(crate) const MAMBA: MambaLike = MambaLike {
+    name: "mamba",
+    read: |hyper, weights| {
+        let mixer = mamba_mixer(hyper, (weights, 0), inner_norms(hyper)?)?;
+        Ok(wired(hyper.n_layers()?, SsmMixer::Mamba(mixer)))
+    },
+    example: || {
         let mixer = SsmMixer::Mamba(SsmMixerBlock {
             d_inner: 1536,
             d_state: 16,
@@ -52,65 +30,34 @@ impl Architecture for Mamba {
             conv_bias: ConvBias::PerChannel,
             inner_norms: InnerNorms::None,
         });
-        Ok(example(self.name(), mixer))
-    }
-}
+        (EXAMPLE_SIZES, wired(2, mixer))
+    },
+};
 
-impl Architecture for Mamba2 {
-    fn name(&self) -> &'static str {
-        "mamba2"
-    }
+/// Mamba-2.
+pub(crate) const MAMBA2: MambaLike = MambaLike {
+    name: "mamba2",
+    read: |hyper, weights| {
+        let mixer = mamba2_mixer(hyper, (weights, 0))?;
+        Ok(wired(hyper.n_layers()?, SsmMixer::Mamba2(mixer)))
+    },
+    example: || (EXAMPLE_SIZES, wired(2, example_mamba2(1536, 24))),
+};
 
-    fn model(
-        &self,
-        metadata: &Metadata,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<dyn Model>, ModelError> {
-        let hyper = Hyperparameters::new(metadata, self.name());
-        let mixer = SsmMixer::Mamba2(mamba2_mixer(&hyper, (weights, 0))?);
-        model(self.name(), &hyper, weights, mixer)
-    }
+/// Those of the smallest published models.
+const EXAMPLE_SIZES: ExampleSizes = ExampleSizes {
+    vocab: 50_280,
+    dim: 768,
+    context_length: 2048,
+};
 
-    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        let mixer = SsmMixer::Mamba2(Ssm2MixerBlock {
-            d_inner: 1536,
-            d_state: 128,
-            d_conv: 4,
-            n_heads: 24,
-            n_groups: 1,
-            conv_bias: ConvBias::PerChannel,
-            gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
-        });
-        Ok(example(self.name(), mixer))
-    }
-}
-
-/// A model of equal layers without feed-forward blocks.
-fn model(
-    name: &'static str,
-    hyper: &Hyperparameters<'_>,
-    weights: &dyn WeightSource,
-    mixer: SsmMixer,
-) -> Result<Arc<dyn Model>, ModelError> {
-    let layers = vec![layer(mixer); hyper.n_layers()?];
-    build(name, (hyper, weights), layers, Wiring::default())
-}
-
-/// Two layers of the smallest published models.
-fn example(name: &'static str, mixer: SsmMixer) -> Arc<dyn Model> {
-    let sizes = ExampleSizes {
-        vocab: 50_280,
-        dim: 768,
-        context_length: 2048,
-    };
-    build_example(name, sizes, vec![layer(mixer); 2], Wiring::default())
-}
-
-fn layer(mixer: SsmMixer) -> DecoderLayer {
-    DecoderLayer {
+/// Equal layers without feed-forward blocks.
+fn wired(n_layers: usize, mixer: SsmMixer) -> Wired {
+    let layer = DecoderLayer {
         mixer: Mixer::Recurrent(mixer),
         feed_forward: None,
-    }
+    };
+    vec![layer; n_layers].into()
 }
 
 fn inner_norms(hyper: &Hyperparameters<'_>) -> Result<InnerNorms, ModelError> {

@@ -1,100 +1,27 @@
-//! What architectures have in common: mixers from a file's metadata, and a model from its layers.
+//! What architectures have in common: mixers and feed-forward blocks from a file's metadata.
 //!
 //! Invariant: heads and groups divide. Knows no architecture by name.
 
-use std::sync::Arc;
-
 use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
-use model_core::architecture::{Model, ModelError};
+use model_core::architecture::ModelError;
 use model_core::blocks::{
-    Arrangement, ConvBias, Decoder, DecoderLayer, DecoderModel, ExpertBias, ExpertGate,
-    ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms,
-    Multipliers, Norm, NormKind, SharedExpert, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING,
-    Weighed,
+    ConvBias, ExpertBias, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm,
+    GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock, SsmMixer, SsmMixerBlock, Weighed,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-/// How a model is wired around its layers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wiring {
-    /// See [`Decoder::feed_forward_norm`].
-    pub(crate) ffn_norm: &'static str,
-    /// Factors.
-    pub(crate) multipliers: Multipliers,
-}
-
-impl Default for Wiring {
-    fn default() -> Self {
-        Self {
-            ffn_norm: "ffn_norm.weight",
-            multipliers: Multipliers::default(),
-        }
-    }
-}
-
-/// The model of a file, from its layers.
-pub(crate) fn build(
-    name: &'static str,
-    (hyper, weights): (&Hyperparameters<'_>, &dyn WeightSource),
-    layers: Vec<DecoderLayer>,
-    wiring: Wiring,
-) -> Result<Arc<dyn Model>, ModelError> {
-    let dim = hyper.count("embedding_length")?;
-    let decoder = Decoder {
-        output_weight: hyper.output_weight(weights)?,
-        long_rope: hyper.long_rope(weights)?,
-        ..decoder(
-            [hyper.vocab(weights, dim)?, dim],
-            hyper.norm_eps()?,
-            layers,
-            wiring,
-        )
-    };
-    let context_length = hyper.count("context_length")?;
-    Ok(Arc::new(DecoderModel::new(name, decoder, context_length)))
-}
-
-/// Sizes of a model without a file.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExampleSizes {
-    pub(crate) vocab: usize,
-    pub(crate) dim: usize,
-    pub(crate) context_length: usize,
-}
-
-/// A model without a file.
-pub(crate) fn build_example(
-    name: &'static str,
-    sizes: ExampleSizes,
-    layers: Vec<DecoderLayer>,
-    wiring: Wiring,
-) -> Arc<dyn Model> {
-    let decoder = decoder([sizes.vocab, sizes.dim], 1e-5, layers, wiring);
-    Arc::new(DecoderModel::new(name, decoder, sizes.context_length))
-}
-
-/// A decoder whose embedding matrix is its output matrix too.
-fn decoder(
-    [vocab, dim]: [usize; 2],
-    eps: f32,
-    layers: Vec<DecoderLayer>,
-    wiring: Wiring,
-) -> Decoder {
-    Decoder {
-        vocab,
-        dim,
-        norm: Norm {
-            kind: NormKind::Rms,
-            eps,
-        },
-        arrangement: Arrangement::Before,
-        feed_forward_norm: wiring.ffn_norm,
-        multipliers: wiring.multipliers,
-        output_weight: TOKEN_EMBEDDING.to_owned(),
-        layers,
-        ..Decoder::default()
-    }
+/// A mixer of Mamba-2 with usual settings.
+pub(crate) fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
+    SsmMixer::Mamba2(Ssm2MixerBlock {
+        d_inner,
+        d_state: 128,
+        d_conv: 4,
+        n_heads,
+        n_groups: 1,
+        conv_bias: ConvBias::PerChannel,
+        gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
+    })
 }
 
 /// The mixer of Mamba; `layer` is one that has it.

@@ -13,25 +13,7 @@ use model_tests::{Runner, Setup, checks, cpu};
 /// Largest difference of a state; the reference's own logits, with and without a cache, differ by 7e-5.
 const STATE_TOLERANCE: f32 = 1e-4;
 
-#[test]
-fn cpu_agrees_with_the_reference_and_bit_for_bit_with_itself() {
-    CASES.iter().for_each(checks::cpu_agrees);
-}
-
-#[test]
-fn threads_do_not_change_a_bit() {
-    CASES.iter().for_each(checks::threads_agree);
-}
-
-#[test]
-fn candle_agrees_with_the_reference() {
-    CASES.iter().for_each(checks::candle_agrees);
-}
-
-#[test]
-fn the_likeliest_continuations_are_the_references() {
-    CASES.iter().for_each(checks::continuations_agree);
-}
+model_tests::standard_tests!(CASES);
 
 #[test]
 fn what_layers_remember_is_the_references() {

@@ -249,3 +249,40 @@ pub fn differ_in_the_output_matrix_alone(tied: &Case, untied: &Case) {
     let names: Vec<_> = diff.changed.iter().map(|c| c.name.as_str()).collect();
     assert_eq!(names, ["result_output"]);
 }
+
+/// Tests of cases that every crate with models has: logits and continuations on both backends, threads,
+/// and the graphs.
+#[macro_export]
+macro_rules! standard_tests {
+    ($cases:expr) => {
+        #[test]
+        fn cpu_agrees_with_the_reference_and_bit_for_bit_with_itself() {
+            $cases.iter().for_each($crate::checks::cpu_agrees);
+        }
+
+        #[test]
+        fn threads_do_not_change_a_bit() {
+            $cases.iter().for_each($crate::checks::threads_agree);
+        }
+
+        #[test]
+        fn candle_agrees_with_the_reference() {
+            $cases.iter().for_each($crate::checks::candle_agrees);
+        }
+
+        #[test]
+        fn the_likeliest_continuations_are_the_references() {
+            $cases.iter().for_each($crate::checks::continuations_agree);
+        }
+
+        #[test]
+        fn every_tensor_of_the_file_is_used_and_no_other_is_wanted() {
+            $cases.iter().for_each($crate::checks::every_tensor_is_used);
+        }
+
+        #[test]
+        fn graphs_survive_their_json_form() {
+            $cases.iter().for_each($crate::checks::survives_json);
+        }
+    };
+}

@@ -141,10 +141,7 @@ impl Decoder {
                 part,
                 wanted,
             };
-            x = match self.arrangement {
-                Arrangement::Parallel => self.parallel_layer(&mut b, at, layer, x)?,
-                _ => self.layer(&mut b, at, layer, x)?,
-            };
+            x = self.layer(&mut b, at, layer, x)?;
         }
         let x = self.norm.build(&mut b, "result_norm", x, "output_norm")?;
         let logits = self.head(&mut b, x)?;
@@ -173,28 +170,18 @@ impl Decoder {
         let Some(feed_forward) = &layer.feed_forward else {
             return b.add(&at.name("l_out"), mixed, x);
         };
-        let x = b.add(&at.name("ffn_inp"), mixed, x)?;
-        let normed = self.before(b, at, ("ffn_norm", self.feed_forward_norm), x)?;
-        let fed = self.fed(b, at, feed_forward, normed)?;
-        b.add(&at.name("l_out"), fed, x)
-    }
-
-    fn parallel_layer(
-        &self,
-        b: &mut GraphBuilder,
-        at: At,
-        layer: &DecoderLayer,
-        x: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        let normed = self.before(b, at, ("attn_norm", "attn_norm.weight"), x)?;
-        let mixed = self.mixed(b, at, layer, normed)?;
-        let x = at.take(b, "inpL_rows", x)?;
-        let Some(feed_forward) = &layer.feed_forward else {
-            return b.add(&at.name("l_out"), mixed, x);
+        let (fed, x) = match self.arrangement {
+            Arrangement::Parallel => {
+                let normed = at.take(b, "attn_norm_rows", normed)?;
+                let fed = self.fed(b, at, feed_forward, normed)?;
+                (fed, b.add(&at.name("ffn_inp"), mixed, x)?)
+            }
+            _ => {
+                let x = b.add(&at.name("ffn_inp"), mixed, x)?;
+                let normed = self.before(b, at, ("ffn_norm", self.feed_forward_norm), x)?;
+                (self.fed(b, at, feed_forward, normed)?, x)
+            }
         };
-        let normed = at.take(b, "attn_norm_rows", normed)?;
-        let fed = self.fed(b, at, feed_forward, normed)?;
-        let x = b.add(&at.name("ffn_inp"), mixed, x)?;
         b.add(&at.name("l_out"), fed, x)
     }
 

@@ -4,12 +4,11 @@
 //! Dao and Gu, arXiv 2405.21060. Knows nothing of the layers around.
 
 use kv_core::LayerIdx;
-use kv_core::graph::{
-    Activation, ConvSpec, GraphBuilder, GraphError, HeadScanSpec, Input, NodeId, NormGain,
-};
+use kv_core::graph::{GraphBuilder, GraphError, HeadScanSpec, Input, NodeId, NormGain};
 use kv_core::layers::RecurrentMemory;
 
 use super::ConvBias;
+use super::ssm::{convolved, gated};
 
 /// Settings of one mixer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,16 +82,7 @@ impl Ssm2MixerBlock {
         let z = b.columns(&name("ssm_z"), all, 0..d_inner)?;
         let x = b.columns(&name("ssm_xBC_in"), all, d_inner..d_inner + n_conv)?;
         let dt = b.columns(&name("ssm_dt"), all, d_inner + n_conv..n_all)?;
-        let conv = ConvSpec {
-            width: self.d_conv,
-            weight: weight("ssm_conv1d.weight"),
-            bias: match self.conv_bias {
-                ConvBias::None => None,
-                ConvBias::PerChannel => Some(weight("ssm_conv1d.bias")),
-            },
-        };
-        let x = b.conv(&name("ssm_conv"), layer, &conv, [x, states])?;
-        let all = b.activate(&name("ssm_conv_silu"), Activation::Silu, x)?;
+        let all = convolved(b, layer, (self.d_conv, self.conv_bias), [x, states])?;
         let x = b.columns(&name("ssm_x"), all, 0..d_inner)?;
         let middle = d_inner + self.narrow();
         let into = b.columns(&name("ssm_B"), all, d_inner..middle)?;
@@ -107,14 +97,7 @@ impl Ssm2MixerBlock {
         };
         let operands = [x, dt, into, out_of, states];
         let y = b.scan_heads(&name("ssm_scan"), layer, &scan, operands)?;
-        let (y, z) = match wanted {
-            Some(rows) => (
-                b.take_rows(&name("ssm_scan_rows"), y, rows)?,
-                b.take_rows(&name("ssm_z_rows"), z, rows)?,
-            ),
-            None => (y, z),
-        };
-        let gated = b.gate(&name("ssm_gated"), Activation::Silu, z, y)?;
+        let gated = gated(b, layer, [y, z], wanted)?;
         let normed = self.norm(b, layer, gated)?;
         b.linear(&name("ssm_out"), normed, &weight("ssm_out.weight"), dim)
     }

@@ -3,10 +3,10 @@
 //! Gu and Dao, arXiv 2312.00752 (Mamba-1). Knows nothing of the layers around.
 
 use kv_core::LayerIdx;
-use kv_core::graph::{
-    Activation, ConvSpec, GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec,
-};
+use kv_core::graph::{GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec};
 use kv_core::layers::RecurrentMemory;
+
+use super::ssm::{convolved, gated};
 
 /// Settings of one mixer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -108,16 +108,7 @@ impl SsmMixerBlock {
         let xz = b.linear(&name("ssm_in"), x, &weight("ssm_in.weight"), 2 * d_inner)?;
         let x = b.columns(&name("ssm_x_in"), xz, 0..d_inner)?;
         let z = b.columns(&name("ssm_z"), xz, d_inner..2 * d_inner)?;
-        let conv = ConvSpec {
-            width: d_conv,
-            weight: weight("ssm_conv1d.weight"),
-            bias: match conv_bias {
-                ConvBias::None => None,
-                ConvBias::PerChannel => Some(weight("ssm_conv1d.bias")),
-            },
-        };
-        let x = b.conv(&name("ssm_conv"), layer, &conv, [x, states])?;
-        let x = b.activate(&name("ssm_conv_silu"), Activation::Silu, x)?;
+        let x = convolved(b, layer, (d_conv, conv_bias), [x, states])?;
         let n_projected = dt_rank + 2 * d_state;
         let projected = b.linear(&name("ssm_x"), x, &weight("ssm_x.weight"), n_projected)?;
         let dt = b.columns(&name("ssm_dt_low"), projected, 0..dt_rank)?;
@@ -137,14 +128,7 @@ impl SsmMixerBlock {
         };
         let operands = [x, dt, into, out_of, states];
         let y = b.scan(&name("ssm_scan"), layer, &scan, operands)?;
-        let (y, z) = match wanted {
-            Some(rows) => (
-                b.take_rows(&name("ssm_scan_rows"), y, rows)?,
-                b.take_rows(&name("ssm_z_rows"), z, rows)?,
-            ),
-            None => (y, z),
-        };
-        let gated = b.gate(&name("ssm_gated"), Activation::Silu, z, y)?;
+        let gated = gated(b, layer, [y, z], wanted)?;
         b.linear(&name("ssm_out"), gated, &weight("ssm_out.weight"), dim)
     }
 }

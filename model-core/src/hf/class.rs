@@ -66,6 +66,8 @@ pub enum Key {
         /// What it must be where it is there.
         is: Expected,
     },
+    /// Those of a table.
+    All(&'static [Key]),
     /// Whatever needs more than one key.
     With(fn(&HfConfig, &mut Keys) -> Result<(), HfError>),
 }
@@ -96,6 +98,7 @@ impl Key {
             }
             Self::Constant { to, value } => keys.set(to, value),
             Self::Only { from, is } => is.check(config, from)?,
+            Self::All(table) => table.iter().try_for_each(|key| key.apply(config, keys))?,
             Self::With(translate) => translate(config, keys)?,
         }
         Ok(())

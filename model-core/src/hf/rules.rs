@@ -5,15 +5,11 @@ use super::{Expected, HfConfig, HfError, Key, Keys, rope_keys};
 use crate::gguf::Array;
 use crate::windows::WindowPattern;
 
-/// Sizes of a decoder.
-pub const DECODER_KEYS: &[Key] = &[
+/// Layers and widths.
+pub const WIDTH_KEYS: &[Key] = &[
     Key::Count {
         to: "block_count",
         from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "context_length",
-        from: "max_position_embeddings",
     },
     Key::Count {
         to: "embedding_length",
@@ -23,6 +19,18 @@ pub const DECODER_KEYS: &[Key] = &[
         to: "feed_forward_length",
         from: "intermediate_size",
     },
+];
+
+/// The longest text of the training.
+pub const TRAINED_LENGTH: Key = Key::Count {
+    to: "context_length",
+    from: "max_position_embeddings",
+};
+
+/// Sizes of a decoder.
+pub const DECODER_KEYS: &[Key] = &[
+    Key::All(WIDTH_KEYS),
+    TRAINED_LENGTH,
     Key::Count {
         to: "vocab_size",
         from: "vocab_size",

@@ -9,7 +9,7 @@ mod rope;
 use kv_core::weights::{Weight, WeightError, WeightSource};
 
 use crate::architecture::ModelError;
-use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
+use crate::blocks::{AttentionBlock, OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::{FromValue, Metadata, Value};
 
 /// More layers than any model has; a larger count is a broken file.
@@ -48,6 +48,26 @@ pub struct HeadSizes {
     pub k_dim: usize,
     /// Values of one value head.
     pub v_dim: usize,
+}
+
+impl From<HeadSizes> for AttentionBlock {
+    /// Attention of these heads and nothing more: the factor on its scores is that of the keys' size.
+    fn from(heads: HeadSizes) -> Self {
+        let HeadSizes {
+            n_heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+        } = heads;
+        Self {
+            n_heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+            scale: 1.0 / (k_dim as f32).sqrt(),
+            ..Self::default()
+        }
+    }
 }
 
 impl<'a> Hyperparameters<'a> {

@@ -3,7 +3,8 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, HfClass, HfConfig, HfError, INPUT_NORM, Key,
-    Keys, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, head_dim, layer_types,
+    Keys, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, TRAINED_LENGTH, WIDTH_KEYS,
+    head_dim, layer_types,
 };
 
 use super::hybrid_tensors::{
@@ -18,18 +19,7 @@ const CONTEXT: u32 = 1 << 20;
 
 const FRAME_KEYS: &[Key] = &[
     SILU,
-    Key::Count {
-        to: "block_count",
-        from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "embedding_length",
-        from: "hidden_size",
-    },
-    Key::Count {
-        to: "feed_forward_length",
-        from: "intermediate_size",
-    },
+    Key::All(WIDTH_KEYS),
     Key::Count {
         to: "attention.head_count",
         from: "num_attention_heads",
@@ -180,11 +170,6 @@ pub(super) const CLASSES: &[HfClass] = &[
         unused: &[],
     },
 ];
-
-const TRAINED_LENGTH: Key = Key::Count {
-    to: "context_length",
-    from: "max_position_embeddings",
-};
 
 const GRANITE_KEYS: &[Key] = &[
     Key::Number {

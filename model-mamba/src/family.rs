@@ -1,0 +1,109 @@
+//! [`FAMILY`]: the members, and how one of them and a file make a model.
+//!
+//! Knows no member but by its row.
+
+use std::sync::Arc;
+
+use kv_core::weights::WeightSource;
+use model_core::architecture::{Architecture, Model, ModelError};
+use model_core::blocks::{
+    Arrangement, Decoder, DecoderLayer, DecoderModel, Multipliers, Norm, NormKind, TOKEN_EMBEDDING,
+};
+use model_core::gguf::Metadata;
+use model_core::hyperparameters::Hyperparameters;
+
+use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
+use crate::mamba::{MAMBA, MAMBA2};
+
+/// One member of the family.
+#[derive(Clone, Copy, Debug)]
+pub struct MambaLike {
+    /// The name in `general.architecture`.
+    pub name: &'static str,
+    /// Its layers, from a file.
+    pub(crate) read: fn(&Hyperparameters<'_>, &dyn WeightSource) -> Result<Wired, ModelError>,
+    /// Two layers with settings of the usual size.
+    pub(crate) example: fn() -> (ExampleSizes, Wired),
+}
+
+/// All members.
+pub const FAMILY: &[MambaLike] = &[MAMBA, MAMBA2, FALCON_H1, GRANITE_HYBRID, JAMBA];
+
+/// Layers, and how a model is wired around them.
+#[derive(Clone, Debug)]
+pub(crate) struct Wired {
+    pub(crate) layers: Vec<DecoderLayer>,
+    /// See [`Decoder::feed_forward_norm`].
+    pub(crate) ffn_norm: &'static str,
+    /// Factors.
+    pub(crate) multipliers: Multipliers,
+}
+
+impl From<Vec<DecoderLayer>> for Wired {
+    fn from(layers: Vec<DecoderLayer>) -> Self {
+        Self {
+            layers,
+            ffn_norm: "ffn_norm.weight",
+            multipliers: Multipliers::default(),
+        }
+    }
+}
+
+/// Sizes of a model without a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExampleSizes {
+    pub(crate) vocab: usize,
+    pub(crate) dim: usize,
+    pub(crate) context_length: usize,
+}
+
+impl Wired {
+    /// A decoder whose embedding matrix is its output matrix too.
+    fn decoder(self, [vocab, dim]: [usize; 2], eps: f32) -> Decoder {
+        Decoder {
+            vocab,
+            dim,
+            norm: Norm {
+                kind: NormKind::Rms,
+                eps,
+            },
+            arrangement: Arrangement::Before,
+            feed_forward_norm: self.ffn_norm,
+            multipliers: self.multipliers,
+            output_weight: TOKEN_EMBEDDING.to_owned(),
+            layers: self.layers,
+            ..Decoder::default()
+        }
+    }
+}
+
+impl Architecture for MambaLike {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn model(
+        &self,
+        metadata: &Metadata,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<dyn Model>, ModelError> {
+        let hyper = Hyperparameters::new(metadata, self.name);
+        let wired = (self.read)(&hyper, weights)?;
+        let dim = hyper.count("embedding_length")?;
+        let decoder = Decoder {
+            output_weight: hyper.output_weight(weights)?,
+            long_rope: hyper.long_rope(weights)?,
+            ..wired.decoder([hyper.vocab(weights, dim)?, dim], hyper.norm_eps()?)
+        };
+        let context_length = hyper.count("context_length")?;
+        let model = DecoderModel::new(self.name, decoder, context_length);
+        Ok(Arc::new(model))
+    }
+
+    fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
+        let (sizes, wired) = (self.example)();
+        let decoder = wired.decoder([sizes.vocab, sizes.dim], 1e-5);
+        let model = DecoderModel::new(self.name, decoder, sizes.context_length);
+        Ok(Arc::new(model))
+    }
+}
