@@ -17,25 +17,12 @@ use kv_core::memory::{
     invariants,
 };
 use kv_core::{
-    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, SeqSet, TokenId,
-    Window,
+    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
 };
 
-const N_SEQS: u32 = 3;
+mod support;
 
-/// A part with its own number of cells.
-fn part(number: u32, n_cells: u32, window: Window, streams: Streams) -> Unified {
-    let (part, n_seqs, causality) = (PartIdx(number), N_SEQS, Causality::Causal);
-    Unified::new(UnifiedConfig {
-        part,
-        n_seqs,
-        n_cells,
-        streams,
-        window,
-        causality,
-    })
-    .unwrap()
-}
+use support::{N_SEQS, next_tokens, part};
 
 /// Part 0 sees everything and has `n_cells[0]` cells, part 1 sees `window` and has `n_cells[1]`.
 fn iswa(n_cells: [u32; 2], window: Window, streams: Streams) -> Iswa {
@@ -49,20 +36,7 @@ fn shared(n_cells: [u32; 2], window: Window) -> Iswa {
 
 /// Evaluates the next `n` tokens of each of these sequence sets; the cells in each part.
 fn decode<M: Memory>(memory: &mut M, sets: &[(&[u32], u32)]) -> Result<Vec<Vec<u32>>, PlanError> {
-    let mut batch = Batch::new();
-    for &(seqs, n) in sets {
-        let seqs: SeqSet = seqs.iter().copied().map(SeqId).collect();
-        for _ in 0..n {
-            batch.push_token(TokenId(0)).in_sequences(seqs);
-        }
-    }
-    let rules = BatchRules {
-        n_batch: 64,
-        n_seqs: N_SEQS,
-        n_vocab: 1,
-        n_embd: 1,
-    };
-    let batch = validate(&batch, &rules, |seq| memory.positions(seq)).unwrap();
+    let batch = next_tokens(memory, sets);
     let mut inputs = MemoryInputs::default();
     let mut cells: Vec<Vec<u32>> = Vec::new();
     let mut steps = memory.begin(&batch, 64)?;

@@ -20,8 +20,6 @@ mod ops;
 mod oracle;
 #[path = "memory_model/saves.rs"]
 mod saves;
-#[path = "memory_model/states.rs"]
-mod states;
 #[path = "memory_model/world.rs"]
 mod world;
 

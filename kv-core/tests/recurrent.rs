@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{
     CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig, RecurrentConfigError,
     RemoveRefused, RowsWritten, Seqs,
 };
-use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId};
+use kv_core::{Pos, PosRange, SeqId};
+
+mod support;
+
+use support::next_tokens;
 
 struct Fixture {
     memory: Recurrent,
@@ -27,31 +30,13 @@ impl Fixture {
         Self::new(RecurrentConfig::new(4).with_snapshots(n))
     }
 
-    /// The next `n` tokens of each of these sequence sets, one set after the other.
-    fn batch(&self, sets: &[(&[u32], u32)]) -> ValidBatch {
-        let mut batch = Batch::new();
-        for &(seqs, n) in sets {
-            let seqs: SeqSet = seqs.iter().copied().map(SeqId).collect();
-            for _ in 0..n {
-                batch.push_token(TokenId(0)).in_sequences(seqs);
-            }
-        }
-        let rules = BatchRules {
-            n_batch: 512,
-            n_seqs: 4,
-            n_vocab: 1,
-            n_embd: 1,
-        };
-        validate(&batch, &rules, |seq| self.memory.positions(seq)).unwrap()
-    }
-
     /// Evaluates the next tokens and draws what each ubatch reads and stores.
     fn decode(&mut self, sets: &[(&[u32], u32)]) -> Result<String, PlanError> {
         self.decode_by(sets, 512)
     }
 
     fn decode_by(&mut self, sets: &[(&[u32], u32)], n_ubatch: u32) -> Result<String, PlanError> {
-        let batch = self.batch(sets);
+        let batch = next_tokens(&self.memory, sets);
         let mut ubatches = Vec::new();
         let mut steps = self.memory.begin(&batch, n_ubatch)?;
         while steps.next(&mut self.inputs).is_some() {
@@ -62,7 +47,7 @@ impl Fixture {
 
     /// Begins to evaluate the next tokens and fails at the first ubatch.
     fn fail(&mut self, sets: &[(&[u32], u32)]) {
-        let batch = self.batch(sets);
+        let batch = next_tokens(&self.memory, sets);
         let mut steps = self.memory.begin(&batch, 512).unwrap();
         steps.next(&mut self.inputs).unwrap();
         steps.fail(RowsWritten::Perhaps);
@@ -426,7 +411,7 @@ fn steps_before_the_last_are_undone_only_where_their_states_are_still_there() {
     let mut f = Fixture::with_snapshots(0);
     f.decode(&[(&[0], 1)]).unwrap();
     let before = f.memory.clone();
-    let batch = f.batch(&[(&[0], 3)]);
+    let batch = next_tokens(&f.memory, &[(&[0], 3)]);
     let plan = f.memory.plan(&batch, 1).unwrap();
     let mut undo = Vec::new();
     for (step, ubatch) in plan.ubatches.iter().enumerate() {

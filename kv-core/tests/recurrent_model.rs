@@ -7,16 +7,15 @@
 
 mod oracle;
 
-use kv_core::batch::{Batch, BatchRules, UBatch, ValidBatch, validate};
-use kv_core::graph::{StateGroup, check_states};
+use kv_core::batch::{UBatch, ValidBatch, validate};
 use kv_core::memory::{
     Contents, CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig,
     RecurrentPlacement, RemoveRefused, RestoreInto, RestoreRefused, RowsTaken, RowsWritten, Seqs,
 };
-use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId};
+use kv_core::{Pos, PosRange, SeqId};
+use oracle::batches::{N_SEQS, RULES, RelativeRange, batch, entries, seq};
+use oracle::states::StateRows;
 use proptest::prelude::*;
-
-const N_SEQS: u32 = 4;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -36,32 +35,6 @@ enum Op {
     Clear,
 }
 
-/// A range by distance from a sequence's last position.
-#[derive(Clone, Copy, Debug)]
-enum RelativeRange {
-    All,
-    LastFrom(u32),
-    FirstTo(u32),
-    Middle { back: u32, len: u32 },
-}
-
-impl RelativeRange {
-    fn resolve(self, last: Option<Pos>) -> PosRange {
-        let end = last.map_or(0, |last| last.0 + 1);
-        let back = |n| Pos(end.saturating_sub(n));
-        match self {
-            Self::All => PosRange::ALL,
-            Self::LastFrom(n) => PosRange::from(back(n)..),
-            Self::FirstTo(n) => PosRange::from(..back(n)),
-            Self::Middle { back: n, len } => PosRange::from(back(n)..Pos(back(n).0 + len)),
-        }
-    }
-}
-
-fn seq() -> impl Strategy<Value = SeqId> {
-    (0..N_SEQS).prop_map(SeqId)
-}
-
 fn range() -> impl Strategy<Value = RelativeRange> {
     prop_oneof![
         2 => Just(RelativeRange::All),
@@ -71,26 +44,11 @@ fn range() -> impl Strategy<Value = RelativeRange> {
     ]
 }
 
-fn entries() -> impl Strategy<Value = Vec<(u32, bool)>> {
-    let one = (0..N_SEQS).prop_map(|s| 1 << s);
-    let repeat = prop::bool::weighted(0.1);
-    prop_oneof![
-        // A prompt of one sequence, one token of several, anything.
-        ((0..N_SEQS), 1usize..14).prop_map(|(s, n)| vec![(1 << s, false); n]),
-        prop::sample::subsequence((0..N_SEQS).collect::<Vec<_>>(), 1..=N_SEQS as usize)
-            .prop_map(|seqs| seqs.into_iter().map(|s| (1 << s, false)).collect()),
-        prop::collection::vec(
-            (prop_oneof![3 => one, 1 => 1u32..1 << N_SEQS], repeat),
-            1..10
-        ),
-    ]
-}
-
 fn op() -> impl Strategy<Value = Op> {
     let failure = prop::option::weighted(0.3, 0usize..4);
     let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
     prop_oneof![
-        10 => (entries(), 1u32..8, failure)
+        10 => (entries(3), 1u32..8, failure)
             .prop_map(|(entries, n_ubatch, failure)| Op::Batch { entries, n_ubatch, failure }),
         4 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove(seqs, range)),
         3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy(from, to, range)),
@@ -149,24 +107,22 @@ impl ModelSeq {
     }
 }
 
-/// By row: the tokens that its state has taken in; `None` after a failure.
-type Rows = Vec<Option<Vec<u64>>>;
-
 /// The memory under test, the rows of its backend, and the model.
 struct World {
     memory: Recurrent,
-    rows: Rows,
+    rows: StateRows,
     model: Vec<ModelSeq>,
     n_tokens: u64,
     /// What was saved last, with its rows and the model of then.
-    saved: Option<(Contents, Rows, Vec<ModelSeq>)>,
+    saved: Option<(Contents, StateRows, Vec<ModelSeq>)>,
 }
 
 impl World {
     fn new(config: RecurrentConfig) -> Self {
+        let memory = Recurrent::new(config).unwrap();
         Self {
-            memory: Recurrent::new(config).unwrap(),
-            rows: vec![None; config.n_rows() as usize],
+            rows: StateRows::new(Some(&memory)),
+            memory,
             model: vec![ModelSeq::default(); N_SEQS as usize],
             n_tokens: 0,
             saved: None,
@@ -233,11 +189,9 @@ impl World {
                     let Some(ubatch) = steps.next(&mut inputs) else {
                         break;
                     };
-                    let n_rows = self.rows.len() as u32;
-                    check_states(&inputs.states, ubatch.n_tokens(), n_rows).unwrap();
+                    self.rows.check_groups(&inputs.states, ubatch.n_tokens());
                     if failure == Some(number) {
-                        let stores = inputs.states.iter().flat_map(|group| &group.stores);
-                        stores.for_each(|store| self.rows[store.to.as_usize()] = None);
+                        self.rows.destroy(&inputs.states);
                         steps.fail(RowsWritten::Perhaps);
                         assert_eq!(memory, before);
                         break;
@@ -247,7 +201,7 @@ impl World {
                         .iter()
                         .map(|&e| first_id + u64::from(e))
                         .collect();
-                    compute(&mut self.rows, &inputs.states, &ids);
+                    self.rows.compute(&inputs.states, &ids);
                     for (row, id) in ubatch.rows().zip(ids) {
                         for seq in row.seqs {
                             self.model[seq.as_usize()].push((row.pos, id), n_kept);
@@ -261,35 +215,8 @@ impl World {
 
     /// The batch, or `None` where these sequences cannot be together.
     fn valid_batch(&self, entries: &[(u32, bool)]) -> Option<ValidBatch> {
-        let mut batch = Batch::new();
-        let mut last: Vec<Option<Pos>> = (0..N_SEQS).map(|s| self.last(SeqId(s))).collect();
-        let mut in_batch = SeqSet::EMPTY;
-        for &(bits, repeat) in entries {
-            let seqs: SeqSet = (0..N_SEQS)
-                .filter(|s| bits >> s & 1 == 1)
-                .map(SeqId)
-                .collect();
-            let first = seqs.first()?;
-            let entry = batch.push_token(TokenId(0)).in_sequences(seqs);
-            let next = match last[first.as_usize()] {
-                Some(pos) if repeat && in_batch.contains(first) => {
-                    entry.at(pos);
-                    pos
-                }
-                pos => pos.map_or(Pos(0), Pos::next),
-            };
-            for seq in seqs {
-                last[seq.as_usize()] = Some(next);
-            }
-            in_batch = in_batch.union(seqs);
-        }
-        let rules = BatchRules {
-            n_batch: 64,
-            n_seqs: N_SEQS,
-            n_vocab: 1,
-            n_embd: 1,
-        };
-        validate(&batch, &rules, |seq| self.memory.positions(seq)).ok()
+        let batch = batch(entries, |seq| self.last(seq))?;
+        validate(&batch, &RULES, |seq| self.memory.positions(seq)).ok()
     }
 
     /// Commits a plan on a copy and undoes it step by step.
@@ -410,9 +337,9 @@ impl World {
         match restored {
             Ok(restored) => {
                 for write in restored.state_writes {
-                    let row = rows[write.from.as_usize()].clone();
+                    let row = rows.get(write.from);
                     assert!(row.is_some());
-                    self.rows[write.to.as_usize()] = row;
+                    self.rows.set(write.to, row);
                 }
                 if restored.rows_taken == RowsTaken::Free {
                     // What was there before is as good as it was.
@@ -450,34 +377,18 @@ impl World {
         for (seq, model) in (0..N_SEQS).map(SeqId).zip(&self.model) {
             let states = self.memory.states(seq);
             assert_eq!(states.len(), model.n_states, "states of sequence {seq}");
+            let ids: Vec<u64> = model.tokens.iter().map(|t| t.1).collect();
+            self.rows.check(&self.memory, seq, &ids);
             let first_kept = model.tokens.len() - states.len();
             for (n_tokens, state) in (first_kept + 1..).zip(states) {
-                let tokens = &model.tokens[..n_tokens];
-                let ids: Vec<u64> = tokens.iter().map(|t| t.1).collect();
-                assert_eq!(self.rows[state.row.as_usize()], Some(ids), "sequence {seq}");
                 assert_eq!(state.n_tokens as usize, n_tokens);
-                assert_eq!(Some(state.pos), tokens.last().map(|t| t.0));
+                let last = model.tokens[..n_tokens].last();
+                assert_eq!(Some(state.pos), last.map(|t| t.0));
             }
             let has = self.memory.positions(seq);
             let ends = (model.tokens.first(), model.tokens.last());
             let wanted = ends.0.zip(ends.1).map(|(a, b)| PosRange::new(a.0, b.0));
             assert_eq!(has, wanted, "positions of sequence {seq}");
-        }
-    }
-}
-
-/// What a backend does: every group takes its rows into the state that it begins with.
-fn compute(rows: &mut [Option<Vec<u64>>], groups: &[StateGroup], ids: &[u64]) {
-    for group in groups {
-        let mut state = match group.source {
-            None => Vec::new(),
-            Some(row) => rows[row.as_usize()].clone().unwrap(),
-        };
-        for (n_rows, &row) in (1u32..).zip(&group.rows) {
-            state.push(ids[row as usize]);
-            if let Some(store) = group.stores.iter().find(|s| s.n_rows == n_rows) {
-                rows[store.to.as_usize()] = Some(state.clone());
-            }
         }
     }
 }

@@ -7,11 +7,11 @@ use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::memory::{
     Division, Memory, MemoryInputs, NoSuchSequence, PosChange, RowsWritten, Seqs, ShiftRefused,
-    Shifted, Streams, Unified, UnifiedConfig, WindowForgotten, invariants,
+    Shifted, Streams, Unified, WindowForgotten, invariants,
 };
-use kv_core::{
-    Causality, CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
-};
+use kv_core::{CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, StreamIdx, TokenId, Window};
+
+mod support;
 
 const S0: SeqId = SeqId(0);
 const S1: SeqId = SeqId(1);
@@ -23,16 +23,8 @@ struct Fixture {
 
 impl Fixture {
     fn new(n_cells: u32, window: Window, streams: Streams) -> Self {
-        let config = UnifiedConfig {
-            part: PartIdx(0),
-            n_seqs: 3,
-            n_cells,
-            streams,
-            window,
-            causality: Causality::Causal,
-        };
         Self {
-            memory: Unified::new(config).unwrap(),
+            memory: support::part(0, n_cells, window, streams),
             inputs: MemoryInputs::default(),
         }
     }
@@ -43,18 +35,8 @@ impl Fixture {
 
     /// Evaluates the next `n` tokens of some sequences.
     fn decode(&mut self, seqs: &[SeqId], n: u32) -> &mut Self {
-        let mut batch = Batch::new();
-        let seqs: SeqSet = seqs.iter().copied().collect();
-        for _ in 0..n {
-            batch.push_token(TokenId(0)).in_sequences(seqs);
-        }
-        let rules = BatchRules {
-            n_batch: 64,
-            n_seqs: 3,
-            n_vocab: 1,
-            n_embd: 1,
-        };
-        let batch = validate(&batch, &rules, |seq| self.memory.positions(seq)).unwrap();
+        let seqs: Vec<u32> = seqs.iter().map(|seq| seq.0).collect();
+        let batch = support::next_tokens(&self.memory, &[(&seqs, n)]);
         let mut steps = self.memory.begin(&batch, 64).unwrap();
         while steps.next(&mut self.inputs).is_some() {}
         self
@@ -86,15 +68,7 @@ impl Fixture {
 
     /// Positions and sequences of all cells.
     fn draw(&self) -> String {
-        let cell = |i| match self.memory.cell(CellIdx(i)) {
-            Some(held) => {
-                let seqs: Vec<String> = held.seqs.iter().map(|s| s.to_string()).collect();
-                format!("{}:{}", held.pos, seqs.join("+"))
-            }
-            None => ".".to_owned(),
-        };
-        let cells: Vec<String> = (0..self.memory.n_cells()).map(cell).collect();
-        cells.join(" ")
+        support::draw(&self.memory)
     }
 }
 

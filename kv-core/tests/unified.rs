@@ -4,14 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::backend::RowCopy;
-use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
+use kv_core::batch::ValidBatch;
 use kv_core::memory::{
     CopyRefused, Memory, MemoryInputs, PlanError, RemoveRefused, RowsWritten, Seqs, Streams,
     Unified, UnifiedConfig, UnifiedConfigError, invariants,
 };
-use kv_core::{
-    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
-};
+use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, Window};
+
+mod support;
+
+use support::next_tokens;
 
 struct Fixture {
     memory: Unified,
@@ -20,17 +22,8 @@ struct Fixture {
 
 impl Fixture {
     fn new(n_cells: u32, window: Window, streams: Streams) -> Self {
-        let (part, n_seqs, causality) = (PartIdx(0), 3, Causality::Causal);
-        let config = UnifiedConfig {
-            part,
-            n_seqs,
-            n_cells,
-            streams,
-            window,
-            causality,
-        };
         Self {
-            memory: Unified::new(config).unwrap(),
+            memory: support::part(0, n_cells, window, streams),
             inputs: MemoryInputs::default(),
         }
     }
@@ -41,20 +34,7 @@ impl Fixture {
 
     /// The next `n` tokens of each of these sequence sets, one set after the other.
     fn batch(&self, sets: &[(&[u32], u32)]) -> ValidBatch {
-        let mut batch = Batch::new();
-        for &(seqs, n) in sets {
-            let seqs: SeqSet = seqs.iter().copied().map(SeqId).collect();
-            for _ in 0..n {
-                batch.push_token(TokenId(0)).in_sequences(seqs);
-            }
-        }
-        let rules = BatchRules {
-            n_batch: 64,
-            n_seqs: 3,
-            n_vocab: 1,
-            n_embd: 1,
-        };
-        validate(&batch, &rules, |seq| self.memory.positions(seq)).unwrap()
+        next_tokens(&self.memory, sets)
     }
 
     /// Evaluates the next tokens in ubatches of at most 64 and returns their cells.
@@ -71,17 +51,7 @@ impl Fixture {
 
     /// Positions and sequences of all cells.
     fn draw(&self) -> String {
-        let cell = |i| match self.memory.cell(CellIdx(i)) {
-            Some(held) => {
-                let seqs: Vec<String> = held.seqs.iter().map(|s| s.to_string()).collect();
-                format!("{}:{}", held.pos, seqs.join("+"))
-            }
-            None => ".".to_owned(),
-        };
-        (0..self.memory.n_cells())
-            .map(cell)
-            .collect::<Vec<_>>()
-            .join(" ")
+        support::draw(&self.memory)
     }
 
     fn has(&self, seq: u32) -> Option<(u32, u32)> {

@@ -2,42 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
-use kv_core::memory::{
-    Memory, MemoryInputs, RemoveRefused, Seqs, Streams, Unified, UnifiedConfig, invariants,
-};
-use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, TokenId, Window};
+use kv_core::memory::{Memory, MemoryInputs, RemoveRefused, Seqs, Streams, Unified, invariants};
+use kv_core::{Causality, CellIdx, Pos, PosRange, SeqId, Window};
 
-const N_SEQS: u32 = 3;
+mod support;
+
+use support::next_tokens as batch;
 
 fn memory(n_cells: u32, window: Window, streams: Streams) -> Unified {
-    Unified::new(UnifiedConfig {
-        part: PartIdx(0),
-        n_seqs: N_SEQS,
-        n_cells,
-        streams,
-        window,
-        causality: Causality::Causal,
-    })
-    .unwrap()
-}
-
-/// The next `n` tokens of each of these sets, one set after the other.
-fn batch(memory: &Unified, sets: &[(&[u32], u32)]) -> ValidBatch {
-    let mut batch = Batch::new();
-    for &(seqs, n) in sets {
-        let seqs: SeqSet = seqs.iter().copied().map(SeqId).collect();
-        for _ in 0..n {
-            batch.push_token(TokenId(0)).in_sequences(seqs);
-        }
-    }
-    let rules = BatchRules {
-        n_batch: 1 << 14,
-        n_seqs: N_SEQS,
-        n_vocab: 1,
-        n_embd: 1,
-    };
-    validate(&batch, &rules, |seq| memory.positions(seq)).unwrap()
+    support::part(0, n_cells, window, streams)
 }
 
 fn decode(memory: &mut Unified, sets: &[(&[u32], u32)], n_ubatch: u32) -> MemoryInputs {

@@ -9,7 +9,7 @@ use kv_core::memory::{
 use kv_core::{CellIdx, Pos, PosDelta, PosRange, SeqId, Window};
 
 use crate::memories::Attention;
-use crate::ops::{N_SEQS, RelativeRange};
+use crate::oracle::batches::{N_SEQS, RelativeRange};
 use crate::world::World;
 
 impl<M: Attention> World<M> {

@@ -6,7 +6,7 @@ use kv_core::memory::{
 use kv_core::{Causality, PartIdx, Window};
 use proptest::prelude::*;
 
-use crate::ops::N_SEQS;
+use crate::oracle::batches::N_SEQS;
 
 fn window() -> impl Strategy<Value = Window> {
     prop_oneof![

@@ -1,12 +1,11 @@
 //! What is done to a memory: operations that are as likely to be refused as in life.
 
 use kv_core::memory::{Division, PosChange, RestoreInto, RowsWritten, Seqs};
-use kv_core::{Pos, PosDelta, PosRange, SeqId};
+use kv_core::{Pos, PosDelta, SeqId};
 use proptest::prelude::*;
 
+use crate::oracle::batches::{RelativeRange, entries, seq};
 use crate::saves::{Device, restore_into};
-
-pub(crate) const N_SEQS: u32 = 4;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -47,32 +46,6 @@ pub(crate) enum Op {
     Clear,
 }
 
-/// A range by distance from a sequence's last position.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum RelativeRange {
-    All,
-    LastFrom(u32),
-    FirstTo(u32),
-    Middle { back: u32, len: u32 },
-}
-
-impl RelativeRange {
-    pub(crate) fn resolve(self, last: Option<Pos>) -> PosRange {
-        let end = last.map_or(0, |last| last.0 + 1);
-        let back = |n| Pos(end.saturating_sub(n));
-        match self {
-            Self::All => PosRange::ALL,
-            Self::LastFrom(n) => PosRange::from(back(n)..),
-            Self::FirstTo(n) => PosRange::from(..back(n)),
-            Self::Middle { back: n, len } => PosRange::from(back(n)..Pos(back(n).0 + len)),
-        }
-    }
-}
-
-fn seq() -> impl Strategy<Value = SeqId> {
-    (0..N_SEQS).prop_map(SeqId)
-}
-
 fn range() -> impl Strategy<Value = RelativeRange> {
     prop_oneof![
         2 => Just(RelativeRange::All),
@@ -95,21 +68,6 @@ fn change() -> impl Strategy<Value = PosChange> {
     ]
 }
 
-fn entries() -> impl Strategy<Value = Vec<(u32, bool)>> {
-    let one = (0..N_SEQS).prop_map(|s| 1 << s);
-    let repeat = prop::bool::weighted(0.1);
-    prop_oneof![
-        // A prompt of one sequence, one token of several, anything.
-        ((0..N_SEQS), 1usize..14).prop_map(|(s, n)| vec![(1 << s, false); n]),
-        prop::sample::subsequence((0..N_SEQS).collect::<Vec<_>>(), 1..=N_SEQS as usize)
-            .prop_map(|seqs| seqs.into_iter().map(|s| (1 << s, false)).collect()),
-        prop::collection::vec(
-            (prop_oneof![4 => one, 1 => 1u32..1 << N_SEQS], repeat),
-            1..10
-        ),
-    ]
-}
-
 fn op() -> impl Strategy<Value = Op> {
     let rows = prop_oneof![Just(RowsWritten::No), Just(RowsWritten::Perhaps)];
     let failure = prop::option::weighted(0.3, (0usize..4, rows));
@@ -117,7 +75,7 @@ fn op() -> impl Strategy<Value = Op> {
     let saved_seqs = prop_oneof![1 => seq().prop_map(Seqs::One), 2 => Just(Seqs::All)];
     let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
     prop_oneof![
-        10 => (entries(), 1u32..8, failure)
+        10 => (entries(4), 1u32..8, failure)
             .prop_map(|(entries, n_ubatch, failure)| Op::Batch { entries, n_ubatch, failure }),
         3 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove { seqs, range }),
         3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy { from, to, range }),

@@ -10,7 +10,7 @@ use kv_core::{PartIdx, Pos, PosRange, SeqId};
 use proptest::prelude::*;
 
 use crate::memories::Attention;
-use crate::ops::N_SEQS;
+use crate::oracle::batches::N_SEQS;
 use crate::world::{GARBAGE, Row, World};
 
 /// Whether rows can be written.

@@ -1,18 +1,17 @@
 //! [`World`]: a memory, the rows of its backend, and the model.
 
-use kv_core::batch::{Batch, BatchRules, SplitError, UBatch, UBatchRow, ValidBatch, validate};
+use kv_core::batch::{SplitError, UBatch, UBatchRow, ValidBatch, validate};
 use kv_core::memory::{
     Memory, MemoryInputs, PlanError, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
 };
-use kv_core::{
-    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
-};
+use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, Window};
 
 use crate::attention::RealRows;
 use crate::memories::Attention;
-use crate::ops::{N_SEQS, Op};
+use crate::ops::Op;
+use crate::oracle::batches::{N_SEQS, RULES, batch};
+use crate::oracle::states::StateRows;
 use crate::saves::Saved;
-use crate::states::StateRows;
 
 /// What a row holds after a computation that failed half-way.
 pub(crate) const GARBAGE: Row = Row {
@@ -241,35 +240,8 @@ impl<M: Attention> World<M> {
 
     /// The batch, or `None` where these sequences cannot be together.
     fn valid_batch(&self, entries: &[(u32, bool)]) -> Option<ValidBatch> {
-        let mut batch = Batch::new();
-        let mut last: Vec<Option<Pos>> = (0..N_SEQS).map(|s| self.last(SeqId(s))).collect();
-        let mut in_batch = SeqSet::EMPTY;
-        for &(bits, repeat) in entries {
-            let seqs: SeqSet = (0..N_SEQS)
-                .filter(|s| bits >> s & 1 == 1)
-                .map(SeqId)
-                .collect();
-            let first = seqs.first()?;
-            let entry = batch.push_token(TokenId(0)).in_sequences(seqs);
-            let next = match last[first.as_usize()] {
-                Some(pos) if repeat && in_batch.contains(first) => {
-                    entry.at(pos);
-                    pos
-                }
-                pos => pos.map_or(Pos(0), Pos::next),
-            };
-            for seq in seqs {
-                last[seq.as_usize()] = Some(next);
-            }
-            in_batch = in_batch.union(seqs);
-        }
-        let rules = BatchRules {
-            n_batch: 64,
-            n_seqs: N_SEQS,
-            n_vocab: 1,
-            n_embd: 1,
-        };
-        let valid = validate(&batch, &rules, |seq| self.memory.positions(seq)).ok()?;
+        let batch = batch(entries, |seq| self.last(seq))?;
+        let valid = validate(&batch, &RULES, |seq| self.memory.positions(seq)).ok()?;
         // Sequences that see different tokens at the same positions must not be coupled either;
         // no memory can know that, so it is the caller's duty.
         let sound = valid.entries().iter().all(|entry| {

@@ -4,6 +4,9 @@
 //! so long instead, `CELLAR_ORACLE_SEED` begins with the seed that a run before printed. A case that
 //! fails is made small and printed, and its seed is kept beside the test.
 
+pub(crate) mod batches;
+pub(crate) mod states;
+
 use std::time::{Duration, Instant};
 
 use proptest::strategy::Strategy;

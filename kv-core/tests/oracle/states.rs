@@ -1,4 +1,4 @@
-//! Recurrent states beside attention: the simulated backend of a hybrid's second half.
+//! Recurrent states, alone or beside attention: what the simulated backend holds of them.
 //!
 //! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses or
 //! goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
@@ -22,7 +22,7 @@ impl StateRows {
         if self.0.is_empty() {
             return assert!(groups.is_empty());
         }
-        check_states(groups, ids.len() as u32, self.0.len() as u32).unwrap();
+        self.check_groups(groups, ids.len() as u32);
         for group in groups {
             let mut state = match group.source {
                 None => Vec::new(),
@@ -35,6 +35,11 @@ impl StateRows {
                 }
             }
         }
+    }
+
+    /// The groups of a ubatch of so many tokens read and store rows that are there.
+    pub(crate) fn check_groups(&self, groups: &[StateGroup], n_tokens: u32) {
+        check_states(groups, n_tokens, self.0.len() as u32).unwrap();
     }
 
     /// Takes a state as it was saved; `None` where it could not be written.
