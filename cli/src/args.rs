@@ -2,6 +2,7 @@
 //!
 //! Defaults that depend on anything and conflicts between flags are [`crate::resolve`]'s.
 
+mod chat;
 mod embed;
 mod measure;
 
@@ -16,6 +17,7 @@ use crate::backends::{ActivationsName, BackendName};
 use crate::commands::FileType;
 use crate::kv_args::KvArgs;
 
+pub(crate) use chat::ChatArgs;
 pub(crate) use embed::EmbedArgs;
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
 
@@ -52,6 +54,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continue a text, or answer a message with --chat.
     Run(RunArgs),
+    /// Talk with a model, a message a line.
+    Chat(ChatArgs),
     /// Show what is in a model file and what its memory costs.
     Inspect(InspectArgs),
     /// Show what a model's memory would take, before anything is loaded.

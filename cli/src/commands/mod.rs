@@ -4,12 +4,14 @@
 //! and not a panic.
 
 mod bench;
+mod chat;
 mod convert;
 mod embed;
 mod graph;
 mod inspect;
 mod kl;
 mod logits;
+mod messages;
 mod perplexity;
 mod plan;
 mod run;
@@ -27,6 +29,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
     let stdout = &mut std::io::stdout().lock();
     match command {
         Command::Run(args) => run::run(&args, stdout),
+        Command::Chat(args) => chat::run(&args, stdout),
         Command::Inspect(args) => inspect::run(&args, stdout),
         Command::Plan(args) => plan::run(&args, stdout),
         Command::Graph(args) => graph::run(&args, stdout),

@@ -7,12 +7,12 @@ use engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Pac
 use kv_core::KvType;
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendInfo, BoxedBackend};
-use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateTokens};
+use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::{AddSpecial, EncodeOptions};
 use serde::Serialize;
 
-use super::session;
+use super::{messages, session};
 use crate::args::RunArgs;
 use crate::aside;
 use crate::failure::{Exit, usage};
@@ -299,20 +299,13 @@ fn next_turn(file: &ModelFile, user: &str) -> anyhow::Result<String> {
 }
 
 fn rendered(file: &ModelFile, messages: &[ChatMessage]) -> anyhow::Result<String> {
-    let Some(template) = file.chat_template()? else {
-        anyhow::bail!("this model has no chat template: run it without --chat");
-    };
-    let tokenizer = file.tokenizer();
-    let ids = tokenizer.special_ids();
-    let text_of = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("");
-    let tokens = TemplateTokens {
-        bos: text_of(ids.bos),
-        eos: text_of(ids.eos),
-    };
-    Ok(ChatTemplate::new(template)?.render(messages, GenerationPrompt::Add, tokens)?)
+    match messages::render(file, messages)? {
+        Some(text) => Ok(text),
+        None => anyhow::bail!("this model has no chat template: run it without --chat"),
+    }
 }
 
-fn warn_of_long_context(engine: &Engine<BoxedBackend>) {
+pub(super) fn warn_of_long_context(engine: &Engine<BoxedBackend>) {
     let (n_ctx, trained) = (
         engine.settings().n_ctx as usize,
         engine.model().context_length(),

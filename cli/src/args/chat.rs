@@ -1,0 +1,43 @@
+//! The flags of `cellar chat`.
+//!
+//! Invariant: a conversation has the sampling, memory and computation flags of `cellar run`. Knows nothing
+//! of how messages are read.
+
+use clap::Args;
+
+use super::{EngineArgs, ModelArgs, SamplerArgs, count};
+
+/// `cellar chat`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each line is a message; a line that ends with \\ goes on with the next one. What the model remembers of
+the conversation is not read again: an answer begins after the new message alone has been read.
+
+  /clear   forget the conversation, but for the system message
+  /help    these lines
+  /exit    the end, as Ctrl-D
+
+Ctrl-C ends an answer; at the prompt it ends the program. Without a terminal the messages are the
+lines of a pipe, and only answers are printed.
+
+Examples:
+  cellar chat -m MODEL.gguf
+  cellar chat -m MODEL.gguf --system \"Answer in one sentence.\" -c 8192 --kv-type q8_0
+  printf 'Hello!\\nAnd in French?\\n' | cellar chat -m MODEL.gguf --temp 0")]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// A system message before the first
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Most tokens of one answer [default: as many as the context holds]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    pub(crate) predict: Option<u32>,
+    /// End an answer before this string; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Computation and memory")]
+    pub(crate) engine: EngineArgs,
+}
