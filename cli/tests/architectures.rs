@@ -10,9 +10,11 @@ use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use kv_core::graph::GraphShape;
+use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use model_core::architecture::Registry;
+use model_core::gguf::GgufFile;
+use model_core::hf::HfDirectory;
 
 /// One architecture.
 struct Row {
@@ -255,17 +257,34 @@ fn stems(texts: &[String]) -> String {
         .join(", ")
 }
 
-fn render_pair(page: &mut String, [left, right]: [&str; 2]) {
-    let shape = GraphShape {
-        n_tokens: 8,
-        n_outputs: 1,
-    };
+/// The shape of compared graphs.
+const SHAPE: GraphShape = GraphShape {
+    n_tokens: 8,
+    n_outputs: 1,
+};
+
+fn render_pair(page: &mut String, names: [&str; 2]) {
     let registry = registry();
-    let [a, b] = [left, right].map(|name| {
+    let graphs = names.map(|name| {
         let model = registry.get(name).unwrap().example().unwrap();
-        model.graph(shape).unwrap()
+        model.graph(SHAPE).unwrap()
     });
-    let diff = a.diff(&b);
+    render_diff(page, names, &graphs);
+}
+
+/// Mistral is no architecture of its own: two files of `llama`.
+fn render_mistral(page: &mut String) {
+    let registry = registry();
+    let mistral = root().join("cli/tests/data/directories/mistral_swa8");
+    let mistral = HfDirectory::open(mistral, &registry).unwrap();
+    let llama = GgufFile::open(root().join(format!("{LLAMA}llama_gqa_untied.gguf"))).unwrap();
+    let llama = registry.model(llama.metadata(), &llama).unwrap();
+    let graphs = [&llama, mistral.model()].map(|model| model.graph(SHAPE).unwrap());
+    render_diff(page, ["llama", "Mistral"], &graphs);
+}
+
+fn render_diff(page: &mut String, [left, right]: [&str; 2], [a, b]: &[Graph; 2]) {
+    let diff = a.diff(b);
     assert!(!diff.is_empty(), "{left} and {right} are alike");
     writeln!(page, "\n### {left} and {right}\n").unwrap();
     for (name, texts) in [(left, &diff.only_left), (right, &diff.only_right)] {
@@ -293,7 +312,8 @@ Made by `cli/tests/architectures.rs`, which fails when this page is stale; do no
 Every file is a tiny model with random weights (except those named `stories`, which were trained). Logits are
 compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three sequences in one batch, where
 kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values and states that the
-reference recorded. Of encoders, vectors are compared, alone and in batches. *Memory* is that of the whole model.
+reference recorded. Where transformers made the reference, the directory that a file was converted from passes the same
+(`cli/tests/directories.rs`). Of encoders, vectors are compared, alone and in batches. *Memory* is that of the whole model.
 
 | architecture | models | memory | windows | files | reference | logits within |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -328,6 +348,7 @@ The nodes of typical graphs (two layers: the first of the pattern and the last) 
 named once, without its layer.
 ",
     );
+    render_mistral(&mut page);
     for pair in NEIGHBOURS {
         render_pair(&mut page, *pair);
     }

@@ -1,11 +1,13 @@
-//! [`Case`]: a file with a reference.
+//! [`Case`]: a file or directory with a reference.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightSource};
 use model_core::architecture::{Model, Registry};
 use model_core::gguf::{GgufFile, Metadata};
+use model_core::hf::HfDirectory;
 
 use crate::Reference;
 
@@ -40,7 +42,7 @@ pub struct Case {
     pub register: fn(&mut Registry),
     /// Name of the reference.
     pub name: &'static str,
-    /// Name of the file.
+    /// Name of the GGUF file, without the ending, or of a model directory.
     pub file: &'static str,
     /// How the file's keys lie.
     pub keys: KeyOrder,
@@ -52,7 +54,7 @@ pub struct Case {
 
 /// A file's tensors and vectors beside them.
 struct Extended {
-    file: GgufFile,
+    file: Arc<dyn WeightSource>,
     vectors: Vec<Weight>,
 }
 
@@ -86,11 +88,21 @@ impl Case {
         registry
     }
 
-    /// The file, and what it says with the case's settings.
+    fn stored(&self) -> (Arc<dyn WeightSource>, Metadata) {
+        let directory = self.path(self.file);
+        if Path::new(&directory).is_dir() {
+            let directory = HfDirectory::open(directory, &self.registry()).unwrap();
+            let weights = Arc::clone(directory.weights());
+            return (weights, directory.metadata().clone());
+        }
+        let file = GgufFile::open(format!("{directory}.gguf")).unwrap();
+        let metadata = file.metadata().clone();
+        (Arc::new(file), metadata)
+    }
+
+    /// The tensors, and what the file says with the case's settings.
     pub fn open(&self) -> (Arc<dyn WeightSource>, Metadata) {
-        let path = self.path(&format!("{}.gguf", self.file));
-        let file = GgufFile::open(path).unwrap();
-        let mut metadata = file.metadata().clone();
+        let (file, mut metadata) = self.stored();
         for &(key, value) in self.settings {
             match value {
                 Setting::Count(n) => metadata.insert(key, n),
@@ -99,7 +111,7 @@ impl Case {
             };
         }
         if self.vectors.is_empty() {
-            return (Arc::new(file), metadata);
+            return (file, metadata);
         }
         let vectors = self.vectors.iter().map(|(name, values)| {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -117,6 +129,10 @@ impl Case {
 
     /// What an independent implementation computed.
     pub fn reference(&self) -> Reference {
-        Reference::open(&self.path(&format!("{}.reference.safetensors", self.name)))
+        let directory = self.path(self.name);
+        match Path::new(&directory).is_dir() {
+            true => Reference::open(&format!("{directory}/reference.safetensors")),
+            false => Reference::open(&format!("{directory}.reference.safetensors")),
+        }
     }
 }

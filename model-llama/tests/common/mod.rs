@@ -68,6 +68,10 @@ pub(crate) const CASES: &[Case] = &[
     },
     pairs("llama_rope_llama3"),
     pairs("llama_rope_yarn"),
+    Case {
+        folder: concat!(env!("CARGO_MANIFEST_DIR"), "/../cli/tests/data/directories"),
+        ..pairs("mistral_swa8")
+    },
     pairs("mixtral"),
     case("llama4_chunk16"),
     case("qwen2"),
