@@ -5,6 +5,7 @@
 //! bytes as the layout says; the first is on a 64-byte boundary. Knows nothing of who is in a cell.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use half::f16;
@@ -12,6 +13,8 @@ use kv_core::backend::{BackendError, RowKind, RowSpan};
 use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{HeadBlocks, LayerRows, RowLayout, RowShape};
 use kv_core::{KvType, LayerIdx};
+
+use crate::attend::Heads;
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
@@ -123,10 +126,18 @@ impl<'a> Stored<'a> {
         self.shape.decode(&self.bytes[cell * n..][..n], values);
     }
 
-    /// The bytes of the blocks that hold a head of one cell.
+    /// The blocks that hold a head of neighbouring cells, of which there is one at least.
     #[inline]
-    pub(crate) fn head(&self, cell: usize, head: HeadBlocks) -> &'a [u8] {
-        &self.bytes[cell * self.shape.bytes() + head.first_byte..][..head.n_bytes]
+    pub(crate) fn heads(&self, cells: Range<usize>, head: HeadBlocks) -> Heads<'a> {
+        let stride = self.shape.bytes();
+        let start = cells.start * stride + head.first_byte;
+        let len = (cells.len() - 1) * stride + head.n_bytes;
+        Heads {
+            bytes: &self.bytes[start..][..len],
+            stride,
+            n_bytes: head.n_bytes,
+            n_values: head.n_values,
+        }
     }
 }
 

@@ -11,8 +11,35 @@ use crate::isa::Isa;
 /// Values of a block of the quantised types.
 const BLOCK: usize = 32;
 
-/// `(bytes, values)`.
-type Decode = fn(&[u8], &mut [f32]);
+/// Cells between asking and reading: more than a tile, so that its arithmetic is time to come.
+const CELLS_AHEAD: usize = 48;
+
+/// One head of neighbouring cells: whole blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heads<'a> {
+    /// From the head of the first cell to the end of the last one's.
+    pub(crate) bytes: &'a [u8],
+    /// Bytes from one cell's head to the next.
+    pub(crate) stride: usize,
+    /// Bytes of one cell's head.
+    pub(crate) n_bytes: usize,
+    /// Values of one cell's head.
+    pub(crate) n_values: usize,
+}
+
+impl<'a> Heads<'a> {
+    /// The bytes and the values of each cell.
+    #[inline(always)]
+    fn each<'v>(self, values: &'v mut [f32]) -> impl Iterator<Item = (&'a [u8], &'v mut [f32])> {
+        let cells = self.bytes.chunks(self.stride.max(1));
+        cells
+            .map(move |cell| &cell[..self.n_bytes])
+            .zip(values.chunks_exact_mut(self.n_values.max(1)))
+    }
+}
+
+/// `(heads, values)`.
+type Decode = fn(Heads<'_>, &mut [f32]);
 
 /// Reads values of one type.
 #[derive(Clone, Copy, Debug)]
@@ -35,14 +62,29 @@ impl Decoder {
         Self { kv_type, fast }
     }
 
-    /// Reads whole blocks.
+    /// Reads the heads of as many cells as there are.
     #[inline]
-    pub(crate) fn decode(&self, bytes: &[u8], values: &mut [f32]) {
+    pub(crate) fn decode(&self, heads: Heads<'_>, values: &mut [f32]) {
         match self.fast {
-            Some(decode) => decode(bytes, values),
-            None => self.kv_type.decode_row(bytes, values),
+            Some(decode) => decode(heads, values),
+            None => heads
+                .each(values)
+                .for_each(|(bytes, values)| self.kv_type.decode_row(bytes, values)),
         }
     }
+}
+
+/// Asks for some bytes from memory; they may be anywhere.
+#[inline(always)]
+pub(super) fn fetch(from: *const u8, n_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..n_bytes).step_by(64) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: any address may be asked for, and every x86-64 has the instruction.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, n_bytes);
 }
 
 /// The value of a half-precision number, exactly.
@@ -181,60 +223,142 @@ fn q5_1(bytes: &[u8], values: &mut [f32]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use core::arch::x86_64::{
-        _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_shuffle_epi8, _mm_srli_epi16,
-        _mm_storeu_si128,
+        _mm_and_si128, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128,
+        _mm_set1_epi8, _mm_shuffle_epi8, _mm_srli_epi16, _mm_storeu_si128, _mm256_cvtph_ps,
+        _mm256_loadu_si256, _mm256_storeu_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+        _mm512_cvtph_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_storeu_ps,
     };
 
     use kv_core::KvType;
     use kv_core::block::IQ4_VALUES;
 
-    use super::{BLOCK, Decode, blocks, half};
+    use super::{BLOCK, CELLS_AHEAD, Decode, Heads, blocks};
 
     /// A function is `inner` compiled for `features`.
     macro_rules! for_features {
-        ($table:ident, $features:literal) => {
+        ($table:ident, $features:literal, $f16:path, $q8_0:path) => {
             pub(super) fn $table(kv_type: KvType) -> Option<Decode> {
                 macro_rules! wrapped {
                     ($function:path) => {{
                         #[target_feature(enable = $features)]
-                        fn inner(bytes: &[u8], values: &mut [f32]) {
+                        fn inner(heads: Heads<'_>, values: &mut [f32]) {
+                            for (bytes, values) in heads.each(values) {
+                                heads.fetch_next(bytes);
+                                one(bytes, values);
+                            }
+                        }
+                        // A function of its own: within the loop the compiler often makes no
+                        // vector code of it.
+                        #[inline(never)]
+                        #[target_feature(enable = $features)]
+                        fn one(bytes: &[u8], values: &mut [f32]) {
                             $function(bytes, values);
                         }
                         // SAFETY: `Decoder::new` gives this out only where the features are there.
-                        Some(|bytes, values| unsafe { inner(bytes, values) })
+                        Some(|heads, values| unsafe { inner(heads, values) })
                     }};
                 }
                 match kv_type {
                     KvType::F32 => wrapped!(super::f32),
-                    KvType::F16 => wrapped!(super::f16),
+                    KvType::F16 => wrapped!($f16),
                     KvType::BF16 => wrapped!(super::bf16),
-                    KvType::Q8_0 => wrapped!(super::q8_0),
+                    KvType::Q8_0 => wrapped!($q8_0),
                     KvType::Q4_0 => wrapped!(super::q4_0),
                     KvType::Q4_1 => wrapped!(super::q4_1),
                     KvType::Q5_0 => wrapped!(super::q5_0),
                     KvType::Q5_1 => wrapped!(super::q5_1),
-                    KvType::IQ4_NL => {
-                        #[target_feature(enable = $features)]
-                        fn inner(bytes: &[u8], values: &mut [f32]) {
-                            blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 18], values| {
-                                let d = half([*d0, *d1]);
-                                let entries = iq4_entries(qs);
-                                for (entry, v) in entries.iter().zip(values) {
-                                    *v = d * f32::from(*entry);
-                                }
-                            });
-                        }
-                        // SAFETY: `Decoder::new` gives this out only where the features are there.
-                        Some(|bytes, values| unsafe { inner(bytes, values) })
-                    }
+                    KvType::IQ4_NL => wrapped!(iq4_nl),
                     _ => None,
                 }
             }
         };
     }
 
-    for_features!(avx2, "avx2");
-    for_features!(avx512, "avx512f,avx512bw,avx512vl,avx512dq");
+    for_features!(avx2, "avx2,f16c", f16_by_8, super::q8_0);
+    for_features!(
+        avx512,
+        "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq",
+        f16_by_16,
+        q8_0_by_16
+    );
+
+    impl Heads<'_> {
+        /// Asks for a head some cells further on, which is needed next where cells go on as they do.
+        #[inline(always)]
+        fn fetch_next(&self, head: &[u8]) {
+            let ahead = head.as_ptr().wrapping_add(CELLS_AHEAD * self.stride);
+            super::fetch(ahead, self.n_bytes);
+        }
+    }
+
+    #[target_feature(enable = "f16c")]
+    #[inline]
+    fn half(bytes: [u8; 2]) -> f32 {
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(
+            u16::from_le_bytes(bytes),
+        ))))
+    }
+
+    #[target_feature(enable = "f16c")]
+    #[inline]
+    fn f16_by_8(bytes: &[u8], values: &mut [f32]) {
+        let (bytes, bytes_left) = bytes.as_chunks::<16>();
+        let (values, values_left) = values.as_chunks_mut::<8>();
+        for (bytes, values) in bytes.iter().zip(values) {
+            // SAFETY: 16 bytes are read and 8 values written; neither needs alignment.
+            unsafe {
+                let wide = _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast()));
+                _mm256_storeu_ps(values.as_mut_ptr(), wide);
+            }
+        }
+        super::f16(bytes_left, values_left);
+    }
+
+    #[target_feature(enable = "f16c,avx512f")]
+    #[inline]
+    fn f16_by_16(bytes: &[u8], values: &mut [f32]) {
+        let (bytes, bytes_left) = bytes.as_chunks::<32>();
+        let (values, values_left) = values.as_chunks_mut::<16>();
+        for (bytes, values) in bytes.iter().zip(values) {
+            // SAFETY: 32 bytes are read and 16 values written; neither needs alignment.
+            unsafe {
+                let wide = _mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast()));
+                _mm512_storeu_ps(values.as_mut_ptr(), wide);
+            }
+        }
+        super::f16(bytes_left, values_left);
+    }
+
+    #[target_feature(enable = "f16c,avx512f")]
+    #[inline]
+    fn q8_0_by_16(bytes: &[u8], values: &mut [f32]) {
+        let (blocks, _) = bytes.as_chunks::<34>();
+        for ([d0, d1, qs @ ..], values) in blocks.iter().zip(values.as_chunks_mut::<BLOCK>().0) {
+            let d = _mm512_set1_ps(half([*d0, *d1]));
+            let (qs, _) = qs.as_chunks::<16>();
+            let (values, _) = values.as_chunks_mut::<16>();
+            for (qs, values) in qs.iter().zip(values) {
+                // SAFETY: 16 bytes are read and 16 values written; neither needs alignment.
+                unsafe {
+                    let wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(qs.as_ptr().cast()));
+                    let wide = _mm512_mul_ps(d, _mm512_cvtepi32_ps(wide));
+                    _mm512_storeu_ps(values.as_mut_ptr(), wide);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    fn iq4_nl(bytes: &[u8], values: &mut [f32]) {
+        blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 18], values| {
+            let d = half([*d0, *d1]);
+            let entries = iq4_entries(qs);
+            for (entry, v) in entries.iter().zip(values) {
+                *v = d * f32::from(*entry);
+            }
+        });
+    }
 
     /// The table's entries of a block of `IQ4_NL`, looked up by a shuffle of bytes.
     #[target_feature(enable = "ssse3")]
@@ -286,7 +410,13 @@ mod tests {
                 kv_type.decode_row(&bytes, &mut wanted);
                 for isa in Isa::all_available() {
                     let mut got = vec![9.0; n];
-                    Decoder::new(isa, kv_type).decode(&bytes, &mut got);
+                    let heads = Heads {
+                        bytes: &bytes,
+                        stride: bytes.len() / 2,
+                        n_bytes: bytes.len() / 2,
+                        n_values: n / 2,
+                    };
+                    Decoder::new(isa, kv_type).decode(heads, &mut got);
                     for (got, wanted) in got.iter().zip(&wanted) {
                         let same =
                             got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());

@@ -16,6 +16,7 @@ mod plain;
 mod spans;
 mod split;
 mod tile;
+mod weigh;
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -29,7 +30,7 @@ use crate::kernels::Kernels;
 use crate::storage::Stored;
 use crate::team::Lead;
 use crate::values::SharedValues;
-pub(crate) use decode::Decoder;
+pub(crate) use decode::{Decoder, Heads};
 pub(crate) use plain::Plain;
 use spans::{Softmax, span_of};
 use split::Split;
@@ -38,6 +39,12 @@ pub(crate) use tile::{TILE, TileKernels};
 /// Query vectors that are attended together: their accumulators and a tile stay in the first-level
 /// cache.
 const QUERIES: usize = 64;
+
+/// Cells of a run that is called short, and how many runs ahead such a one is asked for.
+const SHORT_RUN: u32 = 4;
+const SHORT_RUNS_AHEAD: usize = 12;
+/// Cells whose keys are turned at once.
+const SQUARE: usize = 16;
 
 /// Rows of one group that are attended together.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +101,8 @@ pub(crate) struct Scratch {
     /// Blocks that hold a head and more.
     row: Vec<f32>,
     weights: Vec<[f32; TILE]>,
+    /// By how much what was added before a tile shrinks, for each query vector.
+    keep: Vec<f32>,
     /// Of each query vector within the present span.
     softmax: Vec<Softmax>,
     out: Vec<f32>,
@@ -208,6 +217,7 @@ impl Scratch {
         grow(&mut self.v, TILE * spec.v_dim);
         // A head may begin and end inside blocks of 32 values.
         grow(&mut self.row, spec.k_dim.max(spec.v_dim) + 2 * TILE);
+        grow(&mut self.keep, n);
         grow(&mut self.out, n * spec.v_dim);
         grow(&mut self.all_out, n * spec.v_dim);
         self.k.resize(self.k.len().max(spec.k_dim), [0.0; TILE]);
@@ -341,10 +351,18 @@ impl Attention<'_> {
         let mut tile = Loaded::default();
         // Runs are sorted: skip those that end before anybody looks.
         let skipped = group.runs.partition_point(|r| r.last_pos() < all.first);
-        for run in group.runs[skipped..]
-            .iter()
-            .take_while(|r| r.pos <= all.last)
-        {
+        let runs = &group.runs[skipped..];
+        for (at, run) in runs.iter().enumerate() {
+            if run.pos > all.last {
+                break;
+            }
+            // Cells of short runs lie anywhere; the processor does not foresee them.
+            if let Some(later) = runs
+                .get(at + SHORT_RUNS_AHEAD)
+                .filter(|r| r.len < SHORT_RUN)
+            {
+                self.fetch(later.cell.as_usize(), rows.kv_head);
+            }
             let Some(run) = run.clip(all) else { continue };
             let (mut cell, mut pos, mut len) = (run.cell.as_usize(), run.pos.0, run.len);
             while len > 0 {
@@ -372,40 +390,43 @@ impl Attention<'_> {
         }
     }
 
+    /// Asks for a head of a cell that is needed soon.
+    fn fetch(&self, cell: usize, kv_head: usize) {
+        for stored in &self.stored {
+            let heads = stored.heads(cell..cell + 1, stored.shape.head(kv_head));
+            decode::fetch(heads.bytes.as_ptr(), heads.n_bytes);
+        }
+    }
+
     /// Brings neighbouring cells into neighbouring places of the tile.
     fn load(&self, cell: usize, lanes: Range<usize>, kv_head: usize, scratch: &mut Scratch) {
         let AttendSpec { k_dim, v_dim, .. } = self.spec;
-        let n = lanes.len();
-        let Scratch {
-            rows, row, v, k, ..
-        } = scratch;
-        let to = &mut rows[..n * k_dim];
-        self.read(0, (cell, kv_head), (to, k_dim), row);
-        (self.tiles.place)(to, lanes.clone(), &mut k[..k_dim]);
+        let Scratch { rows, row, v, .. } = scratch;
+        let cells = cell..cell + lanes.len();
+        let to = &mut rows[lanes.start * k_dim..lanes.end * k_dim];
+        self.read(0, (cells.clone(), kv_head), (to, k_dim), row);
         let to = &mut v[lanes.start * v_dim..lanes.end * v_dim];
-        self.read(1, (cell, kv_head), (to, v_dim), row);
+        self.read(1, (cells, kv_head), (to, v_dim), row);
     }
 
-    /// Reads a head of K (0) or V (1) of neighbouring cells, as many as `to` holds, `width` values of
-    /// each: values may be the beginnings of keys.
+    /// Reads a head of K (0) or V (1) of neighbouring cells, `width` values of each: values may be the
+    /// beginnings of keys.
     fn read(
         &self,
         kind: usize,
-        (cell, kv_head): (usize, usize),
+        (cells, kv_head): (Range<usize>, usize),
         (to, width): (&mut [f32], usize),
         whole: &mut [f32],
     ) {
         let (stored, decoder) = (&self.stored[kind], &self.decoders[kind]);
         let head: HeadBlocks = stored.shape.head(kv_head);
-        for (cell, to) in (cell..).zip(to.chunks_exact_mut(width.max(1))) {
-            let bytes = stored.head(cell, head);
-            if head.n_values == width {
-                decoder.decode(bytes, to);
-            } else {
-                let whole = &mut whole[..head.n_values];
-                decoder.decode(bytes, whole);
-                to.copy_from_slice(&whole[head.skip..][..width]);
-            }
+        if head.n_values == width {
+            return decoder.decode(stored.heads(cells, head), to);
+        }
+        let whole = &mut whole[..head.n_values];
+        for (cell, to) in cells.zip(to.chunks_exact_mut(width.max(1))) {
+            decoder.decode(stored.heads(cell..cell + 1, head), whole);
+            to.copy_from_slice(&whole[head.skip..][..width]);
         }
     }
 
@@ -418,6 +439,11 @@ impl Attention<'_> {
         for lane in (0..TILE).filter(|lane| tile.mask != u32::MAX && tile.mask >> lane & 1 == 0) {
             scratch.v[lane * v_dim..][..v_dim].fill(0.0);
         }
+        // Whole squares of keys are turned; what lies between cells is never looked at.
+        let first = tile.mask.trailing_zeros() as usize / SQUARE * SQUARE;
+        let end = (TILE - tile.mask.leading_zeros() as usize).next_multiple_of(SQUARE);
+        let rows_of = &scratch.rows[first * k_dim..end * k_dim];
+        (self.tiles.place)(rows_of, first..end, &mut scratch.k[..k_dim]);
         let (q, k) = (&scratch.q[..n * k_dim], &scratch.k[..k_dim]);
         (self.tiles.scores)(q, k, &mut scratch.weights[..n]);
         let seen = |row: usize| tile.mask & visible(rows.limits[row], tile.base);
@@ -460,11 +486,13 @@ impl Attention<'_> {
 
     /// Adds a tile to queries that see the same of its places.
     fn attend_alike(&self, seen: u32, queries: Range<usize>, v_dim: usize, scratch: &mut Scratch) {
-        for query in queries.clone() {
-            let softmax = &mut scratch.softmax[query];
-            let keep = self.softmax(&mut scratch.weights[query], seen, softmax);
+        let keep = &mut scratch.keep[queries.clone()];
+        let softmax = &mut scratch.softmax[queries.clone()];
+        (self.tiles.weigh)(&mut scratch.weights[queries.clone()], seen, softmax, keep);
+        let outs = scratch.out[queries.start * v_dim..].chunks_exact_mut(v_dim.max(1));
+        for (&keep, out) in keep.iter().zip(outs) {
             if keep != 1.0 {
-                (self.kernels.scale)(&mut scratch.out[query * v_dim..][..v_dim], keep);
+                (self.kernels.scale)(out, keep);
             }
         }
         let lanes = seen.trailing_zeros() as usize..TILE - seen.leading_zeros() as usize;
@@ -481,26 +509,6 @@ impl Attention<'_> {
         for (score, lane) in scores.iter_mut().zip(0..) {
             *score -= slope * query.abs_diff(base + lane) as f32;
         }
-    }
-
-    /// Turns scores into weights relative to the largest score so far; gives the factor by which
-    /// what was added before must shrink.
-    fn softmax(&self, scores: &mut [f32; TILE], seen: u32, softmax: &mut Softmax) -> f32 {
-        if seen != u32::MAX {
-            for (lane, score) in scores.iter_mut().enumerate() {
-                if seen >> lane & 1 == 0 {
-                    *score = f32::NEG_INFINITY;
-                }
-            }
-        }
-        let now = softmax.max.max((self.kernels.max)(scores));
-        if now == f32::NEG_INFINITY {
-            scores.fill(0.0);
-            return 1.0;
-        }
-        let keep = softmax.shrink_to(now);
-        softmax.sum += (self.kernels.exp_sum)(scores, now);
-        keep
     }
 }
 

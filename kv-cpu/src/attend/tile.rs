@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::weigh::{Weigh, weigh};
 use crate::isa::Isa;
 
 /// Cells of one tile.
@@ -24,6 +25,7 @@ type Place = fn(&[f32], Range<usize>, &mut [[f32; TILE]]);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileKernels {
     pub(crate) scores: Scores,
+    pub(super) weigh: Weigh,
     pub(crate) accumulate: Accumulate,
     pub(crate) place: Place,
 }
@@ -38,6 +40,7 @@ impl TileKernels {
             Isa::Avx512Vnni if isa.is_available() => x86::AVX512,
             _ => Self {
                 scores: scores::<PLAIN, 2>,
+                weigh: weigh::<PLAIN>,
                 accumulate: accumulate::<PLAIN, 2, 32>,
                 place,
             },
@@ -49,7 +52,7 @@ const PLAIN: u8 = 0;
 
 /// `a · b + c`, fused where `FUSED` is not [`PLAIN`]: without the instruction it would be a call.
 #[inline(always)]
-fn multiply_add<const FUSED: u8>(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn multiply_add<const FUSED: u8>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED == PLAIN {
         a * b + c
     } else {
@@ -94,9 +97,13 @@ fn scores_of<const FUSED: u8, const N: usize>(
     out: &mut [[f32; TILE]],
 ) {
     let mut sums = [[0.0; TILE]; N];
+    let k_dim = k.len();
+    assert_eq!(q.len(), N * k_dim);
     for (d, k) in k.iter().enumerate() {
         for (i, sum) in sums.iter_mut().enumerate() {
-            let q = q[i * (q.len() / N) + d];
+            // SAFETY: `i` is below `N` and `d` below `k_dim`: inside, as was asserted. (A check here
+            // would take longer than the product.)
+            let q = unsafe { *q.get_unchecked(i * k_dim + d) };
             for (s, &k) in sum.iter_mut().zip(k) {
                 *s = multiply_add::<FUSED>(q, k, *s);
             }
@@ -193,7 +200,8 @@ fn place(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{Range, TILE, TileKernels, accumulate, place, scores};
+    use super::super::spans::Softmax;
+    use super::{Range, TILE, TileKernels, accumulate, place, scores, weigh};
 
     const FUSED: u8 = 1;
 
@@ -213,9 +221,22 @@ mod x86 {
                 ) {
                     accumulate::<FUSED, $rows, $wide>(out, weights, cells, v);
                 }
+                #[target_feature(enable = $features)]
+                fn weigh_inner(
+                    scores: &mut [[f32; TILE]],
+                    seen: u32,
+                    softmax: &mut [Softmax],
+                    keep: &mut [f32],
+                ) {
+                    weigh::<FUSED>(scores, seen, softmax, keep);
+                }
                 TileKernels {
                     // SAFETY: `for_isa` gives this table out only where the features are there.
                     scores: |q, k, out| unsafe { scores_inner(q, k, out) },
+                    // SAFETY: as above.
+                    weigh: |scores, seen, softmax, keep| unsafe {
+                        weigh_inner(scores, seen, softmax, keep)
+                    },
                     // SAFETY: as above.
                     accumulate: |out, w, cells, v| unsafe { accumulate_inner(out, w, cells, v) },
                     // SAFETY: as above.

@@ -39,3 +39,41 @@ impl Ahead {
         }
     }
 }
+
+/// The same for some rows that are read in step, a few bytes of each at a time.
+#[derive(Clone, Copy)]
+pub(super) struct RowsAhead {
+    row_bytes: usize,
+    /// Bytes of the rows that are read together.
+    tile_bytes: usize,
+    /// How much further on in a row: whole tiles, and the rest.
+    tiles: usize,
+    rest: usize,
+}
+
+impl RowsAhead {
+    /// For `n_rows` rows of `row_bytes`.
+    #[inline(always)]
+    pub(super) fn new(n_rows: usize, row_bytes: usize) -> Self {
+        let (in_rows, row_bytes) = (AHEAD / n_rows.max(1), row_bytes.max(1));
+        let tile_bytes = n_rows * row_bytes;
+        Self {
+            row_bytes,
+            tile_bytes,
+            tiles: in_rows / row_bytes * tile_bytes,
+            rest: in_rows % row_bytes,
+        }
+    }
+
+    /// Asks for the line that comes after byte `at` of a row, which is at `from`; past the end of the
+    /// weights this does nothing.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn fetch_line(self, from: *const u8, at: usize) {
+        let mut further = self.tiles + self.rest;
+        if at + self.rest >= self.row_bytes {
+            further = further + self.tile_bytes - self.row_bytes;
+        }
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(further).cast());
+    }
+}

@@ -25,9 +25,10 @@ pub(super) fn by_sixteen<const BYTES: usize>(
         let last = bytes.len() / row_bytes - 1;
         let rows: [*const [u8; BYTES]; ROWS] =
             std::array::from_fn(|r| bytes[r.min(last) * row_bytes..].as_ptr().cast());
+        let sums = sums(&rows);
         let mut values = [0.0; ROWS];
         // SAFETY: 64 writable bytes; the store needs no alignment.
-        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums(&rows)) };
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
         let n = out.len();
         out.copy_from_slice(&values[..n]);
     }

@@ -88,9 +88,12 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
             pack_scales::<F, BYTES>(&eight, at, first, panel);
             for g in 0..F::GROUPS {
                 let unsigned = _mm256_set1_epi8(F::OFFSET as i8);
-                // SAFETY: this function needs the same features.
-                let quants =
-                    eight.map(|block| _mm256_add_epi8(unsafe { F::quants(block, g) }, unsigned));
+                // Not `map`: that would be a call for each of them.
+                let mut quants = [unsigned; EIGHT];
+                for (quants, block) in quants.iter_mut().zip(eight) {
+                    // SAFETY: this function needs the same features.
+                    *quants = _mm256_add_epi8(unsafe { F::quants(block, g) }, unsigned);
+                }
                 store_steps(transposed(quants), at * F::GROUPS + g, first, panel);
             }
         }

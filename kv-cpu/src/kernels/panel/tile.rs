@@ -72,7 +72,7 @@ unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize>(
     }
 }
 
-/// Formats with a scale for each block, and perhaps a minimum.
+/// Formats with a scale for each block, and perhaps a minimum. Those with minima have no offset.
 ///
 /// # Safety
 /// As for [`super::TileFn`].
@@ -92,14 +92,13 @@ pub(in crate::kernels) unsafe fn blocks<
         for b in 0..args.blocks.len().min(BLOCKS) {
             let first = args.token * acts.row_blocks + args.blocks.start + b;
             let mut sums = [[L::zero(); VECTORS]; T];
-            for (t, sums) in sums.iter_mut().enumerate() {
-                let sum = i32::from(*acts.int_sums.add(first + t * acts.row_blocks));
-                *sums = [L::splat(-args.offset * sum); VECTORS];
+            if !MINIMA {
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let sum = acts.int_sums.add(first + t * acts.row_blocks);
+                    *sums = [offsets::<L>(args, sum); VECTORS];
+                }
             }
-            // The next tokens' columns: the processor does not foresee them.
-            for t in T..2 * T {
-                L::prefetch(acts.quants.wrapping_add(first + t * acts.row_blocks).cast());
-            }
+            fetch_next::<L, T>(args, b);
             dot_steps::<L, WIDE, T>(args, b, 0, &mut sums);
             let scales = args.panel.scales.as_ptr().add(b);
             let scales = (*scales).as_ptr().add(args.row);
@@ -124,7 +123,7 @@ pub(in crate::kernels) unsafe fn blocks<
 }
 
 /// Formats with integer factors in super-blocks, one for each block or (`PARTS` = 2) each half of
-/// one, and perhaps as many integer minima.
+/// one, and perhaps as many integer minima. Those with minima have no offset.
 ///
 /// # Safety
 /// As for [`super::TileFn`].
@@ -141,81 +140,96 @@ pub(in crate::kernels) unsafe fn supers<
     let n_supers = args.blocks.len().min(BLOCKS) / SUPER_BLOCK;
     for s in 0..n_supers {
         // SAFETY: as the caller promises.
-        unsafe { super_block::<L, WIDE, PARTS, MINIMA, T>(args, s) };
+        let mut total = unsafe { [[L::zero(); VECTORS]; T] };
+        for b in s * SUPER_BLOCK..(s + 1) * SUPER_BLOCK {
+            // SAFETY: as the caller promises.
+            unsafe {
+                fetch_next::<L, T>(args, b);
+                for part in 0..PARTS {
+                    let mut sums = [[L::zero(); VECTORS]; T];
+                    if !MINIMA {
+                        set_offsets::<L, PARTS, T>(args, (b, part), &mut sums);
+                    }
+                    dot_steps::<L, WIDE, T>(args, b, part * STEPS / PARTS, &mut sums);
+                    add_factored::<L, T>(args, b * PARTS + part, &sums, &mut total);
+                }
+            }
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            let minima = MINIMA.then(|| sum_minima::<L, PARTS, T>(args, s));
+            add_super::<L, T>(args, s, &total, minima.as_ref());
+        }
     }
 }
 
+/// Asks for the next tokens' columns of block `b`: the processor does not foresee them.
 #[inline(always)]
-unsafe fn super_block<
-    L: Lanes,
-    const WIDE: bool,
-    const PARTS: usize,
-    const MINIMA: bool,
-    const T: usize,
->(
+unsafe fn fetch_next<L: Lanes, const T: usize>(args: &TileArgs<'_>, b: usize) {
+    let acts = &args.acts;
+    let first = args.token * acts.row_blocks + args.blocks.start + b;
+    for t in T..2 * T {
+        // SAFETY: the caller promises the instruction set; any address may be asked for.
+        unsafe { L::prefetch(acts.quants.wrapping_add(first + t * acts.row_blocks).cast()) };
+    }
+}
+
+/// What sums begin with, so that the weights' offset is taken off: `sum` is that of the activations.
+#[inline(always)]
+unsafe fn offsets<L: Lanes>(args: &TileArgs<'_>, sum: *const i16) -> L::Int {
+    // SAFETY: the caller promises the instruction set, and that `sum` can be read.
+    unsafe { L::splat(-args.offset * i32::from(*sum)) }
+}
+
+/// The same for part `part` of block `b` of all tokens.
+#[inline(always)]
+unsafe fn set_offsets<L: Lanes, const PARTS: usize, const T: usize>(
     args: &TileArgs<'_>,
-    s: usize,
+    (b, part): (usize, usize),
+    sums: &mut Sums<L::Int, T>,
 ) {
     let acts = &args.acts;
-    // SAFETY: as the caller of `supers` promises.
-    unsafe {
-        let mut total = [[L::zero(); VECTORS]; T];
-        for b in s * SUPER_BLOCK..(s + 1) * SUPER_BLOCK {
-            let first = args.token * acts.row_blocks + args.blocks.start + b;
-            for t in T..2 * T {
-                L::prefetch(acts.quants.wrapping_add(first + t * acts.row_blocks).cast());
-            }
-            for part in 0..PARTS {
-                let mut sums = [[L::zero(); VECTORS]; T];
-                for (t, sums) in sums.iter_mut().enumerate() {
-                    let at = first + t * acts.row_blocks;
-                    let sum = match PARTS {
-                        1 => *acts.int_sums.add(at),
-                        _ => (*acts.int_half_sums.add(at))[part],
-                    };
-                    *sums = [L::splat(-args.offset * i32::from(sum)); VECTORS];
-                }
-                dot_steps::<L, WIDE, T>(args, b, part * STEPS / PARTS, &mut sums);
-                let factors = args.panel.factors.as_ptr().add(b * PARTS + part);
-                let factors = (*factors).as_ptr().add(args.row);
-                for v in 0..VECTORS {
-                    let factor = L::load(factors.add(v * L::ROWS));
-                    for t in 0..T {
-                        total[t][v] = L::add(total[t][v], L::mul(sums[t][v], factor));
-                    }
-                }
-            }
-        }
-        let scales = args.panel.super_scales.as_ptr().add(s);
-        let scales = (*scales).as_ptr().add(args.row);
-        let continued = args.blocks.start + s > 0;
-        for (t, total) in total.into_iter().enumerate() {
-            let at = (args.token + t) * acts.row_blocks + args.blocks.start + s * SUPER_BLOCK;
-            let act_scale = L::splat_f(*acts.scales.add(at));
-            for (v, total) in total.into_iter().enumerate() {
-                let out = args.out.add(t * args.stride + v * L::ROWS);
-                let scale = L::mul_f(L::load_f(scales.add(v * L::ROWS)), act_scale);
-                let acc = if continued {
-                    L::load_f(out)
-                } else {
-                    L::zero_f()
-                };
-                let acc = L::mul_add_f(L::to_float(total), scale, acc);
-                L::store_f(out, acc);
-            }
-        }
-        if MINIMA {
-            subtract_minima::<L, PARTS, T>(args, s);
+    let first = args.token * acts.row_blocks + args.blocks.start + b;
+    for (t, sums) in sums.iter_mut().enumerate() {
+        let at = first + t * acts.row_blocks;
+        // SAFETY: the caller promises that tokens and blocks exist.
+        unsafe {
+            let sum = match PARTS {
+                1 => acts.int_sums.add(at),
+                _ => acts.int_half_sums.add(at).cast::<i16>().add(part),
+            };
+            *sums = [offsets::<L>(args, sum); VECTORS];
         }
     }
 }
 
-/// Subtracts the minima of super-block `s`, summed as integers.
+/// `total += sums * factor`, by the factors of a block, or of half a block.
 #[inline(always)]
-unsafe fn subtract_minima<L: Lanes, const PARTS: usize, const T: usize>(
+unsafe fn add_factored<L: Lanes, const T: usize>(
+    args: &TileArgs<'_>,
+    part: usize,
+    sums: &Sums<L::Int, T>,
+    total: &mut Sums<L::Int, T>,
+) {
+    // SAFETY: the caller promises the instruction set; the panel has this part.
+    unsafe {
+        let factors = args.panel.factors.as_ptr().add(part);
+        let factors = (*factors).as_ptr().add(args.row);
+        for v in 0..VECTORS {
+            let factor = L::load(factors.add(v * L::ROWS));
+            for (total, sums) in total.iter_mut().zip(sums) {
+                total[v] = L::add(total[v], L::mul(sums[v], factor));
+            }
+        }
+    }
+}
+
+/// The minima of super-block `s` times the sums of their activations, as integers.
+#[inline(always)]
+unsafe fn sum_minima<L: Lanes, const PARTS: usize, const T: usize>(
     args: &TileArgs<'_>,
     s: usize,
-) {
+) -> Sums<L::Int, T> {
     let acts = &args.acts;
     // Pairs are two blocks or the two halves of one.
     let n_pairs = SUPER_BLOCK / 2 * PARTS;
@@ -237,15 +251,42 @@ unsafe fn subtract_minima<L: Lanes, const PARTS: usize, const T: usize>(
                 total[1] = L::dot_pairs(total[1], minima[1], sums);
             }
         }
-        let scales = args.panel.super_minima.as_ptr().add(s);
+        total
+    }
+}
+
+/// Adds the scaled sums of super-block `s` to the outputs, and takes its scaled minima off.
+#[inline(always)]
+unsafe fn add_super<L: Lanes, const T: usize>(
+    args: &TileArgs<'_>,
+    s: usize,
+    total: &Sums<L::Int, T>,
+    minima: Option<&Sums<L::Int, T>>,
+) {
+    let acts = &args.acts;
+    let continued = args.blocks.start + s > 0;
+    // SAFETY: the caller promises the instruction set and room for the sums.
+    unsafe {
+        let scales = args.panel.super_scales.as_ptr().add(s);
         let scales = (*scales).as_ptr().add(args.row);
-        for (t, total) in total.into_iter().enumerate() {
+        let minimum_scales = args.panel.super_minima.as_ptr().add(s);
+        let minimum_scales = (*minimum_scales).as_ptr().add(args.row);
+        for t in 0..T {
             let at = (args.token + t) * acts.row_blocks + args.blocks.start + s * SUPER_BLOCK;
             let act_scale = L::splat_f(*acts.scales.add(at));
-            for (v, total) in total.into_iter().enumerate() {
+            for v in 0..VECTORS {
                 let out = args.out.add(t * args.stride + v * L::ROWS);
+                let mut acc = L::zero_f();
+                if continued {
+                    acc = L::load_f(out);
+                }
                 let scale = L::mul_f(L::load_f(scales.add(v * L::ROWS)), act_scale);
-                let acc = L::sub_mul_f(L::to_float(total), scale, L::load_f(out));
+                acc = L::mul_add_f(L::to_float(total[t][v]), scale, acc);
+                if let Some(minima) = minima {
+                    let scale = L::load_f(minimum_scales.add(v * L::ROWS));
+                    let scale = L::mul_f(scale, act_scale);
+                    acc = L::sub_mul_f(L::to_float(minima[t][v]), scale, acc);
+                }
                 L::store_f(out, acc);
             }
         }
