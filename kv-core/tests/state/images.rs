@@ -142,7 +142,7 @@ fn configs() -> [MemoryConfig; 4] {
 
 #[test]
 fn images_come_back_wherever_they_go_and_go_on() {
-    for shape in 0..SHAPES.len() {
+    for (shape, layers) in SHAPES.iter().enumerate() {
         for (from, to) in configs()
             .into_iter()
             .flat_map(|from| configs().map(|to| (from, to)))
@@ -152,7 +152,7 @@ fn images_come_back_wherever_they_go_and_go_on() {
                 assert_eq!(part, all(&PICTURE), "{shape} {from:?}");
             }
             let bytes = lived_in.save(Seqs::All, None);
-            let mut device = Device::new(SHAPES[shape], &to, KvType::F32);
+            let mut device = Device::new(layers, &to, KvType::F32);
             feed(&mut device, TWO, &UNFINISHED);
             device.restore(&bytes, RestoreInto::All).unwrap();
             for seq in [0, 1, 2].map(SeqId) {
@@ -186,10 +186,10 @@ fn images_come_back_wherever_they_go_and_go_on() {
 
 #[test]
 fn images_that_came_back_are_copied_compacted_and_saved_again() {
-    for shape in 0..SHAPES.len() {
+    for (shape, layers) in SHAPES.iter().enumerate() {
         for to in configs() {
             let bytes = lived_in(shape, &config()).save(Seqs::All, None);
-            let mut device = Device::new(SHAPES[shape], &to, KvType::F32);
+            let mut device = Device::new(layers, &to, KvType::F32);
             device.restore(&bytes, RestoreInto::All).unwrap();
             let (memory, one) = (&mut device.memory, SeqId(1));
             memory.remove(Seqs::One(SeqId(0)), PosRange::ALL).unwrap();
@@ -206,7 +206,7 @@ fn images_that_came_back_are_copied_compacted_and_saved_again() {
             let after = [SeqId(0), TWO].map(|seq| (places(&device, seq), device.seen(seq)));
             assert_eq!(before, after, "{shape} {to:?}");
             let again = device.save(Seqs::All, None);
-            let mut last = Device::new(SHAPES[shape], &config(), KvType::F32);
+            let mut last = Device::new(layers, &config(), KvType::F32);
             last.restore(&again, RestoreInto::All).unwrap();
             let last = [SeqId(0), TWO].map(|seq| (places(&last, seq), last.seen(seq)));
             assert_eq!(before, last, "{shape} {to:?}");
