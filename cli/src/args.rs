@@ -2,6 +2,7 @@
 //!
 //! Defaults that depend on anything and conflicts between flags are [`crate::resolve`]'s.
 
+mod embed;
 mod measure;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use crate::backends::{ActivationsName, BackendName};
 use crate::commands::FileType;
 use crate::kv_args::KvArgs;
 
+pub(crate) use embed::EmbedArgs;
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
 
 /// A number of tokens, at least one.
@@ -68,6 +70,8 @@ pub(crate) enum Command {
     State(StateArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
+    /// Print vectors of texts, with an encoder.
+    Embed(EmbedArgs),
     /// Write a model directory as a GGUF file.
     Convert(ConvertArgs),
 }

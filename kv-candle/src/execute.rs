@@ -5,9 +5,9 @@
 //! an operation is done where it takes more than a line.
 
 use candle_core::{Device, Tensor};
-use kv_core::Visibility;
 use kv_core::backend::{BackendError, expect_len};
 use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
+use kv_core::{LayerIdx, Visibility};
 
 use crate::error::{OnDevice, failure};
 use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
@@ -81,6 +81,7 @@ fn activate(activation: Activation, x: &Tensor) -> Option<candle_core::Result<Te
         Activation::Silu => Some(x.silu()),
         // Candle's `gelu` is the tanh form; the exact one is its `gelu_erf`.
         Activation::GeluTanh => Some(x.gelu()),
+        Activation::GeluErf => Some(x.gelu_erf()),
         _ => None,
     }
 }
@@ -199,43 +200,22 @@ impl Run<'_> {
             }
             Op::Scan { layer, scan } => {
                 let (_, tensors) = self.rows.states(*layer)?;
-                let [x, dt] = [self.operand(node, 0)?, self.operand(node, 1)?];
-                let [b, c] = [self.operand(node, 2)?, self.operand(node, 3)?];
-                let weights = [
-                    program.weight(&scan.a, node)?,
-                    program.weight(&scan.d, node)?,
-                ];
-                ops::scan(&tensors.state, [x, dt, b, c], weights, inputs.states)
+                let weights = self.weights(node, [&scan.a, &scan.d])?;
+                ops::scan(&tensors.state, self.operands(node)?, weights, inputs.states)
             }
             Op::ScanHeads { layer, scan } => {
                 let (_, tensors) = self.rows.states(*layer)?;
-                let [x, dt] = [self.operand(node, 0)?, self.operand(node, 1)?];
-                let [b, c] = [self.operand(node, 2)?, self.operand(node, 3)?];
-                let weights = [
-                    program.weight(&scan.a, node)?,
-                    program.weight(&scan.d, node)?,
-                    program.weight(&scan.dt_bias, node)?,
-                ];
-                let operands = [x, dt, b, c];
-                ops::scan_heads(&tensors.state, operands, weights, (scan, inputs.states))
+                let weights = self.weights(node, [&scan.a, &scan.d, &scan.dt_bias])?;
+                let rest = (scan, inputs.states);
+                ops::scan_heads(&tensors.state, self.operands(node)?, weights, rest)
             }
             Op::StoreKv { layer } => {
-                let cells = &part_inputs(inputs, part_of(&program.graph, node, 2)?)?.cells;
-                if !cells.is_empty() {
-                    let (_, tensors) = self.rows.layer(*layer)?;
-                    let kv = [self.operand(node, 0)?, self.operand(node, 1)?];
-                    ops::store_rows(tensors, kv, cells).on_device()?;
-                }
-                return Ok(None);
+                let [k, v] = self.operands(node)?;
+                return self.store(node, (*layer, 2), [k, v]);
             }
             Op::StoreK { layer } => {
-                let cells = &part_inputs(inputs, part_of(&program.graph, node, 1)?)?.cells;
-                if !cells.is_empty() {
-                    let (_, tensors) = self.rows.layer(*layer)?;
-                    let k = self.operand(node, 0)?;
-                    ops::store_rows(tensors, [k, k], cells).on_device()?;
-                }
-                return Ok(None);
+                let [k] = self.operands(node)?;
+                return self.store(node, (*layer, 1), [k, k]);
             }
             Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
@@ -268,10 +248,14 @@ impl Run<'_> {
                 let weights = (program.weight(weight, node)?, bias.transpose()?);
                 ops::layer_norm(self.operand(node, 0)?, weights, *eps)
             }
+            Op::AddRow { weight, row } => {
+                let added = program.weight(weight, node)?.narrow(0, *row, 1);
+                let x = self.operand(node, 0)?;
+                added.and_then(|added| x.broadcast_add(&added))
+            }
             Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
             Op::ClampedGate { slope, limit } => {
-                let (gate, up) = (self.operand(node, 0)?, self.operand(node, 1)?);
-                ops::clamped_gate([gate, up], (*slope, *limit))
+                ops::clamped_gate(self.operands(node)?, (*slope, *limit))
             }
             Op::ScaleByPosition { scale } => {
                 let (_, positions) = ids(&program.graph, node, 1, inputs)?;
@@ -293,6 +277,22 @@ impl Run<'_> {
             _ => return Err(unsupported(node)),
         };
         result.map(Some).on_device()
+    }
+
+    /// Rows of K and V to the cells that operand `at` is.
+    fn store(
+        &self,
+        node: &Node,
+        (layer, at): (LayerIdx, usize),
+        rows: [&Tensor; 2],
+    ) -> Result<Option<Tensor>, BackendError> {
+        let part = part_of(&self.program.graph, node, at)?;
+        let cells = &part_inputs(self.inputs, part)?.cells;
+        if !cells.is_empty() {
+            let (_, tensors) = self.rows.layer(layer)?;
+            ops::store_rows(tensors, rows, cells).on_device()?;
+        }
+        Ok(None)
     }
 
     fn custom(&self, node: &Node, spec: &CustomSpec) -> Result<Tensor, BackendError> {
@@ -324,6 +324,28 @@ impl Run<'_> {
             positions: self.inputs.positions,
             sinks: sinks.transpose()?,
         })
+    }
+
+    /// The first operands.
+    fn operands<const N: usize>(&self, node: &Node) -> Result<[&Tensor; N], BackendError> {
+        let mut all = [self.operand(node, 0)?; N];
+        for (at, operand) in all.iter_mut().enumerate() {
+            *operand = self.operand(node, at)?;
+        }
+        Ok(all)
+    }
+
+    /// Weights by their names.
+    fn weights<const N: usize>(
+        &self,
+        node: &Node,
+        names: [&str; N],
+    ) -> Result<[&Tensor; N], BackendError> {
+        let mut all = [self.program.weight(names[0], node)?; N];
+        for (weight, name) in all.iter_mut().zip(names) {
+            *weight = self.program.weight(name, node)?;
+        }
+        Ok(all)
     }
 
     fn operand(&self, node: &Node, at: usize) -> Result<&Tensor, BackendError> {

@@ -3,7 +3,9 @@
 //! Invariant: how work is divided changes no bit of the result: every value is computed by one task
 //! from the same operands in the same order. Knows nothing of graphs.
 
+mod plain;
 mod products;
+mod recurrent;
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -13,13 +15,12 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::Int8Buffer;
-use crate::attend::{Attention, Beside, Decoder, Plain, Scratch, TileKernels, Work, attend};
+use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
-use crate::plan::{Buf, Change, HeadValues, PlainStep, RopeTable, Step};
-use crate::recurrent::{Convolution, HeadScan, SelectiveScan, States};
+use crate::plan::{Buf, Change, EmbedBy, HeadValues, RopeTable, Step};
 use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
@@ -124,10 +125,14 @@ impl Run<'_> {
         rows: &mut CpuRows,
     ) -> Result<(), BackendError> {
         match step {
-            Step::Embed { matrix, out } => {
-                let (kernels, tokens) = (self.kernels, self.inputs.tokens);
+            Step::Embed { matrix, by, out } => {
+                let ids = match by {
+                    EmbedBy::Token => self.inputs.tokens,
+                    EmbedBy::Position => self.inputs.positions,
+                };
+                let kernels = self.kernels;
                 self.rows(*out, &|row, values| {
-                    matrix.row(kernels, tokens[row] as usize, values)
+                    matrix.row(kernels, ids[row] as usize, values)
                 })
             }
             Step::Linear { x, products } => self.linear(*x, products),
@@ -161,6 +166,7 @@ impl Run<'_> {
                 eps,
                 out,
             } => self.layer_norm((gain, bias.as_deref()), *eps, [*x, *out]),
+            Step::AddRow { x, added, out } => self.add_row(*x, added, *out),
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
@@ -199,44 +205,7 @@ impl Run<'_> {
                 let fresh = [fresh(k, spec.k_dim), fresh(v, spec.v_dim)];
                 self.attend(fresh, visibility, (spec, beside), [*q, *out])
             }
-            Step::Plain {
-                step,
-                layer,
-                part,
-                spec,
-                beside,
-                n_kv,
-                x,
-                out,
-            } => {
-                let plain = Plain {
-                    kernels: self.kernels,
-                    spec,
-                    n_kv: *n_kv,
-                };
-                // SAFETY: the plan lets no step write what it reads.
-                let values = unsafe { self.frame.read(*x) };
-                let width = x.width;
-                let of_row = |row: usize| &values[row * width..(row + 1) * width];
-                if let PlainStep::SoftMax = step {
-                    let beside = self.beside(beside);
-                    let visibility = &self.inputs.parts[*part].visibility;
-                    return self.rows(*out, &|row, to| {
-                        plain.soft_max((visibility, row as u32), beside, of_row(row), to);
-                        Ok(())
-                    });
-                }
-                let Some([keys, values]) = rows.stored(*layer) else {
-                    return Ok(());
-                };
-                self.rows(*out, &|row, to| {
-                    match step {
-                        PlainStep::Sum => plain.sum(values, of_row(row), to),
-                        _ => plain.scores(keys, of_row(row), to),
-                    }
-                    Ok(())
-                })
-            }
+            Step::Plain { of, x, out } => self.plain(of, rows, [*x, *out]),
             Step::TakeRows { x, out } => {
                 // SAFETY: the plan lets no step write what it reads.
                 let x = unsafe { self.frame.read(*x) };
@@ -261,86 +230,28 @@ impl Run<'_> {
                 kernel,
                 x,
                 out,
-            } => {
-                let Some([states, _]) = rows.states_mut(*layer) else {
-                    return Ok(());
-                };
-                let (channels, groups) = (out.width, self.inputs.states);
-                let conv = Convolution {
-                    kernels: self.kernels,
-                    kernel,
-                    channels,
-                    // SAFETY: the plan lets no step write what it reads.
-                    x: unsafe { self.frame.read(*x) },
-                    states: SharedValues::new(states),
-                    out: self.frame.write(*out),
-                };
-                let step = channels_per_task(channels, self.n_threads);
-                self.lead.each(channels.div_ceil(step), &|_, task| {
-                    // SAFETY: the groups were checked; each channel belongs to one task.
-                    unsafe { conv.run(groups, piece(task, step, channels)) };
-                    Ok(())
-                })
-            }
+            } => match rows.states_mut(*layer) {
+                Some([states, _]) => self.conv(kernel, states, [*x, *out]),
+                None => Ok(()),
+            },
             Step::Scan {
                 layer,
                 weights,
                 inputs,
                 out,
-            } => {
-                let Some([_, states]) = rows.states_mut(*layer) else {
-                    return Ok(());
-                };
-                let (channels, groups) = (out.width, self.inputs.states);
-                // SAFETY: the plan lets no step write what it reads.
-                let [x, dt, b, c] = inputs.map(|buf| unsafe { self.frame.read(buf) });
-                let scan = SelectiveScan {
-                    kernels: self.kernels,
-                    weights,
-                    channels,
-                    inputs: [x, dt, b, c],
-                    states: States {
-                        row_len: channels * weights.d_state,
-                        values: SharedValues::new(states),
-                    },
-                    out: self.frame.write(*out),
-                };
-                let step = channels_per_task(channels, self.n_threads);
-                self.lead.each(channels.div_ceil(step), &|_, task| {
-                    // SAFETY: the groups were checked; each channel belongs to one task.
-                    unsafe { scan.run(groups, piece(task, step, channels)) };
-                    Ok(())
-                })
-            }
+            } => match rows.states_mut(*layer) {
+                Some([_, states]) => self.scan(&**weights, states, (*inputs, *out)),
+                None => Ok(()),
+            },
             Step::ScanHeads {
                 layer,
                 weights,
                 inputs,
                 out,
-            } => {
-                let Some([_, states]) = rows.states_mut(*layer) else {
-                    return Ok(());
-                };
-                let (channels, groups) = (out.width, self.inputs.states);
-                let scan = HeadScan {
-                    kernels: self.kernels,
-                    weights,
-                    channels,
-                    // SAFETY: the plan lets no step write what it reads.
-                    inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
-                    states: States {
-                        row_len: channels * weights.d_state,
-                        values: SharedValues::new(states),
-                    },
-                    out: self.frame.write(*out),
-                };
-                let step = channels_per_task(channels, self.n_threads);
-                self.lead.each(channels.div_ceil(step), &|_, task| {
-                    // SAFETY: the groups were checked; each channel belongs to one task.
-                    unsafe { scan.run(groups, piece(task, step, channels)) };
-                    Ok(())
-                })
-            }
+            } => match rows.states_mut(*layer) {
+                Some([_, states]) => self.scan(&**weights, states, (*inputs, *out)),
+                None => Ok(()),
+            },
             Step::Route { x, spec, out } => self.route(spec, *x, *out),
             Step::ExpertLinear {
                 x,
@@ -490,12 +401,6 @@ impl Run<'_> {
     }
 }
 
-/// Channels of a recurrent layer that one task takes.
-fn channels_per_task(channels: usize, n_threads: usize) -> usize {
-    let share = channels.div_ceil(n_threads * TASKS_PER_THREAD);
-    share.max(1).next_multiple_of(ROWS_STEP)
-}
-
 /// What an activation without a gate is multiplied with.
 static ONES: [f32; 256] = [1.0; 256];
 
@@ -507,6 +412,7 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
     match activation {
         Activation::Silu => Ok(kernels.silu_mul),
         Activation::GeluTanh => Ok(kernels.gelu_tanh_mul),
+        Activation::GeluErf => Ok(kernels.gelu_erf_mul),
         other => Err(BackendError::UnsupportedOp {
             backend: "cpu",
             op: "gate",

@@ -14,7 +14,7 @@ use crate::attend::{Scratch, Work};
 use crate::execute::{Angles, Run};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
-use crate::plan::{Plan, Step};
+use crate::plan::{PlainStep, Plan, Step};
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
 use crate::validate;
@@ -93,6 +93,13 @@ impl CpuProgram {
                 Step::Attend { spec, .. } | Step::AttendBatch { spec, .. } => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                     attention.reserve(spec, n_tokens);
+                }
+                Step::Plain { of, .. } => {
+                    if let PlainStep::Scores { layer } | PlainStep::Sum { layer } = of.step
+                        && let Some(rows) = layout.layers().get(layer)
+                    {
+                        scratch.iter_mut().for_each(|s| s.reserve_rows(rows));
+                    }
                 }
                 _ => {}
             }

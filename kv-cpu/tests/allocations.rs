@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv_core::backend::Backend;
 use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
-use kv_core::graph::{GraphOutputs, GraphShape};
+use kv_core::graph::{Graph, GraphOutputs, GraphShape};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
@@ -51,41 +51,50 @@ fn a_run_allocates_nothing_once_warm() {
             ..CpuConfig::default()
         };
         let backend = CpuBackend::new(config).unwrap();
-        let graph = tiny_llama(GraphShape {
+        let shape = GraphShape {
             n_tokens,
             n_outputs: 1,
-        });
-        let weights = backend.load_weights(tiny_weights(&graph, 1)).unwrap();
-        let mut program = backend.compile(&graph, &weights, &layout).unwrap();
-        let mut rows = backend.allocate(&layout).unwrap();
-        let mut outputs = GraphOutputs::default();
-        let (mut scene, mut steps) = (Scene::default(), Vec::new());
-        for round in 0..4u32 {
-            let first = round * n_tokens as u32;
-            let token = |i| Token {
-                id: i % 96,
-                text: 0,
-                pos: i,
-                cell: i,
-            };
-            let tokens: Vec<Token> = (first..first + n_tokens as u32).map(token).collect();
-            steps.push(scene.step(&tokens, Window::Full, &[0]));
+        };
+        let fused = tiny_llama(shape);
+        let plain = fused.with_plain_attention(|_| 256).unwrap();
+        for graph in [fused, plain] {
+            no_allocation_of(&backend, &graph, &layout);
         }
-        // Helper threads allocate when they start, which may take them a while.
-        for _ in 0..4 {
-            let inputs = steps[0].inputs();
-            backend
-                .run(&mut program, &mut rows, &inputs, &mut outputs)
-                .unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(25));
-        }
-        let before = N_ALLOCATIONS.load(Ordering::SeqCst);
-        for step in &steps[1..] {
-            backend
-                .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
-                .unwrap();
-        }
-        let n = N_ALLOCATIONS.load(Ordering::SeqCst) - before;
-        assert_eq!(n, 0, "{n_tokens} tokens, {n_threads} threads");
     }
+}
+
+fn no_allocation_of(backend: &CpuBackend, graph: &Graph, layout: &RowLayout) {
+    let n_tokens = graph.shape().n_tokens;
+    let weights = backend.load_weights(tiny_weights(graph, 1)).unwrap();
+    let mut program = backend.compile(graph, &weights, layout).unwrap();
+    let mut rows = backend.allocate(layout).unwrap();
+    let mut outputs = GraphOutputs::default();
+    let (mut scene, mut steps) = (Scene::default(), Vec::new());
+    for round in 0..4u32 {
+        let first = round * n_tokens as u32;
+        let token = |i| Token {
+            id: i % 96,
+            text: 0,
+            pos: i,
+            cell: i,
+        };
+        let tokens: Vec<Token> = (first..first + n_tokens as u32).map(token).collect();
+        steps.push(scene.step(&tokens, Window::Full, &[0]));
+    }
+    // Helper threads allocate when they start, which may take them a while.
+    for _ in 0..4 {
+        let inputs = steps[0].inputs();
+        backend
+            .run(&mut program, &mut rows, &inputs, &mut outputs)
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(25));
+    }
+    let before = N_ALLOCATIONS.load(Ordering::SeqCst);
+    for step in &steps[1..] {
+        backend
+            .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+            .unwrap();
+    }
+    let n = N_ALLOCATIONS.load(Ordering::SeqCst) - before;
+    assert_eq!(n, 0, "{n_tokens} tokens, {backend:?}");
 }

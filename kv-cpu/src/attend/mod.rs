@@ -217,6 +217,12 @@ impl Scratch {
         }
     }
 
+    /// Makes room for whole rows of a layer, as plain attention reads them.
+    pub(crate) fn reserve_rows(&mut self, layer: &LayerRows) {
+        let len = layer.k.len().max(layer.v.len());
+        self.row.resize(self.row.len().max(len), 0.0);
+    }
+
     /// Begins a span for `n` queries.
     fn begin(&mut self, n: usize, v_dim: usize) {
         self.softmax[..n].fill(Softmax::EMPTY);

@@ -8,7 +8,7 @@
 use kv_core::Visibility;
 use kv_core::graph::AttendSpec;
 
-use super::Beside;
+use super::{Beside, Scratch};
 use crate::kernels::Kernels;
 use crate::storage::Stored;
 
@@ -27,11 +27,16 @@ impl Plain<'_> {
     }
 
     /// Scores of one row: `q [heads, k_dim]` to `out [heads, n_kv]`.
-    pub(crate) fn scores(&self, keys: Stored<'_>, q: &[f32], out: &mut [f32]) {
+    pub(crate) fn scores(
+        &self,
+        keys: Stored<'_>,
+        (q, out): (&[f32], &mut [f32]),
+        scratch: &mut Scratch,
+    ) {
         let k_dim = self.spec.k_dim;
-        let mut key = vec![0.0; keys.shape.len()];
+        let key = &mut scratch.row[..keys.shape.len()];
         for cell in 0..self.n_kv {
-            keys.decode_cell(cell, &mut key);
+            keys.decode_cell(cell, key);
             for (head, q) in q.chunks_exact(k_dim.max(1)).enumerate() {
                 let key = &key[self.kv_head(head) * k_dim..][..k_dim];
                 out[head * self.n_kv + cell] = (self.kernels.dot_f32)(q, key);
@@ -51,19 +56,16 @@ impl Plain<'_> {
         scores: &[f32],
         out: &mut [f32],
     ) {
-        let query = beside.positions.get(row as usize).copied().unwrap_or(0);
-        let heads = out.chunks_exact_mut(self.n_kv.max(1));
-        for (head, (weights, scores)) in
-            heads.zip(scores.chunks_exact(self.n_kv.max(1))).enumerate()
-        {
-            let slope = beside.slopes.map_or(0.0, |slopes| slopes[head]);
+        let n_kv = self.n_kv.max(1);
+        let heads = out.chunks_exact_mut(n_kv).zip(scores.chunks_exact(n_kv));
+        for (head, (weights, scores)) in heads.enumerate() {
+            let slope = beside.slopes.map(|slopes| slopes[head]);
             let sink = beside.sinks.map(|sinks| sinks[head]);
             weights.fill(f32::NEG_INFINITY);
             for (cell, pos) in visibility.row(row) {
-                let bias = match slope {
-                    0.0 => 0.0,
-                    _ => slope * query.abs_diff(pos.0) as f32,
-                };
+                let bias = slope.map_or(0.0, |slope| {
+                    slope * beside.positions[row as usize].abs_diff(pos.0) as f32
+                });
                 weights[cell.as_usize()] = scores[cell.as_usize()] - bias;
             }
             let max = (self.kernels.max)(weights).max(sink.unwrap_or(f32::NEG_INFINITY));
@@ -78,20 +80,26 @@ impl Plain<'_> {
     }
 
     /// The result of one row: weights `[heads, n_kv]` to `out [heads, v_dim]`.
-    pub(crate) fn sum(&self, values: Stored<'_>, weights: &[f32], out: &mut [f32]) {
+    pub(crate) fn sum(
+        &self,
+        values: Stored<'_>,
+        (weights, out): (&[f32], &mut [f32]),
+        scratch: &mut Scratch,
+    ) {
         let v_dim = self.spec.v_dim;
-        let mut value = vec![0.0; values.shape.len()];
+        let value = &mut scratch.row[..values.shape.len()];
         out.fill(0.0);
         for cell in 0..self.n_kv {
             let of_head = |head: usize| weights[head * self.n_kv + cell];
             if (0..self.spec.n_heads).all(|head| of_head(head) == 0.0) {
                 continue;
             }
-            values.decode_cell(cell, &mut value);
+            values.decode_cell(cell, value);
             for (head, out) in out.chunks_exact_mut(v_dim.max(1)).enumerate() {
                 let weight = of_head(head);
                 if weight != 0.0 {
-                    let value = &value[self.kv_head(head) * v_dim..][..v_dim];
+                    // Values may be the beginnings of keys.
+                    let value = &value[self.kv_head(head) * values.shape.dim..][..v_dim];
                     (self.kernels.axpy_f32)(out, weight, value);
                 }
             }

@@ -5,8 +5,10 @@
 //! Invariant: what a step writes overlaps nothing that it reads, and nothing that a later step
 //! reads. Knows nothing of threads or of how steps are computed.
 
+mod beside;
 mod place;
 mod resolve;
+mod visit;
 
 use std::sync::Arc;
 
@@ -17,9 +19,10 @@ use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::experts::Experts;
-use crate::kernels::Lanes;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
+
+pub(crate) use beside::{ConvKernel, HeadScanWeights, HeadValues, ScanWeights};
 
 /// Where the values of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,13 @@ pub(crate) enum Change<V> {
 pub(crate) enum Step<V> {
     Embed {
         matrix: Arc<Matrix>,
+        by: EmbedBy,
+        out: V,
+    },
+    /// `out = x + added`, row by row.
+    AddRow {
+        x: V,
+        added: Arc<[f32]>,
         out: V,
     },
     Linear {
@@ -132,14 +142,9 @@ pub(crate) enum Step<V> {
         qkv: [V; 3],
         out: V,
     },
-    /// One of the three steps of plain attention, over the first `n_kv` cells.
+    /// One of the three steps of plain attention.
     Plain {
-        step: PlainStep,
-        layer: usize,
-        part: usize,
-        spec: AttendSpec,
-        beside: HeadValues,
-        n_kv: usize,
+        of: PlainAttention,
         x: V,
         out: V,
     },
@@ -214,6 +219,15 @@ pub(crate) enum Step<V> {
     },
 }
 
+/// What says which row of a matrix a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EmbedBy {
+    /// The token.
+    Token,
+    /// Its position.
+    Position,
+}
+
 /// A custom operation with its weights.
 #[derive(Debug)]
 pub(crate) struct CustomStep {
@@ -225,52 +239,23 @@ pub(crate) struct CustomStep {
     pub(crate) state: Option<(usize, usize)>,
 }
 
-/// A step of plain attention.
-#[derive(Clone, Copy, Debug)]
+/// A step of plain attention over the first `n_kv` cells.
+#[derive(Clone, Debug)]
+pub(crate) struct PlainAttention {
+    pub(crate) step: PlainStep,
+    pub(crate) spec: AttendSpec,
+    pub(crate) n_kv: usize,
+}
+
+/// Which step of plain attention, and of which layer of the layout or part of the memory.
+#[derive(Clone, Debug)]
 pub(crate) enum PlainStep {
     /// Queries become scores.
-    Scores,
+    Scores { layer: usize },
     /// Scores become weights.
-    SoftMax,
+    SoftMax { part: usize, beside: HeadValues },
     /// Weights become results.
-    Sum,
-}
-
-/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HeadValues {
-    pub(crate) sinks: Option<Arc<[f32]>>,
-    /// Slopes of linear biases.
-    pub(crate) slopes: Option<Arc<[f32]>>,
-}
-
-/// Weights of a convolution.
-#[derive(Debug)]
-pub(crate) struct ConvKernel {
-    /// One row of channels for each input, the oldest first: `[width, channels]`.
-    pub(crate) taps: Vec<f32>,
-    pub(crate) width: usize,
-    pub(crate) bias: Option<Arc<[f32]>>,
-}
-
-/// Weights of a scan.
-#[derive(Debug)]
-pub(crate) struct ScanWeights {
-    pub(crate) d_state: usize,
-    /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
-    pub(crate) rates: Vec<Lanes>,
-    /// `[channels]`.
-    pub(crate) d: Arc<[f32]>,
-}
-
-/// Weights of a scan by heads, `[heads]` each.
-#[derive(Debug)]
-pub(crate) struct HeadScanWeights {
-    pub(crate) n_groups: usize,
-    pub(crate) d_state: usize,
-    pub(crate) a: Arc<[f32]>,
-    pub(crate) d: Arc<[f32]>,
-    pub(crate) dt_bias: Arc<[f32]>,
+    Sum { layer: usize },
 }
 
 /// The angles of one kind of rotation.
@@ -290,6 +275,8 @@ pub(crate) struct Needs {
     /// Values of an embedding row.
     pub(crate) embedding_dim: Option<usize>,
     pub(crate) positions: bool,
+    /// Positions, below this number.
+    pub(crate) positions_below: Option<usize>,
     /// Position, row and column.
     pub(crate) coordinates: bool,
     pub(crate) output_rows: bool,
@@ -333,248 +320,5 @@ impl Plan {
     ) -> Result<Self, BackendError> {
         let resolved = resolve::Resolved::new(graph, weights, layout)?;
         Ok(place::place(graph, resolved))
-    }
-}
-
-impl<V: Copy> Step<V> {
-    /// What the step reads and what it writes.
-    pub(crate) fn values(&self) -> (Vec<V>, Vec<V>) {
-        match self {
-            Self::Embed { out, .. } => (vec![], vec![*out]),
-            Self::Linear { x, products } => {
-                let mut reads = vec![*x];
-                reads.extend(products.iter().filter_map(|p| p.residual));
-                (reads, products.iter().map(|p| p.out).collect())
-            }
-            Self::Change { x, change, out } => {
-                let mut reads = vec![*x];
-                match change {
-                    Change::Add(y) | Change::Mul(y) => reads.push(*y),
-                    Change::Gate(_, y) | Change::ClampedGate(_, y) => reads.push(*y),
-                    Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => {}
-                    Change::SoftCap(_) | Change::ScaleByPosition(_) => {}
-                }
-                (reads, vec![*out])
-            }
-            Self::Custom { inputs, out, .. } => (inputs.clone(), vec![*out]),
-            Self::Scan { inputs, out, .. } | Self::ScanHeads { inputs, out, .. } => {
-                (inputs.to_vec(), vec![*out])
-            }
-            Self::Columns { x, out, .. } | Self::Conv { x, out, .. } => (vec![*x], vec![*out]),
-            Self::Store { k, v, .. } => ([*k].into_iter().chain(*v).collect(), vec![]),
-            Self::Attend { q, out, .. } => (vec![*q], vec![*out]),
-            Self::ExpertLinear { x, routes, out, .. }
-            | Self::ExpertWeigh { x, routes, out, .. } => (vec![*x, *routes], vec![*out]),
-            Self::Route { x, out, .. } | Self::ExpertSum { x, out } => (vec![*x], vec![*out]),
-            Self::LayerNorm { x, out, .. } => (vec![*x], vec![*out]),
-            Self::AttendBatch { qkv, out, .. } => (qkv.to_vec(), vec![*out]),
-            Self::Plain { x, out, .. }
-            | Self::RmsNorm { x, out, .. }
-            | Self::TakeRows { x, out }
-            | Self::Copy { x, out } => (vec![*x], vec![*out]),
-        }
-    }
-
-    /// The same step over other values.
-    pub(crate) fn map<W>(self, f: impl Fn(V) -> W) -> Step<W> {
-        match self {
-            Self::Embed { matrix, out } => Step::Embed {
-                matrix,
-                out: f(out),
-            },
-            Self::Linear { x, products } => {
-                let product = |p: Product<V>| Product {
-                    matrix: p.matrix,
-                    bias: p.bias,
-                    residual: p.residual.map(&f),
-                    out: f(p.out),
-                };
-                Step::Linear {
-                    x: f(x),
-                    products: products.into_iter().map(product).collect(),
-                }
-            }
-            Self::RmsNorm {
-                x,
-                gain,
-                dim,
-                eps,
-                out,
-            } => Step::RmsNorm {
-                x: f(x),
-                gain,
-                dim,
-                eps,
-                out: f(out),
-            },
-            Self::LayerNorm {
-                x,
-                gain,
-                bias,
-                eps,
-                out,
-            } => Step::LayerNorm {
-                x: f(x),
-                gain,
-                bias,
-                eps,
-                out: f(out),
-            },
-            Self::Change { x, change, out } => {
-                let change = match change {
-                    Change::Add(y) => Change::Add(f(y)),
-                    Change::Mul(y) => Change::Mul(f(y)),
-                    Change::Gate(activation, y) => Change::Gate(activation, f(y)),
-                    Change::Scale(factor) => Change::Scale(factor),
-                    Change::Activate(activation) => Change::Activate(activation),
-                    Change::SoftCap(cap) => Change::SoftCap(cap),
-                    Change::ClampedGate(curve, y) => Change::ClampedGate(curve, f(y)),
-                    Change::ScaleByPosition(scale) => Change::ScaleByPosition(scale),
-                    Change::Rope { table, dim } => Change::Rope { table, dim },
-                };
-                Step::Change {
-                    x: f(x),
-                    change,
-                    out: f(out),
-                }
-            }
-            Self::Store { layer, part, k, v } => Step::Store {
-                layer,
-                part,
-                k: f(k),
-                v: v.map(&f),
-            },
-            Self::Attend {
-                layer,
-                part,
-                spec,
-                beside,
-                q,
-                out,
-            } => Step::Attend {
-                layer,
-                part,
-                spec,
-                beside,
-                q: f(q),
-                out: f(out),
-            },
-            Self::AttendBatch {
-                window,
-                spec,
-                beside,
-                qkv,
-                out,
-            } => Step::AttendBatch {
-                window,
-                spec,
-                beside,
-                qkv: qkv.map(&f),
-                out: f(out),
-            },
-            Self::Plain {
-                step,
-                layer,
-                part,
-                spec,
-                beside,
-                n_kv,
-                x,
-                out,
-            } => Step::Plain {
-                step,
-                layer,
-                part,
-                spec,
-                beside,
-                n_kv,
-                x: f(x),
-                out: f(out),
-            },
-            Self::TakeRows { x, out } => Step::TakeRows {
-                x: f(x),
-                out: f(out),
-            },
-            Self::Columns { x, first, out } => Step::Columns {
-                x: f(x),
-                first,
-                out: f(out),
-            },
-            Self::Conv {
-                layer,
-                kernel,
-                x,
-                out,
-            } => Step::Conv {
-                layer,
-                kernel,
-                x: f(x),
-                out: f(out),
-            },
-            Self::Scan {
-                layer,
-                weights,
-                inputs,
-                out,
-            } => Step::Scan {
-                layer,
-                weights,
-                inputs: inputs.map(&f),
-                out: f(out),
-            },
-            Self::Route { x, spec, out } => Step::Route {
-                x: f(x),
-                spec,
-                out: f(out),
-            },
-            Self::ExpertLinear {
-                x,
-                routes,
-                experts,
-                n_used,
-                out,
-            } => Step::ExpertLinear {
-                x: f(x),
-                routes: f(routes),
-                experts,
-                n_used,
-                out: f(out),
-            },
-            Self::ExpertWeigh {
-                x,
-                routes,
-                n_used,
-                out,
-            } => Step::ExpertWeigh {
-                x: f(x),
-                routes: f(routes),
-                n_used,
-                out: f(out),
-            },
-            Self::ExpertSum { x, out } => Step::ExpertSum {
-                x: f(x),
-                out: f(out),
-            },
-            Self::Custom { call, inputs, out } => Step::Custom {
-                call,
-                inputs: inputs.into_iter().map(&f).collect(),
-                out: f(out),
-            },
-            Self::ScanHeads {
-                layer,
-                weights,
-                inputs,
-                out,
-            } => Step::ScanHeads {
-                layer,
-                weights,
-                inputs: inputs.map(&f),
-                out: f(out),
-            },
-            Self::Copy { x, out } => Step::Copy {
-                x: f(x),
-                out: f(out),
-            },
-        }
     }
 }

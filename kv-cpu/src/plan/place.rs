@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use kv_core::graph::Graph;
 
 use super::resolve::{Resolved, Value};
-use super::{Buf, Change, Place, Plan, Step};
+use super::{Buf, Place, Plan, Step};
 use crate::arena::{Arena, Slot};
 
 struct Placer<'a> {
@@ -54,7 +54,7 @@ pub(super) fn place(graph: &Graph, resolved: Resolved) -> Plan {
     }
     let mut placed: Vec<Step<Buf>> = steps
         .into_iter()
-        .map(|step| step.map(|v| placer.buf(v)))
+        .map(|step| step.map(&mut |_, v| placer.buf(v)))
         .collect();
     for (at, output) in outputs.iter().enumerate() {
         let x = placer.buf(*output);
@@ -100,14 +100,8 @@ impl Placer<'_> {
         let Step::Change { x, change, .. } = step else {
             return false;
         };
-        let other = match change {
-            Change::Add(y) | Change::Mul(y) => Some(*y),
-            Change::Gate(_, y) | Change::ClampedGate(_, y) => Some(*y),
-            Change::Scale(_) | Change::Activate(_) | Change::Rope { .. } => None,
-            Change::SoftCap(_) | Change::ScaleByPosition(_) => None,
-        };
         let dies = self.last_use.get(x).is_none_or(|&last| last <= at);
-        if !dies || other == Some(*x) || self.outputs.contains_key(&out) {
+        if !dies || change.other() == Some(*x) || self.outputs.contains_key(&out) {
             return false;
         }
         let Some(slot) = self.slots.remove(x) else {

@@ -7,6 +7,7 @@ use std::ops::Range;
 use kv_core::graph::StateGroup;
 use kv_core::ids::CellIdx;
 
+use super::Channels;
 use crate::kernels::Kernels;
 use crate::plan::ConvKernel;
 use crate::values::SharedValues;
@@ -24,12 +25,8 @@ pub(crate) struct Convolution<'a> {
     pub(crate) out: SharedValues<'a>,
 }
 
-impl Convolution<'_> {
-    /// Computes these channels.
-    ///
-    /// # Safety
-    /// The groups are sound for the rows and states, and no other task has these channels.
-    pub(crate) unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
+impl Channels for Convolution<'_> {
+    unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
         for group in groups {
             for (at, &row) in group.rows.iter().enumerate() {
                 // SAFETY: as promised to this function.
@@ -47,7 +44,9 @@ impl Convolution<'_> {
             }
         }
     }
+}
 
+impl Convolution<'_> {
     /// One row: the taps are added from the oldest input to the newest, then the bias.
     unsafe fn row(&self, (group, at): (&StateGroup, usize), row: usize, channels: Range<usize>) {
         let width = self.kernel.width;

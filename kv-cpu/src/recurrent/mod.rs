@@ -4,9 +4,10 @@
 //! computes does not depend on how channels are divided, nor on where groups are cut. The state under
 //! way lives where the group stores its last one. Knows nothing of sequences.
 
+mod by_heads;
+mod by_values;
 mod conv;
 mod scan;
-mod scan_heads;
 mod tile;
 
 use std::ops::Range;
@@ -16,8 +17,16 @@ use kv_core::graph::StateGroup;
 use crate::values::SharedValues;
 
 pub(crate) use conv::Convolution;
-pub(crate) use scan::SelectiveScan;
-pub(crate) use scan_heads::HeadScan;
+pub(crate) use scan::{Rule, Scan};
+
+/// What a recurrent layer does to its channels, each by itself.
+pub(crate) trait Channels: Sync {
+    /// Computes these channels; the first is a multiple of 16.
+    ///
+    /// # Safety
+    /// The groups are sound for the rows and states, and no other task has these channels.
+    unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>);
+}
 
 /// The states of one layer, `[states, row_len]`.
 #[derive(Clone, Copy)]

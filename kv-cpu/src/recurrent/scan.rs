@@ -1,23 +1,23 @@
-//! The selective scan of Mamba: one decay for each value of a channel's state.
+//! [`Scan`]: states that rows decay and add to, some neighbouring channels at a time.
 //!
-//! Knows nothing of sequences.
+//! What decays by how much is the [`Rule`]'s; channels are taken through all groups, and rows through
+//! a state in pieces that the rule asks for. Knows nothing of sequences.
 
 use std::ops::Range;
 
 use kv_core::graph::StateGroup;
 
-use super::States;
 use super::tile::{ROWS, TileRows};
+use super::{Channels, States};
 use crate::kernels::{Decay, Kernels, LANES, ScanTile};
-use crate::plan::ScanWeights;
 use crate::values::SharedValues;
 
-/// The selective scan of one layer.
-pub(crate) struct SelectiveScan<'a> {
+/// The scan of one layer.
+pub(crate) struct Scan<'a, R> {
     pub(crate) kernels: &'a Kernels,
-    pub(crate) weights: &'a ScanWeights,
+    pub(crate) rule: &'a R,
     pub(crate) channels: usize,
-    /// x and dt `[rows, channels]`, B and C `[rows, d_state]`.
+    /// x `[rows, channels]`, dt, B and C.
     pub(crate) inputs: [&'a [f32]; 4],
     /// Rows are `[channels, d_state]`.
     pub(crate) states: States<'a>,
@@ -25,21 +25,52 @@ pub(crate) struct SelectiveScan<'a> {
     pub(crate) out: SharedValues<'a>,
 }
 
-impl SelectiveScan<'_> {
-    /// Computes these channels; the first is that of a tile.
+/// One kind of scan.
+pub(crate) trait Rule: Sync {
+    /// Values of the state of one channel.
+    fn d_state(&self) -> usize;
+
+    /// Up to where channels from `first` on may be taken at once, of [`LANES`] at most.
+    fn tile_end(&self, first: usize, channels: usize) -> usize;
+
+    /// Takes at most `N` rows into the states of a tile.
     ///
     /// # Safety
-    /// The groups are sound for the rows and states, and no other task has these channels.
-    pub(crate) unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
-        let n = self.weights.d_state;
-        for tile in channels.clone().step_by(LANES) {
-            let own = tile..channels.end.min(tile + LANES);
+    /// As for [`Channels::run`].
+    unsafe fn rows<const N: usize>(scan: &Scan<'_, Self>, state: &mut [f32], place: Tile<'_>)
+    where
+        Self: Sized;
+}
+
+/// Some rows of some neighbouring channels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile<'a> {
+    pub(crate) rows: &'a [u32],
+    pub(crate) channels: &'a Range<usize>,
+}
+
+/// B and C of a tile: from where on they are its own, and from one row to the next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Narrow {
+    pub(super) first: usize,
+    pub(super) stride: usize,
+}
+
+impl<R: Rule> Channels for Scan<'_, R> {
+    unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
+        let n = self.rule.d_state();
+        let mut next = channels.start;
+        while next < channels.end {
+            let end = self.rule.tile_end(next, self.channels).min(channels.end);
+            let own = next..end.min(next + LANES);
+            next = own.end;
+            let channels = &own;
             let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
                 // SAFETY: as promised to this function.
-                1 => unsafe { self.rows::<1>(state, rows, &own) },
+                1 => unsafe { R::rows::<1>(self, state, Tile { rows, channels }) },
                 _ => rows.chunks(ROWS).for_each(|rows| {
                     // SAFETY: as promised to this function.
-                    unsafe { self.rows::<ROWS>(state, rows, &own) };
+                    unsafe { R::rows::<ROWS>(self, state, Tile { rows, channels }) };
                 }),
             };
             // SAFETY: as promised to this function.
@@ -49,51 +80,38 @@ impl SelectiveScan<'_> {
             }
         }
     }
+}
 
-    /// Takes at most `N` rows into the states of a tile.
+impl<R: Rule> Scan<'_, R> {
+    /// Takes what rows add into a state; `out` begins as what does not pass through it.
     ///
     /// # Safety
-    /// As for [`Self::run`].
-    unsafe fn rows<const N: usize>(&self, state: &mut [f32], rows: &[u32], own: &Range<usize>) {
-        let n = self.weights.d_state;
-        let [x, dt, b, c] = self.inputs;
-        let x = TileRows::<N>::gather(x, self.channels, (rows, own));
-        let mut steps = TileRows::<N>::gather(dt, self.channels, (rows, own));
-        (self.kernels.softplus)(steps.rows_mut().as_flattened_mut());
-        let (mut added, mut out) = (
-            TileRows::<N>::zeros(rows.len()),
-            TileRows::<N>::zeros(rows.len()),
-        );
-        let d = &self.weights.d[own.clone()];
-        let all = added.rows_mut().iter_mut().zip(out.rows_mut());
-        for ((added, out), (x, step)) in all.zip(x.rows().iter().zip(steps.rows())) {
-            for ((added, x), step) in added.iter_mut().zip(x).zip(step) {
-                *added = x * step;
-            }
-            for ((out, x), d) in out.iter_mut().zip(x).zip(d) {
-                *out = x * d;
-            }
-        }
-        let first = own.start / LANES * n;
+    /// As for [`Channels::run`].
+    pub(super) unsafe fn advance<const N: usize>(
+        &self,
+        (state, tile): (&mut [f32], Tile<'_>),
+        (decay, added): (Decay<'_>, &TileRows<N>),
+        narrow: Narrow,
+        mut out: TileRows<N>,
+    ) {
+        let [_, _, b, c] = self.inputs;
         (self.kernels.scan_tile)(ScanTile {
             state,
-            d_state: n,
-            decay: Decay::PerValue {
-                steps: steps.rows(),
-                rates: &self.weights.rates[first..first + n],
-            },
+            d_state: self.rule.d_state(),
+            decay,
             added: added.rows(),
-            rows,
-            b,
-            c,
-            stride: n,
+            rows: tile.rows,
+            b: &b[narrow.first..],
+            c: &c[narrow.first..],
+            stride: narrow.stride,
             out: out.rows_mut(),
         });
-        for (&row, out) in rows.iter().zip(out.rows()) {
+        for (&row, out) in tile.rows.iter().zip(out.rows()) {
             let first = row as usize * self.channels;
+            let place = first + tile.channels.start..first + tile.channels.end;
             // SAFETY: as promised: no other task has these channels of any row.
-            let to = unsafe { self.out.range(first + own.start..first + own.end) };
-            to.copy_from_slice(&out[..own.len()]);
+            let to = unsafe { self.out.range(place) };
+            to.copy_from_slice(&out[..tile.channels.len()]);
         }
     }
 }

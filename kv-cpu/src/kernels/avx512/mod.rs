@@ -11,6 +11,7 @@ mod one_row;
 mod one_row_super;
 mod reduce;
 mod scan;
+mod side_by_side;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;

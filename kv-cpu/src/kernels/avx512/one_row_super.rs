@@ -9,6 +9,7 @@ use kv_core::block::IQ4_VALUES;
 
 use super::ahead::{Ahead, ROWS};
 use super::reduce::{halves, quarters, widened};
+use super::side_by_side::by_sixteen;
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::panel::heads::{self, Head};
@@ -194,26 +195,10 @@ pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
-    for (bytes, out) in weights
-        .bytes
-        .chunks(ROWS * row_bytes)
-        .zip(out.chunks_mut(ROWS))
-    {
-        // The last row stands in for those that are missing.
-        let last = (bytes.len() / row_bytes).saturating_sub(1);
-        if bytes.len() < row_bytes {
-            return;
-        }
-        let rows: [*const [u8; BYTES]; ROWS] =
-            std::array::from_fn(|r| bytes[r.min(last) * row_bytes..].as_ptr().cast());
+    by_sixteen(weights, out, |rows| {
         // SAFETY: `n_supers` blocks can be read from the start of each row on.
-        let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_supers, row_bytes), acts) };
-        let mut values = [0.0; ROWS];
-        // SAFETY: 64 writable bytes; the store needs no alignment.
-        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
-        let n = out.len();
-        out.copy_from_slice(&values[..n]);
-    }
+        unsafe { sixteen::<F, BYTES>(rows, (n_supers, row_bytes), acts) }
+    });
 }
 
 /// # Safety

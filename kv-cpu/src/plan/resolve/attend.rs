@@ -5,7 +5,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{AttendSpec, Input, Node, Op};
 
 use super::{Resolver, Value, unsupported};
-use crate::plan::{HeadValues, PlainStep, Step};
+use crate::plan::{HeadValues, PlainAttention, PlainStep, Step};
 
 impl<'a> Resolver<'a> {
     /// Keys that begin with the values.
@@ -104,65 +104,59 @@ impl<'a> Resolver<'a> {
     ) -> Result<Step<Value>, BackendError> {
         let x = self.operand(node, 0)?;
         let table = |of: &Node| of.shape.last().copied().unwrap_or(0);
-        let (step, layer, spec, n_kv) = match &node.op {
-            Op::Kq { layer, spec } => (PlainStep::Scores, Some(*layer), *spec, table(node)),
-            Op::KqSoftMax { spec, .. } => (PlainStep::SoftMax, None, *spec, table(node)),
+        let n = self.graph.shape().n_tokens;
+        let (step, spec, n_kv, wanted) = match &node.op {
+            Op::Kq { layer, spec } => {
+                let n_kv = table(node);
+                let layer = self.plain_layer(*layer, spec, n_kv)?;
+                (PlainStep::Scores { layer }, *spec, n_kv, [spec.k_dim, n_kv])
+            }
+            Op::KqSoftMax { spec, .. } => {
+                let n_kv = table(node);
+                let part = self.plain_part(node, n_kv)?;
+                let beside = self.head_values(node, spec, 2)?;
+                (PlainStep::SoftMax { part, beside }, *spec, n_kv, [n_kv; 2])
+            }
             Op::Kqv { layer, spec } => {
                 let weights = node.operands.first().and_then(|&id| self.graph.node(id));
-                (
-                    PlainStep::Sum,
-                    Some(*layer),
-                    *spec,
-                    weights.map_or(0, table),
-                )
+                let n_kv = weights.map_or(0, table);
+                let layer = self.plain_layer(*layer, spec, n_kv)?;
+                (PlainStep::Sum { layer }, *spec, n_kv, [n_kv, spec.v_dim])
             }
             _ => return Err(unsupported(node)),
         };
-        let (layer, part) = match layer {
-            Some(layer) => {
-                let (at, rows) = self.layer(layer)?;
-                crate::attend::check_shape(&spec, &rows)?;
-                if n_kv > rows.n_rows {
-                    let (wanted, got) = (format!("{n_kv} cells"), format!("{} cells", rows.n_rows));
-                    return Err(BackendError::RowShape { layer, wanted, got });
-                }
-                (at, rows.part)
-            }
-            None => {
-                let visibility = node.operands.get(1).and_then(|&id| self.graph.node(id));
-                let Some(Op::Input(Input::Visibility { part, .. })) = visibility.map(|v| &v.op)
-                else {
-                    return Err(unsupported(node));
-                };
-                // Nobody may see what the table does not reach.
-                let needs = self.part(*part);
-                needs.n_cells = needs.n_cells.min(n_kv);
-                (0, *part)
-            }
-        };
-        let n = self.graph.shape().n_tokens * spec.n_heads;
-        let (wanted_x, wanted_out) = match step {
-            PlainStep::Scores => (n * spec.k_dim, n * n_kv),
-            PlainStep::SoftMax => (n * n_kv, n * n_kv),
-            PlainStep::Sum => (n * n_kv, n * spec.v_dim),
-        };
-        if x.len(self.graph) != wanted_x || out.len(self.graph) != wanted_out {
+        if [x, out].map(|v| v.len(self.graph)) != wanted.map(|dim| n * spec.n_heads * dim) {
             return Err(unsupported(node));
         }
-        let beside = match step {
-            PlainStep::SoftMax => self.head_values(node, &spec, 2)?,
-            _ => HeadValues::default(),
+        let of = PlainAttention { step, spec, n_kv };
+        Ok(Step::Plain { of, x, out })
+    }
+
+    /// The place of a layer that has `n_kv` cells.
+    fn plain_layer(
+        &self,
+        layer: LayerIdx,
+        spec: &AttendSpec,
+        n_kv: usize,
+    ) -> Result<usize, BackendError> {
+        let (at, rows) = self.layer(layer)?;
+        crate::attend::check_shape(spec, &rows)?;
+        if n_kv > rows.n_rows {
+            let (wanted, got) = (format!("{n_kv} cells"), format!("{} cells", rows.n_rows));
+            return Err(BackendError::RowShape { layer, wanted, got });
+        }
+        Ok(at)
+    }
+
+    /// The part whose visibility is operand 1, of which nobody may see what the table does not reach.
+    fn plain_part(&mut self, node: &'a Node, n_kv: usize) -> Result<usize, BackendError> {
+        let visibility = node.operands.get(1).and_then(|&id| self.graph.node(id));
+        let Some(Op::Input(Input::Visibility { part, .. })) = visibility.map(|v| &v.op) else {
+            return Err(unsupported(node));
         };
-        Ok(Step::Plain {
-            step,
-            layer,
-            part: part.as_usize(),
-            spec,
-            beside,
-            n_kv,
-            x,
-            out,
-        })
+        let needs = self.part(*part);
+        needs.n_cells = needs.n_cells.min(n_kv);
+        Ok(part.as_usize())
     }
 
     fn check_queries(
