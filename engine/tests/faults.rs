@@ -9,6 +9,8 @@
 
 #[path = "faults/backend.rs"]
 mod backend;
+#[path = "support/delegate.rs"]
+mod delegate;
 #[path = "faults/model.rs"]
 mod model;
 

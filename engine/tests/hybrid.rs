@@ -52,6 +52,18 @@ fn copy(engine: &mut Engine<Moody>, from: u32, to: u32) {
     assert!(copied.unwrap().row_copies.is_empty());
 }
 
+/// An engine that remembers 20 tokens, the tokens that follow them, and the logits that those give.
+fn begun(model: &str) -> (Engine<Moody>, Vec<TokenId>, Vec<f32>) {
+    let mut all = tokens(30);
+    let rest = all.split_off(20);
+    let [mut undisturbed, mut begun] = [0; 2].map(|_| engine(model));
+    for engine in [&mut undisturbed, &mut begun] {
+        feed(engine, 0, &all);
+    }
+    let wanted = feed(&mut undisturbed, 0, &rest);
+    (begun, rest, wanted)
+}
+
 fn back_to(engine: &mut Engine<Moody>, seq: u32, n: u32) {
     let rest = PosRange::from(Pos(n)..);
     engine.remove(Seqs::One(SeqId(seq)), rest).unwrap();
@@ -98,12 +110,7 @@ fn a_middle_is_refused_with_its_reason_and_nothing_changes() {
 #[test]
 fn copies_and_rollbacks_go_on_exactly() {
     for model in MODELS {
-        let all = tokens(30);
-        let mut undisturbed = engine(model);
-        feed(&mut undisturbed, 0, &all[..20]);
-        let wanted = feed(&mut undisturbed, 0, &all[20..]);
-        let mut engine = engine(model);
-        feed(&mut engine, 0, &all[..20]);
+        let (mut engine, rest, wanted) = begun(model);
         copy(&mut engine, 0, 1);
         // Wrong tokens for both, at once and one by one.
         feed(&mut engine, 0, &[7, 8, 9].map(TokenId));
@@ -116,7 +123,7 @@ fn copies_and_rollbacks_go_on_exactly() {
         }
         for seq in [2, 0, 1] {
             assert!(
-                feed(&mut engine, seq, &all[20..]) == wanted,
+                feed(&mut engine, seq, &rest) == wanted,
                 "{model}, sequence {seq}"
             );
         }
@@ -126,19 +133,14 @@ fn copies_and_rollbacks_go_on_exactly() {
 #[test]
 fn a_failed_call_leaves_no_trace() {
     for model in MODELS {
-        let all = tokens(30);
-        let mut undisturbed = engine(model);
-        feed(&mut undisturbed, 0, &all[..20]);
-        let wanted = feed(&mut undisturbed, 0, &all[20..]);
-        let mut engine = engine(model);
-        feed(&mut engine, 0, &all[..20]);
+        let (mut engine, rest, wanted) = begun(model);
         let before = engine.memory().clone();
         engine.backend().runs_left.store(0, Ordering::Relaxed);
         let batch = Batch::prompt(SeqId(0), [1, 2, 3].map(TokenId));
         engine.decode(&batch).unwrap_err();
         engine.backend().runs_left.store(NEVER, Ordering::Relaxed);
         assert!(*engine.memory() == before);
-        assert!(feed(&mut engine, 0, &all[20..]) == wanted, "{model}");
+        assert!(feed(&mut engine, 0, &rest) == wanted, "{model}");
     }
 }
 

@@ -177,3 +177,39 @@ fn layers_that_remember_nothing_are_evaluated_as_if_for_the_first_time() {
     );
     assert_eq!((memory.n_used(), memory.n_holes()), (0, 0));
 }
+
+/// Of one sequence or of all, from a memory of any shape, whose windows slid and whose sequences share
+/// their beginnings.
+#[test]
+fn d1_everything_can_go_from_every_memory() {
+    let (full, near) = (attention(Window::Full), attention(Window::Sliding(8)));
+    let attention_only = [memory(&[full]), memory(&[near]), memory(&[full, near])];
+    let empty = with_states().into_iter().chain(attention_only);
+    for (shape, mut memory) in empty.enumerate() {
+        let empty = memory.clone();
+        for _ in 0..6 {
+            feed(&mut memory, 10, 16);
+        }
+        let copied = memory.copy(SeqId(0), SeqId(1), PosRange::ALL).unwrap();
+        assert!(copied.row_copies.is_empty());
+        let full = memory.clone();
+        for seq in [0, 1].map(SeqId) {
+            memory.check_remove(Seqs::One(seq), PosRange::ALL).unwrap();
+            let whole = PosRange::from(Pos(0)..Pos(60));
+            memory.remove(Seqs::One(seq), whole).unwrap();
+            assert_eq!(memory.positions(seq), None, "{shape}");
+        }
+        memory = full;
+        memory.check_remove(Seqs::All, PosRange::ALL).unwrap();
+        let removed = memory.remove(Seqs::All, PosRange::ALL).unwrap();
+        assert!(removed.n_tokens > 60, "{shape}: {removed:?}");
+        assert_eq!([0, 1].map(|seq| memory.positions(SeqId(seq))), [None; 2]);
+        // Nothing is left behind: the next tokens are as the first ones.
+        let (mut again, mut fresh) = (memory, empty);
+        let [again, fresh] = [&mut again, &mut fresh].map(|memory| {
+            feed(memory, 10, 16);
+            memory.positions(SeqId(0))
+        });
+        assert_eq!((again, fresh), (Some(PosRange::new(Pos(0), Pos(9))), again));
+    }
+}

@@ -9,8 +9,8 @@ use kv_core::batch::{
 };
 use kv_core::cells::Cell;
 use kv_core::memory::{
-    Memory, MemoryInputs, RowsWritten, Seqs, ShiftRefused, Streams, Unified, UnifiedConfig,
-    invariants,
+    Memory, MemoryInputs, PlanError, RowsWritten, Seqs, ShiftRefused, Streams, Unified,
+    UnifiedConfig, invariants,
 };
 use kv_core::{
     Causality, CellIdx, GridPos, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
@@ -264,6 +264,67 @@ fn a_failed_step_gives_images_back() {
             assert_eq!(held(&memory, 0), had);
         }
     }
+}
+
+/// Position by position what the rows of the last ubatch see.
+fn positions_seen(inputs: &MemoryInputs, row: u32) -> Vec<u32> {
+    let cells = inputs.parts[0].visibility.row(row);
+    let mut seen: Vec<u32> = cells.map(|(_, pos)| pos.0).collect();
+    seen.dedup();
+    seen
+}
+
+#[test]
+fn an_image_that_goes_on_in_a_later_batch_misses_nothing_of_its_window() {
+    // 24 cells: four positions of text, then 20 tokens of an image at position 4.
+    let text: Vec<Token> = (0..4).map(self::text).collect();
+    let part = |range: std::ops::Range<u32>| -> Vec<Token> {
+        range.map(|i| image(4, 4 + i / 8, 4 + i % 8)).collect()
+    };
+    let full = || {
+        let mut memory = memory(Streams::Shared, Window::Sliding(4));
+        feed(&mut memory, 0, &text, 8);
+        feed(&mut memory, 0, &part(0..19), 8);
+        memory
+    };
+    let mut memory = full();
+    // Position 0 is beyond the window of 4 and goes; position 1 is seen from there.
+    let inputs = feed(&mut memory, 0, &part(19..21), 8);
+    assert_eq!(positions_seen(&inputs, 1), [1, 2, 3, 4]);
+    let rules = (&RULES, PositionRule::Grid);
+    let next = |memory: &Unified, seq, tokens: &[Token]| {
+        let held = |seq| memory.positions(seq);
+        validate_with(&batch(seq, tokens), rules, held).unwrap()
+    };
+    // Neither another token of the image nor somebody else gets the cell of position 1.
+    for (seq, token) in [(0, part(21..22)[0]), (1, self::text(0))] {
+        let refused = memory.plan(&next(&memory, seq, &[token]), 8).unwrap_err();
+        assert!(matches!(refused, PlanError::NoRoom(_)), "{refused}");
+    }
+    // Text behind the image does, since it is certain then that the image has ended.
+    let inputs = feed(&mut memory, 0, &[self::text(5)], 8);
+    assert_eq!(positions_seen(&inputs, 0), [2, 3, 4, 5]);
+    // Cut back to the image, it cannot go on there, but behind it.
+    memory
+        .remove(Seqs::One(SeqId(0)), PosRange::from(Pos(5)..))
+        .unwrap();
+    let refused = memory
+        .plan(&next(&memory, 0, &part(21..22)), 8)
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "sequence 0 cannot go on at position 4: it needs sliding(4) from 1 on, but everything up to 1 \
+         is forgotten"
+    );
+    assert!(memory.plan(&next(&memory, 0, &[self::text(5)]), 8).is_ok());
+    // The same where an image would begin at the position of the text before it.
+    let mut after_text = self::memory(Streams::Shared, Window::Sliding(4));
+    let text: Vec<Token> = (0..25).map(self::text).collect();
+    text.chunks(5).for_each(|text| {
+        feed(&mut after_text, 0, text, 8);
+    });
+    let more = feed(&mut after_text, 0, &[image(24, 24, 25)], 8);
+    assert_eq!(positions_seen(&more, 0), [21, 22, 23, 24]);
 }
 
 /// What a naive memory holds of a token.

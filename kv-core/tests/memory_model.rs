@@ -24,12 +24,20 @@ mod saves;
 mod world;
 
 use memories::{Attention, hybrid, hybrid_iswa, iswa, pair_of_pairs, unified};
-use ops::ops;
+use ops::{Op, ops, ops_with_images};
 use proptest::prelude::*;
 use world::World;
 
 fn run<M: Attention>(name: &'static str, memories: impl Strategy<Value = M>) {
-    oracle::run((name, file!()), &(memories, ops()), |(memory, ops)| {
+    run_ops(name, memories, ops());
+}
+
+fn run_ops<M: Attention>(
+    name: &'static str,
+    memories: impl Strategy<Value = M>,
+    ops: impl Strategy<Value = Vec<Op>>,
+) {
+    oracle::run((name, file!()), &(memories, ops), |(memory, ops)| {
         let mut world = World::new(memory);
         for op in &ops {
             world.apply(op);
@@ -61,4 +69,26 @@ fn hybrids_show_it_too_and_their_states_have_taken_in_all_of_it() {
 #[test]
 fn so_do_hybrids_with_two_windows() {
     run("hybrid iswa", hybrid_iswa());
+}
+
+/// Rows and columns of images come along whatever is done, and who sees whom at one position is a
+/// matter of reading order.
+#[test]
+fn images_in_a_memory_are_seen_as_in_a_memory_without_limits() {
+    run_ops("images, unified", unified(), ops_with_images());
+}
+
+#[test]
+fn so_are_images_in_both_parts_of_an_iswa() {
+    run_ops("images, iswa", iswa(), ops_with_images());
+}
+
+#[test]
+fn so_are_images_in_hybrids() {
+    run_ops("images, hybrid", hybrid(), ops_with_images());
+}
+
+#[test]
+fn so_are_images_in_hybrids_with_two_windows() {
+    run_ops("images, hybrid iswa", hybrid_iswa(), ops_with_images());
 }

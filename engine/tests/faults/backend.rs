@@ -10,6 +10,8 @@ use kv_core::graph::{DType, Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
+use crate::delegate::rows_of_inner;
+
 /// The node at which the `run`-th run from now fails.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
@@ -93,26 +95,7 @@ impl Backend for FaultyBackend {
     type Weights = Arc<<CandleBackend as Backend>::Weights>;
     type Program = Program;
 
-    fn info(&self) -> BackendInfo {
-        self.inner.info()
-    }
-
-    fn allocate(&self, layout: &RowLayout) -> Result<Self::Rows, BackendError> {
-        self.inner.allocate(layout)
-    }
-
-    fn layout<'a>(&self, rows: &'a Self::Rows) -> &'a RowLayout {
-        self.inner.layout(rows)
-    }
-
-    fn read_rows(
-        &self,
-        rows: &Self::Rows,
-        span: RowSpan,
-        out: &mut [u8],
-    ) -> Result<(), BackendError> {
-        self.inner.read_rows(rows, span, out)
-    }
+    rows_of_inner!();
 
     fn write_rows(
         &self,

@@ -4,6 +4,8 @@
 // Each test file uses a part of this, and a panic is how a test fails.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
+mod delegate;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -114,26 +116,7 @@ impl Backend for Moody {
     type Weights = <CandleBackend as Backend>::Weights;
     type Program = <CandleBackend as Backend>::Program;
 
-    fn info(&self) -> BackendInfo {
-        self.inner.info()
-    }
-
-    fn allocate(&self, layout: &RowLayout) -> Result<Self::Rows, BackendError> {
-        self.inner.allocate(layout)
-    }
-
-    fn layout<'a>(&self, rows: &'a Self::Rows) -> &'a RowLayout {
-        self.inner.layout(rows)
-    }
-
-    fn read_rows(
-        &self,
-        rows: &Self::Rows,
-        span: RowSpan,
-        out: &mut [u8],
-    ) -> Result<(), BackendError> {
-        self.inner.read_rows(rows, span, out)
-    }
+    delegate::rows_of_inner!();
 
     fn write_rows(
         &self,

@@ -151,18 +151,25 @@ fn compile<B: Backend>(subject: &Subject<B>, graph: &Graph) -> Result<B::Program
     backend.compile(graph, &loaded, &layout(WIDTH))
 }
 
+/// Runs a compiled program over rows of the suite's layout.
+fn run<B: Backend>(
+    subject: &Subject<B>,
+    (program, rows): (&mut B::Program, &mut B::Rows),
+    inputs: &GraphInputs<'_>,
+) -> Result<Vec<Vec<f32>>, BackendError> {
+    let mut outputs = GraphOutputs::default();
+    subject.backend.run(program, rows, inputs, &mut outputs)?;
+    Ok(outputs.values)
+}
+
 /// Every row is computed, once, and others use the result.
 pub fn rows_of_others_compute<B: Backend>(subject: &Subject<B>) {
     for n in [1, 3, 50] {
         let mut program = compile(subject, &weigh_graph(n, &weigh())).unwrap();
         let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
         let inputs = step(n, 0, WIDTH, 9);
-        let mut outputs = GraphOutputs::default();
         let inputs = inputs.inputs();
-        subject
-            .backend
-            .run(&mut program, &mut rows, &inputs, &mut outputs)
-            .unwrap();
+        let outputs = run(subject, (&mut program, &mut rows), &inputs).unwrap();
         let w = weights().get("w").unwrap().to_f32();
         let dot = |x: &[f32]| {
             let sum: f64 = x
@@ -175,9 +182,9 @@ pub fn rows_of_others_compute<B: Backend>(subject: &Subject<B>) {
         let want: Vec<f64> = inputs.embeddings.chunks_exact(WIDTH).map(dot).collect();
         let twice: Vec<f64> = want.iter().map(|y| 2.0 * y).collect();
         let tolerance = subject.tolerance.elementwise;
-        assert_close("rows", &outputs.values[0], &want, tolerance);
-        assert_close("twice", &outputs.values[1], &twice, tolerance);
-        assert_eq!(outputs.values[2], inputs.embeddings);
+        assert_close("rows", &outputs[0], &want, tolerance);
+        assert_close("twice", &outputs[1], &twice, tolerance);
+        assert_eq!(outputs[2], inputs.embeddings);
     }
 }
 
@@ -205,17 +212,12 @@ pub fn states_of_others_continue_however_they_are_cut<B: Backend>(subject: &Subj
         let row = |&at: &usize| values[at * 2 * WIDTH..][..2 * WIDTH].to_vec();
         let embeddings: Vec<f32> = inputs.iter().flat_map(row).collect();
         let mut program = compile(subject, &decay_graph(inputs.len())).unwrap();
-        let mut outputs = GraphOutputs::default();
         let inputs = GraphInputs {
             embeddings: &embeddings,
             states: groups,
             ..GraphInputs::default()
         };
-        subject
-            .backend
-            .run(&mut program, &mut rows, &inputs, &mut outputs)
-            .unwrap();
-        outputs.values[0].clone()
+        run(subject, (&mut program, &mut rows), &inputs).unwrap()[0].clone()
     };
     let alone = |inputs: &[usize]| {
         let mut state = [0.0f32; WIDTH];
@@ -277,10 +279,8 @@ pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
     )
     .unwrap();
     let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
-    let (inputs, mut outputs) = (step(2, 0, WIDTH, 9), GraphOutputs::default());
-    let failed = subject
-        .backend
-        .run(&mut program, &mut rows, &inputs.inputs(), &mut outputs);
+    let inputs = step(2, 0, WIDTH, 9);
+    let failed = run(subject, (&mut program, &mut rows), &inputs.inputs());
     let text = failed.unwrap_err().to_string();
     assert_eq!(
         text,

@@ -138,6 +138,12 @@ impl Layer for Sizes {
     }
 }
 
+/// Some columns of a step's embeddings, whose rows have `dim` values.
+pub(super) fn columns(step: &Step, dim: usize, range: Range<usize>) -> Vec<f32> {
+    let rows = step.embeddings.chunks_exact(dim);
+    rows.flat_map(|row| row[range.clone()].to_vec()).collect()
+}
+
 /// A recurrent memory beside one backend's rows and the evaluator's.
 pub(super) struct Both<'a, B: Backend, L> {
     subject: &'a Subject<B>,
@@ -167,6 +173,21 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
             memory,
             evaluated: Memory::default(),
             random: Random::new(73),
+        }
+    }
+
+    /// Prompts and single tokens of several sequences, mixed in any order, run after run.
+    pub(super) fn run_mixed(&mut self) {
+        for seqs in [
+            &[0][..],
+            &[1, 1, 0, 1, 1, 2],
+            &[2, 1, 0],
+            &[0; 20],
+            &[0, 1, 0, 2, 2, 0, 1],
+            &[2],
+        ] {
+            let step = self.step(seqs);
+            self.run(&step);
         }
     }
 
@@ -305,18 +326,7 @@ pub fn fresh_states_are_zero_and_read_back<B: Backend>(subject: &Subject<B>) {
 /// Prompts and single tokens of several sequences, mixed in any order, over several runs.
 pub fn convolutions_and_scans_compute<B: Backend>(subject: &Subject<B>) {
     for sizes in SIZES {
-        let mut both = Both::new(subject, sizes);
-        for seqs in [
-            &[0][..],
-            &[1, 1, 0, 1, 1, 2],
-            &[2, 1, 0],
-            &[0; 20],
-            &[0, 1, 0, 2, 2, 0, 1],
-            &[2],
-        ] {
-            let step = both.step(seqs);
-            both.run(&step);
-        }
+        Both::new(subject, sizes).run_mixed();
     }
 }
 
@@ -331,11 +341,7 @@ pub fn convolutions_and_scans_by_themselves_compute<B: Backend>(subject: &Subjec
         for seqs in [&[0, 1, 0][..], &[1, 2, 2, 2, 1], &[2, 0]] {
             let step = both.step(seqs);
             let wanted = both.run(&step);
-            let column = |range: Range<usize>| -> Vec<f32> {
-                let rows = step.embeddings.chunks_exact(sizes.dim());
-                rows.flat_map(|row| row[range.clone()].iter().copied())
-                    .collect()
-            };
+            let column = |range| columns(&step, sizes.dim(), range);
             let (c, s) = (sizes.channels, sizes.d_state);
             let tolerance = subject.tolerance.recurrent;
             let close = |what: &str, got: &[f32], want: &[f32]| {

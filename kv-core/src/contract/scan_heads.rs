@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::ops::builder;
-use super::recurrent::{Both, LAYER, Layer, decaying_weights};
+use super::recurrent::{Both, LAYER, Layer, columns, decaying_weights};
 use super::{Subject, assert_close};
 use crate::backend::{Backend, BackendError, ScanHeads};
 use crate::graph::{Graph, HeadScanSpec, Input};
@@ -110,17 +110,7 @@ impl Layer for Heads {
 /// Prompts and single tokens of several sequences, mixed in any order, over several runs.
 pub fn scans_by_heads_compute<B: Backend>(subject: &Subject<B>) {
     for sizes in SIZES {
-        let mut both = Both::new(subject, sizes);
-        for seqs in [
-            &[0][..],
-            &[1, 1, 0, 1, 1, 2],
-            &[2, 1, 0],
-            &[0; 20],
-            &[0, 1, 0, 2, 2, 0, 1],
-        ] {
-            let step = both.step(seqs);
-            both.run(&step);
-        }
+        Both::new(subject, sizes).run_mixed();
     }
 }
 
@@ -138,9 +128,7 @@ pub fn scans_by_heads_by_themselves_compute<B: Backend>(subject: &Subject<B>) {
             let mut first = 0;
             let mut next = |width: usize| -> Vec<f32> {
                 first += width;
-                let rows = step.embeddings.chunks_exact(sizes.dim());
-                rows.flat_map(|row| row[first - width..first].to_vec())
-                    .collect()
+                columns(&step, sizes.dim(), first - width..first)
             };
             let (dt, x) = (next(sizes.n_heads), next(sizes.channels()));
             let [b, c] = [0; 2].map(|_| next(sizes.narrow()));

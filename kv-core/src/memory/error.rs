@@ -38,6 +38,10 @@ pub enum PlanError {
     /// A sequence that this memory does not have. The batch was checked with other rules.
     #[error(transparent)]
     NoSuchSequence(#[from] NoSuchSequence),
+    /// A token of an image at the sequence's last position again, which sees further back than a
+    /// window has kept.
+    #[error(transparent)]
+    WindowForgotten(#[from] WindowForgotten),
 }
 
 impl PlanError {

@@ -3,12 +3,13 @@
 //! Later ubatches see the memory as the earlier ones will leave it. Invariant: committing the steps
 //! in order finds every cell as it was planned. Knows nothing of rollbacks and edits.
 
-use super::error::{NoRoom, PlanError};
+use super::Memory as _;
+use super::error::{NoRoom, PlanError, WindowForgotten};
 use super::stream::Stream;
 use super::unified::{Streams, Unified};
 use crate::batch::{UBatch, UBatchRow};
 use crate::cells::FreeMap;
-use crate::ids::{CellIdx, Pos, StreamIdx};
+use crate::ids::{CellIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::{Shortage, SlotSearch};
 use crate::window::Window;
@@ -29,7 +30,7 @@ impl UnifiedPlacement {
 /// Finds cells for ubatches that are committed one after the other.
 pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
     let mut shadows: Vec<Shadow<'_>> = memory.streams.iter().map(Shadow::of).collect();
-    let repeating = repeating(memory, ubatches);
+    let repeating = repeating(memory, ubatches)?;
     let mut placement = UnifiedPlacement::default();
     let mut slot = Vec::new();
     for (step, ubatch) in ubatches.iter().enumerate() {
@@ -41,9 +42,14 @@ pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<UnifiedPlac
                 continue;
             };
             slot.clear();
+            // Of who has no more tokens here, an image may go on at its position in a later batch.
+            let has_more = |seq: &SeqId| later(ubatches, step, *seq);
+            let images = shadows[stream].stream().in_images();
+            let images = images.iter().filter(|seq| !has_more(seq)).collect();
+            let again = repeating[step].union(images);
             let search = shadows[stream]
                 .search(memory.config().window)
-                .with_repeating(repeating[step]);
+                .with_repeating(again);
             search
                 .find(group.len() as u32, &mut slot)
                 .map_err(|shortage| {
@@ -89,32 +95,61 @@ fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>
 }
 
 /// For each ubatch the sequences whose next token, in this or a later one, is at the position
-/// of their last one in an earlier one.
-fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Vec<SeqSet> {
+/// of their last one in an earlier one, or in the memory.
+fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<SeqSet>, WindowForgotten> {
     let mut repeating = vec![SeqSet::EMPTY; ubatches.len()];
-    if memory.config().window == Window::Full || ubatches.len() < 2 {
-        return repeating;
+    if memory.config().window == Window::Full {
+        return Ok(repeating);
     }
-    let mut latest: Vec<Option<(usize, Pos)>> = vec![None; memory.config().n_seqs as usize];
+    // By sequence: its last position, and how many ubatches there are up to it.
+    let mut latest: Vec<Option<(usize, Pos)>> = (0..memory.config().n_seqs)
+        .map(|seq| Some((0, memory.positions(SeqId(seq))?.last)))
+        .collect();
     for (step, ubatch) in ubatches.iter().enumerate() {
         for row in ubatch.rows() {
             for seq in row.seqs {
                 let Some(latest) = latest.get_mut(seq.as_usize()) else {
                     continue;
                 };
-                if let Some((before, pos)) = *latest
+                if let Some((n_before, pos)) = *latest
                     && pos == row.pos
                 {
-                    let waiting = repeating.iter_mut().take(step + 1).skip(before + 1);
+                    if n_before == 0 {
+                        check_repeat(memory, seq, pos)?;
+                    }
+                    let waiting = repeating.iter_mut().take(step + 1).skip(n_before);
                     waiting.for_each(|seqs| {
                         seqs.insert(seq);
                     });
                 }
-                *latest = Some((step, row.pos));
+                *latest = Some((step + 1, row.pos));
             }
         }
     }
-    repeating
+    Ok(repeating)
+}
+
+/// Whether a sequence has tokens in ubatch `step` or a later one.
+fn later(ubatches: &[UBatch], step: usize, seq: SeqId) -> bool {
+    let rows = ubatches.iter().skip(step).flat_map(UBatch::rows);
+    rows.into_iter().any(|row| row.seqs.contains(seq))
+}
+
+/// Whether a token at the last position of a sequence misses nothing that its window reaches.
+fn check_repeat(memory: &Unified, seq: SeqId, last: Pos) -> Result<(), WindowForgotten> {
+    let window = memory.config().window;
+    let needed_from = window.oldest_key(last);
+    let stream = memory.streams.get(memory.stream_of(seq));
+    match stream.and_then(|stream| stream.forgotten(seq)?.last()) {
+        Some(forgotten_to) if forgotten_to >= needed_from => Err(WindowForgotten {
+            seq,
+            window,
+            next: last,
+            needed_from,
+            forgotten_to,
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn no_room(
@@ -163,6 +198,14 @@ impl<'a> Shadow<'a> {
         Self {
             stream,
             changed: Changed::Not,
+        }
+    }
+
+    /// The stream, but for free cells: those are in `changed` where the window is full.
+    fn stream(&self) -> &Stream {
+        match &self.changed {
+            Changed::All(stream) => stream,
+            Changed::Not | Changed::Free { .. } => self.stream,
         }
     }
 

@@ -123,6 +123,25 @@ impl Stream {
         freed
     }
 
+    /// The sequences whose last token is one of an image, which may have more at its position.
+    pub(super) fn in_images(&self) -> SeqSet {
+        let grids = self.cells.grids();
+        if grids.is_empty() {
+            return SeqSet::EMPTY;
+        }
+        let is_in_image = |seq: &SeqId| {
+            let Some(runs) = self.cells.runs(*seq) else {
+                return false;
+            };
+            let last = runs
+                .positions()
+                .map_or(PosRange::EMPTY, |has| PosRange::new(has.last, has.last));
+            let mut cells = runs.within(last).flat_map(|run| run.iter());
+            cells.any(|(cell, _)| grids.contains_key(&cell))
+        };
+        self.cells.seqs().filter(is_in_image).collect()
+    }
+
     /// The next slot search begins behind this cell.
     pub(super) fn set_head_behind(&mut self, cell: CellIdx) {
         self.head = cell.0 - self.cells.first_cell().0 + 1;

@@ -166,6 +166,12 @@ impl<M: Attention> World<M> {
                         assert_eq!(self.config(part).streams, Streams::Shared);
                         assert!(n_wanted > n_free, "{refused}");
                     }
+                    (ShiftRefused::Image { pos, grid, .. }, Ok(_)) => {
+                        let tokens = &self.model[seq.as_usize()];
+                        let is_there =
+                            |t: &&(Pos, u64)| t.0 == pos && self.grids.get(&t.1) == Some(&grid);
+                        assert!(range.contains(pos) && tokens.iter().any(|t| is_there(&t)));
+                    }
                     (ShiftRefused::StateIndivisible { .. }, Ok(_)) => {
                         let recurrent = self.memory.recurrent().unwrap();
                         let alone = recurrent.check_reposition(seq, range, change);
@@ -251,7 +257,7 @@ impl<M: Attention> World<M> {
     }
 
     /// A refusal names a window that exists, and something that is missing in it.
-    fn check_forgotten(&self, forgotten: WindowForgotten) {
+    pub(crate) fn check_forgotten(&self, forgotten: WindowForgotten) {
         assert!(!self.all_windows_are_full(), "{forgotten}");
         let parts = self.memory.parts();
         assert!(parts.iter().any(|p| p.config().window == forgotten.window));

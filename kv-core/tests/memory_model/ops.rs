@@ -7,13 +7,25 @@ use proptest::prelude::*;
 use crate::oracle::batches::{RelativeRange, entries, seq};
 use crate::saves::{Device, restore_into};
 
+/// The ubatch that fails, if one does, and what that leaves behind.
+pub(crate) type Failure = Option<(usize, RowsWritten)>;
+
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     /// Sequence sets as bits; `true` repeats the position of the entry before.
     Batch {
         entries: Vec<(u32, bool)>,
         n_ubatch: u32,
-        failure: Option<(usize, RowsWritten)>,
+        failure: Failure,
+    },
+    /// Tokens of an image, all at one position: so many behind the last one, or that of the last one.
+    /// Rows and columns are counted from the position.
+    Image {
+        seq: SeqId,
+        ahead: u32,
+        grid: Vec<(u32, u32)>,
+        n_ubatch: u32,
+        failure: Failure,
     },
     Remove {
         seqs: Seqs,
@@ -68,9 +80,26 @@ fn change() -> impl Strategy<Value = PosChange> {
     ]
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn failure() -> impl Strategy<Value = Failure> {
     let rows = prop_oneof![Just(RowsWritten::No), Just(RowsWritten::Perhaps)];
-    let failure = prop::option::weighted(0.3, (0usize..4, rows));
+    prop::option::weighted(0.3, (0usize..4, rows))
+}
+
+fn image() -> impl Strategy<Value = Op> {
+    let grid = prop::collection::vec((0u32..4, 0u32..4), 1..8);
+    (seq(), 0u32..4, grid, 1u32..8, failure()).prop_map(|(seq, ahead, grid, n_ubatch, failure)| {
+        Op::Image {
+            seq,
+            ahead,
+            grid,
+            n_ubatch,
+            failure,
+        }
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let failure = failure();
     let device = prop_oneof![4 => Just(Device::Works), 1 => Just(Device::Fails)];
     let saved_seqs = prop_oneof![1 => seq().prop_map(Seqs::One), 2 => Just(Seqs::All)];
     let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
@@ -92,4 +121,9 @@ fn op() -> impl Strategy<Value = Op> {
 
 pub(crate) fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op(), 1..40)
+}
+
+/// The same among tokens of images.
+pub(crate) fn ops_with_images() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(prop_oneof![4 => op(), 1 => image()], 1..40)
 }

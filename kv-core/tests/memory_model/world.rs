@@ -1,14 +1,21 @@
 //! [`World`]: a memory, the rows of its backend, and the model.
 
-use kv_core::batch::{SplitError, UBatch, UBatchRow, ValidBatch, validate};
+use std::collections::BTreeMap;
+
+use kv_core::batch::{
+    Batch, MAX_POS, PositionRule, SplitError, UBatch, UBatchRow, ValidBatch, validate,
+    validate_with,
+};
 use kv_core::memory::{
     Memory, MemoryInputs, PlanError, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
 };
-use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, Window};
+use kv_core::{
+    Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window,
+};
 
 use crate::attention::RealRows;
 use crate::memories::Attention;
-use crate::ops::Op;
+use crate::ops::{Failure, Op};
 use crate::oracle::batches::{N_SEQS, RULES, batch};
 use crate::oracle::states::StateRows;
 use crate::saves::Saved;
@@ -38,6 +45,8 @@ pub(crate) struct World<M> {
     pub(crate) states: StateRows,
     /// By sequence: position and token id, ascending.
     pub(crate) model: Vec<Vec<(Pos, u64)>>,
+    /// By token id: where tokens of images lie in them.
+    pub(crate) grids: BTreeMap<u64, GridPos>,
     n_tokens: u64,
     inputs: MemoryInputs,
     /// What was saved last.
@@ -59,6 +68,7 @@ impl<M: Attention> World<M> {
             memory,
             rows,
             model,
+            grids: BTreeMap::new(),
             n_tokens: 0,
             inputs: MemoryInputs::default(),
             saved: None,
@@ -80,11 +90,23 @@ impl<M: Attention> World<M> {
         self.model[seq.as_usize()].last().map(|t| t.0)
     }
 
-    /// What a token of `seq` at `pos` sees of a part, according to the model.
-    fn model_sees(&self, config: &UnifiedConfig, seq: SeqId, pos: Pos) -> Vec<(Pos, u64)> {
+    /// What a token of `seq` at `pos` and, in an image, at `grid` sees of a part, according to the
+    /// model: of those at its own position the ones that come before it in reading order.
+    fn model_sees(
+        &self,
+        config: &UnifiedConfig,
+        seq: SeqId,
+        (pos, grid): (Pos, Option<GridPos>),
+    ) -> Vec<(Pos, u64)> {
         let tokens = self.model[seq.as_usize()].iter().copied();
+        let place = |pos, grid| GridPos::coordinates(pos, grid);
+        let own = place(pos, grid);
+        let is_hidden = |t: &(Pos, u64)| {
+            let at = place(t.0, self.grids.get(&t.1).copied());
+            config.causality == Causality::Causal && t.0 == pos && at > own
+        };
         let mut seen: Vec<_> = tokens
-            .filter(|t| config.window.sees(pos, t.0, config.causality))
+            .filter(|t| config.window.sees(pos, t.0, config.causality) && !is_hidden(t))
             .collect();
         seen.sort_unstable();
         seen
@@ -110,7 +132,21 @@ impl<M: Attention> World<M> {
                 entries,
                 n_ubatch,
                 failure,
-            } => self.batch(entries, *n_ubatch, *failure),
+            } => {
+                if let Some(batch) = self.valid_batch(entries) {
+                    self.batch(&batch, *n_ubatch, *failure);
+                }
+            }
+            Op::Image {
+                seq,
+                ahead,
+                grid,
+                n_ubatch,
+                failure,
+            } => {
+                let batch = self.image(*seq, *ahead, grid);
+                self.batch(&batch, *n_ubatch, *failure);
+            }
             Op::Remove { seqs, range } => self.remove(*seqs, *range),
             Op::Copy { from, to, range } => self.copy(*from, *to, *range),
             Op::Reposition { seq, range, change } => {
@@ -136,17 +172,9 @@ impl<M: Attention> World<M> {
         }
     }
 
-    fn batch(
-        &mut self,
-        entries: &[(u32, bool)],
-        n_ubatch: u32,
-        failure: Option<(usize, RowsWritten)>,
-    ) {
-        let Some(batch) = self.valid_batch(entries) else {
-            return;
-        };
+    fn batch(&mut self, batch: &ValidBatch, n_ubatch: u32, failure: Failure) {
         let before = self.memory.clone();
-        if let Ok(plan) = self.memory.plan(&batch, n_ubatch) {
+        if let Ok(plan) = self.memory.plan(batch, n_ubatch) {
             self.undo_exactly(&plan.ubatches, &plan.placement);
         }
         let mut memory = self.memory.clone();
@@ -159,8 +187,8 @@ impl<M: Attention> World<M> {
                 .map(|p| (p, inputs.parts[p.as_usize()].cells.clone()))
                 .collect()
         };
-        match memory.begin(&batch, n_ubatch) {
-            Err(error) => self.check_refusal(&batch, &error),
+        match memory.begin(batch, n_ubatch) {
+            Err(error) => self.check_refusal(batch, &error),
             Ok(mut steps) => {
                 let mut n_done = 0;
                 while let Some(ubatch) = steps.next(&mut inputs) {
@@ -189,6 +217,7 @@ impl<M: Attention> World<M> {
                         break;
                     }
                     for (&id, row) in ids.iter().zip(&rows) {
+                        self.grids.extend(row.grid.map(|grid| (id, grid)));
                         for seq in row.seqs {
                             self.model[seq.as_usize()].push((row.pos, id));
                         }
@@ -229,12 +258,13 @@ impl<M: Attention> World<M> {
         for (number, row) in (0u32..).zip(rows) {
             assert_eq!(
                 self.held(part, visibility.row(number)),
-                self.model_sees(&config, row.first_seq, row.pos),
+                self.model_sees(&config, row.first_seq, (row.pos, row.grid)),
                 "part {part}, row {number}"
             );
         }
         self.real.check_attention(part, (ids, visibility), |row| {
-            self.model_sees(&config, rows[row].first_seq, rows[row].pos)
+            let row = rows[row];
+            self.model_sees(&config, row.first_seq, (row.pos, row.grid))
         });
     }
 
@@ -252,6 +282,31 @@ impl<M: Attention> World<M> {
                 .all(|seq| &self.model[seq.as_usize()] == first)
         });
         sound.then_some(valid)
+    }
+
+    /// Tokens of an image of `seq`, which fit any memory's rules.
+    fn image(&self, seq: SeqId, ahead: u32, grid: &[(u32, u32)]) -> ValidBatch {
+        let last = self.last(seq);
+        let Pos(pos) = last.map_or(Pos(0), |last| Pos((last.0 + ahead).min(MAX_POS.0)));
+        let mut batch = Batch::new();
+        for (y, x) in grid {
+            let (y, x) = (pos + y, pos + x);
+            let entry = batch.push_token(TokenId(0)).in_sequence(seq);
+            entry.at_grid(Pos(pos), GridPos { y, x });
+        }
+        let rule = PositionRule::Grid;
+        validate_with(&batch, (&RULES, rule), |seq| self.memory.positions(seq)).unwrap()
+    }
+
+    /// Every token of `seq` that a part holds has the row and the column that it came with.
+    fn check_grids(&self, part: &Unified, seq: SeqId) {
+        let rows = &self.rows[part.config().part.as_usize()];
+        for (cell, pos) in part.runs(seq).iter().flat_map(|run| run.iter()) {
+            let id = rows[cell.as_usize()].id;
+            let held = part.cell(cell).unwrap().grid;
+            let wanted = self.grids.get(&id).copied();
+            assert_eq!(held, wanted, "sequence {seq}, position {pos} in {cell}");
+        }
     }
 
     /// Commits a plan on a copy and undoes it step by step: exactly, and then as if rows had been
@@ -327,6 +382,17 @@ impl<M: Attention> World<M> {
                     assert!(n_wanted.count() > n_free, "{no_room}");
                 }
             }
+            PlanError::WindowForgotten(forgotten) => {
+                // Only an image goes on at a position that was there already.
+                let first = batch
+                    .entries()
+                    .iter()
+                    .find(|e| e.seqs.contains(forgotten.seq));
+                let first = first.unwrap();
+                assert!(first.grid.is_some() && Some(first.pos) == self.last(forgotten.seq));
+                assert_eq!(forgotten.next, first.pos);
+                self.check_forgotten(*forgotten);
+            }
             PlanError::CoupledStreams { set, .. } => {
                 let parts = self.memory.parts();
                 let mut streams = parts.iter().map(|part| part.config().streams);
@@ -366,11 +432,12 @@ impl<M: Attention> World<M> {
             let next = self.last(seq).map_or(Pos(0), Pos::next);
             for part in self.memory.parts() {
                 let config = part.config();
+                self.check_grids(part, seq);
                 let limits = config.window.visible_keys(next, config.causality);
                 let runs = part.runs(seq).iter().filter_map(|run| run.clip(limits));
                 assert_eq!(
                     self.held(config.part, runs.flat_map(|run| run.iter())),
-                    self.model_sees(config, seq, next),
+                    self.model_sees(config, seq, (next, None)),
                     "the next token of sequence {seq}, part {}",
                     config.part
                 );

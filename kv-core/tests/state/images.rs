@@ -142,7 +142,7 @@ fn configs() -> [MemoryConfig; 4] {
 
 #[test]
 fn images_come_back_wherever_they_go_and_go_on() {
-    for (shape, &layers) in SHAPES.iter().enumerate() {
+    for (shape, layers) in SHAPES.iter().enumerate() {
         for (from, to) in configs()
             .into_iter()
             .flat_map(|from| configs().map(|to| (from, to)))
@@ -186,7 +186,7 @@ fn images_come_back_wherever_they_go_and_go_on() {
 
 #[test]
 fn images_that_came_back_are_copied_compacted_and_saved_again() {
-    for (shape, &layers) in SHAPES.iter().enumerate() {
+    for (shape, layers) in SHAPES.iter().enumerate() {
         for to in configs() {
             let bytes = lived_in(shape, &config()).save(Seqs::All, None);
             let mut device = Device::new(layers, &to, KvType::F32);
