@@ -4,12 +4,15 @@
     benches/peer/compare.py --llama-bench PATH MODEL.gguf [MODEL.gguf ...]
     benches/peer/compare.py --llama-bench PATH --llama-quantize PATH --work FOLDER \\
         --requantise SMALL.gguf:Q8_0,Q5_K_M,Q6_K,Q4_0,F16 MODEL.gguf ... --depths 4096,16384 --minutes 40
+    benches/peer/compare.py --batched-bench PATH --seqs 16 MODEL.gguf
 
 Prints Markdown: a table with the median of each program's tokens per second, and the median of the
 ratios of pairs that ran next to each other (machines drift; pairs drift together). Every llama.cpp
 variant in VARIANTS runs in every round; its best median is what Cellar is compared with. With --limits
 (a program of this folder's crate, built with it) the last columns say how much of the machine's read
-bandwidth and int8 peak, measured in the same rounds, a case reaches. With --minutes the time is divided
+bandwidth and int8 peak, measured in the same rounds, a case reaches. With --kv-type K and V are kept so in both
+programs. With --seqs so many sequences run side by side instead, each with a prompt of its own, and then all with
+one of 2048 tokens that they share; llama.cpp's cells are shared (-kvu), or each sequence's own. With --minutes the time is divided
 among the cases: one that takes longer has fewer rounds, at least one, and the table says how many.
 """
 
@@ -23,6 +26,15 @@ import sys
 import time
 
 VARIANTS = {"default": [], "--repack 0": ["--repack", "0"], "-fa on": ["-fa", "on"]}
+# Quantised values need flash attention there.
+QUANTISED_KV = {"-fa on": ["-fa", "on"], "-fa on --repack 0": ["-fa", "on", "--repack", "0"]}
+SEQ_VARIANTS = {
+    "-kvu -fa on": ["-kvu", "-fa", "on"],
+    "-kvu -fa off": ["-kvu", "-fa", "off"],
+    "streams -fa on": ["-no-kvu", "-fa", "on"],
+    "streams -fa off": ["-no-kvu", "-fa", "off"],
+}
+SHARED_PROMPT = 2048
 
 
 def output(command):
@@ -39,7 +51,8 @@ class Case:
         self.args, self.model, self.depth = args, model, depth
         # A prompt at a depth is not a case of its own: the time goes to generating.
         self.prompt = 0 if depth else args.prompt
-        self.ours, self.theirs = [], {name: [] for name in VARIANTS}
+        self.variants = QUANTISED_KV if args.kv_type not in (None, "f16", "f32") else VARIANTS
+        self.ours, self.theirs = [], {name: [] for name in self.variants}
         self.weights, self.limits = None, []
 
     def phases(self):
@@ -49,7 +62,7 @@ class Case:
 
     def round(self):
         self.ours.append(self.cellar())
-        for name, flags in VARIANTS.items():
+        for name, flags in self.variants.items():
             self.theirs[name].append(self.llama(flags))
         if self.args.limits:
             self.limits.append(json.loads(output([self.args.limits, str(self.args.threads)])))
@@ -59,20 +72,23 @@ class Case:
 
     def cellar(self):
         depth = ["--depth", str(self.depth)] if self.depth else []
-        command = [self.args.cellar, "bench", *self.common(), *depth, "-r", "1", "--json"]
-        found = json.loads(output(command).splitlines()[-1])
-        keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
-        return [found[key]["median"] if found.get(key) else None for key in keys]
+        kv_type = ["--kv-type", self.args.kv_type] if self.args.kv_type else []
+        return cellar_bench(self.args, [*self.common(), *depth, *kv_type])
 
     def llama(self, flags):
         depth = ["-d", str(self.depth)] if self.depth else []
-        rows = json.loads(output([self.args.llama_bench, *self.common(), *depth, "-r", "1", "-o", "json", *flags]))
+        kv_type = ["-ctk", self.args.kv_type, "-ctv", self.args.kv_type] if self.args.kv_type else []
+        rows = json.loads(output([self.args.llama_bench, *self.common(), *depth, *kv_type, "-r", "1", "-o", "json", *flags]))
         self.weights = rows[0]["model_size"], rows[0]["model_n_params"]
         prompt = next((row["avg_ts"] for row in rows if row["n_gen"] == 0), None)
         return [prompt, next((row["avg_ts"] for row in rows if row["n_prompt"] == 0), None)]
 
+    def name(self):
+        kv_type = f", {self.args.kv_type} K and V" if self.args.kv_type else ""
+        return os.path.basename(self.model).removesuffix(".gguf") + kv_type
+
     def print(self):
-        name = os.path.basename(self.model).removesuffix(".gguf")
+        name = self.name()
         for phase, what in self.phases():
             median = {n: statistics.median(r[phase] for r in rounds) for n, rounds in self.theirs.items()}
             best = max(median, key=median.get)
@@ -96,6 +112,50 @@ class Case:
             return f"{reached:.2f} TOP/s"
         limit = statistics.median(limits)
         return f"{reached:.2f} of {limit:.2f} TOP/s ({reached / limit:.0%})"
+
+
+class SeqCase(Case):
+    """Sequences side by side: prompts of their own and what follows, or what follows one that they share."""
+
+    def __init__(self, args, model, shared):
+        super().__init__(args, model, SHARED_PROMPT if shared else 0)
+        self.shared = shared
+        self.variants = SEQ_VARIANTS
+        self.ours, self.theirs = [], {name: [] for name in self.variants}
+
+    def phases(self):
+        n_seqs, n_generate = self.args.seqs, self.args.generate
+        if self.shared:
+            return [(1, f"{n_seqs} sequences sharing {self.depth} tokens: generate {n_generate}")]
+        prompt = f"{n_seqs} sequences: prompt {self.prompt}"
+        return [(0, prompt), (1, f"{n_seqs} sequences after {self.prompt} tokens: generate {n_generate}")]
+
+    def cellar(self):
+        common = ["-m", self.model, "-t", str(self.args.threads), "--seqs", str(self.args.seqs)]
+        n_generate = str(self.args.generate)
+        if self.shared:
+            depth = ["--depth", str(self.depth), "--share-depth"]
+            return cellar_bench(self.args, [*common, "-p", "0", "-n", n_generate, *depth])
+        prompt, _ = cellar_bench(self.args, [*common, "-p", str(self.prompt), "-n", "0"])
+        _, generation = cellar_bench(self.args, [*common, "-p", "0", "-n", n_generate, "--depth", str(self.prompt)])
+        return [prompt, generation]
+
+    def llama(self, flags):
+        n_prompt, n_seqs, n_generate = self.depth or self.prompt, self.args.seqs, self.args.generate
+        n_ctx = n_seqs * (n_prompt + n_generate) + 256
+        sizes = ["-c", str(n_ctx), "-b", "2048", "-ub", "512", "-npp", str(n_prompt), "-ntg", str(n_generate), "-npl", str(n_seqs)]
+        threads = ["-t", str(self.args.threads), "--output-format", "jsonl"]
+        shared = ["-pps"] if self.shared else []
+        said = output([self.args.batched_bench, "-m", self.model, *sizes, *threads, *shared, *flags])
+        row = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+        return [row["speed_pp"], row["speed_tg"]]
+
+
+def cellar_bench(args, flags):
+    """Tokens per second of prompt and generation; None for what was left out."""
+    found = json.loads(output([args.cellar, "bench", *flags, "-r", "1", "--json"]).splitlines()[-1])
+    keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
+    return [found[key]["median"] if found.get(key) else None for key in keys]
 
 
 def embedding_values(cellar, model):
@@ -128,7 +188,10 @@ def processor():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--llama-bench", required=True, help="the program of a llama.cpp build")
+    parser.add_argument("--llama-bench", help="the program of a llama.cpp build")
+    parser.add_argument("--batched-bench", help="llama-batched-bench of a llama.cpp build, for --seqs")
+    parser.add_argument("--seqs", type=int, help="measure so many sequences side by side instead of one")
+    parser.add_argument("--kv-type", help="how K and V are stored, in both programs [default: f16]")
     parser.add_argument("--llama-quantize", help="the program of a llama.cpp build, for --requantise")
     parser.add_argument("--requantise", action="append", default=[], metavar="MODEL:TYPE,TYPE", help="files to make and measure too")
     parser.add_argument("--work", default=".", help="folder for requantised files")
@@ -141,6 +204,10 @@ def arguments():
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--minutes", type=float, help="how long all may take, about")
     args = parser.parse_args()
+    if not (args.batched_bench if args.seqs else args.llama_bench):
+        parser.error("--batched-bench is needed with --seqs, else --llama-bench")
+    if args.seqs and (args.limits or args.kv_type or args.depths):
+        parser.error("--seqs cannot be combined with --limits, --kv-type or --depths")
     if args.requantise and not args.llama_quantize:
         parser.error("--requantise needs --llama-quantize")
     return args
@@ -149,8 +216,12 @@ def arguments():
 def main():
     args = arguments()
     models = args.models + list(requantised(args))
-    depths = [0] + [int(depth) for depth in filter(None, args.depths.split(","))]
-    cases = [Case(args, model, depth) for model in models for depth in depths]
+    if args.seqs:
+        cases = [SeqCase(args, model, shared) for model in models for shared in (False, True)]
+    else:
+        # A quantised cache matters at a depth only.
+        depths = ([0] if not args.kv_type else []) + [int(depth) for depth in filter(None, args.depths.split(","))]
+        cases = [Case(args, model, depth) for model in models for depth in depths]
     print(f"{processor()}, {args.threads} threads; medians of rounds in turns.\n")
     columns = ["model", "phase", "Cellar, t/s", "llama.cpp, t/s", "its best setting", "ratio", "rounds"]
     columns += ["of the limit"] if args.limits else []

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kv_core::weights::SharedBytes;
 use kv_core::weights::WeightSource;
-use model_core::architecture::Registry;
+use model_core::architecture::{OutputKind, Registry};
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::hf::HfDirectory;
 use model_core::model_file::{ModelFile, ModelFileError, OpenModel};
@@ -100,7 +100,18 @@ pub(crate) fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
     model_mamba::register(&mut registry);
+    model_bert::register(&mut registry);
     registry
+}
+
+/// The architectures that give vectors.
+pub(crate) fn encoders() -> Vec<String> {
+    let registry = registry();
+    let is_encoder = |name: &String| {
+        let example = registry.get(name).and_then(|a| a.example());
+        example.is_ok_and(|model| model.output() == OutputKind::Embeddings)
+    };
+    registry.names().into_iter().filter(is_encoder).collect()
 }
 
 fn embedded() -> SharedBytes {

@@ -23,6 +23,11 @@ impl Progress {
         Self::counted(message, (n_tokens, "tokens"))
     }
 
+    /// Something that is counted in texts.
+    pub(crate) fn texts(message: impl Into<String>, n_texts: usize) -> Self {
+        Self::counted(message, (n_texts, "texts"))
+    }
+
     /// Something that is counted in tensors.
     pub(crate) fn tensors(message: impl Into<String>, n_tensors: usize) -> Self {
         Self::counted(message, (n_tensors, "tensors"))

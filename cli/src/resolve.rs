@@ -16,10 +16,11 @@ use engine::{
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
+use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 
 use crate::args::{AttentionName, EngineArgs, LongContextArgs, SamplerArgs};
-use crate::backends;
+use crate::backends::{self, ActivationsName, BackendName};
 use crate::failure::{UsageError, usage};
 use crate::machine;
 
@@ -112,9 +113,27 @@ fn budget(args: &EngineArgs) -> MemoryBudget {
     }
 }
 
+/// Starts a backend, with a thread for each core unless it is said how many.
+///
+/// # Errors
+/// What the backend refuses.
+pub(crate) fn open_backend(
+    name: BackendName,
+    n_threads: Option<u16>,
+    activations: ActivationsName,
+) -> anyhow::Result<BoxedBackend> {
+    let n_threads = n_threads.and_then(|n| NonZeroUsize::new(n.into()));
+    backends::open(
+        name,
+        n_threads.unwrap_or_else(machine::n_cores),
+        activations,
+    )
+}
+
 /// Starts the backend and loads the model into it.
 ///
 /// # Errors
+/// A usage error where the model is an encoder.
 /// Before anything is allocated where the memory does not fit this machine; else what backend or
 /// engine refuse.
 pub(crate) fn open_engine(
@@ -122,9 +141,13 @@ pub(crate) fn open_engine(
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
-    let threads = args.threads.and_then(|n| NonZeroUsize::new(n.into()));
-    let n_threads = threads.unwrap_or_else(machine::n_cores);
-    let backend = backends::open(args.backend, n_threads, args.activations)?;
+    if file.model().output() != OutputKind::Logits {
+        return usage(format!(
+            "'{}' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them",
+            file.model().architecture()
+        ));
+    }
+    let backend = open_backend(args.backend, args.threads, args.activations)?;
     let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
     engine.map_err(does_not_fit)
 }

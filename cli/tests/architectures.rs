@@ -21,10 +21,10 @@ struct Row {
     models: &'static str,
     /// Which layers see how much.
     windows: &'static str,
-    /// Files with a reference, from the root of the repository, without the ending.
+    /// Files or directories with a reference, from the root of the repository, without the ending.
     fixtures: &'static [&'static str],
     against: Reference,
-    /// Largest difference of a logit that the tests allow.
+    /// Largest difference of a logit, or of a value of an encoder's vectors, that the tests allow.
     tolerance: &'static str,
 }
 
@@ -35,12 +35,17 @@ enum Reference {
     LlamaCpp,
     /// In float64; llama.cpp agrees as far as its table of GELU in half precision does.
     Numpy,
+    /// In float64, from the papers.
+    NumpyAlone,
 }
 
 /// Files of `model-llama`.
 const LLAMA: &str = "model-llama/tests/data/";
 /// Files of `model-mamba`.
 const MAMBA: &str = "model-mamba/tests/data/";
+
+/// Directories of `model-bert`.
+const BERT: &str = "model-bert/tests/data/";
 
 const fn row(
     architecture: &'static str,
@@ -94,7 +99,7 @@ const ROWS: &[Row] = &[
     ),
     row(
         "phi3",
-        "Phi-3 and 3.5 without LongRoPE",
+        "Phi-3, 3.5 and 4-mini, with LongRoPE",
         "all layers where the file names a window",
         &["phi3"],
     ),
@@ -146,6 +151,26 @@ const ROWS: &[Row] = &[
         &["bamba", "granitemoehybrid"],
     ),
     row("falcon-h1", "Falcon-H1", "none", &["falcon_h1"]),
+    Row {
+        against: Reference::NumpyAlone,
+        tolerance: "2e-6 (vectors)",
+        ..row(
+            "bert",
+            "BERT and its sentence encoders (MiniLM, BGE, E5)",
+            "none; tokens see later ones",
+            &["bert_tiny"],
+        )
+    },
+    Row {
+        against: Reference::NumpyAlone,
+        tolerance: "2e-6 (vectors)",
+        ..row(
+            "modern-bert",
+            "ModernBERT",
+            "symmetric, two of three layers; tokens see later ones",
+            &["modern_bert_tiny"],
+        )
+    },
 ];
 
 /// Architectures whose graphs are compared.
@@ -167,12 +192,14 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["mamba", "jamba"],
     ["mamba2", "granitehybrid"],
     ["granitehybrid", "falcon-h1"],
+    ["bert", "modern-bert"],
 ];
 
 fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
     model_mamba::register(&mut registry);
+    model_bert::register(&mut registry);
     registry
 }
 
@@ -184,6 +211,7 @@ fn root() -> PathBuf {
 fn folder(row: &Row) -> &'static str {
     match row.architecture {
         "mamba" | "mamba2" | "jamba" | "granitehybrid" | "falcon-h1" => MAMBA,
+        "bert" | "modern-bert" => BERT,
         _ => LLAMA,
     }
 }
@@ -265,7 +293,7 @@ Made by `cli/tests/architectures.rs`, which fails when this page is stale; do no
 Every file is a tiny model with random weights (except those named `stories`, which were trained). Logits are
 compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three sequences in one batch, where
 kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values and states that the
-reference recorded. *Memory* is that of the whole model.
+reference recorded. Of encoders, vectors are compared, alone and in batches. *Memory* is that of the whole model.
 
 | architecture | models | memory | windows | files | reference | logits within |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -277,6 +305,7 @@ reference recorded. *Memory* is that of the whole model.
         let against = match row.against {
             Reference::Transformers => "transformers, f32",
             Reference::LlamaCpp => "llama.cpp, f32",
+            Reference::NumpyAlone => "numpy, f64",
             Reference::Numpy => "numpy, f64; llama.cpp within its f16 table of GELU",
         };
         writeln!(
@@ -319,7 +348,8 @@ fn every_architecture_has_a_row_and_every_row_its_files() {
                     .join(format!("{}{name}{ending}", folder(row)))
                     .exists()
             };
-            assert!(has(".gguf") || has("-f16.gguf"), "{name}");
+            let is_there = has(".gguf") || has("-f16.gguf") || has("/model.safetensors");
+            assert!(is_there, "{name}");
             assert!(
                 has(".reference.safetensors") || has(".reference.json"),
                 "{name}"

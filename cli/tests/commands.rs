@@ -24,6 +24,7 @@ fn help_says_what_there_is() {
         "state",
         "perplexity",
         "convert",
+        "embed",
     ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);
@@ -245,6 +246,28 @@ fn bench_measures_both_speeds() {
     assert!(report.get("prompt_tokens_per_second").is_none());
     let (text, _) = output(&["bench", "-p", "8", "-n", "2", "-r", "1"]);
     assert!(text.contains("prompt") && text.contains("median"), "{text}");
+    for flags in [
+        &["--streams"][..],
+        &["--share-depth"],
+        &["--share-depth", "--streams"],
+    ] {
+        let shape = [
+            "bench", "-p", "6", "-n", "2", "-r", "1", "--seqs", "3", "--depth", "9",
+        ];
+        let report = json(&[&shape, flags, &["--json"]].concat());
+        assert_eq!(report["n_seqs"], 3);
+        let shared = flags.contains(&"--share-depth");
+        assert_eq!(
+            report["depth_tokens"],
+            if shared { "shared" } else { "own" }
+        );
+        assert!(
+            report["generation_tokens_per_second"]["min"]
+                .as_f64()
+                .unwrap()
+                > 0.0
+        );
+    }
 }
 
 #[test]

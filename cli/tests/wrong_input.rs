@@ -142,7 +142,7 @@ fn prompts_that_cannot_be() {
 
 #[test]
 fn flags_out_of_range() {
-    let cases: [(&[&str], &str); 28] = [
+    let cases: [(&[&str], &str); 30] = [
         (&["run", "-c", "0"], "'--ctx <N>': 0 is not in 1..="),
         (&["run", "-c", "-5"], "'--ctx <N>': -5 is not in 1..="),
         (&["run", "-c", "99999999999"], "'--ctx <N>'"),
@@ -195,6 +195,20 @@ fn flags_out_of_range() {
             &["bench", "-p", "8", "-c", "4"],
             "64 tokens do not fit the context of 4",
         ),
+        (
+            &[
+                "bench",
+                "--seqs",
+                "4",
+                "--depth",
+                "10",
+                "--share-depth",
+                "-c",
+                "2000",
+            ],
+            "2058 tokens do not fit the context of 2000",
+        ),
+        (&["bench", "--share-depth"], "--seqs"),
     ];
     for (args, wanted) in cases {
         let (code, message) = failure(args);

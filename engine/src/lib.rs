@@ -2,12 +2,13 @@
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (when text ends), [`Generation`] (a text from its prompt to
-//! its end; with an example). Generic over backends and models; names none of them.
+//! its end; with an example), [`Embedder`] (vectors of texts). Generic over backends and models; names none of them.
 
 mod budget;
 mod config;
 mod context;
 mod decode;
+mod embedder;
 mod error;
 mod generation;
 mod programs;
@@ -20,6 +21,7 @@ pub use budget::MemoryBudget;
 pub use config::{AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
+pub use embedder::{EmbedError, Embedder, EmbedderConfig, LongTexts, Normalization};
 pub use error::{EngineError, Replaced};
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
 pub use state::{RestoredState, SaveOptions};

@@ -81,6 +81,7 @@ fn activate(activation: Activation, x: &Tensor) -> Option<candle_core::Result<Te
         Activation::Silu => Some(x.silu()),
         // Candle's `gelu` is the tanh form; the exact one is its `gelu_erf`.
         Activation::GeluTanh => Some(x.gelu()),
+        Activation::GeluErf => Some(x.gelu_erf()),
         _ => None,
     }
 }
@@ -246,6 +247,11 @@ impl Run<'_> {
                 let bias = bias.as_deref().map(|b| program.weight(b, node));
                 let weights = (program.weight(weight, node)?, bias.transpose()?);
                 ops::layer_norm(self.operand(node, 0)?, weights, *eps)
+            }
+            Op::AddRow { weight, row } => {
+                let added = program.weight(weight, node)?.narrow(0, *row, 1);
+                let x = self.operand(node, 0)?;
+                added.and_then(|added| x.broadcast_add(&added))
             }
             Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
             Op::ClampedGate { slope, limit } => {

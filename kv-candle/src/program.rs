@@ -99,7 +99,7 @@ impl Program {
                 }
             }
             Op::Gate { activation } | Op::Activate { activation } => match activation {
-                Activation::Silu | Activation::GeluTanh => {}
+                Activation::Silu | Activation::GeluTanh | Activation::GeluErf => {}
                 _ => return Err(unsupported(node)),
             },
             Op::Conv { conv, .. } => {
@@ -117,7 +117,9 @@ impl Program {
                     self.load(name, node, weights)?;
                 }
             }
-            Op::Embed { weight } => self.load(weight, node, weights)?,
+            Op::Embed { weight } | Op::AddRow { weight, .. } => {
+                self.load(weight, node, weights)?;
+            }
             Op::RmsNorm { weight, .. } => {
                 if let Some(weight) = weight {
                     self.load(weight, node, weights)?;

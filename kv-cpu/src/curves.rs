@@ -36,6 +36,18 @@ impl Run<'_> {
         })
     }
 
+    /// Every row plus `added`.
+    pub(crate) fn add_row(&mut self, x: Buf, added: &[f32], out: Buf) -> Result<(), BackendError> {
+        // SAFETY: the plan lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let (kernels, width) = (self.kernels, out.width);
+        self.rows(out, &|row, to| {
+            to.copy_from_slice(&values[row * width..(row + 1) * width]);
+            (kernels.add)(to, added);
+            Ok(())
+        })
+    }
+
     /// Every row times the factor of its position.
     pub(crate) fn scale_by_position(
         &mut self,

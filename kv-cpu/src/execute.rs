@@ -20,7 +20,7 @@ use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
-use crate::plan::{Buf, Change, HeadValues, RopeTable, Step};
+use crate::plan::{Buf, Change, EmbedBy, HeadValues, RopeTable, Step};
 use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
@@ -125,10 +125,14 @@ impl Run<'_> {
         rows: &mut CpuRows,
     ) -> Result<(), BackendError> {
         match step {
-            Step::Embed { matrix, out } => {
-                let (kernels, tokens) = (self.kernels, self.inputs.tokens);
+            Step::Embed { matrix, by, out } => {
+                let ids = match by {
+                    EmbedBy::Token => self.inputs.tokens,
+                    EmbedBy::Position => self.inputs.positions,
+                };
+                let kernels = self.kernels;
                 self.rows(*out, &|row, values| {
-                    matrix.row(kernels, tokens[row] as usize, values)
+                    matrix.row(kernels, ids[row] as usize, values)
                 })
             }
             Step::Linear { x, products } => self.linear(*x, products),
@@ -162,6 +166,7 @@ impl Run<'_> {
                 eps,
                 out,
             } => self.layer_norm((gain, bias.as_deref()), *eps, [*x, *out]),
+            Step::AddRow { x, added, out } => self.add_row(*x, added, *out),
             Step::Change { x, change, out } => self.change(*x, change, *out),
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
@@ -407,6 +412,7 @@ fn gate(kernels: &Kernels, activation: Activation) -> Result<ChangeBy, BackendEr
     match activation {
         Activation::Silu => Ok(kernels.silu_mul),
         Activation::GeluTanh => Ok(kernels.gelu_tanh_mul),
+        Activation::GeluErf => Ok(kernels.gelu_erf_mul),
         other => Err(BackendError::UnsupportedOp {
             backend: "cpu",
             op: "gate",

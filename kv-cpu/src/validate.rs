@@ -47,6 +47,9 @@ pub(crate) fn inputs(
     }
     if needs.positions {
         expect_len("positions", n_tokens, inputs.positions.len())?;
+        if let Some(end) = needs.positions_below {
+            expect_below("positions", inputs.positions, end)?;
+        }
     }
     if needs.coordinates {
         expect_len("coordinates", n_tokens, inputs.coordinates.len())?;

@@ -12,5 +12,6 @@ pub mod gguf;
 pub mod hf;
 pub mod hyperparameters;
 pub mod model_file;
+pub mod sentence;
 pub mod tokenizer;
 pub mod windows;

@@ -140,6 +140,26 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// Falcon's steps. The runs of digits that one of them cuts out say nothing that merges do not say: none
+/// that was trained behind it joins a digit and something else.
+fn falcon(byte_level_alone: &Value) -> Value {
+    let mut json = byte_level(
+        json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Punctuation", "behavior": "Contiguous"}, byte_level_alone,
+            {"type": "Digits", "individual_digits": false},
+            {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": false},
+        ]}),
+        Words::Merged,
+    );
+    let merges = json["model"]["merges"].as_array_mut().unwrap();
+    merges.retain(|merge| {
+        let digits = merge.as_str().unwrap().split(' ');
+        let digits: Vec<bool> = digits.map(|c| c.contains(char::is_numeric)).collect();
+        digits[0] == digits[1]
+    });
+    json
+}
+
 /// One of every pre-tokenizer, with the name that GGUF has for it.
 fn byte_levels() -> Vec<(&'static str, Value)> {
     let byte_level_alone = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
@@ -156,6 +176,7 @@ fn byte_levels() -> Vec<(&'static str, Value)> {
         ("tekken", byte_level(split(TEKKEN), Words::Whole)),
         ("gpt-2", byte_level(byte_level_alone.clone(), Words::Merged)),
         ("starcoder", byte_level(digits, Words::Merged)),
+        ("falcon", falcon(&byte_level_alone)),
     ]
 }
 
@@ -312,5 +333,52 @@ fn what_cannot_be_kept_is_named() {
     assert_eq!(
         error,
         "'DIR/tokenizer.json': 'model.type' is \"Unigram\", not one of: BPE, WordPiece"
+    );
+}
+
+#[test]
+fn a_list_of_word_pieces_is_the_same_tokenizer() {
+    let whole = word_piece_directory();
+    let json = word_piece();
+    let vocab = json["model"]["vocab"].as_object().unwrap();
+    let mut lines = vec![""; vocab.len()];
+    for (token, id) in vocab {
+        lines[id.as_u64().unwrap() as usize] = token;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    write("vocab.txt", &lines.join("\n"));
+    // Other models' directories have such files too.
+    write("config.json", r#"{"model_type": "gpt2"}"#);
+    assert!(
+        !tokenizer_keys(dir.path())
+            .unwrap()
+            .contains("tokenizer.ggml.tokens")
+    );
+    write("config.json", r#"{"model_type": "bert"}"#);
+    let (of_list, of_json) = (dir.path(), whole.path());
+    let keys = [of_list, of_json].map(|dir| tokenizer_keys(dir).unwrap());
+    let [of_list, of_json] = keys.map(|keys| {
+        let spec = model_core::model_file::tokenizer_spec(&keys).unwrap();
+        Tokenizer::new(spec).unwrap()
+    });
+    for text in TEXTS {
+        let encode = |tokenizer: &Tokenizer| tokenizer.encode(text, EncodeOptions::PROMPT);
+        assert_eq!(encode(&of_list), encode(&of_json), "{text}");
+    }
+    let said = || {
+        let error = tokenizer_keys(dir.path()).unwrap_err().to_string();
+        error.replace(&dir.path().display().to_string(), "DIR")
+    };
+    write("tokenizer_config.json", r#"{"do_lower_case": false}"#);
+    assert_eq!(
+        said(),
+        "'DIR/vocab.txt': 'normalizer.lowercase' is false, not true"
+    );
+    write("tokenizer_config.json", "{}");
+    write("vocab.txt", "[UNK]\nthe\n##s\nthe\n");
+    assert_eq!(
+        said(),
+        "'DIR/vocab.txt': line 4: token \"the\" is there twice"
     );
 }

@@ -6,14 +6,14 @@
 
 mod common;
 
-use common::{CONFIG, Case, Runner, cpu, distance, last_rows, tight};
-use kv_candle::CandleBackend;
+use common::case;
 use kv_core::backend::Backend;
-use kv_core::graph::GraphShape;
-use kv_core::memory::{AnyMemory, MemoryConfig, Streams, SwaSize};
+use kv_core::memory::{AnyMemory, Pair, Streams, SwaSize, Unified};
 use kv_core::{KvType, Window};
-use model_core::architecture::{Model, ModelError, Registry};
-use model_core::gguf::{GgufFile, Metadata};
+use model_core::architecture::{Model, ModelError};
+use model_core::gguf::Metadata;
+use model_tests::checks::{ONE, TOLERANCE};
+use model_tests::{Runner, Setup, best, candle, cpu, distance, last_rows};
 use serde_json::Value;
 
 const STORIES: &str = "stories-gemma3-f16";
@@ -28,10 +28,7 @@ struct Text {
 }
 
 fn texts() -> Vec<Text> {
-    let path = format!(
-        "{}/tests/data/stories-gemma3.reference.json",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let path = case(STORIES).path("stories-gemma3.reference.json");
     let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let ids = |value: &Value| {
         let ids = value.as_array().unwrap().iter();
@@ -47,17 +44,24 @@ fn texts() -> Vec<Text> {
         .collect()
 }
 
-fn best(logits: &[f32]) -> u32 {
-    let (at, _) = logits
-        .iter()
-        .enumerate()
-        .max_by(|a, b| a.1.total_cmp(b.1))
-        .unwrap();
-    u32::try_from(at).unwrap()
+/// The memory that a model with two windows asks for, with `n_cells` cells for the windowed layers.
+fn tight(model: &dyn Model, streams: Streams, n_cells: u32) -> AnyMemory {
+    let setup = Setup::with_streams(streams);
+    let AnyMemory::Iswa(iswa) = AnyMemory::new(model.layers(), &setup.memory).unwrap() else {
+        unreachable!("two windows")
+    };
+    let [first, second] = iswa.parts().map(|part| {
+        let mut config = *part.config();
+        if config.window != Window::Full {
+            config.n_cells = n_cells;
+        }
+        Unified::new(config).unwrap()
+    });
+    AnyMemory::Iswa(Pair::new(first, second).unwrap())
 }
 
 fn by_layers(model: &dyn Model) -> AnyMemory {
-    AnyMemory::new(model.layers(), &CONFIG).unwrap()
+    AnyMemory::new(model.layers(), &Setup::default().memory).unwrap()
 }
 
 /// For each sequence no cell more than a window and a few tokens.
@@ -72,7 +76,7 @@ fn layers_have_the_windows_and_rotations_of_the_file() {
         (STORIES, N_SWA, vec![3], 1e5),
     ] {
         let mut seen = 0;
-        Runner::with_memory(CandleBackend::cpu(), name, KvType::F32, |model| {
+        Runner::with_memory(candle(), &case(name), &Setup::default(), |model| {
             for (layer, _) in model.layers().iter() {
                 let window = match full_layers.contains(&layer.as_usize()) {
                     true => Window::Full,
@@ -81,11 +85,7 @@ fn layers_have_the_windows_and_rotations_of_the_file() {
                 assert_eq!(model.layers().attention(layer).unwrap().window, window);
                 seen += 1;
             }
-            let shape = GraphShape {
-                n_tokens: 1,
-                n_outputs: 1,
-            };
-            let text = model.graph(shape).unwrap().text().to_string();
+            let text = model.graph(ONE).unwrap().text().to_string();
             let n_base = |base: f64| text.matches(&format!("base={base})")).count();
             assert_eq!((n_base(base), n_base(1e4)), (2, 2 * (seen - 1)), "{text}");
             by_layers(model)
@@ -94,22 +94,24 @@ fn layers_have_the_windows_and_rotations_of_the_file() {
 }
 
 fn recycled_windows_show_what_the_reference_saw<B: Backend>(backend: impl Fn() -> B) {
-    let reference = Case::named("gemma3_iswa8").reference();
+    let windowed = case("gemma3_iswa8");
+    let reference = windowed.reference();
     for (streams, n_cells, piece) in [
         (Streams::Shared, 25, 1),
         (Streams::Shared, 32, 7),
         (Streams::PerSequence, 9, 1),
         (Streams::PerSequence, 12, 48),
     ] {
-        let mut runner = Runner::with_memory(backend(), "gemma3_iswa8", KvType::F32, |model| {
+        let mut runner = Runner::with_memory(backend(), &windowed, &Setup::default(), |model| {
             tight(model, streams, n_cells)
         });
-        for (seq, (prompt, theirs)) in (0..).zip(reference.prompts.iter().zip(&reference.logits)) {
+        for (seq, prompt) in (0..).zip(&reference.prompts()) {
+            let theirs = reference.logits(seq as usize);
             let pieces = prompt.chunks(piece);
             let ours: Vec<f32> = pieces.flat_map(|p| runner.feed(seq, p, 512)).collect();
-            let distance = distance(last_rows(&ours, theirs.len()), theirs);
+            let distance = distance(last_rows(&ours, theirs.len()), &theirs);
             assert!(
-                distance < 2e-4,
+                distance < TOLERANCE,
                 "{streams:?}, {n_cells} cells, pieces of {piece}: off by {distance}"
             );
         }
@@ -123,13 +125,18 @@ fn recycled_windows_show_what_the_reference_saw_on_the_cpu() {
 
 #[test]
 fn recycled_windows_show_what_the_reference_saw_on_candle() {
-    recycled_windows_show_what_the_reference_saw(CandleBackend::cpu);
+    recycled_windows_show_what_the_reference_saw(candle);
 }
 
 fn greedy_texts_are_those_of_the_reference<B: Backend>(backend: impl Fn() -> B) {
     for kv_type in [KvType::F32, KvType::F16] {
         for memory in [by_layers, just_enough] {
-            let mut runner = Runner::with_memory(backend(), STORIES, kv_type, memory);
+            let mut runner = Runner::with_memory(
+                backend(),
+                &case(STORIES),
+                &Setup::with_type(kv_type),
+                memory,
+            );
             for (seq, text) in (0..).zip(texts()) {
                 let logits = runner.feed(seq, &text.prompt, 512);
                 let mut next = best(logits.rchunks(N_VOCAB).next().unwrap());
@@ -151,7 +158,7 @@ fn greedy_texts_are_those_of_the_reference_on_the_cpu() {
 
 #[test]
 fn greedy_texts_are_those_of_the_reference_on_candle() {
-    greedy_texts_are_those_of_the_reference(CandleBackend::cpu);
+    greedy_texts_are_those_of_the_reference(candle);
 }
 
 #[test]
@@ -160,7 +167,12 @@ fn prompts_longer_than_the_window_go_on_as_if_generated() {
         (512, by_layers as fn(&dyn Model) -> AnyMemory),
         (7, just_enough),
     ] {
-        let mut runner = Runner::with_memory(cpu(), STORIES, KvType::F16, memory);
+        let mut runner = Runner::with_memory(
+            cpu(),
+            &case(STORIES),
+            &Setup::with_type(KvType::F16),
+            memory,
+        );
         for (seq, text) in (0..).zip(texts()) {
             let tokens = [&text.prompt[..], &text.greedy[..]].concat();
             assert!(tokens.len() > 2 * N_SWA as usize);
@@ -174,10 +186,8 @@ fn prompts_longer_than_the_window_go_on_as_if_generated() {
 
 #[test]
 fn a_windowed_part_gives_the_logits_of_a_full_one() {
-    let full = MemoryConfig {
-        swa: SwaSize::Full,
-        ..CONFIG
-    };
+    let mut full = Setup::default().memory;
+    full.swa = SwaSize::Full;
     let text = texts().remove(1);
     let tokens = [
         &text.prompt[..],
@@ -188,7 +198,7 @@ fn a_windowed_part_gives_the_logits_of_a_full_one() {
     .concat();
     assert!(tokens.len() > 256);
     let with = |memory: &dyn Fn(&dyn Model) -> AnyMemory| {
-        Runner::with_memory(cpu(), STORIES, KvType::F32, memory).feed(0, &tokens, 8)
+        Runner::with_memory(cpu(), &case(STORIES), &Setup::default(), memory).feed(0, &tokens, 8)
     };
     let windowed = with(&just_enough);
     let distance = distance(
@@ -200,21 +210,11 @@ fn a_windowed_part_gives_the_logits_of_a_full_one() {
 
 /// The graph of the tiny model with other metadata, or why there is none.
 fn graph_with(edit: impl FnOnce(&mut Metadata)) -> Result<String, ModelError> {
-    let path = format!(
-        "{}/tests/data/gemma3_iswa8.gguf",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let file = GgufFile::open(path).unwrap();
-    let mut metadata = file.metadata().clone();
+    let case = case("gemma3_iswa8");
+    let (file, mut metadata) = case.open();
     edit(&mut metadata);
-    let mut registry = Registry::new();
-    model_llama::register(&mut registry);
-    let shape = GraphShape {
-        n_tokens: 1,
-        n_outputs: 1,
-    };
-    let model = registry.get("gemma3")?.model(&metadata, &file)?;
-    Ok(model.graph(shape)?.text().to_string())
+    let model = case.registry().get("gemma3")?.model(&metadata, &*file)?;
+    Ok(model.graph(ONE)?.text().to_string())
 }
 
 #[test]

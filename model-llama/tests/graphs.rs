@@ -1,61 +1,48 @@
 //! The graph of every member, for one token and for many, as snapshots that a person reads.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)] // helpers of tests
 
 mod common;
 
-use common::{CASES, Case};
-use kv_core::graph::{Graph, GraphShape};
-use kv_core::weights::WeightSource;
-
-const ONE: GraphShape = GraphShape {
-    n_tokens: 1,
-    n_outputs: 1,
-};
-const MANY: GraphShape = GraphShape {
-    n_tokens: 7,
-    n_outputs: 2,
-};
-
-fn graph(name: &str, shape: GraphShape) -> Graph {
-    Case::named(name).model().graph(shape).unwrap()
-}
+use common::CASES;
+use model_tests::Case;
+use model_tests::checks::{self, MANY, ONE};
 
 #[test]
 fn graphs_are_as_they_were_read() {
-    for Case { name, .. } in CASES {
-        insta::assert_snapshot!(format!("{name}-one"), graph(name, ONE).text());
-        insta::assert_snapshot!(format!("{name}-many"), graph(name, MANY).text());
+    for case in CASES {
+        let (name, model) = (case.name, case.model());
+        let text = |shape| model.graph(shape).unwrap().text().to_string();
+        insta::assert_snapshot!(format!("{name}-one"), text(ONE));
+        insta::assert_snapshot!(format!("{name}-many"), text(MANY));
     }
 }
 
 #[test]
 fn every_tensor_of_the_file_is_used_and_no_other_is_wanted() {
-    for case in CASES {
-        let mut in_file = case.open().0.names();
-        let graph = case.model().graph(ONE).unwrap();
-        let mut used: Vec<_> = graph.weights().iter().map(|w| w.name.clone()).collect();
-        in_file.sort();
-        used.sort();
-        assert_eq!(in_file, used, "{}", case.name);
-    }
+    CASES.iter().for_each(checks::every_tensor_is_used);
 }
 
 #[test]
 fn tied_and_untied_differ_in_the_output_matrix_alone() {
-    let diff = graph("llama_gqa_tied", ONE).diff(&graph("llama_gqa_untied", ONE));
-    assert!(
-        diff.only_left.is_empty() && diff.only_right.is_empty(),
-        "{diff}"
-    );
-    let names: Vec<_> = diff.changed.iter().map(|c| c.name.as_str()).collect();
-    assert_eq!(names, ["result_output"]);
+    let [tied, untied] = ["llama_gqa_tied", "llama_gqa_untied"].map(|n| Case::named(CASES, n));
+    checks::differ_in_the_output_matrix_alone(tied, untied);
 }
 
 #[test]
 fn graphs_survive_their_json_form() {
-    for Case { name, .. } in CASES {
-        let graph = graph(name, MANY);
-        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
-    }
+    CASES.iter().for_each(checks::survives_json);
+}
+
+#[test]
+fn the_length_of_the_context_chooses_the_factors() {
+    let [long, short] = ["long", "short"].map(|set| {
+        let case = Case::named(CASES, &format!("phi3_longrope_{set}"));
+        case.model().graph(ONE).unwrap()
+    });
+    let model = Case::named(CASES, "phi3_longrope_long").model();
+    let within = |n_tokens| model.for_context(n_tokens).unwrap().graph(ONE).unwrap();
+    assert_eq!(within(32), short);
+    assert_eq!(within(33), long);
+    assert!(Case::named(CASES, "phi3").model().for_context(33).is_none());
 }

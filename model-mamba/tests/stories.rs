@@ -4,13 +4,14 @@
 
 mod common;
 
-use common::{CASES, Case, Runner, candle, cpu, path};
+use common::case;
 use kv_core::backend::Backend;
+use model_tests::{Runner, Setup, candle, cpu};
 
 /// Greedy continuations of the reference's prompts.
 fn tells_the_story<B: Backend>(backend: impl Fn() -> B, file: &'static str) {
-    let case = Case { file, ..CASES[0] };
-    let text = std::fs::read_to_string(path("stories-mamba.reference.json")).unwrap();
+    let case = case(file);
+    let text = std::fs::read_to_string(case.path("stories-mamba.reference.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let ids = |value: &serde_json::Value| -> Vec<u32> {
         let ids = value.as_array().unwrap().iter();
@@ -19,7 +20,7 @@ fn tells_the_story<B: Backend>(backend: impl Fn() -> B, file: &'static str) {
     for prompt in json["prompts"].as_array().unwrap() {
         let (tokens, wanted) = (ids(&prompt["ids"]), ids(&prompt["greedy_ids"]));
         assert!(wanted.len() > 50);
-        let story = Runner::new(backend(), &case, 0).greedy(&tokens, wanted.len());
+        let story = Runner::new(backend(), &case, &Setup::default()).greedy(&tokens, wanted.len());
         assert_eq!(story, wanted, "{file}: {}", prompt["prompt"]);
     }
 }

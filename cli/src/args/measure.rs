@@ -38,11 +38,13 @@ pub(crate) struct KlArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each repetition evaluates a prompt of -p tokens, and then, apart from it, -n tokens one by one; both
-after --depth tokens that are not counted. One repetition before the first is not counted either.
+after --depth tokens that are not counted. One repetition before the first, from no depth, is not
+counted either. Of several --seqs the tokens of all are counted, and a step generates one for each.
 
 Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 -t 8
-  cellar bench -m MODEL.gguf -p 0 -n 128 --depth 4096 -r 3 --json")]
+  cellar bench -m MODEL.gguf -p 0 -n 128 --depth 4096 -r 3 --json
+  cellar bench -m MODEL.gguf -p 0 -n 32 --depth 2048 --seqs 16 --share-depth")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -62,6 +64,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 0,
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) depth: u32,
+    /// Sequences side by side, each with a prompt, a depth and a token a step of its own
+    #[arg(long, value_name = "N", default_value_t = 1,
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) seqs: u32,
+    /// Let all sequences share the tokens of --depth, as they do a system prompt
+    #[arg(long, requires_all = ["seqs", "depth"])]
+    pub(crate) share_depth: bool,
     /// One JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,13 +1,14 @@
 //! `cellar bench`: how many tokens a second, prompt and generation apart.
 
-use std::io::Write;
-use std::time::{Duration, Instant};
+mod load;
 
-use engine::{Engine, EngineConfig, Pace};
-use kv_core::backend::{Backend, BoxedBackend};
-use kv_core::batch::Batch;
-use kv_core::memory::Seqs;
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
+use std::io::Write;
+use std::time::Instant;
+
+use engine::EngineConfig;
+use kv_core::KvType;
+use kv_core::backend::Backend;
+use kv_core::memory::Streams;
 use serde::Serialize;
 
 use crate::args::BenchArgs;
@@ -15,8 +16,7 @@ use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
-
-const SEQ: SeqId = SeqId(0);
+use load::{Depth, Load};
 
 /// What `--json` prints. A measurement that was left out is absent.
 #[derive(Debug, Serialize)]
@@ -27,6 +27,8 @@ struct Report {
     n_prompt: u32,
     n_predict: u32,
     depth: u32,
+    n_seqs: u32,
+    depth_tokens: Depth,
     reps: u32,
     load_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +49,16 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     if args.prompt == 0 && args.predict == 0 {
         return usage("-p 0 and -n 0 leave nothing to measure");
     }
-    let n_needed = args.depth + args.prompt.max(args.predict);
+    let mut load = Load::new(args);
+    let n_needed = match resolve::engine_config(&args.engine, KvType::F16).streams {
+        Streams::PerSequence => load.cells_of_one(),
+        Streams::Shared => load.cells_of_all(),
+    };
+    let Ok(n_needed) = u32::try_from(n_needed) else {
+        return usage(format!(
+            "{n_needed} tokens are more than a context can hold"
+        ));
+    };
     if let Some(n_ctx) = args.engine.ctx
         && n_needed > n_ctx
     {
@@ -61,17 +72,17 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let n_ctx = Some(args.engine.ctx.unwrap_or(n_needed));
     let config = EngineConfig {
         n_ctx,
+        n_seqs: args.seqs,
         ..resolve::engine_config(&args.engine, KvType::F16)
     };
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
-    let load = started.elapsed();
+    let loaded = started.elapsed();
 
     let progress = Progress::spinner("measuring");
-    let mut bench = Bench::new(&mut engine, args);
-    bench.repetition()?;
+    load.warm_up(&mut engine)?;
     let mut paces = (Vec::new(), Vec::new());
     for _ in 0..args.reps {
-        let (prompt, generation) = bench.repetition()?;
+        let (prompt, generation) = load.repetition(&mut engine)?;
         paces.0.extend(prompt.tokens_per_second());
         paces.1.extend(generation.tokens_per_second());
     }
@@ -84,8 +95,10 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         n_prompt: args.prompt,
         n_predict: args.predict,
         depth: args.depth,
+        n_seqs: args.seqs,
+        depth_tokens: load.depth_tokens(),
         reps: args.reps,
-        load_ms: load.as_secs_f64() * 1e3,
+        load_ms: loaded.as_secs_f64() * 1e3,
         prompt_tokens_per_second: Spread::of(paces.0),
         generation_tokens_per_second: Spread::of(paces.1),
     };
@@ -104,6 +117,8 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         backend,
         device,
         depth,
+        n_seqs,
+        depth_tokens,
         reps,
         load_ms,
         ..
@@ -112,7 +127,15 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         out,
         "{model} on {backend} ({device}), loaded in {load_ms:.0} ms"
     )?;
-    writeln!(out, "tokens/s of {reps} repetitions after {depth} tokens:")?;
+    let seqs = match (n_seqs, depth_tokens) {
+        (1, _) => String::new(),
+        (n, Depth::Own) => format!(", all of {n} sequences together"),
+        (n, Depth::Shared) => format!(", which {n} sequences share, together"),
+    };
+    writeln!(
+        out,
+        "tokens/s of {reps} repetitions after {depth} tokens{seqs}:"
+    )?;
     let lines = [
         ("prompt", report.n_prompt, report.prompt_tokens_per_second),
         (
@@ -130,75 +153,6 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-struct Bench<'e> {
-    engine: &'e mut Engine<BoxedBackend>,
-    args: &'e BenchArgs,
-    /// Ids that look nothing like each other.
-    state: u64,
-}
-
-impl<'e> Bench<'e> {
-    fn new(engine: &'e mut Engine<BoxedBackend>, args: &'e BenchArgs) -> Self {
-        Self {
-            engine,
-            args,
-            state: 1,
-        }
-    }
-
-    /// How fast a prompt and a generation were, each from the same depth.
-    fn repetition(&mut self) -> anyhow::Result<(Pace, Pace)> {
-        self.engine.clear();
-        self.feed(self.args.depth)?;
-        let mut paces = (Pace::default(), Pace::default());
-        if self.args.prompt > 0 {
-            let time = self.feed(self.args.prompt)?;
-            paces.0.add(self.args.prompt as usize, time);
-            let above = PosRange::from(Pos(self.args.depth)..);
-            self.engine.remove(Seqs::One(SEQ), above)?;
-        }
-        let started = Instant::now();
-        for _ in 0..self.args.predict {
-            let token = self.next_token();
-            self.engine.decode(&Batch::prompt(SEQ, [token]))?;
-        }
-        paces.1.add(self.args.predict as usize, started.elapsed());
-        Ok(paces)
-    }
-
-    /// Evaluates so many tokens and wants the logits of the last.
-    fn feed(&mut self, n_tokens: u32) -> anyhow::Result<Duration> {
-        let n_batch = self.engine.settings().rules.n_batch;
-        let mut left = n_tokens;
-        let mut time = Duration::ZERO;
-        while left > 0 {
-            let n = left.min(n_batch);
-            left -= n;
-            let mut batch = Batch::new();
-            for at in 0..n {
-                let entry = batch.push_token(self.next_token()).in_sequence(SEQ);
-                if left == 0 && at + 1 == n {
-                    entry.with_output();
-                }
-            }
-            let started = Instant::now();
-            self.engine.decode(&batch)?;
-            time += started.elapsed();
-        }
-        Ok(time)
-    }
-
-    /// The next number of a 64-bit linear congruential generator (Knuth's MMIX), as a token.
-    fn next_token(&mut self) -> TokenId {
-        self.state = self
-            .state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let n_vocab = u64::from(self.engine.settings().rules.n_vocab.max(1));
-        TokenId(((self.state >> 33) % n_vocab) as u32)
-    }
 }
 
 impl Spread {

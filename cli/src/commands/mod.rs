@@ -5,6 +5,7 @@
 
 mod bench;
 mod convert;
+mod embed;
 mod graph;
 mod inspect;
 mod kl;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Bench(args) => bench::run(&args, stdout),
         Command::State(args) => state::run(&args, stdout),
         Command::Perplexity(args) => perplexity::run(&args, stdout),
+        Command::Embed(args) => embed::run(&args, stdout),
         Command::Convert(args) => convert::run(&args, stdout),
     }
 }

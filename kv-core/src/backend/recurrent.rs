@@ -114,32 +114,23 @@ pub(super) fn conv_by_rows<B: Backend + ?Sized>(
     args: Conv<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    let states = state_rows(backend.layout(rows), args.layer)?;
     let n_rows = n_rows_of(args.groups);
+    let mut store = Store::open(backend, rows, (args.layer, RowKind::Conv), args.groups)?;
     let channels = args.x.len() / n_rows.max(1);
     let width = args.weight.len() / channels.max(1);
-    expect_len(
-        "values of a convolution's input",
-        n_rows * channels,
-        args.x.len(),
-    )?;
-    expect_len("values of a convolution's output", args.x.len(), out.len())?;
-    expect_len("values of a kernel", channels * width, args.weight.len())?;
-    if let Some(bias) = args.bias {
-        expect_len("values of a bias", channels, bias.len())?;
-    }
-    expect_len(
-        "values of a convolution's state",
-        states.row.conv_row,
-        width.saturating_sub(1) * channels,
-    )?;
-    check_groups(args.groups, n_rows, states.n_rows)?;
-    let mut store = Store {
-        backend,
-        rows,
-        of: (args.layer, RowKind::Conv),
-        state: vec![0.0; states.row.conv_row],
-    };
+    let state = width.saturating_sub(1) * channels;
+    let n_biases = args.bias.map_or(channels, <[f32]>::len);
+    expect_lens([
+        (
+            "values of a convolution's input",
+            n_rows * channels,
+            args.x.len(),
+        ),
+        ("values of a convolution's output", args.x.len(), out.len()),
+        ("values of a kernel", channels * width, args.weight.len()),
+        ("values of a bias", channels, n_biases),
+        ("values of a convolution's state", store.state.len(), state),
+    ])?;
     store.walk(args.groups, |state, row| {
         let range = row * channels..(row + 1) * channels;
         let (x, out) = (&args.x[range.clone()], &mut out[range]);
@@ -153,32 +144,20 @@ pub(super) fn scan_by_rows<B: Backend + ?Sized>(
     args: Scan<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    let states = state_rows(backend.layout(rows), args.layer)?;
     let n_rows = n_rows_of(args.groups);
+    let mut store = Store::open(backend, rows, (args.layer, RowKind::State), args.groups)?;
     let channels = args.d.len();
     let d_state = args.a.len() / channels.max(1);
-    for (what, wanted, got) in [
+    let state = channels * d_state;
+    expect_lens([
         ("values of a scan's input", n_rows * channels, args.x.len()),
         ("step sizes of a scan", n_rows * channels, args.dt.len()),
         ("values of B", n_rows * d_state, args.b.len()),
         ("values of C", n_rows * d_state, args.c.len()),
-        ("values of A", channels * d_state, args.a.len()),
+        ("values of A", state, args.a.len()),
         ("values of a scan's output", n_rows * channels, out.len()),
-        (
-            "values of a scan's state",
-            states.row.state_row,
-            channels * d_state,
-        ),
-    ] {
-        expect_len(what, wanted, got)?;
-    }
-    check_groups(args.groups, n_rows, states.n_rows)?;
-    let mut store = Store {
-        backend,
-        rows,
-        of: (args.layer, RowKind::State),
-        state: vec![0.0; states.row.state_row],
-    };
+        ("values of a scan's state", store.state.len(), state),
+    ])?;
     store.walk(args.groups, |state, row| {
         let wide = row * channels..(row + 1) * channels;
         let narrow = row * d_state..(row + 1) * d_state;
@@ -196,25 +175,20 @@ pub(super) fn scan_heads_by_rows<B: Backend + ?Sized>(
     args: ScanHeads<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    let states = state_rows(backend.layout(rows), args.layer)?;
     let n_rows = n_rows_of(args.groups);
+    let mut store = Store::open(backend, rows, (args.layer, RowKind::State), args.groups)?;
     let (n_heads, channels) = (args.a.len(), args.x.len() / n_rows.max(1));
     let narrow = args.b.len() / n_rows.max(1);
     let d_state = narrow / args.n_groups.max(1);
     // Whole heads of whole groups.
     let whole = |n: usize, of: usize| n.checked_rem(of).map_or(0, |rest| n - rest);
-    for (what, wanted, got) in [
+    let heads = whole(channels, n_heads);
+    let groups = whole(n_heads, args.n_groups);
+    let state = channels * d_state;
+    expect_lens([
         ("values of a scan's input", n_rows * channels, args.x.len()),
-        (
-            "channels of whole heads",
-            whole(channels, n_heads),
-            channels,
-        ),
-        (
-            "heads of whole groups",
-            whole(n_heads, args.n_groups),
-            n_heads,
-        ),
+        ("channels of whole heads", heads, channels),
+        ("heads of whole groups", groups, n_heads),
         ("step sizes of a scan", n_rows * n_heads, args.dt.len()),
         (
             "values of B",
@@ -225,21 +199,8 @@ pub(super) fn scan_heads_by_rows<B: Backend + ?Sized>(
         ("values of D", n_heads, args.d.len()),
         ("biases of step sizes", n_heads, args.dt_bias.len()),
         ("values of a scan's output", n_rows * channels, out.len()),
-        (
-            "values of a scan's state",
-            states.row.state_row,
-            channels * d_state,
-        ),
-    ] {
-        expect_len(what, wanted, got)?;
-    }
-    check_groups(args.groups, n_rows, states.n_rows)?;
-    let mut store = Store {
-        backend,
-        rows,
-        of: (args.layer, RowKind::State),
-        state: vec![0.0; states.row.state_row],
-    };
+        ("values of a scan's state", store.state.len(), state),
+    ])?;
     let ScanHeads { a, d, dt_bias, .. } = args;
     let weights = HeadWeights { a, d, dt_bias };
     store.walk(args.groups, |state, row| {
@@ -252,6 +213,13 @@ pub(super) fn scan_heads_by_rows<B: Backend + ?Sized>(
         );
         scan_heads_token(state, inputs, weights, args.n_groups, &mut out[wide]);
     })
+}
+
+fn expect_lens<const N: usize>(
+    lens: [(&'static str, usize, usize); N],
+) -> Result<(), BackendError> {
+    let mut lens = lens.into_iter();
+    lens.try_for_each(|(what, wanted, got)| expect_len(what, wanted, got))
 }
 
 fn n_rows_of(groups: &[StateGroup]) -> usize {
@@ -274,7 +242,30 @@ struct Store<'a, B: Backend + ?Sized> {
     state: Vec<f32>,
 }
 
-impl<B: Backend + ?Sized> Store<'_, B> {
+impl<'a, B: Backend + ?Sized> Store<'a, B> {
+    /// The rows of a layer, whose groups name only states that are there.
+    fn open(
+        backend: &'a B,
+        rows: &'a mut B::Rows,
+        of: (LayerIdx, RowKind),
+        groups: &[StateGroup],
+    ) -> Result<Self, BackendError> {
+        let (layer, kind) = of;
+        let states = state_rows(backend.layout(rows), layer)?;
+        check_groups(groups, n_rows_of(groups), states.n_rows)?;
+        let len = match kind {
+            RowKind::Conv => states.row.conv_row,
+            _ => states.row.state_row,
+        };
+        let state = vec![0.0; len];
+        Ok(Self {
+            backend,
+            rows,
+            of,
+            state,
+        })
+    }
+
     /// Calls `token(state, row)` for every row of every group, and stores what groups keep.
     fn walk(
         &mut self,

@@ -42,6 +42,15 @@ pub fn clamped_gate_clamps<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// `AddRow` adds the row that it names to all rows.
+pub fn rows_of_a_weight_add<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+        let y = b.add_row("y", x, ("w", 3), 2).unwrap();
+        let z = b.add_row("z", y, ("w", 3), 0).unwrap();
+        b.add("sum", z, x).unwrap()
+    });
+}
+
 /// `ScaleByPosition` of rows and of heads.
 pub fn positions_scale<B: Backend>(subject: &Subject<B>) {
     let scale = PositionScale {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::ops::{builder, step};
 use super::rows::{dump, fill};
 use super::scene::{SPEC, Scene, Step, layout, memory_weights, text, tiny_layout};
 use super::{Random, Subject, tiny_llama};
 use crate::backend::{Backend, BackendError};
-use crate::graph::{Graph, GraphOutputs, GraphShape};
+use crate::graph::{Graph, GraphOutputs, GraphShape, Input};
 use crate::layers::RowLayout;
 use crate::weights::{MemoryWeights, WeightSource};
 use crate::{CellIdx, Pos, Window};
@@ -158,6 +159,36 @@ pub fn inputs_of_the_wrong_length_are_refused<B: Backend>(subject: &Subject<B>) 
 pub fn tokens_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
     refused(subject, "token 96 of 96", |s| s.tokens[1] = 96);
     refused(subject, "the largest token", |s| s.tokens[2] = u32::MAX);
+}
+
+/// Positions beyond the rows that were learnt for them.
+pub fn positions_without_a_row_are_refused<B: Backend>(subject: &Subject<B>) {
+    let mut b = builder(3, 3);
+    let positions = b.input(Input::Positions).unwrap();
+    let y = b.embed("y", positions, "pos", [8, 4]).unwrap();
+    let graph = b.finish(&[y]).unwrap();
+    let (backend, layout) = (&subject.backend, RowLayout::default());
+    let loaded = backend.load_weights(Arc::new(memory_weights(&graph, 3)));
+    let mut program = backend.compile(&graph, &loaded.unwrap(), &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let mut step = step(3, 3, 0, 1);
+    for (positions, is_sound) in [
+        ([7, 0, 1], true),
+        ([0, 8, 1], false),
+        ([0, 1, u32::MAX], false),
+    ] {
+        step.positions = positions.into();
+        let mut inputs = step.inputs();
+        inputs.tokens = &[];
+        let run = backend.run(
+            &mut program,
+            &mut rows,
+            &inputs,
+            &mut GraphOutputs::default(),
+        );
+        let refused = matches!(run, Err(BackendError::Input { .. }));
+        assert_eq!(refused, !is_sound, "{positions:?}: {run:?}");
+    }
 }
 
 /// Cells beyond the memory.

@@ -5,6 +5,7 @@
 //! devices. Knows nothing of backends.
 
 mod attend;
+mod error_function;
 mod recurrent;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use crate::weights::WeightSource;
 use crate::{CellIdx, LayerIdx};
 
 use attend::rows_by_cell;
+use error_function::erfc;
 
 /// What a memory holds: K and V of each layer and cell, as stored.
 #[derive(Clone, Debug, Default)]
@@ -142,6 +144,12 @@ impl Evaluator<'_> {
             Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, memory),
             Op::LayerNorm { weight, bias, eps } => {
                 self.layer_norm(node, (weight, bias.as_deref()), f64::from(*eps))
+            }
+            Op::AddRow { weight, row } => {
+                let (dim, rows) = (node.row_len(), self.weight(weight));
+                let added = &rows[row * dim..][..dim];
+                let x = self.operand(node, 0).iter().zip(added.iter().cycle());
+                x.map(|(x, added)| x + added).collect()
             }
             Op::SoftCap { cap } => {
                 let cap = f64::from(*cap);
@@ -430,5 +438,6 @@ fn activation_of(activation: Activation) -> fn(f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         },
+        Activation::GeluErf => |x| 0.5 * x * erfc(-x / std::f64::consts::SQRT_2),
     }
 }

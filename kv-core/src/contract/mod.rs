@@ -23,6 +23,7 @@ pub mod evaluate;
 pub mod experts;
 pub mod graphs;
 pub mod kv_types;
+pub mod masks;
 pub mod ops;
 mod random;
 pub mod recurrent;
@@ -198,7 +199,7 @@ macro_rules! backend_contract {
             shared: a_shared_layer_attends_over_another_s_rows,
                 values_can_be_the_beginnings_of_keys,
                 latents_of_every_type_are_attended,
-                graphs_with_shared_and_latent_layers_compute,
+                graphs_with_shared_and_latent_layers_compute, states_of_latents_come_back,
                 stores_that_do_not_suit_their_rows_are_refused;
             attend: attends_over_everything, attends_through_windows, attends_over_scattered_cells,
                 attends_over_shared_cells, attends_over_cells_of_one_position,
@@ -206,10 +207,11 @@ macro_rules! backend_contract {
                 attends_with_a_soft_cap, attends_with_sinks, attends_with_linear_biases,
                 attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
+            masks: k43_golden_masks_are_attended;
             attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
                 plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;
-            ops: embed_looks_rows_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
+            ops: embed_looks_rows_up, embed_looks_positions_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates,
                 rope_sections_rotate, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
@@ -218,7 +220,7 @@ macro_rules! backend_contract {
                 chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,
                 no_outputs_are_no_error, a_program_runs_again_and_again,
                 strangers_do_not_matter, random_graphs_compute;
-            curves: layer_norm_centres, soft_cap_bends, clamped_gate_clamps,
+            curves: layer_norm_centres, rows_of_a_weight_add, soft_cap_bends, clamped_gate_clamps,
                 positions_scale, curves_leave_operands_alone;
             experts: routes_choose_and_weigh, experts_compute,
                 experts_on_weighed_inputs_compute, experts_on_blocks;
@@ -233,6 +235,7 @@ macro_rules! backend_contract {
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,
+                positions_without_a_row_are_refused,
                 cells_out_of_range_are_refused, output_rows_out_of_range_are_refused,
                 unsound_visibilities_are_refused, a_missing_part_is_refused,
                 a_refused_run_changes_nothing;

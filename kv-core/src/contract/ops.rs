@@ -129,6 +129,22 @@ pub fn embed_looks_rows_up<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// `Embed` by positions, as in models that learnt a row for each, beside rows of tokens.
+pub fn embed_looks_positions_up<B: Backend>(subject: &Subject<B>) {
+    for (n_tokens, n_outputs) in SIZES {
+        let mut b = builder(n_tokens, n_outputs);
+        let [tokens, positions] = [Input::Tokens, Input::Positions].map(|i| b.input(i).unwrap());
+        let x = b.embed("x", tokens, "w", [11, 24]).unwrap();
+        let p = b.embed("p", positions, "pos", [3000, 24]).unwrap();
+        let y = b.add("y", x, p).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let weights = memory_weights(&graph, 35);
+        let step = step(n_tokens, n_outputs, 0, 11);
+        let tolerance = subject.tolerance.elementwise;
+        compare(subject, &graph, weights, &step, tolerance);
+    }
+}
+
 /// A weight of random blocks with scales of a sensible size.
 pub(super) fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     let mut random = Random::new(34);
@@ -360,7 +376,7 @@ pub fn scale_scales<B: Backend>(subject: &Subject<B>) {
 
 /// `Gate` with every activation, far into both tails.
 pub fn gate_activates<B: Backend>(subject: &Subject<B>) {
-    for activation in [Activation::Silu, Activation::GeluTanh] {
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
         for factor in [1.0, 6.0, 300.0] {
             alone(subject, 24, subject.tolerance.elementwise, |b, x| {
                 let gate = b.scale("gate", x, factor).unwrap();

@@ -223,7 +223,7 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
 
 /// Every value through the function.
 pub fn activate_activates<B: Backend>(subject: &Subject<B>) {
-    for activation in [Activation::Silu, Activation::GeluTanh] {
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
         for n in [1, 7, 40] {
             let mut b = builder(n, 0);
             let x = b.input(Input::Embeddings { dim: 300 }).unwrap();

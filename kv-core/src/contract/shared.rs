@@ -6,11 +6,17 @@ use super::evaluate::{Memory, evaluate};
 use super::scene::{memory_weights, runs, text};
 use super::{Random, Scene, Subject, assert_close, attend_by_definition};
 use crate::backend::{Attend, Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
+use crate::cells::Cell;
 use crate::graph::{AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input};
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use crate::memory::{Contents, HeldToken, PartContents, Restored, RowWrite};
 use crate::memory_plan::MemoryPlan;
-use crate::weights::WeightSource;
-use crate::{CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window};
+use crate::state::{Fingerprint, SavedState, StateToSave, save};
+use crate::weights::{MemoryWeights, WeightSource};
+use crate::{
+    CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup,
+    Window,
+};
 
 /// A latent of 40 values with 8 more for positions, read by four heads.
 const LATENT: AttendSpec = AttendSpec {
@@ -284,6 +290,63 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
                 assert_close(&what, got, wanted, subject.tolerance.graph.max(1e-4));
             }
             first += n as u32;
+        }
+    }
+}
+
+/// A state of latents and shared rows is read from a backend's rows and written to others: attention
+/// over them gives the same bits, and no row is asked for that is not there.
+pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
+    let backend = &subject.backend;
+    let mirrored = |i: u32| CellIdx(N_CELLS as u32 - 1 - i);
+    let tokens = (0..N_CELLS as u32).map(|i| HeldToken {
+        row: mirrored(i),
+        cell: Cell::new(Pos(i), SeqSet::one(SeqId(0))),
+    });
+    let part = PartContents {
+        part: PartIdx(0),
+        window: Window::Full,
+        tokens: tokens.collect(),
+        forgotten: Vec::new(),
+    };
+    let contents = Contents::new(vec![part], None).unwrap();
+    // Row `i` of the state is a row from the end, and goes back to there.
+    let row_writes = (0..N_CELLS as u32).map(|i| RowWrite {
+        part: PartIdx(0),
+        from: CellIdx(i),
+        to: mirrored(i),
+        len: 1,
+    });
+    let restored = Restored {
+        row_writes: row_writes.collect(),
+        ..Restored::default()
+    };
+    let map = LayerMap::new(layers().to_vec());
+    let fingerprint = Fingerprint::new("test", 1, &map, &graph(1), &MemoryWeights::new());
+    for kv_type in PLAIN {
+        let layout = layout(&layers(), kv_type);
+        let mut rows = backend.allocate(&layout).unwrap();
+        fill(backend, &mut rows, &LATENT, 0);
+        fill(backend, &mut rows, &NARROW, 1);
+        let state = StateToSave {
+            fingerprint: &fingerprint,
+            contents: &contents,
+            tokens: &[],
+            layout: &layout,
+            kv_type: None,
+        };
+        let mut bytes = Vec::new();
+        let mut read = |span: RowSpan, out: &mut [u8]| backend.read_rows(&rows, span, out);
+        save(&state, &mut read, &mut bytes).unwrap();
+        let state = SavedState::parse(&bytes).unwrap();
+        state.check_rows(&layout).unwrap();
+        let mut others = backend.allocate(&layout).unwrap();
+        let mut write = |span: RowSpan, bytes: &[u8]| backend.write_rows(&mut others, span, bytes);
+        state.write_rows(&restored, &layout, &mut write).unwrap();
+        for (layer, spec) in [(0, LATENT), (1, NARROW), (2, LATENT)] {
+            let q = Random::new(9).values(3 * spec.n_heads * spec.k_dim);
+            let of = |rows: &B::Rows| attend(backend, rows, (layer, spec), &q);
+            assert_eq!(of(&others), of(&rows), "{kv_type}, layer {layer}");
         }
     }
 }

@@ -140,6 +140,11 @@ pub fn d15a_golden_shifts_are_matched<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let Cases { cases } = serde_json::from_str(CASES).unwrap();
     assert_eq!(cases.len(), 40);
+    let n_rows = |case: &Case| case.delta.len();
+    assert!(
+        cases.iter().all(|case| n_rows(case) == 6),
+        "a move of each row"
+    );
     for (case, types) in cases
         .iter()
         .flat_map(|case| key_types(backend).into_iter().map(move |t| (case, t)))

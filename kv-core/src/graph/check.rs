@@ -113,6 +113,12 @@ pub(super) fn add(b: &mut GraphBuilder, graph: &Graph, node: &Node) -> Result<No
             let [x] = operands(node)?;
             b.layer_norm(name, x, (weight, bias.as_deref()), *eps)
         }
+        Op::AddRow { weight, row } => {
+            let [x] = operands(node)?;
+            let used = graph.weights.iter().find(|w| w.name == *weight);
+            let n_rows = used.and_then(|w| w.shape.first()).copied().unwrap_or(0);
+            b.add_row(name, x, (weight, n_rows), *row)
+        }
         Op::SoftCap { cap } => {
             let [x] = operands(node)?;
             b.soft_cap(name, x, *cap)

@@ -53,6 +53,32 @@ impl GraphBuilder {
         self.push(name, op, vec![x], (shape, DType::F32))
     }
 
+    /// Every row of `x [n, dim]` plus the `row`-th of `n_rows` rows of a weight.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where `x` is no matrix, or the weight has no such row.
+    pub fn add_row(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        (weight, n_rows): (&str, usize),
+        row: usize,
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::AddRow {
+            weight: weight.to_owned(),
+            row,
+        };
+        let shape = self.shape_of(x).to_vec();
+        match *shape {
+            [_, dim] if row < n_rows => self.declare(weight, &[n_rows, dim])?,
+            _ => {
+                let wanted = format!("[n, dim] and a row below {n_rows} (it is {row})");
+                return Err(self.misfit(name, &op, &wanted, &[x]));
+            }
+        }
+        self.push(name, op, vec![x], (shape, DType::F32))
+    }
+
     /// `cap * tanh(x / cap)`.
     ///
     /// # Errors
@@ -140,6 +166,8 @@ mod tests {
         let refused = [
             b.clamped_gate("bad", (1.0, 7.0), [x, narrow]),
             b.scale_by_position("bad", scale, [x, wanted]),
+            b.add_row("bad", x, ("types", 2), 2),
+            b.add_row("bad", positions, ("types", 2), 0),
         ];
         for refused in refused {
             assert!(
@@ -151,6 +179,7 @@ mod tests {
         let y = b.clamped_gate("gate", (1.702, 7.0), [y, x]).unwrap();
         let y = b.scale_by_position("sharp", scale, [y, positions]).unwrap();
         let y = b.soft_cap("cap", y, 30.0).unwrap();
+        let y = b.add_row("type", y, ("types", 2), 1).unwrap();
         let graph = b.finish(&[y]).unwrap();
         let text = graph.text().to_string();
         for line in [
@@ -158,6 +187,7 @@ mod tests {
             "clamped_gate(%4, %0, slope=1.702, limit=7)",
             "scale_by_position(%5, %1, every=8192, strength=0.1)",
             "soft_cap(%6, cap=30)",
+            "add_row(%7, w=types, row=1)",
         ] {
             assert!(text.contains(line), "{text}");
         }

@@ -165,6 +165,7 @@ pub(super) fn fields(op: &Op) -> Vec<String> {
             fields.push(format!("eps={eps}"));
             fields
         }
+        Op::AddRow { weight, row } => vec![format!("w={weight}"), format!("row={row}")],
         Op::SoftCap { cap } => vec![format!("cap={cap}")],
         Op::ClampedGate { slope, limit } => {
             vec![format!("slope={slope}"), format!("limit={limit}")]
@@ -256,6 +257,9 @@ fn rope_fields(rope: &RopeSpec) -> Vec<String> {
             fields.push(format!("yarn={factor}"));
             fields.push(format!("original_context={original_context}"));
             fields.push(format!("beta={beta_fast}/{beta_slow}"));
+            fields.push(format!("attention_factor={attention_factor:.6}"));
+        }
+        RopeScaling::LongRope { attention_factor } => {
             fields.push(format!("attention_factor={attention_factor:.6}"));
         }
     }

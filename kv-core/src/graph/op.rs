@@ -76,6 +76,8 @@ pub enum Activation {
     Silu,
     /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: the tanh form of GELU, same paper.
     GeluTanh,
+    /// `x/2 (1 + erf(x / sqrt(2)))`: GELU itself, same paper.
+    GeluErf,
 }
 
 /// How one layer attends.
@@ -312,6 +314,13 @@ pub enum Op {
         /// Added to the variance.
         eps: f32,
     },
+    /// Every row plus one row of a weight. `(x [n, dim]) -> same`, weight `[rows, dim]`.
+    AddRow {
+        /// The matrix.
+        weight: String,
+        /// Which of its rows.
+        row: usize,
+    },
     /// `cap * tanh(x / cap)` (Gemma 2, arXiv 2408.00118). `(x) -> same`.
     SoftCap {
         /// What no value reaches.
@@ -413,6 +422,7 @@ impl Op {
             Self::Conv { .. } => "conv",
             Self::Scan { .. } => "scan",
             Self::LayerNorm { .. } => "layer_norm",
+            Self::AddRow { .. } => "add_row",
             Self::SoftCap { .. } => "soft_cap",
             Self::ClampedGate { .. } => "clamped_gate",
             Self::ScaleByPosition { .. } => "scale_by_position",
@@ -442,6 +452,7 @@ impl fmt::Display for Activation {
         f.pad(match self {
             Self::Silu => "silu",
             Self::GeluTanh => "gelu_tanh",
+            Self::GeluErf => "gelu_erf",
         })
     }
 }

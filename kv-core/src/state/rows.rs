@@ -98,7 +98,9 @@ pub(super) fn formats(
 ) -> Vec<RowFormat> {
     let mut formats = Vec::new();
     for rows in layout.layers() {
-        for (kind, shape) in [(RowKind::K, rows.k), (RowKind::V, rows.v)] {
+        // Values that are the beginnings of keys have no rows.
+        let v = rows.stored_v().map(|shape| (RowKind::V, shape));
+        for (kind, shape) in [(RowKind::K, rows.k)].into_iter().chain(v) {
             formats.push(RowFormat {
                 layer: rows.layer,
                 kind,

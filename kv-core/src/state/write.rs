@@ -14,7 +14,7 @@ use crate::backend::RowSpan;
 use crate::hadamard::HeadRotation;
 use crate::ids::CellIdx;
 use crate::kv_type::KvType;
-use crate::layers::{RowLayout, RowShape};
+use crate::layers::{RowLayout, RowShape, ValueRows};
 use crate::memory::Contents;
 
 pub(super) const META: Tag = *b"META";
@@ -51,6 +51,16 @@ pub struct StateToSave<'a> {
     pub kv_type: Option<KvType>,
 }
 
+/// Whether rows of this layout can be saved as `kv_type`.
+///
+/// # Errors
+/// [`SaveError::RowType`] for the first layer whose rows are no whole blocks.
+pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), SaveError> {
+    let here = formats(layout, |_| 0);
+    here.iter()
+        .try_for_each(|format| saved_as(format, kv_type, layout).map(drop))
+}
+
 /// Writes a state and returns its bytes. `read` gives the stored bytes of a span of rows.
 ///
 /// # Errors
@@ -67,7 +77,10 @@ pub fn save(
         None => state_rows.len() as u32,
     };
     let here = formats(state.layout, n_rows);
-    let saved = here.iter().map(|format| saved_as(format, state.kv_type));
+    let saved = here.iter().map(|format| match state.kv_type {
+        Some(kv_type) => saved_as(format, kv_type, state.layout),
+        None => Ok(*format),
+    });
     let saved = saved.collect::<Result<Vec<_>, _>>()?;
     let meta = serde_json::to_vec(&Meta {
         written_by: concat!("cellar ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -102,17 +115,20 @@ pub fn save(
     Ok(n_bytes)
 }
 
-/// What rows become in the state.
-fn saved_as(here: &RowFormat, kv_type: Option<KvType>) -> Result<RowFormat, SaveError> {
-    let (Stored::Heads { part, shape }, Some(kv_type)) = (here.stored, kv_type) else {
+/// What rows become in the state: what a memory of this type would hold, so that it takes them to
+/// the bit.
+fn saved_as(here: &RowFormat, kv_type: KvType, layout: &RowLayout) -> Result<RowFormat, SaveError> {
+    let Stored::Heads { part, shape } = here.stored else {
         return Ok(*here);
     };
     if shape.kv_type == kv_type {
         return Ok(*here);
     }
-    let rotation = match kv_type.is_quantised() {
-        true => HeadRotation::for_dim(shape.dim),
-        false => HeadRotation::None,
+    let values = layout.layer(here.layer).map(|rows| rows.values);
+    let rotation = match values {
+        // Latents are never rotated.
+        Some(ValueRows::Own) if kv_type.is_quantised() => HeadRotation::for_dim(shape.dim),
+        _ => HeadRotation::None,
     };
     let shape = RowShape {
         kv_type,

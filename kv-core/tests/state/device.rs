@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use kv_core::backend::{BackendError, RowKind, RowSpan};
-use kv_core::batch::{Batch, BatchRules, validate};
+use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan};
+use kv_core::batch::{Batch, BatchRules, PositionRule, UBatch, validate_with};
 use kv_core::graph::{GraphBuilder, GraphShape};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::layers::{
+    AttentionMemory, LayerMap, LayerMemory, LayerRows, RecurrentMemory, RowLayout, RowShape,
+};
 use kv_core::memory::{
     AnyMemory, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowsTaken, Seqs, Streams, SwaSize,
     invariants,
@@ -15,7 +17,7 @@ use kv_core::state::{
     Fingerprint, RestoreError, SaveError, SavedState, SeqTokens, StateToSave, save,
 };
 use kv_core::weights::MemoryWeights;
-use kv_core::{Causality, KvType, LayerIdx, Pos, SeqId, TokenId, Window};
+use kv_core::{Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, SeqId, TokenId, Window};
 
 pub(crate) const FULL: LayerMemory = attention(Window::Full);
 pub(crate) const NEAR: LayerMemory = attention(Window::Sliding(8));
@@ -25,13 +27,16 @@ pub(crate) const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
 });
 
 /// The layers of every shape of memory.
-pub(crate) const SHAPES: [&[LayerMemory]; 6] = [
+pub(crate) const SHAPES: [&[LayerMemory]; 8] = [
     &[FULL],
     &[NEAR, NEAR],
     &[FULL, NEAR, LayerMemory::Nothing],
     &[STATES, STATES],
     &[STATES, FULL],
     &[NEAR, STATES, FULL],
+    // Values in keys, and rows of other layers.
+    &[latent(Window::Full), NEAR, shared_with(0), shared_with(1)],
+    &[latent(Window::Sliding(8)), STATES, FULL, shared_with(0)],
 ];
 
 const fn attention(window: Window) -> LayerMemory {
@@ -41,6 +46,19 @@ const fn attention(window: Window) -> LayerMemory {
         v_dim: 3,
         window,
     })
+}
+
+const fn latent(window: Window) -> LayerMemory {
+    LayerMemory::Latent(AttentionMemory {
+        kv_heads: 1,
+        k_dim: 5,
+        v_dim: 4,
+        window,
+    })
+}
+
+const fn shared_with(layer: u32) -> LayerMemory {
+    LayerMemory::SharedWith(LayerIdx(layer))
 }
 
 pub(crate) fn config() -> MemoryConfig {
@@ -58,6 +76,12 @@ pub(crate) fn config() -> MemoryConfig {
 /// Tokens whose ids differ from sequence to sequence.
 pub(crate) fn ids(seq: u32, n: u32) -> Vec<u32> {
     (0..n).map(|i| 100 * seq + i).collect()
+}
+
+/// The rows that a layer stores.
+fn stored(layer: &LayerRows) -> impl Iterator<Item = (RowKind, RowShape)> {
+    let v = layer.stored_v().map(|v| (RowKind::V, v));
+    [(RowKind::K, layer.k)].into_iter().chain(v)
 }
 
 /// What a restoration did.
@@ -84,8 +108,9 @@ impl Device {
         let layout = layout.with_states(&layers, config.n_state_rows()).unwrap();
         let mut rows = BTreeMap::new();
         for l in layout.layers() {
-            rows.insert((l.layer, RowKind::K), vec![0xee; l.n_rows * l.k.bytes()]);
-            rows.insert((l.layer, RowKind::V), vec![0xee; l.n_rows * l.v.bytes()]);
+            for (kind, shape) in stored(l) {
+                rows.insert((l.layer, kind), vec![0xee; l.n_rows * shape.bytes()]);
+            }
         }
         for s in layout.states() {
             rows.insert(
@@ -125,7 +150,7 @@ impl Device {
         rows[range].copy_from_slice(bytes);
     }
 
-    fn span(layer: LayerIdx, kind: RowKind, row: kv_core::CellIdx) -> RowSpan {
+    fn span(layer: LayerIdx, kind: RowKind, row: CellIdx) -> RowSpan {
         RowSpan {
             layer,
             kind,
@@ -134,64 +159,99 @@ impl Device {
         }
     }
 
-    /// Evaluates tokens: a key tells its token and its layer, a state the tokens that went into it.
+    /// Evaluates tokens of text.
     pub(crate) fn feed(&mut self, seq: SeqId, tokens: &[u32]) {
+        let batch = Batch::prompt(seq, tokens.iter().copied().map(TokenId));
+        self.evaluate(&batch, PositionRule::Linear);
+    }
+
+    /// Evaluates tokens: a key tells its token and its layer, a state the tokens that went into it.
+    /// Gives what the last ubatch was told.
+    pub(crate) fn evaluate(&mut self, batch: &Batch, rule: PositionRule) -> MemoryInputs {
         let rules = BatchRules {
             n_batch: 64,
             n_seqs: 3,
             n_vocab: 1000,
             n_embd: 1,
         };
-        let batch = Batch::prompt(seq, tokens.iter().copied().map(TokenId));
-        let batch = validate(&batch, &rules, |seq| self.memory.positions(seq)).unwrap();
+        let batch = validate_with(batch, (&rules, rule), |seq| self.memory.positions(seq)).unwrap();
         let plan = self.memory.plan(&batch, 5).unwrap();
+        let mut inputs = MemoryInputs::default();
         for (step, ubatch) in plan.ubatches.iter().enumerate() {
-            let mut inputs = MemoryInputs::default();
             drop(self.memory.commit(ubatch, &plan.placement, step));
             self.memory
                 .inputs(ubatch, &plan.placement, step, &mut inputs);
-            for layer in self.layout.layers().to_vec() {
-                let cells = &inputs.parts[layer.part.as_usize()].cells;
-                for (&cell, &token) in cells.iter().zip(&ubatch.tokens) {
-                    for (kind, shape, sign) in
-                        [(RowKind::K, layer.k, 1.0), (RowKind::V, layer.v, -1.0)]
-                    {
-                        // Exact in f16, too.
-                        let base = (token % 13) as f32 + (token / 100) as f32 / 64.0;
-                        let base = base + layer.layer.0 as f32 / 4.0;
-                        let own = |i: usize| sign * (base + i as f32 / 32.0);
-                        let values: Vec<f32> = (0..shape.len()).map(own).collect();
-                        let mut bytes = vec![0; shape.bytes()];
-                        shape.encode(&values, &mut bytes);
-                        self.write(Self::span(layer.layer, kind, cell), &bytes);
-                    }
+            self.store_rows(ubatch, &inputs);
+            self.store_states(ubatch, &inputs);
+        }
+        inputs
+    }
+
+    fn store_rows(&mut self, ubatch: &UBatch, inputs: &MemoryInputs) {
+        for layer in self.layout.layers().to_vec() {
+            let cells = &inputs.parts[layer.part.as_usize()].cells;
+            for (&cell, &token) in cells.iter().zip(&ubatch.tokens) {
+                for (kind, shape) in stored(&layer) {
+                    let sign = if kind == RowKind::K { 1.0 } else { -1.0 };
+                    // Exact in f16, too.
+                    let base = (token % 13) as f32 + (token / 100) as f32 / 64.0;
+                    let base = base + layer.layer.0 as f32 / 4.0;
+                    let own = |i: usize| sign * (base + i as f32 / 32.0);
+                    let values: Vec<f32> = (0..shape.len()).map(own).collect();
+                    let mut bytes = vec![0; shape.bytes()];
+                    shape.encode(&values, &mut bytes);
+                    self.write(Self::span(layer.layer, kind, cell), &bytes);
                 }
             }
-            for states in self.layout.states().to_vec() {
-                for (kind, len) in [
-                    (RowKind::Conv, states.row.conv_row),
-                    (RowKind::State, states.row.state_row),
-                ] {
-                    for group in &inputs.states {
-                        let mut state = vec![0u8; len * 4];
-                        if let Some(row) = group.source {
-                            state.copy_from_slice(self.read(Self::span(states.layer, kind, row)));
+        }
+    }
+
+    fn store_states(&mut self, ubatch: &UBatch, inputs: &MemoryInputs) {
+        for states in self.layout.states().to_vec() {
+            for (kind, len) in [
+                (RowKind::Conv, states.row.conv_row),
+                (RowKind::State, states.row.state_row),
+            ] {
+                for group in &inputs.states {
+                    let mut state = vec![0u8; len * 4];
+                    if let Some(row) = group.source {
+                        state.copy_from_slice(self.read(Self::span(states.layer, kind, row)));
+                    }
+                    for (n_rows, &row) in (1u32..).zip(&group.rows) {
+                        let token = ubatch.tokens[row as usize];
+                        for byte in state.iter_mut() {
+                            *byte = byte
+                                .wrapping_mul(31)
+                                .wrapping_add(token as u8 ^ states.layer.0 as u8);
                         }
-                        for (n_rows, &row) in (1u32..).zip(&group.rows) {
-                            let token = ubatch.tokens[row as usize];
-                            for byte in state.iter_mut() {
-                                *byte = byte
-                                    .wrapping_mul(31)
-                                    .wrapping_add(token as u8 ^ states.layer.0 as u8);
-                            }
-                            if let Some(store) = group.stores.iter().find(|s| s.n_rows == n_rows) {
-                                self.write(Self::span(states.layer, kind, store.to), &state);
-                            }
+                        if let Some(store) = group.stores.iter().find(|s| s.n_rows == n_rows) {
+                            self.write(Self::span(states.layer, kind, store.to), &state);
                         }
                     }
                 }
             }
         }
+    }
+
+    /// Does to rows what a copy or a compaction left to do.
+    pub(crate) fn copy_rows(&mut self, copies: &[RowCopy]) {
+        for copy in copies {
+            for layer in self.layout.layers().to_vec() {
+                for (kind, shape) in stored(&layer).filter(|_| layer.part == copy.part) {
+                    let at = |cell: CellIdx| cell.as_usize() * shape.bytes();
+                    let len = copy.len as usize * shape.bytes();
+                    let rows = self.rows.get_mut(&(layer.layer, kind)).unwrap();
+                    rows.copy_within(at(copy.from)..at(copy.from) + len, at(copy.to));
+                }
+            }
+        }
+    }
+
+    /// The key of the first layer of a part, as it is stored.
+    pub(crate) fn key(&self, part: PartIdx, cell: CellIdx) -> Vec<u8> {
+        let mut layers = self.layout.layers().iter();
+        let layer = layers.find(|layer| layer.part == part).unwrap().layer;
+        self.read(Self::span(layer, RowKind::K, cell)).to_vec()
     }
 
     pub(crate) fn save(&self, seqs: Seqs, kv_type: Option<KvType>) -> Vec<u8> {
@@ -264,7 +324,7 @@ impl Device {
             tokens.sort_by_key(|t| t.cell.pos);
             for token in tokens {
                 for layer in self.layout.layers().iter().filter(|l| l.part == part.part) {
-                    for (kind, shape) in [(RowKind::K, layer.k), (RowKind::V, layer.v)] {
+                    for (kind, shape) in stored(layer) {
                         let bytes = self.read(Self::span(layer.layer, kind, token.row));
                         let mut values = vec![0.0; shape.len()];
                         shape.decode(bytes, &mut values);

@@ -5,6 +5,7 @@
 //! Invariant: what a step writes overlaps nothing that it reads, and nothing that a later step
 //! reads. Knows nothing of threads or of how steps are computed.
 
+mod beside;
 mod place;
 mod resolve;
 mod visit;
@@ -18,9 +19,10 @@ use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::experts::Experts;
-use crate::kernels::Lanes;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
+
+pub(crate) use beside::{ConvKernel, HeadScanWeights, HeadValues, ScanWeights};
 
 /// Where the values of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +84,13 @@ pub(crate) enum Change<V> {
 pub(crate) enum Step<V> {
     Embed {
         matrix: Arc<Matrix>,
+        by: EmbedBy,
+        out: V,
+    },
+    /// `out = x + added`, row by row.
+    AddRow {
+        x: V,
+        added: Arc<[f32]>,
         out: V,
     },
     Linear {
@@ -210,6 +219,15 @@ pub(crate) enum Step<V> {
     },
 }
 
+/// What says which row of a matrix a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EmbedBy {
+    /// The token.
+    Token,
+    /// Its position.
+    Position,
+}
+
 /// A custom operation with its weights.
 #[derive(Debug)]
 pub(crate) struct CustomStep {
@@ -240,43 +258,6 @@ pub(crate) enum PlainStep {
     Sum { layer: usize },
 }
 
-/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HeadValues {
-    pub(crate) sinks: Option<Arc<[f32]>>,
-    /// Slopes of linear biases.
-    pub(crate) slopes: Option<Arc<[f32]>>,
-}
-
-/// Weights of a convolution.
-#[derive(Debug)]
-pub(crate) struct ConvKernel {
-    /// One row of channels for each input, the oldest first: `[width, channels]`.
-    pub(crate) taps: Vec<f32>,
-    pub(crate) width: usize,
-    pub(crate) bias: Option<Arc<[f32]>>,
-}
-
-/// Weights of a scan.
-#[derive(Debug)]
-pub(crate) struct ScanWeights {
-    pub(crate) d_state: usize,
-    /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
-    pub(crate) rates: Vec<Lanes>,
-    /// `[channels]`.
-    pub(crate) d: Arc<[f32]>,
-}
-
-/// Weights of a scan by heads, `[heads]` each.
-#[derive(Debug)]
-pub(crate) struct HeadScanWeights {
-    pub(crate) n_groups: usize,
-    pub(crate) d_state: usize,
-    pub(crate) a: Arc<[f32]>,
-    pub(crate) d: Arc<[f32]>,
-    pub(crate) dt_bias: Arc<[f32]>,
-}
-
 /// The angles of one kind of rotation.
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTable {
@@ -294,6 +275,8 @@ pub(crate) struct Needs {
     /// Values of an embedding row.
     pub(crate) embedding_dim: Option<usize>,
     pub(crate) positions: bool,
+    /// Positions, below this number.
+    pub(crate) positions_below: Option<usize>,
     /// Position, row and column.
     pub(crate) coordinates: bool,
     pub(crate) output_rows: bool,

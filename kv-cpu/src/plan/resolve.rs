@@ -135,16 +135,8 @@ impl<'a> Resolver<'a> {
                 return Ok(());
             }
             Op::Linear { .. } => return self.linear(id, node),
-            Op::Embed { weight } => {
-                self.operand_input(node, 0, |i| matches!(i, Input::Tokens))?;
-                if node.n_rows() != self.graph.shape().n_tokens {
-                    return Err(unsupported(node));
-                }
-                let matrix = self.matrix(weight, node, None)?;
-                let below = &mut self.out.needs.tokens_below;
-                *below = Some(below.map_or(matrix.n_rows(), |b| b.min(matrix.n_rows())));
-                Step::Embed { matrix, out }
-            }
+            Op::Embed { weight } => self.embed(node, weight, out)?,
+            Op::AddRow { weight, row } => self.add_row(node, (weight, *row), out)?,
             Op::RmsNorm { weight, eps } => {
                 let x = self.operand(node, 0)?;
                 self.same_len(node, x)?;

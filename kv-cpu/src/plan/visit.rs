@@ -50,8 +50,14 @@ impl<V: Copy> Step<V> {
     /// of writes.
     pub(super) fn map<W>(self, f: &mut impl FnMut(Access, V) -> W) -> Step<W> {
         match self {
-            Self::Embed { matrix, out } => Step::Embed {
+            Self::Embed { matrix, by, out } => Step::Embed {
                 matrix,
+                by,
+                out: f(Write, out),
+            },
+            Self::AddRow { x, added, out } => Step::AddRow {
+                x: f(Read, x),
+                added,
                 out: f(Write, out),
             },
             Self::Linear { x, products } => Step::Linear {

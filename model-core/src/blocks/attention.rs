@@ -1,4 +1,5 @@
-//! Self-attention over a memory: project, norm, rotate, store, attend, project back.
+//! Self-attention: project, norm, rotate, store, attend, project back; without a memory, nothing is
+//! stored.
 //!
 //! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Knows nothing of the layers around.
 
@@ -130,6 +131,40 @@ impl AttentionBlock {
         rows: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
+        let [q, k, v] = self.queries_keys_values(b, layer, x)?;
+        let cells = b.input(Input::Cells { part })?;
+        let stored = b.store_kv(&format!("kv_store-{layer}"), layer, [k, v, cells])?;
+        let out = self.attend(b, (layer, part), q, stored)?;
+        self.project_back(b, layer, (out, rows), dim)
+    }
+
+    /// Adds the block without a memory, as in encoders: tokens attend within their ubatch through the
+    /// window, later ones too. Otherwise as [`AttentionBlock::build`].
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub fn build_in_batch(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+        rows: Option<NodeId>,
+    ) -> Result<NodeId, GraphError> {
+        let dim = b.shape_of(x).last().copied().unwrap_or(0);
+        let qkv = self.queries_keys_values(b, layer, x)?;
+        let sinks = self.sink_weight(layer);
+        let spec = (self.spec(), sinks.as_deref());
+        let out = b.attend_batch(&format!("kqv-{layer}"), spec, qkv, self.window)?;
+        self.project_back(b, layer, (out, rows), dim)
+    }
+
+    /// Queries, keys and values, `[tokens, heads, dim]` each.
+    fn queries_keys_values(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        x: NodeId,
+    ) -> Result<[NodeId; 3], GraphError> {
         let [query, key, value] = self.heads();
         let [q, k, v] = self.project(b, layer, x)?;
         let q = self.turn(b, layer, query, q)?;
@@ -142,9 +177,17 @@ impl AttentionBlock {
             }
             None => q,
         };
-        let cells = b.input(Input::Cells { part })?;
-        let stored = b.store_kv(&format!("kv_store-{layer}"), layer, [k, v, cells])?;
-        let mut out = self.attend(b, (layer, part), q, stored)?;
+        Ok([q, k, v])
+    }
+
+    /// `[tokens, heads * v_dim]` projected back to `[rows, dim]`.
+    fn project_back(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        (mut out, rows): (NodeId, Option<NodeId>),
+        dim: usize,
+    ) -> Result<NodeId, GraphError> {
         if let Some(rows) = rows {
             out = b.take_rows(&format!("kqv_rows-{layer}"), out, rows)?;
         }
@@ -246,6 +289,18 @@ impl AttentionBlock {
     ) -> Result<NodeId, GraphError> {
         let window = self.window;
         let visibility = b.input(Input::Visibility { part, window })?;
+        let sinks = self.sink_weight(layer);
+        let spec = (self.spec(), sinks.as_deref());
+        let operands = [q, stored, visibility];
+        b.attend_with_sinks(&format!("kqv-{layer}"), layer, spec, operands)
+    }
+
+    /// Name of the weight of sinks, where there are any.
+    fn sink_weight(&self, layer: LayerIdx) -> Option<String> {
+        (self.sinks == Sinks::PerHead).then(|| format!("blk.{layer}.attn_sinks.weight"))
+    }
+
+    fn spec(&self) -> AttendSpec {
         let Self {
             n_heads,
             kv_heads,
@@ -255,7 +310,7 @@ impl AttentionBlock {
             soft_cap,
             ..
         } = *self;
-        let spec = AttendSpec {
+        AttendSpec {
             n_heads,
             kv_heads,
             k_dim,
@@ -263,11 +318,7 @@ impl AttentionBlock {
             scale,
             soft_cap,
             alibi: None,
-        };
-        let sinks = format!("blk.{layer}.attn_sinks.weight");
-        let sinks = (self.sinks == Sinks::PerHead).then_some(&*sinks);
-        let operands = [q, stored, visibility];
-        b.attend_with_sinks(&format!("kqv-{layer}"), layer, (spec, sinks), operands)
+        }
     }
 }
 

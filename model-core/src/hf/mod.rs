@@ -21,7 +21,9 @@ mod keys;
 mod names;
 mod rope;
 mod rules;
+mod sentence;
 mod steps;
+mod tables;
 mod tokenizer;
 mod weights;
 
@@ -32,9 +34,13 @@ pub use error::HfError;
 pub use keys::Keys;
 pub use rope::{RopeKind, RopeSettings, rope_keys};
 pub use rules::{
-    ATTENTION_TENSORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, RMS_EPS, ROPE_KEYS, SILU,
-    full_attention, head_dim, layer_types, window_of_all, windows_by_layer,
+    DECODER_KEYS, RMS_EPS, ROPE_KEYS, SILU, full_attention, head_dim, layer_types, window_of_all,
+    windows_by_layer,
 };
 pub use steps::{Heads, RowFactors, Step};
+pub use tables::{
+    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATED, GATED_EXPERTS, GATED_TENSORS,
+    INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers,
+};
 pub use tokenizer::tokenizer_keys;
 pub use weights::{HfWeights, TensorRule, same, with};

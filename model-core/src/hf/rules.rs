@@ -1,7 +1,7 @@
-//! Tables that many classes share: sizes, heads, windows, and the tensors of common blocks.
+//! Key tables that many classes share: sizes, heads, windows.
 
 use super::class::as_u32;
-use super::{Expected, HfConfig, HfError, Key, Keys, TensorRule, rope_keys, same};
+use super::{Expected, HfConfig, HfError, Key, Keys, rope_keys};
 use crate::gguf::Array;
 use crate::windows::WindowPattern;
 
@@ -38,77 +38,6 @@ pub const RMS_EPS: &[Key] = &[Key::Number {
 
 /// One rotation for all layers.
 pub const ROPE_KEYS: &[Key] = &[Key::With(rope_keys)];
-
-/// Embedding, last norm and head.
-pub const EMBEDDING_TENSORS: &[TensorRule] = &[
-    same("token_embd.weight", "model.embed_tokens.weight"),
-    same("output_norm.weight", "model.norm.weight"),
-    same("output.weight", "lm_head.weight"),
-];
-
-/// Attention whose rows stay in place.
-pub const ATTENTION_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.attn_q.weight",
-        "model.layers.{l}.self_attn.q_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_k.weight",
-        "model.layers.{l}.self_attn.k_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_v.weight",
-        "model.layers.{l}.self_attn.v_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_q.bias",
-        "model.layers.{l}.self_attn.q_proj.bias",
-    ),
-    same(
-        "blk.{l}.attn_k.bias",
-        "model.layers.{l}.self_attn.k_proj.bias",
-    ),
-    same(
-        "blk.{l}.attn_v.bias",
-        "model.layers.{l}.self_attn.v_proj.bias",
-    ),
-    same(
-        "blk.{l}.attn_output.bias",
-        "model.layers.{l}.self_attn.o_proj.bias",
-    ),
-    same(
-        "blk.{l}.attn_q_norm.weight",
-        "model.layers.{l}.self_attn.q_norm.weight",
-    ),
-    same(
-        "blk.{l}.attn_k_norm.weight",
-        "model.layers.{l}.self_attn.k_norm.weight",
-    ),
-];
-
-/// A feed-forward block with a gate.
-pub const GATED_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ffn_gate.weight",
-        "model.layers.{l}.mlp.gate_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up.weight",
-        "model.layers.{l}.mlp.up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down.weight",
-        "model.layers.{l}.mlp.down_proj.weight",
-    ),
-];
 
 /// Values of one head.
 ///

@@ -14,15 +14,27 @@ use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, HfError, Step};
 
 /// One GGUF tensor and the tensors that it is made of. `{l}` stands for the layer; where `from` has an
-/// `{e}`, the tensors of all experts are stacked.
+/// `{e}`, the tensors of all experts are stacked. Made by [`same`] and [`with`].
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRule {
-    /// GGUF name.
-    pub to: &'static str,
-    /// Name in the files.
-    pub from: &'static str,
-    /// What happens on the way.
-    pub steps: &'static [Step],
+    /// What both names begin with, see [`in_layers`](super::in_layers).
+    pub(super) to_place: &'static str,
+    pub(super) from_place: &'static str,
+    to: &'static str,
+    from: &'static str,
+    steps: &'static [Step],
+}
+
+impl TensorRule {
+    /// Pattern of the GGUF name.
+    fn to(&self) -> String {
+        format!("{}{}", self.to_place, self.to)
+    }
+
+    /// Pattern of the name in the files.
+    fn from(&self) -> String {
+        format!("{}{}", self.from_place, self.from)
+    }
 }
 
 /// A tensor that only has another name.
@@ -32,7 +44,13 @@ pub const fn same(to: &'static str, from: &'static str) -> TensorRule {
 
 /// A tensor that is changed on the way.
 pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) -> TensorRule {
-    TensorRule { to, from, steps }
+    TensorRule {
+        to_place: "",
+        from_place: "",
+        to,
+        from,
+        steps,
+    }
 }
 
 /// What a GGUF tensor is made of.
@@ -111,9 +129,9 @@ impl HfWeights {
             return Some(source.name.clone());
         }
         let of = |rule: &TensorRule| {
-            let numbers = matched(rule.to, name)?;
+            let numbers = matched(&rule.to(), name)?;
             let expert = Some(0);
-            Some(filled(rule.from, Numbers { expert, ..numbers }))
+            Some(filled(&rule.from(), Numbers { expert, ..numbers }))
         };
         self.rules.iter().find_map(of)
     }
@@ -128,9 +146,10 @@ type Found<'a> = Vec<(Option<u32>, &'a str, &'a Stored)>;
 
 /// The tensors of the files that a rule is for, by the GGUF tensor that they become; experts in order.
 fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<'a>)> {
+    let (from, to) = (rule.from(), rule.to());
     let mut groups: HashMap<Numbers, Found<'a>> = HashMap::new();
     for (name, stored) in &files.tensors {
-        if let Some(numbers) = matched(rule.from, name) {
+        if let Some(numbers) = matched(&from, name) {
             let group = Numbers {
                 expert: None,
                 ..numbers
@@ -143,7 +162,7 @@ fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<
     groups.sort_by_key(|(numbers, _)| *numbers);
     let named = groups.into_iter().map(|(numbers, mut found)| {
         found.sort_by_key(|(expert, ..)| *expert);
-        (filled(rule.to, numbers), found)
+        (filled(&to, numbers), found)
     });
     named.collect()
 }
@@ -152,7 +171,7 @@ impl Source {
     fn new(rule: &TensorRule, found: &Found<'_>, config: &HfConfig) -> Result<Self, HfError> {
         let Some(&(first_expert, name, first)) = found.first() else {
             return Err(HfError::Tensor {
-                name: rule.from.to_owned(),
+                name: rule.from(),
                 reason: "it is missing".to_owned(),
             });
         };

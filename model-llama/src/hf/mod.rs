@@ -5,8 +5,9 @@ mod keys;
 mod tensors;
 
 use model_core::hf::{
-    ATTENTION_TENSORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass, Key, RMS_EPS,
-    ROPE_KEYS, SILU, full_attention, window_of_all,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass,
+    INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, full_attention,
+    window_of_all,
 };
 
 use keys::{
@@ -14,8 +15,8 @@ use keys::{
     alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
 };
 use tensors::{
-    GEMMA_TENSORS, GPT_OSS_TENSORS, LLAMA4_TENSORS, MIXTRAL_TENSORS, NORM_BEFORE_FFN,
-    PAIRED_ATTENTION, PHI3_TENSORS, QWEN3_MOE_TENSORS,
+    GEMMA_EMBEDDING, GEMMA_NORMS, GPT_OSS_EXPERTS, GPT_OSS_NORM, LLAMA4_DENSE, LLAMA4_EXPERTS,
+    MIXTRAL_TENSORS, PHI3_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER,
 };
 
 /// Tables of buffers that old files hold.
@@ -27,6 +28,7 @@ const LLAMA: HfClass = HfClass {
     keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, &[SILU]],
     tensors: &[
         EMBEDDING_TENSORS,
+        INPUT_NORM,
         PAIRED_ATTENTION,
         NORM_BEFORE_FFN,
         GATED_TENSORS,
@@ -58,6 +60,7 @@ pub(crate) const CLASSES: &[HfClass] = &[
         ],
         tensors: &[
             EMBEDDING_TENSORS,
+            INPUT_NORM,
             PAIRED_ATTENTION,
             NORM_BEFORE_FFN,
             MIXTRAL_TENSORS,
@@ -82,9 +85,12 @@ pub(crate) const CLASSES: &[HfClass] = &[
         ],
         tensors: &[
             EMBEDDING_TENSORS,
+            INPUT_NORM,
             ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
             NORM_BEFORE_FFN,
-            QWEN3_MOE_TENSORS,
+            QWEN3_MOE_ROUTER,
+            QWEN3_MOE_EXPERTS,
         ],
         unused: UNUSED,
     },
@@ -98,7 +104,12 @@ pub(crate) const CLASSES: &[HfClass] = &[
             GEMMA_KEYS,
             &[Key::With(alternating_windows)],
         ],
-        tensors: &[GEMMA_TENSORS, GATED_TENSORS],
+        tensors: &[
+            GEMMA_EMBEDDING,
+            GEMMA_NORMS,
+            ATTENTION_TENSORS,
+            GATED_TENSORS,
+        ],
         unused: UNUSED,
     },
     HfClass {
@@ -110,7 +121,12 @@ pub(crate) const CLASSES: &[HfClass] = &[
             GEMMA_KEYS,
             &[Key::With(gemma3_windows), Key::With(gemma3_rope)],
         ],
-        tensors: &[GEMMA_TENSORS, GATED_TENSORS],
+        tensors: &[
+            GEMMA_EMBEDDING,
+            GEMMA_NORMS,
+            ATTENTION_TENSORS,
+            GATED_TENSORS,
+        ],
         unused: UNUSED,
     },
     HfClass {
@@ -122,21 +138,34 @@ pub(crate) const CLASSES: &[HfClass] = &[
             ROPE_KEYS,
             &[SILU, Key::With(phi3_window)],
         ],
-        tensors: &[EMBEDDING_TENSORS, PHI3_TENSORS],
+        tensors: &[EMBEDDING_TENSORS, INPUT_NORM, NORM_BEFORE_FFN, PHI3_TENSORS],
         unused: UNUSED,
     },
     HfClass {
         name: "Cohere2ForCausalLM",
         architecture: "cohere2",
         keys: &[DECODER_KEYS, ROPE_KEYS, COHERE2_KEYS],
-        tensors: &[EMBEDDING_TENSORS, ATTENTION_TENSORS, GATED_TENSORS],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
+            GATED_TENSORS,
+        ],
         unused: UNUSED,
     },
     HfClass {
         name: "GptOssForCausalLM",
         architecture: "gpt-oss",
         keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, GPT_OSS_KEYS],
-        tensors: &[EMBEDDING_TENSORS, ATTENTION_TENSORS, GPT_OSS_TENSORS],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
+            GPT_OSS_NORM,
+            GPT_OSS_EXPERTS,
+        ],
         unused: UNUSED,
     },
     HfClass {
@@ -145,9 +174,12 @@ pub(crate) const CLASSES: &[HfClass] = &[
         keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, LLAMA4_KEYS],
         tensors: &[
             EMBEDDING_TENSORS,
+            INPUT_NORM,
             ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
             NORM_BEFORE_FFN,
-            LLAMA4_TENSORS,
+            LLAMA4_DENSE,
+            LLAMA4_EXPERTS,
         ],
         unused: UNUSED,
     },
@@ -164,7 +196,9 @@ const QWEN2: HfClass = HfClass {
     ],
     tensors: &[
         EMBEDDING_TENSORS,
+        INPUT_NORM,
         ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
         NORM_BEFORE_FFN,
         GATED_TENSORS,
     ],

@@ -1,250 +1,136 @@
 //! Which tensors of the files become which GGUF tensors, where the shared tables do not say.
 
-use model_core::hf::{Heads, Step, TensorRule, same, with};
-
-pub(super) const NORM_BEFORE_FFN: &[TensorRule] = &[same(
-    "blk.{l}.ffn_norm.weight",
-    "model.layers.{l}.post_attention_layernorm.weight",
-)];
-
-/// As in every `llama` file, rows of queries and keys are in pairs.
-pub(super) const PAIRED_ATTENTION: &[TensorRule] = &[
-    same(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-    ),
-    with(
-        "blk.{l}.attn_q.weight",
-        "model.layers.{l}.self_attn.q_proj.weight",
-        &[Step::Pairs(Heads::Query)],
-    ),
-    with(
-        "blk.{l}.attn_k.weight",
-        "model.layers.{l}.self_attn.k_proj.weight",
-        &[Step::Pairs(Heads::KeyValue)],
-    ),
-    same(
-        "blk.{l}.attn_v.weight",
-        "model.layers.{l}.self_attn.v_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-    ),
-];
+use model_core::hf::{GATED, GATED_EXPERTS, Step, TensorRule, in_layers, same, with};
 
 /// Gemma stores gains as their distance from 1.
-pub(super) const GEMMA_TENSORS: &[TensorRule] = &[
+const PLUS_ONE: &[Step] = &[Step::PlusOne];
+
+pub(super) const GEMMA_EMBEDDING: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
-    with("output_norm.weight", "model.norm.weight", &[Step::PlusOne]),
+    with("output_norm.weight", "model.norm.weight", PLUS_ONE),
     same("output.weight", "lm_head.weight"),
-    with(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-        &[Step::PlusOne],
-    ),
-    with(
-        "blk.{l}.post_attention_norm.weight",
-        "model.layers.{l}.post_attention_layernorm.weight",
-        &[Step::PlusOne],
-    ),
-    with(
-        "blk.{l}.ffn_norm.weight",
-        "model.layers.{l}.pre_feedforward_layernorm.weight",
-        &[Step::PlusOne],
-    ),
-    with(
-        "blk.{l}.post_ffw_norm.weight",
-        "model.layers.{l}.post_feedforward_layernorm.weight",
-        &[Step::PlusOne],
-    ),
-    with(
-        "blk.{l}.attn_q_norm.weight",
-        "model.layers.{l}.self_attn.q_norm.weight",
-        &[Step::PlusOne],
-    ),
-    with(
-        "blk.{l}.attn_k_norm.weight",
-        "model.layers.{l}.self_attn.k_norm.weight",
-        &[Step::PlusOne],
-    ),
-    same(
-        "blk.{l}.attn_q.weight",
-        "model.layers.{l}.self_attn.q_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_k.weight",
-        "model.layers.{l}.self_attn.k_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_v.weight",
-        "model.layers.{l}.self_attn.v_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-    ),
 ];
 
-/// Mixtral: the experts' matrices go by number.
-pub(super) const MIXTRAL_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ffn_gate_inp.weight",
-        "model.layers.{l}.block_sparse_moe.gate.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_exps.weight",
-        "model.layers.{l}.block_sparse_moe.experts.{e}.w1.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down_exps.weight",
-        "model.layers.{l}.block_sparse_moe.experts.{e}.w2.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up_exps.weight",
-        "model.layers.{l}.block_sparse_moe.experts.{e}.w3.weight",
-    ),
-];
+pub(super) const GEMMA_NORMS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        with("attn_norm.weight", "input_layernorm.weight", PLUS_ONE),
+        with(
+            "post_attention_norm.weight",
+            "post_attention_layernorm.weight",
+            PLUS_ONE,
+        ),
+        with(
+            "ffn_norm.weight",
+            "pre_feedforward_layernorm.weight",
+            PLUS_ONE,
+        ),
+        with(
+            "post_ffw_norm.weight",
+            "post_feedforward_layernorm.weight",
+            PLUS_ONE,
+        ),
+        with("attn_q_norm.weight", "self_attn.q_norm.weight", PLUS_ONE),
+        with("attn_k_norm.weight", "self_attn.k_norm.weight", PLUS_ONE),
+    ],
+);
 
-pub(super) const QWEN3_MOE_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ffn_gate_inp.weight",
-        "model.layers.{l}.mlp.gate.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_exps.weight",
-        "model.layers.{l}.mlp.experts.{e}.gate_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up_exps.weight",
-        "model.layers.{l}.mlp.experts.{e}.up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down_exps.weight",
-        "model.layers.{l}.mlp.experts.{e}.down_proj.weight",
-    ),
-];
+/// Mixtral's names of an expert's matrices.
+pub(super) const MIXTRAL_TENSORS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.block_sparse_moe.",
+    [
+        same("ffn_gate_inp.weight", "gate.weight"),
+        same("ffn_gate_exps.weight", "experts.{e}.w1.weight"),
+        same("ffn_down_exps.weight", "experts.{e}.w2.weight"),
+        same("ffn_up_exps.weight", "experts.{e}.w3.weight"),
+    ],
+);
+
+pub(super) const QWEN3_MOE_ROUTER: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [same("ffn_gate_inp.weight", "gate.weight")],
+);
+
+pub(super) const QWEN3_MOE_EXPERTS: &[TensorRule] =
+    &in_layers("model.layers.{l}.mlp.experts.{e}.", GATED_EXPERTS);
 
 /// Queries, keys and values in one matrix, gate and up in another, as in GGUF.
-pub(super) const PHI3_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.attn_qkv.weight",
-        "model.layers.{l}.self_attn.qkv_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_norm.weight",
-        "model.layers.{l}.post_attention_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up.weight",
-        "model.layers.{l}.mlp.gate_up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down.weight",
-        "model.layers.{l}.mlp.down_proj.weight",
-    ),
-];
+pub(super) const PHI3_TENSORS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        same("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+        same("attn_output.weight", "self_attn.o_proj.weight"),
+        same("ffn_up.weight", "mlp.gate_up_proj.weight"),
+        same("ffn_down.weight", "mlp.down_proj.weight"),
+    ],
+);
+
+/// Every second column, from the first or the second on.
+const EVEN: Step = Step::EveryColumn { first: 0, step: 2 };
+const ODD: Step = Step::EveryColumn { first: 1, step: 2 };
+
+pub(super) const GPT_OSS_NORM: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        same("attn_sinks.weight", "self_attn.sinks"),
+        same(
+            "post_attention_norm.weight",
+            "post_attention_layernorm.weight",
+        ),
+    ],
+);
 
 /// gpt-oss: gate and up take turns in the columns of one matrix `[experts, dim, 2 hidden]`.
-pub(super) const GPT_OSS_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.attn_sinks.weight",
-        "model.layers.{l}.self_attn.sinks",
-    ),
-    same(
-        "blk.{l}.post_attention_norm.weight",
-        "model.layers.{l}.post_attention_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_inp.weight",
-        "model.layers.{l}.mlp.router.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_inp.bias",
-        "model.layers.{l}.mlp.router.bias",
-    ),
-    with(
-        "blk.{l}.ffn_gate_exps.weight",
-        "model.layers.{l}.mlp.experts.gate_up_proj",
-        &[Step::EveryColumn { first: 0, step: 2 }, Step::Transposed],
-    ),
-    with(
-        "blk.{l}.ffn_up_exps.weight",
-        "model.layers.{l}.mlp.experts.gate_up_proj",
-        &[Step::EveryColumn { first: 1, step: 2 }, Step::Transposed],
-    ),
-    with(
-        "blk.{l}.ffn_gate_exps.bias",
-        "model.layers.{l}.mlp.experts.gate_up_proj_bias",
-        &[Step::EveryColumn { first: 0, step: 2 }],
-    ),
-    with(
-        "blk.{l}.ffn_up_exps.bias",
-        "model.layers.{l}.mlp.experts.gate_up_proj_bias",
-        &[Step::EveryColumn { first: 1, step: 2 }],
-    ),
-    with(
-        "blk.{l}.ffn_down_exps.weight",
-        "model.layers.{l}.mlp.experts.down_proj",
-        &[Step::Transposed],
-    ),
-    same(
-        "blk.{l}.ffn_down_exps.bias",
-        "model.layers.{l}.mlp.experts.down_proj_bias",
-    ),
-];
+pub(super) const GPT_OSS_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [
+        same("ffn_gate_inp.weight", "router.weight"),
+        same("ffn_gate_inp.bias", "router.bias"),
+        with(
+            "ffn_gate_exps.weight",
+            "experts.gate_up_proj",
+            &[EVEN, Step::Transposed],
+        ),
+        with(
+            "ffn_up_exps.weight",
+            "experts.gate_up_proj",
+            &[ODD, Step::Transposed],
+        ),
+        with("ffn_gate_exps.bias", "experts.gate_up_proj_bias", &[EVEN]),
+        with("ffn_up_exps.bias", "experts.gate_up_proj_bias", &[ODD]),
+        with(
+            "ffn_down_exps.weight",
+            "experts.down_proj",
+            &[Step::Transposed],
+        ),
+        same("ffn_down_exps.bias", "experts.down_proj_bias"),
+    ],
+);
+
+pub(super) const LLAMA4_DENSE: &[TensorRule] = &in_layers("model.layers.{l}.feed_forward.", GATED);
 
 /// Llama 4: gate and up are the halves of the columns of one matrix `[experts, dim, 2 hidden]`.
-pub(super) const LLAMA4_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ffn_gate.weight",
-        "model.layers.{l}.feed_forward.gate_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up.weight",
-        "model.layers.{l}.feed_forward.up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down.weight",
-        "model.layers.{l}.feed_forward.down_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_inp.weight",
-        "model.layers.{l}.feed_forward.router.weight",
-    ),
-    with(
-        "blk.{l}.ffn_gate_exps.weight",
-        "model.layers.{l}.feed_forward.experts.gate_up_proj",
-        &[Step::ColumnPart { part: 0, of: 2 }, Step::Transposed],
-    ),
-    with(
-        "blk.{l}.ffn_up_exps.weight",
-        "model.layers.{l}.feed_forward.experts.gate_up_proj",
-        &[Step::ColumnPart { part: 1, of: 2 }, Step::Transposed],
-    ),
-    with(
-        "blk.{l}.ffn_down_exps.weight",
-        "model.layers.{l}.feed_forward.experts.down_proj",
-        &[Step::Transposed],
-    ),
-    same(
-        "blk.{l}.ffn_gate_shexp.weight",
-        "model.layers.{l}.feed_forward.shared_expert.gate_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up_shexp.weight",
-        "model.layers.{l}.feed_forward.shared_expert.up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down_shexp.weight",
-        "model.layers.{l}.feed_forward.shared_expert.down_proj.weight",
-    ),
-];
+pub(super) const LLAMA4_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.feed_forward.",
+    [
+        same("ffn_gate_inp.weight", "router.weight"),
+        with(
+            "ffn_gate_exps.weight",
+            "experts.gate_up_proj",
+            &[Step::ColumnPart { part: 0, of: 2 }, Step::Transposed],
+        ),
+        with(
+            "ffn_up_exps.weight",
+            "experts.gate_up_proj",
+            &[Step::ColumnPart { part: 1, of: 2 }, Step::Transposed],
+        ),
+        with(
+            "ffn_down_exps.weight",
+            "experts.down_proj",
+            &[Step::Transposed],
+        ),
+        same("ffn_gate_shexp.weight", "shared_expert.gate_proj.weight"),
+        same("ffn_up_shexp.weight", "shared_expert.up_proj.weight"),
+        same("ffn_down_shexp.weight", "shared_expert.down_proj.weight"),
+    ],
+);

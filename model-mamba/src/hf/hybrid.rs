@@ -2,13 +2,14 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, HfClass, HfConfig, HfError, Key, Keys, RMS_EPS, ROPE_KEYS, SILU, head_dim,
-    layer_types,
+    ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, HfClass, HfConfig, HfError, INPUT_NORM, Key,
+    Keys, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, head_dim, layer_types,
 };
 
 use super::hybrid_tensors::{
-    ATTENTION_TENSORS, FALCON_H1_TENSORS, FRAME_TENSORS, GRANITE_TENSORS, JAMBA_EXPERTS,
-    MAMBA1_TENSORS, MAMBA2_TENSORS, MIXER_TENSORS, PAIRED_TENSORS,
+    CONV_TENSORS, DENSE_TENSORS, FALCON_H1_FRAME, FALCON_H1_LAYERS, FFN_NORM, FRAME_TENSORS,
+    GRANITE_EXPERTS, GRANITE_SHARED, JAMBA_EXPERTS, JAMBA_NORMS, JAMBA_ROUTER, MAMBA1_TENSORS,
+    MAMBA2_NORM, MAMBA2_TENSORS, PROJECTION_TENSORS,
 };
 use super::{as_u32, free_time_steps};
 
@@ -57,7 +58,6 @@ const HEADS_KEYS: &[Key] = &[
         to: "ssm.time_step_rank",
         from: "mamba_n_heads",
     },
-    Key::With(inner_of_heads),
     Key::With(free_time_steps),
 ];
 
@@ -85,9 +85,15 @@ pub(super) const CLASSES: &[HfClass] = &[
         ],
         tensors: &[
             FRAME_TENSORS,
-            MIXER_TENSORS,
+            INPUT_NORM,
+            FFN_NORM,
+            DENSE_TENSORS,
+            PROJECTION_TENSORS,
+            CONV_TENSORS,
             MAMBA1_TENSORS,
+            JAMBA_NORMS,
             ATTENTION_TENSORS,
+            JAMBA_ROUTER,
             JAMBA_EXPERTS,
         ],
         unused: &[],
@@ -100,9 +106,23 @@ pub(super) const CLASSES: &[HfClass] = &[
             HEADS_KEYS,
             RMS_EPS,
             ROPE_KEYS,
-            &[TRAINED_LENGTH, Key::With(bamba_layers)],
+            &[
+                TRAINED_LENGTH,
+                Key::With(inner_of_heads),
+                Key::With(bamba_layers),
+            ],
         ],
-        tensors: &[FRAME_TENSORS, MIXER_TENSORS, MAMBA2_TENSORS, PAIRED_TENSORS],
+        tensors: &[
+            FRAME_TENSORS,
+            INPUT_NORM,
+            FFN_NORM,
+            DENSE_TENSORS,
+            PROJECTION_TENSORS,
+            CONV_TENSORS,
+            MAMBA2_TENSORS,
+            MAMBA2_NORM,
+            PAIRED_ATTENTION,
+        ],
         unused: &[],
     },
     HfClass {
@@ -110,10 +130,16 @@ pub(super) const CLASSES: &[HfClass] = &[
         architecture: "granitehybrid",
         keys: &[FRAME_KEYS, HEADS_KEYS, RMS_EPS, ROPE_KEYS, GRANITE_KEYS],
         tensors: &[
-            GRANITE_TENSORS,
-            MIXER_TENSORS,
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            NORM_BEFORE_FFN,
+            GRANITE_EXPERTS,
+            GRANITE_SHARED,
+            PROJECTION_TENSORS,
+            CONV_TENSORS,
             MAMBA2_TENSORS,
-            PAIRED_TENSORS,
+            MAMBA2_NORM,
+            PAIRED_ATTENTION,
         ],
         unused: &[],
     },
@@ -122,6 +148,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         architecture: "falcon-h1",
         keys: &[
             FRAME_KEYS,
+            HEADS_KEYS,
             RMS_EPS,
             ROPE_KEYS,
             &[
@@ -132,14 +159,6 @@ pub(super) const CLASSES: &[HfClass] = &[
                     or: "num_attention_heads",
                 },
                 Key::Count {
-                    to: "ssm.group_count",
-                    from: "mamba_n_groups",
-                },
-                Key::Count {
-                    to: "ssm.time_step_rank",
-                    from: "mamba_n_heads",
-                },
-                Key::Count {
                     to: "ssm.inner_size",
                     from: "mamba_d_ssm",
                 },
@@ -148,10 +167,16 @@ pub(super) const CLASSES: &[HfClass] = &[
                     is: Expected::Flag(false),
                 },
                 Key::With(falcon_heads),
-                Key::With(free_time_steps),
             ],
         ],
-        tensors: &[FALCON_H1_TENSORS, MAMBA2_TENSORS],
+        tensors: &[
+            FALCON_H1_FRAME,
+            INPUT_NORM,
+            FALCON_H1_LAYERS,
+            CONV_TENSORS,
+            MAMBA2_TENSORS,
+            MAMBA2_NORM,
+        ],
         unused: &[],
     },
 ];
@@ -182,6 +207,7 @@ const GRANITE_KEYS: &[Key] = &[
         to: "expert_shared_feed_forward_length",
         from: "shared_intermediate_size",
     },
+    Key::With(inner_of_heads),
     Key::With(granite_experts),
     Key::With(granite_layers),
     Key::With(granite_positions),

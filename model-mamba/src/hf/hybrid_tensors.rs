@@ -1,210 +1,86 @@
 //! Tensors of hybrids: which tensors of the files become which GGUF tensors.
 
-use model_core::hf::{Heads, HfConfig, HfError, RowFactors, Step, TensorRule, same, with};
+use model_core::hf::{
+    GATED, GATED_EXPERTS, HfConfig, HfError, RowFactors, Step, TensorRule, in_layers, same, with,
+};
 
-/// Norms and what stands around the layers.
+use super::mixer_tensors::{CONV, MAMBA1, MAMBA2, PROJECTIONS};
+
+/// What stands around the layers.
 pub(super) const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
     same("output_norm.weight", "model.final_layernorm.weight"),
     same("output.weight", "lm_head.weight"),
-    same(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ffn_norm.weight",
-        "model.layers.{l}.pre_ff_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate.weight",
-        "model.layers.{l}.feed_forward.gate_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up.weight",
-        "model.layers.{l}.feed_forward.up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down.weight",
-        "model.layers.{l}.feed_forward.down_proj.weight",
-    ),
 ];
 
-/// What mixers of both generations have.
-pub(super) const MIXER_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ssm_in.weight",
-        "model.layers.{l}.mamba.in_proj.weight",
-    ),
-    with(
-        "blk.{l}.ssm_conv1d.weight",
-        "model.layers.{l}.mamba.conv1d.weight",
-        &[Step::Squeezed],
-    ),
-    same(
-        "blk.{l}.ssm_conv1d.bias",
-        "model.layers.{l}.mamba.conv1d.bias",
-    ),
-    same(
-        "blk.{l}.ssm_out.weight",
-        "model.layers.{l}.mamba.out_proj.weight",
-    ),
-];
+pub(super) const FFN_NORM: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [same("ffn_norm.weight", "pre_ff_layernorm.weight")],
+);
 
-pub(super) const MAMBA1_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ssm_x.weight",
-        "model.layers.{l}.mamba.x_proj.weight",
-    ),
-    same(
-        "blk.{l}.ssm_dt.weight",
-        "model.layers.{l}.mamba.dt_proj.weight",
-    ),
-    same("blk.{l}.ssm_dt.bias", "model.layers.{l}.mamba.dt_proj.bias"),
-    with(
-        "blk.{l}.ssm_a",
-        "model.layers.{l}.mamba.A_log",
-        &[Step::NegativeExp],
-    ),
-    same("blk.{l}.ssm_d", "model.layers.{l}.mamba.D"),
-    same(
-        "blk.{l}.ssm_dt_norm.weight",
-        "model.layers.{l}.mamba.dt_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ssm_b_norm.weight",
-        "model.layers.{l}.mamba.b_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ssm_c_norm.weight",
-        "model.layers.{l}.mamba.c_layernorm.weight",
-    ),
-];
+pub(super) const DENSE_TENSORS: &[TensorRule] = &in_layers("model.layers.{l}.feed_forward.", GATED);
 
-pub(super) const MAMBA2_TENSORS: &[TensorRule] = &[
-    same("blk.{l}.ssm_dt.bias", "model.layers.{l}.mamba.dt_bias"),
-    with(
-        "blk.{l}.ssm_a",
-        "model.layers.{l}.mamba.A_log",
-        &[Step::NegativeExp, Step::Column],
-    ),
-    with("blk.{l}.ssm_d", "model.layers.{l}.mamba.D", &[Step::Column]),
-    with(
-        "blk.{l}.ssm_norm.weight",
-        "model.layers.{l}.mamba.norm.weight",
+pub(super) const PROJECTION_TENSORS: &[TensorRule] =
+    &in_layers("model.layers.{l}.mamba.", PROJECTIONS);
+
+pub(super) const CONV_TENSORS: &[TensorRule] = &in_layers("model.layers.{l}.mamba.", CONV);
+
+pub(super) const MAMBA1_TENSORS: &[TensorRule] = &in_layers("model.layers.{l}.mamba.", MAMBA1);
+
+pub(super) const MAMBA2_TENSORS: &[TensorRule] = &in_layers("model.layers.{l}.mamba.", MAMBA2);
+
+/// Norms of B, C and what time steps are made from.
+pub(super) const JAMBA_NORMS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mamba.",
+    [
+        same("ssm_dt_norm.weight", "dt_layernorm.weight"),
+        same("ssm_b_norm.weight", "b_layernorm.weight"),
+        same("ssm_c_norm.weight", "c_layernorm.weight"),
+    ],
+);
+
+pub(super) const MAMBA2_NORM: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mamba.",
+    [with(
+        "ssm_norm.weight",
+        "norm.weight",
         &[Step::Rows("mamba_n_groups")],
-    ),
-];
+    )],
+);
 
-/// Attention whose rows stay in place.
-pub(super) const ATTENTION_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.attn_q.weight",
-        "model.layers.{l}.self_attn.q_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_k.weight",
-        "model.layers.{l}.self_attn.k_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_v.weight",
-        "model.layers.{l}.self_attn.v_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-    ),
-];
+pub(super) const JAMBA_ROUTER: &[TensorRule] = &in_layers(
+    "model.layers.{l}.feed_forward.",
+    [same("ffn_gate_inp.weight", "router.weight")],
+);
 
-/// Attention whose rows rotate as those of `llama`.
-pub(super) const PAIRED_TENSORS: &[TensorRule] = &[
-    with(
-        "blk.{l}.attn_q.weight",
-        "model.layers.{l}.self_attn.q_proj.weight",
-        &[Step::Pairs(Heads::Query)],
-    ),
-    with(
-        "blk.{l}.attn_k.weight",
-        "model.layers.{l}.self_attn.k_proj.weight",
-        &[Step::Pairs(Heads::KeyValue)],
-    ),
-    same(
-        "blk.{l}.attn_v.weight",
-        "model.layers.{l}.self_attn.v_proj.weight",
-    ),
-    same(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-    ),
-];
-
-pub(super) const JAMBA_EXPERTS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ffn_gate_inp.weight",
-        "model.layers.{l}.feed_forward.router.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_exps.weight",
-        "model.layers.{l}.feed_forward.experts.{e}.gate_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_up_exps.weight",
-        "model.layers.{l}.feed_forward.experts.{e}.up_proj.weight",
-    ),
-    same(
-        "blk.{l}.ffn_down_exps.weight",
-        "model.layers.{l}.feed_forward.experts.{e}.down_proj.weight",
-    ),
-];
+pub(super) const JAMBA_EXPERTS: &[TensorRule] =
+    &in_layers("model.layers.{l}.feed_forward.experts.{e}.", GATED_EXPERTS);
 
 /// Granite 4: gate and up are the halves of one matrix.
-pub(super) const GRANITE_TENSORS: &[TensorRule] = &[
-    same("token_embd.weight", "model.embed_tokens.weight"),
-    same("output_norm.weight", "model.norm.weight"),
-    same("output.weight", "lm_head.weight"),
-    same(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ffn_norm.weight",
-        "model.layers.{l}.post_attention_layernorm.weight",
-    ),
-    same(
-        "blk.{l}.ffn_gate_inp.weight",
-        "model.layers.{l}.block_sparse_moe.router.layer.weight",
-    ),
-    with(
-        "blk.{l}.ffn_gate_exps.weight",
-        "model.layers.{l}.block_sparse_moe.input_linear.weight",
-        &[Step::RowPart { part: 0, of: 2 }],
-    ),
-    with(
-        "blk.{l}.ffn_up_exps.weight",
-        "model.layers.{l}.block_sparse_moe.input_linear.weight",
-        &[Step::RowPart { part: 1, of: 2 }],
-    ),
-    same(
-        "blk.{l}.ffn_down_exps.weight",
-        "model.layers.{l}.block_sparse_moe.output_linear.weight",
-    ),
-    with(
-        "blk.{l}.ffn_gate_shexp.weight",
-        "model.layers.{l}.shared_mlp.input_linear.weight",
-        &[Step::RowPart { part: 0, of: 2 }],
-    ),
-    with(
-        "blk.{l}.ffn_up_shexp.weight",
-        "model.layers.{l}.shared_mlp.input_linear.weight",
-        &[Step::RowPart { part: 1, of: 2 }],
-    ),
-    same(
-        "blk.{l}.ffn_down_shexp.weight",
-        "model.layers.{l}.shared_mlp.output_linear.weight",
-    ),
-];
+const GATE: &[Step] = &[Step::RowPart { part: 0, of: 2 }];
+const UP: &[Step] = &[Step::RowPart { part: 1, of: 2 }];
+
+pub(super) const GRANITE_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.block_sparse_moe.",
+    [
+        same("ffn_gate_inp.weight", "router.layer.weight"),
+        with("ffn_gate_exps.weight", "input_linear.weight", GATE),
+        with("ffn_up_exps.weight", "input_linear.weight", UP),
+        same("ffn_down_exps.weight", "output_linear.weight"),
+    ],
+);
+
+pub(super) const GRANITE_SHARED: &[TensorRule] = &in_layers(
+    "model.layers.{l}.shared_mlp.",
+    [
+        with("ffn_gate_shexp.weight", "input_linear.weight", GATE),
+        with("ffn_up_shexp.weight", "input_linear.weight", UP),
+        same("ffn_down_shexp.weight", "output_linear.weight"),
+    ],
+);
 
 /// Falcon-H1: the config's factors are part of the weights.
-pub(super) const FALCON_H1_TENSORS: &[TensorRule] = &[
+pub(super) const FALCON_H1_FRAME: &[TensorRule] = &[
     with(
         "token_embd.weight",
         "model.embed_tokens.weight",
@@ -216,72 +92,50 @@ pub(super) const FALCON_H1_TENSORS: &[TensorRule] = &[
         "lm_head.weight",
         &[Step::Scaled("lm_head_multiplier")],
     ),
-    same(
-        "blk.{l}.attn_norm.weight",
-        "model.layers.{l}.input_layernorm.weight",
-    ),
-    // This one has no ending in GGUF.
-    same(
-        "blk.{l}.ffn_norm",
-        "model.layers.{l}.pre_ff_layernorm.weight",
-    ),
-    with(
-        "blk.{l}.ffn_gate.weight",
-        "model.layers.{l}.feed_forward.gate_proj.weight",
-        &[Step::Scaled("mlp_multipliers.0")],
-    ),
-    same(
-        "blk.{l}.ffn_up.weight",
-        "model.layers.{l}.feed_forward.up_proj.weight",
-    ),
-    with(
-        "blk.{l}.ffn_down.weight",
-        "model.layers.{l}.feed_forward.down_proj.weight",
-        &[Step::Scaled("mlp_multipliers.1")],
-    ),
-    with(
-        "blk.{l}.attn_q.weight",
-        "model.layers.{l}.self_attn.q_proj.weight",
-        &[Step::Scaled("attention_in_multiplier")],
-    ),
-    with(
-        "blk.{l}.attn_k.weight",
-        "model.layers.{l}.self_attn.k_proj.weight",
-        &[
-            Step::Scaled("key_multiplier"),
-            Step::Scaled("attention_in_multiplier"),
-        ],
-    ),
-    with(
-        "blk.{l}.attn_v.weight",
-        "model.layers.{l}.self_attn.v_proj.weight",
-        &[Step::Scaled("attention_in_multiplier")],
-    ),
-    with(
-        "blk.{l}.attn_output.weight",
-        "model.layers.{l}.self_attn.o_proj.weight",
-        &[Step::Scaled("attention_out_multiplier")],
-    ),
-    with(
-        "blk.{l}.ssm_in.weight",
-        "model.layers.{l}.mamba.in_proj.weight",
-        &[Step::ScaledRows(falcon_rows)],
-    ),
-    with(
-        "blk.{l}.ssm_conv1d.weight",
-        "model.layers.{l}.mamba.conv1d.weight",
-        &[Step::Squeezed],
-    ),
-    same(
-        "blk.{l}.ssm_conv1d.bias",
-        "model.layers.{l}.mamba.conv1d.bias",
-    ),
-    with(
-        "blk.{l}.ssm_out.weight",
-        "model.layers.{l}.mamba.out_proj.weight",
-        &[Step::Scaled("ssm_out_multiplier")],
-    ),
 ];
+
+const ATTENTION_IN: Step = Step::Scaled("attention_in_multiplier");
+
+pub(super) const FALCON_H1_LAYERS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        // This one has no ending in GGUF.
+        same("ffn_norm", "pre_ff_layernorm.weight"),
+        with(
+            "ffn_gate.weight",
+            "feed_forward.gate_proj.weight",
+            &[Step::Scaled("mlp_multipliers.0")],
+        ),
+        same("ffn_up.weight", "feed_forward.up_proj.weight"),
+        with(
+            "ffn_down.weight",
+            "feed_forward.down_proj.weight",
+            &[Step::Scaled("mlp_multipliers.1")],
+        ),
+        with("attn_q.weight", "self_attn.q_proj.weight", &[ATTENTION_IN]),
+        with(
+            "attn_k.weight",
+            "self_attn.k_proj.weight",
+            &[Step::Scaled("key_multiplier"), ATTENTION_IN],
+        ),
+        with("attn_v.weight", "self_attn.v_proj.weight", &[ATTENTION_IN]),
+        with(
+            "attn_output.weight",
+            "self_attn.o_proj.weight",
+            &[Step::Scaled("attention_out_multiplier")],
+        ),
+        with(
+            "ssm_in.weight",
+            "mamba.in_proj.weight",
+            &[Step::ScaledRows(falcon_rows)],
+        ),
+        with(
+            "ssm_out.weight",
+            "mamba.out_proj.weight",
+            &[Step::Scaled("ssm_out_multiplier")],
+        ),
+    ],
+);
 
 /// Rows of the first projection are gate, input, B, C and time steps, each with a factor.
 fn falcon_rows(config: &HfConfig) -> Result<RowFactors, HfError> {

@@ -1,16 +1,17 @@
 //! Models whose layers are Mamba mixers and nothing else.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, HfError, Key, Keys, Step, TensorRule, same, with,
+    Expected, HfClass, HfConfig, HfError, Key, Keys, Step, TensorRule, in_layers, same, with,
 };
 
+use super::mixer_tensors::{CONV, MAMBA1, MAMBA2, PROJECTIONS};
 use super::{as_u32, free_time_steps};
 
 /// The length that files without a trained length are given: a state has no end.
 const CONTEXT: u32 = 1 << 20;
 
-/// What the layers of both generations have.
-const COMMON_TENSORS: &[TensorRule] = &[
+/// What stands around the layers, and their norm.
+const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "backbone.embeddings.weight"),
     same("output_norm.weight", "backbone.norm_f.weight"),
     same("output.weight", "lm_head.weight"),
@@ -18,64 +19,34 @@ const COMMON_TENSORS: &[TensorRule] = &[
         "blk.{l}.attn_norm.weight",
         "backbone.layers.{l}.norm.weight",
     ),
-    same(
-        "blk.{l}.ssm_in.weight",
-        "backbone.layers.{l}.mixer.in_proj.weight",
-    ),
-    with(
-        "blk.{l}.ssm_conv1d.weight",
-        "backbone.layers.{l}.mixer.conv1d.weight",
-        &[Step::Squeezed],
-    ),
-    same(
-        "blk.{l}.ssm_conv1d.bias",
-        "backbone.layers.{l}.mixer.conv1d.bias",
-    ),
-    same(
-        "blk.{l}.ssm_out.weight",
-        "backbone.layers.{l}.mixer.out_proj.weight",
-    ),
 ];
 
-const MAMBA1_TENSORS: &[TensorRule] = &[
-    same(
-        "blk.{l}.ssm_x.weight",
-        "backbone.layers.{l}.mixer.x_proj.weight",
-    ),
-    same(
-        "blk.{l}.ssm_dt.weight",
-        "backbone.layers.{l}.mixer.dt_proj.weight",
-    ),
-    same(
-        "blk.{l}.ssm_dt.bias",
-        "backbone.layers.{l}.mixer.dt_proj.bias",
-    ),
-    with(
-        "blk.{l}.ssm_a",
-        "backbone.layers.{l}.mixer.A_log",
-        &[Step::NegativeExp],
-    ),
-    same("blk.{l}.ssm_d", "backbone.layers.{l}.mixer.D"),
-];
+const PROJECTION_TENSORS: &[TensorRule] = &in_layers("backbone.layers.{l}.mixer.", PROJECTIONS);
+const CONV_TENSORS: &[TensorRule] = &in_layers("backbone.layers.{l}.mixer.", CONV);
+const MAMBA1_TENSORS: &[TensorRule] = &in_layers("backbone.layers.{l}.mixer.", MAMBA1);
+const MAMBA2_TENSORS: &[TensorRule] = &in_layers("backbone.layers.{l}.mixer.", MAMBA2);
 
-const MAMBA2_TENSORS: &[TensorRule] = &[
-    same("blk.{l}.ssm_dt.bias", "backbone.layers.{l}.mixer.dt_bias"),
-    with(
-        "blk.{l}.ssm_a",
-        "backbone.layers.{l}.mixer.A_log",
-        &[Step::NegativeExp, Step::Column],
-    ),
-    with(
-        "blk.{l}.ssm_d",
-        "backbone.layers.{l}.mixer.D",
-        &[Step::Column],
-    ),
-    with(
-        "blk.{l}.ssm_norm.weight",
-        "backbone.layers.{l}.mixer.norm.weight",
+const MAMBA2_NORM: &[TensorRule] = &in_layers(
+    "backbone.layers.{l}.mixer.",
+    [with(
+        "ssm_norm.weight",
+        "norm.weight",
         &[Step::Rows("n_groups")],
-    ),
-];
+    )],
+);
+
+const FIRST: HfClass = HfClass {
+    name: "MambaForCausalLM",
+    architecture: "mamba",
+    keys: &[COMMON_KEYS, &[Key::With(mamba1_sizes)]],
+    tensors: &[
+        FRAME_TENSORS,
+        PROJECTION_TENSORS,
+        CONV_TENSORS,
+        MAMBA1_TENSORS,
+    ],
+    unused: &[],
+};
 
 const COMMON_KEYS: &[Key] = &[
     Key::Constant {
@@ -122,22 +93,14 @@ const COMMON_KEYS: &[Key] = &[
 
 /// The classes.
 pub(super) const CLASSES: &[HfClass] = &[
-    HfClass {
-        name: "MambaForCausalLM",
-        architecture: "mamba",
-        keys: &[COMMON_KEYS, &[Key::With(mamba1_sizes)]],
-        tensors: &[COMMON_TENSORS, MAMBA1_TENSORS],
-        unused: &[],
-    },
+    FIRST,
     HfClass {
         name: "FalconMambaForCausalLM",
-        architecture: "mamba",
         keys: &[
             COMMON_KEYS,
             &[Key::With(mamba1_sizes), Key::With(falcon_norms)],
         ],
-        tensors: &[COMMON_TENSORS, MAMBA1_TENSORS],
-        unused: &[],
+        ..FIRST
     },
     HfClass {
         name: "Mamba2ForCausalLM",
@@ -157,7 +120,13 @@ pub(super) const CLASSES: &[HfClass] = &[
                 Key::With(free_time_steps),
             ],
         ],
-        tensors: &[COMMON_TENSORS, MAMBA2_TENSORS],
+        tensors: &[
+            FRAME_TENSORS,
+            PROJECTION_TENSORS,
+            CONV_TENSORS,
+            MAMBA2_TENSORS,
+            MAMBA2_NORM,
+        ],
         unused: &[],
     },
 ];

@@ -4,6 +4,7 @@
 mod hybrid;
 mod hybrid_tensors;
 mod mamba;
+mod mixer_tensors;
 
 use model_core::hf::{HfClass, HfConfig, HfError, Keys};
 

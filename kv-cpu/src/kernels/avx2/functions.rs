@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::lanes::{load, map, sum, zip};
-use crate::kernels::scalar::{GELU_CUBIC, GELU_SLOPE};
+use crate::kernels::scalar::{ERFC_FALL, ERFC_TERMS, GELU_CUBIC, GELU_SLOPE};
 
 /// `e^x`, within 2 units in the last place; 0 and infinity beyond the range of `f32`, NaN for NaN.
 ///
@@ -100,6 +100,31 @@ pub(super) fn gelu_tanh_mul(gate: &mut [f32], up: &[f32]) {
             let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
             let y = _mm256_mul_ps(slope, _mm256_fmadd_ps(cubic, cube, x));
             _mm256_mul_ps(times_sigmoid(x, y), up)
+        },
+    );
+}
+
+/// The scalar kernel's formula.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
+    let constant = |c: f32| _mm256_set1_ps(c);
+    zip(
+        gate,
+        up,
+        |up| load(up),
+        |x, up| {
+            let size = _mm256_andnot_ps(constant(-0.0), x);
+            let fall = _mm256_fmadd_ps(constant(ERFC_FALL), size, constant(1.0));
+            let t = _mm256_div_ps(constant(1.0), fall);
+            let mut terms = _mm256_setzero_ps();
+            for term in ERFC_TERMS {
+                terms = _mm256_mul_ps(_mm256_add_ps(terms, constant(term)), t);
+            }
+            let half = _mm256_mul_ps(constant(0.5), size);
+            let bell = exp(_mm256_mul_ps(constant(-0.5), _mm256_mul_ps(x, x)));
+            let tail = _mm256_mul_ps(_mm256_mul_ps(half, terms), bell);
+            let kept = _mm256_max_ps(x, _mm256_setzero_ps());
+            _mm256_mul_ps(_mm256_sub_ps(kept, tail), up)
         },
     );
 }

@@ -40,6 +40,7 @@ pub(super) const TABLE: Kernels = Kernels {
     rms_norm: with_avx2!(|x, w, eps, out| elementwise::rms_norm),
     silu_mul: with_avx2!(|gate, up| functions::silu_mul),
     gelu_tanh_mul: with_avx2!(|gate, up| functions::gelu_tanh_mul),
+    gelu_erf_mul: with_avx2!(|gate, up| functions::gelu_erf_mul),
     softplus: with_avx2!(|x| scan::softplus),
     multiply_add: with_avx2!(|acc, a, b| scan::multiply_add),
     scan_tile: with_avx2!(|tile| scan::scan_tile),

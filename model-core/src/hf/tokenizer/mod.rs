@@ -1,5 +1,5 @@
-//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json` with `tokenizer_config.json`,
-//! `generation_config.json` and `chat_template.jinja` where they are.
+//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json`, or `vocab.txt` of BERT, with
+//! `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
 //!
 //! Invariant: what is written makes the tokenizer that the files describe, or there is an error that
 //! names the part that cannot be kept. One thing is left out on purpose: byte-level vocabularies that
@@ -8,9 +8,11 @@
 
 mod pre;
 mod tokens;
+mod vocab_txt;
 
 use std::path::Path;
 
+use super::class::as_u32;
 use super::{HfConfig, HfError, Keys};
 use crate::gguf::{Array, Metadata};
 use pre::Kind;
@@ -38,16 +40,19 @@ pub(super) fn translate(
     config: &HfConfig,
     keys: &mut Keys,
 ) -> Result<(), HfError> {
-    let path = directory.join("tokenizer.json");
-    if !path.exists() {
-        return Ok(());
-    }
-    let json = HfConfig::open(&path)?;
     let optional = |name: &str| -> Result<Option<HfConfig>, HfError> {
         let path = directory.join(name);
         path.exists().then(|| HfConfig::open(&path)).transpose()
     };
     let settings = optional("tokenizer_config.json")?;
+    let path = directory.join("tokenizer.json");
+    let json = match path.exists() {
+        true => HfConfig::open(&path)?,
+        false => match vocab_txt::as_json(directory, config, settings.as_ref())? {
+            Some(json) => json,
+            None => return Ok(()),
+        },
+    };
     let generation = optional("generation_config.json")?;
     let kind = Kind::read(&json)?;
     let mut tokens = Tokens::read(&json, kind)?;
@@ -62,7 +67,7 @@ pub(super) fn translate(
         keys.set_whole("tokenizer.ggml.merges", Array::String(merges));
     }
     special_ids(
-        &tokens,
+        (&tokens, kind),
         config,
         [settings.as_ref(), generation.as_ref()],
         keys,
@@ -84,7 +89,8 @@ pub(super) fn translate(
         }
     }
     if kind == Kind::WordPiece {
-        keys.set_whole("tokenizer.ggml.token_type_count", 2u32);
+        let n_types = config.optional_count("type_vocab_size")?.unwrap_or(2);
+        keys.set_whole("tokenizer.ggml.token_type_count", as_u32(n_types));
     }
     if let Some(template) = chat_template(directory, settings.as_ref())? {
         keys.set_whole("tokenizer.chat_template", template.as_str());
@@ -95,10 +101,11 @@ pub(super) fn translate(
     Ok(())
 }
 
-/// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`. Generation may end
-/// with up to three tokens; those beside the first become end of turn and end of message.
+/// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`, or else by the names that
+/// BERT's always have. Generation may end with up to three tokens; those beside the first become end of
+/// turn and end of message.
 fn special_ids(
-    tokens: &Tokens,
+    (tokens, kind): (&Tokens, Kind),
     config: &HfConfig,
     [settings, generation]: [Option<&HfConfig>; 2],
     keys: &mut Keys,
@@ -133,6 +140,8 @@ fn special_ids(
                 .first()
                 .copied(),
         };
+        let usual = || tokens.id(&format!("[{}]", role.to_uppercase()));
+        let id = id.or_else(|| (kind == Kind::WordPiece).then(usual).flatten());
         if let Some(id) = id {
             keys.set_whole(&format!("tokenizer.ggml.{name}_token_id"), id);
         }

@@ -1,0 +1,181 @@
+//! `cellar embed`: what sentence-transformers computes, from a directory and from the GGUF file made of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::{BACKENDS, cellar, failure, model, output};
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../model-bert/tests/data")
+        .join(name)
+}
+
+fn bert() -> String {
+    data("bert_tiny").display().to_string()
+}
+
+struct Reference(serde_json::Value);
+
+impl Reference {
+    fn read() -> Self {
+        let text = std::fs::read(data("bert_tiny.reference.json")).unwrap();
+        Self(serde_json::from_slice(&text).unwrap())
+    }
+
+    fn texts(&self) -> Vec<String> {
+        serde_json::from_value(self.0["texts"].clone()).unwrap()
+    }
+
+    fn vectors(&self, key: &str) -> Vec<Vec<f32>> {
+        serde_json::from_value(self.0[key].clone()).unwrap()
+    }
+
+    fn long_text(&self) -> &str {
+        self.0["long_text"].as_str().unwrap()
+    }
+}
+
+fn embed(args: &[&str]) -> Vec<Vec<f32>> {
+    let (stdout, stderr) = output(&[&["embed"], args].concat());
+    assert_eq!(stderr, "");
+    let vectors: Vec<Vec<f32>> = serde_json::from_str(&stdout).unwrap();
+    // One vector a line.
+    assert_eq!(stdout.lines().count(), vectors.len());
+    vectors
+}
+
+#[track_caller]
+fn assert_close(got: &[Vec<f32>], wanted: &[Vec<f32>]) {
+    assert_eq!(got.len(), wanted.len());
+    for (got, wanted) in got.iter().zip(wanted) {
+        assert_eq!(got.len(), wanted.len());
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6;
+        assert!(got.iter().zip(wanted).all(near), "{got:?}, not {wanted:?}");
+    }
+}
+
+#[test]
+fn texts_become_the_vectors_of_the_reference() {
+    let reference = Reference::read();
+    let (model, texts) = (bert(), reference.texts());
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for backend in BACKENDS {
+        for (flags, key) in [
+            (&[][..], "mean"),
+            (&["--pooling", "cls"], "cls"),
+            (&["--pooling", "last", "--batch", "10"], "last"),
+        ] {
+            let before = ["-m", &model, "--backend", backend];
+            let args = [&before[..], flags, &["--"], &texts].concat();
+            assert_close(&embed(&args), &reference.vectors(key));
+        }
+    }
+    let raw = embed(&["-m", &model, "--no-normalize", texts[0]]);
+    let wanted: Vec<f32> = serde_json::from_value(reference.0["mean_as_it_is_0"].clone()).unwrap();
+    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-5;
+    assert!(raw[0].iter().zip(&wanted).all(near));
+}
+
+#[test]
+fn lines_of_a_file_and_of_a_pipe_are_texts() {
+    let reference = Reference::read();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lines.txt");
+    let lines = reference.texts().join("\n");
+    std::fs::write(&path, format!("{lines}\n")).unwrap();
+    let path = path.display().to_string();
+    let of_file = embed(&["-m", &bert(), "-f", &path]);
+    assert_close(&of_file, &reference.vectors("mean"));
+    let mut command = cellar();
+    let command = command.args(["embed", "-m", &bert()]).write_stdin(lines);
+    let done = command.assert().success();
+    let of_pipe: Vec<Vec<f32>> = serde_json::from_slice(&done.get_output().stdout).unwrap();
+    assert_eq!(of_pipe, of_file);
+}
+
+#[test]
+fn a_file_that_was_made_of_a_directory_gives_its_vectors() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("bert.gguf").display().to_string();
+    output(&["convert", &bert(), &out, "--type", "f32"]);
+    let reference = Reference::read();
+    let texts = reference.texts();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let args = [&["-m", &out, "--"], &texts[..]].concat();
+    assert_close(&embed(&args), &reference.vectors("mean"));
+    // The longest text is known to it too.
+    let (_, said) = failure(&["embed", "-m", &out, reference.long_text()]);
+    assert!(said.contains("takes 24"), "{said}");
+}
+
+#[test]
+fn a_long_text_is_refused_with_numbers_or_cut() {
+    let (model, reference) = (bert(), Reference::read());
+    let long = reference.long_text();
+    let (code, said) = failure(&["embed", "-m", &model, "a cat", long]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        said,
+        "text 2 has 42 tokens, but the model takes 24; make it shorter, or cut its end off with \
+         --truncate"
+    );
+    let vectors = embed(&["-m", &model, "--truncate", "a cat", long]);
+    let wanted =
+        vec![serde_json::from_value(reference.0["mean_of_long_text_cut"].clone()).unwrap()];
+    assert_close(&vectors[1..], &wanted);
+}
+
+#[test]
+fn models_of_the_other_kind_are_told_where_they_belong() {
+    let (generative, encoder) = (model().display().to_string(), bert());
+    let (code, said) = failure(&["embed", "-m", &generative, "a cat"]);
+    assert_eq!(code, 2);
+    assert_eq!(
+        said,
+        "'llama' continues texts and gives no vectors: 'cellar run' is for it; 'cellar embed' takes an \
+         encoder (bert, modern-bert)"
+    );
+    let wanted =
+        "'bert' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them";
+    for args in [
+        &["run", "-m", &encoder, "a cat"][..],
+        &["bench", "-m", &encoder],
+        &[
+            "perplexity",
+            "-m",
+            &encoder,
+            "-f",
+            &format!("{encoder}/config.json"),
+        ],
+    ] {
+        assert_eq!(failure(args), (2, wanted.to_owned()), "{args:?}");
+    }
+    // What does not compute takes both.
+    let (plan, _) = output(&["plan", &encoder]);
+    assert!(plan.contains("bert"), "{plan}");
+    output(&["inspect", &encoder]);
+    output(&["graph", "-m", &encoder]);
+}
+
+#[test]
+fn nothing_to_embed_is_said() {
+    let model = bert();
+    let (code, said) = failure(&["embed", "-m", &model]);
+    assert_eq!(code, 2);
+    assert!(said.starts_with("no texts: "), "{said}");
+    let (code, said) = failure(&["embed", "a cat"]);
+    assert_eq!(code, 2);
+    assert!(said.contains("--model"), "{said}");
+    let (code, said) = failure(&[
+        "embed",
+        "-m",
+        &data("modern_bert_tiny").display().to_string(),
+        "x",
+    ]);
+    assert_eq!(code, 1);
+    assert!(said.contains("has no 'tokenizer.json'"), "{said}");
+}

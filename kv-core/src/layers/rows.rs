@@ -1,0 +1,78 @@
+//! The storage of one layer: rows of K and V for each cell, or states for each sequence.
+//!
+//! Invariant: a layer's bytes follow from its shapes alone. Does not know where a backend keeps them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{RecurrentMemory, RowShape};
+use crate::ids::{LayerIdx, PartIdx};
+
+/// Where the values of an attention layer are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ValueRows {
+    /// In rows of their own.
+    #[default]
+    Own,
+    /// In the key rows: the first values of each head.
+    InKeys,
+}
+
+/// Storage of one attention layer: `n_rows` rows of K and as many of V, one for each cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRows {
+    /// Whose rows these are.
+    pub layer: LayerIdx,
+    /// The part whose cells number them.
+    pub part: PartIdx,
+    /// Number of rows: the cells of the part, over all streams.
+    pub n_rows: usize,
+    /// The key rows.
+    pub k: RowShape,
+    /// The value rows, as attention sees them.
+    pub v: RowShape,
+    /// Where those are.
+    #[serde(default, skip_serializing_if = "are_own")]
+    pub values: ValueRows,
+}
+
+fn are_own(values: &ValueRows) -> bool {
+    *values == ValueRows::Own
+}
+
+impl LayerRows {
+    /// The value rows that are stored; `None` where values are in the key rows.
+    pub const fn stored_v(&self) -> Option<RowShape> {
+        match self.values {
+            ValueRows::Own => Some(self.v),
+            ValueRows::InKeys => None,
+        }
+    }
+
+    /// Bytes of all K and V rows of this layer.
+    pub const fn bytes(&self) -> usize {
+        let v = match self.stored_v() {
+            Some(v) => v.bytes(),
+            None => 0,
+        };
+        self.n_rows * (self.k.bytes() + v)
+    }
+}
+
+/// Storage of one recurrent layer: `n_rows` states, always `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateRows {
+    /// Whose states these are.
+    pub layer: LayerIdx,
+    /// Number of states: all that the sequences are at, their snapshots, and room for new ones.
+    pub n_rows: usize,
+    /// What one state consists of.
+    pub row: RecurrentMemory,
+}
+
+impl StateRows {
+    /// Bytes of all states of this layer.
+    pub const fn bytes(&self) -> usize {
+        self.n_rows * (self.row.conv_row + self.row.state_row) * size_of::<f32>()
+    }
+}

@@ -1,0 +1,44 @@
+//! Weights of steps that are no matrices, as kernels want them.
+//!
+//! Knows neither graphs nor steps.
+
+use std::sync::Arc;
+
+use crate::kernels::Lanes;
+
+/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeadValues {
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    /// Slopes of linear biases.
+    pub(crate) slopes: Option<Arc<[f32]>>,
+}
+
+/// Weights of a convolution.
+#[derive(Debug)]
+pub(crate) struct ConvKernel {
+    /// One row of channels for each input, the oldest first: `[width, channels]`.
+    pub(crate) taps: Vec<f32>,
+    pub(crate) width: usize,
+    pub(crate) bias: Option<Arc<[f32]>>,
+}
+
+/// Weights of a scan.
+#[derive(Debug)]
+pub(crate) struct ScanWeights {
+    pub(crate) d_state: usize,
+    /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
+    pub(crate) rates: Vec<Lanes>,
+    /// `[channels]`.
+    pub(crate) d: Arc<[f32]>,
+}
+
+/// Weights of a scan by heads, `[heads]` each.
+#[derive(Debug)]
+pub(crate) struct HeadScanWeights {
+    pub(crate) n_groups: usize,
+    pub(crate) d_state: usize,
+    pub(crate) a: Arc<[f32]>,
+    pub(crate) d: Arc<[f32]>,
+    pub(crate) dt_bias: Arc<[f32]>,
+}

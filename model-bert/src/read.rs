@@ -1,0 +1,71 @@
+//! What encoders have in common in their metadata.
+//!
+//! Invariant: what a file asks for and an encoder does not do is refused by the key's name.
+
+use kv_core::graph::Activation;
+use kv_core::weights::WeightSource;
+use model_core::architecture::ModelError;
+use model_core::blocks::QkvWeights;
+use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
+
+/// Key of the activation's name.
+pub(crate) const ACTIVATION: &str = "hidden_activation";
+
+/// The names of activations, as `config.json` has them. Where a GGUF file has none, it is the first.
+pub(crate) const ACTIVATIONS: &[(&str, Activation)] = &[
+    ("gelu", Activation::GeluErf),
+    ("gelu_python", Activation::GeluErf),
+    ("gelu_new", Activation::GeluTanh),
+    ("gelu_pytorch_tanh", Activation::GeluTanh),
+    ("gelu_fast", Activation::GeluTanh),
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+];
+
+/// The activation that the file names.
+pub(crate) fn activation(hyper: &Hyperparameters<'_>) -> Result<Activation, ModelError> {
+    let Some(name) = hyper.optional::<&str>(ACTIVATION)? else {
+        return Ok(Activation::GeluErf);
+    };
+    let found = ACTIVATIONS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, activation)| *activation).ok_or_else(|| {
+        let known: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
+        let known = known.join(", ");
+        hyper.wrong(ACTIVATION, format!("'{name}' is not one of: {known}"))
+    })
+}
+
+/// The heads of all layers, which are alike, and how many layers there are.
+pub(crate) fn heads(
+    hyper: &Hyperparameters<'_>,
+    dim: usize,
+) -> Result<(usize, HeadSizes), ModelError> {
+    let n_layers = hyper.n_layers()?;
+    let heads = hyper.heads(n_layers, dim)?;
+    match heads.split_first() {
+        Some((first, rest)) if rest.iter().all(|other| other == first) => Ok((n_layers, *first)),
+        _ => {
+            let reason = "the layers of an encoder have as many heads each".to_owned();
+            Err(hyper.wrong("attention.head_count", reason))
+        }
+    }
+}
+
+/// Whether the file has one matrix for queries, keys and values.
+pub(crate) fn qkv_weights(weights: &dyn WeightSource) -> Result<QkvWeights, ModelError> {
+    Ok(match optional_weight(weights, "blk.0.attn_qkv.weight")? {
+        Some(_) => QkvWeights::Fused,
+        None => QkvWeights::Separate,
+    })
+}
+
+/// Tokens of an encoder see later ones.
+pub(crate) fn refuse_causal(hyper: &Hyperparameters<'_>) -> Result<(), ModelError> {
+    match hyper.optional::<bool>("attention.causal")? {
+        Some(true) => {
+            let reason = "true is not supported: tokens of an encoder see later ones".to_owned();
+            Err(hyper.wrong("attention.causal", reason))
+        }
+        _ => Ok(()),
+    }
+}

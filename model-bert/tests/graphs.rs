@@ -1,0 +1,50 @@
+//! The graphs of encoders, for one token and for many, as snapshots that a person reads.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod common;
+
+use common::{BERT, MODERN, data, registry};
+use kv_core::graph::{Graph, GraphShape};
+use kv_core::layers::LayerMemory;
+use model_core::model_file::OpenModel;
+
+const ONE: GraphShape = GraphShape {
+    n_tokens: 1,
+    n_outputs: 1,
+};
+const MANY: GraphShape = GraphShape {
+    n_tokens: 7,
+    n_outputs: 2,
+};
+
+fn graph(name: &str, shape: GraphShape) -> Graph {
+    let file = OpenModel::open(data(name), &registry()).unwrap();
+    file.model().graph(shape).unwrap()
+}
+
+#[test]
+fn graphs() {
+    for name in [BERT, MODERN] {
+        insta::assert_snapshot!(format!("{name}-one"), graph(name, ONE).text());
+        insta::assert_snapshot!(format!("{name}-many"), graph(name, MANY).text());
+    }
+}
+
+#[test]
+fn a_graph_survives_its_json_form() {
+    for name in [BERT, MODERN] {
+        let graph = graph(name, MANY);
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+    }
+}
+
+#[test]
+fn encoders_remember_nothing() {
+    for name in ["bert", "modern-bert"] {
+        let model = registry().get(name).unwrap().example().unwrap();
+        assert!(model.graph(MANY).is_ok());
+        let mut layers = model.layers().iter();
+        assert!(layers.all(|(_, memory)| memory == LayerMemory::Nothing));
+    }
+}

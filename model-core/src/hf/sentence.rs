@@ -1,0 +1,111 @@
+//! What sentence-transformers keeps beside a model: `modules.json`, the pooling's `config.json`, and the
+//! longest text of `sentence_bert_config.json`, in the keys of [`crate::sentence`].
+//!
+//! Invariant: a module that would change vectors and that is not known is an error that names it. That
+//! vectors are normalised is not kept: whoever asks for vectors says whether they are.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{HfConfig, HfError, Keys};
+use crate::sentence::{MAX_TOKENS, POOLING, Pooling};
+
+/// Names of the flags of pooling, of which one is true, and of their short forms.
+const MODES: &[(&str, &str, Option<Pooling>)] = &[
+    ("pooling_mode_mean_tokens", "mean", Some(Pooling::Mean)),
+    ("pooling_mode_cls_token", "cls", Some(Pooling::Cls)),
+    ("pooling_mode_lasttoken", "lasttoken", Some(Pooling::Last)),
+    ("pooling_mode_max_tokens", "max", None),
+    (
+        "pooling_mode_mean_sqrt_len_tokens",
+        "mean_sqrt_len_tokens",
+        None,
+    ),
+    ("pooling_mode_weightedmean_tokens", "weightedmean", None),
+];
+
+/// Where the pooling lies in a directory without a list of modules.
+const USUAL_FOLDER: &str = "1_Pooling";
+
+/// Translates what is there; a directory of a model alone has none of it.
+pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), HfError> {
+    let folder = match directory.join("modules.json") {
+        list if list.exists() => pooling_folder(&list)?,
+        _ => Some(USUAL_FOLDER.to_owned()),
+    };
+    let config = folder.map(|folder| directory.join(folder).join("config.json"));
+    if let Some(config) = config.filter(|config| config.exists())
+        && let Some(pooling) = pooling(&HfConfig::open(&config)?)?
+    {
+        keys.set(POOLING, pooling.code());
+    }
+    let config = directory.join("sentence_bert_config.json");
+    if config.exists()
+        && let Some(n) = HfConfig::open(&config)?.optional_count("max_seq_length")?
+    {
+        keys.set(MAX_TOKENS, u32::try_from(n).unwrap_or(u32::MAX));
+    }
+    Ok(())
+}
+
+/// The folder of the pooling in a list of modules.
+fn pooling_folder(list: &Path) -> Result<Option<String>, HfError> {
+    let format = |reason: String| HfError::Format {
+        path: list.to_owned(),
+        reason,
+    };
+    let text = std::fs::read(list).map_err(|source| HfError::Io {
+        path: list.to_owned(),
+        source,
+    })?;
+    let modules: Vec<Value> = serde_json::from_slice(&text)
+        .map_err(|error| format(format!("no list of modules: {error}")))?;
+    let mut folder = None;
+    for (at, module) in modules.iter().enumerate() {
+        let text = |key: &str| module.get(key).and_then(Value::as_str);
+        let kind = text("type").ok_or_else(|| format(format!("module {at} has no 'type'")))?;
+        match kind.rsplit('.').next() {
+            Some("Transformer" | "Normalize") => {}
+            Some("Pooling") => folder = text("path").filter(|p| is_plain(p)).map(str::to_owned),
+            _ => {
+                let known = "Transformer, Pooling, Normalize";
+                return Err(format(format!(
+                    "module '{kind}' is not supported; known are: {known}"
+                )));
+            }
+        }
+    }
+    Ok(folder)
+}
+
+/// Whether a path stays inside the directory.
+fn is_plain(path: &str) -> bool {
+    !path.is_empty() && !path.contains(['/', '\\']) && path != ".."
+}
+
+/// The one mode of pooling; `None` where the file names none.
+fn pooling(config: &HfConfig) -> Result<Option<Pooling>, HfError> {
+    let unsupported = |key: &str| Err(config.wrong(key, "a mean, cls or lasttoken pooling"));
+    let mut found = None;
+    for &(flag, _, mode) in MODES {
+        if config.optional_flag(flag)? != Some(true) {
+            continue;
+        }
+        match mode {
+            None => return unsupported(flag),
+            Some(_) if found.is_some() => {
+                return Err(config.wrong(flag, "false, since another pooling is true"));
+            }
+            mode => found = mode,
+        }
+    }
+    let key = "pooling_mode";
+    match config.optional_text(key)? {
+        None => Ok(found),
+        Some(text) => match MODES.iter().find(|(_, name, _)| *name == text) {
+            Some(&(.., Some(mode))) => Ok(Some(mode)),
+            _ => unsupported(key),
+        },
+    }
+}

@@ -1,0 +1,98 @@
+//! Tensor tables that many classes share: what blocks are called in GGUF, and in the files.
+//!
+//! Names stand without their beginnings; [`in_layers`] puts them in their place. Knows no class.
+
+use super::{Heads, Step, TensorRule, same, with};
+
+/// Rules of something that every layer has, below `blk.{l}.` in GGUF and below `place` in the files.
+pub const fn in_layers<const N: usize>(
+    place: &'static str,
+    mut rules: [TensorRule; N],
+) -> [TensorRule; N] {
+    let mut at = 0;
+    while at < N {
+        rules[at].to_place = "blk.{l}.";
+        rules[at].from_place = place;
+        at += 1;
+    }
+    rules
+}
+
+/// Embedding, last norm and head.
+pub const EMBEDDING_TENSORS: &[TensorRule] = &[
+    same("token_embd.weight", "model.embed_tokens.weight"),
+    same("output_norm.weight", "model.norm.weight"),
+    same("output.weight", "lm_head.weight"),
+];
+
+/// The norm before the attention, or whatever else comes first in a layer.
+pub const INPUT_NORM: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [same("attn_norm.weight", "input_layernorm.weight")],
+);
+
+/// The norm before the feed-forward block, called by what it stands behind.
+pub const NORM_BEFORE_FFN: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [same("ffn_norm.weight", "post_attention_layernorm.weight")],
+);
+
+/// Attention whose rows stay in place.
+pub const ATTENTION_TENSORS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.",
+    [
+        same("attn_q.weight", "q_proj.weight"),
+        same("attn_k.weight", "k_proj.weight"),
+        same("attn_v.weight", "v_proj.weight"),
+        same("attn_output.weight", "o_proj.weight"),
+    ],
+);
+
+/// Attention whose rows of queries and keys are in pairs, as in every `llama` file.
+pub const PAIRED_ATTENTION: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.",
+    [
+        with(
+            "attn_q.weight",
+            "q_proj.weight",
+            &[Step::Pairs(Heads::Query)],
+        ),
+        with(
+            "attn_k.weight",
+            "k_proj.weight",
+            &[Step::Pairs(Heads::KeyValue)],
+        ),
+        same("attn_v.weight", "v_proj.weight"),
+        same("attn_output.weight", "o_proj.weight"),
+    ],
+);
+
+/// Biases of an attention, and norms of its queries and keys.
+pub const ATTENTION_VECTORS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.",
+    [
+        same("attn_q.bias", "q_proj.bias"),
+        same("attn_k.bias", "k_proj.bias"),
+        same("attn_v.bias", "v_proj.bias"),
+        same("attn_output.bias", "o_proj.bias"),
+        same("attn_q_norm.weight", "q_norm.weight"),
+        same("attn_k_norm.weight", "k_norm.weight"),
+    ],
+);
+
+/// A feed-forward block with a gate.
+pub const GATED: [TensorRule; 3] = [
+    same("ffn_gate.weight", "gate_proj.weight"),
+    same("ffn_up.weight", "up_proj.weight"),
+    same("ffn_down.weight", "down_proj.weight"),
+];
+
+/// That block where most classes have it.
+pub const GATED_TENSORS: &[TensorRule] = &in_layers("model.layers.{l}.mlp.", GATED);
+
+/// Experts with gates, by number.
+pub const GATED_EXPERTS: [TensorRule; 3] = [
+    same("ffn_gate_exps.weight", "gate_proj.weight"),
+    same("ffn_up_exps.weight", "up_proj.weight"),
+    same("ffn_down_exps.weight", "down_proj.weight"),
+];

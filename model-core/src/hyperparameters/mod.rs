@@ -1,0 +1,259 @@
+//! [`Hyperparameters`]: a model's sizes, read from the keys that all architectures share.
+//!
+//! Keys are `{architecture}.{name}` of the GGUF specification. Invariant: what comes out can be
+//! used without further checks (heads divide, nothing is zero, the RoPE is complete). Knows no
+//! architecture by name.
+
+mod rope;
+
+use kv_core::weights::{Weight, WeightError, WeightSource};
+
+use crate::architecture::ModelError;
+use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
+use crate::gguf::{FromValue, Metadata, Value};
+
+/// More layers than any model has; a larger count is a broken file.
+const MAX_LAYERS: usize = 4096;
+
+/// The metadata of one architecture, by short key.
+#[derive(Clone, Copy, Debug)]
+pub struct Hyperparameters<'a> {
+    metadata: &'a Metadata,
+    architecture: &'a str,
+}
+
+/// A weight that some models of an architecture have and others do not.
+///
+/// # Errors
+/// [`ModelError::Weight`] where it is there but cannot be read: that is not the same as absent.
+pub fn optional_weight(
+    weights: &dyn WeightSource,
+    name: &str,
+) -> Result<Option<Weight>, ModelError> {
+    match weights.require(name) {
+        Ok(weight) => Ok(Some(weight)),
+        Err(WeightError::Missing { .. }) => Ok(None),
+        Err(other) => Err(ModelError::Weight(other)),
+    }
+}
+
+/// Sizes of an attention layer's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadSizes {
+    /// Number of query heads.
+    pub n_heads: usize,
+    /// Number of key/value heads; divides `n_heads`.
+    pub kv_heads: usize,
+    /// Values of one query or key head.
+    pub k_dim: usize,
+    /// Values of one value head.
+    pub v_dim: usize,
+}
+
+impl<'a> Hyperparameters<'a> {
+    /// The keys of `architecture`.
+    pub fn new(metadata: &'a Metadata, architecture: &'a str) -> Self {
+        Self {
+            metadata,
+            architecture,
+        }
+    }
+
+    /// The whole key, as in the file.
+    pub fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    /// A value that may be absent.
+    ///
+    /// # Errors
+    /// [`ModelError::Metadata`] where it is of another type.
+    pub fn optional<T: FromValue<'a>>(&self, name: &str) -> Result<Option<T>, ModelError> {
+        Ok(self.metadata.optional(&self.key(name))?)
+    }
+
+    /// A value of whichever type.
+    pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
+        self.metadata.value(&self.key(name))
+    }
+
+    /// One truth value a layer.
+    pub(crate) fn flags(&self, name: &str, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+        Ok(self.metadata.per_layer(&self.key(name), n_layers)?)
+    }
+
+    /// A count that must be there and at least 1.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn count(&self, name: &str) -> Result<usize, ModelError> {
+        let count: u32 = self.metadata.get(&self.key(name))?;
+        match count {
+            0 => Err(self.wrong(name, "0 is not possible; it must be at least 1".into())),
+            n => Ok(n as usize),
+        }
+    }
+
+    /// A positive number that may be absent.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
+        match self.optional::<f64>(name)? {
+            Some(x) if !(x.is_finite() && x > 0.0) => {
+                Err(self.wrong(name, format!("{x} is not possible; it must be above 0")))
+            }
+            x => Ok(x),
+        }
+    }
+
+    /// The error that a setting cannot be what it is.
+    pub fn wrong(&self, name: &str, reason: String) -> ModelError {
+        ModelError::Setting {
+            key: self.key(name),
+            reason,
+        }
+    }
+
+    /// Number of layers.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn n_layers(&self) -> Result<usize, ModelError> {
+        match self.count("block_count")? {
+            n if n > MAX_LAYERS => Err(self.wrong(
+                "block_count",
+                format!("{n} layers; at most {MAX_LAYERS} are read"),
+            )),
+            n => Ok(n),
+        }
+    }
+
+    /// `eps` of RMS norms.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn norm_eps(&self) -> Result<f32, ModelError> {
+        self.eps("attention.layer_norm_rms_epsilon")
+    }
+
+    /// `eps` of layer norms.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn layer_norm_eps(&self) -> Result<f32, ModelError> {
+        self.eps("attention.layer_norm_epsilon")
+    }
+
+    fn eps(&self, name: &str) -> Result<f32, ModelError> {
+        let eps: f32 = self.metadata.get(&self.key(name))?;
+        match eps.is_finite() && eps >= 0.0 {
+            true => Ok(eps),
+            false => Err(self.wrong(name, format!("{eps} is not possible"))),
+        }
+    }
+
+    /// Heads of every layer; a file may give one number or one a layer.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key, where heads do not divide.
+    pub fn heads(&self, n_layers: usize, dim: usize) -> Result<Vec<HeadSizes>, ModelError> {
+        let heads = self.heads_of_each(n_layers)?.into_iter();
+        heads.map(|heads| self.head_sizes(heads, dim)).collect()
+    }
+
+    /// Heads of every layer that attends: in hybrids, those with key/value heads.
+    ///
+    /// # Errors
+    /// As for [`Self::heads`].
+    pub fn heads_where_any(
+        &self,
+        n_layers: usize,
+        dim: usize,
+    ) -> Result<Vec<Option<HeadSizes>>, ModelError> {
+        let heads = self.heads_of_each(n_layers)?.into_iter();
+        let sizes = heads.map(|heads| match heads {
+            (_, 0) => Ok(None),
+            heads => self.head_sizes(heads, dim).map(Some),
+        });
+        sizes.collect()
+    }
+
+    /// Query and key/value heads of every layer.
+    fn heads_of_each(&self, n_layers: usize) -> Result<Vec<(u32, u32)>, ModelError> {
+        let key = |name: &str| self.key(name);
+        let heads: Vec<u32> = self
+            .metadata
+            .per_layer(&key("attention.head_count"), n_layers)?;
+        let kv_heads: Vec<u32> = self
+            .metadata
+            .optional_per_layer(&key("attention.head_count_kv"), n_layers)?
+            .unwrap_or_else(|| heads.clone());
+        Ok(heads.into_iter().zip(kv_heads).collect())
+    }
+
+    fn head_sizes(
+        &self,
+        (n_heads, kv_heads): (u32, u32),
+        dim: usize,
+    ) -> Result<HeadSizes, ModelError> {
+        let k_dim = self.optional::<u32>("attention.key_length")?;
+        let v_dim = self.optional::<u32>("attention.value_length")?;
+        if n_heads == 0 || kv_heads == 0 || n_heads % kv_heads != 0 {
+            let reason = format!("{kv_heads} key/value heads do not divide {n_heads} query heads");
+            return Err(self.wrong("attention.head_count_kv", reason));
+        }
+        if k_dim.is_none() && !dim.is_multiple_of(n_heads as usize) {
+            let reason = format!("{n_heads} heads do not divide the width {dim}");
+            return Err(self.wrong("attention.head_count", reason));
+        }
+        let own = dim / n_heads as usize;
+        let k_dim = k_dim.map_or(own, |d| d as usize);
+        let v_dim = v_dim.map_or(own, |d| d as usize);
+        if k_dim == 0 || v_dim == 0 {
+            let reason = format!("heads of {k_dim} and {v_dim} values are not possible");
+            return Err(self.wrong("attention.key_length", reason));
+        }
+        let (n_heads, kv_heads) = (n_heads as usize, kv_heads as usize);
+        Ok(HeadSizes {
+            n_heads,
+            kv_heads,
+            k_dim,
+            v_dim,
+        })
+    }
+
+    /// Name of the output matrix: the embedding matrix itself where the file has no other.
+    ///
+    /// # Errors
+    /// [`ModelError::Weight`] where it cannot be read.
+    pub fn output_weight(&self, weights: &dyn WeightSource) -> Result<String, ModelError> {
+        let own = optional_weight(weights, OUTPUT)?.map(|_| OUTPUT);
+        Ok(own.unwrap_or(TOKEN_EMBEDDING).to_owned())
+    }
+
+    /// Tokens of the vocabulary: the rows of the embedding matrix, which must be `[vocab, dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError`] where the matrix is absent or has another width.
+    pub fn vocab(&self, weights: &dyn WeightSource, dim: usize) -> Result<usize, ModelError> {
+        let name = TOKEN_EMBEDDING.to_owned();
+        let Some(weight) = weights.get(TOKEN_EMBEDDING) else {
+            return Err(ModelError::MissingTensor {
+                name,
+                shape: vec![0, dim],
+            });
+        };
+        match *weight.shape() {
+            [vocab, width] if width == dim && vocab > 0 => Ok(vocab),
+            ref got => {
+                let wanted = vec![got.first().copied().unwrap_or(0), dim];
+                Err(ModelError::TensorShape {
+                    name,
+                    wanted,
+                    got: got.to_vec(),
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What the tests of model crates share: [`Case`], a file with a reference; [`Runner`], a decode loop of
+//! a few lines, so that these tests depend on memory, model and backend alone; and the [`checks`] that
+//! every model has to pass.
+//!
+//! Only tests depend on this crate: a panic is how a check fails. Knows no architecture by name.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod case;
+pub mod checks;
+mod reference;
+mod refusal;
+mod runner;
+
+use std::num::NonZero;
+
+use kv_candle::CandleBackend;
+use kv_cpu::{CpuBackend, CpuConfig};
+
+pub use case::{Case, KeyOrder, Setting};
+pub use reference::Reference;
+pub use refusal::{refusal, remove_key};
+pub use runner::{Runner, Setup};
+
+/// The CPU backend with two threads.
+pub fn cpu() -> CpuBackend {
+    cpu_with(2)
+}
+
+/// The CPU backend with so many threads.
+pub fn cpu_with(n_threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuConfig {
+        n_threads: NonZero::new(n_threads),
+        ..CpuConfig::default()
+    })
+    .unwrap()
+}
+
+/// The reference backend.
+pub fn candle() -> CandleBackend {
+    CandleBackend::cpu()
+}
+
+/// The last values, as many as a reference has.
+pub fn last_rows(values: &[f32], n: usize) -> &[f32] {
+    &values[values.len() - n..]
+}
+
+/// Largest absolute difference.
+pub fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(x, y)| (x - y).abs());
+    // A difference that is no number is not a small one.
+    differences.fold(0.0, |most, d| if d > most || d.is_nan() { d } else { most })
+}
+
+/// The likeliest token.
+pub fn best(logits: &[f32]) -> u32 {
+    let by_logit = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    u32::try_from(by_logit.unwrap().0).unwrap()
+}

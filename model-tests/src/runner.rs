@@ -1,0 +1,236 @@
+//! [`Runner`]: a model on a backend with a memory for three sequences.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kv_core::backend::{Backend, RowKind, RowSpan};
+use kv_core::batch::{Batch, BatchRules, validate};
+use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
+use kv_core::layers::RowLayout;
+use kv_core::memory::{AnyMemory, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
+use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
+use model_core::architecture::Model;
+
+use crate::{Case, best};
+
+/// Sequences of every memory here.
+const N_SEQS: u32 = 3;
+
+/// How a model remembers.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Type of keys and values.
+    pub kv_type: KvType,
+    /// Sizes.
+    pub memory: MemoryConfig,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            kv_type: KvType::F32,
+            memory: MemoryConfig {
+                n_ctx: 512,
+                n_seqs: N_SEQS,
+                streams: Streams::Shared,
+                n_ubatch: 512,
+                causality: Causality::Causal,
+                swa: SwaSize::Window,
+                n_snapshots: 0,
+            },
+        }
+    }
+}
+
+impl Setup {
+    /// The usual one with this type of keys and values.
+    pub fn with_type(kv_type: KvType) -> Self {
+        Self {
+            kv_type,
+            ..Self::default()
+        }
+    }
+
+    /// The usual one with these streams.
+    pub fn with_streams(streams: Streams) -> Self {
+        let mut setup = Self::default();
+        setup.memory.streams = streams;
+        setup
+    }
+
+    /// The usual one with so many earlier states of each sequence.
+    pub fn with_snapshots(n_snapshots: u32) -> Self {
+        let mut setup = Self::default();
+        setup.memory.n_snapshots = n_snapshots;
+        setup
+    }
+}
+
+/// A model on a backend with a memory for three sequences.
+pub struct Runner<B: Backend> {
+    backend: B,
+    /// The model.
+    pub model: Arc<dyn Model>,
+    weights: B::Weights,
+    rows: B::Rows,
+    programs: HashMap<GraphShape, B::Program>,
+    /// What it remembers.
+    pub memory: AnyMemory,
+}
+
+impl<B: Backend> Runner<B> {
+    /// The memory that the model's layers ask for.
+    pub fn new(backend: B, case: &Case, setup: &Setup) -> Self {
+        let memory = |model: &dyn Model| AnyMemory::new(model.layers(), &setup.memory).unwrap();
+        Self::with_memory(backend, case, setup, memory)
+    }
+
+    /// Another memory than that.
+    pub fn with_memory(
+        backend: B,
+        case: &Case,
+        setup: &Setup,
+        memory: impl FnOnce(&dyn Model) -> AnyMemory,
+    ) -> Self {
+        let (file, metadata) = case.open();
+        let model = case.registry().model(&metadata, &*file).unwrap();
+        let memory = memory(&*model);
+        let mut cells = vec![0; model.layers().parts().len()];
+        for part in memory.attention_parts() {
+            cells[part.config().part.as_usize()] = part.n_cells() as usize;
+        }
+        let layout = RowLayout::new(model.layers(), &cells, setup.kv_type).unwrap();
+        let n_states = setup.memory.n_state_rows();
+        let layout = layout.with_states(model.layers(), n_states).unwrap();
+        Self {
+            weights: backend.load_weights(file).unwrap(),
+            rows: backend.allocate(&layout).unwrap(),
+            programs: HashMap::new(),
+            backend,
+            model,
+            memory,
+        }
+    }
+
+    /// Feeds a batch; logits of the wanted entries in order of the batch.
+    pub fn decode(&mut self, batch: &Batch, n_ubatch: u32) -> Vec<Vec<f32>> {
+        let n_vocab = self.model.vocab_size();
+        let rules = BatchRules {
+            n_batch: 512,
+            n_seqs: N_SEQS,
+            n_vocab: u32::try_from(n_vocab).unwrap(),
+            n_embd: u32::try_from(self.model.embedding_dim()).unwrap(),
+        };
+        let valid = validate(batch, &rules, |seq| self.memory.positions(seq)).unwrap();
+        let mut found: Vec<(u32, Vec<f32>)> = Vec::new();
+        let (mut inputs, mut outputs) = (MemoryInputs::default(), GraphOutputs::default());
+        let layout = self.backend.layout(&self.rows).clone();
+        let mut steps = self.memory.begin(&valid, n_ubatch).unwrap();
+        while let Some(ubatch) = steps.next(&mut inputs) {
+            let shape = GraphShape {
+                n_tokens: ubatch.tokens.len(),
+                n_outputs: ubatch.output_rows.len(),
+            };
+            let program = self.programs.entry(shape).or_insert_with(|| {
+                let graph = self.model.graph(shape).unwrap();
+                let compiled = self.backend.compile(&graph, &self.weights, &layout);
+                compiled.unwrap()
+            });
+            let graph_inputs = GraphInputs {
+                tokens: &ubatch.tokens,
+                embeddings: &ubatch.embeddings,
+                positions: &ubatch.positions,
+                output_rows: &ubatch.output_rows,
+                parts: &inputs.parts,
+                states: &inputs.states,
+                ..GraphInputs::default()
+            };
+            self.backend
+                .run(program, &mut self.rows, &graph_inputs, &mut outputs)
+                .unwrap();
+            let rows = ubatch.output_rows.iter();
+            let entries = rows.map(|&row| ubatch.entries[row as usize]);
+            found.extend(entries.zip(outputs.first().chunks(n_vocab).map(<[f32]>::to_vec)));
+        }
+        found.sort_by_key(|(entry, _)| *entry);
+        found.into_iter().map(|(_, logits)| logits).collect()
+    }
+
+    /// Feeds tokens of one sequence, all logits wanted.
+    pub fn feed(&mut self, seq: u32, tokens: &[u32], n_ubatch: u32) -> Vec<f32> {
+        let mut batch = Batch::new();
+        for &token in tokens {
+            let entry = batch.push_token(TokenId(token)).in_sequence(SeqId(seq));
+            entry.with_output();
+        }
+        self.decode(&batch, n_ubatch).concat()
+    }
+
+    /// Feeds tokens of one sequence; the logits of the last.
+    pub fn feed_for_last(&mut self, seq: u32, tokens: &[u32]) -> Vec<f32> {
+        let mut batch = Batch::new();
+        for (at, &token) in tokens.iter().enumerate() {
+            let entry = batch.push_token(TokenId(token)).in_sequence(SeqId(seq));
+            if at + 1 == tokens.len() {
+                entry.with_output();
+            }
+        }
+        self.decode(&batch, 512).concat()
+    }
+
+    /// The likeliest tokens after these, one after the other.
+    pub fn greedy(&mut self, prompt: &[u32], n: usize) -> Vec<u32> {
+        let (mut tokens, mut text) = (prompt.to_vec(), Vec::new());
+        while text.len() < n {
+            tokens = vec![best(&self.feed_for_last(0, &tokens))];
+            text.push(tokens[0]);
+        }
+        text
+    }
+
+    /// The rows of one kind that a sequence fed alone left behind: its state, or its keys or values
+    /// in order of position.
+    pub fn rows(&self, layer: LayerIdx, kind: RowKind) -> Vec<f32> {
+        let (first, n_rows, len) = match kind {
+            RowKind::K | RowKind::V => {
+                let n_tokens = self.memory.positions(SeqId(0)).unwrap().last.0 + 1;
+                let memory = self.model.layers().attention(layer).unwrap();
+                let dim = match kind {
+                    RowKind::K => memory.k_dim,
+                    _ => memory.v_dim,
+                };
+                (CellIdx(0), n_tokens, memory.kv_heads * dim)
+            }
+            RowKind::Conv | RowKind::State => {
+                let memory = self.model.layers().recurrent(layer).unwrap();
+                let len = match kind {
+                    RowKind::Conv => memory.conv_row,
+                    _ => memory.state_row,
+                };
+                (self.state_row(), 1, len)
+            }
+        };
+        let span = RowSpan {
+            layer,
+            kind,
+            first,
+            len: n_rows,
+        };
+        let mut bytes = vec![0; n_rows as usize * len * 4];
+        self.backend
+            .read_rows(&self.rows, span, &mut bytes)
+            .unwrap();
+        let words = bytes.as_chunks::<4>().0.iter();
+        words.map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    fn state_row(&self) -> CellIdx {
+        let states = match &self.memory {
+            AnyMemory::Recurrent(memory) => memory,
+            AnyMemory::Hybrid(memory) => memory.second(),
+            AnyMemory::HybridIswa(memory) => memory.second(),
+            other => panic!("{other:?} has no states"),
+        };
+        states.states(SeqId(0)).last().unwrap().row
+    }
+}
