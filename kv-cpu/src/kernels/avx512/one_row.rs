@@ -9,7 +9,7 @@ use kv_core::block::IQ4_VALUES;
 
 use super::ahead::{Ahead, ROWS};
 use super::reduce::{halves, quarters, widened};
-use super::side_by_side::by_sixteen;
+use super::side_by_side::{by_sixteen, store};
 use crate::activations::{BLOCK, Int8Row};
 use crate::kernels::WeightRows;
 
@@ -127,10 +127,11 @@ pub(super) fn multiply<F: Pair<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_blocks = (row_bytes / BYTES).min(acts.n_blocks());
-    by_sixteen(weights, out, |rows| {
+    for (rows, out) in by_sixteen(weights, out) {
         // SAFETY: `n_blocks` blocks can be read from the start of each row on.
-        unsafe { sixteen::<F, BYTES>(rows, (n_blocks, row_bytes), acts) }
-    });
+        let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_blocks, row_bytes), acts) };
+        store(sums, out);
+    }
 }
 
 /// What is known of two blocks of sixteen rows before it is added.

@@ -9,7 +9,7 @@ use kv_core::block::IQ4_VALUES;
 
 use super::ahead::{Ahead, ROWS};
 use super::reduce::{halves, quarters, widened};
-use super::side_by_side::by_sixteen;
+use super::side_by_side::{by_sixteen, store};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::panel::heads::{self, Head};
@@ -195,10 +195,11 @@ pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
-    by_sixteen(weights, out, |rows| {
+    for (rows, out) in by_sixteen(weights, out) {
         // SAFETY: `n_supers` blocks can be read from the start of each row on.
-        unsafe { sixteen::<F, BYTES>(rows, (n_supers, row_bytes), acts) }
-    });
+        let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_supers, row_bytes), acts) };
+        store(sums, out);
+    }
 }
 
 /// # Safety
