@@ -233,8 +233,9 @@ pub(crate) struct LongContextArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Saved states")]
 pub(crate) struct SessionArgs {
-    /// Go on from a saved state: the prompt, if there is one, continues its text
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["chat", "group_attention_factor"])]
+    /// Go on from a saved state: the prompt, if there is one, continues its text; with --chat it is
+    /// the next message
+    #[arg(long, value_name = "FILE")]
     pub(crate) load_state: Option<PathBuf>,
     /// Save at the end what the text left in the memory, also after Ctrl-C
     #[arg(long, value_name = "FILE")]
@@ -257,10 +258,12 @@ Examples:
   echo \"One day\" | cellar run -n 40 --json | tail -1
   cellar run -m MODEL.gguf -f book.txt -n 0 --save-state book.state
   cellar run -m MODEL.gguf --load-state book.state \"In short,\"
+  cellar run -m MODEL.gguf --chat --load-state chat.state --save-state chat.state \"And then?\"
 
 A saved state holds the tokens and what the model remembers of them. It does not hold options: the
 sampler's settings, seed and position in its random numbers, --stop and the context's size are those
 of each run. With -n 0 a prompt is only read. Without a prompt, a loaded text goes on where it ended.
+With --chat a prompt is the message after the loaded answer, and the template sees no other.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
 pub(crate) struct RunArgs {

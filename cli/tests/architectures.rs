@@ -99,7 +99,7 @@ const ROWS: &[Row] = &[
     ),
     row(
         "phi3",
-        "Phi-3 and 3.5 without LongRoPE",
+        "Phi-3, 3.5 and 4-mini, with LongRoPE",
         "all layers where the file names a window",
         &["phi3"],
     ),

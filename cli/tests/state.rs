@@ -330,8 +330,21 @@ fn damaged_states_are_refused_in_one_line() {
 #[test]
 fn what_cannot_be_is_said_before_anything_is_told() {
     let (dir, _, state) = saved(&["Once upon a time"]);
-    let (code, message) = failure(&["run", "--load-state", &state, "--chat", "Hi"]);
-    assert!(code == 2 && message.contains("--chat"), "{message}");
+    let load = ["run", "--load-state", &state, "Hi"];
+    let refused = |more: &[&str]| failure(&[&load[..], more].concat());
+    let (code, message) = refused(&["--chat"]);
+    assert!(
+        code == 1 && message.contains("no chat template: run it without --chat"),
+        "{message}"
+    );
+    let (code, message) = refused(&["--chat", "--system", "Be kind."]);
+    let why = "a system message comes before all others, and the saved text has begun; give it in \
+               the run that saves";
+    assert!(code == 2 && message.ends_with(why), "{message}");
+    let (code, message) = refused(&["--group-attention-factor", "2"]);
+    let why = "a state does not say which of its tokens share positions; go on without groups, or \
+               read the whole text again";
+    assert!(code == 2 && message.ends_with(why), "{message}");
     let (code, _) = failure(&["run", "--load-state", "absent.state", "Hi"]);
     assert_eq!(code, 1);
     let nowhere = dir.path().join("no").join("where.state");
@@ -351,4 +364,198 @@ fn what_cannot_be_is_said_before_anything_is_told() {
         ),
         "{message}"
     );
+}
+
+/// A model with a chat template, in a file of `dir`.
+fn chat_model(dir: &tempfile::TempDir, template: &str) -> String {
+    let path = dir.path().join("chat.gguf");
+    let bytes = edited(|writer| {
+        writer.set("tokenizer.chat_template", template);
+    });
+    std::fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_chat_goes_on_from_a_state_with_the_next_message() {
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n\
+                    {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let (dir, _, state) = place();
+    let model = chat_model(&dir, template);
+    let base = ["run", "-m", &model, "--temp", "0", "-n", "6", "--json"];
+    let save = ["--chat", "--save-state", &state];
+    let first = json(&[&base[..], &save, &["Hello", "--system", "Be kind."]].concat());
+    let load = ["--chat", "--load-state", &state, "--save-state", &state];
+    let second = json(&[&base[..], &load, &["And then?"]].concat());
+    // What ends the answer, then the message; no second beginning.
+    let turn = "</s>\nuser: And then?</s>\nassistant:";
+    assert_eq!(second["prompt"], turn);
+    let ids = |report: &serde_json::Value, key: &str| -> Vec<u64> {
+        serde_json::from_value(report[key].clone()).unwrap()
+    };
+    // As if all of it had been one text: the last token of the answer was not evaluated before.
+    let fed = ids(&second, "prompt_ids");
+    let answer = ids(&first, "tokens");
+    assert_eq!(
+        fed[..2],
+        [answer[5], 2],
+        "the answer's last token, then its end"
+    );
+    assert!(!fed.contains(&1), "{fed:?}");
+    let whole = [ids(&first, "prompt_ids"), answer, fed[1..].to_vec()].concat();
+    let all: Vec<String> = whole.iter().map(u64::to_string).collect();
+    let logits = dir.path().join("logits.safetensors");
+    let args = ["logits", "-m", &model, "--kv-type", "f16", "--tokens"];
+    let out = ["--out", logits.to_str().unwrap()];
+    output(&[&args[..], &[&all.join(",")], &out].concat());
+    assert_eq!(best(&logits), ids(&second, "tokens")[0]);
+    // And once more.
+    let third = json(&[&base[..], &load, &["Why?"]].concat());
+    assert_eq!(third["prompt"], "</s>\nuser: Why?</s>\nassistant:");
+    let n_before = whole.len() + 6 - 1;
+    assert_eq!(third["loaded_tokens"], n_before);
+    // A message is needed, and a template that shows the last one only has no place for it.
+    let (code, message) = failure(&[&base[..5], &load].concat());
+    assert!(code == 2 && message.starts_with("no prompt"), "{message}");
+    let model = chat_model(&dir, "{{ messages[-1].content }}");
+    let args = ["run", "-m", &model, "--chat", "--load-state", &state, "Hi"];
+    let (code, message) = failure(&args);
+    assert!(
+        code == 1 && message.contains("leaves earlier messages out"),
+        "{message}"
+    );
+}
+
+/// The token with the largest logit in the last row of a file that `cellar logits` wrote.
+fn best(path: &Path) -> u64 {
+    let (values, n_vocab) = logits(path);
+    let last = values[values.len() - n_vocab..].iter().zip(0..);
+    last.max_by(|a, b| a.0.total_cmp(b.0)).unwrap().1
+}
+
+/// The values of a file that `cellar logits` wrote, and how many there are in a row.
+fn logits(path: &Path) -> (Vec<f32>, usize) {
+    let bytes = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = file.tensor("logits").unwrap();
+    let values = tensor.data().as_chunks::<4>().0.iter();
+    let values = values.map(|bytes| f32::from_le_bytes(*bytes));
+    (values.collect(), tensor.shape()[1])
+}
+
+/// Two best tokens that are nearer than this may change places where a state was saved in 8 bits, and
+/// where it was saved in 4.
+const NEAR_TIES: [(&str, usize, f32); 2] = [("q8_0", 34, 0.05), ("q4_0", 18, 0.5)];
+
+/// A state that is saved narrower takes the bytes that its blocks take, and its text goes on as that
+/// of f32 does, up to a token that f32 was nearly undecided about.
+#[test]
+fn states_saved_in_fewer_bits_are_smaller_and_go_on() {
+    for (model, (saved_as, block_bytes, near_tie)) in MODELS
+        .into_iter()
+        .flat_map(|model| NEAR_TIES.map(|saved_as| (model, saved_as)))
+    {
+        let file = format!("{}-f16.gguf", path(model));
+        let mut n_same = 0;
+        for reference in references_in(format!("{}.reference.json", path(model))) {
+            let args = ["-m", &file, "--kv-type", "f32", &reference.prompt];
+            let (_exact_dir, exact_file, exact) = saved(&args);
+            let (_dir, narrow_file, narrow) =
+                saved(&[&args[..], &["--save-kv-type", saved_as]].concat());
+            let rows = |state: &str| json(&["state", "inspect", state, "--json"])["rows"].clone();
+            let (rows_of_exact, rows_of_narrow) = (rows(&exact), rows(&narrow));
+            let mut n_saved = 0;
+            let all = |rows: &serde_json::Value| rows.as_array().unwrap().clone();
+            for (wide, small) in all(&rows_of_exact).iter().zip(all(&rows_of_narrow)) {
+                let (wide_bytes, small_bytes) = (&wide["n_bytes"], &small["n_bytes"]);
+                if ["k", "v"].contains(&small["kind"].as_str().unwrap()) {
+                    assert_eq!(small["stored"], saved_as);
+                    let blocks = wide_bytes.as_u64().unwrap() / (32 * 4);
+                    assert_eq!(*small_bytes, blocks * block_bytes as u64, "{model}");
+                } else {
+                    // States of recurrent layers are always f32.
+                    assert_eq!(
+                        (&small["stored"], small_bytes),
+                        (&wide["stored"], wide_bytes)
+                    );
+                }
+                n_saved += wide_bytes.as_u64().unwrap() - small_bytes.as_u64().unwrap();
+            }
+            let n_bytes = |file: &Path| std::fs::metadata(file).unwrap().len();
+            let less = n_bytes(&exact_file) - n_bytes(&narrow_file);
+            // But for a few letters in what describes the rows.
+            assert!(less.abs_diff(n_saved) < 500, "{model}: {less}, {n_saved}");
+            let rest = (reference.greedy_ids.len() - 8).to_string();
+            let args = [
+                "run",
+                "-m",
+                &file,
+                "--kv-type",
+                "f32",
+                "--temp",
+                "0",
+                "--json",
+            ];
+            let go_on = ["--load-state", &narrow, "-n", &rest];
+            let report = json(&[&args[..], &go_on].concat());
+            let told: Vec<u32> = serde_json::from_value(report["tokens"].clone()).unwrap();
+            let wanted = &reference.greedy_ids[8..];
+            let same = told.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+            n_same += same;
+            if same < wanted.len().min(told.len()) {
+                let ids = [&reference.ids[..], &reference.greedy_ids[..8 + same]].concat();
+                let margin = margin(&file, &ids);
+                assert!(
+                    margin < near_tie,
+                    "{model} {saved_as}: token {same}, margin {margin}"
+                );
+            }
+        }
+        assert!(n_same > 100, "{model} {saved_as}: {n_same} tokens");
+    }
+}
+
+/// How far the second best token is behind the best, with K and V in f32.
+fn margin(model: &str, ids: &[u32]) -> f32 {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("logits.safetensors");
+    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+    let args = ["logits", "-m", model, "--tokens", &ids.join(",")];
+    output(&[&args[..], &["--out", file.to_str().unwrap()]].concat());
+    let (values, n_vocab) = logits(&file);
+    let mut last = values[values.len() - n_vocab..].to_vec();
+    last.sort_by(f32::total_cmp);
+    last[n_vocab - 1] - last[n_vocab - 2]
+}
+
+/// Rows that are no whole blocks of a type are refused with the numbers before a text is told that
+/// could not be saved then; a file of that name stays.
+#[test]
+fn types_whose_blocks_do_not_divide_a_row_are_refused_with_the_numbers() {
+    let (_dir, file, state) = place();
+    std::fs::write(&file, "something else").unwrap();
+    let model = path("model-llama/tests/data/granite.gguf");
+    let base = ["run", "-m", &model, "Hi", "-n", "3", "--save-state", &state];
+    for (args, wanted) in [
+        (
+            &["--save-kv-type", "q8_0"][..],
+            "layer 0: rows of 16 values cannot be saved as q8_0, whose blocks hold 32 values",
+        ),
+        (
+            &["--kv-type", "q4_0"],
+            "layer 0: K rows of 2 heads of 8 values cannot be stored as q4_0, whose blocks hold 32 \
+             values",
+        ),
+        (
+            &["--kv-type-k", "bf16", "--kv-type-v", "q5_1"],
+            "layer 0: V rows of 2 heads of 8 values cannot be stored as q5_1, whose blocks hold 32 \
+             values",
+        ),
+    ] {
+        let (code, message) = failure(&[&base[..], args].concat());
+        assert_eq!((code, &message[..]), (1, wanted));
+        assert_eq!(std::fs::read(&file).unwrap(), b"something else");
+    }
+    output(&[&base[..], &["--save-kv-type", "bf16"]].concat());
+    assert_ne!(std::fs::read(&file).unwrap(), b"something else");
 }

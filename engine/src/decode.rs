@@ -126,6 +126,7 @@ impl<B: Backend> Engine<B> {
         config: &EngineConfig,
     ) -> Result<Self, EngineError> {
         let settings = config.settings(&*model)?;
+        let model = model.for_context(settings.n_ctx as usize).unwrap_or(model);
         let memory = settings.memory()?;
         let rows = backend.allocate(&settings.layout)?;
         let source = weights;

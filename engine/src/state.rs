@@ -9,7 +9,7 @@ use std::io::Write;
 use kv_core::KvType;
 use kv_core::backend::Backend;
 use kv_core::memory::{Memory, RestoreInto, RowsTaken, Seqs};
-use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateToSave, save};
+use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, save};
 
 use crate::decode::Engine;
 use crate::error::{EngineError, Replaced};
@@ -39,6 +39,15 @@ impl<B: Backend> Engine<B> {
     /// Which model this is: what a state must have been saved with.
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
+    }
+
+    /// Whether keys and values of this model can be saved as `kv_type`: to be asked before a text is
+    /// computed that could not be saved then.
+    ///
+    /// # Errors
+    /// [`EngineError::Save`] for the first layer whose rows are no whole blocks.
+    pub fn check_save_type(&self, kv_type: KvType) -> Result<(), EngineError> {
+        Ok(check_kv_type(self.backend.layout(&self.rows), kv_type)?)
     }
 
     /// Writes what is remembered of sequences, and returns how many bytes that took. Nothing is

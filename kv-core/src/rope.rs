@@ -44,6 +44,12 @@ pub enum RopeScaling {
         /// Factor on the rotated values; `0.1 ln(factor) + 1` in the paper.
         attention_factor: f64,
     },
+    /// By [`RopeSpec::factors`] alone; values scaled by `attention_factor` (LongRoPE: Ding et al., arXiv
+    /// 2402.13753).
+    LongRope {
+        /// Factor on the rotated values.
+        attention_factor: f64,
+    },
 }
 
 /// The rotary embedding of one layer.
@@ -81,7 +87,7 @@ impl RopeSpec {
 
     fn scale_frequency(&self, pair: usize, own: f64) -> f64 {
         match self.scaling {
-            RopeScaling::None => own,
+            RopeScaling::None | RopeScaling::LongRope { .. } => own,
             RopeScaling::Linear { factor } => own / factor,
             RopeScaling::Yarn {
                 factor,
@@ -104,12 +110,13 @@ impl RopeSpec {
         }
     }
 
-    /// Factor that scales the rotated values: 1 except for YaRN.
+    /// Factor that scales the rotated values: 1 except for YaRN and LongRoPE.
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn {
                 attention_factor, ..
-            } => attention_factor,
+            }
+            | RopeScaling::LongRope { attention_factor } => attention_factor,
             RopeScaling::None | RopeScaling::Linear { .. } => 1.0,
         }
     }

@@ -15,7 +15,7 @@ use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::memory::{
     Memory, MemoryConfig, PosChange, RestoreInto, RestoreRefused, RowsTaken, Seqs, Streams, SwaSize,
 };
-use kv_core::state::{RestoreError, SavedState, VERSION};
+use kv_core::state::{RestoreError, SavedState, VERSION, check_kv_type};
 use kv_core::{CellIdx, KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 use proptest::prelude::*;
 
@@ -428,8 +428,11 @@ fn rows_that_are_no_whole_blocks_cannot_be_saved_quantised() {
     let error = source.try_save(Seqs::All, Some(KvType::Q8_0)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "layer 0: rows of 4 values cannot be saved as q8_0"
+        "layer 0: rows of 4 values cannot be saved as q8_0, whose blocks hold 32 values"
     );
+    let early = check_kv_type(&source.layout, KvType::Q8_0).unwrap_err();
+    assert_eq!(early.to_string(), error.to_string());
+    check_kv_type(&source.layout, KvType::BF16).unwrap();
 }
 
 #[test]

@@ -44,6 +44,12 @@ pub trait Model: fmt::Debug + Send + Sync {
         Causality::Causal
     }
 
+    /// The same model for sequences of at most so many tokens, where their length makes a difference.
+    /// What is asked without is for the trained length.
+    fn for_context(&self, _n_tokens: usize) -> Option<Arc<dyn Model>> {
+        None
+    }
+
     /// The computation for a ubatch of this shape. Its one output is the logits,
     /// `[outputs, vocab]`, or the final rows, `[outputs, dim]`: see [`Model::output`].
     ///

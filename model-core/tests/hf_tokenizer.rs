@@ -140,6 +140,26 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// Falcon's steps. The runs of digits that one of them cuts out say nothing that merges do not say: none
+/// that was trained behind it joins a digit and something else.
+fn falcon(byte_level_alone: &Value) -> Value {
+    let mut json = byte_level(
+        json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Punctuation", "behavior": "Contiguous"}, byte_level_alone,
+            {"type": "Digits", "individual_digits": false},
+            {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": false},
+        ]}),
+        Words::Merged,
+    );
+    let merges = json["model"]["merges"].as_array_mut().unwrap();
+    merges.retain(|merge| {
+        let digits = merge.as_str().unwrap().split(' ');
+        let digits: Vec<bool> = digits.map(|c| c.contains(char::is_numeric)).collect();
+        digits[0] == digits[1]
+    });
+    json
+}
+
 /// One of every pre-tokenizer, with the name that GGUF has for it.
 fn byte_levels() -> Vec<(&'static str, Value)> {
     let byte_level_alone = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
@@ -156,6 +176,7 @@ fn byte_levels() -> Vec<(&'static str, Value)> {
         ("tekken", byte_level(split(TEKKEN), Words::Whole)),
         ("gpt-2", byte_level(byte_level_alone.clone(), Words::Merged)),
         ("starcoder", byte_level(digits, Words::Merged)),
+        ("falcon", falcon(&byte_level_alone)),
     ]
 }
 

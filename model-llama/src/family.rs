@@ -18,7 +18,7 @@ const PLAIN: LlamaLike = LlamaLike {
     name: "",
     norm: NormKind::Rms,
     arrangement: Arrangement::Before,
-    feed_forward_norm: "ffn_norm",
+    feed_forward_norm: "ffn_norm.weight",
     qkv: QkvWeights::Separate,
     bias: QkvBias::None,
     qk_norm: QkNorm::None,
@@ -182,7 +182,7 @@ pub const FAMILY: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "gpt-oss",
-        feed_forward_norm: "post_attention_norm",
+        feed_forward_norm: "post_attention_norm.weight",
         bias: QkvBias::All,
         sinks: Sinks::PerHead,
         windows: LayerWindows::Sliding {

@@ -16,7 +16,6 @@ mod family;
 mod hf;
 mod member;
 mod mixtures;
-mod model;
 mod read;
 
 pub use family::FAMILY;
@@ -24,7 +23,6 @@ pub use member::{
     EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, Mixtures, QueryScale,
     ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
-pub use model::LlamaModel;
 
 use model_core::architecture::Registry;
 

@@ -19,7 +19,7 @@ pub struct LlamaLike {
     pub norm: NormKind,
     /// Where they stand.
     pub arrangement: Arrangement,
-    /// What the files call the norm before the feed-forward block, without layer and ending.
+    /// What the files call the gain of the norm before the feed-forward block, behind the layer.
     pub feed_forward_norm: &'static str,
     /// The matrices of queries, keys and values.
     pub qkv: QkvWeights,

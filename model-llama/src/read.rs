@@ -11,22 +11,17 @@ use kv_core::rope::{RopeScaling, RopeSpec};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    AttentionBlock, Decoder, DecoderLayer, Norm, NormKind, QkNorm, TOKEN_EMBEDDING,
+    AttentionBlock, Decoder, DecoderLayer, DecoderModel, Mixer, Multipliers, Norm, NormKind,
+    QkNorm, TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
-use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
+use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 use model_core::windows::{FullLayer, WindowPattern};
 
-use crate::LlamaModel;
 use crate::member::{
     EmbeddingScale, LayerWindows, LlamaLike, LogitScale, QueryScale, ResidualScale, RotatedLayers,
     ScoreScale, SoftCaps, WindowedRope,
 };
-
-/// The output matrix of models that do not reuse the embedding matrix.
-const OUTPUT: &str = "output.weight";
-/// Divisors of LongRoPE, of which the length of the context chooses one.
-const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 
 /// No layer sees everything.
 const EVERY: WindowPattern = WindowPattern {
@@ -85,7 +80,13 @@ impl LlamaLike {
         match self.windows {
             LayerWindows::None => Ok(vec![Window::Full; n]),
             LayerWindows::Every => hyper.windows(n, EVERY),
-            LayerWindows::Sliding { pattern, .. } => hyper.windows(n, pattern),
+            LayerWindows::Sliding { pattern, .. } => {
+                // Files of members without windows say 0; a member with some needs one.
+                if hyper.optional::<u32>("attention.sliding_window")? == Some(0) {
+                    hyper.count("attention.sliding_window")?;
+                }
+                hyper.windows(n, pattern)
+            }
             LayerWindows::Chunked { pattern, n_tokens } => {
                 let n_tokens = match hyper.optional::<u32>("attention.chunk_size")? {
                     Some(0) => {
@@ -261,8 +262,8 @@ impl LlamaLike {
         let together = attentions.zip(feed_forwards);
         let layers = together.map(|(attention, feed_forward)| {
             attention.map(|attention| DecoderLayer {
-                attention,
-                feed_forward,
+                mixer: Mixer::Attention(attention),
+                feed_forward: Some(feed_forward),
             })
         });
         layers.collect()
@@ -287,24 +288,25 @@ impl Architecture for LlamaLike {
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
         let hyper = Hyperparameters::new(metadata, self.name);
-        refuse_long_rope(weights)?;
         let dim = hyper.count("embedding_length")?;
-        let tied = optional_weight(weights, OUTPUT)?.is_none();
         let decoder = Decoder {
             vocab: hyper.vocab(weights, dim)?,
             dim,
-            embedding_scale: self.embedding_scale(&hyper, dim)?,
             norm: self.norm(self.shared(&hyper)?.norm_eps),
             arrangement: self.arrangement,
             feed_forward_norm: self.feed_forward_norm,
-            residual_scale: self.residual_scale(&hyper)?,
-            output_weight: if tied { TOKEN_EMBEDDING } else { OUTPUT }.to_owned(),
-            logit_scale: self.logit_scale(&hyper)?,
+            multipliers: Multipliers {
+                embedding: self.embedding_scale(&hyper, dim)?,
+                residual: self.residual_scale(&hyper)?,
+                logits: self.logit_scale(&hyper)?,
+            },
+            output_weight: hyper.output_weight(weights)?,
             logit_cap: self.soft_cap(&hyper, "final_logit_softcapping")?,
+            long_rope: hyper.long_rope(weights)?,
             layers: self.layers(&hyper, dim, weights)?,
         };
         let context_length = hyper.count("context_length")?;
-        Ok(Arc::new(LlamaModel::new(
+        Ok(Arc::new(DecoderModel::new(
             self.name,
             decoder,
             context_length,
@@ -318,7 +320,7 @@ impl Architecture for LlamaLike {
 
 impl LlamaLike {
     /// Two layers with settings of the usual size: the first of a pattern and the last.
-    fn typical(&self) -> LlamaModel {
+    fn typical(&self) -> DecoderModel {
         let heads = HeadSizes {
             n_heads: 32,
             kv_heads: 8,
@@ -356,40 +358,32 @@ impl LlamaLike {
         };
         let scale = self.score_scale(2, dim, heads);
         let layers = [(first, Some(rope(base))), last].map(|layer| DecoderLayer {
-            attention: self.attention(&shared, heads, scale, layer),
-            feed_forward: self.example_feed_forward(),
+            mixer: Mixer::Attention(self.attention(&shared, heads, scale, layer)),
+            feed_forward: Some(self.example_feed_forward()),
         });
         let decoder = Decoder {
             vocab: 128_256,
             dim,
-            embedding_scale: match self.embedding {
-                EmbeddingScale::FromFile => Some(12.0),
-                _ => self.own_embedding_scale(dim),
-            },
             norm: self.norm(norm_eps),
             arrangement: self.arrangement,
             feed_forward_norm: self.feed_forward_norm,
-            residual_scale: (self.residual == ResidualScale::FromFile).then_some(0.22),
-            output_weight: TOKEN_EMBEDDING.to_owned(),
-            logit_scale: match self.logits {
-                LogitScale::One => None,
-                LogitScale::Times => Some(0.25),
-                LogitScale::DividedBy => Some(0.125),
+            multipliers: Multipliers {
+                embedding: match self.embedding {
+                    EmbeddingScale::FromFile => Some(12.0),
+                    _ => self.own_embedding_scale(dim),
+                },
+                residual: (self.residual == ResidualScale::FromFile).then_some(0.22),
+                logits: match self.logits {
+                    LogitScale::One => None,
+                    LogitScale::Times => Some(0.25),
+                    LogitScale::DividedBy => Some(0.125),
+                },
             },
+            output_weight: TOKEN_EMBEDDING.to_owned(),
             logit_cap: cap(30.0),
+            long_rope: None,
             layers: layers.into(),
         };
-        LlamaModel::new(self.name, decoder, 8192)
+        DecoderModel::new(self.name, decoder, 8192)
     }
-}
-
-/// No member computes it, so a file that asks for it would come out wrong.
-fn refuse_long_rope(weights: &dyn WeightSource) -> Result<(), ModelError> {
-    for name in LONG_ROPE {
-        if optional_weight(weights, name)?.is_some() {
-            let (key, reason) = (name.to_owned(), "LongRoPE is not supported yet".to_owned());
-            return Err(ModelError::Setting { key, reason });
-        }
-    }
-    Ok(())
 }

@@ -33,3 +33,16 @@ fn tied_and_untied_differ_in_the_output_matrix_alone() {
 fn graphs_survive_their_json_form() {
     CASES.iter().for_each(checks::survives_json);
 }
+
+#[test]
+fn the_length_of_the_context_chooses_the_factors() {
+    let [long, short] = ["long", "short"].map(|set| {
+        let case = Case::named(CASES, &format!("phi3_longrope_{set}"));
+        case.model().graph(ONE).unwrap()
+    });
+    let model = Case::named(CASES, "phi3_longrope_long").model();
+    let within = |n_tokens| model.for_context(n_tokens).unwrap().graph(ONE).unwrap();
+    assert_eq!(within(32), short);
+    assert_eq!(within(33), long);
+    assert!(Case::named(CASES, "phi3").model().for_context(33).is_none());
+}

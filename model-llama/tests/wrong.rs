@@ -5,30 +5,11 @@
 mod common;
 
 use common::CASES;
-use kv_core::weights::{Weight, WeightSource};
 use model_core::gguf::Metadata;
-use model_tests::{Case, checks::ONE};
-
-/// A file without one of its tensors.
-struct Without<'a>(&'a dyn WeightSource, &'a str);
-
-impl WeightSource for Without<'_> {
-    fn get(&self, name: &str) -> Option<Weight> {
-        self.0.get(name).filter(|_| name != self.1)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let names = self.0.names().into_iter();
-        names.filter(|name| name != self.1).collect()
-    }
-}
+use model_tests::{Case, checks::ONE, refusal, remove_key};
 
 fn error(case: &str, edit: impl FnOnce(&mut Metadata), without: &str) -> String {
-    let case = Case::named(CASES, case);
-    let (file, mut metadata) = case.open();
-    edit(&mut metadata);
-    let model = case.registry().model(&metadata, &Without(&*file, without));
-    model.unwrap_err().to_string()
+    refusal(Case::named(CASES, case), edit, without)
 }
 
 #[test]
@@ -63,12 +44,78 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
     refused("llama4_chunk16", "llama4.attention.chunk_size", 0.0);
     refused("llama4_chunk16", "llama4.attention.temperature_length", 0.0);
     refused("cohere2_swa8", "cohere2.logit_scale", -0.5);
+    for (case, architecture) in [
+        ("gemma2_swa8", "gemma2"),
+        ("gemma3_iswa8", "gemma3"),
+        ("cohere2_swa8", "cohere2"),
+        ("gpt_oss_swa8", "gpt-oss"),
+    ] {
+        let key = format!("{architecture}.attention.sliding_window");
+        refused(case, &key, 0.0);
+    }
+    refused("llama_gqa_tied", "llama.attention.head_count_kv", 3.0);
+    refused("qwen2", "qwen2.attention.head_count", 0.0);
+    refused("qwen2", "qwen2.block_count", 0.0);
+    refused("phi3", "phi3.rope.dimension_count", 7.0);
     refused("gemma2_swa8", "gemma2.attn_logit_softcapping", -0.5);
     refused("granite", "granite.residual_scale", -0.5);
     refused(
         "starcoder2",
         "starcoder2.attention.layer_norm_epsilon",
         -0.5,
+    );
+}
+
+#[test]
+fn missing_keys_are_named() {
+    for (case, key) in [
+        ("llama_gqa_tied", "llama.embedding_length"),
+        ("qwen2", "qwen2.block_count"),
+        ("gemma3_iswa8", "gemma3.attention.head_count"),
+        ("phi3", "phi3.attention.layer_norm_rms_epsilon"),
+        ("starcoder2", "starcoder2.attention.layer_norm_epsilon"),
+        ("qwen3_moe", "qwen3moe.expert_count"),
+        ("cohere2_swa8", "cohere2.logit_scale"),
+        ("granite", "granite.context_length"),
+    ] {
+        let error = error(case, |metadata| remove_key(metadata, key), "");
+        assert!(error.contains(key), "{case}: {error}");
+    }
+}
+
+#[test]
+fn heads_that_do_not_divide_are_refused_with_numbers() {
+    let error = error(
+        "llama_gqa_tied",
+        |metadata| drop(metadata.insert("llama.attention.head_count_kv", 3u32)),
+        "",
+    );
+    assert!(
+        error.contains("3 key/value heads") && error.contains("4 query heads"),
+        "{error}"
+    );
+}
+
+#[test]
+fn half_of_long_rope_is_refused() {
+    let (case, kind) = ("phi3_longrope_long", "phi3.rope.scaling.type");
+    for tensor in ["rope_factors_long.weight", "rope_factors_short.weight"] {
+        let error = error(case, |_| (), tensor);
+        assert!(error.contains(kind) && error.contains(tensor), "{error}");
+    }
+    let yarn = error(case, |m| drop(m.insert(kind, "yarn")), "");
+    assert!(yarn.contains(kind) && yarn.contains("yarn"), "{yarn}");
+    let factor = "phi3.rope.scaling.factor";
+    let stretched = error(case, |m| drop(m.insert(factor, 4f32)), "");
+    assert!(stretched.contains(factor), "{stretched}");
+    let short = error(
+        case,
+        |m| drop(m.insert("phi3.rope.dimension_count", 8u32)),
+        "",
+    );
+    assert!(
+        short.contains("rope_factors") && short.contains("[8]"),
+        "{short}"
     );
 }
 

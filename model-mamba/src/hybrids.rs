@@ -11,13 +11,12 @@ use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    AttentionBlock, ConvBias, FeedForward, FeedForwardBlock, FeedForwardForm, GatedNorm,
-    InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    AttentionBlock, ConvBias, DecoderLayer, FeedForward, FeedForwardBlock, FeedForwardForm,
+    GatedNorm, InnerNorms, Mixer, Multipliers, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
-use crate::decoder::{Mixer, MixerLayer, Multipliers};
 use crate::read::{
     ExampleSizes, Wiring, build, build_example, feed_forwards, mamba_mixer, mamba2_mixer,
 };
@@ -74,9 +73,9 @@ fn mixers(hyper: &Hyperparameters<'_>, kinds: &Kinds<'_>) -> Result<Vec<Mixer>, 
     mixers.collect()
 }
 
-fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec<MixerLayer> {
+fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec<DecoderLayer> {
     let layers = mixers.into_iter().zip(feed_forwards);
-    let layer = |(mixer, feed_forward)| MixerLayer {
+    let layer = |(mixer, feed_forward)| DecoderLayer {
         mixer,
         feed_forward: Some(feed_forward),
     };

@@ -2,7 +2,7 @@
 //! Mamba, Mamba-2 (arXiv 2405.21060), and the hybrids Jamba, Bamba, Granite 4 and Falcon-H1.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
-//! [`MixerDecoder`] wires them. Invariant: a recurrent layer's memory does not grow with the text.
+//! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does not grow with the text.
 //! Knows nothing of devices or memories.
 //!
 //! RWKV-4 is not here. Its state would fit the memory as it is (a row of fixed size a layer, replaced
@@ -21,17 +21,13 @@
 //! assert!(registry.get("mamba").is_ok());
 //! ```
 
-mod decoder;
 mod hf;
 mod hybrids;
 mod mamba;
-mod model;
 mod read;
 
-pub use decoder::{Mixer, MixerDecoder, MixerLayer, Multipliers};
 pub use hybrids::{FalconH1, GraniteHybrid, Jamba};
 pub use mamba::{Mamba, Mamba2};
-pub use model::MambaModel;
 
 use model_core::architecture::Registry;
 

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    ConvBias, DecoderLayer, GatedNorm, InnerNorms, Mixer, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::decoder::{Mixer, MixerLayer};
 use crate::read::{ExampleSizes, Wiring, build, build_example, mamba_mixer, mamba2_mixer};
 
 /// Whether step sizes, B and C are normed: Falcon Mamba, whose files say `mamba` too.
@@ -107,8 +106,8 @@ fn example(name: &'static str, mixer: SsmMixer) -> Arc<dyn Model> {
     build_example(name, sizes, vec![layer(mixer); 2], Wiring::default())
 }
 
-fn layer(mixer: SsmMixer) -> MixerLayer {
-    MixerLayer {
+fn layer(mixer: SsmMixer) -> DecoderLayer {
+    DecoderLayer {
         mixer: Mixer::Recurrent(mixer),
         feed_forward: None,
     }

@@ -8,21 +8,17 @@ use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, ModelError};
 use model_core::blocks::{
-    ConvBias, ExpertBias, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm,
-    GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING, Weighed,
+    Arrangement, ConvBias, Decoder, DecoderLayer, DecoderModel, ExpertBias, ExpertGate,
+    ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms,
+    Multipliers, Norm, NormKind, SharedExpert, Ssm2MixerBlock, SsmMixerBlock, TOKEN_EMBEDDING,
+    Weighed,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
-
-use crate::decoder::{MixerDecoder, MixerLayer, Multipliers};
-use crate::model::MambaModel;
-
-/// The output matrix of models that do not reuse the embedding matrix.
-const OUTPUT: &str = "output.weight";
 
 /// How a model is wired around its layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wiring {
-    /// See [`MixerDecoder::ffn_norm`].
+    /// See [`Decoder::feed_forward_norm`].
     pub(crate) ffn_norm: &'static str,
     /// Factors.
     pub(crate) multipliers: Multipliers,
@@ -41,25 +37,22 @@ impl Default for Wiring {
 pub(crate) fn build(
     name: &'static str,
     (hyper, weights): (&Hyperparameters<'_>, &dyn WeightSource),
-    layers: Vec<MixerLayer>,
-    Wiring {
-        ffn_norm,
-        multipliers,
-    }: Wiring,
+    layers: Vec<DecoderLayer>,
+    wiring: Wiring,
 ) -> Result<Arc<dyn Model>, ModelError> {
     let dim = hyper.count("embedding_length")?;
-    let tied = optional_weight(weights, OUTPUT)?.is_none();
-    let decoder = MixerDecoder {
-        vocab: hyper.vocab(weights, dim)?,
-        dim,
-        norm_eps: hyper.norm_eps()?,
-        output_weight: if tied { TOKEN_EMBEDDING } else { OUTPUT }.to_owned(),
-        ffn_norm,
-        multipliers,
-        layers,
+    let decoder = Decoder {
+        output_weight: hyper.output_weight(weights)?,
+        long_rope: hyper.long_rope(weights)?,
+        ..decoder(
+            [hyper.vocab(weights, dim)?, dim],
+            hyper.norm_eps()?,
+            layers,
+            wiring,
+        )
     };
     let context_length = hyper.count("context_length")?;
-    Ok(Arc::new(MambaModel::new(name, decoder, context_length)))
+    Ok(Arc::new(DecoderModel::new(name, decoder, context_length)))
 }
 
 /// Sizes of a model without a file.
@@ -74,19 +67,34 @@ pub(crate) struct ExampleSizes {
 pub(crate) fn build_example(
     name: &'static str,
     sizes: ExampleSizes,
-    layers: Vec<MixerLayer>,
+    layers: Vec<DecoderLayer>,
     wiring: Wiring,
 ) -> Arc<dyn Model> {
-    let decoder = MixerDecoder {
-        vocab: sizes.vocab,
-        dim: sizes.dim,
-        norm_eps: 1e-5,
-        output_weight: TOKEN_EMBEDDING.to_owned(),
-        ffn_norm: wiring.ffn_norm,
+    let decoder = decoder([sizes.vocab, sizes.dim], 1e-5, layers, wiring);
+    Arc::new(DecoderModel::new(name, decoder, sizes.context_length))
+}
+
+/// A decoder whose embedding matrix is its output matrix too.
+fn decoder(
+    [vocab, dim]: [usize; 2],
+    eps: f32,
+    layers: Vec<DecoderLayer>,
+    wiring: Wiring,
+) -> Decoder {
+    Decoder {
+        vocab,
+        dim,
+        norm: Norm {
+            kind: NormKind::Rms,
+            eps,
+        },
+        arrangement: Arrangement::Before,
+        feed_forward_norm: wiring.ffn_norm,
         multipliers: wiring.multipliers,
+        output_weight: TOKEN_EMBEDDING.to_owned(),
         layers,
-    };
-    Arc::new(MambaModel::new(name, decoder, sizes.context_length))
+        ..Decoder::default()
+    }
 }
 
 /// The mixer of Mamba; `layer` is one that has it.

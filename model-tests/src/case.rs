@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use kv_core::block::BlockFormat;
+use kv_core::weights::{Weight, WeightSource};
 use model_core::architecture::{Model, Registry};
 use model_core::gguf::{GgufFile, Metadata};
 
@@ -44,6 +46,26 @@ pub struct Case {
     pub keys: KeyOrder,
     /// Settings in place of the file's: references with the same weights share a file.
     pub settings: &'static [(&'static str, Setting)],
+    /// Vectors beside the file's tensors.
+    pub vectors: &'static [(&'static str, &'static [f32])],
+}
+
+/// A file's tensors and vectors beside them.
+struct Extended {
+    file: GgufFile,
+    vectors: Vec<Weight>,
+}
+
+impl WeightSource for Extended {
+    fn get(&self, name: &str) -> Option<Weight> {
+        let own = self.vectors.iter().find(|w| w.name() == name);
+        own.cloned().or_else(|| self.file.get(name))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let own = self.vectors.iter().map(|w| w.name().to_owned());
+        self.file.names().into_iter().chain(own).collect()
+    }
 }
 
 impl Case {
@@ -65,9 +87,9 @@ impl Case {
     }
 
     /// The file, and what it says with the case's settings.
-    pub fn open(&self) -> (Arc<GgufFile>, Metadata) {
+    pub fn open(&self) -> (Arc<dyn WeightSource>, Metadata) {
         let path = self.path(&format!("{}.gguf", self.file));
-        let file = Arc::new(GgufFile::open(path).unwrap());
+        let file = GgufFile::open(path).unwrap();
         let mut metadata = file.metadata().clone();
         for &(key, value) in self.settings {
             match value {
@@ -76,7 +98,15 @@ impl Case {
                 Setting::Text(text) => metadata.insert(key, text),
             };
         }
-        (file, metadata)
+        if self.vectors.is_empty() {
+            return (Arc::new(file), metadata);
+        }
+        let vectors = self.vectors.iter().map(|(name, values)| {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Weight::new(*name, vec![values.len()], BlockFormat::F32, bytes.into()).unwrap()
+        });
+        let vectors = vectors.collect();
+        (Arc::new(Extended { file, vectors }), metadata)
     }
 
     /// The model.

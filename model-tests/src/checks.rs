@@ -1,12 +1,13 @@
 //! What every model has to pass: logits, continuations and what its layers remember against the
 //! reference, on both backends, whichever way the tokens come in; and what its graph is made of.
 
+use std::collections::BTreeSet;
+
 use kv_core::LayerIdx;
 use kv_core::backend::{Backend, RowKind};
 use kv_core::batch::Batch;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::memory::Streams;
-use kv_core::weights::WeightSource;
 use kv_core::{SeqId, TokenId};
 
 use crate::{Case, KeyOrder, Reference, Runner, Setup, candle, cpu, cpu_with, distance, last_rows};
@@ -216,13 +217,18 @@ pub fn memories_agree(case: &Case, tolerance: f32) -> usize {
     n_compared
 }
 
-/// The graph uses every tensor of the file and wants no other.
+/// The graph uses every tensor of the file, in short contexts or in long ones, and wants no other.
 pub fn every_tensor_is_used(case: &Case) {
-    let mut in_file = case.open().0.names();
-    let graph = case.model().graph(ONE).unwrap();
-    let mut used: Vec<_> = graph.weights().iter().map(|w| w.name.clone()).collect();
-    in_file.sort();
-    used.sort();
+    let in_file: BTreeSet<String> = case.open().0.names().into_iter().collect();
+    let model = case.model();
+    let contexts = [1, usize::MAX].map(|n_tokens| model.for_context(n_tokens));
+    let models = contexts.into_iter().flatten().chain([model]);
+    let graphs = models.map(|model| model.graph(ONE).unwrap());
+    let names = |graph: Graph| -> Vec<String> {
+        let weights = graph.weights().iter();
+        weights.map(|w| w.name.clone()).collect()
+    };
+    let used: BTreeSet<String> = graphs.flat_map(names).collect();
     assert_eq!(in_file, used, "{}", case.name);
 }
 

@@ -9,6 +9,7 @@
 mod case;
 pub mod checks;
 mod reference;
+mod refusal;
 mod runner;
 
 use std::num::NonZero;
@@ -18,6 +19,7 @@ use kv_cpu::{CpuBackend, CpuConfig};
 
 pub use case::{Case, KeyOrder, Setting};
 pub use reference::Reference;
+pub use refusal::{refusal, remove_key};
 pub use runner::{Runner, Setup};
 
 /// The CPU backend with two threads.

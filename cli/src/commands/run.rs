@@ -69,6 +69,7 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         return usage(format!("--stop number {} is empty", at + 1));
     }
     resolve::long_context(&args.long_context, 0)?;
+    session::check(args)?;
     let prompt = prompt(args, &source)?;
     if let Some(path) = &args.session.save_state {
         aside::check(path)?;
@@ -81,6 +82,9 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     let (prompt, mut ids) = encode(&file, args, prompt)?;
     let config = resolve::engine_config(&args.engine, KvType::F16);
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    if let Some(kv_type) = args.session.save_kv_type {
+        engine.check_save_type(kv_type)?;
+    }
     let history = match &args.session.load_state {
         Some(path) => {
             let tokens = session::load(&mut engine, path)?;
@@ -217,7 +221,7 @@ fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
     };
     match (given, source) {
         (Some(prompt), _) => Ok(prompt),
-        (None, _) if args.session.load_state.is_some() => Ok(String::new()),
+        (None, _) if args.session.load_state.is_some() && !args.chat => Ok(String::new()),
         (None, ModelSource::Embedded) => Ok(EMBEDDED_PROMPT.to_owned()),
         (None, ModelSource::File(_)) => {
             usage("no prompt: give one as an argument, with -f FILE, or through a pipe")
@@ -232,12 +236,21 @@ fn encode(
     prompt: String,
 ) -> anyhow::Result<(String, Vec<TokenId>)> {
     let tokenizer = file.tokenizer();
+    let goes_on = args.session.load_state.is_some();
+    if args.chat && goes_on {
+        let text = next_turn(file, &prompt)?;
+        let options = EncodeOptions {
+            add: AddSpecial::Never,
+            ..EncodeOptions::CHAT
+        };
+        let ids = tokenizer.encode(&text, options);
+        return Ok((text, ids));
+    }
     if args.chat {
         let text = chat_prompt(file, args.system.as_deref(), &prompt)?;
         let ids = tokenizer.encode(&text, EncodeOptions::CHAT);
         return Ok((text, ids));
     }
-    let goes_on = args.session.load_state.is_some();
     if goes_on && prompt.is_empty() {
         return Ok((prompt, Vec::new()));
     }
@@ -258,6 +271,34 @@ fn encode(
 }
 
 fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Result<String> {
+    let system = system.map(|text| ChatMessage::new("system", text));
+    let messages: Vec<ChatMessage> = system
+        .into_iter()
+        .chain([ChatMessage::new("user", user)])
+        .collect();
+    rendered(file, &messages)
+}
+
+/// What stands in place of the messages that a loaded state has read.
+const EARLIER: [&str; 2] = ["the-message-before", "the-answer-before"];
+
+/// What follows an answer: its end, as the template puts it, and the next message. A state holds
+/// tokens and not messages, so others stand for them, and only what comes behind them is taken.
+fn next_turn(file: &ModelFile, user: &str) -> anyhow::Result<String> {
+    let [before, answer] = EARLIER;
+    let messages = [("user", before), ("assistant", answer), ("user", user)];
+    let messages = messages.map(|(role, text)| ChatMessage::new(role, text));
+    let text = rendered(file, &messages)?;
+    match text.split_once(answer) {
+        Some((_, behind)) if behind.contains(user.trim()) => Ok(behind.to_owned()),
+        _ => anyhow::bail!(
+            "this model's chat template leaves earlier messages out, so that no message can follow a \
+             saved state: run it without --chat"
+        ),
+    }
+}
+
+fn rendered(file: &ModelFile, messages: &[ChatMessage]) -> anyhow::Result<String> {
     let Some(template) = file.chat_template()? else {
         anyhow::bail!("this model has no chat template: run it without --chat");
     };
@@ -268,12 +309,7 @@ fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Re
         bos: text_of(ids.bos),
         eos: text_of(ids.eos),
     };
-    let system = system.map(|text| ChatMessage::new("system", text));
-    let messages: Vec<ChatMessage> = system
-        .into_iter()
-        .chain([ChatMessage::new("user", user)])
-        .collect();
-    Ok(ChatTemplate::new(template)?.render(&messages, GenerationPrompt::Add, tokens)?)
+    Ok(ChatTemplate::new(template)?.render(messages, GenerationPrompt::Add, tokens)?)
 }
 
 fn warn_of_long_context(engine: &Engine<BoxedBackend>) {

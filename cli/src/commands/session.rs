@@ -14,11 +14,36 @@ use kv_core::memory::{RestoreInto, Seqs};
 use kv_core::state::{SavedState, SeqTokens};
 use kv_core::{KvType, SeqId, TokenId};
 
+use crate::args::RunArgs;
 use crate::aside;
+use crate::failure::usage;
 use crate::machine;
 
 /// The sequence of a run.
 const SEQ: SeqId = SeqId(0);
+
+/// Whether what was asked for can be done from a saved state.
+///
+/// # Errors
+/// A usage error that says why not, and what can be done instead.
+pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
+    if args.session.load_state.is_none() {
+        return Ok(());
+    }
+    if args.long_context.group_attention_factor.is_some() {
+        return usage(
+            "--load-state cannot be used with --group-attention-factor: a state does not say which of \
+             its tokens share positions; go on without groups, or read the whole text again",
+        );
+    }
+    if args.system.is_some() {
+        return usage(
+            "--load-state cannot be used with --system: a system message comes before all others, and \
+             the saved text has begun; give it in the run that saves",
+        );
+    }
+    Ok(())
+}
 
 /// The bytes of a file that is a state, if it is one.
 ///

@@ -259,6 +259,9 @@ fn rope_fields(rope: &RopeSpec) -> Vec<String> {
             fields.push(format!("beta={beta_fast}/{beta_slow}"));
             fields.push(format!("attention_factor={attention_factor:.6}"));
         }
+        RopeScaling::LongRope { attention_factor } => {
+            fields.push(format!("attention_factor={attention_factor:.6}"));
+        }
     }
     fields.extend(factors.iter().map(|name| format!("factors={name}")));
     fields

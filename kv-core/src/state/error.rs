@@ -21,7 +21,10 @@ pub enum SaveError {
     #[error("the state cannot be described: {0}")]
     Describe(#[from] serde_json::Error),
     /// Rows that cannot be stored as this type.
-    #[error("layer {layer}: rows of {len} values cannot be saved as {kv_type}")]
+    #[error(
+        "layer {layer}: rows of {len} values cannot be saved as {kv_type}, whose blocks hold \
+         {block_len} values", block_len = .kv_type.block_len()
+    )]
     RowType {
         /// The layer.
         layer: LayerIdx,

@@ -30,7 +30,7 @@ pub use error::{RestoreError, SaveError};
 pub use fingerprint::{Fingerprint, RopeRun, WeightsId};
 pub use read::{SavedRows, SavedState};
 pub use rows::{RowFormat, Stored};
-pub use write::{StateToSave, save};
+pub use write::{StateToSave, check_kv_type, save};
 
 use crate::backend::{BackendError, RowSpan};
 use crate::ids::{SeqId, TokenId};

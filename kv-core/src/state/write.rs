@@ -51,6 +51,16 @@ pub struct StateToSave<'a> {
     pub kv_type: Option<KvType>,
 }
 
+/// Whether rows of this layout can be saved as `kv_type`.
+///
+/// # Errors
+/// [`SaveError::RowType`] for the first layer whose rows are no whole blocks.
+pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), SaveError> {
+    let here = formats(layout, |_| 0);
+    here.iter()
+        .try_for_each(|format| saved_as(format, kv_type, layout).map(drop))
+}
+
 /// Writes a state and returns its bytes. `read` gives the stored bytes of a span of rows.
 ///
 /// # Errors

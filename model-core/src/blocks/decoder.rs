@@ -1,13 +1,13 @@
-//! The decoder: embedding, layers of attention and feed-forward with residuals, norm, head.
+//! The decoder: embedding, layers of a mixer and perhaps a feed-forward block with residuals, norm,
+//! head.
 //!
-//! Invariant: only rows whose logits are wanted pass through the last feed-forward block and the
-//! head. Knows no architecture by name.
+//! Invariant: only rows whose logits are wanted pass through what follows the last mixer's memory. Knows no architecture by name.
 
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
-use kv_core::layers::{LayerMap, LayerMemory};
+use kv_core::layers::LayerMap;
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{AttentionBlock, FeedForward, Norm};
+use super::{FeedForward, LongRope, Mixer, Norm};
 
 /// Where a layer's norms stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,10 +26,21 @@ pub enum Arrangement {
 /// One layer of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderLayer {
-    /// Its attention.
-    pub attention: AttentionBlock,
-    /// Its feed-forward block or mixture of them.
-    pub feed_forward: FeedForward,
+    /// Its mixer.
+    pub mixer: Mixer,
+    /// The feed-forward block or mixture of them that follows, where one does.
+    pub feed_forward: Option<FeedForward>,
+}
+
+/// Factors that a model was trained with, where it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Multipliers {
+    /// On the embeddings.
+    pub embedding: Option<f32>,
+    /// On what a block adds to the residual.
+    pub residual: Option<f32>,
+    /// On the logits.
+    pub logits: Option<f32>,
 }
 
 /// Settings of a whole decoder.
@@ -39,29 +50,29 @@ pub struct Decoder {
     pub vocab: usize,
     /// Width of the rows between layers.
     pub dim: usize,
-    /// Factor on the embeddings, where there is one.
-    pub embedding_scale: Option<f32>,
     /// Every norm of rows.
     pub norm: Norm,
     /// Where the norms of layers stand.
     pub arrangement: Arrangement,
-    /// Name of the norm before the feed-forward block, without layer and ending.
+    /// Name of the gain of the norm before the feed-forward block, behind the layer.
     pub feed_forward_norm: &'static str,
-    /// Factor on what a block adds to the residual, where there is one.
-    pub residual_scale: Option<f32>,
+    /// Factors.
+    pub multipliers: Multipliers,
     /// Name of the matrix that turns the last row into logits; the embedding matrix itself where
     /// the two are tied.
     pub output_weight: String,
-    /// Factor on the logits, where there is one.
-    pub logit_scale: Option<f32>,
     /// Soft cap on the logits, where there is one.
     pub logit_cap: Option<f32>,
+    /// Divisors of the rotation that depend on the length of the context, where they do.
+    pub long_rope: Option<LongRope>,
     /// The layers, in order.
     pub layers: Vec<DecoderLayer>,
 }
 
 /// Name of the embedding matrix.
 pub const TOKEN_EMBEDDING: &str = "token_embd.weight";
+/// Name of the output matrix of models that do not reuse the embedding matrix.
+pub const OUTPUT: &str = "output.weight";
 
 /// One layer under construction.
 #[derive(Clone, Copy)]
@@ -93,8 +104,18 @@ impl At {
 impl Decoder {
     /// What each layer remembers.
     pub fn memory(&self) -> LayerMap {
-        let memory = |l: &DecoderLayer| LayerMemory::Attention(l.attention.memory());
-        LayerMap::new(self.layers.iter().map(memory).collect())
+        LayerMap::new(self.layers.iter().map(|l| l.mixer.memory()).collect())
+    }
+
+    /// The same for sequences of at most so many tokens, where that makes a difference.
+    pub fn for_context(&self, n_tokens: usize) -> Option<Self> {
+        let long_rope = self.long_rope?;
+        let mut chosen = self.clone();
+        let mixers = chosen.layers.iter_mut().map(|layer| &mut layer.mixer);
+        for attention in mixers.filter_map(Mixer::attention_mut) {
+            long_rope.choose(attention, n_tokens);
+        }
+        Some(chosen)
     }
 
     /// The computation for a ubatch of `shape`.
@@ -104,10 +125,8 @@ impl Decoder {
     pub fn graph(&self, shape: GraphShape) -> Result<Graph, GraphError> {
         let mut b = GraphBuilder::new(shape);
         let tokens = b.input(Input::Tokens)?;
-        let mut x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        if let Some(factor) = self.embedding_scale {
-            x = b.scale("inp_scaled", x, factor)?;
-        }
+        let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
+        let mut x = scaled(&mut b, "inp_scaled", x, self.multipliers.embedding)?;
         let memory = self.memory();
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
@@ -133,14 +152,12 @@ impl Decoder {
     }
 
     fn head(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
-        let mut logits = b.linear("result_output", x, &self.output_weight, self.vocab)?;
-        if let Some(factor) = self.logit_scale {
-            logits = b.scale("result_scaled", logits, factor)?;
+        let logits = b.linear("result_output", x, &self.output_weight, self.vocab)?;
+        let logits = scaled(b, "result_scaled", logits, self.multipliers.logits)?;
+        match self.logit_cap {
+            Some(cap) => b.soft_cap("result_capped", logits, cap),
+            None => Ok(logits),
         }
-        if let Some(cap) = self.logit_cap {
-            logits = b.soft_cap("result_capped", logits, cap)?;
-        }
-        Ok(logits)
     }
 
     fn layer(
@@ -150,19 +167,15 @@ impl Decoder {
         layer: &DecoderLayer,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let normed = self.before(b, at, ("attn_norm", "attn_norm"), x)?;
-        let attended = layer
-            .attention
-            .build(b, (at.index, at.part), normed, at.wanted)?;
-        let names = ("attn_post_norm", "post_attention_norm");
-        let attended = self.behind(b, at, names, attended)?;
-        let attended = self.scaled(b, &at.name("attn_scaled"), attended)?;
+        let normed = self.before(b, at, ("attn_norm", "attn_norm.weight"), x)?;
+        let mixed = self.mixed(b, at, layer, normed)?;
         let x = at.take(b, "inpL_rows", x)?;
-        let x = b.add(&at.name("ffn_inp"), attended, x)?;
+        let Some(feed_forward) = &layer.feed_forward else {
+            return b.add(&at.name("l_out"), mixed, x);
+        };
+        let x = b.add(&at.name("ffn_inp"), mixed, x)?;
         let normed = self.before(b, at, ("ffn_norm", self.feed_forward_norm), x)?;
-        let fed = layer.feed_forward.build(b, at.index, normed)?;
-        let fed = self.behind(b, at, ("ffn_post_norm", "post_ffw_norm"), fed)?;
-        let fed = self.scaled(b, &at.name("ffn_scaled"), fed)?;
+        let fed = self.fed(b, at, feed_forward, normed)?;
         b.add(&at.name("l_out"), fed, x)
     }
 
@@ -173,17 +186,51 @@ impl Decoder {
         layer: &DecoderLayer,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let normed = self.before(b, at, ("attn_norm", "attn_norm"), x)?;
-        let attended = layer
-            .attention
-            .build(b, (at.index, at.part), normed, at.wanted)?;
-        let attended = self.scaled(b, &at.name("attn_scaled"), attended)?;
+        let normed = self.before(b, at, ("attn_norm", "attn_norm.weight"), x)?;
+        let mixed = self.mixed(b, at, layer, normed)?;
         let x = at.take(b, "inpL_rows", x)?;
+        let Some(feed_forward) = &layer.feed_forward else {
+            return b.add(&at.name("l_out"), mixed, x);
+        };
         let normed = at.take(b, "attn_norm_rows", normed)?;
-        let fed = layer.feed_forward.build(b, at.index, normed)?;
-        let fed = self.scaled(b, &at.name("ffn_scaled"), fed)?;
-        let x = b.add(&at.name("ffn_inp"), attended, x)?;
+        let fed = self.fed(b, at, feed_forward, normed)?;
+        let x = b.add(&at.name("ffn_inp"), mixed, x)?;
         b.add(&at.name("l_out"), fed, x)
+    }
+
+    /// What the mixer adds to the residual.
+    fn mixed(
+        &self,
+        b: &mut GraphBuilder,
+        at: At,
+        layer: &DecoderLayer,
+        normed: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let mixed = layer
+            .mixer
+            .build(b, (at.index, at.part), normed, at.wanted)?;
+        let names = ("attn_post_norm", "post_attention_norm.weight");
+        let mixed = self.behind(b, at, names, mixed)?;
+        scaled(
+            b,
+            &at.name("mixed_scaled"),
+            mixed,
+            self.multipliers.residual,
+        )
+    }
+
+    /// What the feed-forward block adds to the residual.
+    fn fed(
+        &self,
+        b: &mut GraphBuilder,
+        at: At,
+        feed_forward: &FeedForward,
+        normed: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let fed = feed_forward.build(b, at.index, normed)?;
+        let names = ("ffn_post_norm", "post_ffw_norm.weight");
+        let fed = self.behind(b, at, names, fed)?;
+        scaled(b, &at.name("ffn_scaled"), fed, self.multipliers.residual)
     }
 
     /// The norm before a block, where layers have it.
@@ -191,12 +238,12 @@ impl Decoder {
         &self,
         b: &mut GraphBuilder,
         at: At,
-        (name, weight): (&str, &str),
+        (name, gain): (&str, &str),
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         match self.arrangement {
             Arrangement::Behind => Ok(x),
-            _ => self.norm.build(b, &at.name(name), x, &at.weight(weight)),
+            _ => self.norm.build_with(b, &at.name(name), x, &at.weight(gain)),
         }
     }
 
@@ -205,21 +252,24 @@ impl Decoder {
         &self,
         b: &mut GraphBuilder,
         at: At,
-        (name, weight): (&str, &str),
+        (name, gain): (&str, &str),
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         match self.arrangement {
             Arrangement::Before | Arrangement::Parallel => Ok(x),
             Arrangement::Around | Arrangement::Behind => {
-                self.norm.build(b, &at.name(name), x, &at.weight(weight))
+                self.norm.build_with(b, &at.name(name), x, &at.weight(gain))
             }
         }
     }
+}
 
-    fn scaled(&self, b: &mut GraphBuilder, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
-        match self.residual_scale {
-            Some(factor) => b.scale(name, x, factor),
-            None => Ok(x),
-        }
-    }
+/// `x`, times the factor where there is one.
+fn scaled(
+    b: &mut GraphBuilder,
+    name: &str,
+    x: NodeId,
+    factor: Option<f32>,
+) -> Result<NodeId, GraphError> {
+    factor.map_or(Ok(x), |factor| b.scale(name, x, factor))
 }

@@ -5,17 +5,23 @@
 
 mod attention;
 mod decoder;
+mod decoder_model;
 mod experts;
 mod feed_forward;
+mod long_rope;
+mod mixer;
 mod norm;
 mod ssm;
 mod ssm2_mixer;
 mod ssm_mixer;
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias, QkvWeights, Sinks};
-pub use decoder::{Arrangement, Decoder, DecoderLayer, TOKEN_EMBEDDING};
+pub use decoder::{Arrangement, Decoder, DecoderLayer, Multipliers, OUTPUT, TOKEN_EMBEDDING};
+pub use decoder_model::DecoderModel;
 pub use experts::{ExpertBias, ExpertGate, ExpertsBlock, SharedExpert, Weighed};
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
+pub use long_rope::LongRope;
+pub use mixer::Mixer;
 pub use norm::{Norm, NormKind};
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};

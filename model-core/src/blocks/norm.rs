@@ -37,11 +37,22 @@ impl Norm {
         x: NodeId,
         weight: &str,
     ) -> Result<NodeId, GraphError> {
-        let (gain, bias) = (format!("{weight}.weight"), format!("{weight}.bias"));
+        self.build_with(b, name, x, &format!("{weight}.weight"))
+    }
+
+    /// As [`Norm::build`], by the whole name of the gain. A bias has `bias` where that has `weight`.
+    pub(super) fn build_with(
+        &self,
+        b: &mut GraphBuilder,
+        name: &str,
+        x: NodeId,
+        gain: &str,
+    ) -> Result<NodeId, GraphError> {
+        let bias = format!("{}.bias", gain.strip_suffix(".weight").unwrap_or(gain));
         match self.kind {
-            NormKind::Rms => b.rms_norm(name, x, &gain, self.eps),
-            NormKind::Layer => b.layer_norm(name, x, (&gain, None), self.eps),
-            NormKind::LayerWithBias => b.layer_norm(name, x, (&gain, Some(&bias)), self.eps),
+            NormKind::Rms => b.rms_norm(name, x, gain, self.eps),
+            NormKind::Layer => b.layer_norm(name, x, (gain, None), self.eps),
+            NormKind::LayerWithBias => b.layer_norm(name, x, (gain, Some(&bias)), self.eps),
         }
     }
 }

@@ -10,11 +10,8 @@ use super::files::TensorFiles;
 use super::keys::Keys;
 use super::{HfConfig, HfError, HfWeights};
 use crate::architecture::{Model, ModelError, Registry};
-use crate::blocks::TOKEN_EMBEDDING;
+use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::Metadata;
-
-/// The output matrix of models that do not reuse the embedding matrix.
-const OUTPUT: &str = "output.weight";
 
 /// A model directory in the keys and names of GGUF. Its files are mapped: they must not be changed
 /// while it is open.

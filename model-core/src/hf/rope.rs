@@ -267,6 +267,7 @@ impl RopeSettings {
                     false => 1.0,
                 };
                 let original = super::class::as_u32(*original);
+                keys.set("rope.scaling.type", "longrope");
                 keys.set("rope.scaling.original_context_length", original);
                 keys.set("rope.scaling.attn_factor", attention.unwrap_or(own) as f32);
             }
@@ -349,6 +350,62 @@ mod tests {
         assert_eq!(
             error,
             "'config.json': 'rope_theta' is 0, not a number above 1"
+        );
+    }
+
+    #[test]
+    fn both_sets_of_long_rope_are_kept_and_their_factor_is_computed() {
+        // A case of the reference rotations (`rope_shift.json`): rotated values and head of 16.
+        let text = r#"{"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512,
+            "original_max_position_embeddings": 32, "rope_theta": 10000.0, "rope_scaling":
+            {"type": "longrope", "short_factor": [1, 1, 1, 1, 1, 1, 1, 2],
+             "long_factor": [1.0, 1.37, 1.74, 2.11, 2.48, 2.85, 3.22, 3.59]}}"#;
+        let translated = |text: &str| {
+            let config = HfConfig::new("'config.json'", serde_json::from_str(text).unwrap());
+            let mut keys = Keys::new("phi3");
+            rope_keys(&config, &mut keys).map(|()| keys.into_parts())
+        };
+        let (metadata, vectors) = translated(text).unwrap();
+        let number = |key: &str| metadata.get::<f32>(&format!("phi3.rope.{key}")).unwrap();
+        // sqrt(1 + ln(512 / 32) / ln(32))
+        assert_eq!(number("scaling.attn_factor"), 1.341_640_8);
+        assert_eq!(
+            metadata.get::<u32>("phi3.rope.scaling.original_context_length"),
+            Ok(32)
+        );
+        let [short, long] = &vectors[..] else {
+            panic!("{vectors:?}");
+        };
+        assert_eq!(short.name(), "rope_factors_short.weight");
+        let rope = kv_core::rope::RopeSpec {
+            style: kv_core::rope::RopeStyle::Neox,
+            n_rot: 16,
+            base: f64::from(number("freq_base")),
+            scaling: kv_core::rope::RopeScaling::None,
+            factors: Some(long.name().to_owned()),
+        };
+        let wanted = [
+            1.0,
+            0.230_823_186_873_604_3,
+            0.057_471_264_367_816_1,
+            0.014_987_097_915_489_95,
+            0.004_032_258_064_516_129,
+            0.001_109_571_108_831_010_3,
+            0.000_310_559_006_211_180_14,
+            0.000_088_085_728_695_498_03,
+        ];
+        let found = rope.frequencies(Some(&long.to_f32()));
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!((found / wanted - 1.0).abs() < 1e-6, "{found} {wanted}");
+        }
+        let own = text.replace("\"type\"", "\"attention_factor\": 1.25, \"type\"");
+        let (metadata, _) = translated(&own).unwrap();
+        assert_eq!(metadata.get("phi3.rope.scaling.attn_factor"), Ok(1.25f32));
+        let cut = text.replace("1, 2]", "2]");
+        let error = translated(&cut).unwrap_err().to_string();
+        assert!(
+            error.contains("rope_scaling.short_factor") && error.contains("8 numbers"),
+            "{error}"
         );
     }
 }

@@ -58,7 +58,7 @@ impl CharClasses {
             lower: ranges(r"[\p{Ll}&&\p{Age:15.1}]")?,
             // What BERT drops and cuts at: the tables of the reference are those of Unicode 8.0.
             accents: ranges(r"[[\p{Mn}\x{1734}]&&\p{Age:8.0}]")?,
-            punctuation: ranges(r"[\p{P}&&\p{Age:8.0}]")?,
+            punctuation: ranges(r"[[\p{P}\x{166D}\x{111C9}]&&\p{Age:8.0}]")?,
             controls: ranges(r"[\p{Cc}\p{Co}[\p{Cf}&&\p{Age:8.0}]]")?,
         })
     }

@@ -29,19 +29,21 @@ enum Marks {
     WithLetters,
 }
 
-/// Whether numbers are cut out before the pattern is applied to what lies between them.
+/// What is cut out before the pattern is applied to what lies between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Numbers {
-    InPattern,
+enum CutOut {
+    Nothing,
     /// `\p{N}`: every digit alone.
-    CutOut,
+    Digits,
+    /// `[\p{P}\$\+<=>\^~\|`]+`, and behind the pattern `[0-9][0-9][0-9]`, out of its words (Falcon).
+    Punctuation,
 }
 
 /// A pre-tokenizer by the name that GGUF files give it.
 #[derive(Clone, Debug)]
 pub(super) struct WordSplitter {
     pattern: Pattern,
-    numbers: Numbers,
+    cut_out: CutOut,
     pub(super) classes: CharClasses,
 }
 
@@ -73,25 +75,27 @@ impl WordSplitter {
             whole_words: false,
             add_bos: false,
         };
-        let (pattern, numbers, traits) = match name {
+        let (pattern, cut_out, traits) = match name {
             "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral"
             | "midm-2.0" | "lfm2" => (
                 llama3,
-                Numbers::InPattern,
+                CutOut::Nothing,
                 PreTraits {
                     whole_words: true,
                     add_bos: true,
                 },
             ),
-            "dbrx" | "smaug-bpe" => (llama3, Numbers::InPattern, plain),
-            "qwen2" | "deepseek-r1-qwen" | "stablelm2" => (qwen2, Numbers::InPattern, plain),
-            "qwen35" => (qwen35, Numbers::InPattern, plain),
+            "dbrx" | "smaug-bpe" => (llama3, CutOut::Nothing, plain),
+            "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => {
+                (qwen2, CutOut::Nothing, plain)
+            }
+            "qwen35" => (qwen35, CutOut::Nothing, plain),
             "gpt-4o" | "llama4" => {
                 let cased = Cased {
                     digits: 3,
                     contractions: Contractions::WithWord,
                 };
-                (Pattern::Cased(cased), Numbers::InPattern, plain)
+                (Pattern::Cased(cased), CutOut::Nothing, plain)
             }
             "tekken" => {
                 let cased = Cased {
@@ -102,14 +106,15 @@ impl WordSplitter {
                     whole_words: true,
                     add_bos: true,
                 };
-                (Pattern::Cased(cased), Numbers::InPattern, traits)
+                (Pattern::Cased(cased), CutOut::Nothing, traits)
             }
             "gpt-2" | "phi-2" | "mpt" | "olmo" | "modern-bert" => {
-                (Pattern::Gpt2, Numbers::InPattern, plain)
+                (Pattern::Gpt2, CutOut::Nothing, plain)
             }
             "starcoder" | "refact" | "command-r" | "smollm" => {
-                (Pattern::Gpt2, Numbers::CutOut, plain)
+                (Pattern::Gpt2, CutOut::Digits, plain)
             }
+            "falcon" => (Pattern::Gpt2, CutOut::Punctuation, plain),
             _ => {
                 return Err(TokenizerError::UnknownPre {
                     name: name.to_owned(),
@@ -119,7 +124,7 @@ impl WordSplitter {
         Ok((
             Self {
                 pattern,
-                numbers,
+                cut_out,
                 classes: CharClasses::new()?,
             },
             traits,
@@ -133,7 +138,10 @@ impl WordSplitter {
             let (mut span, after) = rest.split_at(self.span_len(rest));
             while !span.is_empty() {
                 let (found, more) = span.split_at(self.word_len(span));
-                word(found);
+                match self.cut_out {
+                    CutOut::Punctuation => triples(found, &mut word),
+                    CutOut::Nothing | CutOut::Digits => word(found),
+                }
                 span = more;
             }
             rest = after;
@@ -143,10 +151,13 @@ impl WordSplitter {
     /// How much of `text` the pattern sees at once: no expression looks beyond it.
     fn span_len(&self, text: &str) -> usize {
         let is_number = |c: char| self.classes.of(c) == CharClass::Number;
-        match (self.numbers, text.chars().next()) {
-            (Numbers::CutOut, Some(c)) if is_number(c) => c.len_utf8(),
-            (Numbers::CutOut, _) => text.find(is_number).unwrap_or(text.len()),
-            (Numbers::InPattern, _) => text.len(),
+        let is_symbol = |c: char| "$+<=>^~|`".contains(c) || self.classes.is_punctuation(c);
+        match (self.cut_out, text.chars().next()) {
+            (CutOut::Digits, Some(c)) if is_number(c) => c.len_utf8(),
+            (CutOut::Digits, _) => text.find(is_number).unwrap_or(text.len()),
+            (CutOut::Punctuation, Some(c)) if is_symbol(c) => run(text, is_symbol),
+            (CutOut::Punctuation, _) => text.find(is_symbol).unwrap_or(text.len()),
+            (CutOut::Nothing, _) => text.len(),
         }
     }
 
@@ -244,6 +255,24 @@ impl WordSplitter {
     }
 }
 
+/// Calls `word` for the parts of `text`, of which every three digits in a row are one.
+fn triples<'t>(text: &'t str, word: &mut impl FnMut(&'t str)) {
+    let mut rest = text;
+    let is_triple = |three: &[u8]| three.iter().all(u8::is_ascii_digit);
+    while let Some(at) = rest.as_bytes().windows(3).position(is_triple) {
+        let (before, from) = rest.split_at(at);
+        let (three, after) = from.split_at(3);
+        if !before.is_empty() {
+            word(before);
+        }
+        word(three);
+        rest = after;
+    }
+    if !rest.is_empty() {
+        word(rest);
+    }
+}
+
 /// The length of the longest start of `text` whose characters all satisfy `is`, in bytes.
 pub(super) fn run(text: &str, is: impl Fn(char) -> bool) -> usize {
     text.find(|c| !is(c)).unwrap_or(text.len())
@@ -305,6 +334,40 @@ mod tests {
         assert_eq!(words("gpt-2", "a 1234"), ["a", " 1234"]);
         // The pattern does not see what lies behind a digit that was cut out.
         assert_eq!(words("smollm", "a  12 b"), ["a", "  ", "1", "2", " b"]);
+    }
+
+    #[test]
+    fn falcon_cuts_punctuation_and_threes_of_digits() {
+        let text = "I'll pay  $12345.6+7, (\u{201c}now\u{201d}) 1234\u{bd}\n\n x=y\u{20ac}9";
+        let expected = [
+            "I",
+            "'",
+            "ll",
+            " pay",
+            "  ",
+            "$",
+            "123",
+            "45",
+            ".",
+            "6",
+            "+",
+            "7",
+            ",",
+            " ",
+            "(\u{201c}",
+            "now",
+            "\u{201d})",
+            " ",
+            "123",
+            "4\u{bd}",
+            "\n\n",
+            " x",
+            "=",
+            "y",
+            "\u{20ac}",
+            "9",
+        ];
+        assert_eq!(words("falcon", text), expected);
     }
 
     #[test]

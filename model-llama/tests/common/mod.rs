@@ -12,6 +12,7 @@ pub(crate) const fn case(name: &'static str) -> Case {
         file: name,
         keys: KeyOrder::Same,
         settings: &[],
+        vectors: &[],
     }
 }
 
@@ -21,6 +22,37 @@ const fn pairs(name: &'static str) -> Case {
         ..case(name)
     }
 }
+
+/// `sqrt(1 + ln(512 / 32) / ln(32))`
+const ATTENTION_FACTOR: f32 = 1.341_640_8;
+
+/// A model whose trained length is beyond the original context.
+const LONG_ROPE: Case = Case {
+    name: "phi3_longrope_long",
+    file: "phi3",
+    settings: &[
+        ("phi3.rope.scaling.type", Setting::Text("longrope")),
+        (
+            "phi3.rope.scaling.original_context_length",
+            Setting::Count(32),
+        ),
+        (
+            "phi3.rope.scaling.attn_factor",
+            Setting::Number(ATTENTION_FACTOR),
+        ),
+    ],
+    vectors: &[
+        (
+            "rope_factors_long.weight",
+            &[1.0, 1.37, 1.74, 2.11, 4.5, 8.25, 12.5, 15.75],
+        ),
+        (
+            "rope_factors_short.weight",
+            &[1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0],
+        ),
+    ],
+    ..case("phi3")
+};
 
 /// Every file with a reference.
 pub(crate) const CASES: &[Case] = &[
@@ -51,6 +83,22 @@ pub(crate) const CASES: &[Case] = &[
             ("phi3.attention.sliding_window", Setting::Count(8)),
         ],
         ..case("phi3_partial_swa8")
+    },
+    LONG_ROPE,
+    Case {
+        name: "phi3_longrope_short",
+        settings: &[
+            ("phi3.rope.scaling.type", Setting::Text("longrope")),
+            (
+                "phi3.rope.scaling.original_context_length",
+                Setting::Count(512),
+            ),
+            (
+                "phi3.rope.scaling.attn_factor",
+                Setting::Number(ATTENTION_FACTOR),
+            ),
+        ],
+        ..LONG_ROPE
     },
     case("cohere2_swa8"),
     case("granite"),

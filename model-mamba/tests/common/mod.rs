@@ -12,6 +12,7 @@ pub(crate) const fn case(name: &'static str) -> Case {
         file: name,
         keys: KeyOrder::Same,
         settings: &[],
+        vectors: &[],
     }
 }
 

@@ -123,6 +123,9 @@ fn check_normalizer(json: &HfConfig, known: &[&str]) -> Result<(), HfError> {
 
 /// The GGUF name of a byte-level pre-tokenizer.
 fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, HfError> {
+    if is_falcon(json)? {
+        return Ok("falcon");
+    }
     let whole = json.optional_flag("model.ignore_merges")? == Some(true);
     let mut digits = false;
     let mut expression: Option<(String, &str)> = None;
@@ -178,6 +181,27 @@ fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, HfError> {
             expected: "an expression that a known pre-tokenizer has".to_owned(),
         }),
     }
+}
+
+/// Whether these are the steps of Falcon: runs of punctuation, what a `ByteLevel` has built in, runs of
+/// digits, and every three of them.
+fn is_falcon(json: &HfConfig) -> Result<bool, HfError> {
+    let at = |i: usize, key: &str| format!("pre_tokenizer.pretokenizers.{i}.{key}");
+    let text = |i: usize, key: &str| json.optional_text(&at(i, key));
+    let flag = |i: usize, key: &str| json.optional_flag(&at(i, key));
+    if json.value(&at(4, "type")).is_some() || text(0, "type")? != Some("Punctuation") {
+        return Ok(false);
+    }
+    let types = [text(1, "type")?, text(2, "type")?, text(3, "type")?];
+    Ok(types == ["ByteLevel", "Digits", "Split"].map(Some)
+        && text(0, "behavior")? == Some("Contiguous")
+        && flag(1, "add_prefix_space")? == Some(false)
+        && flag(1, "use_regex")? != Some(false)
+        && flag(2, "individual_digits")? == Some(false)
+        && text(3, "pattern.Regex")? == Some("[0-9][0-9][0-9]")
+        && text(3, "behavior")? == Some("Isolated")
+        && flag(3, "invert")? != Some(true)
+        && json.optional_flag("model.ignore_merges")? != Some(true))
 }
 
 /// The expression that a `ByteLevel` pre-tokenizer has built in.

@@ -1,27 +1,29 @@
-//! [`LlamaModel`]: a decoder with a name and a trained context length.
+//! [`DecoderModel`]: a decoder with a name and a trained context length.
+
+use std::sync::Arc;
 
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
-use model_core::architecture::{Model, ModelError};
-use model_core::blocks::Decoder;
 
-/// A model of the Llama family.
+use super::Decoder;
+use crate::architecture::{Model, ModelError};
+
+/// A decoder with a name and a trained context length.
 #[derive(Clone, Debug)]
-pub struct LlamaModel {
+pub struct DecoderModel {
     architecture: &'static str,
     decoder: Decoder,
     memory: LayerMap,
     context_length: usize,
 }
 
-impl LlamaModel {
+impl DecoderModel {
     /// A model from its settings.
     pub fn new(architecture: &'static str, decoder: Decoder, context_length: usize) -> Self {
-        let memory = decoder.memory();
         Self {
             architecture,
+            memory: decoder.memory(),
             decoder,
-            memory,
             context_length,
         }
     }
@@ -32,7 +34,7 @@ impl LlamaModel {
     }
 }
 
-impl Model for LlamaModel {
+impl Model for DecoderModel {
     fn architecture(&self) -> &str {
         self.architecture
     }
@@ -51,6 +53,12 @@ impl Model for LlamaModel {
 
     fn embedding_dim(&self) -> usize {
         self.decoder.dim
+    }
+
+    fn for_context(&self, n_tokens: usize) -> Option<Arc<dyn Model>> {
+        let decoder = self.decoder.for_context(n_tokens)?;
+        let model = Self::new(self.architecture, decoder, self.context_length);
+        Some(Arc::new(model))
     }
 
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {

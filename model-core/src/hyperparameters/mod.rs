@@ -4,15 +4,14 @@
 //! used without further checks (heads divide, nothing is zero, the RoPE is complete). Knows no
 //! architecture by name.
 
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+mod rope;
+
 use kv_core::weights::{Weight, WeightError, WeightSource};
 
 use crate::architecture::ModelError;
-use crate::blocks::TOKEN_EMBEDDING;
+use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::{FromValue, Metadata, Value};
 
-/// Name of the weight with one divisor for each RoPE frequency.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// More layers than any model has; a larger count is a broken file.
 const MAX_LAYERS: usize = 4096;
 
@@ -224,6 +223,15 @@ impl<'a> Hyperparameters<'a> {
         })
     }
 
+    /// Name of the output matrix: the embedding matrix itself where the file has no other.
+    ///
+    /// # Errors
+    /// [`ModelError::Weight`] where it cannot be read.
+    pub fn output_weight(&self, weights: &dyn WeightSource) -> Result<String, ModelError> {
+        let own = optional_weight(weights, OUTPUT)?.map(|_| OUTPUT);
+        Ok(own.unwrap_or(TOKEN_EMBEDDING).to_owned())
+    }
+
     /// Tokens of the vocabulary: the rows of the embedding matrix, which must be `[vocab, dim]`.
     ///
     /// # Errors
@@ -247,99 +255,5 @@ impl<'a> Hyperparameters<'a> {
                 })
             }
         }
-    }
-
-    /// The rotary embedding of heads of `k_dim` values.
-    ///
-    /// # Errors
-    /// [`ModelError`] with the key, where the scaling is unknown or a number impossible.
-    pub fn rope(
-        &self,
-        style: RopeStyle,
-        k_dim: usize,
-        weights: &dyn WeightSource,
-    ) -> Result<RopeSpec, ModelError> {
-        let n_rot = self
-            .optional::<u32>("rope.dimension_count")?
-            .map_or(k_dim, |n| n as usize);
-        if n_rot == 0 || n_rot > k_dim || n_rot % 2 != 0 {
-            let reason = format!("{n_rot} rotated values of {k_dim}; it must be even and fit");
-            return Err(self.wrong("rope.dimension_count", reason));
-        }
-        let base = self.rope_base("rope.freq_base")?.unwrap_or(10_000.0);
-        let factors = match optional_weight(weights, ROPE_FACTORS)? {
-            None => None,
-            Some(weight) if weight.shape() == [n_rot / 2] => Some(ROPE_FACTORS.to_owned()),
-            Some(weight) => {
-                let (name, got) = (ROPE_FACTORS.to_owned(), weight.shape().to_vec());
-                return Err(ModelError::TensorShape {
-                    name,
-                    wanted: vec![n_rot / 2],
-                    got,
-                });
-            }
-        };
-        Ok(RopeSpec {
-            style,
-            n_rot,
-            base,
-            scaling: self.rope_scaling()?,
-            factors,
-        })
-    }
-
-    /// A base of rotary frequencies that may be absent.
-    ///
-    /// # Errors
-    /// [`ModelError`] with the key.
-    pub fn rope_base(&self, name: &str) -> Result<Option<f64>, ModelError> {
-        match self.positive(name)? {
-            Some(base) if base <= 1.0 => Err(self.wrong(name, format!("{base} must be above 1"))),
-            base => Ok(base),
-        }
-    }
-
-    fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
-        let factor = self.positive("rope.scaling.factor")?;
-        let kind = self.optional::<&str>("rope.scaling.type")?;
-        let needs_factor = || {
-            let reason = "is missing; this kind of RoPE scaling needs it".to_owned();
-            factor.ok_or_else(|| self.wrong("rope.scaling.factor", reason))
-        };
-        match kind {
-            None | Some("none") => match (kind, self.positive("rope.scale_linear")?) {
-                (None, Some(factor)) => Ok(RopeScaling::Linear { factor }),
-                _ => Ok(RopeScaling::None),
-            },
-            Some("linear") => Ok(RopeScaling::Linear {
-                factor: needs_factor()?,
-            }),
-            Some("yarn") => self.yarn(needs_factor()?),
-            Some(other) => {
-                let reason = format!("'{other}' is not supported; known are none, linear and yarn");
-                Err(self.wrong("rope.scaling.type", reason))
-            }
-        }
-    }
-
-    fn yarn(&self, factor: f64) -> Result<RopeScaling, ModelError> {
-        let original_context = match self.optional("rope.scaling.original_context_length")? {
-            Some(n) => n,
-            None => u32::try_from(self.count("context_length")?).unwrap_or(u32::MAX),
-        };
-        if original_context == 0 {
-            let name = "rope.scaling.original_context_length";
-            return Err(self.wrong(name, "0 is not possible".into()));
-        }
-        let own = self.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        Ok(RopeScaling::Yarn {
-            factor,
-            original_context,
-            beta_fast: self
-                .positive("rope.scaling.yarn_beta_fast")?
-                .unwrap_or(32.0),
-            beta_slow: self.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            attention_factor: own * (0.1 * factor.ln() + 1.0),
-        })
     }
 }
