@@ -282,6 +282,8 @@ fn word_pieces() {
         "1234 1 12x",
         "a\u{0}b\u{200B}c \u{FFFD}",
         "[MASK] the [SEP]",
+        // No character yet, private use, and marks, signs and formats that are younger than others.
+        "a\u{378} the\u{E000} b\u{E001} c\u{F8FF} a\u{8E2}b a\u{1734}b a\u{8D4}b a\u{2E45}b a\u{61C}b",
         &"a".repeat(101),
         &"a".repeat(100),
     ] {

@@ -14,15 +14,15 @@ use crate::backends::{ActivationsName, BackendName};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Prints a JSON list with a vector for each text, in their order, one vector a line. Texts are the
-arguments, or the lines of -f or of a pipe, empty ones too. They are computed many at a time; a text's
-vector does not depend on the others.
+arguments, or the lines of -f or of a pipe, empty ones too. They are computed many at a time; the
+vector of a text does not depend on the others.
 
 Vectors have length 1, so that the dot product of two is their cosine similarity: 1 for texts of the
 same meaning, about 0 for unrelated ones. How the rows of a text become one vector is what the model
 says: 1_Pooling/config.json of a sentence-transformers directory, or pooling_type of a GGUF file.
 
-A text of more tokens than the model takes is an error that says how many; --truncate cuts its end off,
-as sentence-transformers does. Prefixes that some models want (\"query: \") are part of the text.
+A text of more tokens than the model takes is an error that says how many; --truncate cuts its end
+off, as sentence-transformers does. Prefixes that some models want (\"query: \") are part of the text.
 
 Examples:
   cellar embed -m all-MiniLM-L6-v2/ \"How is the weather today?\" \"Is it raining?\"

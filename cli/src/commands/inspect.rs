@@ -403,8 +403,8 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
     } = model;
     writeln!(
         out,
-        "  {architecture}: width {embedding_dim}, {vocab_size} logits, trained with {context_length} \
-         tokens"
+        "  {architecture}: width {embedding_dim}, vocabulary of {vocab_size}, trained with \
+         {context_length} tokens"
     )?;
     let MemorySummary {
         n_ctx,

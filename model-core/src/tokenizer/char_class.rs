@@ -56,9 +56,10 @@ impl CharClasses {
             numbers: ranges(r"[\p{N}&&\p{Age:15.1}]")?,
             upper: ranges(r"[[\p{Lu}\p{Lt}]&&\p{Age:15.1}]")?,
             lower: ranges(r"[\p{Ll}&&\p{Age:15.1}]")?,
-            accents: ranges(r"[\p{Mn}&&\p{Age:15.1}]")?,
-            punctuation: ranges(r"[\p{P}&&\p{Age:15.1}]")?,
-            controls: ranges(r"[\p{Cc}\p{Cf}\p{Co}\p{Cn}]")?,
+            // What BERT drops and cuts at: the tables of the reference are those of Unicode 8.0.
+            accents: ranges(r"[[\p{Mn}\x{1734}]&&\p{Age:8.0}]")?,
+            punctuation: ranges(r"[[\p{P}\x{166D}\x{111C9}]&&\p{Age:8.0}]")?,
+            controls: ranges(r"[\p{Cc}\p{Co}[\p{Cf}&&\p{Age:8.0}]]")?,
         })
     }
 
@@ -78,17 +79,17 @@ impl CharClasses {
 }
 
 impl CharClasses {
-    /// `\p{Mn}`
+    /// `\p{Mn}` of Unicode 8.0
     pub(super) fn is_accent(&self, c: char) -> bool {
         contains(&self.accents, c)
     }
 
-    /// `\p{P}`
+    /// `\p{P}` of Unicode 8.0
     pub(super) fn is_punctuation(&self, c: char) -> bool {
         contains(&self.punctuation, c)
     }
 
-    /// `\p{C}`
+    /// `\p{Cc}`, `\p{Co}`, and `\p{Cf}` of Unicode 8.0
     pub(super) fn is_control(&self, c: char) -> bool {
         contains(&self.controls, c)
     }
