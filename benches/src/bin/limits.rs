@@ -28,7 +28,8 @@ fn main() -> Result<(), Failure> {
         Some(threads) => threads.parse()?,
         None => std::thread::available_parallelism()?.get(),
     };
-    let memory: Vec<Vec<u64>> = (0..threads).map(|i| vec![i as u64; WORDS]).collect();
+    // Not zeros: those would not be written, and all pages of them would be the same one.
+    let memory: Vec<Vec<u64>> = vec![vec![1; WORDS]; threads];
     let reading = fastest(threads, |thread| {
         black_box(memory[thread].iter().fold(0u64, |sum, w| sum ^ w));
     });
