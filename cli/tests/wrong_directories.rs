@@ -25,6 +25,7 @@ fn sound() -> PathBuf {
 fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
     registry
 }
 
@@ -93,7 +94,7 @@ fn refused(edit: impl FnOnce(&mut Value)) -> String {
 
 #[test]
 fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
-    let cases: [(&str, Value, &str); 11] = [
+    let cases: [(&str, Value, &str); 12] = [
         (
             "hidden_size",
             Value::Null,
@@ -133,6 +134,11 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
             "architectures",
             json!(["ParrotForCausalLM"]),
             "'DIR/config.json': class 'ParrotForCausalLM' is not supported; known are: LlamaForCausalLM",
+        ),
+        (
+            "architectures",
+            json!(["RwkvForCausalLM"]),
+            "'DIR/config.json': class 'RwkvForCausalLM' is not supported: a layer of RWKV-4 shifts tokens twice",
         ),
         (
             "architectures",
@@ -304,7 +310,7 @@ fn text_needs_a_tokenizer_and_logits_do_not() {
     let stderr = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
     assert_eq!(
         stderr,
-        format!("error: '{dir}' has no 'tokenizer.json', which text needs\n")
+        format!("error: '{dir}': there is no 'tokenizer.json', which text needs\n")
     );
     let out = copy.path().join("logits.safetensors").display().to_string();
     output(&["logits", "-m", &dir, "--tokens", "1,2,3", "--out", &out]);

@@ -78,6 +78,24 @@ impl<B: Backend> Engine<B> {
         self.key_ropes().map(|_| ())
     }
 
+    /// Whether a text can go on in this way when it gets longer than the context.
+    ///
+    /// # Errors
+    /// As [`Engine::check_shift`]; [`EngineError::OneState`] where layers are recurrent.
+    pub fn check_long_context(&self, long_context: LongContext) -> Result<(), EngineError> {
+        if long_context == LongContext::Stop {
+            return Ok(());
+        }
+        let layers = self.model().layers();
+        let mut recurrent = layers
+            .iter()
+            .filter(|&(layer, _)| layers.recurrent(layer).is_some());
+        match recurrent.next() {
+            Some((layer, _)) => Err(EngineError::OneState { layer }),
+            None => self.check_shift(),
+        }
+    }
+
     /// Moves the tokens of a sequence with positions in `range` to other positions, and rotates
     /// their keys. Sequences that share them keep them where they are. Returns how many tokens moved.
     ///
