@@ -168,6 +168,52 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
     assert_eq!(error, wanted);
 }
 
+/// Keys are read before tensors, so the config is enough.
+#[test]
+fn keys_that_one_class_has_are_named_too() {
+    for (name, key, value, wanted) in [
+        (
+            "gemma2_swa8",
+            "sliding_window",
+            Value::Null,
+            "'sliding_window' is missing (a whole number of at least 1 wanted)",
+        ),
+        (
+            "falcon_h1",
+            "ssm_multipliers",
+            json!([1, 2, 3, 4]),
+            "'ssm_multipliers' is [1,2,3,4], not a list of 5 numbers",
+        ),
+        (
+            "smollm3",
+            "no_rope_layers",
+            json!([1, 1, 1, 1]),
+            "'no_rope_layers.3' is 1, not 0 for every fourth layer and 1 for the others",
+        ),
+        (
+            "starcoder2",
+            "hidden_act",
+            json!("silu"),
+            "'hidden_act' is \"silu\", not one of: gelu_pytorch_tanh",
+        ),
+        (
+            "granite",
+            "logits_scaling",
+            Value::Null,
+            "'logits_scaling' is missing (a number wanted)",
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.json");
+        let whole = sound().with_file_name(name).join("config.json");
+        fs::copy(whole, &config).unwrap();
+        edit_json(&config, |config| config[key] = value);
+        let error = HfDirectory::open(dir.path(), &registry()).unwrap_err();
+        let wanted = format!("'{}': {wanted}", config.display());
+        assert_eq!(error.to_string(), wanted, "{name}");
+    }
+}
+
 #[test]
 fn wrong_tensors_are_named() {
     let open = |change: &dyn Fn(&mut Tensors)| {

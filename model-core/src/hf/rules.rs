@@ -44,6 +44,26 @@ pub const RMS_EPS: &[Key] = &[Key::Number {
     from: "rms_norm_eps",
 }];
 
+/// The factors of Granite models.
+pub const GRANITE_FACTORS: &[Key] = &[
+    Key::Number {
+        to: "attention.scale",
+        from: "attention_multiplier",
+    },
+    Key::Number {
+        to: "embedding_scale",
+        from: "embedding_multiplier",
+    },
+    Key::Number {
+        to: "residual_scale",
+        from: "residual_multiplier",
+    },
+    Key::Number {
+        to: "logit_scale",
+        from: "logits_scaling",
+    },
+];
+
 /// One rotation for all layers.
 pub const ROPE_KEYS: &[Key] = &[Key::With(rope_keys)];
 

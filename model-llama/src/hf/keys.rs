@@ -80,26 +80,6 @@ pub(super) const LLAMA4_KEYS: &[Key] = &[
     Key::With(llama4_attention),
 ];
 
-pub(super) const GRANITE_KEYS: &[Key] = &[
-    SILU,
-    Key::Number {
-        to: "attention.scale",
-        from: "attention_multiplier",
-    },
-    Key::Number {
-        to: "embedding_scale",
-        from: "embedding_multiplier",
-    },
-    Key::Number {
-        to: "residual_scale",
-        from: "residual_multiplier",
-    },
-    Key::Number {
-        to: "logit_scale",
-        from: "logits_scaling",
-    },
-];
-
 pub(super) const SMOLLM3_KEYS: &[Key] = &[
     SILU,
     Key::With(full_attention),

@@ -5,14 +5,14 @@ mod keys;
 mod tensors;
 
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass,
-    INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, full_attention,
-    window_of_all,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS,
+    GRANITE_FACTORS, HfClass, INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS,
+    ROPE_KEYS, SILU, full_attention, window_of_all,
 };
 
 use keys::{
-    COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, GRANITE_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS,
-    SMOLLM3_KEYS, STARCODER2_KEYS, alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
+    COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS, SMOLLM3_KEYS,
+    STARCODER2_KEYS, alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
 };
 use tensors::{
     GEMMA_EMBEDDING, GEMMA_NORMS, GPT_OSS_EXPERTS, GPT_OSS_NORM, LLAMA4_DENSE, LLAMA4_EXPERTS,
@@ -194,7 +194,7 @@ pub(crate) const CLASSES: &[HfClass] = &[
 const GRANITE: HfClass = HfClass {
     name: "GraniteForCausalLM",
     architecture: "granite",
-    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, GRANITE_KEYS],
+    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, GRANITE_FACTORS, &[SILU]],
     ..LLAMA
 };
 
