@@ -34,6 +34,14 @@ pub(crate) enum Contents {
 }
 
 impl Contents {
+    /// What errors call it.
+    pub(crate) fn label(&self) -> &str {
+        match self {
+            Self::Gguf(file) => file.label(),
+            Self::Directory(directory) => directory.label(),
+        }
+    }
+
     /// All metadata, in the keys of GGUF.
     pub(crate) fn metadata(&self) -> &Metadata {
         match self {

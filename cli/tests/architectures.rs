@@ -23,7 +23,7 @@ struct Row {
     models: &'static str,
     /// Which layers see how much.
     windows: &'static str,
-    /// Files or directories with a reference, from the root of the repository, without the ending.
+    /// Files with a reference, without the ending, and safetensors directories, with a `/` at the end.
     fixtures: &'static [&'static str],
     against: Reference,
     /// Largest difference of a logit, or of a value of an encoder's vectors, that the tests allow.
@@ -41,6 +41,8 @@ enum Reference {
     NumpyAlone,
 }
 
+/// Directories that are tested beside the files.
+const DIRECTORIES: &str = "cli/tests/data/directories/";
 /// Files of `model-llama`.
 const LLAMA: &str = "model-llama/tests/data/";
 /// Files of `model-mamba`.
@@ -75,6 +77,9 @@ const ROWS: &[Row] = &[
             "llama_gqa_untied",
             "llama_rope_llama3",
             "llama_rope_yarn",
+            "llama_rope_linear/",
+            "mistral_noswa/",
+            "mistral_swa8/",
             "mixtral",
         ],
     ),
@@ -103,7 +108,7 @@ const ROWS: &[Row] = &[
         "phi3",
         "Phi-3, 3.5 and 4-mini, with LongRoPE",
         "all layers where the file names a window",
-        &["phi3"],
+        &["phi3", "phi3_partial_swa8/", "phi3_longrope/"],
     ),
     row(
         "cohere2",
@@ -130,7 +135,12 @@ const ROWS: &[Row] = &[
     },
     Row {
         against: Reference::Numpy,
-        ..row("starcoder2", "StarCoder 2", "none", &["starcoder2"])
+        ..row(
+            "starcoder2",
+            "StarCoder 2",
+            "none; all layers where the file names a window",
+            &["starcoder2"],
+        )
     },
     row(
         "gpt-oss",
@@ -142,7 +152,12 @@ const ROWS: &[Row] = &[
         "mamba",
         "Mamba, Falcon Mamba",
         "none",
-        &["mamba", "falcon_mamba"],
+        &[
+            "mamba",
+            "mamba_untied/",
+            "falcon_mamba",
+            "falcon_mamba_eps5/",
+        ],
     ),
     row("mamba2", "Mamba-2", "none", &["mamba2"]),
     row("jamba", "Jamba", "none", &["jamba"]),
@@ -160,7 +175,7 @@ const ROWS: &[Row] = &[
             "bert",
             "BERT and its sentence encoders (MiniLM, BGE, E5)",
             "none; tokens see later ones",
-            &["bert_tiny"],
+            &["bert_tiny/"],
         )
     },
     Row {
@@ -170,7 +185,7 @@ const ROWS: &[Row] = &[
             "modern-bert",
             "ModernBERT",
             "symmetric, two of three layers; tokens see later ones",
-            &["modern_bert_tiny"],
+            &["modern_bert_tiny/"],
         )
     },
 ];
@@ -275,7 +290,7 @@ fn render_pair(page: &mut String, names: [&str; 2]) {
 /// Mistral is no architecture of its own: two files of `llama`.
 fn render_mistral(page: &mut String) {
     let registry = registry();
-    let mistral = root().join("cli/tests/data/directories/mistral_swa8");
+    let mistral = root().join(format!("{DIRECTORIES}mistral_swa8"));
     let mistral = HfDirectory::open(mistral, &registry).unwrap();
     let llama = GgufFile::open(root().join(format!("{LLAMA}llama_gqa_untied.gguf"))).unwrap();
     let llama = registry.model(llama.metadata(), &llama).unwrap();
@@ -312,8 +327,9 @@ Made by `cli/tests/architectures.rs`, which fails when this page is stale; do no
 Every file is a tiny model with random weights (except those named `stories`, which were trained). Logits are
 compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three sequences in one batch, where
 kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values and states that the
-reference recorded. Where transformers made the reference, the directory that a file was converted from passes the same
-(`cli/tests/directories.rs`). Of encoders, vectors are compared, alone and in batches. *Memory* is that of the whole model.
+reference recorded. Names with a `/` are safetensors directories; every other file but the `stories` has one too, which
+passes the same (`cli/tests/directories.rs`). Of encoders, vectors are compared, alone and in batches. *Memory* is that of
+the whole model.
 
 | architecture | models | memory | windows | files | reference | logits within |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -364,17 +380,19 @@ fn every_architecture_has_a_row_and_every_row_its_files() {
     assert_eq!(rows, known);
     for row in ROWS {
         for name in row.fixtures {
-            let has = |ending: &str| {
-                root()
-                    .join(format!("{}{name}{ending}", folder(row)))
-                    .exists()
-            };
-            let is_there = has(".gguf") || has("-f16.gguf") || has("/model.safetensors");
-            assert!(is_there, "{name}");
-            assert!(
-                has(".reference.safetensors") || has(".reference.json"),
-                "{name}"
-            );
+            let is_there = |path: String| root().join(path).exists();
+            if let Some(name) = name.strip_suffix('/') {
+                let own = format!("{}{name}/config.json", folder(row));
+                let tested = format!("{DIRECTORIES}{name}/config.json");
+                assert!(is_there(own) || is_there(tested), "{name}");
+                continue;
+            }
+            let has = |ending: &str| is_there(format!("{}{name}{ending}", folder(row)));
+            assert!(has(".gguf") || has("-f16.gguf"), "{name}");
+            let references = [".reference.safetensors", ".reference.json"];
+            assert!(references.iter().any(|ending| has(ending)), "{name}");
+            let tested = format!("{DIRECTORIES}{name}/config.json");
+            assert!(is_there(tested) || name.starts_with("stories"), "{name}");
         }
     }
 }

@@ -29,9 +29,6 @@ use model_core::hf::{HfDirectory, HfError, HfTranslation};
 /// Largest difference from the reference that f32 arithmetic in another order may make.
 const TOLERANCE: f32 = 2e-4;
 
-/// Classes among the fixtures that no architecture here computes.
-const UNSUPPORTED: [&str; 1] = ["RwkvForCausalLM"];
-
 fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
@@ -84,9 +81,7 @@ fn directories(fixtures: &Fixtures) -> Vec<(String, HfDirectory)> {
     for path in &fixtures.paths {
         match HfDirectory::open(path, &registry()) {
             Ok(directory) => found.push((path.display().to_string(), directory)),
-            Err(HfError::UnknownClass { class, .. }) if UNSUPPORTED.contains(&class.as_str()) => {
-                println!("{}: {class} is not supported", path.display());
-            }
+            Err(declined @ HfError::Declined { .. }) => println!("{declined}"),
             Err(error) => panic!("{}: {error}", path.display()),
         }
     }

@@ -144,6 +144,7 @@ fn models_of_the_other_kind_are_told_where_they_belong() {
     for args in [
         &["run", "-m", &encoder, "a cat"][..],
         &["run", "-m", &encoder, "--chat", "a cat"],
+        &["chat", "-m", &encoder],
         &["kl", "-m", &encoder, "a cat"],
         &["bench", "-m", &encoder],
         &[
@@ -179,5 +180,5 @@ fn nothing_to_embed_is_said() {
         "x",
     ]);
     assert_eq!(code, 1);
-    assert!(said.contains("has no 'tokenizer.json'"), "{said}");
+    assert!(said.contains("there is no 'tokenizer.json'"), "{said}");
 }

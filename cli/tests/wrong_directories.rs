@@ -25,6 +25,7 @@ fn sound() -> PathBuf {
 fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
     registry
 }
 
@@ -93,7 +94,7 @@ fn refused(edit: impl FnOnce(&mut Value)) -> String {
 
 #[test]
 fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
-    let cases: [(&str, Value, &str); 11] = [
+    let cases: [(&str, Value, &str); 12] = [
         (
             "hidden_size",
             Value::Null,
@@ -136,6 +137,11 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
         ),
         (
             "architectures",
+            json!(["RwkvForCausalLM"]),
+            "'DIR/config.json': class 'RwkvForCausalLM' is not supported: a layer of RWKV-4 shifts tokens twice",
+        ),
+        (
+            "architectures",
             Value::Null,
             "'DIR/config.json': 'architectures' is missing",
         ),
@@ -160,6 +166,52 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
     });
     let wanted = "'DIR/config.json': 'num_attention_heads' is 6, not a divisor of 'hidden_size', which is 64";
     assert_eq!(error, wanted);
+}
+
+/// Keys are read before tensors, so the config is enough.
+#[test]
+fn keys_that_one_class_has_are_named_too() {
+    for (name, key, value, wanted) in [
+        (
+            "gemma2_swa8",
+            "sliding_window",
+            Value::Null,
+            "'sliding_window' is missing (a whole number of at least 1 wanted)",
+        ),
+        (
+            "falcon_h1",
+            "ssm_multipliers",
+            json!([1, 2, 3, 4]),
+            "'ssm_multipliers' is [1,2,3,4], not a list of 5 numbers",
+        ),
+        (
+            "smollm3",
+            "no_rope_layers",
+            json!([1, 1, 1, 1]),
+            "'no_rope_layers.3' is 1, not 0 for every fourth layer and 1 for the others",
+        ),
+        (
+            "starcoder2",
+            "hidden_act",
+            json!("silu"),
+            "'hidden_act' is \"silu\", not one of: gelu_pytorch_tanh",
+        ),
+        (
+            "granite",
+            "logits_scaling",
+            Value::Null,
+            "'logits_scaling' is missing (a number wanted)",
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.json");
+        let whole = sound().with_file_name(name).join("config.json");
+        fs::copy(whole, &config).unwrap();
+        edit_json(&config, |config| config[key] = value);
+        let error = HfDirectory::open(dir.path(), &registry()).unwrap_err();
+        let wanted = format!("'{}': {wanted}", config.display());
+        assert_eq!(error.to_string(), wanted, "{name}");
+    }
 }
 
 #[test]
@@ -304,7 +356,7 @@ fn text_needs_a_tokenizer_and_logits_do_not() {
     let stderr = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
     assert_eq!(
         stderr,
-        format!("error: '{dir}' has no 'tokenizer.json', which text needs\n")
+        format!("error: '{dir}': there is no 'tokenizer.json', which text needs\n")
     );
     let out = copy.path().join("logits.safetensors").display().to_string();
     output(&["logits", "-m", &dir, "--tokens", "1,2,3", "--out", &out]);

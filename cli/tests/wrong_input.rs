@@ -6,6 +6,7 @@ mod support;
 
 use std::path::Path;
 
+use model_core::gguf::Value;
 use support::{cellar, edited, failure, model};
 
 /// The commands that read a model, given this one.
@@ -79,23 +80,45 @@ fn a_truncated_model_at_fifty_places() {
 fn models_that_cannot_be_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other.gguf");
-    let write = |key: &str, value: &str| {
+    let cases: [(&str, Value, &str); 5] = [
+        (
+            "general.architecture",
+            "elephant".into(),
+            "unknown architecture 'elephant'; known are: llama",
+        ),
+        (
+            "llama.attention.head_count_kv",
+            3u32.into(),
+            "llama.attention.head_count_kv: 3 key/value heads do not divide 8 query heads",
+        ),
+        (
+            "llama.block_count",
+            7u32.into(),
+            "tensor 'blk.6.attn_norm.weight' is missing; the model needs it as [128]",
+        ),
+        // The unigram tokenizers of T5 and XLM-R.
+        (
+            "tokenizer.ggml.model",
+            "t5".into(),
+            "tokenizer: tokenizer model \"t5\" is not supported",
+        ),
+        (
+            "tokenizer.ggml.model",
+            "abacus".into(),
+            "tokenizer: tokenizer model \"abacus\" is not supported",
+        ),
+    ];
+    for (key, value, wanted) in cases {
         let bytes = edited(|writer| {
             writer.set(key, value);
         });
         std::fs::write(&path, bytes).unwrap();
-        let args = ["run", "-m", path.to_str().unwrap(), "Hi"];
-        failure(&args)
-    };
-    let (code, message) = write("general.architecture", "elephant");
-    assert_eq!(code, 1);
-    assert!(
-        message.starts_with("unknown architecture 'elephant'; known are: llama"),
-        "{message}"
-    );
-    let (code, message) = write("tokenizer.ggml.model", "abacus");
-    assert_eq!(code, 1);
-    assert!(message.contains("abacus"), "{message}");
+        let path = path.to_str().unwrap();
+        let (code, message) = failure(&["run", "-m", path, "Hi"]);
+        assert_eq!(code, 1);
+        let wanted = format!("'{path}': {wanted}");
+        assert!(message.starts_with(&wanted), "{message}");
+    }
     // Looking into it is still possible.
     let shown = cellar()
         .args(["inspect", path.to_str().unwrap()])
@@ -347,6 +370,21 @@ fn long_contexts_that_cannot_be_are_usage_errors() {
         stderr.contains("8 positions, of which 10 are kept"),
         "{stderr}"
     );
+}
+
+/// Before a text is told that would break off.
+#[test]
+fn a_context_that_cannot_be_shifted_is_refused_at_once() {
+    let model = "../model-mamba/tests/data/jamba.gguf";
+    for way in [&["--context-shift"][..], &["--group-attention-factor", "2"]] {
+        let (code, message) = failure(&[&["run", "-m", model, "Hi"], way].concat());
+        assert_eq!(code, 1);
+        assert_eq!(
+            message,
+            "the context of this model cannot be shifted: layer 0 keeps one state of all tokens, and \
+             none can be taken out of it"
+        );
+    }
 }
 
 /// Types for layers that the model does not have are refused before anything is allocated.

@@ -7,7 +7,7 @@
 //! keys agree after every call; a refused call changes nothing.
 
 use kv_core::backend::{Backend, LayerRope, RowSpan};
-use kv_core::memory::{Compacted, Division, Memory, PosChange, Seqs, Shifted};
+use kv_core::memory::{Division, Memory, PosChange, Seqs, Shifted};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 
 use crate::decode::Engine;
@@ -78,8 +78,26 @@ impl<B: Backend> Engine<B> {
         self.key_ropes().map(|_| ())
     }
 
+    /// Whether a text can go on in this way when it gets longer than the context.
+    ///
+    /// # Errors
+    /// As [`Engine::check_shift`]; [`EngineError::OneState`] where layers are recurrent.
+    pub fn check_long_context(&self, long_context: LongContext) -> Result<(), EngineError> {
+        if long_context == LongContext::Stop {
+            return Ok(());
+        }
+        let layers = self.model().layers();
+        let mut recurrent = layers
+            .iter()
+            .filter(|&(layer, _)| layers.recurrent(layer).is_some());
+        match recurrent.next() {
+            Some((layer, _)) => Err(EngineError::OneState { layer }),
+            None => self.check_shift(),
+        }
+    }
+
     /// Moves the tokens of a sequence with positions in `range` to other positions, and rotates
-    /// their keys. Sequences that share them keep them where they are.
+    /// their keys. Sequences that share them keep them where they are. Returns how many tokens moved.
     ///
     /// # Errors
     /// [`EngineError::CannotShift`] and [`EngineError::Shift`]: nothing has changed then.
@@ -89,11 +107,11 @@ impl<B: Backend> Engine<B> {
         seq: SeqId,
         range: PosRange,
         change: PosChange,
-    ) -> Result<Shifted, EngineError> {
+    ) -> Result<u32, EngineError> {
         self.check_shift()?;
         let shifted = self.memory.reposition(seq, range, change)?;
         self.move_keys(seq, &shifted)?;
-        Ok(shifted)
+        Ok(shifted.n_tokens)
     }
 
     /// Keeps the first `n_keep` positions of a sequence, removes half of the others, and moves the
@@ -153,11 +171,12 @@ impl<B: Backend> Engine<B> {
         self.move_keys(seq, &shifted)
     }
 
-    /// Moves cells until those in use are the first ones. What tokens see stays the same.
+    /// Moves cells, with their rows, until those in use are the first ones. What tokens see stays the
+    /// same. Returns how many cells moved. It makes no room, as any free cells do: it makes runs longer.
     ///
     /// # Errors
     /// [`EngineError::Backend`] where rows could not be copied; nothing has changed then.
-    pub fn compact(&mut self) -> Result<Compacted, EngineError> {
+    pub fn compact(&mut self) -> Result<u32, EngineError> {
         let before = self.memory.clone();
         let compacted = self.memory.compact();
         // Copies only write rows of free cells, so the memory before is as good as it was.
@@ -168,7 +187,7 @@ impl<B: Backend> Engine<B> {
             self.memory = before;
             return Err(error.into());
         }
-        Ok(compacted)
+        Ok(compacted.n_cells)
     }
 
     /// Reads the stored bytes of some rows, to look at.

@@ -15,7 +15,7 @@ use kv_core::graph::{
 };
 use kv_core::layers::RowLayout;
 use kv_core::memory::{
-    AnyMemory, Copied, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, batch_visibility,
+    AnyMemory, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, batch_visibility,
 };
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
@@ -297,18 +297,19 @@ impl<B: Backend> Engine<B> {
         Ok(self.memory.remove(seqs, range)?)
     }
 
-    /// Makes the tokens of `to` with positions in `range` the same as those of `from`.
+    /// Makes the tokens of `to` with positions in `range` the same as those of `from`, and copies the
+    /// rows that they do not share. Returns how many tokens `to` was given.
     ///
     /// # Errors
     /// [`EngineError::Copy`]: nothing has changed then. [`EngineError::Backend`] where rows could
     /// not be copied: `to` is forgotten whole then.
-    pub fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, EngineError> {
+    pub fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<u32, EngineError> {
         let copied = self.memory.copy(from, to, range)?;
         if let Err(error) = self.backend.copy_rows(&mut self.rows, &copied.row_copies) {
             self.memory.remove(Seqs::One(to), PosRange::ALL)?;
             return Err(error.into());
         }
-        Ok(copied)
+        Ok(copied.n_tokens)
     }
 
     /// Forgets everything.

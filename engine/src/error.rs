@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use kv_core::SeqId;
 use kv_core::backend::BackendError;
 use kv_core::batch::BatchError;
 use kv_core::graph::KeyRopeError;
 use kv_core::memory::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, ShiftRefused};
 use kv_core::state::{RestoreError, SaveError};
+use kv_core::{LayerIdx, SeqId};
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
 
@@ -84,6 +84,15 @@ pub enum EngineError {
     /// Tokens of this model cannot move to other positions at all.
     #[error("the context of this model cannot be shifted: {0}")]
     CannotShift(Arc<KeyRopeError>),
+    /// A text of this model cannot get shorter than what it was.
+    #[error(
+        "the context of this model cannot be shifted: layer {layer} keeps one state of all tokens, and \
+         none can be taken out of it"
+    )]
+    OneState {
+        /// A recurrent layer.
+        layer: LayerIdx,
+    },
     /// A context that cannot be made shorter.
     #[error(
         "sequence {seq} has {n_past} positions, of which {n_keep} are kept: too few are left to \

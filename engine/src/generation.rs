@@ -148,15 +148,13 @@ impl<'e, B: Backend> Generation<'e, B> {
     ///
     /// # Errors
     /// [`EngineError::SamplerConfig`] or [`EngineError::Stop`] where an option makes no sense;
-    /// [`EngineError::CannotShift`] where this model's context cannot be shifted or grouped.
+    /// as [`Engine::check_long_context`] where this model's context cannot be shifted or grouped.
     pub fn new(
         engine: &'e mut Engine<B>,
         tokenizer: &'e Tokenizer,
         options: GenerateOptions,
     ) -> Result<Self, EngineError> {
-        if options.long_context != LongContext::Stop {
-            engine.check_shift()?;
-        }
+        engine.check_long_context(options.long_context)?;
         let grouped_to = next_pos(engine, options.seq);
         let mut sampler = Sampler::new(options.sampler.clone())?;
         options.history.iter().for_each(|&t| sampler.accept(t));

@@ -126,10 +126,10 @@ fn shifted_keys_are_those_of_the_new_positions() {
     let gone = PosRange::from(Pos(4)..Pos(24));
     engine.remove(Seqs::One(SEQ), gone).unwrap();
     let change = PosChange::Shift(PosDelta(-20));
-    let shifted = engine
+    let n_moved = engine
         .reposition(SEQ, PosRange::from(Pos(24)..), change)
         .unwrap();
-    assert_eq!(shifted.n_tokens, 40);
+    assert_eq!(n_moved, 40);
     let kept: Vec<TokenId> = [&tokens[..4], &tokens[24..]].concat();
     assert_holds(&engine, SEQ, &numbered(kept));
 }
@@ -140,7 +140,7 @@ fn d15b_divided_keys_are_those_of_the_new_positions() {
     let mut engine = engine(&f32_config(64));
     feed(&mut engine, SEQ, &tokens[..30]);
     let change = PosChange::Divide(Division::by(3));
-    let _ = engine.reposition(SEQ, PosRange::ALL, change).unwrap();
+    engine.reposition(SEQ, PosRange::ALL, change).unwrap();
     let wanted: Vec<_> = tokens[..30]
         .iter()
         .copied()
@@ -154,9 +154,9 @@ fn d14_a_shift_leaves_those_who_share_alone() {
     let tokens = tokens();
     let mut engine = engine(&f32_config(64));
     feed(&mut engine, SEQ, &tokens[..12]);
-    let _ = engine.copy(SEQ, SeqId(1), PosRange::ALL).unwrap();
+    engine.copy(SEQ, SeqId(1), PosRange::ALL).unwrap();
     let change = PosChange::Shift(PosDelta(7));
-    let _ = engine
+    engine
         .reposition(SeqId(1), PosRange::from(Pos(5)..), change)
         .unwrap();
     assert_holds(&engine, SEQ, &numbered(tokens[..12].to_vec()));
@@ -205,8 +205,7 @@ fn compaction_changes_no_logits() {
             .remove(Seqs::One(seq), PosRange::from(Pos(last)..))
             .unwrap();
     }
-    let compacted = engine.compact().unwrap();
-    assert_eq!(compacted.n_cells, 8);
+    assert_eq!(engine.compact().unwrap(), 8);
     assert_holds(&engine, SEQ, &numbered(tokens[..9].to_vec()));
     for (a, b) in before.iter().zip(next(&mut engine)) {
         assert!((a - b).abs() < 1e-4);
@@ -351,7 +350,7 @@ fn a_refused_shift_changes_nothing() {
     let tokens = tokens();
     let mut engine = engine(&f32_config(16));
     feed(&mut engine, SEQ, &tokens[..12]);
-    let _ = engine.copy(SEQ, SeqId(1), PosRange::ALL).unwrap();
+    engine.copy(SEQ, SeqId(1), PosRange::ALL).unwrap();
     let before = engine.memory().clone();
     // Six tokens would need cells of their own, and four are free.
     let error = engine.shift_context(SEQ, 1).unwrap_err();

@@ -46,7 +46,7 @@ fn batch(seqs: &[u32], n_tokens: u32, first: u32) -> Batch {
 /// Sequences 0 and 1 of different lengths, and 2, which begins like 0.
 fn begin(engine: &mut Engine<FaultyBackend>) {
     engine.decode(&batch(&[0, 1, 0], 9, 3)).unwrap();
-    let _copied = engine.copy(SeqId(0), SeqId(2), PosRange::ALL).unwrap();
+    engine.copy(SeqId(0), SeqId(2), PosRange::ALL).unwrap();
 }
 
 /// Recounts every part of a memory.

@@ -48,8 +48,10 @@ fn feed(engine: &mut Engine<Moody>, seq: u32, tokens: &[TokenId]) -> Vec<f32> {
 
 /// No rows move: cells and states are shared.
 fn copy(engine: &mut Engine<Moody>, from: u32, to: u32) {
-    let copied = engine.copy(SeqId(from), SeqId(to), PosRange::ALL);
+    let [from, to] = [from, to].map(SeqId);
+    let copied = engine.memory().clone().copy(from, to, PosRange::ALL);
     assert!(copied.unwrap().row_copies.is_empty());
+    engine.copy(from, to, PosRange::ALL).unwrap();
 }
 
 /// An engine that remembers 20 tokens, the tokens that follow them, and the logits that those give.

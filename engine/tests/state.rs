@@ -11,6 +11,7 @@ use engine::sampler::SamplerConfig;
 use engine::{
     Engine, EngineConfig, EngineError, GenerateOptions, Generation, Replaced, SaveOptions,
 };
+use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, RestoreInto, Seqs, Streams};
@@ -216,6 +217,64 @@ fn two_texts_beside_each_other_go_on_after_an_interruption_as_if_there_were_none
                 let wanted = [&reference.ids[..], &greedy].concat();
                 assert_eq!(ids, wanted, "{path}, {kv_type}, sequence {seq}");
             }
+        }
+    }
+}
+
+/// Greedy texts of two sequences whose tokens are always in one batch; half-way they move into another
+/// engine.
+fn side_by_side<D: Backend>(new: impl Fn() -> Engine<D>, two: [&Reference; 2]) -> [Vec<u32>; 2] {
+    let mut engine = new();
+    let mut next = two.map(|reference| reference.ids.clone());
+    let mut told = [const { Vec::new() }; 2];
+    let longest = two.iter().map(|r| r.greedy_ids.len()).max().unwrap();
+    for step in 0..longest {
+        if step == longest / 2 {
+            let bytes = save(&engine, Seqs::All);
+            engine = new();
+            restore(&mut engine, &bytes, RestoreInto::All).unwrap();
+        }
+        let mut batch = Batch::new();
+        let mut going_on = Vec::new();
+        for (i, ids) in next.iter().enumerate() {
+            if step < two[i].greedy_ids.len() {
+                let (last, before) = ids.split_last().unwrap();
+                let seq = SeqId(i as u32);
+                for &id in before {
+                    batch.push_token(TokenId(id)).in_sequence(seq);
+                }
+                let last = batch.push_token(TokenId(*last));
+                last.in_sequence(seq).with_output();
+                going_on.push(i);
+            }
+        }
+        let logits = engine.decode(&batch).unwrap();
+        for (row, i) in going_on.into_iter().enumerate() {
+            let row = logits.row(row).unwrap();
+            let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+            next[i] = vec![best.unwrap() as u32];
+            told[i].extend_from_slice(&next[i]);
+        }
+    }
+    told
+}
+
+#[test]
+fn two_texts_in_one_batch_are_told_as_each_alone() {
+    for path in MODELS {
+        let file = model(path);
+        let references = references(path);
+        let two = [&references[0], &references[1]];
+        let wanted = two.map(|reference| reference.greedy_ids.clone());
+        for kv_type in [KvType::F32, KvType::F16] {
+            let config = config(kv_type);
+            let told = side_by_side(|| cpu(&file, &config), two);
+            assert_eq!(told, wanted, "{path}, {kv_type}");
+            let candle = || {
+                let model = Arc::clone(file.model());
+                Engine::new(CandleBackend::cpu(), model, file.weights(), &config).unwrap()
+            };
+            assert_eq!(side_by_side(candle, two), wanted, "{path}, {kv_type}");
         }
     }
 }

@@ -185,8 +185,40 @@ fn a_stranger_never_takes_the_last_token_of_a_sequence() {
     assert!(f.decode(&[(&[1], 1)]).is_err());
 }
 
+/// Not for a batch, whatever the window and the streams: no attention has a span that holes use up, so
+/// there is nothing that [`Memory::compact`] could be offered for.
 #[test]
 fn d16_holes_are_never_why_there_is_no_room() {
+    use Streams::{PerSequence, Shared};
+    for window in [
+        Window::Full,
+        Window::Sliding(20),
+        Window::Chunked(16),
+        Window::Symmetric(40),
+    ] {
+        for (streams, seq) in [(Shared, 2), (PerSequence, 0)] {
+            let mut f = Fixture::new(9, window, streams);
+            f.decode(&[(&[0], 9)]).unwrap();
+            // What a window needs stays; every second token of the rest goes.
+            for pos in [1, 3, 5] {
+                f.remove(0, Pos(pos)..Pos(pos + 1)).unwrap();
+            }
+            for _ in 0..2 {
+                assert!(f.memory.plan(&f.batch(&[(&[seq], 3)]), 8).is_ok());
+                let error = f.memory.plan(&f.batch(&[(&[seq], 4)]), 8).unwrap_err();
+                let PlanError::NoRoom(no_room) = error else {
+                    panic!("{error}");
+                };
+                assert_eq!((no_room.n_wanted, no_room.n_free), (4, 3), "{window}");
+                let _compacted = f.memory.compact();
+                assert_eq!(f.memory.n_holes(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn d16_holes_between_sequences_are_room_for_others() {
     let mut f = Fixture::shared(9, Window::Full);
     f.decode(&[(&[0], 3), (&[1], 3), (&[0], 3)]).unwrap();
     f.remove(0, Pos(1)..Pos(2)).unwrap();

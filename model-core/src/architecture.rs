@@ -152,6 +152,14 @@ pub enum ModelError {
 pub struct Registry {
     architectures: Vec<Box<dyn Architecture>>,
     hf_classes: Vec<HfClass>,
+    declined: Vec<Declined>,
+}
+
+/// A class of safetensors models that is not computed, on purpose.
+#[derive(Clone, Copy, Debug)]
+struct Declined {
+    class: &'static str,
+    reason: &'static str,
 }
 
 impl Registry {
@@ -173,6 +181,18 @@ impl Registry {
         self.hf_classes.retain(|c| c.name != class.name);
         self.hf_classes.push(class);
         self
+    }
+
+    /// Says why there is no translation of a class, to whoever opens a model of it.
+    pub fn decline_hf(&mut self, class: &'static str, reason: &'static str) -> &mut Self {
+        self.declined.push(Declined { class, reason });
+        self
+    }
+
+    /// Why there is no translation of the class with this name, where it was said.
+    pub fn declined_hf(&self, class: &str) -> Option<&'static str> {
+        let declined = self.declined.iter().find(|d| d.class == class);
+        declined.map(|d| d.reason)
     }
 
     /// The translation of the class with this name.

@@ -49,6 +49,20 @@ pub enum ModelFileError {
     /// It is no model directory that can be read.
     #[error(transparent)]
     Directory(#[from] HfError),
+    /// What it holds makes no model that can be used.
+    #[error("{file}: {source}")]
+    Contents {
+        /// The file or directory.
+        file: String,
+        /// What is wrong, by key or tensor.
+        source: ContentsError,
+    },
+}
+
+/// Why what a model file holds makes no model that can be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContentsError {
     /// It holds no model that is known or complete.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -56,11 +70,8 @@ pub enum ModelFileError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
     /// A directory without a tokenizer.
-    #[error("{directory} has no 'tokenizer.json', which text needs")]
-    NoTokenizer {
-        /// The directory.
-        directory: String,
-    },
+    #[error("there is no 'tokenizer.json', which text needs")]
+    NoTokenizer,
     /// Its tokenizer cannot be built.
     #[error("tokenizer: {0}")]
     Tokenizer(#[from] TokenizerError),
@@ -103,10 +114,19 @@ impl OpenModel {
     }
 
     fn from_gguf(file: GgufFile, registry: &Registry) -> Result<Self, ModelFileError> {
+        let model = registry.model(file.metadata(), &file);
         Ok(Self {
-            model: registry.model(file.metadata(), &file)?,
+            model: model.map_err(|source| in_file(file.label(), source.into()))?,
             source: Source::Gguf(Arc::new(file)),
         })
+    }
+
+    /// What errors call it: its path in quotes, or what the bytes are.
+    pub fn label(&self) -> &str {
+        match &self.source {
+            Source::Gguf(file) => file.label(),
+            Source::Directory(directory) => directory.label(),
+        }
     }
 
     /// The model.
@@ -151,18 +171,10 @@ impl ModelFile {
     }
 
     fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
-        if let Source::Directory(directory) = &open.source
-            && !directory.metadata().contains("tokenizer.ggml.model")
-        {
-            let directory = directory.label().to_owned();
-            return Err(ModelFileError::NoTokenizer { directory });
+        match tokenizer(&open) {
+            Ok(tokenizer) => Ok(Self { open, tokenizer }),
+            Err(source) => Err(in_file(open.label(), source)),
         }
-        let tokenizer = Tokenizer::new(tokenizer_spec(open.metadata())?)?;
-        let (n_tokens, n_logits) = (tokenizer.n_tokens(), open.model.vocab_size());
-        if n_tokens > n_logits {
-            return Err(ModelFileError::VocabTooLarge { n_tokens, n_logits });
-        }
-        Ok(Self { open, tokenizer })
     }
 
     /// The tokenizer.
@@ -188,11 +200,32 @@ impl Deref for ModelFile {
     }
 }
 
+fn in_file(label: &str, source: ContentsError) -> ModelFileError {
+    ModelFileError::Contents {
+        file: label.to_owned(),
+        source,
+    }
+}
+
+/// A model's tokenizer, whose tokens all have a logit.
+fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ContentsError> {
+    let metadata = open.metadata();
+    if matches!(open.source, Source::Directory(_)) && !metadata.contains("tokenizer.ggml.model") {
+        return Err(ContentsError::NoTokenizer);
+    }
+    let tokenizer = Tokenizer::new(tokenizer_spec(metadata)?)?;
+    let (n_tokens, n_logits) = (tokenizer.n_tokens(), open.model.vocab_size());
+    match n_tokens > n_logits {
+        true => Err(ContentsError::VocabTooLarge { n_tokens, n_logits }),
+        false => Ok(tokenizer),
+    }
+}
+
 /// What the metadata says of the tokenizer.
 ///
 /// # Errors
-/// [`ModelFileError`] naming the key that is missing or wrong.
-pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelFileError> {
+/// [`ContentsError`] naming the key that is missing or wrong.
+pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ContentsError> {
     let keys = Keys(metadata);
     let tokens: &[String] = metadata.get("tokenizer.ggml.tokens")?;
     let merges: Option<&[String]> = keys.optional("merges")?;

@@ -43,8 +43,8 @@ impl WindowPattern {
 }
 
 impl Hyperparameters<'_> {
-    /// The window of every layer: all full where the file names no window. Which layers are windowed
-    /// is what the file says, by one flag a layer or by another period, or else `pattern`.
+    /// The window of every layer. Which layers are windowed is what the file says, by one flag a layer or
+    /// by another period, or else `pattern`; where one is, the file has to name its width.
     ///
     /// # Errors
     /// [`ModelError`] with the key.
@@ -53,10 +53,6 @@ impl Hyperparameters<'_> {
         n_layers: usize,
         pattern: WindowPattern,
     ) -> Result<Vec<Window>, ModelError> {
-        let width = match self.optional::<u32>("attention.sliding_window")? {
-            None | Some(0) => return Ok(vec![Window::Full; n_layers]),
-            Some(width) => width,
-        };
         let name = "attention.sliding_window_pattern";
         let flags: Vec<bool> = match self.value(name) {
             Some(Value::Array(_)) => self.flags(name, n_layers)?,
@@ -67,10 +63,27 @@ impl Hyperparameters<'_> {
             }
         };
         let window = |is_windowed| match is_windowed {
-            true => Window::Sliding(width),
-            false => Window::Full,
+            true => Ok(Window::Sliding(
+                self.count("attention.sliding_window")? as u32
+            )),
+            false => Ok(Window::Full),
         };
-        Ok(flags.into_iter().map(window).collect())
+        flags.into_iter().map(window).collect()
+    }
+
+    /// The window of every layer of a model that has none where the file names none, or one of 0.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn windows_if_named(&self, n_layers: usize) -> Result<Vec<Window>, ModelError> {
+        let every = WindowPattern {
+            period: 0,
+            full: FullLayer::Last,
+        };
+        match self.optional::<u32>("attention.sliding_window")? {
+            None | Some(0) => Ok(vec![Window::Full; n_layers]),
+            Some(_) => self.windows(n_layers, every),
+        }
     }
 }
 
@@ -120,8 +133,11 @@ mod tests {
     #[test]
     fn w3_the_file_decides() {
         let mut file = Metadata::new();
-        assert_eq!(windows(&file).unwrap(), "full full full full");
-        file.insert("m.attention.sliding_window", 8u32);
+        let width = "m.attention.sliding_window";
+        assert!(windows(&file).unwrap_err().to_string().contains(width));
+        file.insert(width, 0u32);
+        assert!(windows(&file).unwrap_err().to_string().contains(width));
+        file.insert(width, 8u32);
         assert_eq!(
             windows(&file).unwrap(),
             "sliding(8) sliding(8) full sliding(8)"
@@ -135,5 +151,19 @@ mod tests {
         assert!(windows(&file).unwrap_err().to_string().contains(key));
         file.insert(key, "often");
         assert!(windows(&file).unwrap_err().to_string().contains(key));
+        let mut file = Metadata::new();
+        file.insert(key, 1u32);
+        assert_eq!(windows(&file).unwrap(), "full full full full");
+    }
+
+    #[test]
+    fn a_window_that_need_not_be() {
+        let mut file = Metadata::new();
+        let windows = |file: &Metadata| Hyperparameters::new(file, "m").windows_if_named(2);
+        assert_eq!(windows(&file).unwrap(), [Window::Full; 2]);
+        file.insert("m.attention.sliding_window", 0u32);
+        assert_eq!(windows(&file).unwrap(), [Window::Full; 2]);
+        file.insert("m.attention.sliding_window", 8u32);
+        assert_eq!(windows(&file).unwrap(), [Window::Sliding(8); 2]);
     }
 }

@@ -177,6 +177,7 @@ pub const FAMILY: &[LlamaLike] = &[
         norm: NormKind::LayerWithBias,
         bias: QkvBias::All,
         feed_forward: FeedForwardForm::PlainWithBias,
+        windows: LayerWindows::Every,
         activation: Activation::GeluTanh,
         ..PLAIN
     },

@@ -79,8 +79,8 @@ pub enum LayerWindows {
     /// None, whatever the file says.
     #[default]
     None,
-    /// All of them, where the file names a window (Mistral; its GGUF files, which call themselves
-    /// `llama`, never do).
+    /// All of them, where the file names a window (Mistral and StarCoder 2, whose GGUF files never
+    /// do).
     Every,
     /// Those that the file names, or else the pattern.
     Sliding {

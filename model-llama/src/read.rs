@@ -16,17 +16,10 @@ use model_core::blocks::{
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
-use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::member::{
     EmbeddingScale, LayerWindows, LlamaLike, LogitScale, QueryScale, ResidualScale, RotatedLayers,
     ScoreScale, SoftCaps, WindowedRope,
-};
-
-/// No layer sees everything.
-const EVERY: WindowPattern = WindowPattern {
-    period: 0,
-    full: FullLayer::Last,
 };
 
 /// What the attention of all layers has in common.
@@ -70,14 +63,8 @@ impl LlamaLike {
     fn windows(&self, hyper: &Hyperparameters<'_>, n: usize) -> Result<Vec<Window>, ModelError> {
         match self.windows {
             LayerWindows::None => Ok(vec![Window::Full; n]),
-            LayerWindows::Every => hyper.windows(n, EVERY),
-            LayerWindows::Sliding { pattern, .. } => {
-                // Files of members without windows say 0; a member with some needs one.
-                if hyper.optional::<u32>("attention.sliding_window")? == Some(0) {
-                    hyper.count("attention.sliding_window")?;
-                }
-                hyper.windows(n, pattern)
-            }
+            LayerWindows::Every => hyper.windows_if_named(n),
+            LayerWindows::Sliding { pattern, .. } => hyper.windows(n, pattern),
             LayerWindows::Chunked { pattern, n_tokens } => {
                 let n_tokens = match hyper.optional::<u32>("attention.chunk_size")? {
                     Some(0) => {

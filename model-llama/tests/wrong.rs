@@ -76,6 +76,10 @@ fn missing_keys_are_named() {
         ("starcoder2", "starcoder2.attention.layer_norm_epsilon"),
         ("qwen3_moe", "qwen3moe.expert_count"),
         ("cohere2_swa8", "cohere2.logit_scale"),
+        ("gemma2_swa8", "gemma2.attention.sliding_window"),
+        ("gemma3_iswa8", "gemma3.attention.sliding_window"),
+        ("cohere2_swa8", "cohere2.attention.sliding_window"),
+        ("gpt_oss_swa8", "gpt-oss.attention.sliding_window"),
         ("granite", "granite.context_length"),
     ] {
         let error = error(case, |metadata| remove_key(metadata, key), "");

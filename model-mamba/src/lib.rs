@@ -11,7 +11,7 @@
 //! [`Op::Conv`](kv_core::graph::Op::Conv) is the one reader of a layer's convolution row, and its
 //! average is a third recurrence. No GGUF file of it exists (those are of RWKV-6 and 7), so there was
 //! nothing to run it from. A crate of its own can bring it with
-//! [`Op::Custom`](kv_core::graph::Op::Custom).
+//! [`Op::Custom`](kv_core::graph::Op::Custom). Whoever opens a directory of one is told so.
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -31,6 +31,11 @@ pub use family::{FAMILY, MambaLike};
 
 use model_core::architecture::Registry;
 
+/// What is said of a directory with an RWKV-4.
+const NO_RWKV: &str = "a layer of RWKV-4 shifts tokens twice and averages by a recurrence of its own, which no operation of \
+     the graph computes; a crate of its own can bring it with custom operations, as \
+     examples/third-party-model does for RetNet";
+
 /// Adds the architectures to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
@@ -39,4 +44,5 @@ pub fn register(registry: &mut Registry) {
     for class in hf::classes() {
         registry.register_hf(class);
     }
+    registry.decline_hf("RwkvForCausalLM", NO_RWKV);
 }

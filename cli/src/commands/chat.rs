@@ -52,6 +52,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let cancel = cancel_on_interrupt()?;
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
+    resolve::continues_texts(&file)?;
     if file.chat_template()?.is_none() {
         return usage(format!(
             "{} has no chat template: 'cellar run' continues its texts; a model with one is given with -m",

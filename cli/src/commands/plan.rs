@@ -5,6 +5,7 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use engine::{EngineConfig, MemoryBudget, Settings};
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
@@ -77,7 +78,8 @@ struct KindReport {
 pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.file.as_deref());
     let file = source.contents()?;
-    let model = registry().model(file.metadata(), file.weights())?;
+    let model = registry().model(file.metadata(), file.weights());
+    let model = model.with_context(|| file.label().to_owned())?;
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,

@@ -20,6 +20,7 @@ use super::tensor::{TensorInfo, TensorType};
 /// A file is mapped, not read: opening is fast, weights are shared with the system's file cache,
 /// and a [`Weight`] keeps the map alive. A file must not be changed while it is open.
 pub struct GgufFile {
+    label: String,
     version: u32,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
@@ -37,12 +38,12 @@ impl GgufFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         let path = path.as_ref();
         let label = |path: &Path| format!("'{}'", path.display());
-        let mut file = Self::from_part(map(path)?, &label(path))?;
+        let mut file = Self::from_part(map(path)?, label(path))?;
         let split_error = |source| GgufError::Split {
             file: label(path),
             source,
         };
-        let Some(split) = file.split(&label(path))? else {
+        let Some(split) = file.split()? else {
             return Ok(file);
         };
         let Split {
@@ -54,8 +55,8 @@ impl GgufFile {
             return Err(split_error(SplitError::NotFirst { part, n_parts }));
         }
         for (part, path) in (2..).zip(other_parts(path, n_parts).map_err(split_error)?) {
-            let other = Self::from_part(map(&path)?, &label(&path))?;
-            let found = other.split(&label(&path))?;
+            let other = Self::from_part(map(&path)?, label(&path))?;
+            let found = other.split()?;
             // A part without the keys says that it is the only one.
             let (found_part, found_n_parts) = found.map_or((1, 1), |s| (s.part, s.n_parts));
             if (found_part, found_n_parts) != (part, n_parts) {
@@ -66,11 +67,11 @@ impl GgufFile {
                     found_n_parts,
                 };
                 return Err(GgufError::Split {
-                    file: label(&path),
+                    file: other.label,
                     source,
                 });
             }
-            file.append(other, &label(&path))?;
+            file.append(other)?;
         }
         let found = file.tensors.len() as u64;
         match n_tensors {
@@ -86,27 +87,23 @@ impl GgufFile {
     /// # Errors
     /// [`GgufError`] where the bytes are no complete GGUF file, or part of a split one.
     pub fn from_bytes(bytes: SharedBytes) -> Result<Self, GgufError> {
-        const LABEL: &str = "model in memory";
-        let file = Self::from_part(bytes, LABEL)?;
-        match file.split(LABEL)? {
-            None => Ok(file),
+        let file = Self::from_part(bytes, "model in memory".to_owned())?;
+        let source = match file.split()? {
+            None => return Ok(file),
             Some(Split {
                 part: 1, n_parts, ..
-            }) => {
-                let source = SplitError::InMemory { n_parts };
-                Err(GgufError::Split {
-                    file: LABEL.to_owned(),
-                    source,
-                })
-            }
-            Some(Split { part, n_parts, .. }) => {
-                let source = SplitError::NotFirst { part, n_parts };
-                Err(GgufError::Split {
-                    file: LABEL.to_owned(),
-                    source,
-                })
-            }
-        }
+            }) => SplitError::InMemory { n_parts },
+            Some(Split { part, n_parts, .. }) => SplitError::NotFirst { part, n_parts },
+        };
+        Err(GgufError::Split {
+            file: file.label,
+            source,
+        })
+    }
+
+    /// What errors call the file: its path in quotes, or what the bytes are.
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
     /// Version of the format: 2 or 3.
@@ -161,8 +158,8 @@ impl GgufFile {
         Weight::new(name, tensor.shape.clone(), format, bytes)
     }
 
-    fn from_part(bytes: SharedBytes, label: &str) -> Result<Self, GgufError> {
-        let header = Header::parse(&bytes).map_err(|source| in_file(label, source))?;
+    fn from_part(bytes: SharedBytes, label: String) -> Result<Self, GgufError> {
+        let header = Header::parse(&bytes).map_err(|source| in_file(&label, source))?;
         let Header {
             version,
             metadata,
@@ -171,6 +168,7 @@ impl GgufFile {
         let names = tensors.iter().map(|tensor| tensor.name.clone());
         let by_name = names.zip(0..).collect();
         Ok(Self {
+            label,
             version,
             metadata,
             tensors,
@@ -179,15 +177,15 @@ impl GgufFile {
         })
     }
 
-    fn split(&self, label: &str) -> Result<Option<Split>, GgufError> {
-        Split::from_metadata(&self.metadata).map_err(|source| in_file(label, source))
+    fn split(&self) -> Result<Option<Split>, GgufError> {
+        Split::from_metadata(&self.metadata).map_err(|source| in_file(&self.label, source))
     }
 
-    fn append(&mut self, other: Self, label: &str) -> Result<(), GgufError> {
+    fn append(&mut self, other: Self) -> Result<(), GgufError> {
         for mut tensor in other.tensors {
             let name = tensor.name.clone();
             if self.by_name.contains_key(&name) {
-                return Err(in_file(label, FormatError::DuplicateTensor { name }));
+                return Err(in_file(&other.label, FormatError::DuplicateTensor { name }));
             }
             tensor.part = self.parts.len();
             self.by_name.insert(name, self.tensors.len());

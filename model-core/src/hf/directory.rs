@@ -43,11 +43,7 @@ impl HfTranslation {
         let class = class_of(&config)?;
         let class = registry
             .hf_class(class)
-            .ok_or_else(|| HfError::UnknownClass {
-                file: config.file().to_owned(),
-                class: class.to_owned(),
-                known: registry.hf_classes().map(|c| c.name.to_owned()).collect(),
-            })?;
+            .ok_or_else(|| unsupported(&config, class, registry))?;
         let mut keys = Keys::new(class.architecture);
         keys.set_whole("general.architecture", class.architecture);
         keys.set_whole("general.type", "model");
@@ -121,6 +117,23 @@ impl HfDirectory {
     /// What errors call the directory.
     pub fn label(&self) -> &str {
         &self.label
+    }
+}
+
+/// Why there is no translation of a class.
+fn unsupported(config: &HfConfig, class: &str, registry: &Registry) -> HfError {
+    let (file, class) = (config.file().to_owned(), class.to_owned());
+    match registry.declined_hf(&class) {
+        Some(reason) => HfError::Declined {
+            file,
+            class,
+            reason,
+        },
+        None => HfError::UnknownClass {
+            file,
+            class,
+            known: registry.hf_classes().map(|c| c.name.to_owned()).collect(),
+        },
     }
 }
 

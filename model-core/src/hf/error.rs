@@ -60,6 +60,16 @@ pub enum HfError {
         /// Classes that are known.
         known: Vec<String>,
     },
+    /// A class of models that is not computed, on purpose.
+    #[error("{file}: class '{class}' is not supported: {reason}")]
+    Declined {
+        /// The file.
+        file: String,
+        /// The class in the file.
+        class: String,
+        /// Why not, and what to do instead.
+        reason: &'static str,
+    },
     /// A tensor is not as the translation needs it.
     #[error("tensor '{name}': {reason}")]
     Tensor {

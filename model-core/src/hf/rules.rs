@@ -44,6 +44,26 @@ pub const RMS_EPS: &[Key] = &[Key::Number {
     from: "rms_norm_eps",
 }];
 
+/// The factors of Granite models.
+pub const GRANITE_FACTORS: &[Key] = &[
+    Key::Number {
+        to: "attention.scale",
+        from: "attention_multiplier",
+    },
+    Key::Number {
+        to: "embedding_scale",
+        from: "embedding_multiplier",
+    },
+    Key::Number {
+        to: "residual_scale",
+        from: "residual_multiplier",
+    },
+    Key::Number {
+        to: "logit_scale",
+        from: "logits_scaling",
+    },
+];
+
 /// One rotation for all layers.
 pub const ROPE_KEYS: &[Key] = &[Key::With(rope_keys)];
 
@@ -98,7 +118,8 @@ pub fn window_of_all(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> 
 }
 
 /// A window for some layers: those that `layer_types` names, or every one but one of a period, which
-/// is `pattern` where the config does not say. What is not as `pattern` is written down.
+/// is `pattern` where the config does not say. What is not as `pattern` is written down. Where a layer has
+/// a window, the config has to name it.
 ///
 /// # Errors
 /// [`HfError`] naming the key.
@@ -108,25 +129,34 @@ pub fn windows_by_layer(
     pattern: WindowPattern,
 ) -> Result<(), HfError> {
     let name = "attention.sliding_window_pattern";
-    let types = layer_types(config, &["sliding_attention", "full_attention"])?;
-    match types {
+    let n_layers = config.count("num_hidden_layers")?;
+    let flags = |pattern: WindowPattern| (0..n_layers).map(|i| pattern.is_windowed(i)).collect();
+    let usual: Vec<bool> = flags(pattern);
+    let own = match layer_types(config, &["sliding_attention", "full_attention"])? {
         Some(types) => {
-            let flags: Vec<bool> = types.iter().map(|&t| t == "sliding_attention").collect();
-            let usual = flags
-                .iter()
-                .enumerate()
-                .all(|(i, &f)| f == pattern.is_windowed(i));
-            if !usual {
-                keys.set(name, Array::Bool(flags));
+            let own: Vec<bool> = types.iter().map(|&t| t == "sliding_attention").collect();
+            if own != usual {
+                keys.set(name, Array::Bool(own.clone()));
             }
+            own
         }
-        None => {
-            if let Some(period) = config.optional_count("sliding_window_pattern")? {
-                keys.set(name, as_u32(period));
+        None => match config.optional_count("sliding_window_pattern")? {
+            Some(period) => {
+                let period = as_u32(period);
+                keys.set(name, period);
+                flags(WindowPattern { period, ..pattern })
             }
+            None => usual,
+        },
+    };
+    match own.contains(&true) {
+        true => Key::Count {
+            to: "attention.sliding_window",
+            from: "sliding_window",
         }
+        .apply(config, keys),
+        false => window_of_all(config, keys),
     }
-    window_of_all(config, keys)
 }
 
 /// The types of all layers, each one of `known`.

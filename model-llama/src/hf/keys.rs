@@ -2,7 +2,7 @@
 
 use model_core::hf::{
     Expected, HfConfig, HfError, Key, Keys, RopeSettings, SILU, full_attention, head_dim,
-    layer_types, windows_by_layer,
+    layer_types, window_of_all, windows_by_layer,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -78,6 +78,28 @@ pub(super) const LLAMA4_KEYS: &[Key] = &[
         is: Expected::Flag(true),
     },
     Key::With(llama4_attention),
+];
+
+pub(super) const SMOLLM3_KEYS: &[Key] = &[
+    SILU,
+    Key::With(full_attention),
+    Key::With(every_fourth_does_not_rotate),
+];
+
+pub(super) const STARCODER2_KEYS: &[Key] = &[
+    Key::Number {
+        to: "attention.layer_norm_epsilon",
+        from: "norm_epsilon",
+    },
+    Key::Only {
+        from: "hidden_act",
+        is: Expected::Text(&["gelu_pytorch_tanh"]),
+    },
+    Key::Only {
+        from: "use_bias",
+        is: Expected::Flag(true),
+    },
+    Key::With(window_of_all),
 ];
 
 pub(super) const GEMMA_KEYS: &[Key] = &[
@@ -171,24 +193,38 @@ fn gpt_oss_curve(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
     Ok(())
 }
 
+/// Whether this is the last of four layers.
+fn is_fourth(layer: usize) -> bool {
+    layer % 4 == 3
+}
+
+/// Layers without positions, which GGUF files leave to the architecture: `no_rope_layers` has 1 for
+/// layers *with* rotation.
+fn every_fourth_does_not_rotate(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    for layer in 0..config.count("num_hidden_layers")? {
+        let key = format!("no_rope_layers.{layer}");
+        let rotates = config.optional_number(&key)?.map(|flag| flag != 0.0);
+        if rotates == Some(is_fourth(layer)) {
+            return Err(config.wrong(&key, "0 for every fourth layer and 1 for the others"));
+        }
+    }
+    let (interval, key) = (4, "no_rope_layer_interval");
+    match config.optional_count(key)? {
+        Some(own) if own != interval => Err(config.wrong(key, interval.to_string())),
+        _ => Ok(()),
+    }
+}
+
 /// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to the
 /// architecture's usual numbers; the keys are written where the config has others.
 fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    every_fourth_does_not_rotate(config, keys)?;
     let types = layer_types(config, &["chunked_attention", "full_attention"])?;
-    let n_layers = config.count("num_hidden_layers")?;
-    let has_rope = |layer: usize| config.optional_number(&format!("no_rope_layers.{layer}"));
-    for layer in 0..n_layers {
-        let usual = layer % 4 != 3;
-        if has_rope(layer)?.is_some_and(|flag| (flag != 0.0) != usual) {
-            let wanted = "0 for every fourth layer and 1 for the others";
-            return Err(config.wrong(&format!("no_rope_layers.{layer}"), wanted));
-        }
-        let is_chunked = types.as_ref().and_then(|types| types.get(layer));
-        if is_chunked.is_some_and(|&t| (t == "chunked_attention") != usual) {
-            let wanted =
-                "full_attention for every fourth layer and chunked_attention for the others";
-            return Err(config.wrong(&format!("layer_types.{layer}"), wanted));
-        }
+    let types = types.unwrap_or_default();
+    let is_unusual = |(layer, &t): (usize, &&str)| (t == "chunked_attention") == is_fourth(layer);
+    if let Some(layer) = types.iter().enumerate().position(is_unusual) {
+        let wanted = "full_attention for every fourth layer and chunked_attention for the others";
+        return Err(config.wrong(&format!("layer_types.{layer}"), wanted));
     }
     if let Some(width) = config.optional_count("attention_chunk_size")?
         && width != 8192

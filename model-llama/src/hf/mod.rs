@@ -5,18 +5,19 @@ mod keys;
 mod tensors;
 
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass,
-    INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, full_attention,
-    window_of_all,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS,
+    GRANITE_FACTORS, HfClass, INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS,
+    ROPE_KEYS, SILU, full_attention, window_of_all,
 };
 
 use keys::{
-    COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS,
-    alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
+    COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS, SMOLLM3_KEYS,
+    STARCODER2_KEYS, alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
 };
 use tensors::{
     GEMMA_EMBEDDING, GEMMA_NORMS, GPT_OSS_EXPERTS, GPT_OSS_NORM, LLAMA4_DENSE, LLAMA4_EXPERTS,
-    MIXTRAL_TENSORS, PHI3_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER,
+    MIXTRAL_TENSORS, OLMO2_NORMS, PHI3_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER,
+    STARCODER2_FEED_FORWARD, STARCODER2_NORM_BIASES,
 };
 
 /// Tables of buffers that old files hold.
@@ -183,7 +184,57 @@ pub(crate) const CLASSES: &[HfClass] = &[
         ],
         unused: UNUSED,
     },
+    GRANITE,
+    SMOLLM3,
+    OLMO2,
+    STARCODER2,
 ];
+
+/// Llama with factors of its own.
+const GRANITE: HfClass = HfClass {
+    name: "GraniteForCausalLM",
+    architecture: "granite",
+    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, GRANITE_FACTORS, &[SILU]],
+    ..LLAMA
+};
+
+/// Llama whose every fourth layer does not rotate.
+const SMOLLM3: HfClass = HfClass {
+    name: "SmolLM3ForCausalLM",
+    architecture: "smollm3",
+    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, SMOLLM3_KEYS],
+    ..LLAMA
+};
+
+const OLMO2: HfClass = HfClass {
+    name: "Olmo2ForCausalLM",
+    architecture: "olmo2",
+    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, &[SILU]],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        OLMO2_NORMS,
+        ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
+        GATED_TENSORS,
+    ],
+    unused: UNUSED,
+};
+
+const STARCODER2: HfClass = HfClass {
+    name: "Starcoder2ForCausalLM",
+    architecture: "starcoder2",
+    keys: &[DECODER_KEYS, ROPE_KEYS, STARCODER2_KEYS],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
+        NORM_BEFORE_FFN,
+        STARCODER2_NORM_BIASES,
+        STARCODER2_FEED_FORWARD,
+    ],
+    unused: UNUSED,
+};
 
 const QWEN2: HfClass = HfClass {
     name: "Qwen2ForCausalLM",

@@ -65,6 +65,42 @@ pub(super) const PHI3_TENSORS: &[TensorRule] = &in_layers(
     ],
 );
 
+/// Norms behind the blocks.
+pub(super) const OLMO2_NORMS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        same(
+            "post_attention_norm.weight",
+            "post_attention_layernorm.weight",
+        ),
+        same("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    ],
+);
+
+/// A bias for each norm: that of the output, and those of a layer.
+pub(super) const STARCODER2_NORM_BIASES: &[TensorRule] = &[
+    same("output_norm.bias", "model.norm.bias"),
+    same(
+        "blk.{l}.attn_norm.bias",
+        "model.layers.{l}.input_layernorm.bias",
+    ),
+    same(
+        "blk.{l}.ffn_norm.bias",
+        "model.layers.{l}.post_attention_layernorm.bias",
+    ),
+];
+
+/// No gate, and biases.
+pub(super) const STARCODER2_FEED_FORWARD: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [
+        same("ffn_up.weight", "c_fc.weight"),
+        same("ffn_up.bias", "c_fc.bias"),
+        same("ffn_down.weight", "c_proj.weight"),
+        same("ffn_down.bias", "c_proj.bias"),
+    ],
+);
+
 /// Every second column, from the first or the second on.
 const EVEN: Step = Step::EveryColumn { first: 0, step: 2 };
 const ODD: Step = Step::EveryColumn { first: 1, step: 2 };

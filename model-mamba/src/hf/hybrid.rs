@@ -2,9 +2,9 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, HfClass, HfConfig, HfError, INPUT_NORM, Key,
-    Keys, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU, TRAINED_LENGTH, WIDTH_KEYS,
-    head_dim, layer_types,
+    ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, GRANITE_FACTORS, HfClass, HfConfig, HfError,
+    INPUT_NORM, Key, Keys, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU,
+    TRAINED_LENGTH, WIDTH_KEYS, head_dim, layer_types,
 };
 
 use super::hybrid_tensors::{
@@ -157,6 +157,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                     is: Expected::Flag(false),
                 },
                 Key::With(falcon_heads),
+                Key::With(falcon_factors),
             ],
         ],
         tensors: &[
@@ -172,22 +173,7 @@ pub(super) const CLASSES: &[HfClass] = &[
 ];
 
 const GRANITE_KEYS: &[Key] = &[
-    Key::Number {
-        to: "attention.scale",
-        from: "attention_multiplier",
-    },
-    Key::Number {
-        to: "embedding_scale",
-        from: "embedding_multiplier",
-    },
-    Key::Number {
-        to: "residual_scale",
-        from: "residual_multiplier",
-    },
-    Key::Number {
-        to: "logit_scale",
-        from: "logits_scaling",
-    },
+    Key::All(GRANITE_FACTORS),
     Key::Count {
         to: "expert_shared_feed_forward_length",
         from: "shared_intermediate_size",
@@ -301,6 +287,19 @@ fn granite_positions(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> 
         false => CONTEXT,
     };
     keys.set("context_length", length);
+    Ok(())
+}
+
+/// Lists of factors on parts of a matrix are whole; the factors themselves go into the tensors.
+fn falcon_factors(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+    for (key, n_parts) in [("mlp_multipliers", 2), ("ssm_multipliers", 5)] {
+        match config.optional_numbers(key)? {
+            Some(factors) if factors.len() != n_parts => {
+                return Err(config.wrong(key, format!("a list of {n_parts} numbers")));
+            }
+            _ => {}
+        }
+    }
     Ok(())
 }
 

@@ -124,8 +124,7 @@ impl<'a> Load<'a> {
         }
         self.feed(engine, 1, depth)?;
         for seq in (1..self.args.seqs).map(SeqId) {
-            // The engine has copied the rows that needed it.
-            engine.copy(SeqId(0), seq, PosRange::ALL).map(drop)?;
+            engine.copy(SeqId(0), seq, PosRange::ALL)?;
         }
         Ok(())
     }
