@@ -17,6 +17,8 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-VNNI (dot products of bytes in 256 bits), beside what [`Isa::Avx2`] needs.
+    AvxVnni,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, beside what [`Isa::Avx2`] needs.
     Avx512Vnni,
 }
@@ -59,7 +61,7 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni];
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512Vnni];
 
     /// The fastest one that this machine has.
     pub fn detect() -> Self {
@@ -107,6 +109,7 @@ impl Isa {
         match self {
             Self::Scalar => true,
             Self::Avx2 => has_avx2(),
+            Self::AvxVnni => has_avx2() && has_avx_vnni(),
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
         }
     }
@@ -116,6 +119,7 @@ impl Isa {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
         }
     }
@@ -129,6 +133,11 @@ fn has_avx2() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
+fn has_avx_vnni() -> bool {
+    is_x86_feature_detected!("avxvnni")
+}
+
+#[cfg(target_arch = "x86_64")]
 fn has_avx512_vnni() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -139,6 +148,11 @@ fn has_avx512_vnni() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx_vnni() -> bool {
     false
 }
 

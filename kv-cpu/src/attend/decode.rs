@@ -54,7 +54,7 @@ impl Decoder {
     pub(crate) fn new(isa: Isa, kv_type: KvType) -> Self {
         let fast = match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if isa.is_available() => x86::avx2(kv_type),
+            Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::avx2(kv_type),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::avx512(kv_type),
             _ => None,

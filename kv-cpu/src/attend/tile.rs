@@ -35,7 +35,7 @@ impl TileKernels {
     pub(crate) fn for_isa(isa: Isa) -> Self {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if isa.is_available() => x86::AVX2,
+            Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::AVX2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::AVX512,
             _ => Self {

@@ -23,6 +23,8 @@ use half::f16;
 use kv_core::block::BlockFormat;
 
 use crate::activations::{Activations, Int8RowMut};
+#[cfg(target_arch = "x86_64")]
+use crate::activations::{Int8Row, Int8Rows};
 use crate::isa::{Isa, IsaError};
 use crate::output::OutputColumns;
 
@@ -38,6 +40,22 @@ pub(crate) struct WeightRows<'a> {
     /// Which row of the matrix, hence which column of the output, is the first.
     pub(crate) first: usize,
     pub(crate) n_columns: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl WeightRows<'_> {
+    /// The activations of one token, and where its products with these rows go, or `None` where there
+    /// is no such token or place.
+    fn of_one_token<'a, 'o>(
+        &self,
+        acts: &Int8Rows<'a>,
+        token: usize,
+        out: &'o mut OutputColumns<'_>,
+    ) -> Option<(Int8Row<'a>, &'o mut [f32])> {
+        let n_rows = self.bytes.len() / self.row_bytes.max(1);
+        let out = out.values(token, self.first..self.first + n_rows)?;
+        Some((acts.row(token)?, out))
+    }
 }
 
 /// One function per small operation. Where slices should have equal lengths and do not (a failed
@@ -122,6 +140,8 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &AVX_VNNI,
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => &AVX512,
             _ => &scalar::TABLE,
         })
@@ -130,5 +150,7 @@ impl Kernels {
 
 #[cfg(target_arch = "x86_64")]
 static AVX2: Kernels = avx2::TABLE;
+#[cfg(target_arch = "x86_64")]
+static AVX_VNNI: Kernels = avx2::VNNI_TABLE;
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = avx512::TABLE;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use kv_core::block::BlockFormat;
 
-use super::ahead::RowsAhead;
 use crate::kernels::WeightRows;
+use crate::kernels::avx2::ahead::RowsAhead;
 use crate::output::OutputColumns;
 
 /// Columns of a register.

@@ -14,6 +14,9 @@ pub(in crate::kernels) trait Lanes {
     type Float: Copy;
     /// Number of lanes.
     const ROWS: usize;
+    /// Whether wide weights are taken for signed bytes, less 128, so that this is not left to take off.
+    /// Where not, `WIDE` changes nothing.
+    const SIGNED_WIDE: bool = false;
 
     unsafe fn zero() -> Self::Int;
     unsafe fn load(from: *const i32) -> Self::Int;

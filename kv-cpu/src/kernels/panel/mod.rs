@@ -8,6 +8,7 @@
 //!
 //! Knows nothing of threads, nor of where the bits of a value lie ([`pack`] does).
 
+pub(super) mod formats;
 pub(super) mod heads;
 pub(super) mod lanes;
 pub(super) mod pack;
@@ -48,12 +49,25 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// As [`TileArgs::steps`].
-    pub(super) fn steps(self) -> usize {
+    /// Factors of a block: of the whole, or of its halves.
+    pub(super) const fn parts(self) -> usize {
         match self {
-            Self::SuperHalves | Self::SuperHalvesWithMinima => BLOCK / STEP / 2,
-            _ => BLOCK / STEP,
+            Self::SuperHalves | Self::SuperHalvesWithMinima => 2,
+            _ => 1,
         }
+    }
+
+    /// Whether there are minima.
+    pub(super) const fn has_minima(self) -> bool {
+        match self {
+            Self::Blocks | Self::Supers | Self::SuperHalves => false,
+            Self::BlocksWithMinima | Self::SupersWithMinima | Self::SuperHalvesWithMinima => true,
+        }
+    }
+
+    /// As [`TileArgs::steps`].
+    pub(super) const fn steps(self) -> usize {
+        BLOCK / STEP / self.parts()
     }
 }
 

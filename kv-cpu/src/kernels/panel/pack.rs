@@ -22,6 +22,14 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
     const LAYOUT: Layout;
     /// What makes its quants unsigned.
     const OFFSET: i32;
+    /// As [`Layout::parts`].
+    const PARTS: usize = Self::LAYOUT.parts();
+    /// As [`Layout::has_minima`].
+    const MINIMA: bool = Self::LAYOUT.has_minima();
+    /// Whether unsigned quants may be 64 or more.
+    const WIDE: bool = Self::OFFSET == 128;
+    /// What is left of the offset where wide weights are multiplied as signed bytes.
+    const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
 
     /// Scales of a super-block.
     fn super_head(_block: &[u8; BYTES]) -> Option<Head> {
@@ -132,26 +140,19 @@ fn pack_scales<F: Packed<BYTES>, const BYTES: usize>(
         let half = |at: usize| widened(f16::from_le_bytes([block[at], block[at + 1]]));
         let Some(head) = F::super_head(block) else {
             panel.scales[at][row] = half(0);
-            if F::LAYOUT == Layout::BlocksWithMinima {
+            if F::MINIMA {
                 panel.minima[at][row] = half(2);
             }
             continue;
         };
         panel.super_scales[at][row] = widened(head.scale);
         panel.super_minima[at][row] = widened(head.minimum);
-        let halves = matches!(
-            F::LAYOUT,
-            Layout::SuperHalves | Layout::SuperHalvesWithMinima
-        );
-        let n = if halves { 2 * SUPER_BLOCK } else { SUPER_BLOCK };
+        let n = F::PARTS * SUPER_BLOCK;
         let factors = &mut panel.factors[at * n..(at + 1) * n];
         for (to, factor) in factors.iter_mut().zip(head.each_factor()) {
             to[row] = i32::from(factor);
         }
-        if matches!(
-            F::LAYOUT,
-            Layout::SupersWithMinima | Layout::SuperHalvesWithMinima
-        ) {
+        if F::MINIMA {
             let minima = &mut panel.int_minima[at * n / 2..(at + 1) * n / 2];
             for (to, pair) in minima
                 .iter_mut()
