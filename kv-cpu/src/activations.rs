@@ -306,7 +306,10 @@ pub struct Int8Rows<'a> {
 
 /// One prepared row, all in units of (padded) blocks.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code)
+)] // the scalar kernels take values singly
 pub(crate) struct Int8Row<'a> {
     pub(crate) quants: &'a [[i8; BLOCK]],
     pub(crate) scales: &'a [f32],
@@ -357,7 +360,7 @@ impl<'a> Int8Rows<'a> {
     }
 
     /// Where everything begins.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn pointers(&self) -> crate::kernels::panel::Acts {
         crate::kernels::panel::Acts {
             quants: self.quants.as_ptr(),
@@ -387,7 +390,10 @@ impl<'a> Int8Rows<'a> {
     }
 }
 
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code)
+)] // the scalar kernels take values singly
 impl<'a> Int8Row<'a> {
     /// Blocks in the row, with padding.
     pub(crate) fn n_blocks(&self) -> usize {

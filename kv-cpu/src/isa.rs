@@ -21,6 +21,10 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, beside what [`Isa::Avx2`] needs.
     Avx512Vnni,
+    /// AArch64: NEON.
+    Neon,
+    /// AArch64 with the dot-product extension, beside what [`Isa::Neon`] needs.
+    NeonDot,
 }
 
 /// A forced instruction set that cannot be used.
@@ -61,7 +65,14 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512Vnni];
+    pub const ALL: [Self; 6] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512Vnni,
+        Self::Neon,
+        Self::NeonDot,
+    ];
 
     /// The fastest one that this machine has.
     pub fn detect() -> Self {
@@ -111,6 +122,8 @@ impl Isa {
             Self::Avx2 => has_avx2(),
             Self::AvxVnni => has_avx2() && has_avx_vnni(),
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
+            Self::Neon => has_neon(),
+            Self::NeonDot => has_neon() && has_dotprod(),
         }
     }
 
@@ -121,6 +134,8 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Neon => "neon",
+            Self::NeonDot => "neondot",
         }
     }
 }
@@ -158,6 +173,27 @@ fn has_avx_vnni() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx512_vnni() -> bool {
+    false
+}
+
+/// The kernels read numbers as they lie in memory: lowest byte first.
+#[cfg(target_arch = "aarch64")]
+fn has_neon() -> bool {
+    cfg!(target_endian = "little") && std::arch::is_aarch64_feature_detected!("neon")
+}
+
+#[cfg(target_arch = "aarch64")]
+fn has_dotprod() -> bool {
+    std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_neon() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_dotprod() -> bool {
     false
 }
 

@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use half::f16;
 use kv_core::block::IQ4_VALUES;
 
 /// How blocks of `BYTES` bytes are unpacked.
@@ -155,4 +156,51 @@ fn iq4(bytes: __m128i) -> __m256i {
     // SAFETY: the table is 16 readable bytes; the load needs no alignment.
     let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles(bytes))
+}
+
+/// Quants plus an offset.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn offset_by(quants: __m256i, offset: i8) -> __m256i {
+    _mm256_add_epi8(quants, _mm256_set1_epi8(offset))
+}
+
+/// From eight rows of eight words to eight words of eight rows.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn transposed(r: [__m256i; 8]) -> [__m256i; 8] {
+    let words = |a, b| [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
+    let [a0, a1] = words(r[0], r[1]);
+    let [b0, b1] = words(r[2], r[3]);
+    let [c0, c1] = words(r[4], r[5]);
+    let [d0, d1] = words(r[6], r[7]);
+    let pairs = |a, b| [_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)];
+    let [e0, e1] = pairs(a0, b0);
+    let [e2, e3] = pairs(a1, b1);
+    let [f0, f1] = pairs(c0, d0);
+    let [f2, f3] = pairs(c1, d1);
+    [
+        _mm256_permute2x128_si256::<0x20>(e0, f0),
+        _mm256_permute2x128_si256::<0x20>(e1, f1),
+        _mm256_permute2x128_si256::<0x20>(e2, f2),
+        _mm256_permute2x128_si256::<0x20>(e3, f3),
+        _mm256_permute2x128_si256::<0x31>(e0, f0),
+        _mm256_permute2x128_si256::<0x31>(e1, f1),
+        _mm256_permute2x128_si256::<0x31>(e2, f2),
+        _mm256_permute2x128_si256::<0x31>(e3, f3),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn store(step: __m256i, to: &mut [[u8; 4]; 8]) {
+    // SAFETY: 32 writable bytes; the store needs no alignment.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), step) };
+}
+
+/// A half-precision number, exactly.
+#[inline]
+#[target_feature(enable = "f16c")]
+pub(in crate::kernels) fn number(x: f16) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits()))))
 }

@@ -6,7 +6,6 @@
 //! The tables differ in dot products of bytes alone ([`eight::Dot`]). Knows nothing of how the
 //! instruction set was detected: a table must only be handed out where its [`Isa`] is available.
 
-pub(super) mod ahead;
 pub(super) mod beside;
 mod eight;
 mod elementwise;
@@ -18,7 +17,6 @@ mod multiply_f32;
 mod one_row;
 mod quantize;
 pub(super) mod scan;
-pub(super) mod side_by_side;
 
 use super::Kernels;
 use crate::isa::Isa;

@@ -5,14 +5,14 @@
 
 use std::arch::x86_64::*;
 
-use super::ahead::Ahead;
 use super::beside::{Beside, sums_of_four};
 use super::eight::{Dot, times};
-use super::side_by_side::{side_by_side, write};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::Ahead;
 use crate::kernels::panel::heads::Head;
 use crate::kernels::panel::pack::Packed;
+use crate::kernels::side_by_side::{side_by_side, write};
 
 /// Weight rows side by side.
 const ROWS: usize = 8;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use crate::kernels::WeightRows;
-use crate::kernels::avx2::ahead::RowsAhead;
+use crate::kernels::ahead::RowsAhead;
 use crate::output::OutputColumns;
 
 /// Columns of a register.

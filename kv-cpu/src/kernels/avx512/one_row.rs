@@ -10,8 +10,8 @@ use kv_core::block::IQ4_VALUES;
 use super::reduce::{ROWS, halves, quarters, store, widened};
 use crate::activations::{BLOCK, Int8Row};
 use crate::kernels::WeightRows;
-use crate::kernels::avx2::ahead::Ahead;
-use crate::kernels::avx2::side_by_side::side_by_side;
+use crate::kernels::ahead::Ahead;
+use crate::kernels::side_by_side::side_by_side;
 
 /// How two blocks of `BYTES` bytes are unpacked; each begins with its scale.
 pub(super) trait Pair<const BYTES: usize> {

@@ -10,10 +10,10 @@ use kv_core::block::IQ4_VALUES;
 use super::reduce::{ROWS, halves, quarters, store, widened};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::avx2::ahead::Ahead;
+use crate::kernels::ahead::Ahead;
 use crate::kernels::avx2::beside::{Beside, sums_of_four};
-use crate::kernels::avx2::side_by_side::side_by_side;
 use crate::kernels::panel::heads::{self, Head};
+use crate::kernels::side_by_side::side_by_side;
 
 /// Registers of quants of a super-block.
 const QUARTERS: usize = 4;

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernels::avx2::side_by_side::write;
+use crate::kernels::side_by_side::write;
 
 /// Weight rows whose sums fill a register.
 pub(super) const ROWS: usize = 16;

@@ -1,4 +1,4 @@
-//! Every format's way through panels, for the x86 instruction sets: which tiles belong to its layout.
+//! Every format's way through panels, which tiles belong to its layout.
 //!
 //! Knows formats by name, but nothing of their bits.
 
@@ -76,7 +76,7 @@ pub(in crate::kernels) use tiles;
 macro_rules! for_format {
     ($format:expr, $function:ident($($argument:expr),+)) => {{
         use kv_core::block::BlockFormat as B;
-        use $crate::kernels::avx2::groups as g;
+        use $crate::kernels::groups as g;
         match $format {
             B::Q4_0 => $function::<g::Q4_0, 18>($($argument),+),
             B::Q4_1 => $function::<g::Q4_1, 20>($($argument),+),
@@ -100,8 +100,9 @@ pub(in crate::kernels) use for_format;
 /// All weight rows against some tokens.
 ///
 /// # Safety
-/// AVX2, FMA and F16C are available, and what the tiles need.
-#[target_feature(enable = "avx2,fma,f16c")]
+/// AVX2, FMA and F16C are available, or NEON, and what the tiles need.
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(in crate::kernels) unsafe fn multiply(
     tiles: &Tiles,
     weights: &WeightRows<'_>,
@@ -116,7 +117,8 @@ pub(in crate::kernels) unsafe fn multiply(
 
 /// # Safety
 /// As for [`multiply`].
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 unsafe fn run<F: Packed<BYTES>, const BYTES: usize>(
     tiles: &Tiles,
     weights: &WeightRows<'_>,

@@ -3,7 +3,7 @@
 //! Rows of a tile are read in step: some blocks of every row, then the next blocks of every row.
 //! What comes [`AHEAD`] bytes later is further on in the same row, or in the next tile.
 
-use std::arch::x86_64::*;
+use super::fetch::fetch_line;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 const AHEAD: usize = 8 * 1024;
@@ -31,17 +31,16 @@ impl Ahead {
     }
 
     /// Asks for what comes after `piece`; past the end of the weights this does nothing.
-    #[inline]
-    #[target_feature(enable = "avx2")]
+    #[inline(always)]
     pub(in crate::kernels) fn fetch<const BYTES: usize>(
         self,
         piece: *const [u8; BYTES],
         n_pieces: usize,
     ) {
-        let ahead = piece.cast::<i8>().wrapping_add(self.bytes);
+        let ahead = piece.cast::<u8>().wrapping_add(self.bytes);
         // Neighbouring pieces share lines, so whole lines of one are enough.
         for line in 0..(n_pieces * BYTES).div_ceil(64).max(1) {
-            _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64 * line));
+            fetch_line(ahead.wrapping_add(64 * line));
         }
     }
 }
@@ -73,13 +72,13 @@ impl RowsAhead {
 
     /// Asks for the line that comes after byte `at` of a row, which is at `from`; past the end of the
     /// weights this does nothing.
-    #[inline]
-    #[target_feature(enable = "avx2")]
+    #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
     pub(in crate::kernels) fn fetch_line(self, from: *const u8, at: usize) {
         let mut further = self.tiles + self.rest;
         if at + self.rest >= self.row_bytes {
             further = further + self.tile_bytes - self.row_bytes;
         }
-        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(further).cast());
+        fetch_line(from.wrapping_add(further));
     }
 }
