@@ -11,6 +11,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod floats;
 pub mod limits;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod panel;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::eight::{Eight, Pairs, Vnni};
-use super::{multiply_f32, one_row};
+use super::{floats, one_row};
 use crate::activations::{Activations, Int8Row};
 use crate::kernels::WeightRows;
 use crate::kernels::panel::formats::{self, for_format, tiles};
@@ -35,7 +35,7 @@ macro_rules! multiply_by {
             }
 
             match acts {
-                Activations::F32(values) => multiply_f32::multiply(weights, values, tokens, out),
+                Activations::F32(values) => floats::multiply(&weights, values, tokens, out),
                 Activations::Int8(rows) if tokens.len() == 1 => {
                     if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
                         for_format!(weights.format, one_token(&weights, &row, out));
