@@ -70,3 +70,9 @@ mod between {
         kv_core::backend_contract!(|| crate::subject(available(Isa::AvxVnni), 2));
     }
 }
+
+/// The one between on AArch64.
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    kv_core::backend_contract!(|| super::subject(super::Isa::Neon, 2));
+}

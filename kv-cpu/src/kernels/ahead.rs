@@ -73,7 +73,6 @@ impl RowsAhead {
     /// Asks for the line that comes after byte `at` of a row, which is at `from`; past the end of the
     /// weights this does nothing.
     #[inline(always)]
-    #[cfg(target_arch = "x86_64")]
     pub(in crate::kernels) fn fetch_line(self, from: *const u8, at: usize) {
         let mut further = self.tiles + self.rest;
         if at + self.rest >= self.row_bytes {

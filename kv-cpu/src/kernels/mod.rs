@@ -14,6 +14,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod fetch;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod floats;
 pub mod limits;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod multiply;

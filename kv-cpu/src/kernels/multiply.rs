@@ -29,7 +29,7 @@ macro_rules! multiply_by {
             }
 
             match acts {
-                Activations::F32(values) => $floats(weights, values, tokens, out),
+                Activations::F32(values) => $floats(&weights, values, tokens, out),
                 Activations::Int8(rows) if tokens.len() == 1 => {
                     if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
                         formats::for_format!(weights.format, one_token(&weights, &row, out));

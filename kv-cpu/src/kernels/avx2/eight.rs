@@ -3,16 +3,27 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use crate::kernels::panel::lanes::Lanes;
+use crate::kernels::panel::lanes::{Lanes, Steps};
+use crate::kernels::panel::tile::VECTORS;
 
 /// Dot products of bytes in 256-bit registers.
 #[allow(clippy::missing_safety_doc)] // as for `Lanes`
-pub(super) trait Dot {
+pub(super) trait Dot: Sized {
     /// As [`Lanes::SIGNED_WIDE`].
     const SIGNED_WIDE: bool;
 
     /// As [`Lanes::dot_bytes`].
     unsafe fn dot_bytes<const WIDE: bool>(acc: __m256i, w: __m256i, a: __m256i) -> __m256i;
+
+    /// As [`Lanes::dot_steps`].
+    #[inline(always)]
+    unsafe fn dot_steps<const WIDE: bool, const T: usize>(
+        steps: &Steps,
+        sums: &mut [[__m256i; VECTORS]; T],
+    ) {
+        // SAFETY: as the caller promises.
+        unsafe { steps.one_by_one::<Eight<Self>, WIDE, T>(sums) }
+    }
 }
 
 /// AVX2 alone: products are added in pairs of 16 bits, which saturate.
@@ -25,6 +36,36 @@ impl Dot for Pairs {
     unsafe fn dot_bytes<const WIDE: bool>(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: the caller has AVX2.
         unsafe { _mm256_add_epi32(acc, times::<WIDE>(w, a, _mm256_set1_epi16(1))) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_steps<const WIDE: bool, const T: usize>(
+        steps: &Steps,
+        sums: &mut [[__m256i; VECTORS]; T],
+    ) {
+        if WIDE {
+            // SAFETY: as the caller promises.
+            return unsafe { steps.one_by_one::<Eight<Self>, WIDE, T>(sums) };
+        }
+        for first in (0..steps.n).step_by(steps.n_narrow) {
+            // SAFETY: the caller has AVX2 and promises the steps; so many pairs do not overflow.
+            unsafe {
+                let mut pairs = [[_mm256_setzero_si256(); VECTORS]; T];
+                for k in first..first + steps.n_narrow {
+                    let w = steps.weights::<Eight<Self>>(k);
+                    for (t, pairs) in pairs.iter_mut().enumerate() {
+                        let a = steps.acts::<Eight<Self>>(t, k);
+                        pairs[0] = _mm256_add_epi16(pairs[0], _mm256_maddubs_epi16(w[0], a));
+                        pairs[1] = _mm256_add_epi16(pairs[1], _mm256_maddubs_epi16(w[1], a));
+                    }
+                }
+                let ones = _mm256_set1_epi16(1);
+                for (sums, pairs) in sums.iter_mut().zip(pairs) {
+                    sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs[0], ones));
+                    sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(pairs[1], ones));
+                }
+            }
+        }
     }
 }
 
@@ -96,6 +137,14 @@ impl<D: Dot> Lanes for Eight<D> {
     unsafe fn dot_bytes<const WIDE: bool>(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as above.
         unsafe { D::dot_bytes::<WIDE>(acc, w, a) }
+    }
+    #[inline(always)]
+    unsafe fn dot_steps<const WIDE: bool, const T: usize>(
+        steps: &Steps,
+        sums: &mut [[__m256i; VECTORS]; T],
+    ) {
+        // SAFETY: as above.
+        unsafe { D::dot_steps::<WIDE, T>(steps, sums) }
     }
     #[inline(always)]
     unsafe fn dot_pairs(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {

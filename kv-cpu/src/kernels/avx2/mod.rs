@@ -9,11 +9,11 @@
 pub(super) mod beside;
 mod eight;
 mod elementwise;
+mod floats;
 mod functions;
 pub(super) mod groups;
 pub(super) mod lanes;
 mod multiply;
-mod multiply_f32;
 mod one_row;
 mod quantize;
 pub(super) mod scan;

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use half::{bf16, f16};
+use half::f16;
 
 use crate::kernels::vector::Eight;
 
@@ -48,20 +48,6 @@ impl Eight for Neon {
     fn load_f16(self, from: &[f16; 8]) -> Self::F {
         // SAFETY: NEON is available; `f16` is two bytes, so 16 bytes can be read.
         unsafe { widened(vld1q_u16(from.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
-    fn load_bf16(self, from: &[bf16; 8]) -> Self::F {
-        // SAFETY: NEON is available; `bf16` is two bytes, so 16 bytes can be read.
-        let bits = unsafe { vld1q_u16(from.as_ptr().cast()) };
-        // SAFETY: NEON is available.
-        let words = unsafe {
-            [
-                vshll_n_u16::<16>(vget_low_u16(bits)),
-                vshll_n_u16::<16>(vget_high_u16(bits)),
-            ]
-        };
-        each!(vreinterpretq_f32_u32: words)
     }
 
     #[inline(always)]

@@ -1,11 +1,12 @@
 //! The tables for AArch64: NEON, with and without the dot-product extension.
 //!
 //! One file per job: [`lanes`] does arithmetic for the small operations ([`super::vector`]), [`quantize`]
-//! prepares activations, [`groups`] unpacks weights, and [`multiply`] multiplies them by what [`one_row`]
-//! and [`dot`] are for. The tables differ in dot products of bytes alone ([`dot::Dot`]). Knows nothing of
+//! prepares activations, [`groups`] unpacks weights, and [`multiply`] multiplies them by what [`one_row`],
+//! [`dot`] and [`floats`] are for. The tables differ in dot products of bytes alone ([`dot::Dot`]). Knows nothing of
 //! how the instruction set was detected: a table must only be handed out where its [`Isa`] is available.
 
 mod dot;
+mod floats;
 pub(super) mod groups;
 mod lanes;
 mod multiply;

@@ -134,6 +134,7 @@ unsafe fn run<F: Packed<BYTES>, const BYTES: usize>(
             F::OFFSET
         },
         steps: F::LAYOUT.steps(),
+        narrow_steps: F::NARROW_STEPS,
         tiles: match F::LAYOUT {
             Layout::Blocks => tiles.blocks[usize::from(F::WIDE)],
             Layout::BlocksWithMinima => tiles.blocks_with_minima,

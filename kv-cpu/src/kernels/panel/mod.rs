@@ -140,6 +140,8 @@ pub(super) struct TileArgs<'a> {
     pub(super) stride: usize,
     /// Columns of a block (or half block) that has a scale of its own, divided by [`STEP`].
     pub(super) steps: usize,
+    /// Of these, how many have products that fit into 16 bits when they are added in pairs.
+    pub(super) narrow_steps: usize,
 }
 
 /// Multiplies some tokens with some of a panel's rows.
@@ -155,8 +157,9 @@ pub(super) type PackFn = fn(&WeightRows<'_>, Range<usize>, Range<usize>, &mut Pa
 pub(super) struct Multiplier<'a> {
     pub(super) pack: PackFn,
     pub(super) offset: i32,
-    /// As [`TileArgs::steps`].
+    /// As [`TileArgs::steps`] and [`TileArgs::narrow_steps`].
     pub(super) steps: usize,
+    pub(super) narrow_steps: usize,
     /// For 1, 2, … tokens.
     pub(super) tiles: &'a [TileFn],
     /// Weight rows that a tile takes.
@@ -225,6 +228,7 @@ impl Multiplier<'_> {
                 out: std::ptr::null_mut(),
                 stride: 0,
                 steps: self.steps,
+                narrow_steps: self.narrow_steps,
             };
             if columns.len() == ROWS {
                 let Some((start, stride)) = out.block(token..token + n, columns.clone()) else {

@@ -23,14 +23,22 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
     const LAYOUT: Layout;
     /// What makes its quants unsigned.
     const OFFSET: i32;
+    /// How many bits they have then.
+    const BITS: u32;
     /// As [`Layout::parts`].
     const PARTS: usize = Self::LAYOUT.parts();
     /// As [`Layout::has_minima`].
     const MINIMA: bool = Self::LAYOUT.has_minima();
     /// Whether unsigned quants may be 64 or more.
-    const WIDE: bool = Self::OFFSET == 128;
+    const WIDE: bool = Self::BITS > 6;
     /// What is left of the offset where wide weights are multiplied as signed bytes.
     const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
+    /// As [`TileArgs::narrow_steps`](super::TileArgs::narrow_steps): a pair of products is below
+    /// `2^(BITS + 8)`.
+    const NARROW_STEPS: usize = {
+        let (fit, all) = (1 << 7u32.saturating_sub(Self::BITS), Self::LAYOUT.steps());
+        if fit < all { fit } else { all }
+    };
 
     /// Scales of a super-block.
     fn super_head(_block: &[u8; BYTES]) -> Option<Head> {
@@ -39,10 +47,11 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
 }
 
 macro_rules! packed {
-    ($($name:ident, $bytes:literal: $layout:ident, $offset:literal $(, $head:path)?;)+) => {
+    ($($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)?;)+) => {
         $(impl Packed<$bytes> for groups::$name {
             const LAYOUT: Layout = Layout::$layout;
             const OFFSET: i32 = $offset;
+            const BITS: u32 = $bits;
 
             $(#[inline(always)]
             fn super_head(block: &[u8; $bytes]) -> Option<Head> {
@@ -53,18 +62,18 @@ macro_rules! packed {
 }
 
 packed! {
-    Q4_0, 18: Blocks, 8;
-    Q4_1, 20: BlocksWithMinima, 0;
-    Q5_0, 22: Blocks, 16;
-    Q5_1, 24: BlocksWithMinima, 0;
-    Q8_0, 34: Blocks, 128;
-    Iq4Nl, 18: Blocks, 128;
-    Iq4Xs, 136: Supers, 128, heads::iq4_xs;
-    Q2K, 84: SuperHalvesWithMinima, 0, heads::q2_k;
-    Q3K, 110: SuperHalves, 4, heads::q3_k;
-    Q4K, 144: SupersWithMinima, 0, heads::q4_k;
-    Q5K, 176: SupersWithMinima, 0, heads::q4_k;
-    Q6K, 210: SuperHalves, 32, heads::q6_k;
+    Q4_0, 18: Blocks, 4 bits, 8;
+    Q4_1, 20: BlocksWithMinima, 4 bits, 0;
+    Q5_0, 22: Blocks, 5 bits, 16;
+    Q5_1, 24: BlocksWithMinima, 5 bits, 0;
+    Q8_0, 34: Blocks, 8 bits, 128;
+    Iq4Nl, 18: Blocks, 8 bits, 128;
+    Iq4Xs, 136: Supers, 8 bits, 128, heads::iq4_xs;
+    Q2K, 84: SuperHalvesWithMinima, 2 bits, 0, heads::q2_k;
+    Q3K, 110: SuperHalves, 3 bits, 4, heads::q3_k;
+    Q4K, 144: SupersWithMinima, 4 bits, 0, heads::q4_k;
+    Q5K, 176: SupersWithMinima, 5 bits, 0, heads::q4_k;
+    Q6K, 210: SuperHalves, 6 bits, 32, heads::q6_k;
 }
 
 /// The pack function of a format.

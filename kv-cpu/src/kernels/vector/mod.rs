@@ -6,12 +6,11 @@
 //! where it stands. Knows no instruction set.
 
 pub(super) mod elementwise;
-pub(super) mod floats;
 pub(super) mod functions;
 pub(super) mod scan;
 mod slices;
 
-use half::{bf16, f16};
+use half::f16;
 
 /// Proof that an instruction set is available, and what it does with eight values at a time.
 ///
@@ -23,7 +22,6 @@ pub(super) trait Eight: Copy {
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32; 8]) -> Self::F;
     fn load_f16(self, from: &[f16; 8]) -> Self::F;
-    fn load_bf16(self, from: &[bf16; 8]) -> Self::F;
     fn store(self, to: &mut [f32; 8], x: Self::F);
     /// Rounded to nearest, ties to even.
     fn store_f16(self, to: &mut [f16; 8], x: Self::F);

@@ -1,6 +1,6 @@
 //! Loops over slices, eight values at a time. Knows no operation.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::Eight;
 
@@ -23,7 +23,6 @@ macro_rules! stored {
 stored! {
     f32: load;
     f16: load_f16;
-    bf16: load_bf16;
 }
 
 /// The first `x.len()` (at most eight) values, then `fill`.
