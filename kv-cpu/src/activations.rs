@@ -6,7 +6,7 @@
 //! and where a value is infinite or NaN the scale is NaN, so that whatever is computed from it is
 //! NaN too. In *long* rows ([`ScaleSpan::SuperBlock`]) the eight blocks of 256 values have one scale,
 //! by the same rule: what weights with integer scales inside blocks of 256 are multiplied with.
-//! Beside the values each block has `scale · Σ q` and `Σ q`, whole and by halves, which weights with
+//! Beside the values each block has `scale · Σ q`, and `Σ q` whole and by halves, which weights with
 //! a minimum or an offset need.
 //!
 //! Invariant: rows are padded with zero blocks (scale 0) to a multiple of [`PADDING`] blocks, so
@@ -85,7 +85,6 @@ pub struct Int8Buffer {
     quants: Vec<Line>,
     scales: Vec<f32>,
     sums: Vec<f32>,
-    half_sums: Vec<[f32; 2]>,
     int_sums: Vec<i16>,
     int_half_sums: Vec<[i16; 2]>,
 }
@@ -125,7 +124,6 @@ impl Int8Buffer {
             self.quants.resize(n_blocks / 2, Line([[0; BLOCK]; 2]));
             self.scales.resize(n_blocks, 0.0);
             self.sums.resize(n_blocks, 0.0);
-            self.half_sums.resize(n_blocks, [0.0; 2]);
             self.int_sums.resize(n_blocks, 0);
             self.int_half_sums.resize(n_blocks, [0; 2]);
         }
@@ -164,7 +162,6 @@ impl Int8Buffer {
             quants,
             scales: &self.scales[..n_blocks],
             sums: &self.sums[..n_blocks],
-            half_sums: &self.half_sums[..n_blocks],
             int_sums: &self.int_sums[..n_blocks],
             int_half_sums: &self.int_half_sums[..n_blocks],
         }
@@ -179,7 +176,6 @@ impl Int8Buffer {
             quants: self.quants.as_mut_ptr().cast(),
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
-            half_sums: self.half_sums.as_mut_ptr(),
             int_sums: self.int_sums.as_mut_ptr(),
             int_half_sums: self.int_half_sums.as_mut_ptr(),
             owner: PhantomData,
@@ -201,7 +197,6 @@ pub struct Int8Shared<'a> {
     quants: *mut [i8; BLOCK],
     scales: *mut f32,
     sums: *mut f32,
-    half_sums: *mut [f32; 2],
     int_sums: *mut i16,
     int_half_sums: *mut [i16; 2],
     owner: PhantomData<&'a mut Int8Buffer>,
@@ -234,7 +229,6 @@ impl<'a> Int8Shared<'a> {
                 quants: std::slice::from_raw_parts_mut(self.quants.add(first), n),
                 scales: std::slice::from_raw_parts_mut(self.scales.add(first), n),
                 sums: std::slice::from_raw_parts_mut(self.sums.add(first), n),
-                half_sums: std::slice::from_raw_parts_mut(self.half_sums.add(first), n),
                 int_sums: std::slice::from_raw_parts_mut(self.int_sums.add(first), n),
                 int_half_sums: std::slice::from_raw_parts_mut(self.int_half_sums.add(first), n),
             }
@@ -244,7 +238,6 @@ impl<'a> Int8Shared<'a> {
         row.quants[used..].fill([0; BLOCK]);
         row.scales[used..].fill(0.0);
         row.sums[used..].fill(0.0);
-        row.half_sums[used..].fill([0.0; 2]);
         row.int_sums[used..].fill(0);
         row.int_half_sums[used..].fill([0; 2]);
         (kernels.quantize)(values, row);
@@ -267,7 +260,6 @@ impl<'a> Int8Shared<'a> {
                 quants: std::slice::from_raw_parts(self.quants, n),
                 scales: std::slice::from_raw_parts(self.scales, n),
                 sums: std::slice::from_raw_parts(self.sums, n),
-                half_sums: std::slice::from_raw_parts(self.half_sums, n),
                 int_sums: std::slice::from_raw_parts(self.int_sums, n),
                 int_half_sums: std::slice::from_raw_parts(self.int_half_sums, n),
             }
@@ -282,7 +274,6 @@ pub(crate) struct Int8RowMut<'a> {
     pub(crate) quants: &'a mut [[i8; BLOCK]],
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [f32],
-    pub(crate) half_sums: &'a mut [[f32; 2]],
     pub(crate) int_sums: &'a mut [i16],
     pub(crate) int_half_sums: &'a mut [[i16; 2]],
 }
@@ -294,7 +285,6 @@ impl Int8RowMut<'_> {
     pub(crate) fn set_marks(&mut self, b: usize, scale: f32, [low, high]: [i32; 2]) {
         self.scales[b] = scale;
         self.sums[b] = scale * (low + high) as f32;
-        self.half_sums[b] = [scale * low as f32, scale * high as f32];
         // 32 quants of at most 127 fit.
         self.int_sums[b] = (low + high) as i16;
         self.int_half_sums[b] = [low as i16, high as i16];
@@ -310,19 +300,20 @@ pub struct Int8Rows<'a> {
     quants: &'a [[i8; BLOCK]],
     scales: &'a [f32],
     sums: &'a [f32],
-    half_sums: &'a [[f32; 2]],
     int_sums: &'a [i16],
     int_half_sums: &'a [[i16; 2]],
 }
 
 /// One prepared row, all in units of (padded) blocks.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code)
+)] // the scalar kernels take values singly
 pub(crate) struct Int8Row<'a> {
     pub(crate) quants: &'a [[i8; BLOCK]],
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
-    pub(crate) half_sums: &'a [[f32; 2]],
     pub(crate) int_sums: &'a [i16],
     pub(crate) int_half_sums: &'a [[i16; 2]],
 }
@@ -354,7 +345,6 @@ impl<'a> Int8Rows<'a> {
             quants: self.quants.get(blocks.clone())?,
             scales: self.scales.get(blocks.clone())?,
             sums: self.sums.get(blocks.clone())?,
-            half_sums: self.half_sums.get(blocks.clone())?,
             int_sums: self.int_sums.get(blocks.clone())?,
             int_half_sums: self.int_half_sums.get(blocks.clone())?,
         })
@@ -370,7 +360,7 @@ impl<'a> Int8Rows<'a> {
     }
 
     /// Where everything begins.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn pointers(&self) -> crate::kernels::panel::Acts {
         crate::kernels::panel::Acts {
             quants: self.quants.as_ptr(),
@@ -394,49 +384,20 @@ impl<'a> Int8Rows<'a> {
             quants: one.quants,
             scales: one.scales,
             sums: one.sums,
-            half_sums: one.half_sums,
             int_sums: one.int_sums,
             int_half_sums: one.int_half_sums,
         })
     }
 }
 
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
-impl<'a> Int8Rows<'a> {
-    /// `N` neighbouring rows, or `None` where there are not so many.
-    pub(crate) fn tile<const N: usize>(&self, first: usize) -> Option<[Int8Row<'a>; N]> {
-        let none = Int8Row {
-            quants: &[],
-            scales: &[],
-            sums: &[],
-            half_sums: &[],
-            int_sums: &[],
-            int_half_sums: &[],
-        };
-        let mut rows = [none; N];
-        for (token, row) in (first..).zip(&mut rows) {
-            *row = self.row(token)?;
-        }
-        Some(rows)
-    }
-}
-
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels take values singly
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code)
+)] // the scalar kernels take values singly
 impl<'a> Int8Row<'a> {
     /// Blocks in the row, with padding.
     pub(crate) fn n_blocks(&self) -> usize {
         self.quants.len().min(self.scales.len())
-    }
-
-    /// Quants and scale of one block, without a check.
-    ///
-    /// # Safety
-    /// `b` is below [`Int8Row::n_blocks`].
-    #[inline]
-    pub(crate) unsafe fn block(&self, b: usize) -> (&'a [i8; BLOCK], f32) {
-        debug_assert!(b < self.n_blocks());
-        // SAFETY: the caller promises that `b` is inside both slices.
-        unsafe { (self.quants.get_unchecked(b), *self.scales.get_unchecked(b)) }
     }
 
     /// Quants of blocks `b` and `b + 1`, and their scales as the halves of one number (the first

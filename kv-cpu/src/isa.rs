@@ -17,8 +17,14 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-VNNI (dot products of bytes in 256 bits), beside what [`Isa::Avx2`] needs.
+    AvxVnni,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, beside what [`Isa::Avx2`] needs.
     Avx512Vnni,
+    /// AArch64: NEON.
+    Neon,
+    /// AArch64 with the dot-product extension, beside what [`Isa::Neon`] needs.
+    NeonDot,
 }
 
 /// A forced instruction set that cannot be used.
@@ -59,7 +65,14 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni];
+    pub const ALL: [Self; 6] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512Vnni,
+        Self::Neon,
+        Self::NeonDot,
+    ];
 
     /// The fastest one that this machine has.
     pub fn detect() -> Self {
@@ -107,7 +120,10 @@ impl Isa {
         match self {
             Self::Scalar => true,
             Self::Avx2 => has_avx2(),
+            Self::AvxVnni => has_avx2() && has_avx_vnni(),
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
+            Self::Neon => has_neon(),
+            Self::NeonDot => has_neon() && has_dotprod(),
         }
     }
 
@@ -116,7 +132,10 @@ impl Isa {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Neon => "neon",
+            Self::NeonDot => "neondot",
         }
     }
 }
@@ -126,6 +145,11 @@ fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx_vnni() -> bool {
+    is_x86_feature_detected!("avxvnni")
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -143,7 +167,33 @@ fn has_avx2() -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
+fn has_avx_vnni() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
 fn has_avx512_vnni() -> bool {
+    false
+}
+
+/// The kernels read numbers as they lie in memory: lowest byte first.
+#[cfg(target_arch = "aarch64")]
+fn has_neon() -> bool {
+    cfg!(target_endian = "little") && std::arch::is_aarch64_feature_detected!("neon")
+}
+
+#[cfg(target_arch = "aarch64")]
+fn has_dotprod() -> bool {
+    std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_neon() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_dotprod() -> bool {
     false
 }
 

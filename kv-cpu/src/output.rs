@@ -102,7 +102,10 @@ impl<'a> OutputColumns<'a> {
     }
 
     /// Some of these columns of one row, or `None` where they are not all of these.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // the scalar kernels set values singly
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code)
+    )] // the scalar kernels set values singly
     pub(crate) fn values(&mut self, token: usize, columns: Range<usize>) -> Option<&mut [f32]> {
         let n = columns.len();
         let (start, _) = self.block(token..token + 1, columns)?;
@@ -112,7 +115,10 @@ impl<'a> OutputColumns<'a> {
 
     /// Where some of these columns of some rows begin, and how far apart rows are, or `None` where
     /// they are not all of these. The values may be read and written until the next call on this.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // as above
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code)
+    )] // as above
     pub(crate) fn block(
         &mut self,
         tokens: Range<usize>,

@@ -45,18 +45,34 @@ mod scalar {
     kv_core::backend_contract!(|| super::subject(super::Isa::Scalar, 1));
 }
 
-/// The one between, where the machine has it; the fastest again where it does not.
+/// The ones between, where the machine has them; the fastest again where it does not.
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
+mod between {
     use super::Isa;
 
-    fn isa() -> Isa {
-        if Isa::Avx2.is_available() {
-            Isa::Avx2
+    fn available(isa: Isa) -> Isa {
+        if isa.is_available() {
+            isa
         } else {
             Isa::detect()
         }
     }
 
-    kv_core::backend_contract!(|| super::subject(isa(), 2));
+    mod avx2 {
+        use super::{Isa, available};
+
+        kv_core::backend_contract!(|| crate::subject(available(Isa::Avx2), 2));
+    }
+
+    mod avx_vnni {
+        use super::{Isa, available};
+
+        kv_core::backend_contract!(|| crate::subject(available(Isa::AvxVnni), 2));
+    }
+}
+
+/// The one between on AArch64.
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    kv_core::backend_contract!(|| super::subject(super::Isa::Neon, 2));
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use half::f16;
-use kv_core::block::{BlockFormat, dequantize};
+use kv_core::block::{BlockFormat, dequantize, quantize};
 use kv_core::weights::Weight;
 use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, ScaleSpan};
 use kv_cpu::isa::Isa;
@@ -435,13 +435,57 @@ fn products_are_those_of_decoded_weights() {
     }
 }
 
+/// What is subtracted as a minimum counts as a product of its own: so many scales for each value.
+fn largest_minimum(format: BlockFormat) -> f64 {
+    match format {
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 => 1.0,
+        BlockFormat::Q2_K => 15.0,
+        BlockFormat::Q4_K | BlockFormat::Q5_K => 63.0,
+        _ => 0.0,
+    }
+}
+
+/// All products against sums in `f64`; `scale` is the largest of the weights.
+fn assert_products(weight: &Weight, x: &[f32], scale: f32) {
+    let (format, n) = (weight.format(), weight.n_columns());
+    let decoded = weight.to_f32();
+    for matrix in matrices(weight) {
+        let rows = x.chunks(n).flat_map(|x| {
+            let x = as_prepared(&matrix, x);
+            let sizes: f64 = x.iter().map(|x| f64::from(x.abs())).sum();
+            let minima = f64::from(scale.abs()) * largest_minimum(format) * sizes;
+            let row = decoded.chunks(n).map(move |w| (exact_dot(w, &x), minima));
+            row.collect::<Vec<_>>()
+        });
+        let wanted: Vec<_> = rows.collect();
+        for kernels in tables() {
+            let what = format!("{} {format} scaled {scale:e}", kernels.isa);
+            let got = product(&matrix, kernels, x);
+            for (got, ((wanted, size), minima)) in got.iter().zip(&wanted) {
+                assert_near(*got, *wanted, 1e-5 * (size + minima) + 1e-43, &what);
+            }
+        }
+    }
+}
+
+/// Tokens whose products with equal weights are as large as they get, and others beside them.
+fn extreme_rows(n: usize) -> Vec<f32> {
+    let alternating = (0..n).map(|i| if i % 2 == 0 { 3.0 } else { -3.0 });
+    [vec![3.0; n], vec![-3.0; n], alternating.collect()]
+        .into_iter()
+        .chain(rows(n))
+        .flatten()
+        .collect()
+}
+
 #[test]
 fn extreme_quants_do_not_overflow() {
     // All bits set or none: the largest magnitudes of quants against the largest activations.
+    const ROWS: usize = 19;
     for format in BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1) {
         let n = 512;
         for fill in [0x00, 0xff, 0x80, 0x7f] {
-            let mut bytes = vec![fill; n / format.block_len() * format.block_bytes()];
+            let mut bytes = vec![fill; ROWS * n / format.block_len() * format.block_bytes()];
             for block in bytes.chunks_mut(format.block_bytes()) {
                 if format == BlockFormat::MXFP4 {
                     block[0] = 126;
@@ -450,17 +494,65 @@ fn extreme_quants_do_not_overflow() {
                     block[*at..at + 2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
                 }
             }
-            let weight = Weight::new("w", vec![1, n], format, bytes.into()).unwrap();
-            let decoded = weight.to_f32();
-            let matrix = Matrix::new(weight).unwrap();
-            for kernels in tables() {
-                for x in [vec![3.0; n], vec![-3.0; n]] {
-                    let (wanted, size) = exact_dot(&decoded, &as_prepared(&matrix, &x));
-                    let what = format!("{} {format} {fill:#x}", kernels.isa);
-                    // What is subtracted as a minimum counts as a product of its own.
-                    let size = size + 3.0 * 64.0 * n as f64 * 0.5;
-                    assert_near(product(&matrix, kernels, &x)[0], wanted, 1e-5 * size, &what);
+            let weight = Weight::new("w", vec![ROWS, n], format, bytes.into()).unwrap();
+            assert_products(&weight, &extreme_rows(n), 0.5);
+            assert_products(&weight, &vec![3.0; n], 0.5);
+        }
+    }
+}
+
+/// The weight with this scale in all blocks; numbers without one are multiplied by it.
+fn rescaled(weight: &Weight, scale: f32) -> Weight {
+    let format = weight.format();
+    let mut bytes: Vec<u8> = weight.bytes().to_vec();
+    match format {
+        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => {
+            let values: Vec<f32> = weight.to_f32().iter().map(|w| w * scale).collect();
+            bytes = quantize(format, &values).unwrap();
+        }
+        _ => {
+            for block in bytes.chunks_mut(format.block_bytes()) {
+                for at in scale_offsets(format) {
+                    block[*at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
                 }
+            }
+        }
+    }
+    Weight::new("w", weight.shape().to_vec(), format, bytes.into()).unwrap()
+}
+
+#[test]
+fn scales_of_any_size_and_rows_of_any_number() {
+    // Half precision from its smallest subnormal number to its largest.
+    let scales = [0.0, 6e-8, -3e-5, 1.0, -65504.0];
+    for format in BlockFormat::ALL {
+        let n = widths(format)[widths(format).len() / 2];
+        for (n_rows, scale) in [1, 7, 8, 33, 47].into_iter().zip(scales) {
+            let weight = rescaled(&random_weight(format, n_rows, n, 31), scale);
+            assert_products(&weight, &extreme_rows(n), scale);
+            assert_products(&weight, &rows(n)[0], scale);
+        }
+    }
+}
+
+/// Sums within blocks are exact, and what is made of them is one chain of fused additions: whatever
+/// the width of registers.
+#[test]
+fn int8_products_are_the_same_bits_with_registers_of_any_width() {
+    for format in BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1) {
+        let n = widths(format)[widths(format).len() - 1];
+        let matrix = Matrix::new(random_weight(format, 45, n, 41)).unwrap();
+        for x in [extreme_rows(n), Random(43).units(n)] {
+            let vector = tables().into_iter().filter(|k| k.isa != Isa::Scalar);
+            let all: Vec<_> = vector
+                .map(|kernels| (kernels.isa, product(&matrix, kernels, &x)))
+                .collect();
+            for pair in all.windows(2) {
+                assert_eq!(
+                    pair[0].1, pair[1].1,
+                    "{format}: {} {}",
+                    pair[0].0, pair[1].0
+                );
             }
         }
     }

@@ -7,6 +7,7 @@
 use kv_core::KvType;
 
 use crate::isa::Isa;
+use crate::kernels::fetch::fetch_line;
 
 /// Values of a block of the quantised types.
 const BLOCK: usize = 32;
@@ -36,6 +37,13 @@ impl<'a> Heads<'a> {
             .map(move |cell| &cell[..self.n_bytes])
             .zip(values.chunks_exact_mut(self.n_values.max(1)))
     }
+
+    /// Asks for a head some cells further on, which is needed next where cells go on as they do.
+    #[inline(always)]
+    fn fetch_next(&self, head: &[u8]) {
+        let ahead = head.as_ptr().wrapping_add(CELLS_AHEAD * self.stride);
+        fetch(ahead, self.n_bytes);
+    }
 }
 
 /// `(heads, values)`.
@@ -54,9 +62,11 @@ impl Decoder {
     pub(crate) fn new(isa: Isa, kv_type: KvType) -> Self {
         let fast = match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if isa.is_available() => x86::avx2(kv_type),
+            Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::avx2(kv_type),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::avx512(kv_type),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::NeonDot if isa.is_available() => arm::neon(kv_type),
             _ => None,
         };
         Self { kv_type, fast }
@@ -77,14 +87,9 @@ impl Decoder {
 /// Asks for some bytes from memory; they may be anywhere.
 #[inline(always)]
 pub(super) fn fetch(from: *const u8, n_bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
     for at in (0..n_bytes).step_by(64) {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: any address may be asked for, and every x86-64 has the instruction.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at).cast()) };
+        fetch_line(from.wrapping_add(at));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, n_bytes);
 }
 
 /// The value of a half-precision number, exactly.
@@ -220,6 +225,46 @@ fn q5_1(bytes: &[u8], values: &mut [f32]) {
     );
 }
 
+/// The functions of an instruction set, compiled for its features: most are the ones above.
+macro_rules! for_features {
+    ($table:ident, $features:literal, $f16:path, $q8_0:path, $iq4_nl:path) => {
+        pub(super) fn $table(kv_type: KvType) -> Option<Decode> {
+            macro_rules! wrapped {
+                ($function:path) => {{
+                    #[target_feature(enable = $features)]
+                    fn inner(heads: Heads<'_>, values: &mut [f32]) {
+                        for (bytes, values) in heads.each(values) {
+                            heads.fetch_next(bytes);
+                            one(bytes, values);
+                        }
+                    }
+                    // A function of its own: within the loop the compiler often makes no
+                    // vector code of it.
+                    #[inline(never)]
+                    #[target_feature(enable = $features)]
+                    fn one(bytes: &[u8], values: &mut [f32]) {
+                        $function(bytes, values);
+                    }
+                    // SAFETY: `Decoder::new` gives this out only where the features are there.
+                    Some(|heads, values| unsafe { inner(heads, values) })
+                }};
+            }
+            match kv_type {
+                KvType::F32 => wrapped!(super::f32),
+                KvType::F16 => wrapped!($f16),
+                KvType::BF16 => wrapped!(super::bf16),
+                KvType::Q8_0 => wrapped!($q8_0),
+                KvType::Q4_0 => wrapped!(super::q4_0),
+                KvType::Q4_1 => wrapped!(super::q4_1),
+                KvType::Q5_0 => wrapped!(super::q5_0),
+                KvType::Q5_1 => wrapped!(super::q5_1),
+                KvType::IQ4_NL => wrapped!($iq4_nl),
+                _ => None,
+            }
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use core::arch::x86_64::{
@@ -232,64 +277,16 @@ mod x86 {
     use kv_core::KvType;
     use kv_core::block::IQ4_VALUES;
 
-    use super::{BLOCK, CELLS_AHEAD, Decode, Heads, blocks};
+    use super::{BLOCK, Decode, Heads, blocks};
 
-    /// A function is `inner` compiled for `features`.
-    macro_rules! for_features {
-        ($table:ident, $features:literal, $f16:path, $q8_0:path) => {
-            pub(super) fn $table(kv_type: KvType) -> Option<Decode> {
-                macro_rules! wrapped {
-                    ($function:path) => {{
-                        #[target_feature(enable = $features)]
-                        fn inner(heads: Heads<'_>, values: &mut [f32]) {
-                            for (bytes, values) in heads.each(values) {
-                                heads.fetch_next(bytes);
-                                one(bytes, values);
-                            }
-                        }
-                        // A function of its own: within the loop the compiler often makes no
-                        // vector code of it.
-                        #[inline(never)]
-                        #[target_feature(enable = $features)]
-                        fn one(bytes: &[u8], values: &mut [f32]) {
-                            $function(bytes, values);
-                        }
-                        // SAFETY: `Decoder::new` gives this out only where the features are there.
-                        Some(|heads, values| unsafe { inner(heads, values) })
-                    }};
-                }
-                match kv_type {
-                    KvType::F32 => wrapped!(super::f32),
-                    KvType::F16 => wrapped!($f16),
-                    KvType::BF16 => wrapped!(super::bf16),
-                    KvType::Q8_0 => wrapped!($q8_0),
-                    KvType::Q4_0 => wrapped!(super::q4_0),
-                    KvType::Q4_1 => wrapped!(super::q4_1),
-                    KvType::Q5_0 => wrapped!(super::q5_0),
-                    KvType::Q5_1 => wrapped!(super::q5_1),
-                    KvType::IQ4_NL => wrapped!(iq4_nl),
-                    _ => None,
-                }
-            }
-        };
-    }
-
-    for_features!(avx2, "avx2,f16c", f16_by_8, super::q8_0);
+    for_features!(avx2, "avx2,f16c", f16_by_8, super::q8_0, iq4_nl);
     for_features!(
         avx512,
         "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq",
         f16_by_16,
-        q8_0_by_16
+        q8_0_by_16,
+        iq4_nl
     );
-
-    impl Heads<'_> {
-        /// Asks for a head some cells further on, which is needed next where cells go on as they do.
-        #[inline(always)]
-        fn fetch_next(&self, head: &[u8]) {
-            let ahead = head.as_ptr().wrapping_add(CELLS_AHEAD * self.stride);
-            super::fetch(ahead, self.n_bytes);
-        }
-    }
 
     #[target_feature(enable = "f16c")]
     #[inline]
@@ -385,6 +382,45 @@ mod x86 {
             }
         }
         entries
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use core::arch::aarch64::{vld1q_u16, vst1q_f32};
+
+    use kv_core::KvType;
+
+    use super::{Decode, Heads, blocks, half};
+    use crate::kernels::neon::{iq4_entries, widened};
+
+    for_features!(neon, "neon", f16_by_8, super::q8_0, iq4_nl);
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn f16_by_8(bytes: &[u8], values: &mut [f32]) {
+        let (bytes, bytes_left) = bytes.as_chunks::<16>();
+        let (values, values_left) = values.as_chunks_mut::<8>();
+        for (bytes, values) in bytes.iter().zip(values) {
+            // SAFETY: 16 bytes are read and 8 values written; neither needs alignment.
+            unsafe {
+                let [low, high] = widened(vld1q_u16(bytes.as_ptr().cast()));
+                vst1q_f32(values.as_mut_ptr(), low);
+                vst1q_f32(values.as_mut_ptr().add(4), high);
+            }
+        }
+        super::f16(bytes_left, values_left);
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn iq4_nl(bytes: &[u8], values: &mut [f32]) {
+        blocks(bytes, values, |block: &[u8; 18], values| {
+            let d = half([block[0], block[1]]);
+            for (entry, v) in iq4_entries(block).iter().zip(values) {
+                *v = d * f32::from(*entry);
+            }
+        });
     }
 }
 

@@ -35,9 +35,11 @@ impl TileKernels {
     pub(crate) fn for_isa(isa: Isa) -> Self {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if isa.is_available() => x86::AVX2,
+            Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::AVX2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::AVX512,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::NeonDot if isa.is_available() => arm::NEON,
             _ => Self {
                 scores: scores::<PLAIN, 2>,
                 weigh: weigh::<PLAIN>,
@@ -49,6 +51,8 @@ impl TileKernels {
 }
 
 const PLAIN: u8 = 0;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const FUSED: u8 = 1;
 
 /// `a · b + c`, fused where `FUSED` is not [`PLAIN`]: without the instruction it would be a call.
 #[inline(always)]
@@ -196,86 +200,87 @@ fn place(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
     }
 }
 
+/// Squares of `N` cells and dimensions go through `square(rows, k_dim, columns, cell)`, what is
+/// left over value by value.
+#[inline(always)]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn squares<const N: usize>(
+    rows: &[f32],
+    cells: Range<usize>,
+    k: &mut [[f32; TILE]],
+    square: impl Fn(&[f32], usize, &mut [[f32; TILE]; N], usize),
+) {
+    let k_dim = k.len();
+    if !cells.start.is_multiple_of(N) || !cells.len().is_multiple_of(N) || cells.end > TILE {
+        return place(rows, cells, k);
+    }
+    let (squares, rest) = k.as_chunks_mut::<N>();
+    let n_whole = squares.len() * N;
+    for (c, cell) in cells.clone().step_by(N).enumerate() {
+        let rows = &rows[c * N * k_dim..(c + 1) * N * k_dim];
+        for (s, columns) in squares.iter_mut().enumerate() {
+            square(&rows[s * N..], k_dim, columns, cell);
+        }
+    }
+    for (row, cell) in rows.chunks_exact(k_dim.max(1)).zip(cells) {
+        for (places, value) in rest.iter_mut().zip(&row[n_whole..]) {
+            places[cell] = *value;
+        }
+    }
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+/// The loops compiled for some features, for so many queries at once.
+macro_rules! with_features {
+    ($table:ident, $features:literal, $queries:literal, ($rows:literal, $wide:literal), $place:ident) => {
+        pub(super) const $table: TileKernels = {
+            #[target_feature(enable = $features)]
+            fn scores_inner(q: &[f32], k: &[[f32; TILE]], out: &mut [[f32; TILE]]) {
+                scores::<FUSED, $queries>(q, k, out);
+            }
+            #[target_feature(enable = $features)]
+            fn accumulate_inner(
+                out: &mut [f32],
+                weights: &[[f32; TILE]],
+                cells: Range<usize>,
+                v: &[f32],
+            ) {
+                accumulate::<FUSED, $rows, $wide>(out, weights, cells, v);
+            }
+            #[target_feature(enable = $features)]
+            fn weigh_inner(
+                scores: &mut [[f32; TILE]],
+                seen: u32,
+                softmax: &mut [Softmax],
+                keep: &mut [f32],
+            ) {
+                weigh::<FUSED>(scores, seen, softmax, keep);
+            }
+            TileKernels {
+                // SAFETY: `for_isa` gives this table out only where the features are there.
+                scores: |q, k, out| unsafe { scores_inner(q, k, out) },
+                // SAFETY: as above.
+                weigh: |scores, seen, softmax, keep| unsafe {
+                    weigh_inner(scores, seen, softmax, keep)
+                },
+                // SAFETY: as above.
+                accumulate: |out, w, cells, v| unsafe { accumulate_inner(out, w, cells, v) },
+                // SAFETY: as above.
+                place: |rows, cells, k| unsafe { $place(rows, cells, k) },
+            }
+        };
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use core::arch::x86_64::*;
 
     use super::super::spans::Softmax;
-    use super::{Range, TILE, TileKernels, accumulate, place, scores, weigh};
-
-    const FUSED: u8 = 1;
-
-    macro_rules! with_features {
-        ($table:ident, $features:literal, $queries:literal, ($rows:literal, $wide:literal), $place:ident) => {
-            pub(super) const $table: TileKernels = {
-                #[target_feature(enable = $features)]
-                fn scores_inner(q: &[f32], k: &[[f32; TILE]], out: &mut [[f32; TILE]]) {
-                    scores::<FUSED, $queries>(q, k, out);
-                }
-                #[target_feature(enable = $features)]
-                fn accumulate_inner(
-                    out: &mut [f32],
-                    weights: &[[f32; TILE]],
-                    cells: Range<usize>,
-                    v: &[f32],
-                ) {
-                    accumulate::<FUSED, $rows, $wide>(out, weights, cells, v);
-                }
-                #[target_feature(enable = $features)]
-                fn weigh_inner(
-                    scores: &mut [[f32; TILE]],
-                    seen: u32,
-                    softmax: &mut [Softmax],
-                    keep: &mut [f32],
-                ) {
-                    weigh::<FUSED>(scores, seen, softmax, keep);
-                }
-                TileKernels {
-                    // SAFETY: `for_isa` gives this table out only where the features are there.
-                    scores: |q, k, out| unsafe { scores_inner(q, k, out) },
-                    // SAFETY: as above.
-                    weigh: |scores, seen, softmax, keep| unsafe {
-                        weigh_inner(scores, seen, softmax, keep)
-                    },
-                    // SAFETY: as above.
-                    accumulate: |out, w, cells, v| unsafe { accumulate_inner(out, w, cells, v) },
-                    // SAFETY: as above.
-                    place: |rows, cells, k| unsafe { $place(rows, cells, k) },
-                }
-            };
-        };
-    }
+    use super::{FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
 
     with_features!(AVX2, "avx2,fma", 2, (2, 32), place_by_8);
     with_features!(AVX512, "avx512f,avx512vl,fma", 8, (4, 64), place_by_16);
-
-    /// Squares of `N` cells and dimensions go through `square(rows, k_dim, columns, cell)`, what is
-    /// left over value by value.
-    #[inline(always)]
-    fn squares<const N: usize>(
-        rows: &[f32],
-        cells: Range<usize>,
-        k: &mut [[f32; TILE]],
-        square: impl Fn(&[f32], usize, &mut [[f32; TILE]; N], usize),
-    ) {
-        let k_dim = k.len();
-        if !cells.start.is_multiple_of(N) || !cells.len().is_multiple_of(N) || cells.end > TILE {
-            return place(rows, cells, k);
-        }
-        let (squares, rest) = k.as_chunks_mut::<N>();
-        let n_whole = squares.len() * N;
-        for (c, cell) in cells.clone().step_by(N).enumerate() {
-            let rows = &rows[c * N * k_dim..(c + 1) * N * k_dim];
-            for (s, columns) in squares.iter_mut().enumerate() {
-                square(&rows[s * N..], k_dim, columns, cell);
-            }
-        }
-        for (row, cell) in rows.chunks_exact(k_dim.max(1)).zip(cells) {
-            for (places, value) in rest.iter_mut().zip(&row[n_whole..]) {
-                places[cell] = *value;
-            }
-        }
-    }
 
     #[target_feature(enable = "avx512f")]
     fn place_by_16(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
@@ -372,6 +377,28 @@ mod x86 {
                 _ => _mm256_permute2f128_ps::<0x31>(a, b),
             }
         })
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use super::super::spans::Softmax;
+    use super::{FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
+    use crate::kernels::neon::transposed;
+
+    with_features!(NEON, "neon", 2, (2, 32), place_by_8);
+
+    #[target_feature(enable = "neon")]
+    fn place_by_8(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
+        squares::<8>(rows, cells, k, |rows, k_dim, columns, cell| {
+            let mut square = [[0.0; 8]; 8];
+            for (i, row) in square.iter_mut().enumerate() {
+                row.copy_from_slice(&rows[i * k_dim..][..8]);
+            }
+            for (column, values) in columns.iter_mut().zip(transposed(&square)) {
+                column[cell..][..8].copy_from_slice(&values);
+            }
+        });
     }
 }
 

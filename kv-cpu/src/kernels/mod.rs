@@ -7,15 +7,28 @@
 //!
 //! Knows nothing of tokens, heads, layers or threads.
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod fetch;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod floats;
 pub mod limits;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod multiply;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) mod panel;
 mod scalar;
 mod scan;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod side_by_side;
+#[cfg(target_arch = "aarch64")]
+mod vector;
 
 use std::ops::Range;
 
@@ -23,9 +36,16 @@ use half::f16;
 use kv_core::block::BlockFormat;
 
 use crate::activations::{Activations, Int8RowMut};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::activations::{Int8Row, Int8Rows};
 use crate::isa::{Isa, IsaError};
 use crate::output::OutputColumns;
 
+#[cfg(target_arch = "x86_64")]
+use avx2::groups;
+/// Quants of weights in registers.
+#[cfg(target_arch = "aarch64")]
+use neon::groups;
 pub use scan::{Decay, LANES, Lanes, ScanTile};
 
 /// Some neighbouring rows of a weight matrix, as they lie in its file.
@@ -38,6 +58,22 @@ pub(crate) struct WeightRows<'a> {
     /// Which row of the matrix, hence which column of the output, is the first.
     pub(crate) first: usize,
     pub(crate) n_columns: usize,
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+impl WeightRows<'_> {
+    /// The activations of one token, and where its products with these rows go, or `None` where there
+    /// is no such token or place.
+    fn of_one_token<'a, 'o>(
+        &self,
+        acts: &Int8Rows<'a>,
+        token: usize,
+        out: &'o mut OutputColumns<'_>,
+    ) -> Option<(Int8Row<'a>, &'o mut [f32])> {
+        let n_rows = self.bytes.len() / self.row_bytes.max(1);
+        let out = out.values(token, self.first..self.first + n_rows)?;
+        Some((acts.row(token)?, out))
+    }
 }
 
 /// One function per small operation. Where slices should have equal lengths and do not (a failed
@@ -122,7 +158,13 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &AVX_VNNI,
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => &AVX512,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &NEON,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => &NEON_DOT,
             _ => &scalar::TABLE,
         })
     }
@@ -131,4 +173,10 @@ impl Kernels {
 #[cfg(target_arch = "x86_64")]
 static AVX2: Kernels = avx2::TABLE;
 #[cfg(target_arch = "x86_64")]
+static AVX_VNNI: Kernels = avx2::VNNI_TABLE;
+#[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = avx512::TABLE;
+#[cfg(target_arch = "aarch64")]
+static NEON: Kernels = neon::TABLE;
+#[cfg(target_arch = "aarch64")]
+static NEON_DOT: Kernels = neon::DOT_TABLE;

@@ -1,26 +1,30 @@
-//! The table for x86-64 with AVX2, FMA and F16C.
+//! The tables for x86-64 with AVX2, FMA and F16C, with and without AVX-VNNI.
 //!
 //! One file per job: [`lanes`] moves eight values at a time, [`elementwise`] and [`functions`] are
-//! the small operations, [`quantize`] prepares activations, [`groups`] unpacks weights,
-//! [`multiply`] multiplies them, and [`scan`] is for recurrent layers. Knows nothing of how the instruction set was detected: the table
-//! must only be handed out where [`Isa::Avx2`] is available.
+//! the small operations, [`quantize`] prepares activations, [`groups`] unpacks weights, [`multiply`]
+//! multiplies them by what [`one_row`] and [`eight`] are for, and [`scan`] is for recurrent layers.
+//! The tables differ in dot products of bytes alone ([`eight::Dot`]). Knows nothing of how the
+//! instruction set was detected: a table must only be handed out where its [`Isa`] is available.
 
+pub(super) mod beside;
+mod eight;
 mod elementwise;
+mod floats;
 mod functions;
 pub(super) mod groups;
 pub(super) mod lanes;
-pub(super) mod multiply;
-pub(super) mod multiply_f32;
+mod multiply;
+mod one_row;
 mod quantize;
 pub(super) mod scan;
 
 use super::Kernels;
 use crate::isa::Isa;
 
-/// A function pointer to a function that needs AVX2, FMA and F16C.
+/// A function pointer to a function that needs the features of its table.
 macro_rules! with_avx2 {
     (|$($arg:ident),+| $function:path) => {
-        // SAFETY: the table is handed out only where AVX2, FMA and F16C are available.
+        // SAFETY: a table is handed out only where its features are available.
         |$($arg),+| unsafe { $function($($arg),+) }
     };
 }
@@ -48,4 +52,10 @@ pub(super) const TABLE: Kernels = Kernels {
     f16_to_f32: with_avx2!(|from, to| elementwise::f16_to_f32),
     quantize: with_avx2!(|values, row| quantize::quantize),
     multiply: with_avx2!(|weights, acts, tokens, out| multiply::multiply),
+};
+
+pub(super) const VNNI_TABLE: Kernels = Kernels {
+    isa: Isa::AvxVnni,
+    multiply: with_avx2!(|weights, acts, tokens, out| multiply::multiply_vnni),
+    ..TABLE
 };

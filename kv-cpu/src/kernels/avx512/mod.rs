@@ -3,7 +3,6 @@
 //! What is not bound by arithmetic is shared with AVX2. Knows nothing of how the instruction set
 //! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
 
-mod ahead;
 mod floats;
 mod lanes;
 mod multiply;
@@ -11,7 +10,6 @@ mod one_row;
 mod one_row_super;
 mod reduce;
 mod scan;
-mod side_by_side;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;

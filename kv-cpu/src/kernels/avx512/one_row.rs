@@ -7,11 +7,11 @@ use std::arch::x86_64::*;
 
 use kv_core::block::IQ4_VALUES;
 
-use super::ahead::{Ahead, ROWS};
-use super::reduce::{halves, quarters, widened};
-use super::side_by_side::{by_sixteen, store};
+use super::reduce::{ROWS, halves, quarters, store, widened};
 use crate::activations::{BLOCK, Int8Row};
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::Ahead;
+use crate::kernels::side_by_side::side_by_side;
 
 /// How two blocks of `BYTES` bytes are unpacked; each begins with its scale.
 pub(super) trait Pair<const BYTES: usize> {
@@ -127,7 +127,7 @@ pub(super) fn multiply<F: Pair<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_blocks = (row_bytes / BYTES).min(acts.n_blocks());
-    for (rows, out) in by_sixteen(weights, out) {
+    for (rows, out) in side_by_side(weights, out) {
         // SAFETY: `n_blocks` blocks can be read from the start of each row on.
         let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_blocks, row_bytes), acts) };
         store(sums, out);
@@ -164,7 +164,7 @@ unsafe fn sixteen<F: Pair<BYTES>, const BYTES: usize>(
     for b in (0..n_blocks).step_by(2) {
         // An odd last block is its own neighbour, whose sums are left out.
         let next = (b + 1).min(n_blocks - 1);
-        let ahead = Ahead::new(b * BYTES, 2 * BYTES, row_bytes);
+        let ahead = Ahead::of::<ROWS>(b * BYTES, 2 * BYTES, row_bytes);
         // SAFETY: rows of activations are padded to a multiple of eight blocks.
         let (a, _) = unsafe { acts.two_blocks(b) };
         // SAFETY: 64 readable bytes; the load needs no alignment.

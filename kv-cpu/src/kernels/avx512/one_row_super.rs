@@ -7,12 +7,13 @@ use std::arch::x86_64::*;
 
 use kv_core::block::IQ4_VALUES;
 
-use super::ahead::{Ahead, ROWS};
-use super::reduce::{halves, quarters, widened};
-use super::side_by_side::{by_sixteen, store};
+use super::reduce::{ROWS, halves, quarters, store, widened};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::Ahead;
+use crate::kernels::avx2::beside::{Beside, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
+use crate::kernels::side_by_side::side_by_side;
 
 /// Registers of quants of a super-block.
 const QUARTERS: usize = 4;
@@ -195,7 +196,7 @@ pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
-    for (rows, out) in by_sixteen(weights, out) {
+    for (rows, out) in side_by_side(weights, out) {
         // SAFETY: `n_supers` blocks can be read from the start of each row on.
         let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_supers, row_bytes), acts) };
         store(sums, out);
@@ -214,7 +215,7 @@ unsafe fn sixteen<F: Super<BYTES>, const BYTES: usize>(
     let mut acc = _mm512_setzero_ps();
     for s in 0..n_supers {
         let first = s * SUPER_BLOCK;
-        let ahead = Ahead::new(s * BYTES, BYTES, row_bytes);
+        let ahead = Ahead::of::<ROWS>(s * BYTES, BYTES, row_bytes);
         // SAFETY: the activations have all blocks of this super-block: 256 quants.
         let a = unsafe {
             let a = acts.quants.as_ptr().add(first).cast::<u8>();
@@ -243,7 +244,7 @@ unsafe fn sixteen<F: Super<BYTES>, const BYTES: usize>(
             }
             sums[quarter] = quarters(dots);
             if F::MINIMA {
-                minima[quarter] = quarter_minima(mins);
+                minima[quarter] = sums_of_four(mins);
             }
         }
         let [low, high] = halves(sums);
@@ -272,8 +273,8 @@ fn dot<F: Super<BYTES>, const BYTES: usize>(
     acts: &Int8Row<'_>,
     first: usize,
 ) -> (__m512i, __m128i) {
-    let (factors, minima) = (register(head.factors), register(head.minima));
-    let wide = _mm512_cvtepi8_epi32(factors);
+    let beside = Beside::of(head, F::PARTS, acts, first);
+    let wide = _mm512_cvtepi8_epi32(beside.factors);
     let mut sum = _mm512_setzero_si512();
     for i in 0..QUARTERS {
         let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q[i], a[i]);
@@ -289,63 +290,13 @@ fn dot<F: Super<BYTES>, const BYTES: usize>(
         sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(dots, factor));
     }
     if F::OFFSET != 0 {
-        // Less offset · Σ factor · Σ activations.
-        let taken = match F::PARTS {
-            1 => _mm256_zextsi128_si256(pairs(_mm_cvtepi8_epi16(factors), acts.int_sums, first)),
-            _ => pair_halves(_mm256_cvtepi8_epi16(factors), acts, first),
-        };
-        let taken = _mm256_mullo_epi32(taken, _mm256_set1_epi32(F::OFFSET));
+        let taken = beside.offsets(F::OFFSET);
         sum = _mm512_sub_epi32(sum, _mm512_zextsi256_si512(taken));
     }
-    let mins = match (F::MINIMA, F::PARTS) {
-        (false, _) => _mm_setzero_si128(),
-        (true, 1) => pairs(_mm_cvtepi8_epi16(minima), acts.int_sums, first),
-        (true, _) => {
-            let both = pair_halves(_mm256_cvtepi8_epi16(minima), acts, first);
-            _mm_add_epi32(
-                _mm256_castsi256_si128(both),
-                _mm256_extracti128_si256::<1>(both),
-            )
-        }
+    let minima = if F::MINIMA {
+        beside.minima()
+    } else {
+        _mm_setzero_si128()
     };
-    (sum, mins)
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn register(bytes: u128) -> __m128i {
-    _mm_set_epi64x((bytes >> 64) as i64, bytes as i64)
-}
-
-/// Eight factors times the sums of eight blocks, added in pairs.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn pairs(factors: __m128i, sums: &[i16], first: usize) -> __m128i {
-    let sums = &sums[first..first + SUPER_BLOCK];
-    // SAFETY: eight readable numbers; the load needs no alignment.
-    _mm_madd_epi16(factors, unsafe { _mm_loadu_si128(sums.as_ptr().cast()) })
-}
-
-/// Sixteen factors times the sums of sixteen half blocks, added in pairs.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn pair_halves(factors: __m256i, acts: &Int8Row<'_>, first: usize) -> __m256i {
-    let sums = &acts.int_half_sums[first..first + SUPER_BLOCK];
-    // SAFETY: sixteen readable numbers; the load needs no alignment.
-    _mm256_madd_epi16(factors, unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) })
-}
-
-/// The sums of four registers.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn quarter_minima(r: [__m128i; 4]) -> __m128i {
-    let a = _mm_add_epi32(
-        _mm_unpacklo_epi32(r[0], r[1]),
-        _mm_unpackhi_epi32(r[0], r[1]),
-    );
-    let b = _mm_add_epi32(
-        _mm_unpacklo_epi32(r[2], r[3]),
-        _mm_unpackhi_epi32(r[2], r[3]),
-    );
-    _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b))
+    (sum, minima)
 }

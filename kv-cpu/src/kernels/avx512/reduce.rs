@@ -2,6 +2,11 @@
 
 use std::arch::x86_64::*;
 
+use crate::kernels::side_by_side::write;
+
+/// Weight rows whose sums fill a register.
+pub(super) const ROWS: usize = 16;
+
 /// In each quarter of the result, the sums of that quarter of four registers.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -41,4 +46,14 @@ pub(super) fn halves(q: [__m512i; 4]) -> [__m512i; 2] {
 pub(super) fn widened(numbers: &[u16; 16]) -> __m512 {
     // SAFETY: 32 readable bytes; the load needs no alignment.
     _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) })
+}
+
+/// Writes as many of the sums as there is room for.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn store(sums: __m512, out: &mut [f32]) {
+    let mut values = [0.0; ROWS];
+    // SAFETY: 64 writable bytes; the store needs no alignment.
+    unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
+    write(&values, out);
 }

@@ -8,6 +8,7 @@
 //!
 //! Knows nothing of threads, nor of where the bits of a value lie ([`pack`] does).
 
+pub(super) mod formats;
 pub(super) mod heads;
 pub(super) mod lanes;
 pub(super) mod pack;
@@ -48,12 +49,25 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// As [`TileArgs::steps`].
-    pub(super) fn steps(self) -> usize {
+    /// Factors of a block: of the whole, or of its halves.
+    pub(super) const fn parts(self) -> usize {
         match self {
-            Self::SuperHalves | Self::SuperHalvesWithMinima => BLOCK / STEP / 2,
-            _ => BLOCK / STEP,
+            Self::SuperHalves | Self::SuperHalvesWithMinima => 2,
+            _ => 1,
         }
+    }
+
+    /// Whether there are minima.
+    pub(super) const fn has_minima(self) -> bool {
+        match self {
+            Self::Blocks | Self::Supers | Self::SuperHalves => false,
+            Self::BlocksWithMinima | Self::SupersWithMinima | Self::SuperHalvesWithMinima => true,
+        }
+    }
+
+    /// As [`TileArgs::steps`].
+    pub(super) const fn steps(self) -> usize {
+        BLOCK / STEP / self.parts()
     }
 }
 
@@ -126,6 +140,8 @@ pub(super) struct TileArgs<'a> {
     pub(super) stride: usize,
     /// Columns of a block (or half block) that has a scale of its own, divided by [`STEP`].
     pub(super) steps: usize,
+    /// Of these, how many have products that fit into 16 bits when they are added in pairs.
+    pub(super) narrow_steps: usize,
 }
 
 /// Multiplies some tokens with some of a panel's rows.
@@ -141,8 +157,9 @@ pub(super) type PackFn = fn(&WeightRows<'_>, Range<usize>, Range<usize>, &mut Pa
 pub(super) struct Multiplier<'a> {
     pub(super) pack: PackFn,
     pub(super) offset: i32,
-    /// As [`TileArgs::steps`].
+    /// As [`TileArgs::steps`] and [`TileArgs::narrow_steps`].
     pub(super) steps: usize,
+    pub(super) narrow_steps: usize,
     /// For 1, 2, … tokens.
     pub(super) tiles: &'a [TileFn],
     /// Weight rows that a tile takes.
@@ -211,6 +228,7 @@ impl Multiplier<'_> {
                 out: std::ptr::null_mut(),
                 stride: 0,
                 steps: self.steps,
+                narrow_steps: self.narrow_steps,
             };
             if columns.len() == ROWS {
                 let Some((start, stride)) = out.block(token..token + n, columns.clone()) else {

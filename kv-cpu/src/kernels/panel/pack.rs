@@ -1,20 +1,21 @@
-//! Weight rows into a [`Panel`]: unpacked with AVX2, eight rows at a time, and interleaved.
+//! Weight rows into a [`Panel`]: unpacked in registers, eight rows at a time, and interleaved.
 //!
 //! Knows block formats through [`groups`] (their quants) and [`heads`] (their scales).
 
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use half::f16;
 
 use super::heads::{self, Head};
-use super::{BLOCKS, Layout, Panel, ROWS};
+use super::{BLOCKS, Layout, Panel, ROWS, STEP};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::avx2::groups::{self, Format};
+use crate::kernels::groups::{self, Format};
 
 /// Rows that are interleaved at a time.
 const EIGHT: usize = 8;
+/// The same columns of so many rows.
+type Step = [[u8; STEP]; EIGHT];
 
 /// A format that can be unpacked to a panel.
 pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
@@ -22,6 +23,22 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
     const LAYOUT: Layout;
     /// What makes its quants unsigned.
     const OFFSET: i32;
+    /// How many bits they have then.
+    const BITS: u32;
+    /// As [`Layout::parts`].
+    const PARTS: usize = Self::LAYOUT.parts();
+    /// As [`Layout::has_minima`].
+    const MINIMA: bool = Self::LAYOUT.has_minima();
+    /// Whether unsigned quants may be 64 or more.
+    const WIDE: bool = Self::BITS > 6;
+    /// What is left of the offset where wide weights are multiplied as signed bytes.
+    const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
+    /// As [`TileArgs::narrow_steps`](super::TileArgs::narrow_steps): a pair of products is below
+    /// `2^(BITS + 8)`.
+    const NARROW_STEPS: usize = {
+        let (fit, all) = (1 << 7u32.saturating_sub(Self::BITS), Self::LAYOUT.steps());
+        if fit < all { fit } else { all }
+    };
 
     /// Scales of a super-block.
     fn super_head(_block: &[u8; BYTES]) -> Option<Head> {
@@ -30,10 +47,11 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
 }
 
 macro_rules! packed {
-    ($($name:ident, $bytes:literal: $layout:ident, $offset:literal $(, $head:path)?;)+) => {
+    ($($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)?;)+) => {
         $(impl Packed<$bytes> for groups::$name {
             const LAYOUT: Layout = Layout::$layout;
             const OFFSET: i32 = $offset;
+            const BITS: u32 = $bits;
 
             $(#[inline(always)]
             fn super_head(block: &[u8; $bytes]) -> Option<Head> {
@@ -44,25 +62,26 @@ macro_rules! packed {
 }
 
 packed! {
-    Q4_0, 18: Blocks, 8;
-    Q4_1, 20: BlocksWithMinima, 0;
-    Q5_0, 22: Blocks, 16;
-    Q5_1, 24: BlocksWithMinima, 0;
-    Q8_0, 34: Blocks, 128;
-    Iq4Nl, 18: Blocks, 128;
-    Iq4Xs, 136: Supers, 128, heads::iq4_xs;
-    Q2K, 84: SuperHalvesWithMinima, 0, heads::q2_k;
-    Q3K, 110: SuperHalves, 4, heads::q3_k;
-    Q4K, 144: SupersWithMinima, 0, heads::q4_k;
-    Q5K, 176: SupersWithMinima, 0, heads::q4_k;
-    Q6K, 210: SuperHalves, 32, heads::q6_k;
+    Q4_0, 18: Blocks, 4 bits, 8;
+    Q4_1, 20: BlocksWithMinima, 4 bits, 0;
+    Q5_0, 22: Blocks, 5 bits, 16;
+    Q5_1, 24: BlocksWithMinima, 5 bits, 0;
+    Q8_0, 34: Blocks, 8 bits, 128;
+    Iq4Nl, 18: Blocks, 8 bits, 128;
+    Iq4Xs, 136: Supers, 8 bits, 128, heads::iq4_xs;
+    Q2K, 84: SuperHalvesWithMinima, 2 bits, 0, heads::q2_k;
+    Q3K, 110: SuperHalves, 3 bits, 4, heads::q3_k;
+    Q4K, 144: SupersWithMinima, 4 bits, 0, heads::q4_k;
+    Q5K, 176: SupersWithMinima, 5 bits, 0, heads::q4_k;
+    Q6K, 210: SuperHalves, 6 bits, 32, heads::q6_k;
 }
 
 /// The pack function of a format.
 ///
 /// # Safety
-/// AVX2, FMA and F16C are available.
-#[target_feature(enable = "avx2,fma,f16c")]
+/// AVX2, FMA and F16C are available, or NEON.
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
     weights: &WeightRows<'_>,
     rows: Range<usize>,
@@ -87,14 +106,17 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
             };
             pack_scales::<F, BYTES>(&eight, at, first, panel);
             for g in 0..F::GROUPS {
-                let unsigned = _mm256_set1_epi8(F::OFFSET as i8);
+                // SAFETY: this function needs the same features.
+                let of_row = |block| unsafe { F::quants(block, g) };
                 // Not `map`: that would be a call for each of them.
-                let mut quants = [unsigned; EIGHT];
+                let mut quants = [of_row(eight[0]); EIGHT];
                 for (quants, block) in quants.iter_mut().zip(eight) {
-                    // SAFETY: this function needs the same features.
-                    *quants = _mm256_add_epi8(unsafe { F::quants(block, g) }, unsigned);
+                    *quants = groups::offset_by(of_row(block), F::OFFSET as i8);
                 }
-                store_steps(transposed(quants), at * F::GROUPS + g, first, panel);
+                let steps = steps_of(panel, at * F::GROUPS + g, first);
+                for (to, step) in steps.zip(groups::transposed(quants)) {
+                    groups::store(step, to);
+                }
             }
         }
     }
@@ -113,15 +135,10 @@ fn eight_blocks<'a, const BYTES: usize>(
     Some(eight)
 }
 
-#[inline]
-#[target_feature(enable = "f16c")]
-fn widened(x: f16) -> f32 {
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits()))))
-}
-
 /// The scales of stored block `at` of the panel, of eight rows.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn pack_scales<F: Packed<BYTES>, const BYTES: usize>(
     blocks: &[&[u8; BYTES]; EIGHT],
     at: usize,
@@ -129,29 +146,22 @@ fn pack_scales<F: Packed<BYTES>, const BYTES: usize>(
     panel: &mut Panel,
 ) {
     for (row, block) in (first..).zip(blocks) {
-        let half = |at: usize| widened(f16::from_le_bytes([block[at], block[at + 1]]));
+        let half = |at: usize| groups::number(f16::from_le_bytes([block[at], block[at + 1]]));
         let Some(head) = F::super_head(block) else {
             panel.scales[at][row] = half(0);
-            if F::LAYOUT == Layout::BlocksWithMinima {
+            if F::MINIMA {
                 panel.minima[at][row] = half(2);
             }
             continue;
         };
-        panel.super_scales[at][row] = widened(head.scale);
-        panel.super_minima[at][row] = widened(head.minimum);
-        let halves = matches!(
-            F::LAYOUT,
-            Layout::SuperHalves | Layout::SuperHalvesWithMinima
-        );
-        let n = if halves { 2 * SUPER_BLOCK } else { SUPER_BLOCK };
+        panel.super_scales[at][row] = groups::number(head.scale);
+        panel.super_minima[at][row] = groups::number(head.minimum);
+        let n = F::PARTS * SUPER_BLOCK;
         let factors = &mut panel.factors[at * n..(at + 1) * n];
         for (to, factor) in factors.iter_mut().zip(head.each_factor()) {
             to[row] = i32::from(factor);
         }
-        if matches!(
-            F::LAYOUT,
-            Layout::SupersWithMinima | Layout::SuperHalvesWithMinima
-        ) {
+        if F::MINIMA {
             let minima = &mut panel.int_minima[at * n / 2..(at + 1) * n / 2];
             for (to, pair) in minima
                 .iter_mut()
@@ -163,41 +173,10 @@ fn pack_scales<F: Packed<BYTES>, const BYTES: usize>(
     }
 }
 
-/// From eight rows of eight words to eight words of eight rows.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn transposed(r: [__m256i; EIGHT]) -> [__m256i; EIGHT] {
-    let words = |a, b| [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
-    let [a0, a1] = words(r[0], r[1]);
-    let [b0, b1] = words(r[2], r[3]);
-    let [c0, c1] = words(r[4], r[5]);
-    let [d0, d1] = words(r[6], r[7]);
-    let pairs = |a, b| [_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)];
-    let [e0, e1] = pairs(a0, b0);
-    let [e2, e3] = pairs(a1, b1);
-    let [f0, f1] = pairs(c0, d0);
-    let [f2, f3] = pairs(c1, d1);
-    [
-        _mm256_permute2x128_si256::<0x20>(e0, f0),
-        _mm256_permute2x128_si256::<0x20>(e1, f1),
-        _mm256_permute2x128_si256::<0x20>(e2, f2),
-        _mm256_permute2x128_si256::<0x20>(e3, f3),
-        _mm256_permute2x128_si256::<0x31>(e0, f0),
-        _mm256_permute2x128_si256::<0x31>(e1, f1),
-        _mm256_permute2x128_si256::<0x31>(e2, f2),
-        _mm256_permute2x128_si256::<0x31>(e3, f3),
-    ]
-}
-
 /// The eight steps of block `b` of eight rows.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn store_steps(steps: [__m256i; EIGHT], b: usize, first: usize, panel: &mut Panel) {
-    let all = &mut panel.quants[b * EIGHT..(b + 1) * EIGHT];
-    const { assert!(BLOCK / super::STEP == EIGHT) };
-    for (to, step) in all.iter_mut().zip(steps) {
-        let to: &mut [[u8; super::STEP]] = &mut to[first..first + EIGHT];
-        // SAFETY: eight rows of four bytes; the store needs no alignment.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), step) };
-    }
+#[inline(always)]
+fn steps_of(panel: &mut Panel, b: usize, first: usize) -> impl Iterator<Item = &mut Step> {
+    const { assert!(BLOCK / STEP == EIGHT) };
+    let steps = panel.quants[b * EIGHT..(b + 1) * EIGHT].iter_mut();
+    steps.filter_map(move |rows| rows[first..].first_chunk_mut())
 }

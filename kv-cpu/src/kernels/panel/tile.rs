@@ -3,7 +3,7 @@
 //! Invariant: each output has one chain of `f32` additions, over its blocks (or super-blocks) in
 //! order; everything within a block is exact. Knows no instruction set ([`Lanes`] does).
 
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Steps};
 use super::{BLOCKS, TileArgs};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 
@@ -43,9 +43,6 @@ unsafe fn store_sums<L: Lanes, const T: usize>(args: &TileArgs<'_>, acc: &Sums<L
 
 /// Adds the integer dot products of [`TileArgs::steps`] steps, the first of which is `step` of block
 /// `b`.
-///
-/// Their number is not a constant, so that the loop stays one: unrolled, the compiler would load
-/// ahead until sums no longer fit in registers.
 #[inline(always)]
 unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize>(
     args: &TileArgs<'_>,
@@ -57,18 +54,15 @@ unsafe fn dot_steps<L: Lanes, const WIDE: bool, const T: usize>(
     // SAFETY: the caller promises the instruction set, and that tokens and blocks exist.
     unsafe {
         let first = args.token * acts.row_blocks + args.blocks.start + b;
-        let a = acts.quants.add(first).cast::<i32>().add(step);
-        let w = args.panel.quants.as_ptr().add(b * STEPS + step);
-        for k in 0..args.steps {
-            let w = (*w.add(k)).as_ptr().add(args.row).cast::<i32>();
-            let w: [L::Int; VECTORS] = [L::load(w), L::load(w.add(L::ROWS))];
-            for (t, sums) in sums.iter_mut().enumerate() {
-                let a = a.add(t * acts.row_blocks * STEPS + k).read();
-                let a = L::splat(a);
-                sums[0] = L::dot_bytes::<WIDE>(sums[0], w[0], a);
-                sums[1] = L::dot_bytes::<WIDE>(sums[1], w[1], a);
-            }
-        }
+        let weights = args.panel.quants.as_ptr().add(b * STEPS + step);
+        let steps = Steps {
+            weights: (*weights).as_ptr().add(args.row),
+            acts: acts.quants.add(first).cast::<i32>().add(step),
+            stride: acts.row_blocks * STEPS,
+            n: args.steps,
+            n_narrow: args.narrow_steps,
+        };
+        L::dot_steps::<WIDE, T>(&steps, sums);
     }
 }
 

@@ -1,16 +1,13 @@
-//! Sixteen weight rows side by side: where they begin, and where their sums go.
+//! Some weight rows side by side: where they begin, and where their sums go.
 //!
 //! Knows no format.
 
-use std::arch::x86_64::*;
-
-use super::ahead::ROWS;
 use crate::kernels::WeightRows;
 
-/// All weight rows, sixteen at a time: where each begins, and where the sums go. The last row stands
+/// All weight rows, `ROWS` at a time: where each begins, and where the sums go. The last row stands
 /// in for those that are missing.
 #[inline(always)]
-pub(super) fn by_sixteen<'a, const BYTES: usize>(
+pub(in crate::kernels) fn side_by_side<'a, const ROWS: usize, const BYTES: usize>(
     weights: &WeightRows<'a>,
     out: &'a mut [f32],
 ) -> impl Iterator<Item = ([*const [u8; BYTES]; ROWS], &'a mut [f32])> {
@@ -25,12 +22,8 @@ pub(super) fn by_sixteen<'a, const BYTES: usize>(
 }
 
 /// Writes as many of the sums as there is room for.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn store(sums: __m512, out: &mut [f32]) {
-    let mut values = [0.0; ROWS];
-    // SAFETY: 64 writable bytes; the store needs no alignment.
-    unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
+#[inline(always)]
+pub(in crate::kernels) fn write<const ROWS: usize>(sums: &[f32; ROWS], out: &mut [f32]) {
     let n = out.len().min(ROWS);
-    out[..n].copy_from_slice(&values[..n]);
+    out[..n].copy_from_slice(&sums[..n]);
 }

@@ -1,0 +1,46 @@
+//! Weight rows against activations: one token straight from the blocks, more through panels.
+//!
+//! Knows neither formats nor instructions.
+
+/// A function that multiplies with some lanes and dot products of bytes, through panels for so many
+/// tokens. One token goes to `multiply` of the caller's module `one_row`, floats go to `$floats`.
+macro_rules! multiply_by {
+    ($name:ident: $lanes:ident<$dot:ty>, $features:literal, $floats:path, $($n:literal),+) => {
+        #[target_feature(enable = $features)]
+        pub(in crate::kernels) fn $name(
+            weights: $crate::kernels::WeightRows<'_>,
+            acts: $crate::activations::Activations<'_>,
+            tokens: std::ops::Range<usize>,
+            out: &mut $crate::output::OutputColumns<'_>,
+        ) {
+            use $crate::activations::{Activations, Int8Row};
+            use $crate::kernels::panel::{formats, lanes::Lanes, pack::Packed};
+
+            formats::tiles!(TILES: $lanes<$dot>, $features, $($n),+);
+
+            #[target_feature(enable = $features)]
+            fn one_token<F: Packed<BYTES>, const BYTES: usize>(
+                weights: &$crate::kernels::WeightRows<'_>,
+                acts: &Int8Row<'_>,
+                out: &mut [f32],
+            ) {
+                // SAFETY: this function needs the features of its dot products.
+                unsafe { one_row::multiply::<$dot, F, BYTES>(weights, acts, out) }
+            }
+
+            match acts {
+                Activations::F32(values) => $floats(&weights, values, tokens, out),
+                Activations::Int8(rows) if tokens.len() == 1 => {
+                    if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
+                        formats::for_format!(weights.format, one_token(&weights, &row, out));
+                    }
+                }
+                // SAFETY: this function needs the features of its tiles.
+                Activations::Int8(rows) => unsafe {
+                    formats::multiply(&TILES, &weights, &rows, tokens, out);
+                },
+            }
+        }
+    };
+}
+pub(in crate::kernels) use multiply_by;

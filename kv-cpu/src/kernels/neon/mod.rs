@@ -1,0 +1,42 @@
+//! The tables for AArch64: NEON, with and without the dot-product extension.
+//!
+//! One file per job: [`lanes`] does arithmetic for the small operations ([`super::vector`]), [`quantize`]
+//! prepares activations, [`groups`] unpacks weights, and [`multiply`] multiplies them by what [`one_row`],
+//! [`dot`] and [`floats`] are for. The tables differ in dot products of bytes alone ([`dot::Dot`]). Knows nothing of
+//! how the instruction set was detected: a table must only be handed out where its [`Isa`] is available.
+
+mod dot;
+mod floats;
+pub(super) mod groups;
+mod lanes;
+mod multiply;
+mod one_row;
+mod quantize;
+
+use half::f16;
+
+pub(crate) use self::groups::iq4_entries;
+use self::lanes::Neon;
+pub(crate) use self::lanes::{transposed, widened};
+use super::vector::vector_table;
+use super::{Kernels, ScanTile};
+use crate::isa::Isa;
+
+pub(super) const TABLE: Kernels = vector_table!("neon", Neon::new(),
+    isa: Isa::Neon,
+    // SAFETY: a table is handed out only where its features are available.
+    quantize: |values, row| unsafe { quantize::quantize(values, row) },
+    // SAFETY: as above.
+    multiply: |weights, acts, tokens, out| unsafe {
+        multiply::multiply(weights, acts, tokens, out)
+    },
+);
+
+pub(super) const DOT_TABLE: Kernels = Kernels {
+    isa: Isa::NeonDot,
+    // SAFETY: as above.
+    multiply: |weights, acts, tokens, out| unsafe {
+        multiply::multiply_dot(weights, acts, tokens, out)
+    },
+    ..TABLE
+};
