@@ -3,8 +3,9 @@
 
     benches/peer/compare.py --llama-bench PATH MODEL.gguf [MODEL.gguf ...]
     benches/peer/compare.py --llama-bench PATH --llama-quantize PATH --work FOLDER \\
-        --requantise SMALL.gguf:Q8_0,Q5_K_M,Q6_K,Q4_0,F16 MODEL.gguf ... --depths 4096,16384 --minutes 40
+        --requantise SMALL.gguf:Q8_0,Q5_K_M,Q6_K,Q4_0,F16 MODEL.gguf ... --depths 0,4096,16384 --minutes 40
     benches/peer/compare.py --batched-bench PATH --seqs 16 MODEL.gguf
+    benches/peer/compare.py --llama-completion PATH --load MODEL.gguf
 
 Prints Markdown: a table with the median of each program's tokens per second, and the median of the
 ratios of pairs that ran next to each other (machines drift; pairs drift together). Every llama.cpp
@@ -12,7 +13,8 @@ variant in VARIANTS runs in every round; its best median is what Cellar is compa
 (a program of this folder's crate, built with it) the last columns say how much of the machine's read
 bandwidth and int8 peak, measured in the same rounds, a case reaches. With --kv-type K and V are kept so in both
 programs. With --seqs so many sequences run side by side instead, each with a prompt of its own, and then all with
-one of 2048 tokens that they share; llama.cpp's cells are shared (-kvu), or each sequence's own. With --minutes the time is divided
+one of 2048 tokens that they share; llama.cpp's cells are shared (-kvu), or each sequence's own. With --load the whole programs run
+for one token: less is better, and the ratio is llama.cpp's figure by Cellar's. With --minutes the time is divided
 among the cases: one that takes longer has fewer rounds, at least one, and the table says how many.
 """
 
@@ -47,6 +49,8 @@ def output(command):
 class Case:
     """A model at a depth: what both programs are asked for, and what they said."""
 
+    best = max  # of tokens per second
+
     def __init__(self, args, model, depth):
         self.args, self.model, self.depth = args, model, depth
         # A prompt at a depth is not a case of its own: the time goes to generating.
@@ -54,6 +58,10 @@ class Case:
         self.variants = QUANTISED_KV if args.kv_type not in (None, "f16", "f32") else VARIANTS
         self.ours, self.theirs = [], {name: [] for name in self.variants}
         self.weights, self.limits = None, []
+
+    @staticmethod
+    def ratio(ours, theirs):
+        return ours / theirs
 
     def phases(self):
         all_phases = [(self.prompt, f"prompt {self.prompt}"), (self.args.generate, f"generate {self.args.generate}")]
@@ -91,10 +99,10 @@ class Case:
         name = self.name()
         for phase, what in self.phases():
             median = {n: statistics.median(r[phase] for r in rounds) for n, rounds in self.theirs.items()}
-            best = max(median, key=median.get)
-            ratio = statistics.median(a[phase] / b[phase] for a, b in zip(self.ours, self.theirs[best]))
+            best = self.best(median, key=median.get)
+            ratio = statistics.median(self.ratio(a[phase], b[phase]) for a, b in zip(self.ours, self.theirs[best]))
             own = statistics.median(r[phase] for r in self.ours)
-            cells = [name, what, f"{own:.1f}", f"{median[best]:.1f}", best, f"{ratio:.2f}", str(len(self.ours))]
+            cells = [name, what, number(own), number(median[best]), best, f"{ratio:.2f}", str(len(self.ours))]
             if self.args.limits:
                 cells.append(self.share(phase, own))
             print(f"| {' | '.join(cells)} |", flush=True)
@@ -151,11 +159,55 @@ class SeqCase(Case):
         return [row["speed_pp"], row["speed_tg"]]
 
 
+class LoadCase(Case):
+    """From the start of the program to its first token, with the file in the system's cache."""
+
+    best = min  # of seconds and megabytes
+    PROMPT, CONTEXT = "The first token", 4096
+
+    def __init__(self, args, model, depth):
+        super().__init__(args, model, depth)
+        self.variants = {"default": [], "--repack 0": ["--no-repack"]}
+        self.theirs = {name: [] for name in self.variants}
+
+    @staticmethod
+    def ratio(ours, theirs):
+        return theirs / ours
+
+    def phases(self):
+        return [(0, "to the first token, s"), (1, f"peak memory, MB, {self.CONTEXT} tokens")]
+
+    def flags(self):
+        return ["-m", self.model, "-n", "1", "-t", str(self.args.threads), "-c", str(self.CONTEXT), "--temp", "0"]
+
+    def cellar(self):
+        return seconds_and_megabytes([self.args.cellar, "run", *self.flags(), self.PROMPT])
+
+    def llama(self, flags):
+        return seconds_and_megabytes([self.args.llama_completion, *self.flags(), "-p", self.PROMPT, "-no-cnv", "--no-warmup", *flags])
+
+
+def seconds_and_megabytes(command):
+    """How long a program ran, and the most memory that was its own or mapped by it at any time."""
+    start = time.monotonic()
+    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = subprocess.Popen(command, **nothing)
+    _, status, usage = os.wait4(running.pid, 0)
+    running.returncode = os.waitstatus_to_exitcode(status)
+    if running.returncode != 0:
+        sys.exit(f"{' '.join(command)}\nfailed with {running.returncode}")
+    return [time.monotonic() - start, usage.ru_maxrss * 1024 / 1e6]
+
+
 def cellar_bench(args, flags):
     """Tokens per second of prompt and generation; None for what was left out."""
     found = json.loads(output([args.cellar, "bench", *flags, "-r", "1", "--json"]).splitlines()[-1])
     keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
     return [found[key]["median"] if found.get(key) else None for key in keys]
+
+
+def number(x):
+    return f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
 def embedding_values(cellar, model):
@@ -200,14 +252,17 @@ def arguments():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=64)
-    parser.add_argument("--depths", default="", help="depths at which generating is measured too, as 4096,16384")
+    parser.add_argument("--depths", default="0", help="after how many tokens generating is measured, as 0,4096; the prompt is at 0 only")
+    parser.add_argument("--load", action="store_true", help="measure the time to the first token and the memory instead")
+    parser.add_argument("--llama-completion", help="llama-completion of a llama.cpp build, for --load")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--minutes", type=float, help="how long all may take, about")
     args = parser.parse_args()
-    if not (args.batched_bench if args.seqs else args.llama_bench):
-        parser.error("--batched-bench is needed with --seqs, else --llama-bench")
-    if args.seqs and (args.limits or args.kv_type or args.depths):
-        parser.error("--seqs cannot be combined with --limits, --kv-type or --depths")
+    needed = "batched-bench" if args.seqs else "llama-completion" if args.load else "llama-bench"
+    if not getattr(args, needed.replace("-", "_")):
+        parser.error(f"--{needed} is needed")
+    if (args.seqs or args.load) and (args.limits or args.kv_type or args.depths != "0" or args.seqs and args.load):
+        parser.error("--seqs and --load cannot be combined with each other, --limits, --kv-type or --depths")
     if args.requantise and not args.llama_quantize:
         parser.error("--requantise needs --llama-quantize")
     return args
@@ -218,12 +273,12 @@ def main():
     models = args.models + list(requantised(args))
     if args.seqs:
         cases = [SeqCase(args, model, shared) for model in models for shared in (False, True)]
+    elif args.load:
+        cases = [LoadCase(args, model, 0) for model in models]
     else:
-        # A quantised cache matters at a depth only.
-        depths = ([0] if not args.kv_type else []) + [int(depth) for depth in filter(None, args.depths.split(","))]
-        cases = [Case(args, model, depth) for model in models for depth in depths]
+        cases = [Case(args, model, int(depth)) for model in models for depth in args.depths.split(",")]
     print(f"{processor()}, {args.threads} threads; medians of rounds in turns.\n")
-    columns = ["model", "phase", "Cellar, t/s", "llama.cpp, t/s", "its best setting", "ratio", "rounds"]
+    columns = ["model", "phase", *(name if args.load else f"{name}, t/s" for name in ("Cellar", "llama.cpp")), "its best setting", "ratio", "rounds"]
     columns += ["of the limit"] if args.limits else []
     print(f"| {' | '.join(columns)} |\n| {' | '.join('---' for _ in columns)} |")
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
