@@ -42,7 +42,8 @@ Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
-Set CELLAR_LOG=debug for a log on stderr.")]
+Set CELLAR_LOG=debug for a log on stderr.
+Set CELLAR_ISA=NAME to force an instruction set; a wrong name lists those of this machine.")]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -3,9 +3,6 @@
 
 use crate::isa::Isa;
 
-/// Independent sums, enough to hide the latency of one.
-const CHAINS: usize = 20;
-
 /// Does dot products of int8 values in registers, `rounds` times as many as there are sums.
 ///
 /// Returns how many operations that were (a multiplication and an addition are two), or `None`
@@ -14,34 +11,53 @@ const CHAINS: usize = 20;
 pub fn int8_operations(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni if isa.is_available() => {
-            // SAFETY: the instruction set is available.
-            let sum = unsafe { avx512_vnni(rounds) };
-            Some(((rounds * CHAINS * 2 * 64) as u64, sum))
-        }
+        // SAFETY: the instruction set is available.
+        Isa::AvxVnni if isa.is_available() => Some(unsafe { x86::avx_vnni(rounds) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512Vnni if isa.is_available() => Some(unsafe { x86::avx512_vnni(rounds) }),
         _ => None,
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn avx512_vnni(rounds: usize) -> i32 {
+mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    let x = _mm512_set1_epi32(black_box(0x0102_0304));
-    let y = _mm512_set1_epi32(black_box(0x0101_0101));
-    let mut sums = [_mm512_setzero_si512(); CHAINS];
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            *sum = _mm512_dpbusd_epi32(*sum, x, y);
-        }
+    /// Dot products in registers of so many 32-bit lanes, with so many independent sums: enough to
+    /// hide the latency of one, and no more than there are registers.
+    macro_rules! dot_products {
+        ($name:ident: $features:literal, $sums:literal of $lanes:literal,
+         $splat:path, $dot:path, $store:path) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $name(rounds: usize) -> (u64, i32) {
+                let (x, y) = (
+                    $splat(black_box(0x0102_0304)),
+                    $splat(black_box(0x0101_0101)),
+                );
+                let mut sums = [$splat(0); $sums];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        *sum = $dot(*sum, x, y);
+                    }
+                }
+                let mut lanes = [[0i32; $lanes]; $sums];
+                for (lanes, sum) in lanes.iter_mut().zip(sums) {
+                    // SAFETY: the array has the register's size; the store needs no alignment.
+                    unsafe { $store(lanes.as_mut_ptr().cast(), sum) };
+                }
+                let all = lanes.as_flattened().iter();
+                let sum = all.fold(0i32, |sum, lane| sum.wrapping_add(*lane));
+                ((rounds * $sums * $lanes * 4 * 2) as u64, sum)
+            }
+        };
     }
-    let mut total = _mm512_setzero_si512();
-    for sum in sums {
-        total = _mm512_add_epi32(total, sum);
-    }
-    _mm512_reduce_add_epi32(total)
+
+    dot_products!(avx_vnni: "avx2,avxvnni", 12 of 8,
+        _mm256_set1_epi32, _mm256_dpbusd_avx_epi32, _mm256_storeu_si256);
+    dot_products!(avx512_vnni: "avx512f,avx512vnni", 20 of 16,
+        _mm512_set1_epi32, _mm512_dpbusd_epi32, _mm512_storeu_si512);
 }
 
 #[cfg(test)]
