@@ -27,7 +27,7 @@ mod scalar;
 mod scan;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod side_by_side;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
 use std::ops::Range;

@@ -1,90 +1,184 @@
-//! Eight `f32` lanes: loads, stores, sums, and loops over slices.
-//!
-//! Invariant: the last few elements of a slice go through the same instructions as the others, in
-//! a padded copy, so an element's bits do not depend on where it stands. Knows no operation.
+//! [`Avx2`]: eight `f32` in one register. Knows no operation.
 
 use std::arch::x86_64::*;
 
 use half::f16;
 
-/// Eight values.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(in crate::kernels) fn load(x: &[f32; 8]) -> __m256 {
-    // SAFETY: `x` is 32 readable bytes; the load needs no alignment.
-    unsafe { _mm256_loadu_ps(x.as_ptr()) }
+use crate::kernels::vector::Eight;
+
+/// AVX2, FMA and F16C are available.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    /// The proof.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn new() -> Self {
+        Self(())
+    }
 }
 
-/// Eight values in half precision, widened.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(in crate::kernels) fn load_f16(x: &[f16; 8]) -> __m256 {
-    // SAFETY: `f16` is two bytes, so `x` is 16 readable bytes; the load needs no alignment.
-    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(x.as_ptr().cast()) })
+impl Eight for Avx2 {
+    type F = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: the features are available, as for all functions here.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; 8]) -> __m256 {
+        // SAFETY: as above; 32 readable bytes, and the load needs no alignment.
+        unsafe { _mm256_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; 8]) -> __m256 {
+        // SAFETY: as above; `f16` is two bytes, so 16 bytes can be read.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; 8], x: __m256) {
+        // SAFETY: as above; 32 writable bytes, and the store needs no alignment.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, to: &mut [f16; 8], x: __m256) {
+        // SAFETY: as above; `f16` is two bytes, so 16 bytes can be written.
+        unsafe {
+            let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+            _mm_storeu_si128(to.as_mut_ptr().cast(), halves);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn abs(self, x: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn round(self, x: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { power_of_two(_mm256_cvtps_epi32(n)) }
+    }
+
+    #[inline(always)]
+    fn two_powers(self, n: __m256) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let n = _mm256_cvtps_epi32(n);
+            let half = _mm256_srai_epi32::<1>(n);
+            [power_of_two(half), power_of_two(_mm256_sub_epi32(n, half))]
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: __m256) -> f32 {
+        // SAFETY: as above.
+        unsafe { sum(x) }
+    }
+
+    #[inline(always)]
+    fn transposed(self, rows: [__m256; 8]) -> [__m256; 8] {
+        // SAFETY: as above.
+        unsafe { transposed(rows) }
+    }
 }
 
+/// `2^n` for `n` in −126..=127, 0 for −127.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn store(x: &mut [f32; 8], v: __m256) {
-    // SAFETY: `x` is 32 writable bytes; the store needs no alignment.
-    unsafe { _mm256_storeu_ps(x.as_mut_ptr(), v) }
+fn power_of_two(n: __m256i) -> __m256 {
+    let exponent = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
 }
 
-/// The sum of all lanes: neighbours four apart first, then two, then one.
+/// The sum of all lanes: those four apart first, then two, then one.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(in crate::kernels) fn sum(v: __m256) -> f32 {
+pub(super) fn sum(v: __m256) -> f32 {
     let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
     _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
 }
 
-/// The first `x.len()` (at most eight) values, then `fill`.
+/// Rows as columns.
 #[inline]
-pub(super) fn padded<A: Copy>(x: &[A], fill: A) -> [A; 8] {
-    let mut all = [fill; 8];
-    for (all, x) in all.iter_mut().zip(x) {
-        *all = *x;
+#[target_feature(enable = "avx2")]
+fn transposed(r: [__m256; 8]) -> [__m256; 8] {
+    let [a, b, c, d] = [0, 2, 4, 6].map(|i: usize| {
+        (
+            _mm256_unpacklo_ps(r[i], r[i + 1]),
+            _mm256_unpackhi_ps(r[i], r[i + 1]),
+        )
+    });
+    // Four rows of columns j and j + 4.
+    let four = |a: (__m256, __m256), b: (__m256, __m256)| {
+        [
+            _mm256_shuffle_ps::<0x44>(a.0, b.0),
+            _mm256_shuffle_ps::<0xee>(a.0, b.0),
+            _mm256_shuffle_ps::<0x44>(a.1, b.1),
+            _mm256_shuffle_ps::<0xee>(a.1, b.1),
+        ]
+    };
+    let (upper, lower) = (four(a, b), four(c, d));
+    let mut columns = r;
+    for j in 0..4 {
+        columns[j] = _mm256_permute2f128_ps::<0x20>(upper[j], lower[j]);
+        columns[j + 4] = _mm256_permute2f128_ps::<0x31>(upper[j], lower[j]);
     }
-    all
-}
-
-/// `x[i] = f(x[i])`; lanes beyond the end are `fill`.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn map(x: &mut [f32], fill: f32, mut f: impl FnMut(__m256) -> __m256) {
-    let (whole, rest) = x.as_chunks_mut::<8>();
-    for x in whole {
-        store(x, f(load(x)));
-    }
-    if !rest.is_empty() {
-        let mut last = padded(rest, fill);
-        let results = f(load(&last));
-        store(&mut last, results);
-        rest.copy_from_slice(&last[..rest.len()]);
-    }
-}
-
-/// `a[i] = f(a[i], b[i])`, where `load_b` brings eight of `b` into lanes.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn zip<B: Copy + Default>(
-    a: &mut [f32],
-    b: &[B],
-    load_b: impl Fn(&[B; 8]) -> __m256,
-    f: impl Fn(__m256, __m256) -> __m256,
-) {
-    debug_assert_eq!(a.len(), b.len());
-    let n = a.len().min(b.len());
-    let (a, a_rest) = a[..n].as_chunks_mut::<8>();
-    let (b, b_rest) = b[..n].as_chunks::<8>();
-    for (a, b) in a.iter_mut().zip(b) {
-        store(a, f(load(a), load_b(b)));
-    }
-    if !a_rest.is_empty() {
-        let mut last = padded(a_rest, 0.0);
-        let results = f(load(&last), load_b(&padded(b_rest, B::default())));
-        store(&mut last, results);
-        a_rest.copy_from_slice(&last[..a_rest.len()]);
-    }
+    columns
 }

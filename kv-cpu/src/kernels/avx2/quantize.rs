@@ -2,7 +2,6 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::load;
 use crate::activations::{BLOCK, Int8RowMut};
 use crate::kernels::scalar::Steps;
 
@@ -27,6 +26,14 @@ pub(super) fn quantize(values: &[f32], mut row: Int8RowMut<'_>) {
             row.set_marks(b, steps.scale, sums);
         }
     }
+}
+
+/// Eight values.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load(values: &[f32; 8]) -> __m256 {
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    unsafe { _mm256_loadu_ps(values.as_ptr()) }
 }
 
 /// The largest bit patterns of magnitudes, lane by lane: their order is that of magnitudes, with

@@ -7,8 +7,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use crate::kernels::avx2::scan::EXP2;
 use crate::kernels::scan::{Decay, LANES, Lanes, ScanTile};
+use crate::kernels::vector::functions::EXP2;
 
 /// `2^x` for `x` up to 0, within 2 units in the last place.
 #[inline]

@@ -55,23 +55,47 @@ pub(in crate::kernels) fn axpy_f16<E: Eight>(e: E, acc: &mut [f32], w: f32, v: &
 #[inline(always)]
 fn axpy<E: Eight, V: Stored>(e: E, acc: &mut [f32], w: f32, v: &[V]) {
     let w = e.splat(w);
-    zip(e, acc, v, |acc, v| e.mul_add(w, v, acc));
+    zip(
+        e,
+        acc,
+        v,
+        #[inline(always)]
+        |acc, v| e.mul_add(w, v, acc),
+    );
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn scale<E: Eight>(e: E, x: &mut [f32], factor: f32) {
     let factor = e.splat(factor);
-    map(e, x, 0.0, |x| e.mul(x, factor));
+    map(
+        e,
+        x,
+        0.0,
+        #[inline(always)]
+        |x| e.mul(x, factor),
+    );
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn add<E: Eight>(e: E, a: &mut [f32], b: &[f32]) {
-    zip(e, a, b, |a, b| e.add(a, b));
+    zip(
+        e,
+        a,
+        b,
+        #[inline(always)]
+        |a, b| e.add(a, b),
+    );
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn mul<E: Eight>(e: E, a: &mut [f32], b: &[f32]) {
-    zip(e, a, b, |a, b| e.mul(a, b));
+    zip(
+        e,
+        a,
+        b,
+        #[inline(always)]
+        |a, b| e.mul(a, b),
+    );
 }
 
 #[inline(always)]
@@ -117,7 +141,13 @@ pub(in crate::kernels) fn rms_norm<E: Eight>(
     let mean = dot_f32(e, x, x) / x.len().max(1) as f32;
     let inverse = e.splat(1.0 / (mean + eps).sqrt());
     out[..n].copy_from_slice(&x[..n]);
-    zip(e, &mut out[..n], w, |x, w| e.mul(e.mul(x, inverse), w));
+    zip(
+        e,
+        &mut out[..n],
+        w,
+        #[inline(always)]
+        |x, w| e.mul(e.mul(x, inverse), w),
+    );
 }
 
 #[inline(always)]
@@ -136,5 +166,11 @@ pub(in crate::kernels) fn f32_to_f16<E: Eight>(e: E, from: &[f32], to: &mut [f16
 
 #[inline(always)]
 pub(in crate::kernels) fn f16_to_f32<E: Eight>(e: E, from: &[f16], to: &mut [f32]) {
-    zip(e, to, from, |_, from| from);
+    zip(
+        e,
+        to,
+        from,
+        #[inline(always)]
+        |_, from| from,
+    );
 }

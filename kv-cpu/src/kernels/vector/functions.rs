@@ -68,12 +68,17 @@ fn times_sigmoid<E: Eight>(e: E, x: E::F, y: E::F) -> E::F {
 pub(in crate::kernels) fn exp_sum<E: Eight>(e: E, x: &mut [f32], max: f32) -> f32 {
     let max = e.splat(max);
     let mut total = e.splat(0.0);
-    let each = |x| {
-        let power = exp(e, e.sub(x, max));
-        total = e.add(total, power);
-        power
-    };
-    map(e, x, f32::NEG_INFINITY, each);
+    map(
+        e,
+        x,
+        f32::NEG_INFINITY,
+        #[inline(always)]
+        |x| {
+            let power = exp(e, e.sub(x, max));
+            total = e.add(total, power);
+            power
+        },
+    );
     e.sum(total)
 }
 
@@ -81,61 +86,91 @@ pub(in crate::kernels) fn exp_sum<E: Eight>(e: E, x: &mut [f32], max: f32) -> f3
 #[inline(always)]
 pub(in crate::kernels) fn soft_cap<E: Eight>(e: E, x: &mut [f32], cap: f32) {
     let (one, cap) = (e.splat(1.0), e.splat(cap));
-    map(e, x, 0.0, |x| {
-        let y = e.div(x, cap);
-        let power = exp(e, e.add(y, y));
-        let quotient = e.div(e.splat(2.0), e.add(power, one));
-        e.mul(cap, e.sub(one, quotient))
-    });
+    map(
+        e,
+        x,
+        0.0,
+        #[inline(always)]
+        |x| {
+            let y = e.div(x, cap);
+            let power = exp(e, e.add(y, y));
+            let quotient = e.div(e.splat(2.0), e.add(power, one));
+            e.mul(cap, e.sub(one, quotient))
+        },
+    );
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn silu_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32]) {
-    zip(e, gate, up, |x, up| e.mul(times_sigmoid(e, x, x), up));
+    zip(
+        e,
+        gate,
+        up,
+        #[inline(always)]
+        |x, up| e.mul(times_sigmoid(e, x, x), up),
+    );
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn gelu_tanh_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32]) {
     let (slope, cubic) = (e.splat(GELU_SLOPE), e.splat(GELU_CUBIC));
-    zip(e, gate, up, |x, up| {
-        let cube = e.mul(e.mul(x, x), x);
-        let y = e.mul(slope, e.mul_add(cubic, cube, x));
-        e.mul(times_sigmoid(e, x, y), up)
-    });
+    zip(
+        e,
+        gate,
+        up,
+        #[inline(always)]
+        |x, up| {
+            let cube = e.mul(e.mul(x, x), x);
+            let y = e.mul(slope, e.mul_add(cubic, cube, x));
+            e.mul(times_sigmoid(e, x, y), up)
+        },
+    );
 }
 
 /// The scalar kernel's formula.
 #[inline(always)]
 pub(in crate::kernels) fn gelu_erf_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32]) {
-    zip(e, gate, up, |x, up| {
-        let size = e.abs(x);
-        let fall = e.mul_add(e.splat(ERFC_FALL), size, e.splat(1.0));
-        let t = e.div(e.splat(1.0), fall);
-        let mut terms = e.splat(0.0);
-        for term in ERFC_TERMS {
-            terms = e.mul(e.add(terms, e.splat(term)), t);
-        }
-        let half = e.mul(e.splat(0.5), size);
-        let bell = exp(e, e.mul(e.splat(-0.5), e.mul(x, x)));
-        let tail = e.mul(e.mul(half, terms), bell);
-        let kept = e.max(x, e.splat(0.0));
-        e.mul(e.sub(kept, tail), up)
-    });
+    zip(
+        e,
+        gate,
+        up,
+        #[inline(always)]
+        |x, up| {
+            let size = e.abs(x);
+            let fall = e.mul_add(e.splat(ERFC_FALL), size, e.splat(1.0));
+            let t = e.div(e.splat(1.0), fall);
+            let mut terms = e.splat(0.0);
+            for term in ERFC_TERMS {
+                terms = e.mul(e.add(terms, e.splat(term)), t);
+            }
+            let half = e.mul(e.splat(0.5), size);
+            let bell = exp(e, e.mul(e.splat(-0.5), e.mul(x, x)));
+            let tail = e.mul(e.mul(half, terms), bell);
+            let kept = e.max(x, e.splat(0.0));
+            e.mul(e.sub(kept, tail), up)
+        },
+    );
 }
 
 /// `max(x, 0) + ln(1 + t)` with `t = e^-|x|`, and `ln(1 + t) = 2 artanh(z)` with `z = t / (2 + t)`,
 /// which is at most 1/3, so that seven terms of its series suffice (the next is below 2e-8).
 #[inline(always)]
 pub(in crate::kernels) fn softplus<E: Eight>(e: E, x: &mut [f32]) {
-    map(e, x, 0.0, |x| {
-        let t = exp(e, e.sub(e.splat(0.0), e.abs(x)));
-        let z = e.div(t, e.add(e.splat(2.0), t));
-        let square = e.mul(z, z);
-        let mut p = e.splat(1.0 / 13.0);
-        for odd in [11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
-            p = e.mul_add(p, square, e.splat(1.0 / odd));
-        }
-        let log = e.mul(e.add(z, z), p);
-        e.add(e.max(x, e.splat(0.0)), log)
-    });
+    map(
+        e,
+        x,
+        0.0,
+        #[inline(always)]
+        |x| {
+            let t = exp(e, e.sub(e.splat(0.0), e.abs(x)));
+            let z = e.div(t, e.add(e.splat(2.0), t));
+            let square = e.mul(z, z);
+            let mut p = e.splat(1.0 / 13.0);
+            for odd in [11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+                p = e.mul_add(p, square, e.splat(1.0 / odd));
+            }
+            let log = e.mul(e.add(z, z), p);
+            e.add(e.max(x, e.splat(0.0)), log)
+        },
+    );
 }

@@ -14,7 +14,8 @@ use half::f16;
 
 /// Proof that an instruction set is available, and what it does with eight values at a time.
 ///
-/// Functions are inlined wherever they are called, or the compiler could not use the instructions.
+/// These functions and everything that calls them, closures too, are inlined into the one that has the
+/// features: elsewhere the compiler would make a call of each instruction.
 pub(super) trait Eight: Copy {
     /// Eight `f32`.
     type F: Copy;
