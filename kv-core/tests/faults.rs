@@ -5,24 +5,22 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
+mod support;
+
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{
     Iswa, Memory, MemoryInputs, Pair, PlanError, Recurrent, RecurrentConfig, Streams, Unified,
     UnifiedConfig, invariants,
 };
-use kv_core::{Causality, PartIdx, SeqId, TokenId, Window};
+use kv_core::{SeqId, TokenId, Window};
 
 const N_SEQS: u32 = 8;
 const N_TOKENS: u32 = 8;
 
 fn unified(part: u32, n_cells: u32, window: Window, streams: Streams) -> Unified {
     Unified::new(UnifiedConfig {
-        part: PartIdx(part),
         n_seqs: N_SEQS,
-        n_cells,
-        streams,
-        window,
-        causality: Causality::Causal,
+        ..*support::part(part, n_cells, window, streams).config()
     })
     .unwrap()
 }

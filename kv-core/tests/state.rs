@@ -9,7 +9,7 @@ mod images;
 #[path = "state/latents.rs"]
 mod latents;
 
-use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, ids};
+use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, configs, ids};
 use kv_core::backend::RowKind;
 use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::memory::{
@@ -51,26 +51,11 @@ fn refusal(result: Result<Written, RestoreError>) -> RestoreRefused {
 
 #[test]
 fn every_memory_comes_back_with_every_row_wherever_it_goes() {
-    let places = [
-        config(),
-        MemoryConfig {
-            n_ctx: 300,
-            ..config()
-        },
-        MemoryConfig {
-            streams: Streams::PerSequence,
-            ..config()
-        },
-        MemoryConfig {
-            swa: SwaSize::Full,
-            n_ctx: 50,
-            ..config()
-        },
-        MemoryConfig {
-            n_snapshots: 5,
-            ..config()
-        },
-    ];
+    let more_snapshots = MemoryConfig {
+        n_snapshots: 5,
+        ..config()
+    };
+    let places = [&configs()[..], &[more_snapshots]].concat();
     for (shape, layers) in SHAPES.iter().enumerate() {
         for from in &places {
             let lived_in = lived_in(shape, from);

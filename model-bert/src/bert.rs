@@ -26,22 +26,11 @@ fn layer(
     weights: QkvWeights,
     (hidden, activation): (usize, Activation),
 ) -> EncoderLayer {
-    let HeadSizes {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-    } = heads;
     EncoderLayer {
         attention: AttentionBlock {
-            n_heads,
-            kv_heads,
-            k_dim,
-            v_dim,
-            scale: 1.0 / (k_dim as f32).sqrt(),
             weights,
             bias: QkvBias::All,
-            ..AttentionBlock::default()
+            ..heads.into()
         },
         feed_forward: FeedForwardBlock {
             hidden,

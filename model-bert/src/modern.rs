@@ -43,23 +43,12 @@ fn layer(
     (window, rope): (Window, RopeSpec),
     (hidden, activation): (usize, Activation),
 ) -> EncoderLayer {
-    let HeadSizes {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-    } = heads;
     EncoderLayer {
         attention: AttentionBlock {
-            n_heads,
-            kv_heads,
-            k_dim,
-            v_dim,
-            scale: 1.0 / (k_dim as f32).sqrt(),
             weights: QkvWeights::Fused,
             rope: Some(rope),
             window,
-            ..AttentionBlock::default()
+            ..heads.into()
         },
         feed_forward: FeedForwardBlock {
             hidden,

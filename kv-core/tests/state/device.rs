@@ -73,6 +73,26 @@ pub(crate) fn config() -> MemoryConfig {
     }
 }
 
+/// That, and larger, in streams, and small with all rows of windowed layers.
+pub(crate) fn configs() -> [MemoryConfig; 4] {
+    [
+        config(),
+        MemoryConfig {
+            n_ctx: 300,
+            ..config()
+        },
+        MemoryConfig {
+            streams: Streams::PerSequence,
+            ..config()
+        },
+        MemoryConfig {
+            swa: SwaSize::Full,
+            n_ctx: 50,
+            ..config()
+        },
+    ]
+}
+
 /// Tokens whose ids differ from sequence to sequence.
 pub(crate) fn ids(seq: u32, n: u32) -> Vec<u32> {
     (0..n).map(|i| 100 * seq + i).collect()

@@ -5,12 +5,11 @@ use kv_core::batch::{Batch, PositionRule};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::memory::{
     Division, Memory, MemoryConfig, MemoryInputs, PosChange, RestoreInto, Seqs, ShiftRefused,
-    Streams, SwaSize,
 };
 use kv_core::state::SavedState;
 use kv_core::{CellIdx, GridPos, KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
 
-use super::device::{Device, NEAR, SHAPES, config};
+use super::device::{Device, NEAR, SHAPES, config, configs};
 
 /// A token: its id, its position, and row and column where it is one of an image.
 type Token = (u32, u32, Option<(u32, u32)>);
@@ -119,25 +118,6 @@ fn sees(device: &Device, inputs: &MemoryInputs) -> Vec<Vec<([u32; 3], Vec<u8>)>>
         }
     }
     seen
-}
-
-fn configs() -> [MemoryConfig; 4] {
-    [
-        config(),
-        MemoryConfig {
-            n_ctx: 300,
-            ..config()
-        },
-        MemoryConfig {
-            streams: Streams::PerSequence,
-            ..config()
-        },
-        MemoryConfig {
-            swa: SwaSize::Full,
-            n_ctx: 50,
-            ..config()
-        },
-    ]
 }
 
 #[test]
