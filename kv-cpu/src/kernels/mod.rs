@@ -41,9 +41,9 @@ use crate::activations::{Int8Row, Int8Rows};
 use crate::isa::{Isa, IsaError};
 use crate::output::OutputColumns;
 
+// Quants of weights in the registers of this machine.
 #[cfg(target_arch = "x86_64")]
 use avx2::groups;
-/// Quants of weights in registers.
 #[cfg(target_arch = "aarch64")]
 use neon::groups;
 pub use scan::{Decay, LANES, Lanes, ScanTile};
