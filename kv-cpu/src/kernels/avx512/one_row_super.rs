@@ -274,21 +274,23 @@ fn dot<F: Super<BYTES>, const BYTES: usize>(
     first: usize,
 ) -> (__m512i, __m128i) {
     let beside = Beside::of(head, F::PARTS, acts, first);
-    let wide = _mm512_cvtepi8_epi32(beside.factors);
-    let mut sum = _mm512_setzero_si512();
+    let mut sums = [_mm512_setzero_si512(); 2];
+    let pairs = _mm512_castsi256_si512(_mm256_cvtepi8_epi16(beside.factors));
+    let fours = _mm512_cvtepi8_epi32(beside.factors);
     for i in 0..QUARTERS {
-        let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q[i], a[i]);
-        let i = i as i32;
-        let lanes = if F::PARTS == 1 {
-            let (a, b) = (2 * i, 2 * i + 1);
-            _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b)
+        let sum = &mut sums[i % 2];
+        if F::OFFSET < 64 {
+            // No sum of two products exceeds 2 · 63 · 127.
+            let dots = _mm512_maddubs_epi16(q[i], a[i]);
+            let factor = _mm512_permutexvar_epi16(lanes_of_pairs::<F, BYTES>(i), pairs);
+            *sum = _mm512_dpwssd_epi32(*sum, dots, factor);
         } else {
-            let (a, b, c, d) = (4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3);
-            _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
-        };
-        let factor = _mm512_permutexvar_epi32(lanes, wide);
-        sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(dots, factor));
+            let dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q[i], a[i]);
+            let factor = _mm512_permutexvar_epi32(lanes_of_fours::<F, BYTES>(i), fours);
+            *sum = _mm512_add_epi32(*sum, _mm512_mullo_epi32(dots, factor));
+        }
     }
+    let mut sum = _mm512_add_epi32(sums[0], sums[1]);
     if F::OFFSET != 0 {
         let taken = beside.offsets(F::OFFSET);
         sum = _mm512_sub_epi32(sum, _mm512_zextsi256_si512(taken));
@@ -299,4 +301,24 @@ fn dot<F: Super<BYTES>, const BYTES: usize>(
         _mm_setzero_si128()
     };
     (sum, minima)
+}
+
+/// Which factor belongs to each four columns of register `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lanes_of_fours<F: Super<BYTES>, const BYTES: usize>(i: usize) -> __m512i {
+    let factors: [i32; 16] =
+        std::array::from_fn(|lane| (2 * i * F::PARTS + lane * F::PARTS / 8) as i32);
+    // SAFETY: 64 readable bytes; the load needs no alignment.
+    unsafe { _mm512_loadu_si512(factors.as_ptr().cast()) }
+}
+
+/// Which factor belongs to each two columns of register `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lanes_of_pairs<F: Super<BYTES>, const BYTES: usize>(i: usize) -> __m512i {
+    let factors: [i16; 32] =
+        std::array::from_fn(|lane| (2 * i * F::PARTS + lane * F::PARTS / 16) as i16);
+    // SAFETY: 64 readable bytes; the load needs no alignment.
+    unsafe { _mm512_loadu_si512(factors.as_ptr().cast()) }
 }
