@@ -168,6 +168,7 @@ const ROWS: &[Row] = &[
         &["bamba", "granitemoehybrid"],
     ),
     row("falcon-h1", "Falcon-H1", "none", &["falcon_h1"]),
+    row("rwkv4", "RWKV-4", "none", &["rwkv4/"]),
     Row {
         against: Reference::NumpyAlone,
         tolerance: "2e-6 (vectors)",

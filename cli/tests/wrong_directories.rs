@@ -94,7 +94,7 @@ fn refused(edit: impl FnOnce(&mut Value)) -> String {
 
 #[test]
 fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
-    let cases: [(&str, Value, &str); 12] = [
+    let cases: [(&str, Value, &str); 11] = [
         (
             "hidden_size",
             Value::Null,
@@ -137,11 +137,6 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
         ),
         (
             "architectures",
-            json!(["RwkvForCausalLM"]),
-            "'DIR/config.json': class 'RwkvForCausalLM' is not supported: a layer of RWKV-4 shifts tokens twice",
-        ),
-        (
-            "architectures",
             Value::Null,
             "'DIR/config.json': 'architectures' is missing",
         ),
@@ -168,6 +163,50 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
     assert_eq!(error, wanted);
 }
 
+#[test]
+fn a_class_that_is_declined_is_declined_with_the_reason() {
+    let copy = copy();
+    edit_json(&copy.path().join("config.json"), |config| {
+        config["architectures"] = json!(["ParrotForCausalLM"]);
+    });
+    let mut registry = registry();
+    registry.decline_hf("ParrotForCausalLM", "it repeats itself");
+    let error = HfDirectory::open(copy.path(), &registry).unwrap_err();
+    let error = error.to_string();
+    let wanted = "class 'ParrotForCausalLM' is not supported: it repeats itself";
+    assert!(error.ends_with(wanted), "{error}");
+}
+
+#[test]
+fn tensors_of_rwkv_are_named_by_both_names() {
+    let from = sound().with_file_name("rwkv4");
+    let said = |change: &dyn Fn(&mut Tensors)| {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+        let mut all = tensors(&from.join("model.safetensors"));
+        change(&mut all);
+        write(&dir.path().join("model.safetensors"), &all, Dtype::F32);
+        let error = HfDirectory::open(dir.path(), &registry()).unwrap_err();
+        let path = dir.path().display().to_string();
+        error.to_string().replace(&path, "DIR")
+    };
+    let decay = "rwkv.blocks.1.attention.time_decay";
+    assert_eq!(
+        said(&|all| drop(all.remove(decay))),
+        format!(
+            "'DIR': tensor '{decay} (blk.1.time_mix_decay.weight)' is missing; the model needs it as [64]"
+        )
+    );
+    let short = || (vec![63], vec![0.0; 63]);
+    assert_eq!(
+        said(&|all| drop(all.insert(decay.to_owned(), short()))),
+        format!(
+            "'DIR': tensor '{decay} (blk.1.time_mix_decay.weight)' has shape [63], but the metadata asks \
+             for [64]"
+        )
+    );
+}
+
 /// Keys are read before tensors, so the config is enough.
 #[test]
 fn keys_that_one_class_has_are_named_too() {
@@ -183,6 +222,18 @@ fn keys_that_one_class_has_are_named_too() {
             "ssm_multipliers",
             json!([1, 2, 3, 4]),
             "'ssm_multipliers' is [1,2,3,4], not a list of 5 numbers",
+        ),
+        (
+            "rwkv4",
+            "layer_norm_epsilon",
+            Value::Null,
+            "'layer_norm_epsilon' is missing (a number wanted)",
+        ),
+        (
+            "rwkv4",
+            "attention_hidden_size",
+            json!("wide"),
+            "'attention_hidden_size' is \"wide\", not a whole number of at least 1",
         ),
         (
             "smollm3",

@@ -120,7 +120,7 @@ impl<B: Backend> Engine<B> {
     /// [`EngineError::Config`] before anything is allocated; [`EngineError::Backend`] where the
     /// device has too little memory or cannot store this type.
     pub fn new(
-        backend: B,
+        mut backend: B,
         model: Arc<dyn Model>,
         weights: Arc<dyn WeightSource>,
         config: &EngineConfig,
@@ -130,6 +130,10 @@ impl<B: Backend> Engine<B> {
         let memory = settings.memory()?;
         let rows = backend.allocate(&settings.layout)?;
         let source = weights;
+        let custom_ops = model.custom_ops();
+        if !custom_ops.is_empty() {
+            backend.set_custom_ops(custom_ops)?;
+        }
         let weights = backend.load_weights(Arc::clone(&source))?;
         let mut programs = ProgramCache::new(settings.n_programs);
         // Weights that the backend cannot use are found now, not with the first token.

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kv_core::Causality;
+use kv_core::backend::CustomOps;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Graph, GraphError, GraphShape};
 use kv_core::layers::LayerMap;
@@ -48,6 +49,12 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// What is asked without is for the trained length.
     fn for_context(&self, _n_tokens: usize) -> Option<Arc<dyn Model>> {
         None
+    }
+
+    /// Operations of its graphs that are its own. Whoever loads its weights gives them to the backend
+    /// first, in place of others, where there are any.
+    fn custom_ops(&self) -> CustomOps {
+        CustomOps::new()
     }
 
     /// The computation for a ubatch of this shape. Its one output is the logits,

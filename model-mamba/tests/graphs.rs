@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 7] = [
+const SNAPSHOTS: [&str; 8] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -18,6 +18,7 @@ const SNAPSHOTS: [&str; 7] = [
     "falcon_h1",
     "jamba",
     "granitemoehybrid",
+    "rwkv4",
 ];
 
 #[test]

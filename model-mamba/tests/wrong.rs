@@ -16,6 +16,7 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("jamba", "jamba.expert_used_count", 99),
         ("falcon_h1", "falcon-h1.attention.head_count_kv", 3),
         ("falcon_h1", "falcon-h1.rope.dimension_count", 5),
+        ("rwkv4", "rwkv4.time_mix.inner_size", 0),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -31,6 +32,7 @@ fn missing_keys_are_named() {
         ("jamba", "jamba.feed_forward_length"),
         ("granitemoehybrid", "granitehybrid.block_count"),
         ("falcon_h1", "falcon-h1.embedding_length"),
+        ("rwkv4", "rwkv4.attention.layer_norm_epsilon"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| remove_key(metadata, key), "");
@@ -47,6 +49,8 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("bamba", "blk.2.attn_k.weight"),
         ("falcon_h1", "blk.1.ffn_norm"),
         ("granitemoehybrid", "blk.1.ffn_down_exps.weight"),
+        ("rwkv4", "blk.2.time_mix_decay.weight"),
+        ("rwkv4", "token_embd_norm.bias"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |_| (), tensor);

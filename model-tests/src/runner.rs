@@ -87,7 +87,7 @@ impl<B: Backend> Runner<B> {
 
     /// Another memory than that.
     pub fn with_memory(
-        backend: B,
+        mut backend: B,
         case: &Case,
         setup: &Setup,
         memory: impl FnOnce(&dyn Model) -> AnyMemory,
@@ -95,6 +95,10 @@ impl<B: Backend> Runner<B> {
         let (file, metadata) = case.open();
         let model = case.registry().model(&metadata, &*file).unwrap();
         let memory = memory(&*model);
+        let custom_ops = model.custom_ops();
+        if !custom_ops.is_empty() {
+            backend.set_custom_ops(custom_ops).unwrap();
+        }
         let mut cells = vec![0; model.layers().parts().len()];
         for part in memory.attention_parts() {
             cells[part.config().part.as_usize()] = part.n_cells() as usize;

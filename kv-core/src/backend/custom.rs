@@ -76,6 +76,11 @@ impl CustomOps {
         Self::default()
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The same and `op`, which replaces one of its name.
     #[must_use]
     pub fn with(self, op: impl CustomOp + 'static) -> Self {

@@ -5,12 +5,14 @@ mod hybrid;
 mod hybrid_tensors;
 mod mamba;
 mod mixer_tensors;
+mod rwkv;
 
 use model_core::hf::{HfClass, HfConfig, HfError, Keys};
 
 /// All classes.
 pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
-    mamba::CLASSES.iter().chain(hybrid::CLASSES).copied()
+    let tables = mamba::CLASSES.iter().chain(hybrid::CLASSES);
+    tables.copied().chain([rwkv::CLASS])
 }
 
 fn as_u32(count: usize) -> u32 {

@@ -16,6 +16,9 @@ pub(crate) const fn case(name: &'static str) -> Case {
     }
 }
 
+/// The directories that are tested as such.
+const DIRECTORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cli/tests/data/directories");
+
 /// Every model with a reference of logits.
 pub(crate) const CASES: &[Case] = &[
     case("mamba"),
@@ -40,5 +43,9 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         keys: KeyOrder::Pairs,
         ..case("granitemoehybrid")
+    },
+    Case {
+        folder: DIRECTORIES,
+        ..case("rwkv4")
     },
 ];
