@@ -1,4 +1,5 @@
-//! Greedy text of a model of each kind of memory: windows, and states.
+//! Greedy text of a model of each kind of memory: windows, and states; and of one that brings its own
+//! operations.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -36,4 +37,49 @@ fn greedy_text_is_the_reference_s_for_windows_and_states() {
             }
         }
     }
+}
+
+/// RWKV-4's numbers are tested elsewhere (`directories.rs`); here, that every command knows its operations.
+#[test]
+fn a_model_with_operations_of_its_own_runs_is_planned_and_becomes_a_file() {
+    let directories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories");
+    let made = tempfile::tempdir().unwrap();
+    for (of, file) in [
+        ("rwkv4", "config.json"),
+        ("rwkv4", "model.safetensors"),
+        // Any tokenizer of 512 tokens does.
+        ("mistral_swa8", "tokenizer.json"),
+        ("mistral_swa8", "tokenizer_config.json"),
+    ] {
+        std::fs::copy(directories.join(of).join(file), made.path().join(file)).unwrap();
+    }
+    let path = |name: &str| made.path().join(name).display().to_string();
+    let directory = made.path().display().to_string();
+    let (gguf, state) = (path("model.gguf"), path("text.state"));
+    output(&["convert", &directory, &gguf, "--type", "f32"]);
+    let greedy = ["--temp", "0", "--backend"];
+    let run = |args: &[&str], backend| output(&[&["run"], args, &greedy, &[backend]].concat()).0;
+    let prompt = ["Once upon", "-n", "12", "-m"];
+    let wanted = run(&[&prompt[..], &[&directory]].concat(), "cpu");
+    assert!(wanted.len() > "Once upon\n".len(), "{wanted}");
+    for backend in BACKENDS {
+        for model in [&directory, &gguf] {
+            let text = run(&[&prompt[..], &[model]].concat(), backend);
+            assert_eq!(text, wanted, "{backend}, {model}");
+        }
+    }
+    // Half of the text, and the other half from what was remembered.
+    let half = ["-n", "6", "-m", &directory];
+    let first = run(
+        &[&["Once upon", "--save-state", &state], &half[..]].concat(),
+        "cpu",
+    );
+    let second = run(&[&["--load-state", &state], &half[..]].concat(), "cpu");
+    assert_eq!(format!("{}{second}", first.trim_end_matches('\n')), wanted);
+    // Three blocks, of which each remembers two rows and an average's three.
+    let (plan, _) = output(&["plan", &directory]);
+    assert_eq!(plan.matches("f32 1.50 KiB").count(), 3, "{plan}");
+    assert_eq!(plan.matches("f32 512 bytes").count(), 6, "{plan}");
+    let (inspected, _) = output(&["inspect", &directory]);
+    assert!(inspected.contains("rwkv4: width 64"), "{inspected}");
 }
