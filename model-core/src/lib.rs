@@ -11,6 +11,7 @@ pub mod chat_template;
 pub mod gguf;
 pub mod hf;
 pub mod hyperparameters;
+mod map;
 pub mod model_file;
 pub mod sentence;
 pub mod tokenizer;

@@ -2,18 +2,16 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, File};
 use std::path::Path;
-use std::sync::Arc;
 
 use kv_core::weights::{SharedBytes, Weight, WeightError, WeightSource};
-use memmap2::Mmap;
 
 use super::error::{FormatError, GgufError, SplitError};
 use super::header::Header;
 use super::metadata::Metadata;
 use super::split::{Split, other_parts};
 use super::tensor::{TensorInfo, TensorType};
+use crate::map::{MapError, map_file};
 
 /// A GGUF model: metadata, and weights that are read where they lie.
 ///
@@ -232,28 +230,14 @@ fn in_file(label: &str, source: FormatError) -> GgufError {
 }
 
 fn map(path: &Path) -> Result<SharedBytes, GgufError> {
-    let io = |source| GgufError::Io {
-        path: path.to_owned(),
-        source,
-    };
-    // Asked before opening: opening a pipe would wait for somebody to write into it.
-    let found = fs::metadata(path).map_err(io)?;
-    if !found.is_file() {
-        return Err(GgufError::NotAFile {
+    map_file(path).map_err(|error| match error {
+        MapError::Io(source) => GgufError::Io {
             path: path.to_owned(),
-        });
-    }
-    if found.len() == 0 {
-        return Err(in_file(
-            &format!("'{}'", path.display()),
-            FormatError::Empty,
-        ));
-    }
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: the map is private to this process and never written to. What remains is that
-    // somebody else changes or shortens the file meanwhile, which no reader of a map can prevent
-    // on any of our systems; the type's documentation forbids it. Reads that this crate makes are
-    // of plain bytes, for which every value is valid.
-    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    Ok(SharedBytes::new(Arc::new(map)))
+            source,
+        },
+        MapError::NotAFile => GgufError::NotAFile {
+            path: path.to_owned(),
+        },
+        MapError::Empty => in_file(&format!("'{}'", path.display()), FormatError::Empty),
+    })
 }

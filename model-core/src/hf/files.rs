@@ -4,17 +4,15 @@
 //! header), no name is there twice, and the files hold what the index promises.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use kv_core::block::BlockFormat;
 use kv_core::weights::SharedBytes;
-use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
 use super::{HfConfig, HfError};
+use crate::map::{MapError, map_file};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -121,27 +119,16 @@ fn format(stored: Dtype) -> Result<BlockFormat, String> {
 }
 
 fn map(path: &Path) -> Result<SharedBytes, HfError> {
-    let io = |source| HfError::Io {
-        path: path.to_owned(),
-        source,
-    };
     let wrong = |reason: &str| HfError::Format {
         path: path.to_owned(),
         reason: reason.to_owned(),
     };
-    // Asked before opening: opening a pipe would wait for somebody to write into it.
-    let found = fs::metadata(path).map_err(io)?;
-    if !found.is_file() {
-        return Err(wrong("it is no file"));
-    }
-    if found.len() == 0 {
-        return Err(wrong("it is empty"));
-    }
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: the map is private to this process and never written to. What remains is that
-    // somebody else changes or shortens the file meanwhile, which no reader of a map can prevent;
-    // the documentation of `HfDirectory` forbids it. Reads are of plain bytes, for which every value
-    // is valid.
-    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    Ok(SharedBytes::new(Arc::new(map)))
+    map_file(path).map_err(|error| match error {
+        MapError::Io(source) => HfError::Io {
+            path: path.to_owned(),
+            source,
+        },
+        MapError::NotAFile => wrong("it is no file"),
+        MapError::Empty => wrong("it is empty"),
+    })
 }

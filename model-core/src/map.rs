@@ -1,0 +1,46 @@
+//! [`map_file`]: the bytes of a file, mapped instead of read. Knows no format.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use kv_core::weights::SharedBytes;
+use memmap2::Mmap;
+
+/// Why a file is not mapped. Readers say it in errors of their own.
+#[derive(Debug)]
+pub(crate) enum MapError {
+    /// What the system says.
+    Io(io::Error),
+    /// A directory or a device.
+    NotAFile,
+    /// No bytes, which no system maps.
+    Empty,
+}
+
+impl From<io::Error> for MapError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Maps a file. It must not be changed while its bytes are in use; who hands out such bytes says so in
+/// its documentation.
+pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
+    // Asked before opening: opening a pipe would wait for somebody to write into it.
+    let found = fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(MapError::NotAFile);
+    }
+    if found.len() == 0 {
+        return Err(MapError::Empty);
+    }
+    let file = File::open(path)?;
+    // SAFETY: the map is private to this process and never written to. What remains is that
+    // somebody else changes or shortens the file meanwhile, which no reader of a map can prevent
+    // on any of our systems; the documentation of those who open files forbids it. Reads that this
+    // crate makes are of plain bytes, for which every value is valid.
+    let map = unsafe { Mmap::map(&file) }?;
+    Ok(SharedBytes::new(Arc::new(map)))
+}
