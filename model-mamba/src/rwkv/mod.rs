@@ -5,7 +5,8 @@
 //! own that reads and writes it: the row before, of the time mix and of the channel mix, `[dim]` each, and
 //! the average, `[3 * inner]`. The operations are custom ones that the model brings along. Directories
 //! may name a `rescale_every`: it halves rows between blocks, and weights with them, against overflows of
-//! f16; norms undo it, so it is not computed here, where rows are f32.
+//! f16. Norms undo it, so results are equal up to the norms' eps, and it is not computed here, where rows
+//! are f32.
 
 mod ops;
 mod wkv;
