@@ -1,5 +1,5 @@
 //! Moving keys to other positions, written with reads and writes of rows: the definition of
-//! [`Backend::shift_rows`](super::Backend::shift_rows), right for every element type.
+//! [`Backend::shift_rows`], right for every element type.
 //!
 //! Rows are decoded, rotated and encoded again, so stored types round once more.
 

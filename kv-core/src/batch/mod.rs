@@ -1,6 +1,6 @@
 //! What a caller submits: entries of tokens or embeddings, with sequences and wanted outputs.
 //!
-//! A [`Batch`] only records; [`validate`] checks everything that a caller can get wrong, once, and
+//! A [`Batch`] only records; [`validate()`] checks everything that a caller can get wrong, once, and
 //! gives a [`ValidBatch`] that the rest of the crate trusts. [`SplitPolicy::split`] cuts that into
 //! [`UBatch`]es. Knows nothing of cells.
 //!

@@ -1,7 +1,7 @@
 //! Block formats of weights, and what their bytes mean.
 //!
 //! A row of weights is a sequence of blocks; a block holds a fixed number of values and a fixed
-//! number of bytes. [`dequantize`] is the specification that every faster kernel is tested
+//! number of bytes. [`dequantize()`] is the specification that every faster kernel is tested
 //! against. Layouts: the GGUF specification and the `ggml` quantisation types it names.
 
 mod blocks32;

@@ -35,7 +35,7 @@ enum CutOut {
     Nothing,
     /// `\p{N}`: every digit alone.
     Digits,
-    /// `[\p{P}\$\+<=>\^~\|`]+`, and behind the pattern `[0-9][0-9][0-9]`, out of its words (Falcon).
+    /// ``[\p{P}\$\+<=>\^~\|`]+``, and behind the pattern `[0-9][0-9][0-9]`, out of its words (Falcon).
     Punctuation,
 }
 
