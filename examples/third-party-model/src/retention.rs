@@ -46,19 +46,17 @@ impl CustomOp for Retention {
 
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
         let n = n_heads(node.spec)?;
-        let &[q, k, v] = node.widths else {
-            return Err(format!(
-                "wants q, k and v, got {} operands",
-                node.widths.len()
-            ));
-        };
-        let fits = q == k && v == node.width && q % n == 0 && v % n == 0;
-        match fits && node.n_state == q * v / n {
-            true => Ok(()),
-            false => Err(format!(
-                "q, k, v of {q}, {k}, {v} values for {n} heads to {}, with a state of {}",
-                node.width, node.n_state
-            )),
+        match *node.widths {
+            [q, k, v]
+                if q == k
+                    && v == node.width
+                    && q % n == 0
+                    && v % n == 0
+                    && node.n_state == q * v / n =>
+            {
+                Ok(())
+            }
+            _ => Err(node.refusal(&format!("q and k, and v to as many, all of {n} heads"))),
         }
     }
 
@@ -69,9 +67,7 @@ impl CustomOp for Retention {
         out: &mut [f32],
     ) -> Result<(), String> {
         let n_heads = n_heads(rows.spec)?;
-        let &[q, k, v] = rows.operands else {
-            return Err(format!("{} operands", rows.operands.len()));
-        };
+        let [q, k, v] = rows.all_operands()?;
         let per_head = rows.n_rows * n_heads;
         let (k_dim, v_dim) = (q.len() / per_head, v.len() / per_head);
         let heads = q.chunks_exact(k_dim).zip(k.chunks_exact(k_dim));

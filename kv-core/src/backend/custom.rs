@@ -66,6 +66,38 @@ pub struct CustomRows<'a> {
     pub weights: &'a [Arc<[f32]>],
 }
 
+impl CustomShape<'_> {
+    /// What [`CustomOp::check`] can say of a node: its sizes, and the ones that are wanted, in words.
+    pub fn refusal(&self, wanted: &str) -> String {
+        format!(
+            "operands of {:?} values to {}, with weights {:?} and a state of {}; wanted: {wanted}",
+            self.widths, self.width, self.weights, self.n_state
+        )
+    }
+}
+
+impl<'a> CustomRows<'a> {
+    /// The operands of an operation that has `N`.
+    ///
+    /// # Errors
+    /// That there is another number, which [`CustomOp::check`] let pass.
+    pub fn all_operands<const N: usize>(&self) -> Result<[&'a [f32]; N], String> {
+        let n = self.operands.len();
+        let all = self.operands.try_into();
+        all.map_err(|_| format!("{n} operands, not {N}"))
+    }
+
+    /// The weights of an operation that has `N`.
+    ///
+    /// # Errors
+    /// That there is another number, which [`CustomOp::check`] let pass.
+    pub fn all_weights<const N: usize>(&self) -> Result<&'a [Arc<[f32]>; N], String> {
+        let n = self.weights.len();
+        let all = self.weights.try_into();
+        all.map_err(|_| format!("{n} weights, not {N}"))
+    }
+}
+
 /// Implementations by name. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct CustomOps(Arc<HashMap<String, Arc<dyn CustomOp>>>);

@@ -32,21 +32,18 @@ impl CustomOp for Shift {
     }
 
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
-        let &[dim] = node.widths else {
-            return Err(format!("wants x, got {} operands", node.widths.len()));
-        };
         let shares = node.weights;
-        let fits = dim > 0
-            && !shares.is_empty()
-            && shares.iter().all(|shape| **shape == [dim])
-            && node.width == shares.len() * dim
-            && node.n_state == dim;
-        match fits {
-            true => Ok(()),
-            false => Err(format!(
-                "rows of {dim} values with shares {shares:?} to {}, with a state of {}",
-                node.width, node.n_state
-            )),
+        match *node.widths {
+            [dim]
+                if dim > 0
+                    && !shares.is_empty()
+                    && shares.iter().all(|shape| **shape == [dim])
+                    && node.width == shares.len() * dim
+                    && node.n_state == dim =>
+            {
+                Ok(())
+            }
+            _ => Err(node.refusal("x, shares and a state as wide, to a row for each share")),
         }
     }
 
@@ -56,9 +53,7 @@ impl CustomOp for Shift {
         before: &mut [f32],
         out: &mut [f32],
     ) -> Result<(), String> {
-        let &[x] = rows.operands else {
-            return Err(format!("{} operands", rows.operands.len()));
-        };
+        let [x] = rows.all_operands()?;
         let dim = before.len();
         let width = dim * rows.weights.len();
         for (x, out) in x.chunks_exact(dim).zip(out.chunks_exact_mut(width)) {
@@ -90,17 +85,12 @@ impl CustomOp for Gate {
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
         match *node.widths {
             [gate, x] if gate == x && x == node.width => Ok(()),
-            _ => Err(format!(
-                "operands of {:?} values to {}; a gate and as many values are wanted",
-                node.widths, node.width
-            )),
+            _ => Err(node.refusal("a gate and as many values, to as many")),
         }
     }
 
     fn rows(&self, rows: &CustomRows<'_>, _: &mut [f32], out: &mut [f32]) -> Result<(), String> {
-        let &[gate, x] = rows.operands else {
-            return Err(format!("{} operands", rows.operands.len()));
-        };
+        let [gate, x] = rows.all_operands()?;
         for (y, (gate, x)) in out.iter_mut().zip(gate.iter().zip(x)) {
             *y = x / (1.0 + (-gate).exp());
         }
@@ -124,17 +114,12 @@ impl CustomOp for SquaredRelu {
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
         match *node.widths {
             [x] if x == node.width => Ok(()),
-            _ => Err(format!(
-                "operands of {:?} values to {}; one operand as wide as the result is wanted",
-                node.widths, node.width
-            )),
+            _ => Err(node.refusal("one operand, to as many values")),
         }
     }
 
     fn rows(&self, rows: &CustomRows<'_>, _: &mut [f32], out: &mut [f32]) -> Result<(), String> {
-        let &[x] = rows.operands else {
-            return Err(format!("{} operands", rows.operands.len()));
-        };
+        let [x] = rows.all_operands()?;
         for (y, x) in out.iter_mut().zip(x) {
             // A value that is no number stays none.
             *y = if *x < 0.0 { 0.0 } else { x * x };

@@ -23,20 +23,16 @@ impl CustomOp for Wkv {
     }
 
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
-        let (&[k, v], &[decay, first]) = (node.widths, node.weights) else {
-            return Err(format!(
-                "wants k and v, decay and first; got {} operands and {} weights",
-                node.widths.len(),
-                node.weights.len()
-            ));
-        };
-        let vectors = *decay == [k] && *first == [k];
-        match k > 0 && k == v && k == node.width && vectors && node.n_state == 3 * k {
-            true => Ok(()),
-            false => Err(format!(
-                "k and v of {k} and {v} values, decay {decay:?} and first {first:?} to {}, with a state of {}",
-                node.width, node.n_state
-            )),
+        match (node.widths, node.weights) {
+            (&[k, v], &[&[decay], &[first]])
+                if k > 0 && [v, decay, first, node.width] == [k; 4] && node.n_state == 3 * k =>
+            {
+                Ok(())
+            }
+            _ => {
+                Err(node
+                    .refusal("k and v, decay and first, all as wide, and a state of thrice that"))
+            }
         }
     }
 
@@ -46,10 +42,8 @@ impl CustomOp for Wkv {
         state: &mut [f32],
         out: &mut [f32],
     ) -> Result<(), String> {
-        let (&[k, v], [decay, first]) = (rows.operands, rows.weights) else {
-            let (n, n_weights) = (rows.operands.len(), rows.weights.len());
-            return Err(format!("{n} operands and {n_weights} weights"));
-        };
+        let [k, v] = rows.all_operands()?;
+        let [decay, first] = rows.all_weights()?;
         let width = state.len() / 3;
         let (sums, max) = state.split_at_mut(2 * width);
         let (numerator, denominator) = sums.split_at_mut(width);
