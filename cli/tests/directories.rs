@@ -25,6 +25,8 @@ use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufFile;
 use model_core::hf::{HfDirectory, HfError, HfTranslation};
+use safetensors::tensor::TensorView;
+use serde_json::{Map, Value};
 
 /// Largest difference from the reference that f32 arithmetic in another order may make.
 const TOLERANCE: f32 = 2e-4;
@@ -264,6 +266,59 @@ fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
     let error = within.fingerprint().check(beyond.fingerprint());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("rope_factors_long.weight"), "{error}");
+}
+
+/// What a directory says of a key (`{architecture}.{key}`), whose config is that of a fixture, changed.
+fn translated(name: &str, change: impl FnOnce(&mut Map<String, Value>), key: &str) -> Option<f32> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories");
+    let text = std::fs::read(folder.join(name).join("config.json")).unwrap();
+    let mut config: Map<String, Value> = serde_json::from_slice(&text).unwrap();
+    change(&mut config);
+    // Keys do not depend on tensors: there are none, and none is missed.
+    config.insert("tie_word_embeddings".to_owned(), true.into());
+    let none = safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), None).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("model.safetensors"), none).unwrap();
+    let config = Value::Object(config).to_string();
+    std::fs::write(directory.path().join("config.json"), config).unwrap();
+    let translated = HfTranslation::open(directory.path(), &registry()).unwrap();
+    let metadata = translated.metadata();
+    let architecture: &str = metadata.get("general.architecture").unwrap();
+    let key = format!("{architecture}.{key}");
+    let count = metadata.get::<u32>(&key).map(|n| n as f32);
+    count.or_else(|_| metadata.get(&key)).ok()
+}
+
+/// Fixture, key, the key of metadata that it becomes; what that is where the key is left out, as
+/// transformers has it, and where it is `null`.
+const LEFT_OUT: &str = "
+    gemma2_swa8     query_pre_attn_scalar    attention.scale           0.0625   none
+    gemma2_swa8     attn_logit_softcapping   attn_logit_softcapping    50       none
+    gemma2_swa8     final_logit_softcapping  final_logit_softcapping   30       none
+    gemma3_iswa8    query_pre_attn_scalar    attention.scale           0.0625   none
+    gemma3_iswa8    attn_logit_softcapping   attn_logit_softcapping    none     none
+    gemma3_iswa8    rope_parameters          rope.freq_base            1000000  1000000
+    gemma3_iswa8    rope_parameters          rope.freq_base_swa        10000    10000
+    mistral_swa8    sliding_window           attention.sliding_window  4096     none
+    mixtral         sliding_window           attention.sliding_window  none     none
+    mixtral         rope_parameters          rope.freq_base            1000000  1000000
+    smollm3         rope_theta               rope.freq_base            2000000  10000
+    llama4_chunk16  rope_parameters          rope.freq_base            500000   500000
+    falcon_mamba    mixer_rms_eps            ssm.dt_b_c_rms_epsilon    1e-6     1e-6
+";
+
+#[test]
+fn keys_that_are_left_out_are_those_of_transformers() {
+    for line in LEFT_OUT.trim().lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[name, key, to, left_out, null] = &words[..] else {
+            panic!("{line}");
+        };
+        let found = translated(name, |config| drop(config.remove(key)), to);
+        assert_eq!(found, left_out.parse().ok(), "{line}");
+        let is_null = |config: &mut Map<String, Value>| config[key] = Value::Null;
+        assert_eq!(translated(name, is_null, to), null.parse().ok(), "{line}");
+    }
 }
 
 /// Keys that a directory need not have as the GGUF file has them.

@@ -242,6 +242,12 @@ fn keys_that_one_class_has_are_named_too() {
             "'no_rope_layers.3' is 1, not 0 for every fourth layer and 1 for the others",
         ),
         (
+            "qwen3_moe",
+            "norm_topk_prob",
+            Value::Null,
+            "'norm_topk_prob' is absent, not true",
+        ),
+        (
             "starcoder2",
             "hidden_act",
             json!("silu"),

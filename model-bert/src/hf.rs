@@ -48,6 +48,7 @@ const BERT: HfClass = HfClass {
         "pooler.dense.weight",
         "pooler.dense.bias",
     ],
+    ..HfClass::EMPTY
 };
 
 const BERT_KEYS: &[Key] = &[
@@ -168,7 +169,7 @@ const MODERN_BERT: HfClass = HfClass {
     architecture: "modern-bert",
     keys: &[DECODER_KEYS, MODERN_KEYS],
     tensors: &[MODERN_TENSORS],
-    unused: &[],
+    ..HfClass::EMPTY
 };
 
 const MODERN_KEYS: &[Key] = &[

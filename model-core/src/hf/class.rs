@@ -17,6 +17,21 @@ pub struct HfClass {
     pub tensors: &'static [&'static [TensorRule]],
     /// Beginnings or ends of names of tensors that hold nothing a model needs.
     pub unused: &'static [&'static str],
+    /// What transformers takes for a key that is not there, where a reader would refuse that or take
+    /// something else. A key that is `null` is there.
+    pub defaults: &'static [(&'static str, u32)],
+}
+
+impl HfClass {
+    /// A class without anything, for those to begin with that have little.
+    pub const EMPTY: Self = Self {
+        name: "",
+        architecture: "",
+        keys: &[],
+        tensors: &[],
+        unused: &[],
+        defaults: &[],
+    };
 }
 
 /// What becomes of one key of `config.json`. `to` is without the architecture's name before it.
@@ -79,6 +94,8 @@ pub enum Expected {
     Text(&'static [&'static str]),
     /// This truth value.
     Flag(bool),
+    /// This truth value, which has to be there: transformers takes the other one where it is not.
+    StatedFlag(bool),
 }
 
 impl Key {
@@ -117,6 +134,10 @@ impl Expected {
             Self::Flag(wanted) => match config.optional_flag(key)? {
                 Some(flag) if flag != wanted => Err(config.wrong(key, wanted.to_string())),
                 _ => Ok(()),
+            },
+            Self::StatedFlag(wanted) => match config.optional_flag(key)? {
+                Some(flag) if flag == wanted => Ok(()),
+                _ => Err(config.wrong(key, wanted.to_string())),
             },
         }
     }

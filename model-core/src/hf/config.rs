@@ -56,6 +56,15 @@ impl HfConfig {
         Self { file, root }
     }
 
+    /// The same, with values for keys that it does not have. A key that is `null` stays so.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Self {
+        for &(key, value) in defaults {
+            self.root.entry(key).or_insert_with(|| value.into());
+        }
+        self
+    }
+
     /// What errors call the file.
     pub fn file(&self) -> &str {
         &self.file
@@ -224,6 +233,16 @@ mod tests {
         assert_eq!(config.number("a").unwrap(), f64::INFINITY);
         assert!(config.optional_numbers("b").unwrap().unwrap()[1].is_nan());
         assert_eq!(config.count("c.d").unwrap(), 3);
+    }
+
+    #[test]
+    fn defaults_are_for_keys_that_are_not_there_and_null_is_there() {
+        let config = config(r#"{"own": 8, "none": null}"#);
+        let config = config.with_defaults(&[("own", 1), ("none", 2), ("absent", 3)]);
+        assert_eq!(config.count("own").unwrap(), 8);
+        assert_eq!(config.optional_count("none").unwrap(), None);
+        assert_eq!(config.number("absent").unwrap(), 3.0);
+        assert_eq!(config.count("absent").unwrap(), 3);
     }
 
     #[test]

@@ -44,6 +44,7 @@ impl HfTranslation {
         let class = registry
             .hf_class(class)
             .ok_or_else(|| unsupported(&config, class, registry))?;
+        let config = config.with_defaults(class.defaults);
         let mut keys = Keys::new(class.architecture);
         keys.set_whole("general.architecture", class.architecture);
         keys.set_whole("general.type", "model");

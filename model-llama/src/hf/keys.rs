@@ -28,7 +28,7 @@ pub(super) const QWEN3_MOE_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "norm_topk_prob",
-        is: Expected::Flag(true),
+        is: Expected::StatedFlag(true),
     },
 ];
 
@@ -145,12 +145,14 @@ pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), H
     windows_by_layer(config, keys, pattern)
 }
 
-/// Windowed layers have a base of their own: in newer files among `rope_parameters`.
+/// Windowed layers have a base of their own: in newer files among `rope_parameters`, which come first.
 pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     RopeSettings::read(config, Some("full_attention"))?.write(config, keys)?;
-    let local = match config.optional_number("rope_local_base_freq")? {
-        Some(base) => base,
-        None => RopeSettings::read(config, Some("sliding_attention"))?.theta,
+    let windowed = "sliding_attention";
+    let own = config.value(&format!("rope_parameters.{windowed}.rope_theta"));
+    let local = match own {
+        Some(_) => RopeSettings::read(config, Some(windowed))?.theta,
+        None => config.number("rope_local_base_freq")?,
     };
     keys.set("rope.freq_base_swa", local as f32);
     Ok(())

@@ -35,6 +35,7 @@ const LLAMA: HfClass = HfClass {
         GATED_TENSORS,
     ],
     unused: UNUSED,
+    ..HfClass::EMPTY
 };
 
 /// All classes.
@@ -48,6 +49,7 @@ pub(crate) const CLASSES: &[HfClass] = &[
             ROPE_KEYS,
             &[SILU, Key::With(window_of_all)],
         ],
+        defaults: &[("sliding_window", 4096)],
         ..LLAMA
     },
     HfClass {
@@ -66,12 +68,14 @@ pub(crate) const CLASSES: &[HfClass] = &[
             NORM_BEFORE_FFN,
             MIXTRAL_TENSORS,
         ],
+        defaults: &[("rope_theta", 1_000_000)],
         ..LLAMA
     },
     QWEN2,
     HfClass {
         name: "Qwen3ForCausalLM",
         architecture: "qwen3",
+        defaults: &[("head_dim", 128)],
         ..QWEN2
     },
     HfClass {
@@ -93,43 +97,10 @@ pub(crate) const CLASSES: &[HfClass] = &[
             QWEN3_MOE_ROUTER,
             QWEN3_MOE_EXPERTS,
         ],
-        unused: UNUSED,
+        ..LLAMA
     },
-    HfClass {
-        name: "Gemma2ForCausalLM",
-        architecture: "gemma2",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            ROPE_KEYS,
-            GEMMA_KEYS,
-            &[Key::With(alternating_windows)],
-        ],
-        tensors: &[
-            GEMMA_EMBEDDING,
-            GEMMA_NORMS,
-            ATTENTION_TENSORS,
-            GATED_TENSORS,
-        ],
-        unused: UNUSED,
-    },
-    HfClass {
-        name: "Gemma3ForCausalLM",
-        architecture: "gemma3",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            GEMMA_KEYS,
-            &[Key::With(gemma3_windows), Key::With(gemma3_rope)],
-        ],
-        tensors: &[
-            GEMMA_EMBEDDING,
-            GEMMA_NORMS,
-            ATTENTION_TENSORS,
-            GATED_TENSORS,
-        ],
-        unused: UNUSED,
-    },
+    GEMMA2,
+    GEMMA3,
     HfClass {
         name: "Phi3ForCausalLM",
         architecture: "phi3",
@@ -140,7 +111,8 @@ pub(crate) const CLASSES: &[HfClass] = &[
             &[SILU, Key::With(phi3_window)],
         ],
         tensors: &[EMBEDDING_TENSORS, INPUT_NORM, NORM_BEFORE_FFN, PHI3_TENSORS],
-        unused: UNUSED,
+        defaults: &[("original_max_position_embeddings", 4096)],
+        ..LLAMA
     },
     HfClass {
         name: "Cohere2ForCausalLM",
@@ -153,7 +125,8 @@ pub(crate) const CLASSES: &[HfClass] = &[
             ATTENTION_VECTORS,
             GATED_TENSORS,
         ],
-        unused: UNUSED,
+        defaults: &[("sliding_window", 4096)],
+        ..LLAMA
     },
     HfClass {
         name: "GptOssForCausalLM",
@@ -167,7 +140,7 @@ pub(crate) const CLASSES: &[HfClass] = &[
             GPT_OSS_NORM,
             GPT_OSS_EXPERTS,
         ],
-        unused: UNUSED,
+        ..LLAMA
     },
     HfClass {
         name: "Llama4ForCausalLM",
@@ -182,7 +155,8 @@ pub(crate) const CLASSES: &[HfClass] = &[
             LLAMA4_DENSE,
             LLAMA4_EXPERTS,
         ],
-        unused: UNUSED,
+        defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
+        ..LLAMA
     },
     GRANITE,
     SMOLLM3,
@@ -203,13 +177,58 @@ const SMOLLM3: HfClass = HfClass {
     name: "SmolLM3ForCausalLM",
     architecture: "smollm3",
     keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, SMOLLM3_KEYS],
+    defaults: &[("rope_theta", 2_000_000)],
     ..LLAMA
+};
+
+const GEMMA2: HfClass = HfClass {
+    name: "Gemma2ForCausalLM",
+    architecture: "gemma2",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        GEMMA_KEYS,
+        &[Key::With(alternating_windows)],
+    ],
+    tensors: &[
+        GEMMA_EMBEDDING,
+        GEMMA_NORMS,
+        ATTENTION_TENSORS,
+        GATED_TENSORS,
+    ],
+    defaults: &[
+        ("head_dim", 256),
+        ("query_pre_attn_scalar", 256),
+        ("sliding_window", 4096),
+        ("attn_logit_softcapping", 50),
+        ("final_logit_softcapping", 30),
+    ],
+    ..LLAMA
+};
+
+const GEMMA3: HfClass = HfClass {
+    name: "Gemma3ForCausalLM",
+    architecture: "gemma3",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        GEMMA_KEYS,
+        &[Key::With(gemma3_windows), Key::With(gemma3_rope)],
+    ],
+    defaults: &[
+        ("head_dim", 256),
+        ("query_pre_attn_scalar", 256),
+        ("sliding_window", 4096),
+        ("rope_theta", 1_000_000),
+        ("rope_local_base_freq", 10_000),
+    ],
+    ..GEMMA2
 };
 
 const OLMO2: HfClass = HfClass {
     name: "Olmo2ForCausalLM",
     architecture: "olmo2",
-    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, &[SILU]],
     tensors: &[
         EMBEDDING_TENSORS,
         OLMO2_NORMS,
@@ -217,7 +236,7 @@ const OLMO2: HfClass = HfClass {
         ATTENTION_VECTORS,
         GATED_TENSORS,
     ],
-    unused: UNUSED,
+    ..LLAMA
 };
 
 const STARCODER2: HfClass = HfClass {
@@ -233,7 +252,7 @@ const STARCODER2: HfClass = HfClass {
         STARCODER2_NORM_BIASES,
         STARCODER2_FEED_FORWARD,
     ],
-    unused: UNUSED,
+    ..LLAMA
 };
 
 const QWEN2: HfClass = HfClass {
@@ -253,5 +272,5 @@ const QWEN2: HfClass = HfClass {
         NORM_BEFORE_FFN,
         GATED_TENSORS,
     ],
-    unused: UNUSED,
+    ..LLAMA
 };

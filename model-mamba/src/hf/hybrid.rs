@@ -86,7 +86,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             JAMBA_ROUTER,
             JAMBA_EXPERTS,
         ],
-        unused: &[],
+        ..HfClass::EMPTY
     },
     HfClass {
         name: "BambaForCausalLM",
@@ -113,7 +113,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             MAMBA2_NORM,
             PAIRED_ATTENTION,
         ],
-        unused: &[],
+        ..HfClass::EMPTY
     },
     HfClass {
         name: "GraniteMoeHybridForCausalLM",
@@ -131,7 +131,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             MAMBA2_NORM,
             PAIRED_ATTENTION,
         ],
-        unused: &[],
+        ..HfClass::EMPTY
     },
     HfClass {
         name: "FalconH1ForCausalLM",
@@ -154,7 +154,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                 },
                 Key::Only {
                     from: "mamba_norm_before_gate",
-                    is: Expected::Flag(false),
+                    is: Expected::StatedFlag(false),
                 },
                 Key::With(falcon_heads),
                 Key::With(falcon_factors),
@@ -168,7 +168,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             MAMBA2_TENSORS,
             MAMBA2_NORM,
         ],
-        unused: &[],
+        ..HfClass::EMPTY
     },
 ];
 

@@ -45,7 +45,7 @@ const FIRST: HfClass = HfClass {
         CONV_TENSORS,
         MAMBA1_TENSORS,
     ],
-    unused: &[],
+    ..HfClass::EMPTY
 };
 
 const COMMON_KEYS: &[Key] = &[
@@ -127,7 +127,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             MAMBA2_TENSORS,
             MAMBA2_NORM,
         ],
-        unused: &[],
+        ..FIRST
     },
 ];
 
@@ -149,12 +149,11 @@ fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     Ok(())
 }
 
-/// Falcon Mamba norms time steps, B and C, with an `eps` of its own.
+/// Falcon Mamba norms time steps, B and C, with an `eps` of its own, which transformers knows.
 fn falcon_norms(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     keys.set("ssm.dt_b_c_rms", true);
-    if let Some(eps) = config.optional_number("mixer_rms_eps")? {
-        keys.set("ssm.dt_b_c_rms_epsilon", eps as f32);
-    }
+    let eps = config.optional_number("mixer_rms_eps")?.unwrap_or(1e-6);
+    keys.set("ssm.dt_b_c_rms_epsilon", eps as f32);
     Ok(())
 }
 

@@ -87,7 +87,7 @@ pub(super) const CLASS: HfClass = HfClass {
         TIME_MIX_TENSORS,
         CHANNEL_MIX_TENSORS,
     ],
-    unused: &[],
+    ..HfClass::EMPTY
 };
 
 /// Widths that configs leave to the library: that of the rows, and four times that.
