@@ -253,9 +253,10 @@ pub(crate) struct SessionArgs {
 /// `cellar run`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The prompt is the argument, the file of -f, or what comes through a pipe; one line break at its end
-is dropped. Without any of them, the model in the binary tells a story. The prompt is printed before
-its continuation; the answer to a message (--chat) is printed alone.
+The prompt is the argument, with or without -p, the file of -f, or what comes through a pipe; of the
+last two, one line break at the end is dropped. Without any of them, the model in the binary tells a
+story. The prompt is printed before its continuation; the answer to a message (--chat) is printed
+alone.
 
 Examples:
   cellar run \"Once upon a time\" --temp 0
@@ -275,9 +276,17 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Text to continue, or the message to answer
-    pub(crate) prompt: Option<String>,
+    prompt: Option<String>,
+    /// The prompt, as an option
+    #[arg(
+        short,
+        long = "prompt",
+        value_name = "PROMPT",
+        conflicts_with = "prompt"
+    )]
+    prompt_option: Option<String>,
     /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_option"])]
     pub(crate) file: Option<PathBuf>,
     /// Most tokens to generate [default: 256; with --chat as many as the context holds]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
@@ -310,6 +319,13 @@ pub(crate) struct RunArgs {
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
+}
+
+impl RunArgs {
+    /// The prompt on the command line, with -p or without.
+    pub(crate) fn prompt(&self) -> Option<&str> {
+        self.prompt.as_deref().or(self.prompt_option.as_deref())
+    }
 }
 
 /// `cellar inspect`

@@ -53,6 +53,10 @@ fn a_prompt_comes_from_argument_file_or_pipe() {
     std::fs::write(&file, "One day\n").unwrap();
     let file = file.to_str().unwrap();
     let wanted = output(&["run", "One day", "--temp", "0", "-n", "5"]).0;
+    for option in ["-p", "--prompt"] {
+        let args = ["run", option, "One day", "--temp", "0", "-n", "5"];
+        assert_eq!(output(&args).0, wanted, "{option}");
+    }
     assert_eq!(
         output(&["run", "-f", file, "--temp", "0", "-n", "5"]).0,
         wanted

@@ -145,6 +145,16 @@ fn prompts_that_cannot_be() {
     let (code, message) = failure(&["run", "-m", model]);
     assert_eq!(code, 2);
     assert!(message.starts_with("no prompt"), "{message}");
+    for second in [["-p", "One day"], ["-f", "prompt.txt"]] {
+        let args = [&["run"], &second[..], &["Hi"]].concat();
+        let (code, message) = failure(&args);
+        assert_eq!(code, 2, "{args:?}: {message}");
+        let wanted = "cannot be used with '[PROMPT]'";
+        assert!(message.contains(wanted), "{args:?}: {message}");
+    }
+    let (code, message) = failure(&["run", "-p", "Hi", "-f", "prompt.txt"]);
+    assert_eq!(code, 2);
+    assert!(message.contains("cannot be used with"), "{message}");
     let (code, message) = failure(&["run", "", "--no-bos"]);
     assert_eq!((code, message.as_str()), (1, "the prompt has no tokens"));
     let (code, message) = failure(&["run", "Hi", "--chat"]);

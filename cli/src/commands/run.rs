@@ -214,8 +214,8 @@ fn tokens_so_far(
 
 /// The prompt as it was given, or the story's beginning.
 fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
-    let given = resolve::text(args.prompt.as_deref(), args.file.as_deref())?;
-    let given = match args.prompt {
+    let given = resolve::text(args.prompt(), args.file.as_deref())?;
+    let given = match args.prompt() {
         Some(_) => given,
         None => given.map(resolve::without_last_line_break),
     };
