@@ -7,26 +7,28 @@ use proptest::prelude::*;
 use crate::oracle::batches::{RelativeRange, entries, seq};
 use crate::saves::{Device, restore_into};
 
-/// The ubatch that fails, if one does, and what that leaves behind.
-pub(crate) type Failure = Option<(usize, RowsWritten)>;
+/// How a batch is computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt {
+    pub(crate) n_ubatch: u32,
+    /// The ubatch that fails, if one does, and what that leaves behind.
+    pub(crate) failure: Option<(usize, RowsWritten)>,
+}
+
+/// Tokens of an image, all at one position: so many behind the last one, or that of the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct Image {
+    pub(crate) seq: SeqId,
+    pub(crate) ahead: u32,
+    /// Rows and columns, counted from the position.
+    pub(crate) grid: Vec<(u32, u32)>,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     /// Sequence sets as bits; `true` repeats the position of the entry before.
-    Batch {
-        entries: Vec<(u32, bool)>,
-        n_ubatch: u32,
-        failure: Failure,
-    },
-    /// Tokens of an image, all at one position: so many behind the last one, or that of the last one.
-    /// Rows and columns are counted from the position.
-    Image {
-        seq: SeqId,
-        ahead: u32,
-        grid: Vec<(u32, u32)>,
-        n_ubatch: u32,
-        failure: Failure,
-    },
+    Batch(Vec<(u32, bool)>, Attempt),
+    Image(Image, Attempt),
     Remove {
         seqs: Seqs,
         range: RelativeRange,
@@ -80,32 +82,23 @@ fn change() -> impl Strategy<Value = PosChange> {
     ]
 }
 
-fn failure() -> impl Strategy<Value = Failure> {
+fn attempt() -> impl Strategy<Value = Attempt> {
     let rows = prop_oneof![Just(RowsWritten::No), Just(RowsWritten::Perhaps)];
-    prop::option::weighted(0.3, (0usize..4, rows))
+    let failure = prop::option::weighted(0.3, (0usize..4, rows));
+    (1u32..8, failure).prop_map(|(n_ubatch, failure)| Attempt { n_ubatch, failure })
 }
 
-fn image() -> impl Strategy<Value = Op> {
+fn image() -> impl Strategy<Value = Image> {
     let grid = prop::collection::vec((0u32..4, 0u32..4), 1..8);
-    (seq(), 0u32..4, grid, 1u32..8, failure()).prop_map(|(seq, ahead, grid, n_ubatch, failure)| {
-        Op::Image {
-            seq,
-            ahead,
-            grid,
-            n_ubatch,
-            failure,
-        }
-    })
+    (seq(), 0u32..4, grid).prop_map(|(seq, ahead, grid)| Image { seq, ahead, grid })
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let failure = failure();
     let device = prop_oneof![4 => Just(Device::Works), 1 => Just(Device::Fails)];
     let saved_seqs = prop_oneof![1 => seq().prop_map(Seqs::One), 2 => Just(Seqs::All)];
     let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
     prop_oneof![
-        10 => (entries(4), 1u32..8, failure)
-            .prop_map(|(entries, n_ubatch, failure)| Op::Batch { entries, n_ubatch, failure }),
+        10 => (entries(4), attempt()).prop_map(|(entries, attempt)| Op::Batch(entries, attempt)),
         3 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove { seqs, range }),
         3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy { from, to, range }),
         4 => (seq(), range(), change())
@@ -125,5 +118,6 @@ pub(crate) fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 /// The same among tokens of images.
 pub(crate) fn ops_with_images() -> impl Strategy<Value = Vec<Op>> {
-    prop::collection::vec(prop_oneof![4 => op(), 1 => image()], 1..40)
+    let image = (image(), attempt()).prop_map(|(image, attempt)| Op::Image(image, attempt));
+    prop::collection::vec(prop_oneof![4 => op(), 1 => image], 1..40)
 }

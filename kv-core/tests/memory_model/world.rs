@@ -15,7 +15,7 @@ use kv_core::{
 
 use crate::attention::RealRows;
 use crate::memories::Attention;
-use crate::ops::{Failure, Op};
+use crate::ops::{Attempt, Image, Op};
 use crate::oracle::batches::{N_SEQS, RULES, batch};
 use crate::oracle::states::StateRows;
 use crate::saves::Saved;
@@ -128,25 +128,12 @@ impl<M: Attention> World<M> {
 
     pub(crate) fn apply(&mut self, op: &Op) {
         match op {
-            Op::Batch {
-                entries,
-                n_ubatch,
-                failure,
-            } => {
+            Op::Batch(entries, attempt) => {
                 if let Some(batch) = self.valid_batch(entries) {
-                    self.batch(&batch, *n_ubatch, *failure);
+                    self.batch(&batch, *attempt);
                 }
             }
-            Op::Image {
-                seq,
-                ahead,
-                grid,
-                n_ubatch,
-                failure,
-            } => {
-                let batch = self.image(*seq, *ahead, grid);
-                self.batch(&batch, *n_ubatch, *failure);
-            }
+            Op::Image(image, attempt) => self.batch(&self.image(image), *attempt),
             Op::Remove { seqs, range } => self.remove(*seqs, *range),
             Op::Copy { from, to, range } => self.copy(*from, *to, *range),
             Op::Reposition { seq, range, change } => {
@@ -172,7 +159,7 @@ impl<M: Attention> World<M> {
         }
     }
 
-    fn batch(&mut self, batch: &ValidBatch, n_ubatch: u32, failure: Failure) {
+    fn batch(&mut self, batch: &ValidBatch, Attempt { n_ubatch, failure }: Attempt) {
         let before = self.memory.clone();
         if let Ok(plan) = self.memory.plan(batch, n_ubatch) {
             self.undo_exactly(&plan.ubatches, &plan.placement);
@@ -284,12 +271,13 @@ impl<M: Attention> World<M> {
         sound.then_some(valid)
     }
 
-    /// Tokens of an image of `seq`, which fit any memory's rules.
-    fn image(&self, seq: SeqId, ahead: u32, grid: &[(u32, u32)]) -> ValidBatch {
+    /// Tokens of an image, which fit any memory's rules.
+    fn image(&self, image: &Image) -> ValidBatch {
+        let &Image { seq, ahead, .. } = image;
         let last = self.last(seq);
         let Pos(pos) = last.map_or(Pos(0), |last| Pos((last.0 + ahead).min(MAX_POS.0)));
         let mut batch = Batch::new();
-        for (y, x) in grid {
+        for (y, x) in &image.grid {
             let (y, x) = (pos + y, pos + x);
             let entry = batch.push_token(TokenId(0)).in_sequence(seq);
             entry.at_grid(Pos(pos), GridPos { y, x });
