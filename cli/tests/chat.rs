@@ -6,20 +6,10 @@ mod support;
 
 use std::process::{Command, Output};
 
-use support::{edited, json};
+use support::{json, with_template};
 
 const TEMPLATE: &str =
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
-
-/// The model in the binary, with a chat template.
-fn model(dir: &tempfile::TempDir, template: &str) -> String {
-    let path = dir.path().join("chat.gguf");
-    let bytes = edited(|writer| {
-        writer.set("tokenizer.chat_template", template);
-    });
-    std::fs::write(&path, bytes).unwrap();
-    path.to_str().unwrap().to_owned()
-}
 
 fn chat(model: &str, flags: &[&str], input: &str) -> Output {
     let mut command =
@@ -54,7 +44,7 @@ fn readings(output: &Output) -> Vec<[usize; 2]> {
 #[test]
 fn answers_are_those_of_the_whole_conversation_read_once() {
     let dir = tempfile::tempdir().unwrap();
-    let model = model(&dir, TEMPLATE);
+    let model = with_template(&dir, TEMPLATE);
     let output = chat(&model, &[], "Hello\n\nWho was \\\nthere?\r\n");
     let answers = answers(&output);
     let [first, second] = &answers[..] else {
@@ -81,7 +71,7 @@ fn answers_are_those_of_the_whole_conversation_read_once() {
 #[test]
 fn a_conversation_begins_again() {
     let dir = tempfile::tempdir().unwrap();
-    let model = model(&dir, TEMPLATE);
+    let model = with_template(&dir, TEMPLATE);
     let system = ["--system", "Be kind."];
     let output = chat(&model, &system, "Hello\n/clear\nHello\n/exit\nHello\n");
     let answers = answers(&output);
@@ -98,14 +88,14 @@ fn a_conversation_begins_again() {
 #[test]
 fn what_cannot_be_is_said() {
     let dir = tempfile::tempdir().unwrap();
-    let plain = model(&dir, TEMPLATE);
+    let plain = with_template(&dir, TEMPLATE);
     let said = |output: Output| {
         let message = String::from_utf8(output.stderr).unwrap();
         (output.status.code().unwrap(), message)
     };
     let (code, message) = said(chat(&plain, &["-c", "16"], &"many words ".repeat(20)));
     assert!(code == 1 && message.contains("/clear"), "{message}");
-    let refusing = model(&dir, "{{ raise_exception('no system here') }}");
+    let refusing = with_template(&dir, "{{ raise_exception('no system here') }}");
     let (code, message) = said(chat(&refusing, &[], "Hello\n"));
     assert!(code == 1 && message.contains("no system here"), "{message}");
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));

@@ -7,7 +7,7 @@ mod support;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use support::{BACKENDS, cellar, edited, json, output, references};
+use support::{BACKENDS, cellar, json, output, references, with_template};
 
 #[test]
 fn greedy_text_is_the_reference_s_on_every_way() {
@@ -143,14 +143,9 @@ fn chat_renders_the_model_s_template_with_one_bos() {
     let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n\
                     {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("chat.gguf");
-    let bytes = edited(|writer| {
-        writer.set("tokenizer.chat_template", template);
-    });
-    std::fs::write(&path, bytes).unwrap();
-    let model = path.to_str().unwrap();
+    let model = with_template(&dir, template);
     let base = [
-        "run", "-m", model, "--temp", "0", "-n", "3", "--json", "--chat",
+        "run", "-m", &model, "--temp", "0", "-n", "3", "--json", "--chat",
     ];
     let report = json(&[&base[..], &["Hello", "--system", "Be kind."]].concat());
     assert_eq!(

@@ -8,7 +8,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{BACKENDS, edited, failure, json, model, output, references, references_in};
+use support::{
+    BACKENDS, edited, failure, json, model, output, references, references_in, with_template,
+};
 
 /// Models of each kind of memory, without the ending.
 const MODELS: [&str; 3] = [
@@ -368,22 +370,12 @@ fn what_cannot_be_is_said_before_anything_is_told() {
     );
 }
 
-/// A model with a chat template, in a file of `dir`.
-fn chat_model(dir: &tempfile::TempDir, template: &str) -> String {
-    let path = dir.path().join("chat.gguf");
-    let bytes = edited(|writer| {
-        writer.set("tokenizer.chat_template", template);
-    });
-    std::fs::write(&path, bytes).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
 #[test]
 fn a_chat_goes_on_from_a_state_with_the_next_message() {
     let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n\
                     {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let (dir, _, state) = place();
-    let model = chat_model(&dir, template);
+    let model = with_template(&dir, template);
     let base = ["run", "-m", &model, "--temp", "0", "-n", "6", "--json"];
     let save = ["--chat", "--save-state", &state];
     let first = json(&[&base[..], &save, &["Hello", "--system", "Be kind."]].concat());
@@ -419,7 +411,7 @@ fn a_chat_goes_on_from_a_state_with_the_next_message() {
     // A message is needed, and a template that shows the last one only has no place for it.
     let (code, message) = failure(&[&base[..5], &load].concat());
     assert!(code == 2 && message.starts_with("no prompt"), "{message}");
-    let model = chat_model(&dir, "{{ messages[-1].content }}");
+    let model = with_template(&dir, "{{ messages[-1].content }}");
     let args = ["run", "-m", &model, "--chat", "--load-state", &state, "Hi"];
     let (code, message) = failure(&args);
     assert!(

@@ -93,3 +93,13 @@ pub fn edited(edit: impl FnOnce(&mut GgufWriter)) -> Vec<u8> {
     edit(&mut writer);
     writer.to_bytes().unwrap()
 }
+
+/// The small model with a chat template, in a file of `dir`.
+pub fn with_template(dir: &tempfile::TempDir, template: &str) -> String {
+    let path = dir.path().join("chat.gguf");
+    let bytes = edited(|writer| {
+        writer.set("tokenizer.chat_template", template);
+    });
+    std::fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
