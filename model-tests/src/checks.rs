@@ -255,34 +255,22 @@ pub fn differ_in_the_output_matrix_alone(tied: &Case, untied: &Case) {
 #[macro_export]
 macro_rules! standard_tests {
     ($cases:expr) => {
-        #[test]
-        fn cpu_agrees_with_the_reference_and_bit_for_bit_with_itself() {
-            $cases.iter().for_each($crate::checks::cpu_agrees);
+        $crate::standard_tests! {
+            $cases =>
+            cpu_agrees_with_the_reference_and_bit_for_bit_with_itself: cpu_agrees,
+            threads_do_not_change_a_bit: threads_agree,
+            candle_agrees_with_the_reference: candle_agrees,
+            the_likeliest_continuations_are_the_references: continuations_agree,
+            every_tensor_of_the_file_is_used_and_no_other_is_wanted: every_tensor_is_used,
+            graphs_survive_their_json_form: survives_json,
         }
-
-        #[test]
-        fn threads_do_not_change_a_bit() {
-            $cases.iter().for_each($crate::checks::threads_agree);
-        }
-
-        #[test]
-        fn candle_agrees_with_the_reference() {
-            $cases.iter().for_each($crate::checks::candle_agrees);
-        }
-
-        #[test]
-        fn the_likeliest_continuations_are_the_references() {
-            $cases.iter().for_each($crate::checks::continuations_agree);
-        }
-
-        #[test]
-        fn every_tensor_of_the_file_is_used_and_no_other_is_wanted() {
-            $cases.iter().for_each($crate::checks::every_tensor_is_used);
-        }
-
-        #[test]
-        fn graphs_survive_their_json_form() {
-            $cases.iter().for_each($crate::checks::survives_json);
-        }
+    };
+    ($cases:expr => $($test:ident: $check:ident,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                $cases.iter().for_each($crate::checks::$check);
+            }
+        )*
     };
 }
