@@ -3,8 +3,10 @@
 //! Invariant: every token has its own text, and every byte token names a byte. Knows nothing of how
 //! text becomes tokens.
 
-use std::collections::HashMap;
+use std::hash::BuildHasher;
 
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use kv_core::TokenId;
 
 use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level};
@@ -26,7 +28,9 @@ pub(super) struct Vocab {
     model: TokenizerModel,
     texts: Vec<String>,
     kinds: Vec<TokenKind>,
-    ids: HashMap<String, u32>,
+    /// By their texts, which are only in `texts`: vocabularies are large.
+    ids: HashTable<u32>,
+    hasher: DefaultHashBuilder,
     max_len: usize,
 }
 
@@ -49,27 +53,20 @@ impl Vocab {
             kinds = vec![TokenKind::Normal; n_tokens];
         }
         check_len("tokenizer.ggml.token_type", kinds.len(), n_tokens)?;
-        let mut ids = HashMap::with_capacity(n_tokens);
-        let mut max_len = 0;
-        for (id, text) in (0u32..).zip(texts.iter_mut()) {
+        for (id, text) in texts.iter_mut().enumerate() {
             if text.is_empty() {
                 *text = format!("[EMPTY_{id}]");
             }
-            max_len = max_len.max(text.len());
-            if let Some(first) = ids.insert(text.clone(), id) {
-                let (first, second) = (first as usize, id as usize);
-                return Err(TokenizerError::DuplicateToken {
-                    text: text.clone(),
-                    first,
-                    second,
-                });
-            }
         }
+        let hasher = DefaultHashBuilder::default();
+        let ids = ids_by_text(&texts, &hasher)?;
+        let max_len = texts.iter().map(String::len).max().unwrap_or(0);
         let vocab = Self {
             model,
             texts,
             kinds,
             ids,
+            hasher,
             max_len,
         };
         for (id, text) in vocab.texts.iter().enumerate() {
@@ -107,7 +104,9 @@ impl Vocab {
     }
 
     pub(super) fn id(&self, text: &str) -> Option<TokenId> {
-        self.ids.get(text).copied().map(TokenId)
+        let of_text = |&id: &u32| self.texts[id as usize] == text;
+        let id = self.ids.find(self.hasher.hash_one(text), of_text)?;
+        Some(TokenId(*id))
     }
 
     /// Ids with text and kind, in order.
@@ -186,6 +185,29 @@ impl Vocab {
         }
         Ok(())
     }
+}
+
+/// The ids of all texts, each of which there may be but once.
+fn ids_by_text(
+    texts: &[String],
+    hasher: &DefaultHashBuilder,
+) -> Result<HashTable<u32>, TokenizerError> {
+    let hash = |&id: &u32| hasher.hash_one(texts[id as usize].as_str());
+    let mut ids = HashTable::with_capacity(texts.len());
+    for (id, text) in (0u32..).zip(texts) {
+        let same = |&first: &u32| texts[first as usize] == *text;
+        match ids.entry(hash(&id), same, hash) {
+            Entry::Vacant(free) => free.insert(id),
+            Entry::Occupied(first) => {
+                return Err(TokenizerError::DuplicateToken {
+                    text: text.clone(),
+                    first: *first.get() as usize,
+                    second: id as usize,
+                });
+            }
+        };
+    }
+    Ok(ids)
 }
 
 /// That a list has one entry for each token.
