@@ -85,7 +85,7 @@ impl Backend for CandleBackend {
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
-        self.custom = ops;
+        self.custom.extend(&ops);
         Ok(())
     }
 

@@ -99,7 +99,7 @@ impl Backend for CpuBackend {
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
-        self.custom = ops;
+        self.custom.extend(&ops);
         Ok(())
     }
 

@@ -52,7 +52,7 @@ pub trait Model: fmt::Debug + Send + Sync {
     }
 
     /// Operations of its graphs that are its own. Whoever loads its weights gives them to the backend
-    /// first, in place of others, where there are any.
+    /// first, where there are any, beside those that it has.
     fn custom_ops(&self) -> CustomOps {
         CustomOps::new()
     }

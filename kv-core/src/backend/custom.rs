@@ -115,10 +115,18 @@ impl CustomOps {
 
     /// The same and `op`, which replaces one of its name.
     #[must_use]
-    pub fn with(self, op: impl CustomOp + 'static) -> Self {
-        let mut ops = (*self.0).clone();
-        ops.insert(op.name().to_owned(), Arc::new(op));
-        Self(Arc::new(ops))
+    pub fn with(mut self, op: impl CustomOp + 'static) -> Self {
+        Arc::make_mut(&mut self.0).insert(op.name().to_owned(), Arc::new(op));
+        self
+    }
+
+    /// Takes others too, which replace those of their names.
+    pub fn extend(&mut self, others: &Self) {
+        let others = others
+            .0
+            .iter()
+            .map(|(name, op)| (name.clone(), Arc::clone(op)));
+        Arc::make_mut(&mut self.0).extend(others);
     }
 
     /// The implementation of `node`, which can compute it.

@@ -59,8 +59,8 @@ pub trait Backend: Send + Sync + 'static {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
-    /// Takes implementations of custom operations: graphs that are compiled with weights loaded from
-    /// now on may name them.
+    /// Takes implementations of custom operations beside those that it has: graphs that are compiled with
+    /// weights loaded from now on may name them. One of a name that it has replaces that one.
     ///
     /// # Errors
     /// [`BackendError::NoCustomOps`] where the backend cannot compute any.

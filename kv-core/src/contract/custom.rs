@@ -13,9 +13,9 @@ use crate::{CellIdx, KvType, LayerIdx};
 const LAYER: LayerIdx = LayerIdx(1);
 const WIDTH: usize = 6;
 
-/// The operations that [`Subject::new`] gives to every backend.
-pub fn ops() -> CustomOps {
-    CustomOps::new().with(Weigh).with(Decay)
+/// The operations that [`Subject::new`] gives to every backend, one after the other.
+pub fn ops() -> [CustomOps; 2] {
+    [CustomOps::new().with(Weigh), CustomOps::new().with(Decay)]
 }
 
 /// `y = sum(x * w) + offset`, without a state.

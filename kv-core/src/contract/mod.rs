@@ -103,7 +103,8 @@ impl<B: Backend> Subject<B> {
     /// A backend with the default tolerance and no known failure, which is given the custom
     /// operations of the suite.
     pub fn new(mut backend: B) -> Self {
-        let custom_ops = backend.set_custom_ops(custom::ops());
+        let mut given = custom::ops().into_iter();
+        let custom_ops = given.try_for_each(|ops| backend.set_custom_ops(ops));
         Self {
             backend,
             custom_ops,
