@@ -16,7 +16,7 @@ macro_rules! multiply_by {
             use $crate::activations::{Activations, Int8Row};
             use $crate::kernels::panel::{formats, lanes::Lanes, pack::Packed};
 
-            formats::tiles!(TILES: $lanes<$dot>, $features, $($n),+);
+            formats::tiles!(TILES: $lanes<$dot>, formats::by_eights, $features, $($n),+);
 
             #[target_feature(enable = $features)]
             fn one_token<F: Packed<BYTES>, const BYTES: usize>(

@@ -3,13 +3,17 @@
 //! What is not bound by arithmetic is shared with AVX2. Knows nothing of how the instruction set
 //! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
 
+mod chunks;
 mod floats;
+mod heads;
 mod lanes;
 mod multiply;
 mod one_row;
 mod one_row_super;
+mod pack;
 mod reduce;
 mod scan;
+mod sixteen;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;

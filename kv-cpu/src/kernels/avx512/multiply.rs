@@ -5,14 +5,14 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{floats, one_row, one_row_super};
+use super::{floats, one_row, one_row_super, pack};
 use crate::activations::{Activations, Int8Row};
 use crate::kernels::WeightRows;
 use crate::kernels::panel::formats::{self, tiles};
 use crate::kernels::panel::lanes::Lanes;
 use crate::output::OutputColumns;
 
-tiles!(TILES: Wide, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
+tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn multiply(

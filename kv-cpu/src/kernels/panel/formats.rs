@@ -7,7 +7,7 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::pack::{Packed, pack};
-use super::{Layout, Multiplier, TileFn};
+use super::{Layout, Multiplier, PackFn, TileFn};
 use crate::activations::Int8Rows;
 use crate::kernels::WeightRows;
 use crate::output::OutputColumns;
@@ -21,6 +21,8 @@ pub(in crate::kernels) struct Tiles {
     pub(in crate::kernels) supers_with_minima: &'static [TileFn],
     pub(in crate::kernels) super_halves: &'static [TileFn],
     pub(in crate::kernels) super_halves_with_minima: &'static [TileFn],
+    /// How a format is unpacked to panels, where the instruction set is available.
+    pub(in crate::kernels) pack: unsafe fn(BlockFormat) -> PackFn,
     /// Weight rows that a tile takes.
     pub(in crate::kernels) rows: usize,
     /// As [`Lanes::SIGNED_WIDE`](super::lanes::Lanes::SIGNED_WIDE).
@@ -29,7 +31,7 @@ pub(in crate::kernels) struct Tiles {
 
 /// The [`Tiles`] of some lanes with the features that they need, for so many tokens.
 macro_rules! tiles {
-    ($table:ident: $lanes:ty, $features:literal, $($n:literal),+) => {
+    ($table:ident: $lanes:ty, $pack:path, $features:literal, $($n:literal),+) => {
         static $table: $crate::kernels::panel::formats::Tiles = {
             use $crate::kernels::panel::{TileArgs, tile};
 
@@ -64,6 +66,7 @@ macro_rules! tiles {
                 supers_with_minima: &[$(supers::<WIDE, 1, true, $n>),+],
                 super_halves: &[$(supers::<WIDE, 2, false, $n>),+],
                 super_halves_with_minima: &[$(supers::<WIDE, 2, true, $n>),+],
+                pack: $pack,
                 rows: tile::VECTORS * <$lanes as Lanes>::ROWS,
                 signed_wide: <$lanes as Lanes>::SIGNED_WIDE,
             }
@@ -74,28 +77,44 @@ pub(in crate::kernels) use tiles;
 
 /// Calls a function with the type and the block's bytes of a format that is multiplied as int8.
 macro_rules! for_format {
-    ($format:expr, $function:ident($($argument:expr),+)) => {{
+    ($format:expr, $function:ident($($argument:expr),*) $(, else $otherwise:expr)?) => {{
         use kv_core::block::BlockFormat as B;
         use $crate::kernels::groups as g;
         match $format {
-            B::Q4_0 => $function::<g::Q4_0, 18>($($argument),+),
-            B::Q4_1 => $function::<g::Q4_1, 20>($($argument),+),
-            B::Q5_0 => $function::<g::Q5_0, 22>($($argument),+),
-            B::Q5_1 => $function::<g::Q5_1, 24>($($argument),+),
-            B::Q8_0 => $function::<g::Q8_0, 34>($($argument),+),
-            B::Q2_K => $function::<g::Q2K, 84>($($argument),+),
-            B::Q3_K => $function::<g::Q3K, 110>($($argument),+),
-            B::Q4_K => $function::<g::Q4K, 144>($($argument),+),
-            B::Q5_K => $function::<g::Q5K, 176>($($argument),+),
-            B::Q6_K => $function::<g::Q6K, 210>($($argument),+),
-            B::IQ4_NL => $function::<g::Iq4Nl, 18>($($argument),+),
-            B::IQ4_XS => $function::<g::Iq4Xs, 136>($($argument),+),
+            B::Q4_0 => $function::<g::Q4_0, 18>($($argument),*),
+            B::Q4_1 => $function::<g::Q4_1, 20>($($argument),*),
+            B::Q5_0 => $function::<g::Q5_0, 22>($($argument),*),
+            B::Q5_1 => $function::<g::Q5_1, 24>($($argument),*),
+            B::Q8_0 => $function::<g::Q8_0, 34>($($argument),*),
+            B::Q2_K => $function::<g::Q2K, 84>($($argument),*),
+            B::Q3_K => $function::<g::Q3K, 110>($($argument),*),
+            B::Q4_K => $function::<g::Q4K, 144>($($argument),*),
+            B::Q5_K => $function::<g::Q5K, 176>($($argument),*),
+            B::Q6_K => $function::<g::Q6K, 210>($($argument),*),
+            B::IQ4_NL => $function::<g::Iq4Nl, 18>($($argument),*),
+            B::IQ4_XS => $function::<g::Iq4Xs, 136>($($argument),*),
             // `Matrix` gives other formats `f32` activations.
-            other => debug_assert!(false, "{other} against int8 activations"),
+            other => {
+                debug_assert!(false, "{other} against int8 activations");
+                $($otherwise)?
+            }
         }
     }};
 }
 pub(in crate::kernels) use for_format;
+
+/// How a format is unpacked, eight rows at a time.
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+pub(in crate::kernels) fn by_eights(format: BlockFormat) -> PackFn {
+    for_format!(format, eights(), else |_, _, _, _| ())
+}
+
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+fn eights<F: Packed<BYTES>, const BYTES: usize>() -> PackFn {
+    |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel)
+}
 
 /// All weight rows against some tokens.
 ///
@@ -127,7 +146,8 @@ unsafe fn run<F: Packed<BYTES>, const BYTES: usize>(
     out: &mut OutputColumns<'_>,
 ) {
     let multiplier = Multiplier {
-        pack: |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel),
+        // SAFETY: as the caller promises.
+        pack: unsafe { (tiles.pack)(weights.format) },
         offset: if tiles.signed_wide {
             F::SIGNED_OFFSET
         } else {

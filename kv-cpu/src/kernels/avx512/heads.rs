@@ -1,0 +1,154 @@
+//! Scales of the blocks of sixteen rows, taken apart together: a row in each lane.
+//!
+//! Where the bits lie is described at the formats' scalar decoders in `kv_core::block`; the
+//! arithmetic is that of [`panel::heads`](crate::kernels::panel::heads).
+
+use std::arch::x86_64::*;
+
+use super::sixteen::Sixteen;
+
+/// As [`Head`](crate::kernels::panel::heads::Head), of sixteen rows; what a format does not have is
+/// whatever it happens to be.
+pub(super) struct Heads {
+    pub(super) scales: __m512,
+    pub(super) minimum_scales: __m512,
+    /// Signed bytes, four to a word.
+    factors: [__m512i; 4],
+    /// As many, never negative.
+    minima: [__m512i; 4],
+}
+
+impl Heads {
+    /// Factor `part`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn factor(&self, part: usize) -> __m512i {
+        let up = _mm_cvtsi64_si128(24 - 8 * (part as i64 % 4));
+        _mm512_srai_epi32::<24>(_mm512_sll_epi32(self.factors[part / 4 % 4], up))
+    }
+
+    /// Minima `2 · pair` and `2 · pair + 1`, in 16 bits each.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn minima(&self, pair: usize) -> __m512i {
+        let down = _mm_cvtsi64_si128(16 * (pair as i64 % 2));
+        let both = _mm512_srl_epi32(self.minima[pair / 2 % 4], down);
+        let low = _mm512_and_si512(both, _mm512_set1_epi32(0xff));
+        let high = _mm512_and_si512(_mm512_slli_epi32::<8>(both), _mm512_set1_epi32(0xff_0000));
+        _mm512_or_si512(low, high)
+    }
+}
+
+/// Blocks of 32: a scale, and perhaps a minimum.
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn blocks<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
+    let [both, ..] = blocks.words(0);
+    of(both, [both; 4], [both; 4])
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q4_k<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
+    let [both, a, b, c] = blocks.words(0);
+    let high = |low: __m512i, word| or(low, masked(_mm512_srli_epi32::<2>(word), 0x30));
+    let factors = [masked(a, 63), high(masked(c, 15), a)];
+    let minima = [
+        masked(b, 63),
+        high(masked(_mm512_srli_epi32::<4>(c), 15), b),
+    ];
+    of(
+        both,
+        [factors[0], factors[1], both, both],
+        [minima[0], minima[1], both, both],
+    )
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q2_k(blocks: Sixteen<'_, 84>) -> Heads {
+    let [a, b, c, d] = blocks.words(0);
+    let [.., both] = blocks.words(68);
+    let high = |word| masked(_mm512_srli_epi32::<4>(word), 15);
+    of(
+        both,
+        [masked(a, 15), masked(b, 15), masked(c, 15), masked(d, 15)],
+        [high(a), high(b), high(c), high(d)],
+    )
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q3_k(blocks: Sixteen<'_, 110>) -> Heads {
+    let [_, a, b, c] = blocks.words(92);
+    let [.., last] = blocks.words(94);
+    let factor = |low: __m512i, high: __m512i| {
+        let both = or(masked(low, 15), _mm512_slli_epi32::<4>(masked(high, 3)));
+        _mm512_sub_epi8(both, _mm512_set1_epi8(32))
+    };
+    let factors = [
+        factor(a, c),
+        factor(b, _mm512_srli_epi32::<2>(c)),
+        factor(_mm512_srli_epi32::<4>(a), _mm512_srli_epi32::<4>(c)),
+        factor(_mm512_srli_epi32::<4>(b), _mm512_srli_epi32::<6>(c)),
+    ];
+    of(_mm512_srli_epi32::<16>(last), factors, factors)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q6_k(blocks: Sixteen<'_, 210>) -> Heads {
+    let factors = blocks.words(192);
+    let [.., last] = blocks.words(194);
+    of(_mm512_srli_epi32::<16>(last), factors, factors)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn iq4_xs(blocks: Sixteen<'_, 136>) -> Heads {
+    let [both, low, ..] = blocks.words(0);
+    let high = _mm512_srli_epi32::<16>(both);
+    // From four numbers of so many bits to four bytes.
+    let spread = |word: __m512i, bits: i64| {
+        let by = |i: i64| _mm_cvtsi64_si128(i * (8 - bits));
+        let byte = |i: i64| {
+            let mask = _mm512_set1_epi32(((1 << bits) - 1) << (8 * i));
+            _mm512_and_si512(_mm512_sll_epi32(word, by(i)), mask)
+        };
+        or(or(byte(0), byte(1)), or(byte(2), byte(3)))
+    };
+    let factor = |low: __m512i, high: __m512i| {
+        let both = or(spread(low, 4), _mm512_slli_epi32::<4>(spread(high, 2)));
+        _mm512_sub_epi8(both, _mm512_set1_epi8(32))
+    };
+    let factors = [
+        factor(low, high),
+        factor(_mm512_srli_epi32::<16>(low), _mm512_srli_epi32::<8>(high)),
+    ];
+    of(both, [factors[0], factors[1], both, both], [both; 4])
+}
+
+/// From a scale and a minimum's scale in each word.
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+fn of(both: __m512i, factors: [__m512i; 4], minima: [__m512i; 4]) -> Heads {
+    Heads {
+        scales: _mm512_cvtph_ps(_mm512_cvtepi32_epi16(both)),
+        minimum_scales: _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(both))),
+        factors,
+        minima,
+    }
+}
+
+/// Some bits of every byte.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn masked(bytes: __m512i, mask: i8) -> __m512i {
+    _mm512_and_si512(bytes, _mm512_set1_epi8(mask))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn or(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_or_si512(a, b)
+}

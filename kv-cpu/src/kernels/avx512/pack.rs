@@ -1,0 +1,140 @@
+//! Weight rows into a [`Panel`], sixteen at a time: quants of four rows are unpacked in one register,
+//! and scales of sixteen rows are taken apart together.
+//!
+//! Writes what [`panel::pack`](crate::kernels::panel::pack) writes. Knows block formats through
+//! [`Chunks`].
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use kv_core::block::BlockFormat;
+
+use super::chunks::{Chunks, MOST};
+use super::sixteen::{self, Sixteen, turned};
+use crate::activations::SUPER_BLOCK;
+use crate::kernels::WeightRows;
+use crate::kernels::panel::formats::for_format;
+use crate::kernels::panel::pack::pack as by_eights;
+use crate::kernels::panel::{BLOCKS, PackFn, Panel, ROWS, STEP};
+
+/// Steps of a chunk of 16 columns.
+const STEPS: usize = 16 / STEP;
+
+/// How a format is unpacked, sixteen rows at a time.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn by_sixteens(format: BlockFormat) -> PackFn {
+    for_format!(format, of(), else |_, _, _, _| ())
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn of<F: Chunks<BYTES>, const BYTES: usize>() -> PackFn {
+    |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel)
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn pack<F: Chunks<BYTES>, const BYTES: usize>(
+    weights: &WeightRows<'_>,
+    rows: Range<usize>,
+    blocks: Range<usize>,
+    panel: &mut Panel,
+) {
+    // Blocks of the format and groups of 32 columns may differ.
+    let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
+    let row_bytes = weights.row_bytes;
+    let whole = rows.len().is_multiple_of(sixteen::ROWS);
+    let inside = rows.end * row_bytes <= weights.bytes.len() && stored.end * BYTES <= row_bytes;
+    if !whole || !inside || rows.len() > ROWS || blocks.len() > BLOCKS {
+        return by_eights::<F, BYTES>(weights, rows, blocks, panel);
+    }
+    let next_panel = match stored.end < row_bytes / BYTES {
+        true => stored.len() * BYTES,
+        false => ROWS * row_bytes - stored.start * BYTES,
+    };
+    for (half, row) in rows.step_by(sixteen::ROWS).enumerate() {
+        for (at, b) in stored.clone().enumerate() {
+            // SAFETY: rows and blocks exist, as was checked above.
+            let blocks = unsafe { Sixteen::<BYTES>::of(weights, row, b) };
+            blocks.fetch(b * BYTES, next_panel);
+            pack_scales::<F, BYTES>(blocks, at, half, panel);
+            pack_quants::<F, BYTES>(blocks, at, half, panel);
+        }
+    }
+}
+
+/// The quants of stored block `at` of the panel.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
+    blocks: Sixteen<'_, BYTES>,
+    at: usize,
+    half: usize,
+    panel: &mut Panel,
+) {
+    let steps = panel.quants.as_chunks_mut::<STEPS>().0;
+    let steps = &mut steps[at * F::GROUPS * 2..(at + 1) * F::GROUPS * 2];
+    for read in 0..F::READS {
+        let mut chunks = [[_mm512_setzero_si512(); MOST]; 4];
+        for (row, chunks) in chunks.iter_mut().enumerate() {
+            // SAFETY: this function needs the same features.
+            *chunks = unsafe { F::chunks(blocks.four(row), read) };
+        }
+        for k in 0..F::CHUNKS {
+            let words = turned([chunks[0][k], chunks[1][k], chunks[2][k], chunks[3][k]]);
+            for (to, words) in steps[F::chunk(read, k)].iter_mut().zip(words) {
+                store(words, to, half);
+            }
+        }
+    }
+}
+
+/// The scales of stored block `at` of the panel.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
+    blocks: Sixteen<'_, BYTES>,
+    at: usize,
+    half: usize,
+    panel: &mut Panel,
+) {
+    // SAFETY: this function needs the same features.
+    let heads = unsafe { F::heads(blocks) };
+    let (scales, minima) = match F::GROUPS {
+        1 => (&mut panel.scales[at], &mut panel.minima[at]),
+        _ => (&mut panel.super_scales[at], &mut panel.super_minima[at]),
+    };
+    store(_mm512_castps_si512(heads.scales), scales, half);
+    if F::MINIMA {
+        store(_mm512_castps_si512(heads.minimum_scales), minima, half);
+    }
+    if F::GROUPS == 1 {
+        return;
+    }
+    let n = F::PARTS * SUPER_BLOCK;
+    let factors = &mut panel.factors[at * n..(at + 1) * n];
+    for (part, to) in factors.iter_mut().enumerate() {
+        store(heads.factor(part), to, half);
+    }
+    if F::MINIMA {
+        let minima = &mut panel.int_minima[at * n / 2..(at + 1) * n / 2];
+        for (pair, to) in minima.iter_mut().enumerate() {
+            store(heads.minima(pair), to, half);
+        }
+    }
+}
+
+/// Writes a word for each of half the panel's rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store<T: Word>(words: __m512i, to: &mut [T; ROWS], half: usize) {
+    const { assert!(size_of::<T>() == 4 && ROWS == 2 * sixteen::ROWS) };
+    let to = &mut to.as_chunks_mut::<{ sixteen::ROWS }>().0[half];
+    // SAFETY: 64 writable bytes; the store needs no alignment, and any bits are a `T`.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
+}
+
+/// What four bytes are, whatever they are.
+trait Word {}
+impl Word for [u8; STEP] {}
+impl Word for [i16; 2] {}
+impl Word for i32 {}
+impl Word for f32 {}
