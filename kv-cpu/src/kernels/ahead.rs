@@ -1,17 +1,24 @@
 //! Which bytes to ask for while some rows are read side by side.
 //!
-//! Rows of a tile are read in step: some blocks of every row, then the next blocks of every row.
-//! What comes [`AHEAD`] bytes later is further on in the same row, or in the next tile.
+//! Rows of a tile are read in step: some blocks of every row, then the next blocks of every row. Memory
+//! gives most where it is asked for in order, so while a small tile is read the next one is asked for
+//! from its beginning to its end. What would not stay in the first-level cache for so long is asked
+//! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile.
 
 use super::fetch::fetch_line;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 const AHEAD: usize = 8 * 1024;
+/// Bytes of a tile that may be asked for as a whole.
+const IN_ORDER: usize = 24 * 1024;
 
-/// How far ahead of a piece of a row lies what is asked for.
+/// Where what is asked for lies, as seen from a piece of a row.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Ahead {
+    /// From the first row's piece.
     bytes: usize,
+    /// What is added to that from row to row (perhaps negative, wrapped).
+    each_row: usize,
 }
 
 impl Ahead {
@@ -22,22 +29,33 @@ impl Ahead {
         piece: usize,
         row_bytes: usize,
     ) -> Self {
+        let tile = ROWS * row_bytes;
+        if tile <= IN_ORDER {
+            return Self {
+                bytes: tile + (ROWS - 1) * at,
+                each_row: piece.wrapping_sub(row_bytes),
+            };
+        }
         let further = AHEAD.div_ceil(ROWS * piece.max(1)) * piece;
         let in_row = at + further < row_bytes;
-        let next_tile = (ROWS - 1) * row_bytes + further.min(row_bytes);
+        let next_tile = tile - row_bytes + further.min(row_bytes);
         Self {
             bytes: if in_row { further } else { next_tile },
+            each_row: 0,
         }
     }
 
-    /// Asks for what comes after `piece`; past the end of the weights this does nothing.
+    /// Asks for what comes after `piece` of row `row` of the tile; past the end of the weights this
+    /// does nothing.
     #[inline(always)]
     pub(in crate::kernels) fn fetch<const BYTES: usize>(
         self,
         piece: *const [u8; BYTES],
+        row: usize,
         n_pieces: usize,
     ) {
-        let ahead = piece.cast::<u8>().wrapping_add(self.bytes);
+        let bytes = self.bytes.wrapping_add(row.wrapping_mul(self.each_row));
+        let ahead = piece.cast::<u8>().wrapping_add(bytes);
         // Neighbouring pieces share lines, so whole lines of one are enough.
         for line in 0..(n_pieces * BYTES).div_ceil(64).max(1) {
             fetch_line(ahead.wrapping_add(64 * line));

@@ -234,7 +234,7 @@ unsafe fn sixteen<F: Super<BYTES>, const BYTES: usize>(
                 let row = 4 * quarter + r;
                 // SAFETY: the block is inside the row.
                 let block = unsafe { &*rows[row].add(s) };
-                ahead.fetch(block, 1);
+                ahead.fetch(block, row, 1);
                 let head = F::head(block);
                 scales[row] = head.scale.to_bits();
                 scale_minima[row] = head.minimum.to_bits();
@@ -303,22 +303,33 @@ fn dot<F: Super<BYTES>, const BYTES: usize>(
     (sum, minima)
 }
 
-/// Which factor belongs to each four columns of register `i`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn lanes_of_fours<F: Super<BYTES>, const BYTES: usize>(i: usize) -> __m512i {
-    let factors: [i32; 16] =
-        std::array::from_fn(|lane| (2 * i * F::PARTS + lane * F::PARTS / 8) as i32);
-    // SAFETY: 64 readable bytes; the load needs no alignment.
-    unsafe { _mm512_loadu_si512(factors.as_ptr().cast()) }
+/// Which factor belongs to each lane of the registers of quants, where a register has `LANES` and a
+/// block has `parts` factors.
+const fn factor_lanes<const LANES: usize>(parts: usize) -> [[u16; LANES]; QUARTERS] {
+    let mut lanes = [[0; LANES]; QUARTERS];
+    let mut i = 0;
+    while i < QUARTERS * LANES {
+        // A register is two blocks long.
+        lanes[i / LANES][i % LANES] = (2 * parts * i / LANES) as u16;
+        i += 1;
+    }
+    lanes
 }
 
 /// Which factor belongs to each two columns of register `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn lanes_of_pairs<F: Super<BYTES>, const BYTES: usize>(i: usize) -> __m512i {
-    let factors: [i16; 32] =
-        std::array::from_fn(|lane| (2 * i * F::PARTS + lane * F::PARTS / 16) as i16);
+    let lanes = &const { factor_lanes::<32>(F::PARTS) }[i];
     // SAFETY: 64 readable bytes; the load needs no alignment.
-    unsafe { _mm512_loadu_si512(factors.as_ptr().cast()) }
+    unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
+}
+
+/// Which factor belongs to each four columns of register `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lanes_of_fours<F: Super<BYTES>, const BYTES: usize>(i: usize) -> __m512i {
+    let lanes = &const { factor_lanes::<16>(F::PARTS) }[i];
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) })
 }
