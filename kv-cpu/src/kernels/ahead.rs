@@ -5,12 +5,20 @@
 //! from its beginning to its end. What would not stay in the first-level cache for so long is asked
 //! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile.
 
-use super::fetch::fetch_line;
+use super::WeightRows;
+use super::fetch::{fetch_line, fetch_to_second};
+use super::panel::ROWS;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 const AHEAD: usize = 8 * 1024;
 /// Bytes of a tile that may be asked for as a whole.
-const IN_ORDER: usize = 24 * 1024;
+const IN_ORDER: usize = 30 * 1024;
+
+/// Whether a tile of so many rows is asked for in order.
+#[inline(always)]
+pub(in crate::kernels) fn in_order(n_rows: usize, row_bytes: usize) -> bool {
+    n_rows * row_bytes <= IN_ORDER
+}
 
 /// Where what is asked for lies, as seen from a piece of a row.
 #[derive(Clone, Copy)]
@@ -22,21 +30,21 @@ pub(in crate::kernels) struct Ahead {
 }
 
 impl Ahead {
-    /// For a piece of `piece` bytes at byte `at` of `ROWS` rows of `row_bytes`.
+    /// For a piece of `piece` bytes at byte `at` of `N` rows of `row_bytes`.
     #[inline(always)]
-    pub(in crate::kernels) fn of<const ROWS: usize>(
+    pub(in crate::kernels) fn of<const N: usize>(
         at: usize,
         piece: usize,
         row_bytes: usize,
     ) -> Self {
-        let tile = ROWS * row_bytes;
-        if tile <= IN_ORDER {
+        let tile = N * row_bytes;
+        if in_order(N, row_bytes) {
             return Self {
-                bytes: tile + (ROWS - 1) * at,
+                bytes: tile + (N - 1) * at,
                 each_row: piece.wrapping_sub(row_bytes),
             };
         }
-        let further = AHEAD.div_ceil(ROWS * piece.max(1)) * piece;
+        let further = AHEAD.div_ceil(N * piece.max(1)) * piece;
         let in_row = at + further < row_bytes;
         let next_tile = tile - row_bytes + further.min(row_bytes);
         Self {
@@ -97,5 +105,38 @@ impl RowsAhead {
             further = further + self.tile_bytes - self.row_bytes;
         }
         fetch_line(from.wrapping_add(further));
+    }
+}
+
+/// Weight rows that are asked for in order, a part at a time, while others are multiplied.
+pub(in crate::kernels) struct InOrder {
+    from: *const u8,
+    lines: usize,
+    /// Lines of each part, in 256ths, and of what was asked for.
+    each: usize,
+    asked: usize,
+}
+
+impl InOrder {
+    /// [`ROWS`](super::panel::ROWS) rows from `row` on, in `n_parts`.
+    pub(in crate::kernels) fn of(weights: &WeightRows<'_>, row: usize, n_parts: usize) -> Self {
+        let from = weights.bytes.as_ptr().wrapping_add(row * weights.row_bytes);
+        let lines = (ROWS * weights.row_bytes).div_ceil(64);
+        Self {
+            from,
+            lines,
+            each: (256 * lines).div_ceil(n_parts.max(1)),
+            asked: 0,
+        }
+    }
+
+    /// Asks for the next part; past the end of the weights this does nothing.
+    #[inline(always)]
+    pub(in crate::kernels) fn fetch(&mut self) {
+        let end = self.asked + self.each;
+        for line in self.asked / 256..(end / 256).min(self.lines) {
+            fetch_to_second(self.from.wrapping_add(64 * line));
+        }
+        self.asked = end;
     }
 }

@@ -7,10 +7,10 @@ use std::arch::x86_64::*;
 
 use kv_core::block::IQ4_VALUES;
 
-use super::reduce::{ROWS, halves, quarters, store, widened};
+use super::reduce::{FEW, ROWS, halves, quarters, store, widened};
 use crate::activations::{BLOCK, Int8Row};
 use crate::kernels::WeightRows;
-use crate::kernels::ahead::Ahead;
+use crate::kernels::ahead::{Ahead, in_order};
 use crate::kernels::side_by_side::side_by_side;
 
 /// How two blocks of `BYTES` bytes are unpacked; each begins with its scale.
@@ -127,10 +127,23 @@ pub(super) fn multiply<F: Pair<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_blocks = (row_bytes / BYTES).min(acts.n_blocks());
-    for (rows, out) in side_by_side(weights, out) {
-        // SAFETY: `n_blocks` blocks can be read from the start of each row on.
-        let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_blocks, row_bytes), acts) };
-        store(sums, out);
+    // SAFETY: `n_blocks` blocks can be read from the start of each row on.
+    unsafe {
+        if in_order(ROWS, row_bytes) {
+            for (rows, out) in side_by_side(weights, out) {
+                store(
+                    tile::<F, BYTES, ROWS>(&rows, (n_blocks, row_bytes), acts),
+                    out,
+                );
+            }
+        } else {
+            for (rows, out) in side_by_side(weights, out) {
+                store(
+                    tile::<F, BYTES, FEW>(&rows, (n_blocks, row_bytes), acts),
+                    out,
+                );
+            }
+        }
     }
 }
 
@@ -143,18 +156,20 @@ struct Pending {
     minima: [[u16; ROWS]; 2],
 }
 
+/// The sums of `N` rows, at most [`ROWS`]; the other lanes mean nothing.
+///
 /// # Safety
 /// The rows have `n_blocks` blocks; the activations at least as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn sixteen<F: Pair<BYTES>, const BYTES: usize>(
-    rows: &[*const [u8; BYTES]; ROWS],
+unsafe fn tile<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
+    rows: &[*const [u8; BYTES]; N],
     (n_blocks, row_bytes): (usize, usize),
     acts: &Int8Row<'_>,
 ) -> __m512 {
     // Not a constant, so that the loop stays one: unrolled, the compiler would load all at once
     // until nothing fits in registers.
-    let n_quarters = std::hint::black_box(ROWS / 4);
+    let n_quarters = std::hint::black_box(N / 4);
     let none = Pending {
         dots: [_mm512_setzero_si512(); 2],
         scales: [[0; ROWS]; 2],
@@ -164,7 +179,7 @@ unsafe fn sixteen<F: Pair<BYTES>, const BYTES: usize>(
     for b in (0..n_blocks).step_by(2) {
         // An odd last block is its own neighbour, whose sums are left out.
         let next = (b + 1).min(n_blocks - 1);
-        let ahead = Ahead::of::<ROWS>(b * BYTES, 2 * BYTES, row_bytes);
+        let ahead = Ahead::of::<N>(b * BYTES, 2 * BYTES, row_bytes);
         // SAFETY: rows of activations are padded to a multiple of eight blocks.
         let (a, _) = unsafe { acts.two_blocks(b) };
         // SAFETY: 64 readable bytes; the load needs no alignment.

@@ -7,10 +7,10 @@ use std::arch::x86_64::*;
 
 use kv_core::block::IQ4_VALUES;
 
-use super::reduce::{ROWS, halves, quarters, store, widened};
+use super::reduce::{FEW, ROWS, halves, quarters, store, widened};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::ahead::Ahead;
+use crate::kernels::ahead::{Ahead, in_order};
 use crate::kernels::avx2::beside::{Beside, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
 use crate::kernels::side_by_side::side_by_side;
@@ -196,26 +196,41 @@ pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
 ) {
     let row_bytes = weights.row_bytes.max(1);
     let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
-    for (rows, out) in side_by_side(weights, out) {
-        // SAFETY: `n_supers` blocks can be read from the start of each row on.
-        let sums = unsafe { sixteen::<F, BYTES>(&rows, (n_supers, row_bytes), acts) };
-        store(sums, out);
+    // SAFETY: `n_supers` blocks can be read from the start of each row on.
+    unsafe {
+        if in_order(ROWS, row_bytes) {
+            for (rows, out) in side_by_side(weights, out) {
+                store(
+                    tile::<F, BYTES, ROWS>(&rows, (n_supers, row_bytes), acts),
+                    out,
+                );
+            }
+        } else {
+            for (rows, out) in side_by_side(weights, out) {
+                store(
+                    tile::<F, BYTES, FEW>(&rows, (n_supers, row_bytes), acts),
+                    out,
+                );
+            }
+        }
     }
 }
 
+/// The sums of `N` rows, at most [`ROWS`]; the other lanes mean nothing.
+///
 /// # Safety
 /// The rows have `n_supers` blocks; the activations at least as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn sixteen<F: Super<BYTES>, const BYTES: usize>(
-    rows: &[*const [u8; BYTES]; ROWS],
+unsafe fn tile<F: Super<BYTES>, const BYTES: usize, const N: usize>(
+    rows: &[*const [u8; BYTES]; N],
     (n_supers, row_bytes): (usize, usize),
     acts: &Int8Row<'_>,
 ) -> __m512 {
     let mut acc = _mm512_setzero_ps();
     for s in 0..n_supers {
         let first = s * SUPER_BLOCK;
-        let ahead = Ahead::of::<ROWS>(s * BYTES, BYTES, row_bytes);
+        let ahead = Ahead::of::<N>(s * BYTES, BYTES, row_bytes);
         // SAFETY: the activations have all blocks of this super-block: 256 quants.
         let a = unsafe {
             let a = acts.quants.as_ptr().add(first).cast::<u8>();
@@ -227,8 +242,9 @@ unsafe fn sixteen<F: Super<BYTES>, const BYTES: usize>(
             ]
         };
         let (mut scales, mut scale_minima) = ([0u16; ROWS], [0u16; ROWS]);
-        let (mut sums, mut minima) = ([a[0]; 4], [_mm_setzero_si128(); 4]);
-        for quarter in 0..4 {
+        let mut sums = [_mm512_setzero_si512(); 4];
+        let mut minima = [_mm_setzero_si128(); 4];
+        for quarter in 0..N / 4 {
             let (mut dots, mut mins) = ([a[0]; 4], [_mm_setzero_si128(); 4]);
             for r in 0..4 {
                 let row = 4 * quarter + r;

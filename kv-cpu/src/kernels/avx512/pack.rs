@@ -46,15 +46,10 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
     if !whole || !inside || rows.len() > ROWS || blocks.len() > BLOCKS {
         return by_eights::<F, BYTES>(weights, rows, blocks, panel);
     }
-    let next_panel = match stored.end < row_bytes / BYTES {
-        true => stored.len() * BYTES,
-        false => ROWS * row_bytes - stored.start * BYTES,
-    };
     for (half, row) in rows.step_by(sixteen::ROWS).enumerate() {
         for (at, b) in stored.clone().enumerate() {
             // SAFETY: rows and blocks exist, as was checked above.
             let blocks = unsafe { Sixteen::<BYTES>::of(weights, row, b) };
-            blocks.fetch(b * BYTES, next_panel);
             pack_scales::<F, BYTES>(blocks, at, half, panel);
             pack_quants::<F, BYTES>(blocks, at, half, panel);
         }

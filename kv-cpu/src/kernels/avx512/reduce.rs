@@ -6,6 +6,8 @@ use crate::kernels::side_by_side::write;
 
 /// Weight rows whose sums fill a register.
 pub(super) const ROWS: usize = 16;
+/// Weight rows that are taken together where so many would be too long to be read in order.
+pub(super) const FEW: usize = 4;
 
 /// In each quarter of the result, the sums of that quarter of four registers.
 #[inline]

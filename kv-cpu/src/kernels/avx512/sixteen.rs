@@ -7,7 +7,6 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use crate::kernels::WeightRows;
-use crate::kernels::fetch::fetch_line;
 
 /// Number of rows.
 pub(super) const ROWS: usize = 16;
@@ -59,17 +58,6 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
             self.four(2).load(at),
             self.four(3).load(at),
         ])
-    }
-
-    /// Asks for what lies `ahead` bytes further, where `at` is the block's place in its row: once
-    /// for each line of a row.
-    #[inline(always)]
-    pub(super) fn fetch(self, at: usize, ahead: usize) {
-        for line in (at.next_multiple_of(64) - at..BYTES).step_by(64) {
-            for row in 0..ROWS {
-                fetch_line(self.start.wrapping_add(row * self.row_bytes + line + ahead));
-            }
-        }
     }
 }
 

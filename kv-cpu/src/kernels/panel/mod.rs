@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use crate::activations::{BLOCK, Int8Rows, SUPER_BLOCK};
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::InOrder;
 use crate::output::OutputColumns;
 
 /// Weight rows of a panel.
@@ -187,15 +188,23 @@ impl Multiplier<'_> {
             return;
         }
         let mut panel = Panel::new();
+        let n_panels = n_blocks.div_ceil(BLOCKS);
+        let n_tiles = n_panels * tokens.len().div_ceil(self.tiles.len()) * ROWS / self.tile_rows;
         for first in (0..n_rows).step_by(ROWS) {
             let rows = first..n_rows.min(first + ROWS);
+            let mut next = InOrder::of(weights, first + ROWS, n_tiles);
             for start in (0..n_blocks).step_by(BLOCKS) {
                 let blocks = start..n_blocks.min(start + BLOCKS);
                 (self.pack)(weights, rows.clone(), blocks.clone(), &mut panel);
                 let columns = weights.first + rows.start..weights.first + rows.end;
                 // SAFETY: as the caller promises; tokens and blocks were checked above.
                 unsafe {
-                    self.tokens(&panel, acts, (tokens.clone(), blocks), (columns, out));
+                    self.tokens(
+                        &panel,
+                        (acts, &mut next),
+                        (tokens.clone(), blocks),
+                        (columns, out),
+                    );
                 }
             }
         }
@@ -208,7 +217,7 @@ impl Multiplier<'_> {
     unsafe fn tokens(
         &self,
         panel: &Panel,
-        acts: &Int8Rows<'_>,
+        (acts, next): (&Int8Rows<'_>, &mut InOrder),
         (tokens, blocks): (Range<usize>, Range<usize>),
         (columns, out): (Range<usize>, &mut OutputColumns<'_>),
     ) {
@@ -235,6 +244,7 @@ impl Multiplier<'_> {
                     return;
                 };
                 for row in (0..ROWS).step_by(self.tile_rows) {
+                    next.fetch();
                     // SAFETY: `row` is inside the block of this output.
                     (args.row, args.out, args.stride) = (row, unsafe { start.add(row) }, stride);
                     // SAFETY: `n` tokens of `ROWS` columns from `start` on belong to `out`.

@@ -10,7 +10,6 @@ use super::heads::{self, Head};
 use super::{BLOCKS, Layout, Panel, ROWS, STEP};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::fetch::fetch_line;
 use crate::kernels::groups::{self, Format};
 
 /// Rows that are interleaved at a time.
@@ -92,10 +91,6 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
     debug_assert!(!rows.is_empty() && rows.len() <= ROWS && blocks.len() <= BLOCKS);
     // Blocks of the format and groups of 32 columns may differ.
     let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
-    let next_panel = match stored.end < weights.row_bytes / BYTES {
-        true => stored.len() * BYTES,
-        false => ROWS * weights.row_bytes - stored.start * BYTES,
-    };
     for first in (0..rows.len()).step_by(EIGHT) {
         // The last row stands in for those that are missing.
         let row = |r: usize| {
@@ -109,12 +104,6 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
             let Some(eight) = eight_blocks(&rows, b) else {
                 return;
             };
-            for block in eight {
-                let ahead = block.as_ptr().wrapping_add(next_panel);
-                for line in 0..BYTES.div_ceil(64) {
-                    fetch_line(ahead.wrapping_add(64 * line));
-                }
-            }
             pack_scales::<F, BYTES>(&eight, at, first, panel);
             for g in 0..F::GROUPS {
                 // SAFETY: this function needs the same features.
