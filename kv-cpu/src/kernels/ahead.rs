@@ -5,9 +5,11 @@
 //! from its beginning to its end. What would not stay in the first-level cache for so long is asked
 //! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile.
 
+use std::ops::Range;
+
 use super::WeightRows;
 use super::fetch::{fetch_line, fetch_to_second};
-use super::panel::ROWS;
+use super::panel::ROWS as PANEL_ROWS;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 const AHEAD: usize = 8 * 1024;
@@ -108,35 +110,75 @@ impl RowsAhead {
     }
 }
 
-/// Weight rows that are asked for in order, a part at a time, while others are multiplied.
-pub(in crate::kernels) struct InOrder {
-    from: *const u8,
-    lines: usize,
-    /// Lines of each part, in 256ths, and of what was asked for.
-    each: usize,
-    asked: usize,
+/// What comes after a panel: the next one, which is asked for while this one is unpacked.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct NextPanel {
+    /// From a block to the one in its place in the next panel.
+    bytes: usize,
 }
 
-impl InOrder {
-    /// [`ROWS`](super::panel::ROWS) rows from `row` on, in `n_parts`.
-    pub(in crate::kernels) fn of(weights: &WeightRows<'_>, row: usize, n_parts: usize) -> Self {
-        let from = weights.bytes.as_ptr().wrapping_add(row * weights.row_bytes);
-        let lines = (ROWS * weights.row_bytes).div_ceil(64);
+impl NextPanel {
+    /// After a panel that holds the given part of its rows' bytes.
+    pub(in crate::kernels) fn after(part: Range<usize>, row_bytes: usize) -> Self {
+        let bytes = match part.end < row_bytes {
+            true => part.len(),
+            false => PANEL_ROWS * row_bytes - part.start,
+        };
+        Self { bytes }
+    }
+
+    /// From each row's `BYTES` bytes at byte `at` to the lines to be asked for instead of them, each
+    /// line but once; what lies past the end of the weights does no harm.
+    #[inline(always)]
+    pub(in crate::kernels) fn lines<const BYTES: usize>(
+        self,
+        at: usize,
+    ) -> impl Iterator<Item = usize> {
+        let first = at.next_multiple_of(64) - at;
+        (first..BYTES)
+            .step_by(64)
+            .map(move |line| self.bytes + line)
+    }
+}
+
+/// The rows that come after a panel's: asked for in order, to the second-level cache, while tokens
+/// pass the panels before.
+pub(in crate::kernels) struct NextRows {
+    from: *const u8,
+    n_lines: usize,
+    lines_each: usize,
+}
+
+impl NextRows {
+    /// What is to be asked for beside the panel that holds the given part of the bytes of the rows
+    /// from `row` on, in so many steps.
+    pub(in crate::kernels) fn of(
+        weights: &WeightRows<'_>,
+        row: usize,
+        part: Range<usize>,
+        n_steps: usize,
+    ) -> Self {
+        let next = (row + PANEL_ROWS) * weights.row_bytes;
+        let n_lines = (PANEL_ROWS * part.len()).div_ceil(64);
         Self {
-            from,
-            lines,
-            each: (256 * lines).div_ceil(n_parts.max(1)),
-            asked: 0,
+            // What belongs to the parts before has been asked for.
+            from: weights
+                .bytes
+                .as_ptr()
+                .wrapping_add(next + PANEL_ROWS * part.start),
+            n_lines,
+            lines_each: n_lines.div_ceil(n_steps.max(1)),
         }
     }
 
-    /// Asks for the next part; past the end of the weights this does nothing.
+    /// Asks for what belongs to one step; past the end of the weights this does nothing.
     #[inline(always)]
-    pub(in crate::kernels) fn fetch(&mut self) {
-        let end = self.asked + self.each;
-        for line in self.asked / 256..(end / 256).min(self.lines) {
+    pub(in crate::kernels) fn step(&mut self) {
+        let n_lines = self.lines_each.min(self.n_lines);
+        for line in 0..n_lines {
             fetch_to_second(self.from.wrapping_add(64 * line));
         }
-        self.asked = end;
+        self.from = self.from.wrapping_add(64 * n_lines);
+        self.n_lines -= n_lines;
     }
 }

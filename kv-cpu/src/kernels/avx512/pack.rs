@@ -13,6 +13,7 @@ use super::chunks::{Chunks, MOST};
 use super::sixteen::{self, Sixteen, turned};
 use crate::activations::SUPER_BLOCK;
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::NextPanel;
 use crate::kernels::panel::formats::for_format;
 use crate::kernels::panel::pack::pack as by_eights;
 use crate::kernels::panel::{BLOCKS, PackFn, Panel, ROWS, STEP};
@@ -46,10 +47,14 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
     if !whole || !inside || rows.len() > ROWS || blocks.len() > BLOCKS {
         return by_eights::<F, BYTES>(weights, rows, blocks, panel);
     }
+    let next = NextPanel::after(stored.start * BYTES..stored.end * BYTES, row_bytes);
     for (half, row) in rows.step_by(sixteen::ROWS).enumerate() {
         for (at, b) in stored.clone().enumerate() {
             // SAFETY: rows and blocks exist, as was checked above.
             let blocks = unsafe { Sixteen::<BYTES>::of(weights, row, b) };
+            for line in next.lines::<BYTES>(b * BYTES) {
+                blocks.fetch(line);
+            }
             pack_scales::<F, BYTES>(blocks, at, half, panel);
             pack_quants::<F, BYTES>(blocks, at, half, panel);
         }

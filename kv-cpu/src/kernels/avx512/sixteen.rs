@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use crate::kernels::WeightRows;
+use crate::kernels::fetch::fetch_line;
 
 /// Number of rows.
 pub(super) const ROWS: usize = 16;
@@ -58,6 +59,14 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
             self.four(2).load(at),
             self.four(3).load(at),
         ])
+    }
+
+    /// Asks for what is so many bytes further in each row.
+    #[inline(always)]
+    pub(super) fn fetch(self, further: usize) {
+        for row in 0..ROWS {
+            fetch_line(self.start.wrapping_add(row * self.row_bytes + further));
+        }
     }
 }
 

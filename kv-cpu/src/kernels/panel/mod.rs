@@ -14,17 +14,20 @@ pub(super) mod lanes;
 pub(super) mod pack;
 pub(super) mod tile;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::activations::{BLOCK, Int8Rows, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::ahead::InOrder;
+use crate::kernels::ahead::NextRows;
 use crate::output::OutputColumns;
 
 /// Weight rows of a panel.
 pub(super) const ROWS: usize = 32;
 /// Columns of a panel.
 pub(super) const COLUMNS: usize = 512;
+/// So many tokens soon pass a panel: half of one leaves room in the cache for what comes next.
+const FEW_TOKENS: usize = 32;
 /// Blocks of activations across a panel.
 pub(super) const BLOCKS: usize = COLUMNS / BLOCK;
 /// Super-blocks across a panel.
@@ -154,6 +157,11 @@ pub(super) type TileFn = unsafe fn(&TileArgs<'_>);
 /// Unpacks the given blocks of the given rows, at most [`ROWS`].
 pub(super) type PackFn = fn(&WeightRows<'_>, Range<usize>, Range<usize>, &mut Panel);
 
+thread_local! {
+    /// A thread's panel, which is long to be made anew for each task.
+    static PANEL: RefCell<Panel> = const { RefCell::new(Panel::new()) };
+}
+
 /// How one format is multiplied on one instruction set.
 pub(super) struct Multiplier<'a> {
     pub(super) pack: PackFn,
@@ -179,6 +187,21 @@ impl Multiplier<'_> {
         tokens: Range<usize>,
         out: &mut OutputColumns<'_>,
     ) {
+        // SAFETY: as the caller promises.
+        PANEL.with_borrow_mut(|panel| unsafe { self.rows(weights, (acts, tokens), panel, out) });
+    }
+
+    /// All rows against some tokens, by way of a panel.
+    ///
+    /// # Safety
+    /// As for [`Multiplier::run`].
+    unsafe fn rows(
+        &self,
+        weights: &WeightRows<'_>,
+        (acts, tokens): (&Int8Rows<'_>, Range<usize>),
+        panel: &mut Panel,
+        out: &mut OutputColumns<'_>,
+    ) {
         let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
         let n_blocks = weights.n_columns.div_ceil(BLOCK);
         let inside = acts.n_columns() == weights.n_columns
@@ -187,25 +210,23 @@ impl Multiplier<'_> {
         if !inside {
             return;
         }
-        let mut panel = Panel::new();
-        let n_panels = n_blocks.div_ceil(BLOCKS);
-        let n_tiles = n_panels * tokens.len().div_ceil(self.tiles.len()) * ROWS / self.tile_rows;
+        let at_once = match tokens.len() {
+            ..=FEW_TOKENS => BLOCKS / 2,
+            _ => BLOCKS,
+        };
+        let n_tiles = tokens.len().div_ceil(self.tiles.len()) * ROWS / self.tile_rows;
         for first in (0..n_rows).step_by(ROWS) {
             let rows = first..n_rows.min(first + ROWS);
-            let mut next = InOrder::of(weights, first + ROWS, n_tiles);
-            for start in (0..n_blocks).step_by(BLOCKS) {
-                let blocks = start..n_blocks.min(start + BLOCKS);
-                (self.pack)(weights, rows.clone(), blocks.clone(), &mut panel);
+            for start in (0..n_blocks).step_by(at_once) {
+                let blocks = start..n_blocks.min(start + at_once);
+                (self.pack)(weights, rows.clone(), blocks.clone(), panel);
+                let bytes_to = |block| weights.row_bytes * block / n_blocks;
+                let part = bytes_to(blocks.start)..bytes_to(blocks.end);
+                let next = NextRows::of(weights, first, part, n_tiles);
                 let columns = weights.first + rows.start..weights.first + rows.end;
+                let (acts, out) = ((acts, tokens.clone(), blocks), (columns, &mut *out));
                 // SAFETY: as the caller promises; tokens and blocks were checked above.
-                unsafe {
-                    self.tokens(
-                        &panel,
-                        (acts, &mut next),
-                        (tokens.clone(), blocks),
-                        (columns, out),
-                    );
-                }
+                unsafe { self.tokens(panel, next, acts, out) };
             }
         }
     }
@@ -217,8 +238,8 @@ impl Multiplier<'_> {
     unsafe fn tokens(
         &self,
         panel: &Panel,
-        (acts, next): (&Int8Rows<'_>, &mut InOrder),
-        (tokens, blocks): (Range<usize>, Range<usize>),
+        mut next: NextRows,
+        (acts, tokens, blocks): (&Int8Rows<'_>, Range<usize>, Range<usize>),
         (columns, out): (Range<usize>, &mut OutputColumns<'_>),
     ) {
         let mut token = tokens.start;
@@ -244,7 +265,7 @@ impl Multiplier<'_> {
                     return;
                 };
                 for row in (0..ROWS).step_by(self.tile_rows) {
-                    next.fetch();
+                    next.step();
                     // SAFETY: `row` is inside the block of this output.
                     (args.row, args.out, args.stride) = (row, unsafe { start.add(row) }, stride);
                     // SAFETY: `n` tokens of `ROWS` columns from `start` on belong to `out`.

@@ -10,6 +10,8 @@ use super::heads::{self, Head};
 use super::{BLOCKS, Layout, Panel, ROWS, STEP};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::NextPanel;
+use crate::kernels::fetch::fetch_line;
 use crate::kernels::groups::{self, Format};
 
 /// Rows that are interleaved at a time.
@@ -91,6 +93,7 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
     debug_assert!(!rows.is_empty() && rows.len() <= ROWS && blocks.len() <= BLOCKS);
     // Blocks of the format and groups of 32 columns may differ.
     let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
+    let next = NextPanel::after(stored.start * BYTES..stored.end * BYTES, weights.row_bytes);
     for first in (0..rows.len()).step_by(EIGHT) {
         // The last row stands in for those that are missing.
         let row = |r: usize| {
@@ -104,6 +107,11 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
             let Some(eight) = eight_blocks(&rows, b) else {
                 return;
             };
+            for line in next.lines::<BYTES>(b * BYTES) {
+                for block in eight {
+                    fetch_line(block.as_ptr().wrapping_add(line));
+                }
+            }
             pack_scales::<F, BYTES>(&eight, at, first, panel);
             for g in 0..F::GROUPS {
                 // SAFETY: this function needs the same features.
