@@ -38,6 +38,12 @@ pub(super) trait Columns {
     unsafe fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
     /// Of all lanes.
     unsafe fn sum(x: Self::Float) -> f32;
+    /// The same of several registers, with the same additions.
+    #[inline(always)]
+    unsafe fn sums<const N: usize>(x: [Self::Float; N]) -> [f32; N] {
+        // SAFETY: as the caller promises.
+        x.map(|x| unsafe { Self::sum(x) })
+    }
 }
 
 /// How weights become `f32`.
@@ -201,9 +207,17 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
                 }
             }
         }
-        for (t, acc) in acc.into_iter().enumerate() {
-            for (r, acc) in acc.into_iter().enumerate() {
-                out.set(token + t, weights.first + row + r, C::sum(acc));
+        let first = weights.first + row;
+        let Some((to, stride)) = out.block(token..token + T, first..first + R) else {
+            return;
+        };
+        for r in 0..R {
+            let mut of_row = [C::zero(); T];
+            for (of_row, acc) in of_row.iter_mut().zip(&acc) {
+                *of_row = acc[r];
+            }
+            for (t, sum) in C::sums(of_row).into_iter().enumerate() {
+                *to.add(t * stride + r) = sum;
             }
         }
     }

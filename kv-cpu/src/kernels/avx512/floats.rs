@@ -62,4 +62,45 @@ impl Columns for Sixteen {
         // SAFETY: as above.
         unsafe { _mm512_reduce_add_ps(x) }
     }
+    #[inline(always)]
+    unsafe fn sums<const N: usize>(x: [__m512; N]) -> [f32; N] {
+        let mut sums = [0.0; N];
+        let (fours, rest) = x.as_chunks::<4>();
+        let (of_fours, of_rest) = sums.as_chunks_mut::<4>();
+        for (to, x) in of_fours.iter_mut().zip(fours) {
+            // SAFETY: as above.
+            *to = unsafe { sums_of_four(*x) };
+        }
+        for (to, x) in of_rest.iter_mut().zip(rest) {
+            // SAFETY: as above.
+            *to = unsafe { Self::sum(*x) };
+        }
+        sums
+    }
+}
+
+/// The sums over the lanes of four registers: lanes 8 apart are added first, then 4, 2 and 1 apart, as
+/// [`_mm512_reduce_add_ps`] does.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sums_of_four(x: [__m512; 4]) -> [f32; 4] {
+    let halves = |a, b| {
+        let (low, high) = (
+            _mm512_shuffle_f32x4::<0x44>(a, b),
+            _mm512_shuffle_f32x4::<0xee>(a, b),
+        );
+        _mm512_add_ps(low, high)
+    };
+    let (a, b) = (halves(x[0], x[1]), halves(x[2], x[3]));
+    let (low, high) = (
+        _mm512_shuffle_f32x4::<0x88>(a, b),
+        _mm512_shuffle_f32x4::<0xdd>(a, b),
+    );
+    let quarters = _mm512_add_ps(low, high);
+    let pairs = _mm512_add_ps(quarters, _mm512_permute_ps::<0b11_10_11_10>(quarters));
+    let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b01_01_01_01>(pairs));
+    let mut words = [0.0; 16];
+    // SAFETY: 64 writable bytes; the store needs no alignment.
+    unsafe { _mm512_storeu_ps(words.as_mut_ptr(), sums) };
+    [words[0], words[4], words[8], words[12]]
 }
