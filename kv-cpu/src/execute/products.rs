@@ -22,7 +22,7 @@ const PANEL_STEP: usize = 32;
 const BYTES_PER_TASK: usize = 16 * 1024;
 const MOST_BYTES_PER_TASK: usize = 256 * 1024;
 /// Tokens whose multiplication takes about as long as reading the weights from memory.
-const TOKENS_PER_READ: usize = 4;
+const TOKENS_PER_READ: usize = 16;
 
 impl Run<'_> {
     /// All products of the same rows: the rows are prepared once, then tasks take pieces of the
