@@ -7,7 +7,7 @@
 use kv_core::KvType;
 
 use crate::isa::Isa;
-use crate::kernels::fetch::fetch_line;
+use crate::kernels::fetch::fetch_bytes;
 
 /// Values of a block of the quantised types.
 const BLOCK: usize = 32;
@@ -42,7 +42,7 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     fn fetch_next(&self, head: &[u8]) {
         let ahead = head.as_ptr().wrapping_add(CELLS_AHEAD * self.stride);
-        fetch(ahead, self.n_bytes);
+        fetch_bytes(ahead, self.n_bytes);
     }
 }
 
@@ -81,14 +81,6 @@ impl Decoder {
                 .each(values)
                 .for_each(|(bytes, values)| self.kv_type.decode_row(bytes, values)),
         }
-    }
-}
-
-/// Asks for some bytes from memory; they may be anywhere.
-#[inline(always)]
-pub(super) fn fetch(from: *const u8, n_bytes: usize) {
-    for at in (0..n_bytes).step_by(64) {
-        fetch_line(from.wrapping_add(at));
     }
 }
 

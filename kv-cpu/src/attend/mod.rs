@@ -27,6 +27,7 @@ use kv_core::layers::{HeadBlocks, LayerRows};
 use kv_core::{PosRange, Visibility, VisibleGroup};
 
 use crate::kernels::Kernels;
+use crate::kernels::fetch::fetch_bytes;
 use crate::storage::Stored;
 use crate::team::Lead;
 use crate::values::SharedValues;
@@ -394,7 +395,7 @@ impl Attention<'_> {
     fn fetch(&self, cell: usize, kv_head: usize) {
         for stored in &self.stored {
             let heads = stored.heads(cell..cell + 1, stored.shape.head(kv_head));
-            decode::fetch(heads.bytes.as_ptr(), heads.n_bytes);
+            fetch_bytes(heads.bytes.as_ptr(), heads.n_bytes);
         }
     }
 

@@ -19,6 +19,14 @@ pub(crate) fn fetch_line(at: *const u8) {
     let _ = at;
 }
 
+/// Asks for all lines that lie `64 · n` bytes from an address on, up to `n_bytes`.
+#[inline(always)]
+pub(crate) fn fetch_bytes(from: *const u8, n_bytes: usize) {
+    for at in (0..n_bytes).step_by(64) {
+        fetch_line(from.wrapping_add(at));
+    }
+}
+
 /// As [`fetch_line`], to the second-level cache.
 #[inline(always)]
 pub(crate) fn fetch_to_second(at: *const u8) {

@@ -9,11 +9,13 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::WeightRows;
-use super::ahead::RowsAhead;
+use super::ahead::Ahead;
 use crate::output::OutputColumns;
 
 /// The longest register, in columns.
 const MOST_LANES: usize = 16;
+/// Bytes that are asked for at a time.
+const LINE: usize = 64;
 /// Tokens that are multiplied together.
 const TOKENS: usize = 4;
 /// Weight rows that are multiplied with one token: as many sums as hide the time of an addition.
@@ -175,19 +177,19 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
 ) {
     let n = weights.n_columns;
     let whole = n / C::LANES * C::LANES;
-    let ahead = RowsAhead::new(R, weights.row_bytes);
     // SAFETY: these columns of these rows and tokens exist.
     unsafe {
         let w = weights.bytes.as_ptr().add(row * weights.row_bytes);
         let a = acts.as_ptr().add(token * n);
         let mut acc = [[C::zero(); R]; T];
         for column in (0..whole).step_by(C::LANES) {
+            let at = column * S::BYTES;
+            let ahead = Ahead::of::<R>(at, LINE, weights.row_bytes);
             let mut x = [C::zero(); R];
             for (r, x) in x.iter_mut().enumerate() {
-                let from = w.add(r * weights.row_bytes + column * S::BYTES);
-                // Once for each line.
-                if T == 1 && (column * S::BYTES).is_multiple_of(64) {
-                    ahead.fetch_line(from, column * S::BYTES);
+                let from = w.add(r * weights.row_bytes + at);
+                if T == 1 && at.is_multiple_of(LINE) {
+                    ahead.fetch(from, r, LINE);
                 }
                 *x = S::load::<C>(from);
             }

@@ -125,25 +125,26 @@ pub(super) fn multiply<F: Pair<BYTES>, const BYTES: usize>(
     acts: &Int8Row<'_>,
     out: &mut [f32],
 ) {
+    if in_order(ROWS, weights.row_bytes) {
+        by_rows::<F, BYTES, ROWS>(weights, acts, out);
+    } else {
+        by_rows::<F, BYTES, FEW>(weights, acts, out);
+    }
+}
+
+/// The same, `N` rows at a time.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn by_rows<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
+    weights: &WeightRows<'_>,
+    acts: &Int8Row<'_>,
+    out: &mut [f32],
+) {
     let row_bytes = weights.row_bytes.max(1);
     let n_blocks = (row_bytes / BYTES).min(acts.n_blocks());
-    // SAFETY: `n_blocks` blocks can be read from the start of each row on.
-    unsafe {
-        if in_order(ROWS, row_bytes) {
-            for (rows, out) in side_by_side(weights, out) {
-                store(
-                    tile::<F, BYTES, ROWS>(&rows, (n_blocks, row_bytes), acts),
-                    out,
-                );
-            }
-        } else {
-            for (rows, out) in side_by_side(weights, out) {
-                store(
-                    tile::<F, BYTES, FEW>(&rows, (n_blocks, row_bytes), acts),
-                    out,
-                );
-            }
-        }
+    for (rows, out) in side_by_side(weights, out) {
+        // SAFETY: `n_blocks` blocks can be read from the start of each row on.
+        let sums = unsafe { tile::<F, BYTES, N>(&rows, (n_blocks, row_bytes), acts) };
+        store(sums, out);
     }
 }
 
@@ -192,7 +193,7 @@ unsafe fn tile<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
                 let at = 4 * quarter + r;
                 // SAFETY: both blocks are inside the row.
                 let blocks = unsafe { [&*rows[at].add(b), &*rows[at].add(next)] };
-                ahead.fetch(blocks[0], at, 2);
+                ahead.fetch(blocks[0], at, 2 * BYTES);
                 for (k, block) in blocks.into_iter().enumerate() {
                     now.scales[k][at] = half(block, 0);
                     if F::MINIMA {

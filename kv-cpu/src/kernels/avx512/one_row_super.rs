@@ -194,25 +194,26 @@ pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
     acts: &Int8Row<'_>,
     out: &mut [f32],
 ) {
+    if in_order(ROWS, weights.row_bytes) {
+        by_rows::<F, BYTES, ROWS>(weights, acts, out);
+    } else {
+        by_rows::<F, BYTES, FEW>(weights, acts, out);
+    }
+}
+
+/// The same, `N` rows at a time.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn by_rows<F: Super<BYTES>, const BYTES: usize, const N: usize>(
+    weights: &WeightRows<'_>,
+    acts: &Int8Row<'_>,
+    out: &mut [f32],
+) {
     let row_bytes = weights.row_bytes.max(1);
     let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
-    // SAFETY: `n_supers` blocks can be read from the start of each row on.
-    unsafe {
-        if in_order(ROWS, row_bytes) {
-            for (rows, out) in side_by_side(weights, out) {
-                store(
-                    tile::<F, BYTES, ROWS>(&rows, (n_supers, row_bytes), acts),
-                    out,
-                );
-            }
-        } else {
-            for (rows, out) in side_by_side(weights, out) {
-                store(
-                    tile::<F, BYTES, FEW>(&rows, (n_supers, row_bytes), acts),
-                    out,
-                );
-            }
-        }
+    for (rows, out) in side_by_side(weights, out) {
+        // SAFETY: `n_supers` blocks can be read from the start of each row on.
+        let sums = unsafe { tile::<F, BYTES, N>(&rows, (n_supers, row_bytes), acts) };
+        store(sums, out);
     }
 }
 
@@ -250,7 +251,7 @@ unsafe fn tile<F: Super<BYTES>, const BYTES: usize, const N: usize>(
                 let row = 4 * quarter + r;
                 // SAFETY: the block is inside the row.
                 let block = unsafe { &*rows[row].add(s) };
-                ahead.fetch(block, row, 1);
+                ahead.fetch(block, row, BYTES);
                 let head = F::head(block);
                 scales[row] = head.scale.to_bits();
                 scale_minima[row] = head.minimum.to_bits();

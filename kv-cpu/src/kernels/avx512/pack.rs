@@ -13,8 +13,8 @@ use super::chunks::{Chunks, MOST};
 use super::sixteen::{self, Sixteen, turned};
 use crate::activations::SUPER_BLOCK;
 use crate::kernels::WeightRows;
-use crate::kernels::ahead::NextPanel;
 use crate::kernels::panel::formats::for_format;
+use crate::kernels::panel::next::NextPanel;
 use crate::kernels::panel::pack::pack as by_eights;
 use crate::kernels::panel::{BLOCKS, PackFn, Panel, ROWS, STEP};
 
@@ -138,3 +138,74 @@ impl Word for [u8; STEP] {}
 impl Word for [i16; 2] {}
 impl Word for i32 {}
 impl Word for f32 {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// Every bit of a panel.
+    fn bits(panel: &Panel) -> Vec<u32> {
+        let scales = [&panel.scales, &panel.minima].into_iter().flatten();
+        let super_scales = [&panel.super_scales, &panel.super_minima].into_iter();
+        let scales = scales.chain(super_scales.flatten()).flatten();
+        let quants = panel
+            .quants
+            .iter()
+            .flatten()
+            .map(|q| u32::from_le_bytes(*q));
+        let minima = panel.int_minima.iter().flatten();
+        let minima = minima.map(|[a, b]| (*a as u16 as u32) << 16 | *b as u16 as u32);
+        let factors = panel.factors.iter().flatten().map(|f| *f as u32);
+        let bits = scales.map(|s| s.to_bits()).chain(quants).chain(minima);
+        bits.chain(factors).collect()
+    }
+
+    fn agrees<F: Chunks<BYTES>, const BYTES: usize>() {
+        const COLUMNS: usize = 768;
+        let row_bytes = COLUMNS / (32 * F::GROUPS) * BYTES;
+        let mut seed = 1_u64;
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 56) as u8
+        })
+        .take(56 * row_bytes)
+        .collect();
+        let weights = WeightRows {
+            // Not looked at.
+            format: BlockFormat::Q8_0,
+            bytes: &bytes,
+            row_bytes,
+            first: 0,
+            n_columns: COLUMNS,
+        };
+        for rows in [0..32, 24..56, 32..48, 40..56, 48..56, 3..16] {
+            for blocks in [0..16, 16..24, 8..16] {
+                let [mut eights, mut sixteens] = [Panel::new(), Panel::new()];
+                // SAFETY: the caller has looked for AVX-512.
+                unsafe {
+                    by_eights::<F, BYTES>(&weights, rows.clone(), blocks.clone(), &mut eights);
+                    pack::<F, BYTES>(&weights, rows.clone(), blocks.clone(), &mut sixteens);
+                }
+                let (eights, sixteens) = (bits(&eights), bits(&sixteens));
+                assert_eq!(
+                    eights, sixteens,
+                    "{BYTES} bytes, rows {rows:?}, blocks {blocks:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_rows_are_unpacked_as_eight_are() {
+        if !Isa::Avx512Vnni.is_available() {
+            // This machine has no such kernels.
+            return;
+        }
+        for format in BlockFormat::ALL {
+            if format.block_len() > 1 && format != BlockFormat::MXFP4 {
+                for_format!(format, agrees());
+            }
+        }
+    }
+}

@@ -11,15 +11,17 @@
 pub(super) mod formats;
 pub(super) mod heads;
 pub(super) mod lanes;
+pub(super) mod next;
 pub(super) mod pack;
 pub(super) mod tile;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+use next::NextRows;
+
 use crate::activations::{BLOCK, Int8Rows, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::ahead::NextRows;
 use crate::output::OutputColumns;
 
 /// Weight rows of a panel.

@@ -10,9 +10,9 @@ use super::heads::{self, Head};
 use super::{BLOCKS, Layout, Panel, ROWS, STEP};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 use crate::kernels::WeightRows;
-use crate::kernels::ahead::NextPanel;
 use crate::kernels::fetch::fetch_line;
 use crate::kernels::groups::{self, Format};
+use crate::kernels::panel::next::NextPanel;
 
 /// Rows that are interleaved at a time.
 const EIGHT: usize = 8;

@@ -1,0 +1,84 @@
+//! What comes after a panel, and is asked for meanwhile: memory gives most where it is asked for in
+//! order, so whole rows go to the second-level cache while tokens pass the panels before them, and the
+//! next panel from there to the first-level cache while this one is unpacked.
+//!
+//! Knows no format.
+
+use std::ops::Range;
+
+use super::ROWS;
+use crate::kernels::WeightRows;
+use crate::kernels::fetch::fetch_to_second;
+
+/// What comes after a panel: the next one, which is asked for while this one is unpacked.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct NextPanel {
+    /// From a block to the one in its place in the next panel.
+    bytes: usize,
+}
+
+impl NextPanel {
+    /// After a panel that holds the given part of its rows' bytes.
+    pub(in crate::kernels) fn after(part: Range<usize>, row_bytes: usize) -> Self {
+        let bytes = match part.end < row_bytes {
+            true => part.len(),
+            false => ROWS * row_bytes - part.start,
+        };
+        Self { bytes }
+    }
+
+    /// From each row's `BYTES` bytes at byte `at` to the lines to be asked for instead of them, each
+    /// line but once; what lies past the end of the weights does no harm.
+    #[inline(always)]
+    pub(in crate::kernels) fn lines<const BYTES: usize>(
+        self,
+        at: usize,
+    ) -> impl Iterator<Item = usize> {
+        let first = at.next_multiple_of(64) - at;
+        (first..BYTES)
+            .step_by(64)
+            .map(move |line| self.bytes + line)
+    }
+}
+
+/// The rows that come after a panel's: asked for in order, to the second-level cache, while tokens
+/// pass the panels before.
+pub(in crate::kernels) struct NextRows {
+    from: *const u8,
+    n_lines: usize,
+    lines_each: usize,
+}
+
+impl NextRows {
+    /// What is to be asked for beside the panel that holds the given part of the bytes of the rows
+    /// from `row` on, in so many steps.
+    pub(in crate::kernels) fn of(
+        weights: &WeightRows<'_>,
+        row: usize,
+        part: Range<usize>,
+        n_steps: usize,
+    ) -> Self {
+        let next = (row + ROWS) * weights.row_bytes;
+        let n_lines = (ROWS * part.len()).div_ceil(64);
+        Self {
+            // What belongs to the parts before has been asked for.
+            from: weights
+                .bytes
+                .as_ptr()
+                .wrapping_add(next + ROWS * part.start),
+            n_lines,
+            lines_each: n_lines.div_ceil(n_steps.max(1)),
+        }
+    }
+
+    /// Asks for what belongs to one step; past the end of the weights this does nothing.
+    #[inline(always)]
+    pub(in crate::kernels) fn step(&mut self) {
+        let n_lines = self.lines_each.min(self.n_lines);
+        for line in 0..n_lines {
+            fetch_to_second(self.from.wrapping_add(64 * line));
+        }
+        self.from = self.from.wrapping_add(64 * n_lines);
+        self.n_lines -= n_lines;
+    }
+}
