@@ -536,23 +536,37 @@ fn scales_of_any_size_and_rows_of_any_number() {
 }
 
 /// Sums within blocks are exact, and what is made of them is one chain of fused additions: whatever
-/// the width of registers.
+/// the width of registers, for one token and for several, and for rows so long that only few of them
+/// are taken together.
 #[test]
 fn int8_products_are_the_same_bits_with_registers_of_any_width() {
     for format in BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1) {
-        let n = widths(format)[widths(format).len() - 1];
-        let matrix = Matrix::new(random_weight(format, 45, n, 41)).unwrap();
-        for x in [extreme_rows(n), Random(43).units(n)] {
-            let vector = tables().into_iter().filter(|k| k.isa != Isa::Scalar);
-            let all: Vec<_> = vector
-                .map(|kernels| (kernels.isa, product(&matrix, kernels, &x)))
-                .collect();
-            for pair in all.windows(2) {
-                assert_eq!(
-                    pair[0].1, pair[1].1,
-                    "{format}: {} {}",
-                    pair[0].0, pair[1].0
-                );
+        let long = 113 * 32_usize.max(format.block_len() / 4);
+        let long = long.next_multiple_of(format.block_len());
+        for n in [widths(format)[widths(format).len() - 1], long] {
+            let matrix = Matrix::new(random_weight(format, 45, n, 41)).unwrap();
+            for x in [extreme_rows(n), Random(43).units(n), rows(n)[0].clone()] {
+                let vector = tables().into_iter().filter(|k| k.isa != Isa::Scalar);
+                let all: Vec<_> = vector
+                    .map(|kernels| (kernels.isa, product(&matrix, kernels, &x)))
+                    .collect();
+                for pair in all.windows(2) {
+                    assert_eq!(
+                        pair[0].1, pair[1].1,
+                        "{format}, {n} columns: {} {}",
+                        pair[0].0, pair[1].0
+                    );
+                }
+                let last = &x[x.len() - n..];
+                for kernels in tables() {
+                    let alone = product(&matrix, kernels, last);
+                    let together = product(&matrix, kernels, &x);
+                    assert!(
+                        together.ends_with(&alone),
+                        "{format}, {n} columns: {}",
+                        kernels.isa
+                    );
+                }
             }
         }
     }
