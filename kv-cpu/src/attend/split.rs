@@ -1,7 +1,7 @@
 //! Few rows over many cells: spans of positions are the tasks, and rows of several sequences that see
 //! the same cells of a span share one.
 //!
-//! Invariant: a row's result has the bits that [`super::blocks`] would give it (see
+//! Invariant: a row's result has the bits that [`super::attend`] would give it (see
 //! [`super::spans`]). Memory is bounded and taken beforehand: spans are worked off in rounds of as
 //! many as there is room for. Knows nothing of tiles.
 
