@@ -95,8 +95,8 @@ pub enum EmbedError {
 /// An encoder on a backend, which makes vectors of texts.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let (backend, registry): (kv_candle::CandleBackend, model_core::architecture::Registry) = todo!();
+/// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
+/// # fn vectors(backend: CandleBackend, registry: Registry) -> Result<(), Box<dyn std::error::Error>> {
 /// use engine::{Embedder, EmbedderConfig};
 /// use model_core::model_file::ModelFile;
 ///

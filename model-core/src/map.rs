@@ -37,10 +37,9 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
         return Err(MapError::Empty);
     }
     let file = File::open(path)?;
-    // SAFETY: the map is private to this process and never written to. What remains is that
-    // somebody else changes or shortens the file meanwhile, which no reader of a map can prevent
-    // on any of our systems; the documentation of those who open files forbids it. Reads that this
-    // crate makes are of plain bytes, for which every value is valid.
+    // SAFETY: private to this process, never written to, and read as plain bytes, of which every value
+    // is valid. That nobody else changes or shortens the file meanwhile, no reader of a map can see to
+    // on any of our systems: the documentation of those who open files forbids it.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(SharedBytes::new(Arc::new(map)))
 }

@@ -25,6 +25,8 @@ pub(in crate::kernels) struct Ahead {
     bytes: usize,
     /// What is added to that from row to row (perhaps negative, wrapped).
     each_row: usize,
+    /// How much is asked for.
+    piece: usize,
 }
 
 impl Ahead {
@@ -40,6 +42,7 @@ impl Ahead {
             return Self {
                 bytes: tile + (N - 1) * at,
                 each_row: piece.wrapping_sub(row_bytes),
+                piece,
             };
         }
         let further = AHEAD.div_ceil(N * piece.max(1)) * piece;
@@ -48,15 +51,16 @@ impl Ahead {
         Self {
             bytes: if in_row { further } else { next_tile },
             each_row: 0,
+            piece,
         }
     }
 
-    /// Asks for what comes after the piece of `n_bytes` at `piece`, which is in row `row` of the tile;
-    /// past the end of the weights this does nothing.
+    /// Asks for what comes after the piece at `from`, which is in row `row` of the tile; past the end
+    /// of the weights this does nothing.
     #[inline(always)]
-    pub(in crate::kernels) fn fetch<T>(self, piece: *const T, row: usize, n_bytes: usize) {
+    pub(in crate::kernels) fn fetch<T>(self, from: *const T, row: usize) {
         let bytes = self.bytes.wrapping_add(row.wrapping_mul(self.each_row));
         // Neighbouring pieces share lines, so whole lines of one are enough.
-        fetch_bytes(piece.cast::<u8>().wrapping_add(bytes), n_bytes);
+        fetch_bytes(from.cast::<u8>().wrapping_add(bytes), self.piece);
     }
 }

@@ -43,8 +43,13 @@ pub(super) trait Columns {
     /// The same of several registers, with the same additions.
     #[inline(always)]
     unsafe fn sums<const N: usize>(x: [Self::Float; N]) -> [f32; N] {
-        // SAFETY: as the caller promises.
-        x.map(|x| unsafe { Self::sum(x) })
+        // Not `map`: its closure would not have the features of the caller.
+        let mut sums = [0.0; N];
+        for (sum, x) in sums.iter_mut().zip(x) {
+            // SAFETY: as the caller promises.
+            *sum = unsafe { Self::sum(x) };
+        }
+        sums
     }
 }
 
@@ -189,7 +194,7 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
             for (r, x) in x.iter_mut().enumerate() {
                 let from = w.add(r * weights.row_bytes + at);
                 if T == 1 && at.is_multiple_of(LINE) {
-                    ahead.fetch(from, r, LINE);
+                    ahead.fetch(from, r);
                 }
                 *x = S::load::<C>(from);
             }

@@ -75,7 +75,7 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
             let mut dots = [_mm256_setzero_si256(); ROWS];
             for (r, dots) in dots.iter_mut().enumerate() {
                 let block = &*rows[r].add(b);
-                ahead.fetch(block, r, BYTES);
+                ahead.fetch(block, r);
                 scales[r] = half(block, 0);
                 if F::MINIMA {
                     minima[r] = half(block, 2);
@@ -127,7 +127,7 @@ unsafe fn supers<F: Packed<BYTES>, const BYTES: usize>(
             let mut minima = [_mm_setzero_si128(); ROWS];
             for (r, row) in rows.iter().enumerate() {
                 let block = &*row.add(s);
-                ahead.fetch(block, r, BYTES);
+                ahead.fetch(block, r);
                 let Some(head) = F::super_head(block) else {
                     return acc;
                 };

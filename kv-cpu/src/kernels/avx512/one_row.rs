@@ -193,7 +193,7 @@ unsafe fn tile<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
                 let at = 4 * quarter + r;
                 // SAFETY: both blocks are inside the row.
                 let blocks = unsafe { [&*rows[at].add(b), &*rows[at].add(next)] };
-                ahead.fetch(blocks[0], at, 2 * BYTES);
+                ahead.fetch(blocks[0], at);
                 for (k, block) in blocks.into_iter().enumerate() {
                     now.scales[k][at] = half(block, 0);
                     if F::MINIMA {

@@ -251,7 +251,7 @@ unsafe fn tile<F: Super<BYTES>, const BYTES: usize, const N: usize>(
                 let row = 4 * quarter + r;
                 // SAFETY: the block is inside the row.
                 let block = unsafe { &*rows[row].add(s) };
-                ahead.fetch(block, row, BYTES);
+                ahead.fetch(block, row);
                 let head = F::head(block);
                 scales[row] = head.scale.to_bits();
                 scale_minima[row] = head.minimum.to_bits();

@@ -66,7 +66,7 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
             let mut dots = [vdupq_n_s32(0); ROWS];
             for (r, dots) in dots.iter_mut().enumerate() {
                 let block = &*rows[r].add(b);
-                ahead.fetch(block, r, BYTES);
+                ahead.fetch(block, r);
                 beside[r] = half(block, 0);
                 if F::MINIMA {
                     beside[ROWS + r] = half(block, 2);
@@ -106,7 +106,7 @@ unsafe fn supers<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
             let (mut sums, mut minima) = ([vdupq_n_s32(0); ROWS], [vdupq_n_s32(0); ROWS]);
             for (r, row) in rows.iter().enumerate() {
                 let block = &*row.add(s);
-                ahead.fetch(block, r, BYTES);
+                ahead.fetch(block, r);
                 let Some(head) = F::super_head(block) else {
                     return acc;
                 };
