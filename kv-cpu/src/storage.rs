@@ -5,7 +5,6 @@
 //! bytes as the layout says; the first is on a 64-byte boundary. Knows nothing of who is in a cell.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ops::Range;
 use std::ptr::NonNull;
 
 use half::f16;
@@ -126,17 +125,22 @@ impl<'a> Stored<'a> {
         self.shape.decode(&self.bytes[cell * n..][..n], values);
     }
 
-    /// The blocks that hold a head of neighbouring cells, of which there is one at least.
+    /// The blocks that hold a head of each cell.
     #[inline]
-    pub(crate) fn heads(&self, cells: Range<usize>, head: HeadBlocks) -> Heads<'a> {
-        let stride = self.shape.bytes();
-        let start = cells.start * stride + head.first_byte;
-        let len = (cells.len() - 1) * stride + head.n_bytes;
+    pub(crate) fn heads(&self, head: usize) -> Heads<'a> {
+        let HeadBlocks {
+            first_byte,
+            n_bytes,
+            n_values,
+            skip,
+        } = self.shape.head(head);
         Heads {
-            bytes: &self.bytes[start..][..len],
-            stride,
-            n_bytes: head.n_bytes,
-            n_values: head.n_values,
+            bytes: self.bytes,
+            stride: self.shape.bytes(),
+            first_byte,
+            n_bytes,
+            n_values,
+            skip,
         }
     }
 }

@@ -4,50 +4,62 @@
 //! wrapper names. Invariant: every value has the very bits that [`KvType::decode_row`] gives it,
 //! which is what plain code uses. Knows nothing of heads or cells.
 
+use std::ops::Range;
+
 use kv_core::KvType;
 
+use super::tile::TILE;
+use super::walk::{Ahead, Tile};
 use crate::isa::Isa;
-use crate::kernels::fetch::fetch_bytes;
 
 /// Values of a block of the quantised types.
 const BLOCK: usize = 32;
 
-/// Cells between asking and reading: more than a tile, so that its arithmetic is time to come.
-const CELLS_AHEAD: usize = 48;
+/// Queries that are few: values are read twice for them at most.
+const FEW: usize = 8;
 
-/// One head of neighbouring cells: whole blocks.
-#[derive(Clone, Copy, Debug)]
+/// Values that are turned at a time.
+pub(super) const PIECE: usize = 8;
+
+/// One head of all cells of a layer: whole blocks.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Heads<'a> {
-    /// From the head of the first cell to the end of the last one's.
+    /// The rows of all cells.
     pub(crate) bytes: &'a [u8],
-    /// Bytes from one cell's head to the next.
+    /// Bytes from one cell to the next.
     pub(crate) stride: usize,
+    /// Bytes of a cell before its head.
+    pub(crate) first_byte: usize,
     /// Bytes of one cell's head.
     pub(crate) n_bytes: usize,
-    /// Values of one cell's head.
+    /// Values of one cell's head, in whole blocks.
     pub(crate) n_values: usize,
+    /// Values of other heads before the head's.
+    pub(crate) skip: usize,
 }
 
 impl<'a> Heads<'a> {
-    /// The bytes and the values of each cell.
+    /// Where the head of a cell begins, to be asked for: the cell need not exist.
     #[inline(always)]
-    fn each<'v>(self, values: &'v mut [f32]) -> impl Iterator<Item = (&'a [u8], &'v mut [f32])> {
-        let cells = self.bytes.chunks(self.stride.max(1));
-        cells
-            .map(move |cell| &cell[..self.n_bytes])
-            .zip(values.chunks_exact_mut(self.n_values.max(1)))
+    pub(super) fn at(&self, cell: usize) -> *const u8 {
+        let at = cell.wrapping_mul(self.stride).wrapping_add(self.first_byte);
+        self.bytes.as_ptr().wrapping_add(at)
     }
 
-    /// Asks for a head some cells further on, which is needed next where cells go on as they do.
+    /// The head of a cell.
     #[inline(always)]
-    fn fetch_next(&self, head: &[u8]) {
-        let ahead = head.as_ptr().wrapping_add(CELLS_AHEAD * self.stride);
-        fetch_bytes(ahead, self.n_bytes);
+    pub(super) fn of(&self, cell: usize) -> &'a [u8] {
+        &self.bytes[cell * self.stride + self.first_byte..][..self.n_bytes]
     }
 }
 
-/// `(heads, values)`.
-type Decode = fn(Heads<'_>, &mut [f32]);
+/// `(heads, tile, values)`: the heads of the cells of a tile become `values`,
+/// `[TILE, n_values]`, each at its place; other places stay as they are.
+type Decode = fn(&Heads<'_>, &Tile, &mut [f32]);
+
+/// `(heads, tile, k)`: the heads of the cells of a tile become columns. Places that have no cell get
+/// some number.
+type Turn = fn(&Heads<'_>, &Tile, &mut [[f32; TILE]]);
 
 /// Reads values of one type.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +67,15 @@ pub(crate) struct Decoder {
     kv_type: KvType,
     /// `None`: as the specification does.
     fast: Option<Decode>,
+    /// `None`: rows are read, then turned.
+    turn: Option<Turn>,
+    /// `None`: rows are read, then added.
+    add: Option<Add>,
 }
+
+/// `out[i][j] += Σ_c weights[i][c] · v[c][j]` over a range of places of a tile, as
+/// [`super::tile::TileKernels::accumulate`] adds them: `(out, weights, (places, (heads, tile)))`.
+type Add = fn(&mut [f32], &[[f32; TILE]], (Range<usize>, (&Heads<'_>, &Tile)), &mut Ahead<'_>);
 
 impl Decoder {
     /// For rows of `kv_type` on `isa`, which must be available.
@@ -69,18 +89,74 @@ impl Decoder {
             Isa::Neon | Isa::NeonDot if isa.is_available() => arm::neon(kv_type),
             _ => None,
         };
-        Self { kv_type, fast }
+        let turn: Option<Turn> = match (isa, kv_type) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the instruction set is available.
+            (Isa::Avx512Vnni, KvType::F16) if isa.is_available() => {
+                Some(|heads, tile, k| unsafe { super::avx512::f16_columns(heads, tile, k) })
+            }
+            _ => None,
+        };
+        let add: Option<Add> = match (isa, kv_type) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the instruction set is available.
+            (Isa::Avx512Vnni, KvType::F16) if isa.is_available() => {
+                Some(|out, weights, of_cells, ahead| unsafe {
+                    super::avx512::accumulate_f16(out, weights, of_cells, ahead)
+                })
+            }
+            _ => None,
+        };
+        Self {
+            kv_type,
+            fast,
+            turn,
+            add,
+        }
     }
 
-    /// Reads the heads of as many cells as there are.
+    /// What adds the values of a head to so many queries as they are stored, where that takes less than
+    /// decoding them first.
     #[inline]
-    pub(crate) fn decode(&self, heads: Heads<'_>, values: &mut [f32]) {
-        match self.fast {
-            Some(decode) => decode(heads, values),
-            None => heads
-                .each(values)
-                .for_each(|(bytes, values)| self.kv_type.decode_row(bytes, values)),
+    pub(super) fn adds(&self, heads: &Heads<'_>, (v_dim, n): (usize, usize)) -> Option<Add> {
+        self.add.filter(|_| heads.n_values == v_dim && n <= FEW)
+    }
+
+    /// Reads the heads of the cells of a tile as columns `[n_values, TILE]`, if there is a way to: the
+    /// values that [`Decoder::decode`] gives.
+    #[inline]
+    pub(super) fn columns(&self, heads: &Heads<'_>, tile: &Tile, k: &mut [[f32; TILE]]) -> bool {
+        let Some(turn) = self.turn else { return false };
+        let fits = heads.n_values == k.len() && k.len().is_multiple_of(PIECE);
+        if fits {
+            turn(heads, tile, k);
         }
+        fits
+    }
+
+    /// Reads the heads of the cells of a tile to their places in `values`, `[TILE, n_values]`.
+    #[inline]
+    pub(super) fn decode(&self, heads: &Heads<'_>, tile: &Tile, values: &mut [f32]) {
+        match self.fast {
+            Some(decode) => decode(heads, tile, values),
+            None => each(heads, tile, values, |bytes, values| {
+                self.kv_type.decode_row(bytes, values);
+            }),
+        }
+    }
+}
+
+/// Calls `decode(bytes, values)` for each place of a tile.
+#[inline(always)]
+fn each(
+    heads: &Heads<'_>,
+    tile: &Tile,
+    values: &mut [f32],
+    mut decode: impl FnMut(&[u8], &mut [f32]),
+) {
+    for (place, cell) in tile.places() {
+        let values = &mut values[place * heads.n_values..][..heads.n_values];
+        decode(heads.of(cell), values);
     }
 }
 
@@ -219,15 +295,15 @@ fn q5_1(bytes: &[u8], values: &mut [f32]) {
 
 /// The functions of an instruction set, compiled for its features: most are the ones above.
 macro_rules! for_features {
-    ($table:ident, $features:literal, $f16:path, $q8_0:path, $iq4_nl:path) => {
+    ($table:ident, $features:literal, $f16:path, $q8_kind:ident $q8_0:path, $iq4_nl:path) => {
         pub(super) fn $table(kv_type: KvType) -> Option<Decode> {
             macro_rules! wrapped {
                 ($function:path) => {{
                     #[target_feature(enable = $features)]
-                    fn inner(heads: Heads<'_>, values: &mut [f32]) {
-                        for (bytes, values) in heads.each(values) {
-                            heads.fetch_next(bytes);
-                            one(bytes, values);
+                    fn inner(heads: &Heads<'_>, tile: &Tile, values: &mut [f32]) {
+                        for (place, cell) in tile.places() {
+                            let values = &mut values[place * heads.n_values..][..heads.n_values];
+                            one(heads.of(cell), values);
                         }
                     }
                     // A function of its own: within the loop the compiler often makes no
@@ -238,14 +314,28 @@ macro_rules! for_features {
                         $function(bytes, values);
                     }
                     // SAFETY: `Decoder::new` gives this out only where the features are there.
-                    Some(|heads, values| unsafe { inner(heads, values) })
+                    Some(|heads, tile, values| unsafe { inner(heads, tile, values) })
+                }};
+            }
+            // What is vector code already.
+            macro_rules! direct {
+                ($function:path) => {{
+                    #[target_feature(enable = $features)]
+                    fn inner(heads: &Heads<'_>, tile: &Tile, values: &mut [f32]) {
+                        for (place, cell) in tile.places() {
+                            let values = &mut values[place * heads.n_values..][..heads.n_values];
+                            $function(heads.of(cell), values);
+                        }
+                    }
+                    // SAFETY: `Decoder::new` gives this out only where the features are there.
+                    Some(|heads, tile, values| unsafe { inner(heads, tile, values) })
                 }};
             }
             match kv_type {
                 KvType::F32 => wrapped!(super::f32),
-                KvType::F16 => wrapped!($f16),
+                KvType::F16 => direct!($f16),
                 KvType::BF16 => wrapped!(super::bf16),
-                KvType::Q8_0 => wrapped!($q8_0),
+                KvType::Q8_0 => $q8_kind!($q8_0),
                 KvType::Q4_0 => wrapped!(super::q4_0),
                 KvType::Q4_1 => wrapped!(super::q4_1),
                 KvType::Q5_0 => wrapped!(super::q5_0),
@@ -259,24 +349,19 @@ macro_rules! for_features {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use core::arch::x86_64::{
-        _mm_and_si128, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_loadu_si128,
-        _mm_set1_epi8, _mm_shuffle_epi8, _mm_srli_epi16, _mm_storeu_si128, _mm256_cvtph_ps,
-        _mm256_loadu_si256, _mm256_storeu_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-        _mm512_cvtph_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_storeu_ps,
-    };
+    use core::arch::x86_64::*;
 
     use kv_core::KvType;
     use kv_core::block::IQ4_VALUES;
 
-    use super::{BLOCK, Decode, Heads, blocks};
+    use super::{BLOCK, Decode, Heads, Tile, blocks};
 
-    for_features!(avx2, "avx2,f16c", f16_by_8, super::q8_0, iq4_nl);
+    for_features!(avx2, "avx2,f16c", f16_by_8, wrapped super::q8_0, iq4_nl);
     for_features!(
         avx512,
         "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq",
         f16_by_16,
-        q8_0_by_16,
+        direct q8_0_by_16,
         iq4_nl
     );
 
@@ -383,10 +468,10 @@ mod arm {
 
     use kv_core::KvType;
 
-    use super::{Decode, Heads, blocks, half};
+    use super::{Decode, Heads, Tile, blocks, half};
     use crate::kernels::neon::{iq4_entries, widened};
 
-    for_features!(neon, "neon", f16_by_8, super::q8_0, iq4_nl);
+    for_features!(neon, "neon", f16_by_8, wrapped super::q8_0, iq4_nl);
 
     #[target_feature(enable = "neon")]
     #[inline]
@@ -441,10 +526,13 @@ mod tests {
                     let heads = Heads {
                         bytes: &bytes,
                         stride: bytes.len() / 2,
+                        first_byte: 0,
                         n_bytes: bytes.len() / 2,
                         n_values: n / 2,
+                        skip: 0,
                     };
-                    Decoder::new(isa, kv_type).decode(heads, &mut got);
+                    let tile = Tile::of(&[(0, 0), (1, 1)]);
+                    Decoder::new(isa, kv_type).decode(&heads, &tile, &mut got);
                     for (got, wanted) in got.iter().zip(&wanted) {
                         let same =
                             got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
@@ -452,6 +540,108 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Random bytes: numbers of every kind.
+    fn noise(n: usize) -> Vec<u8> {
+        let mut state = 7u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        (0..n).map(|_| byte()).collect()
+    }
+
+    #[test]
+    fn columns_are_the_decoded_rows_turned() {
+        let n_turned = |isa: Isa, kv_type: KvType, n: usize, tile: &Tile| {
+            let stride = 3 * kv_type.row_bytes(n);
+            let bytes = noise(40 * stride);
+            let heads = Heads {
+                bytes: &bytes,
+                stride,
+                first_byte: kv_type.row_bytes(n),
+                n_bytes: kv_type.row_bytes(n),
+                n_values: n,
+                skip: 0,
+            };
+            let decoder = Decoder::new(isa, kv_type);
+            let mut rows = vec![0.0; TILE * n];
+            decoder.decode(&heads, tile, &mut rows);
+            let mut k = vec![[0.0f32; TILE]; n];
+            if !decoder.columns(&heads, tile, &mut k) {
+                return 0;
+            }
+            for (place, _) in tile.places() {
+                for (d, column) in k.iter().enumerate() {
+                    let (got, wanted) = (column[place], rows[place * n + d]);
+                    let same = got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan();
+                    assert!(
+                        same,
+                        "{isa}, {kv_type}: value {d} of place {place}: {got}, not {wanted}"
+                    );
+                }
+            }
+            1
+        };
+        let whole: Vec<(usize, u32)> = (0..TILE).map(|i| (i, (i as u32 * 7 + 3) % 40)).collect();
+        let tiles = [
+            Tile::of(&whole),
+            Tile::of(&[(5, 39)]),
+            Tile::of(&whole[3..29]),
+        ];
+        for isa in Isa::all_available() {
+            let count = |kv_type: KvType| -> usize {
+                let each = |tile| [32, 64, 96, 128].map(|n| n_turned(isa, kv_type, n, tile));
+                tiles.iter().flat_map(each).sum()
+            };
+            let turned: usize = KvType::ALL.into_iter().map(count).sum();
+            let wanted = if isa == Isa::Avx512Vnni { 12 } else { 0 };
+            assert_eq!(turned, wanted, "{isa}");
+        }
+    }
+
+    /// Values are added as they are stored with the bits of those that were decoded first.
+    #[test]
+    fn stored_values_are_added_like_decoded_ones() {
+        let n = 80;
+        let kv_type = KvType::F16;
+        let bytes: Vec<u8> = (0..40 * n)
+            .flat_map(|i| half::f16::from_f32((i as f32 * 0.3).sin()).to_le_bytes())
+            .collect();
+        let heads = Heads {
+            bytes: &bytes,
+            stride: 2 * n,
+            first_byte: 0,
+            n_bytes: 2 * n,
+            n_values: n,
+            skip: 0,
+        };
+        let places: Vec<(usize, u32)> = (0..TILE).map(|i| (i, 39 - i as u32)).collect();
+        let (tile, none) = (Tile::of(&places), Tile::default());
+        let nothing = [heads; 2];
+        for isa in Isa::all_available() {
+            let decoder = Decoder::new(isa, kv_type);
+            let mut rows = vec![0.0; TILE * n];
+            decoder.decode(&heads, &tile, &mut rows);
+            for n_queries in 1..=FEW {
+                let Some(add) = decoder.adds(&heads, (n, n_queries)) else {
+                    assert_ne!(isa, Isa::Avx512Vnni);
+                    continue;
+                };
+                let weights: Vec<[f32; TILE]> = (0..n_queries)
+                    .map(|q| std::array::from_fn(|lane| (q * TILE + lane) as f32 * 0.1))
+                    .collect();
+                let mut got = vec![0.5; n_queries * n];
+                let mut wanted = got.clone();
+                let mut ahead = Ahead::new(&none, &nothing);
+                add(&mut got, &weights, (2..31, (&heads, &tile)), &mut ahead);
+                let accumulate = crate::attend::TileKernels::for_isa(isa).accumulate;
+                accumulate(&mut wanted, &weights, (2..31, &rows), &mut ahead);
+                assert_eq!(got, wanted, "{isa}: {n_queries} queries");
+            }
+            assert!(decoder.adds(&heads, (n, FEW + 1)).is_none());
         }
     }
 

@@ -11,11 +11,14 @@
 //! by key/value heads and blocks of rows; where rows are few, by [`spans`] of positions as well, and
 //! there rows of several sequences share what they see alike ([`split`]).
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod decode;
 mod plain;
 mod spans;
 mod split;
 mod tile;
+mod walk;
 mod weigh;
 
 use std::ops::Range;
@@ -23,11 +26,10 @@ use std::sync::{Mutex, PoisonError};
 
 use kv_core::backend::BackendError;
 use kv_core::graph::AttendSpec;
-use kv_core::layers::{HeadBlocks, LayerRows};
+use kv_core::layers::LayerRows;
 use kv_core::{PosRange, Visibility, VisibleGroup};
 
 use crate::kernels::Kernels;
-use crate::kernels::fetch::fetch_bytes;
 use crate::storage::Stored;
 use crate::team::Lead;
 use crate::values::SharedValues;
@@ -36,14 +38,12 @@ pub(crate) use plain::Plain;
 use spans::{Softmax, span_of};
 use split::Split;
 pub(crate) use tile::{TILE, TileKernels};
+use walk::{Ahead, Tile, Tiles, ones};
 
 /// Query vectors that are attended together: their accumulators and a tile stay in the first-level
 /// cache.
 const QUERIES: usize = 64;
 
-/// Cells of a run that is called short, and how many runs ahead such a one is asked for.
-const SHORT_RUN: u32 = 4;
-const SHORT_RUNS_AHEAD: usize = 12;
 /// Cells whose keys are turned at once.
 const SQUARE: usize = 16;
 
@@ -117,15 +117,6 @@ struct Rows<'a> {
     numbers: &'a [u32],
     limits: &'a [PosRange],
     kv_head: usize,
-}
-
-/// The cells of a tile that have been loaded.
-#[derive(Clone, Copy, Debug, Default)]
-struct Loaded {
-    base: u32,
-    /// A bit for each place.
-    mask: u32,
-    last: u32,
 }
 
 /// Whether heads and widths are those of the layer's rows.
@@ -217,7 +208,10 @@ impl Scratch {
         grow(&mut self.rows, TILE * spec.k_dim);
         grow(&mut self.v, TILE * spec.v_dim);
         // A head may begin and end inside blocks of 32 values.
-        grow(&mut self.row, spec.k_dim.max(spec.v_dim) + 2 * TILE);
+        grow(
+            &mut self.row,
+            TILE * (spec.k_dim.max(spec.v_dim) + 2 * TILE),
+        );
         grow(&mut self.keep, n);
         grow(&mut self.out, n * spec.v_dim);
         grow(&mut self.all_out, n * spec.v_dim);
@@ -344,109 +338,87 @@ impl Attention<'_> {
             .limits
             .iter()
             .fold(PosRange::EMPTY, |all, &l| all.hull(l));
-        let all = hull.intersection(span);
+        // Beyond the span as well: what comes next is asked for, and most likely attended next.
+        let all = hull.intersection(PosRange::from(span.first..));
         if hull.is_empty() || all.is_empty() {
             return;
         }
         let n = heads_per_kv(&self.spec) * rows.numbers.len();
-        let mut tile = Loaded::default();
-        // Runs are sorted: skip those that end before anybody looks.
-        let skipped = group.runs.partition_point(|r| r.last_pos() < all.first);
-        let runs = &group.runs[skipped..];
-        for (at, run) in runs.iter().enumerate() {
-            if run.pos > all.last {
-                break;
+        let heads = [0, 1].map(|kind| self.stored[kind].heads(rows.kv_head));
+        let mut tiles = Tiles::new(&group.runs, all);
+        let (mut tile, mut next) = (Tile::default(), Tile::default());
+        let mut more = tiles.next_into(&mut tile);
+        Ahead::new(&tile, &heads).rest();
+        while more && tile.base <= span.last.0 {
+            more = tiles.next_into(&mut next);
+            let mut ahead = Ahead::new(&next, &heads);
+            self.attend_tile((&tile, &heads), rows, &mut ahead, scratch);
+            ahead.rest();
+            if more && next.base <= span.last.0 && span_of(next.base) != span_of(tile.base) {
+                scratch.close(self.kernels, n, self.spec.v_dim);
             }
-            // Cells of short runs lie anywhere; the processor does not foresee them.
-            if let Some(later) = runs
-                .get(at + SHORT_RUNS_AHEAD)
-                .filter(|r| r.len < SHORT_RUN)
-            {
-                self.fetch(later.cell.as_usize(), rows.kv_head);
-            }
-            let Some(run) = run.clip(all) else { continue };
-            let (mut cell, mut pos, mut len) = (run.cell.as_usize(), run.pos.0, run.len);
-            while len > 0 {
-                let base = pos & !(TILE as u32 - 1);
-                if tile.mask != 0 && (base != tile.base || pos <= tile.last) {
-                    self.attend_tile(&tile, rows, scratch);
-                    if span_of(base) != span_of(tile.base) {
-                        scratch.close(self.kernels, n, self.spec.v_dim);
-                    }
-                    tile.mask = 0;
-                }
-                let lane = pos - base;
-                let n = len.min(TILE as u32 - lane);
-                let lanes = lane as usize..(lane + n) as usize;
-                self.load(cell, lanes, rows.kv_head, scratch);
-                tile.base = base;
-                tile.mask |= ones(lane..lane + n);
-                tile.last = pos + (n - 1);
-                (cell, len) = (cell + n as usize, len - n);
-                pos = pos.saturating_add(n);
-            }
-        }
-        if tile.mask != 0 {
-            self.attend_tile(&tile, rows, scratch);
+            std::mem::swap(&mut tile, &mut next);
         }
     }
 
-    /// Asks for a head of a cell that is needed soon.
-    fn fetch(&self, cell: usize, kv_head: usize) {
-        for stored in &self.stored {
-            let heads = stored.heads(cell..cell + 1, stored.shape.head(kv_head));
-            fetch_bytes(heads.bytes.as_ptr(), heads.n_bytes);
-        }
-    }
-
-    /// Brings neighbouring cells into neighbouring places of the tile.
-    fn load(&self, cell: usize, lanes: Range<usize>, kv_head: usize, scratch: &mut Scratch) {
-        let AttendSpec { k_dim, v_dim, .. } = self.spec;
-        let Scratch { rows, row, v, .. } = scratch;
-        let cells = cell..cell + lanes.len();
-        let to = &mut rows[lanes.start * k_dim..lanes.end * k_dim];
-        self.read(0, (cells.clone(), kv_head), (to, k_dim), row);
-        let to = &mut v[lanes.start * v_dim..lanes.end * v_dim];
-        self.read(1, (cells, kv_head), (to, v_dim), row);
-    }
-
-    /// Reads a head of K (0) or V (1) of neighbouring cells, `width` values of each: values may be the
-    /// beginnings of keys.
+    /// Reads a head of K (0) or V (1) of the cells of a tile to their places in `to`, `[TILE, width]`:
+    /// values may be the beginnings of keys, and heads may begin inside blocks.
     fn read(
         &self,
         kind: usize,
-        (cells, kv_head): (Range<usize>, usize),
+        (tile, heads): (&Tile, &[Heads<'_>; 2]),
         (to, width): (&mut [f32], usize),
         whole: &mut [f32],
     ) {
-        let (stored, decoder) = (&self.stored[kind], &self.decoders[kind]);
-        let head: HeadBlocks = stored.shape.head(kv_head);
-        if head.n_values == width {
-            return decoder.decode(stored.heads(cells, head), to);
+        let (heads, decoder) = (&heads[kind], &self.decoders[kind]);
+        if heads.n_values == width {
+            return decoder.decode(heads, tile, to);
         }
-        let whole = &mut whole[..head.n_values];
-        for (cell, to) in cells.zip(to.chunks_exact_mut(width.max(1))) {
-            decoder.decode(stored.heads(cell..cell + 1, head), whole);
-            to.copy_from_slice(&whole[head.skip..][..width]);
+        decoder.decode(heads, tile, whole);
+        for (place, _) in tile.places() {
+            let whole = &whole[place * heads.n_values + heads.skip..][..width];
+            to[place * width..][..width].copy_from_slice(whole);
         }
     }
 
+    /// Reads the keys of a tile as columns; what lies between cells is never looked at.
+    fn keys(&self, (tile, stored): (&Tile, &[Heads<'_>; 2]), scratch: &mut Scratch) {
+        let k_dim = self.spec.k_dim;
+        let Scratch { rows, row, k, .. } = scratch;
+        let k = &mut k[..k_dim];
+        if self.decoders[0].columns(&stored[0], tile, k) {
+            return;
+        }
+        self.read(0, (tile, stored), (rows, k_dim), row);
+        // Whole squares are turned.
+        let first = tile.mask.trailing_zeros() as usize / SQUARE * SQUARE;
+        let end = (TILE - tile.mask.leading_zeros() as usize).next_multiple_of(SQUARE);
+        (self.tiles.place)(&rows[first * k_dim..end * k_dim], first..end, k);
+    }
+
     /// Adds a tile to the softmax of every row that sees some of it.
-    fn attend_tile(&self, tile: &Loaded, rows: &Rows<'_>, scratch: &mut Scratch) {
+    fn attend_tile(
+        &self,
+        (tile, stored): (&Tile, &[Heads<'_>; 2]),
+        rows: &Rows<'_>,
+        ahead: &mut Ahead<'_>,
+        scratch: &mut Scratch,
+    ) {
         let AttendSpec { k_dim, v_dim, .. } = self.spec;
         let heads = heads_per_kv(&self.spec);
         let n = heads * rows.limits.len();
-        // Places between cells hold what an earlier tile left: make it harmless.
-        for lane in (0..TILE).filter(|lane| tile.mask != u32::MAX && tile.mask >> lane & 1 == 0) {
-            scratch.v[lane * v_dim..][..v_dim].fill(0.0);
-        }
-        // Whole squares of keys are turned; what lies between cells is never looked at.
-        let first = tile.mask.trailing_zeros() as usize / SQUARE * SQUARE;
-        let end = (TILE - tile.mask.leading_zeros() as usize).next_multiple_of(SQUARE);
-        let rows_of = &scratch.rows[first * k_dim..end * k_dim];
-        (self.tiles.place)(rows_of, first..end, &mut scratch.k[..k_dim]);
+        self.keys((tile, stored), scratch);
         let (q, k) = (&scratch.q[..n * k_dim], &scratch.k[..k_dim]);
-        (self.tiles.scores)(q, k, &mut scratch.weights[..n]);
+        (self.tiles.scores)(q, k, &mut scratch.weights[..n], ahead);
+        let add = self.decoders[1].adds(&stored[1], (v_dim, n));
+        if add.is_none() {
+            let Scratch { row, v, .. } = scratch;
+            self.read(1, (tile, stored), (v, v_dim), row);
+            // Places between cells hold what an earlier tile left: make it harmless.
+            for lane in (0..TILE).filter(|lane| tile.mask >> lane & 1 == 0) {
+                v[lane * v_dim..][..v_dim].fill(0.0);
+            }
+        }
         let seen = |row: usize| tile.mask & visible(rows.limits[row], tile.base);
         let mut row = 0;
         // Rows that see the same cells go together.
@@ -458,7 +430,14 @@ impl Attention<'_> {
             }
             if now != 0 {
                 self.add_biases((rows, row..end), tile.base, scratch);
-                self.attend_alike(now, row * heads..end * heads, v_dim, scratch);
+                let (queries, lanes) = (row * heads..end * heads, lanes(now));
+                self.weigh(now, queries.clone(), scratch);
+                let out = &mut scratch.out[queries.start * v_dim..queries.end * v_dim];
+                let weights = &scratch.weights[queries];
+                match add {
+                    Some(add) => add(out, weights, (lanes, (&stored[1], tile)), ahead),
+                    None => (self.tiles.accumulate)(out, weights, (lanes, &scratch.v), ahead),
+                }
             }
             row = end;
         }
@@ -485,8 +464,9 @@ impl Attention<'_> {
         }
     }
 
-    /// Adds a tile to queries that see the same of its places.
-    fn attend_alike(&self, seen: u32, queries: Range<usize>, v_dim: usize, scratch: &mut Scratch) {
+    /// Scores of queries that see the same places become weights; what was added before shrinks.
+    fn weigh(&self, seen: u32, queries: Range<usize>, scratch: &mut Scratch) {
+        let v_dim = self.spec.v_dim;
         let keep = &mut scratch.keep[queries.clone()];
         let softmax = &mut scratch.softmax[queries.clone()];
         (self.tiles.weigh)(&mut scratch.weights[queries.clone()], seen, softmax, keep);
@@ -496,9 +476,6 @@ impl Attention<'_> {
                 (self.kernels.scale)(out, keep);
             }
         }
-        let lanes = seen.trailing_zeros() as usize..TILE - seen.leading_zeros() as usize;
-        let out = &mut scratch.out[queries.start * v_dim..queries.end * v_dim];
-        (self.tiles.accumulate)(out, &scratch.weights[queries], lanes, &scratch.v);
     }
 
     /// Lowers the scores of a head by the distance of their keys, which are at `base`, `base + 1`, …
@@ -513,10 +490,9 @@ impl Attention<'_> {
     }
 }
 
-/// A mask with these bits set; the range is within 32.
-fn ones(lanes: Range<u32>) -> u32 {
-    let below = |n: u32| if n >= 32 { u32::MAX } else { (1 << n) - 1 };
-    below(lanes.end) & !below(lanes.start)
+/// From the first place that is seen to the last.
+fn lanes(seen: u32) -> Range<usize> {
+    seen.trailing_zeros() as usize..TILE - seen.leading_zeros() as usize
 }
 
 /// The places of the tile at `base` whose positions are within `limits`.
@@ -526,5 +502,5 @@ fn visible(limits: PosRange, base: u32) -> u32 {
     }
     let first = limits.first.0.saturating_sub(base).min(TILE as u32);
     let end = (limits.last.0 - base).min(TILE as u32 - 1) + 1;
-    if first >= end { 0 } else { ones(first..end) }
+    if first >= end { 0 } else { ones(first, end) }
 }

@@ -23,6 +23,10 @@ const MAX_ROWS: usize = 64;
 pub(super) const QUERIES: usize = 128;
 /// Values of all partial results of a round.
 const MAX_PARTIALS: usize = 1 << 18;
+/// Tasks that each thread gets at least, where there are as many spans.
+const TASKS: usize = 4;
+/// Spans of a task at most.
+const MAX_AT_ONCE: usize = 8;
 
 /// The rows of some groups that see the same cells of one span.
 #[derive(Clone, Debug)]
@@ -231,32 +235,41 @@ pub(super) unsafe fn attend(
         let partials = SharedValues::new(&mut split.partials);
         let items = &split.items;
         let (numbers, limits) = (&split.rows, &split.limits);
-        lead.each(items.len() * kv_heads, &|thread, task| {
+        // Some spans in a row, so that the first cells of most are asked for in time.
+        let at_once = (items.len() * kv_heads / (TASKS * scratch.len())).clamp(1, MAX_AT_ONCE);
+        let n_tasks = items.len().div_ceil(at_once) * kv_heads;
+        lead.each(n_tasks, &|thread, task| {
             let mut scratch = scratch[thread]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let (item, kv_head) = (&items[task / kv_heads], task % kv_heads);
-            let rows = Rows {
-                numbers: &numbers[item.rows.clone()],
-                limits: &limits[item.rows.clone()],
-                kv_head,
-            };
-            attention.span(
-                &visibility.groups[item.group],
-                &rows,
-                item.span,
-                &mut scratch,
-            );
-            for (at, &row) in rows.numbers.iter().enumerate() {
-                for head in 0..heads {
-                    let query = row as usize * spec.n_heads + kv_head * heads + head;
-                    let start = (query * room + item.number) * width;
-                    // SAFETY: a row is in one group, so it and the span are in one item, whose
-                    // key/value heads are tasks of their own.
-                    let partial = unsafe { partials.range(start..start + width) };
-                    let (softmax, values) = scratch.partial(at * heads + head, spec.v_dim);
-                    [partial[0], partial[1]] = [softmax.max, softmax.sum];
-                    partial[2..].copy_from_slice(values);
+            let kv_head = task % kv_heads;
+            for item in items
+                .chunks(at_once)
+                .nth(task / kv_heads)
+                .unwrap_or_default()
+            {
+                let rows = Rows {
+                    numbers: &numbers[item.rows.clone()],
+                    limits: &limits[item.rows.clone()],
+                    kv_head,
+                };
+                attention.span(
+                    &visibility.groups[item.group],
+                    &rows,
+                    item.span,
+                    &mut scratch,
+                );
+                for (at, &row) in rows.numbers.iter().enumerate() {
+                    for head in 0..heads {
+                        let query = row as usize * spec.n_heads + kv_head * heads + head;
+                        let start = (query * room + item.number) * width;
+                        // SAFETY: a row is in one group, so it and the span are in one item, whose
+                        // key/value heads are tasks of their own.
+                        let partial = unsafe { partials.range(start..start + width) };
+                        let (softmax, values) = scratch.partial(at * heads + head, spec.v_dim);
+                        [partial[0], partial[1]] = [softmax.max, softmax.sum];
+                        partial[2..].copy_from_slice(values);
+                    }
                 }
             }
             Ok(())

@@ -8,16 +8,17 @@
 
 use std::ops::Range;
 
+use super::walk::Ahead;
 use super::weigh::{Weigh, weigh};
 use crate::isa::Isa;
 
 /// Cells of one tile.
 pub(crate) const TILE: usize = 32;
 
-/// `scores[i][c] = Σ_d q[i][d] · k[d][c]`: `(q, k, scores)`.
-type Scores = fn(&[f32], &[[f32; TILE]], &mut [[f32; TILE]]);
-/// `out[i][j] += Σ_c weights[i][c] · v[c][j]` over a range of cells: `(out, weights, cells, v)`.
-type Accumulate = fn(&mut [f32], &[[f32; TILE]], Range<usize>, &[f32]);
+/// `scores[i][c] = Σ_d q[i][d] · k[d][c]`: `(q, k, scores)`; meanwhile the next tile is asked for.
+type Scores = fn(&[f32], &[[f32; TILE]], &mut [[f32; TILE]], &mut Ahead<'_>);
+/// `out[i][j] += Σ_c weights[i][c] · v[c][j]` over a range of cells: `(out, weights, (cells, v))`.
+type Accumulate = fn(&mut [f32], &[[f32; TILE]], (Range<usize>, &[f32]), &mut Ahead<'_>);
 /// `k[d][c] = rows[c - cells.start][d]` for a range of cells: `(rows, cells, k)`.
 type Place = fn(&[f32], Range<usize>, &mut [[f32; TILE]]);
 
@@ -71,6 +72,7 @@ fn scores<const FUSED: u8, const MANY: usize>(
     mut q: &[f32],
     k: &[[f32; TILE]],
     mut scores: &mut [[f32; TILE]],
+    ahead: &mut Ahead<'_>,
 ) {
     let k_dim = k.len();
     if k_dim == 0 {
@@ -81,14 +83,14 @@ fn scores<const FUSED: u8, const MANY: usize>(
         let (q_now, q_later) = q.split_at(n * k_dim);
         let (now, later) = scores.split_at_mut(n);
         match n {
-            8 => scores_of::<FUSED, 8>(q_now, k, now),
-            7 => scores_of::<FUSED, 7>(q_now, k, now),
-            6 => scores_of::<FUSED, 6>(q_now, k, now),
-            5 => scores_of::<FUSED, 5>(q_now, k, now),
-            4 => scores_of::<FUSED, 4>(q_now, k, now),
-            3 => scores_of::<FUSED, 3>(q_now, k, now),
-            2 => scores_of::<FUSED, 2>(q_now, k, now),
-            _ => scores_of::<FUSED, 1>(q_now, k, now),
+            8 => scores_of::<FUSED, 8>(q_now, (k, ahead), now),
+            7 => scores_of::<FUSED, 7>(q_now, (k, ahead), now),
+            6 => scores_of::<FUSED, 6>(q_now, (k, ahead), now),
+            5 => scores_of::<FUSED, 5>(q_now, (k, ahead), now),
+            4 => scores_of::<FUSED, 4>(q_now, (k, ahead), now),
+            3 => scores_of::<FUSED, 3>(q_now, (k, ahead), now),
+            2 => scores_of::<FUSED, 2>(q_now, (k, ahead), now),
+            _ => scores_of::<FUSED, 1>(q_now, (k, ahead), now),
         }
         (q, scores) = (q_later, later);
     }
@@ -97,19 +99,23 @@ fn scores<const FUSED: u8, const MANY: usize>(
 #[inline(always)]
 fn scores_of<const FUSED: u8, const N: usize>(
     q: &[f32],
-    k: &[[f32; TILE]],
+    (k, ahead): (&[[f32; TILE]], &mut Ahead<'_>),
     out: &mut [[f32; TILE]],
 ) {
     let mut sums = [[0.0; TILE]; N];
     let k_dim = k.len();
     assert_eq!(q.len(), N * k_dim);
-    for (d, k) in k.iter().enumerate() {
-        for (i, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: `i` is below `N` and `d` below `k_dim`: inside, as was asserted. (A check here
-            // would take longer than the product.)
-            let q = unsafe { *q.get_unchecked(i * k_dim + d) };
-            for (s, &k) in sum.iter_mut().zip(k) {
-                *s = multiply_add::<FUSED>(q, k, *s);
+    let some = (k_dim / TILE).max(1);
+    for (chunk, k) in k.chunks(some).enumerate() {
+        ahead.step();
+        for (d, k) in (chunk * some..).zip(k) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: `i` is below `N` and `d` below `k_dim`: inside, as was asserted. (A check
+                // here would take longer than the product.)
+                let q = unsafe { *q.get_unchecked(i * k_dim + d) };
+                for (s, &k) in sum.iter_mut().zip(k) {
+                    *s = multiply_add::<FUSED>(q, k, *s);
+                }
             }
         }
     }
@@ -123,8 +129,8 @@ fn scores_of<const FUSED: u8, const N: usize>(
 fn accumulate<const FUSED: u8, const MANY: usize, const WIDE: usize>(
     mut out: &mut [f32],
     mut weights: &[[f32; TILE]],
-    cells: Range<usize>,
-    v: &[f32],
+    (cells, v): (Range<usize>, &[f32]),
+    ahead: &mut Ahead<'_>,
 ) {
     let v_dim = out.len() / weights.len().max(1);
     while !weights.is_empty() {
@@ -133,10 +139,10 @@ fn accumulate<const FUSED: u8, const MANY: usize, const WIDE: usize>(
         let (out_now, out_later) = out.split_at_mut(n * v_dim);
         let cells = cells.clone();
         match n {
-            4 => accumulate_of::<FUSED, 4, WIDE>(out_now, (now, cells), v),
-            3 => accumulate_of::<FUSED, 3, WIDE>(out_now, (now, cells), v),
-            2 => accumulate_of::<FUSED, 2, WIDE>(out_now, (now, cells), v),
-            _ => accumulate_of::<FUSED, 1, WIDE>(out_now, (now, cells), v),
+            4 => accumulate_of::<FUSED, 4, WIDE>(out_now, (now, cells), v, ahead),
+            3 => accumulate_of::<FUSED, 3, WIDE>(out_now, (now, cells), v, ahead),
+            2 => accumulate_of::<FUSED, 2, WIDE>(out_now, (now, cells), v, ahead),
+            _ => accumulate_of::<FUSED, 1, WIDE>(out_now, (now, cells), v, ahead),
         }
         (out, weights) = (out_later, later);
     }
@@ -147,19 +153,20 @@ fn accumulate_of<const FUSED: u8, const N: usize, const WIDE: usize>(
     out: &mut [f32],
     (weights, cells): (&[[f32; TILE]], Range<usize>),
     v: &[f32],
+    ahead: &mut Ahead<'_>,
 ) {
     let v_dim = out.len() / N;
     let mut at = 0;
     while at + WIDE <= v_dim {
-        columns::<FUSED, N, WIDE>((out, at), (weights, cells.clone()), v);
+        columns::<FUSED, N, WIDE>((out, at), (weights, cells.clone()), v, ahead);
         at += WIDE;
     }
     while at + 16 <= v_dim {
-        columns::<FUSED, N, 16>((out, at), (weights, cells.clone()), v);
+        columns::<FUSED, N, 16>((out, at), (weights, cells.clone()), v, ahead);
         at += 16;
     }
     while at < v_dim {
-        columns::<FUSED, N, 1>((out, at), (weights, cells.clone()), v);
+        columns::<FUSED, N, 1>((out, at), (weights, cells.clone()), v, ahead);
         at += 1;
     }
 }
@@ -170,6 +177,7 @@ fn columns<const FUSED: u8, const N: usize, const W: usize>(
     (out, at): (&mut [f32], usize),
     (weights, cells): (&[[f32; TILE]], Range<usize>),
     v: &[f32],
+    ahead: &mut Ahead<'_>,
 ) {
     let v_dim = out.len() / N;
     let mut sums = [[0.0; W]; N];
@@ -177,6 +185,7 @@ fn columns<const FUSED: u8, const N: usize, const W: usize>(
         sum.copy_from_slice(&out[i * v_dim + at..][..W]);
     }
     for cell in cells {
+        ahead.step();
         let v = &v[cell * v_dim + at..][..W];
         for (sum, weights) in sums.iter_mut().zip(weights) {
             let weight = weights[cell];
@@ -235,17 +244,22 @@ macro_rules! with_features {
     ($table:ident, $features:literal, $queries:literal, ($rows:literal, $wide:literal), $place:ident) => {
         pub(super) const $table: TileKernels = {
             #[target_feature(enable = $features)]
-            fn scores_inner(q: &[f32], k: &[[f32; TILE]], out: &mut [[f32; TILE]]) {
-                scores::<FUSED, $queries>(q, k, out);
+            fn scores_inner(
+                q: &[f32],
+                k: &[[f32; TILE]],
+                out: &mut [[f32; TILE]],
+                ahead: &mut Ahead<'_>,
+            ) {
+                scores::<FUSED, $queries>(q, k, out, ahead);
             }
             #[target_feature(enable = $features)]
             fn accumulate_inner(
                 out: &mut [f32],
                 weights: &[[f32; TILE]],
-                cells: Range<usize>,
-                v: &[f32],
+                of_cells: (Range<usize>, &[f32]),
+                ahead: &mut Ahead<'_>,
             ) {
-                accumulate::<FUSED, $rows, $wide>(out, weights, cells, v);
+                accumulate::<FUSED, $rows, $wide>(out, weights, of_cells, ahead);
             }
             #[target_feature(enable = $features)]
             fn weigh_inner(
@@ -258,13 +272,15 @@ macro_rules! with_features {
             }
             TileKernels {
                 // SAFETY: `for_isa` gives this table out only where the features are there.
-                scores: |q, k, out| unsafe { scores_inner(q, k, out) },
+                scores: |q, k, out, ahead| unsafe { scores_inner(q, k, out, ahead) },
                 // SAFETY: as above.
                 weigh: |scores, seen, softmax, keep| unsafe {
                     weigh_inner(scores, seen, softmax, keep)
                 },
                 // SAFETY: as above.
-                accumulate: |out, w, cells, v| unsafe { accumulate_inner(out, w, cells, v) },
+                accumulate: |out, w, cells, ahead| unsafe {
+                    accumulate_inner(out, w, cells, ahead)
+                },
                 // SAFETY: as above.
                 place: |rows, cells, k| unsafe { $place(rows, cells, k) },
             }
@@ -276,11 +292,26 @@ macro_rules! with_features {
 mod x86 {
     use core::arch::x86_64::*;
 
+    use super::super::avx512;
     use super::super::spans::Softmax;
-    use super::{FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
+    use super::{Ahead, FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
 
     with_features!(AVX2, "avx2,fma", 2, (2, 32), place_by_8);
-    with_features!(AVX512, "avx512f,avx512vl,fma", 8, (4, 64), place_by_16);
+
+    pub(super) const AVX512: TileKernels = {
+        TileKernels {
+            // SAFETY: `for_isa` gives this table out only where the features are there.
+            scores: |q, k, out, ahead| unsafe { avx512::scores(q, k, out, ahead) },
+            // SAFETY: as above.
+            weigh: |scores, seen, softmax, keep| unsafe {
+                avx512::weigh(scores, seen, softmax, keep)
+            },
+            // SAFETY: as above.
+            accumulate: |out, w, cells, ahead| unsafe { avx512::accumulate(out, w, cells, ahead) },
+            // SAFETY: as above.
+            place: |rows, cells, k| unsafe { place_by_16(rows, cells, k) },
+        }
+    };
 
     #[target_feature(enable = "avx512f")]
     fn place_by_16(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {
@@ -383,7 +414,7 @@ mod x86 {
 #[cfg(target_arch = "aarch64")]
 mod arm {
     use super::super::spans::Softmax;
-    use super::{FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
+    use super::{Ahead, FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
     use crate::kernels::neon::transposed;
 
     with_features!(NEON, "neon", 2, (2, 32), place_by_8);
@@ -404,6 +435,8 @@ mod arm {
 
 #[cfg(test)]
 mod tests {
+    use super::super::decode::Heads;
+    use super::super::walk::Tile;
     use super::*;
 
     fn wave(n: usize) -> Vec<f32> {
@@ -432,27 +465,35 @@ mod tests {
         }
     }
 
-    /// A query's scores and outputs do not depend on how many others are taken beside it.
+    /// A query's scores and outputs do not depend on how many others are taken beside it, nor on which
+    /// instruction set with fused multiply-adds there is.
     #[test]
     fn queries_at_once_give_the_bits_of_one_alone() {
         let (k_dim, v_dim) = (40, 88);
         let k: Vec<[f32; TILE]> = wave(k_dim * TILE).as_chunks().0.to_vec();
         let v = wave(TILE * v_dim);
+        let (none, nothing) = (Tile::default(), [Heads::default(); 2]);
+        let mut ahead = Ahead::new(&none, &nothing);
+        let mut of_fused: Option<(Vec<[f32; TILE]>, Vec<f32>)> = None;
         for isa in Isa::all_available() {
             let kernels = TileKernels::for_isa(isa);
             for n in 1..=21 {
                 let q = wave(n * k_dim);
                 let mut all = vec![[0.0; TILE]; n];
-                (kernels.scores)(&q, &k, &mut all);
+                (kernels.scores)(&q, &k, &mut all, &mut ahead);
                 let mut out = wave(n * v_dim);
-                (kernels.accumulate)(&mut out, &all, 3..29, &v);
+                (kernels.accumulate)(&mut out, &all, (3..29, &v), &mut ahead);
                 for (i, (q, scores)) in q.chunks(k_dim).zip(&all).enumerate() {
                     let mut alone = [[0.0; TILE]];
-                    (kernels.scores)(q, &k, &mut alone);
+                    (kernels.scores)(q, &k, &mut alone, &mut ahead);
                     assert_eq!(alone[0], *scores, "{isa}: query {i} of {n}");
                     let mut own = wave(n * v_dim)[i * v_dim..][..v_dim].to_vec();
-                    (kernels.accumulate)(&mut own, &alone, 3..29, &v);
+                    (kernels.accumulate)(&mut own, &alone, (3..29, &v), &mut ahead);
                     assert_eq!(own, out[i * v_dim..][..v_dim], "{isa}: query {i} of {n}");
+                }
+                if n == 21 && isa != Isa::Scalar {
+                    let wanted = of_fused.get_or_insert_with(|| (all.clone(), out.clone()));
+                    assert_eq!((&all, &out), (&wanted.0, &wanted.1), "{isa}");
                 }
             }
         }

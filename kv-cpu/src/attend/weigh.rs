@@ -11,7 +11,22 @@ use super::tile::{TILE, multiply_add};
 const HALF: usize = TILE / 2;
 /// A number this large has no fraction: adding it rounds to the nearest whole number, which is
 /// then in the low bits.
-const ROUNDING: f32 = 12_582_912.0;
+pub(super) const ROUNDING: f32 = 12_582_912.0;
+/// Exponents below this give zero as well.
+pub(super) const LEAST: f32 = -104.0;
+/// -ln 2 in two parts; the first has few bits, so that its product with a small whole number is exact.
+pub(super) const LN_2: [f32; 2] = [-0.693_359_4, 2.121_944_4e-4];
+/// Coefficients of the Taylor series of `e^r`, from that of `r^7` on.
+pub(super) const SERIES: [f32; 8] = [
+    1.0 / 5040.0,
+    1.0 / 720.0,
+    1.0 / 120.0,
+    1.0 / 24.0,
+    1.0 / 6.0,
+    0.5,
+    1.0,
+    1.0,
+];
 
 /// `(scores, seen, softmax, keep)`: for each query the scores of the places in `seen` become weights
 /// relative to the largest so far, and `keep` the factor by which what was added before must shrink.
@@ -77,23 +92,14 @@ fn exp_sum<const FUSED: u8>(scores: &mut [f32; TILE], max: f32) -> f32 {
     for score in scores.iter_mut() {
         let x = *score - max;
         // Not `f32::max`: what is no number stays so.
-        let x = if x < -104.0 { -104.0 } else { x };
+        let x = if x < LEAST { LEAST } else { x };
         let rounded = multiply_add::<FUSED>(x, std::f32::consts::LOG2_E, ROUNDING);
         let n = rounded - ROUNDING;
-        // ln 2 in two parts; the first has few bits, so that its product with `n` is exact.
-        let r = multiply_add::<FUSED>(n, -0.693_359_4, x);
-        let r = multiply_add::<FUSED>(n, 2.121_944_4e-4, r);
-        let mut p = 1.0 / 5040.0;
-        for c in [
-            1.0 / 720.0,
-            1.0 / 120.0,
-            1.0 / 24.0,
-            1.0 / 6.0,
-            0.5,
-            1.0,
-            1.0,
-        ] {
-            p = multiply_add::<FUSED>(p, r, c);
+        let r = multiply_add::<FUSED>(n, LN_2[0], x);
+        let r = multiply_add::<FUSED>(n, LN_2[1], r);
+        let mut p = SERIES[0];
+        for c in &SERIES[1..] {
+            p = multiply_add::<FUSED>(p, r, *c);
         }
         let n = (rounded.to_bits() as i32).wrapping_sub(ROUNDING.to_bits() as i32);
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
@@ -162,6 +168,31 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Every instruction set with fused multiply-adds gives the same bits, subnormal weights too.
+    #[test]
+    fn weights_have_the_same_bits_wherever_products_are_fused() {
+        let mut first = None;
+        for isa in Isa::all_available()
+            .into_iter()
+            .filter(|&isa| isa != Isa::Scalar)
+        {
+            let mut all = vec![];
+            for (by, seen) in [(1.0, u32::MAX), (60.0, 0x0fff_fff7), (103.0, u32::MAX)] {
+                let (mut scores, mut keep) = (wave(9, by), [9.0; 9]);
+                scores[4][7] = f32::NAN;
+                scores[5][9] = f32::NEG_INFINITY;
+                let mut softmax = [Softmax { max: 0.5, sum: 2.0 }; 9];
+                (TileKernels::for_isa(isa).weigh)(&mut scores, seen, &mut softmax, &mut keep);
+                let sums = softmax.iter().flat_map(|s| [s.max, s.sum]);
+                let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+                let numbers = scores.as_flattened().iter().copied();
+                all.extend(numbers.chain(sums).chain(keep).map(bits));
+            }
+            assert!(all.iter().any(|&bits| (1..0x0080_0000).contains(&bits)));
+            assert_eq!(&all, first.get_or_insert_with(|| all.clone()), "{isa}");
         }
     }
 
