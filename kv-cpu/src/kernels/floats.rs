@@ -146,24 +146,33 @@ unsafe fn each<C: Columns, S: Stored, const ROWS: usize>(
         let left = tokens.end - token;
         let mut row = 0;
         while row < n_rows {
-            let rows = if left == 1 { ROWS_ALONE } else { ROWS };
-            let whole = n_rows - row >= rows;
+            // What is left of a piece is taken in pairs, so that sums need not wait for one another.
+            let rows = match (n_rows - row, left) {
+                (ROWS_ALONE.., 1) => ROWS_ALONE,
+                (rows, 2..) if rows >= ROWS => ROWS,
+                (2.., _) => 2,
+                _ => 1,
+            };
             let at = (row, token);
             // SAFETY: these rows and tokens exist, as was checked above and here; the caller promises
             // the instruction set.
             unsafe {
-                match (whole, left) {
-                    (true, TOKENS..) => tile::<C, S, TOKENS, ROWS>(weights, acts, at, out),
-                    (true, 3) => tile::<C, S, 3, ROWS>(weights, acts, at, out),
-                    (true, 2) => tile::<C, S, 2, ROWS>(weights, acts, at, out),
-                    (true, _) => tile::<C, S, 1, ROWS_ALONE>(weights, acts, at, out),
-                    (false, TOKENS..) => tile::<C, S, TOKENS, 1>(weights, acts, at, out),
-                    (false, 3) => tile::<C, S, 3, 1>(weights, acts, at, out),
-                    (false, 2) => tile::<C, S, 2, 1>(weights, acts, at, out),
-                    (false, _) => tile::<C, S, 1, 1>(weights, acts, at, out),
+                match (rows, left) {
+                    (1, TOKENS..) => tile::<C, S, TOKENS, 1>(weights, acts, at, out),
+                    (1, 3) => tile::<C, S, 3, 1>(weights, acts, at, out),
+                    (1, 2) => tile::<C, S, 2, 1>(weights, acts, at, out),
+                    (1, _) => tile::<C, S, 1, 1>(weights, acts, at, out),
+                    (2, TOKENS..) => tile::<C, S, TOKENS, 2>(weights, acts, at, out),
+                    (2, 3) => tile::<C, S, 3, 2>(weights, acts, at, out),
+                    (2, 2) => tile::<C, S, 2, 2>(weights, acts, at, out),
+                    (2, _) => tile::<C, S, 1, 2>(weights, acts, at, out),
+                    (_, TOKENS..) => tile::<C, S, TOKENS, ROWS>(weights, acts, at, out),
+                    (_, 3) => tile::<C, S, 3, ROWS>(weights, acts, at, out),
+                    (_, 2) => tile::<C, S, 2, ROWS>(weights, acts, at, out),
+                    _ => tile::<C, S, 1, ROWS_ALONE>(weights, acts, at, out),
                 }
             }
-            row += if whole { rows } else { 1 };
+            row += rows;
         }
         token += left.min(TOKENS);
     }
@@ -218,6 +227,12 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
         let Some((to, stride)) = out.block(token..token + T, first..first + R) else {
             return;
         };
+        if T == 1 {
+            for (r, sum) in C::sums(acc[0]).into_iter().enumerate() {
+                *to.add(r) = sum;
+            }
+            return;
+        }
         for r in 0..R {
             let mut of_row = [C::zero(); T];
             for (of_row, acc) in of_row.iter_mut().zip(&acc) {
