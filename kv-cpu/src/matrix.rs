@@ -119,6 +119,11 @@ impl Matrix {
         self.n_columns
     }
 
+    /// Where the first row begins.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.weight.bytes().as_ptr()
+    }
+
     /// Bytes of one weight row, which a multiplication reads once per block of tokens.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes

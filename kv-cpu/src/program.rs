@@ -181,11 +181,15 @@ impl CpuProgram {
             attention: &mut self.attention,
             experts: &mut self.experts,
         };
+        let steps = &self.plan.steps;
+        run.ask_for_first_of(steps);
         let result = run.rotations().and_then(|()| {
-            self.plan
-                .steps
-                .iter()
-                .try_for_each(|step| run.step(step, rows))
+            steps.iter().enumerate().try_for_each(|(at, step)| {
+                if let Step::Linear { .. } = step {
+                    run.ask_for_first_of(&steps[at + 1..]);
+                }
+                run.step(step, rows)
+            })
         });
         drop(run);
         self.outputs = reuse(shared);

@@ -39,9 +39,17 @@ use std::time::{Duration, Instant};
 
 use kv_core::backend::BackendError;
 
+use crate::kernels::fetch::fetch_to_second;
+use crate::storage::LINE;
+
 /// How long a helper looks for the next job before it sleeps: longer than the pauses between the
 /// steps of one run, shorter than anybody would notice.
 const SPIN: Duration = Duration::from_micros(40);
+
+/// Bytes of a piece that are asked for at most (some stay in the second-level cache beside all that a
+/// job works on), and between two looks for a job.
+const MOST_ASKED: usize = 128 * 1024;
+const ASKED_AT_ONCE: usize = 8 * LINE;
 
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
@@ -60,7 +68,46 @@ struct Job {
 #[repr(align(128))]
 struct OwnLine<T>(T);
 
+/// What the next job but small ones reads: weights, of which each thread takes a piece first.
+///
+/// Whoever waits asks for its piece meanwhile. Nothing depends on these numbers, so they need no order:
+/// any address may be asked for.
+#[derive(Default)]
+struct Soon {
+    start: AtomicUsize,
+    piece: AtomicUsize,
+}
+
+/// How much of its piece a thread has asked for.
+#[derive(Default)]
+struct Asked {
+    /// Of which memory.
+    start: usize,
+    n_bytes: usize,
+}
+
+impl Soon {
+    /// Asks for a little more of a thread's piece; says whether there was more.
+    fn ask(&self, thread: usize, asked: &mut Asked) -> bool {
+        let start = self.start.load(Ordering::Relaxed);
+        if asked.start != start {
+            *asked = Asked { start, n_bytes: 0 };
+        }
+        let piece = self.piece.load(Ordering::Relaxed);
+        let is_more = asked.n_bytes < piece.min(MOST_ASKED);
+        if is_more {
+            let at = start + thread * piece + asked.n_bytes;
+            for line in (0..ASKED_AT_ONCE).step_by(LINE) {
+                fetch_to_second(at.wrapping_add(line) as *const u8);
+            }
+            asked.n_bytes += ASKED_AT_ONCE;
+        }
+        is_more
+    }
+}
+
 struct Shared {
+    soon: Soon,
     state: OwnLine<AtomicU64>,
     next: OwnLine<AtomicUsize>,
     job: UnsafeCell<Option<Job>>,
@@ -92,6 +139,7 @@ impl Team {
     /// A team of `n_threads`, the leader included.
     pub(crate) fn new(n_threads: NonZeroUsize) -> Result<Self, BackendError> {
         let shared = Arc::new(Shared {
+            soon: Soon::default(),
             state: OwnLine(AtomicU64::new(0)),
             next: OwnLine(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
@@ -176,6 +224,13 @@ impl Lead<'_> {
         failure.take().map_or(Ok(()), Err)
     }
 
+    /// Says what is read soon: thread `i` begins `i * piece` bytes from `start` on.
+    pub(crate) fn soon(&self, start: *const u8, piece: usize) {
+        let soon = &self.team.shared.soon;
+        soon.piece.store(piece, Ordering::Relaxed);
+        soon.start.store(start as usize, Ordering::Relaxed);
+    }
+
     fn share(&mut self, n_tasks: usize, task: &Task<'_>) {
         let shared = &*self.team.shared;
         // SAFETY: only the lifetime changes. The pointer is used by those inside the job, and this
@@ -194,10 +249,11 @@ impl Lead<'_> {
         self.team.wake();
         shared.work(0);
         shared.state.0.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut n_looks = 0u32;
+        let (mut n_looks, mut asked) = (0u32, Asked::default());
         while shared.state.0.load(Ordering::Acquire) & INSIDE != 0 {
             n_looks += 1;
             match n_looks {
+                0..4096 if shared.soon.ask(0, &mut asked) => {}
                 0..4096 => spin_loop(),
                 // Somebody was put aside inside a task: leave the core to whoever needs it.
                 _ => thread::yield_now(),
@@ -266,7 +322,7 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 
 /// A helper's life.
 fn help(shared: &Shared, number: usize, spin: Duration) {
-    let mut done = 0;
+    let (mut done, mut asked) = (0, Asked::default());
     let mut idle_since = Instant::now();
     let mut n_looks = 0u32;
     while !shared.stop.load(Ordering::Relaxed) {
@@ -280,7 +336,9 @@ fn help(shared: &Shared, number: usize, spin: Duration) {
             (idle_since, n_looks) = (Instant::now(), 0);
             continue;
         }
-        spin_loop();
+        if !shared.soon.ask(number, &mut asked) {
+            spin_loop();
+        }
         n_looks += 1;
         if (n_looks.is_multiple_of(32) || spin.is_zero()) && idle_since.elapsed() >= spin {
             sleep(shared, done);

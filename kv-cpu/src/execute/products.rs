@@ -11,7 +11,7 @@ use crate::activations::{ActivationKind, Activations};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
-use crate::plan::{Buf, Product};
+use crate::plan::{Buf, Product, Step};
 use crate::values::Frame;
 
 use super::{ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, piece};
@@ -25,6 +25,18 @@ const MOST_BYTES_PER_TASK: usize = 256 * 1024;
 const TOKENS_PER_READ: usize = 16;
 
 impl Run<'_> {
+    /// Lets whoever waits ask for the weights that are multiplied next.
+    pub(crate) fn ask_for_first_of(&self, steps: &[Step<Buf>]) {
+        let first = steps.iter().find_map(|step| match step {
+            Step::Linear { x, products } => products.first().map(|p| (&p.matrix, x.rows)),
+            _ => None,
+        });
+        if let Some((matrix, n_tokens)) = first {
+            let (_, step) = pieces_of(matrix, n_tokens, self.n_threads);
+            self.lead.soon(matrix.start(), step * matrix.row_bytes());
+        }
+    }
+
     /// All products of the same rows: the rows are prepared once, then tasks take pieces of the
     /// matrices.
     pub(super) fn linear(&mut self, x: Buf, products: &[Product<Buf>]) -> Result<(), BackendError> {

@@ -12,8 +12,10 @@ mod tile;
 
 use std::ops::Range;
 
+use kv_core::CellIdx;
 use kv_core::graph::StateGroup;
 
+use crate::kernels::fetch::fetch_bytes;
 use crate::values::SharedValues;
 
 pub(crate) use conv::Convolution;
@@ -36,6 +38,13 @@ pub(crate) struct States<'a> {
 }
 
 impl States<'_> {
+    /// Asks for what comes after a piece of a row, which is most likely taken next.
+    fn fetch_next(self, row: CellIdx, piece: &Range<usize>) {
+        let at = row.as_usize() * self.row_len + piece.end;
+        let from = self.values.start().wrapping_add(at);
+        fetch_bytes(from.cast(), piece.len() * size_of::<f32>());
+    }
+
     /// Takes all groups through `advance(state, rows)`, where `state` are the values `piece` of a
     /// group's state, and `rows` the next rows, up to one after which the state is stored.
     ///
@@ -55,6 +64,10 @@ impl States<'_> {
             let Some(last) = group.stores.last() else {
                 continue;
             };
+            self.fetch_next(last.to, piece);
+            if let Some(row) = group.source {
+                self.fetch_next(row, piece);
+            }
             // SAFETY: as promised: within this piece this task alone reads and writes, and the row
             // of the last state is another than the source.
             let state = unsafe { self.values.range(at(last.to.as_usize())) };
