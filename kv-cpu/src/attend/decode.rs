@@ -91,16 +91,16 @@ impl Decoder {
         };
         let turn: Option<Turn> = match (isa, kv_type) {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the instruction set is available.
             (Isa::Avx512Vnni, KvType::F16) if isa.is_available() => {
+                // SAFETY: the instruction set is available.
                 Some(|heads, tile, k| unsafe { super::avx512::f16_columns(heads, tile, k) })
             }
             _ => None,
         };
         let add: Option<Add> = match (isa, kv_type) {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the instruction set is available.
             (Isa::Avx512Vnni, KvType::F16) if isa.is_available() => {
+                // SAFETY: as above.
                 Some(|out, weights, of_cells, ahead| unsafe {
                     super::avx512::accumulate_f16(out, weights, of_cells, ahead)
                 })

@@ -14,6 +14,7 @@ use kv_core::{PosRange, Visibility, VisibleGroup};
 
 use super::spans::{SPAN, Softmax, span_of};
 use super::{Attention, Rows, Scratch, heads_per_kv};
+use crate::execute::piece;
 use crate::team::Lead;
 use crate::values::SharedValues;
 
@@ -133,6 +134,8 @@ impl Split {
                 None => break,
             }
         }
+        // Spans of a group follow each other: what is asked for ahead is what comes next.
+        self.items.sort_unstable_by_key(|i| (i.group, i.number));
         after
     }
 
@@ -177,6 +180,41 @@ impl Split {
             }
         }
     }
+
+    /// Adds what the spans of a round gave to each query's total.
+    fn merge(
+        &mut self,
+        lead: &mut Lead<'_>,
+        attention: &Attention<'_>,
+        n_rows: usize,
+    ) -> Result<(), BackendError> {
+        let spec = &attention.spec;
+        let (kv_heads, heads, width) = (spec.kv_heads, heads_per_kv(spec), width(spec));
+        let (room, n_spans) = (room(spec, n_rows), self.n_spans);
+        let (totals, partials) = (SharedValues::new(&mut self.totals), &self.partials);
+        lead.each(n_rows * kv_heads, &|_, task| {
+            let first = task / kv_heads * spec.n_heads + task % kv_heads * heads;
+            for query in first..first + heads {
+                // SAFETY: each query belongs to one task.
+                let total = unsafe { totals.range(query * width..(query + 1) * width) };
+                let (state, values) = total.split_at_mut(2);
+                let mut softmax = Softmax {
+                    max: state[0],
+                    sum: state[1],
+                };
+                let own = &partials[query * room * width..][..n_spans * width];
+                for partial in own.chunks_exact(width) {
+                    let later = Softmax {
+                        max: partial[0],
+                        sum: partial[1],
+                    };
+                    softmax.merge(attention.kernels, values, (later, &partial[2..]));
+                }
+                [state[0], state[1]] = [softmax.max, softmax.sum];
+            }
+            Ok(())
+        })
+    }
 }
 
 /// The first position from `from` on at which `group` has a cell within `seen`.
@@ -204,6 +242,48 @@ fn same_cells(a: &VisibleGroup, b: &VisibleGroup, span: PosRange) -> bool {
             .all(|(a, b)| a == b || a.clip(span) == b.clip(span))
 }
 
+/// What the items of a round have in common.
+struct Parts<'a> {
+    attention: &'a Attention<'a>,
+    items: &'a [Item],
+    rows: &'a [u32],
+    limits: &'a [PosRange],
+    partials: SharedValues<'a>,
+    /// Spans that each query has room for.
+    room: usize,
+}
+
+impl Parts<'_> {
+    /// All heads of one key/value head for the rows of an item.
+    ///
+    /// # Safety
+    /// The visibility is sound for the queries and the stored cells, and no other thread works on the
+    /// same item and head.
+    unsafe fn attend(&self, item: &Item, kv_head: usize, scratch: &mut Scratch) {
+        let spec = &self.attention.spec;
+        let (heads, width) = (heads_per_kv(spec), width(spec));
+        let rows = Rows {
+            numbers: &self.rows[item.rows.clone()],
+            limits: &self.limits[item.rows.clone()],
+            kv_head,
+        };
+        let group = &self.attention.visibility.groups[item.group];
+        self.attention.span(group, &rows, item.span, scratch);
+        for (at, &row) in rows.numbers.iter().enumerate() {
+            for head in 0..heads {
+                let query = row as usize * spec.n_heads + kv_head * heads + head;
+                let start = (query * self.room + item.number) * width;
+                // SAFETY: a row is in one group, so it and the span are in one item, whose key/value
+                // heads are taken by one thread each.
+                let partial = unsafe { self.partials.range(start..start + width) };
+                let (softmax, values) = scratch.partial(at * heads + head, spec.v_dim);
+                [partial[0], partial[1]] = [softmax.max, softmax.sum];
+                partial[2..].copy_from_slice(values);
+            }
+        }
+    }
+}
+
 /// Attention of all rows by spans.
 ///
 /// # Safety
@@ -216,7 +296,6 @@ pub(super) unsafe fn attend(
 ) -> Result<(), BackendError> {
     let (spec, visibility) = (&attention.spec, attention.visibility);
     let (n_rows, kv_heads, width) = (visibility.n_rows as usize, spec.kv_heads, width(spec));
-    let heads = heads_per_kv(spec);
     for (query, total) in split.totals.chunks_exact_mut(width).enumerate() {
         let none = attention.before_all(query % spec.n_heads.max(1));
         total.fill(0.0);
@@ -232,72 +311,29 @@ pub(super) unsafe fn attend(
                 [partial[0], partial[1]] = [Softmax::EMPTY.max, Softmax::EMPTY.sum];
             }
         }
-        let partials = SharedValues::new(&mut split.partials);
-        let items = &split.items;
-        let (numbers, limits) = (&split.rows, &split.limits);
         // Some spans in a row, so that the first cells of most are asked for in time.
-        let at_once = (items.len() * kv_heads / (TASKS * scratch.len())).clamp(1, MAX_AT_ONCE);
-        let n_tasks = items.len().div_ceil(at_once) * kv_heads;
+        let n_parts = split.items.len() * kv_heads;
+        let at_once = (n_parts / (TASKS * scratch.len())).clamp(1, MAX_AT_ONCE);
+        let n_tasks = split.items.len().div_ceil(at_once) * kv_heads;
+        let parts = Parts {
+            attention,
+            items: &split.items,
+            rows: &split.rows,
+            limits: &split.limits,
+            partials: SharedValues::new(&mut split.partials),
+            room,
+        };
         lead.each(n_tasks, &|thread, task| {
             let mut scratch = scratch[thread]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let kv_head = task % kv_heads;
-            for item in items
-                .chunks(at_once)
-                .nth(task / kv_heads)
-                .unwrap_or_default()
-            {
-                let rows = Rows {
-                    numbers: &numbers[item.rows.clone()],
-                    limits: &limits[item.rows.clone()],
-                    kv_head,
-                };
-                attention.span(
-                    &visibility.groups[item.group],
-                    &rows,
-                    item.span,
-                    &mut scratch,
-                );
-                for (at, &row) in rows.numbers.iter().enumerate() {
-                    for head in 0..heads {
-                        let query = row as usize * spec.n_heads + kv_head * heads + head;
-                        let start = (query * room + item.number) * width;
-                        // SAFETY: a row is in one group, so it and the span are in one item, whose
-                        // key/value heads are tasks of their own.
-                        let partial = unsafe { partials.range(start..start + width) };
-                        let (softmax, values) = scratch.partial(at * heads + head, spec.v_dim);
-                        [partial[0], partial[1]] = [softmax.max, softmax.sum];
-                        partial[2..].copy_from_slice(values);
-                    }
-                }
+            for at in piece(task / kv_heads, at_once, parts.items.len()) {
+                // SAFETY: the caller promises a sound visibility; each item and head is in one task.
+                unsafe { parts.attend(&parts.items[at], task % kv_heads, &mut scratch) };
             }
             Ok(())
         })?;
-        let totals = SharedValues::new(&mut split.totals);
-        let partials = &split.partials;
-        lead.each(n_rows * kv_heads, &|_, task| {
-            let first = task / kv_heads * spec.n_heads + task % kv_heads * heads;
-            for query in first..first + heads {
-                // SAFETY: each query belongs to one task.
-                let total = unsafe { totals.range(query * width..(query + 1) * width) };
-                let (state, values) = total.split_at_mut(2);
-                let mut softmax = Softmax {
-                    max: state[0],
-                    sum: state[1],
-                };
-                let own = &partials[query * room * width..][..n_spans * width];
-                for partial in own.chunks_exact(width) {
-                    let later = Softmax {
-                        max: partial[0],
-                        sum: partial[1],
-                    };
-                    softmax.merge(attention.kernels, values, (later, &partial[2..]));
-                }
-                [state[0], state[1]] = [softmax.max, softmax.sum];
-            }
-            Ok(())
-        })?;
+        split.merge(lead, attention, n_rows)?;
     }
     for (query, total) in split
         .totals

@@ -21,7 +21,7 @@ pub(super) struct Tile {
     pub(super) base: u32,
     /// A bit for each place that has a cell.
     pub(super) mask: u32,
-    /// The cell of each place; where a place has none, that of another.
+    /// The cell of each place, or of one before it where there is none.
     cells: [u32; TILE],
 }
 
@@ -37,18 +37,20 @@ impl Tile {
         })
     }
 
-    /// The cell of each place, or that of another where there is none.
+    /// The cell of each place; where there is none, that of the last place before it, or of the first.
     #[inline(always)]
     pub(super) fn cells(&self) -> [usize; TILE] {
         self.cells.map(|cell| cell as usize)
     }
 
-    /// Gives places without a cell that of another.
+    /// Gives places without a cell that of the last place before them: who sees places on both sides
+    /// sees that one, so nobody meets what he does not see.
     fn fill(&mut self) {
-        let (missing, any) = (!self.mask, self.mask.trailing_zeros() as usize % TILE);
-        for place in 0..TILE {
-            if missing >> place & 1 == 1 {
-                self.cells[place] = self.cells[any];
+        let mut last = self.cells[self.mask.trailing_zeros() as usize % TILE];
+        for (place, cell) in self.cells.iter_mut().enumerate() {
+            match self.mask >> place & 1 {
+                1 => last = *cell,
+                _ => *cell = last,
             }
         }
     }
@@ -225,6 +227,13 @@ mod tests {
         }
         assert!(!tiles.next_into(&mut tile), "an end is an end");
         found
+    }
+
+    #[test]
+    fn a_place_without_a_cell_has_that_of_the_one_before() {
+        let cells = Tile::of(&[(3, 7), (5, 40), (9, 2)]).cells();
+        assert_eq!(cells[..11], [7, 7, 7, 7, 7, 40, 40, 40, 40, 2, 2]);
+        assert_eq!(cells[31], 2);
     }
 
     #[test]
