@@ -56,9 +56,14 @@ pub fn random_matrix(
         // Keeping the two top exponent bits of every 16-bit float clear bounds scales and values.
         _ => {
             let n = rows * columns / format.block_len() * format.block_bytes();
-            (0..n)
-                .map(|_| (random.bits() as u8) & 0xB7)
-                .collect::<Vec<u8>>()
+            let bytes = (0..n).map(|_| (random.bits() as u8) & 0xB7);
+            let mut bytes: Vec<u8> = bytes.collect();
+            if format == BlockFormat::MXFP4 {
+                // Its scales are powers of two, of one byte.
+                let scales = bytes.iter_mut().step_by(format.block_bytes());
+                scales.for_each(|e| *e = 120);
+            }
+            bytes
         }
     };
     Weight::new(name, vec![rows, columns], format, bytes.into())

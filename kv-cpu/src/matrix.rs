@@ -73,8 +73,6 @@ impl Matrix {
             });
         };
         let activations = match quantised {
-            // Decoded piece by piece: there is no kernel for int8 yet.
-            _ if weight.format() == BlockFormat::MXFP4 => ActivationKind::F32,
             ActivationKind::Int8 | ActivationKind::Int8Long => int8_kind(weight.format()),
             ActivationKind::F32 => ActivationKind::F32,
         };

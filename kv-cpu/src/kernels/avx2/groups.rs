@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kv_core::block::IQ4_VALUES;
+use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 /// How blocks of `BYTES` bytes are unpacked.
 pub(in crate::kernels) trait Format<const BYTES: usize> {
@@ -53,9 +53,11 @@ format!(Q5_1: 24 bytes, 1 groups,
 format!(Q8_0: 34 bytes, 1 groups,
     |b: &[u8; 34], _| load32(b, 2));
 format!(Iq4Nl: 18 bytes, 1 groups,
-    |b: &[u8; 18], _| iq4(load16(b, 2)));
+    |b: &[u8; 18], _| looked_up(&IQ4_VALUES, load16(b, 2)));
+format!(Mxfp4: 17 bytes, 1 groups,
+    |b: &[u8; 17], _| looked_up(&MXFP4_VALUES, load16(b, 1)));
 format!(Iq4Xs: 136 bytes, 8 groups,
-    |b: &[u8; 136], g: usize| iq4(load16(b, 8 + 16 * g)));
+    |b: &[u8; 136], g: usize| looked_up(&IQ4_VALUES, load16(b, 8 + 16 * g)));
 format!(Q2K: 84 bytes, 8 groups,
     |b: &[u8; 84], g: usize| two_bits(load32(b, 16 + 32 * (g / 4)), g));
 format!(Q3K: 110 bytes, 8 groups,
@@ -149,12 +151,12 @@ fn bit_mask(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of)
 }
 
-/// The 32 values that 16 bytes of indices into the IQ4 table stand for.
+/// The 32 values that 16 bytes of indices into a table stand for.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn iq4(bytes: __m128i) -> __m256i {
+fn looked_up(table: &[i8; 16], bytes: __m128i) -> __m256i {
     // SAFETY: the table is 16 readable bytes; the load needs no alignment.
-    let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles(bytes))
 }
 

@@ -64,7 +64,6 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
     (n_blocks, row_bytes): (usize, usize),
     acts: &Int8Row<'_>,
 ) -> __m256 {
-    let half = |block: &[u8; BYTES], at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     // SAFETY: as the caller promises.
     unsafe {
         let mut acc = _mm256_setzero_ps();
@@ -76,9 +75,9 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
             for (r, dots) in dots.iter_mut().enumerate() {
                 let block = &*rows[r].add(b);
                 ahead.fetch(block, r);
-                scales[r] = half(block, 0);
+                scales[r] = F::scale_bits(block);
                 if F::MINIMA {
-                    minima[r] = half(block, 2);
+                    minima[r] = F::minimum_bits(block);
                 }
                 let w = unsigned::<F, BYTES>(block, 0);
                 *dots = if F::WIDE {
@@ -93,8 +92,11 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
             };
             let taken = offset * i32::from(*acts.int_sums.get_unchecked(b));
             let dots = _mm256_sub_epi32(sums_of_eight(dots), _mm256_set1_epi32(taken));
-            let scale = _mm256_set1_ps(*acts.scales.get_unchecked(b));
-            let scale = _mm256_mul_ps(widened(&scales), scale);
+            let scales = match F::POWERS {
+                true => powers(&scales),
+                false => widened(&scales),
+            };
+            let scale = _mm256_mul_ps(scales, _mm256_set1_ps(*acts.scales.get_unchecked(b)));
             acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, acc);
             if F::MINIMA {
                 let sum = _mm256_set1_ps(*acts.sums.get_unchecked(b));
@@ -238,4 +240,17 @@ fn halves_of_four(r: [__m256i; 4]) -> __m256i {
 fn widened(numbers: &[u16; ROWS]) -> __m256 {
     // SAFETY: 16 readable bytes; the load needs no alignment.
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(numbers.as_ptr().cast()) })
+}
+
+/// As [`mxfp4_scale`](kv_core::block::mxfp4_scale), of eight exponents.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn powers(exponents: &[u16; ROWS]) -> __m256 {
+    // SAFETY: 16 readable bytes; the load needs no alignment.
+    let e = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(exponents.as_ptr().cast()) });
+    let one = _mm256_set1_epi32(1);
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, one));
+    // From 2 on, shifted by more bits than there are.
+    let subnormal = _mm256_srlv_epi32(_mm256_set1_epi32(1 << 22), _mm256_sub_epi32(one, e));
+    _mm256_castsi256_ps(_mm256_max_epi32(normal, subnormal))
 }

@@ -4,10 +4,11 @@
 
 use std::arch::x86_64::*;
 
-use kv_core::block::IQ4_VALUES;
+use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::heads::{self, Heads};
 use super::sixteen::{Four, Sixteen};
+use super::table::entries;
 use crate::kernels::groups as g;
 use crate::kernels::panel::pack::Packed;
 
@@ -72,9 +73,11 @@ chunks!(Q5_1, 24: 2 chunks, 1 apart, heads::blocks,
 chunks!(Q8_0, 34: 1 chunks, 1 apart, heads::blocks,
     |b: Four<'_, 34>, read| one(_mm512_xor_si512(b.load(2 + 16 * read), _mm512_set1_epi8(-128))));
 chunks!(Iq4Nl, 18: 2 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 18>, _| iq4(b.load(2)));
+    |b: Four<'_, 18>, _| looked_up(&IQ4_VALUES, Self::OFFSET, b.load(2)));
+chunks!(Mxfp4, 17: 2 chunks, 1 apart, heads::mxfp4,
+    |b: Four<'_, 17>, _| looked_up(&MXFP4_VALUES, Self::OFFSET, b.load(1)));
 chunks!(Iq4Xs, 136: 2 chunks, 1 apart, heads::iq4_xs,
-    |b: Four<'_, 136>, read| iq4(b.load(8 + 16 * read)));
+    |b: Four<'_, 136>, read| looked_up(&IQ4_VALUES, Self::OFFSET, b.load(8 + 16 * read)));
 chunks!(Q2K, 84: 4 chunks, 2 apart, heads::q2_k,
     |b: Four<'_, 84>, read| two_bits(b.load(16 + 16 * read)));
 chunks!(Q3K, 110: 4 chunks, 2 apart, heads::q3_k,
@@ -167,17 +170,11 @@ fn fifth_bits(mut chunks: [__m512i; MOST], head: __m512i, at: i64) -> [__m512i; 
     chunks
 }
 
-/// The values that nibbles stand for, plus 128.
+/// The values of a table that nibbles stand for, plus an offset.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn iq4(bytes: __m512i) -> [__m512i; MOST] {
-    // SAFETY: the table is 16 readable bytes; the load needs no alignment.
-    let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-    let table = _mm512_xor_si512(_mm512_broadcast_i32x4(table), _mm512_set1_epi8(-128));
+fn looked_up(table: &[i8; 16], offset: i32, bytes: __m512i) -> [__m512i; MOST] {
     let [low, high, ..] = nibbles(bytes);
-    let (low, high) = (
-        _mm512_shuffle_epi8(table, low),
-        _mm512_shuffle_epi8(table, high),
-    );
+    let (low, high) = (entries(table, offset, low), entries(table, offset, high));
     [low, high, low, high]
 }

@@ -49,6 +49,19 @@ pub(super) fn blocks<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn mxfp4(blocks: Sixteen<'_, 17>) -> Heads {
+    let [first, ..] = blocks.words(0);
+    let scales = powers(_mm512_and_si512(first, _mm512_set1_epi32(0xff)));
+    Heads {
+        scales,
+        minimum_scales: scales,
+        factors: [first; 4],
+        minima: [first; 4],
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) fn q4_k<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
     let [both, a, b, c] = blocks.words(0);
     let high = |low: __m512i, word| or(low, masked(_mm512_srli_epi32::<2>(word), 0x30));
@@ -138,6 +151,17 @@ fn of(both: __m512i, factors: [__m512i; 4], minima: [__m512i; 4]) -> Heads {
         factors,
         minima,
     }
+}
+
+/// As [`mxfp4_scale`](kv_core::block::mxfp4_scale), of sixteen exponents.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn powers(e: __m512i) -> __m512 {
+    let one = _mm512_set1_epi32(1);
+    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, one));
+    // From 2 on, shifted by more bits than there are.
+    let subnormal = _mm512_srlv_epi32(_mm512_set1_epi32(1 << 22), _mm512_sub_epi32(one, e));
+    _mm512_castsi512_ps(_mm512_max_epi32(normal, subnormal))
 }
 
 /// Some bits of every byte.

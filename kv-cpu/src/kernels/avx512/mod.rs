@@ -14,6 +14,7 @@ mod pack;
 mod reduce;
 mod scan;
 mod sixteen;
+mod table;
 
 use super::{Kernels, avx2};
 use crate::isa::Isa;

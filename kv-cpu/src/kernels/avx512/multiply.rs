@@ -8,6 +8,7 @@ use super::lanes::Wide;
 use super::{floats, one_row, one_row_super, pack};
 use crate::activations::{Activations, Int8Row};
 use crate::kernels::WeightRows;
+use crate::kernels::groups as g;
 use crate::kernels::panel::formats::{self, tiles};
 use crate::kernels::panel::lanes::Lanes;
 use crate::output::OutputColumns;
@@ -39,12 +40,13 @@ pub(super) fn multiply(
 fn one_token(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
     use {one_row as o, one_row_super as s};
     match weights.format {
-        BlockFormat::Q4_0 => o::multiply::<o::Q4_0, 18>(weights, acts, out),
-        BlockFormat::Q4_1 => o::multiply::<o::Q4_1, 20>(weights, acts, out),
-        BlockFormat::Q5_0 => o::multiply::<o::Q5_0, 22>(weights, acts, out),
-        BlockFormat::Q5_1 => o::multiply::<o::Q5_1, 24>(weights, acts, out),
-        BlockFormat::Q8_0 => o::multiply::<o::Q8_0, 34>(weights, acts, out),
-        BlockFormat::IQ4_NL => o::multiply::<o::Iq4Nl, 18>(weights, acts, out),
+        BlockFormat::Q4_0 => o::multiply::<g::Q4_0, 18>(weights, acts, out),
+        BlockFormat::Q4_1 => o::multiply::<g::Q4_1, 20>(weights, acts, out),
+        BlockFormat::Q5_0 => o::multiply::<g::Q5_0, 22>(weights, acts, out),
+        BlockFormat::Q5_1 => o::multiply::<g::Q5_1, 24>(weights, acts, out),
+        BlockFormat::Q8_0 => o::multiply::<g::Q8_0, 34>(weights, acts, out),
+        BlockFormat::IQ4_NL => o::multiply::<g::Iq4Nl, 18>(weights, acts, out),
+        BlockFormat::MXFP4 => o::multiply::<g::Mxfp4, 17>(weights, acts, out),
         BlockFormat::Q2_K => s::multiply::<s::Q2K, 84>(weights, acts, out),
         BlockFormat::Q3_K => s::multiply::<s::Q3K, 110>(weights, acts, out),
         BlockFormat::Q4_K => s::multiply::<s::Q4K, 144>(weights, acts, out),

@@ -5,59 +5,51 @@
 
 use std::arch::x86_64::*;
 
-use kv_core::block::IQ4_VALUES;
+use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
+use super::heads::powers;
 use super::reduce::{FEW, ROWS, halves, quarters, store, widened};
+use super::table::entries;
 use crate::activations::{BLOCK, Int8Row};
 use crate::kernels::WeightRows;
 use crate::kernels::ahead::{Ahead, in_order};
+use crate::kernels::groups as g;
+use crate::kernels::panel::pack::Packed;
 use crate::kernels::side_by_side::side_by_side;
 
-/// How two blocks of `BYTES` bytes are unpacked; each begins with its scale.
-pub(super) trait Pair<const BYTES: usize> {
-    /// What makes the quants unsigned.
-    const OFFSET: i32;
-    /// Whether a minimum follows the scale.
-    const MINIMA: bool = false;
-
+/// How two blocks of `BYTES` bytes are unpacked.
+pub(super) trait Pair<const BYTES: usize>: Packed<BYTES> {
     /// The quants of two blocks, unsigned.
     ///
     /// # Safety
     /// AVX-512 is available.
-    unsafe fn quants(blocks: [&[u8; BYTES]; 2]) -> __m512i;
+    unsafe fn pair(blocks: [&[u8; BYTES]; 2]) -> __m512i;
 }
 
 macro_rules! pair {
-    ($name:ident: $bytes:literal bytes, $offset:literal, $minima:literal, $quants:expr) => {
-        pub(super) struct $name;
-
-        impl Pair<$bytes> for $name {
-            const OFFSET: i32 = $offset;
-            const MINIMA: bool = $minima;
-
+    ($name:ident: $bytes:literal bytes, $quants:expr) => {
+        impl Pair<$bytes> for g::$name {
             #[inline]
             #[target_feature(enable = "avx2,avx512f,avx512bw,avx512dq,avx512vl")]
-            unsafe fn quants(blocks: [&[u8; $bytes]; 2]) -> __m512i {
+            unsafe fn pair(blocks: [&[u8; $bytes]; 2]) -> __m512i {
                 $quants(blocks)
             }
         }
     };
 }
 
-pair!(Q4_0: 18 bytes, 8, false, |b: [&[u8; 18]; 2]| nibbles(b, 2));
-pair!(Q4_1: 20 bytes, 0, true, |b: [&[u8; 20]; 2]| nibbles(b, 4));
-pair!(Q5_0: 22 bytes, 16, false, |b: [&[u8; 22]; 2]| fifth_bits(nibbles(b, 6), b, 2));
-pair!(Q5_1: 24 bytes, 0, true, |b: [&[u8; 24]; 2]| fifth_bits(nibbles(b, 8), b, 4));
-pair!(Q8_0: 34 bytes, 128, false, |b: [&[u8; 34]; 2]| {
+pair!(Q4_0: 18 bytes, |b: [&[u8; 18]; 2]| nibbles(b, 2));
+pair!(Q4_1: 20 bytes, |b: [&[u8; 20]; 2]| nibbles(b, 4));
+pair!(Q5_0: 22 bytes, |b: [&[u8; 22]; 2]| fifth_bits(nibbles(b, 6), b, 2));
+pair!(Q5_1: 24 bytes, |b: [&[u8; 24]; 2]| fifth_bits(nibbles(b, 8), b, 4));
+pair!(Q8_0: 34 bytes, |b: [&[u8; 34]; 2]| {
     let both = two_halves(load32(b[0], 2), load32(b[1], 2));
     _mm512_xor_si512(both, _mm512_set1_epi8(-128))
 });
-pair!(Iq4Nl: 18 bytes, 128, false, |b: [&[u8; 18]; 2]| {
-    // SAFETY: the table is 16 readable bytes; the load needs no alignment.
-    let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-    let table = _mm_xor_si128(table, _mm_set1_epi8(-128));
-    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles(b, 2))
-});
+pair!(Iq4Nl: 18 bytes,
+    |b: [&[u8; 18]; 2]| entries(&IQ4_VALUES, Self::OFFSET, nibbles(b, 2)));
+pair!(Mxfp4: 17 bytes,
+    |b: [&[u8; 17]; 2]| entries(&MXFP4_VALUES, Self::OFFSET, nibbles(b, 1)));
 
 #[inline]
 #[target_feature(enable = "avx2,avx512f")]
@@ -90,11 +82,6 @@ fn word<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> u64 {
         block[at + 2],
         block[at + 3],
     ]))
-}
-
-#[inline(always)]
-fn half<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> u16 {
-    u16::from_le_bytes([block[at], block[at + 1]])
 }
 
 /// Low nibbles of 16 bytes from byte `at` of either block on, then their high nibbles.
@@ -152,7 +139,7 @@ fn by_rows<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
 #[derive(Clone, Copy)]
 struct Pending {
     dots: [__m512i; 2],
-    /// Half-precision scales and minima, as stored.
+    /// Scales and minima, as stored.
     scales: [[u16; ROWS]; 2],
     minima: [[u16; ROWS]; 2],
 }
@@ -195,13 +182,13 @@ unsafe fn tile<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
                 let blocks = unsafe { [&*rows[at].add(b), &*rows[at].add(next)] };
                 ahead.fetch(blocks[0], at);
                 for (k, block) in blocks.into_iter().enumerate() {
-                    now.scales[k][at] = half(block, 0);
+                    now.scales[k][at] = F::scale_bits(block);
                     if F::MINIMA {
-                        now.minima[k][at] = half(block, 2);
+                        now.minima[k][at] = F::minimum_bits(block);
                     }
                 }
                 // SAFETY: this function needs the same features.
-                let w = unsafe { F::quants(blocks) };
+                let w = unsafe { F::pair(blocks) };
                 *dots = _mm512_dpbusd_epi32(*dots, w, a);
             }
             *sums = quarters(dots);
@@ -229,8 +216,11 @@ fn add<F: Pair<BYTES>, const BYTES: usize>(
     for k in 0..n.min(2) {
         let offset = -F::OFFSET * i32::from(acts.int_sums[b + k]);
         let dots = _mm512_add_epi32(pending.dots[k], _mm512_set1_epi32(offset));
-        let scale = _mm512_set1_ps(acts.scales[b + k]);
-        let scale = _mm512_mul_ps(widened(&pending.scales[k]), scale);
+        let scales = match F::POWERS {
+            true => powers(exponents(&pending.scales[k])),
+            false => widened(&pending.scales[k]),
+        };
+        let scale = _mm512_mul_ps(scales, _mm512_set1_ps(acts.scales[b + k]));
         acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, acc);
         if F::MINIMA {
             let sum = _mm512_set1_ps(acts.sums[b + k]);
@@ -238,6 +228,14 @@ fn add<F: Pair<BYTES>, const BYTES: usize>(
         }
     }
     acc
+}
+
+/// Sixteen numbers, widened.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn exponents(stored: &[u16; ROWS]) -> __m512i {
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(stored.as_ptr().cast()) })
 }
 
 const _: () = assert!(BLOCK == 32);

@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 use kv_core::block::IQ4_VALUES;
 
 use super::reduce::{FEW, ROWS, halves, quarters, store, widened};
+use super::table::entries;
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::ahead::{Ahead, in_order};
@@ -111,15 +112,12 @@ super_block!(Q2K: 84 bytes, 0, 2, true, heads::q2_k, |b: &[u8; 84]| {
     ]
 });
 super_block!(Iq4Xs: 136 bytes, 128, 1, false, heads::iq4_xs, |b: &[u8; 136]| {
-    // SAFETY: the table is 16 readable bytes; the load needs no alignment.
-    let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-    let table = _mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128)));
     let ([a, c], [d, e]) = (alternating(load(b, 8)), alternating(load(b, 72)));
     [
-        _mm512_shuffle_epi8(table, a),
-        _mm512_shuffle_epi8(table, c),
-        _mm512_shuffle_epi8(table, d),
-        _mm512_shuffle_epi8(table, e),
+        entries(&IQ4_VALUES, Self::OFFSET, a),
+        entries(&IQ4_VALUES, Self::OFFSET, c),
+        entries(&IQ4_VALUES, Self::OFFSET, d),
+        entries(&IQ4_VALUES, Self::OFFSET, e),
     ]
 });
 

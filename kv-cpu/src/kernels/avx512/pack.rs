@@ -203,7 +203,7 @@ mod tests {
             return;
         }
         for format in BlockFormat::ALL {
-            if format.block_len() > 1 && format != BlockFormat::MXFP4 {
+            if format.block_len() > 1 {
                 for_format!(format, agrees());
             }
         }

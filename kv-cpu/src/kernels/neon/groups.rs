@@ -6,7 +6,7 @@
 use std::arch::aarch64::*;
 
 use half::f16;
-use kv_core::block::IQ4_VALUES;
+use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::lanes::{turned, widened};
 
@@ -55,9 +55,11 @@ format!(Q5_1: 24 bytes, 1 groups,
 format!(Q8_0: 34 bytes, 1 groups,
     |b: &[u8; 34], _| load32(b, 2));
 format!(Iq4Nl: 18 bytes, 1 groups,
-    |b: &[u8; 18], _| iq4(load16(b, 2)));
+    |b: &[u8; 18], _| looked_up(&IQ4_VALUES, load16(b, 2)));
+format!(Mxfp4: 17 bytes, 1 groups,
+    |b: &[u8; 17], _| looked_up(&MXFP4_VALUES, load16(b, 1)));
 format!(Iq4Xs: 136 bytes, 8 groups,
-    |b: &[u8; 136], g: usize| iq4(load16(b, 8 + 16 * g)));
+    |b: &[u8; 136], g: usize| looked_up(&IQ4_VALUES, load16(b, 8 + 16 * g)));
 format!(Q2K: 84 bytes, 8 groups,
     |b: &[u8; 84], g: usize| bits::<3>(load32(b, 16 + 32 * (g / 4)), 2 * (g % 4)));
 format!(Q3K: 110 bytes, 8 groups,
@@ -156,12 +158,12 @@ fn fives(q: Bytes, fifth: u32) -> Bytes {
     ]
 }
 
-/// The 32 values that 16 bytes of indices into the IQ4 table stand for.
+/// The 32 values that 16 bytes of indices into a table stand for.
 #[inline]
 #[target_feature(enable = "neon")]
-fn iq4(bytes: uint8x16_t) -> Bytes {
+fn looked_up(table: &[i8; 16], bytes: uint8x16_t) -> Bytes {
     // SAFETY: the table is 16 readable bytes; the load needs no alignment.
-    let table = unsafe { vld1q_u8(IQ4_VALUES.as_ptr().cast()) };
+    let table = unsafe { vld1q_u8(table.as_ptr().cast()) };
     let [low, high] = nibbles(bytes);
     [vqtbl1q_u8(table, low), vqtbl1q_u8(table, high)]
 }
@@ -171,7 +173,7 @@ fn iq4(bytes: uint8x16_t) -> Bytes {
 #[target_feature(enable = "neon")]
 pub(crate) fn iq4_entries(block: &[u8; 18]) -> [i8; 32] {
     let mut entries = [0; 32];
-    let [low, high] = signed(iq4(load16(block, 2)));
+    let [low, high] = signed(looked_up(&IQ4_VALUES, load16(block, 2)));
     // SAFETY: 32 writable bytes; the stores need no alignment.
     unsafe {
         vst1q_s8(entries.as_mut_ptr(), low);

@@ -54,7 +54,6 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
     (n_blocks, row_bytes): (usize, usize),
     acts: &Int8Row<'_>,
 ) -> float32x4_t {
-    let half = |block: &[u8; BYTES], at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     // SAFETY: as the caller promises.
     unsafe {
         let mut acc = vdupq_n_f32(0.0);
@@ -67,14 +66,18 @@ unsafe fn blocks<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
             for (r, dots) in dots.iter_mut().enumerate() {
                 let block = &*rows[r].add(b);
                 ahead.fetch(block, r);
-                beside[r] = half(block, 0);
+                beside[r] = F::scale_bits(block);
                 if F::MINIMA {
-                    beside[ROWS + r] = half(block, 2);
+                    beside[ROWS + r] = F::minimum_bits(block);
                 }
                 let w = F::quants(block, 0);
                 *dots = D::dot(D::dot(*dots, w[0], a[0]), w[1], a[1]);
             }
-            let [scales, minima] = widened(vld1q_u16(beside.as_ptr()));
+            let beside = vld1q_u16(beside.as_ptr());
+            let [mut scales, minima] = widened(beside);
+            if F::POWERS {
+                scales = powers(vget_low_u16(beside));
+            }
             let scale = vmulq_n_f32(scales, *acts.scales.get_unchecked(b));
             acc = vfmaq_f32(acc, vcvtq_f32_s32(sums_of_four(dots)), scale);
             if F::MINIMA {
@@ -206,4 +209,13 @@ fn load(quants: &[i8; BLOCK]) -> [int8x16_t; 2] {
 #[target_feature(enable = "neon")]
 fn sums_of_four([a, b, c, d]: [int32x4_t; ROWS]) -> int32x4_t {
     vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d))
+}
+
+/// As [`mxfp4_scale`](kv_core::block::mxfp4_scale), of four exponents.
+#[inline]
+#[target_feature(enable = "neon")]
+fn powers(exponents: uint16x4_t) -> float32x4_t {
+    let less = vsubq_s32(vreinterpretq_s32_u32(vmovl_u16(exponents)), vdupq_n_s32(1));
+    let subnormal = vshlq_s32(vdupq_n_s32(1 << 22), vminq_s32(less, vdupq_n_s32(0)));
+    vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32::<23>(less), subnormal))
 }

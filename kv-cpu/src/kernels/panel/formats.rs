@@ -93,6 +93,7 @@ macro_rules! for_format {
             B::Q6_K => $function::<g::Q6K, 210>($($argument),*),
             B::IQ4_NL => $function::<g::Iq4Nl, 18>($($argument),*),
             B::IQ4_XS => $function::<g::Iq4Xs, 136>($($argument),*),
+            B::MXFP4 => $function::<g::Mxfp4, 17>($($argument),*),
             // `Matrix` gives other formats `f32` activations.
             other => {
                 debug_assert!(false, "{other} against int8 activations");
@@ -156,7 +157,7 @@ unsafe fn run<F: Packed<BYTES>, const BYTES: usize>(
         steps: F::LAYOUT.steps(),
         narrow_steps: F::NARROW_STEPS,
         tiles: match F::LAYOUT {
-            Layout::Blocks => tiles.blocks[usize::from(F::WIDE)],
+            Layout::Blocks | Layout::BlocksByPowers => tiles.blocks[usize::from(F::WIDE)],
             Layout::BlocksWithMinima => tiles.blocks_with_minima,
             Layout::Supers => tiles.supers,
             Layout::SupersWithMinima => tiles.supers_with_minima,

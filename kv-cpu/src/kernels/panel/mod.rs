@@ -42,6 +42,8 @@ pub(super) const STEP: usize = 4;
 pub(super) enum Layout {
     /// A scale for each block.
     Blocks,
+    /// A power of two for each block.
+    BlocksByPowers,
     /// A scale and a minimum for each block.
     BlocksWithMinima,
     /// Super-blocks with an integer factor for each block.
@@ -66,7 +68,7 @@ impl Layout {
     /// Whether there are minima.
     pub(super) const fn has_minima(self) -> bool {
         match self {
-            Self::Blocks | Self::Supers | Self::SuperHalves => false,
+            Self::Blocks | Self::BlocksByPowers | Self::Supers | Self::SuperHalves => false,
             Self::BlocksWithMinima | Self::SupersWithMinima | Self::SuperHalvesWithMinima => true,
         }
     }

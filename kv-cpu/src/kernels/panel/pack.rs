@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use half::f16;
+use kv_core::block::mxfp4_scale;
 
 use super::heads::{self, Head};
 use super::{BLOCKS, Layout, Panel, ROWS, STEP};
@@ -31,6 +32,8 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
     const PARTS: usize = Self::LAYOUT.parts();
     /// As [`Layout::has_minima`].
     const MINIMA: bool = Self::LAYOUT.has_minima();
+    /// Whether scales of blocks are powers of two, of one byte, not numbers in half precision.
+    const POWERS: bool = matches!(Self::LAYOUT, Layout::BlocksByPowers);
     /// Whether unsigned quants may be 64 or more.
     const WIDE: bool = Self::BITS > 6;
     /// What is left of the offset where wide weights are multiplied as signed bytes.
@@ -41,6 +44,21 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
         let (fit, all) = (1 << 7u32.saturating_sub(Self::BITS), Self::LAYOUT.steps());
         if fit < all { fit } else { all }
     };
+
+    /// What is stored as the scale of a block.
+    #[inline(always)]
+    fn scale_bits(block: &[u8; BYTES]) -> u16 {
+        match Self::POWERS {
+            true => u16::from(block[0]),
+            false => u16::from_le_bytes([block[0], block[1]]),
+        }
+    }
+
+    /// What is stored as the minimum of a block, a number in half precision.
+    #[inline(always)]
+    fn minimum_bits(block: &[u8; BYTES]) -> u16 {
+        u16::from_le_bytes([block[2], block[3]])
+    }
 
     /// Scales of a super-block.
     fn super_head(_block: &[u8; BYTES]) -> Option<Head> {
@@ -70,6 +88,7 @@ packed! {
     Q5_1, 24: BlocksWithMinima, 5 bits, 0;
     Q8_0, 34: Blocks, 8 bits, 128;
     Iq4Nl, 18: Blocks, 8 bits, 128;
+    Mxfp4, 17: BlocksByPowers, 5 bits, 12;
     Iq4Xs, 136: Supers, 8 bits, 128, heads::iq4_xs;
     Q2K, 84: SuperHalvesWithMinima, 2 bits, 0, heads::q2_k;
     Q3K, 110: SuperHalves, 3 bits, 4, heads::q3_k;
@@ -154,11 +173,14 @@ fn pack_scales<F: Packed<BYTES>, const BYTES: usize>(
     panel: &mut Panel,
 ) {
     for (row, block) in (first..).zip(blocks) {
-        let half = |at: usize| groups::number(f16::from_le_bytes([block[at], block[at + 1]]));
         let Some(head) = F::super_head(block) else {
-            panel.scales[at][row] = half(0);
+            panel.scales[at][row] = match F::POWERS {
+                true => mxfp4_scale(block[0]),
+                false => groups::number(f16::from_bits(F::scale_bits(block))),
+            };
             if F::MINIMA {
-                panel.minima[at][row] = half(2);
+                let minimum = f16::from_bits(F::minimum_bits(block));
+                panel.minima[at][row] = groups::number(minimum);
             }
             continue;
         };
