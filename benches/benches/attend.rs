@@ -5,11 +5,11 @@
 
 use cellar_benches::{Failure, commit, memory, next_tokens};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kv_core::backend::{Attend, Backend};
+use kv_core::backend::{Attend, Backend, RowKind, RowSpan};
 use kv_core::graph::AttendSpec;
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::MemoryInputs;
-use kv_core::{KvType, LayerIdx, Window};
+use kv_core::{CellIdx, KvType, LayerIdx, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 
 /// Heads of a model of half a billion parameters: 14 query heads share 2 key/value heads.
@@ -25,6 +25,8 @@ const SPEC: AttendSpec = AttendSpec {
 
 struct Case {
     name: &'static str,
+    /// Layers, one after the other: many are more than the caches hold.
+    n_layers: u32,
     n_seqs: u32,
     depth: u32,
     n_new: u32,
@@ -50,10 +52,23 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
         v_dim,
         window: Window::Full,
     };
-    let map = LayerMap::new(vec![LayerMemory::Attention(layer)]);
+    let map = LayerMap::new(vec![LayerMemory::Attention(layer); case.n_layers as usize]);
     let layout = RowLayout::new(&map, &[n_cells as usize], kv_type)?;
     let backend = CpuBackend::new(CpuConfig::default())?;
-    let rows = backend.allocate(&layout)?;
+    let mut rows = backend.allocate(&layout)?;
+    // Memory that was never written would all be one page of zeros.
+    for layer in layout.layers() {
+        for (kind, shape) in [(RowKind::K, layer.k), (RowKind::V, layer.v)] {
+            let span = RowSpan {
+                layer: layer.layer,
+                kind,
+                first: CellIdx(0),
+                len: n_cells,
+            };
+            let bytes = vec![0x11; n_cells as usize * shape.bytes()];
+            backend.write_rows(&mut rows, span, &bytes)?;
+        }
+    }
     let n_rows = (case.n_new * case.n_seqs) as usize;
     let q = vec![0.5; n_rows * SPEC.n_heads * k_dim];
     let mut out = vec![0.0; n_rows * SPEC.n_heads * v_dim];
@@ -61,15 +76,15 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
     group.throughput(Throughput::Bytes(layout.bytes() as u64));
     group.bench_function(format!("{}, {kv_type}", case.name), |b| {
         let visibility = &inputs.parts[0].visibility;
-        let args = || Attend {
-            layer: LayerIdx(0),
+        let args = |layer| Attend {
+            layer: LayerIdx(layer),
             spec: SPEC,
             q: &q,
             visibility,
             positions: &[],
             sinks: None,
         };
-        b.iter(|| backend.attend(&rows, args(), &mut out).is_ok());
+        b.iter(|| (0..case.n_layers).all(|l| backend.attend(&rows, args(l), &mut out).is_ok()));
     });
     Ok(())
 }
@@ -78,18 +93,28 @@ fn benches(c: &mut Criterion) {
     let cases = [
         Case {
             name: "1 token at depth 4096",
+            n_layers: 1,
+            n_seqs: 1,
+            depth: 4096,
+            n_new: 1,
+        },
+        Case {
+            name: "1 token at depth 4096, 48 layers",
+            n_layers: 48,
             n_seqs: 1,
             depth: 4096,
             n_new: 1,
         },
         Case {
             name: "prompt of 512",
+            n_layers: 1,
             n_seqs: 1,
             depth: 1,
             n_new: 511,
         },
         Case {
             name: "16 sequences at depth 512",
+            n_layers: 1,
             n_seqs: 16,
             depth: 512,
             n_new: 1,
