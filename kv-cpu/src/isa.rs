@@ -25,6 +25,8 @@ pub enum Isa {
     Neon,
     /// AArch64 with the dot-product extension, beside what [`Isa::Neon`] needs.
     NeonDot,
+    /// AArch64 with products of int8 matrices, beside what [`Isa::NeonDot`] needs.
+    NeonI8mm,
 }
 
 /// A forced instruction set that cannot be used.
@@ -65,13 +67,14 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Scalar,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512Vnni,
         Self::Neon,
         Self::NeonDot,
+        Self::NeonI8mm,
     ];
 
     /// The fastest one that this machine has.
@@ -124,6 +127,7 @@ impl Isa {
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
             Self::Neon => has_neon(),
             Self::NeonDot => has_neon() && has_dotprod(),
+            Self::NeonI8mm => has_neon() && has_dotprod() && has_i8mm(),
         }
     }
 
@@ -136,6 +140,7 @@ impl Isa {
             Self::Avx512Vnni => "avx512vnni",
             Self::Neon => "neon",
             Self::NeonDot => "neondot",
+            Self::NeonI8mm => "neoni8mm",
         }
     }
 }
@@ -187,6 +192,11 @@ fn has_dotprod() -> bool {
     std::arch::is_aarch64_feature_detected!("dotprod")
 }
 
+#[cfg(target_arch = "aarch64")]
+fn has_i8mm() -> bool {
+    std::arch::is_aarch64_feature_detected!("i8mm")
+}
+
 #[cfg(not(target_arch = "aarch64"))]
 fn has_neon() -> bool {
     false
@@ -194,6 +204,11 @@ fn has_neon() -> bool {
 
 #[cfg(not(target_arch = "aarch64"))]
 fn has_dotprod() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_i8mm() -> bool {
     false
 }
 

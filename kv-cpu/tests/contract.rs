@@ -46,7 +46,7 @@ mod scalar {
 }
 
 /// The ones between, where the machine has them; the fastest again where it does not.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod between {
     use super::Isa;
 
@@ -58,21 +58,31 @@ mod between {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     mod avx2 {
         use super::{Isa, available};
 
         kv_core::backend_contract!(|| crate::subject(available(Isa::Avx2), 2));
     }
 
+    #[cfg(target_arch = "x86_64")]
     mod avx_vnni {
         use super::{Isa, available};
 
         kv_core::backend_contract!(|| crate::subject(available(Isa::AvxVnni), 2));
     }
-}
 
-/// The one between on AArch64.
-#[cfg(target_arch = "aarch64")]
-mod neon {
-    kv_core::backend_contract!(|| super::subject(super::Isa::Neon, 2));
+    #[cfg(target_arch = "aarch64")]
+    mod neon {
+        use super::{Isa, available};
+
+        kv_core::backend_contract!(|| crate::subject(available(Isa::Neon), 2));
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    mod neon_dot {
+        use super::{Isa, available};
+
+        kv_core::backend_contract!(|| crate::subject(available(Isa::NeonDot), 2));
+    }
 }

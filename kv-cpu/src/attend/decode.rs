@@ -86,7 +86,7 @@ impl Decoder {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::avx512(kv_type),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot if isa.is_available() => arm::neon(kv_type),
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::neon(kv_type),
             _ => None,
         };
         let turn: Option<Turn> = match (isa, kv_type) {

@@ -40,7 +40,7 @@ impl TileKernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni if isa.is_available() => x86::AVX512,
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot if isa.is_available() => arm::NEON,
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::NEON,
             _ => Self {
                 scores: scores::<PLAIN, 2>,
                 weigh: weigh::<PLAIN>,

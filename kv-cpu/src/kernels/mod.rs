@@ -165,6 +165,8 @@ impl Kernels {
             Isa::Neon => &NEON,
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => &NEON_DOT,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => &NEON_I8MM,
             _ => &scalar::TABLE,
         })
     }
@@ -180,3 +182,5 @@ static AVX512: Kernels = avx512::TABLE;
 static NEON: Kernels = neon::TABLE;
 #[cfg(target_arch = "aarch64")]
 static NEON_DOT: Kernels = neon::DOT_TABLE;
+#[cfg(target_arch = "aarch64")]
+static NEON_I8MM: Kernels = neon::I8MM_TABLE;

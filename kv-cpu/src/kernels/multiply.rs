@@ -14,9 +14,25 @@ macro_rules! multiply_by {
             out: &mut $crate::output::OutputColumns<'_>,
         ) {
             use $crate::activations::{Activations, Int8Row};
-            use $crate::kernels::panel::{formats, lanes::Lanes, pack::Packed};
+            use $crate::kernels::panel::pack::{Packed, pack};
+            use $crate::kernels::panel::{PackFn, formats, lanes::Lanes};
 
-            formats::tiles!(TILES: $lanes<$dot>, formats::by_eights, $features, $($n),+);
+            type Interleave = <$lanes<$dot> as Lanes>::Interleave;
+
+            formats::tiles!(TILES: $lanes<$dot>, by_eights, $features, $($n),+);
+
+            /// How a format is unpacked to panels, eight rows at a time.
+            #[target_feature(enable = $features)]
+            fn by_eights(format: kv_core::block::BlockFormat) -> PackFn {
+                formats::for_format!(format, eights(), else |_, _, _, _| ())
+            }
+
+            #[target_feature(enable = $features)]
+            fn eights<F: Packed<BYTES>, const BYTES: usize>() -> PackFn {
+                |weights, rows, blocks, panel| {
+                    pack::<Interleave, F, BYTES>(weights, rows, blocks, panel)
+                }
+            }
 
             #[target_feature(enable = $features)]
             fn one_token<F: Packed<BYTES>, const BYTES: usize>(

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use crate::kernels::panel::lanes::{Lanes, Steps};
+use crate::kernels::panel::pack::Words;
 use crate::kernels::panel::tile::VECTORS;
 
 /// Dot products of bytes in 256-bit registers.
@@ -110,6 +111,7 @@ pub(super) struct Eight<D>(PhantomData<D>);
 impl<D: Dot> Lanes for Eight<D> {
     type Int = __m256i;
     type Float = __m256;
+    type Interleave = Words;
     const ROWS: usize = 8;
     const SIGNED_WIDE: bool = D::SIGNED_WIDE;
 

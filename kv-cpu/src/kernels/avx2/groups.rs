@@ -8,6 +8,9 @@ use std::arch::x86_64::*;
 use half::f16;
 use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
+/// 32 quants.
+pub(in crate::kernels) type Quants = __m256i;
+
 /// How blocks of `BYTES` bytes are unpacked.
 pub(in crate::kernels) trait Format<const BYTES: usize> {
     /// Groups of 32 values in a block.
@@ -17,7 +20,7 @@ pub(in crate::kernels) trait Format<const BYTES: usize> {
     ///
     /// # Safety
     /// AVX2 is available.
-    unsafe fn quants(block: &[u8; BYTES], g: usize) -> __m256i;
+    unsafe fn quants(block: &[u8; BYTES], g: usize) -> Quants;
 }
 
 /// Implements [`Format`] from a function of the block's bytes.
@@ -170,7 +173,7 @@ pub(in crate::kernels) fn offset_by(quants: __m256i, offset: i8) -> __m256i {
 /// From eight rows of eight words to eight words of eight rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(in crate::kernels) fn transposed(r: [__m256i; 8]) -> [__m256i; 8] {
+pub(in crate::kernels) fn transposed(r: [Quants; 8]) -> [Quants; 8] {
     let words = |a, b| [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
     let [a0, a1] = words(r[0], r[1]);
     let [b0, b1] = words(r[2], r[3]);

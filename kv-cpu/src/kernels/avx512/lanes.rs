@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::kernels::panel::lanes::Lanes;
+use crate::kernels::panel::pack::Words;
 
 /// 512-bit registers.
 pub(super) struct Wide;
@@ -12,6 +13,7 @@ pub(super) struct Wide;
 impl Lanes for Wide {
     type Int = __m512i;
     type Float = __m512;
+    type Interleave = Words;
     const ROWS: usize = 16;
 
     #[inline(always)]

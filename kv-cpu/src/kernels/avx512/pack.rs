@@ -15,7 +15,7 @@ use crate::activations::SUPER_BLOCK;
 use crate::kernels::WeightRows;
 use crate::kernels::panel::formats::for_format;
 use crate::kernels::panel::next::NextPanel;
-use crate::kernels::panel::pack::pack as by_eights;
+use crate::kernels::panel::pack::{Words, pack as by_eights};
 use crate::kernels::panel::{BLOCKS, PackFn, Panel, ROWS, STEP};
 
 /// Steps of a chunk of 16 columns.
@@ -45,7 +45,7 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
     let whole = rows.len().is_multiple_of(sixteen::ROWS);
     let inside = rows.end * row_bytes <= weights.bytes.len() && stored.end * BYTES <= row_bytes;
     if !whole || !inside || rows.len() > ROWS || blocks.len() > BLOCKS {
-        return by_eights::<F, BYTES>(weights, rows, blocks, panel);
+        return by_eights::<Words, F, BYTES>(weights, rows, blocks, panel);
     }
     let next = NextPanel::after(stored.start * BYTES..stored.end * BYTES, row_bytes);
     for (half, row) in rows.step_by(sixteen::ROWS).enumerate() {
@@ -184,7 +184,12 @@ mod tests {
                 let [mut eights, mut sixteens] = [Panel::new(), Panel::new()];
                 // SAFETY: the caller has looked for AVX-512.
                 unsafe {
-                    by_eights::<F, BYTES>(&weights, rows.clone(), blocks.clone(), &mut eights);
+                    by_eights::<Words, F, BYTES>(
+                        &weights,
+                        rows.clone(),
+                        blocks.clone(),
+                        &mut eights,
+                    );
                     pack::<F, BYTES>(&weights, rows.clone(), blocks.clone(), &mut sixteens);
                 }
                 let (eights, sixteens) = (bits(&eights), bits(&sixteens));

@@ -1,25 +1,42 @@
-//! Four lanes, whose dot products of bytes are a choice: with the dot-product extension or without.
+//! Four lanes, whose dot products of bytes are a choice: with an extension for them or without.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
 use crate::kernels::fetch::fetch_line;
-use crate::kernels::panel::lanes::Lanes;
+use crate::kernels::panel::lanes::{Lanes, Steps};
+use crate::kernels::panel::pack::{Interleave, Words};
+use crate::kernels::panel::tile::VECTORS;
 
 /// Dot products of bytes.
-pub(super) trait Dot {
+pub(super) trait Dot: Sized {
+    /// As [`Lanes::Interleave`].
+    type Interleave: Interleave;
+
     /// `acc + Σ w · a` over the four signed bytes of each lane; `a` is never −128.
     ///
     /// # Safety
     /// What stands for the type is available.
     unsafe fn dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t;
+
+    /// As [`Lanes::dot_steps`].
+    ///
+    /// # Safety
+    /// What stands for the type is available; steps and tokens exist.
+    #[inline(always)]
+    unsafe fn dot_steps<const T: usize>(steps: &Steps, sums: &mut [[int32x4_t; VECTORS]; T]) {
+        // SAFETY: as the caller promises.
+        unsafe { steps.one_by_one::<Four<Self>, true, T>(sums) }
+    }
 }
 
 /// NEON alone: products are added in pairs of 16 bits.
 pub(super) struct Pairs;
 
 impl Dot for Pairs {
+    type Interleave = Words;
+
     #[inline(always)]
     unsafe fn dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
         // SAFETY: the caller has NEON.
@@ -35,6 +52,8 @@ impl Dot for Pairs {
 pub(super) struct Fours;
 
 impl Dot for Fours {
+    type Interleave = Words;
+
     #[inline(always)]
     unsafe fn dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
         // SAFETY: the caller has the extension.
@@ -63,8 +82,8 @@ pub(super) struct Four<D>(PhantomData<D>);
 impl<D: Dot> Lanes for Four<D> {
     type Int = int32x4_t;
     type Float = float32x4_t;
+    type Interleave = D::Interleave;
     const ROWS: usize = 4;
-    const SIGNED_WIDE: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> int32x4_t {
@@ -89,10 +108,16 @@ impl<D: Dot> Lanes for Four<D> {
     unsafe fn dot_bytes<const WIDE: bool>(acc: int32x4_t, w: int32x4_t, a: int32x4_t) -> int32x4_t {
         // SAFETY: as above, and the caller has what `D` needs.
         unsafe {
-            let (w, a) = (vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(a));
-            let w = if WIDE { veorq_s8(w, vdupq_n_s8(-128)) } else { w };
-            D::dot(acc, w, a)
+            D::dot(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(a))
         }
+    }
+    #[inline(always)]
+    unsafe fn dot_steps<const WIDE: bool, const T: usize>(
+        steps: &Steps,
+        sums: &mut [[int32x4_t; VECTORS]; T],
+    ) {
+        // SAFETY: as above.
+        unsafe { D::dot_steps(steps, sums) }
     }
     #[inline(always)]
     unsafe fn dot_pairs(acc: int32x4_t, w: int32x4_t, a: int32x4_t) -> int32x4_t {

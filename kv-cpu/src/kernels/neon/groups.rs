@@ -9,6 +9,7 @@ use half::f16;
 use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::lanes::{turned, widened};
+use crate::kernels::panel::pack::Interleave;
 
 /// 32 quants.
 pub(in crate::kernels) type Quants = [int8x16_t; 2];
@@ -204,6 +205,29 @@ pub(in crate::kernels) fn transposed(rows: [Quants; 8]) -> [Quants; 8] {
         }
     }
     columns
+}
+
+/// Each pair of steps is eight columns of every row, which lie together: of the first four rows in one
+/// step, of the others in the next.
+pub(super) struct RowPairs;
+
+impl Interleave for RowPairs {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn steps(rows: [Quants; 8]) -> [Quants; 8] {
+        let mut steps = rows;
+        for (k, step) in steps.iter_mut().enumerate() {
+            for (pair, step) in step.iter_mut().enumerate() {
+                let row = k % 2 * 4 + pair * 2;
+                let [a, b] = [row, row + 1].map(|row| vreinterpretq_s64_s8(rows[row][k / 4]));
+                *step = vreinterpretq_s8_s64(match k / 2 % 2 {
+                    0 => vzip1q_s64(a, b),
+                    _ => vzip2q_s64(a, b),
+                });
+            }
+        }
+        steps
+    }
 }
 
 #[inline]

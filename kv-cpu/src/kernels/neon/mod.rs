@@ -1,14 +1,15 @@
-//! The tables for AArch64: NEON, with and without the dot-product extension.
+//! The tables for AArch64: NEON alone, with dot products of bytes, and with products of their matrices.
 //!
 //! One file per job: [`lanes`] does arithmetic for the small operations ([`super::vector`]), [`quantize`]
 //! prepares activations, [`groups`] unpacks weights, and [`multiply`] multiplies them by what [`one_row`],
-//! [`dot`] and [`floats`] are for. The tables differ in dot products of bytes alone ([`dot::Dot`]). Knows nothing of
+//! [`dot`], [`matrix`] and [`floats`] are for. The tables differ in products of bytes alone ([`dot::Dot`]). Knows nothing of
 //! how the instruction set was detected: a table must only be handed out where its [`Isa`] is available.
 
 mod dot;
 mod floats;
 pub(super) mod groups;
 mod lanes;
+mod matrix;
 mod multiply;
 mod one_row;
 mod quantize;
@@ -37,6 +38,15 @@ pub(super) const DOT_TABLE: Kernels = Kernels {
     // SAFETY: as above.
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply_dot(weights, acts, tokens, out)
+    },
+    ..TABLE
+};
+
+pub(super) const I8MM_TABLE: Kernels = Kernels {
+    isa: Isa::NeonI8mm,
+    // SAFETY: as above.
+    multiply: |weights, acts, tokens, out| unsafe {
+        multiply::multiply_i8mm(weights, acts, tokens, out)
     },
     ..TABLE
 };

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use kv_core::block::BlockFormat;
 
-use super::pack::{Packed, pack};
+use super::pack::Packed;
 use super::{Layout, Multiplier, PackFn, TileFn};
 use crate::activations::Int8Rows;
 use crate::kernels::WeightRows;
@@ -103,19 +103,6 @@ macro_rules! for_format {
     }};
 }
 pub(in crate::kernels) use for_format;
-
-/// How a format is unpacked, eight rows at a time.
-#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
-pub(in crate::kernels) fn by_eights(format: BlockFormat) -> PackFn {
-    for_format!(format, eights(), else |_, _, _, _| ())
-}
-
-#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
-#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
-fn eights<F: Packed<BYTES>, const BYTES: usize>() -> PackFn {
-    |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel)
-}
 
 /// All weight rows against some tokens.
 ///

@@ -2,6 +2,7 @@
 //!
 //! Invariant: integer functions are exact for the operands that formats have. Knows no format.
 
+use super::pack::Interleave;
 use super::tile::VECTORS;
 use super::{ROWS, STEP};
 
@@ -70,6 +71,8 @@ pub(in crate::kernels) trait Lanes: Sized {
     type Int: Copy;
     /// `f32`.
     type Float: Copy;
+    /// How the quants that [`Lanes::dot_steps`] multiplies lie in a panel.
+    type Interleave: Interleave;
     /// Number of lanes.
     const ROWS: usize;
     /// Whether wide weights are taken for signed bytes, less 128, so that this is not left to take off.
@@ -81,8 +84,8 @@ pub(in crate::kernels) trait Lanes: Sized {
     /// Asks for a line; may be any address.
     unsafe fn prefetch(from: *const u8);
     unsafe fn splat(x: i32) -> Self::Int;
-    /// `acc + Σ w · a` over the four bytes of each lane, `w` unsigned and below 64 unless `WIDE`, `a`
-    /// signed.
+    /// `acc + Σ w · a` over the four bytes of each lane, `a` signed, `w` too where [`SIGNED`](super::SIGNED),
+    /// else unsigned and below 64 unless `WIDE`.
     unsafe fn dot_bytes<const WIDE: bool>(acc: Self::Int, w: Self::Int, a: Self::Int) -> Self::Int;
     /// Adds the dot products of some steps to the sums of `T` tokens.
     #[inline(always)]

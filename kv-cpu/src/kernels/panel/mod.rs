@@ -1,7 +1,7 @@
 //! Many rows of activations against weights: panels of weight rows, unpacked once for all of them.
 //!
-//! A [`Panel`] is [`ROWS`] weight rows by at most [`COLUMNS`] columns, unpacked to unsigned bytes
-//! and interleaved so that one register holds four neighbouring columns of several rows. It stays in
+//! A [`Panel`] is [`ROWS`] weight rows by at most [`COLUMNS`] columns, unpacked to bytes and interleaved
+//! so that one register holds some neighbouring columns of several rows. It stays in
 //! the first-level cache while all tokens pass, a few at a time ([`tile`]). Sums of a block are
 //! exact integers; scales are applied in `f32`, block after block: the order of additions is the
 //! same for any number of tokens, and [`super`]'s kernels for one token follow it.
@@ -36,6 +36,9 @@ pub(super) const BLOCKS: usize = COLUMNS / BLOCK;
 pub(super) const SUPERS: usize = BLOCKS / SUPER_BLOCK;
 /// Columns of a row that lie together: what one lane of a dot product takes.
 pub(super) const STEP: usize = 4;
+
+/// Whether quants are multiplied as they are, signed; else as unsigned bytes, with the format's offset.
+const SIGNED: bool = cfg!(target_arch = "aarch64");
 
 /// What a format has beside its quants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +86,8 @@ impl Layout {
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(super) struct Panel {
-    /// `[columns / 4][rows][4]`: quants plus the format's offset, never negative.
+    /// `[columns / 4][rows][4]`: quants plus the format's offset, never negative, or as they are where
+    /// [`SIGNED`]; each eight rows of each block as [`pack::Interleave`] has them.
     pub(super) quants: [[[u8; STEP]; ROWS]; COLUMNS / STEP],
     /// Scales of blocks.
     pub(super) scales: [[f32; ROWS]; BLOCKS],
@@ -133,7 +137,7 @@ impl Acts {
 /// Some tokens against one panel.
 pub(super) struct TileArgs<'a> {
     pub(super) panel: &'a Panel,
-    /// What was added to the quants to make them unsigned.
+    /// What was added to the quants to make them unsigned, if they are not [`SIGNED`].
     pub(super) offset: i32,
     /// The first of the panel's rows.
     pub(super) row: usize,

@@ -8,11 +8,11 @@ use half::f16;
 use kv_core::block::mxfp4_scale;
 
 use super::heads::{self, Head};
-use super::{BLOCKS, Layout, Panel, ROWS, STEP};
+use super::{BLOCKS, Layout, Panel, ROWS, SIGNED, STEP};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::fetch::fetch_line;
-use crate::kernels::groups::{self, Format};
+use crate::kernels::groups::{self, Format, Quants};
 use crate::kernels::panel::next::NextPanel;
 
 /// Rows that are interleaved at a time.
@@ -20,11 +20,32 @@ const EIGHT: usize = 8;
 /// The same columns of so many rows.
 type Step = [[u8; STEP]; EIGHT];
 
+/// How the quants of eight rows lie in a panel.
+pub(in crate::kernels) trait Interleave {
+    /// From 32 columns of each row to eight steps.
+    ///
+    /// # Safety
+    /// AVX2 is available, or NEON.
+    unsafe fn steps(rows: [Quants; EIGHT]) -> [Quants; EIGHT];
+}
+
+/// Each step is a word of every row: four columns for a lane of dot products.
+pub(in crate::kernels) struct Words;
+
+impl Interleave for Words {
+    #[inline]
+    #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2"))]
+    #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+    unsafe fn steps(rows: [Quants; EIGHT]) -> [Quants; EIGHT] {
+        groups::transposed(rows)
+    }
+}
+
 /// A format that can be unpacked to a panel.
 pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
     /// What it has beside its quants.
     const LAYOUT: Layout;
-    /// What makes its quants unsigned.
+    /// What makes its quants unsigned, unless they are [`SIGNED`].
     const OFFSET: i32;
     /// How many bits they have then.
     const BITS: u32;
@@ -70,7 +91,7 @@ macro_rules! packed {
     ($($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)?;)+) => {
         $(impl Packed<$bytes> for groups::$name {
             const LAYOUT: Layout = Layout::$layout;
-            const OFFSET: i32 = $offset;
+            const OFFSET: i32 = if SIGNED { 0 } else { $offset };
             const BITS: u32 = $bits;
 
             $(#[inline(always)]
@@ -103,7 +124,7 @@ packed! {
 /// AVX2, FMA and F16C are available, or NEON.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
-pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
+pub(in crate::kernels) fn pack<I: Interleave, F: Packed<BYTES>, const BYTES: usize>(
     weights: &WeightRows<'_>,
     rows: Range<usize>,
     blocks: Range<usize>,
@@ -140,8 +161,10 @@ pub(in crate::kernels) fn pack<F: Packed<BYTES>, const BYTES: usize>(
                 for (quants, block) in quants.iter_mut().zip(eight) {
                     *quants = groups::offset_by(of_row(block), F::OFFSET as i8);
                 }
-                let steps = steps_of(panel, at * F::GROUPS + g, first);
-                for (to, step) in steps.zip(groups::transposed(quants)) {
+                // SAFETY: as above.
+                let steps = unsafe { I::steps(quants) };
+                let places = steps_of(panel, at * F::GROUPS + g, first);
+                for (to, step) in places.zip(steps) {
                     groups::store(step, to);
                 }
             }

@@ -4,7 +4,7 @@
 //! order; everything within a block is exact. Knows no instruction set ([`Lanes`] does).
 
 use super::lanes::{Lanes, Steps};
-use super::{BLOCKS, TileArgs};
+use super::{BLOCKS, SIGNED, TileArgs};
 use crate::activations::{BLOCK, SUPER_BLOCK};
 
 /// Registers of weight rows of a tile.
@@ -86,7 +86,7 @@ pub(in crate::kernels) unsafe fn blocks<
         for b in 0..args.blocks.len().min(BLOCKS) {
             let first = args.token * acts.row_blocks + args.blocks.start + b;
             let mut sums = [[L::zero(); VECTORS]; T];
-            if !MINIMA {
+            if !MINIMA && !SIGNED {
                 for (t, sums) in sums.iter_mut().enumerate() {
                     let sum = acts.int_sums.add(first + t * acts.row_blocks);
                     *sums = [offsets::<L>(args, sum); VECTORS];
@@ -141,7 +141,7 @@ pub(in crate::kernels) unsafe fn supers<
                 fetch_next::<L, T>(args, b);
                 for part in 0..PARTS {
                     let mut sums = [[L::zero(); VECTORS]; T];
-                    if !MINIMA {
+                    if !MINIMA && !SIGNED {
                         set_offsets::<L, PARTS, T>(args, (b, part), &mut sums);
                     }
                     dot_steps::<L, WIDE, T>(args, b, part * STEPS / PARTS, &mut sums);
