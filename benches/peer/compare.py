@@ -87,7 +87,7 @@ class Case:
         depth = ["-d", str(self.depth)] if self.depth else []
         kv_type = ["-ctk", self.args.kv_type, "-ctv", self.args.kv_type] if self.args.kv_type else []
         rows = json.loads(output([self.args.llama_bench, *self.common(), *depth, *kv_type, "-r", "1", "-o", "json", *flags]))
-        self.weights = rows[0]["model_size"], rows[0]["model_n_params"]
+        self.weights = multiplied(self.args.cellar, self.model)
         prompt = next((row["avg_ts"] for row in rows if row["n_gen"] == 0), None)
         return [prompt, next((row["avg_ts"] for row in rows if row["n_prompt"] == 0), None)]
 
@@ -108,14 +108,14 @@ class Case:
             print(f"| {' | '.join(cells)} |", flush=True)
 
     def share(self, phase, own):
-        """How much of the limit the weights alone take: all bytes for a token, two operations a parameter."""
-        n_bytes, n_params = self.weights
+        """How much of the limit the weights alone take: the bytes that a token reads, two operations a value."""
+        n_bytes, n_values = self.weights
         if phase == 1:
             limit = statistics.median(row["read_gb_per_second"] for row in self.limits)
             reached = own * n_bytes / 1e9
             return f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
         limits = [row["int8_tera_ops_per_second"] for row in self.limits]
-        reached = own * 2 * (n_params - embedding_values(self.args.cellar, self.model)) / 1e12
+        reached = own * 2 * n_values / 1e12
         if None in limits:
             return f"{reached:.2f} TOP/s"
         limit = statistics.median(limits)
@@ -210,10 +210,13 @@ def number(x):
     return f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
-def embedding_values(cellar, model):
-    """Values of the embedding, which a prompt looks up and does not multiply with."""
-    report = json.loads(output([cellar, "inspect", model, "--json"]))["model"]
-    return report["embedding_dim"] * report["vocab_size"]
+def multiplied(cellar, model):
+    """Bytes of weights that a generated token reads, and values that one of a prompt is multiplied with:
+    neither looks more than a row up in an embedding, and of a prompt only the last meets the output matrix."""
+    report = json.loads(output([cellar, "inspect", model, "--json"]))
+    tensors, sizes = report["tensors"], report["model"]
+    looked_up, n_output = tensors["looked_up"], sizes["embedding_dim"] * sizes["vocab_size"]
+    return tensors["n_bytes"] - looked_up["n_bytes"], tensors["n_values"] - looked_up["n_values"] - n_output
 
 
 def requantised(args):

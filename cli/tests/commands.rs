@@ -106,6 +106,8 @@ fn inspect_shows_what_memory_costs() {
         6
     );
     assert_eq!(report["tensors"]["n_values"], 1_164_928);
+    // The embedding is the output matrix, too.
+    assert_eq!(report["tensors"]["looked_up"]["n_bytes"], 0);
     assert_eq!(report["tokenizer"]["n_tokens"], 1024);
     assert_eq!(
         report["metadata"]["tokenizer.ggml.tokens"]["n_elements"],
@@ -279,6 +281,23 @@ fn a_log_can_be_asked_for() {
         .success();
     let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
     assert!(stderr.contains("compiling"), "{stderr}");
+}
+
+/// Vocabulary of 512 and 64 values, in `f32`, beside an output matrix of the same size.
+#[test]
+fn inspect_tells_what_is_only_looked_up() {
+    let untied = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../model-llama/tests/data/llama_gqa_untied.gguf"
+    );
+    let report = json(&["inspect", "--json", untied]);
+    let looked_up = &report["tensors"]["looked_up"];
+    assert_eq!(
+        (&looked_up["n_values"], &looked_up["n_bytes"]),
+        (&32_768.into(), &131_072.into())
+    );
+    let (text, _) = output(&["inspect", untied]);
+    assert!(text.contains("look rows up in 128.0 KiB"), "{text}");
 }
 
 #[test]

@@ -54,6 +54,15 @@ struct Tensors {
     n_values: usize,
     n_bytes: usize,
     types: Vec<TypeSummary>,
+    /// What tokens only look rows up in; `None` where that is not known.
+    looked_up: Option<LookedUp>,
+}
+
+/// Tensors that nothing is multiplied with.
+#[derive(Debug, Default, Serialize)]
+struct LookedUp {
+    n_values: usize,
+    n_bytes: usize,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -165,6 +174,20 @@ pub(super) fn tensor_sizes(file: &Contents) -> Vec<(String, usize, usize)> {
     }
 }
 
+/// The embedding of a GGUF file, unless it is the output matrix too.
+fn looked_up(file: &Contents) -> Option<LookedUp> {
+    let Contents::Gguf(file) = file else {
+        return None;
+    };
+    let mut looked_up = LookedUp::default();
+    let named = |name: &str| file.tensors().iter().find(|t| t.name() == name);
+    if let (Some(embedding), Some(_)) = (named("token_embd.weight"), named("output.weight")) {
+        looked_up.n_values = embedding.n_values();
+        looked_up.n_bytes = embedding.n_bytes().unwrap_or(0);
+    }
+    Some(looked_up)
+}
+
 fn tensors(file: &Contents) -> Tensors {
     let mut types: BTreeMap<String, TypeSummary> = BTreeMap::new();
     for (name, n_values, n_bytes) in tensor_sizes(file) {
@@ -180,6 +203,7 @@ fn tensors(file: &Contents) -> Tensors {
         n_values: types.iter().map(|t| t.n_values).sum(),
         n_bytes: types.iter().map(|t| t.n_bytes).sum(),
         types,
+        looked_up: looked_up(file),
     }
 }
 
@@ -344,9 +368,21 @@ fn print_tensors(tensors: &Tensors, out: &mut impl Write) -> std::io::Result<()>
         n_values,
         n_bytes,
         types,
+        looked_up,
     } = tensors;
     let size = machine::bytes(*n_bytes as u64);
     writeln!(out, "\nTensors: {n_tensors}, {n_values} values, {size}")?;
+    if let Some(LookedUp {
+        n_bytes: n_bytes @ 1..,
+        ..
+    }) = looked_up
+    {
+        let size = machine::bytes(*n_bytes as u64);
+        writeln!(
+            out,
+            "  of which tokens look rows up in {size} and read the rest"
+        )?;
+    }
     for TypeSummary {
         name,
         n_tensors,
