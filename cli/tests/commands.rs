@@ -297,7 +297,7 @@ fn inspect_tells_what_is_only_looked_up() {
         (&32_768.into(), &131_072.into())
     );
     let (text, _) = output(&["inspect", untied]);
-    assert!(text.contains("look rows up in 128.0 KiB"), "{text}");
+    assert!(text.contains("look rows up in 128.00 KiB"), "{text}");
 }
 
 #[test]
