@@ -10,7 +10,8 @@ use super::decode::{Heads, PIECE};
 use super::spans::Softmax;
 use super::tile::TILE;
 use super::walk::{Ahead, Tile};
-use super::weigh::{LEAST, LN_2, ROUNDING, SERIES};
+use super::weigh::ROUNDING;
+use crate::kernels::exp::{LEAST, LN_2, SERIES};
 
 /// Queries whose scores are summed at once: two sums each.
 const QUERIES: usize = 8;

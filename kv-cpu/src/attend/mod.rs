@@ -20,6 +20,8 @@ mod split;
 mod tile;
 mod walk;
 mod weigh;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod widen;
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};

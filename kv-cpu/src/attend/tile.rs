@@ -1,6 +1,6 @@
 //! The inner loops of attention over one tile of cells, in one text for every instruction set: the
 //! compiler makes vector code of it for the features that a wrapper names. Only turning rows of keys
-//! into columns is written by hand.
+//! into columns is written by hand, and AVX-512 ([`super::avx512`](super)).
 //!
 //! Invariant: a score is summed over the dimensions in order, an output over the cells in order, in
 //! one accumulator each, whichever instruction set and however many queries are taken at once; with
@@ -11,6 +11,9 @@ use std::ops::Range;
 use super::walk::Ahead;
 use super::weigh::{Weigh, weigh};
 use crate::isa::Isa;
+
+/// Columns of an output that are summed at once.
+const WIDE: usize = 32;
 
 /// Cells of one tile.
 pub(crate) const TILE: usize = 32;
@@ -42,9 +45,9 @@ impl TileKernels {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::NEON,
             _ => Self {
-                scores: scores::<PLAIN, 2>,
+                scores: scores::<PLAIN>,
                 weigh: weigh::<PLAIN>,
-                accumulate: accumulate::<PLAIN, 2, 32>,
+                accumulate: accumulate::<PLAIN>,
                 place,
             },
         }
@@ -65,10 +68,10 @@ pub(super) fn multiply_add<const FUSED: u8>(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
-/// Up to `MANY` queries at once, so that a row of `k` is loaded once for all of them and as many sums
-/// are on their way as the multipliers need.
+/// Two queries at once, so that a row of `k` is loaded once for both and as many sums are on their way
+/// as the multipliers need.
 #[inline(always)]
-fn scores<const FUSED: u8, const MANY: usize>(
+fn scores<const FUSED: u8>(
     mut q: &[f32],
     k: &[[f32; TILE]],
     mut scores: &mut [[f32; TILE]],
@@ -79,16 +82,10 @@ fn scores<const FUSED: u8, const MANY: usize>(
         return scores.as_flattened_mut().fill(0.0);
     }
     while !scores.is_empty() {
-        let n = scores.len().min(MANY);
+        let n = scores.len().min(2);
         let (q_now, q_later) = q.split_at(n * k_dim);
         let (now, later) = scores.split_at_mut(n);
         match n {
-            8 => scores_of::<FUSED, 8>(q_now, (k, ahead), now),
-            7 => scores_of::<FUSED, 7>(q_now, (k, ahead), now),
-            6 => scores_of::<FUSED, 6>(q_now, (k, ahead), now),
-            5 => scores_of::<FUSED, 5>(q_now, (k, ahead), now),
-            4 => scores_of::<FUSED, 4>(q_now, (k, ahead), now),
-            3 => scores_of::<FUSED, 3>(q_now, (k, ahead), now),
             2 => scores_of::<FUSED, 2>(q_now, (k, ahead), now),
             _ => scores_of::<FUSED, 1>(q_now, (k, ahead), now),
         }
@@ -124,9 +121,9 @@ fn scores_of<const FUSED: u8, const N: usize>(
     }
 }
 
-/// Up to `MANY` queries and `WIDE` columns at once.
+/// Two queries and [`WIDE`] columns at once.
 #[inline(always)]
-fn accumulate<const FUSED: u8, const MANY: usize, const WIDE: usize>(
+fn accumulate<const FUSED: u8>(
     mut out: &mut [f32],
     mut weights: &[[f32; TILE]],
     (cells, v): (Range<usize>, &[f32]),
@@ -134,22 +131,20 @@ fn accumulate<const FUSED: u8, const MANY: usize, const WIDE: usize>(
 ) {
     let v_dim = out.len() / weights.len().max(1);
     while !weights.is_empty() {
-        let n = weights.len().min(MANY);
+        let n = weights.len().min(2);
         let (now, later) = weights.split_at(n);
         let (out_now, out_later) = out.split_at_mut(n * v_dim);
         let cells = cells.clone();
         match n {
-            4 => accumulate_of::<FUSED, 4, WIDE>(out_now, (now, cells), v, ahead),
-            3 => accumulate_of::<FUSED, 3, WIDE>(out_now, (now, cells), v, ahead),
-            2 => accumulate_of::<FUSED, 2, WIDE>(out_now, (now, cells), v, ahead),
-            _ => accumulate_of::<FUSED, 1, WIDE>(out_now, (now, cells), v, ahead),
+            2 => accumulate_of::<FUSED, 2>(out_now, (now, cells), v, ahead),
+            _ => accumulate_of::<FUSED, 1>(out_now, (now, cells), v, ahead),
         }
         (out, weights) = (out_later, later);
     }
 }
 
 #[inline(always)]
-fn accumulate_of<const FUSED: u8, const N: usize, const WIDE: usize>(
+fn accumulate_of<const FUSED: u8, const N: usize>(
     out: &mut [f32],
     (weights, cells): (&[[f32; TILE]], Range<usize>),
     v: &[f32],
@@ -239,9 +234,9 @@ fn squares<const N: usize>(
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-/// The loops compiled for some features, for so many queries at once.
+/// The loops compiled for some features.
 macro_rules! with_features {
-    ($table:ident, $features:literal, $queries:literal, ($rows:literal, $wide:literal), $place:ident) => {
+    ($table:ident, $features:literal, $place:ident) => {
         pub(super) const $table: TileKernels = {
             #[target_feature(enable = $features)]
             fn scores_inner(
@@ -250,7 +245,7 @@ macro_rules! with_features {
                 out: &mut [[f32; TILE]],
                 ahead: &mut Ahead<'_>,
             ) {
-                scores::<FUSED, $queries>(q, k, out, ahead);
+                scores::<FUSED>(q, k, out, ahead);
             }
             #[target_feature(enable = $features)]
             fn accumulate_inner(
@@ -259,7 +254,7 @@ macro_rules! with_features {
                 of_cells: (Range<usize>, &[f32]),
                 ahead: &mut Ahead<'_>,
             ) {
-                accumulate::<FUSED, $rows, $wide>(out, weights, of_cells, ahead);
+                accumulate::<FUSED>(out, weights, of_cells, ahead);
             }
             #[target_feature(enable = $features)]
             fn weigh_inner(
@@ -296,7 +291,7 @@ mod x86 {
     use super::super::spans::Softmax;
     use super::{Ahead, FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
 
-    with_features!(AVX2, "avx2,fma", 2, (2, 32), place_by_8);
+    with_features!(AVX2, "avx2,fma", place_by_8);
 
     pub(super) const AVX512: TileKernels = {
         TileKernels {
@@ -417,7 +412,7 @@ mod arm {
     use super::{Ahead, FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
     use crate::kernels::neon::transposed;
 
-    with_features!(NEON, "neon", 2, (2, 32), place_by_8);
+    with_features!(NEON, "neon", place_by_8);
 
     #[target_feature(enable = "neon")]
     fn place_by_8(rows: &[f32], cells: Range<usize>, k: &mut [[f32; TILE]]) {

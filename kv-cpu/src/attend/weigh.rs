@@ -6,28 +6,13 @@
 
 use super::spans::Softmax;
 use super::tile::{TILE, multiply_add};
+use crate::kernels::exp::{LEAST, LN_2, SERIES};
 
 /// Where half of the lanes of a tile lie.
 const HALF: usize = TILE / 2;
 /// A number this large has no fraction: adding it rounds to the nearest whole number, which is
 /// then in the low bits.
 pub(super) const ROUNDING: f32 = 12_582_912.0;
-/// Exponents below this give zero as well.
-pub(super) const LEAST: f32 = -104.0;
-/// -ln 2 in two parts; the first has few bits, so that its product with a small whole number is exact.
-pub(super) const LN_2: [f32; 2] = [-0.693_359_4, 2.121_944_4e-4];
-/// Coefficients of the Taylor series of `e^r`, from that of `r^7` on.
-pub(super) const SERIES: [f32; 8] = [
-    1.0 / 5040.0,
-    1.0 / 720.0,
-    1.0 / 120.0,
-    1.0 / 24.0,
-    1.0 / 6.0,
-    0.5,
-    1.0,
-    1.0,
-];
-
 /// `(scores, seen, softmax, keep)`: for each query the scores of the places in `seen` become weights
 /// relative to the largest so far, and `keep` the factor by which what was added before must shrink.
 pub(super) type Weigh = fn(&mut [[f32; TILE]], u32, &mut [Softmax], &mut [f32]);

@@ -135,50 +135,51 @@ unsafe fn each<C: Columns, S: Stored, const ROWS: usize>(
     out: &mut OutputColumns<'_>,
 ) {
     let n = weights.n_columns;
-    let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
     let inside = weights.row_bytes == n * S::BYTES && tokens.end * n <= acts.len();
     debug_assert!(inside);
     if !inside {
         return;
     }
-    let mut token = tokens.start;
-    while token < tokens.end {
-        let left = tokens.end - token;
-        let mut row = 0;
-        while row < n_rows {
-            // What is left of a piece is taken in pairs, so that sums need not wait for one another.
-            let rows = match (n_rows - row, left) {
-                (ROWS_ALONE.., 1) => ROWS_ALONE,
-                (rows, 2..) if rows >= ROWS => ROWS,
-                (2.., _) => 2,
-                _ => 1,
-            };
-            let at = (row, token);
-            // SAFETY: these rows and tokens exist, as was checked above and here; the caller promises
-            // the instruction set.
-            unsafe {
-                match (rows, left) {
-                    (1, TOKENS..) => tile::<C, S, TOKENS, 1>(weights, acts, at, out),
-                    (1, 3) => tile::<C, S, 3, 1>(weights, acts, at, out),
-                    (1, 2) => tile::<C, S, 2, 1>(weights, acts, at, out),
-                    (1, _) => tile::<C, S, 1, 1>(weights, acts, at, out),
-                    (2, TOKENS..) => tile::<C, S, TOKENS, 2>(weights, acts, at, out),
-                    (2, 3) => tile::<C, S, 3, 2>(weights, acts, at, out),
-                    (2, 2) => tile::<C, S, 2, 2>(weights, acts, at, out),
-                    (2, _) => tile::<C, S, 1, 2>(weights, acts, at, out),
-                    (_, TOKENS..) => tile::<C, S, TOKENS, ROWS>(weights, acts, at, out),
-                    (_, 3) => tile::<C, S, 3, ROWS>(weights, acts, at, out),
-                    (_, 2) => tile::<C, S, 2, ROWS>(weights, acts, at, out),
-                    _ => tile::<C, S, 1, ROWS_ALONE>(weights, acts, at, out),
-                }
+    for token in tokens.clone().step_by(TOKENS) {
+        // SAFETY: these tokens exist, as was checked above; the caller promises the instruction set.
+        unsafe {
+            match tokens.end - token {
+                1 => rows::<C, S, 1, ROWS_ALONE>(weights, acts, token, out),
+                2 => rows::<C, S, 2, ROWS>(weights, acts, token, out),
+                3 => rows::<C, S, 3, ROWS>(weights, acts, token, out),
+                _ => rows::<C, S, TOKENS, ROWS>(weights, acts, token, out),
             }
-            row += rows;
         }
-        token += left.min(TOKENS);
     }
 }
 
-/// `R` rows against `T` tokens, from the given ones on.
+/// All rows against `T` tokens, `R` rows at a time; what is left of a piece is taken in pairs, so that
+/// sums need not wait for one another.
+///
+/// # Safety
+/// The tokens exist; the instruction set is available.
+#[inline(always)]
+unsafe fn rows<C: Columns, S: Stored, const T: usize, const R: usize>(
+    weights: &WeightRows<'_>,
+    acts: &[f32],
+    token: usize,
+    out: &mut OutputColumns<'_>,
+) {
+    let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
+    let mut row = 0;
+    while row < n_rows {
+        // SAFETY: these rows exist; the rest as the caller promises.
+        row += unsafe {
+            match n_rows - row {
+                left if left >= R => tile::<C, S, T, R>(weights, acts, (row, token), out),
+                2.. => tile::<C, S, T, 2>(weights, acts, (row, token), out),
+                _ => tile::<C, S, T, 1>(weights, acts, (row, token), out),
+            }
+        };
+    }
+}
+
+/// `R` rows against `T` tokens, from the given ones on; gives the number of rows.
 ///
 /// # Safety
 /// They exist; the instruction set is available.
@@ -188,7 +189,7 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
     acts: &[f32],
     (row, token): (usize, usize),
     out: &mut OutputColumns<'_>,
-) {
+) -> usize {
     let n = weights.n_columns;
     let whole = n / C::LANES * C::LANES;
     // SAFETY: these columns of these rows and tokens exist.
@@ -225,13 +226,13 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
         }
         let first = weights.first + row;
         let Some((to, stride)) = out.block(token..token + T, first..first + R) else {
-            return;
+            return R;
         };
         if T == 1 {
             for (r, sum) in C::sums(acc[0]).into_iter().enumerate() {
                 *to.add(r) = sum;
             }
-            return;
+            return R;
         }
         for r in 0..R {
             let mut of_row = [C::zero(); T];
@@ -243,4 +244,5 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
             }
         }
     }
+    R
 }

@@ -13,6 +13,7 @@ mod ahead;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod exp;
 pub(crate) mod fetch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod floats;

@@ -2,6 +2,7 @@
 
 use super::Eight;
 use super::slices::{map, zip};
+use crate::kernels::exp::{LEAST, LN_2, SERIES};
 use crate::kernels::scalar::{ERFC_FALL, ERFC_TERMS, GELU_CUBIC, GELU_SLOPE};
 
 /// Coefficients of a polynomial in `f` for `2^f`, from that of `f^6` down to that of `f`: least
@@ -36,22 +37,13 @@ pub(super) fn exp2<E: Eight>(e: E, x: E::F) -> E::F {
 /// the result is subnormal or just below infinity.
 #[inline(always)]
 fn exp<E: Eight>(e: E, x: E::F) -> E::F {
-    let x = e.max(e.splat(-104.0), e.min(e.splat(89.0), x));
+    let x = e.max(e.splat(LEAST), e.min(e.splat(89.0), x));
     let n = e.round(e.mul(x, e.splat(std::f32::consts::LOG2_E)));
-    // ln 2 in two parts; the first has few bits, so that its product with `n` is exact.
-    let r = e.mul_add(n, e.splat(-0.693_359_4), x);
-    let r = e.mul_add(n, e.splat(2.121_944_4e-4), r);
-    let mut p = e.splat(1.0 / 5040.0);
-    for c in [
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ] {
-        p = e.mul_add(p, r, e.splat(c));
+    let r = e.mul_add(n, e.splat(LN_2[0]), x);
+    let r = e.mul_add(n, e.splat(LN_2[1]), r);
+    let mut p = e.splat(SERIES[0]);
+    for c in &SERIES[1..] {
+        p = e.mul_add(p, r, e.splat(*c));
     }
     let [a, b] = e.two_powers(n);
     e.mul(e.mul(p, a), b)
