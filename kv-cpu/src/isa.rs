@@ -21,6 +21,8 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, beside what [`Isa::Avx2`] needs.
     Avx512Vnni,
+    /// x86-64 with permutations of bytes (AVX-512 VBMI) and GFNI, beside what [`Isa::Avx512Vnni`] needs.
+    Avx512Vbmi,
     /// AArch64: NEON.
     Neon,
     /// AArch64 with the dot-product extension, beside what [`Isa::Neon`] needs.
@@ -67,11 +69,12 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Scalar,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512Vnni,
+        Self::Avx512Vbmi,
         Self::Neon,
         Self::NeonDot,
         Self::NeonI8mm,
@@ -125,6 +128,7 @@ impl Isa {
             Self::Avx2 => has_avx2(),
             Self::AvxVnni => has_avx2() && has_avx_vnni(),
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
+            Self::Avx512Vbmi => has_avx2() && has_avx512_vnni() && has_vbmi(),
             Self::Neon => has_neon(),
             Self::NeonDot => has_neon() && has_dotprod(),
             Self::NeonI8mm => has_neon() && has_dotprod() && has_i8mm(),
@@ -138,6 +142,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
+            Self::Avx512Vbmi => "avx512vbmi",
             Self::Neon => "neon",
             Self::NeonDot => "neondot",
             Self::NeonI8mm => "neoni8mm",
@@ -166,6 +171,11 @@ fn has_avx512_vnni() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+#[cfg(target_arch = "x86_64")]
+fn has_vbmi() -> bool {
+    is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni")
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false
@@ -178,6 +188,11 @@ fn has_avx_vnni() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx512_vnni() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_vbmi() -> bool {
     false
 }
 

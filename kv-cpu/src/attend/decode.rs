@@ -84,14 +84,14 @@ impl Decoder {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::avx2(kv_type),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni if isa.is_available() => x86::avx512(kv_type),
+            Isa::Avx512Vnni | Isa::Avx512Vbmi if isa.is_available() => x86::avx512(kv_type),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::neon(kv_type),
             _ => None,
         };
         let turn: Option<Turn> = match (isa, kv_type) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Vnni, KvType::F16) if isa.is_available() => {
+            (Isa::Avx512Vnni | Isa::Avx512Vbmi, KvType::F16) if isa.is_available() => {
                 // SAFETY: the instruction set is available.
                 Some(|heads, tile, k| unsafe { super::avx512::f16_columns(heads, tile, k) })
             }
@@ -99,7 +99,7 @@ impl Decoder {
         };
         let add: Option<Add> = match (isa, kv_type) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Vnni, KvType::F16) if isa.is_available() => {
+            (Isa::Avx512Vnni | Isa::Avx512Vbmi, KvType::F16) if isa.is_available() => {
                 // SAFETY: as above.
                 Some(|out, weights, of_cells, ahead| unsafe {
                     super::avx512::accumulate_f16(out, weights, of_cells, ahead)
@@ -245,7 +245,8 @@ mod tests {
                 tiles.iter().flat_map(each).sum()
             };
             let turned: usize = KvType::ALL.into_iter().map(count).sum();
-            let wanted = if isa == Isa::Avx512Vnni { 12 } else { 0 };
+            let by_words = matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi);
+            let wanted = if by_words { 12 } else { 0 };
             assert_eq!(turned, wanted, "{isa}");
         }
     }
@@ -275,7 +276,7 @@ mod tests {
             decoder.decode(&heads, &tile, &mut rows);
             for n_queries in 1..=FEW {
                 let Some(add) = decoder.adds(&heads, (n, n_queries)) else {
-                    assert_ne!(isa, Isa::Avx512Vnni);
+                    assert!(!matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi));
                     continue;
                 };
                 let weights: Vec<[f32; TILE]> = (0..n_queries)

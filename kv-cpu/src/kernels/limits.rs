@@ -14,8 +14,10 @@ pub fn int8_operations(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
         // SAFETY: the instruction set is available.
         Isa::AvxVnni if isa.is_available() => Some(unsafe { x86::avx_vnni(rounds) }),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx512Vnni if isa.is_available() => Some(unsafe { x86::avx512_vnni(rounds) }),
+        Isa::Avx512Vnni | Isa::Avx512Vbmi if isa.is_available() => {
+            // SAFETY: as above.
+            Some(unsafe { x86::avx512_vnni(rounds) })
+        }
         _ => None,
     }
 }

@@ -162,6 +162,8 @@ impl Kernels {
             Isa::AvxVnni => &AVX_VNNI,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi => &AVX512_VBMI,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => &NEON,
             #[cfg(target_arch = "aarch64")]
@@ -179,6 +181,8 @@ static AVX2: Kernels = avx2::TABLE;
 static AVX_VNNI: Kernels = avx2::VNNI_TABLE;
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = avx512::TABLE;
+#[cfg(target_arch = "x86_64")]
+static AVX512_VBMI: Kernels = avx512::VBMI_TABLE;
 #[cfg(target_arch = "aarch64")]
 static NEON: Kernels = neon::TABLE;
 #[cfg(target_arch = "aarch64")]

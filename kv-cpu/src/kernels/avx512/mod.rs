@@ -10,6 +10,7 @@ mod lanes;
 mod multiply;
 mod one_row;
 mod one_row_super;
+mod one_row_vbmi;
 mod pack;
 mod reduce;
 mod scan;
@@ -28,4 +29,14 @@ pub(super) const TABLE: Kernels = Kernels {
     // SAFETY: as above.
     scan_tile: |tile| unsafe { scan::scan_tile(tile) },
     ..avx2::TABLE
+};
+
+/// With VBMI and GFNI, beside what [`TABLE`] needs.
+pub(super) const VBMI_TABLE: Kernels = Kernels {
+    isa: Isa::Avx512Vbmi,
+    // SAFETY: the table is handed out only where these features are available.
+    multiply: |weights, acts, tokens, out| unsafe {
+        multiply::multiply_vbmi(weights, acts, tokens, out)
+    },
+    ..TABLE
 };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{floats, one_row, one_row_super, pack};
+use super::{floats, one_row, one_row_super, one_row_vbmi, pack};
 use crate::activations::{Activations, Int8Row};
 use crate::kernels::WeightRows;
 use crate::kernels::groups as g;
@@ -15,6 +15,7 @@ use crate::output::OutputColumns;
 
 tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
 
+/// All weight rows against some tokens.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn multiply(
     weights: WeightRows<'_>,
@@ -22,17 +23,62 @@ pub(super) fn multiply(
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
+    let one: OneToken = |weights, acts, out| one_token(weights, acts, out);
+    with(one, weights, acts, (tokens, out));
+}
+
+/// The same, one token with VBMI and GFNI.
+#[target_feature(
+    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
+)]
+pub(super) fn multiply_vbmi(
+    weights: WeightRows<'_>,
+    acts: Activations<'_>,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    let one: OneToken = |weights, acts, out| one_token_vbmi(weights, acts, out);
+    with(one, weights, acts, (tokens, out));
+}
+
+/// The products of one token.
+type OneToken = fn(&WeightRows<'_>, &Int8Row<'_>, &mut [f32]);
+
+/// All weight rows against some tokens, where one is multiplied by `one`.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn with(
+    one: OneToken,
+    weights: WeightRows<'_>,
+    acts: Activations<'_>,
+    (tokens, out): (Range<usize>, &mut OutputColumns<'_>),
+) {
     match acts {
         Activations::F32(values) => floats::multiply(&weights, values, tokens, out),
         Activations::Int8(rows) if tokens.len() == 1 => {
             if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
-                one_token(&weights, &row, out);
+                one(&weights, &row, out);
             }
         }
         // SAFETY: this function needs the features of its tiles.
         Activations::Int8(rows) => unsafe {
             formats::multiply(&TILES, &weights, &rows, tokens, out);
         },
+    }
+}
+
+#[target_feature(
+    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
+)]
+fn one_token_vbmi(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
+    use one_row_vbmi as v;
+    match weights.format {
+        BlockFormat::Q4_0 => v::multiply::<g::Q4_0, 18>(weights, acts, out),
+        BlockFormat::Q4_1 => v::multiply::<g::Q4_1, 20>(weights, acts, out),
+        BlockFormat::Q5_0 => v::multiply::<g::Q5_0, 22>(weights, acts, out),
+        BlockFormat::Q5_1 => v::multiply::<g::Q5_1, 24>(weights, acts, out),
+        BlockFormat::IQ4_NL => v::multiply::<g::Iq4Nl, 18>(weights, acts, out),
+        BlockFormat::MXFP4 => v::multiply::<g::Mxfp4, 17>(weights, acts, out),
+        _ => one_token(weights, acts, out),
     }
 }
 
