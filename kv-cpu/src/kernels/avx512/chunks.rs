@@ -1,4 +1,4 @@
-//! Quants of weights, 16 of each of four rows at a time, unsigned.
+//! Quants of weights, four of each of sixteen rows at a time, unsigned.
 //!
 //! Where the bits of a value lie is described at the formats' scalar decoders in `kv_core::block`.
 
@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::heads::{self, Heads};
-use super::sixteen::{Four, Sixteen};
+use super::sixteen::Sixteen;
 use super::table::entries;
 use crate::kernels::groups as g;
 use crate::kernels::panel::pack::Packed;
@@ -15,12 +15,17 @@ use crate::kernels::panel::pack::Packed;
 /// Chunks that the same bytes hold, at most.
 pub(super) const MOST: usize = 4;
 
+/// Pieces of 16 bytes that are read together, at most.
+pub(super) const PIECES: usize = 3;
+
 /// How blocks of `BYTES` bytes are read: in `READS` steps, each of which finds `CHUNKS` chunks of 16
 /// columns, `APART` chunks from one to the next.
 pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
     const CHUNKS: usize;
     const APART: usize;
     const READS: usize = Self::GROUPS * 2 / Self::CHUNKS;
+    /// Pieces of 16 bytes that a step takes.
+    const TAKES: usize;
 
     /// Which of the block's chunks is found `k`th.
     #[inline(always)]
@@ -28,11 +33,18 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
         read / Self::APART * Self::APART * Self::CHUNKS + read % Self::APART + k * Self::APART
     }
 
-    /// The chunks of one step; those over `CHUNKS` mean nothing.
+    /// Where a step's pieces begin; those over `TAKES` mean nothing.
+    fn pieces(read: usize) -> [usize; PIECES];
+
+    /// From word `w` of each piece of a step columns `4 · w` to `4 · w + 3` of each of its chunks; those over `CHUNKS` mean nothing.
     ///
     /// # Safety
     /// AVX-512 is available.
-    unsafe fn chunks(rows: Four<'_, BYTES>, read: usize) -> [__m512i; MOST];
+    unsafe fn chunks(
+        pieces: [__m512i; PIECES],
+        read_and_word: (usize, usize),
+        heads: &Heads,
+    ) -> [__m512i; MOST];
 
     /// The scales of sixteen rows.
     ///
@@ -42,15 +54,26 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
 }
 
 macro_rules! chunks {
-    ($name:ident, $bytes:literal: $chunks:literal chunks, $apart:literal apart, $heads:path, $quants:expr) => {
+    ($name:ident, $bytes:literal: $chunks:literal chunks, $apart:literal apart, $heads:path,
+     $takes:literal of |$read:pat_param| $pieces:expr, $quants:expr) => {
         impl Chunks<$bytes> for g::$name {
             const CHUNKS: usize = $chunks;
             const APART: usize = $apart;
+            const TAKES: usize = $takes;
+
+            #[inline(always)]
+            fn pieces($read: usize) -> [usize; PIECES] {
+                $pieces
+            }
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-            unsafe fn chunks(rows: Four<'_, $bytes>, read: usize) -> [__m512i; MOST] {
-                $quants(rows, read)
+            unsafe fn chunks(
+                pieces: [__m512i; PIECES],
+                at: (usize, usize),
+                heads: &Heads,
+            ) -> [__m512i; MOST] {
+                $quants(pieces, at, heads)
             }
 
             #[inline]
@@ -62,29 +85,29 @@ macro_rules! chunks {
     };
 }
 
-chunks!(Q4_0, 18: 2 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 18>, _| nibbles(b.load(2)));
-chunks!(Q4_1, 20: 2 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 20>, _| nibbles(b.load(4)));
-chunks!(Q5_0, 22: 2 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 22>, _| fifth_bits(nibbles(b.load(6)), b.load(0), 2));
-chunks!(Q5_1, 24: 2 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 24>, _| fifth_bits(nibbles(b.load(8)), b.load(0), 4));
-chunks!(Q8_0, 34: 1 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 34>, read| one(_mm512_xor_si512(b.load(2 + 16 * read), _mm512_set1_epi8(-128))));
-chunks!(Iq4Nl, 18: 2 chunks, 1 apart, heads::blocks,
-    |b: Four<'_, 18>, _| looked_up(&IQ4_VALUES, Self::OFFSET, b.load(2)));
-chunks!(Mxfp4, 17: 2 chunks, 1 apart, heads::mxfp4,
-    |b: Four<'_, 17>, _| looked_up(&MXFP4_VALUES, Self::OFFSET, b.load(1)));
-chunks!(Iq4Xs, 136: 2 chunks, 1 apart, heads::iq4_xs,
-    |b: Four<'_, 136>, read| looked_up(&IQ4_VALUES, Self::OFFSET, b.load(8 + 16 * read)));
-chunks!(Q2K, 84: 4 chunks, 2 apart, heads::q2_k,
-    |b: Four<'_, 84>, read| two_bits(b.load(16 + 16 * read)));
+chunks!(Q4_0, 18: 2 chunks, 1 apart, heads::blocks, 1 of |_| [2; 3],
+    |[q, ..]: [_; 3], _, _| nibbles(q));
+chunks!(Q4_1, 20: 2 chunks, 1 apart, heads::blocks, 1 of |_| [4; 3],
+    |[q, ..]: [_; 3], _, _| nibbles(q));
+chunks!(Q5_0, 22: 2 chunks, 1 apart, heads::q5_0, 1 of |_| [6; 3],
+    |[q, ..]: [_; 3], (_, word), heads: &Heads| fifth_bits(nibbles(q), heads.fifth_bits, word));
+chunks!(Q5_1, 24: 2 chunks, 1 apart, heads::q5_1, 1 of |_| [8; 3],
+    |[q, ..]: [_; 3], (_, word), heads: &Heads| fifth_bits(nibbles(q), heads.fifth_bits, word));
+chunks!(Q8_0, 34: 1 chunks, 1 apart, heads::blocks, 1 of |read| [2 + 16 * read; 3],
+    |[q, ..]: [_; 3], _, _| [_mm512_xor_si512(q, _mm512_set1_epi8(-128)); MOST]);
+chunks!(Iq4Nl, 18: 2 chunks, 1 apart, heads::blocks, 1 of |_| [2; 3],
+    |[q, ..]: [_; 3], _, _| looked_up(&IQ4_VALUES, Self::OFFSET, q));
+chunks!(Mxfp4, 17: 2 chunks, 1 apart, heads::mxfp4, 1 of |_| [1; 3],
+    |[q, ..]: [_; 3], _, _| looked_up(&MXFP4_VALUES, Self::OFFSET, q));
+chunks!(Iq4Xs, 136: 2 chunks, 1 apart, heads::iq4_xs, 1 of |read| [8 + 16 * read; 3],
+    |[q, ..]: [_; 3], _, _| looked_up(&IQ4_VALUES, Self::OFFSET, q));
+chunks!(Q2K, 84: 4 chunks, 2 apart, heads::q2_k, 1 of |read| [16 + 16 * read; 3],
+    |[q, ..]: [_; 3], _, _| two_bits(q));
 chunks!(Q3K, 110: 4 chunks, 2 apart, heads::q3_k,
-|b: Four<'_, 110>, read: usize| {
-    let third = b.load(16 * (read % 2));
+2 of |read| [32 + 16 * read, 16 * (read % 2), 0],
+|[q, third, _]: [_; 3], (read, _), _| {
     let third = _mm512_srl_epi16(third, _mm_cvtsi64_si128(4 * (read as i64 / 2)));
-    let low = two_bits(b.load(32 + 16 * read));
+    let low = two_bits(q);
     [
         with::<4>(low[0], _mm512_slli_epi16::<2>(third)),
         with::<4>(low[1], _mm512_slli_epi16::<1>(third)),
@@ -92,23 +115,24 @@ chunks!(Q3K, 110: 4 chunks, 2 apart, heads::q3_k,
         with::<4>(low[3], _mm512_srli_epi16::<1>(third)),
     ]
 });
-chunks!(Q4K, 144: 2 chunks, 2 apart, heads::q4_k,
-    |b: Four<'_, 144>, read| nibbles(b.load(16 + 16 * read)));
+chunks!(Q4K, 144: 2 chunks, 2 apart, heads::q4_k, 1 of |read| [16 + 16 * read; 3],
+    |[q, ..]: [_; 3], _, _| nibbles(q));
 chunks!(Q5K, 176: 2 chunks, 2 apart, heads::q4_k,
-|b: Four<'_, 176>, read: usize| {
-    let fifth = b.load(16 + 16 * (read % 2));
+2 of |read| [48 + 16 * read, 16 + 16 * (read % 2), 0],
+|[q, fifth, _]: [_; 3], (read, _), _| {
     let fifth = _mm512_srl_epi16(fifth, _mm_cvtsi64_si128(2 * (read as i64 / 2)));
-    let [low, high, ..] = nibbles(b.load(48 + 16 * read));
+    let [low, high, ..] = nibbles(q);
     let low = with::<16>(low, _mm512_slli_epi16::<4>(fifth));
     let high = with::<16>(high, _mm512_slli_epi16::<3>(fifth));
     [low, high, low, high]
 });
 chunks!(Q6K, 210: 4 chunks, 2 apart, heads::q6_k,
-|b: Four<'_, 210>, read: usize| {
+3 of |read| {
     let at = 64 * (read / 2) + 16 * (read % 2);
-    let [a, c, ..] = nibbles(b.load(at));
-    let [d, e, ..] = nibbles(b.load(at + 32));
-    let high = b.load(128 + 16 * read);
+    [at, at + 32, 128 + 16 * read]
+},
+|[q, other, high]: [_; 3], _, _| {
+    let ([a, c, ..], [d, e, ..]) = (nibbles(q), nibbles(other));
     [
         with::<48>(a, _mm512_slli_epi16::<4>(high)),
         with::<48>(d, _mm512_slli_epi16::<2>(high)),
@@ -118,11 +142,6 @@ chunks!(Q6K, 210: 4 chunks, 2 apart, heads::q6_k,
 });
 
 // Plain functions, not closures: those would be compiled as calls, which spill every register.
-
-#[inline(always)]
-fn one(chunk: __m512i) -> [__m512i; MOST] {
-    [chunk; MOST]
-}
 
 /// The low nibbles, then the high ones.
 #[inline]
@@ -154,18 +173,20 @@ fn with<const BITS: i8>(numbers: __m512i, bits: __m512i) -> __m512i {
     _mm512_or_si512(numbers, _mm512_and_si512(bits, _mm512_set1_epi8(BITS)))
 }
 
-/// Adds 16 to two chunks where the 32 bits from byte `at` of the head on are set.
+/// Adds 16 to word `word` of two chunks where bits are set, of which a row's lane has one for each column.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn fifth_bits(mut chunks: [__m512i; MOST], head: __m512i, at: i64) -> [__m512i; MOST] {
-    let each = |byte: i64| byte * 0x0101_0101_0101_0101;
-    let bit_of = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
-    let fifth = _mm512_set1_epi8(16);
-    for (chunk, byte) in chunks.iter_mut().take(2).zip([at, at + 2]) {
-        let (low, high) = (each(byte), each(byte + 1));
-        let bytes = _mm512_setr_epi64(low, high, low, high, low, high, low, high);
-        let mask = _mm512_test_epi8_mask(_mm512_shuffle_epi8(head, bytes), bit_of);
-        *chunk = _mm512_mask_add_epi8(*chunk, mask, *chunk, fifth);
+fn fifth_bits(mut chunks: [__m512i; MOST], bits: __m512i, word: usize) -> [__m512i; MOST] {
+    let bit_of = _mm512_set1_epi32(if word.is_multiple_of(2) {
+        0x0804_0201
+    } else {
+        0x8040_2010_u32 as i32
+    });
+    for (chunk, byte) in chunks.iter_mut().take(2).zip([word / 2, word / 2 + 2]) {
+        let each = _mm512_set4_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0);
+        let each = _mm512_or_si512(each, _mm512_set1_epi8(byte as i8));
+        let mask = _mm512_test_epi8_mask(_mm512_shuffle_epi8(bits, each), bit_of);
+        *chunk = _mm512_mask_add_epi8(*chunk, mask, *chunk, _mm512_set1_epi8(16));
     }
     chunks
 }

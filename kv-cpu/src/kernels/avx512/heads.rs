@@ -12,6 +12,8 @@ use super::sixteen::Sixteen;
 pub(super) struct Heads {
     pub(super) scales: __m512,
     pub(super) minimum_scales: __m512,
+    /// Bits beside 32 nibbles.
+    pub(super) fifth_bits: __m512i,
     /// Signed bytes, four to a word.
     factors: [__m512i; 4],
     /// As many, never negative.
@@ -49,12 +51,34 @@ pub(super) fn blocks<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q5_0(blocks: Sixteen<'_, 22>) -> Heads {
+    let [scale_and_low, high, ..] = blocks.words(0);
+    let low = _mm512_srli_epi32::<16>(scale_and_low);
+    Heads {
+        fifth_bits: or(low, _mm512_slli_epi32::<16>(high)),
+        ..of(scale_and_low, [low; 4], [low; 4])
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q5_1(blocks: Sixteen<'_, 24>) -> Heads {
+    let [both, fifth_bits, ..] = blocks.words(0);
+    Heads {
+        fifth_bits,
+        ..of(both, [both; 4], [both; 4])
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) fn mxfp4(blocks: Sixteen<'_, 17>) -> Heads {
     let [first, ..] = blocks.words(0);
     let scales = powers(_mm512_and_si512(first, _mm512_set1_epi32(0xff)));
     Heads {
         scales,
         minimum_scales: scales,
+        fifth_bits: first,
         factors: [first; 4],
         minima: [first; 4],
     }
@@ -148,6 +172,7 @@ fn of(both: __m512i, factors: [__m512i; 4], minima: [__m512i; 4]) -> Heads {
     Heads {
         scales: _mm512_cvtph_ps(_mm512_cvtepi32_epi16(both)),
         minimum_scales: _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(both))),
+        fifth_bits: both,
         factors,
         minima,
     }

@@ -12,9 +12,11 @@ mod one_row;
 mod one_row_super;
 mod one_row_vbmi;
 mod pack;
+mod pack_vbmi;
 mod reduce;
 mod scan;
 mod sixteen;
+mod stored;
 mod table;
 
 use super::{Kernels, avx2};

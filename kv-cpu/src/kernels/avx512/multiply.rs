@@ -5,15 +5,21 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{floats, one_row, one_row_super, one_row_vbmi, pack};
+use super::{floats, one_row, one_row_super, one_row_vbmi, pack, pack_vbmi};
 use crate::activations::{Activations, Int8Row};
 use crate::kernels::WeightRows;
 use crate::kernels::groups as g;
-use crate::kernels::panel::formats::{self, tiles};
+use crate::kernels::panel::formats::{self, Tiles, tiles};
 use crate::kernels::panel::lanes::Lanes;
 use crate::output::OutputColumns;
 
 tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
+
+/// The same tiles of other panels.
+const VBMI_TILES: Tiles = Tiles {
+    pack: pack_vbmi::by_pairs,
+    ..TILES
+};
 
 /// All weight rows against some tokens.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -24,10 +30,10 @@ pub(super) fn multiply(
     out: &mut OutputColumns<'_>,
 ) {
     let one: OneToken = |weights, acts, out| one_token(weights, acts, out);
-    with(one, weights, acts, (tokens, out));
+    with((one, &TILES), weights, acts, (tokens, out));
 }
 
-/// The same, one token with VBMI and GFNI.
+/// The same with VBMI and GFNI.
 #[target_feature(
     enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
 )]
@@ -38,16 +44,16 @@ pub(super) fn multiply_vbmi(
     out: &mut OutputColumns<'_>,
 ) {
     let one: OneToken = |weights, acts, out| one_token_vbmi(weights, acts, out);
-    with(one, weights, acts, (tokens, out));
+    with((one, &VBMI_TILES), weights, acts, (tokens, out));
 }
 
 /// The products of one token.
 type OneToken = fn(&WeightRows<'_>, &Int8Row<'_>, &mut [f32]);
 
-/// All weight rows against some tokens, where one is multiplied by `one`.
+/// All weight rows against some tokens, where one is multiplied by `one`, and more are by tiles.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn with(
-    one: OneToken,
+    (one, tiles): (OneToken, &Tiles),
     weights: WeightRows<'_>,
     acts: Activations<'_>,
     (tokens, out): (Range<usize>, &mut OutputColumns<'_>),
@@ -61,7 +67,7 @@ fn with(
         }
         // SAFETY: this function needs the features of its tiles.
         Activations::Int8(rows) => unsafe {
-            formats::multiply(&TILES, &weights, &rows, tokens, out);
+            formats::multiply(tiles, &weights, &rows, tokens, out);
         },
     }
 }

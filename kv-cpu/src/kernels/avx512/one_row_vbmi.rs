@@ -8,103 +8,15 @@
 
 use std::arch::x86_64::*;
 
-use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
-
 use super::heads::powers;
 use super::reduce::{FEW, ROWS, halves, quarters, store};
+use super::stored::{Stored, load, readable};
 use super::table::entries;
 use crate::activations::Int8Row;
 use crate::kernels::WeightRows;
 use crate::kernels::ahead::{Ahead, in_next_tile, in_order};
 use crate::kernels::fetch::fetch_bytes;
-use crate::kernels::groups as g;
-use crate::kernels::panel::pack::Packed;
 use crate::kernels::side_by_side::side_by_side;
-
-/// Bytes of a register.
-const BYTES_READ: usize = 64;
-
-/// Where the parts of a block of `BYTES` bytes lie; scale and minimum are its first ones.
-pub(super) trait Stored<const BYTES: usize>: Packed<BYTES> {
-    /// The first of 16 bytes of nibbles: the low ones are columns 0 to 15.
-    const NIBBLES: usize = BYTES - 16;
-    /// The first of four bytes of fifth bits, a column each.
-    const FIFTH_BITS: Option<usize> = None;
-    /// Of which a scale consists.
-    const SCALE_BYTES: usize = if Self::POWERS { 1 } else { 2 };
-    /// What nibbles are indices of, if they are.
-    const TABLE: Option<&'static [i8; 16]> = None;
-
-    /// Which bytes of two blocks hold the nibbles of 64 columns.
-    const NIBBLE_BYTES: [u8; 64] = nibble_bytes(BYTES, Self::NIBBLES);
-    /// Which bytes go beside them; see [`head_bytes`].
-    const HEAD_BYTES: [u8; 64] = head_bytes(BYTES, Self::SCALE_BYTES, Self::FIFTH_BITS);
-}
-
-impl Stored<18> for g::Q4_0 {}
-impl Stored<20> for g::Q4_1 {}
-impl Stored<22> for g::Q5_0 {
-    const FIFTH_BITS: Option<usize> = Some(2);
-}
-impl Stored<24> for g::Q5_1 {
-    const FIFTH_BITS: Option<usize> = Some(4);
-}
-impl Stored<18> for g::Iq4Nl {
-    const TABLE: Option<&'static [i8; 16]> = Some(&IQ4_VALUES);
-}
-impl Stored<17> for g::Mxfp4 {
-    const TABLE: Option<&'static [i8; 16]> = Some(&MXFP4_VALUES);
-}
-
-/// Stands for a byte of zeros in [`head_bytes`].
-const NONE: u8 = u8::MAX;
-
-const fn nibble_bytes(bytes: usize, nibbles: usize) -> [u8; 64] {
-    assert!(2 * bytes <= BYTES_READ);
-    let mut all = [0; 64];
-    let mut i = 0;
-    while i < 64 {
-        all[i] = (i / 32 * bytes + nibbles + i % 16) as u8;
-        i += 1;
-    }
-    all
-}
-
-/// Eight bytes for every eight columns. The fourth is their fifth bits. The last four are what is stored
-/// as the scales of both blocks (beside columns of the first) or as their minima (of the second), 16
-/// bits each.
-const fn head_bytes(bytes: usize, scale_bytes: usize, fifth_bits: Option<usize>) -> [u8; 64] {
-    let mut all = [NONE; 64];
-    let mut eight = 0;
-    while eight < 8 {
-        let (at, block) = (8 * eight, eight / 4);
-        if let Some(fifth_bits) = fifth_bits {
-            all[at + 3] = (block * bytes + fifth_bits + eight % 4) as u8;
-        }
-        let mut i = 0;
-        while i < 4 {
-            let (of, byte) = (i / 2, i % 2);
-            if byte < scale_bytes {
-                all[at + 4 + i] = (of * bytes + 2 * block + byte) as u8;
-            }
-            i += 1;
-        }
-        eight += 1;
-    }
-    all
-}
-
-/// Which of the bytes are not [`NONE`].
-const fn some(bytes: &[u8; 64]) -> u64 {
-    let (mut mask, mut i) = (0, 0);
-    while i < 64 {
-        if bytes[i] != NONE {
-            mask |= 1 << i;
-        }
-        i += 1;
-    }
-    mask
-}
 
 /// Two blocks of a row.
 #[derive(Clone, Copy)]
@@ -120,11 +32,11 @@ impl Pair {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
     fn of<F: Stored<BYTES>, const BYTES: usize>(blocks: __m512i) -> Self {
-        let nibbles = _mm512_permutexvar_epi8(bytes(&F::NIBBLE_BYTES), blocks);
+        let nibbles = _mm512_permutexvar_epi8(load(&F::NIBBLE_BYTES), blocks);
         let shifts = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
         let nibbles = _mm512_srlv_epi64(nibbles, shifts);
-        let places = bytes(&F::HEAD_BYTES);
-        let head = _mm512_maskz_permutexvar_epi8(const { some(&F::HEAD_BYTES) }, places, blocks);
+        let places = load(&F::HEAD_BYTES);
+        let head = _mm512_permutexvar_epi8(places, blocks);
         let low = _mm512_set1_epi8(15);
         let quants = match F::FIFTH_BITS {
             // Where a bit of `low` is set that of the nibbles, elsewhere that of the fifth bits.
@@ -137,13 +49,6 @@ impl Pair {
         };
         Self { quants, head }
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn bytes(all: &[u8; 64]) -> __m512i {
-    // SAFETY: 64 readable bytes; the load needs no alignment.
-    unsafe { _mm512_loadu_si512(all.as_ptr().cast()) }
 }
 
 /// The fourth of every eight bytes as the fifth bits of eight; their lower bits mean nothing.
@@ -208,7 +113,7 @@ unsafe fn tile<F: Stored<BYTES>, const BYTES: usize, const N: usize>(
     for b in (0..n_blocks).step_by(2) {
         let n = (n_blocks - b).min(2);
         // Only the blocks of this row are read.
-        let readable = !0 >> (BYTES_READ - n * BYTES);
+        let readable = readable(n * BYTES);
         let ahead = Ahead::of::<N>(b * BYTES, 2 * BYTES, row_bytes);
         let next_tile = in_next_tile::<N>(rows[0].cast(), b * BYTES, row_bytes);
         // SAFETY: rows of activations are padded to a multiple of eight blocks.

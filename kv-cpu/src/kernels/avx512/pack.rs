@@ -1,5 +1,5 @@
-//! Weight rows into a [`Panel`], sixteen at a time: quants of four rows are unpacked in one register,
-//! and scales of sixteen rows are taken apart together.
+//! Weight rows into a [`Panel`], sixteen at a time: the same bytes of all of them are brought
+//! together first, and taken apart then.
 //!
 //! Writes what [`panel::pack`](crate::kernels::panel::pack) writes. Knows block formats through
 //! [`Chunks`].
@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use kv_core::block::BlockFormat;
 
-use super::chunks::{Chunks, MOST};
-use super::sixteen::{self, Sixteen, turned};
+use super::chunks::{Chunks, PIECES};
+use super::heads::Heads;
+use super::sixteen::{self, Sixteen};
 use crate::activations::SUPER_BLOCK;
 use crate::kernels::WeightRows;
 use crate::kernels::panel::formats::for_format;
@@ -19,7 +20,7 @@ use crate::kernels::panel::pack::{Words, pack as by_eights};
 use crate::kernels::panel::{BLOCKS, PackFn, Panel, ROWS, STEP};
 
 /// Steps of a chunk of 16 columns.
-const STEPS: usize = 16 / STEP;
+pub(super) const STEPS: usize = 16 / STEP;
 
 /// How a format is unpacked, sixteen rows at a time.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
@@ -42,9 +43,7 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
     // Blocks of the format and groups of 32 columns may differ.
     let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
     let row_bytes = weights.row_bytes;
-    let whole = rows.len().is_multiple_of(sixteen::ROWS);
-    let inside = rows.end * row_bytes <= weights.bytes.len() && stored.end * BYTES <= row_bytes;
-    if !whole || !inside || rows.len() > ROWS || blocks.len() > BLOCKS {
+    if !fits(weights, (&rows, &blocks), stored.end * BYTES) {
         return by_eights::<Words, F, BYTES>(weights, rows, blocks, panel);
     }
     let next = NextPanel::after(stored.start * BYTES..stored.end * BYTES, row_bytes);
@@ -52,20 +51,36 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
         for (at, b) in stored.clone().enumerate() {
             // SAFETY: rows and blocks exist, as was checked above.
             let blocks = unsafe { Sixteen::<BYTES>::of(weights, row, b) };
-            for line in next.lines::<BYTES>(b * BYTES) {
+            for line in next.lines(b * BYTES, BYTES) {
                 blocks.fetch(line);
             }
-            pack_scales::<F, BYTES>(blocks, at, half, panel);
-            pack_quants::<F, BYTES>(blocks, at, half, panel);
+            // SAFETY: this function needs the same features.
+            let heads = unsafe { F::heads(blocks) };
+            pack_scales::<F, BYTES>(&heads, at, half, panel);
+            pack_quants::<F, BYTES>((blocks, &heads), at, half, panel);
         }
     }
+}
+
+/// Whether these are whole tiles of sixteen rows of which the first `row_bytes` bytes exist, and a panel
+/// has room for them.
+#[inline(always)]
+pub(super) fn fits(
+    weights: &WeightRows<'_>,
+    (rows, blocks): (&Range<usize>, &Range<usize>),
+    row_bytes: usize,
+) -> bool {
+    let whole = rows.len().is_multiple_of(sixteen::ROWS);
+    let inside =
+        rows.end * weights.row_bytes <= weights.bytes.len() && row_bytes <= weights.row_bytes;
+    whole && inside && rows.len() <= ROWS && blocks.len() <= BLOCKS
 }
 
 /// The quants of stored block `at` of the panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
-    blocks: Sixteen<'_, BYTES>,
+    (blocks, heads): (Sixteen<'_, BYTES>, &Heads),
     at: usize,
     half: usize,
     panel: &mut Panel,
@@ -73,15 +88,16 @@ fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
     let steps = panel.quants.as_chunks_mut::<STEPS>().0;
     let steps = &mut steps[at * F::GROUPS * 2..(at + 1) * F::GROUPS * 2];
     for read in 0..F::READS {
-        let mut chunks = [[_mm512_setzero_si512(); MOST]; 4];
-        for (row, chunks) in chunks.iter_mut().enumerate() {
-            // SAFETY: this function needs the same features.
-            *chunks = unsafe { F::chunks(blocks.four(row), read) };
+        let mut pieces = [[_mm512_setzero_si512(); STEPS]; PIECES];
+        for (words, piece) in pieces.iter_mut().zip(F::pieces(read)).take(F::TAKES) {
+            *words = blocks.words(piece);
         }
-        for k in 0..F::CHUNKS {
-            let words = turned([chunks[0][k], chunks[1][k], chunks[2][k], chunks[3][k]]);
-            for (to, words) in steps[F::chunk(read, k)].iter_mut().zip(words) {
-                store(words, to, half);
+        for word in 0..STEPS {
+            let pieces = [pieces[0][word], pieces[1][word], pieces[2][word]];
+            // SAFETY: this function needs the same features.
+            let chunks = unsafe { F::chunks(pieces, (read, word), heads) };
+            for (k, words) in chunks.into_iter().enumerate().take(F::CHUNKS) {
+                store(words, &mut steps[F::chunk(read, k)][word], half);
             }
         }
     }
@@ -91,13 +107,11 @@ fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
-    blocks: Sixteen<'_, BYTES>,
+    heads: &Heads,
     at: usize,
     half: usize,
     panel: &mut Panel,
 ) {
-    // SAFETY: this function needs the same features.
-    let heads = unsafe { F::heads(blocks) };
     let (scales, minima) = match F::GROUPS {
         1 => (&mut panel.scales[at], &mut panel.minima[at]),
         _ => (&mut panel.super_scales[at], &mut panel.super_minima[at]),
@@ -125,7 +139,7 @@ fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
 /// Writes a word for each of half the panel's rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store<T: Word>(words: __m512i, to: &mut [T; ROWS], half: usize) {
+pub(super) fn store<T: Word>(words: __m512i, to: &mut [T; ROWS], half: usize) {
     const { assert!(size_of::<T>() == 4 && ROWS == 2 * sixteen::ROWS) };
     let to = &mut to.as_chunks_mut::<{ sixteen::ROWS }>().0[half];
     // SAFETY: 64 writable bytes; the store needs no alignment, and any bits are a `T`.
@@ -133,7 +147,7 @@ fn store<T: Word>(words: __m512i, to: &mut [T; ROWS], half: usize) {
 }
 
 /// What four bytes are, whatever they are.
-trait Word {}
+pub(super) trait Word {}
 impl Word for [u8; STEP] {}
 impl Word for [i16; 2] {}
 impl Word for i32 {}
@@ -143,6 +157,8 @@ impl Word for f32 {}
 mod tests {
     use super::*;
     use crate::isa::Isa;
+    use crate::kernels::avx512::pack_vbmi;
+    use crate::kernels::panel::pack::Packed;
 
     /// Every bit of a panel.
     fn bits(panel: &Panel) -> Vec<u32> {
@@ -161,7 +177,7 @@ mod tests {
         bits.chain(factors).collect()
     }
 
-    fn agrees<F: Chunks<BYTES>, const BYTES: usize>() {
+    fn agrees<F: Packed<BYTES>, const BYTES: usize>(sixteens: PackFn) {
         const COLUMNS: usize = 768;
         let row_bytes = COLUMNS / (32 * F::GROUPS) * BYTES;
         let mut seed = 1_u64;
@@ -180,21 +196,15 @@ mod tests {
             n_columns: COLUMNS,
         };
         for rows in [0..32, 24..56, 32..48, 40..56, 48..56, 3..16] {
-            for blocks in [0..16, 16..24, 8..16] {
-                let [mut eights, mut sixteens] = [Panel::new(), Panel::new()];
+            for blocks in [0..16, 16..24, 8..16, 8..8 + F::GROUPS] {
+                let [mut wanted, mut got] = [Panel::new(), Panel::new()];
+                let of = (rows.clone(), blocks.clone());
                 // SAFETY: the caller has looked for AVX-512.
-                unsafe {
-                    by_eights::<Words, F, BYTES>(
-                        &weights,
-                        rows.clone(),
-                        blocks.clone(),
-                        &mut eights,
-                    );
-                    pack::<F, BYTES>(&weights, rows.clone(), blocks.clone(), &mut sixteens);
-                }
-                let (eights, sixteens) = (bits(&eights), bits(&sixteens));
+                unsafe { by_eights::<Words, F, BYTES>(&weights, of.0, of.1, &mut wanted) };
+                sixteens(&weights, rows.clone(), blocks.clone(), &mut got);
                 assert_eq!(
-                    eights, sixteens,
+                    bits(&wanted),
+                    bits(&got),
                     "{BYTES} bytes, rows {rows:?}, blocks {blocks:?}"
                 );
             }
@@ -203,14 +213,17 @@ mod tests {
 
     #[test]
     fn sixteen_rows_are_unpacked_as_eight_are() {
-        if !Isa::Avx512Vnni.is_available() {
-            // This machine has no such kernels.
-            return;
-        }
-        for format in BlockFormat::ALL {
-            if format.block_len() > 1 {
-                for_format!(format, agrees());
+        // A machine without these instruction sets has nothing to compare.
+        let with = |isa: Isa, pack: unsafe fn(BlockFormat) -> PackFn| {
+            for format in BlockFormat::ALL {
+                if isa.is_available() && format.block_len() > 1 {
+                    // SAFETY: the instruction set is available.
+                    let sixteens = unsafe { pack(format) };
+                    for_format!(format, agrees(sixteens));
+                }
             }
-        }
+        };
+        with(Isa::Avx512Vnni, by_sixteens);
+        with(Isa::Avx512Vbmi, pack_vbmi::by_pairs);
     }
 }

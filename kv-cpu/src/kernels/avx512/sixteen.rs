@@ -38,27 +38,32 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
         }
     }
 
-    /// Every fourth row from `row` on.
-    #[inline(always)]
-    pub(super) fn four(self, row: usize) -> Four<'a, BYTES> {
-        assert!(row < 4);
-        Four(Self {
-            // SAFETY: one of the sixteen rows.
-            start: unsafe { self.start.add(row * self.row_bytes) },
-            ..self
-        })
-    }
-
     /// The words of 16 bytes from byte `at` of the block on, each of all rows.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) fn words(self, at: usize) -> [__m512i; 4] {
         turned([
-            self.four(0).load(at),
-            self.four(1).load(at),
-            self.four(2).load(at),
-            self.four(3).load(at),
+            self.every_fourth(0, at),
+            self.every_fourth(1, at),
+            self.every_fourth(2, at),
+            self.every_fourth(3, at),
         ])
+    }
+
+    /// 16 bytes from byte `at` of the block on, of every fourth row from `row` on: a row in each quarter.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn every_fourth(self, row: usize, at: usize) -> __m512i {
+        assert!(row < 4 && at + 16 <= BYTES);
+        let (start, row_bytes) = (self.start, self.row_bytes);
+        // SAFETY: the bytes are inside the blocks of four of the sixteen rows; loads need no alignment.
+        unsafe {
+            let of_row = |i: usize| start.add((row + 4 * i) * row_bytes + at).cast::<__m128i>();
+            let all = _mm512_castsi128_si512(_mm_loadu_si128(of_row(0)));
+            let all = _mm512_inserti32x4::<1>(all, _mm_loadu_si128(of_row(1)));
+            let all = _mm512_inserti32x4::<2>(all, _mm_loadu_si128(of_row(2)));
+            _mm512_inserti32x4::<3>(all, _mm_loadu_si128(of_row(3)))
+        }
     }
 
     /// Asks for what is so many bytes further in each row.
@@ -66,30 +71,6 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
     pub(super) fn fetch(self, further: usize) {
         for row in 0..ROWS {
             fetch_line(self.start.wrapping_add(row * self.row_bytes + further));
-        }
-    }
-}
-
-/// The same block of every fourth row of [`Sixteen`].
-#[derive(Clone, Copy)]
-pub(super) struct Four<'a, const BYTES: usize>(Sixteen<'a, BYTES>);
-
-impl<const BYTES: usize> Four<'_, BYTES> {
-    /// 16 bytes from byte `at` of the block on, a row in each quarter.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn load(self, at: usize) -> __m512i {
-        assert!(at + 16 <= BYTES);
-        let Sixteen {
-            start, row_bytes, ..
-        } = self.0;
-        // SAFETY: the bytes are inside the blocks of four of the sixteen rows; loads need no alignment.
-        unsafe {
-            let of_row = |row: usize| start.add(4 * row * row_bytes + at).cast::<__m128i>();
-            let all = _mm512_castsi128_si512(_mm_loadu_si128(of_row(0)));
-            let all = _mm512_inserti32x4::<1>(all, _mm_loadu_si128(of_row(1)));
-            let all = _mm512_inserti32x4::<2>(all, _mm_loadu_si128(of_row(2)));
-            _mm512_inserti32x4::<3>(all, _mm_loadu_si128(of_row(3)))
         }
     }
 }

@@ -32,7 +32,7 @@ pub(in crate::kernels) struct Tiles {
 /// The [`Tiles`] of some lanes with the features that they need, for so many tokens.
 macro_rules! tiles {
     ($table:ident: $lanes:ty, $pack:path, $features:literal, $($n:literal),+) => {
-        static $table: $crate::kernels::panel::formats::Tiles = {
+        const $table: $crate::kernels::panel::formats::Tiles = {
             use $crate::kernels::panel::{TileArgs, tile};
 
             /// Whether narrow weights have tiles of their own.

@@ -27,15 +27,16 @@ impl NextPanel {
         Self { bytes }
     }
 
-    /// From each row's `BYTES` bytes at byte `at` to the lines to be asked for instead of them, each
+    /// From each row's `n_bytes` bytes at byte `at` to the lines to be asked for instead of them, each
     /// line but once; what lies past the end of the weights does no harm.
     #[inline(always)]
-    pub(in crate::kernels) fn lines<const BYTES: usize>(
+    pub(in crate::kernels) fn lines(
         self,
         at: usize,
+        n_bytes: usize,
     ) -> impl Iterator<Item = usize> {
         let first = at.next_multiple_of(64) - at;
-        (first..BYTES)
+        (first..n_bytes)
             .step_by(64)
             .map(move |line| self.bytes + line)
     }

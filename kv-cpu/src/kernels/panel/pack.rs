@@ -147,7 +147,7 @@ pub(in crate::kernels) fn pack<I: Interleave, F: Packed<BYTES>, const BYTES: usi
             let Some(eight) = eight_blocks(&rows, b) else {
                 return;
             };
-            for line in next.lines::<BYTES>(b * BYTES) {
+            for line in next.lines(b * BYTES, BYTES) {
                 for block in eight {
                     fetch_line(block.as_ptr().wrapping_add(line));
                 }
