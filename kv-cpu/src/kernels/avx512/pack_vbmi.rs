@@ -1,4 +1,4 @@
-//! Weight rows in small blocks of 32 into a [`Panel`] where the processor moves bytes freely (VBMI, GFNI):
+//! Weight rows in blocks of 32 into a [`Panel`] where the processor moves bytes freely (VBMI, GFNI): one or
 //! two blocks of a row are read at a time, and words of sixteen rows turned.
 //!
 //! Writes what [`pack`](super::pack) writes. Knows block formats through [`Stored`].
@@ -17,8 +17,70 @@ use crate::kernels::WeightRows;
 use crate::kernels::fetch::fetch_line;
 use crate::kernels::groups as g;
 use crate::kernels::panel::next::NextPanel;
-use crate::kernels::panel::pack::{Words, pack as by_eights};
+use crate::kernels::panel::pack::{Packed, Words, pack as by_eights};
 use crate::kernels::panel::{PackFn, Panel};
+
+/// Words of sixteen rows, a row in each lane: four of three kinds.
+type Turned16 = [[__m512i; 4]; 3];
+
+/// How blocks of `BYTES` bytes are brought into words.
+trait Turned<const BYTES: usize>: Packed<BYTES> {
+    /// Blocks that are read at a time.
+    const AT_ONCE: usize;
+    /// Which of their bytes make up the words.
+    const WORD_BYTES: [u8; 64];
+
+    /// Writes so many of the blocks with these words, the first of which is `b` in the panel.
+    ///
+    /// # Safety
+    /// AVX-512 with VBMI is available, and GFNI.
+    unsafe fn put(words: Turned16, b_and_n: (usize, usize), half: usize, panel: &mut Panel);
+}
+
+impl<F: Stored<BYTES>, const BYTES: usize> Turned<BYTES> for F {
+    const AT_ONCE: usize = 2;
+    const WORD_BYTES: [u8; 64] = <F as Stored<BYTES>>::WORD_BYTES;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
+    unsafe fn put(words: Turned16, (b, n): (usize, usize), half: usize, panel: &mut Panel) {
+        pack_block::<F, BYTES>(first(words), b, half, panel);
+        if n == 2 {
+            pack_block::<F, BYTES>(second(words), b + 1, half, panel);
+        }
+    }
+}
+
+impl Turned<34> for g::Q8_0 {
+    const AT_ONCE: usize = 1;
+    /// The scale in the first word, the quants after four.
+    const WORD_BYTES: [u8; 64] = {
+        let (mut all, mut i) = ([0; 64], 0);
+        while i < 34 {
+            all[if i < 2 { i } else { 14 + i }] = i as u8;
+            i += 1;
+        }
+        all
+    };
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,gfni")]
+    unsafe fn put(
+        [heads, low, high]: Turned16,
+        (b, _): (usize, usize),
+        half: usize,
+        panel: &mut Panel,
+    ) {
+        let scales = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(heads[0]));
+        store(_mm512_castps_si512(scales), &mut panel.scales[b], half);
+        let steps = &mut panel.quants.as_chunks_mut::<{ 2 * STEPS }>().0[b];
+        let sign = _mm512_set1_epi8(-128);
+        for (i, (low, high)) in low.into_iter().zip(high).enumerate() {
+            store(_mm512_xor_si512(low, sign), &mut steps[i], half);
+            store(_mm512_xor_si512(high, sign), &mut steps[STEPS + i], half);
+        }
+    }
+}
 
 /// How a format is unpacked.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni")]
@@ -30,17 +92,18 @@ pub(super) fn by_pairs(format: BlockFormat) -> PackFn {
         BlockFormat::Q5_1 => of::<g::Q5_1, 24>(),
         BlockFormat::IQ4_NL => of::<g::Iq4Nl, 18>(),
         BlockFormat::MXFP4 => of::<g::Mxfp4, 17>(),
+        BlockFormat::Q8_0 => of::<g::Q8_0, 34>(),
         _ => by_sixteens(format),
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni")]
-fn of<F: Stored<BYTES>, const BYTES: usize>() -> PackFn {
+fn of<F: Turned<BYTES>, const BYTES: usize>() -> PackFn {
     |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel)
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni")]
-pub(super) fn pack<F: Stored<BYTES>, const BYTES: usize>(
+fn pack<F: Turned<BYTES>, const BYTES: usize>(
     weights: &WeightRows<'_>,
     rows: Range<usize>,
     blocks: Range<usize>,
@@ -53,8 +116,8 @@ pub(super) fn pack<F: Stored<BYTES>, const BYTES: usize>(
     let row_bytes = weights.row_bytes;
     let next = NextPanel::after(part, row_bytes);
     for (half, row) in rows.step_by(ROWS).enumerate() {
-        for b in blocks.clone().step_by(2) {
-            let n = (blocks.end - b).min(2);
+        for b in blocks.clone().step_by(F::AT_ONCE) {
+            let n = (blocks.end - b).min(F::AT_ONCE);
             let from = weights
                 .bytes
                 .as_ptr()
@@ -66,26 +129,23 @@ pub(super) fn pack<F: Stored<BYTES>, const BYTES: usize>(
             }
             // SAFETY: rows and blocks exist, as was checked above.
             let words = unsafe { words::<F, BYTES>(from, row_bytes, readable(n * BYTES)) };
-            let at = b - blocks.start;
-            pack_block::<F, BYTES>(first(words), at, half, panel);
-            if n == 2 {
-                pack_block::<F, BYTES>(second(words), at + 1, half, panel);
-            }
+            // SAFETY: this function needs the same features.
+            unsafe { F::put(words, (b - blocks.start, n), half, panel) };
         }
     }
 }
 
-/// The words of [`Stored::WORD_BYTES`] of sixteen rows of `row_bytes`, of which the first is at `from`.
+/// The words of [`Turned::WORD_BYTES`] of sixteen rows of `row_bytes`, of which the first is at `from`.
 ///
 /// # Safety
 /// The given bytes can be read from the beginning of each row on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-unsafe fn words<F: Stored<BYTES>, const BYTES: usize>(
+unsafe fn words<F: Turned<BYTES>, const BYTES: usize>(
     from: *const u8,
     row_bytes: usize,
     readable: u64,
-) -> [[__m512i; 4]; 3] {
+) -> Turned16 {
     let places = load(&F::WORD_BYTES);
     let mut fours = [[_mm512_setzero_si512(); 4]; 4];
     for (i, four) in fours.iter_mut().enumerate() {
@@ -118,7 +178,7 @@ struct Block {
 /// The first block of [`words`].
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn first([heads, nibbles, _]: [[__m512i; 4]; 3]) -> Block {
+fn first([heads, nibbles, _]: Turned16) -> Block {
     Block {
         scales: _mm512_cvtepi32_epi16(heads[0]),
         minima: _mm512_cvtepi32_epi16(heads[1]),
@@ -130,7 +190,7 @@ fn first([heads, nibbles, _]: [[__m512i; 4]; 3]) -> Block {
 /// The second block of [`words`].
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn second([heads, _, nibbles]: [[__m512i; 4]; 3]) -> Block {
+fn second([heads, _, nibbles]: Turned16) -> Block {
     Block {
         scales: _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(heads[0])),
         minima: _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(heads[1])),
