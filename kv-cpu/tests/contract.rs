@@ -58,31 +58,18 @@ mod between {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
-    mod avx2 {
-        use super::{Isa, available};
+    macro_rules! contracts {
+        ($($name:ident: $isa:ident),+) => {
+            $(mod $name {
+                use super::{Isa, available};
 
-        kv_core::backend_contract!(|| crate::subject(available(Isa::Avx2), 2));
+                kv_core::backend_contract!(|| crate::subject(available(Isa::$isa), 2));
+            })+
+        };
     }
 
     #[cfg(target_arch = "x86_64")]
-    mod avx_vnni {
-        use super::{Isa, available};
-
-        kv_core::backend_contract!(|| crate::subject(available(Isa::AvxVnni), 2));
-    }
-
+    contracts!(avx2: Avx2, avx_vnni: AvxVnni, avx512_vnni: Avx512Vnni);
     #[cfg(target_arch = "aarch64")]
-    mod neon {
-        use super::{Isa, available};
-
-        kv_core::backend_contract!(|| crate::subject(available(Isa::Neon), 2));
-    }
-
-    #[cfg(target_arch = "aarch64")]
-    mod neon_dot {
-        use super::{Isa, available};
-
-        kv_core::backend_contract!(|| crate::subject(available(Isa::NeonDot), 2));
-    }
+    contracts!(neon: Neon, neon_dot: NeonDot);
 }
