@@ -36,7 +36,8 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
     /// Where a step's pieces begin; those over `TAKES` mean nothing.
     fn pieces(read: usize) -> [usize; PIECES];
 
-    /// From word `w` of each piece of a step columns `4 · w` to `4 · w + 3` of each of its chunks; those over `CHUNKS` mean nothing.
+    /// From word `w` of each piece of a step columns `4 · w` to `4 · w + 3` of each of its chunks; those
+    /// over `CHUNKS` mean nothing.
     ///
     /// # Safety
     /// AVX-512 is available.

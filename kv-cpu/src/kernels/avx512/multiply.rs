@@ -17,7 +17,7 @@ tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,
 
 /// The same tiles of other panels.
 const VBMI_TILES: Tiles = Tiles {
-    pack: pack_vbmi::by_pairs,
+    pack: pack_vbmi::by_words,
     ..TILES
 };
 

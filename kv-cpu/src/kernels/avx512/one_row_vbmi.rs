@@ -23,7 +23,7 @@ use crate::kernels::side_by_side::side_by_side;
 struct Pair {
     /// Quants, unsigned.
     quants: __m512i,
-    /// See [`head_bytes`].
+    /// See [`Stored::HEAD_BYTES`].
     head: __m512i,
 }
 

@@ -224,6 +224,6 @@ mod tests {
             }
         };
         with(Isa::Avx512Vnni, by_sixteens);
-        with(Isa::Avx512Vbmi, pack_vbmi::by_pairs);
+        with(Isa::Avx512Vbmi, pack_vbmi::by_words);
     }
 }

@@ -82,9 +82,9 @@ impl Turned<34> for g::Q8_0 {
     }
 }
 
-/// How a format is unpacked.
+/// How a format is unpacked; large blocks as without VBMI.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni")]
-pub(super) fn by_pairs(format: BlockFormat) -> PackFn {
+pub(super) fn by_words(format: BlockFormat) -> PackFn {
     match format {
         BlockFormat::Q4_0 => of::<g::Q4_0, 18>(),
         BlockFormat::Q4_1 => of::<g::Q4_1, 20>(),

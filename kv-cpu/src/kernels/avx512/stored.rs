@@ -15,9 +15,9 @@ const REGISTER: usize = 64;
 /// Where the parts of a block of `BYTES` bytes lie: scale and minimum are its first ones, nibbles its last
 /// ones. The low nibbles of 16 bytes are columns 0 to 15.
 pub(super) trait Stored<const BYTES: usize>: Packed<BYTES> {
-    /// The first of four bytes of fifth bits, a column each.
+    /// Where four bytes of fifth bits begin, a bit for each column.
     const FIFTH_BITS: Option<usize> = None;
-    /// Of which a scale consists.
+    /// Bytes of a scale.
     const SCALE_BYTES: usize = if Self::POWERS { 1 } else { 2 };
     /// What nibbles are indices of, if they are.
     const TABLE: Option<&'static [i8; 16]> = None;
@@ -109,7 +109,7 @@ pub(super) fn readable(n_bytes: usize) -> u64 {
     !0 >> (REGISTER - n_bytes)
 }
 
-/// Such bytes.
+/// Tables like those of [`Stored`], in a register.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn load(all: &[u8; 64]) -> __m512i {
