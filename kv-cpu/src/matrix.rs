@@ -21,7 +21,7 @@ use crate::weights::is_quantised;
 
 /// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
 /// the second-level cache meanwhile.
-const ROW_BLOCK_BYTES: usize = 128 * 1024;
+const ROW_BLOCK_BYTES: usize = 480 * 1024;
 /// Tokens that are multiplied with all rows of a block before the next ones: they stay in the
 /// first-level cache meanwhile.
 const TOKEN_BLOCK: usize = 8;

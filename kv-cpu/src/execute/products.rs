@@ -18,6 +18,9 @@ use super::{ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, piece};
 
 /// What [`ROWS_STEP`] is for one token, for several, whose kernels take so many rows at a time.
 const PANEL_STEP: usize = 32;
+/// The same for weights without a scale: whole tiles, and so many that reading all tokens once for them is no
+/// longer what takes the time.
+const FLOATS_STEP: usize = 48;
 /// Weight bytes that are worth a task of their own, and how many one should have at most.
 const BYTES_PER_TASK: usize = 16 * 1024;
 const MOST_BYTES_PER_TASK: usize = 256 * 1024;
@@ -99,7 +102,12 @@ pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (
     let share = n_rows.div_ceil(n_threads * TASKS_PER_THREAD);
     let most = MOST_BYTES_PER_TASK.div_ceil(work.max(1));
     let step = share.min(most).max(worth);
-    let step = step.next_multiple_of(if n_tokens == 1 { ROWS_STEP } else { PANEL_STEP });
+    let multiple = match (n_tokens, matrix.activation_kind()) {
+        (1, _) => ROWS_STEP,
+        (_, ActivationKind::F32) => FLOATS_STEP,
+        _ => PANEL_STEP,
+    };
+    let step = step.next_multiple_of(multiple);
     (n_rows.div_ceil(step), step)
 }
 
