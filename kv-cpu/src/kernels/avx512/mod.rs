@@ -3,6 +3,7 @@
 //! What is not bound by arithmetic is shared with AVX2. Knows nothing of how the instruction set
 //! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
 
+mod by_rows;
 mod chunks;
 mod floats;
 mod heads;

@@ -7,15 +7,14 @@ use std::arch::x86_64::*;
 
 use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
+use super::by_rows::by_rows;
 use super::heads::powers;
-use super::reduce::{FEW, ROWS, halves, quarters, store, widened};
+use super::reduce::{ROWS, halves, quarters, widened};
 use super::table::entries;
 use crate::activations::{BLOCK, Int8Row};
-use crate::kernels::WeightRows;
-use crate::kernels::ahead::{Ahead, in_order};
+use crate::kernels::ahead::Ahead;
 use crate::kernels::groups as g;
 use crate::kernels::panel::pack::Packed;
-use crate::kernels::side_by_side::side_by_side;
 
 /// How two blocks of `BYTES` bytes are unpacked.
 pub(super) trait Pair<const BYTES: usize>: Packed<BYTES> {
@@ -105,35 +104,11 @@ fn fifth_bits<const BYTES: usize>(
     _mm512_mask_add_epi8(quants, mask, quants, _mm512_set1_epi8(16))
 }
 
-/// All weight rows against one token: `out[row]`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn multiply<F: Pair<BYTES>, const BYTES: usize>(
-    weights: &WeightRows<'_>,
-    acts: &Int8Row<'_>,
-    out: &mut [f32],
-) {
-    if in_order(ROWS, weights.row_bytes) {
-        by_rows::<F, BYTES, ROWS>(weights, acts, out);
-    } else {
-        by_rows::<F, BYTES, FEW>(weights, acts, out);
-    }
-}
-
-/// The same, `N` rows at a time.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn by_rows<F: Pair<BYTES>, const BYTES: usize, const N: usize>(
-    weights: &WeightRows<'_>,
-    acts: &Int8Row<'_>,
-    out: &mut [f32],
-) {
-    let row_bytes = weights.row_bytes.max(1);
-    let n_blocks = (row_bytes / BYTES).min(acts.n_blocks());
-    for (rows, out) in side_by_side(weights, out) {
-        // SAFETY: `n_blocks` blocks can be read from the start of each row on.
-        let sums = unsafe { tile::<F, BYTES, N>(&rows, (n_blocks, row_bytes), acts) };
-        store(sums, out);
-    }
-}
+by_rows!(
+    Pair,
+    1,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+);
 
 /// What is known of two blocks of sixteen rows before it is added.
 #[derive(Clone, Copy)]

@@ -7,14 +7,13 @@ use std::arch::x86_64::*;
 
 use kv_core::block::IQ4_VALUES;
 
-use super::reduce::{FEW, ROWS, halves, quarters, store, widened};
+use super::by_rows::by_rows;
+use super::reduce::{ROWS, halves, quarters, widened};
 use super::table::entries;
 use crate::activations::{Int8Row, SUPER_BLOCK};
-use crate::kernels::WeightRows;
-use crate::kernels::ahead::{Ahead, in_order};
+use crate::kernels::ahead::Ahead;
 use crate::kernels::avx2::beside::{Beside, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
-use crate::kernels::side_by_side::side_by_side;
 
 /// Registers of quants of a super-block.
 const QUARTERS: usize = 4;
@@ -185,35 +184,11 @@ fn upper(a: __m512i, b: __m512i) -> __m512i {
     _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b)
 }
 
-/// All weight rows against one token: `out[row]`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn multiply<F: Super<BYTES>, const BYTES: usize>(
-    weights: &WeightRows<'_>,
-    acts: &Int8Row<'_>,
-    out: &mut [f32],
-) {
-    if in_order(ROWS, weights.row_bytes) {
-        by_rows::<F, BYTES, ROWS>(weights, acts, out);
-    } else {
-        by_rows::<F, BYTES, FEW>(weights, acts, out);
-    }
-}
-
-/// The same, `N` rows at a time.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn by_rows<F: Super<BYTES>, const BYTES: usize, const N: usize>(
-    weights: &WeightRows<'_>,
-    acts: &Int8Row<'_>,
-    out: &mut [f32],
-) {
-    let row_bytes = weights.row_bytes.max(1);
-    let n_supers = (row_bytes / BYTES).min(acts.n_blocks() / SUPER_BLOCK);
-    for (rows, out) in side_by_side(weights, out) {
-        // SAFETY: `n_supers` blocks can be read from the start of each row on.
-        let sums = unsafe { tile::<F, BYTES, N>(&rows, (n_supers, row_bytes), acts) };
-        store(sums, out);
-    }
-}
+by_rows!(
+    Super,
+    SUPER_BLOCK,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+);
 
 /// The sums of `N` rows, at most [`ROWS`]; the other lanes mean nothing.
 ///

@@ -8,15 +8,14 @@
 
 use std::arch::x86_64::*;
 
+use super::by_rows::by_rows;
 use super::heads::powers;
-use super::reduce::{FEW, ROWS, halves, quarters, store};
+use super::reduce::{ROWS, halves, quarters};
 use super::stored::{Stored, load, readable};
 use super::table::entries;
 use crate::activations::Int8Row;
-use crate::kernels::WeightRows;
-use crate::kernels::ahead::{Ahead, in_next_tile, in_order};
+use crate::kernels::ahead::{Ahead, in_next_tile};
 use crate::kernels::fetch::fetch_bytes;
-use crate::kernels::side_by_side::side_by_side;
 
 /// Two blocks of a row.
 #[derive(Clone, Copy)]
@@ -62,39 +61,11 @@ fn fifth_bits(matrices: __m512i) -> __m512i {
     _mm512_gf2p8affine_epi64_epi8::<0>(columns, matrices)
 }
 
-/// All weight rows against one token: `out[row]`.
-#[target_feature(
-    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
-)]
-pub(super) fn multiply<F: Stored<BYTES>, const BYTES: usize>(
-    weights: &WeightRows<'_>,
-    acts: &Int8Row<'_>,
-    out: &mut [f32],
-) {
-    if in_order(ROWS, weights.row_bytes) {
-        by_rows::<F, BYTES, ROWS>(weights, acts, out);
-    } else {
-        by_rows::<F, BYTES, FEW>(weights, acts, out);
-    }
-}
-
-/// The same, `N` rows at a time.
-#[target_feature(
-    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
-)]
-fn by_rows<F: Stored<BYTES>, const BYTES: usize, const N: usize>(
-    weights: &WeightRows<'_>,
-    acts: &Int8Row<'_>,
-    out: &mut [f32],
-) {
-    let row_bytes = weights.row_bytes.max(1);
-    let n_blocks = (row_bytes / BYTES).min(acts.n_blocks());
-    for (rows, out) in side_by_side(weights, out) {
-        // SAFETY: `n_blocks` blocks can be read from the start of each row on.
-        let sums = unsafe { tile::<F, BYTES, N>(&rows, (n_blocks, row_bytes), acts) };
-        store(sums, out);
-    }
-}
+by_rows!(
+    Stored,
+    1,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
+);
 
 /// The sums of `N` rows, at most [`ROWS`]; the other lanes mean nothing.
 ///
