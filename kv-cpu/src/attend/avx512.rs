@@ -216,7 +216,7 @@ pub(super) fn accumulate_f16(
 
 /// Where the head of each cell of a tile begins.
 #[inline]
-fn rows_of(heads: &Heads<'_>, tile: &Tile) -> [*const u8; TILE] {
+pub(super) fn rows_of(heads: &Heads<'_>, tile: &Tile) -> [*const u8; TILE] {
     let mut rows = [std::ptr::null(); TILE];
     for (row, cell) in rows.iter_mut().zip(tile.cells()) {
         *row = heads.of(cell).as_ptr();
@@ -345,20 +345,9 @@ pub(super) fn f16_columns(heads: &Heads<'_>, tile: &Tile, k: &mut [[f32; TILE]])
     for (piece, columns) in k.as_chunks_mut::<PIECE>().0.iter_mut().enumerate() {
         let at = piece * PIECE * size_of::<u16>();
         let mut eight = [_mm512_setzero_si512(); PIECE];
-        for (row, quarters) in eight.iter_mut().enumerate() {
+        for (row, eight) in eight.iter_mut().enumerate() {
             // SAFETY: the rows have as many values as there are columns, so these eight are inside.
-            unsafe {
-                let [a, b, c, d] = [
-                    _mm_loadu_si128(rows[row].add(at).cast()),
-                    _mm_loadu_si128(rows[row + 8].add(at).cast()),
-                    _mm_loadu_si128(rows[row + 16].add(at).cast()),
-                    _mm_loadu_si128(rows[row + 24].add(at).cast()),
-                ];
-                *quarters = _mm512_castsi128_si512(a);
-                *quarters = _mm512_mask_broadcast_i32x4(*quarters, 0x00f0, b);
-                *quarters = _mm512_mask_broadcast_i32x4(*quarters, 0x0f00, c);
-                *quarters = _mm512_mask_broadcast_i32x4(*quarters, 0xf000, d);
-            }
+            *eight = unsafe { quarters::<8>(&rows, row, at) };
         }
         for (column, halves) in columns.iter_mut().zip(turned(eight)) {
             let low = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
@@ -370,6 +359,32 @@ pub(super) fn f16_columns(heads: &Heads<'_>, tile: &Tile, k: &mut [[f32; TILE]])
             }
         }
     }
+}
+
+/// The 16 bytes at `at` of four rows, `APART` from one to the next.
+///
+/// # Safety
+/// The rows have them.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn quarters<const APART: usize>(
+    rows: &[*const u8; TILE],
+    first: usize,
+    at: usize,
+) -> __m512i {
+    // SAFETY: as the caller promises.
+    let [a, b, c, d] = unsafe {
+        [
+            _mm_loadu_si128(rows[first].add(at).cast()),
+            _mm_loadu_si128(rows[first + APART].add(at).cast()),
+            _mm_loadu_si128(rows[first + 2 * APART].add(at).cast()),
+            _mm_loadu_si128(rows[first + 3 * APART].add(at).cast()),
+        ]
+    };
+    let all = _mm512_castsi128_si512(a);
+    let all = _mm512_mask_broadcast_i32x4(all, 0x00f0, b);
+    let all = _mm512_mask_broadcast_i32x4(all, 0x0f00, c);
+    _mm512_mask_broadcast_i32x4(all, 0xf000, d)
 }
 
 /// Squares of eight 16-bit numbers within the quarters of eight registers: rows become columns.

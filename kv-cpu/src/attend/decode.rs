@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use kv_core::KvType;
 
+use super::bytes::{BLOCK, ByteScores};
 use super::tile::TILE;
 use super::walk::{Ahead, Tile};
 #[cfg(target_arch = "aarch64")]
@@ -71,6 +72,8 @@ pub(crate) struct Decoder {
     turn: Option<Turn>,
     /// `None`: rows are read, then added.
     add: Option<Add>,
+    /// `None`: scores are products of numbers.
+    bytes: Option<ByteScores>,
 }
 
 /// `out[i][j] += Σ_c weights[i][c] · v[c][j]` over a range of places of a tile, as
@@ -89,30 +92,55 @@ impl Decoder {
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::neon(kv_type),
             _ => None,
         };
-        let turn: Option<Turn> = match (isa, kv_type) {
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Vnni | Isa::Avx512Vbmi, KvType::F16) if isa.is_available() => {
-                // SAFETY: the instruction set is available.
-                Some(|heads, tile, k| unsafe { super::avx512::f16_columns(heads, tile, k) })
-            }
-            _ => None,
-        };
-        let add: Option<Add> = match (isa, kv_type) {
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Vnni | Isa::Avx512Vbmi, KvType::F16) if isa.is_available() => {
-                // SAFETY: as above.
-                Some(|out, weights, of_cells, ahead| unsafe {
-                    super::avx512::accumulate_f16(out, weights, of_cells, ahead)
-                })
-            }
-            _ => None,
-        };
-        Self {
+        let decoder = Self {
             kv_type,
             fast,
-            turn,
-            add,
+            turn: None,
+            add: None,
+            bytes: None,
+        };
+        #[cfg(target_arch = "x86_64")]
+        if matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi) && isa.is_available() {
+            return decoder.with_avx512();
         }
+        decoder
+    }
+
+    /// With what AVX-512, which must be available, need not decode first.
+    #[cfg(target_arch = "x86_64")]
+    fn with_avx512(mut self) -> Self {
+        use super::{avx512, avx512_bytes};
+        match self.kv_type {
+            KvType::F16 => {
+                // SAFETY: the caller found the instruction set available.
+                self.turn = Some(|heads, tile, k| unsafe { avx512::f16_columns(heads, tile, k) });
+                // SAFETY: as above.
+                self.add = Some(|out, weights, of_cells, ahead| unsafe {
+                    avx512::accumulate_f16(out, weights, of_cells, ahead)
+                });
+            }
+            KvType::Q8_0 => {
+                self.bytes = Some((
+                    // SAFETY: as above.
+                    |q, blocks| unsafe { avx512_bytes::quantise(q, blocks) },
+                    // SAFETY: as above.
+                    |q, keys, out, ahead| unsafe { avx512_bytes::scores(q, keys, out, ahead) },
+                ));
+                // SAFETY: as above.
+                self.add = Some(|out, weights, of_cells, ahead| unsafe {
+                    avx512_bytes::accumulate(out, weights, of_cells, ahead)
+                });
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// Scores of the keys of a head as they are stored, where there are such.
+    #[inline]
+    pub(super) fn byte_scores(&self, heads: &Heads<'_>, k_dim: usize) -> Option<ByteScores> {
+        let whole = heads.n_values == k_dim && k_dim.is_multiple_of(BLOCK);
+        self.bytes.filter(|_| whole)
     }
 
     /// What adds the values of a head to so many queries as they are stored, where that takes less than
@@ -251,46 +279,133 @@ mod tests {
         }
     }
 
+    /// Rows of one head of `n` values that a model could have: whole blocks with small scales.
+    fn sensible(kv_type: KvType, n: usize) -> Vec<u8> {
+        let values: Vec<f32> = (0..40 * n).map(|i| (i as f32 * 0.3).sin() * 3.0).collect();
+        let mut bytes = vec![0; 40 * kv_type.row_bytes(n)];
+        let rows = bytes.chunks_exact_mut(kv_type.row_bytes(n));
+        for (values, row) in values.chunks_exact(n).zip(rows) {
+            kv_type.encode_row(values, row);
+        }
+        bytes
+    }
+
+    /// All of each row is one head.
+    fn whole(kv_type: KvType, n: usize, bytes: &[u8]) -> Heads<'_> {
+        let n_bytes = kv_type.row_bytes(n);
+        Heads {
+            bytes,
+            stride: n_bytes,
+            first_byte: 0,
+            n_bytes,
+            n_values: n,
+            skip: 0,
+        }
+    }
+
     /// Values are added as they are stored with the bits of those that were decoded first.
     #[test]
     fn stored_values_are_added_like_decoded_ones() {
-        let n = 80;
-        let kv_type = KvType::F16;
-        let bytes: Vec<u8> = (0..40 * n)
-            .flat_map(|i| half::f16::from_f32((i as f32 * 0.3).sin()).to_le_bytes())
-            .collect();
-        let heads = Heads {
-            bytes: &bytes,
-            stride: 2 * n,
-            first_byte: 0,
-            n_bytes: 2 * n,
-            n_values: n,
-            skip: 0,
-        };
+        for (kv_type, n) in [(KvType::F16, 80), (KvType::Q8_0, 96)] {
+            let bytes = sensible(kv_type, n);
+            let heads = whole(kv_type, n, &bytes);
+            let places: Vec<(usize, u32)> = (0..TILE).map(|i| (i, 39 - i as u32)).collect();
+            let (tile, none) = (Tile::of(&places), Tile::default());
+            let nothing = [heads; 2];
+            for isa in Isa::all_available() {
+                let decoder = Decoder::new(isa, kv_type);
+                let mut rows = vec![0.0; TILE * n];
+                decoder.decode(&heads, &tile, &mut rows);
+                for n_queries in 1..=FEW {
+                    let Some(add) = decoder.adds(&heads, (n, n_queries)) else {
+                        assert!(!matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi));
+                        continue;
+                    };
+                    let weights: Vec<[f32; TILE]> = (0..n_queries)
+                        .map(|q| std::array::from_fn(|lane| (q * TILE + lane) as f32 * 0.1))
+                        .collect();
+                    let mut got = vec![0.5; n_queries * n];
+                    let mut wanted = got.clone();
+                    let mut ahead = Ahead::new(&none, &nothing);
+                    add(&mut got, &weights, (2..31, (&heads, &tile)), &mut ahead);
+                    let accumulate = crate::attend::TileKernels::for_isa(isa).accumulate;
+                    accumulate(&mut wanted, &weights, (2..31, &rows), &mut ahead);
+                    assert_eq!(got, wanted, "{isa}: {n_queries} queries of {kv_type}");
+                }
+                assert!(decoder.adds(&heads, (n, FEW + 1)).is_none());
+            }
+        }
+    }
+
+    /// Scores of `queries` and the cells of a whole tile as they are stored, where there is a way.
+    fn byte_scores(isa: Isa, queries: &[f32], heads: &Heads<'_>) -> Option<Vec<[f32; TILE]>> {
+        let (n, nothing) = (heads.n_values, [*heads; 2]);
+        let (quantise, scores) = Decoder::new(isa, KvType::Q8_0).byte_scores(heads, n)?;
+        let mut blocks = vec![crate::attend::QueryBlock::default(); queries.len() / BLOCK];
+        quantise(queries, &mut blocks);
         let places: Vec<(usize, u32)> = (0..TILE).map(|i| (i, 39 - i as u32)).collect();
         let (tile, none) = (Tile::of(&places), Tile::default());
-        let nothing = [heads; 2];
+        let mut out = vec![[9.0; TILE]; queries.len() / n];
+        let mut ahead = Ahead::new(&none, &nothing);
+        scores(&blocks, (heads, &tile), &mut out, &mut ahead);
+        Some(out)
+    }
+
+    /// As near to the definition as sums of single precision are, whatever the size of a query, and by the
+    /// query and the cell alone.
+    #[test]
+    fn scores_of_stored_bytes_are_those_of_the_definition() {
+        let n = 96;
+        let bytes = sensible(KvType::Q8_0, n);
+        let heads = whole(KvType::Q8_0, n, &bytes);
+        let mut keys = vec![0.0; 40 * n];
+        KvType::Q8_0.decode_row(&bytes, &mut keys);
+        let sizes = [1.0, 1e-12, 3e20, 1e-35, 0.0, 1.0, 1.0, -7.5, 0.01];
+        let mut queries: Vec<f32> = (0..sizes.len() * n)
+            .map(|i| (i as f32 * 0.77).cos() * sizes[i / n])
+            .collect();
+        // One value far above the others, and one that is no number.
+        (queries[5 * n + 40], queries[6 * n + 70]) = (4e5, f32::INFINITY);
         for isa in Isa::all_available() {
-            let decoder = Decoder::new(isa, kv_type);
-            let mut rows = vec![0.0; TILE * n];
-            decoder.decode(&heads, &tile, &mut rows);
-            for n_queries in 1..=FEW {
-                let Some(add) = decoder.adds(&heads, (n, n_queries)) else {
-                    assert!(!matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi));
-                    continue;
-                };
-                let weights: Vec<[f32; TILE]> = (0..n_queries)
-                    .map(|q| std::array::from_fn(|lane| (q * TILE + lane) as f32 * 0.1))
-                    .collect();
-                let mut got = vec![0.5; n_queries * n];
-                let mut wanted = got.clone();
-                let mut ahead = Ahead::new(&none, &nothing);
-                add(&mut got, &weights, (2..31, (&heads, &tile)), &mut ahead);
-                let accumulate = crate::attend::TileKernels::for_isa(isa).accumulate;
-                accumulate(&mut wanted, &weights, (2..31, &rows), &mut ahead);
-                assert_eq!(got, wanted, "{isa}: {n_queries} queries");
+            let Some(all) = byte_scores(isa, &queries, &heads) else {
+                assert!(!matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi));
+                continue;
+            };
+            for (i, (q, scores)) in queries.chunks_exact(n).zip(&all).enumerate() {
+                let alone = byte_scores(isa, q, &heads).unwrap();
+                let bits = |scores: &[f32; TILE]| scores.map(f32::to_bits);
+                assert_eq!(bits(&alone[0]), bits(scores), "query {i} by itself");
+                for (lane, &score) in scores.iter().enumerate() {
+                    let key = &keys[(39 - lane) * n..][..n];
+                    let products = q
+                        .iter()
+                        .zip(key)
+                        .map(|(q, k)| f64::from(*q) * f64::from(*k));
+                    let wanted: f64 = products.sum();
+                    let most = q.iter().fold(0.0, |a: f32, q| a.max(q.abs()));
+                    let allowed = f64::from(most) * 3.0 * n as f64 * 2e-7 + 1e-28;
+                    let near = (f64::from(score) - wanted).abs() <= allowed;
+                    assert!(
+                        if i == 6 { score.is_nan() } else { near },
+                        "{isa}, query {i}, place {lane}: {score}, not {wanted}"
+                    );
+                }
             }
-            assert!(decoder.adds(&heads, (n, FEW + 1)).is_none());
+        }
+    }
+
+    #[test]
+    fn heads_that_are_not_whole_blocks_have_no_byte_scores() {
+        let bytes = sensible(KvType::Q8_0, 64);
+        let heads = whole(KvType::Q8_0, 64, &bytes);
+        for isa in Isa::all_available() {
+            let decoder = Decoder::new(isa, KvType::Q8_0);
+            assert!(decoder.byte_scores(&heads, 48).is_none());
+            assert!(
+                Decoder::new(isa, KvType::F16)
+                    .byte_scores(&heads, 64)
+                    .is_none()
+            );
         }
     }
 }

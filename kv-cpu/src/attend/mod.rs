@@ -13,6 +13,9 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bytes;
+mod bytes;
 mod decode;
 mod plain;
 mod spans;
@@ -35,6 +38,7 @@ use crate::kernels::Kernels;
 use crate::storage::Stored;
 use crate::team::Lead;
 use crate::values::SharedValues;
+use bytes::{BLOCK, QueryBlock};
 pub(crate) use decode::{Decoder, Heads};
 pub(crate) use plain::Plain;
 use spans::{Softmax, span_of};
@@ -62,9 +66,12 @@ struct Block {
 pub(crate) struct Work {
     blocks: Vec<Block>,
     split: Split,
+    /// Queries of few rows, prepared once for all spans.
+    q: Vec<f32>,
 }
 
 /// Attention of one layer.
+#[derive(Clone, Copy)]
 pub(crate) struct Attention<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) tiles: TileKernels,
@@ -96,6 +103,8 @@ pub(crate) struct Beside<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     q: Vec<f32>,
+    /// The same as bytes, where scores are computed from them.
+    q_blocks: Vec<QueryBlock>,
     /// K of a tile, `[TILE, k_dim]` as it was stored and `[k_dim, TILE]`.
     rows: Vec<f32>,
     k: Vec<[f32; TILE]>,
@@ -151,8 +160,14 @@ impl Work {
     /// Makes room for `n_tokens` rows.
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
         self.split.reserve(spec, n_tokens);
+        let n_few = n_tokens.min(split::MAX_ROWS);
+        self.reserve_queries(n_few * spec.n_heads * spec.k_dim);
         self.blocks.clear();
         self.blocks.reserve(n_tokens);
+    }
+
+    fn reserve_queries(&mut self, n_values: usize) {
+        self.q.resize(self.q.len().max(n_values), 0.0);
     }
 
     /// Divides the rows into blocks; the last rows, which see most, come first.
@@ -184,8 +199,14 @@ pub(crate) unsafe fn attend(
 ) -> Result<(), BackendError> {
     let (spec, visibility) = (&attention.spec, attention.visibility);
     if work.split.suits(spec, visibility) {
+        let n_values = visibility.n_rows as usize * spec.n_heads * spec.k_dim;
+        work.reserve_queries(n_values);
+        let q = &mut work.q[..n_values];
+        q.copy_from_slice(&attention.q[..n_values]);
+        attention.prepare(q);
+        let prepared = Attention { q, ..*attention };
         // SAFETY: as the caller promises.
-        return unsafe { split::attend(lead, attention, &mut work.split, scratch) };
+        return unsafe { split::attend(lead, &prepared, &mut work.split, scratch) };
     }
     work.divide(spec, visibility);
     let (kv_heads, blocks) = (spec.kv_heads, &work.blocks);
@@ -218,6 +239,8 @@ impl Scratch {
         grow(&mut self.out, n * spec.v_dim);
         grow(&mut self.all_out, n * spec.v_dim);
         self.k.resize(self.k.len().max(spec.k_dim), [0.0; TILE]);
+        let n_blocks = self.q_blocks.len().max(n * spec.k_dim / BLOCK);
+        self.q_blocks.resize(n_blocks, QueryBlock::default());
         self.weights.resize(self.weights.len().max(n), [0.0; TILE]);
         for softmax in [&mut self.softmax, &mut self.all_softmax] {
             softmax.resize(softmax.len().max(n), Softmax::EMPTY);
@@ -282,7 +305,9 @@ impl Attention<'_> {
         };
         let (heads, v_dim) = (heads_per_kv(&self.spec), self.spec.v_dim);
         let n = heads * block.len;
-        self.gather_queries(&rows, scratch);
+        let q = &mut scratch.q[..n * self.spec.k_dim];
+        self.gather_queries(&rows, q);
+        self.prepare(q);
         scratch.begin(n, v_dim);
         for query in 0..n {
             scratch.all_softmax[query] = self.before_all(kv_head * heads + query % heads);
@@ -305,10 +330,10 @@ impl Attention<'_> {
     }
 
     /// All heads of one key/value head for some rows, of which each sees the cells of `group` within
-    /// `span`; the results are [`Scratch::partial`].
+    /// `span`; the results are [`Scratch::partial`]. Queries are prepared.
     fn span(&self, group: &VisibleGroup, rows: &Rows<'_>, span: PosRange, scratch: &mut Scratch) {
-        self.gather_queries(rows, scratch);
         let n = heads_per_kv(&self.spec) * rows.numbers.len();
+        self.gather_queries(rows, &mut scratch.q[..n * self.spec.k_dim]);
         scratch.begin(n, self.spec.v_dim);
         self.walk(group, rows, span, scratch);
     }
@@ -321,16 +346,19 @@ impl Attention<'_> {
         self.stored[1].shape.rotation.apply(out);
     }
 
-    /// Queries, scaled: their products with keys are the scores.
-    fn gather_queries(&self, rows: &Rows<'_>, scratch: &mut Scratch) {
+    /// Rotates queries as keys were, and scales them: their products with keys are the scores.
+    fn prepare(&self, q: &mut [f32]) {
+        // Products with rotated keys are those of the keys themselves.
+        self.stored[0].shape.rotation.apply(q);
+        (self.kernels.scale)(q, self.spec.scale);
+    }
+
+    /// The queries of some rows, one after the other.
+    fn gather_queries(&self, rows: &Rows<'_>, q: &mut [f32]) {
         let width = heads_per_kv(&self.spec) * self.spec.k_dim;
-        for (at, &row) in rows.numbers.iter().enumerate() {
+        for (to, &row) in q.chunks_exact_mut(width.max(1)).zip(rows.numbers) {
             let start = (row as usize * self.spec.kv_heads + rows.kv_head) * width;
-            let to = &mut scratch.q[at * width..][..width];
             to.copy_from_slice(&self.q[start..start + width]);
-            // Products with rotated keys are those of the keys themselves.
-            self.stored[0].shape.rotation.apply(to);
-            (self.kernels.scale)(to, self.spec.scale);
         }
     }
 
@@ -347,6 +375,11 @@ impl Attention<'_> {
         }
         let n = heads_per_kv(&self.spec) * rows.numbers.len();
         let heads = [0, 1].map(|kind| self.stored[kind].heads(rows.kv_head));
+        if let Some((quantise, _)) = self.decoders[0].byte_scores(&heads[0], self.spec.k_dim) {
+            let n_values = n * self.spec.k_dim;
+            let blocks = &mut scratch.q_blocks[..n_values / BLOCK];
+            quantise(&scratch.q[..n_values], blocks);
+        }
         let mut tiles = Tiles::new(&group.runs, all);
         let (mut tile, mut next) = (Tile::default(), Tile::default());
         let mut more = tiles.next_into(&mut tile);
@@ -409,9 +442,14 @@ impl Attention<'_> {
         let AttendSpec { k_dim, v_dim, .. } = self.spec;
         let heads = heads_per_kv(&self.spec);
         let n = heads * rows.limits.len();
-        self.keys((tile, stored), scratch);
-        let (q, k) = (&scratch.q[..n * k_dim], &scratch.k[..k_dim]);
-        (self.tiles.scores)(q, k, &mut scratch.weights[..n], ahead);
+        if let Some((_, scores)) = self.decoders[0].byte_scores(&stored[0], k_dim) {
+            let q = &scratch.q_blocks[..n * k_dim / BLOCK];
+            scores(q, (&stored[0], tile), &mut scratch.weights[..n], ahead);
+        } else {
+            self.keys((tile, stored), scratch);
+            let (q, k) = (&scratch.q[..n * k_dim], &scratch.k[..k_dim]);
+            (self.tiles.scores)(q, k, &mut scratch.weights[..n], ahead);
+        }
         let add = self.decoders[1].adds(&stored[1], (v_dim, n));
         if add.is_none() {
             let Scratch { row, v, .. } = scratch;

@@ -19,7 +19,7 @@ use crate::team::Lead;
 use crate::values::SharedValues;
 
 /// Rows up to which spans are tasks: prompts of more have tasks enough.
-const MAX_ROWS: usize = 64;
+pub(super) const MAX_ROWS: usize = 64;
 /// Query vectors that are attended together: what a tile is read for once.
 pub(super) const QUERIES: usize = 128;
 /// Values of all partial results of a round.
@@ -287,7 +287,7 @@ impl Parts<'_> {
 /// Attention of all rows by spans.
 ///
 /// # Safety
-/// The visibility is sound for the queries and the stored cells, and `split` suits it.
+/// The visibility is sound for the queries, which are prepared, and the stored cells; `split` suits it.
 pub(super) unsafe fn attend(
     lead: &mut Lead<'_>,
     attention: &Attention<'_>,
