@@ -15,7 +15,8 @@ use crate::kernels::exp::{LEAST, LN_2, SERIES};
 
 /// Queries whose scores are summed at once: two sums each.
 const QUERIES: usize = 8;
-/// Queries and registers of columns whose outputs are summed at once.
+/// Queries and registers of columns whose outputs are summed at once: half as many columns of up to
+/// [`QUERIES`].
 const ROWS: usize = 4;
 const WIDE: usize = 4;
 /// Numbers of a register.
@@ -239,7 +240,7 @@ unsafe fn accumulate_all<V: Values>(
     let v_dim = out.len() / weights.len().max(1);
     while !weights.is_empty() {
         let n = match weights.len() {
-            left @ 5..=6 => left.div_ceil(2),
+            left @ ROWS..=QUERIES => left,
             left => left.min(ROWS),
         };
         let (now, later) = weights.split_at(n);
@@ -248,6 +249,10 @@ unsafe fn accumulate_all<V: Values>(
         // SAFETY: as the caller promises.
         unsafe {
             match n {
+                8 => accumulate_of::<8, V>(out_now, now, of_cells, ahead),
+                7 => accumulate_of::<7, V>(out_now, now, of_cells, ahead),
+                6 => accumulate_of::<6, V>(out_now, now, of_cells, ahead),
+                5 => accumulate_of::<5, V>(out_now, now, of_cells, ahead),
                 4 => accumulate_of::<4, V>(out_now, now, of_cells, ahead),
                 3 => accumulate_of::<3, V>(out_now, now, of_cells, ahead),
                 2 => accumulate_of::<2, V>(out_now, now, of_cells, ahead),
@@ -269,11 +274,13 @@ unsafe fn accumulate_of<const N: usize, V: Values>(
     ahead: &mut Ahead<'_>,
 ) {
     let v_dim = out.len() / N;
-    for at in (0..v_dim).step_by(WIDE * LANES) {
+    // As many sums as there are registers for.
+    let wide = if N > ROWS { WIDE / 2 } else { WIDE };
+    for at in (0..v_dim).step_by(wide * LANES) {
         let of_cells = (cells.clone(), values);
         // SAFETY: as the caller promises.
         unsafe {
-            match (v_dim - at).div_ceil(LANES) {
+            match (v_dim - at).div_ceil(LANES).min(wide) {
                 4.. => columns::<N, WIDE, V>((out, at), weights, of_cells, ahead),
                 3 => columns::<N, 3, V>((out, at), weights, of_cells, ahead),
                 2 => columns::<N, 2, V>((out, at), weights, of_cells, ahead),
