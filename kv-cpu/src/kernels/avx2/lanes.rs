@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use crate::kernels::vector::Eight;
+use crate::kernels::vector::{Eight, Vector};
 
 /// AVX2, FMA and F16C are available.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ impl Avx2 {
     }
 }
 
-impl Eight for Avx2 {
+impl Vector<8> for Avx2 {
     type F = __m256;
 
     #[inline(always)]
@@ -110,18 +110,14 @@ impl Eight for Avx2 {
     }
 
     #[inline(always)]
-    fn power_of_two(self, n: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { power_of_two(_mm256_cvtps_epi32(n)) }
-    }
-
-    #[inline(always)]
-    fn two_powers(self, n: __m256) -> [__m256; 2] {
+    fn times_power_of_two(self, x: __m256, n: __m256) -> __m256 {
         // SAFETY: as above.
         unsafe {
             let n = _mm256_cvtps_epi32(n);
             let half = _mm256_srai_epi32::<1>(n);
-            [power_of_two(half), power_of_two(_mm256_sub_epi32(n, half))]
+            // Two factors: neither is subnormal or infinite where the result is not.
+            let x = _mm256_mul_ps(x, power_of_two(half));
+            _mm256_mul_ps(x, power_of_two(_mm256_sub_epi32(n, half)))
         }
     }
 
@@ -129,6 +125,14 @@ impl Eight for Avx2 {
     fn sum(self, x: __m256) -> f32 {
         // SAFETY: as above.
         unsafe { sum(x) }
+    }
+}
+
+impl Eight for Avx2 {
+    #[inline(always)]
+    fn power_of_two(self, n: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { power_of_two(_mm256_cvtps_epi32(n)) }
     }
 
     #[inline(always)]
@@ -149,7 +153,7 @@ fn power_of_two(n: __m256i) -> __m256 {
 /// The sum of all lanes: those four apart first, then two, then one.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn sum(v: __m256) -> f32 {
+pub(in crate::kernels) fn sum(v: __m256) -> f32 {
     let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
     _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))

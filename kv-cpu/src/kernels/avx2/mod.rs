@@ -10,7 +10,7 @@ pub(super) mod beside;
 mod eight;
 mod floats;
 pub(super) mod groups;
-mod lanes;
+pub(super) mod lanes;
 mod multiply;
 mod one_row;
 mod quantize;
@@ -24,6 +24,7 @@ use crate::isa::Isa;
 
 pub(super) const TABLE: Kernels = vector_table!("avx2,fma,f16c", Avx2::new(),
     isa: Isa::Avx2,
+    scan_tile: compiled!("avx2,fma,f16c", Avx2::new(), scan::scan_tile(tile: ScanTile<'_>) -> ()),
     // SAFETY: a table is handed out only where its features are available.
     quantize: |values, row| unsafe { quantize::quantize(values, row) },
     // SAFETY: as above.

@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use half::f16;
 
-use crate::kernels::vector::Eight;
+use crate::kernels::vector::{Eight, Vector};
 
 /// NEON is available.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ macro_rules! each {
     }};
 }
 
-impl Eight for Neon {
+impl Vector<8> for Neon {
     type F = [float32x4_t; 2];
 
     #[inline(always)]
@@ -115,17 +115,13 @@ impl Eight for Neon {
     }
 
     #[inline(always)]
-    fn power_of_two(self, n: Self::F) -> Self::F {
-        let n = each!(vcvtq_s32_f32: n);
-        each!(power_of_two: n)
-    }
-
-    #[inline(always)]
-    fn two_powers(self, n: Self::F) -> [Self::F; 2] {
+    fn times_power_of_two(self, x: Self::F, n: Self::F) -> Self::F {
         let n = each!(vcvtq_s32_f32: n);
         let half = each!(vshrq_n_s32::<1>: n);
         let rest = each!(vsubq_s32: n, half);
-        [each!(power_of_two: half), each!(power_of_two: rest)]
+        // Two factors: neither is subnormal or infinite where the result is not.
+        let (a, b) = (each!(power_of_two: half), each!(power_of_two: rest));
+        self.mul(self.mul(x, a), b)
     }
 
     #[inline(always)]
@@ -136,6 +132,14 @@ impl Eight for Neon {
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
             vaddv_f32(two)
         }
+    }
+}
+
+impl Eight for Neon {
+    #[inline(always)]
+    fn power_of_two(self, n: Self::F) -> Self::F {
+        let n = each!(vcvtq_s32_f32: n);
+        each!(power_of_two: n)
     }
 
     #[inline(always)]

@@ -25,6 +25,7 @@ use crate::isa::Isa;
 
 pub(super) const TABLE: Kernels = vector_table!("neon", Neon::new(),
     isa: Isa::Neon,
+    scan_tile: compiled!("neon", Neon::new(), scan::scan_tile(tile: ScanTile<'_>) -> ()),
     // SAFETY: a table is handed out only where its features are available.
     quantize: |values, row| unsafe { quantize::quantize(values, row) },
     // SAFETY: as above.

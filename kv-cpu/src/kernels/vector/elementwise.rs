@@ -1,28 +1,27 @@
-//! Dot products, sums and conversions, eight values at a time. Knows no function of a real number.
+//! Dot products, sums and conversions, some values at a time. Knows no function of a real number.
 
 use half::f16;
 
-use super::Eight;
+use super::Vector;
 use super::slices::{Stored, map, padded, zip};
 
 #[inline(always)]
-pub(in crate::kernels) fn dot_f32<E: Eight>(e: E, a: &[f32], b: &[f32]) -> f32 {
+pub(in crate::kernels) fn dot_f32<const N: usize, E: Vector<N>>(e: E, a: &[f32], b: &[f32]) -> f32 {
     dot(e, a, b)
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn dot_f16<E: Eight>(e: E, a: &[f32], b: &[f16]) -> f32 {
+pub(in crate::kernels) fn dot_f16<const N: usize, E: Vector<N>>(e: E, a: &[f32], b: &[f16]) -> f32 {
     dot(e, a, b)
 }
 
-/// Four accumulators hide the latency of the additions; what is left after whole groups of 32
-/// values goes to the first.
+/// Four accumulators hide the latency of the additions; what is left after whole groups of four registers goes to the first.
 #[inline(always)]
-fn dot<E: Eight, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
+fn dot<const N: usize, E: Vector<N>, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
     debug_assert_eq!(a.len(), b.len());
     let n = a.len().min(b.len());
-    let (a, a_rest) = a[..n].as_chunks::<8>();
-    let (b, b_rest) = b[..n].as_chunks::<8>();
+    let (a, a_rest) = a[..n].as_chunks::<N>();
+    let (b, b_rest) = b[..n].as_chunks::<N>();
     let (a, a_single) = a.as_chunks::<4>();
     let (b, b_single) = b.as_chunks::<4>();
     let mut acc = [e.splat(0.0); 4];
@@ -43,17 +42,27 @@ fn dot<E: Eight, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn axpy_f32<E: Eight>(e: E, acc: &mut [f32], w: f32, v: &[f32]) {
+pub(in crate::kernels) fn axpy_f32<const N: usize, E: Vector<N>>(
+    e: E,
+    acc: &mut [f32],
+    w: f32,
+    v: &[f32],
+) {
     axpy(e, acc, w, v);
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn axpy_f16<E: Eight>(e: E, acc: &mut [f32], w: f32, v: &[f16]) {
+pub(in crate::kernels) fn axpy_f16<const N: usize, E: Vector<N>>(
+    e: E,
+    acc: &mut [f32],
+    w: f32,
+    v: &[f16],
+) {
     axpy(e, acc, w, v);
 }
 
 #[inline(always)]
-fn axpy<E: Eight, V: Stored>(e: E, acc: &mut [f32], w: f32, v: &[V]) {
+fn axpy<const N: usize, E: Vector<N>, V: Stored>(e: E, acc: &mut [f32], w: f32, v: &[V]) {
     let w = e.splat(w);
     zip(
         e,
@@ -65,7 +74,7 @@ fn axpy<E: Eight, V: Stored>(e: E, acc: &mut [f32], w: f32, v: &[V]) {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn scale<E: Eight>(e: E, x: &mut [f32], factor: f32) {
+pub(in crate::kernels) fn scale<const N: usize, E: Vector<N>>(e: E, x: &mut [f32], factor: f32) {
     let factor = e.splat(factor);
     map(
         e,
@@ -77,7 +86,7 @@ pub(in crate::kernels) fn scale<E: Eight>(e: E, x: &mut [f32], factor: f32) {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn add<E: Eight>(e: E, a: &mut [f32], b: &[f32]) {
+pub(in crate::kernels) fn add<const N: usize, E: Vector<N>>(e: E, a: &mut [f32], b: &[f32]) {
     zip(
         e,
         a,
@@ -88,7 +97,7 @@ pub(in crate::kernels) fn add<E: Eight>(e: E, a: &mut [f32], b: &[f32]) {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn mul<E: Eight>(e: E, a: &mut [f32], b: &[f32]) {
+pub(in crate::kernels) fn mul<const N: usize, E: Vector<N>>(e: E, a: &mut [f32], b: &[f32]) {
     zip(
         e,
         a,
@@ -99,12 +108,17 @@ pub(in crate::kernels) fn mul<E: Eight>(e: E, a: &mut [f32], b: &[f32]) {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn multiply_add<E: Eight>(e: E, acc: &mut [f32], a: &[f32], b: &[f32]) {
+pub(in crate::kernels) fn multiply_add<const N: usize, E: Vector<N>>(
+    e: E,
+    acc: &mut [f32],
+    a: &[f32],
+    b: &[f32],
+) {
     debug_assert!(acc.len() == a.len() && a.len() == b.len());
     let n = acc.len().min(a.len()).min(b.len());
-    let (acc, acc_rest) = acc[..n].as_chunks_mut::<8>();
-    let (a, a_rest) = a[..n].as_chunks::<8>();
-    let (b, b_rest) = b[..n].as_chunks::<8>();
+    let (acc, acc_rest) = acc[..n].as_chunks_mut::<N>();
+    let (a, a_rest) = a[..n].as_chunks::<N>();
+    let (b, b_rest) = b[..n].as_chunks::<N>();
     for ((acc, a), b) in acc.iter_mut().zip(a).zip(b) {
         let sum = e.mul_add(e.load(a), e.load(b), e.load(acc));
         e.store(acc, sum);
@@ -115,21 +129,21 @@ pub(in crate::kernels) fn multiply_add<E: Eight>(e: E, acc: &mut [f32], a: &[f32
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn max<E: Eight>(e: E, x: &[f32]) -> f32 {
-    let (whole, rest) = x.as_chunks::<8>();
+pub(in crate::kernels) fn max<const N: usize, E: Vector<N>>(e: E, x: &[f32]) -> f32 {
+    let (whole, rest) = x.as_chunks::<N>();
     // What is no number gives way to the maximum so far.
     let mut most = e.splat(f32::NEG_INFINITY);
     for x in whole {
         most = e.max(e.load(x), most);
     }
     most = e.max(e.load(&padded(rest, f32::NEG_INFINITY)), most);
-    let mut lanes = [0.0; 8];
+    let mut lanes = [0.0; N];
     e.store(&mut lanes, most);
     lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn rms_norm<E: Eight>(
+pub(in crate::kernels) fn rms_norm<const N: usize, E: Vector<N>>(
     e: E,
     x: &[f32],
     w: &[f32],
@@ -151,21 +165,29 @@ pub(in crate::kernels) fn rms_norm<E: Eight>(
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn f32_to_f16<E: Eight>(e: E, from: &[f32], to: &mut [f16]) {
+pub(in crate::kernels) fn f32_to_f16<const N: usize, E: Vector<N>>(
+    e: E,
+    from: &[f32],
+    to: &mut [f16],
+) {
     debug_assert_eq!(from.len(), to.len());
     let n = from.len().min(to.len());
-    let (from, from_rest) = from[..n].as_chunks::<8>();
-    let (to, to_rest) = to[..n].as_chunks_mut::<8>();
+    let (from, from_rest) = from[..n].as_chunks::<N>();
+    let (to, to_rest) = to[..n].as_chunks_mut::<N>();
     for (from, to) in from.iter().zip(to) {
         e.store_f16(to, e.load(from));
     }
-    let mut last = [f16::ZERO; 8];
+    let mut last = [f16::ZERO; N];
     e.store_f16(&mut last, e.load(&padded(from_rest, 0.0)));
     to_rest.copy_from_slice(&last[..to_rest.len()]);
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn f16_to_f32<E: Eight>(e: E, from: &[f16], to: &mut [f32]) {
+pub(in crate::kernels) fn f16_to_f32<const N: usize, E: Vector<N>>(
+    e: E,
+    from: &[f16],
+    to: &mut [f32],
+) {
     zip(
         e,
         to,

@@ -1,7 +1,7 @@
 //! The exponential and what is made of it: softmax, SiLU, GELU, softplus, soft caps.
 
-use super::Eight;
 use super::slices::{map, zip};
+use super::{Eight, Vector};
 use crate::kernels::exp::{LEAST, LN_2, SERIES};
 use crate::kernels::scalar::{ERFC_FALL, ERFC_TERMS, GELU_CUBIC, GELU_SLOPE};
 
@@ -33,10 +33,10 @@ pub(super) fn exp2<E: Eight>(e: E, x: E::F) -> E::F {
 /// `e^x`, within 2 units in the last place; 0 and infinity beyond the range of `f32`, NaN for NaN.
 ///
 /// `x = n · ln 2 + r` with `|r| ≤ ln 2 / 2`, the Taylor series of `e^r` up to `r^7 / 7!` (the next
-/// term is below 6e-9), and `2^n` in two factors, so that neither leaves the range of `f32` where
+/// term is below 6e-9), and `2^n` in two factors or by an instruction, so that nothing leaves the range of `f32` where
 /// the result is subnormal or just below infinity.
 #[inline(always)]
-fn exp<E: Eight>(e: E, x: E::F) -> E::F {
+fn exp<const N: usize, E: Vector<N>>(e: E, x: E::F) -> E::F {
     let x = e.max(e.splat(LEAST), e.min(e.splat(89.0), x));
     let n = e.round(e.mul(x, e.splat(std::f32::consts::LOG2_E)));
     let r = e.mul_add(n, e.splat(LN_2[0]), x);
@@ -45,19 +45,22 @@ fn exp<E: Eight>(e: E, x: E::F) -> E::F {
     for c in &SERIES[1..] {
         p = e.mul_add(p, r, e.splat(*c));
     }
-    let [a, b] = e.two_powers(n);
-    e.mul(e.mul(p, a), b)
+    e.times_power_of_two(p, n)
 }
 
 /// `x / (1 + e^−y)`.
 #[inline(always)]
-fn times_sigmoid<E: Eight>(e: E, x: E::F, y: E::F) -> E::F {
+fn times_sigmoid<const N: usize, E: Vector<N>>(e: E, x: E::F, y: E::F) -> E::F {
     let power = exp(e, e.sub(e.splat(0.0), y));
     e.div(x, e.add(e.splat(1.0), power))
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn exp_sum<E: Eight>(e: E, x: &mut [f32], max: f32) -> f32 {
+pub(in crate::kernels) fn exp_sum<const N: usize, E: Vector<N>>(
+    e: E,
+    x: &mut [f32],
+    max: f32,
+) -> f32 {
     let max = e.splat(max);
     let mut total = e.splat(0.0);
     map(
@@ -76,7 +79,7 @@ pub(in crate::kernels) fn exp_sum<E: Eight>(e: E, x: &mut [f32], max: f32) -> f3
 
 /// `tanh(y) = 1 − 2 / (e^2y + 1)`.
 #[inline(always)]
-pub(in crate::kernels) fn soft_cap<E: Eight>(e: E, x: &mut [f32], cap: f32) {
+pub(in crate::kernels) fn soft_cap<const N: usize, E: Vector<N>>(e: E, x: &mut [f32], cap: f32) {
     let (one, cap) = (e.splat(1.0), e.splat(cap));
     map(
         e,
@@ -93,7 +96,11 @@ pub(in crate::kernels) fn soft_cap<E: Eight>(e: E, x: &mut [f32], cap: f32) {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn silu_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32]) {
+pub(in crate::kernels) fn silu_mul<const N: usize, E: Vector<N>>(
+    e: E,
+    gate: &mut [f32],
+    up: &[f32],
+) {
     zip(
         e,
         gate,
@@ -104,7 +111,11 @@ pub(in crate::kernels) fn silu_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32])
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn gelu_tanh_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32]) {
+pub(in crate::kernels) fn gelu_tanh_mul<const N: usize, E: Vector<N>>(
+    e: E,
+    gate: &mut [f32],
+    up: &[f32],
+) {
     let (slope, cubic) = (e.splat(GELU_SLOPE), e.splat(GELU_CUBIC));
     zip(
         e,
@@ -121,7 +132,11 @@ pub(in crate::kernels) fn gelu_tanh_mul<E: Eight>(e: E, gate: &mut [f32], up: &[
 
 /// The scalar kernel's formula.
 #[inline(always)]
-pub(in crate::kernels) fn gelu_erf_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f32]) {
+pub(in crate::kernels) fn gelu_erf_mul<const N: usize, E: Vector<N>>(
+    e: E,
+    gate: &mut [f32],
+    up: &[f32],
+) {
     zip(
         e,
         gate,
@@ -147,7 +162,7 @@ pub(in crate::kernels) fn gelu_erf_mul<E: Eight>(e: E, gate: &mut [f32], up: &[f
 /// `max(x, 0) + ln(1 + t)` with `t = e^-|x|`, and `ln(1 + t) = 2 artanh(z)` with `z = t / (2 + t)`,
 /// which is at most 1/3, so that seven terms of its series suffice (the next is below 2e-8).
 #[inline(always)]
-pub(in crate::kernels) fn softplus<E: Eight>(e: E, x: &mut [f32]) {
+pub(in crate::kernels) fn softplus<const N: usize, E: Vector<N>>(e: E, x: &mut [f32]) {
     map(
         e,
         x,

@@ -1,19 +1,19 @@
-//! Loops over slices, eight values at a time. Knows no operation.
+//! Loops over slices, some values at a time. Knows no operation.
 
 use half::f16;
 
-use super::Eight;
+use super::Vector;
 
 /// A way of storing numbers that become lanes.
 pub(super) trait Stored: Copy + Default {
-    fn load<E: Eight>(e: E, from: &[Self; 8]) -> E::F;
+    fn load<const N: usize, E: Vector<N>>(e: E, from: &[Self; N]) -> E::F;
 }
 
 macro_rules! stored {
     ($($name:ident: $load:ident;)+) => {
         $(impl Stored for $name {
             #[inline(always)]
-            fn load<E: Eight>(e: E, from: &[Self; 8]) -> E::F {
+            fn load<const N: usize, E: Vector<N>>(e: E, from: &[Self; N]) -> E::F {
                 e.$load(from)
             }
         })+
@@ -25,10 +25,10 @@ stored! {
     f16: load_f16;
 }
 
-/// The first `x.len()` (at most eight) values, then `fill`.
+/// The first `x.len()` (at most `N`) values, then `fill`.
 #[inline(always)]
-pub(super) fn padded<A: Copy>(x: &[A], fill: A) -> [A; 8] {
-    let mut all = [fill; 8];
+pub(super) fn padded<const N: usize, A: Copy>(x: &[A], fill: A) -> [A; N] {
+    let mut all = [fill; N];
     for (all, x) in all.iter_mut().zip(x) {
         *all = *x;
     }
@@ -37,8 +37,13 @@ pub(super) fn padded<A: Copy>(x: &[A], fill: A) -> [A; 8] {
 
 /// `x[i] = f(x[i])`; lanes beyond the end are `fill`.
 #[inline(always)]
-pub(super) fn map<E: Eight>(e: E, x: &mut [f32], fill: f32, mut f: impl FnMut(E::F) -> E::F) {
-    let (whole, rest) = x.as_chunks_mut::<8>();
+pub(super) fn map<const N: usize, E: Vector<N>>(
+    e: E,
+    x: &mut [f32],
+    fill: f32,
+    mut f: impl FnMut(E::F) -> E::F,
+) {
+    let (whole, rest) = x.as_chunks_mut::<N>();
     for x in whole {
         let result = f(e.load(x));
         e.store(x, result);
@@ -53,7 +58,7 @@ pub(super) fn map<E: Eight>(e: E, x: &mut [f32], fill: f32, mut f: impl FnMut(E:
 
 /// `a[i] = f(a[i], b[i])`.
 #[inline(always)]
-pub(super) fn zip<E: Eight, B: Stored>(
+pub(super) fn zip<const N: usize, E: Vector<N>, B: Stored>(
     e: E,
     a: &mut [f32],
     b: &[B],
@@ -61,8 +66,8 @@ pub(super) fn zip<E: Eight, B: Stored>(
 ) {
     debug_assert_eq!(a.len(), b.len());
     let n = a.len().min(b.len());
-    let (a, a_rest) = a[..n].as_chunks_mut::<8>();
-    let (b, b_rest) = b[..n].as_chunks::<8>();
+    let (a, a_rest) = a[..n].as_chunks_mut::<N>();
+    let (b, b_rest) = b[..n].as_chunks::<N>();
     for (a, b) in a.iter_mut().zip(b) {
         let result = f(e.load(a), B::load(e, b));
         e.store(a, result);
