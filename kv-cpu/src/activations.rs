@@ -278,7 +278,30 @@ pub(crate) struct Int8RowMut<'a> {
     pub(crate) int_half_sums: &'a mut [[i16; 2]],
 }
 
+/// Four neighbouring blocks of a row.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct FourBlocksMut<'a> {
+    pub(crate) quants: &'a mut [[i8; BLOCK]; 4],
+    pub(crate) scales: &'a mut [f32; 4],
+    pub(crate) sums: &'a mut [f32; 4],
+    pub(crate) int_sums: &'a mut [i16; 4],
+    pub(crate) int_half_sums: &'a mut [[i16; 2]; 4],
+}
+
 impl Int8RowMut<'_> {
+    /// The blocks from `first` on, where there are four.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    pub(crate) fn four(&mut self, first: usize) -> Option<FourBlocksMut<'_>> {
+        Some(FourBlocksMut {
+            quants: self.quants.get_mut(first..)?.first_chunk_mut()?,
+            scales: self.scales.get_mut(first..)?.first_chunk_mut()?,
+            sums: self.sums.get_mut(first..)?.first_chunk_mut()?,
+            int_sums: self.int_sums.get_mut(first..)?.first_chunk_mut()?,
+            int_half_sums: self.int_half_sums.get_mut(first..)?.first_chunk_mut()?,
+        })
+    }
+
     /// Writes the scale of block `b` and the sums that follow from it and from the sums of the
     /// halves' quants.
     #[inline]

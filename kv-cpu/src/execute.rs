@@ -135,7 +135,11 @@ impl Run<'_> {
                     matrix.row(kernels, ids[row] as usize, values)
                 })
             }
-            Step::Linear { x, products } => self.linear(*x, products),
+            Step::Linear {
+                x,
+                before,
+                products,
+            } => self.linear((*x, before), products),
             Step::RmsNorm {
                 x,
                 gain,

@@ -14,7 +14,7 @@ use crate::attend::{Scratch, Work};
 use crate::execute::{Angles, Run};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
-use crate::plan::{PlainStep, Plan, Step};
+use crate::plan::{Before, PlainStep, Plan, Step};
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
 use crate::validate;
@@ -69,7 +69,14 @@ impl CpuProgram {
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
             match step {
-                Step::Linear { x, products } => {
+                Step::Linear {
+                    x,
+                    before,
+                    products,
+                } => {
+                    if !matches!(before, Before::Nothing) {
+                        scratch.iter_mut().for_each(|s| s.reserve_row(x.width));
+                    }
                     for int8 in &mut int8 {
                         let kind = int8.kind();
                         if products.iter().any(|p| p.matrix.activation_kind() == kind) {

@@ -7,11 +7,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use kv_core::backend::Backend;
-use kv_core::block::{BlockFormat, quantize};
-use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
+use kv_core::block::BlockFormat;
+use kv_core::contract::{Scene, Token, in_blocks, tiny_llama, tiny_weights};
 use kv_core::graph::{GraphOutputs, GraphShape};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_core::weights::WeightSource;
 use kv_core::{KvType, Window};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
@@ -50,18 +50,7 @@ fn quantised() -> Arc<dyn WeightSource> {
         }),
         7,
     );
-    let mut weights = MemoryWeights::new();
-    for name in plain.names() {
-        let weight = plain.get(&name).unwrap();
-        if weight.shape().len() == 1 {
-            weights.insert(weight);
-            continue;
-        }
-        let bytes = quantize(BlockFormat::Q8_0, &weight.to_f32()).unwrap();
-        let shape = weight.shape().to_vec();
-        weights.insert(Weight::new(name, shape, BlockFormat::Q8_0, bytes.into()).unwrap());
-    }
-    Arc::new(weights)
+    in_blocks(&*plain, BlockFormat::Q8_0)
 }
 
 /// `n` tokens of one text, whose cells are `first_cell + pos * stride`.

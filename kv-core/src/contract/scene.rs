@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use super::Random;
+use crate::block::{BlockFormat, quantize};
 use crate::graph::{
     Activation, AttendSpec, BatchVisibility, Graph, GraphBuilder, GraphInputs, GraphShape, Input,
     PartInputs, StateGroup,
 };
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
-use crate::weights::{MemoryWeights, WeightSource};
+use crate::weights::{MemoryWeights, Weight, WeightSource};
 use crate::{
     Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility,
     VisibleGroup, Window,
@@ -275,6 +276,22 @@ pub fn tiny_llama(shape: GraphShape) -> Graph {
 /// Random `F32` weights for every weight that `graph` names.
 pub fn tiny_weights(graph: &Graph, seed: u64) -> Arc<dyn WeightSource> {
     Arc::new(memory_weights(graph, seed))
+}
+
+/// The same weights with their matrices in blocks of `format`.
+pub fn in_blocks(plain: &dyn WeightSource, format: BlockFormat) -> Arc<dyn WeightSource> {
+    let mut weights = MemoryWeights::new();
+    for name in plain.names() {
+        let weight = plain.get(&name).unwrap();
+        if weight.shape().len() == 1 {
+            weights.insert(weight);
+            continue;
+        }
+        let bytes = quantize(format, &weight.to_f32()).unwrap();
+        let shape = weight.shape().to_vec();
+        weights.insert(Weight::new(name, shape, format, bytes.into()).unwrap());
+    }
+    Arc::new(weights)
 }
 
 pub(super) fn memory_weights(graph: &Graph, seed: u64) -> MemoryWeights {

@@ -249,8 +249,17 @@ impl Scratch {
 
     /// Makes room for whole rows of a layer, as plain attention reads them.
     pub(crate) fn reserve_rows(&mut self, layer: &LayerRows) {
-        let len = layer.k.len().max(layer.v.len());
+        self.reserve_row(layer.k.len().max(layer.v.len()));
+    }
+
+    /// Makes room for [`Scratch::row`] of so many values.
+    pub(crate) fn reserve_row(&mut self, len: usize) {
         self.row.resize(self.row.len().max(len), 0.0);
+    }
+
+    /// Room for one row, for whoever computes one.
+    pub(crate) fn row(&mut self, len: usize) -> &mut [f32] {
+        &mut self.row[..len]
     }
 
     /// Begins a span for `n` queries.

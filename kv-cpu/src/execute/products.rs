@@ -4,6 +4,7 @@
 //! task reads them. Does not know how weights are stored or multiplied: that is [`Matrix`]'s.
 
 use std::ops::Range;
+use std::sync::PoisonError;
 
 use kv_core::backend::BackendError;
 
@@ -11,10 +12,10 @@ use crate::activations::{ActivationKind, Activations};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
-use crate::plan::{Buf, Product, Step};
+use crate::plan::{Before, Buf, Product, Step};
 use crate::values::Frame;
 
-use super::{ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, piece};
+use super::{ChangeBy, ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, gate, piece};
 
 /// What [`ROWS_STEP`] is for one token, for several, whose kernels take so many rows at a time.
 const PANEL_STEP: usize = 32;
@@ -27,11 +28,19 @@ const MOST_BYTES_PER_TASK: usize = 256 * 1024;
 /// Tokens whose multiplication takes about as long as reading the weights from memory.
 const TOKENS_PER_READ: usize = 16;
 
+/// [`Before`], with what it reads.
+#[derive(Clone, Copy)]
+enum RowBefore<'a> {
+    Nothing,
+    RmsNorm(&'a [f32], f32),
+    Gate(ChangeBy, &'a [f32]),
+}
+
 impl Run<'_> {
     /// Lets whoever waits ask for the weights that are multiplied next.
     pub(crate) fn ask_for_first_of(&self, steps: &[Step<Buf>]) {
         let first = steps.iter().find_map(|step| match step {
-            Step::Linear { x, products } => products.first().map(|p| (&p.matrix, x.rows)),
+            Step::Linear { x, products, .. } => products.first().map(|p| (&p.matrix, x.rows)),
             _ => None,
         });
         if let Some((matrix, n_tokens)) = first {
@@ -40,32 +49,74 @@ impl Run<'_> {
         }
     }
 
-    /// All products of the same rows: the rows are prepared once, then tasks take pieces of the
-    /// matrices.
-    pub(super) fn linear(&mut self, x: Buf, products: &[Product<Buf>]) -> Result<(), BackendError> {
-        if x.rows == 0 {
+    /// Prepares rows for every kind of products that is not of floats, in one go.
+    fn prepare(
+        &mut self,
+        (x, before): (Buf, &Before<Buf>),
+        products: &[Product<Buf>],
+    ) -> Result<(), BackendError> {
+        let is_wanted = |kind| products.iter().any(|p| p.matrix.activation_kind() == kind);
+        let shared = self.int8.each_mut().map(|int8| {
+            is_wanted(int8.kind()).then(|| {
+                int8.reshape(x.rows, x.width);
+                int8.shared()
+            })
+        });
+        if shared.iter().all(Option::is_none) {
             return Ok(());
         }
         // SAFETY: the plan lets no step write what it reads.
+        let read = |buf: Buf| unsafe { self.frame.read(buf) };
+        let (values, kernels, scratch) = (read(x), self.kernels, self.scratch);
+        let before = match before {
+            Before::Nothing => RowBefore::Nothing,
+            Before::RmsNorm { gain, eps } => RowBefore::RmsNorm(gain, *eps),
+            Before::Gate(activation, y) => RowBefore::Gate(gate(kernels, *activation)?, read(*y)),
+        };
+        let per_task = (VALUES_PER_TASK / x.width.max(1)).max(1);
+        self.lead.each(x.rows.div_ceil(per_task), &|thread, task| {
+            let mut scratch = scratch[thread]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            for row in piece(task, per_task, x.rows) {
+                let range = row * x.width..(row + 1) * x.width;
+                let values = match before {
+                    RowBefore::Nothing => &values[range],
+                    RowBefore::RmsNorm(gain, eps) => {
+                        let to = scratch.row(x.width);
+                        (kernels.rms_norm)(&values[range], gain, eps, to);
+                        to
+                    }
+                    RowBefore::Gate(gate, other) => {
+                        let to = scratch.row(x.width);
+                        to.copy_from_slice(&values[range.clone()]);
+                        gate(to, &other[range]);
+                        to
+                    }
+                };
+                for shared in shared.iter().flatten() {
+                    // SAFETY: each row belongs to one task, and nobody reads before all are done.
+                    unsafe { shared.prepare_row(kernels, row, values) };
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// All products of the same rows: the rows are prepared once, then tasks take pieces of the
+    /// matrices.
+    pub(super) fn linear(
+        &mut self,
+        (x, before): (Buf, &Before<Buf>),
+        products: &[Product<Buf>],
+    ) -> Result<(), BackendError> {
+        if x.rows == 0 {
+            return Ok(());
+        }
+        self.prepare((x, before), products)?;
+        // SAFETY: the plan lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;
-        for int8 in self.int8.iter_mut() {
-            let kind = int8.kind();
-            if !products.iter().any(|p| p.matrix.activation_kind() == kind) {
-                continue;
-            }
-            int8.reshape(x.rows, x.width);
-            let shared = int8.shared();
-            let per_task = (VALUES_PER_TASK / x.width.max(1)).max(1);
-            self.lead.each(x.rows.div_ceil(per_task), &|_, task| {
-                for row in piece(task, per_task, x.rows) {
-                    let row_values = &values[row * x.width..(row + 1) * x.width];
-                    // SAFETY: each row belongs to one task, and nobody reads before all are done.
-                    unsafe { shared.prepare_row(kernels, row, row_values) };
-                }
-                Ok(())
-            })?;
-        }
         let [blocks, long] = &*self.int8;
         let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
         let frame = self.frame;

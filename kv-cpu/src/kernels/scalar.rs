@@ -186,10 +186,12 @@ pub(super) struct Steps {
 }
 
 impl Steps {
+    /// A largest magnitude below this is none: the step would not be a normal number.
+    pub(super) const SMALLEST: f32 = 127.0 * f32::MIN_POSITIVE;
+
     /// For a block whose largest magnitude is `largest` (NaN if any is).
     pub(super) fn of(largest: f32) -> Self {
-        const SMALLEST: f32 = 127.0 * f32::MIN_POSITIVE;
-        if largest < SMALLEST {
+        if largest < Self::SMALLEST {
             return Self {
                 scale: 0.0,
                 inverse: 0.0,

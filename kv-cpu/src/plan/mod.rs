@@ -1,7 +1,7 @@
 //! A graph becomes a list of steps with resolved weights and buffers in one arena.
 //!
 //! Three passes: [`resolve`] checks operands, weights and rows and makes symbolic steps (fusing
-//! matrices of one input and residual sums); [`place`] gives every value its buffer by liveness.
+//! matrices of one input, norms and gates before them and residual sums after); [`place`] gives every value its buffer by liveness.
 //! Invariant: what a step writes overlaps nothing that it reads, and nothing that a later step
 //! reads. Knows nothing of threads or of how steps are computed.
 
@@ -59,6 +59,17 @@ pub(crate) struct Product<V> {
     pub(crate) out: V,
 }
 
+/// How rows become what matrices are multiplied with, where nothing else reads the result.
+#[derive(Clone, Debug)]
+pub(crate) enum Before<V> {
+    /// They are.
+    Nothing,
+    /// The norm of whole rows.
+    RmsNorm { gain: Arc<[f32]>, eps: f32 },
+    /// Gated by the other.
+    Gate(Activation, V),
+}
+
 /// An operation that changes values in place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<V> {
@@ -95,6 +106,7 @@ pub(crate) enum Step<V> {
     },
     Linear {
         x: V,
+        before: Before<V>,
         products: Vec<Product<V>>,
     },
     /// The norm of every `dim` values, with gains that begin again after the last.

@@ -135,16 +135,30 @@ impl Placer<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kv_core::KvType;
     use kv_core::backend::CustomOps;
-    use kv_core::contract::{tiny_llama, tiny_weights};
+    use kv_core::block::BlockFormat;
+    use kv_core::contract::{in_blocks, tiny_llama, tiny_weights};
     use kv_core::graph::GraphShape;
     use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+    use kv_core::weights::WeightSource;
 
     use super::*;
+    use crate::activations::ActivationKind;
+    use crate::plan::Before;
     use crate::weights::{ActivationChoice, CpuWeights};
 
     fn plan(n_tokens: usize, n_outputs: usize) -> Plan {
+        plan_with(n_tokens, n_outputs, |weights| weights)
+    }
+
+    fn plan_with(
+        n_tokens: usize,
+        n_outputs: usize,
+        change: impl Fn(Arc<dyn WeightSource>) -> Arc<dyn WeightSource>,
+    ) -> Plan {
         let graph = tiny_llama(GraphShape {
             n_tokens,
             n_outputs,
@@ -159,8 +173,8 @@ mod tests {
         let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
         let weights = CpuWeights::new(
-            tiny_weights(&graph, 1),
-            ActivationChoice::Auto,
+            change(tiny_weights(&graph, 1)),
+            ActivationChoice::Always(ActivationKind::Int8),
             CustomOps::new(),
         );
         Plan::new(&graph, &weights, &layout).unwrap()
@@ -240,5 +254,36 @@ mod tests {
             .collect();
         let layer = [(3, 0), (1, 1), (2, 0), (1, 1)];
         assert_eq!(linears, [&layer[..], &layer[..], &[(1, 0)]].concat());
+    }
+
+    /// Norms and gates become part of the matrices after them where rows are rounded, and steps of their
+    /// own where somebody reads them as they are.
+    #[test]
+    fn norms_and_gates_are_done_while_rows_are_rounded() {
+        let count = |plan: &Plan| {
+            let mut n = [0; 4];
+            for step in &plan.steps {
+                match step {
+                    Step::RmsNorm { .. } => n[0] += 1,
+                    Step::Linear { before, .. } => match before {
+                        Before::RmsNorm { .. } => n[1] += 1,
+                        Before::Gate(..) => n[2] += 1,
+                        Before::Nothing => n[3] += 1,
+                    },
+                    _ => {}
+                }
+            }
+            n
+        };
+        // Of two layers: norms before attention and feed-forward, gates before the last matrix, and
+        // attention's result as it is; then the output.
+        assert_eq!(
+            count(&plan_with(3, 1, |plain| in_blocks(
+                &*plain,
+                BlockFormat::Q8_0
+            ))),
+            [0, 5, 2, 2]
+        );
+        assert_eq!(count(&plan(3, 1)), [5, 0, 0, 9]);
     }
 }

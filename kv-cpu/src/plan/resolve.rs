@@ -1,5 +1,6 @@
 //! Nodes become symbolic steps: operands are checked and followed through reshapes, weights are
-//! looked up, matrices that multiply the same rows are gathered, residual sums are fused.
+//! looked up, matrices that multiply the same rows are gathered, norms and gates before them and residual
+//! sums after are fused.
 //!
 //! All of it is neutral to the bits of the result: the same values are added in the same order.
 
@@ -7,6 +8,7 @@ mod attend;
 mod curves;
 mod custom;
 mod experts;
+mod linear;
 mod recurrent;
 mod split;
 
@@ -20,7 +22,7 @@ use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::weights::Weight;
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{Change, Needs, PartNeeds, Product, RopeTable, Step};
+use super::{Change, Needs, PartNeeds, RopeTable, Step};
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
 
@@ -308,95 +310,6 @@ impl<'a> Resolver<'a> {
                 parts.len() - 1
             });
         &mut parts[at]
-    }
-
-    /// The step of a matrix and of all later ones on the same rows.
-    fn linear(&mut self, id: NodeId, node: &'a Node) -> Result<(), BackendError> {
-        let x = self.operand(node, 0)?;
-        let graph = self.graph;
-        let mut products = self.products(id, node, x)?;
-        for (at, later) in graph.nodes().iter().enumerate().skip(id.as_usize() + 1) {
-            let later_id = NodeId(u32::try_from(at).unwrap_or(u32::MAX));
-            let is_linear = matches!(later.op, Op::Linear { .. });
-            let same = later.operands.first().and_then(|o| self.stands_for.get(o)) == Some(&x);
-            if is_linear && same && !self.finished.contains(&later_id) {
-                products.extend(self.products(later_id, later, x)?);
-            }
-        }
-        self.out.steps.push(Step::Linear { x, products });
-        Ok(())
-    }
-
-    /// The product of a matrix, or one for each part of it that is read.
-    fn products(
-        &mut self,
-        id: NodeId,
-        node: &'a Node,
-        x: Value,
-    ) -> Result<Vec<Product<Value>>, BackendError> {
-        let Op::Linear { weight, bias } = &node.op else {
-            return Err(unsupported(node));
-        };
-        let &[n, n_out] = &*node.shape else {
-            return Err(unsupported(node));
-        };
-        let (rows, n_in) = x.shape(self.graph);
-        if rows != n {
-            return Err(unsupported(node));
-        }
-        let matrix = self.matrix(weight, node, Some([n_out, n_in]))?;
-        let bias = bias.as_ref().map(|b| self.vector(b, node)).transpose()?;
-        if bias.as_ref().is_some_and(|b| b.len() != n_out) {
-            return Err(unsupported(node));
-        }
-        let parts = self.split(id, (&matrix, bias.as_ref()), node)?;
-        if !parts.is_empty() {
-            return Ok(parts);
-        }
-        self.finished.insert(id);
-        let (residual, out) = match self.sum_of(id) {
-            Some((sum, residual)) => {
-                self.finished.insert(sum);
-                self.stands_for.insert(sum, Value::Node(sum));
-                (Some(residual), Value::Node(sum))
-            }
-            None => (None, Value::Node(id)),
-        };
-        self.stands_for.insert(id, out);
-        let product = Product {
-            matrix,
-            bias,
-            residual,
-            out,
-        };
-        Ok(vec![product])
-    }
-
-    /// The sum that alone uses the product `id`, and what is added: known already, and itself no
-    /// part of the product's step.
-    fn sum_of(&self, id: NodeId) -> Option<(NodeId, Value)> {
-        if self.n_uses.get(&id) != Some(&1) {
-            return None;
-        }
-        let nodes = self
-            .graph
-            .nodes()
-            .iter()
-            .enumerate()
-            .skip(id.as_usize() + 1);
-        let (at, sum) = nodes.into_iter().find(|(_, n)| n.operands.contains(&id))?;
-        let (&[a, b], Op::Add) = (&*sum.operands, &sum.op) else {
-            return None;
-        };
-        let other = if a == id { b } else { a };
-        let residual = *self.stands_for.get(&other)?;
-        let known = match residual {
-            Value::Embeddings(_) => true,
-            value => self.out.steps.iter().any(|s| s.values().1.contains(&value)),
-        };
-        let same = self.graph.node(id).map(|n| &n.shape) == Some(&sum.shape)
-            && residual.len(self.graph) == sum.n_values();
-        (known && same).then_some((NodeId(u32::try_from(at).ok()?), residual))
     }
 
     fn store(&mut self, node: &Node, layer: LayerIdx) -> Result<Step<Value>, BackendError> {

@@ -1,6 +1,6 @@
 //! Which values a step reads and which it writes, said once: [`Step::map`] visits them all.
 
-use super::{Change, Product, Step};
+use super::{Before, Change, Product, Step};
 
 /// What a step does with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +60,17 @@ impl<V: Copy> Step<V> {
                 added,
                 out: f(Write, out),
             },
-            Self::Linear { x, products } => Step::Linear {
+            Self::Linear {
+                x,
+                before,
+                products,
+            } => Step::Linear {
                 x: f(Read, x),
+                before: match before {
+                    Before::Nothing => Before::Nothing,
+                    Before::RmsNorm { gain, eps } => Before::RmsNorm { gain, eps },
+                    Before::Gate(activation, y) => Before::Gate(activation, f(Read, y)),
+                },
                 products: products
                     .into_iter()
                     .map(|p| Product {
