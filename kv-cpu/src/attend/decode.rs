@@ -1,7 +1,8 @@
 //! [`Decoder`]: stored values of a head as `f32`, for every type of rows and instruction set.
 //!
 //! Invariant: every value has the very bits that [`KvType::decode_row`] gives it, which is what plain
-//! code uses, whether rows are decoded, turned or added as they are stored. Knows nothing of queries.
+//! code uses, whether rows are decoded, turned or added as they are stored. Where scores are computed from
+//! stored bytes it is queries that are rounded ([`super::bytes`]). Knows nothing else of queries.
 
 use std::ops::Range;
 
