@@ -156,7 +156,13 @@ mod tests {
         });
         let room = (step.recent.capacity(), step.counts.capacity());
         (0..10_000).for_each(|t| step.accept(TokenId(t * 7919 % 1021)));
-        assert_eq!((step.recent.capacity(), step.counts.capacity()), room);
+        // A hash table counts places of removed keys as taken until it cleans up, when is chance.
+        assert_eq!(step.recent.capacity(), room.0);
+        assert!(
+            step.counts.capacity() <= room.1,
+            "{}",
+            step.counts.capacity()
+        );
         assert_eq!(step.counts.values().sum::<u32>(), 64);
     }
 }
