@@ -1,7 +1,8 @@
 //! The table for x86-64 with AVX-512 and VNNI: int8 dot products of 64 values in one instruction.
 //!
-//! Knows nothing of how the instruction set
-//! was detected: the table must only be handed out where [`Isa::Avx512Vnni`] is available.
+//! What sums over lanes is AVX2's, so that every instruction set of x86-64 gives the same bits, and with
+//! them the same text. Knows nothing of how the instruction set was detected: the table must only be handed
+//! out where [`Isa::Avx512Vnni`] is available.
 
 mod by_rows;
 mod chunks;
@@ -25,11 +26,20 @@ mod table;
 use half::f16;
 
 use self::numbers::Avx512;
-use super::Kernels;
 use super::vector::vector_table;
+use super::{Kernels, avx2};
 use crate::isa::Isa;
 
-pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512::new(),
+pub(super) const TABLE: Kernels = Kernels {
+    dot_f32: avx2::TABLE.dot_f32,
+    dot_f16: avx2::TABLE.dot_f16,
+    exp_sum: avx2::TABLE.exp_sum,
+    rms_norm: avx2::TABLE.rms_norm,
+    ..WIDE
+};
+
+/// Sixteen values at a time.
+const WIDE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512::new(),
     isa: Isa::Avx512Vnni,
     // SAFETY: the table is handed out only where these features are available.
     scan_tile: |tile| unsafe { scan::scan_tile(tile) },
@@ -50,3 +60,46 @@ pub(super) const VBMI_TABLE: Kernels = Kernels {
     },
     ..TABLE
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small operations give the bits of AVX2's, wherever a value stands.
+    #[test]
+    fn small_operations_have_the_bits_of_avx2() {
+        if !Isa::Avx512Vnni.is_available() {
+            return;
+        }
+        let wave = |n: usize, by: f32| -> Vec<f32> {
+            (0..n).map(|i| (i as f32 * 0.37).sin() * by).collect()
+        };
+        for (n, by) in [(1, 3.0), (17, 40.0), (64, 1e-3), (333, 9.0), (900, 120.0)] {
+            let (x, y) = (wave(n, by), wave(n, by * 0.7));
+            let all = |k: &Kernels| -> Vec<u32> {
+                let changed = |change: &dyn Fn(&mut [f32])| {
+                    let mut to = x.clone();
+                    change(&mut to);
+                    to
+                };
+                let mut normed = vec![0.0; n];
+                (k.rms_norm)(&x, &y, 1e-6, &mut normed);
+                let mut values = [
+                    normed,
+                    changed(&|to| (k.silu_mul)(to, &y)),
+                    changed(&|to| (k.gelu_tanh_mul)(to, &y)),
+                    changed(&|to| (k.gelu_erf_mul)(to, &y)),
+                    changed(&|to| (k.softplus)(to)),
+                    changed(&|to| (k.soft_cap)(to, 30.0)),
+                    changed(&|to| (k.multiply_add)(to, &x, &y)),
+                    changed(&|to| (k.axpy_f32)(to, 0.3, &y)),
+                ]
+                .concat();
+                values.extend([(k.dot_f32)(&x, &y), (k.max)(&x)]);
+                values.push((k.exp_sum)(&mut x.clone(), by));
+                values.iter().map(|v| v.to_bits()).collect()
+            };
+            assert_eq!(all(&TABLE), all(&avx2::TABLE), "{n} values");
+        }
+    }
+}
