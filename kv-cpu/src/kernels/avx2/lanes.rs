@@ -19,6 +19,18 @@ impl Avx2 {
     }
 }
 
+/// Functions of registers, each an instruction.
+macro_rules! operations {
+    ($register:ty: $($name:ident($($x:ident),+) = $instruction:ident;)+) => {
+        $(#[inline(always)]
+        fn $name(self, $($x: $register),+) -> $register {
+            // SAFETY: the features are available: `self` is the proof.
+            unsafe { $instruction($($x),+) }
+        })+
+    };
+}
+pub(in crate::kernels) use operations;
+
 impl Vector<8> for Avx2 {
     type F = __m256;
 
@@ -55,52 +67,20 @@ impl Vector<8> for Avx2 {
         }
     }
 
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
+    operations! { __m256:
+        add(a, b) = _mm256_add_ps;
+        sub(a, b) = _mm256_sub_ps;
+        mul(a, b) = _mm256_mul_ps;
+        div(a, b) = _mm256_div_ps;
+        mul_add(a, b, c) = _mm256_fmadd_ps;
+        max(a, b) = _mm256_max_ps;
+        min(a, b) = _mm256_min_ps;
     }
 
     #[inline(always)]
     fn abs(self, x: __m256) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_min_ps(a, b) }
     }
 
     #[inline(always)]
@@ -120,15 +100,15 @@ impl Vector<8> for Avx2 {
             _mm256_mul_ps(x, power_of_two(_mm256_sub_epi32(n, half)))
         }
     }
+}
 
+impl Eight for Avx2 {
     #[inline(always)]
     fn sum(self, x: __m256) -> f32 {
         // SAFETY: as above.
         unsafe { sum(x) }
     }
-}
 
-impl Eight for Avx2 {
     #[inline(always)]
     fn power_of_two(self, n: __m256) -> __m256 {
         // SAFETY: as above.

@@ -18,13 +18,12 @@ mod quantize;
 use half::f16;
 
 use self::lanes::Avx2;
-use super::vector::vector_table;
+use super::vector::eight_table;
 use super::{Kernels, ScanTile};
 use crate::isa::Isa;
 
-pub(super) const TABLE: Kernels = vector_table!("avx2,fma,f16c", Avx2::new(),
+pub(super) const TABLE: Kernels = eight_table!("avx2,fma,f16c", Avx2::new(),
     isa: Isa::Avx2,
-    scan_tile: compiled!("avx2,fma,f16c", Avx2::new(), scan::scan_tile(tile: ScanTile<'_>) -> ()),
     // SAFETY: a table is handed out only where its features are available.
     quantize: |values, row| unsafe { quantize::quantize(values, row) },
     // SAFETY: as above.

@@ -30,17 +30,12 @@ use super::vector::vector_table;
 use super::{Kernels, avx2};
 use crate::isa::Isa;
 
-pub(super) const TABLE: Kernels = Kernels {
+pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512::new(),
+    isa: Isa::Avx512Vnni,
     dot_f32: avx2::TABLE.dot_f32,
     dot_f16: avx2::TABLE.dot_f16,
     exp_sum: avx2::TABLE.exp_sum,
     rms_norm: avx2::TABLE.rms_norm,
-    ..WIDE
-};
-
-/// Sixteen values at a time.
-const WIDE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512::new(),
-    isa: Isa::Avx512Vnni,
     // SAFETY: the table is handed out only where these features are available.
     scan_tile: |tile| unsafe { scan::scan_tile(tile) },
     // SAFETY: as above.

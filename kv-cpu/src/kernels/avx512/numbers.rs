@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use crate::kernels::avx2::lanes::sum;
+use crate::kernels::avx2::lanes::operations;
 use crate::kernels::vector::Vector;
 
 /// AVX-512 is available.
@@ -56,52 +56,20 @@ impl Vector<16> for Avx512 {
         }
     }
 
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
+    operations! { __m512:
+        add(a, b) = _mm512_add_ps;
+        sub(a, b) = _mm512_sub_ps;
+        mul(a, b) = _mm512_mul_ps;
+        div(a, b) = _mm512_div_ps;
+        mul_add(a, b, c) = _mm512_fmadd_ps;
+        max(a, b) = _mm512_max_ps;
+        min(a, b) = _mm512_min_ps;
     }
 
     #[inline(always)]
     fn abs(self, x: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_abs_ps(x) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]
@@ -114,15 +82,5 @@ impl Vector<16> for Avx512 {
     fn times_power_of_two(self, x: __m512, n: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_scalef_ps(x, n) }
-    }
-
-    #[inline(always)]
-    fn sum(self, x: __m512) -> f32 {
-        // SAFETY: as above.
-        unsafe {
-            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(x));
-            let low = _mm512_castps512_ps256(x);
-            sum(_mm256_add_ps(low, _mm256_castpd_ps(high)))
-        }
     }
 }

@@ -123,7 +123,9 @@ impl Vector<8> for Neon {
         let (a, b) = (each!(power_of_two: half), each!(power_of_two: rest));
         self.mul(self.mul(x, a), b)
     }
+}
 
+impl Eight for Neon {
     #[inline(always)]
     fn sum(self, x: Self::F) -> f32 {
         // SAFETY: NEON is available.
@@ -133,9 +135,7 @@ impl Vector<8> for Neon {
             vaddv_f32(two)
         }
     }
-}
 
-impl Eight for Neon {
     #[inline(always)]
     fn power_of_two(self, n: Self::F) -> Self::F {
         let n = each!(vcvtq_s32_f32: n);

@@ -19,13 +19,12 @@ use half::f16;
 pub(crate) use self::groups::iq4_entries;
 use self::lanes::Neon;
 pub(crate) use self::lanes::{transposed, widened};
-use super::vector::vector_table;
+use super::vector::eight_table;
 use super::{Kernels, ScanTile};
 use crate::isa::Isa;
 
-pub(super) const TABLE: Kernels = vector_table!("neon", Neon::new(),
+pub(super) const TABLE: Kernels = eight_table!("neon", Neon::new(),
     isa: Isa::Neon,
-    scan_tile: compiled!("neon", Neon::new(), scan::scan_tile(tile: ScanTile<'_>) -> ()),
     // SAFETY: a table is handed out only where its features are available.
     quantize: |values, row| unsafe { quantize::quantize(values, row) },
     // SAFETY: as above.

@@ -2,26 +2,27 @@
 
 use half::f16;
 
-use super::Vector;
 use super::slices::{Stored, map, padded, zip};
+use super::{Eight, Vector};
 
 #[inline(always)]
-pub(in crate::kernels) fn dot_f32<const N: usize, E: Vector<N>>(e: E, a: &[f32], b: &[f32]) -> f32 {
+pub(in crate::kernels) fn dot_f32<E: Eight>(e: E, a: &[f32], b: &[f32]) -> f32 {
     dot(e, a, b)
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn dot_f16<const N: usize, E: Vector<N>>(e: E, a: &[f32], b: &[f16]) -> f32 {
+pub(in crate::kernels) fn dot_f16<E: Eight>(e: E, a: &[f32], b: &[f16]) -> f32 {
     dot(e, a, b)
 }
 
-/// Four accumulators hide the latency of the additions; what is left after whole groups of four registers goes to the first.
+/// Four accumulators hide the latency of the additions; what is left after whole groups of 32
+/// values goes to the first.
 #[inline(always)]
-fn dot<const N: usize, E: Vector<N>, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
+fn dot<E: Eight, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
     debug_assert_eq!(a.len(), b.len());
     let n = a.len().min(b.len());
-    let (a, a_rest) = a[..n].as_chunks::<N>();
-    let (b, b_rest) = b[..n].as_chunks::<N>();
+    let (a, a_rest) = a[..n].as_chunks::<8>();
+    let (b, b_rest) = b[..n].as_chunks::<8>();
     let (a, a_single) = a.as_chunks::<4>();
     let (b, b_single) = b.as_chunks::<4>();
     let mut acc = [e.splat(0.0); 4];
@@ -143,7 +144,7 @@ pub(in crate::kernels) fn max<const N: usize, E: Vector<N>>(e: E, x: &[f32]) -> 
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn rms_norm<const N: usize, E: Vector<N>>(
+pub(in crate::kernels) fn rms_norm<E: Eight>(
     e: E,
     x: &[f32],
     w: &[f32],

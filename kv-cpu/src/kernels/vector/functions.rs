@@ -33,8 +33,8 @@ pub(super) fn exp2<E: Eight>(e: E, x: E::F) -> E::F {
 /// `e^x`, within 2 units in the last place; 0 and infinity beyond the range of `f32`, NaN for NaN.
 ///
 /// `x = n · ln 2 + r` with `|r| ≤ ln 2 / 2`, the Taylor series of `e^r` up to `r^7 / 7!` (the next
-/// term is below 6e-9), and `2^n` in two factors or by an instruction, so that nothing leaves the range of `f32` where
-/// the result is subnormal or just below infinity.
+/// term is below 6e-9), and `2^n` in two factors or by an instruction, so that nothing leaves the range of
+/// `f32` where the result is subnormal or just below infinity.
 #[inline(always)]
 fn exp<const N: usize, E: Vector<N>>(e: E, x: E::F) -> E::F {
     let x = e.max(e.splat(LEAST), e.min(e.splat(89.0), x));
@@ -56,11 +56,7 @@ fn times_sigmoid<const N: usize, E: Vector<N>>(e: E, x: E::F, y: E::F) -> E::F {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn exp_sum<const N: usize, E: Vector<N>>(
-    e: E,
-    x: &mut [f32],
-    max: f32,
-) -> f32 {
+pub(in crate::kernels) fn exp_sum<E: Eight>(e: E, x: &mut [f32], max: f32) -> f32 {
     let max = e.splat(max);
     let mut total = e.splat(0.0);
     map(

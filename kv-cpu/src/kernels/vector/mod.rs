@@ -43,12 +43,13 @@ pub(super) trait Vector<const N: usize>: Copy {
     fn round(self, x: Self::F) -> Self::F;
     /// `x · 2^n` for whole numbers `n` in −252..=254, rounded once where `x` is near 1.
     fn times_power_of_two(self, x: Self::F, n: Self::F) -> Self::F;
-    /// The sum of all lanes: those that are half of them apart first, then a quarter, and so on.
-    fn sum(self, x: Self::F) -> f32;
 }
 
-/// What scans need beside.
+/// What scans and sums over lanes need beside: these are of eight whatever registers there are, so that
+/// instruction sets agree on their bits.
 pub(super) trait Eight: Vector<8> {
+    /// The sum of all lanes: those four apart first, then two, then one.
+    fn sum(self, x: Self::F) -> f32;
     /// `2^n` for whole numbers in −126..=127, and 0 for −127.
     fn power_of_two(self, n: Self::F) -> Self::F;
     /// Rows as columns.
@@ -73,8 +74,6 @@ macro_rules! vector_table {
     ($features:literal, $vector:expr, $($own:ident: $value:expr),+ $(,)?) => {{
         use $crate::kernels::vector::compiled;
         Kernels {
-            dot_f32: compiled!($features, $vector, elementwise::dot_f32(a: &[f32], b: &[f32]) -> f32),
-            dot_f16: compiled!($features, $vector, elementwise::dot_f16(a: &[f32], b: &[f16]) -> f32),
             axpy_f32: compiled!($features, $vector,
                 elementwise::axpy_f32(acc: &mut [f32], w: f32, v: &[f32]) -> ()),
             axpy_f16: compiled!($features, $vector,
@@ -83,10 +82,7 @@ macro_rules! vector_table {
             add: compiled!($features, $vector, elementwise::add(a: &mut [f32], b: &[f32]) -> ()),
             mul: compiled!($features, $vector, elementwise::mul(a: &mut [f32], b: &[f32]) -> ()),
             max: compiled!($features, $vector, elementwise::max(x: &[f32]) -> f32),
-            exp_sum: compiled!($features, $vector, functions::exp_sum(x: &mut [f32], max: f32) -> f32),
             soft_cap: compiled!($features, $vector, functions::soft_cap(x: &mut [f32], cap: f32) -> ()),
-            rms_norm: compiled!($features, $vector,
-                elementwise::rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) -> ()),
             silu_mul: compiled!($features, $vector,
                 functions::silu_mul(gate: &mut [f32], up: &[f32]) -> ()),
             gelu_tanh_mul: compiled!($features, $vector,
@@ -104,4 +100,19 @@ macro_rules! vector_table {
         }
     }};
 }
-pub(super) use {compiled, vector_table};
+
+/// The same of an instruction set that takes eight values at a time ([`Eight`]), with sums and scans.
+macro_rules! eight_table {
+    ($features:literal, $vector:expr, $($own:ident: $value:expr),+ $(,)?) => {
+        $crate::kernels::vector::vector_table!($features, $vector,
+            dot_f32: compiled!($features, $vector, elementwise::dot_f32(a: &[f32], b: &[f32]) -> f32),
+            dot_f16: compiled!($features, $vector, elementwise::dot_f16(a: &[f32], b: &[f16]) -> f32),
+            exp_sum: compiled!($features, $vector, functions::exp_sum(x: &mut [f32], max: f32) -> f32),
+            rms_norm: compiled!($features, $vector,
+                elementwise::rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) -> ()),
+            scan_tile: compiled!($features, $vector, scan::scan_tile(tile: ScanTile<'_>) -> ()),
+            $($own: $value),+
+        )
+    };
+}
+pub(super) use {compiled, eight_table, vector_table};
