@@ -5,7 +5,7 @@
 //! from its beginning to its end. What would not stay in the first-level cache for so long is asked
 //! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile.
 
-use super::fetch::fetch_bytes;
+use super::fetch::Level;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 const AHEAD: usize = 8 * 1024;
@@ -37,8 +37,9 @@ pub(in crate::kernels) struct Ahead {
     bytes: usize,
     /// What is added to that from row to row (perhaps negative, wrapped).
     each_row: usize,
-    /// How much is asked for.
+    /// How much is asked for, and where to.
     piece: usize,
+    level: Level,
 }
 
 impl Ahead {
@@ -50,11 +51,13 @@ impl Ahead {
         row_bytes: usize,
     ) -> Self {
         let tile = N * row_bytes;
+        let level = Level::of_tile(tile);
         if in_order(N, row_bytes) {
             return Self {
                 bytes: tile + (N - 1) * at,
                 each_row: piece.wrapping_sub(row_bytes),
                 piece,
+                level,
             };
         }
         let further = AHEAD.div_ceil(N * piece.max(1)) * piece;
@@ -64,6 +67,7 @@ impl Ahead {
             bytes: if in_row { further } else { next_tile },
             each_row: 0,
             piece,
+            level,
         }
     }
 
@@ -73,6 +77,7 @@ impl Ahead {
     pub(in crate::kernels) fn fetch<T>(self, from: *const T, row: usize) {
         let bytes = self.bytes.wrapping_add(row.wrapping_mul(self.each_row));
         // Neighbouring pieces share lines, so whole lines of one are enough.
-        fetch_bytes(from.cast::<u8>().wrapping_add(bytes), self.piece);
+        self.level
+            .fetch(from.cast::<u8>().wrapping_add(bytes), self.piece);
     }
 }

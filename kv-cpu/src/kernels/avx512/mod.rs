@@ -18,6 +18,7 @@ mod pack;
 mod pack_vbmi;
 mod quantize;
 mod reduce;
+mod row_after_row;
 mod scan;
 mod sixteen;
 mod stored;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{floats, one_row, one_row_super, one_row_vbmi, pack, pack_vbmi};
+use super::{floats, one_row, one_row_super, one_row_vbmi, pack, pack_vbmi, row_after_row};
 use crate::activations::{Activations, Int8Row};
 use crate::kernels::WeightRows;
 use crate::kernels::groups as g;
@@ -90,7 +90,9 @@ fn one_token_vbmi(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32])
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn one_token(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
-    use {one_row as o, one_row_super as s};
+    use one_row as o;
+    use one_row_super as f;
+    use row_after_row as s;
     match weights.format {
         BlockFormat::Q4_0 => o::multiply::<g::Q4_0, 18>(weights, acts, out),
         BlockFormat::Q4_1 => o::multiply::<g::Q4_1, 20>(weights, acts, out),
@@ -99,12 +101,12 @@ fn one_token(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
         BlockFormat::Q8_0 => o::multiply::<g::Q8_0, 34>(weights, acts, out),
         BlockFormat::IQ4_NL => o::multiply::<g::Iq4Nl, 18>(weights, acts, out),
         BlockFormat::MXFP4 => o::multiply::<g::Mxfp4, 17>(weights, acts, out),
-        BlockFormat::Q2_K => s::multiply::<s::Q2K, 84>(weights, acts, out),
-        BlockFormat::Q3_K => s::multiply::<s::Q3K, 110>(weights, acts, out),
-        BlockFormat::Q4_K => s::multiply::<s::Q4K, 144>(weights, acts, out),
-        BlockFormat::Q5_K => s::multiply::<s::Q5K, 176>(weights, acts, out),
-        BlockFormat::Q6_K => s::multiply::<s::Q6K, 210>(weights, acts, out),
-        BlockFormat::IQ4_XS => s::multiply::<s::Iq4Xs, 136>(weights, acts, out),
+        BlockFormat::Q2_K => s::multiply::<f::Q2K, 84>(weights, acts, out),
+        BlockFormat::Q3_K => s::multiply::<f::Q3K, 110>(weights, acts, out),
+        BlockFormat::Q4_K => s::multiply::<f::Q4K, 144>(weights, acts, out),
+        BlockFormat::Q5_K => s::multiply::<f::Q5K, 176>(weights, acts, out),
+        BlockFormat::Q6_K => s::multiply::<f::Q6K, 210>(weights, acts, out),
+        BlockFormat::IQ4_XS => s::multiply::<f::Iq4Xs, 136>(weights, acts, out),
         // `Matrix` gives other formats `f32` activations.
         other => debug_assert!(false, "{other} against int8 activations"),
     }

@@ -16,7 +16,7 @@ use crate::kernels::avx2::beside::{Beside, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
 
 /// Registers of quants of a super-block.
-const QUARTERS: usize = 4;
+pub(super) const QUARTERS: usize = 4;
 
 /// How super-blocks of `BYTES` bytes are unpacked.
 pub(super) trait Super<const BYTES: usize> {
@@ -205,16 +205,8 @@ unsafe fn tile<F: Super<BYTES>, const BYTES: usize, const N: usize>(
     for s in 0..n_supers {
         let first = s * SUPER_BLOCK;
         let ahead = Ahead::of::<N>(s * BYTES, BYTES, row_bytes);
-        // SAFETY: the activations have all blocks of this super-block: 256 quants.
-        let a = unsafe {
-            let a = acts.quants.as_ptr().add(first).cast::<u8>();
-            [
-                _mm512_loadu_si512(a.cast()),
-                _mm512_loadu_si512(a.add(64).cast()),
-                _mm512_loadu_si512(a.add(128).cast()),
-                _mm512_loadu_si512(a.add(192).cast()),
-            ]
-        };
+        // SAFETY: the activations have all blocks of this super-block.
+        let a = unsafe { activations(acts, first) };
         let (mut scales, mut scale_minima) = ([0u16; ROWS], [0u16; ROWS]);
         let mut sums = [_mm512_setzero_si512(); 4];
         let mut minima = [_mm_setzero_si128(); 4];
@@ -237,26 +229,60 @@ unsafe fn tile<F: Super<BYTES>, const BYTES: usize, const N: usize>(
                 minima[quarter] = sums_of_four(mins);
             }
         }
-        let [low, high] = halves(sums);
-        let act_scale = _mm512_set1_ps(acts.scales[first]);
-        let scale = _mm512_mul_ps(widened(&scales), act_scale);
-        let total = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
-        acc = _mm512_fmadd_ps(total, scale, acc);
-        if F::MINIMA {
-            let low = _mm256_set_m128i(minima[1], minima[0]);
-            let high = _mm256_set_m128i(minima[3], minima[2]);
-            let total = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-            let scale = _mm512_mul_ps(widened(&scale_minima), act_scale);
-            acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(total), scale, acc);
-        }
+        let scales = (&scales, &scale_minima);
+        acc = add::<F, BYTES>((sums, minima), scales, acts.scales[first], acc);
     }
     acc
+}
+
+/// Adds a super-block of sixteen rows: the sums of its quants and of its minima, four rows in each, times
+/// their scales, as stored.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn add<F: Super<BYTES>, const BYTES: usize>(
+    (sums, minima): ([__m512i; 4], [__m128i; 4]),
+    (scales, scale_minima): (&[u16; ROWS], &[u16; ROWS]),
+    act_scale: f32,
+    acc: __m512,
+) -> __m512 {
+    let [low, high] = halves(sums);
+    let act_scale = _mm512_set1_ps(act_scale);
+    let scale = _mm512_mul_ps(widened(scales), act_scale);
+    let total = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
+    let acc = _mm512_fmadd_ps(total, scale, acc);
+    if !F::MINIMA {
+        return acc;
+    }
+    let low = _mm256_set_m128i(minima[1], minima[0]);
+    let high = _mm256_set_m128i(minima[3], minima[2]);
+    let total = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+    let scale = _mm512_mul_ps(widened(scale_minima), act_scale);
+    _mm512_fnmadd_ps(_mm512_cvtepi32_ps(total), scale, acc)
+}
+
+/// The 256 quants from block `first` on.
+///
+/// # Safety
+/// The activations have all blocks of this super-block.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn activations(acts: &Int8Row<'_>, first: usize) -> [__m512i; QUARTERS] {
+    // SAFETY: as the caller promises; loads need no alignment.
+    unsafe {
+        let a = acts.quants.as_ptr().add(first).cast::<u8>();
+        [
+            _mm512_loadu_si512(a.cast()),
+            _mm512_loadu_si512(a.add(64).cast()),
+            _mm512_loadu_si512(a.add(128).cast()),
+            _mm512_loadu_si512(a.add(192).cast()),
+        ]
+    }
 }
 
 /// The integer sums of one row, to be added over lanes: of quants, and of minima.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn dot<F: Super<BYTES>, const BYTES: usize>(
+pub(super) fn dot<F: Super<BYTES>, const BYTES: usize>(
     q: &[__m512i; QUARTERS],
     a: &[__m512i; QUARTERS],
     head: &Head,
