@@ -7,7 +7,7 @@
 //! NaN too. In *long* rows ([`ScaleSpan::SuperBlock`]) the eight blocks of 256 values have one scale,
 //! by the same rule: what weights with integer scales inside blocks of 256 are multiplied with.
 //! Beside the values each block has `scale · Σ q`, and `Σ q` whole and by halves, which weights with
-//! a minimum or an offset need.
+//! a minimum or an offset need; `−Σ q` once more in 32 bits, to be broadcast where sums begin.
 //!
 //! Invariant: rows are padded with zero blocks (scale 0) to a multiple of [`PADDING`] blocks, so
 //! that kernels may read whole groups of blocks. Knows nothing of weights.
@@ -87,6 +87,8 @@ pub struct Int8Buffer {
     sums: Vec<f32>,
     int_sums: Vec<i16>,
     int_half_sums: Vec<[i16; 2]>,
+    negative_sums: Vec<i32>,
+    negative_half_sums: Vec<[i32; 2]>,
 }
 
 impl Int8Buffer {
@@ -126,6 +128,8 @@ impl Int8Buffer {
             self.sums.resize(n_blocks, 0.0);
             self.int_sums.resize(n_blocks, 0);
             self.int_half_sums.resize(n_blocks, [0; 2]);
+            self.negative_sums.resize(n_blocks, 0);
+            self.negative_half_sums.resize(n_blocks, [0; 2]);
         }
         (self.n_tokens, self.n_columns) = (n_tokens, n_columns);
     }
@@ -164,6 +168,8 @@ impl Int8Buffer {
             sums: &self.sums[..n_blocks],
             int_sums: &self.int_sums[..n_blocks],
             int_half_sums: &self.int_half_sums[..n_blocks],
+            negative_sums: &self.negative_sums[..n_blocks],
+            negative_half_sums: &self.negative_half_sums[..n_blocks],
         }
     }
 
@@ -178,6 +184,8 @@ impl Int8Buffer {
             sums: self.sums.as_mut_ptr(),
             int_sums: self.int_sums.as_mut_ptr(),
             int_half_sums: self.int_half_sums.as_mut_ptr(),
+            negative_sums: self.negative_sums.as_mut_ptr(),
+            negative_half_sums: self.negative_half_sums.as_mut_ptr(),
             owner: PhantomData,
         }
     }
@@ -199,6 +207,8 @@ pub struct Int8Shared<'a> {
     sums: *mut f32,
     int_sums: *mut i16,
     int_half_sums: *mut [i16; 2],
+    negative_sums: *mut i32,
+    negative_half_sums: *mut [i32; 2],
     owner: PhantomData<&'a mut Int8Buffer>,
 }
 
@@ -231,6 +241,11 @@ impl<'a> Int8Shared<'a> {
                 sums: std::slice::from_raw_parts_mut(self.sums.add(first), n),
                 int_sums: std::slice::from_raw_parts_mut(self.int_sums.add(first), n),
                 int_half_sums: std::slice::from_raw_parts_mut(self.int_half_sums.add(first), n),
+                negative_sums: std::slice::from_raw_parts_mut(self.negative_sums.add(first), n),
+                negative_half_sums: std::slice::from_raw_parts_mut(
+                    self.negative_half_sums.add(first),
+                    n,
+                ),
             }
         };
         let values = &values[..values.len().min(self.n_columns)];
@@ -240,6 +255,8 @@ impl<'a> Int8Shared<'a> {
         row.sums[used..].fill(0.0);
         row.int_sums[used..].fill(0);
         row.int_half_sums[used..].fill([0; 2]);
+        row.negative_sums[used..].fill(0);
+        row.negative_half_sums[used..].fill([0; 2]);
         (kernels.quantize)(values, row);
     }
 
@@ -262,6 +279,8 @@ impl<'a> Int8Shared<'a> {
                 sums: std::slice::from_raw_parts(self.sums, n),
                 int_sums: std::slice::from_raw_parts(self.int_sums, n),
                 int_half_sums: std::slice::from_raw_parts(self.int_half_sums, n),
+                negative_sums: std::slice::from_raw_parts(self.negative_sums, n),
+                negative_half_sums: std::slice::from_raw_parts(self.negative_half_sums, n),
             }
         }
     }
@@ -276,6 +295,8 @@ pub(crate) struct Int8RowMut<'a> {
     pub(crate) sums: &'a mut [f32],
     pub(crate) int_sums: &'a mut [i16],
     pub(crate) int_half_sums: &'a mut [[i16; 2]],
+    pub(crate) negative_sums: &'a mut [i32],
+    pub(crate) negative_half_sums: &'a mut [[i32; 2]],
 }
 
 /// Four neighbouring blocks of a row.
@@ -286,6 +307,8 @@ pub(crate) struct FourBlocksMut<'a> {
     pub(crate) sums: &'a mut [f32; 4],
     pub(crate) int_sums: &'a mut [i16; 4],
     pub(crate) int_half_sums: &'a mut [[i16; 2]; 4],
+    pub(crate) negative_sums: &'a mut [i32; 4],
+    pub(crate) negative_half_sums: &'a mut [[i32; 2]; 4],
 }
 
 impl Int8RowMut<'_> {
@@ -299,6 +322,11 @@ impl Int8RowMut<'_> {
             sums: self.sums.get_mut(first..)?.first_chunk_mut()?,
             int_sums: self.int_sums.get_mut(first..)?.first_chunk_mut()?,
             int_half_sums: self.int_half_sums.get_mut(first..)?.first_chunk_mut()?,
+            negative_sums: self.negative_sums.get_mut(first..)?.first_chunk_mut()?,
+            negative_half_sums: self
+                .negative_half_sums
+                .get_mut(first..)?
+                .first_chunk_mut()?,
         })
     }
 
@@ -311,6 +339,8 @@ impl Int8RowMut<'_> {
         // 32 quants of at most 127 fit.
         self.int_sums[b] = (low + high) as i16;
         self.int_half_sums[b] = [low as i16, high as i16];
+        self.negative_sums[b] = -(low + high);
+        self.negative_half_sums[b] = [-low, -high];
     }
 }
 
@@ -325,6 +355,8 @@ pub struct Int8Rows<'a> {
     sums: &'a [f32],
     int_sums: &'a [i16],
     int_half_sums: &'a [[i16; 2]],
+    negative_sums: &'a [i32],
+    negative_half_sums: &'a [[i32; 2]],
 }
 
 /// One prepared row, all in units of (padded) blocks.
@@ -370,6 +402,8 @@ impl<'a> Int8Rows<'a> {
             sums: self.sums.get(blocks.clone())?,
             int_sums: self.int_sums.get(blocks.clone())?,
             int_half_sums: self.int_half_sums.get(blocks.clone())?,
+            negative_sums: self.negative_sums.get(blocks.clone())?,
+            negative_half_sums: self.negative_half_sums.get(blocks)?,
         })
     }
 
@@ -391,6 +425,8 @@ impl<'a> Int8Rows<'a> {
             sums: self.sums.as_ptr(),
             int_sums: self.int_sums.as_ptr(),
             int_half_sums: self.int_half_sums.as_ptr(),
+            negative_sums: self.negative_sums.as_ptr(),
+            negative_half_sums: self.negative_half_sums.as_ptr(),
             row_blocks: padded_blocks(self.n_columns),
         }
     }

@@ -164,6 +164,11 @@ impl<D: Dot> Lanes for Eight<D> {
         unsafe { _mm256_mullo_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn shift_left(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_sllv_epi32(a, b) }
+    }
+    #[inline(always)]
     unsafe fn to_float(x: __m256i) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_cvtepi32_ps(x) }

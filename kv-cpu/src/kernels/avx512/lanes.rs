@@ -57,6 +57,11 @@ impl Lanes for Wide {
         unsafe { _mm512_mullo_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn shift_left(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_sllv_epi32(a, b) }
+    }
+    #[inline(always)]
     unsafe fn to_float(x: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtepi32_ps(x) }

@@ -154,6 +154,11 @@ fn write(values: &[f32; VALUES], steps: &FourSteps, row: &mut Int8RowMut<'_>, fi
         _mm_storeu_ps(to.sums.as_mut_ptr(), scaled);
         _mm_storel_epi64(to.int_sums.as_mut_ptr().cast(), _mm_packs_epi32(all, all));
         _mm_storeu_si128(to.int_half_sums.as_mut_ptr().cast(), both);
+        let negative = _mm_sub_epi32(_mm_setzero_si128(), all);
+        _mm_storeu_si128(to.negative_sums.as_mut_ptr().cast(), negative);
+        let pairs = _mm256_set_m128i(_mm_unpackhi_epi32(low, high), _mm_unpacklo_epi32(low, high));
+        let negative = _mm256_sub_epi32(_mm256_setzero_si256(), pairs);
+        _mm256_storeu_si256(to.negative_half_sums.as_mut_ptr().cast(), negative);
     }
 }
 

@@ -139,6 +139,11 @@ impl<D: Dot> Lanes for Four<D> {
         unsafe { vmulq_s32(a, b) }
     }
     #[inline(always)]
+    unsafe fn shift_left(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        // SAFETY: as above.
+        unsafe { vshlq_s32(a, b) }
+    }
+    #[inline(always)]
     unsafe fn to_float(x: int32x4_t) -> float32x4_t {
         // SAFETY: as above.
         unsafe { vcvtq_f32_s32(x) }

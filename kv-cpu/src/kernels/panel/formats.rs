@@ -136,10 +136,9 @@ unsafe fn run<F: Packed<BYTES>, const BYTES: usize>(
     let multiplier = Multiplier {
         // SAFETY: as the caller promises.
         pack: unsafe { (tiles.pack)(weights.format) },
-        offset: if tiles.signed_wide {
-            F::SIGNED_OFFSET
-        } else {
-            F::OFFSET
+        offset_bits: match tiles.signed_wide {
+            true => F::SIGNED_OFFSET.trailing_zeros() as i32,
+            false => F::OFFSET.trailing_zeros() as i32,
         },
         steps: F::LAYOUT.steps(),
         narrow_steps: F::NARROW_STEPS,

@@ -100,6 +100,8 @@ pub(in crate::kernels) trait Lanes: Sized {
     unsafe fn dot_pairs(acc: Self::Int, w: Self::Int, a: Self::Int) -> Self::Int;
     unsafe fn add(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn mul(a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a · 2^b`, which is 0 where `b` is 32.
+    unsafe fn shift_left(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Rounded to nearest.
     unsafe fn to_float(x: Self::Int) -> Self::Float;
 

@@ -125,6 +125,8 @@ pub(crate) struct Acts {
     pub(crate) sums: *const f32,
     pub(crate) int_sums: *const i16,
     pub(crate) int_half_sums: *const [i16; 2],
+    pub(crate) negative_sums: *const i32,
+    pub(crate) negative_half_sums: *const [i32; 2],
     pub(crate) row_blocks: usize,
 }
 
@@ -137,8 +139,8 @@ impl Acts {
 /// Some tokens against one panel.
 pub(super) struct TileArgs<'a> {
     pub(super) panel: &'a Panel,
-    /// What was added to the quants to make them unsigned, if they are not [`SIGNED`].
-    pub(super) offset: i32,
+    /// As [`Multiplier::offset_bits`].
+    pub(super) offset_bits: i32,
     /// The first of the panel's rows.
     pub(super) row: usize,
     pub(super) acts: Acts,
@@ -173,7 +175,8 @@ thread_local! {
 /// How one format is multiplied on one instruction set.
 pub(super) struct Multiplier<'a> {
     pub(super) pack: PackFn,
-    pub(super) offset: i32,
+    /// How far one is shifted to be what was added to the quants to make them unsigned; 32 for nothing.
+    pub(super) offset_bits: i32,
     /// As [`TileArgs::steps`] and [`TileArgs::narrow_steps`].
     pub(super) steps: usize,
     pub(super) narrow_steps: usize,
@@ -258,7 +261,7 @@ impl Multiplier<'_> {
             };
             let mut args = TileArgs {
                 panel,
-                offset: self.offset,
+                offset_bits: self.offset_bits,
                 row: 0,
                 acts: Acts::of(acts),
                 token,

@@ -45,7 +45,7 @@ impl Interleave for Words {
 pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
     /// What it has beside its quants.
     const LAYOUT: Layout;
-    /// What makes its quants unsigned, unless they are [`SIGNED`].
+    /// What makes its quants unsigned, unless they are [`SIGNED`]: a power of two, or 0.
     const OFFSET: i32;
     /// How many bits they have then.
     const BITS: u32;
@@ -109,7 +109,7 @@ packed! {
     Q5_1, 24: BlocksWithMinima, 5 bits, 0;
     Q8_0, 34: Blocks, 8 bits, 128;
     Iq4Nl, 18: Blocks, 8 bits, 128;
-    Mxfp4, 17: BlocksByPowers, 5 bits, 12;
+    Mxfp4, 17: BlocksByPowers, 5 bits, 16;
     Iq4Xs, 136: Supers, 8 bits, 128, heads::iq4_xs;
     Q2K, 84: SuperHalvesWithMinima, 2 bits, 0, heads::q2_k;
     Q3K, 110: SuperHalves, 3 bits, 4, heads::q3_k;

@@ -88,7 +88,7 @@ pub(in crate::kernels) unsafe fn blocks<
             let mut sums = [[L::zero(); VECTORS]; T];
             if !MINIMA && !SIGNED {
                 for (t, sums) in sums.iter_mut().enumerate() {
-                    let sum = acts.int_sums.add(first + t * acts.row_blocks);
+                    let sum = acts.negative_sums.add(first + t * acts.row_blocks);
                     *sums = [offsets::<L>(args, sum); VECTORS];
                 }
             }
@@ -168,11 +168,12 @@ unsafe fn fetch_next<L: Lanes, const T: usize>(args: &TileArgs<'_>, b: usize) {
     }
 }
 
-/// What sums begin with, so that the weights' offset is taken off: `sum` is that of the activations.
+/// What sums begin with, so that the weights' offset is taken off: `sum` is that of the activations,
+/// less than 0 where they are more. Neither instruction takes time from those that multiply.
 #[inline(always)]
-unsafe fn offsets<L: Lanes>(args: &TileArgs<'_>, sum: *const i16) -> L::Int {
+unsafe fn offsets<L: Lanes>(args: &TileArgs<'_>, sum: *const i32) -> L::Int {
     // SAFETY: the caller promises the instruction set, and that `sum` can be read.
-    unsafe { L::splat(-args.offset * i32::from(*sum)) }
+    unsafe { L::shift_left(L::splat(*sum), L::splat(args.offset_bits)) }
 }
 
 /// The same for part `part` of block `b` of all tokens.
@@ -189,8 +190,8 @@ unsafe fn set_offsets<L: Lanes, const PARTS: usize, const T: usize>(
         // SAFETY: the caller promises that tokens and blocks exist.
         unsafe {
             let sum = match PARTS {
-                1 => acts.int_sums.add(at),
-                _ => acts.int_half_sums.add(at).cast::<i16>().add(part),
+                1 => acts.negative_sums.add(at),
+                _ => acts.negative_half_sums.add(at).cast::<i32>().add(part),
             };
             *sums = [offsets::<L>(args, sum); VECTORS];
         }
