@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::beside::{Beside, sums_of_four};
+use super::beside::{Beside, Numbers, sums_of_four};
 use super::eight::{Dot, times};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
@@ -165,7 +165,7 @@ unsafe fn dot<F: Packed<BYTES>, const BYTES: usize>(
 ) -> (__m256i, __m128i) {
     // SAFETY: as the caller promises.
     unsafe {
-        let beside = Beside::of(head, F::PARTS, acts, first);
+        let beside = Beside::of(Numbers::of(head), F::PARTS, acts, first);
         let factors = by_group::<F, BYTES>(beside.factors);
         let mut sum = _mm256_setzero_si256();
         for (g, a) in acts.quants[first..first + SUPER_BLOCK].iter().enumerate() {

@@ -12,7 +12,7 @@ use super::reduce::{ROWS, halves, quarters, widened};
 use super::table::entries;
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::ahead::Ahead;
-use crate::kernels::avx2::beside::{Beside, sums_of_four};
+use crate::kernels::avx2::beside::{Beside, Numbers, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
 
 /// Registers of quants of a super-block.
@@ -30,6 +30,16 @@ pub(super) trait Super<const BYTES: usize> {
     /// Scales and factors.
     fn head(block: &[u8; BYTES]) -> Head;
 
+    /// The head's factors and minima.
+    ///
+    /// # Safety
+    /// AVX2 is available.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn numbers(block: &[u8; BYTES]) -> Numbers {
+        Numbers::of(&Self::head(block))
+    }
+
     /// The quants in order, unsigned.
     ///
     /// # Safety
@@ -38,8 +48,8 @@ pub(super) trait Super<const BYTES: usize> {
 }
 
 macro_rules! super_block {
-    ($name:ident: $bytes:literal bytes, $offset:literal, $parts:literal, $minima:literal, $head:path,
-     $quants:expr) => {
+    ($name:ident: $bytes:literal bytes, $offset:literal, $parts:literal, $minima:literal, $head:path
+     $(=> $numbers:path)?, $quants:expr) => {
         pub(super) struct $name;
 
         impl Super<$bytes> for $name {
@@ -52,6 +62,12 @@ macro_rules! super_block {
                 $head(block)
             }
 
+            $(#[inline]
+            #[target_feature(enable = "avx2")]
+            unsafe fn numbers(block: &[u8; $bytes]) -> Numbers {
+                $numbers(block)
+            })?
+
             #[inline]
             #[target_feature(enable = "avx2,avx512f,avx512bw,avx512dq,avx512vl")]
             unsafe fn quants(block: &[u8; $bytes]) -> [__m512i; QUARTERS] {
@@ -61,13 +77,13 @@ macro_rules! super_block {
     };
 }
 
-super_block!(Q4K: 144 bytes, 0, 1, true, heads::q4_k, |b: &[u8; 144]| {
+super_block!(Q4K: 144 bytes, 0, 1, true, heads::q4_k => Numbers::q4_k, |b: &[u8; 144]| {
     let [low, high] = [load(b, 16), load(b, 80)];
     let [a, c] = nibbles(low);
     let [d, e] = nibbles(high);
     [lower(a, c), upper(a, c), lower(d, e), upper(d, e)]
 });
-super_block!(Q5K: 176 bytes, 0, 1, true, heads::q4_k, |b: &[u8; 176]| {
+super_block!(Q5K: 176 bytes, 0, 1, true, heads::q4_k => Numbers::q4_k, |b: &[u8; 176]| {
     let [low, high] = [load(b, 48), load(b, 112)];
     let [a, c] = nibbles(low);
     let [d, e] = nibbles(high);
@@ -221,8 +237,8 @@ unsafe fn tile<F: Super<BYTES>, const BYTES: usize, const N: usize>(
                 scales[row] = head.scale.to_bits();
                 scale_minima[row] = head.minimum.to_bits();
                 // SAFETY: this function needs the same features.
-                let q = unsafe { F::quants(block) };
-                (dots[r], mins[r]) = dot::<F, BYTES>(&q, &a, &head, acts, first);
+                let (q, numbers) = unsafe { (F::quants(block), F::numbers(block)) };
+                (dots[r], mins[r]) = dot::<F, BYTES>(&q, &a, numbers, acts, first);
             }
             sums[quarter] = quarters(dots);
             if F::MINIMA {
@@ -285,11 +301,11 @@ pub(super) unsafe fn activations(acts: &Int8Row<'_>, first: usize) -> [__m512i; 
 pub(super) fn dot<F: Super<BYTES>, const BYTES: usize>(
     q: &[__m512i; QUARTERS],
     a: &[__m512i; QUARTERS],
-    head: &Head,
+    numbers: Numbers,
     acts: &Int8Row<'_>,
     first: usize,
 ) -> (__m512i, __m128i) {
-    let beside = Beside::of(head, F::PARTS, acts, first);
+    let beside = Beside::of(numbers, F::PARTS, acts, first);
     let mut sums = [_mm512_setzero_si512(); 2];
     let pairs = _mm512_castsi256_si512(_mm256_cvtepi8_epi16(beside.factors));
     let fours = _mm512_cvtepi8_epi32(beside.factors);

@@ -86,9 +86,11 @@ unsafe fn tile<F: Super<BYTES>, const BYTES: usize>(
             pending.scales[s][r] = head.scale.to_bits();
             pending.scale_minima[s][r] = head.minimum.to_bits();
             let first = s * SUPER_BLOCK;
-            // SAFETY: this function needs the same features; the activations have this super-block.
-            let (q, a) = unsafe { (F::quants(block), in_step::activations(acts, first)) };
-            let (sum, minima) = in_step::dot::<F, BYTES>(&q, &a, &head, acts, first);
+            // SAFETY: this function needs the same features.
+            let (q, numbers) = unsafe { (F::quants(block), F::numbers(block)) };
+            // SAFETY: the activations have this super-block.
+            let a = unsafe { in_step::activations(acts, first) };
+            let (sum, minima) = in_step::dot::<F, BYTES>(&q, &a, numbers, acts, first);
             pending.sums[s][r] = sum;
             if F::MINIMA {
                 pending.minima[s][r] = minima;
