@@ -3,12 +3,13 @@
 //! Rows of a tile are read in step: some blocks of every row, then the next blocks of every row. Memory
 //! gives most where it is asked for in order, so while a small tile is read the next one is asked for
 //! from its beginning to its end. What would not stay in the first-level cache for so long is asked
-//! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile.
+//! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile. Into which
+//! cache depends on the processor ([`Level`]).
 
 use super::fetch::Level;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
-const AHEAD: usize = 8 * 1024;
+pub(in crate::kernels) const AHEAD: usize = 8 * 1024;
 /// Bytes of a tile that may be asked for as a whole.
 const IN_ORDER: usize = 30 * 1024;
 
@@ -37,9 +38,10 @@ pub(in crate::kernels) struct Ahead {
     bytes: usize,
     /// What is added to that from row to row (perhaps negative, wrapped).
     each_row: usize,
-    /// How much is asked for, and where to.
+    /// How much is asked for.
     piece: usize,
-    level: Level,
+    /// Where to.
+    pub(in crate::kernels) level: Level,
 }
 
 impl Ahead {

@@ -15,7 +15,6 @@ use super::stored::{Stored, load, readable};
 use super::table::entries;
 use crate::activations::Int8Row;
 use crate::kernels::ahead::{Ahead, in_next_tile};
-use crate::kernels::fetch::Level;
 
 /// Two blocks of a row.
 #[derive(Clone, Copy)]
@@ -80,7 +79,6 @@ unsafe fn tile<F: Stored<BYTES>, const BYTES: usize, const N: usize>(
     (n_blocks, row_bytes): (usize, usize),
     acts: &Int8Row<'_>,
 ) -> __m512 {
-    let level = Level::of_tile(N * row_bytes);
     let mut acc = _mm512_setzero_ps();
     for b in (0..n_blocks).step_by(2) {
         let n = (n_blocks - b).min(2);
@@ -103,7 +101,9 @@ unsafe fn tile<F: Stored<BYTES>, const BYTES: usize, const N: usize>(
                 let blocks = unsafe {
                     let from = rows[at].add(b);
                     match N {
-                        ROWS => level.fetch(next_tile.wrapping_add(at * 2 * BYTES), 2 * BYTES),
+                        ROWS => ahead
+                            .level
+                            .fetch(next_tile.wrapping_add(at * 2 * BYTES), 2 * BYTES),
                         _ => ahead.fetch(from, at),
                     }
                     _mm512_maskz_loadu_epi8(readable, from.cast())

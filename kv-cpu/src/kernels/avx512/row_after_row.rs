@@ -11,14 +11,13 @@ use super::one_row_super::{self as in_step, Super};
 use super::reduce::{ROWS, quarters, store};
 use crate::activations::{Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
+use crate::kernels::ahead::AHEAD;
 use crate::kernels::avx2::beside::sums_of_four;
 use crate::kernels::fetch::Level;
 use crate::kernels::side_by_side::side_by_side;
 
 /// Super-blocks of rows that are read one after the other, at most.
 const MOST: usize = 8;
-/// Bytes between asking and reading there.
-const AHEAD: usize = 8 * 1024;
 
 /// What is known of some super-blocks of sixteen rows before it is added.
 struct Pending {
