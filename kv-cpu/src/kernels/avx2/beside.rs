@@ -15,6 +15,7 @@ pub(in crate::kernels) struct Numbers {
 }
 
 impl Numbers {
+    /// Those of a head.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(in crate::kernels) fn of(head: &Head) -> Self {

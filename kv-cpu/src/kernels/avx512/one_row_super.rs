@@ -16,7 +16,7 @@ use crate::kernels::avx2::beside::{Beside, Numbers, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
 
 /// Registers of quants of a super-block.
-pub(super) const QUARTERS: usize = 4;
+const QUARTERS: usize = 4;
 
 /// How super-blocks of `BYTES` bytes are unpacked.
 pub(super) trait Super<const BYTES: usize> {
