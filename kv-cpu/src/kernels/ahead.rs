@@ -10,13 +10,24 @@ use super::fetch::Level;
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 pub(in crate::kernels) const AHEAD: usize = 8 * 1024;
-/// Bytes of a tile that may be asked for as a whole.
+/// Bytes of a tile that may be asked for as a whole into the first-level cache, and into the second one.
 const IN_ORDER: usize = 30 * 1024;
+const IN_ORDER_SECOND: usize = 256 * 1024;
 
-/// Whether a tile of so many rows is asked for in order.
+/// Whether a tile of so many rows is asked for in order into the first-level cache.
 #[inline(always)]
 pub(in crate::kernels) fn in_order(n_rows: usize, row_bytes: usize) -> bool {
     n_rows * row_bytes <= IN_ORDER
+}
+
+/// Whether a tile of so many rows is asked for in order into the cache that is best for this processor.
+#[inline(always)]
+pub(in crate::kernels) fn in_order_somewhere(n_rows: usize, row_bytes: usize) -> bool {
+    let tile = n_rows * row_bytes;
+    tile <= match Level::of_tile(tile) {
+        Level::First => IN_ORDER,
+        Level::Second => IN_ORDER_SECOND,
+    }
 }
 
 /// Where what is asked for in order lies while the piece at byte `at` of `N` rows is read, of which
@@ -54,7 +65,7 @@ impl Ahead {
     ) -> Self {
         let tile = N * row_bytes;
         let level = Level::of_tile(tile);
-        if in_order(N, row_bytes) {
+        if in_order_somewhere(N, row_bytes) {
             return Self {
                 bytes: tile + (N - 1) * at,
                 each_row: piece.wrapping_sub(row_bytes),

@@ -2,8 +2,10 @@
 
 /// Defines `multiply`: all weight rows against one token, by a `tile` that stands beside it, for formats of
 /// the given trait whose blocks span so many blocks of activations; with the features that `tile` needs.
+///
+/// `$in_order` says whether sixteen rows are not too long to be read side by side.
 macro_rules! by_rows {
-    ($format:ident, $span:expr, $features:literal) => {
+    ($format:ident, $span:expr, $in_order:path, $features:literal) => {
         /// All weight rows against one token: `out[row]`.
         #[target_feature(enable = $features)]
         pub(super) fn multiply<F: $format<BYTES>, const BYTES: usize>(
@@ -13,7 +15,7 @@ macro_rules! by_rows {
         ) {
             use super::reduce::{FEW, ROWS};
 
-            if $crate::kernels::ahead::in_order(ROWS, weights.row_bytes) {
+            if $in_order(ROWS, weights.row_bytes) {
                 by_rows::<F, BYTES, ROWS>(weights, acts, out);
             } else {
                 by_rows::<F, BYTES, FEW>(weights, acts, out);

@@ -11,7 +11,7 @@ use super::by_rows::by_rows;
 use super::reduce::{ROWS, halves, quarters, widened};
 use super::table::entries;
 use crate::activations::{Int8Row, SUPER_BLOCK};
-use crate::kernels::ahead::Ahead;
+use crate::kernels::ahead::{Ahead, in_order};
 use crate::kernels::avx2::beside::{Beside, Numbers, sums_of_four};
 use crate::kernels::panel::heads::{self, Head};
 
@@ -203,6 +203,7 @@ fn upper(a: __m512i, b: __m512i) -> __m512i {
 by_rows!(
     Super,
     SUPER_BLOCK,
+    in_order,
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 );
 

@@ -14,7 +14,7 @@ use super::reduce::{ROWS, halves, quarters};
 use super::stored::{Stored, load, readable};
 use super::table::entries;
 use crate::activations::Int8Row;
-use crate::kernels::ahead::{Ahead, in_next_tile};
+use crate::kernels::ahead::{Ahead, in_next_tile, in_order_somewhere};
 
 /// Two blocks of a row.
 #[derive(Clone, Copy)]
@@ -63,6 +63,7 @@ fn fifth_bits(matrices: __m512i) -> __m512i {
 by_rows!(
     Stored,
     1,
+    in_order_somewhere,
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
 );
 
