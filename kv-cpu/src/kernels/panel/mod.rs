@@ -2,7 +2,7 @@
 //!
 //! A [`Panel`] is [`ROWS`] weight rows by at most [`COLUMNS`] columns, unpacked to bytes and interleaved
 //! so that one register holds some neighbouring columns of several rows. It stays in
-//! the first-level cache while all tokens pass, a few at a time ([`tile`]). Sums of a block are
+//! the first-level cache, or near it, while all tokens pass, a few at a time ([`tile`]). Sums of a block are
 //! exact integers; scales are applied in `f32`, block after block: the order of additions is the
 //! same for any number of tokens, and [`super`]'s kernels for one token follow it.
 //!
@@ -26,9 +26,9 @@ use crate::output::OutputColumns;
 
 /// Weight rows of a panel.
 pub(super) const ROWS: usize = 32;
-/// Columns of a panel.
-pub(super) const COLUMNS: usize = 512;
-/// So many tokens soon pass a panel: half of one leaves room in the cache for what comes next.
+/// Columns of a panel: what a tile of tokens costs beside its products is paid once for all of them.
+pub(super) const COLUMNS: usize = 1024;
+/// So many tokens soon pass a panel: a quarter of one leaves room in the cache for what comes next.
 const FEW_TOKENS: usize = 32;
 /// Blocks of activations across a panel.
 pub(super) const BLOCKS: usize = COLUMNS / BLOCK;
@@ -222,7 +222,7 @@ impl Multiplier<'_> {
             return;
         }
         let at_once = match tokens.len() {
-            ..=FEW_TOKENS => BLOCKS / 2,
+            ..=FEW_TOKENS => BLOCKS / 4,
             _ => BLOCKS,
         };
         let n_tiles = tokens.len().div_ceil(self.tiles.len()) * ROWS / self.tile_rows;

@@ -15,11 +15,26 @@ const STEPS: usize = BLOCK / super::STEP;
 /// Sums of `T` tokens.
 type Sums<X, const T: usize> = [[X; VECTORS]; T];
 
+/// Asks for the lines of the outputs, which are far apart and seldom near: written without having been asked for,
+/// they hold up what is written next.
+#[inline(always)]
+unsafe fn fetch_outputs<L: Lanes, const T: usize>(args: &TileArgs<'_>) {
+    for t in 0..T {
+        let first = args.out.wrapping_add(t * args.stride);
+        // SAFETY: the caller promises the instruction set; any address may be asked for.
+        unsafe {
+            L::prefetch(first.cast());
+            L::prefetch(first.wrapping_add(VECTORS * L::ROWS - 1).cast());
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn load_sums<L: Lanes, const T: usize>(args: &TileArgs<'_>) -> Sums<L::Float, T> {
     // SAFETY: the caller promises the instruction set and room for the sums.
     unsafe {
         let mut acc = [[L::zero_f(); VECTORS]; T];
+        fetch_outputs::<L, T>(args);
         if args.blocks.start > 0 {
             for (t, acc) in acc.iter_mut().enumerate() {
                 for (v, acc) in acc.iter_mut().enumerate() {
@@ -132,6 +147,8 @@ pub(in crate::kernels) unsafe fn supers<
     args: &TileArgs<'_>,
 ) {
     let n_supers = args.blocks.len().min(BLOCKS) / SUPER_BLOCK;
+    // SAFETY: as the caller promises.
+    unsafe { fetch_outputs::<L, T>(args) };
     for s in 0..n_supers {
         // SAFETY: as the caller promises.
         let mut total = unsafe { [[L::zero(); VECTORS]; T] };
