@@ -10,6 +10,7 @@ use kv_core::block::BlockFormat;
 
 use super::WeightRows;
 use super::ahead::Ahead;
+use super::fetch::fetch_line;
 use crate::output::OutputColumns;
 
 /// The longest register, in columns.
@@ -197,6 +198,16 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
         let w = weights.bytes.as_ptr().add(row * weights.row_bytes);
         let a = acts.as_ptr().add(token * n);
         let mut acc = [[C::zero(); R]; T];
+        let first = weights.first + row;
+        let to = out.block(token..token + T, first..first + R);
+        if let Some((to, stride)) = to
+            && T > 1
+        {
+            // They are far apart, and seldom near.
+            for t in 0..T {
+                fetch_line(to.wrapping_add(t * stride).cast());
+            }
+        }
         for column in (0..whole).step_by(C::LANES) {
             let at = column * S::BYTES;
             let ahead = Ahead::of::<R>(at, LINE, weights.row_bytes);
@@ -224,8 +235,7 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
                 }
             }
         }
-        let first = weights.first + row;
-        let Some((to, stride)) = out.block(token..token + T, first..first + R) else {
+        let Some((to, stride)) = to else {
             return R;
         };
         if T == 1 {
