@@ -12,7 +12,7 @@ use super::heads::powers;
 use super::reduce::{ROWS, halves, quarters, widened};
 use super::table::entries;
 use crate::activations::{BLOCK, Int8Row};
-use crate::kernels::ahead::{Ahead, in_order_somewhere};
+use crate::kernels::ahead::{Ahead, in_order};
 use crate::kernels::groups as g;
 use crate::kernels::panel::pack::Packed;
 
@@ -107,7 +107,7 @@ fn fifth_bits<const BYTES: usize>(
 by_rows!(
     Pair,
     1,
-    in_order_somewhere,
+    in_order,
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 );
 
