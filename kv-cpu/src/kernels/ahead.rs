@@ -14,13 +14,13 @@ pub(in crate::kernels) const AHEAD: usize = 8 * 1024;
 const IN_ORDER: usize = 30 * 1024;
 const IN_ORDER_SECOND: usize = 256 * 1024;
 
-/// Whether a tile of so many rows is asked for in order into the first-level cache.
+/// Whether a tile of so many rows and the next one are small enough for a first-level cache.
 #[inline(always)]
 pub(in crate::kernels) fn in_order(n_rows: usize, row_bytes: usize) -> bool {
     n_rows * row_bytes <= IN_ORDER
 }
 
-/// Whether a tile of so many rows is asked for in order into the cache that is best for this processor.
+/// Whether they are for the cache into which this processor is best asked ([`Level`]): then tiles are asked for in order.
 #[inline(always)]
 pub(in crate::kernels) fn in_order_somewhere(n_rows: usize, row_bytes: usize) -> bool {
     let tile = n_rows * row_bytes;

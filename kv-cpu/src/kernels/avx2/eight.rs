@@ -126,11 +126,6 @@ impl<D: Dot> Lanes for Eight<D> {
         unsafe { _mm256_loadu_si256(from.cast()) }
     }
     #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: any address may be asked for.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
-    }
-    #[inline(always)]
     unsafe fn splat(x: i32) -> __m256i {
         // SAFETY: as above.
         unsafe { _mm256_set1_epi32(x) }

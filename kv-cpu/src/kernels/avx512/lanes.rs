@@ -27,11 +27,6 @@ impl Lanes for Wide {
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
     #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: any address may be asked for.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
-    }
-    #[inline(always)]
     unsafe fn splat(x: i32) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_set1_epi32(x) }

@@ -4,7 +4,6 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use crate::kernels::fetch::fetch_line;
 use crate::kernels::panel::lanes::{Lanes, Steps};
 use crate::kernels::panel::pack::{Interleave, Words};
 use crate::kernels::panel::tile::VECTORS;
@@ -94,10 +93,6 @@ impl<D: Dot> Lanes for Four<D> {
     unsafe fn load(from: *const i32) -> int32x4_t {
         // SAFETY: as above; the caller promises 16 readable bytes.
         unsafe { vld1q_s32(from) }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        fetch_line(from);
     }
     #[inline(always)]
     unsafe fn splat(x: i32) -> int32x4_t {

@@ -81,8 +81,6 @@ pub(in crate::kernels) trait Lanes: Sized {
 
     unsafe fn zero() -> Self::Int;
     unsafe fn load(from: *const i32) -> Self::Int;
-    /// Asks for a line; may be any address.
-    unsafe fn prefetch(from: *const u8);
     unsafe fn splat(x: i32) -> Self::Int;
     /// `acc + Σ w · a` over the four bytes of each lane, `a` signed, `w` too where [`SIGNED`](super::SIGNED),
     /// else unsigned and below 64 unless `WIDE`.

@@ -6,6 +6,7 @@
 use super::lanes::{Lanes, Steps};
 use super::{BLOCKS, SIGNED, TileArgs};
 use crate::activations::{BLOCK, SUPER_BLOCK};
+use crate::kernels::fetch::fetch_line;
 
 /// Registers of weight rows of a tile.
 pub(in crate::kernels) const VECTORS: usize = 2;
@@ -18,14 +19,11 @@ type Sums<X, const T: usize> = [[X; VECTORS]; T];
 /// Asks for the lines of the outputs, which are far apart and seldom near: written without having been asked for,
 /// they hold up what is written next.
 #[inline(always)]
-unsafe fn fetch_outputs<L: Lanes, const T: usize>(args: &TileArgs<'_>) {
+fn fetch_outputs<L: Lanes, const T: usize>(args: &TileArgs<'_>) {
     for t in 0..T {
         let first = args.out.wrapping_add(t * args.stride);
-        // SAFETY: the caller promises the instruction set; any address may be asked for.
-        unsafe {
-            L::prefetch(first.cast());
-            L::prefetch(first.wrapping_add(VECTORS * L::ROWS - 1).cast());
-        }
+        fetch_line(first.cast());
+        fetch_line(first.wrapping_add(VECTORS * L::ROWS - 1).cast());
     }
 }
 
@@ -34,7 +32,6 @@ unsafe fn load_sums<L: Lanes, const T: usize>(args: &TileArgs<'_>) -> Sums<L::Fl
     // SAFETY: the caller promises the instruction set and room for the sums.
     unsafe {
         let mut acc = [[L::zero_f(); VECTORS]; T];
-        fetch_outputs::<L, T>(args);
         if args.blocks.start > 0 {
             for (t, acc) in acc.iter_mut().enumerate() {
                 for (v, acc) in acc.iter_mut().enumerate() {
@@ -95,6 +92,7 @@ pub(in crate::kernels) unsafe fn blocks<
     args: &TileArgs<'_>,
 ) {
     let acts = &args.acts;
+    fetch_outputs::<L, T>(args);
     // SAFETY: as the caller promises.
     unsafe {
         let mut acc = load_sums::<L, T>(args);
@@ -107,7 +105,7 @@ pub(in crate::kernels) unsafe fn blocks<
                     *sums = [offsets::<L>(args, sum); VECTORS];
                 }
             }
-            fetch_next::<L, T>(args, b);
+            fetch_next::<T>(args, b);
             dot_steps::<L, WIDE, T>(args, b, 0, &mut sums);
             let scales = args.panel.scales.as_ptr().add(b);
             let scales = (*scales).as_ptr().add(args.row);
@@ -147,15 +145,14 @@ pub(in crate::kernels) unsafe fn supers<
     args: &TileArgs<'_>,
 ) {
     let n_supers = args.blocks.len().min(BLOCKS) / SUPER_BLOCK;
-    // SAFETY: as the caller promises.
-    unsafe { fetch_outputs::<L, T>(args) };
+    fetch_outputs::<L, T>(args);
     for s in 0..n_supers {
         // SAFETY: as the caller promises.
         let mut total = unsafe { [[L::zero(); VECTORS]; T] };
         for b in s * SUPER_BLOCK..(s + 1) * SUPER_BLOCK {
             // SAFETY: as the caller promises.
             unsafe {
-                fetch_next::<L, T>(args, b);
+                fetch_next::<T>(args, b);
                 for part in 0..PARTS {
                     let mut sums = [[L::zero(); VECTORS]; T];
                     if !MINIMA && !SIGNED {
@@ -176,12 +173,11 @@ pub(in crate::kernels) unsafe fn supers<
 
 /// Asks for the next tokens' columns of block `b`: the processor does not foresee them.
 #[inline(always)]
-unsafe fn fetch_next<L: Lanes, const T: usize>(args: &TileArgs<'_>, b: usize) {
+fn fetch_next<const T: usize>(args: &TileArgs<'_>, b: usize) {
     let acts = &args.acts;
     let first = args.token * acts.row_blocks + args.blocks.start + b;
     for t in T..2 * T {
-        // SAFETY: the caller promises the instruction set; any address may be asked for.
-        unsafe { L::prefetch(acts.quants.wrapping_add(first + t * acts.row_blocks).cast()) };
+        fetch_line(acts.quants.wrapping_add(first + t * acts.row_blocks).cast());
     }
 }
 
