@@ -10,17 +10,32 @@ use std::sync::Arc;
 
 use crate::block::BlockFormat;
 
+/// Who owns bytes that are shared: a memory map, a vector.
+pub trait ByteOwner: Send + Sync {
+    /// All of them; never fewer than at first.
+    fn bytes(&self) -> &[u8];
+
+    /// These will not be read soon: an owner that can have them again may give back their memory.
+    fn not_needed_soon(&self, _range: Range<usize>) {}
+}
+
+impl<T: AsRef<[u8]> + Send + Sync> ByteOwner for T {
+    fn bytes(&self) -> &[u8] {
+        self.as_ref()
+    }
+}
+
 /// Bytes that somebody else owns (a memory map, a vector), shared without copying.
 #[derive(Clone)]
 pub struct SharedBytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Arc<dyn ByteOwner>,
     range: Range<usize>,
 }
 
 impl SharedBytes {
     /// All bytes of `owner`.
-    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        let range = 0..(*owner).as_ref().len();
+    pub fn new(owner: Arc<dyn ByteOwner>) -> Self {
+        let range = 0..owner.bytes().len();
         Self { owner, range }
     }
 
@@ -32,6 +47,11 @@ impl SharedBytes {
             owner: Arc::clone(&self.owner),
             range: start..end,
         })
+    }
+
+    /// Says that these bytes will not be read soon: their owner may give back their memory until they are.
+    pub fn not_needed_soon(&self) {
+        self.owner.not_needed_soon(self.range.clone());
     }
 }
 
@@ -46,10 +66,8 @@ impl Deref for SharedBytes {
 
     fn deref(&self) -> &[u8] {
         // The range was checked when it was made, and an owner's bytes do not shrink.
-        (*self.owner)
-            .as_ref()
-            .get(self.range.clone())
-            .unwrap_or_default()
+        let bytes = self.owner.bytes();
+        bytes.get(self.range.clone()).unwrap_or_default()
     }
 }
 

@@ -371,6 +371,8 @@ pub(crate) struct Int8Row<'a> {
     pub(crate) sums: &'a [f32],
     pub(crate) int_sums: &'a [i16],
     pub(crate) int_half_sums: &'a [[i16; 2]],
+    pub(crate) negative_sums: &'a [i32],
+    pub(crate) negative_half_sums: &'a [[i32; 2]],
 }
 
 impl<'a> Int8Rows<'a> {
@@ -445,6 +447,8 @@ impl<'a> Int8Rows<'a> {
             sums: one.sums,
             int_sums: one.int_sums,
             int_half_sums: one.int_half_sums,
+            negative_sums: one.negative_sums,
+            negative_half_sums: one.negative_half_sums,
         })
     }
 }

@@ -17,6 +17,7 @@ use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::plan::Plan;
 use crate::program::CpuProgram;
+use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Team;
@@ -34,6 +35,8 @@ pub struct CpuConfig {
     pub isa: Option<Isa>,
     /// How activations meet quantised weights.
     pub activations: ActivationChoice,
+    /// Whether weights are brought into another order before they are first used.
+    pub repack: RepackChoice,
 }
 
 /// Computes on the CPU.
@@ -41,6 +44,7 @@ pub struct CpuBackend {
     kernels: &'static Kernels,
     team: Team,
     activations: ActivationChoice,
+    repack: RepackChoice,
     custom: CustomOps,
 }
 
@@ -71,6 +75,7 @@ impl CpuBackend {
             kernels,
             team,
             activations: config.activations,
+            repack: config.repack,
             custom: CustomOps::new(),
         })
     }
@@ -136,7 +141,7 @@ impl Backend for CpuBackend {
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
         Ok(CpuWeights::new(
             source,
-            self.activations,
+            (self.activations, self.repack),
             self.custom.clone(),
         ))
     }
@@ -147,6 +152,7 @@ impl Backend for CpuBackend {
         weights: &CpuWeights,
         layout: &RowLayout,
     ) -> Result<CpuProgram, BackendError> {
+        weights.repack_for(graph, self.kernels, &mut self.team.lead())?;
         let plan = Plan::new(graph, weights, layout)?;
         CpuProgram::new(plan, layout, self.team.n_threads())
     }

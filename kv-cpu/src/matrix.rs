@@ -1,4 +1,4 @@
-//! [`Matrix`]: a weight matrix as it lies in its file, multiplied without being copied.
+//! [`Matrix`]: a weight matrix as it lies in its file, or repacked.
 //!
 //! Invariant: an output value depends on its weight row and its activation row alone, bit for bit:
 //! not on the other rows of the batch, nor on how columns are divided over calls and threads. (Each
@@ -15,8 +15,9 @@ use kv_core::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations, ScaleSpan};
 use crate::exact;
-use crate::kernels::{Kernels, WeightRows};
+use crate::kernels::{Arrangement, Kernels, WeightRows};
 use crate::output::OutputColumns;
+use crate::repack::Repacked;
 use crate::weights::is_quantised;
 
 /// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
@@ -34,6 +35,8 @@ pub struct Matrix {
     n_columns: usize,
     row_bytes: usize,
     activations: ActivationKind,
+    /// The same rows in another order, which are multiplied as int8 where there are any.
+    repacked: Option<Repacked>,
 }
 
 impl Matrix {
@@ -82,7 +85,13 @@ impl Matrix {
             n_columns,
             row_bytes,
             activations,
+            repacked: None,
         })
+    }
+
+    /// This matrix with its rows repacked.
+    pub(crate) fn with_repacked(self, repacked: Option<Repacked>) -> Self {
+        Self { repacked, ..self }
     }
 
     /// Some rows of this matrix as a matrix of their own, whose bytes are shared.
@@ -104,7 +113,8 @@ impl Matrix {
             wanted: shape,
             got: weight.shape().to_vec(),
         })?;
-        Self::with_activations(part, self.activations)
+        let repacked = self.repacked.as_ref().and_then(|r| r.part(rows));
+        Ok(Self::with_activations(part, self.activations)?.with_repacked(repacked))
     }
 
     /// Number of outputs.
@@ -119,7 +129,8 @@ impl Matrix {
 
     /// Where the first row begins.
     pub(crate) fn start(&self) -> *const u8 {
-        self.weight.bytes().as_ptr()
+        let repacked = self.repacked.as_ref().and_then(|r| r.rows(0..self.n_rows));
+        repacked.unwrap_or(self.weight.bytes()).as_ptr()
     }
 
     /// Bytes of one weight row, which a multiplication reads once per block of tokens.
@@ -155,15 +166,8 @@ impl Matrix {
             _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1)).max(1),
         };
         for rows in steps(outs, rows_at_once) {
-            let Some(bytes) = self.row_range(rows.clone()) else {
+            let Some(weights) = self.weight_rows(rows, acts) else {
                 break;
-            };
-            let weights = WeightRows {
-                format: self.weight.format(),
-                bytes,
-                row_bytes: self.row_bytes,
-                first: rows.start,
-                n_columns: self.n_columns,
             };
             match acts {
                 Activations::F32(values) if is_quantised(weights.format) => {
@@ -198,6 +202,29 @@ impl Matrix {
         };
         kv_core::block::dequantize(self.weight.format(), bytes, out);
         Ok(())
+    }
+
+    /// Some rows as these activations are multiplied with.
+    fn weight_rows(&self, rows: Range<usize>, acts: Activations<'_>) -> Option<WeightRows<'_>> {
+        let first = rows.start;
+        let stored = WeightRows {
+            format: self.weight.format(),
+            arrangement: Arrangement::Stored,
+            bytes: self.row_range(rows.clone())?,
+            row_bytes: self.row_bytes,
+            first,
+            n_columns: self.n_columns,
+        };
+        let repacked = match (&self.repacked, acts) {
+            (Some(repacked), Activations::Int8(_)) => repacked.rows(rows).map(|bytes| WeightRows {
+                arrangement: Arrangement::Repacked,
+                bytes,
+                row_bytes: repacked.row_bytes(),
+                ..stored
+            }),
+            _ => None,
+        };
+        Some(repacked.unwrap_or(stored))
     }
 
     fn row_range(&self, rows: Range<usize>) -> Option<&[u8]> {

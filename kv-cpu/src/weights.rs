@@ -9,11 +9,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::CustomOps;
+use kv_core::backend::{BackendError, CustomOps};
 use kv_core::block::BlockFormat;
+use kv_core::graph::Graph;
 use kv_core::weights::WeightSource;
 
 use crate::activations::ActivationKind;
+use crate::kernels::Kernels;
+use crate::repack::{RepackChoice, Repacked, RepackedWeights};
+use crate::team::Lead;
 
 /// Models with at most this many bytes of quantised weights keep their activations as `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
@@ -28,19 +32,21 @@ pub enum ActivationChoice {
     Always(ActivationKind),
 }
 
-/// Weights as they lie in their file; nothing is copied.
+/// Weights as they lie in their file, and what has been repacked of them.
 pub struct CpuWeights {
     pub(crate) source: Arc<dyn WeightSource>,
     /// What quantised matrices want their activations to be.
     pub(crate) activations: ActivationKind,
     /// What custom operations of its graphs compute.
     pub(crate) custom: CustomOps,
+    repack: RepackChoice,
+    repacked: RepackedWeights,
 }
 
 impl CpuWeights {
     pub(crate) fn new(
         source: Arc<dyn WeightSource>,
-        choice: ActivationChoice,
+        (choice, repack): (ActivationChoice, RepackChoice),
         custom: CustomOps,
     ) -> Self {
         let activations = match choice {
@@ -54,7 +60,31 @@ impl CpuWeights {
             source,
             activations,
             custom,
+            repack,
+            repacked: RepackedWeights::default(),
         }
+    }
+
+    /// Repacks what a graph multiplies with and has not been repacked yet.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`] where a thread failed.
+    pub(crate) fn repack_for(
+        &self,
+        graph: &Graph,
+        kernels: &Kernels,
+        lead: &mut Lead<'_>,
+    ) -> Result<(), BackendError> {
+        if self.repack == RepackChoice::Never || self.activations == ActivationKind::F32 {
+            return Ok(());
+        }
+        let get = |name: &str| self.source.get(name);
+        self.repacked.prepare(graph, get, (kernels, lead))
+    }
+
+    /// The repacked rows of a weight, if there are any.
+    pub(crate) fn repacked(&self, name: &str) -> Option<Repacked> {
+        self.repacked.get(name)
     }
 }
 

@@ -14,6 +14,7 @@ fn backend(isa: Isa, n_threads: usize, kind: ActivationKind) -> CpuBackend {
         n_threads: NonZeroUsize::new(n_threads),
         isa: Some(isa),
         activations: ActivationChoice::Always(kind),
+        ..CpuConfig::default()
     })
     .unwrap()
 }

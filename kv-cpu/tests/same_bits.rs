@@ -37,6 +37,7 @@ fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
         n_threads,
         isa: Some(isa),
         activations: ActivationChoice::Always(ActivationKind::Int8),
+        ..CpuConfig::default()
     })
     .unwrap()
 }

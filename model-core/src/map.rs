@@ -2,11 +2,15 @@
 
 use std::fs::{self, File};
 use std::io;
+#[cfg(unix)]
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use kv_core::weights::SharedBytes;
+use kv_core::weights::{ByteOwner, SharedBytes};
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 /// Why a file is not mapped. Readers say it in errors of their own.
 #[derive(Debug)]
@@ -41,5 +45,26 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     // is valid. That nobody else changes or shortens the file meanwhile, no reader of a map can see to
     // on any of our systems: the documentation of those who open files forbids it.
     let map = unsafe { Mmap::map(&file) }?;
-    Ok(SharedBytes::new(Arc::new(map)))
+    Ok(SharedBytes::new(Arc::new(Mapped(map))))
+}
+
+/// A mapped file.
+struct Mapped(Mmap);
+
+impl ByteOwner for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    #[cfg(unix)]
+    fn not_needed_soon(&self, range: Range<usize>) {
+        // SAFETY: the map is of a file, never written to: what is dropped is read again from the file, or
+        // from what the system keeps of it.
+        let given = unsafe {
+            self.0
+                .unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
+        };
+        // It stays in memory then, which changes nothing but how much is used.
+        given.unwrap_or_default();
+    }
 }

@@ -57,6 +57,14 @@ impl Level {
         }
     }
 
+    /// The one that serves this processor best for what is read from beginning to end.
+    pub(crate) fn of_streams() -> Self {
+        match few_first_level_misses() {
+            true => Self::Second,
+            false => Self::First,
+        }
+    }
+
     /// Asks for all lines that lie `64 · n` bytes from an address on, up to `n_bytes`.
     #[inline(always)]
     pub(crate) fn fetch(self, from: *const u8, n_bytes: usize) {

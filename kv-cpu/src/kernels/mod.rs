@@ -49,11 +49,21 @@ use avx2::groups;
 use neon::groups;
 pub use scan::{Decay, LANES, Lanes, ScanTile};
 
-/// Some neighbouring rows of a weight matrix, as they lie in its file.
+/// How rows of weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrangement {
+    /// One after the other, as in their file.
+    Stored,
+    /// Groups of [`RepackFns::at_once`] side by side.
+    Repacked,
+}
+
+/// Some neighbouring rows of a weight matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRows<'a> {
     pub(crate) format: BlockFormat,
-    /// Whole rows of `row_bytes` each.
+    pub(crate) arrangement: Arrangement,
+    /// Whole rows of `row_bytes` each, or whole groups of repacked rows.
     pub(crate) bytes: &'a [u8],
     pub(crate) row_bytes: usize,
     /// Which row of the matrix, hence which column of the output, is the first.
@@ -75,6 +85,16 @@ impl WeightRows<'_> {
         let out = out.values(token, self.first..self.first + n_rows)?;
         Some((acts.row(token)?, out))
     }
+}
+
+/// How weights are repacked for an instruction set.
+pub(crate) struct RepackFns {
+    /// Rows that are side by side; all matrices have a multiple of it.
+    pub(crate) at_once: usize,
+    /// Bytes of a repacked row of so many columns, on average; 0 for formats that stay as they are.
+    pub(crate) row_bytes: fn(BlockFormat, usize) -> usize,
+    /// Repacks stored rows, as many as there is room for.
+    pub(crate) repack: fn(&WeightRows<'_>, &mut [u8]),
 }
 
 /// One function per small operation. Where slices should have equal lengths and do not (a failed
@@ -129,6 +149,8 @@ pub struct Kernels {
     /// The dot products of weight rows with the activations of some tokens. An output has the same
     /// bits whichever rows and tokens are multiplied beside it.
     pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
+    /// How weights are repacked before they are multiplied, if there are kernels for that.
+    pub(crate) repack: Option<RepackFns>,
 }
 
 impl std::fmt::Debug for Kernels {

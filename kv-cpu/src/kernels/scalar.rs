@@ -35,6 +35,7 @@ pub(super) static TABLE: Kernels = Kernels {
     f16_to_f32,
     quantize,
     multiply,
+    repack: None,
 };
 
 fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
@@ -245,6 +246,8 @@ fn multiply_values(
 ) {
     let WeightRows {
         format,
+        // This table repacks nothing.
+        arrangement: _,
         bytes,
         row_bytes,
         first,

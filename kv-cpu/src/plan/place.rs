@@ -148,6 +148,7 @@ mod tests {
     use super::*;
     use crate::activations::ActivationKind;
     use crate::plan::Before;
+    use crate::repack::RepackChoice;
     use crate::weights::{ActivationChoice, CpuWeights};
 
     fn plan(n_tokens: usize, n_outputs: usize) -> Plan {
@@ -174,7 +175,10 @@ mod tests {
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
         let weights = CpuWeights::new(
             change(tiny_weights(&graph, 1)),
-            ActivationChoice::Always(ActivationKind::Int8),
+            (
+                ActivationChoice::Always(ActivationKind::Int8),
+                RepackChoice::Auto,
+            ),
             CustomOps::new(),
         );
         Plan::new(&graph, &weights, &layout).unwrap()

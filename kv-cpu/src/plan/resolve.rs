@@ -444,10 +444,9 @@ impl<'a> Resolver<'a> {
         let matrix = match self.matrices.get(name) {
             Some(matrix) => Arc::clone(matrix),
             None => {
-                let matrix = Arc::new(Matrix::with_activations(
-                    self.weight(name, node)?,
-                    self.weights.activations,
-                )?);
+                let matrix =
+                    Matrix::with_activations(self.weight(name, node)?, self.weights.activations)?;
+                let matrix = Arc::new(matrix.with_repacked(self.weights.repacked(name)));
                 self.matrices.insert(name, Arc::clone(&matrix));
                 matrix
             }

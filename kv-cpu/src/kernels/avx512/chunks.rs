@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::heads::{self, Heads};
-use super::sixteen::Sixteen;
+use super::sixteen::Block16;
 use super::table::entries;
 use crate::kernels::groups as g;
 use crate::kernels::panel::pack::Packed;
@@ -26,6 +26,8 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
     const READS: usize = Self::GROUPS * 2 / Self::CHUNKS;
     /// Pieces of 16 bytes that a step takes.
     const TAKES: usize;
+    /// Where a word of fifth bits begins that is no piece, one for each of 32 columns.
+    const FIFTH_BITS: Option<usize> = None;
 
     /// Which of the block's chunks is found `k`th.
     #[inline(always)]
@@ -51,16 +53,17 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
     ///
     /// # Safety
     /// AVX-512 is available.
-    unsafe fn heads(blocks: Sixteen<'_, BYTES>) -> Heads;
+    unsafe fn heads(blocks: impl Block16<BYTES>) -> Heads;
 }
 
 macro_rules! chunks {
     ($name:ident, $bytes:literal: $chunks:literal chunks, $apart:literal apart, $heads:path,
-     $takes:literal of |$read:pat_param| $pieces:expr, $quants:expr) => {
+     $(fifth bits at $fifth:literal,)? $takes:literal of |$read:pat_param| $pieces:expr, $quants:expr) => {
         impl Chunks<$bytes> for g::$name {
             const CHUNKS: usize = $chunks;
             const APART: usize = $apart;
             const TAKES: usize = $takes;
+            $(const FIFTH_BITS: Option<usize> = Some($fifth);)?
 
             #[inline(always)]
             fn pieces($read: usize) -> [usize; PIECES] {
@@ -79,7 +82,7 @@ macro_rules! chunks {
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-            unsafe fn heads(blocks: Sixteen<'_, $bytes>) -> Heads {
+            unsafe fn heads(blocks: impl Block16<$bytes>) -> Heads {
                 $heads(blocks)
             }
         }
@@ -88,11 +91,11 @@ macro_rules! chunks {
 
 chunks!(Q4_0, 18: 2 chunks, 1 apart, heads::blocks, 1 of |_| [2; 3],
     |[q, ..]: [_; 3], _, _| nibbles(q));
-chunks!(Q4_1, 20: 2 chunks, 1 apart, heads::blocks, 1 of |_| [4; 3],
+chunks!(Q4_1, 20: 2 chunks, 1 apart, heads::q4_1, 1 of |_| [4; 3],
     |[q, ..]: [_; 3], _, _| nibbles(q));
-chunks!(Q5_0, 22: 2 chunks, 1 apart, heads::q5_0, 1 of |_| [6; 3],
+chunks!(Q5_0, 22: 2 chunks, 1 apart, heads::q5_0, fifth bits at 2, 1 of |_| [6; 3],
     |[q, ..]: [_; 3], (_, word), heads: &Heads| fifth_bits(nibbles(q), heads.fifth_bits, word));
-chunks!(Q5_1, 24: 2 chunks, 1 apart, heads::q5_1, 1 of |_| [8; 3],
+chunks!(Q5_1, 24: 2 chunks, 1 apart, heads::q5_1, fifth bits at 4, 1 of |_| [8; 3],
     |[q, ..]: [_; 3], (_, word), heads: &Heads| fifth_bits(nibbles(q), heads.fifth_bits, word));
 chunks!(Q8_0, 34: 1 chunks, 1 apart, heads::blocks, 1 of |read| [2 + 16 * read; 3],
     |[q, ..]: [_; 3], _, _| [_mm512_xor_si512(q, _mm512_set1_epi8(-128)); MOST]);
@@ -174,22 +177,14 @@ fn with<const BITS: i8>(numbers: __m512i, bits: __m512i) -> __m512i {
     _mm512_or_si512(numbers, _mm512_and_si512(bits, _mm512_set1_epi8(BITS)))
 }
 
-/// Adds 16 to word `word` of two chunks where bits are set, of which a row's lane has one for each column.
+/// Adds 16 to word `word` of two chunks where bits are set that lie as [`Block16::bits`] has them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn fifth_bits(mut chunks: [__m512i; MOST], bits: __m512i, word: usize) -> [__m512i; MOST] {
-    let bit_of = _mm512_set1_epi32(if word.is_multiple_of(2) {
-        0x0804_0201
-    } else {
-        0x8040_2010_u32 as i32
-    });
-    for (chunk, byte) in chunks.iter_mut().take(2).zip([word / 2, word / 2 + 2]) {
-        let each = _mm512_set4_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0);
-        let each = _mm512_or_si512(each, _mm512_set1_epi8(byte as i8));
-        let mask = _mm512_test_epi8_mask(_mm512_shuffle_epi8(bits, each), bit_of);
-        *chunk = _mm512_mask_add_epi8(*chunk, mask, *chunk, _mm512_set1_epi8(16));
-    }
-    chunks
+fn fifth_bits([low, high, ..]: [__m512i; MOST], bits: __m512i, word: usize) -> [__m512i; MOST] {
+    let by = |n: usize| _mm_cvtsi64_si128(n as i64);
+    let low = with::<16>(low, _mm512_sll_epi32(bits, by(4 - word)));
+    let high = with::<16>(high, _mm512_srl_epi32(bits, by(word)));
+    [low, high, low, high]
 }
 
 /// The values of a table that nibbles stand for, plus an offset.

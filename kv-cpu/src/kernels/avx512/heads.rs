@@ -5,14 +5,14 @@
 
 use std::arch::x86_64::*;
 
-use super::sixteen::Sixteen;
+use super::sixteen::Block16;
 
 /// As [`Head`](crate::kernels::panel::heads::Head), of sixteen rows; what a format does not have is
 /// whatever it happens to be.
 pub(super) struct Heads {
     pub(super) scales: __m512,
     pub(super) minimum_scales: __m512,
-    /// Bits beside 32 nibbles.
+    /// Bits beside 32 nibbles, as [`Block16::bits`] has them.
     pub(super) fifth_bits: __m512i,
     /// Signed bytes, four to a word.
     factors: [__m512i; 4],
@@ -41,29 +41,42 @@ impl Heads {
     }
 }
 
-/// Blocks of 32: a scale, and perhaps a minimum.
+// SAFETY (of all calls of `Block16`): these functions need its features.
+
+/// Blocks of 32 with a scale.
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn blocks<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
-    let [both, ..] = blocks.words(0);
+pub(super) fn blocks<const BYTES: usize>(blocks: impl Block16<BYTES>) -> Heads {
+    // SAFETY: as said above.
+    let scale = unsafe { blocks.narrow(true) };
+    of(scale, [scale; 4], [scale; 4])
+}
+
+/// Blocks of 32 with a scale and a minimum.
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
+pub(super) fn q4_1(blocks: impl Block16<20>) -> Heads {
+    // SAFETY: as said above.
+    let both = unsafe { blocks.word(0) };
     of(both, [both; 4], [both; 4])
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn q5_0(blocks: Sixteen<'_, 22>) -> Heads {
-    let [scale_and_low, high, ..] = blocks.words(0);
-    let low = _mm512_srli_epi32::<16>(scale_and_low);
+pub(super) fn q5_0(blocks: impl Block16<22>) -> Heads {
+    // SAFETY: as said above.
+    let (scale, fifth_bits) = unsafe { (blocks.narrow(true), blocks.bits(2)) };
     Heads {
-        fifth_bits: or(low, _mm512_slli_epi32::<16>(high)),
-        ..of(scale_and_low, [low; 4], [low; 4])
+        fifth_bits,
+        ..of(scale, [scale; 4], [scale; 4])
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn q5_1(blocks: Sixteen<'_, 24>) -> Heads {
-    let [both, fifth_bits, ..] = blocks.words(0);
+pub(super) fn q5_1(blocks: impl Block16<24>) -> Heads {
+    // SAFETY: as said above.
+    let (both, fifth_bits) = unsafe { (blocks.word(0), blocks.bits(4)) };
     Heads {
         fifth_bits,
         ..of(both, [both; 4], [both; 4])
@@ -72,22 +85,24 @@ pub(super) fn q5_1(blocks: Sixteen<'_, 24>) -> Heads {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn mxfp4(blocks: Sixteen<'_, 17>) -> Heads {
-    let [first, ..] = blocks.words(0);
-    let scales = powers(_mm512_and_si512(first, _mm512_set1_epi32(0xff)));
+pub(super) fn mxfp4(blocks: impl Block16<17>) -> Heads {
+    // SAFETY: as said above.
+    let exponents = unsafe { blocks.narrow(true) };
+    let scales = powers(exponents);
     Heads {
         scales,
         minimum_scales: scales,
-        fifth_bits: first,
-        factors: [first; 4],
-        minima: [first; 4],
+        fifth_bits: exponents,
+        factors: [exponents; 4],
+        minima: [exponents; 4],
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn q4_k<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
-    let [both, a, b, c] = blocks.words(0);
+pub(super) fn q4_k<const BYTES: usize>(blocks: impl Block16<BYTES>) -> Heads {
+    // SAFETY: as said above.
+    let [both, a, b, c] = unsafe { blocks.words(0) };
     let high = |low: __m512i, word| or(low, masked(_mm512_srli_epi32::<2>(word), 0x30));
     let factors = [masked(a, 63), high(masked(c, 15), a)];
     let minima = [
@@ -103,9 +118,9 @@ pub(super) fn q4_k<const BYTES: usize>(blocks: Sixteen<'_, BYTES>) -> Heads {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn q2_k(blocks: Sixteen<'_, 84>) -> Heads {
-    let [a, b, c, d] = blocks.words(0);
-    let [.., both] = blocks.words(68);
+pub(super) fn q2_k(blocks: impl Block16<84>) -> Heads {
+    // SAFETY: as said above.
+    let ([a, b, c, d], both) = unsafe { (blocks.words(0), blocks.word(80)) };
     let high = |word| masked(_mm512_srli_epi32::<4>(word), 15);
     of(
         both,
@@ -116,9 +131,9 @@ pub(super) fn q2_k(blocks: Sixteen<'_, 84>) -> Heads {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn q3_k(blocks: Sixteen<'_, 110>) -> Heads {
-    let [_, a, b, c] = blocks.words(92);
-    let [.., last] = blocks.words(94);
+pub(super) fn q3_k(blocks: impl Block16<110>) -> Heads {
+    // SAFETY: as said above.
+    let [a, b, c] = unsafe { [blocks.word(96), blocks.word(100), blocks.word(104)] };
     let factor = |low: __m512i, high: __m512i| {
         let both = or(masked(low, 15), _mm512_slli_epi32::<4>(masked(high, 3)));
         _mm512_sub_epi8(both, _mm512_set1_epi8(32))
@@ -129,21 +144,23 @@ pub(super) fn q3_k(blocks: Sixteen<'_, 110>) -> Heads {
         factor(_mm512_srli_epi32::<4>(a), _mm512_srli_epi32::<4>(c)),
         factor(_mm512_srli_epi32::<4>(b), _mm512_srli_epi32::<6>(c)),
     ];
-    of(_mm512_srli_epi32::<16>(last), factors, factors)
+    // SAFETY: as said above.
+    of(unsafe { blocks.narrow(false) }, factors, factors)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn q6_k(blocks: Sixteen<'_, 210>) -> Heads {
-    let factors = blocks.words(192);
-    let [.., last] = blocks.words(194);
-    of(_mm512_srli_epi32::<16>(last), factors, factors)
+pub(super) fn q6_k(blocks: impl Block16<210>) -> Heads {
+    // SAFETY: as said above.
+    let (factors, scale) = unsafe { (blocks.words(192), blocks.narrow(false)) };
+    of(scale, factors, factors)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) fn iq4_xs(blocks: Sixteen<'_, 136>) -> Heads {
-    let [both, low, ..] = blocks.words(0);
+pub(super) fn iq4_xs(blocks: impl Block16<136>) -> Heads {
+    // SAFETY: as said above.
+    let (both, low) = unsafe { (blocks.word(0), blocks.word(4)) };
     let high = _mm512_srli_epi32::<16>(both);
     // From four numbers of so many bits to four bytes.
     let spread = |word: __m512i, bits: i64| {

@@ -12,12 +12,14 @@ mod lanes;
 mod multiply;
 mod numbers;
 mod one_row;
+mod one_row_repacked;
 mod one_row_super;
 mod one_row_vbmi;
 mod pack;
 mod pack_vbmi;
 mod quantize;
 mod reduce;
+mod repacked;
 mod row_after_row;
 mod scan;
 mod sixteen;
@@ -28,7 +30,7 @@ use half::f16;
 
 use self::numbers::Avx512;
 use super::vector::vector_table;
-use super::{Kernels, avx2};
+use super::{Kernels, RepackFns, avx2};
 use crate::isa::Isa;
 
 pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512::new(),
@@ -45,6 +47,12 @@ pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512:
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
+    repack: Some(RepackFns {
+        at_once: sixteen::ROWS,
+        row_bytes: repacked::row_bytes,
+        // SAFETY: as above.
+        repack: |stored, to| unsafe { repacked::repack(stored, to) },
+    }),
 );
 
 /// With VBMI and GFNI, beside what [`TABLE`] needs.

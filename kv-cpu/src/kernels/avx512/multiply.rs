@@ -5,12 +5,13 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{floats, one_row, one_row_super, one_row_vbmi, pack, pack_vbmi, row_after_row};
+use super::{floats, one_row, one_row_repacked, one_row_super, one_row_vbmi};
+use super::{pack, pack_vbmi, repacked, row_after_row};
 use crate::activations::{Activations, Int8Row};
-use crate::kernels::WeightRows;
 use crate::kernels::groups as g;
-use crate::kernels::panel::formats::{self, Tiles, tiles};
+use crate::kernels::panel::formats::{self, Tiles, for_format, tiles};
 use crate::kernels::panel::lanes::Lanes;
+use crate::kernels::{Arrangement, WeightRows};
 use crate::output::OutputColumns;
 
 tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
@@ -18,6 +19,12 @@ tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,
 /// The same tiles of other panels.
 const VBMI_TILES: Tiles = Tiles {
     pack: pack_vbmi::by_words,
+    ..TILES
+};
+
+/// The same tiles of panels from repacked rows.
+const REPACKED_TILES: Tiles = Tiles {
+    pack: repacked::to_panels,
     ..TILES
 };
 
@@ -58,6 +65,13 @@ fn with(
     acts: Activations<'_>,
     (tokens, out): (Range<usize>, &mut OutputColumns<'_>),
 ) {
+    let (one, tiles): (OneToken, _) = match weights.arrangement {
+        Arrangement::Stored => (one, tiles),
+        Arrangement::Repacked => (
+            |weights, acts, out| one_repacked(weights, acts, out),
+            &REPACKED_TILES,
+        ),
+    };
     match acts {
         Activations::F32(values) => floats::multiply(&weights, values, tokens, out),
         Activations::Int8(rows) if tokens.len() == 1 => {
@@ -70,6 +84,12 @@ fn with(
             formats::multiply(tiles, &weights, &rows, tokens, out);
         },
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn one_repacked(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
+    use one_row_repacked::multiply;
+    for_format!(weights.format, multiply(weights, acts, out));
 }
 
 #[target_feature(

@@ -11,7 +11,7 @@ use kv_core::block::BlockFormat;
 
 use super::chunks::{Chunks, PIECES};
 use super::heads::Heads;
-use super::sixteen::{self, Sixteen};
+use super::sixteen::{self, Block16, Sixteen};
 use crate::activations::SUPER_BLOCK;
 use crate::kernels::WeightRows;
 use crate::kernels::panel::formats::for_format;
@@ -79,8 +79,8 @@ pub(super) fn fits(
 /// The quants of stored block `at` of the panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
-    (blocks, heads): (Sixteen<'_, BYTES>, &Heads),
+pub(super) fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
+    (blocks, heads): (impl Block16<BYTES>, &Heads),
     at: usize,
     half: usize,
     panel: &mut Panel,
@@ -90,7 +90,8 @@ fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
     for read in 0..F::READS {
         let mut pieces = [[_mm512_setzero_si512(); STEPS]; PIECES];
         for (words, piece) in pieces.iter_mut().zip(F::pieces(read)).take(F::TAKES) {
-            *words = blocks.words(piece);
+            // SAFETY: this function needs the same features.
+            *words = unsafe { blocks.words(piece) };
         }
         for word in 0..STEPS {
             let pieces = [pieces[0][word], pieces[1][word], pieces[2][word]];
@@ -106,7 +107,7 @@ fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
 /// The scales of stored block `at` of the panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
+pub(super) fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
     heads: &Heads,
     at: usize,
     half: usize,
@@ -157,6 +158,7 @@ impl Word for f32 {}
 mod tests {
     use super::*;
     use crate::isa::Isa;
+    use crate::kernels::Arrangement;
     use crate::kernels::avx512::pack_vbmi;
     use crate::kernels::panel::pack::Packed;
 
@@ -190,6 +192,7 @@ mod tests {
         let weights = WeightRows {
             // Not looked at.
             format: BlockFormat::Q8_0,
+            arrangement: Arrangement::Stored,
             bytes: &bytes,
             row_bytes,
             first: 0,

@@ -144,6 +144,7 @@ mod tests {
     use super::*;
     use crate::activations::{Int8Buffer, ScaleSpan};
     use crate::isa::Isa;
+    use crate::kernels::Arrangement;
 
     /// Both ways of one format, for rows of so many super-blocks, of which the last tile has a few.
     fn both<F: Super<BYTES>, const BYTES: usize>(format: BlockFormat, n_supers: usize) {
@@ -159,6 +160,7 @@ mod tests {
         buffer.prepare(&TABLE, &values);
         let weights = WeightRows {
             format,
+            arrangement: Arrangement::Stored,
             bytes: &bytes,
             row_bytes: n_supers * BYTES,
             first: 0,

@@ -1,4 +1,5 @@
-//! [`Sixteen`]: the same block of sixteen weight rows, read 16 bytes of four rows at a time.
+//! [`Block16`]: the same block of sixteen weight rows, a row in each lane; and [`Sixteen`], which reads it from
+//! rows as they are stored, 16 bytes of four rows at a time.
 //!
 //! A register holds the bytes of every fourth row, so that turning four of them within their quarters
 //! gives words of sixteen rows in order. Knows no format.
@@ -11,6 +12,46 @@ use crate::kernels::fetch::fetch_line;
 
 /// Number of rows.
 pub(super) const ROWS: usize = 16;
+
+/// A block of `BYTES` bytes of sixteen rows. Its words are those of its first bytes on, or begin after `BYTES % 4`
+/// bytes in blocks of 32 values; what is beside them ([`Block16::narrow`]) are its last bytes or these first ones.
+///
+/// All functions need AVX-512, which is what makes them unsafe to call.
+#[allow(clippy::missing_safety_doc)] // said once, above
+pub(in crate::kernels) trait Block16<const BYTES: usize>: Copy {
+    /// The words of 16 bytes from byte `at` of the block on.
+    unsafe fn words(self, at: usize) -> [__m512i; 4];
+    /// The word at byte `at` of the block.
+    unsafe fn word(self, at: usize) -> __m512i;
+    /// The word at byte `at`, a bit for each of 32 columns, [`by_columns_of_four`].
+    unsafe fn bits(self, at: usize) -> __m512i;
+    /// What is beside words, widened: one or two bytes, of which the first are the block's if `is_first`.
+    unsafe fn narrow(self, is_first: bool) -> __m512i;
+}
+
+/// From a bit for each of 32 columns, bit `4 · k + j` of a word, to bit `k` of byte `j`: then a shift
+/// brings the bits of a step, four neighbouring columns, to one place of all bytes.
+///
+/// This turns the five bits of a bit's number by two, exchanging two of them in each step (Warren, Hacker's
+/// Delight, 7-3).
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn by_columns_of_four(bits: __m512i) -> __m512i {
+    let x = exchanged::<14>(bits, 0x0000_cccc);
+    let x = exchanged::<7>(x, 0x00aa_00aa);
+    let x = exchanged::<2>(x, 0x0c0c_0c0c);
+    exchanged::<1>(x, 0x2222_2222)
+}
+
+/// Bits of a mask and those `BY` further, exchanged.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn exchanged<const BY: u32>(x: __m512i, mask: i32) -> __m512i {
+    let differ = _mm512_xor_si512(_mm512_srli_epi32::<BY>(x), x);
+    let differ = _mm512_and_si512(differ, _mm512_set1_epi32(mask));
+    let x = _mm512_xor_si512(x, differ);
+    _mm512_xor_si512(x, _mm512_slli_epi32::<BY>(differ))
+}
 
 /// Block `b` of `BYTES` bytes of sixteen rows that lie one after another, all of them readable.
 #[derive(Clone, Copy)]
@@ -38,18 +79,6 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
         }
     }
 
-    /// The words of 16 bytes from byte `at` of the block on, each of all rows.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn words(self, at: usize) -> [__m512i; 4] {
-        turned([
-            self.every_fourth(0, at),
-            self.every_fourth(1, at),
-            self.every_fourth(2, at),
-            self.every_fourth(3, at),
-        ])
-    }
-
     /// 16 bytes from byte `at` of the block on, of every fourth row from `row` on: a row in each quarter.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -75,6 +104,54 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
     }
 }
 
+impl<const BYTES: usize> Block16<BYTES> for Sixteen<'_, BYTES> {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn words(self, at: usize) -> [__m512i; 4] {
+        turned([
+            self.every_fourth(0, at),
+            self.every_fourth(1, at),
+            self.every_fourth(2, at),
+            self.every_fourth(3, at),
+        ])
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn word(self, at: usize) -> __m512i {
+        // Never bytes after the block.
+        let back = (at + 16).saturating_sub(BYTES).div_ceil(4);
+        // SAFETY: this function needs the same features.
+        unsafe { self.words(at - 4 * back)[back] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn bits(self, at: usize) -> __m512i {
+        // SAFETY: this function needs the same features.
+        by_columns_of_four(unsafe { self.word(at) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn narrow(self, is_first: bool) -> __m512i {
+        let n_bits = 8 * (BYTES as u32 % 4);
+        // SAFETY: this function needs the same features.
+        unsafe {
+            match is_first {
+                true => {
+                    let mask = _mm512_set1_epi32((1 << n_bits) - 1);
+                    _mm512_and_si512(self.words(0)[0], mask)
+                }
+                false => _mm512_srlv_epi32(
+                    self.words(BYTES - 16)[3],
+                    _mm512_set1_epi32(32 - n_bits as i32),
+                ),
+            }
+        }
+    }
+}
+
 /// Turns each quarter: from four words of four rows to four rows of four words.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -89,4 +166,26 @@ pub(super) fn turned(r: [__m512i; 4]) -> [__m512i; 4] {
         _mm512_unpacklo_epi64(b, d),
         _mm512_unpackhi_epi64(b, d),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    #[test]
+    fn bits_of_columns_come_together_by_fours() {
+        if !Isa::Avx512Vnni.is_available() {
+            return;
+        }
+        for bit in 0..32 {
+            let mut words = [0u32; ROWS];
+            // SAFETY: AVX-512 is available; 64 readable and writable bytes.
+            unsafe {
+                let turned = by_columns_of_four(_mm512_set1_epi32((1u32 << bit) as i32));
+                _mm512_storeu_si512(words.as_mut_ptr().cast(), turned);
+            }
+            assert_eq!(words, [1 << (8 * (bit % 4) + bit / 4); ROWS], "bit {bit}");
+        }
+    }
 }

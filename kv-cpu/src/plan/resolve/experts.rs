@@ -45,8 +45,13 @@ impl<'a> Resolver<'a> {
         if !fits {
             return Err(unsupported(node));
         }
-        let matrices = (0..n_experts).map(|expert| self.expert(&whole, expert));
-        let matrices = matrices.collect::<Result<_, _>>()?;
+        let repacked = self.weights.repacked(weight);
+        let matrices = (0..n_experts).map(|expert| {
+            let rows = expert * n_out..(expert + 1) * n_out;
+            let repacked = repacked.as_ref().and_then(|r| r.part(rows));
+            Ok(self.expert(&whole, expert)?.with_repacked(repacked))
+        });
+        let matrices = matrices.collect::<Result<_, BackendError>>()?;
         let bias = bias.map(|b| self.vector(b, node)).transpose()?;
         if bias.as_ref().is_some_and(|b| b.len() != n_experts * n_out) {
             return Err(unsupported(node));

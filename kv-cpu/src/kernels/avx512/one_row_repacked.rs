@@ -1,0 +1,207 @@
+//! One token against repacked weights: sixteen rows at a time, a row in each lane.
+//!
+//! Invariant: the additions of [`panel::tile`](crate::kernels::panel::tile), in its order; what is within a
+//! block (or super-block) is exact. Knows block formats through [`Chunks`].
+
+use std::arch::x86_64::*;
+
+use super::chunks::{Chunks, MOST, PIECES};
+use super::heads::Heads;
+use super::pack::STEPS;
+use super::repacked::{Beside, Group};
+use super::sixteen::Block16;
+use crate::activations::{BLOCK, Int8Row, SUPER_BLOCK};
+use crate::kernels::WeightRows;
+use crate::kernels::ahead::ask_in_order;
+use crate::kernels::fetch::Level;
+
+/// All weight rows against one token: `out[row]`.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn multiply<F: Chunks<BYTES>, const BYTES: usize>(
+    weights: &WeightRows<'_>,
+    acts: &Int8Row<'_>,
+    out: &mut [f32],
+) {
+    match Level::of_streams() {
+        Level::First => groups::<F, BYTES, false>(weights, acts, out),
+        Level::Second => groups::<F, BYTES, true>(weights, acts, out),
+    }
+}
+
+/// The same, asking for what comes next into the second-level cache or into the first.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
+    weights: &WeightRows<'_>,
+    acts: &Int8Row<'_>,
+    out: &mut [f32],
+) {
+    let n_stored = (weights.n_columns / (F::GROUPS * BLOCK)).min(acts.n_blocks() / F::GROUPS);
+    for (group, out) in Group::<BYTES>::all(weights).zip(out.chunks_mut(16)) {
+        let mut acc = _mm512_setzero_ps();
+        for s in 0..n_stored {
+            // SAFETY: groups have all blocks of their columns; this function needs the same features.
+            unsafe {
+                let block = group.block(s);
+                let heads = F::heads(block);
+                acc = match F::GROUPS {
+                    1 => add_block::<F, BYTES, SECOND>((block, &heads), s, acts, acc),
+                    _ => add_super::<F, BYTES, SECOND>((block, &heads), s * SUPER_BLOCK, acts, acc),
+                };
+            }
+        }
+        super::reduce::store(acc, out);
+    }
+}
+
+/// The quants of word `word` of read `read`, chunk by chunk.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn chunks<F: Chunks<BYTES>, const BYTES: usize>(
+    (block, heads): (Beside<'_, BYTES>, &Heads),
+    (read, word): (usize, usize),
+) -> [__m512i; MOST] {
+    let mut pieces = [_mm512_setzero_si512(); PIECES];
+    for (words, piece) in pieces.iter_mut().zip(F::pieces(read)).take(F::TAKES) {
+        // SAFETY: this function needs the same features.
+        *words = unsafe { block.word(piece + 4 * word) };
+    }
+    // SAFETY: as above.
+    unsafe { F::chunks(pieces, (read, word), heads) }
+}
+
+/// Asks for what comes some way after the lines of a block, those that belong to this one of its steps.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
+    block: Beside<'_, BYTES>,
+    step: usize,
+) {
+    let (n_lines, n_steps) = (BYTES / 4, F::READS * STEPS);
+    let of_step = step * n_lines / n_steps..(step + 1) * n_lines / n_steps;
+    for line in of_step {
+        ask_in_order::<SECOND>(block.line(line));
+    }
+    if step == 0 && !BYTES.is_multiple_of(4) {
+        ask_in_order::<SECOND>(block.narrow_line());
+    }
+}
+
+/// Activations of step `step` from block `first` on.
+///
+/// # Safety
+/// There are so many.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn step(acts: &Int8Row<'_>, first: usize, step: usize) -> __m512i {
+    // SAFETY: as the caller promises; blocks lie one after the other.
+    let four = unsafe {
+        acts.quants
+            .as_ptr()
+            .add(first)
+            .cast::<i32>()
+            .add(step)
+            .read()
+    };
+    _mm512_set1_epi32(four)
+}
+
+/// What sums begin with, so that the weights' offset is taken off.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn offset<F: Chunks<BYTES>, const BYTES: usize>(negative_sum: i32) -> __m512i {
+    match F::OFFSET {
+        0 => _mm512_setzero_si512(),
+        offset => {
+            let bits = _mm_cvtsi64_si128(i64::from(offset.trailing_zeros()));
+            _mm512_sll_epi32(_mm512_set1_epi32(negative_sum), bits)
+        }
+    }
+}
+
+/// Adds a block of 32.
+///
+/// # Safety
+/// The activations have it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
+    (block, heads): (Beside<'_, BYTES>, &Heads),
+    b: usize,
+    acts: &Int8Row<'_>,
+    acc: __m512,
+) -> __m512 {
+    let mut sum = offset::<F, BYTES>(acts.negative_sums[b]);
+    for read in 0..F::READS {
+        for word in 0..STEPS {
+            ask::<F, BYTES, SECOND>(block, read * STEPS + word);
+            let chunks = chunks::<F, BYTES>((block, heads), (read, word));
+            for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
+                // SAFETY: as the caller promises.
+                let a = unsafe { step(acts, b, F::chunk(read, k) * STEPS + word) };
+                sum = _mm512_dpbusd_epi32(sum, quants, a);
+            }
+        }
+    }
+    let scale = _mm512_mul_ps(heads.scales, _mm512_set1_ps(acts.scales[b]));
+    let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+    match F::MINIMA {
+        true => _mm512_fmadd_ps(heads.minimum_scales, _mm512_set1_ps(acts.sums[b]), acc),
+        false => acc,
+    }
+}
+
+/// Adds a super-block, of which `first` is the first block.
+///
+/// # Safety
+/// The activations have it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
+    (block, heads): (Beside<'_, BYTES>, &Heads),
+    first: usize,
+    acts: &Int8Row<'_>,
+    acc: __m512,
+) -> __m512 {
+    let mut total = _mm512_setzero_si512();
+    for read in 0..F::READS {
+        let mut sums = [_mm512_setzero_si512(); MOST];
+        for (k, sum) in sums.iter_mut().enumerate().take(F::CHUNKS) {
+            let chunk = F::chunk(read, k);
+            let sum_of = acts.negative_half_sums[first + chunk / 2][chunk % 2];
+            *sum = offset::<F, BYTES>(sum_of);
+        }
+        for word in 0..STEPS {
+            ask::<F, BYTES, SECOND>(block, read * STEPS + word);
+            let chunks = chunks::<F, BYTES>((block, heads), (read, word));
+            for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
+                // SAFETY: as the caller promises.
+                let a = unsafe { step(acts, first, F::chunk(read, k) * STEPS + word) };
+                sums[k] = _mm512_dpbusd_epi32(sums[k], quants, a);
+            }
+        }
+        for (k, sum) in sums.into_iter().enumerate().take(F::CHUNKS) {
+            let factor = heads.factor(F::chunk(read, k) * F::PARTS / 2);
+            total = _mm512_add_epi32(total, _mm512_mullo_epi32(sum, factor));
+        }
+    }
+    let act_scale = _mm512_set1_ps(acts.scales[first]);
+    let scale = _mm512_mul_ps(heads.scales, act_scale);
+    let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, acc);
+    if !F::MINIMA {
+        return acc;
+    }
+    let mut minima = _mm512_setzero_si512();
+    for pair in 0..SUPER_BLOCK / 2 * F::PARTS {
+        let sums = match F::PARTS {
+            1 => [
+                acts.int_sums[first + 2 * pair],
+                acts.int_sums[first + 2 * pair + 1],
+            ],
+            _ => acts.int_half_sums[first + pair],
+        };
+        let both = i32::from(sums[0]) & 0xffff | i32::from(sums[1]) << 16;
+        minima = _mm512_dpwssd_epi32(minima, heads.minima(pair), _mm512_set1_epi32(both));
+    }
+    let scale = _mm512_mul_ps(heads.minimum_scales, act_scale);
+    _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minima), scale, acc)
+}

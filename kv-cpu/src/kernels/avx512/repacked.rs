@@ -1,0 +1,296 @@
+//! Weight rows repacked: sixteen rows side by side, a lane for each, in as many bytes as they were stored in.
+//!
+//! Of sixteen rows first comes what is beside the words of their blocks, `[blocks][rows]`, then the words,
+//! `[blocks][words][rows]`: what a register of sixteen lanes takes lies together, and is read once from
+//! beginning to end. Fifth bits beside nibbles are [`by_columns_of_four`]. Knows block formats through
+//! [`Chunks`].
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use kv_core::block::BlockFormat;
+
+use super::chunks::Chunks;
+use super::pack::{fits, pack_quants, pack_scales};
+use super::sixteen::{Block16, ROWS, Sixteen};
+use crate::kernels::WeightRows;
+use crate::kernels::fetch::fetch_line;
+use crate::kernels::panel::formats::for_format;
+use crate::kernels::panel::{self, PackFn, Panel};
+
+/// Bytes of a word of sixteen rows.
+const WORD16: usize = 4 * ROWS;
+
+/// Bytes of what is beside the words of so many blocks, whole lines.
+const fn narrow_bytes<const BYTES: usize>(n_blocks: usize) -> usize {
+    (n_blocks * ROWS * (BYTES % 4)).next_multiple_of(WORD16)
+}
+
+/// Bytes of sixteen repacked rows, whole lines.
+const fn group_bytes<const BYTES: usize>(n_blocks: usize) -> usize {
+    narrow_bytes::<BYTES>(n_blocks) + n_blocks * (BYTES / 4) * WORD16
+}
+
+/// Blocks of a row.
+fn blocks_of(format: BlockFormat, n_columns: usize) -> usize {
+    n_columns / format.block_len().max(1)
+}
+
+/// Sixteen repacked rows of blocks of `BYTES` bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a, const BYTES: usize> {
+    start: *const u8,
+    n_blocks: usize,
+    weights: PhantomData<&'a [u8]>,
+}
+
+impl<'a, const BYTES: usize> Group<'a, BYTES> {
+    /// All groups of these weights that are whole.
+    pub(super) fn all(weights: &WeightRows<'a>) -> impl Iterator<Item = Self> {
+        let n_blocks = blocks_of(weights.format, weights.n_columns);
+        let groups = weights
+            .bytes
+            .chunks_exact(group_bytes::<BYTES>(n_blocks).max(1));
+        groups.map(move |bytes| Self {
+            start: bytes.as_ptr(),
+            n_blocks,
+            weights: PhantomData,
+        })
+    }
+
+    /// The group that begins with row `row`.
+    fn of(weights: &WeightRows<'a>, row: usize) -> Option<Self> {
+        Self::all(weights).nth(row / ROWS)
+    }
+
+    /// Block `b` of all rows.
+    ///
+    /// # Safety
+    /// There is such a block.
+    #[inline(always)]
+    pub(super) unsafe fn block(self, b: usize) -> Beside<'a, BYTES> {
+        debug_assert!(b < self.n_blocks);
+        let words = narrow_bytes::<BYTES>(self.n_blocks) + b * (BYTES / 4) * WORD16;
+        // SAFETY: inside the group, as the caller promises.
+        unsafe {
+            Beside {
+                narrow: self.start.add(b * ROWS * (BYTES % 4)),
+                words: self.start.add(words),
+                weights: PhantomData,
+            }
+        }
+    }
+}
+
+/// A block of sixteen repacked rows.
+#[derive(Clone, Copy)]
+pub(super) struct Beside<'a, const BYTES: usize> {
+    narrow: *const u8,
+    words: *const u8,
+    weights: PhantomData<&'a [u8]>,
+}
+
+impl<const BYTES: usize> Beside<'_, BYTES> {
+    /// Asks for what is so many bytes after each line of the block's words.
+    #[inline(always)]
+    fn fetch(self, further: usize) {
+        for word in 0..BYTES / 4 {
+            fetch_line(self.words.wrapping_add(word * WORD16 + further));
+        }
+    }
+
+    /// Where word `word` of all rows lies, a line.
+    #[inline(always)]
+    pub(super) fn line(self, word: usize) -> *const u8 {
+        self.words.wrapping_add(word * WORD16)
+    }
+
+    /// Where lies what is beside the words.
+    #[inline(always)]
+    pub(super) fn narrow_line(self) -> *const u8 {
+        self.narrow
+    }
+}
+
+impl<const BYTES: usize> Block16<BYTES> for Beside<'_, BYTES> {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn words(self, at: usize) -> [__m512i; 4] {
+        // SAFETY: this function needs the same features.
+        unsafe {
+            [
+                self.word(at),
+                self.word(at + 4),
+                self.word(at + 8),
+                self.word(at + 12),
+            ]
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn word(self, at: usize) -> __m512i {
+        // Bytes before the first word, if there are any, are fewer than a word has.
+        let word = at / 4;
+        debug_assert!(word < BYTES / 4);
+        // SAFETY: 64 readable bytes, as the block was promised to be there; the load needs no alignment.
+        unsafe { _mm512_loadu_si512(self.line(word).cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn bits(self, at: usize) -> __m512i {
+        // SAFETY: this function needs the same features.
+        unsafe { self.word(at) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx2")]
+    unsafe fn narrow(self, _is_first: bool) -> __m512i {
+        // SAFETY: sixteen numbers of so many bytes, as the block was promised to be there.
+        unsafe {
+            match BYTES % 4 {
+                1 => _mm512_cvtepu8_epi32(_mm_loadu_si128(self.narrow.cast())),
+                _ => _mm512_cvtepu16_epi32(_mm256_loadu_si256(self.narrow.cast())),
+            }
+        }
+    }
+}
+
+/// How many bytes a row of so many columns takes on average; 0 where values are not in blocks.
+pub(super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
+    if format.block_len() == 1 {
+        return 0;
+    }
+    for_format!(format, row_bytes_of(blocks_of(format, n_columns)), else 0)
+}
+
+fn row_bytes_of<F: Chunks<BYTES>, const BYTES: usize>(n_blocks: usize) -> usize {
+    group_bytes::<BYTES>(n_blocks) / ROWS
+}
+
+/// Repacks all groups of sixteen of the given rows, as they are stored.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn repack(stored: &WeightRows<'_>, to: &mut [u8]) {
+    for_format!(stored.format, repack_of(stored, to));
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn repack_of<F: Chunks<BYTES>, const BYTES: usize>(stored: &WeightRows<'_>, to: &mut [u8]) {
+    let n_blocks = stored.row_bytes / BYTES;
+    let n_rows = stored.bytes.len() / stored.row_bytes.max(1);
+    let groups = to.chunks_exact_mut(group_bytes::<BYTES>(n_blocks).max(1));
+    for (row, group) in (0..n_rows / ROWS * ROWS).step_by(ROWS).zip(groups) {
+        let (narrow, words) = group.split_at_mut(narrow_bytes::<BYTES>(n_blocks));
+        let words = words.as_chunks_mut::<WORD16>().0;
+        for b in 0..n_blocks {
+            // SAFETY: the rows and the block exist, as they were counted.
+            let block = unsafe { Sixteen::<BYTES>::of(stored, row, b) };
+            let n = BYTES / 4;
+            repack_words::<F, BYTES>(block, &mut words[b * n..(b + 1) * n]);
+            let n = ROWS * (BYTES % 4);
+            // SAFETY: this function needs the same features.
+            let numbers = unsafe { block.narrow(F::GROUPS == 1) };
+            repack_narrow::<BYTES>(numbers, &mut narrow[b * n..(b + 1) * n]);
+        }
+    }
+}
+
+/// The words of a block.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn repack_words<F: Chunks<BYTES>, const BYTES: usize>(
+    block: Sixteen<'_, BYTES>,
+    to: &mut [[u8; WORD16]],
+) {
+    let first = if F::GROUPS == 1 { BYTES % 4 } else { 0 };
+    let (fours, rest) = to.as_chunks_mut::<4>();
+    let n_fours = fours.len();
+    for (i, four) in fours.iter_mut().enumerate() {
+        // SAFETY: this function needs the same features.
+        let words = unsafe { block.words(first + 16 * i) };
+        for (to, word) in four.iter_mut().zip(words) {
+            store(word, to);
+        }
+    }
+    for (i, to) in rest.iter_mut().enumerate() {
+        // SAFETY: as above.
+        store(unsafe { block.word(first + 16 * n_fours + 4 * i) }, to);
+    }
+    if let Some(at) = F::FIFTH_BITS {
+        // SAFETY: as above.
+        store(unsafe { block.bits(at) }, &mut to[at / 4]);
+    }
+}
+
+/// What is beside the words of a block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn repack_narrow<const BYTES: usize>(numbers: __m512i, to: &mut [u8]) {
+    let mut words = [0u32; ROWS];
+    // SAFETY: 64 writable bytes; the store needs no alignment.
+    unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), numbers) };
+    for (to, word) in to.chunks_exact_mut((BYTES % 4).max(1)).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes()[..BYTES % 4]);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(words: __m512i, to: &mut [u8; WORD16]) {
+    // SAFETY: 64 writable bytes; the store needs no alignment.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
+}
+
+/// How repacked rows of a format go to panels.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn to_panels(format: BlockFormat) -> PackFn {
+    for_format!(format, to_panels_of(), else |_, _, _, _| ())
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn to_panels_of<F: Chunks<BYTES>, const BYTES: usize>() -> PackFn {
+    |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel)
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn pack<F: Chunks<BYTES>, const BYTES: usize>(
+    weights: &WeightRows<'_>,
+    rows: Range<usize>,
+    blocks: Range<usize>,
+    panel: &mut Panel,
+) {
+    // Blocks of the format and groups of 32 columns may differ.
+    let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
+    let further = next_part::<BYTES>(weights, &stored);
+    debug_assert!(fits(weights, (&rows, &blocks), weights.row_bytes));
+    for (half, row) in rows.step_by(ROWS).enumerate().take(panel::ROWS / ROWS) {
+        let Some(group) = Group::<BYTES>::of(weights, row) else {
+            return;
+        };
+        for (at, b) in stored
+            .clone()
+            .take_while(|b| *b < group.n_blocks)
+            .enumerate()
+        {
+            // SAFETY: the group has this block.
+            let block = unsafe { group.block(b) };
+            block.fetch(further);
+            // SAFETY: this function needs the same features.
+            let heads = unsafe { F::heads(block) };
+            pack_scales::<F, BYTES>(&heads, at, half, panel);
+            pack_quants::<F, BYTES>((block, &heads), at, half, panel);
+        }
+    }
+}
+
+/// From a panel's blocks to those of the panel that comes after it, in bytes.
+fn next_part<const BYTES: usize>(weights: &WeightRows<'_>, blocks: &Range<usize>) -> usize {
+    let n_blocks = blocks_of(weights.format, weights.n_columns);
+    let bytes = BYTES / 4 * WORD16;
+    match blocks.end < n_blocks {
+        true => blocks.len() * bytes,
+        false => 2 * group_bytes::<BYTES>(n_blocks) - blocks.start * bytes,
+    }
+}

@@ -1,0 +1,182 @@
+//! Repacked weights against the same weights as they are stored: every bit the same, on every instruction set of this
+//! machine.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use kv_core::backend::Backend;
+use kv_core::block::BlockFormat;
+use kv_core::contract::Random;
+use kv_core::graph::{
+    Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate, RouteSpec,
+    RouteSum,
+};
+use kv_core::layers::RowLayout;
+use kv_core::weights::{MemoryWeights, Weight};
+use kv_cpu::activations::ActivationKind;
+use kv_cpu::isa::Isa;
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
+
+/// Random blocks; clear bits bound their scales.
+fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
+    let mut random = Random::new(17);
+    let n_values: usize = shape.iter().product();
+    let n = n_values / format.block_len() * format.block_bytes();
+    let mut bytes: Vec<u8> = (0..n).map(|_| random.bits() as u8 & 0xb7).collect();
+    if format == BlockFormat::MXFP4 {
+        let scales = bytes.iter_mut().step_by(format.block_bytes());
+        scales.for_each(|e| *e = 110 + *e % 20);
+    }
+    Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
+}
+
+/// What a graph makes of random rows, as bits.
+fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Vec<u32> {
+    let backend = CpuBackend::new(config).unwrap();
+    let mut source = MemoryWeights::new();
+    weights.iter().for_each(|w| source.insert(w.clone()));
+    let layout = RowLayout::default();
+    let weights = backend.load_weights(Arc::new(source)).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let mut program = backend.compile(graph, &weights, &layout).unwrap();
+    let x = Random::new(3).values(graph.shape().n_tokens * columns);
+    let inputs = GraphInputs {
+        embeddings: &x,
+        ..GraphInputs::default()
+    };
+    let mut outputs = GraphOutputs::default();
+    backend
+        .run(&mut program, &mut rows, &inputs, &mut outputs)
+        .unwrap();
+    outputs
+        .values
+        .iter()
+        .flatten()
+        .map(|v| v.to_bits())
+        .collect()
+}
+
+/// The same bits, repacked or not.
+fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
+    for isa in Isa::all_available() {
+        let with = |repack| CpuConfig {
+            n_threads: NonZeroUsize::new(3),
+            isa: Some(isa),
+            activations: ActivationChoice::Always(ActivationKind::Int8),
+            repack,
+        };
+        let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
+            .map(|repack| computed(graph, weights, columns, with(repack)));
+        assert!(
+            stored.iter().any(|bits| f32::from_bits(*bits) != 0.0),
+            "{isa} {what}"
+        );
+        assert!(
+            stored.iter().all(|bits| f32::from_bits(*bits).is_finite()),
+            "{isa} {what}"
+        );
+        assert_eq!(stored, repacked, "{isa} {what}");
+    }
+}
+
+fn builder(n_tokens: usize, columns: usize) -> (GraphBuilder, kv_core::graph::NodeId) {
+    let n_outputs = n_tokens;
+    let mut b = GraphBuilder::new(GraphShape {
+        n_tokens,
+        n_outputs,
+    });
+    let x = b.input(Input::Embeddings { dim: columns }).unwrap();
+    (b, x)
+}
+
+fn quantised() -> impl Iterator<Item = BlockFormat> {
+    BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1)
+}
+
+/// Every format, rows that are no whole panel and no whole group, columns of one block and of several panels.
+#[test]
+fn matrices() {
+    for format in quantised() {
+        let columns = [1, 3, 4, 9, 38].map(|n| 32 * n);
+        let columns = columns.into_iter().filter(|n| n % format.block_len() == 0);
+        for columns in columns.chain([format.block_len(), 9 * 256]) {
+            for (n_rows, n_tokens) in [
+                (16, 1),
+                (80, 1),
+                (40, 1),
+                (80, 2),
+                (48, 7),
+                (64, 41),
+                (40, 9),
+            ] {
+                let (mut b, x) = builder(n_tokens, columns);
+                let y = b.linear("y", x, "w", n_rows).unwrap();
+                let graph = b.finish(&[y]).unwrap();
+                let w = weight("w", &[n_rows, columns], format);
+                let what = format!("{format}: {n_tokens} tokens, {n_rows} × {columns}");
+                same(&graph, &[w], columns, &what);
+            }
+        }
+    }
+}
+
+/// Parts of a matrix, at rows that are side by side with others and at rows that are not.
+#[test]
+fn parts_of_matrices() {
+    for format in [BlockFormat::Q5_0, BlockFormat::Q6_K] {
+        for (n_tokens, parts) in [
+            (1, [0, 32, 80]),
+            (5, [0, 32, 80]),
+            (1, [0, 24, 80]),
+            (5, [0, 24, 80]),
+        ] {
+            let (mut b, x) = builder(n_tokens, 512);
+            let y = b.linear("y", x, "w", 80).unwrap();
+            let each = parts.windows(2).map(|p| {
+                let name = format!("part {}", p[0]);
+                b.columns(&name, y, p[0]..p[1]).unwrap()
+            });
+            let each: Vec<_> = each.collect();
+            let graph = b.finish(&each).unwrap();
+            let w = weight("w", &[80, 512], format);
+            same(
+                &graph,
+                &[w],
+                512,
+                &format!("{format}: {n_tokens} tokens, parts {parts:?}"),
+            );
+        }
+    }
+}
+
+/// A matrix for each expert out of one weight.
+#[test]
+fn experts() {
+    let spec = RouteSpec {
+        n_used: 2,
+        gate: RouteGate::Softmax,
+        sum: RouteSum::One,
+    };
+    for format in [
+        BlockFormat::Q4_0,
+        BlockFormat::MXFP4,
+        BlockFormat::Q4_K,
+        BlockFormat::Q3_K,
+    ] {
+        for (n_tokens, n_out) in [(1, 48), (9, 48), (3, 40)] {
+            let (mut b, x) = builder(n_tokens, 256);
+            let logits = b.linear("logits", x, "router", 5).unwrap();
+            let routes = b.route("routes", logits, spec).unwrap();
+            let y = b
+                .expert_linear("y", [x, routes], ("w", None), n_out)
+                .unwrap();
+            let graph = b.finish(&[y]).unwrap();
+            let router = weight("router", &[5, 256], BlockFormat::Q8_0);
+            let w = weight("w", &[5, n_out, 256], format);
+            let what = format!("{format}: {n_tokens} tokens, {n_out} outputs of each expert");
+            same(&graph, &[router, w], 256, &what);
+        }
+    }
+}
