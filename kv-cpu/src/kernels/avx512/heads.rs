@@ -48,7 +48,7 @@ impl Heads {
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) fn blocks<const BYTES: usize>(blocks: impl Block16<BYTES>) -> Heads {
     // SAFETY: as said above.
-    let scale = unsafe { blocks.narrow(true) };
+    let scale = unsafe { blocks.before() };
     of(scale, [scale; 4], [scale; 4])
 }
 
@@ -65,7 +65,7 @@ pub(super) fn q4_1(blocks: impl Block16<20>) -> Heads {
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) fn q5_0(blocks: impl Block16<22>) -> Heads {
     // SAFETY: as said above.
-    let (scale, fifth_bits) = unsafe { (blocks.narrow(true), blocks.bits(2)) };
+    let (scale, fifth_bits) = unsafe { (blocks.before(), blocks.bits(2)) };
     Heads {
         fifth_bits,
         ..of(scale, [scale; 4], [scale; 4])
@@ -87,7 +87,7 @@ pub(super) fn q5_1(blocks: impl Block16<24>) -> Heads {
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) fn mxfp4(blocks: impl Block16<17>) -> Heads {
     // SAFETY: as said above.
-    let exponents = unsafe { blocks.narrow(true) };
+    let exponents = unsafe { blocks.before() };
     let scales = powers(exponents);
     Heads {
         scales,
@@ -145,14 +145,14 @@ pub(super) fn q3_k(blocks: impl Block16<110>) -> Heads {
         factor(_mm512_srli_epi32::<4>(b), _mm512_srli_epi32::<6>(c)),
     ];
     // SAFETY: as said above.
-    of(unsafe { blocks.narrow(false) }, factors, factors)
+    of(unsafe { blocks.behind() }, factors, factors)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) fn q6_k(blocks: impl Block16<210>) -> Heads {
     // SAFETY: as said above.
-    let (factors, scale) = unsafe { (blocks.words(192), blocks.narrow(false)) };
+    let (factors, scale) = unsafe { (blocks.words(192), blocks.behind()) };
     of(scale, factors, factors)
 }
 

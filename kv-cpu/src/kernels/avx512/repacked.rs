@@ -147,7 +147,7 @@ impl<const BYTES: usize> Block16<BYTES> for Beside<'_, BYTES> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx2")]
-    unsafe fn narrow(self, _is_first: bool) -> __m512i {
+    unsafe fn before(self) -> __m512i {
         // SAFETY: sixteen numbers of so many bytes, as the block was promised to be there.
         unsafe {
             match BYTES % 4 {
@@ -155,6 +155,13 @@ impl<const BYTES: usize> Block16<BYTES> for Beside<'_, BYTES> {
                 _ => _mm512_cvtepu16_epi32(_mm256_loadu_si256(self.narrow.cast())),
             }
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx2")]
+    unsafe fn behind(self) -> __m512i {
+        // SAFETY: both lie in the same place here.
+        unsafe { self.before() }
     }
 }
 
@@ -191,7 +198,12 @@ fn repack_of<F: Chunks<BYTES>, const BYTES: usize>(stored: &WeightRows<'_>, to: 
             repack_words::<F, BYTES>(block, &mut words[b * n..(b + 1) * n]);
             let n = ROWS * (BYTES % 4);
             // SAFETY: this function needs the same features.
-            let numbers = unsafe { block.narrow(F::GROUPS == 1) };
+            let numbers = unsafe {
+                match F::GROUPS {
+                    1 => block.before(),
+                    _ => block.behind(),
+                }
+            };
             repack_narrow::<BYTES>(numbers, &mut narrow[b * n..(b + 1) * n]);
         }
     }

@@ -14,7 +14,7 @@ use crate::kernels::fetch::fetch_line;
 pub(super) const ROWS: usize = 16;
 
 /// A block of `BYTES` bytes of sixteen rows. Its words are those of its first bytes on, or begin after `BYTES % 4`
-/// bytes in blocks of 32 values; what is beside them ([`Block16::narrow`]) are its last bytes or these first ones.
+/// bytes in blocks of 32 values; what is beside them are its last bytes or these first ones.
 ///
 /// All functions need AVX-512, which is what makes them unsafe to call.
 #[allow(clippy::missing_safety_doc)] // said once, above
@@ -25,8 +25,10 @@ pub(in crate::kernels) trait Block16<const BYTES: usize>: Copy {
     unsafe fn word(self, at: usize) -> __m512i;
     /// The word at byte `at`, a bit for each of 32 columns, [`by_columns_of_four`].
     unsafe fn bits(self, at: usize) -> __m512i;
-    /// What is beside words, widened: one or two bytes, of which the first are the block's if `is_first`.
-    unsafe fn narrow(self, is_first: bool) -> __m512i;
+    /// What is before the words, one or two bytes, widened.
+    unsafe fn before(self) -> __m512i;
+    /// What is behind the words, widened.
+    unsafe fn behind(self) -> __m512i;
 }
 
 /// From a bit for each of 32 columns, bit `4 · k + j` of a word, to bit `k` of byte `j`: then a shift
@@ -134,21 +136,18 @@ impl<const BYTES: usize> Block16<BYTES> for Sixteen<'_, BYTES> {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn narrow(self, is_first: bool) -> __m512i {
-        let n_bits = 8 * (BYTES as u32 % 4);
+    unsafe fn before(self) -> __m512i {
+        let mask = _mm512_set1_epi32((1 << (8 * (BYTES % 4))) - 1);
         // SAFETY: this function needs the same features.
-        unsafe {
-            match is_first {
-                true => {
-                    let mask = _mm512_set1_epi32((1 << n_bits) - 1);
-                    _mm512_and_si512(self.words(0)[0], mask)
-                }
-                false => _mm512_srlv_epi32(
-                    self.words(BYTES - 16)[3],
-                    _mm512_set1_epi32(32 - n_bits as i32),
-                ),
-            }
-        }
+        _mm512_and_si512(unsafe { self.words(0)[0] }, mask)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn behind(self) -> __m512i {
+        let other_bits = _mm512_set1_epi32(32 - 8 * (BYTES as i32 % 4));
+        // SAFETY: this function needs the same features.
+        _mm512_srlv_epi32(unsafe { self.words(BYTES - 16)[3] }, other_bits)
     }
 }
 
