@@ -15,8 +15,14 @@ pub trait ByteOwner: Send + Sync {
     /// All of them; never fewer than at first.
     fn bytes(&self) -> &[u8];
 
-    /// These will not be read soon: an owner that can have them again may give back their memory.
-    fn not_needed_soon(&self, _range: Range<usize>) {}
+    /// Copies bytes `start..start + to.len()` of them, or says that it cannot. An owner that has them elsewhere, too, need
+    /// not bring them into this process's memory for that.
+    fn copy(&self, start: usize, to: &mut [u8]) -> bool {
+        let from = start
+            .checked_add(to.len())
+            .and_then(|end| self.bytes().get(start..end));
+        from.map(|from| to.copy_from_slice(from)).is_some()
+    }
 }
 
 impl<T: AsRef<[u8]> + Send + Sync> ByteOwner for T {
@@ -49,9 +55,13 @@ impl SharedBytes {
         })
     }
 
-    /// Says that these bytes will not be read soon: their owner may give back their memory until they are.
-    pub fn not_needed_soon(&self) {
-        self.owner.not_needed_soon(self.range.clone());
+    /// Copies as many of these bytes as there is room for, from byte `start` on: for those who read them once. Returns
+    /// whether there are so many.
+    pub fn copy(&self, start: usize, to: &mut [u8]) -> bool {
+        let end = start
+            .checked_add(to.len())
+            .filter(|end| *end <= self.range.len());
+        end.is_some() && self.owner.copy(self.range.start + start, to)
     }
 }
 
@@ -76,6 +86,9 @@ impl fmt::Debug for SharedBytes {
         write!(f, "SharedBytes({} bytes)", self.range.len())
     }
 }
+
+/// Weights of so few bytes are decoded from a copy: the pages of a mapped file bring in their neighbours.
+const COPIED: usize = 1 << 20;
 
 /// One named tensor of a model, as it lies in its file.
 #[derive(Clone, Debug)]
@@ -232,7 +245,11 @@ impl Weight {
     /// All values as `f32`, row after row.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.n_rows() * self.n_columns()];
-        crate::block::dequantize(self.format, &self.bytes, &mut values);
+        let mut copy = vec![0; self.bytes.len().min(COPIED)];
+        match copy.len() == self.bytes.len() && self.bytes.copy(0, &mut copy) {
+            true => crate::block::dequantize(self.format, &copy, &mut values),
+            false => crate::block::dequantize(self.format, &self.bytes, &mut values),
+        }
         values
     }
 }

@@ -1,8 +1,8 @@
 //! [`Repacked`]: weight rows in the order in which one token meets them, made once from those of the file.
 //!
 //! Rows that lie side by side are read from beginning to end, and go to the lanes of a register without being turned.
-//! They take as many bytes as before (rounded to lines), and the file's are given back piece by piece as they are made,
-//! so a model is in memory once. Where there is no room for them, weights are read as they are stored.
+//! They take as many bytes as before (rounded to lines) and are made from copies of small pieces of the file, so a model is
+//! in memory once. Where there is no room for them, weights are read as they are stored.
 //!
 //! Knows neither formats nor instructions ([`RepackFns`] does), nor steps.
 
@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kv_core::backend::BackendError;
+use kv_core::block::dequantize;
 use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
 use memmap2::MmapMut;
@@ -30,7 +31,10 @@ pub enum RepackChoice {
 }
 
 /// Bytes that a task repacks, about.
-const BYTES_PER_TASK: usize = 1 << 20;
+const BYTES_PER_TASK: usize = 256 << 10;
+
+/// No block is larger.
+const MOST_BLOCK_BYTES: usize = 256;
 
 /// Repacked rows, shared by whoever multiplies with some of them.
 #[derive(Clone)]
@@ -42,8 +46,9 @@ pub(crate) struct Repacked {
     /// Which of these rows these are.
     rows: Range<usize>,
     row_bytes: usize,
-    /// Rows that are side by side.
+    /// As [`RepackFns`] has them.
     at_once: usize,
+    stored_block: fn(&WeightRows<'_>, (usize, usize), &mut [u8]),
 }
 
 impl Repacked {
@@ -67,6 +72,31 @@ impl Repacked {
             part.start.is_multiple_of(self.at_once) && part.end.is_multiple_of(self.at_once);
         let at = |row: usize| self.start + row * self.row_bytes;
         self.map.get(at(part.start)..at(part.end)).filter(|_| whole)
+    }
+
+    /// The values of row `row`, if there is such a row.
+    pub(crate) fn dequantize_row(
+        &self,
+        weight: &Weight,
+        row: usize,
+        out: &mut [f32],
+    ) -> Option<()> {
+        let (format, first) = (weight.format(), row / self.at_once * self.at_once);
+        let group = WeightRows {
+            format,
+            arrangement: Arrangement::Repacked,
+            bytes: self.rows(first..first + self.at_once)?,
+            row_bytes: self.row_bytes,
+            first: 0,
+            n_columns: weight.n_columns(),
+        };
+        let mut block = [0; MOST_BLOCK_BYTES];
+        let block = block.get_mut(..format.block_bytes())?;
+        for (b, values) in out.chunks_exact_mut(format.block_len()).enumerate() {
+            (self.stored_block)(&group, (row - first, b), block);
+            dequantize(format, block, values);
+        }
+        Some(())
     }
 
     /// Bytes of a row, on average.
@@ -126,6 +156,7 @@ impl RepackedWeights {
                 rows: 0..weight.n_rows(),
                 row_bytes: row_bytes(&weight),
                 at_once: fns.at_once,
+                stored_block: fns.stored_block,
             };
             start += weight.n_rows() * repacked.row_bytes;
             all.insert(weight.name().to_owned(), repacked);
@@ -168,32 +199,46 @@ fn repack(
     }
     let n_pieces = pieces.len();
     let pieces = Mutex::new(pieces.into_iter());
-    lead.each(n_pieces, &|_, _| {
+    let copies: Vec<_> = (0..lead.n_threads())
+        .map(|_| Mutex::new(Vec::new()))
+        .collect();
+    lead.each(n_pieces, &|thread, _| {
         let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-        if let Some((weight, rows, to)) = next {
-            repack_rows(weight, rows, to, fns);
-        }
-        Ok(())
+        let mut copy = copies[thread]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        next.map_or(Ok(()), |(weight, rows, to)| {
+            repack_rows(weight, rows, to, (fns, &mut copy))
+        })
     })
 }
 
-/// Repacks some rows, and gives back the memory of what was stored.
-fn repack_rows(weight: &Weight, rows: Range<usize>, to: &mut [u8], fns: &RepackFns) {
+/// Repacks some rows by way of a copy of them.
+fn repack_rows(
+    weight: &Weight,
+    rows: Range<usize>,
+    to: &mut [u8],
+    (fns, copy): (&RepackFns, &mut Vec<u8>),
+) -> Result<(), BackendError> {
     let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
-    let stored = rows.start * row_bytes..rows.end * row_bytes;
-    let Some(bytes) = weight.bytes().slice(stored) else {
-        return;
-    };
+    copy.resize(rows.len() * row_bytes, 0);
+    if !weight.bytes().copy(rows.start * row_bytes, copy) {
+        let name = weight.name();
+        return Err(BackendError::Device {
+            backend: "cpu",
+            reason: format!("rows {rows:?} of '{name}' could not be read from its file"),
+        });
+    }
     let stored = WeightRows {
         format: weight.format(),
         arrangement: Arrangement::Stored,
-        bytes: &bytes,
+        bytes: copy,
         row_bytes,
         first: 0,
         n_columns: weight.n_columns(),
     };
     (fns.repack)(&stored, to);
-    bytes.not_needed_soon();
+    Ok(())
 }
 
 /// The weight that a node multiplies with.

@@ -224,6 +224,11 @@ impl Lead<'_> {
         failure.take().map_or(Ok(()), Err)
     }
 
+    /// Threads, the leader included.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.team.n_threads()
+    }
+
     /// Says what is read soon: thread `i` begins `i * piece` bytes from `start` on.
     pub(crate) fn soon(&self, start: *const u8, piece: usize) {
         let soon = &self.team.shared.soon;

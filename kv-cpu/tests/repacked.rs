@@ -41,9 +41,14 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
     let weights = backend.load_weights(Arc::new(source)).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let mut program = backend.compile(graph, &weights, &layout).unwrap();
-    let x = Random::new(3).values(graph.shape().n_tokens * columns);
+    let n_tokens = graph.shape().n_tokens;
+    let x = Random::new(3).values(n_tokens * columns);
+    // Without embeddings, rows of a matrix of 48.
+    let ids = (0..n_tokens as u32).map(|i| i * 17 % 48);
+    let tokens: Vec<u32> = ids.filter(|_| columns == 0).collect();
     let inputs = GraphInputs {
         embeddings: &x,
+        tokens: &tokens,
         ..GraphInputs::default()
     };
     let mut outputs = GraphOutputs::default();
@@ -148,6 +153,28 @@ fn parts_of_matrices() {
                 &format!("{format}: {n_tokens} tokens, parts {parts:?}"),
             );
         }
+    }
+}
+
+/// A matrix whose rows are embeddings, too: both read what was repacked.
+#[test]
+fn rows_of_matrices() {
+    for format in quantised() {
+        let columns = 2 * 256;
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 6,
+            n_outputs: 6,
+        });
+        let ids = b.input(Input::Tokens).unwrap();
+        let rows = b.embed("rows", ids, "w", [48, columns]).unwrap();
+        let y = b.linear("y", rows, "w", 48).unwrap();
+        let graph = b.finish(&[rows, y]).unwrap();
+        same(
+            &graph,
+            &[weight("w", &[48, columns], format)],
+            0,
+            &format!("{format}: rows"),
+        );
     }
 }
 

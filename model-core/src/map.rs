@@ -2,15 +2,11 @@
 
 use std::fs::{self, File};
 use std::io;
-#[cfg(unix)]
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use kv_core::weights::{ByteOwner, SharedBytes};
 use memmap2::Mmap;
-#[cfg(unix)]
-use memmap2::UncheckedAdvice;
 
 /// Why a file is not mapped. Readers say it in errors of their own.
 #[derive(Debug)]
@@ -45,26 +41,40 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     // is valid. That nobody else changes or shortens the file meanwhile, no reader of a map can see to
     // on any of our systems: the documentation of those who open files forbids it.
     let map = unsafe { Mmap::map(&file) }?;
-    Ok(SharedBytes::new(Arc::new(Mapped(map))))
+    Ok(SharedBytes::new(Arc::new(Mapped { map, file })))
 }
 
 /// A mapped file.
-struct Mapped(Mmap);
+struct Mapped {
+    map: Mmap,
+    file: File,
+}
 
 impl ByteOwner for Mapped {
     fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.map
     }
 
-    #[cfg(unix)]
-    fn not_needed_soon(&self, range: Range<usize>) {
-        // SAFETY: the map is of a file, never written to: what is dropped is read again from the file, or
-        // from what the system keeps of it.
-        let given = unsafe {
-            self.0
-                .unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
-        };
-        // It stays in memory then, which changes nothing but how much is used.
-        given.unwrap_or_default();
+    fn copy(&self, start: usize, to: &mut [u8]) -> bool {
+        read_at(&self.file, start as u64, to).is_ok()
     }
+}
+
+/// Reads so many bytes from there on, without moving where the file is read from otherwise.
+#[cfg(unix)]
+fn read_at(file: &File, start: u64, to: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, to, start)
+}
+
+/// The same where each read says how much it read.
+#[cfg(windows)]
+fn read_at(file: &File, mut start: u64, mut to: &mut [u8]) -> io::Result<()> {
+    while !to.is_empty() {
+        let n = std::os::windows::fs::FileExt::seek_read(file, to, start)?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        (start, to) = (start + n as u64, &mut to[n..]);
+    }
+    Ok(())
 }

@@ -5,6 +5,8 @@
 //! so no more than a few pages of each are read. That finds other models, other trainings of one and
 //! other quantisations; it does not find a single value that somebody changed. Knows nothing of files.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::error::RestoreError;
@@ -152,6 +154,7 @@ impl WeightsId {
         names.dedup();
         let mut hash = Xxh64::new(0);
         let (mut n_weights, mut n_bytes) = (0, 0u64);
+        let mut copy = Vec::new();
         for weight in names.into_iter().filter_map(|name| weights.get(name)) {
             let described = format!(
                 "{} {:?} {}\n",
@@ -160,9 +163,14 @@ impl WeightsId {
                 weight.format()
             );
             hash.update(described.as_bytes());
-            let bytes: &[u8] = weight.bytes();
-            for sample in samples(bytes) {
-                hash.update(sample);
+            let bytes = weight.bytes();
+            for sample in samples(bytes.len()) {
+                copy.resize(sample.len(), 0);
+                // A copy, as mapped pages bring in their neighbours.
+                match bytes.copy(sample.start, &mut copy) {
+                    true => hash.update(&copy),
+                    false => hash.update(bytes.get(sample).unwrap_or_default()),
+                }
             }
             n_weights += 1;
             n_bytes += bytes.len() as u64;
@@ -175,18 +183,18 @@ impl WeightsId {
     }
 }
 
-/// Pieces of `bytes` from all over it; all of it where it is short.
-fn samples(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let (n, len) = match bytes.len() <= N_SAMPLES * SAMPLE {
-        true => (1, bytes.len()),
+/// Pieces of so many bytes from all over them; all of them where they are few.
+fn samples(n_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let (n, len) = match n_bytes <= N_SAMPLES * SAMPLE {
+        true => (1, n_bytes),
         false => (N_SAMPLES, SAMPLE),
     };
     (0..n).map(move |i| {
         // Fits: quotient and remainder apart, so that nothing overflows.
-        let room = bytes.len() - len;
+        let room = n_bytes - len;
         let steps = (n - 1).max(1);
         let at = room / steps * i + room % steps * i / steps;
-        bytes.get(at..at + len).unwrap_or_default()
+        at..at + len
     })
 }
 
@@ -204,11 +212,10 @@ mod tests {
             N_SAMPLES * SAMPLE + 1,
             1_000_003,
         ] {
-            let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
-            let all: Vec<&[u8]> = samples(&bytes).collect();
-            assert_eq!(all[0].first(), bytes.first());
-            assert_eq!(all[all.len() - 1].last(), bytes.last());
+            let all: Vec<_> = samples(len).collect();
+            assert_eq!((all[0].start, all[all.len() - 1].end), (0, len));
             assert!(all.iter().map(|s| s.len()).sum::<usize>() <= N_SAMPLES * SAMPLE);
+            assert!(all.windows(2).all(|pair| pair[0].end <= pair[1].start));
         }
     }
 }

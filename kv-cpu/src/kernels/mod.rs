@@ -95,6 +95,8 @@ pub(crate) struct RepackFns {
     pub(crate) row_bytes: fn(BlockFormat, usize) -> usize,
     /// Repacks stored rows, as many as there is room for.
     pub(crate) repack: fn(&WeightRows<'_>, &mut [u8]),
+    /// From a group of repacked rows a block as it was stored, by its row in the group and its number.
+    pub(crate) stored_block: fn(&WeightRows<'_>, (usize, usize), &mut [u8]),
 }
 
 /// One function per small operation. Where slices should have equal lengths and do not (a failed

@@ -52,6 +52,7 @@ pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512:
         row_bytes: repacked::row_bytes,
         // SAFETY: as above.
         repack: |stored, to| unsafe { repacked::repack(stored, to) },
+        stored_block: repacked::stored_block,
     }),
 );
 

@@ -2,7 +2,8 @@
 //!
 //! Of sixteen rows first comes what is beside the words of their blocks, `[blocks][rows]`, then the words,
 //! `[blocks][words][rows]`: what a register of sixteen lanes takes lies together, and is read once from
-//! beginning to end. Fifth bits beside nibbles are [`by_columns_of_four`]. Knows block formats through
+//! beginning to end. Fifth bits beside nibbles are
+//! [`by_columns_of_four`](super::sixteen::by_columns_of_four). Knows block formats through
 //! [`Chunks`].
 
 use std::arch::x86_64::*;
@@ -253,6 +254,41 @@ fn repack_narrow<const BYTES: usize>(numbers: __m512i, to: &mut [u8]) {
 fn store(words: __m512i, to: &mut [u8; WORD16]) {
     // SAFETY: 64 writable bytes; the store needs no alignment.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
+}
+
+/// Block `b` of row `row` of the first group, as it was stored.
+pub(super) fn stored_block(weights: &WeightRows<'_>, (row, b): (usize, usize), to: &mut [u8]) {
+    for_format!(weights.format, stored_block_of(weights, (row, b), to));
+}
+
+fn stored_block_of<F: Chunks<BYTES>, const BYTES: usize>(
+    weights: &WeightRows<'_>,
+    (row, b): (usize, usize),
+    to: &mut [u8],
+) {
+    let n_blocks = blocks_of(weights.format, weights.n_columns);
+    let (narrow, words) = weights.bytes.split_at(narrow_bytes::<BYTES>(n_blocks));
+    let words = &words.as_chunks::<WORD16>().0[b * (BYTES / 4)..(b + 1) * (BYTES / 4)];
+    let n_narrow = BYTES % 4;
+    let (at, of_words) = match F::GROUPS {
+        1 => (0, n_narrow),
+        _ => (BYTES - n_narrow, 0),
+    };
+    let from = (b * ROWS + row) * n_narrow;
+    to[at..at + n_narrow].copy_from_slice(&narrow[from..from + n_narrow]);
+    let to = to[of_words..].as_chunks_mut::<4>().0;
+    for (to, word) in to.iter_mut().zip(words) {
+        *to = word.as_chunks().0[row];
+    }
+    if let Some(at) = F::FIFTH_BITS {
+        let to = &mut to[at / 4];
+        *to = by_columns(u32::from_le_bytes(*to)).to_le_bytes();
+    }
+}
+
+/// The opposite of [`by_columns_of_four`](super::sixteen::by_columns_of_four).
+fn by_columns(bits: u32) -> u32 {
+    (0..32).fold(0, |all, i| all | (bits >> (8 * (i % 4) + i / 4) & 1) << i)
 }
 
 /// How repacked rows of a format go to panels.
