@@ -129,8 +129,9 @@ impl Matrix {
 
     /// Where the first row begins.
     pub(crate) fn start(&self) -> *const u8 {
-        let repacked = self.repacked.as_ref().and_then(|r| r.rows(0..self.n_rows));
-        repacked.unwrap_or(self.weight.bytes()).as_ptr()
+        let repacked = self.repacked.as_ref();
+        let repacked = repacked.and_then(|r| r.rows(&self.weight, 0..self.n_rows));
+        repacked.map_or(self.weight.bytes().as_ptr(), |rows| rows.bytes.as_ptr())
     }
 
     /// Bytes of one weight row, which a multiplication reads once per block of tokens.
@@ -214,25 +215,25 @@ impl Matrix {
 
     /// Some rows as these activations are multiplied with.
     fn weight_rows(&self, rows: Range<usize>, acts: Activations<'_>) -> Option<WeightRows<'_>> {
-        let first = rows.start;
-        let stored = WeightRows {
+        let is_usable = |rows: &WeightRows<'_>| match rows.arrangement {
+            Arrangement::Stored => true,
+            Arrangement::Repacked => matches!(acts, Activations::Int8(_)),
+        };
+        let repacked = self
+            .repacked
+            .as_ref()
+            .and_then(|r| r.rows(&self.weight, rows.clone()));
+        if let Some(repacked) = repacked.filter(is_usable) {
+            return Some(repacked);
+        }
+        Some(WeightRows {
             format: self.weight.format(),
             arrangement: Arrangement::Stored,
-            bytes: self.row_range(rows.clone())?,
+            first: rows.start,
+            bytes: self.row_range(rows)?,
             row_bytes: self.row_bytes,
-            first,
             n_columns: self.n_columns,
-        };
-        let repacked = match (&self.repacked, acts) {
-            (Some(repacked), Activations::Int8(_)) => repacked.rows(rows).map(|bytes| WeightRows {
-                arrangement: Arrangement::Repacked,
-                bytes,
-                row_bytes: repacked.row_bytes(),
-                ..stored
-            }),
-            _ => None,
-        };
-        Some(repacked.unwrap_or(stored))
+        })
     }
 
     fn row_range(&self, rows: Range<usize>) -> Option<&[u8]> {

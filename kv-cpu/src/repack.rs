@@ -16,8 +16,9 @@ use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
 use memmap2::MmapMut;
 
-use crate::kernels::{Arrangement, Kernels, RepackFns, WeightRows};
+use crate::kernels::{Arrangement, RepackFns, WeightRows};
 use crate::memory;
+use crate::storage::LINE;
 use crate::team::Lead;
 
 /// Whether weights are brought into an order that suits the processor before they are first used.
@@ -36,7 +37,49 @@ const BYTES_PER_TASK: usize = 256 << 10;
 /// No block is larger.
 const MOST_BLOCK_BYTES: usize = 256;
 
-/// Repacked rows, shared by whoever multiplies with some of them.
+/// What is read as it is stored is copied to large pages from so many bytes on: fewer fit in any buffer of addresses.
+const WORTH_LARGE_PAGES: usize = 8 << 20;
+
+/// How the rows of a weight lie.
+#[derive(Clone, Copy)]
+struct Form {
+    arrangement: Arrangement,
+    /// Bytes of a row, on average.
+    row_bytes: usize,
+    /// Rows that cannot be parted.
+    at_once: usize,
+}
+
+impl Form {
+    /// The best one for a weight, none where it is no matrix, nor one for each expert.
+    fn of(weight: &Weight, fns: Option<&RepackFns>) -> Option<Self> {
+        let (&[n_out, _] | &[_, n_out, _]) = weight.shape() else {
+            return None;
+        };
+        let row_bytes = |fns: &RepackFns| (fns.row_bytes)(weight.format(), weight.n_columns());
+        let fns = fns.filter(|f| n_out.is_multiple_of(f.at_once) && row_bytes(f) > 0);
+        let form = match fns {
+            Some(fns) => Self {
+                arrangement: Arrangement::Repacked,
+                row_bytes: row_bytes(fns),
+                at_once: fns.at_once,
+            },
+            None => Self {
+                arrangement: Arrangement::Stored,
+                row_bytes: weight.format().row_bytes(weight.n_columns())?,
+                at_once: 1,
+            },
+        };
+        (n_out > 0 && form.row_bytes > 0).then_some(form)
+    }
+
+    /// Bytes of all rows, whole lines.
+    fn n_bytes(&self, weight: &Weight) -> usize {
+        (weight.n_rows() * self.row_bytes).next_multiple_of(LINE)
+    }
+}
+
+/// Rows in memory of their own, in the best order, shared by whoever multiplies with some of them.
 #[derive(Clone)]
 pub(crate) struct Repacked {
     /// All that was repacked together.
@@ -45,33 +88,46 @@ pub(crate) struct Repacked {
     start: usize,
     /// Which of these rows these are.
     rows: Range<usize>,
-    row_bytes: usize,
-    /// As [`RepackFns`] has them.
-    at_once: usize,
-    stored_block: fn(&WeightRows<'_>, (usize, usize), &mut [u8]),
+    form: Form,
+    /// As [`RepackFns`] has it.
+    stored_block: Option<StoredBlock>,
 }
+
+/// From some rows a block as it was stored, by its row and its number.
+type StoredBlock = fn(&WeightRows<'_>, (usize, usize), &mut [u8]);
 
 impl Repacked {
     /// Some of these rows, or `None` where that would part rows that lie side by side.
     pub(crate) fn part(&self, rows: Range<usize>) -> Option<Self> {
         let rows =
             self.rows.start.checked_add(rows.start)?..self.rows.start.checked_add(rows.end)?;
-        let whole =
-            rows.start.is_multiple_of(self.at_once) && rows.end.is_multiple_of(self.at_once);
-        (whole && rows.end <= self.rows.end).then(|| Self {
+        (self.is_whole(&rows) && rows.end <= self.rows.end).then(|| Self {
             map: Arc::clone(&self.map),
             rows,
             ..*self
         })
     }
 
-    /// The bytes of some of these rows, under the same condition.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> Option<&[u8]> {
+    /// Some of these rows of a weight, under the same condition.
+    pub(crate) fn rows(&self, weight: &Weight, rows: Range<usize>) -> Option<WeightRows<'_>> {
         let part = self.rows.start + rows.start..self.rows.start + rows.end;
-        let whole =
-            part.start.is_multiple_of(self.at_once) && part.end.is_multiple_of(self.at_once);
-        let at = |row: usize| self.start + row * self.row_bytes;
-        self.map.get(at(part.start)..at(part.end)).filter(|_| whole)
+        let at = |row: usize| self.start + row * self.form.row_bytes;
+        Some(WeightRows {
+            format: weight.format(),
+            arrangement: self.form.arrangement,
+            bytes: self
+                .map
+                .get(at(part.start)..at(part.end))
+                .filter(|_| self.is_whole(&part))?,
+            row_bytes: self.form.row_bytes,
+            first: rows.start,
+            n_columns: weight.n_columns(),
+        })
+    }
+
+    fn is_whole(&self, rows: &Range<usize>) -> bool {
+        let at_once = self.form.at_once;
+        rows.start.is_multiple_of(at_once) && rows.end.is_multiple_of(at_once)
     }
 
     /// The values of row `row`, if there is such a row.
@@ -81,33 +137,30 @@ impl Repacked {
         row: usize,
         out: &mut [f32],
     ) -> Option<()> {
-        let (format, first) = (weight.format(), row / self.at_once * self.at_once);
-        let group = WeightRows {
-            format,
-            arrangement: Arrangement::Repacked,
-            bytes: self.rows(first..first + self.at_once)?,
-            row_bytes: self.row_bytes,
-            first: 0,
-            n_columns: weight.n_columns(),
+        let (format, at_once) = (weight.format(), self.form.at_once);
+        let first = row / at_once * at_once;
+        let rows = self.rows(weight, first..first + at_once)?;
+        let Some(stored_block) = self.stored_block else {
+            dequantize(format, rows.bytes, out);
+            return Some(());
         };
         let mut block = [0; MOST_BLOCK_BYTES];
         let block = block.get_mut(..format.block_bytes())?;
         for (b, values) in out.chunks_exact_mut(format.block_len()).enumerate() {
-            (self.stored_block)(&group, (row - first, b), block);
+            stored_block(&rows, (row - first, b), block);
             dequantize(format, block, values);
         }
         Some(())
-    }
-
-    /// Bytes of a row, on average.
-    pub(crate) fn row_bytes(&self) -> usize {
-        self.row_bytes
     }
 }
 
 impl std::fmt::Debug for Repacked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Repacked({:?} of {} bytes)", self.rows, self.row_bytes)
+        write!(
+            f,
+            "Repacked({:?} of {} bytes)",
+            self.rows, self.form.row_bytes
+        )
     }
 }
 
@@ -125,45 +178,48 @@ impl RepackedWeights {
     /// Repacks those of a graph's weights that are not yet, if there is room for them; else leaves all as they are.
     ///
     /// # Errors
-    /// [`BackendError::Device`] where a thread failed.
+    /// [`BackendError::Device`] where a thread failed, or the file can no longer be read.
     pub(crate) fn prepare(
         &self,
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
-        (kernels, lead): (&Kernels, &mut Lead<'_>),
+        (fns, lead): (Option<&RepackFns>, &mut Lead<'_>),
     ) -> Result<(), BackendError> {
-        let Some(fns) = &kernels.repack else {
-            return Ok(());
-        };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut weights: Vec<Weight> = Vec::new();
+        let mut weights: Vec<(Weight, Form)> = Vec::new();
         for name in graph.nodes().iter().filter_map(|n| matrix_of(&n.op)) {
-            let is_known = all.contains_key(name) || weights.iter().any(|w| w.name() == name);
+            let is_known = all.contains_key(name) || weights.iter().any(|(w, _)| w.name() == name);
             let weight = Some(name).filter(|_| !is_known).and_then(&get);
-            weights.extend(weight.filter(|w| suits(w, fns)));
+            weights.extend(weight.and_then(|w| Form::of(&w, fns).map(|form| (w, form))));
         }
-        let row_bytes = |w: &Weight| (fns.row_bytes)(w.format(), w.n_columns());
-        let n_bytes = weights.iter().map(|w| w.n_rows() * row_bytes(w)).sum();
-        let Some(mut map) = map_of(n_bytes) else {
+        let n_bytes = |weights: &[(Weight, Form)]| weights.iter().map(|(w, f)| f.n_bytes(w)).sum();
+        if n_bytes(&weights) < WORTH_LARGE_PAGES || !HAS_LARGE_PAGES {
+            weights.retain(|(_, form)| form.arrangement == Arrangement::Repacked);
+        }
+        let Some(mut map) = map_of(n_bytes(&weights)) else {
             return Ok(());
         };
-        repack(&weights, &mut map, fns, lead)?;
+        repack(&weights, &mut map, (fns, lead))?;
         let (map, mut start) = (Arc::new(map), 0);
-        for weight in weights {
+        for (weight, form) in weights {
             let repacked = Repacked {
                 map: Arc::clone(&map),
                 start,
                 rows: 0..weight.n_rows(),
-                row_bytes: row_bytes(&weight),
-                at_once: fns.at_once,
-                stored_block: fns.stored_block,
+                form,
+                stored_block: fns
+                    .filter(|_| form.arrangement == Arrangement::Repacked)
+                    .map(|fns| fns.stored_block),
             };
-            start += weight.n_rows() * repacked.row_bytes;
+            start += form.n_bytes(&weight);
             all.insert(weight.name().to_owned(), repacked);
         }
         Ok(())
     }
 }
+
+/// Whether the system may be asked for large pages.
+const HAS_LARGE_PAGES: bool = cfg!(target_os = "linux");
 
 /// Memory for so many bytes, in large pages where the system has them; none where there is no room, or nothing wanted.
 fn map_of(n_bytes: usize) -> Option<MmapMut> {
@@ -178,38 +234,42 @@ fn map_of(n_bytes: usize) -> Option<MmapMut> {
 
 /// Repacks all rows of some weights, one weight after the other.
 fn repack(
-    weights: &[Weight],
+    weights: &[(Weight, Form)],
     mut to: &mut [u8],
-    fns: &RepackFns,
-    lead: &mut Lead<'_>,
+    (fns, lead): (Option<&RepackFns>, &mut Lead<'_>),
 ) -> Result<(), BackendError> {
     let mut pieces = Vec::new();
-    for weight in weights {
-        let n_rows = weight.n_rows();
-        let row_bytes = (fns.row_bytes)(weight.format(), weight.n_columns());
-        let step = (BYTES_PER_TASK / row_bytes.max(1))
+    for (weight, form) in weights {
+        let (mut of_weight, rest) = to.split_at_mut(form.n_bytes(weight));
+        to = rest;
+        let step = (BYTES_PER_TASK / form.row_bytes)
             .max(1)
-            .next_multiple_of(fns.at_once);
-        for first in (0..n_rows).step_by(step) {
-            let rows = first..n_rows.min(first + step);
-            let (piece, rest) = to.split_at_mut(rows.len() * row_bytes);
-            pieces.push((weight, rows, piece));
-            to = rest;
+            .next_multiple_of(form.at_once);
+        for first in (0..weight.n_rows()).step_by(step) {
+            let rows = first..weight.n_rows().min(first + step);
+            let (piece, rest) = of_weight.split_at_mut(rows.len() * form.row_bytes);
+            pieces.push((weight, rows, piece, form.arrangement));
+            of_weight = rest;
         }
     }
     let n_pieces = pieces.len();
     let pieces = Mutex::new(pieces.into_iter());
-    let copies: Vec<_> = (0..lead.n_threads())
-        .map(|_| Mutex::new(Vec::new()))
-        .collect();
+    let copies = (0..lead.n_threads()).map(|_| Mutex::new(Vec::new()));
+    let copies: Vec<_> = copies.collect();
     lead.each(n_pieces, &|thread, _| {
         let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let mut copy = copies[thread]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        next.map_or(Ok(()), |(weight, rows, to)| {
-            repack_rows(weight, rows, to, (fns, &mut copy))
-        })
+        let Some((weight, rows, to, arrangement)) = next else {
+            return Ok(());
+        };
+        match (arrangement, fns) {
+            (Arrangement::Repacked, Some(fns)) => {
+                let mut copy = copies[thread]
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                repack_rows(weight, rows, to, (fns, &mut copy))
+            }
+            _ => copy_rows(weight, rows, to),
+        }
     })
 }
 
@@ -222,13 +282,7 @@ fn repack_rows(
 ) -> Result<(), BackendError> {
     let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
     copy.resize(rows.len() * row_bytes, 0);
-    if !weight.bytes().copy(rows.start * row_bytes, copy) {
-        let name = weight.name();
-        return Err(BackendError::Device {
-            backend: "cpu",
-            reason: format!("rows {rows:?} of '{name}' could not be read from its file"),
-        });
-    }
+    copy_rows(weight, rows, copy)?;
     let stored = WeightRows {
         format: weight.format(),
         arrangement: Arrangement::Stored,
@@ -241,21 +295,25 @@ fn repack_rows(
     Ok(())
 }
 
+/// Some rows as they are stored.
+fn copy_rows(weight: &Weight, rows: Range<usize>, to: &mut [u8]) -> Result<(), BackendError> {
+    let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
+    match weight.bytes().copy(rows.start * row_bytes, to) {
+        true => Ok(()),
+        false => Err(BackendError::Device {
+            backend: "cpu",
+            reason: format!(
+                "rows {rows:?} of '{}' could not be read from its file",
+                weight.name()
+            ),
+        }),
+    }
+}
+
 /// The weight that a node multiplies with.
 fn matrix_of(op: &Op) -> Option<&str> {
     match op {
         Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. } => Some(weight),
         _ => None,
     }
-}
-
-/// Whether a weight is a matrix, or a matrix for each expert, of whole groups of rows in a format that is repacked.
-fn suits(weight: &Weight, fns: &RepackFns) -> bool {
-    let n_out = match *weight.shape() {
-        [n_out, _] | [_, n_out, _] => n_out,
-        _ => return false,
-    };
-    n_out > 0
-        && n_out.is_multiple_of(fns.at_once)
-        && (fns.row_bytes)(weight.format(), weight.n_columns()) > 0
 }

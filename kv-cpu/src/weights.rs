@@ -75,11 +75,14 @@ impl CpuWeights {
         kernels: &Kernels,
         lead: &mut Lead<'_>,
     ) -> Result<(), BackendError> {
-        if self.repack == RepackChoice::Never || self.activations == ActivationKind::F32 {
+        if self.repack == RepackChoice::Never {
             return Ok(());
         }
         let get = |name: &str| self.source.get(name);
-        self.repacked.prepare(graph, get, (kernels, lead))
+        // Only int8 meets what is repacked.
+        let fns = kernels.repack.as_ref();
+        let fns = fns.filter(|_| self.activations != ActivationKind::F32);
+        self.repacked.prepare(graph, get, (fns, lead))
     }
 
     /// The repacked rows of a weight, if there are any.
