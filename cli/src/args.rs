@@ -13,7 +13,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use kv_core::KvType;
 
-use crate::backends::{ActivationsName, BackendName};
+use crate::backends::{ActivationsName, BackendName, RepackName};
 use crate::commands::FileType;
 use crate::kv_args::KvArgs;
 
@@ -99,6 +99,9 @@ pub(crate) struct EngineArgs {
     /// How the cpu backend keeps activations that meet quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
+    /// Whether the cpu backend brings weights into the order in which it reads them
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) repack: RepackName,
     /// How attention is computed
     #[arg(long, value_enum, default_value_t)]
     pub(crate) attention: AttentionName,

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use kv_candle::CandleBackend;
 use kv_core::backend::BoxedBackend;
 use kv_cpu::activations::ActivationKind;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 
 /// A backend as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -51,6 +51,25 @@ impl From<ActivationsName> for ActivationChoice {
     }
 }
 
+/// Whether weights are repacked, as it is called on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RepackName {
+    /// Where it makes them faster and memory has room for them beside the system's copy of the file.
+    #[default]
+    Auto,
+    /// Weights are read from the file, whose pages several processes share: slower.
+    Never,
+}
+
+impl From<RepackName> for RepackChoice {
+    fn from(name: RepackName) -> Self {
+        match name {
+            RepackName::Auto => Self::Auto,
+            RepackName::Never => Self::Never,
+        }
+    }
+}
+
 /// Starts a backend with so many threads.
 ///
 /// # Errors
@@ -59,12 +78,14 @@ pub(crate) fn open(
     name: BackendName,
     n_threads: NonZeroUsize,
     activations: ActivationsName,
+    repack: RepackName,
 ) -> anyhow::Result<BoxedBackend> {
     match name {
         BackendName::Cpu => {
             let config = CpuConfig {
                 n_threads: Some(n_threads),
                 activations: activations.into(),
+                repack: repack.into(),
                 ..CpuConfig::default()
             };
             Ok(BoxedBackend::new(CpuBackend::new(config)?))

@@ -20,7 +20,7 @@ use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 
 use crate::args::{AttentionName, EngineArgs, LongContextArgs, SamplerArgs};
-use crate::backends::{self, ActivationsName, BackendName};
+use crate::backends::{self, ActivationsName, BackendName, RepackName};
 use crate::failure::{UsageError, usage};
 use crate::machine;
 
@@ -121,12 +121,14 @@ pub(crate) fn open_backend(
     name: BackendName,
     n_threads: Option<u16>,
     activations: ActivationsName,
+    repack: RepackName,
 ) -> anyhow::Result<BoxedBackend> {
     let n_threads = n_threads.and_then(|n| NonZeroUsize::new(n.into()));
     backends::open(
         name,
         n_threads.unwrap_or_else(machine::n_cores),
         activations,
+        repack,
     )
 }
 
@@ -156,7 +158,7 @@ pub(crate) fn open_engine(
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
-    let backend = open_backend(args.backend, args.threads, args.activations)?;
+    let backend = open_backend(args.backend, args.threads, args.activations, args.repack)?;
     let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
     engine.map_err(does_not_fit)
 }

@@ -23,7 +23,12 @@ pub(crate) const LINE: usize = 64;
 pub(crate) struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
+    /// What was allocated, with room to begin on a line; not where there are no bytes.
+    allocated: Option<(NonNull<u8>, Layout)>,
 }
+
+/// What allocators give zeroed memory for without writing it: for more they clear it themselves, all pages of it.
+const UNWRITTEN_ALIGN: usize = 16;
 
 // SAFETY: the bytes belong to this value alone, like those of a `Box<[u8]>`.
 unsafe impl Send for AlignedBytes {}
@@ -37,6 +42,7 @@ impl AlignedBytes {
             return Ok(Self {
                 start: NonNull::<[u64; 8]>::dangling().cast(),
                 len,
+                allocated: None,
             });
         }
         let failed = || BackendError::OutOfMemory {
@@ -44,12 +50,16 @@ impl AlignedBytes {
             wanted: len,
             what: what.to_owned(),
         };
-        let layout = Layout::from_size_align(len, LINE).map_err(|_| failed())?;
+        let wanted = len.checked_add(LINE).ok_or_else(failed)?;
+        let layout = Layout::from_size_align(wanted, UNWRITTEN_ALIGN).map_err(|_| failed())?;
         // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
+        let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
+        // SAFETY: less than a line further, and a line more than `len` bytes were allocated.
+        let start = unsafe { first.add(first.align_offset(LINE).min(LINE)) };
         Ok(Self {
-            start: NonNull::new(start).ok_or_else(failed)?,
+            start,
             len,
+            allocated: Some((first, layout)),
         })
     }
 
@@ -81,12 +91,9 @@ impl AlignedBytes {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if let Some((first, layout)) = self.allocated {
             // SAFETY: allocated in `zeroed` with this very layout.
-            unsafe {
-                let layout = Layout::from_size_align_unchecked(self.len, LINE);
-                dealloc(self.start.as_ptr(), layout);
-            }
+            unsafe { dealloc(first.as_ptr(), layout) };
         }
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use cellar_benches::Failure;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::limits::int8_operations;
+use memmap2::MmapMut;
 
 /// Words that each thread reads in a sample: far more than caches hold.
 const WORDS: usize = 8 << 20;
@@ -28,10 +29,13 @@ fn main() -> Result<(), Failure> {
         Some(threads) => threads.parse()?,
         None => std::thread::available_parallelism()?.get(),
     };
-    // Not zeros: those would not be written, and all pages of them would be the same one.
-    let memory: Vec<Vec<u64>> = vec![vec![1; WORDS]; threads];
+    let memory = (0..threads)
+        .map(|_| written())
+        .collect::<Result<Vec<_>, _>>()?;
     let reading = fastest(threads, |thread| {
-        black_box(memory[thread].iter().fold(0u64, |sum, w| sum ^ w));
+        let words = memory[thread].as_chunks::<8>().0.iter();
+        let words = words.map(|word| u64::from_ne_bytes(*word));
+        black_box(words.fold(0u64, |sum, w| sum ^ w));
     });
     let gigabytes = (threads * WORDS * size_of::<u64>()) as f64 / reading.as_secs_f64() / 1e9;
     let isa = Isa::from_environment()?;
@@ -47,6 +51,16 @@ fn main() -> Result<(), Failure> {
          \"read_gb_per_second\": {gigabytes:.1}, \"int8_tera_ops_per_second\": {tera}}}"
     );
     Ok(())
+}
+
+/// Memory of [`WORDS`], in large pages where the system has them.
+fn written() -> std::io::Result<MmapMut> {
+    let mut memory = MmapMut::map_anon(WORDS * size_of::<u64>())?;
+    #[cfg(target_os = "linux")]
+    memory.advise(memmap2::Advice::HugePage)?;
+    // Not zeros: those would not be written, and all pages of them would be the same one.
+    memory.fill(1);
+    Ok(memory)
 }
 
 /// The shortest time in which all threads did the work once, of several.

@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use model_core::sentence::Pooling;
 
 use super::count;
-use crate::backends::{ActivationsName, BackendName};
+use crate::backends::{ActivationsName, BackendName, RepackName};
 
 /// `cellar embed`
 #[derive(Debug, Args)]
@@ -53,6 +53,9 @@ pub(crate) struct EmbedArgs {
     /// How the cpu backend keeps activations that meet quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
+    /// Whether the cpu backend brings weights into the order in which it reads them
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) repack: RepackName,
     /// Threads that compute [default: one for each physical core]
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -37,7 +37,7 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
         },
         n_batch: args.batch,
     };
-    let backend = resolve::open_backend(args.backend, args.threads, args.activations)?;
+    let backend = resolve::open_backend(args.backend, args.threads, args.activations, args.repack)?;
     let mut embedder = Embedder::new(backend, &file, &config).map_err(with_advice)?;
     let tokens = embedder
         .tokens(file.tokenizer(), &texts)

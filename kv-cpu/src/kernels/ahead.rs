@@ -10,6 +10,7 @@ use super::fetch::{Level, fetch_line, fetch_to_second};
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 pub(in crate::kernels) const AHEAD: usize = 8 * 1024;
+const LINE: usize = 64;
 /// Bytes of a tile that may be asked for as a whole into the first-level cache, and into the second one.
 const IN_ORDER: usize = 30 * 1024;
 const IN_ORDER_SECOND: usize = 256 * 1024;
@@ -29,6 +30,21 @@ pub(in crate::kernels) fn ask_in_order<const SECOND: bool>(line: *const u8) {
     } else {
         fetch_line(line.wrapping_add(AHEAD));
     }
+}
+
+/// The same for a line at byte `at` of row `row` of a tile of `N` rows that begins at `first` and is read in step, with
+/// the second-level cache.
+#[inline(always)]
+pub(in crate::kernels) fn ask_next_tile<const N: usize>(
+    first: *const u8,
+    (at, row): (usize, usize),
+    row_bytes: usize,
+) {
+    let [far, near] = IN_ORDER_AHEAD;
+    // Not nearer than the next tile: all rows of this one are being read.
+    let line = first.wrapping_add(N * at + row * LINE + far.max(N * row_bytes));
+    fetch_to_second(line);
+    fetch_to_second(line.wrapping_sub(far - near));
 }
 
 /// Whether a tile of so many rows and the next one are small enough for a first-level cache.

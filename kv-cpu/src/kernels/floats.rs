@@ -9,8 +9,8 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::WeightRows;
-use super::ahead::Ahead;
-use super::fetch::fetch_line;
+use super::ahead::{Ahead, ask_next_tile};
+use super::fetch::{Level, fetch_line};
 use crate::output::OutputColumns;
 
 /// The longest register, in columns.
@@ -198,6 +198,7 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
         let w = weights.bytes.as_ptr().add(row * weights.row_bytes);
         let a = acts.as_ptr().add(token * n);
         let mut acc = [[C::zero(); R]; T];
+        let level = Level::of_streams();
         let first = weights.first + row;
         let to = out.block(token..token + T, first..first + R);
         if let Some((to, stride)) = to
@@ -215,7 +216,10 @@ unsafe fn tile<C: Columns, S: Stored, const T: usize, const R: usize>(
             for (r, x) in x.iter_mut().enumerate() {
                 let from = w.add(r * weights.row_bytes + at);
                 if T == 1 && at.is_multiple_of(LINE) {
-                    ahead.fetch(from, r);
+                    match level {
+                        Level::First => ahead.fetch(from, r),
+                        Level::Second => ask_next_tile::<R>(w, (at, r), weights.row_bytes),
+                    }
                 }
                 *x = S::load::<C>(from);
             }
