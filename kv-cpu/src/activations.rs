@@ -458,6 +458,21 @@ impl<'a> Int8Rows<'a> {
     allow(dead_code)
 )] // the scalar kernels take values singly
 impl<'a> Int8Row<'a> {
+    /// Where everything begins.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn pointers(&self) -> crate::kernels::panel::Acts {
+        crate::kernels::panel::Acts {
+            quants: self.quants.as_ptr(),
+            scales: self.scales.as_ptr(),
+            sums: self.sums.as_ptr(),
+            int_sums: self.int_sums.as_ptr(),
+            int_half_sums: self.int_half_sums.as_ptr(),
+            negative_sums: self.negative_sums.as_ptr(),
+            negative_half_sums: self.negative_half_sums.as_ptr(),
+            row_blocks: self.n_blocks(),
+        }
+    }
+
     /// Blocks in the row, with padding.
     pub(crate) fn n_blocks(&self) -> usize {
         self.quants.len().min(self.scales.len())

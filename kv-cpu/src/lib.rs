@@ -2,7 +2,7 @@
 //!
 //! [`CpuBackend`] compiles a graph to a plan of fused steps over one arena and runs it without
 //! allocating. In reading order: [`isa`] and [`kernels`] (what the machine can do), [`matrix`] and
-//! [`activations`] (weights as they lie in their file), then the plan, the team and the steps.
+//! [`activations`] (weights as they lie in their file, or repacked: `repack.rs`), then the plan, the team and the steps.
 //! Knows nothing of models; nothing here knows a file.
 
 pub mod activations;

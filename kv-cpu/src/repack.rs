@@ -18,7 +18,7 @@ use memmap2::MmapMut;
 
 use crate::kernels::{Arrangement, RepackFns, WeightRows};
 use crate::memory;
-use crate::storage::LINE;
+use crate::storage::{AlignedBytes, LINE};
 use crate::team::Lead;
 
 /// Whether weights are brought into an order that suits the processor before they are first used.
@@ -224,7 +224,7 @@ const HAS_LARGE_PAGES: bool = cfg!(target_os = "linux");
 /// Memory for so many bytes, in large pages where the system has them; none where there is no room, or nothing wanted.
 fn map_of(n_bytes: usize) -> Option<MmapMut> {
     let map = Some(n_bytes)
-        .filter(|n| *n > 0 && memory::has_room_for(*n))
+        .filter(|n| *n > 0 && memory::has_room_for(n.saturating_add(AlignedBytes::promised())))
         .and_then(|n| MmapMut::map_anon(n).ok())?;
     #[cfg(target_os = "linux")]
     // Small pages do as well, only not as fast.

@@ -6,6 +6,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use kv_core::backend::{BackendError, RowKind, RowSpan};
@@ -26,6 +27,9 @@ pub(crate) struct AlignedBytes {
     /// What was allocated, with room to begin on a line; not where there are no bytes.
     allocated: Option<(NonNull<u8>, Layout)>,
 }
+
+/// Bytes of all of these in this process, used or not yet.
+static PROMISED: AtomicUsize = AtomicUsize::new(0);
 
 /// What allocators give zeroed memory for without writing it: for more they clear it themselves, all pages of it.
 const UNWRITTEN_ALIGN: usize = 16;
@@ -56,11 +60,17 @@ impl AlignedBytes {
         let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
         // SAFETY: less than a line further, and a line more than `len` bytes were allocated.
         let start = unsafe { first.add(first.align_offset(LINE).min(LINE)) };
+        PROMISED.fetch_add(len, Ordering::Relaxed);
         Ok(Self {
             start,
             len,
             allocated: Some((first, layout)),
         })
+    }
+
+    /// Bytes that rows and programs of this process may still take, or have taken.
+    pub(crate) fn promised() -> usize {
+        PROMISED.load(Ordering::Relaxed)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -94,6 +104,7 @@ impl Drop for AlignedBytes {
         if let Some((first, layout)) = self.allocated {
             // SAFETY: allocated in `zeroed` with this very layout.
             unsafe { dealloc(first.as_ptr(), layout) };
+            PROMISED.fetch_sub(self.len, Ordering::Relaxed);
         }
     }
 }

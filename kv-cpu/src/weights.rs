@@ -1,5 +1,5 @@
-//! [`CpuWeights`]: a model's weights as they lie in their file, and how precisely their inputs are
-//! kept.
+//! [`CpuWeights`]: a model's weights as they lie in their file and as they are repacked, and how precisely their
+//! inputs are kept.
 //!
 //! Products with quantised weights can take their activations as int8 (with a scale for every 32 or 256
 //! values, as the format wants: what makes prompts fast) or as `f32` (nothing is lost). A model whose matrices fit in a processor's cache is

@@ -14,6 +14,22 @@ use crate::activations::{BLOCK, Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::ahead::ask_in_order;
 use crate::kernels::fetch::Level;
+use crate::kernels::panel::Acts;
+
+/// A block for every read of a format, of which there are at most eight: unrolled, so that which of a head's factors it
+/// takes is known when it is compiled.
+macro_rules! each_read {
+    ($read:ident of $n_reads:expr => $body:block) => {
+        each_read!($read of $n_reads => $body 0 1 2 3 4 5 6 7)
+    };
+    ($read:ident of $n_reads:expr => $body:block $($i:literal)+) => {
+        const { assert!($n_reads <= 8) };
+        $(if $i < $n_reads {
+            let $read: usize = $i;
+            $body
+        })+
+    };
+}
 
 /// All weight rows against one token: `out[row]`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -36,6 +52,7 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
     out: &mut [f32],
 ) {
     let n_stored = (weights.n_columns / (F::GROUPS * BLOCK)).min(acts.n_blocks() / F::GROUPS);
+    let acts = acts.pointers();
     for (group, out) in Group::<BYTES>::all(weights).zip(out.chunks_mut(16)) {
         let mut acc = _mm512_setzero_ps();
         for s in 0..n_stored {
@@ -44,8 +61,10 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
                 let block = group.block(s);
                 let heads = F::heads(block);
                 acc = match F::GROUPS {
-                    1 => add_block::<F, BYTES, SECOND>((block, &heads), s, acts, acc),
-                    _ => add_super::<F, BYTES, SECOND>((block, &heads), s * SUPER_BLOCK, acts, acc),
+                    1 => add_block::<F, BYTES, SECOND>((block, &heads), s, &acts, acc),
+                    _ => {
+                        add_super::<F, BYTES, SECOND>((block, &heads), s * SUPER_BLOCK, &acts, acc)
+                    }
                 };
             }
         }
@@ -92,30 +111,25 @@ fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 /// There are so many.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn step(acts: &Int8Row<'_>, first: usize, step: usize) -> __m512i {
+unsafe fn step(acts: &Acts, first: usize, step: usize) -> __m512i {
     // SAFETY: as the caller promises; blocks lie one after the other.
-    let four = unsafe {
-        acts.quants
-            .as_ptr()
-            .add(first)
-            .cast::<i32>()
-            .add(step)
-            .read()
-    };
+    let four = unsafe { acts.quants.add(first).cast::<i32>().add(step).read() };
     _mm512_set1_epi32(four)
 }
 
 /// What sums begin with, so that the weights' offset is taken off.
+///
+/// # Safety
+/// `negative_sum` can be read.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn offset<F: Chunks<BYTES>, const BYTES: usize>(negative_sum: i32) -> __m512i {
-    match F::OFFSET {
-        0 => _mm512_setzero_si512(),
-        offset => {
-            let bits = _mm_cvtsi64_si128(i64::from(offset.trailing_zeros()));
-            _mm512_sll_epi32(_mm512_set1_epi32(negative_sum), bits)
-        }
+unsafe fn offset<F: Chunks<BYTES>, const BYTES: usize>(negative_sum: *const i32) -> __m512i {
+    if F::OFFSET == 0 {
+        return _mm512_setzero_si512();
     }
+    let bits = _mm_cvtsi64_si128(i64::from(F::OFFSET.trailing_zeros()));
+    // SAFETY: as the caller promises.
+    _mm512_sll_epi32(_mm512_set1_epi32(unsafe { negative_sum.read() }), bits)
 }
 
 /// Adds a block of 32.
@@ -127,26 +141,31 @@ fn offset<F: Chunks<BYTES>, const BYTES: usize>(negative_sum: i32) -> __m512i {
 unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
     (block, heads): (Beside<'_, BYTES>, &Heads),
     b: usize,
-    acts: &Int8Row<'_>,
+    acts: &Acts,
     acc: __m512,
 ) -> __m512 {
-    let mut sum = offset::<F, BYTES>(acts.negative_sums[b]);
-    for read in 0..F::READS {
-        for word in 0..STEPS {
-            ask::<F, BYTES, SECOND>(block, read * STEPS + word);
-            let chunks = chunks::<F, BYTES>((block, heads), (read, word));
-            for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
-                // SAFETY: as the caller promises.
-                let a = unsafe { step(acts, b, F::chunk(read, k) * STEPS + word) };
-                sum = _mm512_dpbusd_epi32(sum, quants, a);
+    // SAFETY: as the caller promises, for all that is read of the activations.
+    unsafe {
+        let mut sum = offset::<F, BYTES>(acts.negative_sums.add(b));
+        each_read!(read of F::READS => {
+            for word in 0..STEPS {
+                ask::<F, BYTES, SECOND>(block, read * STEPS + word);
+                let chunks = chunks::<F, BYTES>((block, heads), (read, word));
+                for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
+                    let a = step(acts, b, F::chunk(read, k) * STEPS + word);
+                    sum = _mm512_dpbusd_epi32(sum, quants, a);
+                }
             }
+        });
+        let scale = _mm512_mul_ps(heads.scales, _mm512_set1_ps(*acts.scales.add(b)));
+        let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+        match F::MINIMA {
+            true => {
+                let sum = _mm512_set1_ps(*acts.sums.add(b));
+                _mm512_fmadd_ps(heads.minimum_scales, sum, acc)
+            }
+            false => acc,
         }
-    }
-    let scale = _mm512_mul_ps(heads.scales, _mm512_set1_ps(acts.scales[b]));
-    let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
-    match F::MINIMA {
-        true => _mm512_fmadd_ps(heads.minimum_scales, _mm512_set1_ps(acts.sums[b]), acc),
-        false => acc,
     }
 }
 
@@ -159,49 +178,65 @@ unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
     (block, heads): (Beside<'_, BYTES>, &Heads),
     first: usize,
-    acts: &Int8Row<'_>,
+    acts: &Acts,
     acc: __m512,
 ) -> __m512 {
+    // Chunks are halves of blocks. Where a whole block has one factor, they are those of one block or of
+    // neighbouring reads.
+    let (apart, of_reads) = match (F::PARTS, F::APART) {
+        (1, 1) => (0, 1),
+        (1, _) => (1, 2),
+        _ => (1, 1),
+    };
     let mut total = _mm512_setzero_si512();
-    for read in 0..F::READS {
-        let mut sums = [_mm512_setzero_si512(); MOST];
-        for (k, sum) in sums.iter_mut().enumerate().take(F::CHUNKS) {
-            let chunk = F::chunk(read, k);
-            let sum_of = acts.negative_half_sums[first + chunk / 2][chunk % 2];
-            *sum = offset::<F, BYTES>(sum_of);
-        }
-        for word in 0..STEPS {
-            ask::<F, BYTES, SECOND>(block, read * STEPS + word);
-            let chunks = chunks::<F, BYTES>((block, heads), (read, word));
-            for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
-                // SAFETY: as the caller promises.
-                let a = unsafe { step(acts, first, F::chunk(read, k) * STEPS + word) };
-                sums[k] = _mm512_dpbusd_epi32(sums[k], quants, a);
+    let mut sums = [_mm512_setzero_si512(); MOST];
+    // SAFETY: as the caller promises, for all that is read of the activations.
+    unsafe {
+        each_read!(read of F::READS => {
+            for (k, sum) in sums.iter_mut().enumerate().take(F::CHUNKS) {
+                let chunk = F::chunk(read, k);
+                let negative_sum = match F::PARTS {
+                    1 => acts.negative_sums.add(first + chunk / 2),
+                    _ => acts.negative_half_sums.add(first).cast::<i32>().add(chunk),
+                };
+                if read.is_multiple_of(of_reads) {
+                    *sum = offset::<F, BYTES>(negative_sum);
+                }
             }
+            for word in 0..STEPS {
+                ask::<F, BYTES, SECOND>(block, read * STEPS + word);
+                let chunks = chunks::<F, BYTES>((block, heads), (read, word));
+                for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
+                    let a = step(acts, first, F::chunk(read, k) * STEPS + word);
+                    sums[k * apart] = _mm512_dpbusd_epi32(sums[k * apart], quants, a);
+                }
+            }
+            let n_sums = match (read % of_reads + 1 == of_reads, apart) {
+                (false, _) => 0,
+                (true, 0) => 1,
+                (true, _) => F::CHUNKS,
+            };
+            for (k, sum) in sums.into_iter().enumerate().take(n_sums) {
+                let factor = heads.factor(F::chunk(read, k) * F::PARTS / 2);
+                total = _mm512_add_epi32(total, _mm512_mullo_epi32(sum, factor));
+            }
+        });
+        let act_scale = _mm512_set1_ps(*acts.scales.add(first));
+        let scale = _mm512_mul_ps(heads.scales, act_scale);
+        let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, acc);
+        if !F::MINIMA {
+            return acc;
         }
-        for (k, sum) in sums.into_iter().enumerate().take(F::CHUNKS) {
-            let factor = heads.factor(F::chunk(read, k) * F::PARTS / 2);
-            total = _mm512_add_epi32(total, _mm512_mullo_epi32(sum, factor));
+        let mut minima = _mm512_setzero_si512();
+        for pair in 0..SUPER_BLOCK / 2 * F::PARTS {
+            let sums = match F::PARTS {
+                1 => acts.int_sums.add(first + 2 * pair).cast::<i32>(),
+                _ => acts.int_half_sums.add(first + pair).cast::<i32>(),
+            };
+            let sums = _mm512_set1_epi32(sums.read_unaligned());
+            minima = _mm512_dpwssd_epi32(minima, heads.minima(pair), sums);
         }
+        let scale = _mm512_mul_ps(heads.minimum_scales, act_scale);
+        _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minima), scale, acc)
     }
-    let act_scale = _mm512_set1_ps(acts.scales[first]);
-    let scale = _mm512_mul_ps(heads.scales, act_scale);
-    let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, acc);
-    if !F::MINIMA {
-        return acc;
-    }
-    let mut minima = _mm512_setzero_si512();
-    for pair in 0..SUPER_BLOCK / 2 * F::PARTS {
-        let sums = match F::PARTS {
-            1 => [
-                acts.int_sums[first + 2 * pair],
-                acts.int_sums[first + 2 * pair + 1],
-            ],
-            _ => acts.int_half_sums[first + pair],
-        };
-        let both = i32::from(sums[0]) & 0xffff | i32::from(sums[1]) << 16;
-        minima = _mm512_dpwssd_epi32(minima, heads.minima(pair), _mm512_set1_epi32(both));
-    }
-    let scale = _mm512_mul_ps(heads.minimum_scales, act_scale);
-    _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minima), scale, acc)
 }
