@@ -4,6 +4,7 @@
 //! block (or super-block) is exact. Knows block formats through [`Chunks`].
 
 use std::arch::x86_64::*;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::chunks::{Chunks, MOST, PIECES};
 use super::heads::Heads;
@@ -27,6 +28,8 @@ macro_rules! each_read {
         $(if $i < $n_reads {
             let $read: usize = $i;
             $body
+            // Nothing of the next read is moved here: lines are asked for and read a few at a time.
+            compiler_fence(Ordering::SeqCst);
         })+
     };
 }
