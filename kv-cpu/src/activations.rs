@@ -422,14 +422,21 @@ impl<'a> Int8Rows<'a> {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn pointers(&self) -> crate::kernels::panel::Acts {
         crate::kernels::panel::Acts {
-            quants: self.quants.as_ptr(),
-            scales: self.scales.as_ptr(),
-            sums: self.sums.as_ptr(),
-            int_sums: self.int_sums.as_ptr(),
-            int_half_sums: self.int_half_sums.as_ptr(),
-            negative_sums: self.negative_sums.as_ptr(),
-            negative_half_sums: self.negative_half_sums.as_ptr(),
             row_blocks: padded_blocks(self.n_columns),
+            ..self.blocks().pointers()
+        }
+    }
+
+    /// The blocks of all rows, one row after the other.
+    fn blocks(&self) -> Int8Row<'a> {
+        Int8Row {
+            quants: self.quants,
+            scales: self.scales,
+            sums: self.sums,
+            int_sums: self.int_sums,
+            int_half_sums: self.int_half_sums,
+            negative_sums: self.negative_sums,
+            negative_half_sums: self.negative_half_sums,
         }
     }
 
@@ -440,16 +447,7 @@ impl<'a> Int8Rows<'a> {
     }
 
     pub(crate) fn row(&self, token: usize) -> Option<Int8Row<'a>> {
-        let one = self.slice(token..token.checked_add(1)?)?;
-        Some(Int8Row {
-            quants: one.quants,
-            scales: one.scales,
-            sums: one.sums,
-            int_sums: one.int_sums,
-            int_half_sums: one.int_half_sums,
-            negative_sums: one.negative_sums,
-            negative_half_sums: one.negative_half_sums,
-        })
+        Some(self.slice(token..token.checked_add(1)?)?.blocks())
     }
 }
 
@@ -459,7 +457,7 @@ impl<'a> Int8Rows<'a> {
 )] // the scalar kernels take values singly
 impl<'a> Int8Row<'a> {
     /// Where everything begins.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn pointers(&self) -> crate::kernels::panel::Acts {
         crate::kernels::panel::Acts {
             quants: self.quants.as_ptr(),

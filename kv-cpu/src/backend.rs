@@ -141,7 +141,8 @@ impl Backend for CpuBackend {
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
         Ok(CpuWeights::new(
             source,
-            (self.activations, self.repack),
+            self.activations,
+            self.repack,
             self.custom.clone(),
         ))
     }

@@ -192,12 +192,10 @@ impl Matrix {
     /// `out` does not have [`Matrix::n_columns`] values.
     pub fn row(&self, _kernels: &Kernels, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
         expect_len("a row of the matrix", self.n_columns, out.len())?;
-        let repacked = self.repacked.as_ref().filter(|_| i < self.n_rows);
+        let repacked = self.repacked.as_ref();
         // What is in memory anyway, not what would have to be read again.
-        if repacked
-            .and_then(|r| r.dequantize_row(&self.weight, i, out))
-            .is_some()
-        {
+        let found = repacked.and_then(|r| r.dequantize_row(&self.weight, i, out));
+        if found.is_some() {
             return Ok(());
         }
         let bytes = i.checked_add(1).and_then(|end| self.row_range(i..end));

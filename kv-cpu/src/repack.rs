@@ -43,34 +43,37 @@ const WORTH_LARGE_PAGES: usize = 8 << 20;
 /// How the rows of a weight lie.
 #[derive(Clone, Copy)]
 struct Form {
-    arrangement: Arrangement,
+    /// How they were repacked; not where they lie as they are stored.
+    fns: Option<&'static RepackFns>,
     /// Bytes of a row, on average.
     row_bytes: usize,
-    /// Rows that cannot be parted.
-    at_once: usize,
 }
 
 impl Form {
     /// The best one for a weight, none where it is no matrix, nor one for each expert.
-    fn of(weight: &Weight, fns: Option<&RepackFns>) -> Option<Self> {
+    fn of(weight: &Weight, fns: Option<&'static RepackFns>) -> Option<Self> {
         let (&[n_out, _] | &[_, n_out, _]) = weight.shape() else {
             return None;
         };
         let row_bytes = |fns: &RepackFns| (fns.row_bytes)(weight.format(), weight.n_columns());
         let fns = fns.filter(|f| n_out.is_multiple_of(f.at_once) && row_bytes(f) > 0);
-        let form = match fns {
-            Some(fns) => Self {
-                arrangement: Arrangement::Repacked,
-                row_bytes: row_bytes(fns),
-                at_once: fns.at_once,
-            },
-            None => Self {
-                arrangement: Arrangement::Stored,
-                row_bytes: weight.format().row_bytes(weight.n_columns())?,
-                at_once: 1,
-            },
+        let row_bytes = match fns {
+            Some(fns) => row_bytes(fns),
+            None => weight.format().row_bytes(weight.n_columns())?,
         };
-        (n_out > 0 && form.row_bytes > 0).then_some(form)
+        (n_out > 0 && row_bytes > 0).then_some(Self { fns, row_bytes })
+    }
+
+    fn arrangement(&self) -> Arrangement {
+        match self.fns {
+            Some(_) => Arrangement::Repacked,
+            None => Arrangement::Stored,
+        }
+    }
+
+    /// Rows that cannot be parted.
+    fn at_once(&self) -> usize {
+        self.fns.map_or(1, |fns| fns.at_once)
     }
 
     /// Bytes of all rows, whole lines.
@@ -89,45 +92,39 @@ pub(crate) struct Repacked {
     /// Which of these rows these are.
     rows: Range<usize>,
     form: Form,
-    /// As [`RepackFns`] has it.
-    stored_block: Option<StoredBlock>,
 }
 
-/// From some rows a block as it was stored, by its row and its number.
-type StoredBlock = fn(&WeightRows<'_>, (usize, usize), &mut [u8]);
-
 impl Repacked {
-    /// Some of these rows, or `None` where that would part rows that lie side by side.
+    /// Some of these rows, or `None` where there are no such rows, or that would part rows that lie side by side.
     pub(crate) fn part(&self, rows: Range<usize>) -> Option<Self> {
-        let rows =
-            self.rows.start.checked_add(rows.start)?..self.rows.start.checked_add(rows.end)?;
-        (self.is_whole(&rows) && rows.end <= self.rows.end).then(|| Self {
+        Some(Self {
             map: Arc::clone(&self.map),
-            rows,
+            rows: self.range(rows)?,
             ..*self
         })
     }
 
-    /// Some of these rows of a weight, under the same condition.
+    /// The same as what is multiplied, of the weight that these rows are of.
     pub(crate) fn rows(&self, weight: &Weight, rows: Range<usize>) -> Option<WeightRows<'_>> {
-        let part = self.rows.start + rows.start..self.rows.start + rows.end;
-        let at = |row: usize| self.start + row * self.form.row_bytes;
+        let (first, row_bytes) = (rows.start, self.form.row_bytes);
+        let range = self.range(rows)?;
+        let at = |row: usize| self.start + row * row_bytes;
         Some(WeightRows {
             format: weight.format(),
-            arrangement: self.form.arrangement,
-            bytes: self
-                .map
-                .get(at(part.start)..at(part.end))
-                .filter(|_| self.is_whole(&part))?,
-            row_bytes: self.form.row_bytes,
-            first: rows.start,
+            arrangement: self.form.arrangement(),
+            bytes: self.map.get(at(range.start)..at(range.end))?,
+            row_bytes,
+            first,
             n_columns: weight.n_columns(),
         })
     }
 
-    fn is_whole(&self, rows: &Range<usize>) -> bool {
-        let at_once = self.form.at_once;
-        rows.start.is_multiple_of(at_once) && rows.end.is_multiple_of(at_once)
+    /// Which of the weight's rows these are, under the same conditions.
+    fn range(&self, rows: Range<usize>) -> Option<Range<usize>> {
+        let start = self.rows.start.checked_add(rows.start)?;
+        let end = self.rows.start.checked_add(rows.end)?;
+        let is_whole = |row: usize| row.is_multiple_of(self.form.at_once());
+        (end <= self.rows.end && is_whole(start) && is_whole(end)).then_some(start..end)
     }
 
     /// The values of row `row`, if there is such a row.
@@ -137,17 +134,17 @@ impl Repacked {
         row: usize,
         out: &mut [f32],
     ) -> Option<()> {
-        let (format, at_once) = (weight.format(), self.form.at_once);
+        let (format, at_once) = (weight.format(), self.form.at_once());
         let first = row / at_once * at_once;
         let rows = self.rows(weight, first..first + at_once)?;
-        let Some(stored_block) = self.stored_block else {
+        let Some(fns) = self.form.fns else {
             dequantize(format, rows.bytes, out);
             return Some(());
         };
         let mut block = [0; MOST_BLOCK_BYTES];
         let block = block.get_mut(..format.block_bytes())?;
         for (b, values) in out.chunks_exact_mut(format.block_len()).enumerate() {
-            stored_block(&rows, (row - first, b), block);
+            (fns.stored_block)(&rows, (row - first, b), block);
             dequantize(format, block, values);
         }
         Some(())
@@ -183,7 +180,7 @@ impl RepackedWeights {
         &self,
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
-        (fns, lead): (Option<&RepackFns>, &mut Lead<'_>),
+        (fns, lead): (Option<&'static RepackFns>, &mut Lead<'_>),
     ) -> Result<(), BackendError> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut weights: Vec<(Weight, Form)> = Vec::new();
@@ -194,12 +191,12 @@ impl RepackedWeights {
         }
         let n_bytes = |weights: &[(Weight, Form)]| weights.iter().map(|(w, f)| f.n_bytes(w)).sum();
         if n_bytes(&weights) < WORTH_LARGE_PAGES || !HAS_LARGE_PAGES {
-            weights.retain(|(_, form)| form.arrangement == Arrangement::Repacked);
+            weights.retain(|(_, form)| form.fns.is_some());
         }
         let Some(mut map) = map_of(n_bytes(&weights)) else {
             return Ok(());
         };
-        repack(&weights, &mut map, (fns, lead))?;
+        repack(&weights, &mut map, lead)?;
         let (map, mut start) = (Arc::new(map), 0);
         for (weight, form) in weights {
             let repacked = Repacked {
@@ -207,9 +204,6 @@ impl RepackedWeights {
                 start,
                 rows: 0..weight.n_rows(),
                 form,
-                stored_block: fns
-                    .filter(|_| form.arrangement == Arrangement::Repacked)
-                    .map(|fns| fns.stored_block),
             };
             start += form.n_bytes(&weight);
             all.insert(weight.name().to_owned(), repacked);
@@ -236,7 +230,7 @@ fn map_of(n_bytes: usize) -> Option<MmapMut> {
 fn repack(
     weights: &[(Weight, Form)],
     mut to: &mut [u8],
-    (fns, lead): (Option<&RepackFns>, &mut Lead<'_>),
+    lead: &mut Lead<'_>,
 ) -> Result<(), BackendError> {
     let mut pieces = Vec::new();
     for (weight, form) in weights {
@@ -244,11 +238,11 @@ fn repack(
         to = rest;
         let step = (BYTES_PER_TASK / form.row_bytes)
             .max(1)
-            .next_multiple_of(form.at_once);
+            .next_multiple_of(form.at_once());
         for first in (0..weight.n_rows()).step_by(step) {
             let rows = first..weight.n_rows().min(first + step);
             let (piece, rest) = of_weight.split_at_mut(rows.len() * form.row_bytes);
-            pieces.push((weight, rows, piece, form.arrangement));
+            pieces.push((weight, rows, piece, form.fns));
             of_weight = rest;
         }
     }
@@ -258,18 +252,16 @@ fn repack(
     let copies: Vec<_> = copies.collect();
     lead.each(n_pieces, &|thread, _| {
         let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some((weight, rows, to, arrangement)) = next else {
+        let Some((weight, rows, to, fns)) = next else {
             return Ok(());
         };
-        match (arrangement, fns) {
-            (Arrangement::Repacked, Some(fns)) => {
-                let mut copy = copies[thread]
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner);
-                repack_rows(weight, rows, to, (fns, &mut copy))
-            }
-            _ => copy_rows(weight, rows, to),
-        }
+        let Some(fns) = fns else {
+            return copy_rows(weight, rows, to);
+        };
+        let mut copy = copies[thread]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        repack_rows(weight, rows, to, (fns, &mut copy))
     })
 }
 

@@ -46,7 +46,8 @@ pub struct CpuWeights {
 impl CpuWeights {
     pub(crate) fn new(
         source: Arc<dyn WeightSource>,
-        (choice, repack): (ActivationChoice, RepackChoice),
+        choice: ActivationChoice,
+        repack: RepackChoice,
         custom: CustomOps,
     ) -> Self {
         let activations = match choice {
@@ -68,11 +69,11 @@ impl CpuWeights {
     /// Repacks what a graph multiplies with and has not been repacked yet.
     ///
     /// # Errors
-    /// [`BackendError::Device`] where a thread failed.
+    /// [`BackendError::Device`] where a thread failed, or the file can no longer be read.
     pub(crate) fn repack_for(
         &self,
         graph: &Graph,
-        kernels: &Kernels,
+        kernels: &'static Kernels,
         lead: &mut Lead<'_>,
     ) -> Result<(), BackendError> {
         if self.repack == RepackChoice::Never {

@@ -175,10 +175,8 @@ mod tests {
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
         let weights = CpuWeights::new(
             change(tiny_weights(&graph, 1)),
-            (
-                ActivationChoice::Always(ActivationKind::Int8),
-                RepackChoice::Auto,
-            ),
+            ActivationChoice::Always(ActivationKind::Int8),
+            RepackChoice::Auto,
             CustomOps::new(),
         );
         Plan::new(&graph, &weights, &layout).unwrap()

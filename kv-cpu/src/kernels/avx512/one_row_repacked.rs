@@ -10,7 +10,7 @@ use super::chunks::{Chunks, MOST, PIECES};
 use super::heads::Heads;
 use super::pack::STEPS;
 use super::repacked::{Beside, Group};
-use super::sixteen::Block16;
+use super::sixteen::{Block16, ROWS};
 use crate::activations::{BLOCK, Int8Row, SUPER_BLOCK};
 use crate::kernels::WeightRows;
 use crate::kernels::ahead::ask_in_order;
@@ -56,7 +56,7 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 ) {
     let n_stored = (weights.n_columns / (F::GROUPS * BLOCK)).min(acts.n_blocks() / F::GROUPS);
     let acts = acts.pointers();
-    for (group, out) in Group::<BYTES>::all(weights).zip(out.chunks_mut(16)) {
+    for (group, out) in Group::<BYTES>::all(weights).zip(out.chunks_mut(ROWS)) {
         let mut acc = _mm512_setzero_ps();
         for s in 0..n_stored {
             // SAFETY: groups have all blocks of their columns; this function needs the same features.

@@ -54,12 +54,24 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
             for line in next.lines(b * BYTES, BYTES) {
                 blocks.fetch(line);
             }
-            // SAFETY: this function needs the same features.
-            let heads = unsafe { F::heads(blocks) };
-            pack_scales::<F, BYTES>(&heads, at, half, panel);
-            pack_quants::<F, BYTES>((blocks, &heads), at, half, panel);
+            pack_block::<F, BYTES>(blocks, at, half, panel);
         }
     }
+}
+
+/// A block of sixteen rows, stored block `at` of the panel.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn pack_block<F: Chunks<BYTES>, const BYTES: usize>(
+    block: impl Block16<BYTES>,
+    at: usize,
+    half: usize,
+    panel: &mut Panel,
+) {
+    // SAFETY: this function needs the same features.
+    let heads = unsafe { F::heads(block) };
+    pack_scales::<F, BYTES>(&heads, at, half, panel);
+    pack_quants::<F, BYTES>((block, &heads), at, half, panel);
 }
 
 /// Whether these are whole tiles of sixteen rows of which the first `row_bytes` bytes exist, and a panel
@@ -79,7 +91,7 @@ pub(super) fn fits(
 /// The quants of stored block `at` of the panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
+fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
     (blocks, heads): (impl Block16<BYTES>, &Heads),
     at: usize,
     half: usize,
@@ -107,7 +119,7 @@ pub(super) fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
 /// The scales of stored block `at` of the panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
+fn pack_scales<F: Chunks<BYTES>, const BYTES: usize>(
     heads: &Heads,
     at: usize,
     half: usize,

@@ -9,11 +9,12 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::slice::ChunksExact;
 
 use kv_core::block::BlockFormat;
 
 use super::chunks::Chunks;
-use super::pack::{fits, pack_quants, pack_scales};
+use super::pack::{fits, pack_block};
 use super::sixteen::{Block16, ROWS, Sixteen};
 use crate::kernels::WeightRows;
 use crate::kernels::fetch::fetch_line;
@@ -50,19 +51,28 @@ impl<'a, const BYTES: usize> Group<'a, BYTES> {
     /// All groups of these weights that are whole.
     pub(super) fn all(weights: &WeightRows<'a>) -> impl Iterator<Item = Self> {
         let n_blocks = blocks_of(weights.format, weights.n_columns);
-        let groups = weights
-            .bytes
-            .chunks_exact(group_bytes::<BYTES>(n_blocks).max(1));
-        groups.map(move |bytes| Self {
-            start: bytes.as_ptr(),
-            n_blocks,
-            weights: PhantomData,
-        })
+        Self::bytes_of_all(weights, n_blocks).map(move |bytes| Self::new(bytes, n_blocks))
     }
 
     /// The group that begins with row `row`.
     fn of(weights: &WeightRows<'a>, row: usize) -> Option<Self> {
-        Self::all(weights).nth(row / ROWS)
+        let n_blocks = blocks_of(weights.format, weights.n_columns);
+        let bytes = Self::bytes_of_all(weights, n_blocks).nth(row / ROWS)?;
+        Some(Self::new(bytes, n_blocks))
+    }
+
+    fn bytes_of_all(weights: &WeightRows<'a>, n_blocks: usize) -> ChunksExact<'a, u8> {
+        let n_bytes = group_bytes::<BYTES>(n_blocks);
+        weights.bytes.chunks_exact(n_bytes.max(1))
+    }
+
+    /// From the bytes of a whole group.
+    fn new(bytes: &'a [u8], n_blocks: usize) -> Self {
+        Self {
+            start: bytes.as_ptr(),
+            n_blocks,
+            weights: PhantomData,
+        }
     }
 
     /// Block `b` of all rows.
@@ -97,7 +107,7 @@ impl<const BYTES: usize> Beside<'_, BYTES> {
     #[inline(always)]
     fn fetch(self, further: usize) {
         for word in 0..BYTES / 4 {
-            fetch_line(self.words.wrapping_add(word * WORD16 + further));
+            fetch_line(self.line(word).wrapping_add(further));
         }
     }
 
@@ -325,10 +335,7 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
             // SAFETY: the group has this block.
             let block = unsafe { group.block(b) };
             block.fetch(further);
-            // SAFETY: this function needs the same features.
-            let heads = unsafe { F::heads(block) };
-            pack_scales::<F, BYTES>(&heads, at, half, panel);
-            pack_quants::<F, BYTES>((block, &heads), at, half, panel);
+            pack_block::<F, BYTES>(block, at, half, panel);
         }
     }
 }
