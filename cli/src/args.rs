@@ -99,7 +99,7 @@ pub(crate) struct EngineArgs {
     /// How the cpu backend keeps activations that meet quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
-    /// Whether the cpu backend brings weights into the order in which it reads them
+    /// Whether the cpu backend brings weights into the order in which it reads them, after the prompt
     #[arg(long, value_enum, default_value_t)]
     pub(crate) repack: RepackName,
     /// How attention is computed

@@ -54,7 +54,7 @@ impl From<ActivationsName> for ActivationChoice {
 /// Whether weights are repacked, as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RepackName {
-    /// Where it makes them faster and memory has room for them beside the system's copy of the file.
+    /// Where it makes them faster and memory has room for them beside the system's copy of the file; some with each token.
     #[default]
     Auto,
     /// Weights are read from the file, whose pages several processes share: slower.

@@ -23,6 +23,10 @@ pub trait ByteOwner: Send + Sync {
             .and_then(|end| self.bytes().get(start..end));
         from.map(|from| to.copy_from_slice(from)).is_some()
     }
+
+    /// Says that these bytes will hardly be read again. An owner that has them elsewhere, too, may let go of the memory
+    /// that they take; it brings them back when they are read.
+    fn release(&self, _bytes: Range<usize>) {}
 }
 
 impl<T: AsRef<[u8]> + Send + Sync> ByteOwner for T {
@@ -62,6 +66,12 @@ impl SharedBytes {
             .checked_add(to.len())
             .filter(|end| *end <= self.range.len());
         end.is_some() && self.owner.copy(self.range.start + start, to)
+    }
+
+    /// Says that some of these bytes will hardly be read again, so that they need not stay in memory.
+    pub fn release(&self, bytes: Range<usize>) {
+        let ours = |at: usize| self.range.start.saturating_add(at).min(self.range.end);
+        self.owner.release(ours(bytes.start)..ours(bytes.end));
     }
 }
 

@@ -35,7 +35,7 @@ pub struct CpuConfig {
     pub isa: Option<Isa>,
     /// How activations meet quantised weights.
     pub activations: ActivationChoice,
-    /// Whether weights are brought into another order before they are first used.
+    /// Whether weights are brought into another order, a few in each run after the first.
     pub repack: RepackChoice,
 }
 
@@ -141,8 +141,8 @@ impl Backend for CpuBackend {
     fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
         Ok(CpuWeights::new(
             source,
-            self.activations,
-            self.repack,
+            (self.activations, self.repack),
+            self.kernels,
             self.custom.clone(),
         ))
     }
@@ -153,9 +153,19 @@ impl Backend for CpuBackend {
         weights: &CpuWeights,
         layout: &RowLayout,
     ) -> Result<CpuProgram, BackendError> {
-        weights.repack_for(graph, self.kernels, &mut self.team.lead())?;
+        if weights.isa() != self.kernels.isa {
+            let (theirs, ours) = (weights.isa(), self.kernels.isa);
+            let reason = format!(
+                "loaded for {theirs}, and this backend computes with {ours}: load them with it"
+            );
+            return Err(BackendError::Input {
+                input: "weights",
+                reason,
+            });
+        }
+        let repacked = weights.prepare_for(graph);
         let plan = Plan::new(graph, weights, layout)?;
-        CpuProgram::new(plan, layout, self.team.n_threads())
+        CpuProgram::new((plan, repacked), layout, self.team.n_threads())
     }
 
     fn run(

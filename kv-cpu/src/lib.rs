@@ -14,6 +14,7 @@ mod custom;
 mod exact;
 mod execute;
 mod experts;
+mod growing;
 pub mod isa;
 pub mod kernels;
 pub mod matrix;

@@ -3,7 +3,7 @@
 //! Invariant: a run allocates nothing once outputs have their size. Knows how a run begins and
 //! ends; what each step does is in [`crate::execute`].
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use kv_core::backend::BackendError;
 use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
@@ -15,6 +15,7 @@ use crate::execute::{Angles, Run};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
 use crate::plan::{Before, PlainStep, Plan, Step};
+use crate::repack::RepackedWeights;
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
 use crate::validate;
@@ -23,6 +24,7 @@ use crate::values::{Frame, SharedValues};
 /// A compiled graph with its scratch memory.
 pub struct CpuProgram {
     plan: Plan,
+    repacked: Arc<RepackedWeights>,
     layout: RowLayout,
     arena: AlignedBytes,
     int8: [Int8Buffer; 2],
@@ -57,7 +59,7 @@ impl std::fmt::Debug for CpuProgram {
 
 impl CpuProgram {
     pub(crate) fn new(
-        plan: Plan,
+        (plan, repacked): (Plan, Arc<RepackedWeights>),
         layout: &RowLayout,
         n_threads: usize,
     ) -> Result<Self, BackendError> {
@@ -127,6 +129,7 @@ impl CpuProgram {
             marks: StateMarks::default(),
             outputs: Vec::with_capacity(plan.output_lens.len()),
             plan,
+            repacked,
         })
     }
 
@@ -167,6 +170,8 @@ impl CpuProgram {
         let shape = (self.plan.n_tokens, self.plan.n_outputs);
         validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
         validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
+        let mut lead = team.lead();
+        self.repacked.go_on(&mut lead)?;
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));
@@ -177,7 +182,7 @@ impl CpuProgram {
         };
         let mut run = Run {
             kernels,
-            lead: team.lead(),
+            lead,
             n_threads: team.n_threads(),
             frame,
             inputs,

@@ -1,27 +1,31 @@
 //! [`Repacked`]: weight rows in the order in which one token meets them, made once from those of the file.
 //!
 //! Rows that lie side by side are read from beginning to end, and go to the lanes of a register without being turned.
-//! They take as many bytes as before (rounded to lines) and are made from copies of small pieces of the file, so a model is
-//! in memory once. Where there is no room for them, weights are read as they are stored.
+//! They take as many bytes as before (rounded to lines). The first run of a program reads weights as they are stored, so
+//! that nobody waits for the others; each run after it begins by repacking a few more of them, from copies of small pieces
+//! of the file, whose pages leave the process, so that a model is in memory about once. Where there is no room for that,
+//! weights stay as they are stored.
 //!
-//! Knows neither formats nor instructions ([`RepackFns`] does), nor steps.
+//! Invariant: which rows are repacked when changes no bit of a result. Knows neither formats nor instructions
+//! ([`RepackFns`] does), nor steps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kv_core::backend::BackendError;
 use kv_core::block::dequantize;
 use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
-use memmap2::MmapMut;
 
+use crate::growing::Growing;
 use crate::kernels::{Arrangement, RepackFns, WeightRows};
 use crate::memory;
 use crate::storage::{AlignedBytes, LINE};
 use crate::team::Lead;
 
-/// Whether weights are brought into an order that suits the processor before they are first used.
+/// Whether weights are brought into an order that suits the processor, a few in each run after the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RepackChoice {
     /// Where there are kernels for it, and memory.
@@ -31,8 +35,9 @@ pub enum RepackChoice {
     Never,
 }
 
-/// Bytes that a task repacks, about.
+/// Bytes that a task repacks, about, and a run at most: some 20 ms.
 const BYTES_PER_TASK: usize = 256 << 10;
+const BYTES_PER_RUN: usize = 64 << 20;
 
 /// No block is larger.
 const MOST_BLOCK_BYTES: usize = 256;
@@ -85,9 +90,9 @@ impl Form {
 /// Rows in memory of their own, in the best order, shared by whoever multiplies with some of them.
 #[derive(Clone)]
 pub(crate) struct Repacked {
-    /// All that was repacked together.
-    map: Arc<MmapMut>,
-    /// Where the weight's rows begin in it.
+    /// What is repacked together, as far as it is.
+    memory: Arc<Growing>,
+    /// Where the weight's rows begin in it, or will.
     start: usize,
     /// Which of these rows these are.
     rows: Range<usize>,
@@ -98,13 +103,13 @@ impl Repacked {
     /// Some of these rows, or `None` where there are no such rows, or that would part rows that lie side by side.
     pub(crate) fn part(&self, rows: Range<usize>) -> Option<Self> {
         Some(Self {
-            map: Arc::clone(&self.map),
+            memory: Arc::clone(&self.memory),
             rows: self.range(rows)?,
             ..*self
         })
     }
 
-    /// The same as what is multiplied, of the weight that these rows are of.
+    /// The same as what is multiplied, of the weight that these rows are of; also `None` where they are not repacked yet.
     pub(crate) fn rows(&self, weight: &Weight, rows: Range<usize>) -> Option<WeightRows<'_>> {
         let (first, row_bytes) = (rows.start, self.form.row_bytes);
         let range = self.range(rows)?;
@@ -112,7 +117,7 @@ impl Repacked {
         Some(WeightRows {
             format: weight.format(),
             arrangement: self.form.arrangement(),
-            bytes: self.map.get(at(range.start)..at(range.end))?,
+            bytes: self.memory.get(at(range.start)..at(range.end))?,
             row_bytes,
             first,
             n_columns: weight.n_columns(),
@@ -161,52 +166,199 @@ impl std::fmt::Debug for Repacked {
     }
 }
 
-/// What has been repacked of a model's weights, by name.
-#[derive(Debug, Default)]
-pub(crate) struct RepackedWeights(Mutex<HashMap<String, Repacked>>);
+/// Rows that a task repacks.
+struct Piece {
+    weight: Arc<Weight>,
+    rows: Range<usize>,
+    form: Form,
+    /// Bytes that they take, with those that fill the last line of a weight.
+    n_bytes: usize,
+}
+
+impl Piece {
+    /// All of a weight's.
+    fn all_of(weight: &Arc<Weight>, form: Form) -> impl Iterator<Item = Self> {
+        let step = (BYTES_PER_TASK / form.row_bytes)
+            .max(1)
+            .next_multiple_of(form.at_once());
+        let (weight, n_rows, n_bytes) = (Arc::clone(weight), weight.n_rows(), form.n_bytes(weight));
+        (0..n_rows).step_by(step).map(move |first| {
+            let rows = first..n_rows.min(first + step);
+            let end = match rows.end == n_rows {
+                true => n_bytes,
+                false => rows.end * form.row_bytes,
+            };
+            Self {
+                weight: Arc::clone(&weight),
+                n_bytes: end - rows.start * form.row_bytes,
+                rows,
+                form,
+            }
+        })
+    }
+
+    /// Puts the rows down, by way of a copy of them if they have to be brought into another order. Nobody will read the
+    /// stored ones again.
+    fn put(&self, to: &mut [u8], copy: &mut Vec<u8>) -> Result<(), BackendError> {
+        let (weight, rows) = (&self.weight, &self.rows);
+        let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
+        let to = &mut to[..rows.len() * self.form.row_bytes];
+        let stored = rows.start * row_bytes..rows.end * row_bytes;
+        let is_read = match self.form.fns {
+            None => weight.bytes().copy(stored.start, to),
+            Some(fns) => {
+                copy.resize(stored.len(), 0);
+                let is_read = weight.bytes().copy(stored.start, copy);
+                let rows = WeightRows {
+                    format: weight.format(),
+                    arrangement: Arrangement::Stored,
+                    bytes: copy,
+                    row_bytes,
+                    first: 0,
+                    n_columns: weight.n_columns(),
+                };
+                (fns.repack)(&rows, to);
+                is_read
+            }
+        };
+        if !is_read {
+            let name = weight.name();
+            return Err(BackendError::Device {
+                backend: "cpu",
+                reason: format!("rows {rows:?} of '{name}' could not be read from its file"),
+            });
+        }
+        weight.bytes().release(stored);
+        Ok(())
+    }
+}
+
+/// Weights that are repacked together, as far as they are not yet.
+struct Waiting {
+    memory: Arc<Growing>,
+    pieces: VecDeque<Piece>,
+}
+
+impl Waiting {
+    /// Repacks what one run does.
+    fn go_on(&mut self, lead: &mut Lead<'_>) -> Result<(), BackendError> {
+        let mut n_bytes = 0;
+        let n_pieces = self.pieces.iter().take_while(|piece| {
+            n_bytes += piece.n_bytes;
+            n_bytes <= BYTES_PER_RUN.max(piece.n_bytes)
+        });
+        let n_pieces = n_pieces.count();
+        let pieces: Vec<Piece> = self.pieces.drain(..n_pieces).collect();
+        let n_bytes = pieces.iter().map(|piece| piece.n_bytes).sum();
+        self.memory.append(n_bytes, |mut to| {
+            let mut parts = Vec::with_capacity(n_pieces);
+            for piece in &pieces {
+                let (part, rest) = to.split_at_mut(piece.n_bytes);
+                parts.push((piece, part));
+                to = rest;
+            }
+            let parts = Mutex::new(parts.into_iter());
+            let copies = (0..lead.n_threads()).map(|_| Mutex::new(Vec::new()));
+            let copies: Vec<_> = copies.collect();
+            lead.each(n_pieces, &|thread, _| {
+                let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((piece, to)) = next else {
+                    return Ok(());
+                };
+                let copy = copies[thread].lock();
+                piece.put(to, &mut copy.unwrap_or_else(PoisonError::into_inner))
+            })
+        })
+    }
+}
+
+/// What has been repacked of a model's weights, and what is to be.
+#[derive(Default)]
+pub(crate) struct RepackedWeights {
+    by_name: Mutex<HashMap<String, Repacked>>,
+    waiting: Mutex<VecDeque<Waiting>>,
+    has_run: AtomicBool,
+}
 
 impl RepackedWeights {
-    /// The repacked rows of this weight, if there are any.
+    /// The rows of this weight that are repacked or will be, if there are any.
     pub(crate) fn get(&self, name: &str) -> Option<Repacked> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(name).cloned()
     }
 
-    /// Repacks those of a graph's weights that are not yet, if there is room for them; else leaves all as they are.
-    ///
-    /// # Errors
-    /// [`BackendError::Device`] where a thread failed, or the file can no longer be read.
+    /// Bytes that are in memory as they are multiplied best, and those that they will be when all have been repacked.
+    pub(crate) fn n_bytes(&self) -> (usize, usize) {
+        let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = all.values().map(|repacked| {
+            let range = |row| repacked.start + row * repacked.form.row_bytes;
+            let rows = range(repacked.rows.start)..range(repacked.rows.end);
+            let written = repacked.memory.written();
+            (written.clamp(rows.start, rows.end) - rows.start, rows.len())
+        });
+        rows.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
+
+    /// Takes a place for those of a graph's weights that have none, if there is room for them; else leaves all of these as
+    /// they are.
     pub(crate) fn prepare(
         &self,
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
-        (fns, lead): (Option<&'static RepackFns>, &mut Lead<'_>),
-    ) -> Result<(), BackendError> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut weights: Vec<(Weight, Form)> = Vec::new();
+        fns: Option<&'static RepackFns>,
+    ) {
+        let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut weights: Vec<(Arc<Weight>, Form)> = Vec::new();
         for name in graph.nodes().iter().filter_map(|n| matrix_of(&n.op)) {
             let is_known = all.contains_key(name) || weights.iter().any(|(w, _)| w.name() == name);
             let weight = Some(name).filter(|_| !is_known).and_then(&get);
-            weights.extend(weight.and_then(|w| Form::of(&w, fns).map(|form| (w, form))));
+            let form = weight.and_then(|w| Form::of(&w, fns).map(|form| (Arc::new(w), form)));
+            weights.extend(form);
         }
-        let n_bytes = |weights: &[(Weight, Form)]| weights.iter().map(|(w, f)| f.n_bytes(w)).sum();
+        let n_bytes =
+            |weights: &[(Arc<Weight>, Form)]| weights.iter().map(|(w, f)| f.n_bytes(w)).sum();
         if n_bytes(&weights) < WORTH_LARGE_PAGES || !HAS_LARGE_PAGES {
             weights.retain(|(_, form)| form.fns.is_some());
         }
-        let Some(mut map) = map_of(n_bytes(&weights)) else {
-            return Ok(());
+        let Some(memory) = room_for(n_bytes(&weights)) else {
+            return;
         };
-        repack(&weights, &mut map, lead)?;
-        let (map, mut start) = (Arc::new(map), 0);
+        let (memory, mut start) = (Arc::new(memory), 0);
+        let mut pieces = VecDeque::new();
         for (weight, form) in weights {
+            pieces.extend(Piece::all_of(&weight, form));
             let repacked = Repacked {
-                map: Arc::clone(&map),
+                memory: Arc::clone(&memory),
                 start,
                 rows: 0..weight.n_rows(),
                 form,
             };
             start += form.n_bytes(&weight);
             all.insert(weight.name().to_owned(), repacked);
+        }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push_back(Waiting { memory, pieces });
+    }
+
+    /// Repacks some of the rows that have a place, unless this is the first run.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`] where a thread failed, or the file can no longer be read: what has not been repacked then
+    /// stays as it is stored.
+    pub(crate) fn go_on(&self, lead: &mut Lead<'_>) -> Result<(), BackendError> {
+        if !self.has_run.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut first) = waiting.pop_front() else {
+            return Ok(());
+        };
+        first.go_on(lead)?;
+        if first.pieces.is_empty() {
+            let n_bytes = first.memory.written();
+            tracing::debug!(n_bytes, "weights are repacked");
+        } else {
+            waiting.push_front(first);
         }
         Ok(())
     }
@@ -215,91 +367,19 @@ impl RepackedWeights {
 /// Whether the system may be asked for large pages.
 const HAS_LARGE_PAGES: bool = cfg!(target_os = "linux");
 
-/// Memory for so many bytes, in large pages where the system has them; none where there is no room, or nothing wanted.
-fn map_of(n_bytes: usize) -> Option<MmapMut> {
-    let map = Some(n_bytes)
-        .filter(|n| *n > 0 && memory::has_room_for(n.saturating_add(AlignedBytes::promised())))
-        .and_then(|n| MmapMut::map_anon(n).ok())?;
-    #[cfg(target_os = "linux")]
-    // Small pages do as well, only not as fast.
-    map.advise(memmap2::Advice::HugePage).unwrap_or_default();
-    Some(map)
-}
-
-/// Repacks all rows of some weights, one weight after the other.
-fn repack(
-    weights: &[(Weight, Form)],
-    mut to: &mut [u8],
-    lead: &mut Lead<'_>,
-) -> Result<(), BackendError> {
-    let mut pieces = Vec::new();
-    for (weight, form) in weights {
-        let (mut of_weight, rest) = to.split_at_mut(form.n_bytes(weight));
-        to = rest;
-        let step = (BYTES_PER_TASK / form.row_bytes)
-            .max(1)
-            .next_multiple_of(form.at_once());
-        for first in (0..weight.n_rows()).step_by(step) {
-            let rows = first..weight.n_rows().min(first + step);
-            let (piece, rest) = of_weight.split_at_mut(rows.len() * form.row_bytes);
-            pieces.push((weight, rows, piece, form.fns));
-            of_weight = rest;
-        }
+/// Memory for so many bytes; none where there is no room, or nothing wanted.
+fn room_for(n_bytes: usize) -> Option<Growing> {
+    if n_bytes == 0 {
+        return None;
     }
-    let n_pieces = pieces.len();
-    let pieces = Mutex::new(pieces.into_iter());
-    let copies = (0..lead.n_threads()).map(|_| Mutex::new(Vec::new()));
-    let copies: Vec<_> = copies.collect();
-    lead.each(n_pieces, &|thread, _| {
-        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some((weight, rows, to, fns)) = next else {
-            return Ok(());
-        };
-        let Some(fns) = fns else {
-            return copy_rows(weight, rows, to);
-        };
-        let mut copy = copies[thread]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        repack_rows(weight, rows, to, (fns, &mut copy))
-    })
-}
-
-/// Repacks some rows by way of a copy of them.
-fn repack_rows(
-    weight: &Weight,
-    rows: Range<usize>,
-    to: &mut [u8],
-    (fns, copy): (&RepackFns, &mut Vec<u8>),
-) -> Result<(), BackendError> {
-    let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
-    copy.resize(rows.len() * row_bytes, 0);
-    copy_rows(weight, rows, copy)?;
-    let stored = WeightRows {
-        format: weight.format(),
-        arrangement: Arrangement::Stored,
-        bytes: copy,
-        row_bytes,
-        first: 0,
-        n_columns: weight.n_columns(),
-    };
-    (fns.repack)(&stored, to);
-    Ok(())
-}
-
-/// Some rows as they are stored.
-fn copy_rows(weight: &Weight, rows: Range<usize>, to: &mut [u8]) -> Result<(), BackendError> {
-    let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
-    match weight.bytes().copy(rows.start * row_bytes, to) {
-        true => Ok(()),
-        false => Err(BackendError::Device {
-            backend: "cpu",
-            reason: format!(
-                "rows {rows:?} of '{}' could not be read from its file",
-                weight.name()
-            ),
-        }),
+    if !memory::has_room_for(n_bytes.saturating_add(AlignedBytes::promised())) {
+        tracing::info!(
+            n_bytes,
+            "no room to repack weights: they are read as stored"
+        );
+        return None;
     }
+    Growing::of(n_bytes)
 }
 
 /// The weight that a node multiplies with.

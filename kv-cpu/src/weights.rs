@@ -9,15 +9,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, CustomOps};
+use kv_core::backend::CustomOps;
 use kv_core::block::BlockFormat;
 use kv_core::graph::Graph;
 use kv_core::weights::WeightSource;
 
 use crate::activations::ActivationKind;
+use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::repack::{RepackChoice, Repacked, RepackedWeights};
-use crate::team::Lead;
 
 /// Models with at most this many bytes of quantised weights keep their activations as `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
@@ -40,14 +40,15 @@ pub struct CpuWeights {
     /// What custom operations of its graphs compute.
     pub(crate) custom: CustomOps,
     repack: RepackChoice,
-    repacked: RepackedWeights,
+    repacked: Arc<RepackedWeights>,
+    kernels: &'static Kernels,
 }
 
 impl CpuWeights {
     pub(crate) fn new(
         source: Arc<dyn WeightSource>,
-        choice: ActivationChoice,
-        repack: RepackChoice,
+        (choice, repack): (ActivationChoice, RepackChoice),
+        kernels: &'static Kernels,
         custom: CustomOps,
     ) -> Self {
         let activations = match choice {
@@ -62,31 +63,36 @@ impl CpuWeights {
             activations,
             custom,
             repack,
-            repacked: RepackedWeights::default(),
+            repacked: Arc::default(),
+            kernels,
         }
     }
 
-    /// Repacks what a graph multiplies with and has not been repacked yet.
-    ///
-    /// # Errors
-    /// [`BackendError::Device`] where a thread failed, or the file can no longer be read.
-    pub(crate) fn repack_for(
-        &self,
-        graph: &Graph,
-        kernels: &'static Kernels,
-        lead: &mut Lead<'_>,
-    ) -> Result<(), BackendError> {
-        if self.repack == RepackChoice::Never {
-            return Ok(());
+    /// Takes memory for what a graph multiplies with, if that is to be repacked and has none yet. Runs repack it
+    /// ([`RepackedWeights::go_on`]).
+    pub(crate) fn prepare_for(&self, graph: &Graph) -> Arc<RepackedWeights> {
+        if self.repack == RepackChoice::Auto {
+            let get = |name: &str| self.source.get(name);
+            // Only int8 meets what is repacked.
+            let fns = self.kernels.repack.as_ref();
+            let fns = fns.filter(|_| self.activations != ActivationKind::F32);
+            self.repacked.prepare(graph, get, fns);
         }
-        let get = |name: &str| self.source.get(name);
-        // Only int8 meets what is repacked.
-        let fns = kernels.repack.as_ref();
-        let fns = fns.filter(|_| self.activations != ActivationKind::F32);
-        self.repacked.prepare(graph, get, (fns, lead))
+        Arc::clone(&self.repacked)
     }
 
-    /// The repacked rows of a weight, if there are any.
+    /// For which instruction set they are repacked.
+    pub(crate) fn isa(&self) -> Isa {
+        self.kernels.isa
+    }
+
+    /// Bytes of weights that have been repacked, and those that they will be some runs later. What is not among them is
+    /// read as it is stored.
+    pub fn repacked_bytes(&self) -> (usize, usize) {
+        self.repacked.n_bytes()
+    }
+
+    /// The rows of a weight that are repacked or will be, if there are any.
     pub(crate) fn repacked(&self, name: &str) -> Option<Repacked> {
         self.repacked.get(name)
     }

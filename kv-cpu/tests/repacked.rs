@@ -32,8 +32,11 @@ fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
 }
 
-/// What a graph makes of random rows, as bits.
-fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Vec<u32> {
+/// Runs of a program: what a graph makes of random rows, as bits, and how much was repacked after it.
+type Runs = Vec<(Vec<u32>, (usize, usize))>;
+
+/// As many runs as repacking takes.
+fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Runs {
     let backend = CpuBackend::new(config).unwrap();
     let mut source = MemoryWeights::new();
     weights.iter().for_each(|w| source.insert(w.clone()));
@@ -52,15 +55,20 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
         ..GraphInputs::default()
     };
     let mut outputs = GraphOutputs::default();
-    backend
-        .run(&mut program, &mut rows, &inputs, &mut outputs)
-        .unwrap();
-    outputs
-        .values
-        .iter()
-        .flatten()
-        .map(|v| v.to_bits())
-        .collect()
+    let mut runs = Runs::new();
+    loop {
+        backend
+            .run(&mut program, &mut rows, &inputs, &mut outputs)
+            .unwrap();
+        let values = outputs.values.iter().flatten();
+        let (done, all) = weights.repacked_bytes();
+        runs.push((values.map(|v| v.to_bits()).collect(), (done, all)));
+        // The first run repacks nothing; of few weights the second one does it all.
+        if done == all {
+            return runs;
+        }
+        assert!(runs.len() < 9, "{done} of {all} bytes are repacked");
+    }
 }
 
 /// The same bits, repacked or not.
@@ -74,6 +82,15 @@ fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
         };
         let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
             .map(|repack| computed(graph, weights, columns, with(repack)));
+        assert_eq!(stored.len(), 1, "{isa} {what}");
+        let (stored, n_bytes) = &stored[0];
+        assert_eq!(*n_bytes, (0, 0), "{isa} {what}: against the caller's will");
+        let is_repacked = is_repacked(isa, weights);
+        assert_eq!(repacked.len() > 1, is_repacked, "{isa} {what}");
+        assert!(
+            !is_repacked || repacked[0].1.0 == 0,
+            "{isa} {what}: the first run waits"
+        );
         assert!(
             stored.iter().any(|bits| f32::from_bits(*bits) != 0.0),
             "{isa} {what}"
@@ -82,8 +99,21 @@ fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
             stored.iter().all(|bits| f32::from_bits(*bits).is_finite()),
             "{isa} {what}"
         );
-        assert_eq!(stored, repacked, "{isa} {what}");
+        for (run, (repacked, _)) in repacked.iter().enumerate() {
+            assert!(stored == repacked, "{isa} {what}: run {run}");
+        }
     }
+}
+
+/// Whether there is something to repack of some weights of this test: where there are kernels for it, matrices whose rows
+/// come in sixteens, and large ones everywhere.
+fn is_repacked(isa: Isa, weights: &[Weight]) -> bool {
+    let has_kernels = matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi);
+    let is_large = |w: &Weight| cfg!(target_os = "linux") && w.bytes().len() >= 8 << 20;
+    weights.iter().any(|w| {
+        let n_out = w.shape()[w.shape().len() - 2];
+        is_large(w) || (has_kernels && n_out.is_multiple_of(16))
+    })
 }
 
 fn builder(n_tokens: usize, columns: usize) -> (GraphBuilder, kv_core::graph::NodeId) {
@@ -204,6 +234,51 @@ fn experts() {
             let w = weight("w", &[5, n_out, 256], format);
             let what = format!("{format}: {n_tokens} tokens, {n_out} outputs of each expert");
             same(&graph, &[router, w], 256, &what);
+        }
+    }
+}
+
+/// A matrix that several runs repack: the first rows of it are read in another order than the last ones meanwhile.
+#[test]
+fn a_few_rows_in_each_run() {
+    let (columns, n_rows) = (1024, 150 << 10);
+    for n_tokens in [1, 3] {
+        let (mut b, x) = builder(n_tokens, columns);
+        let y = b.linear("y", x, "w", n_rows).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let w = weight("w", &[n_rows, columns], BlockFormat::Q4_0);
+        same(&graph, &[w], columns, &format!("{n_tokens} tokens, 84 MB"));
+    }
+}
+
+/// Weights are of the backend that loaded them: another one may want another order.
+#[test]
+fn other_instruction_sets_are_refused() {
+    let with = |isa| CpuConfig {
+        isa: Some(isa),
+        ..CpuConfig::default()
+    };
+    let (mut b, x) = builder(1, 32);
+    let y = b.linear("y", x, "w", 16).unwrap();
+    let graph = b.finish(&[y]).unwrap();
+    let mut source = MemoryWeights::new();
+    source.insert(weight("w", &[16, 32], BlockFormat::Q8_0));
+    let scalar = CpuBackend::new(with(Isa::Scalar)).unwrap();
+    let weights = scalar.load_weights(Arc::new(source)).unwrap();
+    for isa in Isa::all_available() {
+        let compiled =
+            CpuBackend::new(with(isa))
+                .unwrap()
+                .compile(&graph, &weights, &RowLayout::default());
+        match isa {
+            Isa::Scalar => assert!(compiled.is_ok()),
+            _ => {
+                let said = compiled.unwrap_err().to_string();
+                assert!(
+                    said.contains("scalar") && said.contains(&isa.to_string()),
+                    "{said}"
+                );
+            }
         }
     }
 }

@@ -58,6 +58,23 @@ impl ByteOwner for Mapped {
     fn copy(&self, start: usize, to: &mut [u8]) -> bool {
         read_at(&self.file, start as u64, to).is_ok()
     }
+
+    /// Only where the system can be told.
+    #[cfg(unix)]
+    fn release(&self, bytes: std::ops::Range<usize>) {
+        let Some(len) = bytes.end.checked_sub(bytes.start) else {
+            return;
+        };
+        if bytes.end <= self.map.len() {
+            // SAFETY: pages of a file that are never written to here have the same bytes when they come back. That some
+            // stay is no loss but of memory.
+            let told = unsafe {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                self.map.unchecked_advise_range(advice, bytes.start, len)
+            };
+            told.unwrap_or_default();
+        }
+    }
 }
 
 /// Reads so many bytes from there on, without moving where the file is read from otherwise.

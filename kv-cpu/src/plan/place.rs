@@ -147,6 +147,8 @@ mod tests {
 
     use super::*;
     use crate::activations::ActivationKind;
+    use crate::isa::Isa;
+    use crate::kernels::Kernels;
     use crate::plan::Before;
     use crate::repack::RepackChoice;
     use crate::weights::{ActivationChoice, CpuWeights};
@@ -175,8 +177,11 @@ mod tests {
         let layout = RowLayout::new(&map, &[16], KvType::F16).unwrap();
         let weights = CpuWeights::new(
             change(tiny_weights(&graph, 1)),
-            ActivationChoice::Always(ActivationKind::Int8),
-            RepackChoice::Auto,
+            (
+                ActivationChoice::Always(ActivationKind::Int8),
+                RepackChoice::Auto,
+            ),
+            Kernels::for_isa(Isa::Scalar).unwrap(),
             CustomOps::new(),
         );
         Plan::new(&graph, &weights, &layout).unwrap()
