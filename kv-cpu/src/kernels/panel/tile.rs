@@ -13,6 +13,10 @@ pub(in crate::kernels) const VECTORS: usize = 2;
 /// Dot products of a block.
 const STEPS: usize = BLOCK / super::STEP;
 
+/// So many blocks before its end a tile asks for its outputs again: a panel and its activations fill a first-level cache, and
+/// drive out what was asked for when the tile began.
+const LATE: usize = 3;
+
 /// Sums of `T` tokens.
 type Sums<X, const T: usize> = [[X; VECTORS]; T];
 
@@ -96,7 +100,11 @@ pub(in crate::kernels) unsafe fn blocks<
     // SAFETY: as the caller promises.
     unsafe {
         let mut acc = load_sums::<L, T>(args);
-        for b in 0..args.blocks.len().min(BLOCKS) {
+        let n_blocks = args.blocks.len().min(BLOCKS);
+        for b in 0..n_blocks {
+            if b + LATE == n_blocks {
+                fetch_outputs::<L, T>(args);
+            }
             let first = args.token * acts.row_blocks + args.blocks.start + b;
             let mut sums = [[L::zero(); VECTORS]; T];
             if !MINIMA && !SIGNED {
