@@ -26,7 +26,7 @@ use crate::store_rows;
 use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
 
-pub(crate) use products::pieces_of;
+pub(crate) use products::{gated_len, pieces_of};
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
 pub(crate) const VALUES_PER_TASK: usize = 8192;

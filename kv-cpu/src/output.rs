@@ -63,9 +63,15 @@ impl<'a> SharedOutput<'a> {
     /// No two results that live at the same time, on whatever threads, have a column in common.
     pub unsafe fn columns(&self, columns: Range<usize>) -> OutputColumns<'a> {
         let end = columns.end.min(self.n_columns);
+        let columns = columns.start.min(end)..end;
         OutputColumns {
-            whole: *self,
-            columns: columns.start.min(end)..end,
+            // SAFETY: inside the borrowed matrix, or at its end.
+            values: unsafe { self.values.add(columns.start) },
+            n_tokens: self.n_tokens,
+            stride: self.n_columns,
+            n_columns: self.n_columns,
+            columns,
+            owner: PhantomData,
         }
     }
 }
@@ -73,16 +79,36 @@ impl<'a> SharedOutput<'a> {
 /// Some columns of all rows of a result, to be written by one thread.
 #[derive(Debug)]
 pub struct OutputColumns<'a> {
-    whole: SharedOutput<'a>,
+    /// The first of these columns of the first row.
+    values: *mut f32,
+    n_tokens: usize,
+    /// From one row to the next one.
+    stride: usize,
+    n_columns: usize,
     columns: Range<usize>,
+    owner: PhantomData<&'a mut [f32]>,
 }
+
+// SAFETY: values that only this reaches, like those of a `&mut [f32]`.
+unsafe impl Send for OutputColumns<'_> {}
+// SAFETY: as above; shared references read nothing.
+unsafe impl Sync for OutputColumns<'_> {}
 
 impl<'a> OutputColumns<'a> {
     /// All columns of as many rows of `n_columns` as `values` has.
     pub fn all(values: &'a mut [f32], n_columns: usize) -> Self {
+        Self::alone(values, n_columns, 0..n_columns)
+    }
+
+    /// Some columns of rows of `n_columns` that lie in memory of their own: `values` has as many rows of these columns.
+    pub(crate) fn alone(values: &'a mut [f32], n_columns: usize, columns: Range<usize>) -> Self {
         Self {
-            whole: SharedOutput::new(values, n_columns),
-            columns: 0..n_columns,
+            n_tokens: values.len() / columns.len().max(1),
+            values: values.as_mut_ptr(),
+            stride: columns.len(),
+            n_columns,
+            columns,
+            owner: PhantomData,
         }
     }
 
@@ -93,12 +119,12 @@ impl<'a> OutputColumns<'a> {
 
     /// Number of rows.
     pub fn n_tokens(&self) -> usize {
-        self.whole.n_tokens
+        self.n_tokens
     }
 
     /// Values in one whole row, of which these columns are a part.
     pub fn n_columns(&self) -> usize {
-        self.whole.n_columns
+        self.n_columns
     }
 
     /// Some of these columns of one row, or `None` where they are not all of these.
@@ -125,39 +151,47 @@ impl<'a> OutputColumns<'a> {
         columns: Range<usize>,
     ) -> Option<(*mut f32, usize)> {
         let inside = tokens.start < tokens.end
-            && tokens.end <= self.whole.n_tokens
+            && tokens.end <= self.n_tokens
             && columns.start < columns.end
             && self.columns.start <= columns.start
             && columns.end <= self.columns.end;
-        let stride = self.whole.n_columns;
         // SAFETY: the place is inside the borrowed matrix.
-        inside.then(|| unsafe {
-            let start = self.whole.values.add(tokens.start * stride + columns.start);
-            (start, stride)
-        })
+        inside.then(|| unsafe { (self.at(tokens.start, columns.start), self.stride) })
+    }
+
+    /// Where one value is.
+    ///
+    /// # Safety
+    /// There are such a row and such a column.
+    unsafe fn at(&self, token: usize, column: usize) -> *mut f32 {
+        // SAFETY: the place is inside the borrowed matrix, as the caller promises.
+        unsafe {
+            self.values
+                .add(token * self.stride + column - self.columns.start)
+        }
     }
 
     /// Writes one value; a place outside these columns is a mistake of the caller, and is left
     /// alone where debug assertions are off.
     #[inline]
     pub(crate) fn set(&mut self, token: usize, column: usize, value: f32) {
-        let inside = token < self.whole.n_tokens && self.columns.contains(&column);
+        let inside = token < self.n_tokens && self.columns.contains(&column);
         debug_assert!(inside, "row {token}, column {column} of {self:?}");
         if inside {
             // SAFETY: the place is inside the borrowed matrix, and this is the only
             // `OutputColumns` that reaches its column.
-            unsafe { *self.whole.values.add(token * self.whole.n_columns + column) = value };
+            unsafe { *self.at(token, column) = value };
         }
     }
 
     /// Adds to one value; the rule of [`OutputColumns::set`] holds.
     #[inline]
     pub(crate) fn add(&mut self, token: usize, column: usize, value: f32) {
-        let inside = token < self.whole.n_tokens && self.columns.contains(&column);
+        let inside = token < self.n_tokens && self.columns.contains(&column);
         debug_assert!(inside, "row {token}, column {column} of {self:?}");
         if inside {
             // SAFETY: as in `set`.
-            unsafe { *self.whole.values.add(token * self.whole.n_columns + column) += value };
+            unsafe { *self.at(token, column) += value };
         }
     }
 }

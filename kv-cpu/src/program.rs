@@ -11,7 +11,7 @@ use kv_core::layers::RowLayout;
 
 use crate::activations::{Int8Buffer, ScaleSpan};
 use crate::attend::{Scratch, Work};
-use crate::execute::{Angles, Run};
+use crate::execute::{Angles, Run, gated_len, pieces_of};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
 use crate::plan::{Before, PlainStep, Plan, Step};
@@ -81,9 +81,14 @@ impl CpuProgram {
                     }
                     for int8 in &mut int8 {
                         let kind = int8.kind();
-                        if products.iter().any(|p| p.matrix.activation_kind() == kind) {
+                        if products.iter().any(|p| p.takes(kind)) {
                             int8.reshape(x.rows, x.width);
                         }
+                    }
+                    for product in products.iter().filter(|p| p.gates.is_some()) {
+                        let (_, step) = pieces_of(&product.matrix, x.rows, n_threads);
+                        let len = gated_len(x.rows, step);
+                        scratch.iter_mut().for_each(|s| s.reserve_row(len));
                     }
                 }
                 Step::ExpertLinear {

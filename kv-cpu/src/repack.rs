@@ -353,6 +353,11 @@ impl RepackedWeights {
         let Some(mut first) = waiting.pop_front() else {
             return Ok(());
         };
+        if !memory::has_room_for(BYTES_PER_RUN) {
+            let n_bytes = first.memory.written();
+            tracing::info!(n_bytes, "no room left: other weights are read as stored");
+            return Ok(());
+        }
         first.go_on(lead)?;
         if first.pieces.is_empty() {
             let n_bytes = first.memory.written();

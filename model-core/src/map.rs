@@ -95,3 +95,29 @@ fn read_at(file: &File, mut start: u64, mut to: &mut [u8]) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_released_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("bytes");
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i / 3) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let mapped = map_file(&path).unwrap();
+        let part = mapped.slice(5_000..90_000).unwrap();
+        assert_eq!(mapped[..], bytes[..]);
+        let (from, to) = (9, 3);
+        for range in [0..85_000, 1..2, 4_000..4_000, 70_000..900_000, from..to] {
+            part.release(range);
+            assert_eq!(part[..], bytes[5_000..90_000]);
+        }
+        let mut copy = vec![0; 1_000];
+        assert!(part.copy(84_000, &mut copy));
+        assert_eq!(copy[..], bytes[89_000..90_000]);
+        assert!(!part.copy(84_001, &mut copy));
+        assert_eq!(mapped[..], bytes[..]);
+    }
+}

@@ -11,8 +11,8 @@ use kv_core::backend::BackendError;
 use crate::activations::{ActivationKind, Activations};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
-use crate::output::SharedOutput;
-use crate::plan::{Before, Buf, Product, Step};
+use crate::output::{OutputColumns, SharedOutput};
+use crate::plan::{Before, Buf, Gated, Product, Step};
 use crate::values::Frame;
 
 use super::{ChangeBy, ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, gate, piece};
@@ -55,7 +55,7 @@ impl Run<'_> {
         (x, before): (Buf, &Before<Buf>),
         products: &[Product<Buf>],
     ) -> Result<(), BackendError> {
-        let is_wanted = |kind| products.iter().any(|p| p.matrix.activation_kind() == kind);
+        let is_wanted = |kind| products.iter().any(|p| p.takes(kind));
         let shared = self.int8.each_mut().map(|int8| {
             is_wanted(int8.kind()).then(|| {
                 int8.reshape(x.rows, x.width);
@@ -124,17 +124,26 @@ impl Run<'_> {
             .iter()
             .map(|p| pieces_of(&p.matrix, x.rows, n_threads).0)
             .sum();
-        let task = |_: usize, mut task: usize| {
+        let acts = |matrix: &Matrix| match matrix.activation_kind() {
+            ActivationKind::F32 => Activations::F32(values),
+            ActivationKind::Int8 => Activations::Int8(blocks),
+            ActivationKind::Int8Long => Activations::Int8(long),
+        };
+        let scratch = self.scratch;
+        let task = |thread: usize, mut task: usize| {
             for product in products {
                 let (n, step) = pieces_of(&product.matrix, x.rows, n_threads);
                 if task < n {
                     let columns = piece(task, step, product.matrix.n_rows());
-                    let acts = match product.matrix.activation_kind() {
-                        ActivationKind::F32 => Activations::F32(values),
-                        ActivationKind::Int8 => Activations::Int8(blocks),
-                        ActivationKind::Int8Long => Activations::Int8(long),
+                    let Some(gated) = &product.gates else {
+                        let acts = acts(&product.matrix);
+                        return multiply(kernels, &frame, (product, acts), columns);
                     };
-                    return multiply(kernels, &frame, (product, acts), columns);
+                    let mut scratch = scratch[thread]
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    let room = scratch.row(gated_len(x.rows, columns.len()));
+                    return multiply_gated(kernels, &frame, (product, gated), acts, columns, room);
                 }
                 task -= n;
             }
@@ -160,6 +169,48 @@ pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (
     };
     let step = step.next_multiple_of(multiple);
     (n_rows.div_ceil(step), step)
+}
+
+/// Values of two products that one task computes, one to gate the other.
+pub(crate) fn gated_len(n_tokens: usize, n_columns: usize) -> usize {
+    2 * n_tokens * n_columns
+}
+
+/// Some columns of one product that gates another one: computed in memory of their own, from which nothing drives them
+/// out until they are gated.
+fn multiply_gated<'a>(
+    kernels: &Kernels,
+    frame: &Frame<'_>,
+    (product, gated): (&Product<Buf>, &Gated),
+    acts: impl Fn(&Matrix) -> Activations<'a>,
+    columns: Range<usize>,
+    room: &mut [f32],
+) -> Result<(), BackendError> {
+    let n = columns.len();
+    let (gate_values, up) = room.split_at_mut(room.len() / 2);
+    let of_both = [
+        (&product.matrix, &product.bias, &mut *gate_values),
+        (&gated.matrix, &gated.bias, &mut *up),
+    ];
+    for (matrix, bias, values) in of_both {
+        let mut to = OutputColumns::alone(values, matrix.n_rows(), columns.clone());
+        matrix.multiply(kernels, acts(matrix), &mut to)?;
+        if let Some(bias) = bias {
+            let bias = &bias[columns.clone()];
+            values
+                .chunks_exact_mut(n)
+                .for_each(|row| (kernels.add)(row, bias));
+        }
+    }
+    gate(kernels, gated.activation)?(gate_values, up);
+    let out = product.out;
+    let to = frame.write(out);
+    for (row, values) in gate_values.chunks_exact(n).enumerate() {
+        let start = row * out.width + columns.start;
+        // SAFETY: these columns belong to this task.
+        unsafe { to.range(start..start + n) }.copy_from_slice(values);
+    }
+    Ok(())
 }
 
 /// Some columns of one product, with bias and residual.

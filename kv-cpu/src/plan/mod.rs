@@ -18,6 +18,7 @@ use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, R
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
+use crate::activations::ActivationKind;
 use crate::experts::Experts;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
@@ -54,9 +55,28 @@ impl Buf {
 pub(crate) struct Product<V> {
     pub(crate) matrix: Arc<Matrix>,
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// What the product gates, where that was fused.
+    pub(crate) gates: Option<Gated>,
     /// Added to the product, where a sum was fused.
     pub(crate) residual: Option<V>,
     pub(crate) out: V,
+}
+
+impl<V> Product<V> {
+    /// Whether a matrix wants its activations to be of this kind.
+    pub(crate) fn takes(&self, kind: ActivationKind) -> bool {
+        let gated = self.gates.as_ref().map(|gated| &gated.matrix);
+        let mut matrices = std::iter::once(&self.matrix).chain(gated);
+        matrices.any(|matrix| matrix.activation_kind() == kind)
+    }
+}
+
+/// The product of another matrix of the same shape with the same rows, which nothing but a gate reads.
+#[derive(Clone, Debug)]
+pub(crate) struct Gated {
+    pub(crate) activation: Activation,
+    pub(crate) matrix: Arc<Matrix>,
+    pub(crate) bias: Option<Arc<[f32]>>,
 }
 
 /// How rows become what matrices are multiplied with, where nothing else reads the result.

@@ -149,7 +149,7 @@ mod tests {
     use crate::activations::ActivationKind;
     use crate::isa::Isa;
     use crate::kernels::Kernels;
-    use crate::plan::Before;
+    use crate::plan::{Before, Change};
     use crate::repack::RepackChoice;
     use crate::weights::{ActivationChoice, CpuWeights};
 
@@ -261,6 +261,27 @@ mod tests {
             .collect();
         let layer = [(3, 0), (1, 1), (2, 0), (1, 1)];
         assert_eq!(linears, [&layer[..], &layer[..], &[(1, 0)]].concat());
+    }
+
+    /// Where many rows are gated, the two products that take part are computed together, and only the result is put down.
+    #[test]
+    fn gates_of_many_rows_are_computed_with_their_products() {
+        for (n_tokens, is_fused) in [(32, false), (33, true)] {
+            let plan = plan(n_tokens, 1);
+            let products = plan.steps.iter().filter_map(|step| match step {
+                Step::Linear { products, .. } => Some(products),
+                _ => None,
+            });
+            let gates = products.flatten().filter(|p| p.gates.is_some()).count();
+            assert_eq!(gates, if is_fused { 2 } else { 0 }, "{n_tokens} tokens");
+            let is_gate = |step: &Step<Buf>| match step {
+                Step::Change { change, .. } => matches!(change, Change::Gate(..)),
+                Step::Linear { before, .. } => matches!(before, Before::Gate(..)),
+                _ => false,
+            };
+            let others = plan.steps.iter().filter(|step| is_gate(step)).count();
+            assert_eq!(others, if is_fused { 0 } else { 2 }, "{n_tokens} tokens");
+        }
     }
 
     /// Norms and gates become part of the matrices after them where rows are rounded, and steps of their

@@ -193,7 +193,12 @@ impl<'a> Resolver<'a> {
             Op::Scale { factor } => self.change(node, Change::Scale(*factor), out)?,
             Op::Gate { activation } => {
                 let up = self.operand(node, 1)?;
-                self.change(node, Change::Gate(*activation, up), out)?
+                let step = self.change(node, Change::Gate(*activation, up), out)?;
+                if self.gate_products(node, *activation, out)? {
+                    self.stands_for.insert(id, out);
+                    return Ok(());
+                }
+                step
             }
             Op::Activate { activation } => self.change(node, Change::Activate(*activation), out)?,
             Op::Columns { first } => {

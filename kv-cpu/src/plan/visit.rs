@@ -76,6 +76,7 @@ impl<V: Copy> Step<V> {
                     .map(|p| Product {
                         matrix: p.matrix,
                         bias: p.bias,
+                        gates: p.gates,
                         residual: p.residual.map(|r| f(Read, r)),
                         out: f(Write, p.out),
                     })

@@ -2,11 +2,14 @@
 //! sums after.
 
 use kv_core::backend::BackendError;
-use kv_core::graph::{Node, NodeId, Op};
+use kv_core::graph::{Activation, Node, NodeId, Op};
 
 use super::{Resolver, Value, unsupported};
 use crate::activations::ActivationKind;
-use crate::plan::{Before, Change, Product, Step};
+use crate::plan::{Before, Change, Gated, Product, Step};
+
+/// Rows whose products do not stay near until they are gated.
+const GATED_FROM: usize = 33;
 
 impl<'a> Resolver<'a> {
     /// The step of a matrix and of all later ones on the same rows.
@@ -25,7 +28,7 @@ impl<'a> Resolver<'a> {
                 n_readers += usize::from(reads(later));
             }
         }
-        let rounded = |p: &Product<Value>| p.matrix.activation_kind() != ActivationKind::F32;
+        let rounded = |p: &Product<Value>| !p.takes(ActivationKind::F32);
         let alone = self.n_uses.get(&x.id()) == Some(&n_readers);
         let (x, before) = match alone && products.iter().all(rounded) {
             true => self.take_before(x),
@@ -103,10 +106,56 @@ impl<'a> Resolver<'a> {
         let product = Product {
             matrix,
             bias,
+            gates: None,
             residual,
             out,
         };
         Ok(vec![product])
+    }
+
+    /// Makes the gate `node` of two products of the same rows a part of the step that computes these, if nothing else reads
+    /// them: says whether it did. For a few tokens it is not worth it.
+    pub(super) fn gate_products(
+        &mut self,
+        node: &Node,
+        activation: Activation,
+        out: Value,
+    ) -> Result<bool, BackendError> {
+        let values = [self.operand(node, 0)?, self.operand(node, 1)?];
+        let is_alone = |(value, id): (&Value, &NodeId)| {
+            value.id() == *id
+                && self.n_uses.get(id) == Some(&1)
+                && value.shape(self.graph).0 >= GATED_FROM
+        };
+        if !values.iter().zip(&node.operands).all(is_alone) {
+            return Ok(false);
+        }
+        for step in self.out.steps.iter_mut().rev() {
+            let Step::Linear { products, .. } = step else {
+                continue;
+            };
+            let plain = |value: Value| {
+                products
+                    .iter()
+                    .position(|p| p.out == value && p.residual.is_none() && p.gates.is_none())
+            };
+            let (Some(gate), Some(up)) = (plain(values[0]), plain(values[1])) else {
+                continue;
+            };
+            if products[gate].matrix.n_rows() != products[up].matrix.n_rows() {
+                return Ok(false);
+            }
+            let Product { matrix, bias, .. } = products[up].clone();
+            products[gate].gates = Some(Gated {
+                activation,
+                matrix,
+                bias,
+            });
+            products[gate].out = out;
+            products.remove(up);
+            return Ok(true);
+        }
+        Ok(false)
     }
 
     /// The sum that alone uses the product `id`, and what is added: known already, and itself no

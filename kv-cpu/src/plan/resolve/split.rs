@@ -56,6 +56,7 @@ impl<'a> Resolver<'a> {
             products.push(Product {
                 matrix: Arc::new(matrix.rows(range.clone())?),
                 bias: bias.map(|bias| bias[range].into()),
+                gates: None,
                 residual: None,
                 out: Value::Node(part),
             });
