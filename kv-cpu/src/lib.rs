@@ -33,6 +33,6 @@ mod weights;
 
 pub use backend::{CpuBackend, CpuConfig};
 pub use program::{CpuProgram, ProgramMemory};
-pub use repack::RepackChoice;
+pub use repack::{RepackChoice, Repacking};
 pub use storage::CpuRows;
 pub use weights::{ActivationChoice, CpuWeights};

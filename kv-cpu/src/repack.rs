@@ -35,6 +35,15 @@ pub enum RepackChoice {
     Never,
 }
 
+/// How far the repacking of weights has come, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repacking {
+    /// Those that are multiplied as they were repacked.
+    pub done: usize,
+    /// Those and all others that runs will repack.
+    pub all: usize,
+}
+
 /// Bytes that a task repacks, about, and a run at most: some 20 ms.
 const BYTES_PER_TASK: usize = 256 << 10;
 const BYTES_PER_RUN: usize = 64 << 20;
@@ -287,16 +296,20 @@ impl RepackedWeights {
         all.get(name).cloned()
     }
 
-    /// Bytes that are in memory as they are multiplied best, and those that they will be when all have been repacked.
-    pub(crate) fn n_bytes(&self) -> (usize, usize) {
+    /// How far it has come.
+    pub(crate) fn progress(&self) -> Repacking {
         let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let rows = all.values().map(|repacked| {
-            let range = |row| repacked.start + row * repacked.form.row_bytes;
-            let rows = range(repacked.rows.start)..range(repacked.rows.end);
+        let mut progress = Repacking::default();
+        for repacked in all.values() {
+            let (start, n_bytes) = (
+                repacked.start,
+                repacked.rows.len() * repacked.form.row_bytes,
+            );
             let written = repacked.memory.written();
-            (written.clamp(rows.start, rows.end) - rows.start, rows.len())
-        });
-        rows.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+            progress.done += written.clamp(start, start + n_bytes) - start;
+            progress.all += n_bytes;
+        }
+        progress
     }
 
     /// Takes a place for those of a graph's weights that have none, if there is room for them; else leaves all of these as

@@ -17,7 +17,7 @@ use kv_core::weights::WeightSource;
 use crate::activations::ActivationKind;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
-use crate::repack::{RepackChoice, Repacked, RepackedWeights};
+use crate::repack::{RepackChoice, Repacked, RepackedWeights, Repacking};
 
 /// Models with at most this many bytes of quantised weights keep their activations as `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
@@ -86,10 +86,10 @@ impl CpuWeights {
         self.kernels.isa
     }
 
-    /// Bytes of weights that have been repacked, and those that they will be some runs later. What is not among them is
-    /// read as it is stored.
-    pub fn repacked_bytes(&self) -> (usize, usize) {
-        self.repacked.n_bytes()
+    /// How much of the weights that were compiled with has been repacked. What is not, and will not be, is read as it is
+    /// stored.
+    pub fn repacking(&self) -> Repacking {
+        self.repacked.progress()
     }
 
     /// The rows of a weight that are repacked or will be, if there are any.

@@ -17,7 +17,7 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, Weight};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice, Repacking};
 
 /// Random blocks; clear bits bound their scales.
 fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
@@ -33,7 +33,7 @@ fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
 }
 
 /// Runs of a program: what a graph makes of random rows, as bits, and how much was repacked after it.
-type Runs = Vec<(Vec<u32>, (usize, usize))>;
+type Runs = Vec<(Vec<u32>, Repacking)>;
 
 /// As many runs as repacking takes.
 fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Runs {
@@ -61,13 +61,13 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
             .run(&mut program, &mut rows, &inputs, &mut outputs)
             .unwrap();
         let values = outputs.values.iter().flatten();
-        let (done, all) = weights.repacked_bytes();
-        runs.push((values.map(|v| v.to_bits()).collect(), (done, all)));
+        let repacking = weights.repacking();
+        runs.push((values.map(|v| v.to_bits()).collect(), repacking));
         // The first run repacks nothing; of few weights the second one does it all.
-        if done == all {
+        if repacking.done == repacking.all {
             return runs;
         }
-        assert!(runs.len() < 9, "{done} of {all} bytes are repacked");
+        assert!(runs.len() < 9, "{repacking:?}");
     }
 }
 
@@ -83,12 +83,16 @@ fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
         let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
             .map(|repack| computed(graph, weights, columns, with(repack)));
         assert_eq!(stored.len(), 1, "{isa} {what}");
-        let (stored, n_bytes) = &stored[0];
-        assert_eq!(*n_bytes, (0, 0), "{isa} {what}: against the caller's will");
+        let (stored, repacking) = &stored[0];
+        assert_eq!(
+            *repacking,
+            Repacking::default(),
+            "{isa} {what}: against the caller's will"
+        );
         let is_repacked = is_repacked(isa, weights);
         assert_eq!(repacked.len() > 1, is_repacked, "{isa} {what}");
         assert!(
-            !is_repacked || repacked[0].1.0 == 0,
+            !is_repacked || repacked[0].1.done == 0,
             "{isa} {what}: the first run waits"
         );
         assert!(

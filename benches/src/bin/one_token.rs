@@ -63,8 +63,8 @@ fn in_turns(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Resul
     // The matrix is repacked a piece in each run.
     loop {
         backend.run(&mut program, &mut rows, &inputs, &mut outputs)?;
-        let (repacked, wanted) = weights.repacked_bytes();
-        if repacked == wanted {
+        let repacking = weights.repacking();
+        if repacking.done == repacking.all {
             break;
         }
     }

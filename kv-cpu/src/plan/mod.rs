@@ -1,7 +1,7 @@
 //! A graph becomes a list of steps with resolved weights and buffers in one arena.
 //!
 //! Three passes: [`resolve`] checks operands, weights and rows and makes symbolic steps (fusing
-//! matrices of one input, norms and gates before them and residual sums after); [`place`] gives every value its buffer by liveness.
+//! matrices of one input, norms and gates before them, residual sums and gates after); [`place`] gives every value its buffer by liveness.
 //! Invariant: what a step writes overlaps nothing that it reads, and nothing that a later step
 //! reads. Knows nothing of threads or of how steps are computed.
 

@@ -1,5 +1,5 @@
-//! Matrices that multiply the same rows become one step, with norms and gates before them and residual
-//! sums after.
+//! Matrices that multiply the same rows become one step, with norms and gates before them, and residual sums and (where rows
+//! are many) gates of two of their products after.
 
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, Node, NodeId, Op};
