@@ -168,6 +168,10 @@ impl Backend for CpuBackend {
         CpuProgram::new((plan, repacked), layout, self.team.n_threads())
     }
 
+    fn settle(&self, weights: &CpuWeights) -> Result<bool, BackendError> {
+        weights.settle(&mut self.team.lead())
+    }
+
     fn run(
         &self,
         program: &mut CpuProgram,

@@ -176,7 +176,7 @@ impl CpuProgram {
         validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
         validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
         let mut lead = team.lead();
-        self.repacked.go_on(&mut lead)?;
+        self.repacked.begin_run(&mut lead)?;
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));

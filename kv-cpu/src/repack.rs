@@ -353,32 +353,41 @@ impl RepackedWeights {
         waiting.push_back(Waiting { memory, pieces });
     }
 
-    /// Repacks some of the rows that have a place, unless this is the first run.
+    /// What a run begins with: repacks some rows, unless it is the first run.
+    ///
+    /// # Errors
+    /// As [`RepackedWeights::go_on`].
+    pub(crate) fn begin_run(&self, lead: &mut Lead<'_>) -> Result<(), BackendError> {
+        if self.has_run.swap(true, Ordering::Relaxed) {
+            self.go_on(lead)?;
+        }
+        Ok(())
+    }
+
+    /// Repacks some of the rows that have a place; says whether there are others.
     ///
     /// # Errors
     /// [`BackendError::Device`] where a thread failed, or the file can no longer be read: what has not been repacked then
     /// stays as it is stored.
-    pub(crate) fn go_on(&self, lead: &mut Lead<'_>) -> Result<(), BackendError> {
-        if !self.has_run.swap(true, Ordering::Relaxed) {
-            return Ok(());
-        }
+    pub(crate) fn go_on(&self, lead: &mut Lead<'_>) -> Result<bool, BackendError> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut first) = waiting.pop_front() else {
-            return Ok(());
+            return Ok(false);
         };
-        if !memory::has_room_for(BYTES_PER_RUN) {
+        if memory::has_room_for(BYTES_PER_RUN) {
+            first.go_on(lead)?;
+        } else {
             let n_bytes = first.memory.written();
             tracing::info!(n_bytes, "no room left: other weights are read as stored");
-            return Ok(());
+            first.pieces.clear();
         }
-        first.go_on(lead)?;
         if first.pieces.is_empty() {
             let n_bytes = first.memory.written();
             tracing::debug!(n_bytes, "weights are repacked");
         } else {
             waiting.push_front(first);
         }
-        Ok(())
+        Ok(!waiting.is_empty())
     }
 }
 

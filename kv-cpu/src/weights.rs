@@ -9,7 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::CustomOps;
+use kv_core::backend::{BackendError, CustomOps};
 use kv_core::block::BlockFormat;
 use kv_core::graph::Graph;
 use kv_core::weights::WeightSource;
@@ -18,6 +18,7 @@ use crate::activations::ActivationKind;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::repack::{RepackChoice, Repacked, RepackedWeights, Repacking};
+use crate::team::Lead;
 
 /// Models with at most this many bytes of quantised weights keep their activations as `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
@@ -69,7 +70,7 @@ impl CpuWeights {
     }
 
     /// Takes memory for what a graph multiplies with, if that is to be repacked and has none yet. Runs repack it
-    /// ([`RepackedWeights::go_on`]).
+    /// ([`RepackedWeights::begin_run`]).
     pub(crate) fn prepare_for(&self, graph: &Graph) -> Arc<RepackedWeights> {
         if self.repack == RepackChoice::Auto {
             let get = |name: &str| self.source.get(name);
@@ -84,6 +85,14 @@ impl CpuWeights {
     /// For which instruction set they are repacked.
     pub(crate) fn isa(&self) -> Isa {
         self.kernels.isa
+    }
+
+    /// Repacks what one run would, the first one as well; says whether there is more to do.
+    ///
+    /// # Errors
+    /// As [`RepackedWeights::go_on`].
+    pub(crate) fn settle(&self, lead: &mut Lead<'_>) -> Result<bool, BackendError> {
+        self.repacked.go_on(lead)
     }
 
     /// How much of the weights that were compiled with has been repacked. What is not, and will not be, is read as it is

@@ -6,7 +6,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::block::BlockFormat;
 use kv_core::contract::Random;
 use kv_core::graph::{
@@ -17,7 +17,7 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, Weight};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice, Repacking};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, CpuWeights, RepackChoice, Repacking};
 
 /// Random blocks; clear bits bound their scales.
 fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
@@ -253,6 +253,40 @@ fn a_few_rows_in_each_run() {
         let w = weight("w", &[n_rows, columns], BlockFormat::Q4_0);
         same(&graph, &[w], columns, &format!("{n_tokens} tokens, 84 MB"));
     }
+}
+
+/// Who has time repacks everything before the first run, through any backend.
+#[test]
+fn settled_before_the_first_run() {
+    let (mut b, x) = builder(1, 1024);
+    let y = b.linear("y", x, "w", 9 << 10).unwrap();
+    let graph = b.finish(&[y]).unwrap();
+    let x = Random::new(3).values(1024);
+    let run = |is_settled| {
+        let backend = BoxedBackend::new(CpuBackend::new(CpuConfig::default()).unwrap());
+        let mut source = MemoryWeights::new();
+        source.insert(weight("w", &[9 << 10, 1024], BlockFormat::Q8_0));
+        let weights = backend.load_weights(Arc::new(source)).unwrap();
+        let layout = RowLayout::default();
+        let mut program = backend.compile(&graph, &weights, &layout).unwrap();
+        if is_settled {
+            while backend.settle(&weights).unwrap() {}
+            let own: &CpuWeights = weights.downcast_ref().unwrap();
+            let repacking = own.repacking();
+            assert_eq!(repacking.done, repacking.all);
+            assert_eq!(repacking.all > 0, cfg!(target_os = "linux"));
+        }
+        let inputs = GraphInputs {
+            embeddings: &x,
+            ..GraphInputs::default()
+        };
+        let mut rows = backend.allocate(&layout).unwrap();
+        let mut outputs = GraphOutputs::default();
+        let done = backend.run(&mut program, &mut rows, &inputs, &mut outputs);
+        done.unwrap();
+        outputs.values
+    };
+    assert_eq!(run(true), run(false));
 }
 
 /// Weights are of the backend that loaded them: another one may want another order.

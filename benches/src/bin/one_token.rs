@@ -60,14 +60,7 @@ fn in_turns(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Resul
         embeddings: &x,
         ..GraphInputs::default()
     };
-    // The matrix is repacked a piece in each run.
-    loop {
-        backend.run(&mut program, &mut rows, &inputs, &mut outputs)?;
-        let repacking = weights.repacking();
-        if repacking.done == repacking.all {
-            break;
-        }
-    }
+    while backend.settle(&weights)? {}
     let n_words = n_rows * row_bytes / size_of::<u64>() / threads;
     let memory = vec![vec![1u64; n_words]; threads.get()];
     let per_second =

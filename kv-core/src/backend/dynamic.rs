@@ -42,6 +42,7 @@ pub trait DynBackend: Send + Sync + 'static {
         weights: &dyn Any,
         layout: &RowLayout,
     ) -> Result<Opaque, BackendError>;
+    fn dyn_settle(&self, weights: &dyn Any) -> Result<bool, BackendError>;
     fn dyn_run(
         &self,
         program: &mut dyn Any,
@@ -120,6 +121,10 @@ where
         layout: &RowLayout,
     ) -> Result<Opaque, BackendError> {
         Ok(Box::new(self.compile(graph, own(weights)?, layout)?))
+    }
+
+    fn dyn_settle(&self, weights: &dyn Any) -> Result<bool, BackendError> {
+        self.settle(own(weights)?)
     }
 
     fn dyn_run(
@@ -242,6 +247,10 @@ impl Backend for BoxedBackend {
         layout: &RowLayout,
     ) -> Result<Opaque, BackendError> {
         self.0.dyn_compile(graph, &**weights, layout)
+    }
+
+    fn settle(&self, weights: &SharedOpaque) -> Result<bool, BackendError> {
+        self.0.dyn_settle(&**weights)
     }
 
     fn run(

@@ -70,10 +70,11 @@ impl<'a> Load<'a> {
         self.args.prompt.max(self.args.predict).into()
     }
 
-    /// A repetition from nothing, so that programs are compiled and weights have been read.
+    /// A repetition from nothing, so that programs are compiled and weights have been read, and lie as they are read best.
     pub(super) fn warm_up(&mut self, engine: &mut Engine<BoxedBackend>) -> anyhow::Result<()> {
         let depth = std::mem::take(&mut self.depth);
         self.repetition(engine)?;
+        engine.settle()?;
         self.depth = depth;
         Ok(())
     }
