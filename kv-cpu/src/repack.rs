@@ -44,7 +44,7 @@ pub struct Repacking {
     pub all: usize,
 }
 
-/// Bytes that a task repacks, about, and a run at most: some 20 ms.
+/// Bytes that a task repacks, about, and a run at most.
 const BYTES_PER_TASK: usize = 256 << 10;
 const BYTES_PER_RUN: usize = 64 << 20;
 
