@@ -44,9 +44,14 @@ pub struct Repacking {
     pub all: usize,
 }
 
-/// Bytes that a task repacks, about, and a run at most.
+/// Bytes that a task repacks, about.
 const BYTES_PER_TASK: usize = 256 << 10;
-const BYTES_PER_RUN: usize = 64 << 20;
+
+/// Runs that it takes to repack a large model, so that each takes about a quarter longer: a byte takes some fifteen times
+/// as long to be repacked as to be read, and short answers never get that time back.
+const RUNS: usize = 64;
+/// Bytes that are worth doing in a run.
+const LEAST_PER_RUN: usize = 16 << 20;
 
 /// No block is larger.
 const MOST_BLOCK_BYTES: usize = 256;
@@ -245,6 +250,8 @@ impl Piece {
 /// Weights that are repacked together, as far as they are not yet.
 struct Waiting {
     memory: Arc<Growing>,
+    /// Bytes that a run repacks at most.
+    per_run: usize,
     pieces: VecDeque<Piece>,
 }
 
@@ -254,7 +261,7 @@ impl Waiting {
         let mut n_bytes = 0;
         let n_pieces = self.pieces.iter().take_while(|piece| {
             n_bytes += piece.n_bytes;
-            n_bytes <= BYTES_PER_RUN.max(piece.n_bytes)
+            n_bytes <= self.per_run.max(piece.n_bytes)
         });
         let n_pieces = n_pieces.count();
         let pieces: Vec<Piece> = self.pieces.drain(..n_pieces).collect();
@@ -350,7 +357,11 @@ impl RepackedWeights {
             all.insert(weight.name().to_owned(), repacked);
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push_back(Waiting { memory, pieces });
+        waiting.push_back(Waiting {
+            memory,
+            per_run: (start / RUNS).max(LEAST_PER_RUN),
+            pieces,
+        });
     }
 
     /// What a run begins with: repacks some rows, unless it is the first run.
@@ -374,7 +385,7 @@ impl RepackedWeights {
         let Some(mut first) = waiting.pop_front() else {
             return Ok(false);
         };
-        if memory::has_room_for(BYTES_PER_RUN) {
+        if memory::has_room_for(first.per_run) {
             first.go_on(lead)?;
         } else {
             let n_bytes = first.memory.written();
