@@ -161,6 +161,26 @@ fn matrices() {
     }
 }
 
+/// As many tokens as come together in every way, up to those that are multiplied by panels.
+#[test]
+fn few_tokens() {
+    let columns = 3 * 256;
+    for format in quantised() {
+        for n_tokens in (2..=13).chain([17, 21, 64, 65]) {
+            let (mut b, x) = builder(n_tokens, columns);
+            let y = b.linear("y", x, "w", 48).unwrap();
+            let graph = b.finish(&[y]).unwrap();
+            let w = weight("w", &[48, columns], format);
+            same(
+                &graph,
+                &[w],
+                columns,
+                &format!("{format}: {n_tokens} tokens"),
+            );
+        }
+    }
+}
+
 /// Parts of a matrix, at rows that are side by side with others and at rows that are not.
 #[test]
 fn parts_of_matrices() {

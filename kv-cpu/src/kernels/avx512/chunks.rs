@@ -29,6 +29,17 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
     /// Where a word of fifth bits begins that is no piece, one for each of 32 columns.
     const FIFTH_BITS: Option<usize> = None;
 
+    /// Chunks of a step that share a factor, and neighbouring steps that do.
+    const SUM_CHUNKS: usize = match (Self::PARTS, Self::APART) {
+        (1, 1) => Self::CHUNKS,
+        _ => 1,
+    };
+    const SUM_READS: usize = match (Self::PARTS, Self::APART) {
+        (1, 1) => 1,
+        (1, _) => 2,
+        _ => 1,
+    };
+
     /// Which of the block's chunks is found `k`th.
     #[inline(always)]
     fn chunk(read: usize, k: usize) -> usize {

@@ -6,6 +6,7 @@
 
 mod by_rows;
 mod chunks;
+mod few_tokens_repacked;
 mod floats;
 mod heads;
 mod lanes;

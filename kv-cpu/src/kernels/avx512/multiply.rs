@@ -5,9 +5,9 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{floats, one_row, one_row_repacked, one_row_super, one_row_vbmi};
+use super::{few_tokens_repacked, floats, one_row, one_row_repacked, one_row_super, one_row_vbmi};
 use super::{pack, pack_vbmi, repacked, row_after_row};
-use crate::activations::{Activations, Int8Row};
+use crate::activations::{Activations, Int8Row, Int8Rows};
 use crate::kernels::groups as g;
 use crate::kernels::panel::formats::{self, Tiles, for_format, tiles};
 use crate::kernels::panel::lanes::Lanes;
@@ -54,6 +54,10 @@ pub(super) fn multiply_vbmi(
     with((one, &VBMI_TILES), weights, acts, (tokens, out));
 }
 
+/// So many tokens are multiplied with repacked rows as they lie: unpacking them for each eight tokens takes less time than
+/// writing panels does.
+const FEW: usize = 64;
+
 /// The products of one token.
 type OneToken = fn(&WeightRows<'_>, &Int8Row<'_>, &mut [f32]);
 
@@ -79,11 +83,27 @@ fn with(
                 one(&weights, &row, out);
             }
         }
+        Activations::Int8(rows)
+            if tokens.len() <= FEW && weights.arrangement == Arrangement::Repacked =>
+        {
+            few_repacked(&weights, &rows, tokens, out);
+        }
         // SAFETY: this function needs the features of its tiles.
         Activations::Int8(rows) => unsafe {
             formats::multiply(tiles, &weights, &rows, tokens, out);
         },
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn few_repacked(
+    weights: &WeightRows<'_>,
+    acts: &Int8Rows<'_>,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    use few_tokens_repacked::multiply;
+    for_format!(weights.format, multiply(weights, acts, tokens, out));
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]

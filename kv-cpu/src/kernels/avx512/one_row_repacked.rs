@@ -3,8 +3,8 @@
 //! Invariant: the additions of [`panel::tile`](crate::kernels::panel::tile), in its order; what is within a
 //! block (or super-block) is exact. Knows block formats through [`Chunks`].
 
+use std::arch::asm;
 use std::arch::x86_64::*;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::chunks::{Chunks, MOST, PIECES};
 use super::heads::Heads;
@@ -29,10 +29,11 @@ macro_rules! each_read {
             let $read: usize = $i;
             $body
             // Nothing of the next read is moved here: lines are asked for and read a few at a time.
-            compiler_fence(Ordering::SeqCst);
+            std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
         })+
     };
 }
+pub(super) use each_read;
 
 /// All weight rows against one token: `out[row]`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -78,7 +79,7 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 /// The quants of word `word` of read `read`, chunk by chunk.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn chunks<F: Chunks<BYTES>, const BYTES: usize>(
+pub(super) fn chunks<F: Chunks<BYTES>, const BYTES: usize>(
     (block, heads): (Beside<'_, BYTES>, &Heads),
     (read, word): (usize, usize),
 ) -> [__m512i; MOST] {
@@ -94,7 +95,7 @@ fn chunks<F: Chunks<BYTES>, const BYTES: usize>(
 /// Asks for what comes some way after the lines of a block, those that belong to this one of its steps.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
+pub(super) fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
     block: Beside<'_, BYTES>,
     step: usize,
 ) {
@@ -114,7 +115,7 @@ fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 /// There are so many.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn step(acts: &Acts, first: usize, step: usize) -> __m512i {
+pub(super) unsafe fn step(acts: &Acts, first: usize, step: usize) -> __m512i {
     // SAFETY: as the caller promises; blocks lie one after the other.
     let four = unsafe { acts.quants.add(first).cast::<i32>().add(step).read() };
     _mm512_set1_epi32(four)
@@ -126,13 +127,20 @@ unsafe fn step(acts: &Acts, first: usize, step: usize) -> __m512i {
 /// `negative_sum` can be read.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn offset<F: Chunks<BYTES>, const BYTES: usize>(negative_sum: *const i32) -> __m512i {
+pub(super) unsafe fn offset<F: Chunks<BYTES>, const BYTES: usize>(
+    negative_sum: *const i32,
+) -> __m512i {
     if F::OFFSET == 0 {
         return _mm512_setzero_si512();
     }
-    let bits = _mm_cvtsi64_si128(i64::from(F::OFFSET.trailing_zeros()));
-    // SAFETY: as the caller promises.
-    _mm512_sll_epi32(_mm512_set1_epi32(unsafe { negative_sum.read() }), bits)
+    let sum;
+    // SAFETY: four bytes are read, as the caller promises; this function needs the instruction's features.
+    unsafe {
+        asm!("vpslld {sum}, dword ptr [{negative}]{{1to16}}, {bits}",
+            sum = out(zmm_reg) sum, negative = in(reg) negative_sum, bits = const F::OFFSET.trailing_zeros(),
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    sum
 }
 
 /// Adds a block of 32.

@@ -134,6 +134,28 @@ impl Acts {
     pub(super) fn of(rows: &Int8Rows<'_>) -> Self {
         rows.pointers()
     }
+
+    /// From token `t` on.
+    ///
+    /// # Safety
+    /// There are so many tokens.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) unsafe fn since_token(self, t: usize) -> Self {
+        let n = t * self.row_blocks;
+        // SAFETY: every part has so many blocks, as the caller promises.
+        unsafe {
+            Self {
+                quants: self.quants.add(n),
+                scales: self.scales.add(n),
+                sums: self.sums.add(n),
+                int_sums: self.int_sums.add(n),
+                int_half_sums: self.int_half_sums.add(n),
+                negative_sums: self.negative_sums.add(n),
+                negative_half_sums: self.negative_half_sums.add(n),
+                row_blocks: self.row_blocks,
+            }
+        }
+    }
 }
 
 /// Some tokens against one panel.
