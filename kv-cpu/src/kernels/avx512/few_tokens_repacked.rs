@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::chunks::Chunks;
 use super::heads::Heads;
-use super::one_row_repacked::{ask, chunks, each_read, offset};
+use super::one_row_repacked::{ask, chunks, offset, unrolled};
 use super::pack::STEPS;
 use super::repacked::{Beside, Group};
 use super::sixteen::ROWS;
@@ -24,8 +24,9 @@ struct Tile<'a, const BYTES: usize> {
     group: Group<'a, BYTES>,
     /// Blocks (or super-blocks) of a row.
     n_stored: usize,
-    /// From the first token on.
     acts: Acts,
+    /// Where the first token's blocks begin.
+    first: usize,
     out: *mut f32,
     /// From one token's products to the next one's.
     stride: usize,
@@ -39,11 +40,13 @@ pub(super) fn multiply<F: Chunks<BYTES>, const BYTES: usize>(
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
-    let inside = acts.n_columns() == weights.n_columns && tokens.len() > 1;
+    let inside =
+        acts.n_columns() == weights.n_columns && tokens.len() > 1 && tokens.end <= acts.n_tokens();
     debug_assert!(inside);
-    let Some(those) = acts.slice(tokens.clone()).filter(|_| inside) else {
+    if !inside {
         return;
-    };
+    }
+    let acts = acts.pointers();
     let at_once = at_once(tokens.len());
     for (i, group) in Group::<BYTES>::all(weights).enumerate() {
         let rows = weights.first + i * ROWS..weights.first + (i + 1) * ROWS;
@@ -56,12 +59,12 @@ pub(super) fn multiply<F: Chunks<BYTES>, const BYTES: usize>(
             let tile = Tile {
                 group,
                 n_stored: weights.n_columns / (F::GROUPS * BLOCK),
-                // SAFETY: there are as many tokens as were sliced.
-                acts: unsafe { those.pointers().since_token(first - tokens.start) },
+                acts,
+                first: first * acts.row_blocks,
                 out: start,
                 stride,
             };
-            // SAFETY: the activations are those of so many tokens; the outputs are `out`'s, of sixteen rows each.
+            // SAFETY: there are so many tokens; the outputs are `out`'s, of sixteen rows each.
             unsafe {
                 match at_once {
                     2 => multiply_tile::<F, BYTES, 2>(&tile),
@@ -101,9 +104,10 @@ unsafe fn multiply_tile<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
         unsafe {
             let block = tile.group.block(s);
             let heads = F::heads(block);
+            let first = tile.first + s * F::GROUPS;
             match F::GROUPS {
-                1 => add_block::<F, BYTES, T>((block, &heads), s, acts, &mut acc),
-                _ => add_super::<F, BYTES, T>((block, &heads), s * SUPER_BLOCK, acts, &mut acc),
+                1 => add_block::<F, BYTES, T>((block, &heads), first, acts, &mut acc),
+                _ => add_super::<F, BYTES, T>((block, &heads), first, acts, &mut acc),
             }
         }
     }
@@ -182,8 +186,9 @@ unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
         let mut sums: [_; T] = std::array::from_fn(|t| {
             offset::<F, BYTES>(acts.negative_sums.add(b + t * acts.row_blocks))
         });
-        each_read!(read of F::READS => {
-            each_read!(word of STEPS => {
+        unrolled!(read of F::READS => {
+            unrolled!(word of STEPS => {
+                // The second-level cache: it has time to hand on what so many products wait for.
                 ask::<F, BYTES, true>(block, read * STEPS + word);
                 let chunks = chunks::<F, BYTES>((block, heads), (read, word));
                 for (k, quants) in chunks.into_iter().enumerate().take(F::CHUNKS) {
@@ -239,10 +244,7 @@ unsafe fn sum_minima<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
             // SAFETY: two neighbouring sums, four bytes, are there as the caller promises; this function needs the
             // instruction's features.
             unsafe {
-                let sums = match F::PARTS {
-                    1 => acts.int_sums.add(first + 2 * pair).cast::<i32>(),
-                    _ => acts.int_half_sums.add(first + pair).cast::<i32>(),
-                };
+                let sums = acts.two_sums(F::PARTS, first, pair);
                 asm!("vpdpwssd {minima}, {both}, dword ptr [{sums}]{{1to16}}",
                     minima = inout(zmm_reg) *minima, both = in(zmm_reg) both, sums = in(reg) sums,
                     options(readonly, nostack, preserves_flags));
@@ -267,20 +269,17 @@ unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
     let mut totals = [_mm512_setzero_si512(); T];
     // SAFETY: as the caller promises, for all that is read of the activations.
     unsafe {
-        each_read!(group of F::READS / F::SUM_READS => {
-            each_read!(k of F::CHUNKS / F::SUM_CHUNKS => {
+        unrolled!(group of F::READS / F::SUM_READS => {
+            unrolled!(k of F::CHUNKS / F::SUM_CHUNKS => {
                 let first_read = group * F::SUM_READS;
                 let chunk = F::chunk(first_read, k);
                 let mut sums: [_; T] = std::array::from_fn(|t| {
                     let first = first + t * acts.row_blocks;
-                    offset::<F, BYTES>(match F::PARTS {
-                        1 => acts.negative_sums.add(first + chunk / 2),
-                        _ => acts.negative_half_sums.add(first).cast::<i32>().add(chunk),
-                    })
+                    offset::<F, BYTES>(acts.negative_sum(F::PARTS, first, chunk))
                 });
-                each_read!(further of F::SUM_READS => {
+                unrolled!(further of F::SUM_READS => {
                     let read = first_read + further;
-                    each_read!(word of STEPS => {
+                    unrolled!(word of STEPS => {
                         if k == 0 {
                             ask::<F, BYTES, true>(block, read * STEPS + word);
                         }

@@ -17,11 +17,11 @@ use crate::kernels::ahead::ask_in_order;
 use crate::kernels::fetch::Level;
 use crate::kernels::panel::Acts;
 
-/// A block for every read of a format, of which there are at most eight: unrolled, so that which of a head's factors it
-/// takes is known when it is compiled.
-macro_rules! each_read {
+/// A block for every number below a constant, which is at most eight: unrolled, so that what depends on the number
+/// (which of a head's factors a read takes) is known when it is compiled.
+macro_rules! unrolled {
     ($read:ident of $n_reads:expr => $body:block) => {
-        each_read!($read of $n_reads => $body 0 1 2 3 4 5 6 7)
+        unrolled!($read of $n_reads => $body 0 1 2 3 4 5 6 7)
     };
     ($read:ident of $n_reads:expr => $body:block $($i:literal)+) => {
         const { assert!($n_reads <= 8) };
@@ -33,7 +33,7 @@ macro_rules! each_read {
         })+
     };
 }
-pub(super) use each_read;
+pub(super) use unrolled;
 
 /// All weight rows against one token: `out[row]`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -115,7 +115,7 @@ pub(super) fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 /// There are so many.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn step(acts: &Acts, first: usize, step: usize) -> __m512i {
+unsafe fn step(acts: &Acts, first: usize, step: usize) -> __m512i {
     // SAFETY: as the caller promises; blocks lie one after the other.
     let four = unsafe { acts.quants.add(first).cast::<i32>().add(step).read() };
     _mm512_set1_epi32(four)
@@ -158,7 +158,7 @@ unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
     // SAFETY: as the caller promises, for all that is read of the activations.
     unsafe {
         let mut sum = offset::<F, BYTES>(acts.negative_sums.add(b));
-        each_read!(read of F::READS => {
+        unrolled!(read of F::READS => {
             for word in 0..STEPS {
                 ask::<F, BYTES, SECOND>(block, read * STEPS + word);
                 let chunks = chunks::<F, BYTES>((block, heads), (read, word));
@@ -192,25 +192,17 @@ unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
     acts: &Acts,
     acc: __m512,
 ) -> __m512 {
-    // Chunks are halves of blocks. Where a whole block has one factor, they are those of one block or of
-    // neighbouring reads.
-    let (apart, of_reads) = match (F::PARTS, F::APART) {
-        (1, 1) => (0, 1),
-        (1, _) => (1, 2),
-        _ => (1, 1),
-    };
+    // All chunks of a read go to one sum, or each to its own.
+    let apart = usize::from(F::SUM_CHUNKS == 1);
     let mut total = _mm512_setzero_si512();
     let mut sums = [_mm512_setzero_si512(); MOST];
     // SAFETY: as the caller promises, for all that is read of the activations.
     unsafe {
-        each_read!(read of F::READS => {
+        unrolled!(read of F::READS => {
             for (k, sum) in sums.iter_mut().enumerate().take(F::CHUNKS) {
                 let chunk = F::chunk(read, k);
-                let negative_sum = match F::PARTS {
-                    1 => acts.negative_sums.add(first + chunk / 2),
-                    _ => acts.negative_half_sums.add(first).cast::<i32>().add(chunk),
-                };
-                if read.is_multiple_of(of_reads) {
+                let negative_sum = acts.negative_sum(F::PARTS, first, chunk);
+                if read.is_multiple_of(F::SUM_READS) {
                     *sum = offset::<F, BYTES>(negative_sum);
                 }
             }
@@ -222,10 +214,9 @@ unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
                     sums[k * apart] = _mm512_dpbusd_epi32(sums[k * apart], quants, a);
                 }
             }
-            let n_sums = match (read % of_reads + 1 == of_reads, apart) {
-                (false, _) => 0,
-                (true, 0) => 1,
-                (true, _) => F::CHUNKS,
+            let n_sums = match read % F::SUM_READS + 1 == F::SUM_READS {
+                true => F::CHUNKS / F::SUM_CHUNKS,
+                false => 0,
             };
             for (k, sum) in sums.into_iter().enumerate().take(n_sums) {
                 let factor = heads.factor(F::chunk(read, k) * F::PARTS / 2);
@@ -240,11 +231,7 @@ unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
         }
         let mut minima = _mm512_setzero_si512();
         for pair in 0..SUPER_BLOCK / 2 * F::PARTS {
-            let sums = match F::PARTS {
-                1 => acts.int_sums.add(first + 2 * pair).cast::<i32>(),
-                _ => acts.int_half_sums.add(first + pair).cast::<i32>(),
-            };
-            let sums = _mm512_set1_epi32(sums.read_unaligned());
+            let sums = _mm512_set1_epi32(acts.two_sums(F::PARTS, first, pair).read_unaligned());
             minima = _mm512_dpwssd_epi32(minima, heads.minima(pair), sums);
         }
         let scale = _mm512_mul_ps(heads.minimum_scales, act_scale);

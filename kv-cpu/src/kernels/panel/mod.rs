@@ -135,24 +135,38 @@ impl Acts {
         rows.pointers()
     }
 
-    /// From token `t` on.
+    /// Where the negative sum of what has a scale of its own begins: blocks from `first` on, of `parts` parts each, whose
+    /// half `half` is asked for.
     ///
     /// # Safety
-    /// There are so many tokens.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) unsafe fn since_token(self, t: usize) -> Self {
-        let n = t * self.row_blocks;
-        // SAFETY: every part has so many blocks, as the caller promises.
+    /// There are so many blocks.
+    #[inline(always)]
+    pub(super) unsafe fn negative_sum(
+        &self,
+        parts: usize,
+        first: usize,
+        half: usize,
+    ) -> *const i32 {
+        // SAFETY: as the caller promises.
         unsafe {
-            Self {
-                quants: self.quants.add(n),
-                scales: self.scales.add(n),
-                sums: self.sums.add(n),
-                int_sums: self.int_sums.add(n),
-                int_half_sums: self.int_half_sums.add(n),
-                negative_sums: self.negative_sums.add(n),
-                negative_half_sums: self.negative_half_sums.add(n),
-                row_blocks: self.row_blocks,
+            match parts {
+                1 => self.negative_sums.add(first + half / 2),
+                _ => self.negative_half_sums.add(first).cast::<i32>().add(half),
+            }
+        }
+    }
+
+    /// Where sums `2 · pair` and `2 · pair + 1` of the parts of the blocks from `first` on are, in 16 bits each; not aligned.
+    ///
+    /// # Safety
+    /// There are so many blocks.
+    #[inline(always)]
+    pub(super) unsafe fn two_sums(&self, parts: usize, first: usize, pair: usize) -> *const i32 {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match parts {
+                1 => self.int_sums.add(first + 2 * pair).cast(),
+                _ => self.int_half_sums.add(first + pair).cast(),
             }
         }
     }

@@ -210,10 +210,7 @@ unsafe fn set_offsets<L: Lanes, const PARTS: usize, const T: usize>(
         let at = first + t * acts.row_blocks;
         // SAFETY: the caller promises that tokens and blocks exist.
         unsafe {
-            let sum = match PARTS {
-                1 => acts.negative_sums.add(at),
-                _ => acts.negative_half_sums.add(at).cast::<i32>().add(part),
-            };
+            let sum = acts.negative_sum(PARTS, at, part);
             *sums = [offsets::<L>(args, sum); VECTORS];
         }
     }
@@ -258,11 +255,7 @@ unsafe fn sum_minima<L: Lanes, const PARTS: usize, const T: usize>(
             let minima = [L::load(minima), L::load(minima.add(L::ROWS))];
             for (t, total) in total.iter_mut().enumerate() {
                 let at = (args.token + t) * acts.row_blocks + args.blocks.start + s * SUPER_BLOCK;
-                let sums = match PARTS {
-                    1 => acts.int_sums.add(at + 2 * pair).cast::<i32>(),
-                    _ => acts.int_half_sums.add(at + pair).cast::<i32>(),
-                };
-                let sums = L::splat(sums.read_unaligned());
+                let sums = L::splat(acts.two_sums(PARTS, at, pair).read_unaligned());
                 total[0] = L::dot_pairs(total[0], minima[0], sums);
                 total[1] = L::dot_pairs(total[1], minima[1], sums);
             }
