@@ -11,7 +11,8 @@ Prints Markdown: a table with the median of each program's tokens per second, an
 ratios of pairs that ran next to each other (machines drift; pairs drift together). Every llama.cpp
 variant in VARIANTS runs in every round; its best median is what Cellar is compared with. With --limits
 (a program of this folder's crate, built with it) the last columns say how much of the machine's read
-bandwidth and int8 peak, measured in the same rounds, a case reaches. With --kv-type K and V are kept so in both
+bandwidth and int8 peak, measured in the same rounds, a case reaches, and how fast matrices alone were read while
+generating (at depth 0, by one more run of Cellar's with --times). With --kv-type K and V are kept so in both
 programs. With --seqs so many sequences run side by side instead, each with a prompt of its own, and then all with
 one of 2048 tokens that they share; llama.cpp's cells are shared (-kvu), or each sequence's own. With --load the whole programs run
 for one token: less is better, and the ratio is llama.cpp's figure by Cellar's. With --minutes the time is divided
@@ -58,6 +59,7 @@ class Case:
         self.variants = QUANTISED_KV if args.kv_type not in (None, "f16", "f32") else VARIANTS
         self.ours, self.theirs = [], {name: [] for name in self.variants}
         self.weights, self.limits = None, []
+        self.matrices = []
 
     @staticmethod
     def ratio(ours, theirs):
@@ -74,6 +76,8 @@ class Case:
             self.theirs[name].append(self.llama(flags))
         if self.args.limits:
             self.limits.append(json.loads(output([self.args.limits, str(self.args.threads)])))
+            if not self.depth and self.args.generate:
+                self.matrices.append(self.matrix_speed())
 
     def common(self):
         return ["-m", self.model, "-p", str(self.prompt), "-n", str(self.args.generate), "-t", str(self.args.threads)]
@@ -82,6 +86,12 @@ class Case:
         depth = ["--depth", str(self.depth)] if self.depth else []
         kv_type = ["--kv-type", self.args.kv_type] if self.args.kv_type else []
         return cellar_bench(self.args, [*self.common(), *depth, *kv_type])
+
+    def matrix_speed(self):
+        """GB of weights a second while matrices are multiplied with one token."""
+        flags = ["-m", self.model, "-p", "0", "-n", str(self.args.generate), "-t", str(self.args.threads)]
+        steps = bench_report(self.args, [*flags, "--times"])["generation_steps"]
+        return next(step["weight_gb_per_second"] for step in steps if step["kind"] == "matrices")
 
     def llama(self, flags):
         depth = ["-d", str(self.depth)] if self.depth else []
@@ -113,7 +123,11 @@ class Case:
         if phase == 1:
             limit = statistics.median(row["read_gb_per_second"] for row in self.limits)
             reached = own * n_bytes / 1e9
-            return f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
+            whole = f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
+            if not self.matrices:
+                return whole
+            matrices = statistics.median(self.matrices)
+            return f"{whole}; matrices {matrices:.1f} ({matrices / limit:.0%})"
         limits = [row["int8_tera_ops_per_second"] for row in self.limits]
         reached = own * 2 * n_values / 1e12
         if None in limits:
@@ -199,9 +213,13 @@ def seconds_and_megabytes(command):
     return [time.monotonic() - start, usage.ru_maxrss * 1024 / 1e6]
 
 
+def bench_report(args, flags):
+    return json.loads(output([args.cellar, "bench", *flags, "-r", "1", "--json"]).splitlines()[-1])
+
+
 def cellar_bench(args, flags):
     """Tokens per second of prompt and generation; None for what was left out."""
-    found = json.loads(output([args.cellar, "bench", *flags, "-r", "1", "--json"]).splitlines()[-1])
+    found = bench_report(args, flags)
     keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
     return [found[key]["median"] if found.get(key) else None for key in keys]
 

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use clap::ValueEnum;
 use kv_candle::CandleBackend;
 use kv_core::backend::BoxedBackend;
 use kv_cpu::activations::ActivationKind;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice, StepTimes};
+
+use crate::failure::usage;
 
 /// A backend as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -70,15 +72,17 @@ impl From<RepackName> for RepackChoice {
     }
 }
 
-/// Starts a backend with so many threads.
+/// Starts a backend with so many threads, which counts what its steps take where `times` are given.
 ///
 /// # Errors
-/// Where its threads cannot be started, or this machine lacks what the environment asks for.
+/// Where its threads cannot be started, this machine lacks what the environment asks for, or the backend does not
+/// count.
 pub(crate) fn open(
     name: BackendName,
     n_threads: NonZeroUsize,
     activations: ActivationsName,
     repack: RepackName,
+    times: Option<Arc<StepTimes>>,
 ) -> anyhow::Result<BoxedBackend> {
     match name {
         BackendName::Cpu => {
@@ -88,7 +92,14 @@ pub(crate) fn open(
                 repack: repack.into(),
                 ..CpuConfig::default()
             };
-            Ok(BoxedBackend::new(CpuBackend::new(config)?))
+            let backend = CpuBackend::new(config)?;
+            Ok(BoxedBackend::new(match times {
+                Some(times) => backend.with_times(times),
+                None => backend,
+            }))
+        }
+        BackendName::Candle if times.is_some() => {
+            usage("the candle backend does not measure its steps; --backend cpu does")
         }
         BackendName::Candle => {
             // Candle computes on rayon's global pool, which a second backend shares.

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{IsTerminal, Read};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use engine::sampler::{Penalties, SamplerConfig};
@@ -16,6 +17,7 @@ use engine::{
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{Streams, SwaSize};
+use kv_cpu::StepTimes;
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 
@@ -113,7 +115,8 @@ fn budget(args: &EngineArgs) -> MemoryBudget {
     }
 }
 
-/// Starts a backend, with a thread for each core unless it is said how many.
+/// Starts a backend, with a thread for each core unless it is said how many, which counts what its steps take where
+/// `times` are given.
 ///
 /// # Errors
 /// What the backend refuses.
@@ -122,6 +125,7 @@ pub(crate) fn open_backend(
     n_threads: Option<u16>,
     activations: ActivationsName,
     repack: RepackName,
+    times: Option<Arc<StepTimes>>,
 ) -> anyhow::Result<BoxedBackend> {
     let n_threads = n_threads.and_then(|n| NonZeroUsize::new(n.into()));
     backends::open(
@@ -129,6 +133,7 @@ pub(crate) fn open_backend(
         n_threads.unwrap_or_else(machine::n_cores),
         activations,
         repack,
+        times,
     )
 }
 
@@ -157,8 +162,21 @@ pub(crate) fn open_engine(
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
+    open_watched_engine(file, (args, config), None)
+}
+
+/// The same with a backend that counts what its steps take.
+///
+/// # Errors
+/// As above, and a usage error where the backend does not count.
+pub(crate) fn open_watched_engine(
+    file: &OpenModel,
+    (args, config): (&EngineArgs, &EngineConfig),
+    times: Option<Arc<StepTimes>>,
+) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
-    let backend = open_backend(args.backend, args.threads, args.activations, args.repack)?;
+    let (name, activations) = (args.backend, args.activations);
+    let backend = open_backend(name, args.threads, activations, args.repack, times)?;
     let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
     engine.map_err(does_not_fit)
 }

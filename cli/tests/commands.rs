@@ -235,6 +235,28 @@ fn logits_are_the_same_on_every_way() {
 }
 
 #[test]
+fn bench_tells_where_the_time_goes() {
+    let args = ["bench", "-p", "16", "-n", "3", "-r", "2", "--times"];
+    let report = json(&[&args[..], &["--json"]].concat());
+    for phase in ["prompt_steps", "generation_steps"] {
+        let kinds = report[phase].as_array().unwrap();
+        let number = |kind: &serde_json::Value, key: &str| kind[key].as_f64().unwrap();
+        let sum: f64 = kinds.iter().map(|kind| number(kind, "share")).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{phase} {sum}: {report}");
+        for wanted in ["matrices", "attention", "outside"] {
+            let kind = kinds.iter().find(|kind| kind["kind"] == wanted).unwrap();
+            assert!(number(kind, "us_per_token") > 0.0, "{phase}: {kind}");
+            let has_weights = kind.get("weight_gb_per_second").is_some();
+            assert_eq!(has_weights, wanted == "matrices", "{phase}: {kind}");
+        }
+    }
+    let (text, _) = output(&args);
+    assert!(text.contains("GB/s of weights"), "{text}");
+    let unwatched = json(&["bench", "-p", "8", "-n", "2", "-r", "1", "--json"]);
+    assert!(unwatched.get("generation_steps").is_none());
+}
+
+#[test]
 fn bench_measures_both_speeds() {
     let report = json(&[
         "bench", "-p", "16", "-n", "3", "-r", "3", "--depth", "5", "--json",

@@ -175,7 +175,7 @@ fn prompts_that_cannot_be() {
 
 #[test]
 fn flags_out_of_range() {
-    let cases: [(&[&str], &str); 30] = [
+    let cases: [(&[&str], &str); 31] = [
         (&["run", "-c", "0"], "'--ctx <N>': 0 is not in 1..="),
         (&["run", "-c", "-5"], "'--ctx <N>': -5 is not in 1..="),
         (&["run", "-c", "99999999999"], "'--ctx <N>'"),
@@ -242,6 +242,10 @@ fn flags_out_of_range() {
             "2058 tokens do not fit the context of 2000",
         ),
         (&["bench", "--share-depth"], "--seqs"),
+        (
+            &["bench", "--times", "--backend", "candle"],
+            "does not measure its steps",
+        ),
     ];
     for (args, wanted) in cases {
         let (code, message) = failure(args);

@@ -21,6 +21,7 @@ use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Team;
+use crate::times::{StepTimes, Watch};
 use crate::validate;
 use crate::values::SharedValues;
 use crate::weights::{ActivationChoice, CpuWeights};
@@ -46,6 +47,7 @@ pub struct CpuBackend {
     activations: ActivationChoice,
     repack: RepackChoice,
     custom: CustomOps,
+    times: Option<Arc<StepTimes>>,
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -77,7 +79,15 @@ impl CpuBackend {
             activations: config.activations,
             repack: config.repack,
             custom: CustomOps::new(),
+            times: None,
         })
+    }
+
+    /// The same, which adds what the steps of its runs take to `times`: one reading of the clock a step.
+    #[must_use]
+    pub fn with_times(mut self, times: Arc<StepTimes>) -> Self {
+        self.times = Some(times);
+        self
     }
 
     fn device(&self) -> String {
@@ -179,7 +189,8 @@ impl Backend for CpuBackend {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError> {
-        program.run((self.kernels, &self.team), rows, inputs, outputs)
+        let watch = Watch::start(self.times.as_deref());
+        program.run((self.kernels, &self.team, watch), rows, (inputs, outputs))
     }
 
     fn store_rows(&self, rows: &mut CpuRows, args: StoreRows<'_>) -> Result<(), BackendError> {

@@ -24,6 +24,7 @@ use crate::plan::{Buf, Change, EmbedBy, HeadValues, RopeTable, Step};
 use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
+use crate::times::Watch;
 use crate::values::{Frame, SharedValues};
 
 pub(crate) use products::{gated_len, pieces_of};
@@ -71,6 +72,7 @@ pub(crate) struct Run<'a> {
     pub(crate) scratch: &'a [Mutex<Scratch>],
     pub(crate) attention: &'a mut Work,
     pub(crate) experts: &'a mut ExpertBuffers,
+    pub(crate) watch: Watch<'a>,
 }
 
 /// The `at`-th piece of `n` things cut into pieces of `step`.

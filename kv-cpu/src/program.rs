@@ -18,6 +18,7 @@ use crate::plan::{Before, PlainStep, Plan, Step};
 use crate::repack::RepackedWeights;
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
+use crate::times::{StepKind, Watch};
 use crate::validate;
 use crate::values::{Frame, SharedValues};
 
@@ -154,10 +155,9 @@ impl CpuProgram {
 
     pub(crate) fn run(
         &mut self,
-        (kernels, team): (&Kernels, &Team),
+        (kernels, team, mut watch): (&Kernels, &Team, Watch<'_>),
         rows: &mut CpuRows,
-        inputs: &GraphInputs<'_>,
-        outputs: &mut GraphOutputs,
+        (inputs, outputs): (&GraphInputs<'_>, &mut GraphOutputs),
     ) -> Result<(), BackendError> {
         if *rows.layout() != self.layout {
             let reason = format!(
@@ -177,6 +177,7 @@ impl CpuProgram {
         validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
         let mut lead = team.lead();
         self.repacked.begin_run(&mut lead)?;
+        watch.lap(|| (StepKind::Repacking, 0));
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));
@@ -187,6 +188,7 @@ impl CpuProgram {
         };
         let mut run = Run {
             kernels,
+            watch,
             lead,
             n_threads: team.n_threads(),
             frame,
@@ -201,11 +203,14 @@ impl CpuProgram {
         let steps = &self.plan.steps;
         run.ask_for_first_of(steps);
         let result = run.rotations().and_then(|()| {
+            run.watch.lap(|| (StepKind::Elementwise, 0));
             steps.iter().enumerate().try_for_each(|(at, step)| {
                 if let Step::Linear { .. } = step {
                     run.ask_for_first_of(&steps[at + 1..]);
                 }
-                run.step(step, rows)
+                run.step(step, rows)?;
+                run.watch.lap(|| step.measured_as());
+                Ok(())
             })
         });
         drop(run);

@@ -4,6 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv_core::backend::Backend;
@@ -11,7 +12,7 @@ use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
 use kv_core::graph::{Graph, GraphOutputs, GraphShape};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{KvType, Window};
-use kv_cpu::{CpuBackend, CpuConfig};
+use kv_cpu::{CpuBackend, CpuConfig, StepTimes};
 
 struct Counting;
 
@@ -50,7 +51,8 @@ fn a_run_allocates_nothing_once_warm() {
             n_threads: NonZeroUsize::new(n_threads),
             ..CpuConfig::default()
         };
-        let backend = CpuBackend::new(config).unwrap();
+        let times = Arc::<StepTimes>::default();
+        let backend = CpuBackend::new(config).unwrap().with_times(times);
         let shape = GraphShape {
             n_tokens,
             n_outputs: 1,

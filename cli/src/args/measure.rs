@@ -40,10 +40,12 @@ pub(crate) struct KlArgs {
 Each repetition evaluates a prompt of -p tokens, and then, apart from it, -n tokens one by one; both
 after --depth tokens that are not counted. One repetition before the first, from no depth, is not
 counted either. Of several --seqs the tokens of all are counted, and a step generates one for each.
+With --times what is outside of all steps is the engine's: choosing cells, copying logits.
 
 Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 -t 8
   cellar bench -m MODEL.gguf -p 0 -n 128 --depth 4096 -r 3 --json
+  cellar bench -m MODEL.gguf --times
   cellar bench -m MODEL.gguf -p 0 -n 32 --depth 2048 --seqs 16 --share-depth")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
@@ -71,6 +73,9 @@ pub(crate) struct BenchArgs {
     /// Let all sequences share the tokens of --depth, as they do a system prompt
     #[arg(long, requires_all = ["seqs", "depth"])]
     pub(crate) share_depth: bool,
+    /// Tell where the time goes, by kinds of steps: matrices, attention, …
+    #[arg(long)]
+    pub(crate) times: bool,
     /// One JSON object
     #[arg(long)]
     pub(crate) json: bool,

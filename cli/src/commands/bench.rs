@@ -1,14 +1,17 @@
 //! `cellar bench`: how many tokens a second, prompt and generation apart.
 
 mod load;
+mod times;
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 use engine::EngineConfig;
 use kv_core::KvType;
 use kv_core::backend::Backend;
 use kv_core::memory::Streams;
+use kv_cpu::StepTimes;
 use serde::Serialize;
 
 use crate::args::BenchArgs;
@@ -17,6 +20,7 @@ use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
 use load::{Depth, Load};
+use times::{KindReport, Measured};
 
 /// What `--json` prints. A measurement that was left out is absent.
 #[derive(Debug, Serialize)]
@@ -35,6 +39,10 @@ struct Report {
     prompt_tokens_per_second: Option<Spread>,
     #[serde(skip_serializing_if = "Option::is_none")]
     generation_tokens_per_second: Option<Spread>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_steps: Option<Vec<KindReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation_steps: Option<Vec<KindReport>>,
 }
 
 /// Of several measurements.
@@ -49,7 +57,8 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     if args.prompt == 0 && args.predict == 0 {
         return usage("-p 0 and -n 0 leave nothing to measure");
     }
-    let mut load = Load::new(args);
+    let times = args.times.then(Arc::<StepTimes>::default);
+    let mut load = Load::new(args, times.clone());
     let n_needed = match resolve::engine_config(&args.engine, KvType::F16).streams {
         Streams::PerSequence => load.cells_of_one(),
         Streams::Shared => load.cells_of_all(),
@@ -75,19 +84,23 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         n_seqs: args.seqs,
         ..resolve::engine_config(&args.engine, KvType::F16)
     };
-    let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    let mut engine = resolve::open_watched_engine(&file, (&args.engine, &config), times)?;
     let loaded = started.elapsed();
 
     let progress = Progress::spinner("measuring");
     load.warm_up(&mut engine)?;
-    let mut paces = (Vec::new(), Vec::new());
+    let mut paces = [Vec::new(), Vec::new()];
+    let mut phases = [Measured::default(), Measured::default()];
     for _ in 0..args.reps {
-        let (prompt, generation) = load.repetition(&mut engine)?;
-        paces.0.extend(prompt.tokens_per_second());
-        paces.1.extend(generation.tokens_per_second());
+        for (at, measured) in load.repetition(&mut engine)?.into_iter().enumerate() {
+            paces[at].extend(measured.pace.tokens_per_second());
+            phases[at].add(measured);
+        }
     }
     drop(progress);
     let info = engine.backend().info();
+    let [prompt_pace, generation_pace] = paces.map(Spread::of);
+    let [prompt_steps, generation_steps] = phases.map(|phase| phase.report());
     let report = Report {
         model: source.name(),
         backend: info.name,
@@ -99,8 +112,10 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         depth_tokens: load.depth_tokens(),
         reps: args.reps,
         load_ms: loaded.as_secs_f64() * 1e3,
-        prompt_tokens_per_second: Spread::of(paces.0),
-        generation_tokens_per_second: Spread::of(paces.1),
+        prompt_tokens_per_second: prompt_pace,
+        generation_tokens_per_second: generation_pace,
+        prompt_steps,
+        generation_steps,
     };
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
@@ -150,6 +165,14 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
                 out,
                 "  {name:10} {n:6} tokens  min {min:.2}  median {median:.2}  max {max:.2}"
             )?;
+        }
+    }
+    for (name, kinds) in [
+        ("prompt", &report.prompt_steps),
+        ("generation", &report.generation_steps),
+    ] {
+        if let Some(kinds) = kinds {
+            times::print(name, kinds, out)?;
         }
     }
     Ok(())

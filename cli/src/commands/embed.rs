@@ -37,7 +37,8 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
         },
         n_batch: args.batch,
     };
-    let backend = resolve::open_backend(args.backend, args.threads, args.activations, args.repack)?;
+    let (name, activations) = (args.backend, args.activations);
+    let backend = resolve::open_backend(name, args.threads, activations, args.repack, None)?;
     let mut embedder = Embedder::new(backend, &file, &config).map_err(with_advice)?;
     let tokens = embedder
         .tokens(file.tokenizer(), &texts)

@@ -13,6 +13,7 @@ use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::{OutputColumns, SharedOutput};
 use crate::plan::{Before, Buf, Gated, Product, Step};
+use crate::times::StepKind;
 use crate::values::Frame;
 
 use super::{ChangeBy, ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, gate, piece};
@@ -114,6 +115,7 @@ impl Run<'_> {
             return Ok(());
         }
         self.prepare((x, before), products)?;
+        self.watch.lap(|| (StepKind::Rounding, 0));
         // SAFETY: the plan lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;

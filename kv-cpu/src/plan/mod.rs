@@ -6,6 +6,7 @@
 //! reads. Knows nothing of threads or of how steps are computed.
 
 mod beside;
+mod measured;
 mod place;
 mod resolve;
 mod visit;

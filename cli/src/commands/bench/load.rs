@@ -2,6 +2,7 @@
 //!
 //! Invariant: prompt and generation begin at the same depth. Knows nothing of reports.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineError, Pace};
@@ -9,8 +10,10 @@ use kv_core::backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::memory::Seqs;
 use kv_core::{Pos, PosRange, SeqId, TokenId};
+use kv_cpu::StepTimes;
 use serde::Serialize;
 
+use super::times::Measured;
 use crate::args::BenchArgs;
 
 /// Whose tokens are in the memory before the measurement.
@@ -31,16 +34,19 @@ pub(super) struct Load<'a> {
     /// Of ids that look nothing like each other.
     state: u64,
     n_vocab: u64,
+    /// What the backend counts, where it does.
+    times: Option<Arc<StepTimes>>,
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(args: &'a BenchArgs) -> Self {
+    pub(super) fn new(args: &'a BenchArgs, times: Option<Arc<StepTimes>>) -> Self {
         let (state, n_vocab) = (1, 1);
         Self {
             args,
             depth: args.depth,
             state,
             n_vocab,
+            times,
         }
     }
 
@@ -79,24 +85,26 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// How fast prompts and generation were.
+    /// How fast a prompt and generation were.
     pub(super) fn repetition(
         &mut self,
         engine: &mut Engine<BoxedBackend>,
-    ) -> anyhow::Result<(Pace, Pace)> {
+    ) -> anyhow::Result<[Measured; 2]> {
         let (n_prompt, n_predict) = (self.args.prompt, self.args.predict);
-        let mut paces = (Pace::default(), Pace::default());
+        let mut phases = [Measured::default(), Measured::default()];
         self.n_vocab = engine.settings().rules.n_vocab.max(1).into();
         self.sink(engine)?;
         if n_prompt > 0 {
+            self.forget_times();
             let time = self.feed(engine, self.args.seqs, n_prompt)?;
-            paces.0.add(self.n_tokens(n_prompt), time);
+            phases[0] = self.measured(n_prompt, time);
             let above = PosRange::from(Pos(self.depth)..);
             // A recurrent state cannot go back so far: it is made again.
             if engine.remove(Seqs::All, above).is_err() {
                 self.sink(engine)?;
             }
         }
+        self.forget_times();
         let started = Instant::now();
         for _ in 0..n_predict {
             let mut batch = Batch::new();
@@ -108,12 +116,23 @@ impl<'a> Load<'a> {
             }
             engine.decode(&batch)?;
         }
-        paces.1.add(self.n_tokens(n_predict), started.elapsed());
-        Ok(paces)
+        phases[1] = self.measured(n_predict, started.elapsed());
+        Ok(phases)
     }
 
-    fn n_tokens(&self, of_each: u32) -> usize {
-        self.args.seqs as usize * of_each as usize
+    /// What was measured since times were forgotten, of so many tokens of each sequence.
+    fn measured(&self, of_each: u32, time: Duration) -> Measured {
+        let n_tokens = self.args.seqs as usize * of_each as usize;
+        Measured {
+            pace: Pace { n_tokens, time },
+            steps: self.times.as_ref().map_or_else(Vec::new, |t| t.take()),
+        }
+    }
+
+    fn forget_times(&self) {
+        if let Some(times) = &self.times {
+            times.take();
+        }
     }
 
     /// Forgets everything, and brings all sequences to the depth.

@@ -1,0 +1,112 @@
+//! Where the time of runs goes: what is counted for which kind of steps, and that counting changes no result.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kv_core::backend::Backend;
+use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
+use kv_core::graph::{GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::{KvType, Window};
+use kv_cpu::{CpuBackend, CpuConfig, StepKind, StepTime, StepTimes};
+
+/// The logits of some tokens of the tiny model, and what was counted meanwhile.
+fn tiny(times: Option<Arc<StepTimes>>) -> Vec<f32> {
+    let memory = AttentionMemory {
+        kv_heads: 2,
+        k_dim: 16,
+        v_dim: 16,
+        window: Window::Full,
+    };
+    let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
+    let layout = RowLayout::new(&map, &[64], KvType::F16).unwrap();
+    let mut backend = CpuBackend::new(CpuConfig::default()).unwrap();
+    if let Some(times) = times {
+        backend = backend.with_times(times);
+    }
+    let graph = tiny_llama(GraphShape {
+        n_tokens: 5,
+        n_outputs: 1,
+    });
+    let weights = backend.load_weights(tiny_weights(&graph, 1)).unwrap();
+    let mut program = backend.compile(&graph, &weights, &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let token = |i| Token {
+        id: i,
+        text: 0,
+        pos: i,
+        cell: i,
+    };
+    let tokens: Vec<Token> = (0..5).map(token).collect();
+    let step = Scene::default().step(&tokens, Window::Full, &[4]);
+    let mut outputs = GraphOutputs::default();
+    backend
+        .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+        .unwrap();
+    outputs.values.swap_remove(0)
+}
+
+#[test]
+fn kinds_of_a_model_add_up_to_no_more_than_the_run() {
+    let times = Arc::<StepTimes>::default();
+    let started = Instant::now();
+    let watched = tiny(Some(Arc::clone(&times)));
+    let whole = started.elapsed();
+    assert_eq!(watched, tiny(None));
+    let kinds = times.take();
+    for kind in [
+        StepKind::Matrices,
+        StepKind::Attention,
+        StepKind::Storing,
+        StepKind::Embedding,
+        StepKind::Elementwise,
+    ] {
+        assert!(kinds.iter().any(|(k, _)| *k == kind), "{kind}: {kinds:?}");
+    }
+    for kind in [StepKind::Recurrence, StepKind::Experts, StepKind::Custom] {
+        assert!(kinds.iter().all(|(k, _)| *k != kind), "{kind}: {kinds:?}");
+    }
+    let sum = kinds.iter().map(|(_, t)| t.time).sum();
+    assert!(whole >= sum, "{whole:?}: {kinds:?}");
+    assert_eq!(times.take(), []);
+}
+
+#[test]
+fn bytes_of_matrices_count_once_a_step() {
+    let mut b = GraphBuilder::new(GraphShape {
+        n_tokens: 3,
+        n_outputs: 3,
+    });
+    let x = b.input(Input::Embeddings { dim: 64 }).unwrap();
+    let up = b.linear("up", x, "up.w", 96).unwrap();
+    let down = b.linear("down", up, "down.w", 64).unwrap();
+    let graph = b.finish(&[down]).unwrap();
+    let times = Arc::<StepTimes>::default();
+    let backend = CpuBackend::new(CpuConfig::default()).unwrap();
+    let backend = backend.with_times(Arc::clone(&times));
+    let layout = RowLayout::default();
+    let weights = backend.load_weights(tiny_weights(&graph, 1)).unwrap();
+    let mut program = backend.compile(&graph, &weights, &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let embeddings = [0.5; 3 * 64];
+    let inputs = GraphInputs {
+        embeddings: &embeddings,
+        ..GraphInputs::default()
+    };
+    let mut outputs = GraphOutputs::default();
+    for n_runs in [1, 2] {
+        for _ in 0..n_runs {
+            backend
+                .run(&mut program, &mut rows, &inputs, &mut outputs)
+                .unwrap();
+        }
+        let bytes = |(kind, time): (StepKind, StepTime)| {
+            (kind == StepKind::Matrices).then_some(time.weight_bytes)
+        };
+        let counted: Vec<u64> = times.take().into_iter().filter_map(bytes).collect();
+        // Two matrices of single precision.
+        assert_eq!(counted, [n_runs * 2 * 64 * 96 * 4]);
+    }
+}
