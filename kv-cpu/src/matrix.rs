@@ -130,7 +130,7 @@ impl Matrix {
     /// Where the first row begins.
     pub(crate) fn start(&self) -> *const u8 {
         let repacked = self.repacked.as_ref();
-        let repacked = repacked.and_then(|r| r.rows(&self.weight, 0..self.n_rows));
+        let repacked = repacked.and_then(|r| r.rows(&self.weight, 0..r.n_rows()));
         repacked.map_or(self.weight.bytes().as_ptr(), |rows| rows.bytes.as_ptr())
     }
 
@@ -166,7 +166,8 @@ impl Matrix {
             (1, _) | (_, Activations::Int8(_)) => outs.len(),
             _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1)).max(1),
         };
-        for rows in steps(outs, rows_at_once) {
+        let parts = self.parts(outs).into_iter();
+        for rows in parts.flat_map(|part| steps(part, rows_at_once)) {
             let Some(weights) = self.weight_rows(rows, acts) else {
                 break;
             };
@@ -209,6 +210,13 @@ impl Matrix {
         };
         kv_core::block::dequantize(self.weight.format(), bytes, out);
         Ok(())
+    }
+
+    /// Those of some rows that are repacked, if any are or will be, and those after them.
+    fn parts(&self, rows: Range<usize>) -> [Range<usize>; 2] {
+        let n_repacked = self.repacked.as_ref().map_or(0, Repacked::n_rows);
+        let middle = n_repacked.clamp(rows.start, rows.end);
+        [rows.start..middle, middle..rows.end]
     }
 
     /// Some rows as these activations are multiplied with.

@@ -64,6 +64,8 @@ const WORTH_LARGE_PAGES: usize = 8 << 20;
 struct Form {
     /// How they were repacked; not where they lie as they are stored.
     fns: Option<&'static RepackFns>,
+    /// How many, from the first one on: all that lie side by side with others.
+    n_rows: usize,
     /// Bytes of a row, on average.
     row_bytes: usize,
 }
@@ -75,12 +77,23 @@ impl Form {
             return None;
         };
         let row_bytes = |fns: &RepackFns| (fns.row_bytes)(weight.format(), weight.n_columns());
-        let fns = fns.filter(|f| n_out.is_multiple_of(f.at_once) && row_bytes(f) > 0);
-        let row_bytes = match fns {
-            Some(fns) => row_bytes(fns),
-            None => weight.format().row_bytes(weight.n_columns())?,
+        // The rows of a matrix for each expert have to be whole.
+        let has_one = n_out == weight.n_rows();
+        let fits = |f: &RepackFns| match n_out % f.at_once {
+            0 => true,
+            _ => has_one && n_out > f.at_once,
         };
-        (n_out > 0 && row_bytes > 0).then_some(Self { fns, row_bytes })
+        let fns = fns.filter(|f| fits(f) && row_bytes(f) > 0);
+        let n_rows = weight.n_rows();
+        let (n_rows, row_bytes) = match fns {
+            Some(fns) => (n_rows / fns.at_once * fns.at_once, row_bytes(fns)),
+            None => (n_rows, weight.format().row_bytes(weight.n_columns())?),
+        };
+        (n_out > 0 && row_bytes > 0).then_some(Self {
+            fns,
+            n_rows,
+            row_bytes,
+        })
     }
 
     fn arrangement(&self) -> Arrangement {
@@ -95,9 +108,9 @@ impl Form {
         self.fns.map_or(1, |fns| fns.at_once)
     }
 
-    /// Bytes of all rows, whole lines.
-    fn n_bytes(&self, weight: &Weight) -> usize {
-        (weight.n_rows() * self.row_bytes).next_multiple_of(LINE)
+    /// Bytes of all of these rows, whole lines.
+    fn n_bytes(&self) -> usize {
+        (self.n_rows * self.row_bytes).next_multiple_of(LINE)
     }
 }
 
@@ -114,11 +127,18 @@ pub(crate) struct Repacked {
 }
 
 impl Repacked {
-    /// Some of these rows, or `None` where there are no such rows, or that would part rows that lie side by side.
+    /// How many rows these are; the weight may have a few after them, which are read as they are stored.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Those of some of the weight's rows that are among these, or `None` where there are none, or that would part rows that
+    /// lie side by side.
     pub(crate) fn part(&self, rows: Range<usize>) -> Option<Self> {
+        let rows = rows.start..rows.end.min(self.n_rows());
         Some(Self {
             memory: Arc::clone(&self.memory),
-            rows: self.range(rows)?,
+            rows: self.range(rows).filter(|rows| !rows.is_empty())?,
             ..*self
         })
     }
@@ -195,7 +215,7 @@ impl Piece {
         let step = (BYTES_PER_TASK / form.row_bytes)
             .max(1)
             .next_multiple_of(form.at_once());
-        let (weight, n_rows, n_bytes) = (Arc::clone(weight), weight.n_rows(), form.n_bytes(weight));
+        let (weight, n_rows, n_bytes) = (Arc::clone(weight), form.n_rows, form.n_bytes());
         (0..n_rows).step_by(step).map(move |first| {
             let rows = first..n_rows.min(first + step);
             let end = match rows.end == n_rows {
@@ -336,7 +356,7 @@ impl RepackedWeights {
             weights.extend(form);
         }
         let n_bytes =
-            |weights: &[(Arc<Weight>, Form)]| weights.iter().map(|(w, f)| f.n_bytes(w)).sum();
+            |weights: &[(Arc<Weight>, Form)]| weights.iter().map(|(_, f)| f.n_bytes()).sum();
         if n_bytes(&weights) < WORTH_LARGE_PAGES || !HAS_LARGE_PAGES {
             weights.retain(|(_, form)| form.fns.is_some());
         }
@@ -350,10 +370,10 @@ impl RepackedWeights {
             let repacked = Repacked {
                 memory: Arc::clone(&memory),
                 start,
-                rows: 0..weight.n_rows(),
+                rows: 0..form.n_rows,
                 form,
             };
-            start += form.n_bytes(&weight);
+            start += form.n_bytes();
             all.insert(weight.name().to_owned(), repacked);
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -89,7 +89,7 @@ impl WeightRows<'_> {
 
 /// How weights are repacked for an instruction set.
 pub(crate) struct RepackFns {
-    /// Rows that are side by side; all matrices have a multiple of it.
+    /// Rows that are side by side; what a matrix has after the last multiple of it stays as it is stored.
     pub(crate) at_once: usize,
     /// Bytes of a repacked row of so many columns, on average; 0 for formats that stay as they are.
     pub(crate) row_bytes: fn(BlockFormat, usize) -> usize,
