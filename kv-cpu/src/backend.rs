@@ -21,7 +21,7 @@ use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Team;
-use crate::times::{StepTimes, Watch};
+use crate::times::StepTimes;
 use crate::validate;
 use crate::values::SharedValues;
 use crate::weights::{ActivationChoice, CpuWeights};
@@ -189,8 +189,8 @@ impl Backend for CpuBackend {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError> {
-        let watch = Watch::start(self.times.as_deref());
-        program.run((self.kernels, &self.team, watch), rows, (inputs, outputs))
+        let by = (self.kernels, &self.team, self.times.as_deref());
+        program.run(by, rows, (inputs, outputs))
     }
 
     fn store_rows(&self, rows: &mut CpuRows, args: StoreRows<'_>) -> Result<(), BackendError> {

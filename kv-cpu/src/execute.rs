@@ -31,8 +31,9 @@ pub(crate) use products::{gated_len, pieces_of};
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
 pub(crate) const VALUES_PER_TASK: usize = 8192;
-/// Tasks for each thread, so that one that was put aside leaves most of its share to others.
-const TASKS_PER_THREAD: usize = 4;
+/// Tasks for each thread, so that one that was put aside leaves most of its share to others, and all are done at about the
+/// same time.
+const TASKS_PER_THREAD: usize = 10;
 /// Weight rows of a task come in multiples of this: outputs of two tasks share no cache line.
 const ROWS_STEP: usize = 16;
 

@@ -18,7 +18,7 @@ use crate::plan::{Before, PlainStep, Plan, Step};
 use crate::repack::RepackedWeights;
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
-use crate::times::{StepKind, Watch};
+use crate::times::{StepKind, StepTimes, Watch};
 use crate::validate;
 use crate::values::{Frame, SharedValues};
 
@@ -155,7 +155,7 @@ impl CpuProgram {
 
     pub(crate) fn run(
         &mut self,
-        (kernels, team, mut watch): (&Kernels, &Team, Watch<'_>),
+        (kernels, team, times): (&Kernels, &Team, Option<&StepTimes>),
         rows: &mut CpuRows,
         (inputs, outputs): (&GraphInputs<'_>, &mut GraphOutputs),
     ) -> Result<(), BackendError> {
@@ -176,6 +176,7 @@ impl CpuProgram {
         validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
         validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
         let mut lead = team.lead();
+        let mut watch = Watch::start(times);
         self.repacked.begin_run(&mut lead)?;
         watch.lap(|| (StepKind::Repacking, 0));
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());

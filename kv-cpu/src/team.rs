@@ -1,9 +1,12 @@
 //! [`Team`]: a leader (whoever calls) and helper threads that share the tasks of a job.
 //!
 //! Invariant: helpers are only ever *help*. The leader alone could finish every job; tasks are
-//! taken one by one from a counter, so a helper that the system has put aside delays a job by its
+//! taken one by one from counters, so a helper that the system has put aside delays a job by its
 //! present task at most, and one that has not begun does not delay it at all. Helpers spin for
 //! [`SPIN`] after a job, then sleep: an idle team burns nothing. Knows nothing of what is computed.
+//!
+//! Each thread has a counter of its own, over neighbouring tasks: what one asks the memory for ahead of time is what
+//! the next one reads. Who has none left takes what others have not begun.
 //!
 //! # Why this is right
 //!
@@ -12,7 +15,7 @@
 //!
 //! - A helper enters by a compare-and-swap on an open word that adds 1; it leaves by subtracting 1.
 //!   So it reads `job` only between entering and leaving.
-//! - The leader closes the word when the counter has run out, then waits until nobody is inside;
+//! - The leader closes the word when the counters have run out, then waits until nobody is inside;
 //!   only then does it return, and only then may the next `job` be written. Nobody can enter a
 //!   closed word. So `job` is never written while somebody reads it, and what a job borrows
 //!   outlives every access.
@@ -31,6 +34,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,7 +50,7 @@ use crate::storage::LINE;
 /// steps of one run, shorter than anybody would notice.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Bytes of a piece that are asked for at most (some stay in the second-level cache beside all that a
+/// Bytes of a share that are asked for at most (some stay in the second-level cache beside all that a
 /// job works on), and between two looks for a job.
 const MOST_ASKED: usize = 128 * 1024;
 const ASKED_AT_ONCE: usize = 8 * LINE;
@@ -68,17 +72,17 @@ struct Job {
 #[repr(align(128))]
 struct OwnLine<T>(T);
 
-/// What the next job but small ones reads: weights, of which each thread takes a piece first.
+/// What the next job but small ones reads: weights, of which each thread takes a share.
 ///
 /// Whoever waits asks for its piece meanwhile. Nothing depends on these numbers, so they need no order:
 /// any address may be asked for.
 #[derive(Default)]
 struct Soon {
     start: AtomicUsize,
-    piece: AtomicUsize,
+    share: AtomicUsize,
 }
 
-/// How much of its piece a thread has asked for.
+/// How much of its share a thread has asked for.
 #[derive(Default)]
 struct Asked {
     /// Of which memory.
@@ -87,16 +91,16 @@ struct Asked {
 }
 
 impl Soon {
-    /// Asks for a little more of a thread's piece; says whether there was more.
+    /// Asks for a little more of a thread's share; says whether there was more.
     fn ask(&self, thread: usize, asked: &mut Asked) -> bool {
         let start = self.start.load(Ordering::Relaxed);
         if asked.start != start {
             *asked = Asked { start, n_bytes: 0 };
         }
-        let piece = self.piece.load(Ordering::Relaxed);
-        let is_more = asked.n_bytes < piece.min(MOST_ASKED);
+        let share = self.share.load(Ordering::Relaxed);
+        let is_more = asked.n_bytes < share.min(MOST_ASKED);
         if is_more {
-            let at = start + thread * piece + asked.n_bytes;
+            let at = start + thread * share + asked.n_bytes;
             for line in (0..ASKED_AT_ONCE).step_by(LINE) {
                 fetch_to_second(at.wrapping_add(line) as *const u8);
             }
@@ -109,7 +113,8 @@ impl Soon {
 struct Shared {
     soon: Soon,
     state: OwnLine<AtomicU64>,
-    next: OwnLine<AtomicUsize>,
+    /// For each thread, the next task of its share.
+    next: Box<[OwnLine<AtomicUsize>]>,
     job: UnsafeCell<Option<Job>>,
     n_sleeping: AtomicUsize,
     stop: AtomicBool,
@@ -141,7 +146,9 @@ impl Team {
         let shared = Arc::new(Shared {
             soon: Soon::default(),
             state: OwnLine(AtomicU64::new(0)),
-            next: OwnLine(AtomicUsize::new(0)),
+            next: (0..n_threads.get())
+                .map(|_| OwnLine(AtomicUsize::new(0)))
+                .collect(),
             job: UnsafeCell::new(None),
             n_sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -229,10 +236,10 @@ impl Lead<'_> {
         self.team.n_threads()
     }
 
-    /// Says what is read soon: thread `i` begins `i * piece` bytes from `start` on.
-    pub(crate) fn soon(&self, start: *const u8, piece: usize) {
+    /// Says what is read soon: thread `i` begins about `i * share` bytes from `start` on.
+    pub(crate) fn soon(&self, start: *const u8, share: usize) {
         let soon = &self.team.shared.soon;
-        soon.piece.store(piece, Ordering::Relaxed);
+        soon.share.store(share, Ordering::Relaxed);
         soon.start.store(start as usize, Ordering::Relaxed);
     }
 
@@ -245,7 +252,10 @@ impl Lead<'_> {
         // SAFETY: the last job is closed and nobody is inside; only the leader opens jobs, and the
         // guard in `self` makes this the only leader.
         unsafe { *shared.job.get() = Some(Job { task, n_tasks }) };
-        shared.next.0.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.next.iter().enumerate() {
+            let first = share_of(n_tasks, (thread, shared.next.len())).start;
+            next.0.store(first, Ordering::Relaxed);
+        }
         let number = shared.state.0.load(Ordering::Relaxed) & !(OPEN | INSIDE);
         shared
             .state
@@ -276,14 +286,20 @@ impl Shared {
         };
         // SAFETY: the leader does not return before all have left, so the task is still there.
         let task = unsafe { &*task };
+        let n_threads = self.next.len();
         self.guard(|| {
-            loop {
-                let at = self.next.0.fetch_add(1, Ordering::Relaxed);
-                if at >= n_tasks {
-                    return Ok(());
+            // First its own share, then what others have left of theirs.
+            for of in (thread..n_threads).chain(0..thread) {
+                let (next, end) = (&self.next[of].0, share_of(n_tasks, (of, n_threads)).end);
+                // A look first: of what is used up nothing is written.
+                while next.load(Ordering::Relaxed) < end {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    if at < end {
+                        task(thread, at)?;
+                    }
                 }
-                task(thread, at)?;
             }
+            Ok(())
         });
     }
 
@@ -317,6 +333,11 @@ impl Shared {
         }
         false
     }
+}
+
+/// The tasks that a thread takes first: neighbours, because one asks for what the next one reads.
+fn share_of(n_tasks: usize, (thread, n_threads): (usize, usize)) -> Range<usize> {
+    thread * n_tasks / n_threads..(thread + 1) * n_tasks / n_threads
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {
@@ -391,6 +412,45 @@ mod tests {
                 assert!(done.iter().enumerate().all(once));
             }
         }
+    }
+
+    #[test]
+    fn shares_are_neighbours_and_all_there_is() {
+        for n_threads in 1..6 {
+            for n_tasks in 0..40 {
+                let shares = (0..n_threads).map(|thread| share_of(n_tasks, (thread, n_threads)));
+                let shares: Vec<Range<usize>> = shares.collect();
+                assert!(shares.iter().cloned().flatten().eq(0..n_tasks));
+                let (least, most) = (n_tasks / n_threads, n_tasks.div_ceil(n_threads));
+                assert!(shares.iter().all(|s| s.len() == least || s.len() == most));
+            }
+        }
+    }
+
+    #[test]
+    fn what_others_have_not_begun_is_taken() {
+        // Two helpers are kept in their first tasks until the leader has done all others.
+        let team = team(3);
+        let (n_tasks, n_kept) = (30, AtomicUsize::new(0));
+        let by_leader = AtomicUsize::new(0);
+        let task = |thread: usize, _| {
+            let start = Instant::now();
+            let is_open = || start.elapsed() < Duration::from_secs(20);
+            if thread > 0 {
+                n_kept.fetch_add(1, Ordering::SeqCst);
+                while by_leader.load(Ordering::SeqCst) < n_tasks - 2 && is_open() {
+                    thread::yield_now();
+                }
+            } else {
+                while n_kept.load(Ordering::SeqCst) < 2 && is_open() {
+                    thread::yield_now();
+                }
+                by_leader.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(())
+        };
+        team.lead().each(n_tasks, &task).unwrap();
+        assert_eq!(by_leader.load(Ordering::SeqCst), n_tasks - 2);
     }
 
     #[test]

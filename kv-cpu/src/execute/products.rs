@@ -40,13 +40,17 @@ enum RowBefore<'a> {
 impl Run<'_> {
     /// Lets whoever waits ask for the weights that are multiplied next.
     pub(crate) fn ask_for_first_of(&self, steps: &[Step<Buf>]) {
-        let first = steps.iter().find_map(|step| match step {
-            Step::Linear { x, products, .. } => products.first().map(|p| (&p.matrix, x.rows)),
+        let next = steps.iter().find_map(|step| match step {
+            Step::Linear { x, products, .. } => products.first().map(|p| (p, x.rows, products)),
             _ => None,
         });
-        if let Some((matrix, n_tokens)) = first {
-            let (_, step) = pieces_of(matrix, n_tokens, self.n_threads);
-            self.lead.soon(matrix.start(), step * matrix.row_bytes());
+        if let Some((first, n_tokens, products)) = next {
+            let pieces = |p: &Product<Buf>| pieces_of(&p.matrix, n_tokens, self.n_threads);
+            let n_tasks: usize = products.iter().map(|p| pieces(p).0).sum();
+            let (n_first, step) = pieces(first);
+            let n_rows = (n_tasks / self.n_threads).min(n_first) * step;
+            let matrix = &first.matrix;
+            self.lead.soon(matrix.start(), n_rows * matrix.row_bytes());
         }
     }
 

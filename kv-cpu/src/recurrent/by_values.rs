@@ -3,6 +3,7 @@
 //!
 //! Knows nothing of sequences.
 
+use super::fetch_ahead;
 use super::scan::{Narrow, Rule, Scan, Tile};
 use super::tile::TileRows;
 use crate::kernels::{Decay, LANES};
@@ -37,9 +38,11 @@ impl Rule for ScanWeights {
             }
         }
         let first = own.start / LANES * n;
+        let rates = &scan.rule.rates[first..first + n];
+        fetch_ahead(rates.as_ptr().cast(), n * LANES);
         let decay = Decay::PerValue {
             steps: steps.rows(),
-            rates: &scan.rule.rates[first..first + n],
+            rates,
         };
         let narrow = Narrow {
             first: 0,

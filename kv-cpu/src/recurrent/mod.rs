@@ -15,11 +15,26 @@ use std::ops::Range;
 use kv_core::CellIdx;
 use kv_core::graph::StateGroup;
 
-use crate::kernels::fetch::fetch_bytes;
+use crate::kernels::fetch::Level;
 use crate::values::SharedValues;
 
 pub(crate) use conv::Convolution;
 pub(crate) use scan::{Rule, Scan};
+
+/// Values between asking for something that is read from beginning to end and reading it: some hundred nanoseconds of a tile's
+/// work.
+const AHEAD: usize = 1024;
+
+/// Asks for as many values as a piece that begins here has, [`AHEAD`] or the whole piece further on.
+fn fetch_ahead(piece: *const f32, len: usize) {
+    let from = piece.wrapping_add(AHEAD.max(len));
+    Level::of_streams().fetch(from.cast(), len * size_of::<f32>());
+}
+
+/// Asks for what [`fetch_ahead`] would have asked for before the first piece.
+fn fetch_first(piece: *const f32) {
+    Level::of_streams().fetch(piece.cast(), AHEAD * size_of::<f32>());
+}
 
 /// What a recurrent layer does to its channels, each by itself.
 pub(crate) trait Channels: Sync {
@@ -38,11 +53,21 @@ pub(crate) struct States<'a> {
 }
 
 impl States<'_> {
-    /// Asks for what comes after a piece of a row, which is most likely taken next.
-    fn fetch_next(self, row: CellIdx, piece: &Range<usize>) {
-        let at = row.as_usize() * self.row_len + piece.end;
-        let from = self.values.start().wrapping_add(at);
-        fetch_bytes(from.cast(), piece.len() * size_of::<f32>());
+    /// Asks for what comes some way after a piece of a row, which is most likely taken soon.
+    fn fetch_ahead(self, row: CellIdx, piece: &Range<usize>) {
+        let at = row.as_usize() * self.row_len + piece.start;
+        fetch_ahead(self.values.start().wrapping_add(at), piece.len());
+    }
+
+    /// Asks for what no piece before asks for: the first values from `first` on, of all groups.
+    fn fetch_first(self, groups: &[StateGroup], first: usize) {
+        for group in groups {
+            let last = group.stores.last().map(|store| store.to);
+            for row in last.into_iter().chain(group.source) {
+                let at = row.as_usize() * self.row_len + first;
+                fetch_first(self.values.start().wrapping_add(at));
+            }
+        }
     }
 
     /// Takes all groups through `advance(state, rows)`, where `state` are the values `piece` of a
@@ -64,9 +89,9 @@ impl States<'_> {
             let Some(last) = group.stores.last() else {
                 continue;
             };
-            self.fetch_next(last.to, piece);
+            self.fetch_ahead(last.to, piece);
             if let Some(row) = group.source {
-                self.fetch_next(row, piece);
+                self.fetch_ahead(row, piece);
             }
             // SAFETY: as promised: within this piece this task alone reads and writes, and the row
             // of the last state is another than the source.
