@@ -39,6 +39,8 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
         (1, _) => 2,
         _ => 1,
     };
+    /// Sums of neighbouring steps, each with a factor of its own.
+    const SUMS: usize = Self::CHUNKS / Self::SUM_CHUNKS;
 
     /// Which of the block's chunks is found `k`th.
     #[inline(always)]

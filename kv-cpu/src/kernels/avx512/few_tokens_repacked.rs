@@ -269,31 +269,27 @@ unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
     let mut totals = [_mm512_setzero_si512(); T];
     // SAFETY: as the caller promises, for all that is read of the activations.
     unsafe {
-        unrolled!(group of F::READS / F::SUM_READS => {
-            unrolled!(k of F::CHUNKS / F::SUM_CHUNKS => {
-                let first_read = group * F::SUM_READS;
-                let chunk = F::chunk(first_read, k);
-                let mut sums: [_; T] = std::array::from_fn(|t| {
-                    let first = first + t * acts.row_blocks;
-                    offset::<F, BYTES>(acts.negative_sum(F::PARTS, first, chunk))
-                });
-                unrolled!(further of F::SUM_READS => {
-                    let read = first_read + further;
-                    unrolled!(word of STEPS => {
-                        if k == 0 {
-                            ask::<F, BYTES, true>(block, read * STEPS + word);
-                        }
-                        let chunks = chunks::<F, BYTES>((block, heads), (read, word));
-                        for (i, quants) in chunks[k..].iter().enumerate().take(F::SUM_CHUNKS) {
-                            let at = F::chunk(read, k + i) * STEPS + word;
-                            add_word(*quants, at_step(acts, first, at), &mut sums);
-                        }
-                    });
-                });
-                let factor = heads.factor(chunk * F::PARTS / 2);
-                add_factored(sums, factor, &mut totals);
+        unrolled!(sum of F::READS / F::SUM_READS * F::SUMS => {
+            let (first_read, k) = (sum / F::SUMS * F::SUM_READS, sum % F::SUMS);
+            let chunk = F::chunk(first_read, k);
+            let mut sums: [_; T] = std::array::from_fn(|t| {
+                let first = first + t * acts.row_blocks;
+                offset::<F, BYTES>(acts.negative_sum(F::PARTS, first, chunk))
             });
-        });
+            unrolled!(step of F::SUM_READS * STEPS => {
+                let (read, word) = (first_read + step / STEPS, step % STEPS);
+                if k == 0 {
+                    ask::<F, BYTES, true>(block, read * STEPS + word);
+                }
+                let chunks = chunks::<F, BYTES>((block, heads), (read, word));
+                for (i, quants) in chunks[k..].iter().enumerate().take(F::SUM_CHUNKS) {
+                    let at = F::chunk(read, k + i) * STEPS + word;
+                    add_word(*quants, at_step(acts, first, at), &mut sums);
+                }
+            });
+            let factor = heads.factor(chunk * F::PARTS / 2);
+            add_factored(sums, factor, &mut totals);
+        } 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         let minima = match F::MINIMA {
             true => sum_minima::<F, BYTES, T>(heads, first, acts),
             false => totals,

@@ -17,14 +17,16 @@ use crate::kernels::ahead::ask_in_order;
 use crate::kernels::fetch::Level;
 use crate::kernels::panel::Acts;
 
-/// A block for every number below a constant, which is at most eight: unrolled, so that what depends on the number
-/// (which of a head's factors a read takes) is known when it is compiled.
+/// A block for every number below a constant, which is at most eight (or as many as are listed after the block):
+/// unrolled, so that what depends on the number (which of a head's factors a read takes) is known when it is compiled.
+///
+/// Blocks within blocks multiply what is compiled: number two loops' rounds together rather than nest them.
 macro_rules! unrolled {
     ($read:ident of $n_reads:expr => $body:block) => {
         unrolled!($read of $n_reads => $body 0 1 2 3 4 5 6 7)
     };
     ($read:ident of $n_reads:expr => $body:block $($i:literal)+) => {
-        const { assert!($n_reads <= 8) };
+        const { assert!($n_reads <= [$($i),+].len()) };
         $(if $i < $n_reads {
             let $read: usize = $i;
             $body
@@ -215,7 +217,7 @@ unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
                 }
             }
             let n_sums = match read % F::SUM_READS + 1 == F::SUM_READS {
-                true => F::CHUNKS / F::SUM_CHUNKS,
+                true => F::SUMS,
                 false => 0,
             };
             for (k, sum) in sums.into_iter().enumerate().take(n_sums) {
