@@ -79,24 +79,23 @@ class Case:
             if not self.depth and self.args.generate:
                 self.matrices.append(self.matrix_speed())
 
-    def common(self):
-        return ["-m", self.model, "-p", str(self.prompt), "-n", str(self.args.generate), "-t", str(self.args.threads)]
+    def common(self, prompt):
+        return ["-m", self.model, "-p", str(prompt), "-n", str(self.args.generate), "-t", str(self.args.threads)]
 
     def cellar(self):
         depth = ["--depth", str(self.depth)] if self.depth else []
         kv_type = ["--kv-type", self.args.kv_type] if self.args.kv_type else []
-        return cellar_bench(self.args, [*self.common(), *depth, *kv_type])
+        return cellar_bench(self.args, [*self.common(self.prompt), *depth, *kv_type])
 
     def matrix_speed(self):
         """GB of weights a second while matrices are multiplied with one token."""
-        flags = ["-m", self.model, "-p", "0", "-n", str(self.args.generate), "-t", str(self.args.threads)]
-        steps = bench_report(self.args, [*flags, "--times"])["generation_steps"]
+        steps = bench_report(self.args, [*self.common(0), "--times"])["generation_steps"]
         return next(step["weight_gb_per_second"] for step in steps if step["kind"] == "matrices")
 
     def llama(self, flags):
         depth = ["-d", str(self.depth)] if self.depth else []
         kv_type = ["-ctk", self.args.kv_type, "-ctv", self.args.kv_type] if self.args.kv_type else []
-        rows = json.loads(output([self.args.llama_bench, *self.common(), *depth, *kv_type, "-r", "1", "-o", "json", *flags]))
+        rows = json.loads(output([self.args.llama_bench, *self.common(self.prompt), *depth, *kv_type, "-r", "1", "-o", "json", *flags]))
         self.weights = multiplied(self.args.cellar, self.model)
         prompt = next((row["avg_ts"] for row in rows if row["n_gen"] == 0), None)
         return [prompt, next((row["avg_ts"] for row in rows if row["n_prompt"] == 0), None)]

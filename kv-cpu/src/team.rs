@@ -74,7 +74,7 @@ struct OwnLine<T>(T);
 
 /// What the next job but small ones reads: weights, of which each thread takes a share.
 ///
-/// Whoever waits asks for its piece meanwhile. Nothing depends on these numbers, so they need no order:
+/// Whoever waits asks for its share meanwhile. Nothing depends on these numbers, so they need no order:
 /// any address may be asked for.
 #[derive(Default)]
 struct Soon {

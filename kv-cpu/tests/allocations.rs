@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv_core::backend::Backend;
-use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
+use kv_core::contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::graph::{Graph, GraphOutputs, GraphShape};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig, StepTimes};
 
@@ -38,14 +38,7 @@ static ALLOCATOR: Counting = Counting;
 // One test only: others would allocate meanwhile.
 #[test]
 fn a_run_allocates_nothing_once_warm() {
-    let memory = AttentionMemory {
-        kv_heads: 2,
-        k_dim: 16,
-        v_dim: 16,
-        window: Window::Full,
-    };
-    let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
-    let layout = RowLayout::new(&map, &[256], KvType::F16).unwrap();
+    let layout = tiny_layout(256, KvType::F16);
     for (n_tokens, n_threads) in [(1, 1), (1, 2), (40, 2)] {
         let config = CpuConfig {
             n_threads: NonZeroUsize::new(n_threads),

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::contract::{Random, Scene, Token, in_blocks, tiny_llama, tiny_weights};
+use kv_core::contract::{Random, Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::graph::{Activation, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, Weight, WeightSource};
 use kv_core::{KvType, Window};
 use kv_cpu::activations::ActivationKind;
@@ -19,17 +19,6 @@ use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 
 const N_CELLS: usize = 256;
 const VOCAB: usize = 96;
-
-fn layout(kv_type: KvType) -> RowLayout {
-    let memory = AttentionMemory {
-        kv_heads: 2,
-        k_dim: 16,
-        v_dim: 16,
-        window: Window::Full,
-    };
-    let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
-    RowLayout::new(&map, &[N_CELLS], kv_type).unwrap()
-}
 
 fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
     let n_threads = NonZeroUsize::new(n_threads);
@@ -73,7 +62,7 @@ fn bits(
     kv_type: KvType,
     batches: &[&[Token]],
 ) -> Vec<(Token, Vec<u32>)> {
-    let layout = layout(kv_type);
+    let layout = tiny_layout(N_CELLS, kv_type);
     let loaded = backend.load_weights(Arc::clone(weights)).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let mut scene = Scene::default();

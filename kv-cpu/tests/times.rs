@@ -6,22 +6,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kv_core::backend::Backend;
-use kv_core::contract::{Scene, Token, tiny_llama, tiny_weights};
+use kv_core::contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::graph::{GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig, StepKind, StepTime, StepTimes};
 
 /// The logits of some tokens of the tiny model, and what was counted meanwhile.
 fn tiny(times: Option<Arc<StepTimes>>) -> Vec<f32> {
-    let memory = AttentionMemory {
-        kv_heads: 2,
-        k_dim: 16,
-        v_dim: 16,
-        window: Window::Full,
-    };
-    let map = LayerMap::new(vec![LayerMemory::Attention(memory); 2]);
-    let layout = RowLayout::new(&map, &[64], KvType::F16).unwrap();
+    let layout = tiny_layout(64, KvType::F16);
     let mut backend = CpuBackend::new(CpuConfig::default()).unwrap();
     if let Some(times) = times {
         backend = backend.with_times(times);

@@ -40,7 +40,7 @@ pub(crate) struct KlArgs {
 Each repetition evaluates a prompt of -p tokens, and then, apart from it, -n tokens one by one; both
 after --depth tokens that are not counted. One repetition before the first, from no depth, is not
 counted either. Of several --seqs the tokens of all are counted, and a step generates one for each.
-With --times what is outside of all steps is the engine's: choosing cells, copying logits.
+With --times what is outside of all steps is the engine's: choosing cells, preparing inputs.
 
 Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 -t 8

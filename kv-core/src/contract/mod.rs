@@ -38,7 +38,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use crate::backend::{Attend, Backend, BackendError};
 
 pub use random::Random;
-pub use scene::{Scene, Token, in_blocks, tiny_llama, tiny_weights};
+pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 
 /// How far a backend's numbers may lie from the definition's.
 ///

@@ -173,8 +173,8 @@ pub(super) const SPEC: AttendSpec = AttendSpec {
 };
 const HIDDEN: usize = 96;
 
-/// Rows for the small model.
-pub(super) fn tiny_layout(n_cells: usize, kv_type: KvType) -> RowLayout {
+/// Rows for [`tiny_llama`]: one part of `n_cells` cells, its keys and values of `kv_type`.
+pub fn tiny_layout(n_cells: usize, kv_type: KvType) -> RowLayout {
     layout(
         N_LAYERS,
         n_cells,

@@ -45,13 +45,18 @@ impl Run<'_> {
             _ => None,
         });
         if let Some((first, n_tokens, products)) = next {
-            let pieces = |p: &Product<Buf>| pieces_of(&p.matrix, n_tokens, self.n_threads);
-            let n_tasks: usize = products.iter().map(|p| pieces(p).0).sum();
-            let (n_first, step) = pieces(first);
-            let n_rows = (n_tasks / self.n_threads).min(n_first) * step;
+            let n_tasks = self.n_pieces(products, n_tokens);
             let matrix = &first.matrix;
+            let (n_first, step) = pieces_of(matrix, n_tokens, self.n_threads);
+            let n_rows = (n_tasks / self.n_threads).min(n_first) * step;
             self.lead.soon(matrix.start(), n_rows * matrix.row_bytes());
         }
+    }
+
+    /// Tasks that all products of so many rows are cut into.
+    fn n_pieces(&self, products: &[Product<Buf>], n_rows: usize) -> usize {
+        let pieces = |p: &Product<Buf>| pieces_of(&p.matrix, n_rows, self.n_threads).0;
+        products.iter().map(pieces).sum()
     }
 
     /// Prepares rows for every kind of products that is not of floats, in one go.
@@ -126,10 +131,7 @@ impl Run<'_> {
         let [blocks, long] = &*self.int8;
         let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
         let frame = self.frame;
-        let n_tasks = products
-            .iter()
-            .map(|p| pieces_of(&p.matrix, x.rows, n_threads).0)
-            .sum();
+        let n_tasks = self.n_pieces(products, x.rows);
         let acts = |matrix: &Matrix| match matrix.activation_kind() {
             ActivationKind::F32 => Activations::F32(values),
             ActivationKind::Int8 => Activations::Int8(blocks),

@@ -31,11 +31,6 @@ fn fetch_ahead(piece: *const f32, len: usize) {
     Level::of_streams().fetch(from.cast(), len * size_of::<f32>());
 }
 
-/// Asks for what [`fetch_ahead`] would have asked for before the first piece.
-fn fetch_first(piece: *const f32) {
-    Level::of_streams().fetch(piece.cast(), AHEAD * size_of::<f32>());
-}
-
 /// What a recurrent layer does to its channels, each by itself.
 pub(crate) trait Channels: Sync {
     /// Computes these channels; the first is a multiple of 16.
@@ -57,17 +52,6 @@ impl States<'_> {
     fn fetch_ahead(self, row: CellIdx, piece: &Range<usize>) {
         let at = row.as_usize() * self.row_len + piece.start;
         fetch_ahead(self.values.start().wrapping_add(at), piece.len());
-    }
-
-    /// Asks for what no piece before asks for: the first values from `first` on, of all groups.
-    fn fetch_first(self, groups: &[StateGroup], first: usize) {
-        for group in groups {
-            let last = group.stores.last().map(|store| store.to);
-            for row in last.into_iter().chain(group.source) {
-                let at = row.as_usize() * self.row_len + first;
-                fetch_first(self.values.start().wrapping_add(at));
-            }
-        }
     }
 
     /// Takes all groups through `advance(state, rows)`, where `state` are the values `piece` of a

@@ -59,7 +59,6 @@ pub(super) struct Narrow {
 impl<R: Rule> Channels for Scan<'_, R> {
     unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
         let n = self.rule.d_state();
-        self.states.fetch_first(groups, channels.start * n);
         let mut next = channels.start;
         while next < channels.end {
             let end = self.rule.tile_end(next, self.channels).min(channels.end);
