@@ -22,6 +22,8 @@ pub const BLOCK: usize = 32;
 pub const SUPER_BLOCK: usize = 8;
 /// Rows hold a multiple of this many blocks.
 pub const PADDING: usize = SUPER_BLOCK;
+/// Values that can be prepared without the rest of their row, whatever shares a scale.
+pub(crate) const PART: usize = PADDING * BLOCK;
 
 /// Rows of activations, ready to be multiplied.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +56,9 @@ pub enum ScaleSpan {
 }
 
 impl ScaleSpan {
+    /// Both.
+    pub(crate) const ALL: [Self; 2] = [Self::Block, Self::SuperBlock];
+
     /// The kind of activations that such rows are.
     pub fn kind(self) -> ActivationKind {
         match self {
@@ -230,9 +235,33 @@ impl<'a> Int8Shared<'a> {
             return;
         }
         let n = padded_blocks(self.n_columns);
-        let first = token * n;
-        // SAFETY: `token` is one of `n_tokens` rows of `n` blocks each, which the buffer that is
-        // borrowed for `'a` holds; the caller promises that nobody else uses this row meanwhile.
+        let values = &values[..values.len().min(self.n_columns)];
+        // SAFETY: `token` is one of `n_tokens` rows of `n` blocks each; the rest is promised to this function.
+        unsafe { self.prepare_blocks(kernels, (token * n, n), values) };
+    }
+
+    /// Prepares values of the first row that begin [`PART`] times `part` values after its beginning and are as many, or
+    /// those that are left.
+    ///
+    /// # Safety
+    /// While this runs, no other thread prepares the same values and nobody holds [`Int8Shared::rows`].
+    pub(crate) unsafe fn prepare_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
+        let first = part * PADDING;
+        let inside = self.n_tokens > 0 && first < padded_blocks(self.n_columns);
+        debug_assert!(inside && values.len() <= PART);
+        if inside && values.len() <= PART {
+            // SAFETY: rows are whole parts, and the first one has this part; the rest is promised to this function.
+            unsafe { self.prepare_blocks(kernels, (first, PADDING), values) };
+        }
+    }
+
+    /// Prepares `n` blocks from `first` on, in which `values` are padded with zeros.
+    ///
+    /// # Safety
+    /// There are so many blocks, which hold the values, and no other thread uses them meanwhile.
+    unsafe fn prepare_blocks(&self, kernels: &Kernels, (first, n): (usize, usize), values: &[f32]) {
+        // SAFETY: the buffer that is borrowed for `'a` holds these blocks, and the caller promises that nobody else uses
+        // them meanwhile.
         let row = unsafe {
             Int8RowMut {
                 span: self.span,
@@ -248,7 +277,6 @@ impl<'a> Int8Shared<'a> {
                 ),
             }
         };
-        let values = &values[..values.len().min(self.n_columns)];
         let used = values.len().div_ceil(BLOCK);
         row.quants[used..].fill([0; BLOCK]);
         row.scales[used..].fill(0.0);

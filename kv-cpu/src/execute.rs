@@ -3,6 +3,7 @@
 //! Invariant: how work is divided changes no bit of the result: every value is computed by one task
 //! from the same operands in the same order. Knows nothing of graphs.
 
+mod gated;
 mod plain;
 mod products;
 mod recurrent;
@@ -27,7 +28,8 @@ use crate::team::Lead;
 use crate::times::Watch;
 use crate::values::{Frame, SharedValues};
 
-pub(crate) use products::{gated_len, pieces_of};
+pub(crate) use gated::{GatedRow, gated_len};
+pub(crate) use products::{pieces_of, pieces_of_product};
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
 pub(crate) const VALUES_PER_TASK: usize = 8192;
@@ -68,6 +70,7 @@ pub(crate) struct Run<'a> {
     pub(crate) inputs: &'a GraphInputs<'a>,
     /// With a scale for every block, and long ones.
     pub(crate) int8: &'a mut [Int8Buffer; 2],
+    pub(crate) gated_row: &'a mut GatedRow,
     pub(crate) angles: &'a mut [Angles],
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],

@@ -11,7 +11,7 @@ use kv_core::layers::RowLayout;
 
 use crate::activations::{Int8Buffer, ScaleSpan};
 use crate::attend::{Scratch, Work};
-use crate::execute::{Angles, Run, gated_len, pieces_of};
+use crate::execute::{Angles, GatedRow, Run, gated_len, pieces_of_product};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
 use crate::plan::{Before, PlainStep, Plan, Step};
@@ -29,6 +29,7 @@ pub struct CpuProgram {
     layout: RowLayout,
     arena: AlignedBytes,
     int8: [Int8Buffer; 2],
+    gated_row: GatedRow,
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
     attention: Work,
@@ -66,7 +67,8 @@ impl CpuProgram {
     ) -> Result<Self, BackendError> {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
         let n_tokens = plan.n_tokens;
-        let mut int8 = [ScaleSpan::Block, ScaleSpan::SuperBlock].map(Int8Buffer::with_span);
+        let mut int8 = ScaleSpan::ALL.map(Int8Buffer::with_span);
+        let mut gated_row = GatedRow::new();
         let mut experts = ExpertBuffers::default();
         let mut attention = Work::default();
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
@@ -86,8 +88,9 @@ impl CpuProgram {
                             int8.reshape(x.rows, x.width);
                         }
                     }
+                    gated_row.begin(products);
                     for product in products.iter().filter(|p| p.gates.is_some()) {
-                        let (_, step) = pieces_of(&product.matrix, x.rows, n_threads);
+                        let (_, step) = pieces_of_product(product, x.rows, n_threads);
                         let len = gated_len(x.rows, step);
                         scratch.iter_mut().for_each(|s| s.reserve_row(len));
                     }
@@ -127,6 +130,7 @@ impl CpuProgram {
             layout: layout.clone(),
             arena,
             int8,
+            gated_row,
             angles: angles.collect(),
             scratch: scratch.into_iter().map(Mutex::new).collect(),
             attention,
@@ -195,6 +199,7 @@ impl CpuProgram {
             frame,
             inputs,
             int8: &mut self.int8,
+            gated_row: &mut self.gated_row,
             angles: &mut self.angles,
             ropes: &self.plan.ropes,
             scratch: &self.scratch,

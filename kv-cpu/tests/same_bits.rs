@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::contract::{Random, Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::graph::{Activation, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
-use kv_core::layers::RowLayout;
-use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_core::contract::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
+use kv_core::graph::{GraphOutputs, GraphShape};
+use kv_core::weights::WeightSource;
 use kv_core::{KvType, Window};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
@@ -151,71 +150,6 @@ fn any_number_of_threads() {
         for n_threads in [2, 3, 5] {
             let some = bits(&backend(isa, n_threads), &weights, KvType::F16, &batches);
             assert!(some == one, "{isa}: {n_threads} threads");
-        }
-    }
-}
-
-/// A gate of two products with biases, and a matrix after it, whose widths are no whole panel: computed together for many
-/// rows, apart for few.
-#[test]
-fn gates() {
-    for (isa, (activation, n_out)) in Isa::all_available().into_iter().flat_map(|isa| {
-        let shapes = [(Activation::Silu, 40), (Activation::GeluTanh, 224)];
-        shapes.map(|shape| (isa, shape))
-    }) {
-        let backend = backend(isa, 3);
-        let columns = 64;
-        let graph = |n_tokens: usize| {
-            let n_outputs = n_tokens;
-            let mut b = GraphBuilder::new(GraphShape {
-                n_tokens,
-                n_outputs,
-            });
-            let x = b.input(Input::Embeddings { dim: columns }).unwrap();
-            let gate = b.affine("gate", x, ("wg", Some("bg")), n_out).unwrap();
-            let up = b.affine("up", x, ("wu", Some("bu")), n_out).unwrap();
-            let gated = b.gate("gated", activation, gate, up).unwrap();
-            b.finish(&[gated]).unwrap()
-        };
-        let mut source = MemoryWeights::new();
-        let mut random = Random::new(5);
-        for (name, shape) in [
-            ("wg", vec![n_out, columns]),
-            ("wu", vec![n_out, columns]),
-            ("bg", vec![n_out]),
-            ("bu", vec![n_out]),
-        ] {
-            let values = random.values(shape.iter().product());
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            source.insert(Weight::new(name, shape, BlockFormat::F32, bytes.into()).unwrap());
-        }
-        let source: Arc<dyn WeightSource> = Arc::new(source);
-        for source in [Arc::clone(&source), in_blocks(&*source, BlockFormat::Q8_0)] {
-            let weights = backend.load_weights(source).unwrap();
-            let layout = RowLayout::default();
-            let mut rows = backend.allocate(&layout).unwrap();
-            let n_tokens = 70;
-            let x = Random::new(9).values(n_tokens * columns);
-            let mut by = |at_once: usize| -> Vec<u32> {
-                let mut all = Vec::new();
-                for x in x.chunks(at_once * columns) {
-                    let graph = graph(x.len() / columns);
-                    let mut program = backend.compile(&graph, &weights, &layout).unwrap();
-                    let inputs = GraphInputs {
-                        embeddings: x,
-                        ..GraphInputs::default()
-                    };
-                    let mut outputs = GraphOutputs::default();
-                    let run = backend.run(&mut program, &mut rows, &inputs, &mut outputs);
-                    run.unwrap();
-                    all.extend(outputs.values.iter().flatten().map(|v| v.to_bits()));
-                }
-                all
-            };
-            let whole = by(n_tokens);
-            assert!(whole.iter().any(|b| f32::from_bits(*b) != 0.0));
-            assert!(whole == by(1), "{isa} {activation}: single rows");
-            assert!(whole == by(33), "{isa} {activation}: rows by 33");
         }
     }
 }

@@ -8,14 +8,16 @@ use std::sync::PoisonError;
 
 use kv_core::backend::BackendError;
 
-use crate::activations::{ActivationKind, Activations};
+use crate::activations::{ActivationKind, Activations, Int8Buffer};
 use crate::kernels::Kernels;
+use crate::kernels::fetch::Level;
 use crate::matrix::Matrix;
-use crate::output::{OutputColumns, SharedOutput};
-use crate::plan::{Before, Buf, Gated, Product, Step};
+use crate::output::SharedOutput;
+use crate::plan::{Before, Buf, Product, Step};
 use crate::times::StepKind;
 use crate::values::Frame;
 
+use super::gated::{GatedProduct, gated_len};
 use super::{ChangeBy, ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, gate, piece};
 
 /// What [`ROWS_STEP`] is for one token, for several, whose kernels take so many rows at a time.
@@ -38,16 +40,24 @@ enum RowBefore<'a> {
 }
 
 impl Run<'_> {
-    /// Lets whoever waits ask for the weights that are multiplied next.
+    /// Lets whoever waits ask for the weights that are multiplied next, and asks for the gain before them: it comes from
+    /// memory like them, once for every token.
     pub(crate) fn ask_for_first_of(&self, steps: &[Step<Buf>]) {
         let next = steps.iter().find_map(|step| match step {
-            Step::Linear { x, products, .. } => products.first().map(|p| (p, x.rows, products)),
+            Step::Linear {
+                x,
+                before,
+                products,
+            } => products.first().map(|p| (p, x.rows, before, products)),
             _ => None,
         });
-        if let Some((first, n_tokens, products)) = next {
+        if let Some((first, n_tokens, before, products)) = next {
+            if let Before::RmsNorm { gain, .. } = before {
+                Level::Second.fetch(gain.as_ptr().cast(), size_of_val(&**gain));
+            }
             let n_tasks = self.n_pieces(products, n_tokens);
             let matrix = &first.matrix;
-            let (n_first, step) = pieces_of(matrix, n_tokens, self.n_threads);
+            let (n_first, step) = pieces_of_product(first, n_tokens, self.n_threads);
             let n_rows = (n_tasks / self.n_threads).min(n_first) * step;
             self.lead.soon(matrix.start(), n_rows * matrix.row_bytes());
         }
@@ -55,7 +65,7 @@ impl Run<'_> {
 
     /// Tasks that all products of so many rows are cut into.
     fn n_pieces(&self, products: &[Product<Buf>], n_rows: usize) -> usize {
-        let pieces = |p: &Product<Buf>| pieces_of(&p.matrix, n_rows, self.n_threads).0;
+        let pieces = |p: &Product<Buf>| pieces_of_product(p, n_rows, self.n_threads).0;
         products.iter().map(pieces).sum()
     }
 
@@ -79,7 +89,7 @@ impl Run<'_> {
         let read = |buf: Buf| unsafe { self.frame.read(buf) };
         let (values, kernels, scratch) = (read(x), self.kernels, self.scratch);
         let before = match before {
-            Before::Nothing => RowBefore::Nothing,
+            Before::Nothing | Before::Rounded => RowBefore::Nothing,
             Before::RmsNorm { gain, eps } => RowBefore::RmsNorm(gain, *eps),
             Before::Gate(activation, y) => RowBefore::Gate(gate(kernels, *activation)?, read(*y)),
         };
@@ -123,15 +133,22 @@ impl Run<'_> {
         if x.rows == 0 {
             return Ok(());
         }
-        self.prepare((x, before), products)?;
+        if !matches!(before, Before::Rounded) {
+            self.prepare((x, before), products)?;
+        }
         self.watch.lap(|| (StepKind::Rounding, 0));
         // SAFETY: the plan lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;
-        let [blocks, long] = &*self.int8;
-        let ([blocks, long], n_threads) = ([blocks.rows(), long.rows()], self.n_threads);
-        let frame = self.frame;
+        let (frame, n_threads) = (self.frame, self.n_threads);
         let n_tasks = self.n_pieces(products, x.rows);
+        let ([blocks, long], rounding) = match before {
+            Before::Rounded => (self.gated_row.rows(), None),
+            _ => {
+                let rows = self.int8.each_ref().map(Int8Buffer::rows);
+                (rows, self.gated_row.begin(products))
+            }
+        };
         let acts = |matrix: &Matrix| match matrix.activation_kind() {
             ActivationKind::F32 => Activations::F32(values),
             ActivationKind::Int8 => Activations::Int8(blocks),
@@ -140,7 +157,7 @@ impl Run<'_> {
         let scratch = self.scratch;
         let task = |thread: usize, mut task: usize| {
             for product in products {
-                let (n, step) = pieces_of(&product.matrix, x.rows, n_threads);
+                let (n, step) = pieces_of_product(product, x.rows, n_threads);
                 if task < n {
                     let columns = piece(task, step, product.matrix.n_rows());
                     let Some(gated) = &product.gates else {
@@ -151,7 +168,12 @@ impl Run<'_> {
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner);
                     let room = scratch.row(gated_len(x.rows, columns.len()));
-                    return multiply_gated(kernels, &frame, (product, gated), acts, columns, room);
+                    let product = GatedProduct {
+                        product,
+                        gated,
+                        rounding,
+                    };
+                    return product.multiply((kernels, &frame), acts, columns, room);
                 }
                 task -= n;
             }
@@ -159,6 +181,20 @@ impl Run<'_> {
         };
         self.lead.each(n_tasks, &task)
     }
+}
+
+/// As [`pieces_of`], of a product with what it gates, too.
+pub(crate) fn pieces_of_product<V>(
+    product: &Product<V>,
+    n_tokens: usize,
+    n_threads: usize,
+) -> (usize, usize) {
+    // As many tasks as one matrix after the other would be.
+    let n_matrices = match (&product.gates, n_tokens) {
+        (Some(_), 1) => 2,
+        _ => 1,
+    };
+    pieces_of(&product.matrix, n_tokens, n_matrices * n_threads)
 }
 
 /// Number of pieces of a matrix that is multiplied with `n_tokens` rows, and weight rows of each.
@@ -177,48 +213,6 @@ pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (
     };
     let step = step.next_multiple_of(multiple);
     (n_rows.div_ceil(step), step)
-}
-
-/// Values of two products that one task computes, one to gate the other.
-pub(crate) fn gated_len(n_tokens: usize, n_columns: usize) -> usize {
-    2 * n_tokens * n_columns
-}
-
-/// Some columns of one product that gates another one: computed in memory of their own, from which nothing drives them
-/// out until they are gated.
-fn multiply_gated<'a>(
-    kernels: &Kernels,
-    frame: &Frame<'_>,
-    (product, gated): (&Product<Buf>, &Gated),
-    acts: impl Fn(&Matrix) -> Activations<'a>,
-    columns: Range<usize>,
-    room: &mut [f32],
-) -> Result<(), BackendError> {
-    let n = columns.len();
-    let (gate_values, up) = room.split_at_mut(room.len() / 2);
-    let of_both = [
-        (&product.matrix, &product.bias, &mut *gate_values),
-        (&gated.matrix, &gated.bias, &mut *up),
-    ];
-    for (matrix, bias, values) in of_both {
-        let mut to = OutputColumns::alone(values, matrix.n_rows(), columns.clone());
-        matrix.multiply(kernels, acts(matrix), &mut to)?;
-        if let Some(bias) = bias {
-            let bias = &bias[columns.clone()];
-            values
-                .chunks_exact_mut(n)
-                .for_each(|row| (kernels.add)(row, bias));
-        }
-    }
-    gate(kernels, gated.activation)?(gate_values, up);
-    let out = product.out;
-    let to = frame.write(out);
-    for (row, values) in gate_values.chunks_exact(n).enumerate() {
-        let start = row * out.width + columns.start;
-        // SAFETY: these columns belong to this task.
-        unsafe { to.range(start..start + n) }.copy_from_slice(values);
-    }
-    Ok(())
 }
 
 /// Some columns of one product, with bias and residual.

@@ -19,7 +19,7 @@ use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, R
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
-use crate::activations::ActivationKind;
+use crate::activations::{ActivationKind, ScaleSpan};
 use crate::experts::Experts;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
@@ -78,6 +78,8 @@ pub(crate) struct Gated {
     pub(crate) activation: Activation,
     pub(crate) matrix: Arc<Matrix>,
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// How the result is rounded at once, where it is one row that only matrices of such rows read.
+    pub(crate) rounded: Option<ScaleSpan>,
 }
 
 /// How rows become what matrices are multiplied with, where nothing else reads the result.
@@ -89,6 +91,8 @@ pub(crate) enum Before<V> {
     RmsNorm { gain: Arc<[f32]>, eps: f32 },
     /// Gated by the other.
     Gate(Activation, V),
+    /// They were rounded by the step before, which gated them.
+    Rounded,
 }
 
 /// An operation that changes values in place.

@@ -263,10 +263,11 @@ mod tests {
         assert_eq!(linears, [&layer[..], &layer[..], &[(1, 0)]].concat());
     }
 
-    /// Where many rows are gated, the two products that take part are computed together, and only the result is put down.
+    /// Where many rows are gated, or one, the two products that take part are computed together, and only the result is put
+    /// down.
     #[test]
-    fn gates_of_many_rows_are_computed_with_their_products() {
-        for (n_tokens, is_fused) in [(32, false), (33, true)] {
+    fn gates_of_many_rows_or_one_are_computed_with_their_products() {
+        for (n_tokens, is_fused) in [(1, true), (2, false), (32, false), (33, true)] {
             let plan = plan(n_tokens, 1);
             let products = plan.steps.iter().filter_map(|step| match step {
                 Step::Linear { products, .. } => Some(products),
@@ -289,7 +290,7 @@ mod tests {
     #[test]
     fn norms_and_gates_are_done_while_rows_are_rounded() {
         let count = |plan: &Plan| {
-            let mut n = [0; 4];
+            let mut n = [0; 5];
             for step in &plan.steps {
                 match step {
                     Step::RmsNorm { .. } => n[0] += 1,
@@ -297,6 +298,7 @@ mod tests {
                         Before::RmsNorm { .. } => n[1] += 1,
                         Before::Gate(..) => n[2] += 1,
                         Before::Nothing => n[3] += 1,
+                        Before::Rounded => n[4] += 1,
                     },
                     _ => {}
                 }
@@ -305,13 +307,15 @@ mod tests {
         };
         // Of two layers: norms before attention and feed-forward, gates before the last matrix, and
         // attention's result as it is; then the output.
-        assert_eq!(
-            count(&plan_with(3, 1, |plain| in_blocks(
-                &*plain,
-                BlockFormat::Q8_0
-            ))),
-            [0, 5, 2, 2]
-        );
-        assert_eq!(count(&plan(3, 1)), [5, 0, 0, 9]);
+        let in_q8_0 = |n_tokens| {
+            count(&plan_with(n_tokens, 1, |plain| {
+                in_blocks(&*plain, BlockFormat::Q8_0)
+            }))
+        };
+        assert_eq!(in_q8_0(3), [0, 5, 2, 2, 0]);
+        assert_eq!(count(&plan(3, 1)), [5, 0, 0, 9, 0]);
+        // One row is gated with its products, and rounded there.
+        assert_eq!(in_q8_0(1), [0, 5, 0, 2, 2]);
+        assert_eq!(count(&plan(1, 1)), [5, 0, 0, 9, 0]);
     }
 }

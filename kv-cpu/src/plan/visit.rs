@@ -68,6 +68,7 @@ impl<V: Copy> Step<V> {
                 x: f(Read, x),
                 before: match before {
                     Before::Nothing => Before::Nothing,
+                    Before::Rounded => Before::Rounded,
                     Before::RmsNorm { gain, eps } => Before::RmsNorm { gain, eps },
                     Before::Gate(activation, y) => Before::Gate(activation, f(Read, y)),
                 },

@@ -1,14 +1,15 @@
 //! Matrices that multiply the same rows become one step, with norms and gates before them, and residual sums and (where rows
-//! are many) gates of two of their products after.
+//! are many, or one) gates of two of their products after.
 
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, Node, NodeId, Op};
 
 use super::{Resolver, Value, unsupported};
-use crate::activations::ActivationKind;
+use crate::activations::{ActivationKind, ScaleSpan};
 use crate::plan::{Before, Change, Gated, Product, Step};
 
-/// Rows whose products do not stay near until they are gated.
+/// Rows whose products do not stay near until they are gated; fewer are gated where they are rounded, but for a single
+/// one, which is rounded where it is gated.
 const GATED_FROM: usize = 33;
 
 impl<'a> Resolver<'a> {
@@ -31,6 +32,7 @@ impl<'a> Resolver<'a> {
         let rounded = |p: &Product<Value>| !p.takes(ActivationKind::F32);
         let alone = self.n_uses.get(&x.id()) == Some(&n_readers);
         let (x, before) = match alone && products.iter().all(rounded) {
+            true if self.round_gates(x, &products) => (x, Before::Rounded),
             true => self.take_before(x),
             false => (x, Before::Nothing),
         };
@@ -40,6 +42,36 @@ impl<'a> Resolver<'a> {
             products,
         });
         Ok(())
+    }
+
+    /// Lets the last step round `x` for these products while it gates it, if it does, and if `x` is one row that they all take
+    /// the same way: says whether it will.
+    fn round_gates(&mut self, x: Value, products: &[Product<Value>]) -> bool {
+        let takes = |span: &ScaleSpan| {
+            let wanted = |p: &Product<Value>| p.matrix.activation_kind() == span.kind();
+            products.iter().all(wanted)
+        };
+        let (Some(span), 1) = (
+            ScaleSpan::ALL.into_iter().find(takes),
+            x.shape(self.graph).0,
+        ) else {
+            return false;
+        };
+        // There is memory for one such row: it is not read and made at once.
+        let Some(Step::Linear {
+            before: Before::Nothing | Before::RmsNorm { .. } | Before::Gate(..),
+            products: makers,
+            ..
+        }) = self.out.steps.last_mut()
+        else {
+            return false;
+        };
+        let maker = makers.iter_mut().find(|p| p.out == x);
+        let Some(gated) = maker.and_then(|p| p.gates.as_mut()) else {
+            return false;
+        };
+        gated.rounded = Some(span);
+        true
     }
 
     /// Takes back the last step, where it made `x` row by row and can be done while rows are rounded.
@@ -125,7 +157,7 @@ impl<'a> Resolver<'a> {
         let is_alone = |(value, id): (&Value, &NodeId)| {
             value.id() == *id
                 && self.n_uses.get(id) == Some(&1)
-                && value.shape(self.graph).0 >= GATED_FROM
+                && matches!(value.shape(self.graph).0, 1 | GATED_FROM..)
         };
         if !values.iter().zip(&node.operands).all(is_alone) {
             return Ok(false);
@@ -150,6 +182,7 @@ impl<'a> Resolver<'a> {
                 activation,
                 matrix,
                 bias,
+                rounded: None,
             });
             products[gate].out = out;
             products.remove(up);
