@@ -9,8 +9,12 @@ use kv_core::ids::CellIdx;
 
 use super::Channels;
 use crate::kernels::Kernels;
+use crate::kernels::fetch::Level;
 use crate::plan::ConvKernel;
 use crate::values::SharedValues;
+
+/// Channels between asking for something and reading it.
+const AHEAD: usize = 256;
 
 /// The convolution of one layer.
 pub(crate) struct Convolution<'a> {
@@ -27,6 +31,8 @@ pub(crate) struct Convolution<'a> {
 
 impl Channels for Convolution<'_> {
     unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
+        self.ask(groups, &channels);
+        self.ask(groups, &(channels.start + AHEAD..channels.end + AHEAD));
         for group in groups {
             for (at, &row) in group.rows.iter().enumerate() {
                 // SAFETY: as promised to this function.
@@ -47,6 +53,30 @@ impl Channels for Convolution<'_> {
 }
 
 impl Convolution<'_> {
+    /// Asks for all that is read of these channels but the rows: short pieces from many places, too short for the processor
+    /// to see what comes next. There need not be such channels.
+    fn ask(&self, groups: &[StateGroup], channels: &Range<usize>) {
+        let level = Level::of_streams();
+        let ask = |values: *const f32, row: usize| {
+            let start = values.wrapping_add(row * self.channels + channels.start);
+            level.fetch(start.cast(), channels.len() * size_of::<f32>());
+        };
+        let ConvKernel {
+            width, taps, bias, ..
+        } = self.kernel;
+        (0..*width).for_each(|k| ask(taps.as_ptr(), k));
+        if let Some(bias) = bias {
+            ask(bias.as_ptr(), 0);
+        }
+        for group in groups {
+            let last = group.stores.last().map(|store| store.to);
+            for state in last.into_iter().chain(group.source) {
+                let first = state.as_usize() * (width - 1);
+                (first..first + width - 1).for_each(|row| ask(self.states.start(), row));
+            }
+        }
+    }
+
     /// One row: the taps are added from the oldest input to the newest, then the bias.
     unsafe fn row(&self, (group, at): (&StateGroup, usize), row: usize, channels: Range<usize>) {
         let width = self.kernel.width;
