@@ -9,10 +9,7 @@ use kv_core::{CellRun, PosRange};
 
 use super::decode::Heads;
 use super::tile::TILE;
-use crate::kernels::fetch::{fetch_bytes, fetch_line};
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
+use crate::kernels::fetch::Level;
 
 /// Cells at neighbouring positions.
 #[derive(Clone, Copy, Debug, Default)]
@@ -146,6 +143,7 @@ pub(crate) struct Ahead<'a> {
     heads: &'a [Heads<'a>; 2],
     /// What was asked for: so many heads of K, then of V.
     done: usize,
+    level: Level,
 }
 
 impl<'a> Ahead<'a> {
@@ -155,6 +153,7 @@ impl<'a> Ahead<'a> {
             cells: &tile.cells,
             heads,
             done: if tile.mask == 0 { 2 * TILE } else { 0 },
+            level: Level::of_streams(),
         }
     }
 
@@ -167,12 +166,7 @@ impl<'a> Ahead<'a> {
         let heads = &self.heads[self.done / TILE];
         let start = heads.at(self.cells[self.done % TILE] as usize);
         self.done += 1;
-        // Most heads have two lines, or four.
-        fetch_line(start);
-        fetch_line(start.wrapping_add(heads.n_bytes.saturating_sub(1).min(LINE)));
-        if heads.n_bytes > 2 * LINE {
-            fetch_bytes(start.wrapping_add(2 * LINE), heads.n_bytes - 2 * LINE);
-        }
+        self.level.fetch(start, heads.n_bytes);
     }
 
     /// Asks for all that is left.

@@ -115,7 +115,7 @@ fn amd_family() -> Option<u32> {
 
 /// Asks for all lines that lie `64 · n` bytes from an address on, up to `n_bytes`.
 #[inline(always)]
-pub(crate) fn fetch_bytes(from: *const u8, n_bytes: usize) {
+fn fetch_bytes(from: *const u8, n_bytes: usize) {
     for at in (0..n_bytes).step_by(64) {
         fetch_line(from.wrapping_add(at));
     }
