@@ -247,9 +247,10 @@ impl<'a> Int8Shared<'a> {
     /// While this runs, no other thread prepares the same values and nobody holds [`Int8Shared::rows`].
     pub(crate) unsafe fn prepare_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
         let first = part * PADDING;
-        let inside = self.n_tokens > 0 && first < padded_blocks(self.n_columns);
-        debug_assert!(inside && values.len() <= PART);
-        if inside && values.len() <= PART {
+        let there = self.n_tokens > 0 && first < padded_blocks(self.n_columns);
+        let fits = there && values.len() <= PART;
+        debug_assert!(fits);
+        if fits {
             // SAFETY: rows are whole parts, and the first one has this part; the rest is promised to this function.
             unsafe { self.prepare_blocks(kernels, (first, PADDING), values) };
         }

@@ -139,6 +139,7 @@ fn same_bits(format: BlockFormat, cases: &[Case]) {
 fn of_plain_weights() {
     let cases = [
         Case::Output(Activation::Silu, 40),
+        Case::Output(Activation::GeluTanh, 224),
         Case::Read(Activation::GeluTanh, 224),
     ];
     same_bits(BlockFormat::F32, &cases);
@@ -148,7 +149,8 @@ fn of_plain_weights() {
 #[test]
 fn of_blocks_with_a_scale_each() {
     let cases = [
-        Case::Output(Activation::Silu, 64),
+        Case::Output(Activation::Silu, 40),
+        Case::Output(Activation::GeluTanh, 224),
         Case::Read(Activation::GeluTanh, 224),
         Case::Read(Activation::Silu, 1312),
     ];

@@ -56,10 +56,9 @@ impl Convolution<'_> {
     /// Asks for all that is read of these channels but the rows: short pieces from many places, too short for the processor
     /// to see what comes next. There need not be such channels.
     fn ask(&self, groups: &[StateGroup], channels: &Range<usize>) {
-        let level = Level::of_streams();
         let ask = |values: *const f32, row: usize| {
             let start = values.wrapping_add(row * self.channels + channels.start);
-            level.fetch(start.cast(), channels.len() * size_of::<f32>());
+            Level::of_streams().fetch(start.cast(), channels.len() * size_of::<f32>());
         };
         let ConvKernel {
             width, taps, bias, ..
