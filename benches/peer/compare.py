@@ -12,7 +12,8 @@ ratios of pairs that ran next to each other (machines drift; pairs drift togethe
 variant in VARIANTS runs in every round; its best median is what Cellar is compared with. With --limits
 (a program of this folder's crate, built with it) the last columns say how much of the machine's read
 bandwidth and int8 peak, measured in the same rounds, a case reaches, and how fast matrices alone were read while
-generating (at depth 0, by one more run of Cellar's with --times). With --kv-type K and V are kept so in both
+generating (at depth 0, by one more run of Cellar's with --times, between two measurements of the bandwidth: the share
+is the median of that run's speed by the mean of those two). With --kv-type K and V are kept so in both
 programs. With --seqs so many sequences run side by side instead, each with a prompt of its own, and then all with
 one of 2048 tokens that they share; llama.cpp's cells are shared (-kvu), or each sequence's own. With --load the whole programs run
 for one token: less is better, and the ratio is llama.cpp's figure by Cellar's. With --minutes the time is divided
@@ -75,9 +76,13 @@ class Case:
         for name, flags in self.variants.items():
             self.theirs[name].append(self.llama(flags))
         if self.args.limits:
-            self.limits.append(json.loads(output([self.args.limits, str(self.args.threads)])))
+            self.limits.append(self.measured_limits())
             if not self.depth and self.args.generate:
                 self.matrices.append(self.matrix_speed())
+                self.limits.append(self.measured_limits())
+
+    def measured_limits(self):
+        return json.loads(output([self.args.limits, str(self.args.threads)]))
 
     def common(self, prompt):
         return ["-m", self.model, "-p", str(prompt), "-n", str(self.args.generate), "-t", str(self.args.threads)]
@@ -120,13 +125,15 @@ class Case:
         """How much of the limit the weights alone take: the bytes that a token reads, two operations a value."""
         n_bytes, n_values = self.weights
         if phase == 1:
-            limit = statistics.median(row["read_gb_per_second"] for row in self.limits)
+            limits = [row["read_gb_per_second"] for row in self.limits]
+            limit = statistics.median(limits)
             reached = own * n_bytes / 1e9
             whole = f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
             if not self.matrices:
                 return whole
-            matrices = statistics.median(self.matrices)
-            return f"{whole}; matrices {matrices:.1f} ({matrices / limit:.0%})"
+            around = [statistics.mean(pair) for pair in zip(limits[::2], limits[1::2])]
+            part = statistics.median(matrices / limit for matrices, limit in zip(self.matrices, around))
+            return f"{whole}; matrices {statistics.median(self.matrices):.1f} ({part:.0%})"
         limits = [row["int8_tera_ops_per_second"] for row in self.limits]
         reached = own * 2 * n_values / 1e12
         if None in limits:

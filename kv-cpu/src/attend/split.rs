@@ -14,7 +14,6 @@ use kv_core::{PosRange, Visibility, VisibleGroup};
 
 use super::spans::{SPAN, Softmax, span_of};
 use super::{Attention, Rows, Scratch, heads_per_kv};
-use crate::execute::piece;
 use crate::team::Lead;
 use crate::values::SharedValues;
 
@@ -24,10 +23,6 @@ pub(super) const MAX_ROWS: usize = 64;
 pub(super) const QUERIES: usize = 128;
 /// Values of all partial results of a round.
 const MAX_PARTIALS: usize = 1 << 18;
-/// Tasks that each thread gets at least, where there are as many spans.
-const TASKS: usize = 4;
-/// Spans of a task at most.
-const MAX_AT_ONCE: usize = 8;
 
 /// The rows of some groups that see the same cells of one span.
 #[derive(Clone, Debug)]
@@ -311,10 +306,6 @@ pub(super) unsafe fn attend(
                 [partial[0], partial[1]] = [Softmax::EMPTY.max, Softmax::EMPTY.sum];
             }
         }
-        // Some spans in a row, so that the first cells of most are asked for in time.
-        let n_parts = split.items.len() * kv_heads;
-        let at_once = (n_parts / (TASKS * scratch.len())).clamp(1, MAX_AT_ONCE);
-        let n_tasks = split.items.len().div_ceil(at_once) * kv_heads;
         let parts = Parts {
             attention,
             items: &split.items,
@@ -323,14 +314,14 @@ pub(super) unsafe fn attend(
             partials: SharedValues::new(&mut split.partials),
             room,
         };
-        lead.each(n_tasks, &|thread, task| {
+        // The heads of a span are neighbouring tasks: their rows lie side by side.
+        lead.each(parts.items.len() * kv_heads, &|thread, task| {
             let mut scratch = scratch[thread]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            for at in piece(task / kv_heads, at_once, parts.items.len()) {
-                // SAFETY: the caller promises a sound visibility; each item and head is in one task.
-                unsafe { parts.attend(&parts.items[at], task % kv_heads, &mut scratch) };
-            }
+            let (item, kv_head) = (&parts.items[task / kv_heads], task % kv_heads);
+            // SAFETY: the caller promises a sound visibility; each item and head is in one task.
+            unsafe { parts.attend(item, kv_head, &mut scratch) };
             Ok(())
         })?;
         split.merge(lead, attention, n_rows)?;
