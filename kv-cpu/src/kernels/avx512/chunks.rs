@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::heads::{self, Heads};
+use super::pack::STEPS;
 use super::sixteen::Block16;
 use super::table::entries;
 use crate::kernels::groups as g;
@@ -17,6 +18,12 @@ pub(super) const MOST: usize = 4;
 
 /// Pieces of 16 bytes that are read together, at most.
 pub(super) const PIECES: usize = 3;
+
+/// Steps in which a block is read, at most.
+const MOST_READS: usize = 8;
+
+/// Words of a block, at most.
+pub(super) const MOST_WORDS: usize = 52;
 
 /// How blocks of `BYTES` bytes are read: in `READS` steps, each of which finds `CHUNKS` chunks of 16
 /// columns, `APART` chunks from one to the next.
@@ -48,8 +55,11 @@ pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
         read / Self::APART * Self::APART * Self::CHUNKS + read % Self::APART + k * Self::APART
     }
 
-    /// Where a step's pieces begin; those over `TAKES` mean nothing.
-    fn pieces(read: usize) -> [usize; PIECES];
+    /// Where each step's pieces begin; those over `TAKES` mean nothing.
+    const PIECES_OF: [[usize; PIECES]; MOST_READS];
+    /// Where the block's words lie when it is repacked: as products read them, so that they read lines in order.
+    const PLACES: [usize; MOST_WORDS] =
+        places(BYTES / 4, (&Self::PIECES_OF, Self::TAKES, Self::READS));
 
     /// From word `w` of each piece of a step columns `4 · w` to `4 · w + 3` of each of its chunks; those
     /// over `CHUNKS` mean nothing.
@@ -78,10 +88,15 @@ macro_rules! chunks {
             const TAKES: usize = $takes;
             $(const FIFTH_BITS: Option<usize> = Some($fifth);)?
 
-            #[inline(always)]
-            fn pieces($read: usize) -> [usize; PIECES] {
-                $pieces
-            }
+            const PIECES_OF: [[usize; PIECES]; MOST_READS] = {
+                let (mut all, mut read) = ([[0; PIECES]; MOST_READS], 0);
+                while read < MOST_READS {
+                    let $read = read;
+                    all[read] = $pieces;
+                    read += 1;
+                }
+                all
+            };
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
@@ -100,6 +115,43 @@ macro_rules! chunks {
             }
         }
     };
+}
+
+/// The words beside quants first (scales are read before them), then those of each step, word by word of its pieces, where
+/// no step before has read them.
+const fn places(
+    n_words: usize,
+    (pieces, n_takes, n_reads): (&[[usize; PIECES]; MOST_READS], usize, usize),
+) -> [usize; MOST_WORDS] {
+    const NOWHERE: usize = usize::MAX;
+    let mut places = [NOWHERE; MOST_WORDS];
+    let mut order = [0; MOST_WORDS];
+    let (mut n_quants, mut i) = (0, 0);
+    while i < n_reads * STEPS * n_takes {
+        let (read, word, take) = (i / n_takes / STEPS, i / n_takes % STEPS, i % n_takes);
+        let at = pieces[read][take] / 4 + word;
+        if places[at] == NOWHERE {
+            places[at] = n_quants;
+            order[n_quants] = at;
+            n_quants += 1;
+        }
+        i += 1;
+    }
+    let (mut n_beside, mut at) = (0, 0);
+    while at < n_words {
+        if places[at] == NOWHERE {
+            places[at] = n_beside;
+            n_beside += 1;
+        }
+        at += 1;
+    }
+    assert!(n_beside + n_quants == n_words);
+    let mut i = 0;
+    while i < n_quants {
+        places[order[i]] = n_beside + i;
+        i += 1;
+    }
+    places
 }
 
 chunks!(Q4_0, 18: 2 chunks, 1 apart, heads::blocks, 1 of |_| [2; 3],

@@ -20,8 +20,8 @@ use crate::kernels::panel::{Acts, STEP};
 use crate::output::OutputColumns;
 
 /// Sixteen rows, the activations of some tokens, and where their products go.
-struct Tile<'a, const BYTES: usize> {
-    group: Group<'a, BYTES>,
+struct Tile<'a, F, const BYTES: usize> {
+    group: Group<'a, F, BYTES>,
     /// Blocks (or super-blocks) of a row.
     n_stored: usize,
     acts: Acts,
@@ -48,7 +48,7 @@ pub(super) fn multiply<F: Chunks<BYTES>, const BYTES: usize>(
     }
     let acts = acts.pointers();
     let at_once = at_once(tokens.len());
-    for (i, group) in Group::<BYTES>::all(weights).enumerate() {
+    for (i, group) in Group::<F, BYTES>::all(weights).enumerate() {
         let rows = weights.first + i * ROWS..weights.first + (i + 1) * ROWS;
         for token in tokens.clone().step_by(at_once) {
             // The last ones are computed again beside those before them, to the same bits.
@@ -95,7 +95,7 @@ fn at_once(n_tokens: usize) -> usize {
 /// There are the activations of so many tokens, and room for their products.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn multiply_tile<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
-    tile: &Tile<'_, BYTES>,
+    tile: &Tile<'_, F, BYTES>,
 ) {
     let acts = &tile.acts;
     let mut acc = [_mm512_setzero_ps(); T];
@@ -176,7 +176,7 @@ unsafe fn add_word<const T: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
-    (block, heads): (Beside<'_, BYTES>, &Heads),
+    (block, heads): (Beside<'_, F, BYTES>, &Heads),
     b: usize,
     acts: &Acts,
     acc: &mut [__m512; T],
@@ -261,7 +261,7 @@ unsafe fn sum_minima<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const T: usize>(
-    (block, heads): (Beside<'_, BYTES>, &Heads),
+    (block, heads): (Beside<'_, F, BYTES>, &Heads),
     first: usize,
     acts: &Acts,
     acc: &mut [__m512; T],

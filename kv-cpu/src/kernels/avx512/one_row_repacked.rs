@@ -59,7 +59,7 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 ) {
     let n_stored = (weights.n_columns / (F::GROUPS * BLOCK)).min(acts.n_blocks() / F::GROUPS);
     let acts = acts.pointers();
-    for (group, out) in Group::<BYTES>::all(weights).zip(out.chunks_mut(ROWS)) {
+    for (group, out) in Group::<F, BYTES>::all(weights).zip(out.chunks_mut(ROWS)) {
         let mut acc = _mm512_setzero_ps();
         for s in 0..n_stored {
             // SAFETY: groups have all blocks of their columns; this function needs the same features.
@@ -82,11 +82,11 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn chunks<F: Chunks<BYTES>, const BYTES: usize>(
-    (block, heads): (Beside<'_, BYTES>, &Heads),
+    (block, heads): (Beside<'_, F, BYTES>, &Heads),
     (read, word): (usize, usize),
 ) -> [__m512i; MOST] {
     let mut pieces = [_mm512_setzero_si512(); PIECES];
-    for (words, piece) in pieces.iter_mut().zip(F::pieces(read)).take(F::TAKES) {
+    for (words, piece) in pieces.iter_mut().zip(F::PIECES_OF[read]).take(F::TAKES) {
         // SAFETY: this function needs the same features.
         *words = unsafe { block.word(piece + 4 * word) };
     }
@@ -98,7 +98,7 @@ pub(super) fn chunks<F: Chunks<BYTES>, const BYTES: usize>(
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn ask<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
-    block: Beside<'_, BYTES>,
+    block: Beside<'_, F, BYTES>,
     step: usize,
 ) {
     let (n_lines, n_steps) = (BYTES / 4, F::READS * STEPS);
@@ -152,7 +152,7 @@ pub(super) unsafe fn offset<F: Chunks<BYTES>, const BYTES: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
-    (block, heads): (Beside<'_, BYTES>, &Heads),
+    (block, heads): (Beside<'_, F, BYTES>, &Heads),
     b: usize,
     acts: &Acts,
     acc: __m512,
@@ -189,7 +189,7 @@ unsafe fn add_block<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add_super<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
-    (block, heads): (Beside<'_, BYTES>, &Heads),
+    (block, heads): (Beside<'_, F, BYTES>, &Heads),
     first: usize,
     acts: &Acts,
     acc: __m512,

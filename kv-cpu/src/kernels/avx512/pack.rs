@@ -101,7 +101,7 @@ fn pack_quants<F: Chunks<BYTES>, const BYTES: usize>(
     let steps = &mut steps[at * F::GROUPS * 2..(at + 1) * F::GROUPS * 2];
     for read in 0..F::READS {
         let mut pieces = [[_mm512_setzero_si512(); STEPS]; PIECES];
-        for (words, piece) in pieces.iter_mut().zip(F::pieces(read)).take(F::TAKES) {
+        for (words, piece) in pieces.iter_mut().zip(F::PIECES_OF[read]).take(F::TAKES) {
             // SAFETY: this function needs the same features.
             *words = unsafe { blocks.words(piece) };
         }

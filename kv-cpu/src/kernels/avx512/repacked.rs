@@ -2,7 +2,7 @@
 //!
 //! Of sixteen rows first comes what is beside the words of their blocks, `[blocks][rows]`, then the words,
 //! `[blocks][words][rows]`: what a register of sixteen lanes takes lies together, and is read once from
-//! beginning to end. Fifth bits beside nibbles are
+//! beginning to end, for words lie in the order in which products take them ([`Chunks::PLACES`]). Fifth bits beside nibbles are
 //! [`by_columns_of_four`](super::sixteen::by_columns_of_four). Knows block formats through
 //! [`Chunks`].
 
@@ -40,14 +40,22 @@ fn blocks_of(format: BlockFormat, n_columns: usize) -> usize {
 }
 
 /// Sixteen repacked rows of blocks of `BYTES` bytes.
-#[derive(Clone, Copy)]
-pub(super) struct Group<'a, const BYTES: usize> {
+pub(super) struct Group<'a, F, const BYTES: usize> {
     start: *const u8,
     n_blocks: usize,
-    weights: PhantomData<&'a [u8]>,
+    weights: PhantomData<(&'a [u8], F)>,
 }
 
-impl<'a, const BYTES: usize> Group<'a, BYTES> {
+// By hand: a format need be neither.
+impl<F, const BYTES: usize> Clone for Group<'_, F, BYTES> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F, const BYTES: usize> Copy for Group<'_, F, BYTES> {}
+
+impl<'a, F: Chunks<BYTES>, const BYTES: usize> Group<'a, F, BYTES> {
     /// All groups of these weights that are whole.
     pub(super) fn all(weights: &WeightRows<'a>) -> impl Iterator<Item = Self> {
         let n_blocks = blocks_of(weights.format, weights.n_columns);
@@ -80,7 +88,7 @@ impl<'a, const BYTES: usize> Group<'a, BYTES> {
     /// # Safety
     /// There is such a block.
     #[inline(always)]
-    pub(super) unsafe fn block(self, b: usize) -> Beside<'a, BYTES> {
+    pub(super) unsafe fn block(self, b: usize) -> Beside<'a, F, BYTES> {
         debug_assert!(b < self.n_blocks);
         let words = narrow_bytes::<BYTES>(self.n_blocks) + b * (BYTES / 4) * WORD16;
         // SAFETY: inside the group, as the caller promises.
@@ -95,26 +103,33 @@ impl<'a, const BYTES: usize> Group<'a, BYTES> {
 }
 
 /// A block of sixteen repacked rows.
-#[derive(Clone, Copy)]
-pub(super) struct Beside<'a, const BYTES: usize> {
+pub(super) struct Beside<'a, F, const BYTES: usize> {
     narrow: *const u8,
     words: *const u8,
-    weights: PhantomData<&'a [u8]>,
+    weights: PhantomData<(&'a [u8], F)>,
 }
 
-impl<const BYTES: usize> Beside<'_, BYTES> {
+impl<F, const BYTES: usize> Clone for Beside<'_, F, BYTES> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F, const BYTES: usize> Copy for Beside<'_, F, BYTES> {}
+
+impl<F, const BYTES: usize> Beside<'_, F, BYTES> {
     /// Asks for what is so many bytes after each line of the block's words.
     #[inline(always)]
     fn fetch(self, further: usize) {
-        for word in 0..BYTES / 4 {
-            fetch_line(self.line(word).wrapping_add(further));
+        for place in 0..BYTES / 4 {
+            fetch_line(self.line(place).wrapping_add(further));
         }
     }
 
-    /// Where word `word` of all rows lies, a line.
+    /// Where the word at a place lies, of all rows: a line.
     #[inline(always)]
-    pub(super) fn line(self, word: usize) -> *const u8 {
-        self.words.wrapping_add(word * WORD16)
+    pub(super) fn line(self, place: usize) -> *const u8 {
+        self.words.wrapping_add(place * WORD16)
     }
 
     /// Where lies what is beside the words.
@@ -124,7 +139,7 @@ impl<const BYTES: usize> Beside<'_, BYTES> {
     }
 }
 
-impl<const BYTES: usize> Block16<BYTES> for Beside<'_, BYTES> {
+impl<F: Chunks<BYTES>, const BYTES: usize> Block16<BYTES> for Beside<'_, F, BYTES> {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn words(self, at: usize) -> [__m512i; 4] {
@@ -146,7 +161,7 @@ impl<const BYTES: usize> Block16<BYTES> for Beside<'_, BYTES> {
         let word = at / 4;
         debug_assert!(word < BYTES / 4);
         // SAFETY: 64 readable bytes, as the block was promised to be there; the load needs no alignment.
-        unsafe { _mm512_loadu_si512(self.line(word).cast()) }
+        unsafe { _mm512_loadu_si512(self.line(F::PLACES[word]).cast()) }
     }
 
     #[inline]
@@ -228,22 +243,24 @@ fn repack_words<F: Chunks<BYTES>, const BYTES: usize>(
     to: &mut [[u8; WORD16]],
 ) {
     let first = if F::GROUPS == 1 { BYTES % 4 } else { 0 };
-    let (fours, rest) = to.as_chunks_mut::<4>();
-    let n_fours = fours.len();
-    for (i, four) in fours.iter_mut().enumerate() {
+    let n_words = to.len();
+    for word in (0..n_words / 4 * 4).step_by(4) {
         // SAFETY: this function needs the same features.
-        let words = unsafe { block.words(first + 16 * i) };
-        for (to, word) in four.iter_mut().zip(words) {
-            store(word, to);
+        let words = unsafe { block.words(first + 4 * word) };
+        for (place, words) in F::PLACES[word..].iter().zip(words) {
+            store(words, &mut to[*place]);
         }
     }
-    for (i, to) in rest.iter_mut().enumerate() {
+    for word in n_words / 4 * 4..n_words {
         // SAFETY: as above.
-        store(unsafe { block.word(first + 16 * n_fours + 4 * i) }, to);
+        store(
+            unsafe { block.word(first + 4 * word) },
+            &mut to[F::PLACES[word]],
+        );
     }
     if let Some(at) = F::FIFTH_BITS {
         // SAFETY: as above.
-        store(unsafe { block.bits(at) }, &mut to[at / 4]);
+        store(unsafe { block.bits(at) }, &mut to[F::PLACES[at / 4]]);
     }
 }
 
@@ -287,8 +304,8 @@ fn stored_block_of<F: Chunks<BYTES>, const BYTES: usize>(
     let from = (b * ROWS + row) * n_narrow;
     to[at..at + n_narrow].copy_from_slice(&narrow[from..from + n_narrow]);
     let to = to[of_words..].as_chunks_mut::<4>().0;
-    for (to, word) in to.iter_mut().zip(words) {
-        *to = word.as_chunks().0[row];
+    for (to, place) in to.iter_mut().zip(F::PLACES) {
+        *to = words[place].as_chunks().0[row];
     }
     if let Some(at) = F::FIFTH_BITS {
         let to = &mut to[at / 4];
@@ -324,7 +341,7 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
     let further = next_part::<BYTES>(weights, &stored);
     debug_assert!(fits(weights, (&rows, &blocks), weights.row_bytes));
     for (half, row) in rows.step_by(ROWS).enumerate().take(panel::ROWS / ROWS) {
-        let Some(group) = Group::<BYTES>::of(weights, row) else {
+        let Some(group) = Group::<F, BYTES>::of(weights, row) else {
             return;
         };
         for (at, b) in stored
