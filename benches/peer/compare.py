@@ -57,7 +57,10 @@ class Case:
         self.args, self.model, self.depth = args, model, depth
         # A prompt at a depth is not a case of its own: the time goes to generating.
         self.prompt = 0 if depth else args.prompt
-        self.variants = QUANTISED_KV if args.kv_type not in (None, "f16", "f32") else VARIANTS
+        variants = QUANTISED_KV if args.kv_type not in (None, "f16", "f32") else VARIANTS
+        self.variants = {name: flags for name, flags in variants.items() if not args.setting or name in args.setting}
+        if not self.variants:
+            sys.exit(f"--setting: there is none of {args.setting} among {list(variants)}")
         self.ours, self.theirs = [], {name: [] for name in self.variants}
         self.weights, self.limits = None, []
         self.matrices = []
@@ -282,6 +285,7 @@ def arguments():
     parser.add_argument("--depths", default="0", help="after how many tokens generating is measured, as 0,4096; the prompt is at 0 only")
     parser.add_argument("--load", action="store_true", help="measure the time to the first token and the memory instead")
     parser.add_argument("--llama-completion", help="llama-completion of a llama.cpp build, for --load")
+    parser.add_argument("--setting", action="append", help="only this one of llama.cpp's settings, as '-fa on', where a round takes long")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--minutes", type=float, help="how long all may take, about")
     args = parser.parse_args()

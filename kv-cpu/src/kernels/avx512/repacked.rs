@@ -2,9 +2,9 @@
 //!
 //! Of sixteen rows first comes what is beside the words of their blocks, `[blocks][rows]`, then the words,
 //! `[blocks][words][rows]`: what a register of sixteen lanes takes lies together, and is read once from
-//! beginning to end, for words lie in the order in which products take them ([`Chunks::PLACES`]). Fifth bits beside nibbles are
-//! [`by_columns_of_four`](super::sixteen::by_columns_of_four). Knows block formats through
-//! [`Chunks`].
+//! beginning to end, for words lie in the order in which products take them ([`Chunks::PLACES`]). Fifth bits
+//! beside nibbles are [`by_columns_of_four`](super::sixteen::by_columns_of_four). Knows block formats
+//! through [`Chunks`].
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -364,5 +364,46 @@ fn next_part<const BYTES: usize>(weights: &WeightRows<'_>, blocks: &Range<usize>
     match blocks.end < n_blocks {
         true => blocks.len() * bytes,
         false => 2 * group_bytes::<BYTES>(n_blocks) - blocks.start * bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pack::STEPS;
+    use super::*;
+
+    /// The places of a block's words, as a product takes them: those beside quants, then those of each step.
+    fn places_met<F: Chunks<BYTES>, const BYTES: usize>() {
+        let words_of = |read: usize| {
+            let pieces = F::PIECES_OF[read].into_iter().take(F::TAKES);
+            (0..STEPS).flat_map(move |word| pieces.clone().map(move |piece| piece / 4 + word))
+        };
+        let quants: Vec<usize> = (0..F::READS).flat_map(words_of).collect();
+        let beside = (0..BYTES / 4).filter(|word| !quants.contains(word));
+        let mut met = vec![];
+        for word in beside.chain(quants.iter().copied()) {
+            if !met.contains(&F::PLACES[word]) {
+                met.push(F::PLACES[word]);
+            }
+        }
+        assert_eq!(met, Vec::from_iter(0..BYTES / 4), "blocks of {BYTES} bytes");
+    }
+
+    #[test]
+    fn products_meet_all_words_in_order() {
+        use BlockFormat as B;
+        let blocks = [
+            B::Q4_0,
+            B::Q4_1,
+            B::Q5_0,
+            B::Q5_1,
+            B::Q8_0,
+            B::IQ4_NL,
+            B::MXFP4,
+        ];
+        let super_blocks = [B::Q2_K, B::Q3_K, B::Q4_K, B::Q5_K, B::Q6_K, B::IQ4_XS];
+        for format in blocks.into_iter().chain(super_blocks) {
+            for_format!(format, places_met());
+        }
     }
 }
