@@ -57,13 +57,15 @@ class Case:
         self.args, self.model, self.depth = args, model, depth
         # A prompt at a depth is not a case of its own: the time goes to generating.
         self.prompt = 0 if depth else args.prompt
-        variants = QUANTISED_KV if args.kv_type not in (None, "f16", "f32") else VARIANTS
-        self.variants = {name: flags for name, flags in variants.items() if not args.setting or name in args.setting}
+        self.variants = {name: flags for name, flags in self.settings().items() if args.setting in (None, name)}
         if not self.variants:
-            sys.exit(f"--setting: there is none of {args.setting} among {list(variants)}")
+            sys.exit(f"--setting {args.setting}: it is one of {', '.join(map(repr, self.settings()))} here")
         self.ours, self.theirs = [], {name: [] for name in self.variants}
         self.weights, self.limits = None, []
         self.matrices = []
+
+    def settings(self):
+        return QUANTISED_KV if self.args.kv_type not in (None, "f16", "f32") else VARIANTS
 
     @staticmethod
     def ratio(ours, theirs):
@@ -81,8 +83,10 @@ class Case:
         if self.args.limits:
             self.limits.append(self.measured_limits())
             if not self.depth and self.args.generate:
-                self.matrices.append(self.matrix_speed())
+                speed = self.matrix_speed()
                 self.limits.append(self.measured_limits())
+                around = statistics.mean(row["read_gb_per_second"] for row in self.limits[-2:])
+                self.matrices.append((speed, speed / around))
 
     def measured_limits(self):
         return json.loads(output([self.args.limits, str(self.args.threads)]))
@@ -128,15 +132,13 @@ class Case:
         """How much of the limit the weights alone take: the bytes that a token reads, two operations a value."""
         n_bytes, n_values = self.weights
         if phase == 1:
-            limits = [row["read_gb_per_second"] for row in self.limits]
-            limit = statistics.median(limits)
+            limit = statistics.median(row["read_gb_per_second"] for row in self.limits)
             reached = own * n_bytes / 1e9
             whole = f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
             if not self.matrices:
                 return whole
-            around = [statistics.mean(pair) for pair in zip(limits[::2], limits[1::2])]
-            part = statistics.median(matrices / limit for matrices, limit in zip(self.matrices, around))
-            return f"{whole}; matrices {statistics.median(self.matrices):.1f} ({part:.0%})"
+            speed, part = (statistics.median(column) for column in zip(*self.matrices))
+            return f"{whole}; matrices {speed:.1f} ({part:.0%})"
         limits = [row["int8_tera_ops_per_second"] for row in self.limits]
         reached = own * 2 * n_values / 1e12
         if None in limits:
@@ -151,8 +153,9 @@ class SeqCase(Case):
     def __init__(self, args, model, shared):
         super().__init__(args, model, SHARED_PROMPT if shared else 0)
         self.shared = shared
-        self.variants = SEQ_VARIANTS
-        self.ours, self.theirs = [], {name: [] for name in self.variants}
+
+    def settings(self):
+        return SEQ_VARIANTS
 
     def phases(self):
         n_seqs, n_generate = self.args.seqs, self.args.generate
@@ -188,10 +191,8 @@ class LoadCase(Case):
     best = min  # of seconds and megabytes
     PROMPT, CONTEXT = "The first token", 4096
 
-    def __init__(self, args, model, depth):
-        super().__init__(args, model, depth)
-        self.variants = {"default": [], "--repack 0": ["--no-repack"]}
-        self.theirs = {name: [] for name in self.variants}
+    def settings(self):
+        return {"default": [], "--repack 0": ["--no-repack"]}
 
     @staticmethod
     def ratio(ours, theirs):
@@ -285,7 +286,7 @@ def arguments():
     parser.add_argument("--depths", default="0", help="after how many tokens generating is measured, as 0,4096; the prompt is at 0 only")
     parser.add_argument("--load", action="store_true", help="measure the time to the first token and the memory instead")
     parser.add_argument("--llama-completion", help="llama-completion of a llama.cpp build, for --load")
-    parser.add_argument("--setting", action="append", help="only this one of llama.cpp's settings, as '-fa on', where a round takes long")
+    parser.add_argument("--setting", help="only this one of llama.cpp's settings, as '-fa on', where a round takes long")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--minutes", type=float, help="how long all may take, about")
     args = parser.parse_args()

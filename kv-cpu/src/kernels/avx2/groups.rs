@@ -26,6 +26,7 @@ pub(in crate::kernels) trait Format<const BYTES: usize> {
 /// Implements [`Format`] from a function of the block's bytes.
 macro_rules! format {
     ($name:ident: $bytes:literal bytes, $groups:literal groups, $quants:expr) => {
+        #[derive(Clone, Copy)]
         pub(in crate::kernels) struct $name;
 
         impl Format<$bytes> for $name {

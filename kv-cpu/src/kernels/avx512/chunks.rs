@@ -27,7 +27,9 @@ pub(super) const MOST_WORDS: usize = 52;
 
 /// How blocks of `BYTES` bytes are read: in `READS` steps, each of which finds `CHUNKS` chunks of 16
 /// columns, `APART` chunks from one to the next.
-pub(in crate::kernels) trait Chunks<const BYTES: usize>: Packed<BYTES> {
+pub(in crate::kernels) trait Chunks<const BYTES: usize>:
+    Packed<BYTES> + Copy
+{
     const CHUNKS: usize;
     const APART: usize;
     const READS: usize = Self::GROUPS * 2 / Self::CHUNKS;
@@ -125,14 +127,12 @@ const fn places(
 ) -> [usize; MOST_WORDS] {
     const NOWHERE: usize = usize::MAX;
     let mut places = [NOWHERE; MOST_WORDS];
-    let mut order = [0; MOST_WORDS];
     let (mut n_quants, mut i) = (0, 0);
     while i < n_reads * STEPS * n_takes {
         let (read, word, take) = (i / n_takes / STEPS, i / n_takes % STEPS, i % n_takes);
         let at = pieces[read][take] / 4 + word;
         if places[at] == NOWHERE {
             places[at] = n_quants;
-            order[n_quants] = at;
             n_quants += 1;
         }
         i += 1;
@@ -142,15 +142,12 @@ const fn places(
         if places[at] == NOWHERE {
             places[at] = n_beside;
             n_beside += 1;
+        } else {
+            places[at] += n_words - n_quants;
         }
         at += 1;
     }
     assert!(n_beside + n_quants == n_words);
-    let mut i = 0;
-    while i < n_quants {
-        places[order[i]] = n_beside + i;
-        i += 1;
-    }
     places
 }
 

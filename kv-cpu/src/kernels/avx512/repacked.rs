@@ -40,20 +40,12 @@ fn blocks_of(format: BlockFormat, n_columns: usize) -> usize {
 }
 
 /// Sixteen repacked rows of blocks of `BYTES` bytes.
+#[derive(Clone, Copy)]
 pub(super) struct Group<'a, F, const BYTES: usize> {
     start: *const u8,
     n_blocks: usize,
     weights: PhantomData<(&'a [u8], F)>,
 }
-
-// By hand: a format need be neither.
-impl<F, const BYTES: usize> Clone for Group<'_, F, BYTES> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F, const BYTES: usize> Copy for Group<'_, F, BYTES> {}
 
 impl<'a, F: Chunks<BYTES>, const BYTES: usize> Group<'a, F, BYTES> {
     /// All groups of these weights that are whole.
@@ -103,21 +95,14 @@ impl<'a, F: Chunks<BYTES>, const BYTES: usize> Group<'a, F, BYTES> {
 }
 
 /// A block of sixteen repacked rows.
+#[derive(Clone, Copy)]
 pub(super) struct Beside<'a, F, const BYTES: usize> {
     narrow: *const u8,
     words: *const u8,
     weights: PhantomData<(&'a [u8], F)>,
 }
 
-impl<F, const BYTES: usize> Clone for Beside<'_, F, BYTES> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F, const BYTES: usize> Copy for Beside<'_, F, BYTES> {}
-
-impl<F, const BYTES: usize> Beside<'_, F, BYTES> {
+impl<F: Chunks<BYTES>, const BYTES: usize> Beside<'_, F, BYTES> {
     /// Asks for what is so many bytes after each line of the block's words.
     #[inline(always)]
     fn fetch(self, further: usize) {
