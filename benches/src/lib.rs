@@ -53,6 +53,13 @@ pub fn random_matrix(
         BlockFormat::F32 => (0..rows * columns)
             .flat_map(|_| (random.unit() * 0.05).to_le_bytes())
             .collect(),
+        // As in a model: what a row of BF16 takes depends on its values.
+        BlockFormat::BF16 => (0..rows * columns)
+            .flat_map(|_| {
+                let [_, _, low, high] = (random.unit() * 0.05).to_le_bytes();
+                [low, high]
+            })
+            .collect(),
         // Keeping the two top exponent bits of every 16-bit float clear bounds scales and values.
         _ => {
             let n = rows * columns / format.block_len() * format.block_bytes();

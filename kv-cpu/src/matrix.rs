@@ -15,7 +15,7 @@ use kv_core::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations, ScaleSpan};
 use crate::exact;
-use crate::kernels::{Arrangement, Kernels, WeightRows};
+use crate::kernels::{Arrangement, Kernels, TOKENS_AT_ONCE, WeightRows};
 use crate::output::OutputColumns;
 use crate::repack::Repacked;
 use crate::weights::is_quantised;
@@ -23,9 +23,8 @@ use crate::weights::is_quantised;
 /// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
 /// the second-level cache meanwhile.
 const ROW_BLOCK_BYTES: usize = 480 * 1024;
-/// Tokens that are multiplied with all rows of a block before the next ones: they stay in the
-/// first-level cache meanwhile.
-const TOKEN_BLOCK: usize = 8;
+/// Such rows are a multiple of this: of what kernels take at a time, and of what lies side by side.
+const ROW_BLOCK: usize = 48;
 
 /// A matrix `[rows, columns]` that maps `columns` inputs to `rows` outputs.
 #[derive(Clone, Debug)]
@@ -164,7 +163,7 @@ impl Matrix {
             (0, _) => return Ok(()),
             // These kernels find their own order.
             (1, _) | (_, Activations::Int8(_)) => outs.len(),
-            _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1)).max(1),
+            _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1) / ROW_BLOCK).max(1) * ROW_BLOCK,
         };
         let parts = self.parts(outs).into_iter();
         for rows in parts.flat_map(|part| steps(part, rows_at_once)) {
@@ -175,12 +174,12 @@ impl Matrix {
                 Activations::F32(values) if is_quantised(weights.format) => {
                     exact::multiply(kernels, &weights, values, out);
                 }
-                Activations::Int8(_) => (kernels.multiply)(weights, acts, 0..n_tokens, out),
-                Activations::F32(_) => {
-                    for tokens in steps(0..n_tokens, TOKEN_BLOCK) {
+                Activations::F32(_) if weights.arrangement == Arrangement::Stored => {
+                    for tokens in steps(0..n_tokens, TOKENS_AT_ONCE) {
                         (kernels.multiply)(weights, acts, tokens, out);
                     }
                 }
+                _ => (kernels.multiply)(weights, acts, 0..n_tokens, out),
             }
         }
         Ok(())
@@ -223,7 +222,9 @@ impl Matrix {
     fn weight_rows(&self, rows: Range<usize>, acts: Activations<'_>) -> Option<WeightRows<'_>> {
         let is_usable = |rows: &WeightRows<'_>| match rows.arrangement {
             Arrangement::Stored => true,
-            Arrangement::Repacked => matches!(acts, Activations::Int8(_)),
+            Arrangement::Repacked => {
+                matches!(acts, Activations::Int8(_)) || !is_quantised(rows.format)
+            }
         };
         let repacked = self
             .repacked

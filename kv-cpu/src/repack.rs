@@ -6,6 +6,9 @@
 //! of the file, whose pages leave the process, so that a model is in memory about once. Where there is no room for that,
 //! weights stay as they are stored.
 //!
+//! Of floats it depends on their values whether they can be repacked: the first and the last rows of a weight say whether
+//! that is tried. Pieces that then cannot are read as they are stored.
+//!
 //! Invariant: which rows are repacked when changes no bit of a result. Knows neither formats nor instructions
 //! ([`RepackFns`] does), nor steps.
 
@@ -15,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kv_core::backend::BackendError;
-use kv_core::block::dequantize;
+use kv_core::block::{BlockFormat, dequantize};
 use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
 
@@ -83,7 +86,7 @@ impl Form {
             0 => true,
             _ => has_one && n_out > f.at_once,
         };
-        let fns = fns.filter(|f| fits(f) && row_bytes(f) > 0);
+        let fns = fns.filter(|f| fits(f) && row_bytes(f) > 0 && can_be_repacked(weight, f));
         let n_rows = weight.n_rows();
         let (n_rows, row_bytes) = match fns {
             Some(fns) => (n_rows / fns.at_once * fns.at_once, row_bytes(fns)),
@@ -108,9 +111,63 @@ impl Form {
         self.fns.map_or(1, |fns| fns.at_once)
     }
 
+    /// Rows that a task repacks.
+    fn rows_of_piece(&self) -> usize {
+        let n_rows = (BYTES_PER_TASK / self.row_bytes).max(1);
+        n_rows.next_multiple_of(self.at_once())
+    }
+
     /// Bytes of all of these rows, whole lines.
     fn n_bytes(&self) -> usize {
         (self.n_rows * self.row_bytes).next_multiple_of(LINE)
+    }
+}
+
+/// Which pieces of a weight turned out to be such that they cannot be repacked.
+struct Refused {
+    /// Rows of a piece; the last one may have fewer.
+    step: usize,
+    /// Of each piece.
+    pieces: Box<[AtomicBool]>,
+    any: AtomicBool,
+}
+
+impl Refused {
+    fn none_of(form: &Form) -> Self {
+        let step = form.rows_of_piece();
+        let pieces = (0..form.n_rows.div_ceil(step)).map(|_| AtomicBool::new(false));
+        Self {
+            step,
+            pieces: pieces.collect(),
+            any: AtomicBool::new(false),
+        }
+    }
+
+    /// The piece that begins with row `first`.
+    fn add(&self, first: usize) {
+        if let Some(piece) = self.pieces.get(first / self.step) {
+            piece.store(true, Ordering::Relaxed);
+            self.any.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether some of these rows are of such a piece.
+    fn has_some(&self, rows: &Range<usize>) -> bool {
+        let pieces = rows.start / self.step..rows.end.div_ceil(self.step);
+        let is_refused = |piece: &AtomicBool| piece.load(Ordering::Relaxed);
+        self.any.load(Ordering::Relaxed)
+            && self
+                .pieces
+                .get(pieces)
+                .is_some_and(|p| p.iter().any(is_refused))
+    }
+
+    /// How many of these rows are.
+    fn n_rows(&self, rows: &Range<usize>) -> usize {
+        let pieces = rows.clone().step_by(self.step);
+        let of_piece = |first: usize| first..rows.end.min(first + self.step);
+        let refused = pieces.map(of_piece).filter(|piece| self.has_some(piece));
+        refused.map(|piece| piece.len()).sum()
     }
 }
 
@@ -121,6 +178,7 @@ pub(crate) struct Repacked {
     memory: Arc<Growing>,
     /// Where the weight's rows begin in it, or will.
     start: usize,
+    refused: Arc<Refused>,
     /// Which of these rows these are.
     rows: Range<usize>,
     form: Form,
@@ -138,15 +196,20 @@ impl Repacked {
         let rows = rows.start..rows.end.min(self.n_rows());
         Some(Self {
             memory: Arc::clone(&self.memory),
+            refused: Arc::clone(&self.refused),
             rows: self.range(rows).filter(|rows| !rows.is_empty())?,
             ..*self
         })
     }
 
-    /// The same as what is multiplied, of the weight that these rows are of; also `None` where they are not repacked yet.
+    /// The same as what is multiplied, of the weight that these rows are of; also `None` where they are not repacked yet, or
+    /// cannot be.
     pub(crate) fn rows(&self, weight: &Weight, rows: Range<usize>) -> Option<WeightRows<'_>> {
         let (first, row_bytes) = (rows.start, self.form.row_bytes);
         let range = self.range(rows)?;
+        if self.refused.has_some(&range) {
+            return None;
+        }
         let at = |row: usize| self.start + row * row_bytes;
         Some(WeightRows {
             format: weight.format(),
@@ -181,8 +244,9 @@ impl Repacked {
             return Some(());
         };
         let mut block = [0; MOST_BLOCK_BYTES];
-        let block = block.get_mut(..format.block_bytes())?;
-        for (b, values) in out.chunks_exact_mut(format.block_len()).enumerate() {
+        let block_len = (fns.block_len)(format);
+        let block = block.get_mut(..format.row_bytes(block_len)?)?;
+        for (b, values) in out.chunks_exact_mut(block_len).enumerate() {
             (fns.stored_block)(&rows, (row - first, b), block);
             dequantize(format, block, values);
         }
@@ -205,16 +269,19 @@ struct Piece {
     weight: Arc<Weight>,
     rows: Range<usize>,
     form: Form,
+    refused: Arc<Refused>,
     /// Bytes that they take, with those that fill the last line of a weight.
     n_bytes: usize,
 }
 
 impl Piece {
     /// All of a weight's.
-    fn all_of(weight: &Arc<Weight>, form: Form) -> impl Iterator<Item = Self> {
-        let step = (BYTES_PER_TASK / form.row_bytes)
-            .max(1)
-            .next_multiple_of(form.at_once());
+    fn all_of(
+        weight: &Arc<Weight>,
+        form: Form,
+        refused: &Arc<Refused>,
+    ) -> impl Iterator<Item = Self> {
+        let (refused, step) = (Arc::clone(refused), form.rows_of_piece());
         let (weight, n_rows, n_bytes) = (Arc::clone(weight), form.n_rows, form.n_bytes());
         (0..n_rows).step_by(step).map(move |first| {
             let rows = first..n_rows.min(first + step);
@@ -227,12 +294,13 @@ impl Piece {
                 n_bytes: end - rows.start * form.row_bytes,
                 rows,
                 form,
+                refused: Arc::clone(&refused),
             }
         })
     }
 
     /// Puts the rows down, by way of a copy of them if they have to be brought into another order. Nobody will read the
-    /// stored ones again.
+    /// stored ones again, unless it turns out that these cannot be repacked.
     fn put(&self, to: &mut [u8], copy: &mut Vec<u8>) -> Result<(), BackendError> {
         let (weight, rows) = (&self.weight, &self.rows);
         let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
@@ -251,7 +319,10 @@ impl Piece {
                     first: 0,
                     n_columns: weight.n_columns(),
                 };
-                (fns.repack)(&rows, to);
+                if is_read && !(fns.repack)(&rows, to) {
+                    self.refused.add(self.rows.start);
+                    return Ok(());
+                }
                 is_read
             }
         };
@@ -328,13 +399,12 @@ impl RepackedWeights {
         let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let mut progress = Repacking::default();
         for repacked in all.values() {
-            let (start, n_bytes) = (
-                repacked.start,
-                repacked.rows.len() * repacked.form.row_bytes,
-            );
-            let written = repacked.memory.written();
-            progress.done += written.clamp(start, start + n_bytes) - start;
-            progress.all += n_bytes;
+            let (start, row_bytes) = (repacked.start, repacked.form.row_bytes);
+            let n_bytes = repacked.rows.len() * row_bytes;
+            let written = repacked.memory.written().clamp(start, start + n_bytes) - start;
+            let refused = repacked.refused.n_rows(&repacked.rows) * row_bytes;
+            progress.done += written.saturating_sub(refused);
+            progress.all += n_bytes - refused;
         }
         progress
     }
@@ -345,14 +415,15 @@ impl RepackedWeights {
         &self,
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
-        fns: Option<&'static RepackFns>,
+        fns: impl Fn(BlockFormat) -> Option<&'static RepackFns>,
     ) {
         let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let mut weights: Vec<(Arc<Weight>, Form)> = Vec::new();
         for name in graph.nodes().iter().filter_map(|n| matrix_of(&n.op)) {
             let is_known = all.contains_key(name) || weights.iter().any(|(w, _)| w.name() == name);
             let weight = Some(name).filter(|_| !is_known).and_then(&get);
-            let form = weight.and_then(|w| Form::of(&w, fns).map(|form| (Arc::new(w), form)));
+            let form =
+                weight.and_then(|w| Form::of(&w, fns(w.format())).map(|form| (Arc::new(w), form)));
             weights.extend(form);
         }
         let n_bytes =
@@ -366,10 +437,12 @@ impl RepackedWeights {
         let (memory, mut start) = (Arc::new(memory), 0);
         let mut pieces = VecDeque::new();
         for (weight, form) in weights {
-            pieces.extend(Piece::all_of(&weight, form));
+            let refused = Arc::new(Refused::none_of(&form));
+            pieces.extend(Piece::all_of(&weight, form, &refused));
             let repacked = Repacked {
                 memory: Arc::clone(&memory),
                 start,
+                refused,
                 rows: 0..form.n_rows,
                 form,
             };
@@ -438,6 +511,34 @@ fn room_for(n_bytes: usize) -> Option<Growing> {
         return None;
     }
     Growing::of(n_bytes)
+}
+
+/// Whether the first rows of a weight and the last ones can be repacked, if that depends on their values.
+fn can_be_repacked(weight: &Weight, fns: &RepackFns) -> bool {
+    let format = weight.format();
+    if format.block_len() > 1 {
+        return true;
+    }
+    let (n_columns, n_rows) = (weight.n_columns(), weight.n_rows());
+    let Some(row_bytes) = format.row_bytes(n_columns) else {
+        return false;
+    };
+    let n = fns.at_once.min(n_rows);
+    let mut to = vec![0; n * (fns.row_bytes)(format, n_columns)];
+    [0, n_rows - n].into_iter().all(|first| {
+        let bytes = weight
+            .bytes()
+            .get(first * row_bytes..(first + n) * row_bytes);
+        let rows = bytes.map(|bytes| WeightRows {
+            format,
+            arrangement: Arrangement::Stored,
+            bytes,
+            row_bytes,
+            first: 0,
+            n_columns,
+        });
+        rows.is_some_and(|rows| (fns.repack)(&rows, &mut to))
+    })
 }
 
 /// The weight that a node multiplies with.

@@ -74,10 +74,11 @@ impl CpuWeights {
     pub(crate) fn prepare_for(&self, graph: &Graph) -> Arc<RepackedWeights> {
         if self.repack == RepackChoice::Auto {
             let get = |name: &str| self.source.get(name);
-            // Only int8 meets what is repacked.
             let fns = self.kernels.repack.as_ref();
-            let fns = fns.filter(|_| self.activations != ActivationKind::F32);
-            self.repacked.prepare(graph, get, fns);
+            // Of quantised weights only int8 meets what is repacked.
+            let is_met = |f| !is_quantised(f) || self.activations != ActivationKind::F32;
+            self.repacked
+                .prepare(graph, get, |format| fns.filter(|_| is_met(format)));
         }
         Arc::clone(&self.repacked)
     }

@@ -6,6 +6,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::block::BlockFormat;
 use kv_core::contract::Random;
@@ -19,10 +20,25 @@ use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, CpuWeights, RepackChoice, Repacking};
 
-/// Random blocks; clear bits bound their scales.
+/// Random blocks; clear bits bound their scales. Floats are of eight significant bits, some of them zero: only those can be
+/// repacked.
 fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     let mut random = Random::new(17);
     let n_values: usize = shape.iter().product();
+    if format.block_len() == 1 {
+        let values = random.values(n_values).into_iter().enumerate();
+        let bytes = values.flat_map(|(i, value)| {
+            let value = if i % 19 == 0 { 0.0 } else { value * 0.3 };
+            let value = bf16::from_f32(value);
+            match format {
+                BlockFormat::BF16 => value.to_le_bytes().to_vec(),
+                BlockFormat::F16 => f16::from_f32(value.to_f32()).to_le_bytes().to_vec(),
+                _ => value.to_f32().to_le_bytes().to_vec(),
+            }
+        });
+        let bytes: Vec<u8> = bytes.collect();
+        return Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap();
+    }
     let n = n_values / format.block_len() * format.block_bytes();
     let mut bytes: Vec<u8> = (0..n).map(|_| random.bits() as u8 & 0xb7).collect();
     if format == BlockFormat::MXFP4 {
@@ -118,7 +134,8 @@ fn is_repacked(isa: Isa, weights: &[Weight]) -> bool {
         let n_out = w.shape()[w.shape().len() - 2];
         // What a matrix of its own has after the last sixteen rows stays as it is stored.
         let has_some = n_out.is_multiple_of(16) || (w.shape().len() == 2 && n_out > 16);
-        is_large(w) || (has_kernels && has_some)
+        let is_whole = w.format().block_len() > 1 || w.n_columns().is_multiple_of(64);
+        is_large(w) || (has_kernels && has_some && is_whole)
     })
 }
 
@@ -132,14 +149,10 @@ fn builder(n_tokens: usize, columns: usize) -> (GraphBuilder, kv_core::graph::No
     (b, x)
 }
 
-fn quantised() -> impl Iterator<Item = BlockFormat> {
-    BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1)
-}
-
 /// Every format, rows that are no whole panel and no whole group, columns of one block and of several panels.
 #[test]
 fn matrices() {
-    for format in quantised() {
+    for format in BlockFormat::ALL {
         let columns = [1, 3, 4, 9, 38].map(|n| 32 * n);
         let columns = columns.into_iter().filter(|n| n % format.block_len() == 0);
         for columns in columns.chain([format.block_len(), 9 * 256]) {
@@ -169,7 +182,7 @@ fn matrices() {
 #[test]
 fn few_tokens() {
     let columns = 3 * 256;
-    for format in quantised() {
+    for format in BlockFormat::ALL {
         for n_tokens in (2..=13).chain([17, 21, 64, 65]) {
             let (mut b, x) = builder(n_tokens, columns);
             let y = b.linear("y", x, "w", 48).unwrap();
@@ -185,10 +198,50 @@ fn few_tokens() {
     }
 }
 
+/// Floats of more bits among others: the piece that they are in is read as it is stored. Where the first rows are such, all are.
+#[test]
+fn floats_that_turn_out_to_be_longer() {
+    let (n_rows, columns) = (9 << 10, 1024);
+    let (mut b, x) = builder(1, columns);
+    let y = b.linear("y", x, "w", n_rows).unwrap();
+    let graph = b.finish(&[y]).unwrap();
+    let n_bytes = 2 * n_rows * columns;
+    let is_copied = cfg!(target_os = "linux");
+    for odd_row in [n_rows / 2, n_rows / 3, 0] {
+        let mut bytes = weight("w", &[n_rows, columns], BlockFormat::F16)
+            .bytes()
+            .to_vec();
+        bytes[2 * (odd_row * columns + 5)] |= 1;
+        let w = Weight::new("w", vec![n_rows, columns], BlockFormat::F16, bytes.into()).unwrap();
+        for isa in Isa::all_available() {
+            let with = |repack| CpuConfig {
+                n_threads: NonZeroUsize::new(3),
+                isa: Some(isa),
+                activations: ActivationChoice::Auto,
+                repack,
+            };
+            let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
+                .map(|repack| computed(&graph, std::slice::from_ref(&w), columns, with(repack)));
+            for (bits, _) in &repacked {
+                assert!(*bits == stored[0].0, "{isa}: row {odd_row}");
+            }
+            let (_, repacking) = repacked.last().unwrap();
+            let has_kernels = matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi);
+            let part = repacking.all as f64 / n_bytes as f64;
+            match (has_kernels && odd_row > 0, is_copied) {
+                // Thirteen sixteenths, without a piece of 256 KiB.
+                (true, _) => assert!((0.79..0.81).contains(&part), "{isa}: {part}"),
+                (false, true) => assert_eq!(repacking.all, n_bytes, "{isa}"),
+                (false, false) => assert_eq!(repacking.all, 0, "{isa}"),
+            }
+        }
+    }
+}
+
 /// Parts of a matrix, at rows that are side by side with others and at rows that are not.
 #[test]
 fn parts_of_matrices() {
-    for format in [BlockFormat::Q5_0, BlockFormat::Q6_K] {
+    for format in [BlockFormat::Q5_0, BlockFormat::Q6_K, BlockFormat::BF16] {
         for (n_tokens, parts) in [
             (1, [0, 32, 80]),
             (5, [0, 32, 80]),
@@ -221,7 +274,10 @@ fn parts_of_matrices() {
 #[test]
 fn rows_of_matrices() {
     // Of 38 rows six stay as they are stored, two of them among the embeddings.
-    for (format, n_rows) in quantised().flat_map(|format| [(format, 48), (format, 38)]) {
+    for (format, n_rows) in BlockFormat::ALL
+        .into_iter()
+        .flat_map(|format| [(format, 48), (format, 38)])
+    {
         let columns = 2 * 256;
         let mut b = GraphBuilder::new(GraphShape {
             n_tokens: 6,
@@ -253,6 +309,7 @@ fn experts() {
         BlockFormat::MXFP4,
         BlockFormat::Q4_K,
         BlockFormat::Q3_K,
+        BlockFormat::BF16,
     ] {
         for (n_tokens, n_out) in [(1, 48), (9, 48), (3, 40)] {
             let (mut b, x) = builder(n_tokens, 256);

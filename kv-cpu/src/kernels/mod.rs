@@ -49,6 +49,10 @@ use avx2::groups;
 use neon::groups;
 pub use scan::{Decay, LANES, Lanes, ScanTile};
 
+/// Tokens that are multiplied with all rows of a piece of weights without a scale before the next ones: they stay in the
+/// first-level cache meanwhile.
+pub(crate) const TOKENS_AT_ONCE: usize = 8;
+
 /// How rows of weights lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {
@@ -93,8 +97,11 @@ pub(crate) struct RepackFns {
     pub(crate) at_once: usize,
     /// Bytes of a repacked row of so many columns, on average; 0 for formats that stay as they are.
     pub(crate) row_bytes: fn(BlockFormat, usize) -> usize,
-    /// Repacks stored rows, as many as there is room for.
-    pub(crate) repack: fn(&WeightRows<'_>, &mut [u8]),
+    /// Repacks stored rows, as many as there is room for; says whether they could be, which of some formats depends on
+    /// their values.
+    pub(crate) repack: fn(&WeightRows<'_>, &mut [u8]) -> bool,
+    /// Columns of a block, which may be several of the format's.
+    pub(crate) block_len: fn(BlockFormat) -> usize,
     /// From a group of repacked rows a block as it was stored, by its row in the group and its number.
     pub(crate) stored_block: fn(&WeightRows<'_>, (usize, usize), &mut [u8]),
 }

@@ -21,7 +21,7 @@ pub(super) fn multiply(
     unsafe { floats::multiply::<Sixteen, ROWS>(weights, acts, tokens, out) }
 }
 
-struct Sixteen;
+pub(super) struct Sixteen;
 
 // The intrinsics are inlined where the caller has their features, which is what the trait asks for.
 #[rustfmt::skip]

@@ -23,6 +23,7 @@ mod reduce;
 mod repacked;
 mod row_after_row;
 mod scan;
+mod short_floats;
 mod sixteen;
 mod stored;
 mod table;
@@ -51,9 +52,11 @@ pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512:
     repack: Some(RepackFns {
         at_once: sixteen::ROWS,
         row_bytes: repacked::row_bytes,
+        block_len: repacked::block_len,
         // SAFETY: as above.
         repack: |stored, to| unsafe { repacked::repack(stored, to) },
-        stored_block: repacked::stored_block,
+        // SAFETY: as above.
+        stored_block: |weights, at, to| unsafe { repacked::stored_block(weights, at, to) },
     }),
 );
 

@@ -6,7 +6,7 @@ use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
 use super::{few_tokens_repacked, floats, one_row, one_row_repacked, one_row_super, one_row_vbmi};
-use super::{pack, pack_vbmi, repacked, row_after_row};
+use super::{pack, pack_vbmi, repacked, row_after_row, short_floats};
 use crate::activations::{Activations, Int8Row, Int8Rows};
 use crate::kernels::groups as g;
 use crate::kernels::panel::formats::{self, Tiles, for_format, tiles};
@@ -77,7 +77,10 @@ fn with(
         ),
     };
     match acts {
-        Activations::F32(values) => floats::multiply(&weights, values, tokens, out),
+        Activations::F32(values) => match weights.arrangement {
+            Arrangement::Stored => floats::multiply(&weights, values, tokens, out),
+            Arrangement::Repacked => short_floats::multiply(&weights, values, tokens, out),
+        },
         Activations::Int8(rows) if tokens.len() == 1 => {
             if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
                 one(&weights, &row, out);
