@@ -1,7 +1,7 @@
 //! [`Repacked`]: weight rows in the order in which one token meets them, made once from those of the file.
 //!
 //! Rows that lie side by side are read from beginning to end, and go to the lanes of a register without being turned.
-//! They take as many bytes as before (rounded to lines). The first run of a program reads weights as they are stored, so
+//! They take as many bytes as before (rounded to lines), or fewer where that loses nothing. The first run of a program reads weights as they are stored, so
 //! that nobody waits for the others; each run after it begins by repacking a few more of them, from copies of small pieces
 //! of the file, whose pages leave the process, so that a model is in memory about once. Where there is no room for that,
 //! weights stay as they are stored.
@@ -11,6 +11,9 @@
 //!
 //! Invariant: which rows are repacked when changes no bit of a result. Knows neither formats nor instructions
 //! ([`RepackFns`] does), nor steps.
+
+mod form;
+mod refused;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -22,10 +25,12 @@ use kv_core::block::{BlockFormat, dequantize};
 use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
 
+use self::form::Form;
+use self::refused::Refused;
 use crate::growing::Growing;
 use crate::kernels::{Arrangement, RepackFns, WeightRows};
 use crate::memory;
-use crate::storage::{AlignedBytes, LINE};
+use crate::storage::AlignedBytes;
 use crate::team::Lead;
 
 /// Whether weights are brought into an order that suits the processor, a few in each run after the first.
@@ -47,9 +52,6 @@ pub struct Repacking {
     pub all: usize,
 }
 
-/// Bytes that a task repacks, about.
-const BYTES_PER_TASK: usize = 256 << 10;
-
 /// Runs that it takes to repack a large model, so that each takes about a quarter longer: a byte takes some fifteen times
 /// as long to be repacked as to be read, and short answers never get that time back.
 const RUNS: usize = 64;
@@ -61,115 +63,6 @@ const MOST_BLOCK_BYTES: usize = 256;
 
 /// What is read as it is stored is copied to large pages from so many bytes on: fewer fit in any buffer of addresses.
 const WORTH_LARGE_PAGES: usize = 8 << 20;
-
-/// How the rows of a weight lie.
-#[derive(Clone, Copy)]
-struct Form {
-    /// How they were repacked; not where they lie as they are stored.
-    fns: Option<&'static RepackFns>,
-    /// How many, from the first one on: all that lie side by side with others.
-    n_rows: usize,
-    /// Bytes of a row, on average.
-    row_bytes: usize,
-}
-
-impl Form {
-    /// The best one for a weight, none where it is no matrix, nor one for each expert.
-    fn of(weight: &Weight, fns: Option<&'static RepackFns>) -> Option<Self> {
-        let (&[n_out, _] | &[_, n_out, _]) = weight.shape() else {
-            return None;
-        };
-        let row_bytes = |fns: &RepackFns| (fns.row_bytes)(weight.format(), weight.n_columns());
-        // The rows of a matrix for each expert have to be whole.
-        let has_one = n_out == weight.n_rows();
-        let fits = |f: &RepackFns| match n_out % f.at_once {
-            0 => true,
-            _ => has_one && n_out > f.at_once,
-        };
-        let fns = fns.filter(|f| fits(f) && row_bytes(f) > 0 && can_be_repacked(weight, f));
-        let n_rows = weight.n_rows();
-        let (n_rows, row_bytes) = match fns {
-            Some(fns) => (n_rows / fns.at_once * fns.at_once, row_bytes(fns)),
-            None => (n_rows, weight.format().row_bytes(weight.n_columns())?),
-        };
-        (n_out > 0 && row_bytes > 0).then_some(Self {
-            fns,
-            n_rows,
-            row_bytes,
-        })
-    }
-
-    fn arrangement(&self) -> Arrangement {
-        match self.fns {
-            Some(_) => Arrangement::Repacked,
-            None => Arrangement::Stored,
-        }
-    }
-
-    /// Rows that cannot be parted.
-    fn at_once(&self) -> usize {
-        self.fns.map_or(1, |fns| fns.at_once)
-    }
-
-    /// Rows that a task repacks.
-    fn rows_of_piece(&self) -> usize {
-        let n_rows = (BYTES_PER_TASK / self.row_bytes).max(1);
-        n_rows.next_multiple_of(self.at_once())
-    }
-
-    /// Bytes of all of these rows, whole lines.
-    fn n_bytes(&self) -> usize {
-        (self.n_rows * self.row_bytes).next_multiple_of(LINE)
-    }
-}
-
-/// Which pieces of a weight turned out to be such that they cannot be repacked.
-struct Refused {
-    /// Rows of a piece; the last one may have fewer.
-    step: usize,
-    /// Of each piece.
-    pieces: Box<[AtomicBool]>,
-    any: AtomicBool,
-}
-
-impl Refused {
-    fn none_of(form: &Form) -> Self {
-        let step = form.rows_of_piece();
-        let pieces = (0..form.n_rows.div_ceil(step)).map(|_| AtomicBool::new(false));
-        Self {
-            step,
-            pieces: pieces.collect(),
-            any: AtomicBool::new(false),
-        }
-    }
-
-    /// The piece that begins with row `first`.
-    fn add(&self, first: usize) {
-        if let Some(piece) = self.pieces.get(first / self.step) {
-            piece.store(true, Ordering::Relaxed);
-            self.any.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether some of these rows are of such a piece.
-    fn has_some(&self, rows: &Range<usize>) -> bool {
-        let pieces = rows.start / self.step..rows.end.div_ceil(self.step);
-        let is_refused = |piece: &AtomicBool| piece.load(Ordering::Relaxed);
-        self.any.load(Ordering::Relaxed)
-            && self
-                .pieces
-                .get(pieces)
-                .is_some_and(|p| p.iter().any(is_refused))
-    }
-
-    /// How many of these rows are.
-    fn n_rows(&self, rows: &Range<usize>) -> usize {
-        let pieces = rows.clone().step_by(self.step);
-        let of_piece = |first: usize| first..rows.end.min(first + self.step);
-        let refused = pieces.map(of_piece).filter(|piece| self.has_some(piece));
-        refused.map(|piece| piece.len()).sum()
-    }
-}
 
 /// Rows in memory of their own, in the best order, shared by whoever multiplies with some of them.
 #[derive(Clone)]
@@ -511,34 +404,6 @@ fn room_for(n_bytes: usize) -> Option<Growing> {
         return None;
     }
     Growing::of(n_bytes)
-}
-
-/// Whether the first rows of a weight and the last ones can be repacked, if that depends on their values.
-fn can_be_repacked(weight: &Weight, fns: &RepackFns) -> bool {
-    let format = weight.format();
-    if format.block_len() > 1 {
-        return true;
-    }
-    let (n_columns, n_rows) = (weight.n_columns(), weight.n_rows());
-    let Some(row_bytes) = format.row_bytes(n_columns) else {
-        return false;
-    };
-    let n = fns.at_once.min(n_rows);
-    let mut to = vec![0; n * (fns.row_bytes)(format, n_columns)];
-    [0, n_rows - n].into_iter().all(|first| {
-        let bytes = weight
-            .bytes()
-            .get(first * row_bytes..(first + n) * row_bytes);
-        let rows = bytes.map(|bytes| WeightRows {
-            format,
-            arrangement: Arrangement::Stored,
-            bytes,
-            row_bytes,
-            first: 0,
-            n_columns,
-        });
-        rows.is_some_and(|rows| (fns.repack)(&rows, &mut to))
-    })
 }
 
 /// The weight that a node multiplies with.
