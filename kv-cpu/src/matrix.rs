@@ -15,7 +15,7 @@ use kv_core::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations, ScaleSpan};
 use crate::exact;
-use crate::kernels::{Arrangement, Kernels, TOKENS_AT_ONCE, WeightRows};
+use crate::kernels::{Arrangement, Kernels, WeightRows};
 use crate::output::OutputColumns;
 use crate::repack::Repacked;
 use crate::weights::is_quantised;
@@ -173,11 +173,6 @@ impl Matrix {
             match acts {
                 Activations::F32(values) if is_quantised(weights.format) => {
                     exact::multiply(kernels, &weights, values, out);
-                }
-                Activations::F32(_) if weights.arrangement == Arrangement::Stored => {
-                    for tokens in steps(0..n_tokens, TOKENS_AT_ONCE) {
-                        (kernels.multiply)(weights, acts, tokens, out);
-                    }
                 }
                 _ => (kernels.multiply)(weights, acts, 0..n_tokens, out),
             }

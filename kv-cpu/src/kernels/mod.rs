@@ -49,10 +49,6 @@ use avx2::groups;
 use neon::groups;
 pub use scan::{Decay, LANES, Lanes, ScanTile};
 
-/// Tokens that are multiplied with all rows of a piece of weights without a scale before the next ones: they stay in the
-/// first-level cache meanwhile.
-pub(crate) const TOKENS_AT_ONCE: usize = 8;
-
 /// How rows of weights lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {

@@ -100,14 +100,16 @@ impl Repacked {
     pub(crate) fn rows(&self, weight: &Weight, rows: Range<usize>) -> Option<WeightRows<'_>> {
         let (first, row_bytes) = (rows.start, self.form.row_bytes);
         let range = self.range(rows)?;
+        let at = |row: usize| self.start + row * row_bytes;
+        let bytes = self.memory.get(at(range.start)..at(range.end))?;
+        // Asked after what is written is known: what was refused before that is seen now.
         if self.refused.has_some(&range) {
             return None;
         }
-        let at = |row: usize| self.start + row * row_bytes;
         Some(WeightRows {
             format: weight.format(),
             arrangement: self.form.arrangement(),
-            bytes: self.memory.get(at(range.start)..at(range.end))?,
+            bytes,
             row_bytes,
             first,
             n_columns: weight.n_columns(),

@@ -19,7 +19,7 @@ use super::floats::{self, Sixteen};
 use crate::kernels::ahead::{Ahead, ask_next_tile};
 use crate::kernels::fetch::Level;
 use crate::kernels::floats::Columns;
-use crate::kernels::{Arrangement, TOKENS_AT_ONCE, WeightRows};
+use crate::kernels::{Arrangement, WeightRows};
 use crate::output::OutputColumns;
 
 /// Columns of a block.
@@ -209,28 +209,35 @@ unsafe fn scale_of(row: *const u8, n_blocks: usize) -> f32 {
     unsafe { row.add(n_blocks * BLOCK).cast::<f32>().read_unaligned() }
 }
 
+/// The blocks of a row, and its scale.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn parts(row: &[u8]) -> Option<(&[[u8; BLOCK]], __m512)> {
+    let (blocks, scale) = row.split_last_chunk::<SCALE>()?;
+    let scale = _mm512_set1_ps(f32::from_le_bytes(*scale));
+    Some((blocks.as_chunks().0, scale))
+}
+
 /// Columns `64 · b` to `64 · b + 63` of row `row`, as they were stored.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn stored_block(weights: &WeightRows<'_>, (row, b): (usize, usize), to: &mut [u8]) {
     let mut rows = weights.bytes.chunks_exact(weights.row_bytes.max(1));
-    let row = rows.nth(row).and_then(<[u8]>::split_last_chunk);
-    let block = row.and_then(|(blocks, scale)| Some((blocks.as_chunks().0.get(b)?, scale)));
+    let row = rows.nth(row).and_then(|row| parts(row));
+    let block = row.and_then(|(blocks, scale)| Some((blocks.get(b)?, scale)));
     debug_assert!(block.is_some() && to.len() == COLUMNS * weights.format.block_bytes());
-    if let Some((block, scale)) = block {
-        let scale = _mm512_set1_ps(f32::from_le_bytes(*scale));
-        store_block(weights.format, (block, scale), to);
+    if let Some(block) = block {
+        store_block(weights.format, block, to);
     }
 }
 
 /// All columns of a row, as they were stored.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn store_row(format: BlockFormat, row: &[u8], to: &mut [u8]) {
-    let Some((blocks, scale)) = row.split_last_chunk::<SCALE>() else {
+    let Some((blocks, scale)) = parts(row) else {
         return;
     };
-    let scale = _mm512_set1_ps(f32::from_le_bytes(*scale));
     let to = to.chunks_exact_mut(COLUMNS * format.block_bytes());
-    for (block, to) in blocks.as_chunks().0.iter().zip(to) {
+    for (block, to) in blocks.iter().zip(to) {
         store_block(format, (block, scale), to);
     }
 }
@@ -418,10 +425,7 @@ fn as_stored(
             row_bytes,
             ..*weights
         };
-        for start in tokens.clone().step_by(TOKENS_AT_ONCE) {
-            let tokens = start..tokens.end.min(start + TOKENS_AT_ONCE);
-            floats::multiply(&stored, acts, tokens, out);
-        }
+        floats::multiply(&stored, acts, tokens, out);
     });
 }
 
