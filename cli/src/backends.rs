@@ -34,12 +34,12 @@ impl fmt::Display for BackendName {
 /// How activations are kept, as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsName {
-    /// f32 for models of at most 8 MiB of quantised weights, else int8.
+    /// f32 for models of at most 8 MiB of quantised weights (and of BF16, where it would be rounded), else int8.
     #[default]
     Auto,
     /// Nothing is rounded; prompts are slow.
     F32,
-    /// Blocks of 32 with a scale: fast.
+    /// Blocks with a scale: fast; BF16 for weights of BF16 where the processor has products of it.
     Int8,
 }
 

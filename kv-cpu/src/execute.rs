@@ -15,7 +15,7 @@ use kv_core::Visibility;
 use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
-use crate::activations::Int8Buffer;
+use crate::activations::RowBuffer;
 use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend};
 use crate::curves;
 use crate::custom;
@@ -69,7 +69,7 @@ pub(crate) struct Run<'a> {
     pub(crate) frame: Frame<'a>,
     pub(crate) inputs: &'a GraphInputs<'a>,
     /// With a scale for every block, and long ones.
-    pub(crate) int8: &'a mut [Int8Buffer; 2],
+    pub(crate) prepared: &'a mut [RowBuffer; 3],
     pub(crate) gated_row: &'a mut GatedRow,
     pub(crate) angles: &'a mut [Angles],
     pub(crate) ropes: &'a [RopeTable],

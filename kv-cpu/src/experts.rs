@@ -156,29 +156,30 @@ impl Run<'_> {
         };
         let kernels = self.kernels;
         let per_task = (VALUES_PER_TASK / n_in.max(1)).max(1);
-        // One of the two buffers of int8 rows; for `f32` rows it stays as it is.
-        let int8 = &mut self.int8[usize::from(kind == ActivationKind::Int8Long)];
-        if kind != ActivationKind::F32 {
-            int8.reshape(n_filled, n_in);
-        }
+        let mut prepared = self.prepared.iter_mut().find(|rows| rows.kind() == kind);
         {
-            let (int8, sorted) = (int8.shared(), SharedValues::new(inputs));
+            let shared = prepared.as_mut().map(|rows| {
+                rows.reshape(n_filled, n_in);
+                rows.shared()
+            });
+            let sorted = SharedValues::new(inputs);
             self.lead.each(n_filled.div_ceil(per_task), &|_, task| {
                 for at in piece(task, per_task, n_filled) {
-                    match kind {
-                        ActivationKind::F32 => {
+                    match shared {
+                        None => {
                             // SAFETY: each row belongs to one task.
                             let to = unsafe { sorted.range(at * n_in..(at + 1) * n_in) };
                             to.copy_from_slice(input_of(at));
                         }
                         // SAFETY: as above, and nobody reads before all are done.
-                        _ => unsafe { int8.prepare_row(kernels, at, input_of(at)) },
+                        Some(rows) => unsafe { rows.prepare_row(kernels, at, input_of(at)) },
                     }
                 }
                 Ok(())
             })?;
         }
-        let (int8, inputs, n_threads) = (int8.rows(), &*inputs, self.n_threads);
+        let all = prepared.map_or(Activations::F32(inputs), |rows| rows.rows());
+        let n_threads = self.n_threads;
         let products = SharedValues::new(products);
         let rows_of = |expert: usize| starts[expert]..starts[expert + 1];
         let chosen = || {
@@ -193,14 +194,8 @@ impl Run<'_> {
                 let (n, step) = pieces_of(matrix, rows_of(expert).len(), n_threads);
                 if task < n {
                     let rows = rows_of(expert);
-                    let acts = match kind {
-                        ActivationKind::F32 => {
-                            Activations::F32(&inputs[rows.start * n_in..rows.end * n_in])
-                        }
-                        _ => match int8.slice(rows.clone()) {
-                            Some(rows) => Activations::Int8(rows),
-                            None => return Ok(()),
-                        },
+                    let Some(acts) = all.slice(rows.clone(), n_in) else {
+                        return Ok(());
                     };
                     let bias = experts.bias.as_deref();
                     let share = Share {

@@ -23,6 +23,8 @@ pub enum Isa {
     Avx512Vnni,
     /// x86-64 with permutations of bytes (AVX-512 VBMI) and GFNI, beside what [`Isa::Avx512Vnni`] needs.
     Avx512Vbmi,
+    /// x86-64 with dot products of BF16, beside what [`Isa::Avx512Vbmi`] needs.
+    Avx512Bf16,
     /// AArch64: NEON.
     Neon,
     /// AArch64 with the dot-product extension, beside what [`Isa::Neon`] needs.
@@ -69,12 +71,13 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Scalar,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512Vnni,
         Self::Avx512Vbmi,
+        Self::Avx512Bf16,
         Self::Neon,
         Self::NeonDot,
         Self::NeonI8mm,
@@ -129,10 +132,16 @@ impl Isa {
             Self::AvxVnni => has_avx2() && has_avx_vnni(),
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
             Self::Avx512Vbmi => has_avx2() && has_avx512_vnni() && has_vbmi(),
+            Self::Avx512Bf16 => Self::Avx512Vbmi.is_available() && has_bf16(),
             Self::Neon => has_neon(),
             Self::NeonDot => has_neon() && has_dotprod(),
             Self::NeonI8mm => has_neon() && has_dotprod() && has_i8mm(),
         }
+    }
+
+    /// Whether it is one of those with AVX-512.
+    pub const fn is_avx512(self) -> bool {
+        matches!(self, Self::Avx512Vnni | Self::Avx512Vbmi | Self::Avx512Bf16)
     }
 
     /// Its name, as in [`ISA_VARIABLE`].
@@ -143,6 +152,7 @@ impl Isa {
             Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
             Self::Avx512Vbmi => "avx512vbmi",
+            Self::Avx512Bf16 => "avx512bf16",
             Self::Neon => "neon",
             Self::NeonDot => "neondot",
             Self::NeonI8mm => "neoni8mm",
@@ -176,6 +186,11 @@ fn has_vbmi() -> bool {
     is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni")
 }
 
+#[cfg(target_arch = "x86_64")]
+fn has_bf16() -> bool {
+    is_x86_feature_detected!("avx512bf16")
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false
@@ -193,6 +208,11 @@ fn has_avx512_vnni() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_vbmi() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_bf16() -> bool {
     false
 }
 

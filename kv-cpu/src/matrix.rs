@@ -49,15 +49,12 @@ impl Matrix {
         Self::with_activations(weight, ActivationKind::Int8)
     }
 
-    /// As [`Matrix::new`]; a quantised weight takes its activations as `f32`, or in the kind of int8
-    /// that its format wants.
+    /// As [`Matrix::new`], where a weight takes its activations as `f32`, or as its format wants: in one of the kinds of int8
+    /// if it is quantised; if it is BF16, as BF16 where that is what is wanted.
     ///
     /// # Errors
     /// As [`Matrix::new`].
-    pub fn with_activations(
-        weight: Weight,
-        quantised: ActivationKind,
-    ) -> Result<Self, BackendError> {
+    pub fn with_activations(weight: Weight, wanted: ActivationKind) -> Result<Self, BackendError> {
         let &[n_rows, n_columns] = weight.shape() else {
             return Err(BackendError::WeightShape {
                 name: weight.name().to_owned(),
@@ -74,9 +71,10 @@ impl Matrix {
                 node: "a matrix".to_owned(),
             });
         };
-        let activations = match quantised {
-            ActivationKind::Int8 | ActivationKind::Int8Long => int8_kind(weight.format()),
-            ActivationKind::F32 => ActivationKind::F32,
+        let activations = match (wanted, weight.format()) {
+            (ActivationKind::F32, _) => ActivationKind::F32,
+            (ActivationKind::Bf16, BlockFormat::BF16) => ActivationKind::Bf16,
+            (_, format) => int8_kind(format),
         };
         Ok(Self {
             weight,
@@ -138,8 +136,7 @@ impl Matrix {
         self.row_bytes
     }
 
-    /// How its activations must be prepared: as `f32` for formats that are not quantised, else as
-    /// was chosen.
+    /// How its activations must be prepared.
     pub fn activation_kind(&self) -> ActivationKind {
         self.activations
     }
@@ -247,6 +244,16 @@ impl Matrix {
         bytes.get(start?..end?)
     }
 
+    /// Whether there are so many rows of activations, and as many columns as the matrix has.
+    fn expect_rows(
+        &self,
+        (n_tokens, n_columns): (usize, usize),
+        out: &OutputColumns<'_>,
+    ) -> Result<(), BackendError> {
+        expect_len("columns of the activations", self.n_columns, n_columns)?;
+        expect_len("rows of the activations", out.n_tokens(), n_tokens)
+    }
+
     fn check(&self, acts: Activations<'_>, out: &OutputColumns<'_>) -> Result<(), BackendError> {
         expect_len("columns of the output", self.n_rows, out.n_columns())?;
         match (self.activation_kind(), acts) {
@@ -254,12 +261,10 @@ impl Matrix {
                 expect_len("activations", out.n_tokens() * self.n_columns, values.len())
             }
             (wanted, Activations::Int8(rows)) if wanted == rows.kind() => {
-                expect_len(
-                    "columns of the activations",
-                    self.n_columns,
-                    rows.n_columns(),
-                )?;
-                expect_len("rows of the activations", out.n_tokens(), rows.n_tokens())
+                self.expect_rows((rows.n_tokens(), rows.n_columns()), out)
+            }
+            (ActivationKind::Bf16, Activations::Bf16(rows)) => {
+                self.expect_rows((rows.n_tokens(), rows.n_columns()), out)
             }
             (wanted, _) => {
                 let (name, format) = (self.weight.name(), self.weight.format());
@@ -275,7 +280,7 @@ impl Matrix {
 
 /// Formats of 256 values have integer scales inside: sums of them stay integers as long as the
 /// activations' scale reaches as far.
-fn int8_kind(format: BlockFormat) -> ActivationKind {
+pub(crate) fn int8_kind(format: BlockFormat) -> ActivationKind {
     match format.block_len() {
         1 => ActivationKind::F32,
         len if len < ScaleSpan::SuperBlock.len() => ActivationKind::Int8,

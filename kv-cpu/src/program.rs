@@ -9,7 +9,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
 use kv_core::layers::RowLayout;
 
-use crate::activations::{Int8Buffer, ScaleSpan};
+use crate::activations::RowBuffer;
 use crate::attend::{Scratch, Work};
 use crate::execute::{Angles, GatedRow, Run, gated_len, pieces_of_product};
 use crate::experts::ExpertBuffers;
@@ -28,7 +28,7 @@ pub struct CpuProgram {
     repacked: Arc<RepackedWeights>,
     layout: RowLayout,
     arena: AlignedBytes,
-    int8: [Int8Buffer; 2],
+    prepared: [RowBuffer; 3],
     gated_row: GatedRow,
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
@@ -67,7 +67,7 @@ impl CpuProgram {
     ) -> Result<Self, BackendError> {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
         let n_tokens = plan.n_tokens;
-        let mut int8 = ScaleSpan::ALL.map(Int8Buffer::with_span);
+        let mut prepared = RowBuffer::of_each_kind();
         let mut gated_row = GatedRow::new();
         let mut experts = ExpertBuffers::default();
         let mut attention = Work::default();
@@ -82,10 +82,10 @@ impl CpuProgram {
                     if !matches!(before, Before::Nothing) {
                         scratch.iter_mut().for_each(|s| s.reserve_row(x.width));
                     }
-                    for int8 in &mut int8 {
-                        let kind = int8.kind();
+                    for rows in &mut prepared {
+                        let kind = rows.kind();
                         if products.iter().any(|p| p.takes(kind)) {
-                            int8.reshape(x.rows, x.width);
+                            rows.reshape(x.rows, x.width);
                         }
                     }
                     gated_row.begin(products);
@@ -103,8 +103,8 @@ impl CpuProgram {
                 } => {
                     let n_slots = x.rows * n_used;
                     let kind = matrices.activation_kind();
-                    for int8 in int8.iter_mut().filter(|int8| int8.kind() == kind) {
-                        int8.reshape(n_slots, matrices.n_columns());
+                    for rows in prepared.iter_mut().filter(|rows| rows.kind() == kind) {
+                        rows.reshape(n_slots, matrices.n_columns());
                     }
                     experts.reserve(matrices, n_slots);
                 }
@@ -129,7 +129,7 @@ impl CpuProgram {
         Ok(Self {
             layout: layout.clone(),
             arena,
-            int8,
+            prepared,
             gated_row,
             angles: angles.collect(),
             scratch: scratch.into_iter().map(Mutex::new).collect(),
@@ -198,7 +198,7 @@ impl CpuProgram {
             n_threads: team.n_threads(),
             frame,
             inputs,
-            int8: &mut self.int8,
+            prepared: &mut self.prepared,
             gated_row: &mut self.gated_row,
             angles: &mut self.angles,
             ropes: &self.plan.ropes,

@@ -1,10 +1,10 @@
 //! [`CpuWeights`]: a model's weights as they lie in their file and as they are repacked, and how precisely their
 //! inputs are kept.
 //!
-//! Products with quantised weights can take their activations as int8 (with a scale for every 32 or 256
-//! values, as the format wants: what makes prompts fast) or as `f32` (nothing is lost). A model whose matrices fit in a processor's cache is
-//! fast either way, and the differences between its logits are small, so it keeps every bit. Knows
-//! nothing of graphs.
+//! Products with quantised weights can take their activations as int8 (with a scale for every 32 or 256 values, as the format
+//! wants: what makes prompts fast), those with BF16 theirs as BF16, or both as `f32` (nothing is lost). A model whose matrices
+//! fit in a processor's cache is fast either way, and the differences between its logits are small, so it keeps every bit.
+//! Knows nothing of graphs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,27 +17,30 @@ use kv_core::weights::WeightSource;
 use crate::activations::ActivationKind;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
+use crate::matrix::int8_kind;
 use crate::repack::{RepackChoice, Repacked, RepackedWeights, Repacking};
 use crate::team::Lead;
 
-/// Models with at most this many bytes of quantised weights keep their activations as `f32`.
+/// Models with at most this many bytes of weights that meet rounded activations keep theirs as `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
 
-/// How activations meet quantised weights. Weights of F32, F16 and BF16 always meet `f32`.
+/// How activations meet quantised weights, and those of BF16 where the processor has products of BF16. All others meet
+/// `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ActivationChoice {
-    /// As `f32` for models of at most 8 MiB of quantised weights, else as int8.
+    /// As `f32` for models of at most 8 MiB of such weights, else as [`ActivationKind::Int8`] says.
     #[default]
     Auto,
-    /// Always as this.
+    /// Always as this: as `f32`, or (whichever other kind) rounded as each format wants, to int8 with a scale for every 32
+    /// or 256 values, or to BF16.
     Always(ActivationKind),
 }
 
 /// Weights as they lie in their file, and what has been repacked of them.
 pub struct CpuWeights {
     pub(crate) source: Arc<dyn WeightSource>,
-    /// What quantised matrices want their activations to be.
-    pub(crate) activations: ActivationKind,
+    /// Whether activations are kept as `f32`, whatever they meet.
+    is_exact: bool,
     /// What custom operations of its graphs compute.
     pub(crate) custom: CustomOps,
     repack: RepackChoice,
@@ -52,20 +55,28 @@ impl CpuWeights {
         kernels: &'static Kernels,
         custom: CustomOps,
     ) -> Self {
-        let activations = match choice {
-            ActivationChoice::Always(kind) => kind,
-            ActivationChoice::Auto if quantised_bytes(&*source) <= EXACT_UP_TO => {
-                ActivationKind::F32
+        let is_exact = match choice {
+            ActivationChoice::Always(kind) => kind == ActivationKind::F32,
+            ActivationChoice::Auto => {
+                let meets_rounded = |format| rounded_kind(kernels, format) != ActivationKind::F32;
+                bytes_of(&*source, meets_rounded) <= EXACT_UP_TO
             }
-            ActivationChoice::Auto => ActivationKind::Int8,
         };
         Self {
             source,
-            activations,
+            is_exact,
             custom,
             repack,
             repacked: Arc::default(),
             kernels,
+        }
+    }
+
+    /// What a matrix of this format wants its activations to be.
+    pub(crate) fn activations_for(&self, format: BlockFormat) -> ActivationKind {
+        match self.is_exact {
+            true => ActivationKind::F32,
+            false => rounded_kind(self.kernels, format),
         }
     }
 
@@ -74,11 +85,14 @@ impl CpuWeights {
     pub(crate) fn prepare_for(&self, graph: &Graph) -> Arc<RepackedWeights> {
         if self.repack == RepackChoice::Auto {
             let get = |name: &str| self.source.get(name);
-            let fns = self.kernels.repack.as_ref();
-            // Of quantised weights only int8 meets what is repacked.
-            let is_met = |f| !is_quantised(f) || self.activations != ActivationKind::F32;
-            self.repacked
-                .prepare(graph, get, |format| fns.filter(|_| is_met(format)));
+            let kernels = self.kernels;
+            let fns = |format| match self.activations_for(format) {
+                // Of quantised weights only int8 meets what is repacked.
+                ActivationKind::F32 if is_quantised(format) => None,
+                ActivationKind::Bf16 => kernels.repack_bf16.as_ref(),
+                _ => kernels.repack.as_ref(),
+            };
+            self.repacked.prepare(graph, get, fns);
         }
         Arc::clone(&self.repacked)
     }
@@ -108,15 +122,21 @@ impl CpuWeights {
     }
 }
 
-fn quantised_bytes(source: &dyn WeightSource) -> usize {
-    let weights = source
-        .names()
-        .into_iter()
-        .filter_map(|name| source.get(&name));
-    weights
-        .filter(|w| is_quantised(w.format()))
-        .map(|w| w.bytes().len())
-        .sum()
+/// How weights of this format meet activations that may be rounded.
+fn rounded_kind(kernels: &Kernels, format: BlockFormat) -> ActivationKind {
+    match format {
+        // Elsewhere nothing would be won by rounding.
+        BlockFormat::BF16 if kernels.isa == Isa::Avx512Bf16 => ActivationKind::Bf16,
+        _ => int8_kind(format),
+    }
+}
+
+/// Bytes of all weights of some formats.
+fn bytes_of(source: &dyn WeightSource, is_counted: impl Fn(BlockFormat) -> bool) -> usize {
+    let names = source.names().into_iter();
+    let weights = names.filter_map(|name| source.get(&name));
+    let counted = weights.filter(|w| is_counted(w.format()));
+    counted.map(|w| w.bytes().len()).sum()
 }
 
 /// Whether values of this format share scales.
@@ -127,6 +147,6 @@ pub(crate) fn is_quantised(format: BlockFormat) -> bool {
 impl fmt::Debug for CpuWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.source.names().len();
-        write!(f, "CpuWeights({n} weights, {:?})", self.activations)
+        write!(f, "CpuWeights({n} weights, exact: {})", self.is_exact)
     }
 }

@@ -22,8 +22,13 @@ fn backend(isa: Isa, n_threads: usize, kind: ActivationKind) -> CpuBackend {
 fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
     // Activations of quantised weights are rounded to int8 blocks of 32: half a step of the largest
     // of 32 values, so a few hundredths of a product's root mean square at the worst of thousands.
+    // Those of BF16 weights to BF16, where there are products of it: to eight bits, each by itself.
     let tolerance = Tolerance {
         linear_quantised: 0.05,
+        linear_bf16: match isa {
+            Isa::Avx512Bf16 => 0.01,
+            _ => Tolerance::default().linear_bf16,
+        },
         ..Tolerance::default()
     };
     Subject::new(backend(isa, n_threads, ActivationKind::Int8)).with_tolerance(tolerance)
@@ -70,7 +75,7 @@ mod between {
     }
 
     #[cfg(target_arch = "x86_64")]
-    contracts!(avx2: Avx2, avx_vnni: AvxVnni, avx512_vnni: Avx512Vnni);
+    contracts!(avx2: Avx2, avx_vnni: AvxVnni, avx512_vnni: Avx512Vnni, avx512_vbmi: Avx512Vbmi);
     #[cfg(target_arch = "aarch64")]
     contracts!(neon: Neon, neon_dot: NeonDot);
 }

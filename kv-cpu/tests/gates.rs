@@ -143,6 +143,9 @@ fn of_plain_weights() {
         Case::Read(Activation::GeluTanh, 224),
     ];
     same_bits(BlockFormat::F32, &cases);
+    // Rounded, where there are products of it.
+    let more = [Case::Read(Activation::Silu, 1312)];
+    same_bits(BlockFormat::BF16, &[&cases[..], &more].concat());
 }
 
 /// Rows that are less than one part which is rounded by itself, and no whole number of them.

@@ -6,7 +6,7 @@
 use half::f16;
 use kv_core::block::{BlockFormat, dequantize, quantize};
 use kv_core::weights::Weight;
-use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, ScaleSpan};
+use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, RowBuffer, ScaleSpan};
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::Kernels;
 use kv_cpu::matrix::Matrix;
@@ -290,6 +290,48 @@ fn int8_activations_are_within_half_a_step() {
 }
 
 #[test]
+fn activations_of_bf16_are_the_nearest_everywhere() {
+    let special = [
+        (0.0, 0.0),
+        (-0.0, -0.0),
+        (f32::MIN_POSITIVE, f32::MIN_POSITIVE),
+        // Subnormal numbers count as zero, even the last one, which would be rounded up.
+        (f32::MIN_POSITIVE / 2.0, 0.0),
+        (-f32::from_bits(0x007f_ffff), -0.0),
+        // Ties go to even.
+        (1.0 + 1.0 / 256.0, 1.0),
+        (1.0 + 3.0 / 256.0, 1.0 + 1.0 / 64.0),
+        (1.0 + 3.1 / 256.0, 1.0 + 1.0 / 64.0),
+        (f32::MAX, f32::INFINITY),
+        (f32::NEG_INFINITY, f32::NEG_INFINITY),
+    ];
+    for n in [1, 15, 16, 33, 64, 300] {
+        for kernels in tables() {
+            let of = |x: &[f32]| -> Vec<f32> {
+                let mut buffer = RowBuffer::of_each_kind().into_iter().last().unwrap();
+                buffer.reshape(1, n);
+                buffer.prepare(kernels, x);
+                let Activations::Bf16(rows) = buffer.rows() else {
+                    panic!("not BF16");
+                };
+                rows.row(0).unwrap().iter().map(|x| x.to_f32()).collect()
+            };
+            for x in rows(n) {
+                for (x, got) in x.iter().zip(of(&x)) {
+                    let at_most = f32::MIN_POSITIVE.max(x.abs() / 256.0);
+                    assert!((x - got).abs() <= at_most, "{}: {x} to {got}", kernels.isa);
+                }
+            }
+            for (x, wanted) in special {
+                let got = of(&vec![x; n])[n - 1];
+                assert_eq!(got.to_bits(), wanted.to_bits(), "{}: {x:e}", kernels.isa);
+            }
+            assert!(of(&vec![f32::NAN; n])[n - 1].is_nan(), "{}", kernels.isa);
+        }
+    }
+}
+
+#[test]
 fn a_buffer_forgets_what_it_held() {
     let x = Random(3).units(3 * 40);
     for kernels in tables() {
@@ -363,10 +405,14 @@ fn widths(format: BlockFormat) -> &'static [usize] {
     }
 }
 
-/// The weight with either kind of activations.
-fn matrices(weight: &Weight) -> [Matrix; 2] {
-    [ActivationKind::Int8, ActivationKind::F32]
-        .map(|kind| Matrix::with_activations(weight.clone(), kind).unwrap())
+/// The weight with every kind of activations that it can have.
+fn matrices(weight: &Weight) -> Vec<Matrix> {
+    let mut kinds = vec![ActivationKind::Int8, ActivationKind::F32];
+    if weight.format() == BlockFormat::BF16 {
+        kinds.push(ActivationKind::Bf16);
+    }
+    let matrix = |kind| Matrix::with_activations(weight.clone(), kind).unwrap();
+    kinds.into_iter().map(matrix).collect()
 }
 
 /// A matrix with the kernels of every instruction set.
@@ -377,14 +423,12 @@ fn with_tables(matrix: Matrix) -> Vec<(Matrix, &'static Kernels)> {
         .collect()
 }
 
-/// Memory for the activations that `matrix` wants.
-fn buffer_for(matrix: &Matrix, n_tokens: usize) -> Int8Buffer {
-    let mut buffer = Int8Buffer::with_span(match matrix.activation_kind() {
-        ActivationKind::Int8Long => ScaleSpan::SuperBlock,
-        _ => ScaleSpan::Block,
-    });
+/// Memory for the activations that `matrix` wants, unless they are taken as they are.
+fn buffer_for(matrix: &Matrix, n_tokens: usize) -> Option<RowBuffer> {
+    let mut buffers = RowBuffer::of_each_kind().into_iter();
+    let mut buffer = buffers.find(|rows| rows.kind() == matrix.activation_kind())?;
     buffer.reshape(n_tokens, matrix.n_columns());
-    buffer
+    Some(buffer)
 }
 
 /// All outputs of `matrix` for the rows of `x`.
@@ -393,24 +437,24 @@ fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
     let mut values = vec![f32::NAN; n_tokens * matrix.n_rows()];
     let mut out = OutputColumns::all(&mut values, matrix.n_rows());
     let mut buffer = buffer_for(matrix, n_tokens);
-    let acts = match matrix.activation_kind() {
-        ActivationKind::F32 => Activations::F32(x),
-        ActivationKind::Int8 | ActivationKind::Int8Long => {
-            buffer.prepare(kernels, x);
-            Activations::Int8(buffer.rows())
-        }
-    };
+    let acts = buffer.as_mut().map_or(Activations::F32(x), |rows| {
+        rows.prepare(kernels, x);
+        rows.rows()
+    });
     matrix.multiply(kernels, acts, &mut out).unwrap();
     values
 }
 
 /// What the prepared activations stand for.
 fn as_prepared(matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-    let mut buffer = buffer_for(matrix, 1);
+    let Some(mut buffer) = buffer_for(matrix, 1) else {
+        return x.to_vec();
+    };
     buffer.prepare(scalar(), x);
-    match matrix.activation_kind() {
-        ActivationKind::F32 => x.to_vec(),
-        ActivationKind::Int8 | ActivationKind::Int8Long => buffer.rows().dequantized(0).unwrap(),
+    match buffer.rows() {
+        Activations::F32(values) => values.to_vec(),
+        Activations::Int8(rows) => rows.dequantized(0).unwrap(),
+        Activations::Bf16(rows) => rows.row(0).unwrap().iter().map(|x| x.to_f32()).collect(),
     }
 }
 
@@ -643,29 +687,20 @@ fn in_threads(matrix: &Matrix, kernels: &'static Kernels, x: &[f32]) -> Vec<f32>
     let mut values = vec![f32::NAN; n_tokens * n_rows];
     let out = SharedOutput::new(&mut values, n_rows);
     let mut buffer = buffer_for(matrix, n_tokens);
-    let shared = buffer.shared();
-    std::thread::scope(|scope| {
-        for first in 0..2 {
-            scope.spawn(move || {
-                let rows = x
-                    .chunks(matrix.n_columns())
-                    .enumerate()
-                    .skip(first)
-                    .step_by(2);
-                for (token, values) in rows {
-                    // SAFETY: the two threads prepare different rows, which nobody reads yet.
-                    unsafe { shared.prepare_row(kernels, token, values) };
-                }
-            });
-        }
-    });
-    let acts = match matrix.activation_kind() {
-        ActivationKind::F32 => Activations::F32(x),
-        ActivationKind::Int8 | ActivationKind::Int8Long => {
-            // SAFETY: the threads that prepared the rows have been joined.
-            Activations::Int8(unsafe { shared.rows() })
-        }
-    };
+    if let Some(shared) = buffer.as_mut().map(RowBuffer::shared) {
+        std::thread::scope(|scope| {
+            for first in 0..2 {
+                scope.spawn(move || {
+                    let rows = x.chunks(matrix.n_columns()).enumerate();
+                    for (token, values) in rows.skip(first).step_by(2) {
+                        // SAFETY: the two threads prepare different rows, which nobody reads yet.
+                        unsafe { shared.prepare_row(kernels, token, values) };
+                    }
+                });
+            }
+        });
+    }
+    let acts = buffer.as_ref().map_or(Activations::F32(x), RowBuffer::rows);
     std::thread::scope(|scope| {
         for columns in [0..1, 1..n_rows / 2, n_rows / 2..n_rows] {
             // SAFETY: the three ranges do not overlap.

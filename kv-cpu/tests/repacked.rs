@@ -128,7 +128,7 @@ fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
 /// Whether there is something to repack of some weights of this test: where there are kernels for it, matrices whose rows
 /// come in sixteens, and large ones everywhere.
 fn is_repacked(isa: Isa, weights: &[Weight]) -> bool {
-    let has_kernels = matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi);
+    let has_kernels = isa.is_avx512();
     let is_large = |w: &Weight| cfg!(target_os = "linux") && w.bytes().len() >= 8 << 20;
     weights.iter().any(|w| {
         let n_out = w.shape()[w.shape().len() - 2];
@@ -198,9 +198,19 @@ fn few_tokens() {
     }
 }
 
-/// Floats of more bits among others: the piece that they are in is read as it is stored. Where the first rows are such, all are.
 #[test]
 fn floats_that_turn_out_to_be_longer() {
+    with_longer_float(BlockFormat::F16, |value| value | 1);
+}
+
+#[test]
+fn bf16_that_turns_out_to_be_too_small() {
+    with_longer_float(BlockFormat::BF16, |_| 1);
+}
+
+/// A float of more bits, which `make` makes of one, among others: the piece that it is in is read as it is stored. Where the
+/// first rows have it, all are.
+fn with_longer_float(format: BlockFormat, make: impl Fn(u16) -> u16) {
     let (n_rows, columns) = (9 << 10, 1024);
     let (mut b, x) = builder(1, columns);
     let y = b.linear("y", x, "w", n_rows).unwrap();
@@ -208,11 +218,10 @@ fn floats_that_turn_out_to_be_longer() {
     let n_bytes = 2 * n_rows * columns;
     let is_copied = cfg!(target_os = "linux");
     for odd_row in [n_rows / 2, n_rows / 3, 0] {
-        let mut bytes = weight("w", &[n_rows, columns], BlockFormat::F16)
-            .bytes()
-            .to_vec();
-        bytes[2 * (odd_row * columns + 5)] |= 1;
-        let w = Weight::new("w", vec![n_rows, columns], BlockFormat::F16, bytes.into()).unwrap();
+        let mut bytes = weight("w", &[n_rows, columns], format).bytes().to_vec();
+        let value = &mut bytes.as_chunks_mut().0[odd_row * columns + 5];
+        *value = make(u16::from_le_bytes(*value)).to_le_bytes();
+        let w = Weight::new("w", vec![n_rows, columns], format, bytes.into()).unwrap();
         for isa in Isa::all_available() {
             let with = |repack| CpuConfig {
                 n_threads: NonZeroUsize::new(3),
@@ -226,7 +235,7 @@ fn floats_that_turn_out_to_be_longer() {
                 assert!(*bits == stored[0].0, "{isa}: row {odd_row}");
             }
             let (_, repacking) = repacked.last().unwrap();
-            let has_kernels = matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi);
+            let has_kernels = isa.is_avx512();
             let part = repacking.all as f64 / n_bytes as f64;
             match (has_kernels && odd_row > 0, is_copied) {
                 // Thirteen sixteenths, without a piece of 256 KiB.

@@ -98,10 +98,7 @@ pub fn experts_on_blocks<B: Backend>(subject: &Subject<B>) {
         sum: RouteSum::One,
     };
     for format in BlockFormat::ALL {
-        let tolerance = match format.block_len() {
-            1 => subject.tolerance.linear,
-            _ => subject.tolerance.linear_quantised,
-        };
+        let tolerance = subject.tolerance.linear_of(format);
         for n in [1, 13] {
             let graph = graph(n, 512, |b, x| {
                 let logits = b.linear("logits", x, "router", 3)?;

@@ -36,6 +36,7 @@ pub mod shift;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::backend::{Attend, Backend, BackendError};
+use crate::block::BlockFormat;
 
 pub use random::Random;
 pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
@@ -49,8 +50,10 @@ pub struct Tolerance {
     pub elementwise: f64,
     /// Attention.
     pub attend: f64,
-    /// Products with weights of plain floats (`F32`, `F16`, `BF16`).
+    /// Products with weights of `F32` and `F16`.
     pub linear: f64,
+    /// Products with weights of `BF16`, where a backend may round activations to it.
+    pub linear_bf16: f64,
     /// Products with weights of quantised blocks, where a backend may round activations.
     pub linear_quantised: f64,
     /// Convolutions and scans, also over many tokens.
@@ -65,9 +68,21 @@ impl Default for Tolerance {
             elementwise: 1e-5,
             attend: 1e-5,
             linear: 1e-5,
+            linear_bf16: 1e-5,
             linear_quantised: 1e-4,
             recurrent: 1e-5,
             graph: 1e-4,
+        }
+    }
+}
+
+impl Tolerance {
+    /// That of products with weights of a format.
+    pub(crate) fn linear_of(&self, format: BlockFormat) -> f64 {
+        match format {
+            BlockFormat::F32 | BlockFormat::F16 => self.linear,
+            BlockFormat::BF16 => self.linear_bf16,
+            _ => self.linear_quantised,
         }
     }
 }

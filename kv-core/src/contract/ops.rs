@@ -206,10 +206,7 @@ pub fn embed_on_blocks<B: Backend>(subject: &Subject<B>) {
 /// `Linear` multiplies with every block format, one row and many.
 pub fn linear_on_blocks<B: Backend>(subject: &Subject<B>) {
     for format in BlockFormat::ALL {
-        let tolerance = match format.block_len() {
-            1 => subject.tolerance.linear,
-            _ => subject.tolerance.linear_quantised,
-        };
+        let tolerance = subject.tolerance.linear_of(format);
         for n_tokens in [0, 1, 2, 7, 40] {
             let mut b = builder(n_tokens, 0);
             let x = b.input(Input::Embeddings { dim: 512 }).unwrap();

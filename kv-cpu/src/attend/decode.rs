@@ -88,7 +88,7 @@ impl Decoder {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::avx2(kv_type),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni | Isa::Avx512Vbmi if isa.is_available() => x86::avx512(kv_type),
+            _ if isa.is_avx512() && isa.is_available() => x86::avx512(kv_type),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::neon(kv_type),
             _ => None,
@@ -101,7 +101,7 @@ impl Decoder {
             bytes: None,
         };
         #[cfg(target_arch = "x86_64")]
-        if matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi) && isa.is_available() {
+        if isa.is_avx512() && isa.is_available() {
             return decoder.with_avx512();
         }
         decoder
@@ -274,8 +274,7 @@ mod tests {
                 tiles.iter().flat_map(each).sum()
             };
             let turned: usize = KvType::ALL.into_iter().map(count).sum();
-            let by_words = matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi);
-            let wanted = if by_words { 12 } else { 0 };
+            let wanted = if isa.is_avx512() { 12 } else { 0 };
             assert_eq!(turned, wanted, "{isa}");
         }
     }
@@ -319,7 +318,7 @@ mod tests {
                 decoder.decode(&heads, &tile, &mut rows);
                 for n_queries in 1..=FEW {
                     let Some(add) = decoder.adds(&heads, (n, n_queries)) else {
-                        assert!(!matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi));
+                        assert!(!isa.is_avx512());
                         continue;
                     };
                     let weights: Vec<[f32; TILE]> = (0..n_queries)
@@ -369,7 +368,7 @@ mod tests {
         (queries[5 * n + 40], queries[6 * n + 70]) = (4e5, f32::INFINITY);
         for isa in Isa::all_available() {
             let Some(all) = byte_scores(isa, &queries, &heads) else {
-                assert!(!matches!(isa, Isa::Avx512Vnni | Isa::Avx512Vbmi));
+                assert!(!isa.is_avx512());
                 continue;
             };
             for (i, (q, scores)) in queries.chunks_exact(n).zip(&all).enumerate() {

@@ -41,7 +41,7 @@ impl TileKernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni if isa.is_available() => x86::AVX2,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni | Isa::Avx512Vbmi if isa.is_available() => x86::AVX512,
+            _ if isa.is_avx512() && isa.is_available() => x86::AVX512,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => arm::NEON,
             _ => Self {

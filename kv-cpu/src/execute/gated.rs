@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv_core::backend::BackendError;
 
-use crate::activations::{Activations, Int8Buffer, Int8Rows, Int8Shared, PART, ScaleSpan};
+use crate::activations::{Activations, PART, RowBuffer, SharedRows};
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::OutputColumns;
@@ -20,7 +20,7 @@ use super::{gate, piece};
 /// Memory for one gated row that is rounded part by part, each as soon as it is complete.
 #[derive(Debug)]
 pub(crate) struct GatedRow {
-    int8: [Int8Buffer; 2],
+    rows: [RowBuffer; 3],
     /// How many values of each part there are.
     n_done: Vec<AtomicUsize>,
 }
@@ -29,39 +29,39 @@ impl GatedRow {
     /// No memory yet.
     pub(crate) fn new() -> Self {
         Self {
-            int8: ScaleSpan::ALL.map(Int8Buffer::with_span),
+            rows: RowBuffer::of_each_kind(),
             n_done: Vec::new(),
         }
     }
 
     /// Memory for what one of these products gates, where that is rounded: begins such a row.
     pub(crate) fn begin<V>(&mut self, products: &[Product<V>]) -> Option<Rounding<'_>> {
-        let (span, width) = products.iter().find_map(|product| {
-            let span = product.gates.as_ref()?.rounded?;
-            Some((span, product.matrix.n_rows()))
+        let (kind, width) = products.iter().find_map(|product| {
+            let kind = product.gates.as_ref()?.rounded?;
+            Some((kind, product.matrix.n_rows()))
         })?;
-        let int8 = self.int8.iter_mut().find(|i| i.kind() == span.kind())?;
-        int8.reshape(1, width);
+        let rows = self.rows.iter_mut().find(|rows| rows.kind() == kind)?;
+        rows.reshape(1, width);
         let n_parts = width.div_ceil(PART);
         if self.n_done.len() < n_parts {
             self.n_done.resize_with(n_parts, AtomicUsize::default);
         }
         let n_done = &mut self.n_done[..n_parts];
         n_done.iter_mut().for_each(|n| *n.get_mut() = 0);
-        let row = int8.shared();
+        let row = rows.shared();
         Some(Rounding { row, n_done, width })
     }
 
     /// The row that was begun last, once all of its values were added.
-    pub(crate) fn rows(&self) -> [Int8Rows<'_>; 2] {
-        self.int8.each_ref().map(Int8Buffer::rows)
+    pub(crate) fn rows(&self) -> &[RowBuffer; 3] {
+        &self.rows
     }
 }
 
 /// A row that several threads make and round.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounding<'a> {
-    row: Int8Shared<'a>,
+    row: SharedRows<'a>,
     n_done: &'a [AtomicUsize],
     width: usize,
 }

@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 
 use kv_core::backend::BackendError;
 
-use crate::activations::{ActivationKind, Activations, Int8Buffer};
+use crate::activations::{ActivationKind, Activations, RowBuffer};
 use crate::kernels::Kernels;
 use crate::kernels::fetch::Level;
 use crate::matrix::Matrix;
@@ -76,10 +76,10 @@ impl Run<'_> {
         products: &[Product<Buf>],
     ) -> Result<(), BackendError> {
         let is_wanted = |kind| products.iter().any(|p| p.takes(kind));
-        let shared = self.int8.each_mut().map(|int8| {
-            is_wanted(int8.kind()).then(|| {
-                int8.reshape(x.rows, x.width);
-                int8.shared()
+        let shared = self.prepared.each_mut().map(|rows| {
+            is_wanted(rows.kind()).then(|| {
+                rows.reshape(x.rows, x.width);
+                rows.shared()
             })
         });
         if shared.iter().all(Option::is_none) {
@@ -142,17 +142,14 @@ impl Run<'_> {
         let kernels = self.kernels;
         let (frame, n_threads) = (self.frame, self.n_threads);
         let n_tasks = self.n_pieces(products, x.rows);
-        let ([blocks, long], rounding) = match before {
+        let (prepared, rounding) = match before {
             Before::Rounded => (self.gated_row.rows(), None),
-            _ => {
-                let rows = self.int8.each_ref().map(Int8Buffer::rows);
-                (rows, self.gated_row.begin(products))
-            }
+            _ => (&*self.prepared, self.gated_row.begin(products)),
         };
-        let acts = |matrix: &Matrix| match matrix.activation_kind() {
-            ActivationKind::F32 => Activations::F32(values),
-            ActivationKind::Int8 => Activations::Int8(blocks),
-            ActivationKind::Int8Long => Activations::Int8(long),
+        let acts = |matrix: &Matrix| {
+            let kind = matrix.activation_kind();
+            let rows = prepared.iter().find(|rows| rows.kind() == kind);
+            rows.map_or(Activations::F32(values), RowBuffer::rows)
         };
         let scratch = self.scratch;
         let task = |thread: usize, mut task: usize| {
@@ -208,7 +205,7 @@ pub(crate) fn pieces_of(matrix: &Matrix, n_tokens: usize, n_threads: usize) -> (
     let step = share.min(most).max(worth);
     let multiple = match (n_tokens, matrix.activation_kind()) {
         (1, _) => ROWS_STEP,
-        (_, ActivationKind::F32) => FLOATS_STEP,
+        (_, ActivationKind::F32 | ActivationKind::Bf16) => FLOATS_STEP,
         _ => PANEL_STEP,
     };
     let step = step.next_multiple_of(multiple);

@@ -14,7 +14,7 @@ pub fn int8_operations(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
         // SAFETY: the instruction set is available.
         Isa::AvxVnni if isa.is_available() => Some(unsafe { x86::avx_vnni(rounds) }),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni | Isa::Avx512Vbmi if isa.is_available() => {
+        _ if isa.is_avx512() && isa.is_available() => {
             // SAFETY: as above.
             Some(unsafe { x86::avx512_vnni(rounds) })
         }

@@ -33,7 +33,7 @@ mod vector;
 
 use std::ops::Range;
 
-use half::f16;
+use half::{bf16, f16};
 use kv_core::block::BlockFormat;
 
 use crate::activations::{Activations, Int8RowMut};
@@ -149,6 +149,8 @@ pub struct Kernels {
     pub f32_to_f16: fn(&[f32], &mut [f16]),
     /// Widens from half precision, exact: `(from, to)`.
     pub f16_to_f32: fn(&[f16], &mut [f32]),
+    /// Rounds to BF16, as [`crate::activations`] says: `(from, to)`.
+    pub(crate) round_bf16: fn(&[f32], &mut [bf16]),
     /// Prepares one row of activations for int8 matrices; see [`crate::activations`] for the rule.
     pub(crate) quantize: fn(&[f32], Int8RowMut<'_>),
     /// The dot products of weight rows with the activations of some tokens. An output has the same
@@ -156,6 +158,8 @@ pub struct Kernels {
     pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
     /// How weights are repacked before they are multiplied, if there are kernels for that.
     pub(crate) repack: Option<RepackFns>,
+    /// The same of weights of BF16 that meet activations of BF16.
+    pub(crate) repack_bf16: Option<RepackFns>,
 }
 
 impl std::fmt::Debug for Kernels {
@@ -191,6 +195,8 @@ impl Kernels {
             Isa::Avx512Vnni => &AVX512,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vbmi => &AVX512_VBMI,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => &AVX512_BF16,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => &NEON,
             #[cfg(target_arch = "aarch64")]
@@ -210,6 +216,8 @@ static AVX_VNNI: Kernels = avx2::VNNI_TABLE;
 static AVX512: Kernels = avx512::TABLE;
 #[cfg(target_arch = "x86_64")]
 static AVX512_VBMI: Kernels = avx512::VBMI_TABLE;
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Kernels = avx512::BF16_TABLE;
 #[cfg(target_arch = "aarch64")]
 static NEON: Kernels = neon::TABLE;
 #[cfg(target_arch = "aarch64")]

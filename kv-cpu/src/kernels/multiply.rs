@@ -51,6 +51,8 @@ macro_rules! multiply_by {
                         formats::for_format!(weights.format, one_token(&weights, &row, out));
                     }
                 }
+                // Only asked for where there are products of BF16.
+                Activations::Bf16(_) => $crate::kernels::scalar::multiply(weights, acts, tokens, out),
                 // SAFETY: this function needs the features of its tiles.
                 Activations::Int8(rows) => unsafe {
                     formats::multiply(&TILES, &weights, &rows, tokens, out);

@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use half::f16;
+use half::{bf16, f16};
 use kv_core::block::dequantize;
 
 use super::{Kernels, WeightRows, scan};
-use crate::activations::{Activations, BLOCK, Int8RowMut};
+use crate::activations::{self, Activations, BLOCK, Int8RowMut};
 use crate::isa::Isa;
 use crate::output::OutputColumns;
 
@@ -33,9 +33,11 @@ pub(super) static TABLE: Kernels = Kernels {
     scan_tile: scan::scan_tile,
     f32_to_f16,
     f16_to_f32,
+    round_bf16,
     quantize,
     multiply,
     repack: None,
+    repack_bf16: None,
 };
 
 fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
@@ -146,6 +148,12 @@ fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+pub(super) fn round_bf16(from: &[f32], to: &mut [bf16]) {
+    debug_assert_eq!(from.len(), to.len());
+    let rounded = from.iter().map(|x| activations::round(*x));
+    to.iter_mut().zip(rounded).for_each(|(to, x)| *to = x);
+}
+
 fn f32_to_f16(from: &[f32], to: &mut [f16]) {
     debug_assert_eq!(from.len(), to.len());
     to.iter_mut()
@@ -216,7 +224,7 @@ const CHUNK: usize = 256;
 
 /// Weights are decoded by the specification of their format, activations are taken for what they
 /// stand for, and both are multiplied and summed from the first column to the last.
-fn multiply(
+pub(super) fn multiply(
     weights: WeightRows<'_>,
     acts: Activations<'_>,
     tokens: Range<usize>,
@@ -234,6 +242,10 @@ fn multiply(
                 scale * f32::from(quant)
             };
             multiply_values(weights, value, tokens, out);
+        }
+        Activations::Bf16(rows) => {
+            let row = |token: usize| rows.row(token).unwrap_or_default();
+            multiply_values(weights, |token, c| row(token)[c].to_f32(), tokens, out);
         }
     }
 }

@@ -19,7 +19,7 @@ use kv_core::graph::{Activation, AttendSpec, CustomSpec, Graph, PositionScale, R
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
-use crate::activations::{ActivationKind, ScaleSpan};
+use crate::activations::ActivationKind;
 use crate::experts::Experts;
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
@@ -79,7 +79,7 @@ pub(crate) struct Gated {
     pub(crate) matrix: Arc<Matrix>,
     pub(crate) bias: Option<Arc<[f32]>>,
     /// How the result is rounded at once, where it is one row that only matrices of such rows read.
-    pub(crate) rounded: Option<ScaleSpan>,
+    pub(crate) rounded: Option<ActivationKind>,
 }
 
 /// How rows become what matrices are multiplied with, where nothing else reads the result.

@@ -449,8 +449,9 @@ impl<'a> Resolver<'a> {
         let matrix = match self.matrices.get(name) {
             Some(matrix) => Arc::clone(matrix),
             None => {
-                let matrix =
-                    Matrix::with_activations(self.weight(name, node)?, self.weights.activations)?;
+                let weight = self.weight(name, node)?;
+                let activations = self.weights.activations_for(weight.format());
+                let matrix = Matrix::with_activations(weight, activations)?;
                 let matrix = Arc::new(matrix.with_repacked(self.weights.repacked(name)));
                 self.matrices.insert(name, Arc::clone(&matrix));
                 matrix

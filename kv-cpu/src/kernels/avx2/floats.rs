@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::kernels::WeightRows;
-use crate::kernels::floats::{self, Columns};
+use crate::kernels::floats::{self, Columns, FloatColumns};
 use crate::output::OutputColumns;
 
 /// Weight rows that are multiplied with several tokens at a time.
@@ -27,6 +27,7 @@ struct Eight;
 #[rustfmt::skip]
 impl Columns for Eight {
     type Float = __m256;
+    type Act = f32;
     const LANES: usize = 8;
 
     #[inline(always)]
@@ -38,11 +39,6 @@ impl Columns for Eight {
     unsafe fn load(from: *const f32) -> __m256 {
         // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
         unsafe { _mm256_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> __m256 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u8) -> __m256 {
@@ -61,5 +57,13 @@ impl Columns for Eight {
     unsafe fn sum(x: __m256) -> f32 {
         // SAFETY: as above.
         unsafe { super::lanes::sum(x) }
+    }
+}
+
+impl FloatColumns for Eight {
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> __m256 {
+        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::kernels::WeightRows;
-use crate::kernels::floats::{self, Columns};
+use crate::kernels::floats::{self, Columns, FloatColumns};
 use crate::output::OutputColumns;
 
 /// Weight rows that are multiplied with several tokens at a time.
@@ -27,6 +27,7 @@ pub(super) struct Sixteen;
 #[rustfmt::skip]
 impl Columns for Sixteen {
     type Float = __m512;
+    type Act = f32;
     const LANES: usize = 16;
 
     #[inline(always)]
@@ -38,11 +39,6 @@ impl Columns for Sixteen {
     unsafe fn load(from: *const f32) -> __m512 {
         // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
         unsafe { _mm512_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> __m512 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u8) -> __m512 {
@@ -76,6 +72,14 @@ impl Columns for Sixteen {
             *to = unsafe { Self::sum(*x) };
         }
         sums
+    }
+}
+
+impl FloatColumns for Sixteen {
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> __m512 {
+        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 }
 

@@ -4,6 +4,7 @@
 //! them the same text. Knows nothing of how the instruction set was detected: the table must only be handed
 //! out where [`Isa::Avx512Vnni`] is available.
 
+mod bf16;
 mod by_rows;
 mod chunks;
 mod few_tokens_repacked;
@@ -23,7 +24,7 @@ mod reduce;
 mod repacked;
 mod row_after_row;
 mod scan;
-mod short_floats;
+mod short;
 mod sixteen;
 mod stored;
 mod table;
@@ -68,6 +69,27 @@ pub(super) const VBMI_TABLE: Kernels = Kernels {
         multiply::multiply_vbmi(weights, acts, tokens, out)
     },
     ..TABLE
+};
+
+/// With dot products of BF16, beside what [`VBMI_TABLE`] needs.
+pub(super) const BF16_TABLE: Kernels = Kernels {
+    isa: Isa::Avx512Bf16,
+    // SAFETY: the table is handed out only where these features are available.
+    round_bf16: |from, to| unsafe { bf16::round(from, to) },
+    // SAFETY: as above.
+    multiply: |weights, acts, tokens, out| unsafe {
+        multiply::multiply_bf16(weights, acts, tokens, out)
+    },
+    repack_bf16: Some(RepackFns {
+        at_once: sixteen::ROWS,
+        row_bytes: short::bf16::row_bytes,
+        block_len: |_| short::COLUMNS,
+        // SAFETY: as above.
+        repack: |stored, to| unsafe { short::bf16::repack(stored, to) },
+        // SAFETY: as above.
+        stored_block: |weights, at, to| unsafe { short::bf16::stored_block(weights, at, to) },
+    }),
+    ..VBMI_TABLE
 };
 
 #[cfg(test)]

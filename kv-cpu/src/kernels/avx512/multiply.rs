@@ -5,13 +5,15 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{few_tokens_repacked, floats, one_row, one_row_repacked, one_row_super, one_row_vbmi};
-use super::{pack, pack_vbmi, repacked, row_after_row, short_floats};
+use super::{
+    bf16, few_tokens_repacked, floats, one_row, one_row_repacked, one_row_super, one_row_vbmi,
+};
+use super::{pack, pack_vbmi, repacked, row_after_row, short};
 use crate::activations::{Activations, Int8Row, Int8Rows};
 use crate::kernels::groups as g;
 use crate::kernels::panel::formats::{self, Tiles, for_format, tiles};
 use crate::kernels::panel::lanes::Lanes;
-use crate::kernels::{Arrangement, WeightRows};
+use crate::kernels::{Arrangement, WeightRows, scalar};
 use crate::output::OutputColumns;
 
 tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
@@ -54,6 +56,22 @@ pub(super) fn multiply_vbmi(
     with((one, &VBMI_TILES), weights, acts, (tokens, out));
 }
 
+/// The same with dot products of BF16.
+#[target_feature(
+    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx512bf16"
+)]
+pub(super) fn multiply_bf16(
+    weights: WeightRows<'_>,
+    acts: Activations<'_>,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    match acts {
+        Activations::Bf16(rows) => bf16::multiply(&weights, &rows, tokens, out),
+        _ => multiply_vbmi(weights, acts, tokens, out),
+    }
+}
+
 /// So many tokens are multiplied with repacked rows as they lie: unpacking them for each eight tokens takes less time than
 /// writing panels does.
 const FEW: usize = 64;
@@ -79,8 +97,10 @@ fn with(
     match acts {
         Activations::F32(values) => match weights.arrangement {
             Arrangement::Stored => floats::multiply(&weights, values, tokens, out),
-            Arrangement::Repacked => short_floats::multiply(&weights, values, tokens, out),
+            Arrangement::Repacked => short::floats::multiply(&weights, values, tokens, out),
         },
+        // Only asked for where there are products of BF16.
+        Activations::Bf16(_) => scalar::multiply(weights, acts, tokens, out),
         Activations::Int8(rows) if tokens.len() == 1 => {
             if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
                 one(&weights, &row, out);

@@ -15,7 +15,7 @@ use kv_core::block::BlockFormat;
 
 use super::chunks::Chunks;
 use super::pack::{fits, pack_block};
-use super::short_floats;
+use super::short;
 use super::sixteen::{Block16, ROWS, Sixteen};
 use crate::kernels::WeightRows;
 use crate::kernels::fetch::fetch_line;
@@ -180,7 +180,7 @@ impl<F: Chunks<BYTES>, const BYTES: usize> Block16<BYTES> for Beside<'_, F, BYTE
 /// How many bytes a row of so many columns takes on average; 0 where there are no kernels for such rows.
 pub(super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
     if format.block_len() == 1 {
-        return short_floats::row_bytes(format, n_columns);
+        return short::row_bytes(format, n_columns);
     }
     for_format!(format, row_bytes_of(blocks_of(format, n_columns)), else 0)
 }
@@ -192,7 +192,7 @@ fn row_bytes_of<F: Chunks<BYTES>, const BYTES: usize>(n_blocks: usize) -> usize 
 /// As [`RepackFns::block_len`](crate::kernels::RepackFns).
 pub(super) fn block_len(format: BlockFormat) -> usize {
     match format.block_len() {
-        1 => short_floats::COLUMNS,
+        1 => short::COLUMNS,
         len => len,
     }
 }
@@ -201,7 +201,7 @@ pub(super) fn block_len(format: BlockFormat) -> usize {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn repack(stored: &WeightRows<'_>, to: &mut [u8]) -> bool {
     if stored.format.block_len() == 1 {
-        return short_floats::repack(stored, to);
+        return short::floats::repack(stored, to);
     }
     for_format!(stored.format, repack_of(stored, to));
     true
@@ -285,7 +285,7 @@ fn store(words: __m512i, to: &mut [u8; WORD16]) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn stored_block(weights: &WeightRows<'_>, (row, b): (usize, usize), to: &mut [u8]) {
     if weights.format.block_len() == 1 {
-        return short_floats::stored_block(weights, (row, b), to);
+        return short::floats::stored_block(weights, (row, b), to);
     }
     for_format!(weights.format, stored_block_of(weights, (row, b), to));
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::lanes::widened;
 use crate::kernels::WeightRows;
-use crate::kernels::floats::{self, Columns};
+use crate::kernels::floats::{self, Columns, FloatColumns};
 use crate::output::OutputColumns;
 
 /// Weight rows that are multiplied with several tokens at a time.
@@ -28,6 +28,7 @@ struct Eight;
 #[rustfmt::skip]
 impl Columns for Eight {
     type Float = [float32x4_t; 2];
+    type Act = f32;
     const LANES: usize = 8;
 
     #[inline(always)]
@@ -39,11 +40,6 @@ impl Columns for Eight {
     unsafe fn load(from: *const f32) -> [float32x4_t; 2] {
         // SAFETY: as above; the caller promises the numbers, and the loads need no alignment.
         unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> [float32x4_t; 2] {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { widened(vld1q_u16(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u8) -> [float32x4_t; 2] {
@@ -65,5 +61,13 @@ impl Columns for Eight {
     unsafe fn sum(x: [float32x4_t; 2]) -> f32 {
         // SAFETY: as above.
         unsafe { vaddvq_f32(vaddq_f32(x[0], x[1])) }
+    }
+}
+
+impl FloatColumns for Eight {
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> [float32x4_t; 2] {
+        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
+        unsafe { widened(vld1q_u16(from.cast())) }
     }
 }

@@ -96,6 +96,8 @@ macro_rules! vector_table {
                 elementwise::f32_to_f16(from: &[f32], to: &mut [f16]) -> ()),
             f16_to_f32: compiled!($features, $vector,
                 elementwise::f16_to_f32(from: &[f16], to: &mut [f32]) -> ()),
+            round_bf16: $crate::kernels::scalar::round_bf16,
+            repack_bf16: None,
             $($own: $value,)+
         }
     }};

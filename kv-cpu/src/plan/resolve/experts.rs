@@ -80,7 +80,8 @@ impl<'a> Resolver<'a> {
         let bytes = bytes.unwrap_or_else(|| Vec::new().into());
         let weight = Weight::new(whole.name(), shape, whole.format(), bytes);
         let weight = weight.map_err(BackendError::Weight)?;
-        Matrix::with_activations(weight, self.weights.activations)
+        let activations = self.weights.activations_for(weight.format());
+        Matrix::with_activations(weight, activations)
     }
 
     pub(super) fn expert_weigh(

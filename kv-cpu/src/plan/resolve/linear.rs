@@ -5,7 +5,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, Node, NodeId, Op};
 
 use super::{Resolver, Value, unsupported};
-use crate::activations::{ActivationKind, ScaleSpan};
+use crate::activations::ActivationKind;
 use crate::plan::{Before, Change, Gated, Product, Step};
 
 /// Rows whose products do not stay near until they are gated; fewer are gated where they are rounded, but for a single
@@ -47,16 +47,13 @@ impl<'a> Resolver<'a> {
     /// Lets the last step round `x` for these products while it gates it, if it does, and if `x` is one row that they all take
     /// the same way: says whether it will.
     fn round_gates(&mut self, x: Value, products: &[Product<Value>]) -> bool {
-        let takes = |span: &ScaleSpan| {
-            let wanted = |p: &Product<Value>| p.matrix.activation_kind() == span.kind();
-            products.iter().all(wanted)
-        };
-        let (Some(span), 1) = (
-            ScaleSpan::ALL.into_iter().find(takes),
-            x.shape(self.graph).0,
-        ) else {
+        let Some(kind) = products.first().map(|p| p.matrix.activation_kind()) else {
             return false;
         };
+        let is_wanted = |p: &Product<Value>| p.matrix.activation_kind() == kind;
+        if !products.iter().all(is_wanted) || x.shape(self.graph).0 != 1 {
+            return false;
+        }
         // There is memory for one such row: it is not read and made at once.
         let Some(Step::Linear {
             before: Before::Nothing | Before::RmsNorm { .. } | Before::Gate(..),
@@ -70,7 +67,7 @@ impl<'a> Resolver<'a> {
         let Some(gated) = maker.and_then(|p| p.gates.as_mut()) else {
             return false;
         };
-        gated.rounded = Some(span);
+        gated.rounded = Some(kind);
         true
     }
 

@@ -1,6 +1,6 @@
-//! Rows of activations as a [`crate::matrix::Matrix`] wants them: `f32` as they are, or int8.
+//! Rows of int8 blocks: [`Int8Buffer`] makes them, [`Int8Rows`] is what kernels read.
 //!
-//! An int8 row is cut into blocks of [`BLOCK`] values. A block whose largest magnitude is `a` has
+//! A row is cut into blocks of [`BLOCK`] values. A block whose largest magnitude is `a` has
 //! the scale `a / 127`, and value `x` becomes `x · 127 / a` rounded to the nearest integer, ties to
 //! even. Two special blocks: where `a < 127 · f32::MIN_POSITIVE` all values and the scale are 0,
 //! and where a value is infinite or NaN the scale is NaN, so that whatever is computed from it is
@@ -14,6 +14,7 @@
 
 use std::marker::PhantomData;
 
+use super::{ActivationKind, PART};
 use crate::kernels::Kernels;
 
 /// Values that share a scale.
@@ -22,28 +23,6 @@ pub const BLOCK: usize = 32;
 pub const SUPER_BLOCK: usize = 8;
 /// Rows hold a multiple of this many blocks.
 pub const PADDING: usize = SUPER_BLOCK;
-/// Values that can be prepared without the rest of their row, whatever shares a scale.
-pub(crate) const PART: usize = PADDING * BLOCK;
-
-/// Rows of activations, ready to be multiplied.
-#[derive(Clone, Copy, Debug)]
-pub enum Activations<'a> {
-    /// `f32 [tokens, columns]`.
-    F32(&'a [f32]),
-    /// Int8 blocks.
-    Int8(Int8Rows<'a>),
-}
-
-/// What a matrix wants its activations to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ActivationKind {
-    /// [`Activations::F32`].
-    F32,
-    /// [`Activations::Int8`] with a scale for every block.
-    Int8,
-    /// [`Activations::Int8`] with a scale for every [`SUPER_BLOCK`] blocks.
-    Int8Long,
-}
 
 /// Over how many values of a row a scale reaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,9 +35,6 @@ pub enum ScaleSpan {
 }
 
 impl ScaleSpan {
-    /// Both.
-    pub(crate) const ALL: [Self; 2] = [Self::Block, Self::SuperBlock];
-
     /// The kind of activations that such rows are.
     pub fn kind(self) -> ActivationKind {
         match self {
@@ -227,8 +203,8 @@ impl<'a> Int8Shared<'a> {
     /// Prepares row `token` from its `n_columns` values.
     ///
     /// # Safety
-    /// While this runs, no other thread prepares the same row and nobody holds
-    /// [`Int8Shared::rows`].
+    /// While this runs, no other thread prepares the same row and nobody reads
+    /// the rows.
     pub unsafe fn prepare_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
         debug_assert!(token < self.n_tokens && values.len() == self.n_columns);
         if token >= self.n_tokens {
@@ -244,7 +220,7 @@ impl<'a> Int8Shared<'a> {
     /// those that are left.
     ///
     /// # Safety
-    /// While this runs, no other thread prepares the same values and nobody holds [`Int8Shared::rows`].
+    /// While this runs, no other thread prepares the same values and nobody reads the rows.
     pub(crate) unsafe fn prepare_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
         let first = part * PADDING;
         let there = self.n_tokens > 0 && first < padded_blocks(self.n_columns);
@@ -287,31 +263,6 @@ impl<'a> Int8Shared<'a> {
         row.negative_sums[used..].fill(0);
         row.negative_half_sums[used..].fill([0; 2]);
         (kernels.quantize)(values, row);
-    }
-
-    /// All rows, for reading.
-    ///
-    /// # Safety
-    /// Every row has been prepared, this thread has synchronised with those that did it, and none
-    /// is prepared again while the result is in use.
-    pub unsafe fn rows(&self) -> Int8Rows<'a> {
-        let n = self.n_tokens * padded_blocks(self.n_columns);
-        // SAFETY: the buffer borrowed for `'a` holds `n` blocks; the caller promises that nobody
-        // writes them.
-        unsafe {
-            Int8Rows {
-                span: self.span,
-                n_tokens: self.n_tokens,
-                n_columns: self.n_columns,
-                quants: std::slice::from_raw_parts(self.quants, n),
-                scales: std::slice::from_raw_parts(self.scales, n),
-                sums: std::slice::from_raw_parts(self.sums, n),
-                int_sums: std::slice::from_raw_parts(self.int_sums, n),
-                int_half_sums: std::slice::from_raw_parts(self.int_half_sums, n),
-                negative_sums: std::slice::from_raw_parts(self.negative_sums, n),
-                negative_half_sums: std::slice::from_raw_parts(self.negative_half_sums, n),
-            }
-        }
     }
 }
 
