@@ -10,6 +10,7 @@ use kv_core::backend::BackendError;
 
 use crate::activations::{Activations, PART, RowBuffer, SharedRows};
 use crate::kernels::Kernels;
+use crate::kernels::fetch::Level;
 use crate::matrix::Matrix;
 use crate::output::OutputColumns;
 use crate::plan::{Buf, Gated, Product};
@@ -91,6 +92,9 @@ pub(crate) fn gated_len(n_tokens: usize, n_columns: usize) -> usize {
     2 * n_tokens * n_columns
 }
 
+/// Rows that are gated, and put where they belong, at a time.
+const ROWS: usize = 16;
+
 /// One product that gates another one.
 #[derive(Clone, Copy)]
 pub(super) struct GatedProduct<'a> {
@@ -126,13 +130,23 @@ impl GatedProduct<'_> {
                     .for_each(|row| (kernels.add)(row, bias));
             }
         }
-        gate(kernels, gated.activation)?(gate_values, up);
+        let gate = gate(kernels, gated.activation)?;
         let out = product.out;
         let to = frame.write(out);
-        for (row, values) in gate_values.chunks_exact(n).enumerate() {
-            let start = row * out.width + columns.start;
-            // SAFETY: these columns belong to this task.
-            unsafe { to.range(start..start + n) }.copy_from_slice(values);
+        let start_of = |row: usize| row * out.width + columns.start;
+        let some = gate_values.chunks_mut(ROWS * n).zip(up.chunks(ROWS * n));
+        for (at, (gate_values, up)) in some.enumerate() {
+            // Where the next ones go is far apart, and seldom near.
+            for row in (at + 1) * ROWS..out.rows.min((at + 2) * ROWS) {
+                let start = to.start().wrapping_add(start_of(row));
+                Level::of_streams().fetch(start.cast(), n * size_of::<f32>());
+            }
+            gate(gate_values, up);
+            for (row, values) in (at * ROWS..).zip(gate_values.chunks_exact(n)) {
+                let start = start_of(row);
+                // SAFETY: these columns belong to this task.
+                unsafe { to.range(start..start + n) }.copy_from_slice(values);
+            }
         }
         if let Some(rounding) = &self.rounding {
             // SAFETY: they were just written, by the one task that they belong to.
