@@ -175,7 +175,7 @@ impl<'a> Bf16Rows<'a> {
         self.n_columns
     }
 
-    /// From the beginning of a row to that of the next one.
+    /// From the beginning of a row to that of the next one, in values.
     pub(crate) fn stride(&self) -> usize {
         padded(self.n_columns)
     }
@@ -198,6 +198,7 @@ impl<'a> Bf16Rows<'a> {
     }
 
     /// All values, with what fills up each row.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn values(&self) -> &'a [bf16] {
         self.values
     }

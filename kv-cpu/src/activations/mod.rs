@@ -10,8 +10,10 @@ use std::ops::Range;
 
 pub(crate) use self::bf16::round;
 pub use self::bf16::{Bf16Buffer, Bf16Rows, Bf16Shared};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use self::int8::Int8Row;
+pub(crate) use self::int8::Int8RowMut;
 pub use self::int8::{BLOCK, Int8Buffer, Int8Rows, Int8Shared, PADDING, SUPER_BLOCK, ScaleSpan};
-pub(crate) use self::int8::{Int8Row, Int8RowMut};
 use crate::kernels::Kernels;
 
 /// Values that can be prepared without the rest of their row, whatever shares a scale.
