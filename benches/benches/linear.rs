@@ -1,5 +1,6 @@
 //! Matrix products of the CPU backend by weight format: one row (bound by bytes of weights) and many
 //! rows (bound by arithmetic). Throughput is bytes of weights for one row, multiply-adds for many.
+//! Activations are rounded as each format wants, as they are for models of more than 8 MiB.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
@@ -9,13 +10,18 @@ use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_cpu::{CpuBackend, CpuConfig};
+use kv_cpu::activations::ActivationKind;
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 
 /// A feed-forward matrix of a model of half a billion parameters.
 const SHAPE: [usize; 2] = [4864, 1024];
 
 fn bench(c: &mut Criterion, group: &str, n_tokens: usize) {
-    let backend = CpuBackend::new(CpuConfig::default()).expect("a CPU");
+    let config = CpuConfig {
+        activations: ActivationChoice::Always(ActivationKind::Int8),
+        ..CpuConfig::default()
+    };
+    let backend = CpuBackend::new(config).expect("a CPU");
     let layout = RowLayout::default();
     let graph = linear_graph(n_tokens, SHAPE).expect("the sizes fit");
     let mut rows = backend.allocate(&layout).expect("nothing to allocate");
