@@ -3,19 +3,16 @@
 //! A value is rounded to the nearest BF16, ties to even; those below [`f32::MIN_POSITIVE`] become zero, as processors take
 //! them, and NaN stays NaN.
 //!
-//! Invariant: rows are padded with zeros to a multiple of [`PADDING`] values, so that kernels may read whole registers.
-//! Knows nothing of weights.
+//! Invariant: each row begins with a cache line; what is left of its last one is nobody's. Knows nothing of weights.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
 
-use super::{ActivationKind, PART};
+use super::PART;
 use crate::kernels::Kernels;
 
-/// Rows hold a multiple of this many values.
-const PADDING: usize = 64;
 /// Values of a cache line.
 const LINE: usize = 32;
 
@@ -45,7 +42,7 @@ impl Bf16Buffer {
     /// Makes this `n_tokens` rows of `n_columns` values, whose content is unspecified until they are prepared. Allocates
     /// only to grow.
     pub fn reshape(&mut self, n_tokens: usize, n_columns: usize) {
-        let n_lines = n_tokens * padded(n_columns) / LINE;
+        let n_lines = n_tokens * stride(n_columns) / LINE;
         if self.values.len() < n_lines {
             self.values.resize(n_lines, Line([bf16::ZERO; LINE]));
         }
@@ -65,7 +62,7 @@ impl Bf16Buffer {
 
     /// The rows, for reading.
     pub fn rows(&self) -> Bf16Rows<'_> {
-        let n_values = self.n_tokens * padded(self.n_columns);
+        let n_values = self.n_tokens * stride(self.n_columns);
         // SAFETY: `Line` is its values without padding (its size is its alignment), and `reshape` made room for so many.
         let values = unsafe { std::slice::from_raw_parts(self.values.as_ptr().cast(), n_values) };
         Bf16Rows {
@@ -86,9 +83,9 @@ impl Bf16Buffer {
     }
 }
 
-/// Values in one row of `n_columns`, with padding.
-fn padded(n_columns: usize) -> usize {
-    n_columns.next_multiple_of(PADDING)
+/// From the beginning of a row of `n_columns` values to that of the next one, in values.
+fn stride(n_columns: usize) -> usize {
+    n_columns.next_multiple_of(LINE)
 }
 
 /// The rows of a [`Bf16Buffer`], shared by threads that take turns in writing and reading them.
@@ -115,9 +112,8 @@ impl Bf16Shared<'_> {
         let fits = token < self.n_tokens && values.len() == self.n_columns;
         debug_assert!(fits);
         if fits {
-            let stride = padded(self.n_columns);
             // SAFETY: the row has so many values; the rest is promised to this function.
-            unsafe { self.put(kernels, (token * stride, stride), values) };
+            unsafe { self.put(kernels, token * stride(self.n_columns), values) };
         }
     }
 
@@ -127,26 +123,23 @@ impl Bf16Shared<'_> {
     /// # Safety
     /// While this runs, no other thread prepares the same values, and nobody reads the rows.
     pub(crate) unsafe fn prepare_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
-        const { assert!(PART.is_multiple_of(PADDING)) };
-        let (first, n) = (part * PART, padded(values.len()));
-        let fits = self.n_tokens > 0 && first + n <= padded(self.n_columns);
+        let first = part * PART;
+        let fits = self.n_tokens > 0 && first + values.len() <= self.n_columns;
         debug_assert!(fits && values.len() <= PART);
         if fits {
             // SAFETY: the first row has so many values; the rest is promised to this function.
-            unsafe { self.put(kernels, (first, n), values) };
+            unsafe { self.put(kernels, first, values) };
         }
     }
 
-    /// Puts values at the beginning of `n` from `first` on, and zeros behind them.
+    /// Puts values down from value `first` on.
     ///
     /// # Safety
     /// There are so many, and no other thread uses them meanwhile.
-    unsafe fn put(&self, kernels: &Kernels, (first, n): (usize, usize), values: &[f32]) {
+    unsafe fn put(&self, kernels: &Kernels, first: usize, values: &[f32]) {
         // SAFETY: as the caller promises, of the buffer that is borrowed for `'a`.
-        let to = unsafe { std::slice::from_raw_parts_mut(self.values.add(first), n) };
-        let (to, rest) = to.split_at_mut(values.len());
+        let to = unsafe { std::slice::from_raw_parts_mut(self.values.add(first), values.len()) };
         (kernels.round_bf16)(values, to);
-        rest.fill(bf16::ZERO);
     }
 }
 
@@ -155,16 +148,11 @@ impl Bf16Shared<'_> {
 pub struct Bf16Rows<'a> {
     n_tokens: usize,
     n_columns: usize,
-    /// With what fills up each row.
+    /// With what is left of each row's last line.
     values: &'a [bf16],
 }
 
 impl<'a> Bf16Rows<'a> {
-    /// Which kind of activations these are.
-    pub fn kind(&self) -> ActivationKind {
-        ActivationKind::Bf16
-    }
-
     /// Number of rows.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
@@ -177,7 +165,7 @@ impl<'a> Bf16Rows<'a> {
 
     /// From the beginning of a row to that of the next one, in values.
     pub(crate) fn stride(&self) -> usize {
-        padded(self.n_columns)
+        stride(self.n_columns)
     }
 
     /// Some of the rows, or `None` where there are not so many.
@@ -197,7 +185,7 @@ impl<'a> Bf16Rows<'a> {
         row.values.get(..self.n_columns)
     }
 
-    /// All values, with what fills up each row.
+    /// All values, with what is left of each row's last line.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn values(&self) -> &'a [bf16] {
         self.values

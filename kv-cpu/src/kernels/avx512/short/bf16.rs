@@ -10,7 +10,9 @@ use half::bf16;
 use kv_core::block::BlockFormat;
 
 use super::super::bf16::{Pairs, multiply_stored};
-use super::{BLOCK, FEW, SCALE, Short, TOP, as_stored, block_of, few, halves, parts, put};
+use super::{
+    BLOCK, FEW, SCALE, Short, TOP, as_stored, block_of, few, halves, parts, put, repack_rows,
+};
 use crate::activations::Bf16Rows;
 use crate::kernels::WeightRows;
 use crate::kernels::floats::Columns;
@@ -60,13 +62,11 @@ pub(in super::super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usiz
     }
 }
 
-/// Repacks the given rows, as they are stored; says whether all values could be kept, else what was written means nothing.
+/// As [`repack_rows`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(in super::super) fn repack(stored: &WeightRows<'_>, to: &mut [u8]) -> bool {
-    let row_bytes = row_bytes(stored.format, stored.n_columns).max(1);
-    let rows = stored.bytes.chunks_exact(stored.row_bytes.max(1));
-    rows.zip(to.chunks_exact_mut(row_bytes))
-        .all(|(row, to)| repack_row(row, to))
+    debug_assert_eq!(stored.format, BlockFormat::BF16);
+    repack_rows(stored, to, |row, to| repack_row(row, to))
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]

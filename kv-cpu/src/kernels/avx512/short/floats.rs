@@ -8,7 +8,10 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::super::floats::{self, Sixteen};
-use super::{BLOCK, COLUMNS, FEW, SCALE, Short, TOP, as_stored, block_of, few, halves, parts, put};
+use super::{
+    BLOCK, COLUMNS, FEW, SCALE, Short, TOP, as_stored, block_of, few, halves, parts, put,
+    repack_rows,
+};
 use crate::kernels::WeightRows;
 use crate::kernels::floats::{Columns, FloatColumns};
 use crate::output::OutputColumns;
@@ -45,13 +48,10 @@ impl Short for InF32 {
     }
 }
 
-/// Repacks the given rows, as they are stored; says whether all values could be kept, else what was written means nothing.
+/// As [`repack_rows`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(in super::super) fn repack(stored: &WeightRows<'_>, to: &mut [u8]) -> bool {
-    let row_bytes = super::row_bytes(stored.format, stored.n_columns).max(1);
-    let rows = stored.bytes.chunks_exact(stored.row_bytes.max(1));
-    rows.zip(to.chunks_exact_mut(row_bytes))
-        .all(|(row, to)| repack_row(stored.format, row, to))
+    repack_rows(stored, to, |row, to| repack_row(stored.format, row, to))
 }
 
 /// Sixteen stored values.

@@ -55,6 +55,20 @@ pub(super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
     }
 }
 
+/// Repacks the given rows, as they are stored, with `repack_row`; says whether all values could be kept, else what was written
+/// means nothing.
+#[inline(always)]
+fn repack_rows(
+    stored: &WeightRows<'_>,
+    to: &mut [u8],
+    repack_row: impl Fn(&[u8], &mut [u8]) -> bool,
+) -> bool {
+    let row_bytes = row_bytes(stored.format, stored.n_columns).max(1);
+    let rows = stored.bytes.chunks_exact(stored.row_bytes.max(1));
+    rows.zip(to.chunks_exact_mut(row_bytes))
+        .all(|(row, to)| repack_row(row, to))
+}
+
 /// What rows are multiplied with, and how their values come to registers.
 ///
 /// All functions need the instruction set that the type stands for, which is what makes them unsafe to call.
