@@ -548,6 +548,59 @@ fn extreme_quants_do_not_overflow() {
     }
 }
 
+/// Eight tokens whose quants are the values, with signs alike or not, and whose magnitudes sum up to `sum` in each half of a
+/// block but the first, where one value is the largest.
+fn rows_of_sum(n: usize, sum: usize) -> Vec<f32> {
+    let mut x = vec![0.0; 8 * n];
+    for (token, row) in x.chunks_mut(n).enumerate() {
+        for (i, half) in row.chunks_mut(16).enumerate() {
+            for (j, x) in half.iter_mut().enumerate() {
+                *x = (sum / 16 + usize::from(j < sum % 16)) as f32;
+                *x *= if token % 2 == 1 || token > 3 && i % 3 == 0 {
+                    -1.0
+                } else {
+                    1.0
+                };
+            }
+            if i % 16 == 0 {
+                half.fill(0.0);
+                half[0] = 127.0;
+            }
+        }
+    }
+    x
+}
+
+#[test]
+fn sums_just_within_sixteen_bits_and_beyond_them() {
+    const ROWS: usize = 32;
+    let n = 512;
+    for format in BlockFormat::ALL
+        .into_iter()
+        .filter(|f| f.block_len() == 256)
+    {
+        for fill in [0x00, 0xff] {
+            let mut bytes = vec![fill; ROWS * n / format.block_len() * format.block_bytes()];
+            for block in bytes.chunks_mut(format.block_bytes()) {
+                set_scales(format, block, || 0.5);
+            }
+            let weight = Weight::new("w", vec![ROWS, n], format, bytes.into()).unwrap();
+            let matrix = Matrix::new(weight).unwrap();
+            // 32 · 1023 and 15 · 2 · 1092 are the largest products of 16 bits with Q6_K and Q4_K.
+            for sum in [1022, 1023, 1024, 1025, 1091, 1092, 1093, 1094, 1500] {
+                let x = rows_of_sum(n, sum);
+                for kernels in tables().into_iter().filter(|k| k.isa != Isa::Scalar) {
+                    let together = product(&matrix, kernels, &x);
+                    for (x, together) in x.chunks(n).zip(together.chunks(ROWS)) {
+                        let alone = product(&matrix, kernels, x);
+                        assert_eq!(alone, together, "{} {format}: {sum}", kernels.isa);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The weight with this scale in all blocks; numbers without one are multiplied by it.
 fn rescaled(weight: &Weight, scale: f32) -> Weight {
     let format = weight.format();

@@ -7,7 +7,8 @@
 //! NaN too. In *long* rows ([`ScaleSpan::SuperBlock`]) the eight blocks of 256 values have one scale,
 //! by the same rule: what weights with integer scales inside blocks of 256 are multiplied with.
 //! Beside the values each block has `scale · Σ q`, and `Σ q` whole and by halves, which weights with
-//! a minimum or an offset need; `−Σ q` once more in 32 bits, to be broadcast where sums begin.
+//! a minimum or an offset need; `−Σ q` once more in 32 bits, to be broadcast where sums begin. Blocks of long rows also have
+//! the larger `Σ |q|` of their halves, which tells whether sums of products fit into 16 bits.
 //!
 //! Invariant: rows are padded with zero blocks (scale 0) to a multiple of [`PADDING`] blocks, so
 //! that kernels may read whole groups of blocks. Knows nothing of weights.
@@ -70,6 +71,7 @@ pub struct Int8Buffer {
     int_half_sums: Vec<[i16; 2]>,
     negative_sums: Vec<i32>,
     negative_half_sums: Vec<[i32; 2]>,
+    magnitudes: Vec<u16>,
 }
 
 impl Int8Buffer {
@@ -111,6 +113,7 @@ impl Int8Buffer {
             self.int_half_sums.resize(n_blocks, [0; 2]);
             self.negative_sums.resize(n_blocks, 0);
             self.negative_half_sums.resize(n_blocks, [0; 2]);
+            self.magnitudes.resize(n_blocks, 0);
         }
         (self.n_tokens, self.n_columns) = (n_tokens, n_columns);
     }
@@ -151,6 +154,7 @@ impl Int8Buffer {
             int_half_sums: &self.int_half_sums[..n_blocks],
             negative_sums: &self.negative_sums[..n_blocks],
             negative_half_sums: &self.negative_half_sums[..n_blocks],
+            magnitudes: &self.magnitudes[..n_blocks],
         }
     }
 
@@ -167,6 +171,7 @@ impl Int8Buffer {
             int_half_sums: self.int_half_sums.as_mut_ptr(),
             negative_sums: self.negative_sums.as_mut_ptr(),
             negative_half_sums: self.negative_half_sums.as_mut_ptr(),
+            magnitudes: self.magnitudes.as_mut_ptr(),
             owner: PhantomData,
         }
     }
@@ -190,6 +195,7 @@ pub struct Int8Shared<'a> {
     int_half_sums: *mut [i16; 2],
     negative_sums: *mut i32,
     negative_half_sums: *mut [i32; 2],
+    magnitudes: *mut u16,
     owner: PhantomData<&'a mut Int8Buffer>,
 }
 
@@ -252,6 +258,7 @@ impl<'a> Int8Shared<'a> {
                     self.negative_half_sums.add(first),
                     n,
                 ),
+                magnitudes: std::slice::from_raw_parts_mut(self.magnitudes.add(first), n),
             }
         };
         let used = values.len().div_ceil(BLOCK);
@@ -262,6 +269,7 @@ impl<'a> Int8Shared<'a> {
         row.int_half_sums[used..].fill([0; 2]);
         row.negative_sums[used..].fill(0);
         row.negative_half_sums[used..].fill([0; 2]);
+        row.magnitudes[used..].fill(0);
         (kernels.quantize)(values, row);
     }
 }
@@ -277,6 +285,7 @@ pub(crate) struct Int8RowMut<'a> {
     pub(crate) int_half_sums: &'a mut [[i16; 2]],
     pub(crate) negative_sums: &'a mut [i32],
     pub(crate) negative_half_sums: &'a mut [[i32; 2]],
+    pub(crate) magnitudes: &'a mut [u16],
 }
 
 /// Four neighbouring blocks of a row.
@@ -289,6 +298,7 @@ pub(crate) struct FourBlocksMut<'a> {
     pub(crate) int_half_sums: &'a mut [[i16; 2]; 4],
     pub(crate) negative_sums: &'a mut [i32; 4],
     pub(crate) negative_half_sums: &'a mut [[i32; 2]; 4],
+    pub(crate) magnitudes: &'a mut [u16; 4],
 }
 
 impl Int8RowMut<'_> {
@@ -307,10 +317,11 @@ impl Int8RowMut<'_> {
                 .negative_half_sums
                 .get_mut(first..)?
                 .first_chunk_mut()?,
+            magnitudes: self.magnitudes.get_mut(first..)?.first_chunk_mut()?,
         })
     }
 
-    /// Writes the scale of block `b` and the sums that follow from it and from the sums of the
+    /// Writes the scale of block `b`, whose quants are there, and the sums that follow from it and from the sums of the
     /// halves' quants.
     #[inline]
     pub(crate) fn set_marks(&mut self, b: usize, scale: f32, [low, high]: [i32; 2]) {
@@ -321,6 +332,14 @@ impl Int8RowMut<'_> {
         self.int_half_sums[b] = [low as i16, high as i16];
         self.negative_sums[b] = -(low + high);
         self.negative_half_sums[b] = [-low, -high];
+        if self.span == ScaleSpan::SuperBlock {
+            let sum = |half: &[i8]| half.iter().map(|q| u16::from(q.unsigned_abs())).sum();
+            let (low, high): (u16, u16) = {
+                let (low, high) = self.quants[b].split_at(BLOCK / 2);
+                (sum(low), sum(high))
+            };
+            self.magnitudes[b] = low.max(high);
+        }
     }
 }
 
@@ -337,6 +356,7 @@ pub struct Int8Rows<'a> {
     int_half_sums: &'a [[i16; 2]],
     negative_sums: &'a [i32],
     negative_half_sums: &'a [[i32; 2]],
+    magnitudes: &'a [u16],
 }
 
 /// One prepared row, all in units of (padded) blocks.
@@ -353,6 +373,7 @@ pub(crate) struct Int8Row<'a> {
     pub(crate) int_half_sums: &'a [[i16; 2]],
     pub(crate) negative_sums: &'a [i32],
     pub(crate) negative_half_sums: &'a [[i32; 2]],
+    pub(crate) magnitudes: &'a [u16],
 }
 
 impl<'a> Int8Rows<'a> {
@@ -385,7 +406,8 @@ impl<'a> Int8Rows<'a> {
             int_sums: self.int_sums.get(blocks.clone())?,
             int_half_sums: self.int_half_sums.get(blocks.clone())?,
             negative_sums: self.negative_sums.get(blocks.clone())?,
-            negative_half_sums: self.negative_half_sums.get(blocks)?,
+            negative_half_sums: self.negative_half_sums.get(blocks.clone())?,
+            magnitudes: self.magnitudes.get(blocks)?,
         })
     }
 
@@ -417,6 +439,7 @@ impl<'a> Int8Rows<'a> {
             int_half_sums: self.int_half_sums,
             negative_sums: self.negative_sums,
             negative_half_sums: self.negative_half_sums,
+            magnitudes: self.magnitudes,
         }
     }
 
@@ -447,6 +470,7 @@ impl<'a> Int8Row<'a> {
             int_half_sums: self.int_half_sums.as_ptr(),
             negative_sums: self.negative_sums.as_ptr(),
             negative_half_sums: self.negative_half_sums.as_ptr(),
+            magnitudes: self.magnitudes.as_ptr(),
             row_blocks: self.n_blocks(),
         }
     }

@@ -146,7 +146,7 @@ macro_rules! add_dot {
 /// All tokens have four activations at `acts`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_word<const T: usize>(
+pub(super) unsafe fn add_word<const T: usize>(
     quants: __m512i,
     (acts, apart): (*const u8, usize),
     sums: &mut [__m512i; T],

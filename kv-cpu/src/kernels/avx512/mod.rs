@@ -19,6 +19,7 @@ mod one_row_super;
 mod one_row_vbmi;
 mod pack;
 mod pack_vbmi;
+mod paired;
 mod quantize;
 mod reduce;
 mod repacked;

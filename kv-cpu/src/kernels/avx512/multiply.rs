@@ -8,7 +8,7 @@ use super::lanes::Wide;
 use super::{
     bf16, few_tokens_repacked, floats, one_row, one_row_repacked, one_row_super, one_row_vbmi,
 };
-use super::{pack, pack_vbmi, repacked, row_after_row, short};
+use super::{pack, pack_vbmi, paired, repacked, row_after_row, short};
 use crate::activations::{Activations, Int8Row, Int8Rows};
 use crate::kernels::groups as g;
 use crate::kernels::panel::formats::{self, Tiles, for_format, tiles};
@@ -16,7 +16,34 @@ use crate::kernels::panel::lanes::Lanes;
 use crate::kernels::{Arrangement, WeightRows, scalar};
 use crate::output::OutputColumns;
 
-tiles!(TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
+tiles!(PLAIN_TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
+
+/// Tiles of super-blocks, of which those of more than four tokens multiply in pairs.
+macro_rules! with_pairs {
+    ($plain:expr, $parts:literal, $minima:literal) => {
+        [
+            $plain[0],
+            $plain[1],
+            $plain[2],
+            $plain[3],
+            paired::supers::<$parts, $minima, 5>,
+            paired::supers::<$parts, $minima, 6>,
+            paired::supers::<$parts, $minima, 7>,
+            paired::supers::<$parts, $minima, 8>,
+        ]
+    };
+}
+
+/// The tiles, of which larger ones multiply sums by factors in pairs.
+const TILES: Tiles = Tiles {
+    supers_with_minima: [
+        &with_pairs!(PLAIN_TILES.supers_with_minima[0], 1, true),
+        PLAIN_TILES.supers_with_minima[1],
+    ],
+    super_halves: &with_pairs!(PLAIN_TILES.super_halves, 2, false),
+    super_halves_with_minima: &with_pairs!(PLAIN_TILES.super_halves_with_minima, 2, true),
+    ..PLAIN_TILES
+};
 
 /// The same tiles of other panels.
 const VBMI_TILES: Tiles = Tiles {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::activations::{BLOCK, Int8RowMut};
+use crate::activations::{BLOCK, Int8RowMut, ScaleSpan};
 use crate::kernels::scalar::Steps;
 
 /// Numbers of a register.
@@ -124,26 +124,29 @@ fn most_of_each(values: &[f32; VALUES]) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn write(values: &[f32; VALUES], steps: &FourSteps, row: &mut Int8RowMut<'_>, first: usize) {
+    let span = row.span;
     let Some(to) = row.four(first) else {
         return;
     };
     let (blocks, _) = values.as_chunks::<BLOCK>();
-    let mut sums = [_mm256_setzero_si256(); BLOCKS];
-    for (i, sums) in sums.iter_mut().enumerate() {
-        let q = quants(&blocks[i], steps.inverses[i]);
+    let mut q = [_mm256_setzero_si256(); BLOCKS];
+    for (i, q) in q.iter_mut().enumerate() {
+        *q = quants(&blocks[i], steps.inverses[i]);
         // SAFETY: 32 writable bytes; the store needs no alignment.
-        unsafe { _mm256_storeu_si256(to.quants[i].as_mut_ptr().cast(), q) };
-        *sums = _mm256_dpbusd_epi32(*sums, _mm256_set1_epi8(1), q);
+        unsafe { _mm256_storeu_si256(to.quants[i].as_mut_ptr().cast(), *q) };
     }
-    let pairs = [
-        _mm256_hadd_epi32(sums[0], sums[1]),
-        _mm256_hadd_epi32(sums[2], sums[3]),
-    ];
-    let halves = _mm256_hadd_epi32(pairs[0], pairs[1]);
-    let [low, high] = [
-        _mm256_castsi256_si128(halves),
-        _mm256_extracti128_si256::<1>(halves),
-    ];
+    if span == ScaleSpan::SuperBlock {
+        let [low, high] = half_sums(&q.map(|q| _mm256_abs_epi8(q)));
+        let most = _mm_max_epi32(low, high);
+        // SAFETY: eight writable bytes; the store needs no alignment.
+        unsafe {
+            _mm_storel_epi64(
+                to.magnitudes.as_mut_ptr().cast(),
+                _mm_packus_epi32(most, most),
+            );
+        }
+    }
+    let [low, high] = half_sums(&q);
     let all = _mm_add_epi32(low, high);
     // 32 quants of at most 127 fit into 16 bits.
     let both = _mm_mask_blend_epi16(0b1010_1010, low, _mm_slli_epi32::<16>(high));
@@ -160,6 +163,22 @@ fn write(values: &[f32; VALUES], steps: &FourSteps, row: &mut Int8RowMut<'_>, fi
         let negative = _mm256_sub_epi32(_mm256_setzero_si256(), pairs);
         _mm256_storeu_si256(to.negative_half_sums.as_mut_ptr().cast(), negative);
     }
+}
+
+/// The sums of the first and of the last 16 bytes of four blocks.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn half_sums(q: &[__m256i; BLOCKS]) -> [__m128i; 2] {
+    let fours = |q| _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+    let pairs = [
+        _mm256_hadd_epi32(fours(q[0]), fours(q[1])),
+        _mm256_hadd_epi32(fours(q[2]), fours(q[3])),
+    ];
+    let halves = _mm256_hadd_epi32(pairs[0], pairs[1]);
+    [
+        _mm256_castsi256_si128(halves),
+        _mm256_extracti128_si256::<1>(halves),
+    ]
 }
 
 /// The quants of a block.

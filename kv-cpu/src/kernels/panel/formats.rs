@@ -18,7 +18,8 @@ pub(in crate::kernels) struct Tiles {
     pub(in crate::kernels) blocks: [&'static [TileFn]; 2],
     pub(in crate::kernels) blocks_with_minima: &'static [TileFn],
     pub(in crate::kernels) supers: &'static [TileFn],
-    pub(in crate::kernels) supers_with_minima: &'static [TileFn],
+    /// Weights below 16, and any weights.
+    pub(in crate::kernels) supers_with_minima: [&'static [TileFn]; 2],
     pub(in crate::kernels) super_halves: &'static [TileFn],
     pub(in crate::kernels) super_halves_with_minima: &'static [TileFn],
     /// How a format is unpacked to panels, where the instruction set is available.
@@ -63,7 +64,7 @@ macro_rules! tiles {
                 blocks: [&[$(blocks::<WIDE, false, $n>),+], &[$(blocks::<true, false, $n>),+]],
                 blocks_with_minima: &[$(blocks::<WIDE, true, $n>),+],
                 supers: &[$(supers::<true, 1, false, $n>),+],
-                supers_with_minima: &[$(supers::<WIDE, 1, true, $n>),+],
+                supers_with_minima: [&[$(supers::<WIDE, 1, true, $n>),+]; 2],
                 super_halves: &[$(supers::<WIDE, 2, false, $n>),+],
                 super_halves_with_minima: &[$(supers::<WIDE, 2, true, $n>),+],
                 pack: $pack,
@@ -142,11 +143,12 @@ unsafe fn run<F: Packed<BYTES>, const BYTES: usize>(
         },
         steps: F::LAYOUT.steps(),
         narrow_steps: F::NARROW_STEPS,
+        most_magnitude: F::MOST_MAGNITUDE,
         tiles: match F::LAYOUT {
             Layout::Blocks | Layout::BlocksByPowers => tiles.blocks[usize::from(F::WIDE)],
             Layout::BlocksWithMinima => tiles.blocks_with_minima,
             Layout::Supers => tiles.supers,
-            Layout::SupersWithMinima => tiles.supers_with_minima,
+            Layout::SupersWithMinima => tiles.supers_with_minima[usize::from(F::BITS > 4)],
             Layout::SuperHalves => tiles.super_halves,
             Layout::SuperHalvesWithMinima => tiles.super_halves_with_minima,
         },

@@ -127,6 +127,7 @@ pub(crate) struct Acts {
     pub(crate) int_half_sums: *const [i16; 2],
     pub(crate) negative_sums: *const i32,
     pub(crate) negative_half_sums: *const [i32; 2],
+    pub(crate) magnitudes: *const u16,
     pub(crate) row_blocks: usize,
 }
 
@@ -192,6 +193,8 @@ pub(super) struct TileArgs<'a> {
     pub(super) steps: usize,
     /// Of these, how many have products that fit into 16 bits when they are added in pairs.
     pub(super) narrow_steps: usize,
+    /// As [`Multiplier::most_magnitude`].
+    pub(super) most_magnitude: u16,
 }
 
 /// Multiplies some tokens with some of a panel's rows.
@@ -216,6 +219,9 @@ pub(super) struct Multiplier<'a> {
     /// As [`TileArgs::steps`] and [`TileArgs::narrow_steps`].
     pub(super) steps: usize,
     pub(super) narrow_steps: usize,
+    /// Where magnitudes of half a block of activations sum up to no more than this, the products of a block, or of half
+    /// a block, that has a factor of its own, sum up to what fits into 16 bits.
+    pub(super) most_magnitude: u16,
     /// For 1, 2, … tokens.
     pub(super) tiles: &'a [TileFn],
     /// Weight rows that a tile takes.
@@ -306,6 +312,7 @@ impl Multiplier<'_> {
                 stride: 0,
                 steps: self.steps,
                 narrow_steps: self.narrow_steps,
+                most_magnitude: self.most_magnitude,
             };
             if columns.len() == ROWS {
                 let Some((start, stride)) = out.block(token..token + n, columns.clone()) else {

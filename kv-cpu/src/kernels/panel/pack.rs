@@ -66,6 +66,16 @@ pub(in crate::kernels) trait Packed<const BYTES: usize>: Format<BYTES> {
         if fit < all { fit } else { all }
     };
 
+    /// As [`TileArgs::most_magnitude`](super::TileArgs::most_magnitude).
+    const MOST_MAGNITUDE: u16 = {
+        let most_weight = match Self::OFFSET {
+            0 => (1 << Self::BITS) - 1,
+            offset => offset as usize,
+        };
+        let halves = 2 / Self::PARTS;
+        (i16::MAX as usize / most_weight / halves) as u16
+    };
+
     /// What is stored as the scale of a block.
     #[inline(always)]
     fn scale_bits(block: &[u8; BYTES]) -> u16 {

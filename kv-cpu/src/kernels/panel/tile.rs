@@ -23,7 +23,7 @@ type Sums<X, const T: usize> = [[X; VECTORS]; T];
 /// Asks for the lines of the outputs, which are far apart and seldom near: written without having been asked for,
 /// they hold up what is written next.
 #[inline(always)]
-fn fetch_outputs<L: Lanes, const T: usize>(args: &TileArgs<'_>) {
+pub(in crate::kernels) fn fetch_outputs<L: Lanes, const T: usize>(args: &TileArgs<'_>) {
     for t in 0..T {
         let first = args.out.wrapping_add(t * args.stride);
         fetch_line(first.cast());
@@ -181,7 +181,7 @@ pub(in crate::kernels) unsafe fn supers<
 
 /// Asks for the next tokens' columns of block `b`: the processor does not foresee them.
 #[inline(always)]
-fn fetch_next<const T: usize>(args: &TileArgs<'_>, b: usize) {
+pub(in crate::kernels) fn fetch_next<const T: usize>(args: &TileArgs<'_>, b: usize) {
     let acts = &args.acts;
     let first = args.token * acts.row_blocks + args.blocks.start + b;
     for t in T..2 * T {
@@ -192,7 +192,7 @@ fn fetch_next<const T: usize>(args: &TileArgs<'_>, b: usize) {
 /// What sums begin with, so that the weights' offset is taken off: `sum` is that of the activations,
 /// less than 0 where they are more. Neither instruction takes time from those that multiply.
 #[inline(always)]
-unsafe fn offsets<L: Lanes>(args: &TileArgs<'_>, sum: *const i32) -> L::Int {
+pub(in crate::kernels) unsafe fn offsets<L: Lanes>(args: &TileArgs<'_>, sum: *const i32) -> L::Int {
     // SAFETY: the caller promises the instruction set, and that `sum` can be read.
     unsafe { L::shift_left(L::splat(*sum), L::splat(args.offset_bits)) }
 }
