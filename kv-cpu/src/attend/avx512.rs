@@ -7,11 +7,8 @@ use core::arch::x86_64::*;
 use std::ops::Range;
 
 use super::decode::{Heads, PIECE};
-use super::spans::Softmax;
 use super::tile::TILE;
 use super::walk::{Ahead, Tile};
-use super::weigh::ROUNDING;
-use crate::kernels::exp::{LEAST, LN_2, SERIES};
 
 /// Queries whose scores are summed at once: two sums each.
 const QUERIES: usize = 8;
@@ -85,63 +82,6 @@ fn scores_of<const N: usize>(
             _mm512_storeu_ps(out.as_mut_ptr().add(LANES), high);
         }
     }
-}
-
-/// As [`super::weigh::weigh`].
-#[target_feature(enable = "avx512f")]
-pub(super) fn weigh(
-    scores: &mut [[f32; TILE]],
-    seen: u32,
-    softmax: &mut [Softmax],
-    keep: &mut [f32],
-) {
-    let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
-    for ((scores, softmax), keep) in scores.iter_mut().zip(softmax).zip(keep) {
-        let at = scores.as_mut_ptr();
-        // SAFETY: there are two registers of scores.
-        let [low, high] = unsafe {
-            [
-                _mm512_mask_loadu_ps(nothing, seen as __mmask16, at),
-                _mm512_mask_loadu_ps(nothing, (seen >> LANES) as __mmask16, at.add(LANES)),
-            ]
-        };
-        // Of two the second, where the first is no number.
-        let largest = _mm512_max_ps(high, _mm512_max_ps(low, nothing));
-        let now = softmax.max.max(_mm512_reduce_max_ps(largest));
-        *keep = 1.0;
-        if now == f32::NEG_INFINITY {
-            scores.fill(0.0);
-            continue;
-        }
-        *keep = softmax.shrink_to(now);
-        let max = _mm512_set1_ps(now);
-        let [low, high] = [exp(_mm512_sub_ps(low, max)), exp(_mm512_sub_ps(high, max))];
-        // SAFETY: as for loading.
-        unsafe {
-            _mm512_storeu_ps(at, low);
-            _mm512_storeu_ps(at.add(LANES), high);
-        }
-        softmax.sum += _mm512_reduce_add_ps(_mm512_add_ps(low, high));
-    }
-}
-
-/// `e^x`, as [`super::weigh`] computes it.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn exp(x: __m512) -> __m512 {
-    let all = |x: f32| _mm512_set1_ps(x);
-    // Of two the second, where it is no number.
-    let x = _mm512_max_ps(all(LEAST), x);
-    let rounded = _mm512_fmadd_ps(x, all(std::f32::consts::LOG2_E), all(ROUNDING));
-    let n = _mm512_sub_ps(rounded, all(ROUNDING));
-    let r = _mm512_fmadd_ps(n, all(LN_2[0]), x);
-    let r = _mm512_fmadd_ps(n, all(LN_2[1]), r);
-    let mut p = all(SERIES[0]);
-    for c in &SERIES[1..] {
-        p = _mm512_fmadd_ps(p, r, all(*c));
-    }
-    // Rounded once, as where two factors are multiplied of which the first is exact.
-    _mm512_scalef_ps(p, n)
 }
 
 /// Where the values of a tile are.

@@ -15,6 +15,8 @@
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bytes;
+#[cfg(target_arch = "x86_64")]
+mod avx512_weigh;
 mod bytes;
 mod decode;
 mod plain;

@@ -287,8 +287,8 @@ macro_rules! with_features {
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::super::avx512;
     use super::super::spans::Softmax;
+    use super::super::{avx512, avx512_weigh};
     use super::{Ahead, FUSED, Range, TILE, TileKernels, accumulate, scores, squares, weigh};
 
     with_features!(AVX2, "avx2,fma", place_by_8);
@@ -299,7 +299,7 @@ mod x86 {
             scores: |q, k, out, ahead| unsafe { avx512::scores(q, k, out, ahead) },
             // SAFETY: as above.
             weigh: |scores, seen, softmax, keep| unsafe {
-                avx512::weigh(scores, seen, softmax, keep)
+                avx512_weigh::weigh(scores, seen, softmax, keep)
             },
             // SAFETY: as above.
             accumulate: |out, w, cells, ahead| unsafe { avx512::accumulate(out, w, cells, ahead) },

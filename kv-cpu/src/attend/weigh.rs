@@ -122,12 +122,12 @@ mod tests {
                 (400.0, 0x00ff_0f11),
                 (0.0, 1 << 31),
             ] {
-                let scores = wave(3, by);
-                let (mut got, mut keep) = (scores.clone(), [9.0; 3]);
+                let scores = wave(19, by);
+                let (mut got, mut keep) = (scores.clone(), [9.0; 19]);
                 let before = Softmax { max: 0.5, sum: 2.0 };
-                let mut softmax = [before; 3];
+                let mut softmax = [before; 19];
                 weigh(&mut got, seen, &mut softmax, &mut keep);
-                for q in 0..3 {
+                for q in 0..19 {
                     let is_seen = |lane: &usize| seen >> lane & 1 == 1;
                     let own: Vec<f32> = (0..TILE).filter(is_seen).map(|l| scores[q][l]).collect();
                     let max = own.iter().copied().fold(0.5, f32::max);
@@ -166,10 +166,10 @@ mod tests {
         {
             let mut all = vec![];
             for (by, seen) in [(1.0, u32::MAX), (60.0, 0x0fff_fff7), (103.0, u32::MAX)] {
-                let (mut scores, mut keep) = (wave(9, by), [9.0; 9]);
+                let (mut scores, mut keep) = (wave(45, by), [9.0; 45]);
                 scores[4][7] = f32::NAN;
                 scores[5][9] = f32::NEG_INFINITY;
-                let mut softmax = [Softmax { max: 0.5, sum: 2.0 }; 9];
+                let mut softmax = [Softmax { max: 0.5, sum: 2.0 }; 45];
                 (TileKernels::for_isa(isa).weigh)(&mut scores, seen, &mut softmax, &mut keep);
                 let sums = softmax.iter().flat_map(|s| [s.max, s.sum]);
                 let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
@@ -185,15 +185,24 @@ mod tests {
     fn nothing_seen_is_nothing_added_and_no_number_is_not_hidden() {
         for isa in Isa::all_available() {
             let weigh = TileKernels::for_isa(isa).weigh;
-            let mut scores = [[f32::NAN; TILE]];
-            let (mut softmax, mut keep) = ([Softmax::EMPTY], [9.0]);
+            let mut scores = [[f32::NAN; TILE]; 17];
+            let (mut softmax, mut keep) = ([Softmax::EMPTY; 17], [9.0; 17]);
             weigh(&mut scores, 0, &mut softmax, &mut keep);
             assert_eq!(
                 (softmax, keep, scores),
-                ([Softmax::EMPTY], [1.0], [[0.0; TILE]])
+                ([Softmax::EMPTY; 17], [1.0; 17], [[0.0; TILE]; 17])
             );
+            // One query has nothing yet, others have.
+            let mut scores = [[1.0; TILE]; 17];
+            scores[3] = [f32::NEG_INFINITY; TILE];
+            let mut softmax = [Softmax::EMPTY; 17];
+            weigh(&mut scores, u32::MAX, &mut softmax, &mut keep);
+            assert_eq!(softmax[3], Softmax::EMPTY, "{isa}");
+            assert_eq!((scores[3], keep[3]), ([0.0; TILE], 1.0), "{isa}");
+            assert_eq!((softmax[2].sum, keep[2]), (32.0, 0.0), "{isa}");
             let mut scores = [[1.0; TILE]];
             scores[0][17] = f32::NAN;
+            let (mut softmax, mut keep) = ([Softmax::EMPTY], [9.0]);
             weigh(&mut scores, u32::MAX, &mut softmax, &mut keep);
             assert!(softmax[0].sum.is_nan() && softmax[0].max == 1.0, "{isa}");
         }
