@@ -333,12 +333,13 @@ impl Int8RowMut<'_> {
         self.negative_sums[b] = -(low + high);
         self.negative_half_sums[b] = [-low, -high];
         if self.span == ScaleSpan::SuperBlock {
-            let sum = |half: &[i8]| half.iter().map(|q| u16::from(q.unsigned_abs())).sum();
-            let (low, high): (u16, u16) = {
-                let (low, high) = self.quants[b].split_at(BLOCK / 2);
-                (sum(low), sum(high))
+            let sum = |half: &[i8]| {
+                half.iter()
+                    .map(|q| u16::from(q.unsigned_abs()))
+                    .sum::<u16>()
             };
-            self.magnitudes[b] = low.max(high);
+            let (low, high) = self.quants[b].split_at(BLOCK / 2);
+            self.magnitudes[b] = sum(low).max(sum(high));
         }
     }
 }

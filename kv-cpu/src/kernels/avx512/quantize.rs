@@ -136,7 +136,14 @@ fn write(values: &[f32; VALUES], steps: &FourSteps, row: &mut Int8RowMut<'_>, fi
         unsafe { _mm256_storeu_si256(to.quants[i].as_mut_ptr().cast(), *q) };
     }
     if span == ScaleSpan::SuperBlock {
-        let [low, high] = half_sums(&q.map(|q| _mm256_abs_epi8(q)));
+        // Not `map`: its closure would be called.
+        let magnitudes = [
+            _mm256_abs_epi8(q[0]),
+            _mm256_abs_epi8(q[1]),
+            _mm256_abs_epi8(q[2]),
+            _mm256_abs_epi8(q[3]),
+        ];
+        let [low, high] = half_sums(&magnitudes);
         let most = _mm_max_epi32(low, high);
         // SAFETY: eight writable bytes; the store needs no alignment.
         unsafe {

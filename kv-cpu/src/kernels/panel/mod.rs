@@ -127,6 +127,7 @@ pub(crate) struct Acts {
     pub(crate) int_half_sums: *const [i16; 2],
     pub(crate) negative_sums: *const i32,
     pub(crate) negative_half_sums: *const [i32; 2],
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only AVX-512 multiplies in pairs
     pub(crate) magnitudes: *const u16,
     pub(crate) row_blocks: usize,
 }
@@ -194,6 +195,7 @@ pub(super) struct TileArgs<'a> {
     /// Of these, how many have products that fit into 16 bits when they are added in pairs.
     pub(super) narrow_steps: usize,
     /// As [`Multiplier::most_magnitude`].
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // as above
     pub(super) most_magnitude: u16,
 }
 
