@@ -486,6 +486,7 @@ impl<'a> Int8Row<'a> {
     ///
     /// # Safety
     /// `b + 1` is below [`Int8Row::n_blocks`].
+    #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(crate) unsafe fn two_blocks(&self, b: usize) -> (&'a [i8; 2 * BLOCK], f64) {
         debug_assert!(b + 1 < self.n_blocks());

@@ -35,6 +35,7 @@ impl Tile {
     }
 
     /// The cell of each place; where there is none, that of the last place before it, or of the first.
+    #[cfg(any(target_arch = "x86_64", test))]
     #[inline(always)]
     pub(super) fn cells(&self) -> [usize; TILE] {
         self.cells.map(|cell| cell as usize)

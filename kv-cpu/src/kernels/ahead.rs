@@ -6,7 +6,9 @@
 //! for [`AHEAD`] bytes before it is read: it is further on in the same row, or in the next tile. Into which
 //! cache depends on the processor ([`Level`]).
 
-use super::fetch::{Level, fetch_line, fetch_to_second};
+#[cfg(target_arch = "x86_64")]
+use super::fetch::fetch_line;
+use super::fetch::{Level, fetch_to_second};
 
 /// Bytes between asking and reading: some 300 ns of one core's share of the memory's bandwidth.
 pub(in crate::kernels) const AHEAD: usize = 8 * 1024;
@@ -21,6 +23,7 @@ const IN_ORDER_SECOND: usize = 256 * 1024;
 const IN_ORDER_AHEAD: [usize; 2] = [12 * 1024, 6 * 1024];
 
 /// Asks for what comes after a line of bytes that are read from beginning to end.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(in crate::kernels) fn ask_in_order<const SECOND: bool>(line: *const u8) {
     if SECOND {
@@ -48,6 +51,7 @@ pub(in crate::kernels) fn ask_next_tile<const N: usize>(
 }
 
 /// Whether a tile of so many rows and the next one are small enough for a first-level cache.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(in crate::kernels) fn in_order(n_rows: usize, row_bytes: usize) -> bool {
     n_rows * row_bytes <= IN_ORDER

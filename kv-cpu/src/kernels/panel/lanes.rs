@@ -17,6 +17,7 @@ pub(in crate::kernels) struct Steps {
     pub(in crate::kernels) stride: usize,
     pub(in crate::kernels) n: usize,
     /// Steps whose products, added in pairs, fit into 16 bits together; divides `n`.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // NEON adds into 32 bits
     pub(in crate::kernels) n_narrow: usize,
 }
 
