@@ -88,9 +88,9 @@ impl CpuWeights {
             let kernels = self.kernels;
             let fns = |format| match self.activations_for(format) {
                 // Of quantised weights only int8 meets what is repacked.
-                ActivationKind::F32 if is_quantised(format) => None,
-                ActivationKind::Bf16 => kernels.repack_bf16.as_ref(),
-                _ => kernels.repack.as_ref(),
+                ActivationKind::F32 if is_quantised(format) => &[],
+                ActivationKind::Bf16 => kernels.repack_bf16,
+                _ => kernels.repack,
             };
             self.repacked.prepare(graph, get, fns);
         }

@@ -156,10 +156,10 @@ pub struct Kernels {
     /// The dot products of weight rows with the activations of some tokens. An output has the same
     /// bits whichever rows and tokens are multiplied beside it.
     pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
-    /// How weights are repacked before they are multiplied, if there are kernels for that.
-    pub(crate) repack: Option<RepackFns>,
+    /// How weights are repacked before they are multiplied: the first way that a weight can be.
+    pub(crate) repack: &'static [RepackFns],
     /// The same of weights of BF16 that meet activations of BF16.
-    pub(crate) repack_bf16: Option<RepackFns>,
+    pub(crate) repack_bf16: &'static [RepackFns],
 }
 
 impl std::fmt::Debug for Kernels {

@@ -36,8 +36,8 @@ pub(super) static TABLE: Kernels = Kernels {
     round_bf16,
     quantize,
     multiply,
-    repack: None,
-    repack_bf16: None,
+    repack: &[],
+    repack_bf16: &[],
 };
 
 fn dot_f32(a: &[f32], b: &[f32]) -> f32 {

@@ -22,8 +22,8 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// The best one for a weight, none where it is no matrix, nor one for each expert.
-    pub(super) fn of(weight: &Weight, fns: Option<&'static RepackFns>) -> Option<Self> {
+    /// The first of these that a weight can have, else as it is stored; none where it is no matrix, nor one for each expert.
+    pub(super) fn of(weight: &Weight, fns: &'static [RepackFns]) -> Option<Self> {
         let (&[n_out, _] | &[_, n_out, _]) = weight.shape() else {
             return None;
         };
@@ -34,7 +34,8 @@ impl Form {
             0 => true,
             _ => has_one && n_out > f.at_once,
         };
-        let fns = fns.filter(|f| fits(f) && row_bytes(f) > 0 && can_be_repacked(weight, f));
+        let is_good = |f: &&RepackFns| fits(f) && row_bytes(f) > 0 && can_be_repacked(weight, f);
+        let fns = fns.iter().find(is_good);
         let n_rows = weight.n_rows();
         let (n_rows, row_bytes) = match fns {
             Some(fns) => (n_rows / fns.at_once * fns.at_once, row_bytes(fns)),

@@ -310,7 +310,7 @@ impl RepackedWeights {
         &self,
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
-        fns: impl Fn(BlockFormat) -> Option<&'static RepackFns>,
+        fns: impl Fn(BlockFormat) -> &'static [RepackFns],
     ) {
         let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let mut weights: Vec<(Arc<Weight>, Form)> = Vec::new();

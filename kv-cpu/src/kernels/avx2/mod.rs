@@ -30,7 +30,7 @@ pub(super) const TABLE: Kernels = eight_table!("avx2,fma,f16c", Avx2::new(),
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
-    repack: None,
+    repack: &[],
 );
 
 pub(super) const VNNI_TABLE: Kernels = Kernels {

@@ -51,15 +51,28 @@ pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512:
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
-    repack: Some(RepackFns {
-        at_once: sixteen::ROWS,
-        row_bytes: repacked::row_bytes,
-        block_len: repacked::block_len,
-        // SAFETY: as above.
-        repack: |stored, to| unsafe { repacked::repack(stored, to) },
-        // SAFETY: as above.
-        stored_block: |weights, at, to| unsafe { repacked::stored_block(weights, at, to) },
-    }),
+    repack: &[
+        RepackFns {
+            at_once: sixteen::ROWS,
+            row_bytes: repacked::row_bytes,
+            block_len: repacked::block_len,
+            // SAFETY: as above.
+            repack: |stored, to| unsafe { repacked::repack(stored, to) },
+            // SAFETY: as above.
+            stored_block: |weights, at, to| unsafe { repacked::stored_block(weights, at, to) },
+        },
+        RepackFns {
+            at_once: sixteen::ROWS,
+            row_bytes: short::fifteen::row_bytes,
+            block_len: |_| short::fifteen::COLUMNS,
+            // SAFETY: as above.
+            repack: |stored, to| unsafe { short::fifteen::repack(stored, to) },
+            // SAFETY: as above.
+            stored_block: |weights, at, to| unsafe {
+                short::fifteen::stored_block(weights, at, to)
+            },
+        },
+    ],
 );
 
 /// With VBMI and GFNI, beside what [`TABLE`] needs.
@@ -81,15 +94,15 @@ pub(super) const BF16_TABLE: Kernels = Kernels {
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply_bf16(weights, acts, tokens, out)
     },
-    repack_bf16: Some(RepackFns {
+    repack_bf16: &[RepackFns {
         at_once: sixteen::ROWS,
         row_bytes: short::bf16::row_bytes,
-        block_len: |_| short::COLUMNS,
+        block_len: |_| short::thirteen::COLUMNS,
         // SAFETY: as above.
         repack: |stored, to| unsafe { short::bf16::repack(stored, to) },
         // SAFETY: as above.
         stored_block: |weights, at, to| unsafe { short::bf16::stored_block(weights, at, to) },
-    }),
+    }],
     ..VBMI_TABLE
 };
 

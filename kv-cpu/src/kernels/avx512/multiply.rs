@@ -124,6 +124,9 @@ fn with(
     match acts {
         Activations::F32(values) => match weights.arrangement {
             Arrangement::Stored => floats::multiply(&weights, values, tokens, out),
+            Arrangement::Repacked if short::fifteen::has(&weights) => {
+                short::fifteen::multiply(&weights, values, tokens, out);
+            }
             Arrangement::Repacked => short::floats::multiply(&weights, values, tokens, out),
         },
         // Only asked for where there are products of BF16.

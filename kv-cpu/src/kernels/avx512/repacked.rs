@@ -180,7 +180,7 @@ impl<F: Chunks<BYTES>, const BYTES: usize> Block16<BYTES> for Beside<'_, F, BYTE
 /// How many bytes a row of so many columns takes on average; 0 where there are no kernels for such rows.
 pub(super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
     if format.block_len() == 1 {
-        return short::row_bytes(format, n_columns);
+        return short::thirteen::row_bytes(format, n_columns);
     }
     for_format!(format, row_bytes_of(blocks_of(format, n_columns)), else 0)
 }
@@ -192,7 +192,7 @@ fn row_bytes_of<F: Chunks<BYTES>, const BYTES: usize>(n_blocks: usize) -> usize 
 /// As [`RepackFns::block_len`](crate::kernels::RepackFns).
 pub(super) fn block_len(format: BlockFormat) -> usize {
     match format.block_len() {
-        1 => short::COLUMNS,
+        1 => short::thirteen::COLUMNS,
         len => len,
     }
 }

@@ -10,9 +10,8 @@ use half::bf16;
 use kv_core::block::BlockFormat;
 
 use super::super::bf16::{Pairs, multiply_stored};
-use super::{
-    BLOCK, FEW, SCALE, Short, TOP, as_stored, block_of, few, halves, parts, put, repack_rows,
-};
+use super::thirteen::{self, BLOCK, COLUMNS, SCALE, TOGETHER, TOP, block_of, halves, parts, put};
+use super::{FEW, Short, as_stored, few, repack_rows};
 use crate::activations::Bf16Rows;
 use crate::kernels::WeightRows;
 use crate::kernels::floats::Columns;
@@ -34,12 +33,23 @@ struct InBf16;
 // The intrinsics are inlined where the caller has their features, which is what the trait asks for.
 impl Short for InBf16 {
     type Act = bf16;
+    type Scale = [u8; SCALE];
+    type Block = [__m512i; 2];
     type Values = [__m512i; 2];
+    const COLUMNS: usize = COLUMNS;
+    const BYTES: usize = BLOCK;
+    const TOGETHER: usize = TOGETHER;
+    const PARTS: usize = 1;
 
     #[inline(always)]
-    unsafe fn values(block: *const u8, scale: [u8; SCALE]) -> [__m512i; 2] {
+    unsafe fn block(block: *const u8, scale: [u8; SCALE]) -> [__m512i; 2] {
         // SAFETY: as the caller promises.
         unsafe { values(block, scale) }
+    }
+
+    #[inline(always)]
+    unsafe fn part(block: &[__m512i; 2], _part: usize) -> [__m512i; 2] {
+        *block
     }
 
     #[inline(always)]
@@ -57,7 +67,7 @@ impl Short for InBf16 {
 /// Bytes of a row, 0 where there is no such row.
 pub(in super::super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
     match format {
-        BlockFormat::BF16 => super::row_bytes(format, n_columns),
+        BlockFormat::BF16 => thirteen::row_bytes(format, n_columns),
         _ => 0,
     }
 }
@@ -66,7 +76,8 @@ pub(in super::super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usiz
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(in super::super) fn repack(stored: &WeightRows<'_>, to: &mut [u8]) -> bool {
     debug_assert_eq!(stored.format, BlockFormat::BF16);
-    repack_rows(stored, to, |row, to| repack_row(row, to))
+    let row_bytes = row_bytes(stored.format, stored.n_columns);
+    repack_rows(stored, (to, row_bytes), |row, to| repack_row(row, to))
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]

@@ -8,10 +8,8 @@ use std::ops::Range;
 use kv_core::block::BlockFormat;
 
 use super::super::floats::{self, Sixteen};
-use super::{
-    BLOCK, COLUMNS, FEW, SCALE, Short, TOP, as_stored, block_of, few, halves, parts, put,
-    repack_rows,
-};
+use super::thirteen::{self, BLOCK, COLUMNS, SCALE, TOGETHER, TOP, block_of, halves, parts, put};
+use super::{FEW, Short, as_stored, few, repack_rows};
 use crate::kernels::WeightRows;
 use crate::kernels::floats::{Columns, FloatColumns};
 use crate::output::OutputColumns;
@@ -30,12 +28,23 @@ struct InF32;
 // The intrinsics are inlined where the caller has their features, which is what the trait asks for.
 impl Short for InF32 {
     type Act = f32;
+    type Scale = [u8; SCALE];
+    type Block = [__m512; QUARTERS];
     type Values = [__m512; QUARTERS];
+    const COLUMNS: usize = COLUMNS;
+    const BYTES: usize = BLOCK;
+    const TOGETHER: usize = TOGETHER;
+    const PARTS: usize = 1;
 
     #[inline(always)]
-    unsafe fn values(block: *const u8, scale: [u8; SCALE]) -> [__m512; QUARTERS] {
+    unsafe fn block(block: *const u8, scale: [u8; SCALE]) -> [__m512; QUARTERS] {
         // SAFETY: as the caller promises.
         unsafe { values(block, scale) }
+    }
+
+    #[inline(always)]
+    unsafe fn part(block: &[__m512; QUARTERS], _part: usize) -> [__m512; QUARTERS] {
+        *block
     }
 
     #[inline(always)]
@@ -51,7 +60,9 @@ impl Short for InF32 {
 /// As [`repack_rows`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(in super::super) fn repack(stored: &WeightRows<'_>, to: &mut [u8]) -> bool {
-    repack_rows(stored, to, |row, to| repack_row(stored.format, row, to))
+    let row_bytes = thirteen::row_bytes(stored.format, stored.n_columns);
+    let repack_row = |row: &[u8], to: &mut [u8]| repack_row(stored.format, row, to);
+    repack_rows(stored, (to, row_bytes), repack_row)
 }
 
 /// Sixteen stored values.
@@ -207,7 +218,7 @@ pub(in super::super) fn multiply(
     out: &mut OutputColumns<'_>,
 ) {
     let n = weights.n_columns;
-    let is_short = weights.row_bytes == super::row_bytes(weights.format, n);
+    let is_short = weights.row_bytes == thirteen::row_bytes(weights.format, n);
     let inside = is_short && tokens.end * n <= acts.len();
     debug_assert!(inside);
     if !inside {

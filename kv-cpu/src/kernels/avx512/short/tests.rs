@@ -1,21 +1,23 @@
 //! What can be repacked comes back as it was stored.
 
-use super::*;
+use kv_core::block::BlockFormat;
+
 use crate::isa::Isa;
 use crate::kernels::avx512::{BF16_TABLE, TABLE};
-use crate::kernels::{Kernels, RepackFns};
+use crate::kernels::{Arrangement, Kernels, RepackFns, WeightRows};
 
-const N: usize = 3 * COLUMNS;
+/// Three blocks of the longest ones.
+const N: usize = 3 * 128;
+static TABLES: [Kernels; 2] = [TABLE, BF16_TABLE];
 
-/// For activations of `f32`, and of BF16.
+/// In thirteen bits, for activations of `f32`, and of BF16.
 fn ways(format: BlockFormat) -> Vec<&'static RepackFns> {
-    static TABLES: [Kernels; 2] = [TABLE, BF16_TABLE];
     let ways = [
-        (Isa::Avx512Vnni, &TABLES[0].repack),
-        (Isa::Avx512Bf16, &TABLES[1].repack_bf16),
+        (Isa::Avx512Vnni, &TABLES[0].repack[0]),
+        (Isa::Avx512Bf16, &TABLES[1].repack_bf16[0]),
     ];
     let there = ways.into_iter().filter(|(isa, _)| isa.is_available());
-    let fns = there.filter_map(|(_, fns)| fns.as_ref());
+    let fns = there.map(|(_, fns)| fns);
     fns.filter(|fns| (fns.row_bytes)(format, N) > 0).collect()
 }
 
@@ -59,7 +61,7 @@ fn is_repacked_by(fns: &RepackFns, format: BlockFormat, bytes: &[u8]) -> bool {
         row_bytes,
         ..stored
     };
-    let n_bytes = COLUMNS * format.block_bytes();
+    let n_bytes = (fns.block_len)(format) * format.block_bytes();
     for (b, wanted) in bytes.chunks_exact(n_bytes).enumerate() {
         let mut got = vec![0; n_bytes];
         (fns.stored_block)(&repacked, (0, b), &mut got);
@@ -152,7 +154,7 @@ fn f32_is_kept_where_its_lower_half_is_zero() {
     if !Isa::Avx512Vnni.is_available() {
         return;
     }
-    let row: [f32; N] = std::array::from_fn(|i| (i as f32 - 99.0) / 128.0);
+    let row: [f32; N] = std::array::from_fn(|i| (i as f32 % 192.0 - 99.0) / 128.0);
     let mut bytes = row.map(f32::to_le_bytes);
     assert_eq!(kept_bytes(BlockFormat::F32, bytes.as_flattened()), [true]);
     bytes[70][0] |= 1;
@@ -178,4 +180,38 @@ fn random_rows_are_kept_or_refused() {
         }
     }
     assert!((500..3500).contains(&n_kept), "{n_kept} of 4000");
+}
+
+/// Every value below 2, at every column of a block, and nothing else.
+#[test]
+fn f16_below_two_takes_fifteen_bits() {
+    if !Isa::Avx512Vnni.is_available() {
+        return;
+    }
+    let fifteen = &TABLES[0].repack[1];
+    let is_kept = |halves: &[u16; N]| {
+        let bytes = halves.map(u16::to_le_bytes);
+        is_repacked_by(fifteen, BlockFormat::F16, bytes.as_flattened())
+    };
+    let below = |i: usize| (i as u16 & 0x3fff) | ((i as u16 & 0x4000) << 1);
+    for first in (0..1 << 15).step_by(N) {
+        // Each value is among the last eight columns once, too.
+        for turn in 0..16 {
+            let halves = std::array::from_fn(|i| below(first + i.wrapping_add(8 * turn) % N));
+            assert!(is_kept(&halves), "{first} {turn}");
+        }
+    }
+    for odd in [0x4000, 0xc000, 0x7bff, 0x7c00, 0xfe00] {
+        for column in [0, 7, 119, 120, 127, N - 1] {
+            let halves = std::array::from_fn(|i| if i == column { odd } else { 0x3bff });
+            assert!(!is_kept(&halves), "{odd:#x} in column {column}");
+        }
+    }
+    for (format, n) in [
+        (BlockFormat::F16, 64),
+        (BlockFormat::BF16, N),
+        (BlockFormat::F32, N),
+    ] {
+        assert_eq!((fifteen.row_bytes)(format, n), 0, "{format}: {n} columns");
+    }
 }
