@@ -213,7 +213,7 @@ unsafe fn each<C: Columns, S: Stored<C>, const ROWS: usize>(
                     1 => tiles::<C, S, 1>(weights, acts, (row, some.clone()), out),
                     2 => tiles::<C, S, 2>(weights, acts, (row, some.clone()), out),
                     _ if some.len() == 1 => {
-                        tile::<C, S, 1, ROWS_ALONE>(weights, acts, (row, start), out);
+                        tile::<C, S, 1, ROWS_ALONE, true>(weights, acts, (row, start), out);
                     }
                     _ => tiles::<C, S, ROWS>(weights, acts, (row, some.clone()), out),
                 }
@@ -235,24 +235,27 @@ unsafe fn tiles<C: Columns, S: Stored<C>, const R: usize>(
     out: &mut OutputColumns<'_>,
 ) {
     for token in tokens.clone().step_by(TOKENS) {
+        let at = (row, token);
         // SAFETY: as the caller promises.
         unsafe {
             match tokens.end - token {
-                1 => tile::<C, S, 1, R>(weights, acts, (row, token), out),
-                2 => tile::<C, S, 2, R>(weights, acts, (row, token), out),
-                3 => tile::<C, S, 3, R>(weights, acts, (row, token), out),
-                _ => tile::<C, S, TOKENS, R>(weights, acts, (row, token), out),
+                1 => tile::<C, S, 1, R, true>(weights, acts, at, out),
+                2 => tile::<C, S, 2, R, true>(weights, acts, at, out),
+                3 => tile::<C, S, 3, R, true>(weights, acts, at, out),
+                _ if token == tokens.start => tile::<C, S, TOKENS, R, true>(weights, acts, at, out),
+                // The first ones have asked for what comes next.
+                _ => tile::<C, S, TOKENS, R, false>(weights, acts, at, out),
             }
         }
     }
 }
 
-/// `R` rows against `T` tokens, from the given ones on.
+/// `R` rows against `T` tokens, from the given ones on, which may ask for the next rows.
 ///
 /// # Safety
 /// They exist; the instruction set is available.
 #[inline(always)]
-unsafe fn tile<C: Columns, S: Stored<C>, const T: usize, const R: usize>(
+unsafe fn tile<C: Columns, S: Stored<C>, const T: usize, const R: usize, const ASKS: bool>(
     weights: &WeightRows<'_>,
     (acts, stride_of_acts): Acts<'_, C>,
     (row, token): (usize, usize),
@@ -281,7 +284,7 @@ unsafe fn tile<C: Columns, S: Stored<C>, const T: usize, const R: usize>(
             let mut x = [C::zero(); R];
             for (r, x) in x.iter_mut().enumerate() {
                 let from = w.add(r * weights.row_bytes + at);
-                if T == 1 && at.is_multiple_of(LINE) {
+                if ASKS && at.is_multiple_of(LINE) {
                     match level {
                         Level::First => {
                             Ahead::of::<R>(at, LINE, weights.row_bytes).fetch(from, r);
