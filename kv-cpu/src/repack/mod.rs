@@ -6,8 +6,8 @@
 //! of the file, whose pages leave the process, so that a model is in memory about once. Where there is no room for that,
 //! weights stay as they are stored.
 //!
-//! Of floats it depends on their values whether they can be repacked: the first and the last rows of a weight say whether
-//! that is tried. Pieces that then cannot are read as they are stored.
+//! Of floats it depends on their values whether they can be repacked, and how: the first and the last rows of a weight say
+//! what is tried. Pieces that then cannot are read as they are stored.
 //!
 //! Invariant: which rows are repacked when changes no bit of a result. Knows neither formats nor instructions
 //! ([`RepackFns`] does), nor steps.
