@@ -294,13 +294,13 @@ fn with_longer_float(
             }
             let (_, repacking) = repacked.last().unwrap();
             let has_kernels = isa.is_avx512();
-            let n_bytes = match isa.is_avx512() {
+            let n_bytes = match has_kernels {
                 true if odd_row == 0 => all_bytes * more_bits / 16,
                 // Without a piece of 256 KiB.
                 true => all_bytes * bits / 16 - (256 << 10),
                 false => all_bytes,
             };
-            let is_copied = isa.is_avx512() && n_bytes < all_bytes || cfg!(target_os = "linux");
+            let is_copied = has_kernels && n_bytes < all_bytes || cfg!(target_os = "linux");
             let off = repacking.all as f64 - if is_copied { n_bytes as f64 } else { 0.0 };
             // Scales of rows, and pieces of whole rows.
             assert!(
