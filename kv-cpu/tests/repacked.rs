@@ -87,17 +87,28 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
     }
 }
 
+/// Runs with weights as they are stored, and with repacked ones.
+fn both(
+    (graph, weights, columns): (&Graph, &[Weight], usize),
+    isa: Isa,
+    activations: ActivationChoice,
+) -> [Runs; 2] {
+    [RepackChoice::Never, RepackChoice::Auto].map(|repack| {
+        let config = CpuConfig {
+            n_threads: NonZeroUsize::new(3),
+            isa: Some(isa),
+            activations,
+            repack,
+        };
+        computed(graph, weights, columns, config)
+    })
+}
+
 /// The same bits, repacked or not.
 fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
     for isa in Isa::all_available() {
-        let with = |repack| CpuConfig {
-            n_threads: NonZeroUsize::new(3),
-            isa: Some(isa),
-            activations: ActivationChoice::Always(ActivationKind::Int8),
-            repack,
-        };
-        let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
-            .map(|repack| computed(graph, weights, columns, with(repack)));
+        let activations = ActivationChoice::Always(ActivationKind::Int8);
+        let [stored, repacked] = both((graph, weights, columns), isa, activations);
         assert_eq!(stored.len(), 1, "{isa} {what}");
         let (stored, repacking) = &stored[0];
         assert_eq!(
@@ -219,14 +230,8 @@ fn f16_of_all_bits() {
         let bytes: Vec<u8> = halves.flatten().collect();
         let w = Weight::new("w", vec![n_rows, columns], BlockFormat::F16, bytes.into()).unwrap();
         for isa in Isa::all_available() {
-            let with = |repack| CpuConfig {
-                n_threads: NonZeroUsize::new(2),
-                isa: Some(isa),
-                activations: ActivationChoice::Auto,
-                repack,
-            };
-            let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
-                .map(|repack| computed(&graph, std::slice::from_ref(&w), columns, with(repack)));
+            let of = (&graph, std::slice::from_ref(&w), columns);
+            let [stored, repacked] = both(of, isa, ActivationChoice::Auto);
             let what = format!("{isa}: {n_tokens} tokens, {n_rows} × {columns}");
             for (bits, _) in &repacked {
                 assert!(*bits == stored[0].0, "{what}");
@@ -281,14 +286,8 @@ fn with_longer_float(
         }
         let w = Weight::new("w", vec![n_rows, columns], format, bytes.into()).unwrap();
         for isa in Isa::all_available() {
-            let with = |repack| CpuConfig {
-                n_threads: NonZeroUsize::new(3),
-                isa: Some(isa),
-                activations: ActivationChoice::Auto,
-                repack,
-            };
-            let [stored, repacked] = [RepackChoice::Never, RepackChoice::Auto]
-                .map(|repack| computed(&graph, std::slice::from_ref(&w), columns, with(repack)));
+            let of = (&graph, std::slice::from_ref(&w), columns);
+            let [stored, repacked] = both(of, isa, ActivationChoice::Auto);
             for (bits, _) in &repacked {
                 assert!(*bits == stored[0].0, "{isa}: row {odd_row}");
             }
