@@ -1,0 +1,127 @@
+//! The architectures that the program knows, and the model that is compiled into it.
+
+use std::path::{Path, PathBuf};
+
+use kv_core::weights::SharedBytes;
+use kv_core::weights::WeightSource;
+use model_core::architecture::{OutputKind, Registry};
+use model_core::gguf::{GgufFile, Metadata};
+use model_core::hf::HfDirectory;
+use model_core::model_file::{ModelFile, ModelFileError, OpenModel};
+
+/// The model in the binary; see `models/README.md`.
+static EMBEDDED: &[u8] = include_bytes!("../../../models/stories-llama-f16.gguf");
+
+/// What the model in the binary continues where there is no prompt.
+pub(crate) const EMBEDDED_PROMPT: &str = "Once upon a time";
+
+/// Where a model comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ModelSource {
+    /// The binary itself.
+    Embedded,
+    /// A GGUF file, or a directory with safetensors files.
+    File(PathBuf),
+}
+
+/// What a file or directory holds, be it a model that can run or not.
+#[derive(Debug)]
+pub(crate) enum Contents {
+    /// A GGUF file.
+    Gguf(GgufFile),
+    /// A directory.
+    Directory(HfDirectory),
+}
+
+impl Contents {
+    /// What errors call it.
+    pub(crate) fn label(&self) -> &str {
+        match self {
+            Self::Gguf(file) => file.label(),
+            Self::Directory(directory) => directory.label(),
+        }
+    }
+
+    /// All metadata, in the keys of GGUF.
+    pub(crate) fn metadata(&self) -> &Metadata {
+        match self {
+            Self::Gguf(file) => file.metadata(),
+            Self::Directory(directory) => directory.metadata(),
+        }
+    }
+
+    /// All tensors, under the names of GGUF.
+    pub(crate) fn weights(&self) -> &dyn WeightSource {
+        match self {
+            Self::Gguf(file) => file,
+            Self::Directory(directory) => &**directory.weights(),
+        }
+    }
+}
+
+impl ModelSource {
+    /// The file, or else the model in the binary.
+    pub(crate) fn new(file: Option<&Path>) -> Self {
+        file.map_or(Self::Embedded, |path| Self::File(path.to_owned()))
+    }
+
+    /// What to call it.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Embedded => "the model in the binary".to_owned(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
+
+    /// What is in it.
+    pub(crate) fn contents(&self) -> Result<Contents, ModelFileError> {
+        Ok(match self {
+            Self::Embedded => Contents::Gguf(GgufFile::from_bytes(embedded())?),
+            Self::File(path) if path.is_dir() => {
+                Contents::Directory(HfDirectory::open(path, &registry())?)
+            }
+            Self::File(path) => Contents::Gguf(GgufFile::open(path)?),
+        })
+    }
+
+    /// The model without its tokenizer.
+    pub(crate) fn open(&self) -> Result<OpenModel, ModelFileError> {
+        let registry = registry();
+        match self {
+            Self::Embedded => OpenModel::from_bytes(embedded(), &registry),
+            Self::File(path) => OpenModel::open(path, &registry),
+        }
+    }
+
+    /// The model with its tokenizer.
+    pub(crate) fn load(&self) -> Result<ModelFile, ModelFileError> {
+        let registry = registry();
+        match self {
+            Self::Embedded => ModelFile::from_bytes(embedded(), &registry),
+            Self::File(path) => ModelFile::open(path, &registry),
+        }
+    }
+}
+
+/// Every architecture that this program knows.
+pub(crate) fn registry() -> Registry {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
+    model_bert::register(&mut registry);
+    registry
+}
+
+/// The architectures that give vectors.
+pub(crate) fn encoders() -> Vec<String> {
+    let registry = registry();
+    let is_encoder = |name: &String| {
+        let example = registry.get(name).and_then(|a| a.example());
+        example.is_ok_and(|model| model.output() == OutputKind::Embeddings)
+    };
+    registry.names().into_iter().filter(is_encoder).collect()
+}
+
+fn embedded() -> SharedBytes {
+    SharedBytes::new(std::sync::Arc::new(EMBEDDED))
+}

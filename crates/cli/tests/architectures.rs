@@ -1,0 +1,413 @@
+//! `docs/architectures.md`: every architecture that the program knows, what it was tested against, and
+//! which nodes of the graphs of neighbours differ.
+//!
+//! The page is rendered here and fails this test when it is stale. A new architecture is a row of
+//! [`ROWS`] and, where it has a near relative, a pair of [`NEIGHBOURS`].
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use kv_core::graph::{Graph, GraphShape};
+use kv_core::layers::LayerMap;
+use model_core::architecture::Registry;
+use model_core::gguf::GgufFile;
+use model_core::hf::HfDirectory;
+
+/// One architecture.
+struct Row {
+    architecture: &'static str,
+    /// What people know it as.
+    models: &'static str,
+    /// Which layers see how much.
+    windows: &'static str,
+    /// Files with a reference, without the ending, and safetensors directories, with a `/` at the end.
+    fixtures: &'static [&'static str],
+    against: Reference,
+    /// Largest difference of a logit, or of a value of an encoder's vectors, that the tests allow.
+    tolerance: &'static str,
+}
+
+/// Where the numbers came from.
+#[derive(Clone, Copy)]
+enum Reference {
+    Transformers,
+    LlamaCpp,
+    /// In float64; llama.cpp agrees as far as its table of GELU in half precision does.
+    Numpy,
+    /// In float64, from the papers.
+    NumpyAlone,
+}
+
+/// Directories that are tested beside the files.
+const DIRECTORIES: &str = "crates/cli/tests/data/directories/";
+/// Files of `model-llama`.
+const LLAMA: &str = "crates/model-llama/tests/data/";
+/// Files of `model-mamba`.
+const MAMBA: &str = "crates/model-mamba/tests/data/";
+
+/// Directories of `model-bert`.
+const BERT: &str = "crates/model-bert/tests/data/";
+
+const fn row(
+    architecture: &'static str,
+    models: &'static str,
+    windows: &'static str,
+    fixtures: &'static [&'static str],
+) -> Row {
+    Row {
+        architecture,
+        models,
+        windows,
+        fixtures,
+        against: Reference::Transformers,
+        tolerance: "2e-4",
+    }
+}
+
+const ROWS: &[Row] = &[
+    row(
+        "llama",
+        "Llama 1 to 3, Mistral, Mixtral",
+        "none; all layers where the file names a window (Mistral)",
+        &[
+            "llama_gqa_tied",
+            "llama_gqa_untied",
+            "llama_rope_llama3",
+            "llama_rope_yarn",
+            "llama_rope_linear/",
+            "mistral_noswa/",
+            "mistral_swa8/",
+            "mixtral",
+        ],
+    ),
+    row(
+        "llama4",
+        "Llama 4 (text)",
+        "chunks of 8192, every 4th layer full and unrotated",
+        &["llama4_chunk16"],
+    ),
+    row("qwen2", "Qwen 2 and 2.5", "none", &["qwen2"]),
+    row("qwen3", "Qwen 3", "none", &["qwen3"]),
+    row("qwen3moe", "Qwen 3 MoE", "none", &["qwen3_moe"]),
+    row(
+        "gemma2",
+        "Gemma 2",
+        "every other layer, from the first",
+        &["gemma2_swa8"],
+    ),
+    row(
+        "gemma3",
+        "Gemma 3 (text)",
+        "five of six layers, or as the file says",
+        &["gemma3_iswa8", "stories-gemma3"],
+    ),
+    row(
+        "phi3",
+        "Phi-3, 3.5 and 4-mini, with LongRoPE",
+        "all layers where the file names a window",
+        &["phi3", "phi3_partial_swa8/", "phi3_longrope/"],
+    ),
+    row(
+        "cohere2",
+        "Command R7B",
+        "three of four layers; the others are unrotated",
+        &["cohere2_swa8"],
+    ),
+    Row {
+        against: Reference::LlamaCpp,
+        ..row("granite", "Granite 3", "none", &["granite"])
+    },
+    Row {
+        against: Reference::LlamaCpp,
+        ..row(
+            "smollm3",
+            "SmolLM 3",
+            "none; every 4th layer is unrotated",
+            &["smollm3"],
+        )
+    },
+    Row {
+        against: Reference::LlamaCpp,
+        ..row("olmo2", "OLMo 2", "none", &["olmo2"])
+    },
+    Row {
+        against: Reference::Numpy,
+        ..row(
+            "starcoder2",
+            "StarCoder 2",
+            "none; all layers where the file names a window",
+            &["starcoder2"],
+        )
+    },
+    row(
+        "gpt-oss",
+        "gpt-oss",
+        "every other layer, from the first",
+        &["gpt_oss_swa8"],
+    ),
+    row(
+        "mamba",
+        "Mamba, Falcon Mamba",
+        "none",
+        &[
+            "mamba",
+            "mamba_untied/",
+            "falcon_mamba",
+            "falcon_mamba_eps5/",
+        ],
+    ),
+    row("mamba2", "Mamba-2", "none", &["mamba2"]),
+    row("jamba", "Jamba", "none", &["jamba"]),
+    row(
+        "granitehybrid",
+        "Bamba, Granite 4",
+        "none",
+        &["bamba", "granitemoehybrid"],
+    ),
+    row("falcon-h1", "Falcon-H1", "none", &["falcon_h1"]),
+    row("rwkv4", "RWKV-4", "none", &["rwkv4/"]),
+    Row {
+        against: Reference::NumpyAlone,
+        tolerance: "2e-6 (vectors)",
+        ..row(
+            "bert",
+            "BERT and its sentence encoders (MiniLM, BGE, E5)",
+            "none; tokens see later ones",
+            &["bert_tiny/"],
+        )
+    },
+    Row {
+        against: Reference::NumpyAlone,
+        tolerance: "2e-6 (vectors)",
+        ..row(
+            "modern-bert",
+            "ModernBERT",
+            "symmetric, two of three layers; tokens see later ones",
+            &["modern_bert_tiny/"],
+        )
+    },
+];
+
+/// Architectures whose graphs are compared.
+const NEIGHBOURS: &[[&str; 2]] = &[
+    ["llama", "qwen2"],
+    ["qwen2", "qwen3"],
+    ["qwen3", "qwen3moe"],
+    ["qwen3moe", "gpt-oss"],
+    ["llama", "llama4"],
+    ["llama", "granite"],
+    ["llama", "smollm3"],
+    ["llama", "cohere2"],
+    ["qwen2", "phi3"],
+    ["qwen3", "olmo2"],
+    ["qwen2", "starcoder2"],
+    ["llama", "gemma2"],
+    ["gemma2", "gemma3"],
+    ["mamba", "mamba2"],
+    ["mamba", "jamba"],
+    ["mamba2", "granitehybrid"],
+    ["granitehybrid", "falcon-h1"],
+    ["bert", "modern-bert"],
+];
+
+fn registry() -> Registry {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
+    model_bert::register(&mut registry);
+    registry
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The folder of an architecture's files.
+fn folder(row: &Row) -> &'static str {
+    match row.architecture {
+        "mamba" | "mamba2" | "jamba" | "granitehybrid" | "falcon-h1" => MAMBA,
+        "bert" | "modern-bert" => BERT,
+        _ => LLAMA,
+    }
+}
+
+/// What kind of memory follows from these layers.
+fn memory(layers: &LayerMap) -> &'static str {
+    let recurrent = layers
+        .iter()
+        .any(|(layer, _)| layers.recurrent(layer).is_some());
+    match (layers.parts().len(), recurrent) {
+        (0, false) => "none",
+        (0, true) => "recurrent",
+        (1, false) => "unified",
+        (1, true) => "hybrid",
+        (_, false) => "iSWA",
+        (_, true) => "hybrid iSWA",
+    }
+}
+
+/// A node's name without its layer.
+fn stem(name: &str) -> &str {
+    name.rsplit_once('-').map_or(name, |(stem, _)| stem)
+}
+
+/// What a node computes, out of the text `name: type = operation`.
+fn operation(text: &str) -> &str {
+    text.split_once(" = ")
+        .map_or(text, |(_, operation)| operation)
+}
+
+/// The stems of nodes, each once.
+fn stems(texts: &[String]) -> String {
+    let mut seen = HashSet::new();
+    let names = texts
+        .iter()
+        .map(|text| text.split(':').next().unwrap_or(text));
+    let stems = names.map(stem).filter(|stem| seen.insert(*stem));
+    stems
+        .map(|stem| format!("`{stem}`"))
+        .collect::<Vec<_>>()
+        .join("../..")
+}
+
+/// The shape of compared graphs.
+const SHAPE: GraphShape = GraphShape {
+    n_tokens: 8,
+    n_outputs: 1,
+};
+
+fn render_pair(page: &mut String, names: [&str; 2]) {
+    let registry = registry();
+    let graphs = names.map(|name| {
+        let model = registry.get(name).unwrap().example().unwrap();
+        model.graph(SHAPE).unwrap()
+    });
+    render_diff(page, names, &graphs);
+}
+
+/// Mistral is no architecture of its own: two files of `llama`.
+fn render_mistral(page: &mut String) {
+    let registry = registry();
+    let mistral = root().join(format!("{DIRECTORIES}mistral_swa8"));
+    let mistral = HfDirectory::open(mistral, &registry).unwrap();
+    let llama = GgufFile::open(root().join(format!("{LLAMA}llama_gqa_untied.gguf"))).unwrap();
+    let llama = registry.model(llama.metadata(), &llama).unwrap();
+    let graphs = [&llama, mistral.model()].map(|model| model.graph(SHAPE).unwrap());
+    render_diff(page, ["llama", "Mistral"], &graphs);
+}
+
+fn render_diff(page: &mut String, [left, right]: [&str; 2], [a, b]: &[Graph; 2]) {
+    let diff = a.diff(b);
+    assert!(!diff.is_empty(), "{left} and {right} are alike");
+    writeln!(page, "\n### {left} and {right}\n").unwrap();
+    for (name, texts) in [(left, &diff.only_left), (right, &diff.only_right)] {
+        if !texts.is_empty() {
+            writeln!(page, "- only in {name}: {}", stems(texts)).unwrap();
+        }
+    }
+    let mut seen = HashSet::new();
+    for change in &diff.changed {
+        if seen.insert(stem(&change.name)) {
+            let (mut from, mut to) = (operation(&change.left), operation(&change.right));
+            if from == to {
+                (from, to) = (&change.left, &change.right);
+            }
+            writeln!(page, "- `{}`: `{from}` becomes `{to}`", stem(&change.name)).unwrap();
+        }
+    }
+}
+
+fn render() -> String {
+    let mut page = "# Architectures
+
+Made by `crates/cli/tests/architectures.rs`, which fails when this page is stale; do not edit it by hand.
+
+Every file is a tiny model with random weights (except those named `stories`, which were trained). Logits are
+compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three sequences in one batch, where
+kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values and states that the
+reference recorded. Names with a `/` are safetensors directories; every other file but the `stories` has one too, which
+passes the same (`crates/cli/tests/directories.rs`). Of encoders, vectors are compared, alone and in batches. *Memory* is that of
+the whole model.
+
+| architecture | models | memory | windows | files | reference | logits within |
+| --- | --- | --- | --- | --- | --- | --- |
+"
+    .to_owned();
+    let registry = registry();
+    for row in ROWS {
+        let example = registry.get(row.architecture).unwrap().example().unwrap();
+        let against = match row.against {
+            Reference::Transformers => "transformers, f32",
+            Reference::LlamaCpp => "llama.cpp, f32",
+            Reference::NumpyAlone => "numpy, f64",
+            Reference::Numpy => "numpy, f64; llama.cpp within its f16 table of GELU",
+        };
+        writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {against} | {} |",
+            row.architecture,
+            row.models,
+            memory(example.layers()),
+            row.windows,
+            row.fixtures.join("../.."),
+            row.tolerance
+        )
+        .unwrap();
+    }
+    page.push_str(
+        "
+## What sets neighbours apart
+
+The nodes of typical graphs (two layers: the first of the pattern and the last) that differ, each
+named once, without its layer.
+",
+    );
+    render_mistral(&mut page);
+    for pair in NEIGHBOURS {
+        render_pair(&mut page, *pair);
+    }
+    page
+}
+
+#[test]
+fn every_architecture_has_a_row_and_every_row_its_files() {
+    let mut known = registry().names();
+    let mut rows: Vec<_> = ROWS.iter().map(|row| row.architecture.to_owned()).collect();
+    known.sort();
+    rows.sort();
+    assert_eq!(rows, known);
+    for row in ROWS {
+        for name in row.fixtures {
+            let is_there = |path: String| root().join(path).exists();
+            if let Some(name) = name.strip_suffix('/') {
+                let own = format!("{}{name}/config.json", folder(row));
+                let tested = format!("{DIRECTORIES}{name}/config.json");
+                assert!(is_there(own) || is_there(tested), "{name}");
+                continue;
+            }
+            let has = |ending: &str| is_there(format!("{}{name}{ending}", folder(row)));
+            assert!(has(".gguf") || has("-f16.gguf"), "{name}");
+            let references = [".reference.safetensors", ".reference.json"];
+            assert!(references.iter().any(|ending| has(ending)), "{name}");
+            let tested = format!("{DIRECTORIES}{name}/config.json");
+            assert!(is_there(tested) || name.starts_with("stories"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_page_is_not_stale() {
+    let path = root().join("docs/architectures.md");
+    let page = render();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == page,
+        "docs/architectures.md is stale: run this test with UPDATE_DOCS=1 and read the difference"
+    );
+}

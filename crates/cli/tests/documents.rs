@@ -1,0 +1,46 @@
+//! Code in documents is code of the project, word for word but for its indentation.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::path::Path;
+
+/// A document, and the files that its code is from.
+const DOCUMENTS: [(&str, &[&str]); 3] = [
+    ("README.md", &["crates/cli/examples/embed.rs"]),
+    (
+        "CONTRIBUTING.md",
+        &["crates/model-llama/src/family.rs", "crates/model-llama/src/hf/mod.rs"],
+    ),
+    (
+        "examples/third-party-model/README.md",
+        &[
+            "examples/third-party-model/src/model.rs",
+            "examples/third-party-model/examples/run.rs",
+        ],
+    ),
+];
+
+fn lines_of(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(root.join(path)).unwrap();
+    text.lines().map(str::trim).collect::<Vec<_>>().join("../..")
+}
+
+#[test]
+fn code_in_documents_is_that_of_the_project() {
+    for (document, sources) in DOCUMENTS {
+        let text = lines_of(document);
+        let sources: Vec<String> = sources.iter().map(|source| lines_of(source)).collect();
+        let blocks = text.split("```rust").skip(1);
+        let mut n_blocks = 0;
+        for block in blocks.map(|rest| rest.split("```").next().unwrap()) {
+            let (_, code) = block.split_once('\n').unwrap();
+            n_blocks += 1;
+            assert!(
+                sources.iter().any(|source| source.contains(code)),
+                "{document} has code that is not there:\n{code}"
+            );
+        }
+        assert!(n_blocks > 0, "{document}");
+    }
+}

@@ -1,0 +1,160 @@
+//! What the engine's tests share: the small model with its reference texts, and a backend that can
+//! be told to fail.
+
+// Each test file uses a part of this, and a panic is how a test fails.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
+
+mod delegate;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use engine::{Engine, EngineConfig, EngineError};
+use kv_candle::CandleBackend;
+use kv_core::TokenId;
+use kv_core::backend::{Backend, BackendError, BackendInfo, RowCopy, RowSpan};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+use kv_core::weights::WeightSource;
+use model_core::architecture::Registry;
+use model_core::model_file::ModelFile;
+use serde::Deserialize;
+
+const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models");
+
+/// One prompt with its greedy continuation by an independent implementation.
+#[derive(Debug, Deserialize)]
+pub struct Reference {
+    pub prompt: String,
+    pub ids: Vec<u32>,
+    pub greedy_ids: Vec<u32>,
+    pub continuation: String,
+}
+
+pub fn stories() -> ModelFile {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    ModelFile::open(format!("{MODELS}/stories-llama-f16.gguf"), &registry).unwrap()
+}
+
+/// A small model in which every fourth layer sees everything and the others a window.
+pub fn interleaved() -> ModelFile {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let path = "../model-llama/tests/data/stories-gemma3-f16.gguf";
+    ModelFile::open(format!("{}/{path}", env!("CARGO_MANIFEST_DIR")), &registry).unwrap()
+}
+
+pub fn references() -> Vec<Reference> {
+    #[derive(Deserialize)]
+    struct File {
+        prompts: Vec<Reference>,
+    }
+    let text = std::fs::read_to_string(format!("{MODELS}/stories-llama.reference.json")).unwrap();
+    serde_json::from_str::<File>(&text).unwrap().prompts
+}
+
+pub fn ids(ids: &[u32]) -> Vec<TokenId> {
+    ids.iter().copied().map(TokenId).collect()
+}
+
+pub fn engine(config: &EngineConfig) -> Engine<Moody> {
+    try_engine(config).unwrap()
+}
+
+pub fn try_engine(config: &EngineConfig) -> Result<Engine<Moody>, EngineError> {
+    let file = stories();
+    Engine::new(Moody::new(), file.model().clone(), file.weights(), config)
+}
+
+/// Runs that may still succeed before one fails; `NEVER` fails none.
+pub const NEVER: usize = usize::MAX;
+
+/// The reference backend, which fails at one run or compilation when told to. A failing run writes
+/// its rows first, as a device that fails half-way would.
+#[derive(Debug)]
+pub struct Moody {
+    inner: CandleBackend,
+    pub runs_left: Arc<AtomicUsize>,
+    pub compilations_left: Arc<AtomicUsize>,
+    /// Calls of `write_rows` that may still succeed.
+    pub writes_left: Arc<AtomicUsize>,
+    /// Calls of `copy_rows` that may still succeed.
+    pub copies_left: Arc<AtomicUsize>,
+}
+
+impl Moody {
+    pub fn new() -> Self {
+        let never = || Arc::new(AtomicUsize::new(NEVER));
+        Self {
+            inner: CandleBackend::cpu(),
+            runs_left: never(),
+            compilations_left: never(),
+            writes_left: never(),
+            copies_left: never(),
+        }
+    }
+}
+
+fn failure(left: &AtomicUsize) -> Result<(), BackendError> {
+    let before = left.load(Ordering::Relaxed);
+    if before == NEVER {
+        return Ok(());
+    }
+    left.store(before.checked_sub(1).unwrap_or(NEVER), Ordering::Relaxed);
+    match before {
+        0 => Err(BackendError::Device {
+            backend: "moody",
+            reason: "as told".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl Backend for Moody {
+    type Rows = <CandleBackend as Backend>::Rows;
+    type Weights = <CandleBackend as Backend>::Weights;
+    type Program = <CandleBackend as Backend>::Program;
+
+    delegate::rows_of_inner!();
+
+    fn write_rows(
+        &self,
+        rows: &mut Self::Rows,
+        span: RowSpan,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        failure(&self.writes_left)?;
+        self.inner.write_rows(rows, span, bytes)
+    }
+
+    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Self::Weights, BackendError> {
+        self.inner.load_weights(source)
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        weights: &Self::Weights,
+        layout: &RowLayout,
+    ) -> Result<Self::Program, BackendError> {
+        failure(&self.compilations_left)?;
+        self.inner.compile(graph, weights, layout)
+    }
+
+    fn run(
+        &self,
+        program: &mut Self::Program,
+        rows: &mut Self::Rows,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        self.inner.run(program, rows, inputs, outputs)?;
+        failure(&self.runs_left)
+    }
+
+    fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
+        failure(&self.copies_left)?;
+        self.inner.copy_rows(rows, copies)
+    }
+}
