@@ -9,7 +9,10 @@ const DOCUMENTS: [(&str, &[&str]); 3] = [
     ("README.md", &["crates/cli/examples/embed.rs"]),
     (
         "CONTRIBUTING.md",
-        &["crates/model-llama/src/family.rs", "crates/model-llama/src/hf/mod.rs"],
+        &[
+            "crates/model-llama/src/family.rs",
+            "crates/model-llama/src/hf/mod.rs",
+        ],
     ),
     (
         "examples/third-party-model/README.md",
@@ -23,7 +26,10 @@ const DOCUMENTS: [(&str, &[&str]); 3] = [
 fn lines_of(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = std::fs::read_to_string(root.join(path)).unwrap();
-    text.lines().map(str::trim).collect::<Vec<_>>().join("../..")
+    text.lines()
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join("../..")
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use engine::{AttentionMode, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
+use kv_contract::tiny_weights;
 use kv_core::batch::Batch;
-use kv_core::contract::tiny_weights;
 use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
 use kv_core::memory::Memory;

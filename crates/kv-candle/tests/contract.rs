@@ -1,6 +1,6 @@
 //! The contract suite on the CPU device.
 
 use kv_candle::CandleBackend;
-use kv_core::contract::Subject;
+use kv_contract::Subject;
 
-kv_core::backend_contract!(|| Subject::new(CandleBackend::cpu()));
+kv_contract::backend_contract!(|| Subject::new(CandleBackend::cpu()));

@@ -11,8 +11,6 @@ pub mod backend;
 pub mod batch;
 pub mod block;
 pub mod cells;
-#[cfg(feature = "contract")]
-pub mod contract;
 pub mod graph;
 pub mod grid;
 pub mod hadamard;

@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::backend::Backend;
-use kv_core::contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::graph::{Graph, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};

@@ -4,7 +4,7 @@
 
 use std::num::NonZeroUsize;
 
-use kv_core::contract::{Subject, Tolerance};
+use kv_contract::{Subject, Tolerance};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
@@ -38,17 +38,17 @@ fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
 mod exact {
     use super::{ActivationKind, Isa, Subject, backend};
 
-    kv_core::backend_contract!(|| Subject::new(backend(Isa::detect(), 2, ActivationKind::F32)));
+    kv_contract::backend_contract!(|| Subject::new(backend(Isa::detect(), 2, ActivationKind::F32)));
 }
 
 /// The fastest instruction set, with helpers.
 mod fastest {
-    kv_core::backend_contract!(|| super::subject(super::Isa::detect(), 3));
+    kv_contract::backend_contract!(|| super::subject(super::Isa::detect(), 3));
 }
 
 /// The specification.
 mod scalar {
-    kv_core::backend_contract!(|| super::subject(super::Isa::Scalar, 1));
+    kv_contract::backend_contract!(|| super::subject(super::Isa::Scalar, 1));
 }
 
 /// The ones between, where the machine has them; the fastest again where it does not.
@@ -69,7 +69,7 @@ mod between {
             $(mod $name {
                 use super::{Isa, available};
 
-                kv_core::backend_contract!(|| crate::subject(available(Isa::$isa), 2));
+                kv_contract::backend_contract!(|| crate::subject(available(Isa::$isa), 2));
             })+
         };
     }

@@ -6,9 +6,9 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use kv_contract::{Random, in_blocks, tiny_weights};
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::contract::{Random, in_blocks, tiny_weights};
 use kv_core::graph::{
     Activation, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input,
 };

@@ -7,9 +7,9 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use half::{bf16, f16};
+use kv_contract::Random;
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::block::BlockFormat;
-use kv_core::contract::Random;
 use kv_core::graph::{
     Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate, RouteSpec,
     RouteSum,

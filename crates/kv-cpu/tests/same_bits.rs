@@ -6,9 +6,9 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use kv_contract::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::contract::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::graph::{GraphOutputs, GraphShape};
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, Window};

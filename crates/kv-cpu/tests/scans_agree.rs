@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
-use kv_core::contract::Random;
+use kv_contract::Random;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::{Decay, Kernels, LANES, Lanes, ScanTile};
 

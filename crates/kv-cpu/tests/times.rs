@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::backend::Backend;
-use kv_core::contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
 use kv_core::graph::{GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};

@@ -8,7 +8,11 @@ use crate::graph::AttendSpec;
 use crate::ids::{CellIdx, Pos};
 use crate::layers::{LayerRows, ValueRows};
 
-pub(crate) fn by_reading_rows<B: Backend + ?Sized>(
+/// Attention by its definition, in `f64`, over rows read from `backend`.
+///
+/// # Errors
+/// As [`Backend::attend`].
+pub fn by_reading_rows<B: Backend + ?Sized>(
     backend: &B,
     rows: &B::Rows,
     args: Attend<'_>,

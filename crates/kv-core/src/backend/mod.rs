@@ -3,7 +3,7 @@
 //! A backend holds K and V rows, loads weights in their stored format, compiles a graph once and
 //! runs it many times. Eight methods are required; the others have bodies written with those, right
 //! everywhere and slow: a backend overrides them where it can do better. What every method means is
-//! defined by the contract suite (`contract`, behind the feature of that name).
+//! defined by the contract suite (the crate `kv-contract`).
 //!
 //! A backend trusts its caller in what `kv-core` has validated (cells are free, positions grow) and
 //! checks what only it can know (weights, memory of the device).
@@ -23,8 +23,7 @@ pub use args::{
     Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, ScanHeads, StoreRows,
     expect_len,
 };
-#[cfg(feature = "contract")]
-pub(crate) use attend::by_reading_rows as attend_by_definition;
+pub use attend::by_reading_rows as attend_by_definition;
 pub use custom::{CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, MAX_CUSTOM_OPERANDS};
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;

@@ -137,10 +137,10 @@ impl Placer<'_> {
 mod tests {
     use std::sync::Arc;
 
+    use kv_contract::{in_blocks, tiny_llama, tiny_weights};
     use kv_core::KvType;
     use kv_core::backend::CustomOps;
     use kv_core::block::BlockFormat;
-    use kv_core::contract::{in_blocks, tiny_llama, tiny_weights};
     use kv_core::graph::GraphShape;
     use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
     use kv_core::weights::WeightSource;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::evaluate::{Memory, evaluate};
 use super::scene::{Step, memory_weights, rope};
 use super::{Random, Subject, assert_close};
-use crate::backend::Backend;
-use crate::block::BlockFormat;
-use crate::graph::{
+use kv_core::backend::Backend;
+use kv_core::block::BlockFormat;
+use kv_core::graph::{
     Activation, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, NormGain,
 };
-use crate::layers::RowLayout;
-use crate::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
-use crate::weights::{MemoryWeights, Weight};
+use kv_core::layers::RowLayout;
+use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_core::weights::{MemoryWeights, Weight};
 
 /// Rows of the graphs here, and how many of them are wanted.
 const SIZES: [(usize, usize); 3] = [(1, 1), (5, 3), (34, 0)];
@@ -57,7 +57,7 @@ pub(super) fn compare<B: Backend>(
         graph
             .nodes()
             .iter()
-            .any(|n| matches!(&n.op, crate::graph::Op::Input(i) if f(i)))
+            .any(|n| matches!(&n.op, kv_core::graph::Op::Input(i) if f(i)))
     };
     if !wants(|i| matches!(i, Input::Tokens)) {
         inputs.tokens = &[];

@@ -3,8 +3,8 @@
 use super::Subject;
 use super::ops::{alone, compare, step};
 use super::scene::memory_weights;
-use crate::backend::Backend;
-use crate::graph::PositionScale;
+use kv_core::backend::Backend;
+use kv_core::graph::PositionScale;
 
 /// `LayerNorm` with and without a bias, over rows and over heads.
 pub fn layer_norm_centres<B: Backend>(subject: &Subject<B>) {
@@ -59,7 +59,7 @@ pub fn positions_scale<B: Backend>(subject: &Subject<B>) {
     };
     alone(subject, 24, subject.tolerance.elementwise, |b, x| {
         let n = b.shape().n_tokens;
-        let positions = b.input(crate::graph::Input::Positions).unwrap();
+        let positions = b.input(kv_core::graph::Input::Positions).unwrap();
         let rows = b.scale_by_position("rows", scale, [x, positions]).unwrap();
         let heads = b.reshape("heads", rows, &[n, 4, 6]).unwrap();
         b.scale_by_position("y", scale, [heads, positions]).unwrap()
@@ -70,7 +70,7 @@ pub fn positions_scale<B: Backend>(subject: &Subject<B>) {
 pub fn curves_leave_operands_alone<B: Backend>(subject: &Subject<B>) {
     let mut b = super::ops::builder(5, 0);
     let x = b
-        .input(crate::graph::Input::Embeddings { dim: 24 })
+        .input(kv_core::graph::Input::Embeddings { dim: 24 })
         .unwrap();
     let a = b.scale("a", x, 2.0).unwrap();
     let c = b.soft_cap("c", a, 3.0).unwrap();

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::evaluate::{Memory, evaluate};
 use super::scene::{memory_weights, runs, text};
 use super::{Random, Scene, Subject, assert_close, attend_by_definition};
-use crate::backend::{Attend, Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
-use crate::cells::Cell;
-use crate::graph::{AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input};
-use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use crate::memory::{Contents, HeldToken, PartContents, Restored, RowWrite};
-use crate::memory_plan::MemoryPlan;
-use crate::state::{Fingerprint, SavedState, StateToSave, save};
-use crate::weights::{MemoryWeights, WeightSource};
-use crate::{
+use kv_core::backend::{Attend, Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
+use kv_core::cells::Cell;
+use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::memory::{Contents, HeldToken, PartContents, Restored, RowWrite};
+use kv_core::memory_plan::MemoryPlan;
+use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
+use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::{
     CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup,
     Window,
 };

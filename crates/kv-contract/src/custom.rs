@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
-use crate::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
-use crate::graph::{CustomSpec, Graph, GraphInputs, GraphOutputs, Input, StateGroup, StateStore};
-use crate::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use crate::weights::{MemoryWeights, WeightSource};
-use crate::{CellIdx, KvType, LayerIdx};
+use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
+use kv_core::graph::{CustomSpec, Graph, GraphInputs, GraphOutputs, Input, StateGroup, StateStore};
+use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::{CellIdx, KvType, LayerIdx};
 
 const LAYER: LayerIdx = LayerIdx(1);
 const WIDTH: usize = 6;

@@ -2,9 +2,9 @@
 
 use super::scene::{fitting, layout, runs};
 use super::{Random, Subject, assert_close, attend_by_definition};
-use crate::backend::{Attend, Backend, BackendError};
-use crate::graph::{Alibi, AttendSpec};
-use crate::{
+use kv_core::backend::{Attend, Backend, BackendError};
+use kv_core::graph::{Alibi, AttendSpec};
+use kv_core::{
     Causality, CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
 

@@ -3,8 +3,8 @@
 //! Invariant: a row takes from what its visibility shows, and from a sink, nothing else. Does not
 //! know how rows are stored: they come as decoded numbers.
 
-use crate::graph::{AttendSpec, Input, Node, NodeId, Op};
-use crate::{CellIdx, LayerIdx, PartIdx, Visibility};
+use kv_core::graph::{AttendSpec, Input, Node, NodeId, Op};
+use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility};
 
 use super::{Evaluator, Memory, Value, floats};
 
@@ -67,7 +67,7 @@ impl Evaluator<'_> {
             .zip(self.operand(node, 0).chunks_exact(n_kv));
         for (i, (weights, scores)) in tables.enumerate() {
             let (row, head) = (i / spec.n_heads, i % spec.n_heads);
-            let score = |(cell, pos): (CellIdx, crate::Pos)| {
+            let score = |(cell, pos): (CellIdx, kv_core::Pos)| {
                 let slope = slopes.as_ref().map_or(0.0, |s| f64::from(s[head]));
                 let distance = match slope {
                     0.0 => 0,

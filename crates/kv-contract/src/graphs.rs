@@ -8,14 +8,14 @@ use super::scene::{
     SPEC, Scene, Step, VOCAB, WIDTH, memory_weights, rope, text, tiny_layout, tiny_llama,
 };
 use super::{Random, Subject, Token, assert_close};
-use crate::backend::Backend;
-use crate::graph::{
+use kv_core::backend::Backend;
+use kv_core::graph::{
     Activation, AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId,
 };
-use crate::layers::RowLayout;
-use crate::rope::RopeStyle;
-use crate::weights::MemoryWeights;
-use crate::{KvType, LayerIdx, PartIdx, Window};
+use kv_core::layers::RowLayout;
+use kv_core::rope::RopeStyle;
+use kv_core::weights::MemoryWeights;
+use kv_core::{KvType, LayerIdx, PartIdx, Window};
 
 const N_CELLS: usize = 64;
 

@@ -9,14 +9,14 @@ use serde::Deserialize;
 
 use super::rows::{dump, fill};
 use super::{Subject, assert_close};
-use crate::backend::{Backend, BackendError, LayerRope, RowKind, RowShift, RowSpan};
-use crate::kv_types::{KvRotation, KvTypes, LayerKvTypes};
-use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
-use crate::rope::{RopeScaling, RopeSpec, RopeStyle, Rotation};
-use crate::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
+use kv_core::backend::{Backend, BackendError, LayerRope, RowKind, RowShift, RowSpan};
+use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle, Rotation};
+use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
 
-const CASES: &str = include_str!("../../tests/data/rope_shift.json");
-const TENSORS: &[u8] = include_bytes!("../../tests/data/rope_shift.safetensors");
+const CASES: &str = include_str!("../../kv-core/tests/data/rope_shift.json");
+const TENSORS: &[u8] = include_bytes!("../../kv-core/tests/data/rope_shift.safetensors");
 
 #[derive(Deserialize)]
 struct Cases {

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use super::Random;
-use crate::block::{BlockFormat, quantize};
-use crate::graph::{
+use kv_core::block::{BlockFormat, quantize};
+use kv_core::graph::{
     Activation, AttendSpec, BatchVisibility, Graph, GraphBuilder, GraphInputs, GraphShape, Input,
     PartInputs, StateGroup,
 };
-use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use crate::rope::{RopeScaling, RopeSpec, RopeStyle};
-use crate::weights::{MemoryWeights, Weight, WeightSource};
-use crate::{
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_core::{
     Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility,
     VisibleGroup, Window,
 };

@@ -10,13 +10,13 @@ mod recurrent;
 
 use std::collections::HashMap;
 
-use crate::graph::{
+use kv_core::graph::{
     Activation, Graph, GraphInputs, Input, Node, NodeId, Op, RouteGate, RouteSpec, RouteSum,
 };
-use crate::layers::{RowLayout, RowShape, ValueRows};
-use crate::rope::{RopeSpec, RopeStyle};
-use crate::weights::WeightSource;
-use crate::{CellIdx, LayerIdx};
+use kv_core::layers::{RowLayout, RowShape, ValueRows};
+use kv_core::rope::{RopeSpec, RopeStyle};
+use kv_core::weights::WeightSource;
+use kv_core::{CellIdx, LayerIdx};
 
 use attend::rows_by_cell;
 use error_function::erfc;
@@ -241,6 +241,7 @@ impl Evaluator<'_> {
                     .flat_map(|&r| x[r as usize * n..][..n].iter().copied())
                     .collect()
             }
+            op => panic!("the reference evaluator does not know {op:?}"),
         }
     }
 
@@ -439,5 +440,6 @@ fn activation_of(activation: Activation) -> fn(f64) -> f64 {
             0.5 * x * (1.0 + inner.tanh())
         },
         Activation::GeluErf => |x| 0.5 * x * erfc(-x / std::f64::consts::SQRT_2),
+        activation => panic!("the reference evaluator does not know {activation:?}"),
     }
 }

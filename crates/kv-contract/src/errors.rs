@@ -6,11 +6,11 @@ use super::ops::{builder, step};
 use super::rows::{dump, fill};
 use super::scene::{SPEC, Scene, Step, layout, memory_weights, text, tiny_layout};
 use super::{Random, Subject, tiny_llama};
-use crate::backend::{Backend, BackendError};
-use crate::graph::{Graph, GraphOutputs, GraphShape, Input};
-use crate::layers::RowLayout;
-use crate::weights::{MemoryWeights, WeightSource};
-use crate::{CellIdx, Pos, Window};
+use kv_core::backend::{Backend, BackendError};
+use kv_core::graph::{Graph, GraphOutputs, GraphShape, Input};
+use kv_core::layers::RowLayout;
+use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::{CellIdx, Pos, Window};
 
 const N_CELLS: usize = 16;
 

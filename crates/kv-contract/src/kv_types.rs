@@ -4,10 +4,10 @@
 use super::rows::{dump, fill};
 use super::scene::{layout, runs};
 use super::{Random, Subject, assert_close, attend_by_definition};
-use crate::backend::{Attend, Backend, StoreRows};
-use crate::graph::AttendSpec;
-use crate::kv_types::{KvRotation, KvTypes};
-use crate::{CellIdx, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
+use kv_core::backend::{Attend, Backend, StoreRows};
+use kv_core::graph::AttendSpec;
+use kv_core::kv_types::{KvRotation, KvTypes};
+use kv_core::{CellIdx, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
 
 /// Every pair of types that the backend declares, with and without rotation.
 fn pairs<B: Backend>(backend: &B) -> Vec<KvTypes> {
@@ -65,7 +65,7 @@ fn hard_rows(n: usize) -> Vec<Vec<f32>> {
 }
 
 /// Rows that are hard to encode are stored with the bytes of
-/// [`RowShape::encode`](crate::layers::RowShape::encode), and decode to finite values.
+/// [`RowShape::encode`](kv_core::layers::RowShape::encode), and decode to finite values.
 pub fn hard_rows_are_encoded_bit_for_bit<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let dims = [(2, 64, 32), (4, 16, 8), (1, 96, 128), (4, 24, 40)];

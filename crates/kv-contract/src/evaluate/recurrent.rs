@@ -4,8 +4,8 @@
 //! state after just as many rows as the inputs say. Does not know how states are laid out on devices
 //! or when one is kept.
 
-use crate::LayerIdx;
-use crate::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
+use kv_core::LayerIdx;
+use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
 
 use super::{Evaluator, Memory, StateKind, Value};
 

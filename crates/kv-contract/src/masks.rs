@@ -9,14 +9,14 @@ use super::attend::SPEC;
 use super::rows::fill;
 use super::scene::layout;
 use super::{Random, Subject, assert_close};
-use crate::backend::{Attend, Backend};
-use crate::cells::{Cell, KvCells};
-use crate::graph::{Alibi, AttendSpec};
-use crate::{
+use kv_core::backend::{Attend, Backend};
+use kv_core::cells::{Cell, KvCells};
+use kv_core::graph::{Alibi, AttendSpec};
+use kv_core::{
     Causality, CellIdx, LayerIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup, Window,
 };
 
-const MASKS: &str = include_str!("../../tests/data/masks.json");
+const MASKS: &str = include_str!("../../kv-core/tests/data/masks.json");
 
 #[derive(Deserialize)]
 struct Masks {

@@ -35,8 +35,8 @@ pub mod shift;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use crate::backend::{Attend, Backend, BackendError};
-use crate::block::BlockFormat;
+use kv_core::backend::{Attend, Backend, BackendError};
+use kv_core::block::BlockFormat;
 
 pub use random::Random;
 pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
@@ -169,7 +169,7 @@ pub fn attend_by_definition<B: Backend>(
     args: Attend<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    crate::backend::attend_by_definition(backend, rows, args, out)
+    kv_core::backend::attend_by_definition(backend, rows, args, out)
 }
 
 /// Asserts that `got` equals `want` within `tolerance`, relative to the root mean square of `want`.
@@ -194,10 +194,10 @@ pub fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
 /// One `#[test]` for each test of the suite.
 ///
 /// The argument is an expression that can be called without arguments and gives a
-/// [`Subject`](crate::contract::Subject).
+/// [`Subject`](crate::Subject).
 ///
 /// ```text
-/// kv_core::backend_contract!(|| Subject::new(MyBackend::new().unwrap()));
+/// kv_contract::backend_contract!(|| Subject::new(MyBackend::new().unwrap()));
 /// ```
 #[macro_export]
 macro_rules! backend_contract {
@@ -262,7 +262,7 @@ macro_rules! backend_contract {
             #[test]
             fn $test() {
                 let subject = ($make)();
-                subject.check(stringify!($test), $crate::contract::$module::$test);
+                subject.check(stringify!($test), $crate::$module::$test);
             }
         )+)+
     };

@@ -2,10 +2,10 @@
 
 use super::scene::{fitting, layout};
 use super::{Random, Subject};
-use crate::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
-use crate::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
-use crate::memory_plan::{MemoryPlan, PlannedKind};
-use crate::{CellIdx, KvType, LayerIdx, PartIdx, Window};
+use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
+use kv_core::memory_plan::{MemoryPlan, PlannedKind};
+use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
 
 const KINDS: [RowKind; 2] = [RowKind::K, RowKind::V];
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::ops::builder;
 use super::recurrent::{Both, LAYER, Layer, columns, decaying_weights};
 use super::{Subject, assert_close};
-use crate::backend::{Backend, BackendError, ScanHeads};
-use crate::graph::{Graph, HeadScanSpec, Input};
-use crate::layers::RecurrentMemory;
-use crate::weights::{MemoryWeights, WeightSource};
+use kv_core::backend::{Backend, BackendError, ScanHeads};
+use kv_core::graph::{Graph, HeadScanSpec, Input};
+use kv_core::layers::RecurrentMemory;
+use kv_core::weights::{MemoryWeights, WeightSource};
 
 /// Sizes of one layer.
 #[derive(Clone, Copy)]

@@ -7,12 +7,12 @@ use super::evaluate::{Memory, evaluate};
 use super::ops::builder;
 use super::scene::{Scene, Step, Token, layout, memory_weights};
 use super::{Random, Subject, assert_close};
-use crate::backend::{Backend, BackendError};
-use crate::batch::{Batch, BatchRules, SplitPolicy, validate};
-use crate::graph::{Alibi, AttendSpec, BatchVisibility, Graph, GraphOutputs, Input, NodeId};
-use crate::layers::RowLayout;
-use crate::memory::batch_visibility;
-use crate::{LayerIdx, PartIdx, SeqId, TokenId, Window};
+use kv_core::backend::{Backend, BackendError};
+use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
+use kv_core::graph::{Alibi, AttendSpec, BatchVisibility, Graph, GraphOutputs, Input, NodeId};
+use kv_core::layers::RowLayout;
+use kv_core::memory::batch_visibility;
+use kv_core::{LayerIdx, PartIdx, SeqId, TokenId, Window};
 
 const SPEC: AttendSpec = AttendSpec {
     n_heads: 6,
@@ -27,7 +27,7 @@ const DIM: usize = 6 * 8 + 3 * 8 + 3 * 12;
 const N_CELLS: usize = 48;
 
 /// Queries, keys and values, cut from embedding rows.
-fn qkv(b: &mut crate::graph::GraphBuilder) -> [NodeId; 3] {
+fn qkv(b: &mut kv_core::graph::GraphBuilder) -> [NodeId; 3] {
     let n = b.shape().n_tokens;
     let x = b.input(Input::Embeddings { dim: DIM }).unwrap();
     let mut first = 0;
@@ -213,7 +213,7 @@ pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
         let mut step = Scene::default().step(&tokens, window, &[]);
         step.embeddings = Random::new(65).values(tokens.len() * DIM);
         let group = &mut step.parts[0].visibility.groups[1];
-        group.limits[0] = crate::PosRange::EMPTY;
+        group.limits[0] = kv_core::PosRange::EMPTY;
         compare(subject, &graph(17), (&layout, &step));
         compare(subject, &graph(13), (&layout, &step));
         let short = graph(12);

@@ -3,9 +3,9 @@
 use super::Subject;
 use super::ops::{block_weight, builder, compare, step};
 use super::scene::memory_weights;
-use crate::backend::Backend;
-use crate::block::BlockFormat;
-use crate::graph::{
+use kv_core::backend::Backend;
+use kv_core::block::BlockFormat;
+use kv_core::graph::{
     Activation, Graph, GraphBuilder, GraphError, Input, NodeId, RouteGate, RouteSpec, RouteSum,
 };
 
