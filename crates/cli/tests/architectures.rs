@@ -270,7 +270,7 @@ fn stems(texts: &[String]) -> String {
     stems
         .map(|stem| format!("`{stem}`"))
         .collect::<Vec<_>>()
-        .join("../..")
+        .join(", ")
 }
 
 /// The shape of compared graphs.
@@ -352,7 +352,7 @@ the whole model.
             row.models,
             memory(example.layers()),
             row.windows,
-            row.fixtures.join("../.."),
+            row.fixtures.join(", "),
             row.tolerance
         )
         .unwrap();

@@ -26,10 +26,7 @@ const DOCUMENTS: [(&str, &[&str]); 3] = [
 fn lines_of(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = std::fs::read_to_string(root.join(path)).unwrap();
-    text.lines()
-        .map(str::trim)
-        .collect::<Vec<_>>()
-        .join("../..")
+    text.lines().map(str::trim).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
