@@ -102,7 +102,7 @@ class Case:
     def matrix_speed(self):
         """GB of weights a second while matrices are multiplied with one token."""
         steps = bench_report(self.args, [*self.common(0), "--times"])["generation_steps"]
-        return next(step["weight_gb_per_second"] for step in steps if step["kind"] == "matrices")
+        return next(step["weight_gb_per_second"] for step in steps if step["kind"] in ("matmul", "matrices"))
 
     def llama(self, flags):
         depth = ["-d", str(self.depth)] if self.depth else []

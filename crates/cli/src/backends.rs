@@ -1,4 +1,5 @@
-//! The backends by name: the only place that knows which there are.
+//! The backends by name. This is the only file of the program that names concrete backends
+//! (`.ci/tidy` checks it).
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -6,11 +7,12 @@ use std::sync::{Arc, Once};
 
 use clap::ValueEnum;
 use kv_candle::CandleBackend;
-use kv_core::backend::BoxedBackend;
+use kv_core::backend::{BoxedBackend, Profile};
 use kv_cpu::activations::ActivationKind;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice, StepTimes};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 
 use crate::failure::usage;
+use crate::machine;
 
 /// A backend as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -34,7 +36,8 @@ impl fmt::Display for BackendName {
 /// How activations are kept, as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsName {
-    /// f32 for models of at most 8 MiB of quantised weights (and of BF16, where it would be rounded), else int8.
+    /// f32 for models of at most 8 MiB of quantised weights (and of BF16, where it would be rounded),
+    /// else int8.
     #[default]
     Auto,
     /// Nothing is rounded; prompts are slow.
@@ -56,7 +59,8 @@ impl From<ActivationsName> for ActivationChoice {
 /// Whether weights are repacked, as it is called on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RepackName {
-    /// Where it makes them faster and memory has room for them beside the system's copy of the file; some with each token.
+    /// Where it makes them faster and memory has room for them beside the system's copy of the file;
+    /// some with each token.
     #[default]
     Auto,
     /// Weights are read from the file, whose pages several processes share: slower.
@@ -72,18 +76,33 @@ impl From<RepackName> for RepackChoice {
     }
 }
 
-/// Starts a backend with so many threads, which counts what its steps take where `times` are given.
+/// What a backend is opened with.
+#[derive(Clone, Debug)]
+pub(crate) struct BackendOptions {
+    /// Its threads, the caller's included; one for each physical core where not given.
+    pub(crate) n_threads: Option<u16>,
+    /// How activations are kept.
+    pub(crate) activations: ActivationsName,
+    /// Whether weights are repacked.
+    pub(crate) repack: RepackName,
+    /// What the steps of runs are added to, where they are profiled.
+    pub(crate) profile: Option<Arc<Profile>>,
+}
+
+/// Opens a backend.
 ///
 /// # Errors
-/// Where its threads cannot be started, this machine lacks what the environment asks for, or the backend does not
-/// count.
-pub(crate) fn open(
-    name: BackendName,
-    n_threads: NonZeroUsize,
-    activations: ActivationsName,
-    repack: RepackName,
-    times: Option<Arc<StepTimes>>,
-) -> anyhow::Result<BoxedBackend> {
+/// Where its threads cannot be started, this machine lacks the instruction set that the environment
+/// names, or the backend cannot profile and is asked to.
+pub(crate) fn open(name: BackendName, options: BackendOptions) -> anyhow::Result<BoxedBackend> {
+    let BackendOptions {
+        n_threads,
+        activations,
+        repack,
+        profile,
+    } = options;
+    let n_threads = n_threads.and_then(|n| NonZeroUsize::new(n.into()));
+    let n_threads = n_threads.unwrap_or_else(machine::n_cores);
     match name {
         BackendName::Cpu => {
             let config = CpuConfig {
@@ -93,13 +112,13 @@ pub(crate) fn open(
                 ..CpuConfig::default()
             };
             let backend = CpuBackend::new(config)?;
-            Ok(BoxedBackend::new(match times {
-                Some(times) => backend.with_times(times),
+            Ok(BoxedBackend::new(match profile {
+                Some(profile) => backend.with_profile(profile),
                 None => backend,
             }))
         }
-        BackendName::Candle if times.is_some() => {
-            usage("the candle backend does not measure its steps; --backend cpu does")
+        BackendName::Candle if profile.is_some() => {
+            usage("the candle backend does not profile its steps; --backend cpu does")
         }
         BackendName::Candle => {
             // Candle computes on rayon's global pool, which a second backend shares.

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{IsTerminal, Read};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,14 +15,13 @@ use engine::{
     MemoryBudget,
 };
 use kv_core::KvType;
-use kv_core::backend::BoxedBackend;
+use kv_core::backend::{BoxedBackend, Profile};
 use kv_core::memory::{Streams, SwaSize};
-use kv_cpu::StepTimes;
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 
 use crate::args::{AttentionName, EngineArgs, LongContextArgs, SamplerArgs};
-use crate::backends::{self, ActivationsName, BackendName, RepackName};
+use crate::backends::{self, BackendOptions};
 use crate::failure::{UsageError, usage};
 use crate::machine;
 
@@ -115,28 +114,6 @@ fn budget(args: &EngineArgs) -> MemoryBudget {
     }
 }
 
-/// Starts a backend, with a thread for each core unless it is said how many, which counts what its steps take where
-/// `times` are given.
-///
-/// # Errors
-/// What the backend refuses.
-pub(crate) fn open_backend(
-    name: BackendName,
-    n_threads: Option<u16>,
-    activations: ActivationsName,
-    repack: RepackName,
-    times: Option<Arc<StepTimes>>,
-) -> anyhow::Result<BoxedBackend> {
-    let n_threads = n_threads.and_then(|n| NonZeroUsize::new(n.into()));
-    backends::open(
-        name,
-        n_threads.unwrap_or_else(machine::n_cores),
-        activations,
-        repack,
-        times,
-    )
-}
-
 /// Checks that a model has logits.
 ///
 /// # Errors
@@ -151,32 +128,37 @@ pub(crate) fn continues_texts(file: &OpenModel) -> anyhow::Result<()> {
     }
 }
 
-/// Starts the backend and loads the model into it.
+/// Opens the backend and loads the model into it.
 ///
 /// # Errors
-/// A usage error where the model is an encoder.
-/// Before anything is allocated where the memory does not fit this machine; else what backend or
-/// engine refuse.
+/// A usage error where the model is an encoder; before anything is allocated, an error where the
+/// memory does not fit this machine; else the errors of backend and engine.
 pub(crate) fn open_engine(
     file: &OpenModel,
     args: &EngineArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
-    open_watched_engine(file, (args, config), None)
+    open_profiled_engine(file, args, config, None)
 }
 
-/// The same with a backend that counts what its steps take.
+/// The same with a backend that adds its steps to a profile, where one is given.
 ///
 /// # Errors
-/// As above, and a usage error where the backend does not count.
-pub(crate) fn open_watched_engine(
+/// As [`open_engine`], and a usage error where the backend cannot profile.
+pub(crate) fn open_profiled_engine(
     file: &OpenModel,
-    (args, config): (&EngineArgs, &EngineConfig),
-    times: Option<Arc<StepTimes>>,
+    args: &EngineArgs,
+    config: &EngineConfig,
+    profile: Option<Arc<Profile>>,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
-    let (name, activations) = (args.backend, args.activations);
-    let backend = open_backend(name, args.threads, activations, args.repack, times)?;
+    let options = BackendOptions {
+        n_threads: args.threads,
+        activations: args.activations,
+        repack: args.repack,
+        profile,
+    };
+    let backend = backends::open(args.backend, options)?;
     let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
     engine.map_err(does_not_fit)
 }

@@ -243,17 +243,17 @@ fn bench_tells_where_the_time_goes() {
         let number = |kind: &serde_json::Value, key: &str| kind[key].as_f64().unwrap();
         let sum: f64 = kinds.iter().map(|kind| number(kind, "share")).sum();
         assert!((sum - 1.0).abs() < 1e-6, "{phase} {sum}: {report}");
-        for wanted in ["matrices", "attention", "outside"] {
+        for wanted in ["matmul", "attention", "outside"] {
             let kind = kinds.iter().find(|kind| kind["kind"] == wanted).unwrap();
             assert!(number(kind, "us_per_token") > 0.0, "{phase}: {kind}");
             let has_weights = kind.get("weight_gb_per_second").is_some();
-            assert_eq!(has_weights, wanted == "matrices", "{phase}: {kind}");
+            assert_eq!(has_weights, wanted == "matmul", "{phase}: {kind}");
         }
     }
     let (text, _) = output(&args);
     assert!(text.contains("GB/s of weights"), "{text}");
-    let unwatched = json(&["bench", "-p", "8", "-n", "2", "-r", "1", "--json"]);
-    assert!(unwatched.get("generation_steps").is_none());
+    let unprofiled = json(&["bench", "-p", "8", "-n", "2", "-r", "1", "--json"]);
+    assert!(unprofiled.get("generation_steps").is_none());
 }
 
 #[test]

@@ -244,7 +244,7 @@ fn flags_out_of_range() {
         (&["bench", "--share-depth"], "--seqs"),
         (
             &["bench", "--times", "--backend", "candle"],
-            "does not measure its steps",
+            "does not profile its steps",
         ),
     ];
     for (args, wanted) in cases {

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
-    expect_len,
+    Attend, Backend, BackendError, BackendInfo, CustomOps, Profile, RowCopy, RowKind, RowSpan,
+    StoreRows, expect_len,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
@@ -21,7 +21,6 @@ use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
 use crate::store_rows;
 use crate::team::Team;
-use crate::times::StepTimes;
 use crate::validate;
 use crate::values::SharedValues;
 use crate::weights::{ActivationChoice, CpuWeights};
@@ -47,7 +46,7 @@ pub struct CpuBackend {
     activations: ActivationChoice,
     repack: RepackChoice,
     custom: CustomOps,
-    times: Option<Arc<StepTimes>>,
+    profile: Option<Arc<Profile>>,
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -79,14 +78,14 @@ impl CpuBackend {
             activations: config.activations,
             repack: config.repack,
             custom: CustomOps::new(),
-            times: None,
+            profile: None,
         })
     }
 
-    /// The same, which adds what the steps of its runs take to `times`: one reading of the clock a step.
+    /// The same, with a profile that every run adds its steps to, for one clock reading a step.
     #[must_use]
-    pub fn with_times(mut self, times: Arc<StepTimes>) -> Self {
-        self.times = Some(times);
+    pub fn with_profile(mut self, profile: Arc<Profile>) -> Self {
+        self.profile = Some(profile);
         self
     }
 
@@ -189,7 +188,7 @@ impl Backend for CpuBackend {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError> {
-        let by = (self.kernels, &self.team, self.times.as_deref());
+        let by = (self.kernels, &self.team, self.profile.as_deref());
         program.run(by, rows, (inputs, outputs))
     }
 

@@ -25,8 +25,8 @@ use crate::plan::{Buf, Change, EmbedBy, HeadValues, RopeTable, Step};
 use crate::storage::{CpuRows, Stored};
 use crate::store_rows;
 use crate::team::Lead;
-use crate::times::Watch;
 use crate::values::{Frame, SharedValues};
+use kv_core::backend::Profiler;
 
 pub(crate) use gated::{GatedRow, gated_len};
 pub(crate) use products::{pieces_of, pieces_of_product};
@@ -76,7 +76,7 @@ pub(crate) struct Run<'a> {
     pub(crate) scratch: &'a [Mutex<Scratch>],
     pub(crate) attention: &'a mut Work,
     pub(crate) experts: &'a mut ExpertBuffers,
-    pub(crate) watch: Watch<'a>,
+    pub(crate) profiler: Profiler<'a>,
 }
 
 /// The `at`-th piece of `n` things cut into pieces of `step`.

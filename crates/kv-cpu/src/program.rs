@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, Profile, Profiler, StepKind};
 use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
 use kv_core::layers::RowLayout;
 
@@ -18,7 +18,6 @@ use crate::plan::{Before, PlainStep, Plan, Step};
 use crate::repack::RepackedWeights;
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
-use crate::times::{StepKind, StepTimes, Watch};
 use crate::validate;
 use crate::values::{Frame, SharedValues};
 
@@ -159,7 +158,7 @@ impl CpuProgram {
 
     pub(crate) fn run(
         &mut self,
-        (kernels, team, times): (&Kernels, &Team, Option<&StepTimes>),
+        (kernels, team, profile): (&Kernels, &Team, Option<&Profile>),
         rows: &mut CpuRows,
         (inputs, outputs): (&GraphInputs<'_>, &mut GraphOutputs),
     ) -> Result<(), BackendError> {
@@ -180,9 +179,9 @@ impl CpuProgram {
         validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
         validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
         let mut lead = team.lead();
-        let mut watch = Watch::start(times);
+        let mut profiler = Profiler::start(profile);
         self.repacked.begin_run(&mut lead)?;
-        watch.lap(|| (StepKind::Repacking, 0));
+        profiler.record(|| (StepKind::Pack, 0));
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));
@@ -193,7 +192,7 @@ impl CpuProgram {
         };
         let mut run = Run {
             kernels,
-            watch,
+            profiler,
             lead,
             n_threads: team.n_threads(),
             frame,
@@ -209,13 +208,13 @@ impl CpuProgram {
         let steps = &self.plan.steps;
         run.ask_for_first_of(steps);
         let result = run.rotations().and_then(|()| {
-            run.watch.lap(|| (StepKind::Elementwise, 0));
+            run.profiler.record(|| (StepKind::Elementwise, 0));
             steps.iter().enumerate().try_for_each(|(at, step)| {
                 if let Step::Linear { .. } = step {
                     run.ask_for_first_of(&steps[at + 1..]);
                 }
                 run.step(step, rows)?;
-                run.watch.lap(|| step.measured_as());
+                run.profiler.record(|| step.kind_and_weight_bytes());
                 Ok(())
             })
         });

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, Profile};
 use kv_core::graph::{Graph, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
-use kv_cpu::{CpuBackend, CpuConfig, StepTimes};
+use kv_cpu::{CpuBackend, CpuConfig};
 
 struct Counting;
 
@@ -44,8 +44,8 @@ fn a_run_allocates_nothing_once_warm() {
             n_threads: NonZeroUsize::new(n_threads),
             ..CpuConfig::default()
         };
-        let times = Arc::<StepTimes>::default();
-        let backend = CpuBackend::new(config).unwrap().with_times(times);
+        let profile = Arc::<Profile>::default();
+        let backend = CpuBackend::new(config).unwrap().with_profile(profile);
         let shape = GraphShape {
             n_tokens,
             n_outputs: 1,

@@ -73,7 +73,7 @@ pub(crate) struct BenchArgs {
     /// Let all sequences share the tokens of --depth, as they do a system prompt
     #[arg(long, requires_all = ["seqs", "depth"])]
     pub(crate) share_depth: bool,
-    /// Tell where the time goes, by kinds of steps: matrices, attention, …
+    /// Print where the time goes, by kinds of steps: matmul, attention, …
     #[arg(long)]
     pub(crate) times: bool,
     /// One JSON object

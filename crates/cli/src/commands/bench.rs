@@ -1,7 +1,7 @@
 //! `cellar bench`: how many tokens a second, prompt and generation apart.
 
 mod load;
-mod times;
+mod profile;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -9,9 +9,8 @@ use std::time::Instant;
 
 use engine::EngineConfig;
 use kv_core::KvType;
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, Profile};
 use kv_core::memory::Streams;
-use kv_cpu::StepTimes;
 use serde::Serialize;
 
 use crate::args::BenchArgs;
@@ -20,7 +19,7 @@ use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
 use load::{Depth, Load};
-use times::{KindReport, Measured};
+use profile::{KindReport, Measured};
 
 /// What `--json` prints. A measurement that was left out is absent.
 #[derive(Debug, Serialize)]
@@ -57,8 +56,8 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     if args.prompt == 0 && args.predict == 0 {
         return usage("-p 0 and -n 0 leave nothing to measure");
     }
-    let times = args.times.then(Arc::<StepTimes>::default);
-    let mut load = Load::new(args, times.clone());
+    let profile = args.times.then(Arc::<Profile>::default);
+    let mut load = Load::new(args, profile.clone());
     let n_needed = match resolve::engine_config(&args.engine, KvType::F16).streams {
         Streams::PerSequence => load.cells_of_one(),
         Streams::Shared => load.cells_of_all(),
@@ -84,7 +83,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         n_seqs: args.seqs,
         ..resolve::engine_config(&args.engine, KvType::F16)
     };
-    let mut engine = resolve::open_watched_engine(&file, (&args.engine, &config), times)?;
+    let mut engine = resolve::open_profiled_engine(&file, &args.engine, &config, profile)?;
     let loaded = started.elapsed();
 
     let progress = Progress::spinner("measuring");
@@ -172,7 +171,7 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         ("generation", &report.generation_steps),
     ] {
         if let Some(kinds) = kinds {
-            times::print(name, kinds, out)?;
+            profile::print(name, kinds, out)?;
         }
     }
     Ok(())

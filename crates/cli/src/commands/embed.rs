@@ -6,6 +6,7 @@ use engine::{EmbedError, Embedder, EmbedderConfig, LongTexts, Normalization};
 use model_core::architecture::OutputKind;
 
 use crate::args::EmbedArgs;
+use crate::backends::{self, BackendOptions};
 use crate::failure::{Exit, usage};
 use crate::models::{ModelSource, encoders};
 use crate::progress::Progress;
@@ -37,8 +38,13 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
         },
         n_batch: args.batch,
     };
-    let (name, activations) = (args.backend, args.activations);
-    let backend = resolve::open_backend(name, args.threads, activations, args.repack, None)?;
+    let options = BackendOptions {
+        n_threads: args.threads,
+        activations: args.activations,
+        repack: args.repack,
+        profile: None,
+    };
+    let backend = backends::open(args.backend, options)?;
     let mut embedder = Embedder::new(backend, &file, &config).map_err(with_advice)?;
     let tokens = embedder
         .tokens(file.tokenizer(), &texts)

@@ -242,25 +242,25 @@ fn bytes(n: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-
-    use kv_candle::CandleBackend;
+    use clap::ValueEnum;
     use kv_core::backend::{Backend, BoxedBackend, RowKind};
     use kv_core::layers::LayerMemory;
     use kv_core::memory::SwaSize;
-    use kv_cpu::{CpuBackend, CpuConfig};
 
     use super::*;
+    use crate::backends::{self, ActivationsName, BackendName, BackendOptions, RepackName};
 
-    fn backends() -> [BoxedBackend; 2] {
-        let config = CpuConfig {
-            n_threads: NonZeroUsize::new(1),
-            ..CpuConfig::default()
-        };
-        [
-            BoxedBackend::new(CpuBackend::new(config).unwrap()),
-            BoxedBackend::new(CandleBackend::cpu()),
-        ]
+    /// One of each.
+    fn all_backends() -> impl Iterator<Item = BoxedBackend> {
+        BackendName::value_variants().iter().map(|&name| {
+            let options = BackendOptions {
+                n_threads: Some(1),
+                activations: ActivationsName::Auto,
+                repack: RepackName::Never,
+                profile: None,
+            };
+            backends::open(name, options).unwrap()
+        })
     }
 
     fn configs(kv_type: KvType) -> [EngineConfig; 3] {
@@ -304,7 +304,7 @@ mod tests {
     fn what_is_planned_is_what_every_architecture_gets_on_every_backend() {
         for name in registry().names() {
             let model = registry().get(&name).unwrap().example().unwrap();
-            for backend in backends() {
+            for backend in all_backends() {
                 let mut n_lines = 0;
                 for kv_type in backend.info().kv_types {
                     for config in configs(kv_type) {

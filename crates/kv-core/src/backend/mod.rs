@@ -13,6 +13,7 @@ mod attend;
 mod custom;
 mod dynamic;
 mod error;
+mod profile;
 mod recurrent;
 mod shift;
 
@@ -27,6 +28,7 @@ pub use attend::by_reading_rows as attend_by_definition;
 pub use custom::{CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, MAX_CUSTOM_OPERANDS};
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::BackendError;
+pub use profile::{Profile, Profiler, StepKind, StepTime};
 pub use recurrent::{HeadWeights, conv_token, scan_heads_token, scan_token};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};

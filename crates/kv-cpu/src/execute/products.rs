@@ -14,8 +14,8 @@ use crate::kernels::fetch::Level;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
 use crate::plan::{Before, Buf, Product, Step};
-use crate::times::StepKind;
 use crate::values::Frame;
+use kv_core::backend::StepKind;
 
 use super::gated::{GatedProduct, gated_len};
 use super::{ChangeBy, ROWS_STEP, Run, TASKS_PER_THREAD, VALUES_PER_TASK, gate, piece};
@@ -136,7 +136,7 @@ impl Run<'_> {
         if !matches!(before, Before::Rounded) {
             self.prepare((x, before), products)?;
         }
-        self.watch.lap(|| (StepKind::Rounding, 0));
+        self.profiler.record(|| (StepKind::Quantize, 0));
         // SAFETY: the plan lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;

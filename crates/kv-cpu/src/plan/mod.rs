@@ -6,9 +6,9 @@
 //! reads. Knows nothing of threads or of how steps are computed.
 
 mod beside;
-mod measured;
 mod place;
 mod resolve;
+mod step_kind;
 mod visit;
 
 use std::sync::Arc;

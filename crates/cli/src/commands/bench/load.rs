@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineError, Pace};
-use kv_core::backend::BoxedBackend;
+use kv_core::backend::{BoxedBackend, Profile};
 use kv_core::batch::Batch;
 use kv_core::memory::Seqs;
 use kv_core::{Pos, PosRange, SeqId, TokenId};
-use kv_cpu::StepTimes;
 use serde::Serialize;
 
-use super::times::Measured;
+use super::profile::Measured;
 use crate::args::BenchArgs;
 
 /// Whose tokens are in the memory before the measurement.
@@ -34,19 +33,19 @@ pub(super) struct Load<'a> {
     /// Of ids that look nothing like each other.
     state: u64,
     n_vocab: u64,
-    /// What the backend counts, where it does.
-    times: Option<Arc<StepTimes>>,
+    /// What the backend adds its steps to, where it profiles.
+    profile: Option<Arc<Profile>>,
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(args: &'a BenchArgs, times: Option<Arc<StepTimes>>) -> Self {
+    pub(super) fn new(args: &'a BenchArgs, profile: Option<Arc<Profile>>) -> Self {
         let (state, n_vocab) = (1, 1);
         Self {
             args,
             depth: args.depth,
             state,
             n_vocab,
-            times,
+            profile,
         }
     }
 
@@ -76,7 +75,8 @@ impl<'a> Load<'a> {
         self.args.prompt.max(self.args.predict).into()
     }
 
-    /// A repetition from nothing, so that programs are compiled and weights have been read, and lie as they are read best.
+    /// A repetition from an empty memory, so that programs are compiled, weights have been read, and
+    /// all that are to be packed are.
     pub(super) fn warm_up(&mut self, engine: &mut Engine<BoxedBackend>) -> anyhow::Result<()> {
         let depth = std::mem::take(&mut self.depth);
         self.repetition(engine)?;
@@ -95,7 +95,7 @@ impl<'a> Load<'a> {
         self.n_vocab = engine.settings().rules.n_vocab.max(1).into();
         self.sink(engine)?;
         if n_prompt > 0 {
-            self.forget_times();
+            self.reset_profile();
             let time = self.feed(engine, self.args.seqs, n_prompt)?;
             phases[0] = self.measured(n_prompt, time);
             let above = PosRange::from(Pos(self.depth)..);
@@ -104,7 +104,7 @@ impl<'a> Load<'a> {
                 self.sink(engine)?;
             }
         }
-        self.forget_times();
+        self.reset_profile();
         let started = Instant::now();
         for _ in 0..n_predict {
             let mut batch = Batch::new();
@@ -120,18 +120,18 @@ impl<'a> Load<'a> {
         Ok(phases)
     }
 
-    /// What was measured since times were forgotten, of so many tokens of each sequence.
+    /// What was measured since the profile was reset, of so many tokens of each sequence.
     fn measured(&self, of_each: u32, time: Duration) -> Measured {
         let n_tokens = self.args.seqs as usize * of_each as usize;
         Measured {
             pace: Pace { n_tokens, time },
-            steps: self.times.as_ref().map_or_else(Vec::new, |t| t.take()),
+            steps: self.profile.as_ref().map_or_else(Vec::new, |p| p.take()),
         }
     }
 
-    fn forget_times(&self) {
-        if let Some(times) = &self.times {
-            times.take();
+    fn reset_profile(&self) {
+        if let Some(profile) = &self.profile {
+            profile.take();
         }
     }
 

@@ -1,13 +1,14 @@
 //! Where the time of a phase went: what each kind of steps took, and what was outside of all steps.
+//! Knows no backend: a [`kv_core::backend::Profile`] did the measuring.
 
 use std::io::Write;
 use std::time::Duration;
 
 use engine::Pace;
-use kv_cpu::{StepKind, StepTime};
+use kv_core::backend::{StepKind, StepTime};
 use serde::Serialize;
 
-/// What was measured of a phase: its tokens and time, and what the backend counted meanwhile.
+/// What was measured of a phase: its tokens and time, and what the backend profiled meanwhile.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
     pub(super) pace: Pace,
@@ -29,7 +30,8 @@ impl Measured {
         }
     }
 
-    /// What each kind took, the most first, and what is left of the time; nothing where no steps were counted.
+    /// What each kind took, the most first, and what is left of the time; nothing where no steps were
+    /// profiled.
     pub(super) fn report(&self) -> Option<Vec<KindReport>> {
         if self.steps.is_empty() {
             return None;
@@ -115,7 +117,7 @@ mod tests {
         assert_eq!(all.report(), None);
         all.add(measured(1, 10, &[(StepKind::Attention, time(2, 0))]));
         let second = [
-            (StepKind::Matrices, time(5, 10_000_000)),
+            (StepKind::Matmul, time(5, 10_000_000)),
             (StepKind::Attention, time(1, 0)),
         ];
         all.add(measured(3, 10, &second));
@@ -127,7 +129,7 @@ mod tests {
         };
         let expected = vec![
             kind("outside", 3000.0, 0.6, None),
-            kind("matrices", 1250.0, 0.25, Some(2.0)),
+            kind("matmul", 1250.0, 0.25, Some(2.0)),
             kind("attention", 750.0, 0.15, None),
         ];
         assert_eq!(all.report(), Some(expected));

@@ -1,4 +1,4 @@
-//! Where the time of runs goes: what is counted for which kind of steps, and that counting changes no result.
+//! Profiles of runs: what counts for which kind of steps, and that profiling changes no result.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, Profile, StepKind, StepTime};
 use kv_core::graph::{GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
-use kv_cpu::{CpuBackend, CpuConfig, StepKind, StepTime, StepTimes};
+use kv_cpu::{CpuBackend, CpuConfig};
 
-/// The logits of some tokens of the tiny model, and what was counted meanwhile.
-fn tiny(times: Option<Arc<StepTimes>>) -> Vec<f32> {
+/// The logits of some tokens of the tiny model, with the steps added to a profile, where there is one.
+fn tiny(profile: Option<Arc<Profile>>) -> Vec<f32> {
     let layout = tiny_layout(64, KvType::F16);
     let mut backend = CpuBackend::new(CpuConfig::default()).unwrap();
-    if let Some(times) = times {
-        backend = backend.with_times(times);
+    if let Some(profile) = profile {
+        backend = backend.with_profile(profile);
     }
     let graph = tiny_llama(GraphShape {
         n_tokens: 5,
@@ -43,27 +43,27 @@ fn tiny(times: Option<Arc<StepTimes>>) -> Vec<f32> {
 
 #[test]
 fn kinds_of_a_model_add_up_to_no_more_than_the_run() {
-    let times = Arc::<StepTimes>::default();
+    let profile = Arc::<Profile>::default();
     let started = Instant::now();
-    let watched = tiny(Some(Arc::clone(&times)));
+    let profiled = tiny(Some(Arc::clone(&profile)));
     let whole = started.elapsed();
-    assert_eq!(watched, tiny(None));
-    let kinds = times.take();
+    assert_eq!(profiled, tiny(None));
+    let kinds = profile.take();
     for kind in [
-        StepKind::Matrices,
+        StepKind::Matmul,
         StepKind::Attention,
-        StepKind::Storing,
+        StepKind::StoreKv,
         StepKind::Embedding,
         StepKind::Elementwise,
     ] {
         assert!(kinds.iter().any(|(k, _)| *k == kind), "{kind}: {kinds:?}");
     }
-    for kind in [StepKind::Recurrence, StepKind::Experts, StepKind::Custom] {
+    for kind in [StepKind::Recurrent, StepKind::Experts, StepKind::Custom] {
         assert!(kinds.iter().all(|(k, _)| *k != kind), "{kind}: {kinds:?}");
     }
     let sum = kinds.iter().map(|(_, t)| t.time).sum();
     assert!(whole >= sum, "{whole:?}: {kinds:?}");
-    assert_eq!(times.take(), []);
+    assert_eq!(profile.take(), []);
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn bytes_of_matrices_count_once_a_step() {
     let up = b.linear("up", x, "up.w", 96).unwrap();
     let down = b.linear("down", up, "down.w", 64).unwrap();
     let graph = b.finish(&[down]).unwrap();
-    let times = Arc::<StepTimes>::default();
+    let profile = Arc::<Profile>::default();
     let backend = CpuBackend::new(CpuConfig::default()).unwrap();
-    let backend = backend.with_times(Arc::clone(&times));
+    let backend = backend.with_profile(Arc::clone(&profile));
     let layout = RowLayout::default();
     let weights = backend.load_weights(tiny_weights(&graph, 1)).unwrap();
     let mut program = backend.compile(&graph, &weights, &layout).unwrap();
@@ -96,9 +96,9 @@ fn bytes_of_matrices_count_once_a_step() {
                 .unwrap();
         }
         let bytes = |(kind, time): (StepKind, StepTime)| {
-            (kind == StepKind::Matrices).then_some(time.weight_bytes)
+            (kind == StepKind::Matmul).then_some(time.weight_bytes)
         };
-        let counted: Vec<u64> = times.take().into_iter().filter_map(bytes).collect();
+        let counted: Vec<u64> = profile.take().into_iter().filter_map(bytes).collect();
         // Two matrices of single precision.
         assert_eq!(counted, [n_runs * 2 * 64 * 96 * 4]);
     }

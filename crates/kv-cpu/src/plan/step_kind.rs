@@ -1,27 +1,28 @@
-//! As what a step is measured ([`StepTimes`](crate::times::StepTimes)).
+//! The kind that a profile counts a step as.
 
-use crate::times::StepKind;
+use kv_core::backend::StepKind;
 
 use super::Step;
 
 impl<V> Step<V> {
-    /// The kind of a step, and bytes of the matrices that it reads, where they are all of one step.
-    pub(crate) fn measured_as(&self) -> (StepKind, usize) {
+    /// The kind of a step and the bytes of the weight matrices that it reads; those of experts are
+    /// not counted, as only some of them are read.
+    pub(crate) fn kind_and_weight_bytes(&self) -> (StepKind, usize) {
         match self {
             Self::Linear { products, .. } => {
-                let gated = products
+                let gates = products
                     .iter()
                     .filter_map(|p| p.gates.as_ref().map(|g| &g.matrix));
-                let matrices = products.iter().map(|p| &p.matrix).chain(gated);
+                let matrices = products.iter().map(|p| &p.matrix).chain(gates);
                 let n_bytes = matrices.map(|m| m.n_rows() * m.row_bytes()).sum();
-                (StepKind::Matrices, n_bytes)
+                (StepKind::Matmul, n_bytes)
             }
             Self::Attend { .. } | Self::AttendBatch { .. } | Self::Plain { .. } => {
                 (StepKind::Attention, 0)
             }
-            Self::Store { .. } => (StepKind::Storing, 0),
+            Self::Store { .. } => (StepKind::StoreKv, 0),
             Self::Conv { .. } | Self::Scan { .. } | Self::ScanHeads { .. } => {
-                (StepKind::Recurrence, 0)
+                (StepKind::Recurrent, 0)
             }
             Self::Route { .. }
             | Self::ExpertLinear { .. }
