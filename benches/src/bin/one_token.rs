@@ -60,7 +60,6 @@ fn in_turns(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Resul
         embeddings: &x,
         ..GraphInputs::default()
     };
-    while backend.settle(&weights)? {}
     let n_words = n_rows * row_bytes / size_of::<u64>() / threads;
     let memory = vec![vec![1u64; n_words]; threads.get()];
     let per_second =

@@ -316,16 +316,6 @@ impl<B: Backend> Engine<B> {
         Ok(copied.n_tokens)
     }
 
-    /// Does all that the backend would do to its weights beside the next runs, so that these do nothing but compute: for
-    /// whoever measures, or has time before the first text comes.
-    ///
-    /// # Errors
-    /// [`EngineError::Backend`] as for a run.
-    pub fn settle(&mut self) -> Result<(), EngineError> {
-        while self.backend.settle(&self.weights)? {}
-        Ok(())
-    }
-
     /// Forgets everything.
     pub fn clear(&mut self) -> Removed {
         self.memory.clear()

@@ -35,7 +35,7 @@ pub struct CpuConfig {
     pub isa: Option<Isa>,
     /// How activations meet quantised weights.
     pub activations: ActivationChoice,
-    /// Whether weights are brought into another order, a few in each run after the first.
+    /// Whether weights are packed when a graph is compiled that multiplies with them.
     pub repack: RepackChoice,
 }
 
@@ -172,13 +172,9 @@ impl Backend for CpuBackend {
                 reason,
             });
         }
-        let repacked = weights.prepare_for(graph);
+        weights.pack_for(graph, &mut self.team.lead())?;
         let plan = Plan::new(graph, weights, layout)?;
-        CpuProgram::new((plan, repacked), layout, self.team.n_threads())
-    }
-
-    fn settle(&self, weights: &CpuWeights) -> Result<bool, BackendError> {
-        weights.settle(&mut self.team.lead())
+        CpuProgram::new(plan, layout, self.team.n_threads())
     }
 
     fn run(

@@ -17,19 +17,17 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-VNNI (dot products of bytes in 256 bits), beside what [`Isa::Avx2`] needs.
+    /// x86-64 with AVX-VNNI (dot products of bytes in 256 bits), in addition to what [`Isa::Avx2`] needs.
     AvxVnni,
-    /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, beside what [`Isa::Avx2`] needs.
+    /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, in addition to what [`Isa::Avx2`] needs.
     Avx512Vnni,
-    /// x86-64 with permutations of bytes (AVX-512 VBMI) and GFNI, beside what [`Isa::Avx512Vnni`] needs.
-    Avx512Vbmi,
-    /// x86-64 with dot products of BF16, beside what [`Isa::Avx512Vbmi`] needs.
+    /// x86-64 with dot products of BF16 (AVX-512 BF16), in addition to what [`Isa::Avx512Vnni`] needs.
     Avx512Bf16,
     /// AArch64: NEON.
     Neon,
-    /// AArch64 with the dot-product extension, beside what [`Isa::Neon`] needs.
+    /// AArch64 with the dot-product extension, in addition to what [`Isa::Neon`] needs.
     NeonDot,
-    /// AArch64 with products of int8 matrices, beside what [`Isa::NeonDot`] needs.
+    /// AArch64 with products of int8 matrices, in addition to what [`Isa::NeonDot`] needs.
     NeonI8mm,
 }
 
@@ -71,12 +69,11 @@ impl fmt::Display for Names<'_> {
 
 impl Isa {
     /// All instruction sets that there are kernels for, slowest first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::Scalar,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512Vnni,
-        Self::Avx512Vbmi,
         Self::Avx512Bf16,
         Self::Neon,
         Self::NeonDot,
@@ -131,8 +128,7 @@ impl Isa {
             Self::Avx2 => has_avx2(),
             Self::AvxVnni => has_avx2() && has_avx_vnni(),
             Self::Avx512Vnni => has_avx2() && has_avx512_vnni(),
-            Self::Avx512Vbmi => has_avx2() && has_avx512_vnni() && has_vbmi(),
-            Self::Avx512Bf16 => Self::Avx512Vbmi.is_available() && has_bf16(),
+            Self::Avx512Bf16 => Self::Avx512Vnni.is_available() && has_bf16(),
             Self::Neon => has_neon(),
             Self::NeonDot => has_neon() && has_dotprod(),
             Self::NeonI8mm => has_neon() && has_dotprod() && has_i8mm(),
@@ -141,7 +137,7 @@ impl Isa {
 
     /// Whether it is one of those with AVX-512.
     pub const fn is_avx512(self) -> bool {
-        matches!(self, Self::Avx512Vnni | Self::Avx512Vbmi | Self::Avx512Bf16)
+        matches!(self, Self::Avx512Vnni | Self::Avx512Bf16)
     }
 
     /// Its name, as in [`ISA_VARIABLE`].
@@ -151,7 +147,6 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512Vnni => "avx512vnni",
-            Self::Avx512Vbmi => "avx512vbmi",
             Self::Avx512Bf16 => "avx512bf16",
             Self::Neon => "neon",
             Self::NeonDot => "neondot",
@@ -182,11 +177,6 @@ fn has_avx512_vnni() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has_vbmi() -> bool {
-    is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni")
-}
-
-#[cfg(target_arch = "x86_64")]
 fn has_bf16() -> bool {
     is_x86_feature_detected!("avx512bf16")
 }
@@ -203,11 +193,6 @@ fn has_avx_vnni() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx512_vnni() -> bool {
-    false
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has_vbmi() -> bool {
     false
 }
 

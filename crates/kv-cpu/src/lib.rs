@@ -14,7 +14,6 @@ mod custom;
 mod exact;
 mod execute;
 mod experts;
-mod growing;
 pub mod isa;
 pub mod kernels;
 pub mod matrix;
@@ -33,6 +32,6 @@ mod weights;
 
 pub use backend::{CpuBackend, CpuConfig};
 pub use program::{CpuProgram, ProgramMemory};
-pub use repack::{RepackChoice, Repacking};
+pub use repack::RepackChoice;
 pub use storage::CpuRows;
 pub use weights::{ActivationChoice, CpuWeights};

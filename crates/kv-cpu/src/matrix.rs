@@ -17,7 +17,7 @@ use crate::activations::{ActivationKind, Activations, ScaleSpan};
 use crate::exact;
 use crate::kernels::{Arrangement, Kernels, WeightRows};
 use crate::output::OutputColumns;
-use crate::repack::Repacked;
+use crate::repack::PackedRows;
 use crate::weights::is_quantised;
 
 /// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
@@ -34,8 +34,8 @@ pub struct Matrix {
     n_columns: usize,
     row_bytes: usize,
     activations: ActivationKind,
-    /// The same rows in another order, which are multiplied as int8 where there are any.
-    repacked: Option<Repacked>,
+    /// The first rows, packed, if any are; those after them are read as stored.
+    packed: Option<PackedRows>,
 }
 
 impl Matrix {
@@ -82,13 +82,13 @@ impl Matrix {
             n_columns,
             row_bytes,
             activations,
-            repacked: None,
+            packed: None,
         })
     }
 
-    /// This matrix with its rows repacked.
-    pub(crate) fn with_repacked(self, repacked: Option<Repacked>) -> Self {
-        Self { repacked, ..self }
+    /// This matrix with its rows packed.
+    pub(crate) fn with_packed(self, packed: Option<PackedRows>) -> Self {
+        Self { packed, ..self }
     }
 
     /// Some rows of this matrix as a matrix of their own, whose bytes are shared.
@@ -110,8 +110,8 @@ impl Matrix {
             wanted: shape,
             got: weight.shape().to_vec(),
         })?;
-        let repacked = self.repacked.as_ref().and_then(|r| r.part(rows));
-        Ok(Self::with_activations(part, self.activations)?.with_repacked(repacked))
+        let packed = self.packed.as_ref().and_then(|p| p.part(rows));
+        Ok(Self::with_activations(part, self.activations)?.with_packed(packed))
     }
 
     /// Number of outputs.
@@ -126,9 +126,9 @@ impl Matrix {
 
     /// Where the first row begins.
     pub(crate) fn start(&self) -> *const u8 {
-        let repacked = self.repacked.as_ref();
-        let repacked = repacked.and_then(|r| r.rows(&self.weight, 0..r.n_rows()));
-        repacked.map_or(self.weight.bytes().as_ptr(), |rows| rows.bytes.as_ptr())
+        let packed = self.packed.as_ref();
+        let packed = packed.and_then(|p| p.rows(&self.weight, 0..p.n_rows()));
+        packed.map_or(self.weight.bytes().as_ptr(), |rows| rows.bytes.as_ptr())
     }
 
     /// Bytes of one weight row, which a multiplication reads once per block of tokens.
@@ -164,7 +164,7 @@ impl Matrix {
         };
         let parts = self.parts(outs).into_iter();
         for rows in parts.flat_map(|part| steps(part, rows_at_once)) {
-            let Some(weights) = self.weight_rows(rows, acts) else {
+            let Some(weights) = self.weight_rows(rows) else {
                 break;
             };
             match acts {
@@ -184,9 +184,9 @@ impl Matrix {
     /// `out` does not have [`Matrix::n_columns`] values.
     pub fn row(&self, _kernels: &Kernels, i: usize, out: &mut [f32]) -> Result<(), BackendError> {
         expect_len("a row of the matrix", self.n_columns, out.len())?;
-        let repacked = self.repacked.as_ref();
-        // What is in memory anyway, not what would have to be read again.
-        let found = repacked.and_then(|r| r.dequantize_row(&self.weight, i, out));
+        let packed = self.packed.as_ref();
+        // What is in memory anyway, not what would have to be read from the file again.
+        let found = packed.and_then(|p| p.dequantize_row(&self.weight, i, out));
         if found.is_some() {
             return Ok(());
         }
@@ -203,27 +203,18 @@ impl Matrix {
         Ok(())
     }
 
-    /// Those of some rows that are repacked, if any are or will be, and those after them.
+    /// Those of some rows that are packed, and those after them.
     fn parts(&self, rows: Range<usize>) -> [Range<usize>; 2] {
-        let n_repacked = self.repacked.as_ref().map_or(0, Repacked::n_rows);
-        let middle = n_repacked.clamp(rows.start, rows.end);
+        let n_packed = self.packed.as_ref().map_or(0, PackedRows::n_rows);
+        let middle = n_packed.clamp(rows.start, rows.end);
         [rows.start..middle, middle..rows.end]
     }
 
-    /// Some rows as these activations are multiplied with.
-    fn weight_rows(&self, rows: Range<usize>, acts: Activations<'_>) -> Option<WeightRows<'_>> {
-        let is_usable = |rows: &WeightRows<'_>| match rows.arrangement {
-            Arrangement::Stored => true,
-            Arrangement::Repacked => {
-                matches!(acts, Activations::Int8(_)) || !is_quantised(rows.format)
-            }
-        };
-        let repacked = self
-            .repacked
-            .as_ref()
-            .and_then(|r| r.rows(&self.weight, rows.clone()));
-        if let Some(repacked) = repacked.filter(is_usable) {
-            return Some(repacked);
+    /// Some rows, packed if they are.
+    fn weight_rows(&self, rows: Range<usize>) -> Option<WeightRows<'_>> {
+        let packed = self.packed.as_ref();
+        if let Some(rows) = packed.and_then(|p| p.rows(&self.weight, rows.clone())) {
+            return Some(rows);
         }
         Some(WeightRows {
             format: self.weight.format(),

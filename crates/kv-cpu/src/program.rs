@@ -3,7 +3,7 @@
 //! Invariant: a run allocates nothing once outputs have their size. Knows how a run begins and
 //! ends; what each step does is in [`crate::execute`].
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use kv_core::backend::{BackendError, Profile, Profiler, StepKind};
 use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
@@ -15,7 +15,6 @@ use crate::execute::{Angles, GatedRow, Run, gated_len, pieces_of_product};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
 use crate::plan::{Before, PlainStep, Plan, Step};
-use crate::repack::RepackedWeights;
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
 use crate::validate;
@@ -24,7 +23,6 @@ use crate::values::{Frame, SharedValues};
 /// A compiled graph with its scratch memory.
 pub struct CpuProgram {
     plan: Plan,
-    repacked: Arc<RepackedWeights>,
     layout: RowLayout,
     arena: AlignedBytes,
     prepared: [RowBuffer; 3],
@@ -60,7 +58,7 @@ impl std::fmt::Debug for CpuProgram {
 
 impl CpuProgram {
     pub(crate) fn new(
-        (plan, repacked): (Plan, Arc<RepackedWeights>),
+        plan: Plan,
         layout: &RowLayout,
         n_threads: usize,
     ) -> Result<Self, BackendError> {
@@ -138,7 +136,6 @@ impl CpuProgram {
             marks: StateMarks::default(),
             outputs: Vec::with_capacity(plan.output_lens.len()),
             plan,
-            repacked,
         })
     }
 
@@ -178,10 +175,8 @@ impl CpuProgram {
         let shape = (self.plan.n_tokens, self.plan.n_outputs);
         validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
         validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
-        let mut lead = team.lead();
-        let mut profiler = Profiler::start(profile);
-        self.repacked.begin_run(&mut lead)?;
-        profiler.record(|| (StepKind::Pack, 0));
+        let lead = team.lead();
+        let profiler = Profiler::start(profile);
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));

@@ -18,7 +18,7 @@ use crate::activations::ActivationKind;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::matrix::int8_kind;
-use crate::repack::{RepackChoice, Repacked, RepackedWeights, Repacking};
+use crate::repack::{PackedRows, PackedWeights, RepackChoice};
 use crate::team::Lead;
 
 /// Models with at most this many bytes of weights that meet rounded activations keep theirs as `f32`.
@@ -44,7 +44,7 @@ pub struct CpuWeights {
     /// What custom operations of its graphs compute.
     pub(crate) custom: CustomOps,
     repack: RepackChoice,
-    repacked: Arc<RepackedWeights>,
+    packed: PackedWeights,
     kernels: &'static Kernels,
 }
 
@@ -67,7 +67,7 @@ impl CpuWeights {
             is_exact,
             custom,
             repack,
-            repacked: Arc::default(),
+            packed: PackedWeights::default(),
             kernels,
         }
     }
@@ -80,45 +80,38 @@ impl CpuWeights {
         }
     }
 
-    /// Takes memory for what a graph multiplies with, if that is to be repacked and has none yet. Runs repack it
-    /// ([`RepackedWeights::begin_run`]).
-    pub(crate) fn prepare_for(&self, graph: &Graph) -> Arc<RepackedWeights> {
-        if self.repack == RepackChoice::Auto {
-            let get = |name: &str| self.source.get(name);
-            let kernels = self.kernels;
-            let fns = |format| match self.activations_for(format) {
-                // Of quantised weights only int8 meets what is repacked.
-                ActivationKind::F32 if is_quantised(format) => &[],
-                ActivationKind::Bf16 => kernels.repack_bf16,
-                _ => kernels.repack,
-            };
-            self.repacked.prepare(graph, get, fns);
+    /// Packs what a graph multiplies with, if that is wanted and not done yet.
+    ///
+    /// # Errors
+    /// As [`PackedWeights::pack`].
+    pub(crate) fn pack_for(&self, graph: &Graph, lead: &mut Lead<'_>) -> Result<(), BackendError> {
+        if self.repack == RepackChoice::Never {
+            return Ok(());
         }
-        Arc::clone(&self.repacked)
+        let get = |name: &str| self.source.get(name);
+        let fns_of = |format| match self.activations_for(format) {
+            // Packed quantised weights take int8 activations only.
+            ActivationKind::F32 if is_quantised(format) => None,
+            ActivationKind::Bf16 => self.kernels.pack_bf16,
+            _ => self.kernels.pack,
+        };
+        self.packed.pack(graph, get, fns_of, lead)
     }
 
-    /// For which instruction set they are repacked.
+    /// For which instruction set they are packed.
     pub(crate) fn isa(&self) -> Isa {
         self.kernels.isa
     }
 
-    /// Repacks what one run would, the first one as well; says whether there is more to do.
-    ///
-    /// # Errors
-    /// As [`RepackedWeights::go_on`].
-    pub(crate) fn settle(&self, lead: &mut Lead<'_>) -> Result<bool, BackendError> {
-        self.repacked.go_on(lead)
+    /// Bytes of the weights that were packed, or copied to huge pages, for what was compiled so far.
+    /// All others are read as stored.
+    pub fn packed_bytes(&self) -> usize {
+        self.packed.n_bytes()
     }
 
-    /// How much of the weights that were compiled with has been repacked. What is not, and will not be, is read as it is
-    /// stored.
-    pub fn repacking(&self) -> Repacking {
-        self.repacked.progress()
-    }
-
-    /// The rows of a weight that are repacked or will be, if there are any.
-    pub(crate) fn repacked(&self, name: &str) -> Option<Repacked> {
-        self.repacked.get(name)
+    /// The packed rows of a weight, if there are any.
+    pub(crate) fn packed(&self, name: &str) -> Option<PackedRows> {
+        self.packed.get(name)
     }
 }
 

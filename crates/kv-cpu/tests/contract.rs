@@ -75,7 +75,7 @@ mod between {
     }
 
     #[cfg(target_arch = "x86_64")]
-    contracts!(avx2: Avx2, avx_vnni: AvxVnni, avx512_vnni: Avx512Vnni, avx512_vbmi: Avx512Vbmi);
+    contracts!(avx2: Avx2, avx_vnni: AvxVnni, avx512_vnni: Avx512Vnni);
     #[cfg(target_arch = "aarch64")]
     contracts!(neon: Neon, neon_dot: NeonDot);
 }

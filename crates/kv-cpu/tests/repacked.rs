@@ -1,5 +1,5 @@
-//! Repacked weights against the same weights as they are stored: every bit the same, on every instruction set of this
-//! machine.
+//! Packed weights against the same weights as stored: every bit the same, on every instruction set of
+//! this machine.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use kv_contract::Random;
-use kv_core::backend::{Backend, BoxedBackend};
+use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
     Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate, RouteSpec,
@@ -18,10 +18,10 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, Weight};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, CpuWeights, RepackChoice, Repacking};
+use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 
-/// Random blocks; clear bits bound their scales. Floats are of eight significant bits, some of them zero: only those can be
-/// repacked.
+/// Random blocks; clear bits bound their scales. Floats have eight significant bits, and some are
+/// zero: only those can be packed.
 fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     let mut random = Random::new(17);
     let n_values: usize = shape.iter().product();
@@ -48,11 +48,14 @@ fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
 }
 
-/// Runs of a program: what a graph makes of random rows, as bits, and how much was repacked after it.
-type Runs = Vec<(Vec<u32>, Repacking)>;
+/// What a graph makes of random rows, as bits, and how many bytes of its weights were packed.
+struct Computed {
+    bits: Vec<u32>,
+    packed_bytes: usize,
+}
 
-/// As many runs as repacking takes.
-fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Runs {
+/// Compiles and runs a graph.
+fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Computed {
     let backend = CpuBackend::new(config).unwrap();
     let mut source = MemoryWeights::new();
     weights.iter().for_each(|w| source.insert(w.clone()));
@@ -71,28 +74,22 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
         ..GraphInputs::default()
     };
     let mut outputs = GraphOutputs::default();
-    let mut runs = Runs::new();
-    loop {
-        backend
-            .run(&mut program, &mut rows, &inputs, &mut outputs)
-            .unwrap();
-        let values = outputs.values.iter().flatten();
-        let repacking = weights.repacking();
-        runs.push((values.map(|v| v.to_bits()).collect(), repacking));
-        // The first run repacks nothing; of few weights the second one does it all.
-        if repacking.done == repacking.all {
-            return runs;
-        }
-        assert!(runs.len() < 9, "{repacking:?}");
+    backend
+        .run(&mut program, &mut rows, &inputs, &mut outputs)
+        .unwrap();
+    let values = outputs.values.iter().flatten();
+    Computed {
+        bits: values.map(|v| v.to_bits()).collect(),
+        packed_bytes: weights.packed_bytes(),
     }
 }
 
-/// Runs with weights as they are stored, and with repacked ones.
+/// With weights as stored, and with packed ones.
 fn both(
     (graph, weights, columns): (&Graph, &[Weight], usize),
     isa: Isa,
     activations: ActivationChoice,
-) -> [Runs; 2] {
+) -> [Computed; 2] {
     [RepackChoice::Never, RepackChoice::Auto].map(|repack| {
         let config = CpuConfig {
             n_threads: NonZeroUsize::new(3),
@@ -104,46 +101,29 @@ fn both(
     })
 }
 
-/// The same bits, repacked or not.
+/// The same bits, packed or not.
 fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
     for isa in Isa::all_available() {
         let activations = ActivationChoice::Always(ActivationKind::Int8);
-        let [stored, repacked] = both((graph, weights, columns), isa, activations);
-        assert_eq!(stored.len(), 1, "{isa} {what}");
-        let (stored, repacking) = &stored[0];
-        assert_eq!(
-            *repacking,
-            Repacking::default(),
-            "{isa} {what}: against the caller's will"
-        );
-        let is_repacked = is_repacked(isa, weights);
-        assert_eq!(repacked.len() > 1, is_repacked, "{isa} {what}");
-        assert!(
-            !is_repacked || repacked[0].1.done == 0,
-            "{isa} {what}: the first run waits"
-        );
-        assert!(
-            stored.iter().any(|bits| f32::from_bits(*bits) != 0.0),
-            "{isa} {what}"
-        );
-        assert!(
-            stored.iter().all(|bits| f32::from_bits(*bits).is_finite()),
-            "{isa} {what}"
-        );
-        for (run, (repacked, _)) in repacked.iter().enumerate() {
-            assert!(stored == repacked, "{isa} {what}: run {run}");
-        }
+        let [stored, packed] = both((graph, weights, columns), isa, activations);
+        assert_eq!(stored.packed_bytes, 0, "{isa} {what}: `Never`");
+        let is_packed = is_packed(isa, weights);
+        assert_eq!(packed.packed_bytes > 0, is_packed, "{isa} {what}");
+        let values = || stored.bits.iter().map(|bits| f32::from_bits(*bits));
+        assert!(values().any(|v| v != 0.0), "{isa} {what}");
+        assert!(values().all(f32::is_finite), "{isa} {what}");
+        assert!(stored.bits == packed.bits, "{isa} {what}");
     }
 }
 
-/// Whether there is something to repack of some weights of this test: where there are kernels for it, matrices whose rows
-/// come in sixteens, and large ones everywhere.
-fn is_repacked(isa: Isa, weights: &[Weight]) -> bool {
+/// Whether some weights of this test are packed: where there are kernels for it, matrices whose rows
+/// come in sixteens, and large ones everywhere (copied to huge pages).
+fn is_packed(isa: Isa, weights: &[Weight]) -> bool {
     let has_kernels = isa.is_avx512();
     let is_large = |w: &Weight| cfg!(target_os = "linux") && w.bytes().len() >= 8 << 20;
     weights.iter().any(|w| {
         let n_out = w.shape()[w.shape().len() - 2];
-        // What a matrix of its own has after the last sixteen rows stays as it is stored.
+        // Rows of a matrix after the last sixteen stay stored.
         let has_some = n_out.is_multiple_of(16) || (w.shape().len() == 2 && n_out > 16);
         let is_whole = w.format().block_len() > 1 || w.n_columns().is_multiple_of(64);
         is_large(w) || (has_kernels && has_some && is_whole)
@@ -209,108 +189,42 @@ fn few_tokens() {
     }
 }
 
-/// F16 of eleven significant bits, below 2: as many tokens as come together in every way, several shapes, among which are columns
-/// of no whole block.
+/// F16 with eleven significant bits is not packed, and so are matrices that have one value too long
+/// or too small, wherever it stands.
 #[test]
-fn f16_of_all_bits() {
-    let tokens = (1..=13).chain([17, 33, 65]).map(|n| (n, 48, 256));
-    let shapes = [
-        (1, 87, 128),
-        (1, 16, 896),
-        (5, 40, 1280),
-        (3, 16, 64),
-        (2, 32, 160),
-    ];
-    for (n_tokens, n_rows, columns) in tokens.chain(shapes) {
-        let (mut b, x) = builder(n_tokens, columns);
-        let y = b.linear("y", x, "w", n_rows).unwrap();
-        let graph = b.finish(&[y]).unwrap();
-        let values = Random::new(23).values(n_rows * columns);
-        let halves = values.iter().map(|v| f16::from_f32(v * 1.9).to_le_bytes());
-        let bytes: Vec<u8> = halves.flatten().collect();
-        let w = Weight::new("w", vec![n_rows, columns], BlockFormat::F16, bytes.into()).unwrap();
-        for isa in Isa::all_available() {
-            let of = (&graph, std::slice::from_ref(&w), columns);
-            let [stored, repacked] = both(of, isa, ActivationChoice::Auto);
-            let what = format!("{isa}: {n_tokens} tokens, {n_rows} × {columns}");
-            for (bits, _) in &repacked {
-                assert!(*bits == stored[0].0, "{what}");
-            }
-            let (_, repacking) = repacked.last().unwrap();
-            let n_bytes = match isa.is_avx512() && columns.is_multiple_of(128) {
-                true => n_rows / 16 * 16 * columns / 128 * 240,
-                false => 0,
-            };
-            assert_eq!(repacking.all, n_bytes, "{what}");
-        }
-    }
-}
-
-#[test]
-fn floats_that_turn_out_to_be_longer() {
-    // Where the first rows say so, fifteen bits are kept.
-    with_longer_float(
-        BlockFormat::F16,
-        [13, 15],
-        [|value| value, |value| value | 1],
-    );
-}
-
-#[test]
-fn floats_that_turn_out_to_be_larger() {
-    with_longer_float(BlockFormat::F16, [15, 16], [|value| value | 1, |_| 0x4000]);
-}
-
-#[test]
-fn bf16_that_turns_out_to_be_too_small() {
-    with_longer_float(BlockFormat::BF16, [13, 16], [|value| value, |_| 1]);
-}
-
-/// Floats that take the first number of bits (made of others by the first function) and among them one that takes more: the
-/// piece that it is in is read as it is stored. Where the first rows have it, all take the second number.
-fn with_longer_float(
-    format: BlockFormat,
-    [bits, more_bits]: [usize; 2],
-    [all, odd]: [fn(u16) -> u16; 2],
-) {
+fn floats_with_one_value_that_cannot_be_packed() {
     let (n_rows, columns) = (9 << 10, 1024);
     let (mut b, x) = builder(1, columns);
     let y = b.linear("y", x, "w", n_rows).unwrap();
     let graph = b.finish(&[y]).unwrap();
-    let all_bytes = 2 * n_rows * columns;
-    for odd_row in [n_rows / 2, n_rows / 3, 0] {
-        let mut bytes = weight("w", &[n_rows, columns], format).bytes().to_vec();
-        for (i, value) in bytes.as_chunks_mut().0.iter_mut().enumerate() {
-            let make = if i == odd_row * columns + 5 { odd } else { all };
-            *value = make(u16::from_le_bytes(*value)).to_le_bytes();
-        }
-        let w = Weight::new("w", vec![n_rows, columns], format, bytes.into()).unwrap();
-        for isa in Isa::all_available() {
-            let of = (&graph, std::slice::from_ref(&w), columns);
-            let [stored, repacked] = both(of, isa, ActivationChoice::Auto);
-            for (bits, _) in &repacked {
-                assert!(*bits == stored[0].0, "{isa}: row {odd_row}");
+    let stored_bytes = 2 * n_rows * columns;
+    // An eleventh bit; a subnormal number.
+    for (format, odd) in [(BlockFormat::F16, 0x3801), (BlockFormat::BF16, 1_u16)] {
+        for odd_row in [None, Some(n_rows / 2), Some(n_rows - 1), Some(0)] {
+            let mut bytes = weight("w", &[n_rows, columns], format).bytes().to_vec();
+            if let Some(row) = odd_row {
+                let at = 2 * (row * columns + 5);
+                bytes[at..at + 2].copy_from_slice(&odd.to_le_bytes());
             }
-            let (_, repacking) = repacked.last().unwrap();
-            let has_kernels = isa.is_avx512();
-            let n_bytes = match has_kernels {
-                true if odd_row == 0 => all_bytes * more_bits / 16,
-                // Without a piece of 256 KiB.
-                true => all_bytes * bits / 16 - (256 << 10),
-                false => all_bytes,
-            };
-            let is_copied = has_kernels && n_bytes < all_bytes || cfg!(target_os = "linux");
-            let off = repacking.all as f64 - if is_copied { n_bytes as f64 } else { 0.0 };
-            // Scales of rows, and pieces of whole rows.
-            assert!(
-                off.abs() < 0.005 * all_bytes as f64,
-                "{isa}: {repacking:?}, {n_bytes}"
-            );
+            let w = Weight::new("w", vec![n_rows, columns], format, bytes.into()).unwrap();
+            for isa in Isa::all_available() {
+                let of = (&graph, std::slice::from_ref(&w), columns);
+                let [stored, packed] = both(of, isa, ActivationChoice::Auto);
+                let what = format!("{format} {isa}: row {odd_row:?}");
+                assert!(stored.bits == packed.bits, "{what}");
+                // Thirteen bits a value, and a scale for each row.
+                let wanted = match (isa.is_avx512(), odd_row) {
+                    (true, None) => stored_bytes / 16 * 13 + 4 * n_rows,
+                    _ if cfg!(target_os = "linux") => stored_bytes,
+                    _ => 0,
+                };
+                assert_eq!(packed.packed_bytes, wanted, "{what}");
+            }
         }
     }
 }
 
-/// Parts of a matrix, at rows that are side by side with others and at rows that are not.
+/// Parts of a matrix that begin at a group of interleaved rows, and inside of one.
 #[test]
 fn parts_of_matrices() {
     for format in [BlockFormat::Q5_0, BlockFormat::Q6_K, BlockFormat::BF16] {
@@ -342,10 +256,10 @@ fn parts_of_matrices() {
     }
 }
 
-/// A matrix whose rows are embeddings, too: both read what was repacked.
+/// A matrix whose rows are embeddings, too: both read packed rows.
 #[test]
 fn rows_of_matrices() {
-    // Of 38 rows six stay as they are stored, two of them among the embeddings.
+    // Of 38 rows six stay stored, two of them among the embeddings.
     for (format, n_rows) in BlockFormat::ALL
         .into_iter()
         .flat_map(|format| [(format, 48), (format, 38)])
@@ -399,51 +313,37 @@ fn experts() {
     }
 }
 
-/// A matrix that several runs repack: the first rows of it are read in another order than the last ones meanwhile.
+/// Two programs share the matrices that both multiply with, and each has some of its own.
 #[test]
-fn a_few_rows_in_each_run() {
-    let (columns, n_rows) = (1024, 150 << 10);
-    for n_tokens in [1, 3] {
-        let (mut b, x) = builder(n_tokens, columns);
-        let y = b.linear("y", x, "w", n_rows).unwrap();
-        let graph = b.finish(&[y]).unwrap();
-        let w = weight("w", &[n_rows, columns], BlockFormat::Q4_0);
-        same(&graph, &[w], columns, &format!("{n_tokens} tokens, 84 MB"));
+fn programs_share_packed_matrices() {
+    let backend = CpuBackend::new(CpuConfig {
+        isa: Isa::all_available().last().copied(),
+        ..CpuConfig::default()
+    });
+    let backend = backend.unwrap();
+    let mut source = MemoryWeights::new();
+    for name in ["a", "b", "c"] {
+        source.insert(weight(name, &[9 << 10, 1024], BlockFormat::Q8_0));
     }
-}
-
-/// Who has time repacks everything before the first run, through any backend.
-#[test]
-fn settled_before_the_first_run() {
-    let (mut b, x) = builder(1, 1024);
-    let y = b.linear("y", x, "w", 9 << 10).unwrap();
-    let graph = b.finish(&[y]).unwrap();
-    let x = Random::new(3).values(1024);
-    let run = |is_settled| {
-        let backend = BoxedBackend::new(CpuBackend::new(CpuConfig::default()).unwrap());
-        let mut source = MemoryWeights::new();
-        source.insert(weight("w", &[9 << 10, 1024], BlockFormat::Q8_0));
-        let weights = backend.load_weights(Arc::new(source)).unwrap();
-        let layout = RowLayout::default();
-        let mut program = backend.compile(&graph, &weights, &layout).unwrap();
-        if is_settled {
-            while backend.settle(&weights).unwrap() {}
-            let own: &CpuWeights = weights.downcast_ref().unwrap();
-            let repacking = own.repacking();
-            assert_eq!(repacking.done, repacking.all);
-            assert_eq!(repacking.all > 0, cfg!(target_os = "linux"));
-        }
-        let inputs = GraphInputs {
-            embeddings: &x,
-            ..GraphInputs::default()
-        };
-        let mut rows = backend.allocate(&layout).unwrap();
-        let mut outputs = GraphOutputs::default();
-        let done = backend.run(&mut program, &mut rows, &inputs, &mut outputs);
-        done.unwrap();
-        outputs.values
+    let weights = backend.load_weights(Arc::new(source)).unwrap();
+    let layout = RowLayout::default();
+    let mut packed_bytes = vec![];
+    for names in [["a", "b"], ["b", "c"], ["a", "c"]] {
+        let (mut b, x) = builder(1, 1024);
+        let outputs = names.map(|name| b.linear(name, x, name, 9 << 10).unwrap());
+        let graph = b.finish(&outputs).unwrap();
+        backend.compile(&graph, &weights, &layout).unwrap();
+        packed_bytes.push(weights.packed_bytes());
+    }
+    let n = if is_packed(
+        Isa::detect(),
+        &[weight("a", &[9 << 10, 1024], BlockFormat::Q8_0)],
+    ) {
+        (9 << 10) * 1024 / 32 * 34
+    } else {
+        0
     };
-    assert_eq!(run(true), run(false));
+    assert_eq!(packed_bytes, [2 * n, 3 * n, 3 * n]);
 }
 
 /// Weights are of the backend that loaded them: another one may want another order.

@@ -42,7 +42,6 @@ pub trait DynBackend: Send + Sync + 'static {
         weights: &dyn Any,
         layout: &RowLayout,
     ) -> Result<Opaque, BackendError>;
-    fn dyn_settle(&self, weights: &dyn Any) -> Result<bool, BackendError>;
     fn dyn_run(
         &self,
         program: &mut dyn Any,
@@ -121,10 +120,6 @@ where
         layout: &RowLayout,
     ) -> Result<Opaque, BackendError> {
         Ok(Box::new(self.compile(graph, own(weights)?, layout)?))
-    }
-
-    fn dyn_settle(&self, weights: &dyn Any) -> Result<bool, BackendError> {
-        self.settle(own(weights)?)
     }
 
     fn dyn_run(
@@ -247,10 +242,6 @@ impl Backend for BoxedBackend {
         layout: &RowLayout,
     ) -> Result<Opaque, BackendError> {
         self.0.dyn_compile(graph, &**weights, layout)
-    }
-
-    fn settle(&self, weights: &SharedOpaque) -> Result<bool, BackendError> {
-        self.0.dyn_settle(&**weights)
     }
 
     fn run(

@@ -146,15 +146,6 @@ pub trait Backend: Send + Sync + 'static {
         layout: &RowLayout,
     ) -> Result<Self::Program, BackendError>;
 
-    /// Does a piece of what runs would do to weights beside computing, such as bringing them into a better order: for whoever
-    /// has time before the next run, or measures. Says whether there is more to do.
-    ///
-    /// # Errors
-    /// As for a run.
-    fn settle(&self, _weights: &Self::Weights) -> Result<bool, BackendError> {
-        Ok(false)
-    }
-
     /// Runs a program: stores the tokens' rows and computes the graph's outputs.
     ///
     /// # Errors

@@ -30,13 +30,11 @@ pub enum StepKind {
     Elementwise,
     /// Custom operations.
     Custom,
-    /// Packing weights.
-    Pack,
 }
 
 impl StepKind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 9] = [
         Self::Matmul,
         Self::Quantize,
         Self::Attention,
@@ -46,7 +44,6 @@ impl StepKind {
         Self::Embedding,
         Self::Elementwise,
         Self::Custom,
-        Self::Pack,
     ];
 }
 
@@ -62,7 +59,6 @@ impl fmt::Display for StepKind {
             Self::Embedding => "embedding",
             Self::Elementwise => "elementwise",
             Self::Custom => "custom",
-            Self::Pack => "pack",
         })
     }
 }

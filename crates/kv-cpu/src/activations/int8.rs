@@ -480,24 +480,4 @@ impl<'a> Int8Row<'a> {
     pub(crate) fn n_blocks(&self) -> usize {
         self.quants.len().min(self.scales.len())
     }
-
-    /// Quants of blocks `b` and `b + 1`, and their scales as the halves of one number (the first
-    /// one lower), without a check.
-    ///
-    /// # Safety
-    /// `b + 1` is below [`Int8Row::n_blocks`].
-    #[cfg(target_arch = "x86_64")]
-    #[inline]
-    pub(crate) unsafe fn two_blocks(&self, b: usize) -> (&'a [i8; 2 * BLOCK], f64) {
-        debug_assert!(b + 1 < self.n_blocks());
-        // SAFETY: the caller promises that `b + 1` is inside both slices; two neighbouring blocks
-        // are an array of twice the length, two scales are eight readable bytes.
-        unsafe {
-            let quants = &*self.quants.as_ptr().add(b).cast::<[i8; 2 * BLOCK]>();
-            (
-                quants,
-                self.scales.as_ptr().add(b).cast::<f64>().read_unaligned(),
-            )
-        }
-    }
 }

@@ -50,13 +50,6 @@ pub(in crate::kernels) fn ask_next_tile<const N: usize>(
     fetch_to_second(line.wrapping_sub(far - near));
 }
 
-/// Whether a tile of so many rows and the next one are small enough for a first-level cache.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(in crate::kernels) fn in_order(n_rows: usize, row_bytes: usize) -> bool {
-    n_rows * row_bytes <= IN_ORDER
-}
-
 /// Whether they are for the cache into which this processor is best asked ([`Level`]): then tiles are asked for in order.
 #[inline(always)]
 pub(in crate::kernels) fn in_order_somewhere(n_rows: usize, row_bytes: usize) -> bool {
@@ -65,18 +58,6 @@ pub(in crate::kernels) fn in_order_somewhere(n_rows: usize, row_bytes: usize) ->
         Level::First => IN_ORDER,
         Level::Second => IN_ORDER_SECOND,
     }
-}
-
-/// Where what is asked for in order lies while the piece at byte `at` of `N` rows is read, of which
-/// `first` is the first: a piece for every row. The same as [`Ahead`], for loops that are unrolled.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(in crate::kernels) fn in_next_tile<const N: usize>(
-    first: *const u8,
-    at: usize,
-    row_bytes: usize,
-) -> *const u8 {
-    first.wrapping_add(N * (row_bytes + at))
 }
 
 /// Where what is asked for lies, as seen from a piece of a row.

@@ -54,7 +54,7 @@ pub use scan::{Decay, LANES, Lanes, ScanTile};
 pub(crate) enum Arrangement {
     /// One after the other, as in their file.
     Stored,
-    /// Groups of [`RepackFns::at_once`] side by side.
+    /// Groups of [`PackFns::group_rows`] rows, interleaved.
     Repacked,
 }
 
@@ -87,18 +87,18 @@ impl WeightRows<'_> {
     }
 }
 
-/// How weights are repacked for an instruction set.
-pub(crate) struct RepackFns {
-    /// Rows that are side by side; what a matrix has after the last multiple of it stays as it is stored.
-    pub(crate) at_once: usize,
-    /// Bytes of a repacked row of so many columns, on average; 0 for formats that stay as they are.
+/// How an instruction set packs weight rows: groups of rows, interleaved.
+pub(crate) struct PackFns {
+    /// Rows of a group. Rows after the last whole group of a matrix stay stored.
+    pub(crate) group_rows: usize,
+    /// Bytes of a packed row of so many columns, on average; 0 for formats that are not packed.
     pub(crate) row_bytes: fn(BlockFormat, usize) -> usize,
-    /// Repacks stored rows, as many as there is room for; says whether they could be, which of some formats depends on
-    /// their values.
-    pub(crate) repack: fn(&WeightRows<'_>, &mut [u8]) -> bool,
-    /// Columns of a block, which may be several of the format's.
+    /// Packs stored rows, as many as there is room for. Returns whether that keeps every bit, which
+    /// for floats depends on their values.
+    pub(crate) pack: fn(&WeightRows<'_>, &mut [u8]) -> bool,
+    /// Columns of a block that [`PackFns::stored_block`] returns.
     pub(crate) block_len: fn(BlockFormat) -> usize,
-    /// From a group of repacked rows a block as it was stored, by its row in the group and its number.
+    /// One block of a group of packed rows as it was stored: `(row in the group, block)`.
     pub(crate) stored_block: fn(&WeightRows<'_>, (usize, usize), &mut [u8]),
 }
 
@@ -156,10 +156,10 @@ pub struct Kernels {
     /// The dot products of weight rows with the activations of some tokens. An output has the same
     /// bits whichever rows and tokens are multiplied beside it.
     pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
-    /// How weights are repacked before they are multiplied: the first way that a weight can be.
-    pub(crate) repack: &'static [RepackFns],
-    /// The same of weights of BF16 that meet activations of BF16.
-    pub(crate) repack_bf16: &'static [RepackFns],
+    /// How weights are packed, if they are.
+    pub(crate) pack: Option<&'static PackFns>,
+    /// The same for BF16 weights that are multiplied with BF16 activations.
+    pub(crate) pack_bf16: Option<&'static PackFns>,
 }
 
 impl std::fmt::Debug for Kernels {
@@ -194,8 +194,6 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => &AVX512,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vbmi => &AVX512_VBMI,
-            #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => &AVX512_BF16,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => &NEON,
@@ -214,8 +212,6 @@ static AVX2: Kernels = avx2::TABLE;
 static AVX_VNNI: Kernels = avx2::VNNI_TABLE;
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = avx512::TABLE;
-#[cfg(target_arch = "x86_64")]
-static AVX512_VBMI: Kernels = avx512::VBMI_TABLE;
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Kernels = avx512::BF16_TABLE;
 #[cfg(target_arch = "aarch64")]

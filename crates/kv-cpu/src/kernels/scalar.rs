@@ -36,8 +36,8 @@ pub(super) static TABLE: Kernels = Kernels {
     round_bf16,
     quantize,
     multiply,
-    repack: &[],
-    repack_bf16: &[],
+    pack: None,
+    pack_bf16: None,
 };
 
 fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
@@ -258,7 +258,7 @@ fn multiply_values(
 ) {
     let WeightRows {
         format,
-        // This table repacks nothing.
+        // This table packs nothing.
         arrangement: _,
         bytes,
         row_bytes,

@@ -452,7 +452,7 @@ impl<'a> Resolver<'a> {
                 let weight = self.weight(name, node)?;
                 let activations = self.weights.activations_for(weight.format());
                 let matrix = Matrix::with_activations(weight, activations)?;
-                let matrix = Arc::new(matrix.with_repacked(self.weights.repacked(name)));
+                let matrix = Arc::new(matrix.with_packed(self.weights.packed(name)));
                 self.matrices.insert(name, Arc::clone(&matrix));
                 matrix
             }

@@ -1,21 +1,19 @@
-//! [`Repacked`]: weight rows in the order in which one token meets them, made once from those of the file.
+//! Packs weight matrices once, before the first run, into the layout that kernels read fastest.
 //!
-//! Rows that lie side by side are read from beginning to end, and go to the lanes of a register without being turned.
-//! They take as many bytes as before (rounded to lines), or fewer where that loses nothing. The first run of a program reads weights as they are stored, so
-//! that nobody waits for the others; each run after it begins by repacking a few more of them, from copies of small pieces
-//! of the file, whose pages leave the process, so that a model is in memory about once. Where there is no room for that,
-//! weights stay as they are stored.
+//! [`PackedWeights::pack`] goes through the matrices that a graph multiplies with. The thread team
+//! copies small pieces of each from the file, packs them, and releases the file's pages, so that a
+//! model is in memory about once. Packed rows take as many bytes as stored ones, or fewer where
+//! that loses nothing. Where memory is short, the remaining matrices are read from the file.
 //!
-//! Of floats it depends on their values whether they can be repacked, and how: the first and the last rows of a weight say
-//! what is tried. Pieces that then cannot are read as they are stored.
+//! Whether floats can be packed depends on their values. Where one value of a matrix says no, the
+//! whole matrix is kept as stored.
 //!
-//! Invariant: which rows are repacked when changes no bit of a result. Knows neither formats nor instructions
-//! ([`RepackFns`] does), nor steps.
+//! Invariant: packed rows never change, and results have the same bits with packed and with stored
+//! rows. Knows neither formats nor instructions ([`PackFns`] does).
 
-mod form;
-mod refused;
+mod layout;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,16 +22,15 @@ use kv_core::backend::BackendError;
 use kv_core::block::{BlockFormat, dequantize};
 use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
+use memmap2::{Mmap, MmapMut};
 
-use self::form::Form;
-use self::refused::Refused;
-use crate::growing::Growing;
-use crate::kernels::{Arrangement, RepackFns, WeightRows};
+use self::layout::PackedLayout;
+use crate::kernels::{Arrangement, PackFns, WeightRows};
 use crate::memory;
 use crate::storage::AlignedBytes;
 use crate::team::Lead;
 
-/// Whether weights are brought into an order that suits the processor, a few in each run after the first.
+/// Whether weights are packed into a layout that suits the processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RepackChoice {
     /// Where there are kernels for it, and memory.
@@ -43,102 +40,85 @@ pub enum RepackChoice {
     Never,
 }
 
-/// How far the repacking of weights has come, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Repacking {
-    /// Those that are multiplied as they were repacked.
-    pub done: usize,
-    /// Those and all others that runs will repack.
-    pub all: usize,
-}
-
-/// Runs that it takes to repack a large model, so that each takes about a quarter longer: a byte takes some fifteen times
-/// as long to be repacked as to be read, and short answers never get that time back.
-const RUNS: usize = 64;
-/// Bytes that are worth doing in a run.
-const LEAST_PER_RUN: usize = 16 << 20;
-
 /// No block is larger.
-const MOST_BLOCK_BYTES: usize = 256;
+const MAX_BLOCK_BYTES: usize = 256;
 
-/// What is read as it is stored is copied to large pages from so many bytes on: fewer fit in any buffer of addresses.
-const WORTH_LARGE_PAGES: usize = 8 << 20;
+/// From this many bytes on, weights that are not packed are copied to huge pages. Fewer bytes fit
+/// in the TLB either way.
+const MIN_HUGE_PAGE_BYTES: usize = 8 << 20;
 
-/// Rows in memory of their own, in the best order, shared by whoever multiplies with some of them.
+/// Bytes that are packed between two looks at the free memory.
+const MEMORY_CHECK_BYTES: usize = 64 << 20;
+
+/// Whether the system may be asked for huge pages.
+const HAS_HUGE_PAGES: bool = cfg!(target_os = "linux");
+
+/// Rows of a matrix in packed memory, which several matrices share.
 #[derive(Clone)]
-pub(crate) struct Repacked {
-    /// What is repacked together, as far as it is.
-    memory: Arc<Growing>,
-    /// Where the weight's rows begin in it, or will.
+pub(crate) struct PackedRows {
+    memory: Arc<Mmap>,
+    /// Where the weight's rows begin.
     start: usize,
-    refused: Arc<Refused>,
-    /// Which of these rows these are.
+    /// Which of them these are.
     rows: Range<usize>,
-    form: Form,
+    layout: PackedLayout,
 }
 
-impl Repacked {
-    /// How many rows these are; the weight may have a few after them, which are read as they are stored.
+impl PackedRows {
+    /// Number of rows. The weight may have a few more, which are read from the file.
     pub(crate) fn n_rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// Those of some of the weight's rows that are among these, or `None` where there are none, or that would part rows that
-    /// lie side by side.
+    /// Those of `rows` that are among these; `None` where there are none, or where groups of rows
+    /// would be separated.
     pub(crate) fn part(&self, rows: Range<usize>) -> Option<Self> {
         let rows = rows.start..rows.end.min(self.n_rows());
         Some(Self {
             memory: Arc::clone(&self.memory),
-            refused: Arc::clone(&self.refused),
             rows: self.range(rows).filter(|rows| !rows.is_empty())?,
             ..*self
         })
     }
 
-    /// The same as what is multiplied, of the weight that these rows are of; also `None` where they are not repacked yet, or
-    /// cannot be.
+    /// The same as kernels take them, of the weight that these rows belong to.
     pub(crate) fn rows(&self, weight: &Weight, rows: Range<usize>) -> Option<WeightRows<'_>> {
-        let (first, row_bytes) = (rows.start, self.form.row_bytes);
+        let (first, row_bytes) = (rows.start, self.layout.row_bytes);
         let range = self.range(rows)?;
         let at = |row: usize| self.start + row * row_bytes;
-        let bytes = self.memory.get(at(range.start)..at(range.end))?;
-        // Asked after what is written is known: what was refused before that is seen now.
-        if self.refused.has_some(&range) {
-            return None;
-        }
         Some(WeightRows {
             format: weight.format(),
-            arrangement: self.form.arrangement(),
-            bytes,
+            arrangement: self.layout.arrangement(),
+            bytes: self.memory.get(at(range.start)..at(range.end))?,
             row_bytes,
             first,
             n_columns: weight.n_columns(),
         })
     }
 
-    /// Which of the weight's rows these are, under the same conditions.
+    /// The weight's rows that `rows` of these are, under the conditions of [`PackedRows::part`].
     fn range(&self, rows: Range<usize>) -> Option<Range<usize>> {
         let start = self.rows.start.checked_add(rows.start)?;
         let end = self.rows.start.checked_add(rows.end)?;
-        let is_whole = |row: usize| row.is_multiple_of(self.form.at_once());
+        let is_whole = |row: usize| row.is_multiple_of(self.layout.group_rows());
         (end <= self.rows.end && is_whole(start) && is_whole(end)).then_some(start..end)
     }
 
-    /// The values of row `row`, if there is such a row.
+    /// Dequantizes row `row`, if there is such a row.
     pub(crate) fn dequantize_row(
         &self,
         weight: &Weight,
         row: usize,
         out: &mut [f32],
     ) -> Option<()> {
-        let (format, at_once) = (weight.format(), self.form.at_once());
-        let first = row / at_once * at_once;
-        let rows = self.rows(weight, first..first + at_once)?;
-        let Some(fns) = self.form.fns else {
+        let (format, group_rows) = (weight.format(), self.layout.group_rows());
+        let first = row / group_rows * group_rows;
+        let rows = self.rows(weight, first..first + group_rows)?;
+        let Some(fns) = self.layout.fns else {
             dequantize(format, rows.bytes, out);
             return Some(());
         };
-        let mut block = [0; MOST_BLOCK_BYTES];
+        let mut block = [0; MAX_BLOCK_BYTES];
         let block_len = (fns.block_len)(format);
         let block = block.get_mut(..format.row_bytes(block_len)?)?;
         for (b, values) in out.chunks_exact_mut(block_len).enumerate() {
@@ -149,263 +129,259 @@ impl Repacked {
     }
 }
 
-impl std::fmt::Debug for Repacked {
+impl std::fmt::Debug for PackedRows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "Repacked({:?} of {} bytes)",
-            self.rows, self.form.row_bytes
-        )
+        let (rows, row_bytes) = (&self.rows, self.layout.row_bytes);
+        write!(f, "PackedRows({rows:?} of {row_bytes} bytes)")
     }
 }
 
-/// Rows that a task repacks.
-struct Piece {
-    weight: Arc<Weight>,
-    rows: Range<usize>,
-    form: Form,
-    refused: Arc<Refused>,
-    /// Bytes that they take, with those that fill the last line of a weight.
-    n_bytes: usize,
-}
-
-impl Piece {
-    /// All of a weight's.
-    fn all_of(
-        weight: &Arc<Weight>,
-        form: Form,
-        refused: &Arc<Refused>,
-    ) -> impl Iterator<Item = Self> {
-        let (refused, step) = (Arc::clone(refused), form.rows_of_piece());
-        let (weight, n_rows, n_bytes) = (Arc::clone(weight), form.n_rows, form.n_bytes());
-        (0..n_rows).step_by(step).map(move |first| {
-            let rows = first..n_rows.min(first + step);
-            let end = match rows.end == n_rows {
-                true => n_bytes,
-                false => rows.end * form.row_bytes,
-            };
-            Self {
-                weight: Arc::clone(&weight),
-                n_bytes: end - rows.start * form.row_bytes,
-                rows,
-                form,
-                refused: Arc::clone(&refused),
-            }
-        })
-    }
-
-    /// Puts the rows down, by way of a copy of them if they have to be brought into another order. Nobody will read the
-    /// stored ones again, unless it turns out that these cannot be repacked.
-    fn put(&self, to: &mut [u8], copy: &mut Vec<u8>) -> Result<(), BackendError> {
-        let (weight, rows) = (&self.weight, &self.rows);
-        let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
-        let to = &mut to[..rows.len() * self.form.row_bytes];
-        let stored = rows.start * row_bytes..rows.end * row_bytes;
-        let is_read = match self.form.fns {
-            None => weight.bytes().copy(stored.start, to),
-            Some(fns) => {
-                copy.resize(stored.len(), 0);
-                let is_read = weight.bytes().copy(stored.start, copy);
-                let rows = WeightRows {
-                    format: weight.format(),
-                    arrangement: Arrangement::Stored,
-                    bytes: copy,
-                    row_bytes,
-                    first: 0,
-                    n_columns: weight.n_columns(),
-                };
-                if is_read && !(fns.repack)(&rows, to) {
-                    self.refused.add(self.rows.start);
-                    return Ok(());
-                }
-                is_read
-            }
-        };
-        if !is_read {
-            let name = weight.name();
-            return Err(BackendError::Device {
-                backend: "cpu",
-                reason: format!("rows {rows:?} of '{name}' could not be read from its file"),
-            });
-        }
-        weight.bytes().release(stored);
-        Ok(())
-    }
-}
-
-/// Weights that are repacked together, as far as they are not yet.
-struct Waiting {
-    memory: Arc<Growing>,
-    /// Bytes that a run repacks at most.
-    per_run: usize,
-    pieces: VecDeque<Piece>,
-}
-
-impl Waiting {
-    /// Repacks what one run does.
-    fn go_on(&mut self, lead: &mut Lead<'_>) -> Result<(), BackendError> {
-        let mut n_bytes = 0;
-        let n_pieces = self.pieces.iter().take_while(|piece| {
-            n_bytes += piece.n_bytes;
-            n_bytes <= self.per_run.max(piece.n_bytes)
-        });
-        let n_pieces = n_pieces.count();
-        let pieces: Vec<Piece> = self.pieces.drain(..n_pieces).collect();
-        let n_bytes = pieces.iter().map(|piece| piece.n_bytes).sum();
-        self.memory.append(n_bytes, |mut to| {
-            let mut parts = Vec::with_capacity(n_pieces);
-            for piece in &pieces {
-                let (part, rest) = to.split_at_mut(piece.n_bytes);
-                parts.push((piece, part));
-                to = rest;
-            }
-            let parts = Mutex::new(parts.into_iter());
-            let copies = (0..lead.n_threads()).map(|_| Mutex::new(Vec::new()));
-            let copies: Vec<_> = copies.collect();
-            lead.each(n_pieces, &|thread, _| {
-                let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some((piece, to)) = next else {
-                    return Ok(());
-                };
-                let copy = copies[thread].lock();
-                piece.put(to, &mut copy.unwrap_or_else(PoisonError::into_inner))
-            })
-        })
-    }
-}
-
-/// What has been repacked of a model's weights, and what is to be.
+/// The packed matrices of a model, by name.
 #[derive(Default)]
-pub(crate) struct RepackedWeights {
-    by_name: Mutex<HashMap<String, Repacked>>,
-    waiting: Mutex<VecDeque<Waiting>>,
-    has_run: AtomicBool,
+pub(crate) struct PackedWeights {
+    by_name: Mutex<HashMap<String, PackedRows>>,
 }
 
-impl RepackedWeights {
-    /// The rows of this weight that are repacked or will be, if there are any.
-    pub(crate) fn get(&self, name: &str) -> Option<Repacked> {
+impl PackedWeights {
+    /// The packed rows of this weight, if there are any.
+    pub(crate) fn get(&self, name: &str) -> Option<PackedRows> {
         let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(name).cloned()
     }
 
-    /// How far it has come.
-    pub(crate) fn progress(&self) -> Repacking {
+    /// Bytes of all packed rows.
+    pub(crate) fn n_bytes(&self) -> usize {
         let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut progress = Repacking::default();
-        for repacked in all.values() {
-            let (start, row_bytes) = (repacked.start, repacked.form.row_bytes);
-            let n_bytes = repacked.rows.len() * row_bytes;
-            let written = repacked.memory.written().clamp(start, start + n_bytes) - start;
-            let refused = repacked.refused.n_rows(&repacked.rows) * row_bytes;
-            progress.done += written.saturating_sub(refused);
-            progress.all += n_bytes - refused;
-        }
-        progress
+        let n_bytes = |p: &PackedRows| p.rows.len() * p.layout.row_bytes;
+        all.values().map(n_bytes).sum()
     }
 
-    /// Takes a place for those of a graph's weights that have none, if there is room for them; else leaves all of these as
-    /// they are.
-    pub(crate) fn prepare(
+    /// Packs those of a graph's matrices that are not packed yet, as far as there is memory.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`] where a thread failed or the file can no longer be read.
+    pub(crate) fn pack(
         &self,
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
-        fns: impl Fn(BlockFormat) -> &'static [RepackFns],
-    ) {
+        fns_of: impl Fn(BlockFormat) -> Option<&'static PackFns>,
+        lead: &mut Lead<'_>,
+    ) -> Result<(), BackendError> {
         let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut weights: Vec<(Arc<Weight>, Form)> = Vec::new();
+        let mut weights: Vec<(Weight, PackedLayout)> = Vec::new();
         for name in graph.nodes().iter().filter_map(|n| matrix_of(&n.op)) {
             let is_known = all.contains_key(name) || weights.iter().any(|(w, _)| w.name() == name);
             let weight = Some(name).filter(|_| !is_known).and_then(&get);
-            let form =
-                weight.and_then(|w| Form::of(&w, fns(w.format())).map(|form| (Arc::new(w), form)));
-            weights.extend(form);
+            let planned = weight.and_then(|weight| {
+                let layout = PackedLayout::new(&weight, fns_of(weight.format()))?;
+                Some((weight, layout))
+            });
+            weights.extend(planned);
         }
-        let n_bytes =
-            |weights: &[(Arc<Weight>, Form)]| weights.iter().map(|(_, f)| f.n_bytes()).sum();
-        if n_bytes(&weights) < WORTH_LARGE_PAGES || !HAS_LARGE_PAGES {
-            weights.retain(|(_, form)| form.fns.is_some());
-        }
-        let Some(memory) = room_for(n_bytes(&weights)) else {
-            return;
+        let Some(mut packer) = Packer::new(&mut weights, lead.n_threads()) else {
+            return Ok(());
         };
-        let (memory, mut start) = (Arc::new(memory), 0);
-        let mut pieces = VecDeque::new();
-        for (weight, form) in weights {
-            let refused = Arc::new(Refused::none_of(&form));
-            pieces.extend(Piece::all_of(&weight, form, &refused));
-            let repacked = Repacked {
+        let mut packed = Vec::with_capacity(weights.len());
+        for (weight, layout) in &weights {
+            if !packer.has_memory_for(layout.n_bytes()) {
+                let n_bytes = packer.n_written;
+                tracing::info!(n_bytes, "memory is short: other weights are read as stored");
+                break;
+            }
+            let start = packer.n_written;
+            let layout = packer.pack(weight, *layout, lead)?;
+            packed.extend(layout.map(|layout| (weight.name(), start, layout)));
+        }
+        let memory = packer.finish()?;
+        for (name, start, layout) in packed {
+            let rows = PackedRows {
                 memory: Arc::clone(&memory),
                 start,
-                refused,
-                rows: 0..form.n_rows,
-                form,
+                rows: 0..layout.n_rows,
+                layout,
             };
-            start += form.n_bytes();
-            all.insert(weight.name().to_owned(), repacked);
-        }
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push_back(Waiting {
-            memory,
-            per_run: (start / RUNS).max(LEAST_PER_RUN),
-            pieces,
-        });
-    }
-
-    /// What a run begins with: repacks some rows, unless it is the first run.
-    ///
-    /// # Errors
-    /// As [`RepackedWeights::go_on`].
-    pub(crate) fn begin_run(&self, lead: &mut Lead<'_>) -> Result<(), BackendError> {
-        if self.has_run.swap(true, Ordering::Relaxed) {
-            self.go_on(lead)?;
+            all.insert(name.to_owned(), rows);
         }
         Ok(())
     }
+}
 
-    /// Repacks some of the rows that have a place; says whether there are others.
-    ///
-    /// # Errors
-    /// [`BackendError::Device`] where a thread failed, or the file can no longer be read: what has not been repacked then
-    /// stays as it is stored.
-    pub(crate) fn go_on(&self, lead: &mut Lead<'_>) -> Result<bool, BackendError> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut first) = waiting.pop_front() else {
+/// Writes packed matrices into one mapping, one after the other.
+struct Packer {
+    memory: MmapMut,
+    n_written: usize,
+    /// How much may be written before the free memory is looked at again.
+    checked_until: usize,
+    /// Whether matrices that cannot be packed are copied as they are stored.
+    copies_stored: bool,
+    /// For each thread, a copy of the stored rows that it packs.
+    copies: Vec<Mutex<Vec<u8>>>,
+}
+
+impl Packer {
+    /// For these weights, of which it removes those that are not worth copying. `None` where there
+    /// is nothing to pack or no memory for it.
+    fn new(weights: &mut Vec<(Weight, PackedLayout)>, n_threads: usize) -> Option<Self> {
+        let sum = |weights: &[(Weight, PackedLayout)]| -> usize {
+            weights.iter().map(|(_, layout)| layout.n_bytes()).sum()
+        };
+        let copies_stored = HAS_HUGE_PAGES && sum(weights) >= MIN_HUGE_PAGE_BYTES;
+        weights.retain(|(_, layout)| copies_stored || layout.fns.is_some());
+        let n_bytes = sum(weights);
+        if n_bytes == 0 {
+            return None;
+        }
+        if !memory::has_room_for(n_bytes.saturating_add(AlignedBytes::promised())) {
+            tracing::info!(
+                n_bytes,
+                "no memory to pack weights: they are read as stored"
+            );
+            return None;
+        }
+        // Floats that turn out not to be packable take more. Pages are taken as they are written.
+        let most = weights.iter().map(|(weight, layout)| {
+            let stored = PackedLayout::stored(weight).filter(|_| copies_stored);
+            layout.n_bytes().max(stored.map_or(0, |s| s.n_bytes()))
+        });
+        let memory = MmapMut::map_anon(most.sum()).ok()?;
+        #[cfg(target_os = "linux")]
+        // Without huge pages everything works, only slower.
+        memory.advise(memmap2::Advice::HugePage).unwrap_or_default();
+        Some(Self {
+            memory,
+            n_written: 0,
+            checked_until: 0,
+            copies_stored,
+            copies: (0..n_threads).map(|_| Mutex::default()).collect(),
+        })
+    }
+
+    /// Whether so many bytes can be written without driving others out of memory.
+    fn has_memory_for(&mut self, n_bytes: usize) -> bool {
+        let end = self.n_written + n_bytes;
+        if end > self.checked_until {
+            let until = end.max(self.checked_until + MEMORY_CHECK_BYTES);
+            if !memory::has_room_for(until - self.n_written) {
+                return false;
+            }
+            self.checked_until = until;
+        }
+        true
+    }
+
+    /// Packs a matrix. Returns the layout that it got in the end: as stored where its values cannot
+    /// be packed; `None` where it was not written at all.
+    fn pack(
+        &mut self,
+        weight: &Weight,
+        planned: PackedLayout,
+        lead: &mut Lead<'_>,
+    ) -> Result<Option<PackedLayout>, BackendError> {
+        let mut layout = planned;
+        if !self.write(weight, &layout, lead)? {
+            let Some(stored) = PackedLayout::stored(weight).filter(|_| self.copies_stored) else {
+                return Ok(None);
+            };
+            layout = stored;
+            self.write(weight, &layout, lead)?;
+        }
+        self.n_written += layout.n_bytes();
+        // Nobody will read the stored rows again.
+        let stored_row_bytes = weight.bytes().len() / weight.n_rows().max(1);
+        weight.bytes().release(0..layout.n_rows * stored_row_bytes);
+        Ok(Some(layout))
+    }
+
+    /// Writes the rows of a matrix behind what is written. Returns whether its values could be
+    /// packed.
+    fn write(
+        &mut self,
+        weight: &Weight,
+        layout: &PackedLayout,
+        lead: &mut Lead<'_>,
+    ) -> Result<bool, BackendError> {
+        let n_bytes = layout.n_rows * layout.row_bytes;
+        let Some(to) = self
+            .memory
+            .get_mut(self.n_written..self.n_written + n_bytes)
+        else {
             return Ok(false);
         };
-        if memory::has_room_for(first.per_run) {
-            first.go_on(lead)?;
-        } else {
-            let n_bytes = first.memory.written();
-            tracing::info!(n_bytes, "no room left: other weights are read as stored");
-            first.pieces.clear();
-        }
-        if first.pieces.is_empty() {
-            let n_bytes = first.memory.written();
-            tracing::debug!(n_bytes, "weights are repacked");
-        } else {
-            waiting.push_front(first);
-        }
-        Ok(!waiting.is_empty())
+        let step = layout.rows_per_task();
+        let pieces: Vec<_> = (0..layout.n_rows)
+            .step_by(step)
+            .zip(to.chunks_mut(step * layout.row_bytes))
+            .map(|piece| Mutex::new(Some(piece)))
+            .collect();
+        let copies = &self.copies;
+        let is_packable = AtomicBool::new(true);
+        lead.each(pieces.len(), &|thread, i| {
+            let piece = pieces[i].lock().map(|mut piece| piece.take());
+            let Some((first, to)) = piece.ok().flatten() else {
+                return Ok(());
+            };
+            if !is_packable.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let copy = copies[thread].lock();
+            let mut copy = copy.unwrap_or_else(PoisonError::into_inner);
+            if !write_piece(weight, layout, first, to, &mut copy)? {
+                is_packable.store(false, Ordering::Relaxed);
+            }
+            Ok(())
+        })?;
+        Ok(is_packable.into_inner())
+    }
+
+    /// The written memory, which does not change any more.
+    fn finish(self) -> Result<Arc<Mmap>, BackendError> {
+        let n_bytes = self.n_written;
+        tracing::debug!(n_bytes, "weights are packed");
+        let memory = self.memory.make_read_only();
+        memory.map(Arc::new).map_err(|e| BackendError::Device {
+            backend: "cpu",
+            reason: format!("{n_bytes} bytes of packed weights could not be protected: {e}"),
+        })
     }
 }
 
-/// Whether the system may be asked for large pages.
-const HAS_LARGE_PAGES: bool = cfg!(target_os = "linux");
-
-/// Memory for so many bytes; none where there is no room, or nothing wanted.
-fn room_for(n_bytes: usize) -> Option<Growing> {
-    if n_bytes == 0 {
-        return None;
+/// Writes the rows from `first` on, as many as `to` has room for. Returns whether their values could
+/// be packed.
+fn write_piece(
+    weight: &Weight,
+    layout: &PackedLayout,
+    first: usize,
+    to: &mut [u8],
+    copy: &mut Vec<u8>,
+) -> Result<bool, BackendError> {
+    let n_rows = to.len() / layout.row_bytes;
+    let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
+    let failed = || BackendError::Device {
+        backend: "cpu",
+        reason: format!(
+            "rows {first}..{} of '{}' could not be read from its file",
+            first + n_rows,
+            weight.name()
+        ),
+    };
+    let start = first * row_bytes;
+    let Some(fns) = layout.fns else {
+        let is_read = weight.bytes().copy(start, to);
+        return is_read.then_some(true).ok_or_else(failed);
+    };
+    copy.resize(n_rows * row_bytes, 0);
+    if !weight.bytes().copy(start, copy) {
+        return Err(failed());
     }
-    if !memory::has_room_for(n_bytes.saturating_add(AlignedBytes::promised())) {
-        tracing::info!(
-            n_bytes,
-            "no room to repack weights: they are read as stored"
-        );
-        return None;
-    }
-    Growing::of(n_bytes)
+    let stored = WeightRows {
+        format: weight.format(),
+        arrangement: Arrangement::Stored,
+        bytes: copy,
+        row_bytes,
+        first: 0,
+        n_columns: weight.n_columns(),
+    };
+    Ok((fns.pack)(&stored, to))
 }
 
 /// The weight that a node multiplies with.

@@ -75,12 +75,10 @@ impl<'a> Load<'a> {
         self.args.prompt.max(self.args.predict).into()
     }
 
-    /// A repetition from an empty memory, so that programs are compiled, weights have been read, and
-    /// all that are to be packed are.
+    /// A repetition from an empty memory, so that programs are compiled and weights have been read.
     pub(super) fn warm_up(&mut self, engine: &mut Engine<BoxedBackend>) -> anyhow::Result<()> {
         let depth = std::mem::take(&mut self.depth);
         self.repetition(engine)?;
-        engine.settle()?;
         self.depth = depth;
         Ok(())
     }

@@ -24,26 +24,6 @@ impl Numbers {
             minima: register(head.minima),
         }
     }
-
-    /// Those of Q4_K and Q5_K, the same as [`heads::q4_k`](crate::kernels::panel::heads::q4_k)'s in half as many
-    /// instructions; the upper halves mean nothing.
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    pub(in crate::kernels) fn q4_k<const BYTES: usize>(block: &[u8; BYTES]) -> Self {
-        // Words: two scales; six bits of the first four factors and of the first four minima, below two of the
-        // others; four bits of the others, factors below minima.
-        // SAFETY: 16 readable bytes; the load needs no alignment.
-        let words = unsafe { _mm_loadu_si128(block[..16].as_ptr().cast()) };
-        let six = _mm_and_si128(words, _mm_set1_epi8(63));
-        let upper = _mm_and_si128(_mm_srli_epi16::<2>(words), _mm_set1_epi8(0x30));
-        let last = _mm_shuffle_epi32::<0xff>(words);
-        let lower = _mm_srlv_epi32(last, _mm_setr_epi32(0, 0, 4, 0));
-        let others = _mm_or_si128(upper, _mm_and_si128(lower, _mm_set1_epi8(15)));
-        Self {
-            factors: _mm_srli_si128::<8>(_mm_unpacklo_epi32(six, others)),
-            minima: _mm_unpackhi_epi32(six, others),
-        }
-    }
 }
 
 /// One super-block's factors and minima beside the sums of its activations.

@@ -9,7 +9,7 @@ use crate::kernels::panel::tile::VECTORS;
 
 /// Dot products of bytes in 256-bit registers.
 #[allow(clippy::missing_safety_doc)] // as for `Lanes`
-pub(super) trait Dot: Sized {
+pub(in crate::kernels) trait Dot: Sized {
     /// As [`Lanes::SIGNED_WIDE`].
     const SIGNED_WIDE: bool;
 
@@ -100,6 +100,19 @@ impl Dot for Vnni {
     unsafe fn dot_bytes<const WIDE: bool>(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: the caller has AVX-VNNI.
         unsafe { _mm256_dpbusd_avx_epi32(acc, w, a) }
+    }
+}
+
+/// VNNI as AVX-512 encodes it (EVEX), on 256-bit registers: for processors without AVX-VNNI.
+pub(in crate::kernels) struct VnniEvex;
+
+impl Dot for VnniEvex {
+    const SIGNED_WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn dot_bytes<const WIDE: bool>(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
+        // SAFETY: the caller has AVX-512 VNNI and VL.
+        unsafe { _mm256_dpbusd_epi32(acc, w, a) }
     }
 }
 

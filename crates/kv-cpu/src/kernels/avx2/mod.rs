@@ -7,12 +7,12 @@
 //! [`Isa`] is available.
 
 pub(super) mod beside;
-mod eight;
+pub(super) mod eight;
 mod floats;
 pub(super) mod groups;
 pub(super) mod lanes;
 mod multiply;
-mod one_row;
+pub(super) mod one_row;
 mod quantize;
 
 use half::f16;
@@ -30,7 +30,7 @@ pub(super) const TABLE: Kernels = eight_table!("avx2,fma,f16c", Avx2::new(),
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
-    repack: &[],
+    pack: None,
 );
 
 pub(super) const VNNI_TABLE: Kernels = Kernels {

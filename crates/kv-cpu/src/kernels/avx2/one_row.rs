@@ -22,7 +22,7 @@ const ROWS: usize = 8;
 /// # Safety
 /// AVX2, FMA and F16C are available, and what `D` needs.
 #[inline(always)]
-pub(super) unsafe fn multiply<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
+pub(in crate::kernels) unsafe fn multiply<D: Dot, F: Packed<BYTES>, const BYTES: usize>(
     weights: &WeightRows<'_>,
     acts: &Int8Row<'_>,
     out: &mut [f32],

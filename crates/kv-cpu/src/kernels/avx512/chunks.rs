@@ -9,7 +9,6 @@ use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 use super::heads::{self, Heads};
 use super::pack::STEPS;
 use super::sixteen::Block16;
-use super::table::entries;
 use crate::kernels::groups as g;
 use crate::kernels::panel::pack::Packed;
 
@@ -256,4 +255,14 @@ fn looked_up(table: &[i8; 16], offset: i32, bytes: __m512i) -> [__m512i; MOST] {
     let [low, high, ..] = nibbles(bytes);
     let (low, high) = (entries(table, offset, low), entries(table, offset, high));
     [low, high, low, high]
+}
+
+/// The table's values at these indices, plus the offset that makes them unsigned.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn entries(table: &[i8; 16], offset: i32, indices: __m512i) -> __m512i {
+    // SAFETY: the table is 16 readable bytes; the load needs no alignment.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    let table = _mm_add_epi8(table, _mm_set1_epi8(offset as i8));
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), indices)
 }

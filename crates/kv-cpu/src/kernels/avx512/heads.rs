@@ -198,7 +198,7 @@ fn of(both: __m512i, factors: [__m512i; 4], minima: [__m512i; 4]) -> Heads {
 /// As [`mxfp4_scale`](kv_core::block::mxfp4_scale), of sixteen exponents.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn powers(e: __m512i) -> __m512 {
+fn powers(e: __m512i) -> __m512 {
     let one = _mm512_set1_epi32(1);
     let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, one));
     // From 2 on, shifted by more bits than there are.

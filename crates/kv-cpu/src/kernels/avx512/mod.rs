@@ -5,7 +5,6 @@
 //! out where [`Isa::Avx512Vnni`] is available.
 
 mod bf16;
-mod by_rows;
 mod chunks;
 mod few_tokens_repacked;
 mod floats;
@@ -13,28 +12,20 @@ mod heads;
 mod lanes;
 mod multiply;
 mod numbers;
-mod one_row;
 mod one_row_repacked;
-mod one_row_super;
-mod one_row_vbmi;
 mod pack;
-mod pack_vbmi;
 mod paired;
 mod quantize;
-mod reduce;
 mod repacked;
-mod row_after_row;
 mod scan;
 mod short;
 mod sixteen;
-mod stored;
-mod table;
 
 use half::f16;
 
 use self::numbers::Avx512;
 use super::vector::vector_table;
-use super::{Kernels, RepackFns, avx2};
+use super::{Kernels, PackFns, avx2};
 use crate::isa::Isa;
 
 pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512::new(),
@@ -51,41 +42,18 @@ pub(super) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f16c", Avx512:
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
-    repack: &[
-        RepackFns {
-            at_once: sixteen::ROWS,
-            row_bytes: repacked::row_bytes,
-            block_len: repacked::block_len,
-            // SAFETY: as above.
-            repack: |stored, to| unsafe { repacked::repack(stored, to) },
-            // SAFETY: as above.
-            stored_block: |weights, at, to| unsafe { repacked::stored_block(weights, at, to) },
-        },
-        RepackFns {
-            at_once: sixteen::ROWS,
-            row_bytes: short::fifteen::row_bytes,
-            block_len: |_| short::fifteen::COLUMNS,
-            // SAFETY: as above.
-            repack: |stored, to| unsafe { short::fifteen::repack(stored, to) },
-            // SAFETY: as above.
-            stored_block: |weights, at, to| unsafe {
-                short::fifteen::stored_block(weights, at, to)
-            },
-        },
-    ],
+    pack: Some(&PackFns {
+        group_rows: sixteen::ROWS,
+        row_bytes: repacked::row_bytes,
+        block_len: repacked::block_len,
+        // SAFETY: as above.
+        pack: |stored, to| unsafe { repacked::repack(stored, to) },
+        // SAFETY: as above.
+        stored_block: |weights, at, to| unsafe { repacked::stored_block(weights, at, to) },
+    }),
 );
 
-/// With VBMI and GFNI, beside what [`TABLE`] needs.
-pub(super) const VBMI_TABLE: Kernels = Kernels {
-    isa: Isa::Avx512Vbmi,
-    // SAFETY: the table is handed out only where these features are available.
-    multiply: |weights, acts, tokens, out| unsafe {
-        multiply::multiply_vbmi(weights, acts, tokens, out)
-    },
-    ..TABLE
-};
-
-/// With dot products of BF16, beside what [`VBMI_TABLE`] needs.
+/// With dot products of BF16, in addition to what [`TABLE`] needs.
 pub(super) const BF16_TABLE: Kernels = Kernels {
     isa: Isa::Avx512Bf16,
     // SAFETY: the table is handed out only where these features are available.
@@ -94,16 +62,16 @@ pub(super) const BF16_TABLE: Kernels = Kernels {
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply_bf16(weights, acts, tokens, out)
     },
-    repack_bf16: &[RepackFns {
-        at_once: sixteen::ROWS,
+    pack_bf16: Some(&PackFns {
+        group_rows: sixteen::ROWS,
         row_bytes: short::bf16::row_bytes,
         block_len: |_| short::thirteen::COLUMNS,
         // SAFETY: as above.
-        repack: |stored, to| unsafe { short::bf16::repack(stored, to) },
+        pack: |stored, to| unsafe { short::bf16::repack(stored, to) },
         // SAFETY: as above.
         stored_block: |weights, at, to| unsafe { short::bf16::stored_block(weights, at, to) },
-    }],
-    ..VBMI_TABLE
+    }),
+    ..TABLE
 };
 
 #[cfg(test)]

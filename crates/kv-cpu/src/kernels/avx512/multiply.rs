@@ -1,24 +1,28 @@
-//! Weight rows against activations: one token straight from the blocks, more through panels.
+//! Products of weight rows with activations on AVX-512: GEMV for one token, skinny GEMM for up to
+//! [`MAX_SKINNY_TOKENS`], GEMM by panels for more.
+//!
+//! Packed rows have kernels of their own for each of these. Stored rows take AVX2's GEMV and panels
+//! unpacked eight rows at a time. Knows neither formats nor instructions.
 
 use std::ops::Range;
 
 use kv_core::block::BlockFormat;
 
 use super::lanes::Wide;
-use super::{
-    bf16, few_tokens_repacked, floats, one_row, one_row_repacked, one_row_super, one_row_vbmi,
-};
-use super::{pack, pack_vbmi, paired, repacked, row_after_row, short};
+use super::{bf16, few_tokens_repacked, floats, one_row_repacked, paired, repacked, short};
 use crate::activations::{Activations, Int8Row, Int8Rows};
-use crate::kernels::groups as g;
+use crate::kernels::avx2::eight::VnniEvex;
+use crate::kernels::avx2::one_row;
+use crate::kernels::panel::PackFn;
 use crate::kernels::panel::formats::{self, Tiles, for_format, tiles};
 use crate::kernels::panel::lanes::Lanes;
+use crate::kernels::panel::pack::{Packed, Words, pack};
 use crate::kernels::{Arrangement, WeightRows, scalar};
 use crate::output::OutputColumns;
 
-tiles!(PLAIN_TILES: Wide, pack::by_sixteens, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
+tiles!(PLAIN_TILES: Wide, unpack_stored, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 1, 2, 3, 4, 5, 6);
 
-/// Tiles of super-blocks, of which those of more than four tokens multiply in pairs.
+/// Tiles of super-blocks: from five tokens on they multiply sums by factors in pairs.
 macro_rules! with_pairs {
     ($plain:expr, $parts:literal, $minima:literal) => {
         [
@@ -34,8 +38,8 @@ macro_rules! with_pairs {
     };
 }
 
-/// The tiles, of which larger ones multiply sums by factors in pairs.
-const TILES: Tiles = Tiles {
+/// Tiles of panels from stored rows.
+const STORED_TILES: Tiles = Tiles {
     supers_with_minima: [
         &with_pairs!(PLAIN_TILES.supers_with_minima[0], 1, true),
         PLAIN_TILES.supers_with_minima[1],
@@ -45,19 +49,17 @@ const TILES: Tiles = Tiles {
     ..PLAIN_TILES
 };
 
-/// The same tiles of other panels.
-const VBMI_TILES: Tiles = Tiles {
-    pack: pack_vbmi::by_words,
-    ..TILES
-};
-
-/// The same tiles of panels from repacked rows.
-const REPACKED_TILES: Tiles = Tiles {
+/// The same tiles, of panels from packed rows.
+const PACKED_TILES: Tiles = Tiles {
     pack: repacked::to_panels,
-    ..TILES
+    ..STORED_TILES
 };
 
-/// All weight rows against some tokens.
+/// Up to this many tokens, packed rows are unpacked in registers again for each eight tokens: that
+/// takes less time than writing panels.
+const MAX_SKINNY_TOKENS: usize = 64;
+
+/// All weight rows times some tokens.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn multiply(
     weights: WeightRows<'_>,
@@ -65,28 +67,40 @@ pub(super) fn multiply(
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
-    let one: OneToken = |weights, acts, out| one_token(weights, acts, out);
-    with((one, &TILES), weights, acts, (tokens, out));
+    let is_packed = weights.arrangement == Arrangement::Repacked;
+    match acts {
+        Activations::F32(values) if is_packed => {
+            short::floats::multiply(&weights, values, tokens, out);
+        }
+        Activations::F32(values) => floats::multiply(&weights, values, tokens, out),
+        // Only asked for where there are dot products of BF16.
+        Activations::Bf16(_) => scalar::multiply(weights, acts, tokens, out),
+        Activations::Int8(rows) if tokens.len() == 1 => {
+            let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) else {
+                return;
+            };
+            match is_packed {
+                true => gemv_packed(&weights, &row, out),
+                false => gemv_stored(&weights, &row, out),
+            }
+        }
+        Activations::Int8(rows) if is_packed && tokens.len() <= MAX_SKINNY_TOKENS => {
+            gemm_skinny(&weights, &rows, tokens, out);
+        }
+        Activations::Int8(rows) => {
+            let tiles = if is_packed {
+                &PACKED_TILES
+            } else {
+                &STORED_TILES
+            };
+            // SAFETY: this function needs the features of its tiles.
+            unsafe { formats::multiply(tiles, &weights, &rows, tokens, out) };
+        }
+    }
 }
 
-/// The same with VBMI and GFNI.
-#[target_feature(
-    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
-)]
-pub(super) fn multiply_vbmi(
-    weights: WeightRows<'_>,
-    acts: Activations<'_>,
-    tokens: Range<usize>,
-    out: &mut OutputColumns<'_>,
-) {
-    let one: OneToken = |weights, acts, out| one_token_vbmi(weights, acts, out);
-    with((one, &VBMI_TILES), weights, acts, (tokens, out));
-}
-
-/// The same with dot products of BF16.
-#[target_feature(
-    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx512bf16"
-)]
+/// The same where there are dot products of BF16.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
 pub(super) fn multiply_bf16(
     weights: WeightRows<'_>,
     acts: Activations<'_>,
@@ -95,61 +109,20 @@ pub(super) fn multiply_bf16(
 ) {
     match acts {
         Activations::Bf16(rows) => bf16::multiply(&weights, &rows, tokens, out),
-        _ => multiply_vbmi(weights, acts, tokens, out),
+        _ => multiply(weights, acts, tokens, out),
     }
 }
 
-/// So many tokens are multiplied with repacked rows as they lie: unpacking them for each eight tokens takes less time than
-/// writing panels does.
-const FEW: usize = 64;
-
-/// The products of one token.
-type OneToken = fn(&WeightRows<'_>, &Int8Row<'_>, &mut [f32]);
-
-/// All weight rows against some tokens, where one is multiplied by `one`, and more are by tiles.
+/// GEMV on packed rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn with(
-    (one, tiles): (OneToken, &Tiles),
-    weights: WeightRows<'_>,
-    acts: Activations<'_>,
-    (tokens, out): (Range<usize>, &mut OutputColumns<'_>),
-) {
-    let (one, tiles): (OneToken, _) = match weights.arrangement {
-        Arrangement::Stored => (one, tiles),
-        Arrangement::Repacked => (
-            |weights, acts, out| one_repacked(weights, acts, out),
-            &REPACKED_TILES,
-        ),
-    };
-    match acts {
-        Activations::F32(values) => match weights.arrangement {
-            Arrangement::Stored => floats::multiply(&weights, values, tokens, out),
-            Arrangement::Repacked if short::fifteen::has(&weights) => {
-                short::fifteen::multiply(&weights, values, tokens, out);
-            }
-            Arrangement::Repacked => short::floats::multiply(&weights, values, tokens, out),
-        },
-        // Only asked for where there are products of BF16.
-        Activations::Bf16(_) => scalar::multiply(weights, acts, tokens, out),
-        Activations::Int8(rows) if tokens.len() == 1 => {
-            if let Some((row, out)) = weights.of_one_token(&rows, tokens.start, out) {
-                one(&weights, &row, out);
-            }
-        }
-        Activations::Int8(rows)
-            if tokens.len() <= FEW && weights.arrangement == Arrangement::Repacked =>
-        {
-            few_repacked(&weights, &rows, tokens, out);
-        }
-        // SAFETY: this function needs the features of its tiles.
-        Activations::Int8(rows) => unsafe {
-            formats::multiply(tiles, &weights, &rows, tokens, out);
-        },
-    }
+fn gemv_packed(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
+    use one_row_repacked::multiply;
+    for_format!(weights.format, multiply(weights, acts, out));
 }
 
+/// Skinny GEMM on packed rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn few_repacked(
+fn gemm_skinny(
     weights: &WeightRows<'_>,
     acts: &Int8Rows<'_>,
     tokens: Range<usize>,
@@ -159,48 +132,27 @@ fn few_repacked(
     for_format!(weights.format, multiply(weights, acts, tokens, out));
 }
 
+/// GEMV on stored rows: AVX2's, with VNNI.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn one_repacked(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
-    use one_row_repacked::multiply;
-    for_format!(weights.format, multiply(weights, acts, out));
+fn gemv_stored(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn gemv<F: Packed<BYTES>, const BYTES: usize>(
+        weights: &WeightRows<'_>,
+        acts: &Int8Row<'_>,
+        out: &mut [f32],
+    ) {
+        // SAFETY: this function has the features of `VnniEvex`.
+        unsafe { one_row::multiply::<VnniEvex, F, BYTES>(weights, acts, out) }
+    }
+    for_format!(weights.format, gemv(weights, acts, out));
 }
 
-#[target_feature(
-    enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"
-)]
-fn one_token_vbmi(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
-    use one_row_vbmi as v;
-    match weights.format {
-        BlockFormat::Q4_0 => v::multiply::<g::Q4_0, 18>(weights, acts, out),
-        BlockFormat::Q4_1 => v::multiply::<g::Q4_1, 20>(weights, acts, out),
-        BlockFormat::Q5_0 => v::multiply::<g::Q5_0, 22>(weights, acts, out),
-        BlockFormat::Q5_1 => v::multiply::<g::Q5_1, 24>(weights, acts, out),
-        BlockFormat::IQ4_NL => v::multiply::<g::Iq4Nl, 18>(weights, acts, out),
-        BlockFormat::MXFP4 => v::multiply::<g::Mxfp4, 17>(weights, acts, out),
-        _ => one_token(weights, acts, out),
+/// How stored rows of a format go to panels, eight at a time.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn unpack_stored(format: BlockFormat) -> PackFn {
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    fn of<F: Packed<BYTES>, const BYTES: usize>() -> PackFn {
+        |weights, rows, blocks, panel| pack::<Words, F, BYTES>(weights, rows, blocks, panel)
     }
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn one_token(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
-    use one_row as o;
-    use one_row_super as f;
-    use row_after_row as s;
-    match weights.format {
-        BlockFormat::Q4_0 => o::multiply::<g::Q4_0, 18>(weights, acts, out),
-        BlockFormat::Q4_1 => o::multiply::<g::Q4_1, 20>(weights, acts, out),
-        BlockFormat::Q5_0 => o::multiply::<g::Q5_0, 22>(weights, acts, out),
-        BlockFormat::Q5_1 => o::multiply::<g::Q5_1, 24>(weights, acts, out),
-        BlockFormat::Q8_0 => o::multiply::<g::Q8_0, 34>(weights, acts, out),
-        BlockFormat::IQ4_NL => o::multiply::<g::Iq4Nl, 18>(weights, acts, out),
-        BlockFormat::MXFP4 => o::multiply::<g::Mxfp4, 17>(weights, acts, out),
-        BlockFormat::Q2_K => s::multiply::<f::Q2K, 84>(weights, acts, out),
-        BlockFormat::Q3_K => s::multiply::<f::Q3K, 110>(weights, acts, out),
-        BlockFormat::Q4_K => s::multiply::<f::Q4K, 144>(weights, acts, out),
-        BlockFormat::Q5_K => s::multiply::<f::Q5K, 176>(weights, acts, out),
-        BlockFormat::Q6_K => s::multiply::<f::Q6K, 210>(weights, acts, out),
-        BlockFormat::IQ4_XS => s::multiply::<f::Iq4Xs, 136>(weights, acts, out),
-        // `Matrix` gives other formats `f32` activations.
-        other => debug_assert!(false, "{other} against int8 activations"),
-    }
+    for_format!(format, of(), else |_, _, _, _| ())
 }

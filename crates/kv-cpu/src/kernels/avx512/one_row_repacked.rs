@@ -74,8 +74,19 @@ fn groups<F: Chunks<BYTES>, const BYTES: usize, const SECOND: bool>(
                 };
             }
         }
-        super::reduce::store(acc, out);
+        store_sums(acc, out);
     }
+}
+
+/// Writes as many of the sums as there is room for.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_sums(sums: __m512, out: &mut [f32]) {
+    let mut values = [0.0; ROWS];
+    // SAFETY: 64 writable bytes; the store needs no alignment.
+    unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
+    let n = out.len().min(ROWS);
+    out[..n].copy_from_slice(&values[..n]);
 }
 
 /// The quants of word `word` of read `read`, chunk by chunk.

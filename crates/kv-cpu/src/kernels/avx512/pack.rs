@@ -1,63 +1,18 @@
-//! Weight rows into a [`Panel`], sixteen at a time: the same bytes of all of them are brought
-//! together first, and taken apart then.
+//! Unpacks one block of sixteen packed rows into a GEMM [`Panel`].
 //!
-//! Writes what [`panel::pack`](crate::kernels::panel::pack) writes. Knows block formats through
-//! [`Chunks`].
+//! Writes the same bits as [`panel::pack`](crate::kernels::panel::pack) does from stored rows. Knows
+//! block formats through [`Chunks`].
 
 use std::arch::x86_64::*;
-use std::ops::Range;
-
-use kv_core::block::BlockFormat;
 
 use super::chunks::{Chunks, PIECES};
 use super::heads::Heads;
-use super::sixteen::{self, Block16, Sixteen};
+use super::sixteen::{self, Block16};
 use crate::activations::SUPER_BLOCK;
-use crate::kernels::WeightRows;
-use crate::kernels::panel::formats::for_format;
-use crate::kernels::panel::next::NextPanel;
-use crate::kernels::panel::pack::{Words, pack as by_eights};
-use crate::kernels::panel::{BLOCKS, PackFn, Panel, ROWS, STEP};
+use crate::kernels::panel::{Panel, ROWS, STEP};
 
 /// Steps of a chunk of 16 columns.
 pub(super) const STEPS: usize = 16 / STEP;
-
-/// How a format is unpacked, sixteen rows at a time.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn by_sixteens(format: BlockFormat) -> PackFn {
-    for_format!(format, of(), else |_, _, _, _| ())
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn of<F: Chunks<BYTES>, const BYTES: usize>() -> PackFn {
-    |weights, rows, blocks, panel| pack::<F, BYTES>(weights, rows, blocks, panel)
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn pack<F: Chunks<BYTES>, const BYTES: usize>(
-    weights: &WeightRows<'_>,
-    rows: Range<usize>,
-    blocks: Range<usize>,
-    panel: &mut Panel,
-) {
-    // Blocks of the format and groups of 32 columns may differ.
-    let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
-    let row_bytes = weights.row_bytes;
-    if !fits(weights, (&rows, &blocks), stored.end * BYTES) {
-        return by_eights::<Words, F, BYTES>(weights, rows, blocks, panel);
-    }
-    let next = NextPanel::after(stored.start * BYTES..stored.end * BYTES, row_bytes);
-    for (half, row) in rows.step_by(sixteen::ROWS).enumerate() {
-        for (at, b) in stored.clone().enumerate() {
-            // SAFETY: rows and blocks exist, as was checked above.
-            let blocks = unsafe { Sixteen::<BYTES>::of(weights, row, b) };
-            for line in next.lines(b * BYTES, BYTES) {
-                blocks.fetch(line);
-            }
-            pack_block::<F, BYTES>(blocks, at, half, panel);
-        }
-    }
-}
 
 /// A block of sixteen rows, stored block `at` of the panel.
 #[inline]
@@ -72,20 +27,6 @@ pub(super) fn pack_block<F: Chunks<BYTES>, const BYTES: usize>(
     let heads = unsafe { F::heads(block) };
     pack_scales::<F, BYTES>(&heads, at, half, panel);
     pack_quants::<F, BYTES>((block, &heads), at, half, panel);
-}
-
-/// Whether these are whole tiles of sixteen rows of which the first `row_bytes` bytes exist, and a panel
-/// has room for them.
-#[inline(always)]
-pub(super) fn fits(
-    weights: &WeightRows<'_>,
-    (rows, blocks): (&Range<usize>, &Range<usize>),
-    row_bytes: usize,
-) -> bool {
-    let whole = rows.len().is_multiple_of(sixteen::ROWS);
-    let inside =
-        rows.end * weights.row_bytes <= weights.bytes.len() && row_bytes <= weights.row_bytes;
-    whole && inside && rows.len() <= ROWS && blocks.len() <= BLOCKS
 }
 
 /// The quants of stored block `at` of the panel.
@@ -168,11 +109,14 @@ impl Word for f32 {}
 
 #[cfg(test)]
 mod tests {
+    use kv_core::block::BlockFormat;
+
+    use super::super::repacked;
     use super::*;
     use crate::isa::Isa;
-    use crate::kernels::Arrangement;
-    use crate::kernels::avx512::pack_vbmi;
-    use crate::kernels::panel::pack::Packed;
+    use crate::kernels::panel::formats::for_format;
+    use crate::kernels::panel::pack::{Packed, Words, pack as unpack_stored};
+    use crate::kernels::{Arrangement, WeightRows};
 
     /// Every bit of a panel.
     fn bits(panel: &Panel) -> Vec<u32> {
@@ -191,54 +135,64 @@ mod tests {
         bits.chain(factors).collect()
     }
 
-    fn agrees<F: Packed<BYTES>, const BYTES: usize>(sixteens: PackFn) {
+    /// Panels from packed rows against panels from the same rows as stored.
+    fn agrees<F: Packed<BYTES>, const BYTES: usize>(format: BlockFormat) {
         const COLUMNS: usize = 768;
+        const N_ROWS: usize = 64;
         let row_bytes = COLUMNS / (32 * F::GROUPS) * BYTES;
         let mut seed = 1_u64;
         let bytes: Vec<u8> = std::iter::repeat_with(|| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 56) as u8
         })
-        .take(56 * row_bytes)
+        .take(N_ROWS * row_bytes)
         .collect();
-        let weights = WeightRows {
-            // Not looked at.
-            format: BlockFormat::Q8_0,
+        let stored = WeightRows {
+            format,
             arrangement: Arrangement::Stored,
             bytes: &bytes,
             row_bytes,
             first: 0,
             n_columns: COLUMNS,
         };
-        for rows in [0..32, 24..56, 32..48, 40..56, 48..56, 3..16] {
+        let packed_row_bytes = repacked::row_bytes(format, COLUMNS);
+        let mut packed_bytes = vec![0; N_ROWS * packed_row_bytes];
+        // SAFETY: the caller has checked for AVX-512.
+        assert!(unsafe { repacked::repack(&stored, &mut packed_bytes) });
+        let packed = WeightRows {
+            arrangement: Arrangement::Repacked,
+            bytes: &packed_bytes,
+            row_bytes: packed_row_bytes,
+            ..stored
+        };
+        // SAFETY: as above.
+        let unpack_packed = unsafe { repacked::to_panels(format) };
+        for rows in [0..32, 32..64, 32..48, 48..64] {
             for blocks in [0..16, 16..24, 8..16, 8..8 + F::GROUPS] {
                 let [mut wanted, mut got] = [Panel::new(), Panel::new()];
                 let of = (rows.clone(), blocks.clone());
-                // SAFETY: the caller has looked for AVX-512.
-                unsafe { by_eights::<Words, F, BYTES>(&weights, of.0, of.1, &mut wanted) };
-                sixteens(&weights, rows.clone(), blocks.clone(), &mut got);
+                // SAFETY: as above.
+                unsafe { unpack_stored::<Words, F, BYTES>(&stored, of.0, of.1, &mut wanted) };
+                unpack_packed(&packed, rows.clone(), blocks.clone(), &mut got);
                 assert_eq!(
                     bits(&wanted),
                     bits(&got),
-                    "{BYTES} bytes, rows {rows:?}, blocks {blocks:?}"
+                    "{format}, rows {rows:?}, blocks {blocks:?}"
                 );
             }
         }
     }
 
     #[test]
-    fn sixteen_rows_are_unpacked_as_eight_are() {
-        // A machine without these instruction sets has nothing to compare.
-        let with = |isa: Isa, pack: unsafe fn(BlockFormat) -> PackFn| {
-            for format in BlockFormat::ALL {
-                if isa.is_available() && format.block_len() > 1 {
-                    // SAFETY: the instruction set is available.
-                    let sixteens = unsafe { pack(format) };
-                    for_format!(format, agrees(sixteens));
-                }
+    fn packed_and_stored_rows_give_the_same_panels() {
+        // A machine without AVX-512 has nothing to compare.
+        if !Isa::Avx512Vnni.is_available() {
+            return;
+        }
+        for format in BlockFormat::ALL {
+            if format.block_len() > 1 {
+                for_format!(format, agrees(format));
             }
-        };
-        with(Isa::Avx512Vnni, by_sixteens);
-        with(Isa::Avx512Vbmi, pack_vbmi::by_words);
+        }
     }
 }

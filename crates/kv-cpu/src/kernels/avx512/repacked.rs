@@ -14,7 +14,7 @@ use std::slice::ChunksExact;
 use kv_core::block::BlockFormat;
 
 use super::chunks::Chunks;
-use super::pack::{fits, pack_block};
+use super::pack::pack_block;
 use super::short;
 use super::sixteen::{Block16, ROWS, Sixteen};
 use crate::kernels::WeightRows;
@@ -341,7 +341,9 @@ fn pack<F: Chunks<BYTES>, const BYTES: usize>(
     // Blocks of the format and groups of 32 columns may differ.
     let stored = blocks.start / F::GROUPS..blocks.end / F::GROUPS;
     let further = next_part::<BYTES>(weights, &stored);
-    debug_assert!(fits(weights, (&rows, &blocks), weights.row_bytes));
+    let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
+    let is_whole = rows.len().is_multiple_of(ROWS) && rows.end <= n_rows;
+    debug_assert!(is_whole && rows.len() <= panel::ROWS && blocks.len() <= panel::BLOCKS);
     for (half, row) in rows.step_by(ROWS).enumerate().take(panel::ROWS / ROWS) {
         let Some(group) = Group::<F, BYTES>::of(weights, row) else {
             return;

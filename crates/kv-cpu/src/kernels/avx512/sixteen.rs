@@ -8,7 +8,6 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use crate::kernels::WeightRows;
-use crate::kernels::fetch::fetch_line;
 
 /// Number of rows.
 pub(super) const ROWS: usize = 16;
@@ -96,14 +95,6 @@ impl<'a, const BYTES: usize> Sixteen<'a, BYTES> {
             _mm512_inserti32x4::<3>(all, _mm_loadu_si128(of_row(3)))
         }
     }
-
-    /// Asks for what is so many bytes further in each row.
-    #[inline(always)]
-    pub(super) fn fetch(self, further: usize) {
-        for row in 0..ROWS {
-            fetch_line(self.start.wrapping_add(row * self.row_bytes + further));
-        }
-    }
 }
 
 impl<const BYTES: usize> Block16<BYTES> for Sixteen<'_, BYTES> {
@@ -154,7 +145,7 @@ impl<const BYTES: usize> Block16<BYTES> for Sixteen<'_, BYTES> {
 /// Turns each quarter: from four words of four rows to four rows of four words.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn turned(r: [__m512i; 4]) -> [__m512i; 4] {
+fn turned(r: [__m512i; 4]) -> [__m512i; 4] {
     let a = _mm512_unpacklo_epi32(r[0], r[1]);
     let b = _mm512_unpackhi_epi32(r[0], r[1]);
     let c = _mm512_unpacklo_epi32(r[2], r[3]);

@@ -31,7 +31,7 @@ pub(super) const TABLE: Kernels = eight_table!("neon", Neon::new(),
     multiply: |weights, acts, tokens, out| unsafe {
         multiply::multiply(weights, acts, tokens, out)
     },
-    repack: &[],
+    pack: None,
 );
 
 pub(super) const DOT_TABLE: Kernels = Kernels {

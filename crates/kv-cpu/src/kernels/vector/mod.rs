@@ -97,7 +97,7 @@ macro_rules! vector_table {
             f16_to_f32: compiled!($features, $vector,
                 elementwise::f16_to_f32(from: &[f16], to: &mut [f32]) -> ()),
             round_bf16: $crate::kernels::scalar::round_bf16,
-            repack_bf16: &[],
+            pack_bf16: None,
             $($own: $value,)+
         }
     }};

@@ -45,11 +45,11 @@ impl<'a> Resolver<'a> {
         if !fits {
             return Err(unsupported(node));
         }
-        let repacked = self.weights.repacked(weight);
+        let packed = self.weights.packed(weight);
         let matrices = (0..n_experts).map(|expert| {
             let rows = expert * n_out..(expert + 1) * n_out;
-            let repacked = repacked.as_ref().and_then(|r| r.part(rows));
-            Ok(self.expert(&whole, expert)?.with_repacked(repacked))
+            let packed = packed.as_ref().and_then(|p| p.part(rows));
+            Ok(self.expert(&whole, expert)?.with_packed(packed))
         });
         let matrices = matrices.collect::<Result<_, BackendError>>()?;
         let bias = bias.map(|b| self.vector(b, node)).transpose()?;

@@ -8,7 +8,6 @@
 //! Products are added up as [`floats`](crate::kernels::floats) does. How values lie, and what activations are, says [`Short`].
 
 pub(super) mod bf16;
-pub(super) mod fifteen;
 pub(super) mod floats;
 #[cfg(test)]
 mod tests;

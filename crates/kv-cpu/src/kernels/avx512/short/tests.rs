@@ -4,20 +4,20 @@ use kv_core::block::BlockFormat;
 
 use crate::isa::Isa;
 use crate::kernels::avx512::{BF16_TABLE, TABLE};
-use crate::kernels::{Arrangement, Kernels, RepackFns, WeightRows};
+use crate::kernels::{Arrangement, Kernels, PackFns, WeightRows};
 
 /// Three blocks of the longest ones.
 const N: usize = 3 * 128;
 static TABLES: [Kernels; 2] = [TABLE, BF16_TABLE];
 
 /// In thirteen bits, for activations of `f32`, and of BF16.
-fn ways(format: BlockFormat) -> Vec<&'static RepackFns> {
+fn ways(format: BlockFormat) -> Vec<&'static PackFns> {
     let ways = [
-        (Isa::Avx512Vnni, &TABLES[0].repack[0]),
-        (Isa::Avx512Bf16, &TABLES[1].repack_bf16[0]),
+        (Isa::Avx512Vnni, TABLES[0].pack),
+        (Isa::Avx512Bf16, TABLES[1].pack_bf16),
     ];
     let there = ways.into_iter().filter(|(isa, _)| isa.is_available());
-    let fns = there.map(|(_, fns)| fns);
+    let fns = there.filter_map(|(_, fns)| fns);
     fns.filter(|fns| (fns.row_bytes)(format, N) > 0).collect()
 }
 
@@ -41,7 +41,7 @@ fn is_refused(format: BlockFormat, halves: &[u16; N]) -> bool {
     !kept(format, halves).contains(&true)
 }
 
-fn is_repacked_by(fns: &RepackFns, format: BlockFormat, bytes: &[u8]) -> bool {
+fn is_repacked_by(fns: &PackFns, format: BlockFormat, bytes: &[u8]) -> bool {
     let stored = WeightRows {
         format,
         arrangement: Arrangement::Stored,
@@ -52,7 +52,7 @@ fn is_repacked_by(fns: &RepackFns, format: BlockFormat, bytes: &[u8]) -> bool {
     };
     let row_bytes = (fns.row_bytes)(format, N);
     let mut to = vec![0xa5; row_bytes];
-    if !(fns.repack)(&stored, &mut to) {
+    if !(fns.pack)(&stored, &mut to) {
         return false;
     }
     let repacked = WeightRows {
@@ -180,38 +180,4 @@ fn random_rows_are_kept_or_refused() {
         }
     }
     assert!((500..3500).contains(&n_kept), "{n_kept} of 4000");
-}
-
-/// Every value below 2, at every column of a block, and nothing else.
-#[test]
-fn f16_below_two_takes_fifteen_bits() {
-    if !Isa::Avx512Vnni.is_available() {
-        return;
-    }
-    let fifteen = &TABLES[0].repack[1];
-    let is_kept = |halves: &[u16; N]| {
-        let bytes = halves.map(u16::to_le_bytes);
-        is_repacked_by(fifteen, BlockFormat::F16, bytes.as_flattened())
-    };
-    let below = |i: usize| (i as u16 & 0x3fff) | ((i as u16 & 0x4000) << 1);
-    for first in (0..1 << 15).step_by(N) {
-        // Each value is among the last eight columns once, too.
-        for turn in 0..16 {
-            let halves = std::array::from_fn(|i| below(first + i.wrapping_add(8 * turn) % N));
-            assert!(is_kept(&halves), "{first} {turn}");
-        }
-    }
-    for odd in [0x4000, 0xc000, 0x7bff, 0x7c00, 0xfe00] {
-        for column in [0, 7, 119, 120, 127, N - 1] {
-            let halves = std::array::from_fn(|i| if i == column { odd } else { 0x3bff });
-            assert!(!is_kept(&halves), "{odd:#x} in column {column}");
-        }
-    }
-    for (format, n) in [
-        (BlockFormat::F16, 64),
-        (BlockFormat::BF16, N),
-        (BlockFormat::F32, N),
-    ] {
-        assert_eq!((fifteen.row_bytes)(format, n), 0, "{format}: {n} columns");
-    }
 }
