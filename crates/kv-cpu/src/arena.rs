@@ -1,50 +1,50 @@
-//! Where buffers lie in the one block of scratch memory of a program.
+//! [`Arena`]: first-fit allocation of a program's intermediate buffers in one block of memory.
 //!
-//! Invariant: two buffers that are alive at the same step do not overlap. Buffers are `f32` and
+//! Invariant: two buffers that are live at the same step do not overlap. Buffers are `f32` and
 //! start on cache lines. Knows nothing of what is in them.
 
-/// Values in a cache line, on whose boundaries buffers start.
-const LINE: usize = 16;
+/// Values of a cache line, on whose boundaries buffers start.
+const LINE_VALUES: usize = 16;
 
-/// A buffer's place, in values from the arena's start.
+/// A buffer's location, in values from the arena's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-/// Gives out places in the order of the steps.
+/// Allocates buffers in the order of the steps.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
-    /// What is alive, by start.
+    /// Live buffers, by start.
     live: Vec<Slot>,
     len: usize,
     total: usize,
 }
 
 impl Arena {
-    /// A place for `len` values: the first gap that is large enough.
+    /// Allocates `len` values in the first gap that is large enough.
     pub(crate) fn take(&mut self, len: usize) -> Slot {
-        let room = len.next_multiple_of(LINE);
+        let size = len.next_multiple_of(LINE_VALUES);
         let mut start = 0;
         let mut at = 0;
         for slot in &self.live {
-            if slot.start - start >= room {
+            if slot.start - start >= size {
                 break;
             }
-            start = slot.start + slot.len.next_multiple_of(LINE);
+            start = slot.start + slot.len.next_multiple_of(LINE_VALUES);
             at += 1;
         }
         let slot = Slot { start, len };
         self.live.insert(at, slot);
-        self.len = self.len.max(start + room);
-        self.total += room;
+        self.len = self.len.max(start + size);
+        self.total += size;
         slot
     }
 
-    /// The buffer in this place is needed no more.
+    /// Frees a buffer.
     pub(crate) fn give_back(&mut self, slot: Slot) {
-        // Empty buffers may share a start with others: all of `slot` counts.
+        // Empty buffers may share a start with others, so the whole slot is compared.
         if let Some(at) = self.live.iter().position(|s| *s == slot) {
             self.live.remove(at);
         }
@@ -55,7 +55,7 @@ impl Arena {
         self.len
     }
 
-    /// Values of all buffers together, had each a place of its own.
+    /// Values of all buffers together, as if memory were never reused.
     pub(crate) fn total(&self) -> usize {
         self.total
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_never_twice_at_once() {
+    fn memory_is_reused_and_live_buffers_never_overlap() {
         let mut arena = Arena::default();
         let mut live: Vec<Slot> = Vec::new();
         let mut random = 12345u64;
@@ -82,10 +82,12 @@ mod tests {
                 arena.give_back(slot);
             } else {
                 let slot = arena.take(below(200));
-                let apart =
+                let is_apart =
                     |s: &Slot| s.start + s.len <= slot.start || slot.start + slot.len <= s.start;
-                assert!(live.iter().all(apart), "{slot:?} in {live:?}");
-                assert!(slot.start.is_multiple_of(LINE) && slot.start + slot.len <= arena.len());
+                assert!(live.iter().all(is_apart), "{slot:?} in {live:?}");
+                assert!(
+                    slot.start.is_multiple_of(LINE_VALUES) && slot.start + slot.len <= arena.len()
+                );
                 live.push(slot);
             }
         }

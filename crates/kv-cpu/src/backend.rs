@@ -12,14 +12,14 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend, check_shape};
+use crate::attend::{Attention, ScoreMods, Scratch, Workspace, attend, check_shape};
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::plan::Plan;
 use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
-use crate::store_rows;
+use crate::store_rows::{self, NewRows};
 use crate::team::Team;
 use crate::validate;
 use crate::values::SharedValues;
@@ -202,8 +202,13 @@ impl Backend for CpuBackend {
                 n_rows,
             });
         }
-        let values = ([args.k, args.v], args.cells);
-        store_rows::store(self.kernels, &mut self.team.lead(), (rows, at), values)
+        let new = NewRows {
+            layer: at,
+            k: args.k,
+            v: args.v,
+            cells: args.cells,
+        };
+        store_rows::store(self.kernels, &mut self.team.lead(), rows, new)
     }
 
     fn attend(
@@ -228,26 +233,24 @@ impl Backend for CpuBackend {
         )?;
         args.check_extras()?;
         validate::visibility(args.visibility, layer.n_rows, &mut vec![false; n_rows])?;
-        let Some(stored) = rows.stored(at) else {
+        let Some(kv) = rows.stored(at) else {
             return Ok(());
         };
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
         let attention = Attention {
             kernels: self.kernels,
-            tiles: TileKernels::for_isa(self.kernels.isa),
             spec,
-            stored,
-            decoders: stored.map(|s| Decoder::new(self.kernels.isa, s.shape.kv_type)),
+            kv,
             q: args.q,
             visibility: args.visibility,
-            beside: Beside {
+            score_mods: ScoreMods {
                 sinks: args.sinks,
                 slopes: slopes.as_deref(),
                 positions: args.positions,
             },
             out: SharedValues::new(out),
         };
-        let mut work = Work::default();
+        let mut work = Workspace::default();
         let scratch = || {
             let mut scratch = Scratch::default();
             scratch.reserve(&spec, n_rows);

@@ -16,14 +16,15 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Activation, AttendSpec, GraphInputs};
 
 use crate::activations::RowBuffer;
-use crate::attend::{Attention, Beside, Decoder, Scratch, TileKernels, Work, attend};
+use crate::attend::{Attention, ScoreMods, Scratch, Workspace, attend};
 use crate::curves;
 use crate::custom;
 use crate::experts::{ExpertBuffers, SlotBufs};
 use crate::kernels::Kernels;
+use crate::kv_rows::KvRows;
 use crate::plan::{Buf, Change, EmbedBy, HeadValues, RopeTable, Step};
-use crate::storage::{CpuRows, Stored};
-use crate::store_rows;
+use crate::storage::CpuRows;
+use crate::store_rows::{self, NewRows};
 use crate::team::Lead;
 use crate::values::{Frame, SharedValues};
 use kv_core::backend::Profiler;
@@ -74,7 +75,7 @@ pub(crate) struct Run<'a> {
     pub(crate) angles: &'a mut [Angles],
     pub(crate) ropes: &'a [RopeTable],
     pub(crate) scratch: &'a [Mutex<Scratch>],
-    pub(crate) attention: &'a mut Work,
+    pub(crate) attention: &'a mut Workspace,
     pub(crate) experts: &'a mut ExpertBuffers,
     pub(crate) profiler: Profiler<'a>,
 }
@@ -181,9 +182,13 @@ impl Run<'_> {
             Step::Store { layer, part, k, v } => {
                 // SAFETY: no step writes its operands, and this one writes no buffer.
                 let read = |buf| unsafe { self.frame.read(buf) };
-                let values = [read(*k), v.map_or(&[][..], read)];
-                let (kernels, cells) = (self.kernels, &self.inputs.parts[*part].cells[..]);
-                store_rows::store(kernels, &mut self.lead, (rows, *layer), (values, cells))
+                let new = NewRows {
+                    layer: *layer,
+                    k: read(*k),
+                    v: v.map_or(&[][..], read),
+                    cells: &self.inputs.parts[*part].cells,
+                };
+                store_rows::store(self.kernels, &mut self.lead, rows, new)
             }
             Step::Attend {
                 layer,
@@ -211,7 +216,7 @@ impl Run<'_> {
                 };
                 // SAFETY: the plan lets no step write what it reads.
                 let (k, v) = unsafe { (self.frame.read(*k), self.frame.read(*v)) };
-                let fresh = |x, dim| Stored::fresh(x, spec.kv_heads, dim);
+                let fresh = |x, dim| KvRows::from_f32(x, spec.kv_heads, dim);
                 let fresh = [fresh(k, spec.k_dim), fresh(v, spec.v_dim)];
                 self.attend(fresh, visibility, (spec, beside), [*q, *out])
             }
@@ -376,11 +381,11 @@ impl Run<'_> {
         })
     }
 
-    fn beside<'v>(&self, of: &'v HeadValues) -> Beside<'v>
+    fn score_mods<'v>(&self, of: &'v HeadValues) -> ScoreMods<'v>
     where
         Self: 'v,
     {
-        Beside {
+        ScoreMods {
             sinks: of.sinks.as_deref(),
             slopes: of.slopes.as_deref(),
             positions: self.inputs.positions,
@@ -389,21 +394,19 @@ impl Run<'_> {
 
     fn attend(
         &mut self,
-        stored: [Stored<'_>; 2],
+        kv: [KvRows<'_>; 2],
         visibility: &Visibility,
         (spec, beside): (&AttendSpec, &HeadValues),
         [q, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
         let attention = Attention {
             kernels: self.kernels,
-            tiles: TileKernels::for_isa(self.kernels.isa),
             spec: *spec,
-            stored,
-            decoders: stored.map(|s| Decoder::new(self.kernels.isa, s.shape.kv_type)),
+            kv,
             // SAFETY: the plan lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,
-            beside: self.beside(beside),
+            score_mods: self.score_mods(beside),
             out: self.frame.write(out),
         };
         // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.

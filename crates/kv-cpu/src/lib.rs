@@ -16,6 +16,7 @@ mod execute;
 mod experts;
 pub mod isa;
 pub mod kernels;
+mod kv_rows;
 pub mod matrix;
 mod memory;
 pub mod output;

@@ -1,26 +1,28 @@
-//! How much memory may be asked for: what the system says is there, and what it allows this process.
+//! How much memory the process may still allocate: what the system has available, and what its
+//! cgroup allows.
 //!
-//! Where it says nothing, there is always room: asking for it may fail then. Knows nothing of weights.
+//! If the system reports neither, any amount is taken to fit; allocating it may then fail. Knows
+//! nothing of weights.
 
 use sysinfo::System;
 
-/// Part of what is there that is left to others: an eighth.
-const KEPT_FREE: u64 = 8;
+/// One part in this many of the available memory is left to other programs.
+const RESERVED_PART: u64 = 8;
 
-/// Whether so many bytes can be taken without driving others out of memory.
+/// Whether `n_bytes` more can be allocated without taking the memory of other programs.
 pub(crate) fn has_room_for(n_bytes: usize) -> bool {
-    available().is_none_or(|n| n_bytes as u64 <= n - n / KEPT_FREE)
+    available().is_none_or(|n| n_bytes as u64 <= n - n / RESERVED_PART)
 }
 
-/// Bytes that can be taken, file caches that can be dropped included.
+/// Bytes that can be allocated, including file caches that the system can drop.
 fn available() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();
-    let of_machine = Some(system.available_memory()).filter(|n| *n > 0)?;
+    let machine = Some(system.available_memory()).filter(|n| *n > 0)?;
     let limits = system.cgroup_limits();
-    // Not what is free in the group: caches of files count as used there.
-    let of_group = limits.map(|l| l.total_memory.saturating_sub(l.rss));
-    Some(of_group.map_or(of_machine, |n| n.min(of_machine)))
+    // Not the group's free memory: it counts file caches as used.
+    let group = limits.map(|l| l.total_memory.saturating_sub(l.rss));
+    Some(group.map_or(machine, |n| n.min(machine)))
 }
 
 #[cfg(test)]
@@ -28,9 +30,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_has_room_for_everything() {
+    fn no_machine_has_room_for_everything() {
         assert!(has_room_for(0));
-        // A machine that does not say what it has is taken to have it.
+        // A machine that does not report its memory is taken to have enough.
         assert!(available().is_none_or(|n| n > 1 << 20));
         assert!(available().is_none() || !has_room_for(usize::MAX));
     }

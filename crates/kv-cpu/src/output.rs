@@ -1,12 +1,13 @@
-//! A matrix of results that several threads fill, each its own columns.
+//! The output matrix of a GEMM, filled by several threads: [`SharedOutput`] is the whole matrix,
+//! [`OutputColumns`] the columns of one task.
 //!
-//! Invariant: an [`OutputColumns`] is the only one that reaches its columns. Knows nothing of what
-//! is computed.
+//! Invariant: at any time only one [`OutputColumns`] can reach a column. Knows nothing of what is
+//! computed.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// `f32 [tokens, columns]`, to be divided by columns among threads.
+/// `f32` `[tokens, columns]`, to be divided by columns among threads.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedOutput<'a> {
     values: *mut f32,
@@ -22,7 +23,7 @@ unsafe impl Send for SharedOutput<'_> {}
 unsafe impl Sync for SharedOutput<'_> {}
 
 impl<'a> SharedOutput<'a> {
-    /// As many rows of `n_columns` as `values` has.
+    /// The matrix `[tokens, n_columns]` in `values`, with as many tokens as fit.
     pub fn new(values: &'a mut [f32], n_columns: usize) -> Self {
         let n_tokens = values.len() / n_columns.max(1);
         Self {
@@ -33,7 +34,7 @@ impl<'a> SharedOutput<'a> {
         }
     }
 
-    /// `n_tokens` rows of `n_columns` from `values` on.
+    /// The matrix `[n_tokens, n_columns]` that begins at `values`.
     ///
     /// # Safety
     /// For all of `'a`, `values` points to `n_tokens · n_columns` initialised values that nothing
@@ -47,17 +48,17 @@ impl<'a> SharedOutput<'a> {
         }
     }
 
-    /// Number of rows.
+    /// Number of tokens (rows).
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
-    /// Values in one row.
+    /// Number of columns (values per token).
     pub fn n_columns(&self) -> usize {
         self.n_columns
     }
 
-    /// The right to write some columns of all rows; columns that do not exist are left out.
+    /// The given columns of all rows, for writing; columns that do not exist are left out.
     ///
     /// # Safety
     /// No two results that live at the same time, on whatever threads, have a column in common.
@@ -76,31 +77,32 @@ impl<'a> SharedOutput<'a> {
     }
 }
 
-/// Some columns of all rows of a result, to be written by one thread.
+/// Some columns of all rows of the matrix, to be written by one thread.
 #[derive(Debug)]
 pub struct OutputColumns<'a> {
-    /// The first of these columns of the first row.
+    /// First of these columns in the first row.
     values: *mut f32,
     n_tokens: usize,
-    /// From one row to the next one.
+    /// Values from one row to the next.
     stride: usize,
     n_columns: usize,
     columns: Range<usize>,
     owner: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: values that only this reaches, like those of a `&mut [f32]`.
+// SAFETY: only this value reaches its columns, like a `&mut [f32]`.
 unsafe impl Send for OutputColumns<'_> {}
 // SAFETY: as above; shared references read nothing.
 unsafe impl Sync for OutputColumns<'_> {}
 
 impl<'a> OutputColumns<'a> {
-    /// All columns of as many rows of `n_columns` as `values` has.
+    /// All columns of the matrix `[tokens, n_columns]` in `values`.
     pub fn all(values: &'a mut [f32], n_columns: usize) -> Self {
         Self::alone(values, n_columns, 0..n_columns)
     }
 
-    /// Some columns of rows of `n_columns` that lie in memory of their own: `values` has as many rows of these columns.
+    /// Some columns of rows of `n_columns` in a buffer of their own: `values` is
+    /// `[tokens, columns.len()]`.
     pub(crate) fn alone(values: &'a mut [f32], n_columns: usize, columns: Range<usize>) -> Self {
         Self {
             n_tokens: values.len() / columns.len().max(1),
@@ -117,21 +119,21 @@ impl<'a> OutputColumns<'a> {
         self.columns.clone()
     }
 
-    /// Number of rows.
+    /// Number of tokens (rows).
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
-    /// Values in one whole row, of which these columns are a part.
+    /// Number of columns of the whole matrix.
     pub fn n_columns(&self) -> usize {
         self.n_columns
     }
 
-    /// Some of these columns of one row, or `None` where they are not all of these.
+    /// Some of these columns of one row, or `None` if others are among them.
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
         allow(dead_code)
-    )] // the scalar kernels set values singly
+    )] // the scalar kernels set single values
     pub(crate) fn values(&mut self, token: usize, columns: Range<usize>) -> Option<&mut [f32]> {
         let n = columns.len();
         let (start, _) = self.block(token..token + 1, columns)?;
@@ -139,8 +141,8 @@ impl<'a> OutputColumns<'a> {
         Some(unsafe { std::slice::from_raw_parts_mut(start, n) })
     }
 
-    /// Where some of these columns of some rows begin, and how far apart rows are, or `None` where
-    /// they are not all of these. The values may be read and written until the next call on this.
+    /// Pointer to the first value of some of these columns of some rows, and the row stride; `None`
+    /// if others are among them. The values may be read and written until the next call on this.
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
         allow(dead_code)
@@ -155,42 +157,42 @@ impl<'a> OutputColumns<'a> {
             && columns.start < columns.end
             && self.columns.start <= columns.start
             && columns.end <= self.columns.end;
-        // SAFETY: the place is inside the borrowed matrix.
+        // SAFETY: row and column are inside the borrowed matrix.
         inside.then(|| unsafe { (self.at(tokens.start, columns.start), self.stride) })
     }
 
-    /// Where one value is.
+    /// Pointer to one value.
     ///
     /// # Safety
-    /// There are such a row and such a column.
+    /// The row exists, and the column is one of these.
     unsafe fn at(&self, token: usize, column: usize) -> *mut f32 {
-        // SAFETY: the place is inside the borrowed matrix, as the caller promises.
+        // SAFETY: row and column are inside the borrowed matrix, as the caller promises.
         unsafe {
             self.values
                 .add(token * self.stride + column - self.columns.start)
         }
     }
 
-    /// Writes one value; a place outside these columns is a mistake of the caller, and is left
-    /// alone where debug assertions are off.
+    /// Writes one value. Writing outside these columns is a bug of the caller: it panics with debug
+    /// assertions and does nothing without.
     #[inline]
     pub(crate) fn set(&mut self, token: usize, column: usize, value: f32) {
         let inside = token < self.n_tokens && self.columns.contains(&column);
         debug_assert!(inside, "row {token}, column {column} of {self:?}");
         if inside {
-            // SAFETY: the place is inside the borrowed matrix, and this is the only
-            // `OutputColumns` that reaches its column.
+            // SAFETY: row and column are inside the borrowed matrix, and this is the only
+            // `OutputColumns` that reaches the column.
             unsafe { *self.at(token, column) = value };
         }
     }
 
-    /// Adds to one value; the rule of [`OutputColumns::set`] holds.
+    /// Adds to one value, with the checks of [`OutputColumns::set`].
     #[inline]
     pub(crate) fn add(&mut self, token: usize, column: usize, value: f32) {
         let inside = token < self.n_tokens && self.columns.contains(&column);
         debug_assert!(inside, "row {token}, column {column} of {self:?}");
         if inside {
-            // SAFETY: as in `set`.
+            // SAFETY: inside the matrix, and no other `OutputColumns` reaches the column.
             unsafe { *self.at(token, column) += value };
         }
     }

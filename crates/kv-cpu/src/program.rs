@@ -10,7 +10,7 @@ use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
 use kv_core::layers::RowLayout;
 
 use crate::activations::RowBuffer;
-use crate::attend::{Scratch, Work};
+use crate::attend::{Scratch, Workspace};
 use crate::execute::{Angles, GatedRow, Run, gated_len, pieces_of_product};
 use crate::experts::ExpertBuffers;
 use crate::kernels::Kernels;
@@ -29,7 +29,7 @@ pub struct CpuProgram {
     gated_row: GatedRow,
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
-    attention: Work,
+    attention: Workspace,
     experts: ExpertBuffers,
     seen: Vec<bool>,
     marks: StateMarks,
@@ -67,7 +67,7 @@ impl CpuProgram {
         let mut prepared = RowBuffer::of_each_kind();
         let mut gated_row = GatedRow::new();
         let mut experts = ExpertBuffers::default();
-        let mut attention = Work::default();
+        let mut attention = Workspace::default();
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
             match step {

@@ -1,8 +1,8 @@
 //! [`AlignedBytes`] and [`CpuRows`]: zeroed memory on cache-line boundaries, and the K and V rows
 //! and recurrent states of all layers in it.
 //!
-//! Invariant: the rows of a layer lie one after the other, `[cells, heads, dim]`, exactly as many
-//! bytes as the layout says; the first is on a 64-byte boundary. Knows nothing of who is in a cell.
+//! Invariant: the rows of a layer are contiguous, `[cells, heads, dim]`, exactly as many bytes as
+//! the layout says; the first is on a 64-byte boundary. Knows nothing of tokens and sequences.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -10,29 +10,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use kv_core::backend::{BackendError, RowKind, RowSpan};
-use kv_core::hadamard::HeadRotation;
-use kv_core::layers::{HeadBlocks, LayerRows, RowLayout, RowShape};
+use kv_core::layers::{LayerRows, RowLayout, RowShape};
 use kv_core::{KvType, LayerIdx};
 
-use crate::attend::Heads;
+use crate::kv_rows::{KvRows, KvRowsMut};
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Zeroed bytes that start on a cache line. Pages are taken from the system when first touched.
+/// Zeroed bytes that start on a cache line. The system commits a page when it is first touched.
 #[derive(Debug)]
 pub(crate) struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
-    /// What was allocated, with room to begin on a line; not where there are no bytes.
+    /// The allocation, with slack to align `start`; `None` if `len` is 0.
     allocated: Option<(NonNull<u8>, Layout)>,
 }
 
-/// Bytes of all of these in this process, used or not yet.
-static PROMISED: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of all [`AlignedBytes`] in this process, touched or not.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-/// What allocators give zeroed memory for without writing it: for more they clear it themselves, all pages of it.
-const UNWRITTEN_ALIGN: usize = 16;
+/// Largest alignment for which `alloc_zeroed` is a `calloc` that touches no page; above it the
+/// allocator clears the memory itself and so commits all pages.
+const MAX_CALLOC_ALIGN: usize = 16;
 
 // SAFETY: the bytes belong to this value alone, like those of a `Box<[u8]>`.
 unsafe impl Send for AlignedBytes {}
@@ -40,7 +40,7 @@ unsafe impl Send for AlignedBytes {}
 unsafe impl Sync for AlignedBytes {}
 
 impl AlignedBytes {
-    /// `len` zeros.
+    /// `len` zeros; `what` names them in the error.
     pub(crate) fn zeroed(len: usize, what: &str) -> Result<Self, BackendError> {
         if len == 0 {
             return Ok(Self {
@@ -55,12 +55,12 @@ impl AlignedBytes {
             what: what.to_owned(),
         };
         let wanted = len.checked_add(LINE).ok_or_else(failed)?;
-        let layout = Layout::from_size_align(wanted, UNWRITTEN_ALIGN).map_err(|_| failed())?;
+        let layout = Layout::from_size_align(wanted, MAX_CALLOC_ALIGN).map_err(|_| failed())?;
         // SAFETY: the layout's size is not zero.
         let first = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(failed)?;
-        // SAFETY: less than a line further, and a line more than `len` bytes were allocated.
+        // SAFETY: at most one line further, and `len` plus one line were allocated.
         let start = unsafe { first.add(first.align_offset(LINE).min(LINE)) };
-        PROMISED.fetch_add(len, Ordering::Relaxed);
+        ALLOCATED.fetch_add(len, Ordering::Relaxed);
         Ok(Self {
             start,
             len,
@@ -68,9 +68,9 @@ impl AlignedBytes {
         })
     }
 
-    /// Bytes that rows and programs of this process may still take, or have taken.
+    /// Bytes that all rows and programs of this process have committed or may still commit.
     pub(crate) fn promised() -> usize {
-        PROMISED.load(Ordering::Relaxed)
+        ALLOCATED.load(Ordering::Relaxed)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -86,8 +86,8 @@ impl AlignedBytes {
 
     /// All bytes as `T`, of which every bit pattern is a value.
     fn cast_mut<T: PlainBits>(&mut self) -> &mut [T] {
-        // SAFETY: the start is aligned for `T` (64 bytes), `len / size` values are inside, every bit
-        // pattern is a `T`, and `&mut self` makes this the only access.
+        // SAFETY: the start is aligned for `T` (64 bytes), `len / size` values are inside, every
+        // bit pattern is a `T`, and `&mut self` makes this the only access.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / size_of::<T>())
         }
@@ -104,7 +104,7 @@ impl Drop for AlignedBytes {
         if let Some((first, layout)) = self.allocated {
             // SAFETY: allocated in `zeroed` with this very layout.
             unsafe { dealloc(first.as_ptr(), layout) };
-            PROMISED.fetch_sub(self.len, Ordering::Relaxed);
+            ALLOCATED.fetch_sub(self.len, Ordering::Relaxed);
         }
     }
 }
@@ -114,80 +114,20 @@ trait PlainBits {}
 impl PlainBits for f32 {}
 impl PlainBits for f16 {}
 
-/// Stored rows of one layer's K or V.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stored<'a> {
-    pub(crate) shape: RowShape,
-    bytes: &'a [u8],
-}
-
-impl<'a> Stored<'a> {
-    /// Values that no row remembers, `[cells, heads, dim]`.
-    pub(crate) fn fresh(values: &'a [f32], heads: usize, dim: usize) -> Self {
-        // SAFETY: every byte of an `f32` is initialised, and bytes need no alignment.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values))
-        };
-        let shape = RowShape {
-            heads,
-            dim,
-            kv_type: KvType::F32,
-            rotation: HeadRotation::None,
-        };
-        Self { shape, bytes }
-    }
-
-    /// Reads all heads of one cell, `[heads, dim]`.
-    pub(crate) fn decode_cell(&self, cell: usize, values: &mut [f32]) {
-        let n = self.shape.bytes();
-        self.shape.decode(&self.bytes[cell * n..][..n], values);
-    }
-
-    /// The blocks that hold a head of each cell.
-    #[inline]
-    pub(crate) fn heads(&self, head: usize) -> Heads<'a> {
-        let HeadBlocks {
-            first_byte,
-            n_bytes,
-            n_values,
-            skip,
-        } = self.shape.head(head);
-        Heads {
-            bytes: self.bytes,
-            stride: self.shape.bytes(),
-            first_byte,
-            n_bytes,
-            n_values,
-            skip,
-        }
-    }
-}
-
-/// Stored rows to be overwritten.
-#[derive(Debug)]
-pub(crate) enum StoredMut<'a> {
-    /// As `f32`.
-    F32(&'a mut [f32]),
-    /// As `f16`.
-    F16(&'a mut [f16]),
-    /// As the shape says.
-    Encoded(RowShape, &'a mut [u8]),
-}
-
 #[derive(Debug)]
 struct LayerStorage {
     k: AlignedBytes,
     v: AlignedBytes,
 }
 
-/// States of one recurrent layer, `f32`.
+/// Recurrent states of one layer, `f32`.
 #[derive(Debug)]
 struct StateStorage {
     conv: AlignedBytes,
     state: AlignedBytes,
 }
 
-/// Rows of all layers.
+/// K and V rows and recurrent states of all layers.
 #[derive(Debug)]
 pub struct CpuRows {
     layout: RowLayout,
@@ -214,14 +154,14 @@ impl CpuRows {
             });
         }
         let mut states = Vec::with_capacity(layout.states().len());
-        for of_layer in layout.states() {
+        for layer_states in layout.states() {
             let storage = |len: usize, kind: &str| {
-                let what = format!("{kind} states of layer {}", of_layer.layer);
-                AlignedBytes::zeroed(of_layer.n_rows * len * size_of::<f32>(), &what)
+                let what = format!("{kind} states of layer {}", layer_states.layer);
+                AlignedBytes::zeroed(layer_states.n_rows * len * size_of::<f32>(), &what)
             };
             states.push(StateStorage {
-                conv: storage(of_layer.row.conv_row, "convolution")?,
-                state: storage(of_layer.row.state_row, "scan")?,
+                conv: storage(layer_states.row.conv_row, "convolution")?,
+                state: storage(layer_states.row.state_row, "scan")?,
             });
         }
         Ok(Self {
@@ -237,7 +177,7 @@ impl CpuRows {
     }
 
     /// Convolution and scan states of the `at`-th recurrent layer of the layout, to be overwritten;
-    /// `None` where there is no such layer.
+    /// `None` if there is no such layer.
     pub(crate) fn states_mut(&mut self, at: usize) -> Option<[&mut [f32]; 2]> {
         let StateStorage { conv, state } = self.states.get_mut(at)?;
         Some([conv.floats_mut(), state.floats_mut()])
@@ -252,13 +192,13 @@ impl CpuRows {
         at.ok_or(BackendError::NoRows { layer })
     }
 
-    /// Shapes of a layer's rows, which is the `at`-th of the layout.
+    /// Index of a layer in the layout, and the shapes of its rows.
     pub(crate) fn layer(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
         let at = self.index(layer)?;
         Ok((at, self.layout.layers()[at]))
     }
 
-    /// The same of the rows over which a layer attends.
+    /// Index and shapes of the rows that a layer attends to: its own or another layer's.
     pub(crate) fn attended(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
         let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
         attended.ok_or(BackendError::NoRows { layer })
@@ -274,7 +214,7 @@ impl CpuRows {
         })
     }
 
-    /// Bytes that were allocated for one kind of rows of a layer.
+    /// Size in bytes of one kind of rows of a layer.
     pub(crate) fn n_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
         let v = self.layout.layer(layer).and_then(|rows| rows.stored_v());
         if kind == RowKind::V && v.is_none() {
@@ -327,29 +267,29 @@ impl CpuRows {
         })
     }
 
-    /// K and V of the `at`-th layer of the layout, K twice where values are in it; `None` where there
-    /// is no such layer.
-    pub(crate) fn stored(&self, at: usize) -> Option<[Stored<'_>; 2]> {
+    /// K and V of the `at`-th layer of the layout, K twice if V is a part of it (MLA); `None` if
+    /// there is no such layer.
+    pub(crate) fn stored(&self, at: usize) -> Option<[KvRows<'_>; 2]> {
         let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get(at)?);
-        let k = (shape.k, storage.k.bytes());
-        let v = shape.stored_v().map(|v| (v, storage.v.bytes()));
-        Some([k, v.unwrap_or(k)].map(|(shape, bytes)| Stored { shape, bytes }))
+        let k = KvRows::new(shape.k, storage.k.bytes());
+        let v = shape.stored_v();
+        Some([k, v.map_or(k, |v| KvRows::new(v, storage.v.bytes()))])
     }
 
-    /// The same, to be overwritten.
-    pub(crate) fn stored_mut(&mut self, at: usize) -> Option<[StoredMut<'_>; 2]> {
+    /// K and V of the `at`-th layer of the layout, to be overwritten.
+    pub(crate) fn stored_mut(&mut self, at: usize) -> Option<[KvRowsMut<'_>; 2]> {
         let (shape, storage) = (self.layout.layers().get(at)?, self.layers.get_mut(at)?);
         Some([
-            stored_mut(shape.k, &mut storage.k),
-            stored_mut(shape.v, &mut storage.v),
+            rows_mut(shape.k, &mut storage.k),
+            rows_mut(shape.v, &mut storage.v),
         ])
     }
 }
 
-fn stored_mut(shape: RowShape, bytes: &mut AlignedBytes) -> StoredMut<'_> {
+fn rows_mut(shape: RowShape, bytes: &mut AlignedBytes) -> KvRowsMut<'_> {
     match shape.kv_type {
-        KvType::F32 if shape.rotation.is_none() => StoredMut::F32(bytes.cast_mut()),
-        KvType::F16 if shape.rotation.is_none() => StoredMut::F16(bytes.cast_mut()),
-        _ => StoredMut::Encoded(shape, bytes.bytes_mut()),
+        KvType::F32 if shape.rotation.is_none() => KvRowsMut::F32(bytes.cast_mut()),
+        KvType::F16 if shape.rotation.is_none() => KvRowsMut::F16(bytes.cast_mut()),
+        _ => KvRowsMut::Encoded(shape, bytes.bytes_mut()),
     }
 }

@@ -1,34 +1,34 @@
-//! [`Team`]: a leader (whoever calls) and helper threads that share the tasks of a job.
+//! [`Team`]: the thread pool of the CPU backend, a leader (the calling thread) and helper threads.
 //!
-//! Invariant: helpers are only ever *help*. The leader alone could finish every job; tasks are
-//! taken one by one from counters, so a helper that the system has put aside delays a job by its
-//! present task at most, and one that has not begun does not delay it at all. Helpers spin for
-//! [`SPIN`] after a job, then sleep: an idle team burns nothing. Knows nothing of what is computed.
+//! Invariant: helpers only ever *help*. The leader alone could finish every job; tasks are claimed
+//! one by one from counters, so a helper that the system preempts delays a job by its present task
+//! at most, and one that has not entered does not delay it at all. Helpers spin for [`SPIN`] after
+//! a job, then sleep: an idle team uses no CPU. Knows nothing of what is computed.
 //!
-//! Each thread has a counter of its own, over neighbouring tasks: what one asks the memory for ahead of time is what
-//! the next one reads. Who has none left takes what others have not begun.
+//! Each thread has a counter of its own over a contiguous range of tasks: what a task prefetches is
+//! what the thread's next task reads. A thread that has finished its range steals from the others'.
 //!
-//! # Why this is right
+//! # Why this is sound
 //!
 //! A job is published in [`Shared::job`] and opened by [`Shared::state`], one word of three fields:
 //! the number of the job, an *open* bit, and the number of helpers inside.
 //!
 //! - A helper enters by a compare-and-swap on an open word that adds 1; it leaves by subtracting 1.
 //!   So it reads `job` only between entering and leaving.
-//! - The leader closes the word when the counters have run out, then waits until nobody is inside;
-//!   only then does it return, and only then may the next `job` be written. Nobody can enter a
-//!   closed word. So `job` is never written while somebody reads it, and what a job borrows
+//! - The leader closes the word when the counters have run out, then waits until no helper is
+//!   inside; only then does it return, and only then may the next `job` be written. No helper can
+//!   enter a closed word. So `job` is never written while it is read, and what a job borrows
 //!   outlives every access.
-//! - Entering acquires what the leader released by opening; the leader's last look at the word
+//! - Entering acquires what the leader released by opening; the leader's last load of the word
 //!   acquires what leaving helpers released. (Both are read-modify-writes or the store that heads
 //!   their release sequence.) So tasks see what was written before the job, and the leader sees
 //!   what tasks wrote.
 //! - The job's number wraps after 2³² jobs: a helper that slept through exactly that many takes
-//!   the new job for one it has seen and stays out, which costs help, not correctness.
-//! - No lost wake-up: a helper counts itself in `n_sleeping`, then looks at `state` once more, then
-//!   parks; the leader opens `state`, then looks at `n_sleeping`. All four are sequentially
-//!   consistent, so at least one of the two sees the other. Unparking a helper that does not
-//!   sleep only makes its next park return at once, and it looks again.
+//!   the new job for one it has done and stays out, which costs help, not correctness.
+//! - No lost wake-up: a helper increments `n_sleeping`, then loads `state` once more, then parks;
+//!   the leader opens `state`, then loads `n_sleeping`. All four are sequentially consistent, so
+//!   at least one of the two sees the other. Unparking a helper that does not sleep only makes its
+//!   next park return at once, and it checks again.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -46,14 +46,15 @@ use kv_core::backend::BackendError;
 use crate::kernels::fetch::fetch_to_second;
 use crate::storage::LINE;
 
-/// How long a helper looks for the next job before it sleeps: longer than the pauses between the
-/// steps of one run, shorter than anybody would notice.
+/// How long a helper spins for the next job before it sleeps: longer than the gaps between the
+/// steps of a run, too short to be noticed as CPU load.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Bytes of a share that are asked for at most (some stay in the second-level cache beside all that a
-/// job works on), and between two looks for a job.
-const MOST_ASKED: usize = 128 * 1024;
-const ASKED_AT_ONCE: usize = 8 * LINE;
+/// The largest part of a thread's share that is prefetched while it waits: it has to stay in the L2
+/// cache together with what the present job reads.
+const MAX_PREFETCH_BYTES: usize = 128 * 1024;
+/// Bytes that are prefetched between two checks for a job.
+const PREFETCH_STEP_BYTES: usize = 8 * LINE;
 
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
@@ -68,52 +69,54 @@ struct Job {
     n_tasks: usize,
 }
 
-/// On a cache line of its own (two, for the prefetcher that fetches pairs).
+/// On a cache line of its own (two, as the hardware prefetcher fetches pairs).
 #[repr(align(128))]
 struct OwnLine<T>(T);
 
-/// What the next job but small ones reads: weights, of which each thread takes a share.
+/// Prefetch hint for the next large job: the weights that it reads, of which each thread takes a
+/// share.
 ///
-/// Whoever waits asks for its share meanwhile. Nothing depends on these numbers, so they need no order:
-/// any address may be asked for.
+/// Threads that wait prefetch their share meanwhile. No result depends on these numbers and any
+/// address may be prefetched, so they need no ordering.
 #[derive(Default)]
-struct Soon {
+struct PrefetchHint {
     start: AtomicUsize,
     share: AtomicUsize,
 }
 
-/// How much of its share a thread has asked for.
+/// How much of its share a thread has prefetched.
 #[derive(Default)]
-struct Asked {
-    /// Of which memory.
+struct PrefetchProgress {
+    /// The hint's `start` that this belongs to.
     start: usize,
     n_bytes: usize,
 }
 
-impl Soon {
-    /// Asks for a little more of a thread's share; says whether there was more.
-    fn ask(&self, thread: usize, asked: &mut Asked) -> bool {
+impl PrefetchHint {
+    /// Prefetches the next [`PREFETCH_STEP_BYTES`] of a thread's share; returns whether there were
+    /// any left.
+    fn prefetch_step(&self, thread: usize, progress: &mut PrefetchProgress) -> bool {
         let start = self.start.load(Ordering::Relaxed);
-        if asked.start != start {
-            *asked = Asked { start, n_bytes: 0 };
+        if progress.start != start {
+            *progress = PrefetchProgress { start, n_bytes: 0 };
         }
         let share = self.share.load(Ordering::Relaxed);
-        let is_more = asked.n_bytes < share.min(MOST_ASKED);
-        if is_more {
-            let at = start + thread * share + asked.n_bytes;
-            for line in (0..ASKED_AT_ONCE).step_by(LINE) {
+        let is_left = progress.n_bytes < share.min(MAX_PREFETCH_BYTES);
+        if is_left {
+            let at = start + thread * share + progress.n_bytes;
+            for line in (0..PREFETCH_STEP_BYTES).step_by(LINE) {
                 fetch_to_second(at.wrapping_add(line) as *const u8);
             }
-            asked.n_bytes += ASKED_AT_ONCE;
+            progress.n_bytes += PREFETCH_STEP_BYTES;
         }
-        is_more
+        is_left
     }
 }
 
 struct Shared {
-    soon: Soon,
+    hint: PrefetchHint,
     state: OwnLine<AtomicU64>,
-    /// For each thread, the next task of its share.
+    /// The next task of each thread's range, `[threads]`.
     next: Box<[OwnLine<AtomicUsize>]>,
     job: UnsafeCell<Option<Job>>,
     n_sleeping: AtomicUsize,
@@ -121,20 +124,20 @@ struct Shared {
     failure: Mutex<Option<BackendError>>,
 }
 
-// SAFETY: `job` is the only field that is not `Sync`; it is written by the leader while nobody is
-// inside and read by those inside (see the module's head). The task that it points to is `Sync`.
+// SAFETY: `job` is the only field that is not `Sync`; it is written by the leader while no helper
+// is inside and read by threads inside (see the module's head). The task it points to is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
-/// Threads that work together.
+/// The thread pool.
 pub(crate) struct Team {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
     leading: Mutex<()>,
 }
 
-/// The right to give jobs to the team, which one thread has at a time.
+/// The right to run jobs on the team, which one thread has at a time.
 pub(crate) struct Lead<'a> {
     team: &'a Team,
     _leading: MutexGuard<'a, ()>,
@@ -144,7 +147,7 @@ impl Team {
     /// A team of `n_threads`, the leader included.
     pub(crate) fn new(n_threads: NonZeroUsize) -> Result<Self, BackendError> {
         let shared = Arc::new(Shared {
-            soon: Soon::default(),
+            hint: PrefetchHint::default(),
             state: OwnLine(AtomicU64::new(0)),
             next: (0..n_threads.get())
                 .map(|_| OwnLine(AtomicUsize::new(0)))
@@ -154,7 +157,7 @@ impl Team {
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
-        // Where threads outnumber cores, spinning would take the core from those who work.
+        // If threads outnumber cores, spinning would take cores from threads that compute.
         let n_cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let spin = if n_threads.get() > n_cores {
             Duration::ZERO
@@ -183,7 +186,7 @@ impl Team {
         self.helpers.len() + 1
     }
 
-    /// Waits until nobody else leads, and wakes the helpers: work is about to come.
+    /// Waits until no other thread leads, and wakes the helpers: jobs are about to come.
     pub(crate) fn lead(&self) -> Lead<'_> {
         let leading = self.leading.lock().unwrap_or_else(PoisonError::into_inner);
         self.wake();
@@ -205,24 +208,25 @@ impl Drop for Team {
         self.shared.stop.store(true, Ordering::SeqCst);
         for helper in self.helpers.drain(..) {
             helper.thread().unpark();
-            // A helper cannot panic: tasks are caught. If it did, it is gone, which is the aim.
+            // Panics of tasks are caught, so a helper does not panic; if it did, it has ended too.
             let _ = helper.join();
         }
     }
 }
 
 impl Lead<'_> {
-    /// Calls `task(thread, i)` once for every `i < n_tasks`, on whatever threads, and waits for all.
+    /// Parallel for: calls `task(thread, i)` once for every `i < n_tasks`, on any threads, and
+    /// waits for all.
     ///
     /// # Errors
-    /// The first error of a task; [`BackendError::Device`] where a task panicked. Other tasks may
-    /// have been left out then.
+    /// The first error of a task; [`BackendError::Device`] if a task panicked. Other tasks may have
+    /// been skipped then.
     pub(crate) fn each(&mut self, n_tasks: usize, task: &Task<'_>) -> Result<(), BackendError> {
         let shared = &*self.team.shared;
         if n_tasks <= 1 || self.team.helpers.is_empty() {
             shared.guard(|| (0..n_tasks).try_for_each(|i| task(0, i)));
         } else {
-            self.share(n_tasks, task);
+            self.run_shared(n_tasks, task);
         }
         let mut failure = shared
             .failure
@@ -236,24 +240,26 @@ impl Lead<'_> {
         self.team.n_threads()
     }
 
-    /// Says what is read soon: thread `i` begins about `i * share` bytes from `start` on.
-    pub(crate) fn soon(&self, start: *const u8, share: usize) {
-        let soon = &self.team.shared.soon;
-        soon.share.store(share, Ordering::Relaxed);
-        soon.start.store(start as usize, Ordering::Relaxed);
+    /// Hints what the next job reads, so that waiting threads prefetch it: thread `i` begins about
+    /// `i * share` bytes after `start`.
+    pub(crate) fn hint_next_job(&self, start: *const u8, share: usize) {
+        let hint = &self.team.shared.hint;
+        hint.share.store(share, Ordering::Relaxed);
+        hint.start.store(start as usize, Ordering::Relaxed);
     }
 
-    fn share(&mut self, n_tasks: usize, task: &Task<'_>) {
+    /// Runs a job on all threads.
+    fn run_shared(&mut self, n_tasks: usize, task: &Task<'_>) {
         let shared = &*self.team.shared;
-        // SAFETY: only the lifetime changes. The pointer is used by those inside the job, and this
-        // function does not return before all have left and the job is closed.
+        // SAFETY: only the lifetime changes. The pointer is used by threads inside the job, and
+        // this function does not return before all have left and the job is closed.
         let task: *const Task<'static> =
             unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task) };
-        // SAFETY: the last job is closed and nobody is inside; only the leader opens jobs, and the
-        // guard in `self` makes this the only leader.
+        // SAFETY: the last job is closed and no thread is inside; only the leader opens jobs, and
+        // the guard in `self` makes this the only leader.
         unsafe { *shared.job.get() = Some(Job { task, n_tasks }) };
         for (thread, next) in shared.next.iter().enumerate() {
-            let first = share_of(n_tasks, (thread, shared.next.len())).start;
+            let first = task_range(n_tasks, thread, shared.next.len()).start;
             next.0.store(first, Ordering::Relaxed);
         }
         let number = shared.state.0.load(Ordering::Relaxed) & !(OPEN | INSIDE);
@@ -264,13 +270,13 @@ impl Lead<'_> {
         self.team.wake();
         shared.work(0);
         shared.state.0.fetch_and(!OPEN, Ordering::AcqRel);
-        let (mut n_looks, mut asked) = (0u32, Asked::default());
+        let (mut n_checks, mut progress) = (0u32, PrefetchProgress::default());
         while shared.state.0.load(Ordering::Acquire) & INSIDE != 0 {
-            n_looks += 1;
-            match n_looks {
-                0..4096 if shared.soon.ask(0, &mut asked) => {}
+            n_checks += 1;
+            match n_checks {
+                0..4096 if shared.hint.prefetch_step(0, &mut progress) => {}
                 0..4096 => spin_loop(),
-                // Somebody was put aside inside a task: leave the core to whoever needs it.
+                // A helper was preempted inside a task: yield the core to it.
                 _ => thread::yield_now(),
             }
         }
@@ -278,9 +284,9 @@ impl Lead<'_> {
 }
 
 impl Shared {
-    /// Takes tasks until there are none; the caller is the leader or inside.
+    /// Claims and runs tasks until there are none; the caller is the leader or inside.
     fn work(&self, thread: usize) {
-        // SAFETY: the job is not written while its leader or somebody inside works on it.
+        // SAFETY: the job is not written while its leader or a thread inside works on it.
         let Some(Job { task, n_tasks }) = (unsafe { *self.job.get() }) else {
             return;
         };
@@ -288,10 +294,11 @@ impl Shared {
         let task = unsafe { &*task };
         let n_threads = self.next.len();
         self.guard(|| {
-            // First its own share, then what others have left of theirs.
-            for of in (thread..n_threads).chain(0..thread) {
-                let (next, end) = (&self.next[of].0, share_of(n_tasks, (of, n_threads)).end);
-                // A look first: of what is used up nothing is written.
+            // First the thread's own range, then what is left of the others'.
+            for owner in (thread..n_threads).chain(0..thread) {
+                let next = &self.next[owner].0;
+                let end = task_range(n_tasks, owner, n_threads).end;
+                // Checked first, so that no thread writes to a counter that is used up.
                 while next.load(Ordering::Relaxed) < end {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     if at < end {
@@ -303,7 +310,7 @@ impl Shared {
         });
     }
 
-    /// Keeps errors and panics for the leader.
+    /// Stores an error or a panic of `work` for the leader.
     fn guard(&self, work: impl FnOnce() -> Result<(), BackendError>) {
         let error = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => return,
@@ -320,7 +327,7 @@ impl Shared {
         failure.get_or_insert(error);
     }
 
-    /// Enters the open job whose word is `seen`; says whether that succeeded.
+    /// Enters the open job whose word is `seen`; returns whether that succeeded.
     fn enter(&self, seen: u64) -> bool {
         let state = &self.state.0;
         let mut word = seen;
@@ -335,8 +342,8 @@ impl Shared {
     }
 }
 
-/// The tasks that a thread takes first: neighbours, because one asks for what the next one reads.
-fn share_of(n_tasks: usize, (thread, n_threads): (usize, usize)) -> Range<usize> {
+/// The tasks that a thread takes first: contiguous, because a task prefetches what the next reads.
+fn task_range(n_tasks: usize, thread: usize, n_threads: usize) -> Range<usize> {
     thread * n_tasks / n_threads..(thread + 1) * n_tasks / n_threads
 }
 
@@ -346,11 +353,11 @@ fn message(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// A helper's life.
+/// The loop of a helper thread.
 fn help(shared: &Shared, number: usize, spin: Duration) {
-    let (mut done, mut asked) = (0, Asked::default());
+    let (mut done, mut progress) = (0, PrefetchProgress::default());
     let mut idle_since = Instant::now();
-    let mut n_looks = 0u32;
+    let mut n_checks = 0u32;
     while !shared.stop.load(Ordering::Relaxed) {
         let word = shared.state.0.load(Ordering::Acquire);
         if word & OPEN != 0 && word / JOB != done {
@@ -359,21 +366,21 @@ fn help(shared: &Shared, number: usize, spin: Duration) {
                 shared.work(number);
                 shared.state.0.fetch_sub(1, Ordering::Release);
             }
-            (idle_since, n_looks) = (Instant::now(), 0);
+            (idle_since, n_checks) = (Instant::now(), 0);
             continue;
         }
-        if !shared.soon.ask(number, &mut asked) {
+        if !shared.hint.prefetch_step(number, &mut progress) {
             spin_loop();
         }
-        n_looks += 1;
-        if (n_looks.is_multiple_of(32) || spin.is_zero()) && idle_since.elapsed() >= spin {
+        n_checks += 1;
+        if (n_checks.is_multiple_of(32) || spin.is_zero()) && idle_since.elapsed() >= spin {
             sleep(shared, done);
-            (idle_since, n_looks) = (Instant::now(), 0);
+            (idle_since, n_checks) = (Instant::now(), 0);
         }
     }
 }
 
-/// Parks until somebody calls, unless there is something to do.
+/// Parks until unparked, unless there is something to do.
 fn sleep(shared: &Shared, done: u64) {
     shared.n_sleeping.fetch_add(1, Ordering::SeqCst);
     let word = shared.state.0.load(Ordering::SeqCst);
@@ -415,20 +422,20 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_neighbours_and_all_there_is() {
+    fn task_ranges_are_contiguous_and_complete() {
         for n_threads in 1..6 {
             for n_tasks in 0..40 {
-                let shares = (0..n_threads).map(|thread| share_of(n_tasks, (thread, n_threads)));
-                let shares: Vec<Range<usize>> = shares.collect();
-                assert!(shares.iter().cloned().flatten().eq(0..n_tasks));
+                let ranges = (0..n_threads).map(|thread| task_range(n_tasks, thread, n_threads));
+                let ranges: Vec<Range<usize>> = ranges.collect();
+                assert!(ranges.iter().cloned().flatten().eq(0..n_tasks));
                 let (least, most) = (n_tasks / n_threads, n_tasks.div_ceil(n_threads));
-                assert!(shares.iter().all(|s| s.len() == least || s.len() == most));
+                assert!(ranges.iter().all(|s| s.len() == least || s.len() == most));
             }
         }
     }
 
     #[test]
-    fn what_others_have_not_begun_is_taken() {
+    fn tasks_that_others_have_not_begun_are_stolen() {
         // Two helpers are kept in their first tasks until the leader has done all others.
         let team = team(3);
         let (n_tasks, n_kept) = (30, AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! The contract suite, for every instruction set of this machine and for one thread and several.
+//! The backend contract suite on every ISA of this machine, with one thread and several.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -20,9 +20,9 @@ fn backend(isa: Isa, n_threads: usize, kind: ActivationKind) -> CpuBackend {
 }
 
 fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
-    // Activations of quantised weights are rounded to int8 blocks of 32: half a step of the largest
-    // of 32 values, so a few hundredths of a product's root mean square at the worst of thousands.
-    // Those of BF16 weights to BF16, where there are products of it: to eight bits, each by itself.
+    // Activations of quantized weights are quantized to int8 blocks of 32: half a step of the
+    // largest of 32 values, a few hundredths of a dot product's root mean square at the worst of
+    // thousands. Those of BF16 weights are rounded to BF16 if the ISA has BF16 dot products.
     let tolerance = Tolerance {
         linear_quantised: 0.05,
         linear_bf16: match isa {
@@ -34,24 +34,24 @@ fn subject(isa: Isa, n_threads: usize) -> Subject<CpuBackend> {
     Subject::new(backend(isa, n_threads, ActivationKind::Int8)).with_tolerance(tolerance)
 }
 
-/// Nothing is rounded on the way to quantised weights: the default tolerances hold.
+/// `F32` activations for quantized weights: the default tolerances hold.
 mod exact {
     use super::{ActivationKind, Isa, Subject, backend};
 
     kv_contract::backend_contract!(|| Subject::new(backend(Isa::detect(), 2, ActivationKind::F32)));
 }
 
-/// The fastest instruction set, with helpers.
+/// The best ISA, with helper threads.
 mod fastest {
     kv_contract::backend_contract!(|| super::subject(super::Isa::detect(), 3));
 }
 
-/// The specification.
+/// Scalar code, the specification.
 mod scalar {
     kv_contract::backend_contract!(|| super::subject(super::Isa::Scalar, 1));
 }
 
-/// The ones between, where the machine has them; the fastest again where it does not.
+/// The ISAs in between; the best one again in place of those that the machine lacks.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod between {
     use super::Isa;

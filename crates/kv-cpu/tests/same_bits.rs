@@ -1,5 +1,5 @@
-//! The same tokens give the same bits, whichever way they came into the memory and however many
-//! threads there are.
+//! The same tokens give the same bits, however they are batched, wherever their cells are, and for
+//! any number of threads.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -30,8 +30,8 @@ fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
     .unwrap()
 }
 
-/// The weights of the small model, its matrices in `Q8_0`: activations become int8.
-fn quantised() -> Arc<dyn WeightSource> {
+/// The weights of the small model, its matrices in `Q8_0`: activations are quantized to int8.
+fn quantized() -> Arc<dyn WeightSource> {
     let plain = tiny_weights(
         &tiny_llama(GraphShape {
             n_tokens: 1,
@@ -42,7 +42,7 @@ fn quantised() -> Arc<dyn WeightSource> {
     in_blocks(&*plain, BlockFormat::Q8_0)
 }
 
-/// `n` tokens of one text, whose cells are `first_cell + pos * stride`.
+/// `n` tokens of one text, in cells `first_cell + pos * stride`.
 fn text(text: usize, n: u32, first_cell: u32, stride: u32) -> Vec<Token> {
     let id = |pos: u32| (pos * 31 + 17 * text as u32 + pos * pos) % VOCAB as u32;
     let token = |pos| Token {
@@ -54,7 +54,7 @@ fn text(text: usize, n: u32, first_cell: u32, stride: u32) -> Vec<Token> {
     (0..n).map(token).collect()
 }
 
-/// The bits of the logits of all tokens, run in batches of these tokens.
+/// The logits of all tokens as bits, evaluated batch by batch.
 fn bits(
     backend: &CpuBackend,
     weights: &Arc<dyn WeightSource>,
@@ -91,7 +91,7 @@ fn bits(
 }
 
 #[test]
-fn whole_chunks_tokens_and_strangers() {
+fn batches_and_other_sequences_change_no_bit() {
     let weights = [
         tiny_weights(
             &tiny_llama(GraphShape {
@@ -100,7 +100,7 @@ fn whole_chunks_tokens_and_strangers() {
             }),
             7,
         ),
-        quantised(),
+        quantized(),
     ];
     for isa in Isa::all_available() {
         let backend = backend(isa, 2);
@@ -123,7 +123,7 @@ fn whole_chunks_tokens_and_strangers() {
                 bits(&backend, weights, kv_type, &single) == whole,
                 "{isa}: single tokens"
             );
-            // In other cells, interleaved with other texts, in batches of 50.
+            // In other cells, interleaved with two other texts, in batches of 50.
             let mut mixed = [text(0, 70, 3, 3), text(1, 60, 4, 3), text(2, 40, 5, 3)].concat();
             mixed.sort_by_key(|t| (t.pos, t.text));
             let batches: Vec<&[Token]> = mixed.chunks(50).collect();
@@ -134,16 +134,16 @@ fn whole_chunks_tokens_and_strangers() {
                 .map(|(_, logits)| logits);
             assert!(
                 own.eq(whole.iter().map(|(_, logits)| logits)),
-                "{isa}: strangers"
+                "{isa}: with other texts"
             );
         }
     }
 }
 
 #[test]
-fn any_number_of_threads() {
+fn the_number_of_threads_changes_no_bit() {
     for isa in Isa::all_available() {
-        let weights = quantised();
+        let weights = quantized();
         let tokens = text(0, 90, 0, 2);
         let batches: Vec<&[Token]> = vec![&tokens[..80], &tokens[80..81], &tokens[81..]];
         let one = bits(&backend(isa, 1), &weights, KvType::F16, &batches);

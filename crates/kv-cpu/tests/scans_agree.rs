@@ -1,5 +1,5 @@
-//! The kernels of recurrent layers of every instruction set that this machine has against the scalar
-//! ones, which are the specification, and those against sums in `f64`.
+//! Kernels of recurrent layers: every ISA of this machine against the scalar kernels, which are the
+//! specification, and the scalar ones against `f64`.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
@@ -7,7 +7,7 @@ use kv_contract::Random;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::{Decay, Kernels, LANES, Lanes, ScanTile};
 
-/// Lengths with every kind of tail.
+/// Lengths with every kind of remainder.
 const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 31, 33, 64, 257];
 
 fn scalar() -> &'static Kernels {
@@ -66,29 +66,32 @@ fn softplus_is_near_its_definition() {
 #[test]
 fn multiply_add_is_near_its_definition() {
     for n in LENGTHS {
-        {
-            let (a, b) = (Random::new(7).values(n), Random::new(8).values(n));
-            let before = Random::new(9).values(n);
-            for kernels in tables() {
-                let mut got = before.clone();
-                (kernels.multiply_add)(&mut got, &a, &b);
-                for (i, got) in got.iter().enumerate() {
-                    let product = f64::from(a[i]) * f64::from(b[i]);
-                    let wanted = f64::from(before[i]) + product;
-                    let size = f64::from(before[i]).abs() + product.abs();
-                    assert_near(
-                        *got,
-                        wanted,
-                        2e-7 * size,
-                        &format!("{kernels:?}, {n} values"),
-                    );
-                }
+        let (a, b) = (Random::new(7).values(n), Random::new(8).values(n));
+        let before = Random::new(9).values(n);
+        for kernels in tables() {
+            let mut got = before.clone();
+            (kernels.multiply_add)(&mut got, &a, &b);
+            let what = format!("{kernels:?}, {n} values");
+            for (i, got) in got.iter().enumerate() {
+                let product = f64::from(a[i]) * f64::from(b[i]);
+                let wanted = f64::from(before[i]) + product;
+                let size = f64::from(before[i]).abs() + product.abs();
+                assert_near(*got, wanted, 2e-7 * size, &what);
             }
         }
     }
 }
 
-/// Inputs of a scan through the states of a tile.
+/// How states decay.
+#[derive(Clone, Copy, Debug)]
+enum Variant {
+    /// Each state value of a channel by itself.
+    Mamba,
+    /// All values of a channel alike.
+    Mamba2,
+}
+
+/// Operands of a scan over the states of one tile of channels.
 struct Scan {
     n_channels: usize,
     d_state: usize,
@@ -96,7 +99,8 @@ struct Scan {
     steps: Vec<Lanes>,
     rates: Vec<Lanes>,
     added: Vec<Lanes>,
-    narrow: Vec<f32>,
+    /// B from the first value on, C from the fourth.
+    bc: Vec<f32>,
 }
 
 impl Scan {
@@ -112,68 +116,65 @@ impl Scan {
             d_state,
             // Not in order, and not every row.
             rows: (0..n_rows).rev().map(|row| 2 * row).collect(),
-            // Decays from nearly none to all: also beyond the range of `f32`.
+            // Decays from nearly none to complete, also beyond the range of `f32`.
             steps: lanes(n, |x| (6.0 * x).exp()),
             rates: lanes(d_state, |x| -3.0 * x.abs()),
             added: lanes(n, |x| x),
-            narrow: random.values(2 * n * (d_state + 3) + 9),
+            bc: random.values(2 * n * (d_state + 3) + 9),
         }
     }
 
+    /// The tokens `range`, for the kernel.
     fn tile<'a>(
         &'a self,
-        per_value: Option<()>,
+        variant: Variant,
         range: std::ops::Range<usize>,
-        (state, out): (&'a mut [f32], &'a mut [Lanes]),
+        state: &'a mut [f32],
+        out: &'a mut [Lanes],
     ) -> ScanTile<'a> {
         let steps = &self.steps[range.clone()];
         ScanTile {
             state,
             d_state: self.d_state,
-            decay: match per_value {
-                Some(()) => Decay::PerValue {
+            decay: match variant {
+                Variant::Mamba => Decay::PerValue {
                     steps,
                     rates: &self.rates,
                 },
-                None => Decay::PerChannel(&self.added[range.clone()]),
+                Variant::Mamba2 => Decay::PerChannel(&self.added[range.clone()]),
             },
             added: &self.added[range.clone()],
             rows: &self.rows[range.clone()],
-            b: &self.narrow,
-            c: &self.narrow[3..],
+            b: &self.bc,
+            c: &self.bc[3..],
             stride: self.d_state + 3,
             out: &mut out[range],
         }
     }
 
-    /// States and outputs, of runs of so many rows.
-    fn run(
-        &self,
-        kernels: &Kernels,
-        per_value: Option<()>,
-        piece: usize,
-    ) -> (Vec<f32>, Vec<Lanes>) {
+    /// States and outputs of a scan in pieces of so many tokens.
+    fn run(&self, kernels: &Kernels, variant: Variant, piece: usize) -> (Vec<f32>, Vec<Lanes>) {
         let mut state = Random::new(3).values(self.n_channels * self.d_state);
         let mut out = vec![[0.25; LANES]; self.rows.len()];
         for first in (0..self.rows.len()).step_by(piece) {
             let range = first..self.rows.len().min(first + piece);
-            (kernels.scan_tile)(self.tile(per_value, range, (&mut state, &mut out)));
+            (kernels.scan_tile)(self.tile(variant, range, &mut state, &mut out));
         }
         (state, out)
     }
 }
 
 #[test]
-fn scans_agree_with_the_scalar_one_and_do_not_depend_on_cuts() {
+fn scans_agree_with_the_scalar_one_and_do_not_depend_on_pieces() {
     for (n_channels, d_state, n_rows) in
         [(16, 16, 20), (16, 128, 5), (5, 3, 7), (9, 21, 4), (1, 1, 1)]
     {
         let scan = Scan::new(n_channels, d_state, n_rows);
-        for per_value in [Some(()), None] {
-            let (state, out) = scan.run(scalar(), per_value, 64);
+        for variant in [Variant::Mamba, Variant::Mamba2] {
+            let (state, out) = scan.run(scalar(), variant, 64);
             for kernels in tables() {
                 let what = format!("{kernels:?}, {n_channels} channels, {d_state} values");
-                let whole = scan.run(kernels, per_value, 64);
+                let whole = scan.run(kernels, variant, 64);
                 for (got, wanted) in whole.0.iter().zip(&state) {
                     assert_near(*got, f64::from(*wanted), 4e-6, &what);
                 }
@@ -185,7 +186,7 @@ fn scans_agree_with_the_scalar_one_and_do_not_depend_on_cuts() {
                     assert_near(*got, f64::from(wanted), allowed, &what);
                 }
                 for piece in [1, 3] {
-                    let cut = scan.run(kernels, per_value, piece);
+                    let cut = scan.run(kernels, variant, piece);
                     assert_eq!(cut.0, whole.0, "{what}, pieces of {piece}");
                     assert_eq!(lanes(&cut.1), lanes(&whole.1), "{what}, pieces of {piece}");
                 }
@@ -198,12 +199,12 @@ fn scans_agree_with_the_scalar_one_and_do_not_depend_on_cuts() {
 fn a_channel_does_not_depend_on_its_neighbours() {
     for kernels in tables() {
         let scan = Scan::new(16, 20, 9);
-        let whole = scan.run(kernels, Some(()), 64);
+        let whole = scan.run(kernels, Variant::Mamba, 64);
         let fewer = Scan {
             n_channels: 6,
             ..Scan::new(16, 20, 9)
         };
-        let part = fewer.run(kernels, Some(()), 64);
+        let part = fewer.run(kernels, Variant::Mamba, 64);
         assert_eq!(part.0, whole.0[..6 * 20], "{kernels:?}");
         for (part, whole) in part.1.iter().zip(&whole.1) {
             assert_eq!(part[..6], whole[..6], "{kernels:?}");

@@ -1,40 +1,49 @@
-//! Attention in three steps, over the first cells of a part whoever uses them: to be compared with the
-//! fused one. K and V are read by rows, as they are stored.
+//! Plain attention, the reference for the fused one: scores, masked softmax and weighted sum as
+//! three steps over the first `n_kv` cells of a part.
 //!
-//! Invariant: a cell that a row does not see has the weight 0 there and is not looked at again. The
-//! bits of a row depend on which cells hold what it sees, unlike those of the fused attention, and
-//! on nothing else.
+//! Selected by `--attention plain`. Invariant: a cell that a row does not see has the weight 0 and
+//! its value is not read. A row's bits depend on which cells hold what it sees, unlike those of
+//! fused attention, and on nothing else.
 
 use kv_core::Visibility;
 use kv_core::graph::AttendSpec;
 
-use super::{Beside, Scratch};
+use super::{ScoreMods, Scratch};
 use crate::kernels::Kernels;
-use crate::storage::Stored;
+use crate::kv_rows::KvRows;
 
-/// What the three steps have in common.
+/// What the three steps share.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain<'a> {
+pub(crate) struct PlainAttention<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) spec: &'a AttendSpec,
-    /// Cells of the tables.
+    /// Cells of the score matrix.
     pub(crate) n_kv: usize,
 }
 
-impl Plain<'_> {
+/// The row of a softmax: what it sees, and how its scores are modified.
+#[derive(Clone, Copy)]
+pub(crate) struct SoftmaxRow<'a> {
+    pub(crate) visibility: &'a Visibility,
+    pub(crate) row: u32,
+    pub(crate) score_mods: ScoreMods<'a>,
+}
+
+impl PlainAttention<'_> {
     fn kv_head(&self, head: usize) -> usize {
         head / (self.spec.n_heads / self.spec.kv_heads.max(1)).max(1)
     }
 
-    /// Scores of one row: `q [heads, k_dim]` to `out [heads, n_kv]`.
+    /// Scores of one row: `q` `[n_heads, k_dim]` to `out` `[n_heads, n_kv]`.
     pub(crate) fn scores(
         &self,
-        keys: Stored<'_>,
-        (q, out): (&[f32], &mut [f32]),
+        keys: KvRows<'_>,
+        q: &[f32],
+        out: &mut [f32],
         scratch: &mut Scratch,
     ) {
         let k_dim = self.spec.k_dim;
-        let key = &mut scratch.row[..keys.shape.len()];
+        let key = scratch.row(keys.shape.len());
         for cell in 0..self.n_kv {
             keys.decode_cell(cell, key);
             for (head, q) in q.chunks_exact(k_dim.max(1)).enumerate() {
@@ -48,23 +57,22 @@ impl Plain<'_> {
         }
     }
 
-    /// Weights of one row: scores `[heads, n_kv]` to `out [heads, n_kv]`.
-    pub(crate) fn soft_max(
-        &self,
-        (visibility, row): (&Visibility, u32),
-        beside: Beside<'_>,
-        scores: &[f32],
-        out: &mut [f32],
-    ) {
+    /// Masked softmax of one row: `scores` `[n_heads, n_kv]` to weights `out` `[n_heads, n_kv]`.
+    pub(crate) fn softmax(&self, row: SoftmaxRow<'_>, scores: &[f32], out: &mut [f32]) {
+        let SoftmaxRow {
+            visibility,
+            row,
+            score_mods,
+        } = row;
         let n_kv = self.n_kv.max(1);
         let heads = out.chunks_exact_mut(n_kv).zip(scores.chunks_exact(n_kv));
         for (head, (weights, scores)) in heads.enumerate() {
-            let slope = beside.slopes.map(|slopes| slopes[head]);
-            let sink = beside.sinks.map(|sinks| sinks[head]);
+            let slope = score_mods.slopes.map(|slopes| slopes[head]);
+            let sink = score_mods.sinks.map(|sinks| sinks[head]);
             weights.fill(f32::NEG_INFINITY);
             for (cell, pos) in visibility.row(row) {
                 let bias = slope.map_or(0.0, |slope| {
-                    slope * beside.positions[row as usize].abs_diff(pos.0) as f32
+                    slope * score_mods.positions[row as usize].abs_diff(pos.0) as f32
                 });
                 weights[cell.as_usize()] = scores[cell.as_usize()] - bias;
             }
@@ -79,26 +87,27 @@ impl Plain<'_> {
         }
     }
 
-    /// The result of one row: weights `[heads, n_kv]` to `out [heads, v_dim]`.
-    pub(crate) fn sum(
+    /// Weighted sum of one row: `weights` `[n_heads, n_kv]` to `out` `[n_heads, v_dim]`.
+    pub(crate) fn weighted_sum(
         &self,
-        values: Stored<'_>,
-        (weights, out): (&[f32], &mut [f32]),
+        values: KvRows<'_>,
+        weights: &[f32],
+        out: &mut [f32],
         scratch: &mut Scratch,
     ) {
         let v_dim = self.spec.v_dim;
-        let value = &mut scratch.row[..values.shape.len()];
+        let value = scratch.row(values.shape.len());
         out.fill(0.0);
         for cell in 0..self.n_kv {
-            let of_head = |head: usize| weights[head * self.n_kv + cell];
-            if (0..self.spec.n_heads).all(|head| of_head(head) == 0.0) {
+            let head_weight = |head: usize| weights[head * self.n_kv + cell];
+            if (0..self.spec.n_heads).all(|head| head_weight(head) == 0.0) {
                 continue;
             }
             values.decode_cell(cell, value);
             for (head, out) in out.chunks_exact_mut(v_dim.max(1)).enumerate() {
-                let weight = of_head(head);
+                let weight = head_weight(head);
                 if weight != 0.0 {
-                    // Values may be the beginnings of keys.
+                    // `v_dim` may be less than the stored dimension: V is the start of K (MLA).
                     let value = &value[self.kv_head(head) * values.shape.dim..][..v_dim];
                     (self.kernels.axpy_f32)(out, weight, value);
                 }

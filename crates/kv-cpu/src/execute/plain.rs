@@ -1,13 +1,13 @@
 //! Attention in three steps: tasks take rows.
 //!
-//! Knows nothing of what a step computes: that is [`Plain`]'s.
+//! Knows nothing of what a step computes: that is [`PlainAttention`]'s.
 
 use std::sync::PoisonError;
 
 use kv_core::backend::BackendError;
 
-use crate::attend::Plain;
-use crate::plan::{Buf, PlainAttention, PlainStep};
+use crate::attend::{PlainAttention, SoftmaxRow};
+use crate::plan::{self, Buf, PlainStep};
 use crate::storage::CpuRows;
 
 use super::{Run, VALUES_PER_TASK, piece};
@@ -16,11 +16,11 @@ impl Run<'_> {
     /// One step of one layer.
     pub(super) fn plain(
         &mut self,
-        of: &PlainAttention,
+        of: &plan::PlainAttention,
         rows: &CpuRows,
         [x, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
-        let plain = Plain {
+        let plain = PlainAttention {
             kernels: self.kernels,
             spec: &of.spec,
             n_kv: of.n_kv,
@@ -30,10 +30,15 @@ impl Run<'_> {
         let of_row = |row: usize| &values[row * x.width..(row + 1) * x.width];
         let layer = match &of.step {
             PlainStep::SoftMax { part, beside } => {
-                let beside = self.beside(beside);
+                let score_mods = self.score_mods(beside);
                 let visibility = &self.inputs.parts[*part].visibility;
                 return self.rows(out, &|row, to| {
-                    plain.soft_max((visibility, row as u32), beside, of_row(row), to);
+                    let softmax = SoftmaxRow {
+                        visibility,
+                        row: row as u32,
+                        score_mods,
+                    };
+                    plain.softmax(softmax, of_row(row), to);
                     Ok(())
                 });
             }
@@ -57,9 +62,9 @@ impl Run<'_> {
                     let to = unsafe { to.range(row * out.width..(row + 1) * out.width) };
                     match of.step {
                         PlainStep::Sum { .. } => {
-                            plain.sum(stored_values, (of_row(row), to), &mut scratch);
+                            plain.weighted_sum(stored_values, of_row(row), to, &mut scratch);
                         }
-                        _ => plain.scores(keys, (of_row(row), to), &mut scratch),
+                        _ => plain.scores(keys, of_row(row), to, &mut scratch),
                     }
                 }
                 Ok(())

@@ -59,7 +59,8 @@ impl Run<'_> {
             let matrix = &first.matrix;
             let (n_first, step) = pieces_of_product(first, n_tokens, self.n_threads);
             let n_rows = (n_tasks / self.n_threads).min(n_first) * step;
-            self.lead.soon(matrix.start(), n_rows * matrix.row_bytes());
+            self.lead
+                .hint_next_job(matrix.start(), n_rows * matrix.row_bytes());
         }
     }
 

@@ -6,7 +6,7 @@
 use kv_core::backend::BackendError;
 
 use crate::plan::{Buf, ConvKernel};
-use crate::recurrent::{Channels, Convolution, Rule, Scan, States};
+use crate::recurrent::{CausalConv, ChannelOp, Scan, ScanVariant, States};
 use crate::values::SharedValues;
 
 use super::{ROWS_STEP, Run, TASKS_PER_THREAD, piece};
@@ -19,7 +19,7 @@ impl Run<'_> {
         states: &mut [f32],
         [x, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
-        let conv = Convolution {
+        let conv = CausalConv {
             kernels: self.kernels,
             kernel,
             channels: out.width,
@@ -32,20 +32,20 @@ impl Run<'_> {
     }
 
     /// The scan of one layer: of x, dt, B and C.
-    pub(super) fn scan<R: Rule>(
+    pub(super) fn scan<V: ScanVariant>(
         &mut self,
-        rule: &R,
+        variant: &V,
         states: &mut [f32],
         (inputs, out): ([Buf; 4], Buf),
     ) -> Result<(), BackendError> {
         let scan = Scan {
             kernels: self.kernels,
-            rule,
+            variant,
             channels: out.width,
             // SAFETY: the plan lets no step write what it reads.
             inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
             states: States {
-                row_len: out.width * rule.d_state(),
+                row_len: out.width * variant.d_state(),
                 values: SharedValues::new(states),
             },
             out: self.frame.write(out),
@@ -54,7 +54,7 @@ impl Run<'_> {
     }
 
     /// All channels of a layer, divided among the team.
-    fn channels(&mut self, n: usize, layer: &impl Channels) -> Result<(), BackendError> {
+    fn channels(&mut self, n: usize, layer: &impl ChannelOp) -> Result<(), BackendError> {
         let groups = self.inputs.states;
         let share = n.div_ceil(self.n_threads * TASKS_PER_THREAD);
         let step = share.max(1).next_multiple_of(ROWS_STEP);

@@ -1,14 +1,15 @@
-//! What recurrent layers compute: some channels through all groups of rows.
+//! Recurrent layers (Mamba, Mamba-2): causal convolution and selective scan over recurrent states.
 //!
-//! A task takes a range of channels through all groups, so it depends on no other task, and what it
-//! computes does not depend on how channels are divided, nor on where groups are cut. The state under
-//! way lives where the group stores its last one. Knows nothing of sequences.
+//! A task takes a range of channels through all groups of tokens, so tasks do not depend on each
+//! other. Invariant: a channel's results depend neither on how channels are divided into tasks nor
+//! on where groups are cut. The running state is kept in the state row where the group stores its
+//! last state. Knows nothing of sequences.
 
-mod by_heads;
-mod by_values;
-mod conv;
+mod causal_conv;
+mod channel_tile;
+mod mamba;
+mod mamba2;
 mod scan;
-mod tile;
 
 use std::ops::Range;
 
@@ -18,22 +19,23 @@ use kv_core::graph::StateGroup;
 use crate::kernels::fetch::Level;
 use crate::values::SharedValues;
 
-pub(crate) use conv::Convolution;
-pub(crate) use scan::{Rule, Scan};
+pub(crate) use causal_conv::CausalConv;
+pub(crate) use scan::{Scan, ScanVariant};
 
-/// Values between asking for something that is read from beginning to end and reading it: some hundred nanoseconds of a tile's
-/// work.
-const AHEAD: usize = 1024;
+/// Distance of prefetches in arrays that are read from beginning to end, in values: some hundred
+/// nanoseconds of a tile's work.
+const PREFETCH_VALUES: usize = 1024;
 
-/// Asks for as many values as a piece that begins here has, [`AHEAD`] or the whole piece further on.
-fn fetch_ahead(piece: *const f32, len: usize) {
-    let from = piece.wrapping_add(AHEAD.max(len));
+/// Prefetches as many values as a piece that begins here has, [`PREFETCH_VALUES`] or the whole
+/// piece further on.
+fn prefetch_after(piece: *const f32, len: usize) {
+    let from = piece.wrapping_add(PREFETCH_VALUES.max(len));
     Level::of_streams().fetch(from.cast(), len * size_of::<f32>());
 }
 
-/// What a recurrent layer does to its channels, each by itself.
-pub(crate) trait Channels: Sync {
-    /// Computes these channels; the first is a multiple of 16.
+/// A step of a recurrent layer that computes each channel by itself.
+pub(crate) trait ChannelOp: Sync {
+    /// Computes `channels` of all groups; the first is a multiple of 16.
     ///
     /// # Safety
     /// The groups are sound for the rows and states, and no other task has these channels.
@@ -48,42 +50,43 @@ pub(crate) struct States<'a> {
 }
 
 impl States<'_> {
-    /// Asks for what comes some way after a piece of a row, which is most likely taken soon.
-    fn fetch_ahead(self, row: CellIdx, piece: &Range<usize>) {
-        let at = row.as_usize() * self.row_len + piece.start;
-        fetch_ahead(self.values.start().wrapping_add(at), piece.len());
+    /// Prefetches what follows a piece of a state: most likely the next one that is computed.
+    fn prefetch_after(self, state: CellIdx, piece: &Range<usize>) {
+        let at = state.as_usize() * self.row_len + piece.start;
+        prefetch_after(self.values.start().wrapping_add(at), piece.len());
     }
 
-    /// Takes all groups through `advance(state, rows)`, where `state` are the values `piece` of a
-    /// group's state, and `rows` the next rows, up to one after which the state is stored.
+    /// Computes all groups by `advance(state, rows)`, which updates `state`, the values `piece` of
+    /// a group's state, with the tokens `rows`: those up to the next one after which the group
+    /// stores its state.
     ///
     /// # Safety
     /// The groups are sound for these states, and within `piece` no other task reads or writes.
-    unsafe fn walk(
+    unsafe fn advance_groups(
         self,
         groups: &[StateGroup],
         piece: &Range<usize>,
         mut advance: impl FnMut(&mut [f32], &[u32]),
     ) {
-        let at = |row: usize| {
-            let first = row * self.row_len;
+        let at = |state: usize| {
+            let first = state * self.row_len;
             first + piece.start..first + piece.end
         };
         for group in groups {
             let Some(last) = group.stores.last() else {
                 continue;
             };
-            self.fetch_ahead(last.to, piece);
-            if let Some(row) = group.source {
-                self.fetch_ahead(row, piece);
+            self.prefetch_after(last.to, piece);
+            if let Some(source) = group.source {
+                self.prefetch_after(source, piece);
             }
-            // SAFETY: as promised: within this piece this task alone reads and writes, and the row
-            // of the last state is another than the source.
+            // SAFETY: as the caller promises: within this piece this task alone reads and writes,
+            // and the last stored state is not the source.
             let state = unsafe { self.values.range(at(last.to.as_usize())) };
             match group.source {
-                Some(row) => {
-                    // SAFETY: as above.
-                    let source = unsafe { self.values.range(at(row.as_usize())) };
+                Some(source) => {
+                    // SAFETY: another state than `last.to`, and this task alone has the piece.
+                    let source = unsafe { self.values.range(at(source.as_usize())) };
                     state.copy_from_slice(source);
                 }
                 None => state.fill(0.0),
@@ -94,7 +97,7 @@ impl States<'_> {
                 advance(state, &group.rows[done..end]);
                 done = end;
                 if store.to != last.to {
-                    // SAFETY: as above; sound groups store no row twice.
+                    // SAFETY: another state than `last.to`; sound groups store no state twice.
                     let to = unsafe { self.values.range(at(store.to.as_usize())) };
                     to.copy_from_slice(state);
                 }

@@ -1,116 +1,127 @@
-//! [`Scan`]: states that rows decay and add to, some neighbouring channels at a time.
+//! [`Scan`]: the selective scan of one layer, up to 16 neighbouring channels at a time.
 //!
-//! What decays by how much is the [`Rule`]'s; channels are taken through all groups, and rows through
-//! a state in pieces that the rule asks for. Knows nothing of sequences.
+//! How states decay is the [`ScanVariant`]'s: Mamba or Mamba-2. Channels are taken through all
+//! groups, tokens through a state in tiles. Knows nothing of sequences.
 
 use std::ops::Range;
 
 use kv_core::graph::StateGroup;
 
-use super::tile::{ROWS, TileRows};
-use super::{Channels, States};
+use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
+use super::{ChannelOp, States};
 use crate::kernels::{Decay, Kernels, LANES, ScanTile};
 use crate::values::SharedValues;
 
 /// The scan of one layer.
-pub(crate) struct Scan<'a, R> {
+pub(crate) struct Scan<'a, V> {
     pub(crate) kernels: &'a Kernels,
-    pub(crate) rule: &'a R,
+    pub(crate) variant: &'a V,
     pub(crate) channels: usize,
-    /// x `[rows, channels]`, dt, B and C.
+    /// x `[tokens, channels]`, dt, B and C.
     pub(crate) inputs: [&'a [f32]; 4],
     /// Rows are `[channels, d_state]`.
     pub(crate) states: States<'a>,
-    /// `[rows, channels]`.
+    /// `[tokens, channels]`.
     pub(crate) out: SharedValues<'a>,
 }
 
-/// One kind of scan.
-pub(crate) trait Rule: Sync {
-    /// Values of the state of one channel.
+/// One kind of scan, implemented by its weights.
+pub(crate) trait ScanVariant: Sync {
+    /// State values of one channel.
     fn d_state(&self) -> usize;
 
-    /// Up to where channels from `first` on may be taken at once, of [`LANES`] at most.
+    /// The end of the channels from `first` on that may share a tile, which has [`LANES`] at most.
     fn tile_end(&self, first: usize, channels: usize) -> usize;
 
-    /// Takes at most `N` rows into the states of a tile.
+    /// Updates the states of a tile of channels with at most `N` tokens.
     ///
     /// # Safety
-    /// As for [`Channels::run`].
-    unsafe fn rows<const N: usize>(scan: &Scan<'_, Self>, state: &mut [f32], place: Tile<'_>)
-    where
+    /// As for [`ChannelOp::run`].
+    unsafe fn scan_tile<const N: usize>(
+        scan: &Scan<'_, Self>,
+        state: &mut [f32],
+        tile: TileIndices<'_>,
+    ) where
         Self: Sized;
 }
 
-/// Some rows of some neighbouring channels.
+/// The tokens and the neighbouring channels of a tile.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile<'a> {
+pub(crate) struct TileIndices<'a> {
+    /// Rows of the tokens.
     pub(crate) rows: &'a [u32],
     pub(crate) channels: &'a Range<usize>,
 }
 
-/// B and C of a tile: from where on they are its own, and from one row to the next.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Narrow {
-    pub(super) first: usize,
-    pub(super) stride: usize,
+/// What [`Scan::advance`] adds to the states of a tile, and where its B and C are.
+pub(super) struct TileInputs<'a, const N: usize> {
+    pub(super) decay: Decay<'a>,
+    /// `dt · x`.
+    pub(super) added: &'a ChannelTile<N>,
+    /// Offset of the tile's first value in B and C.
+    pub(super) bc_first: usize,
+    /// Values of B or C from one token to the next.
+    pub(super) bc_stride: usize,
+    /// What is added to the output without passing through the state: `D · x`.
+    pub(super) skip: ChannelTile<N>,
 }
 
-impl<R: Rule> Channels for Scan<'_, R> {
+impl<V: ScanVariant> ChannelOp for Scan<'_, V> {
     unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
-        let n = self.rule.d_state();
+        let n = self.variant.d_state();
         let mut next = channels.start;
         while next < channels.end {
-            let end = self.rule.tile_end(next, self.channels).min(channels.end);
+            let end = self.variant.tile_end(next, self.channels).min(channels.end);
             let own = next..end.min(next + LANES);
             next = own.end;
             let channels = &own;
             let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
-                // SAFETY: as promised to this function.
-                1 => unsafe { R::rows::<1>(self, state, Tile { rows, channels }) },
-                _ => rows.chunks(ROWS).for_each(|rows| {
-                    // SAFETY: as promised to this function.
-                    unsafe { R::rows::<ROWS>(self, state, Tile { rows, channels }) };
+                // SAFETY: as the caller of `run` promises.
+                1 => unsafe { V::scan_tile::<1>(self, state, TileIndices { rows, channels }) },
+                _ => rows.chunks(MAX_TILE_TOKENS).for_each(|rows| {
+                    let tile = TileIndices { rows, channels };
+                    // SAFETY: as the caller of `run` promises.
+                    unsafe { V::scan_tile::<MAX_TILE_TOKENS>(self, state, tile) };
                 }),
             };
-            // SAFETY: as promised to this function.
+            // SAFETY: as the caller of `run` promises.
             unsafe {
                 self.states
-                    .walk(groups, &(own.start * n..own.end * n), advance)
+                    .advance_groups(groups, &(own.start * n..own.end * n), advance)
             }
         }
     }
 }
 
-impl<R: Rule> Scan<'_, R> {
-    /// Takes what rows add into a state; `out` begins as what does not pass through it.
+impl<V: ScanVariant> Scan<'_, V> {
+    /// Updates the states of a tile and writes its outputs.
     ///
     /// # Safety
-    /// As for [`Channels::run`].
+    /// As for [`ChannelOp::run`].
     pub(super) unsafe fn advance<const N: usize>(
         &self,
-        (state, tile): (&mut [f32], Tile<'_>),
-        (decay, added): (Decay<'_>, &TileRows<N>),
-        narrow: Narrow,
-        mut out: TileRows<N>,
+        state: &mut [f32],
+        tile: TileIndices<'_>,
+        inputs: TileInputs<'_, N>,
     ) {
         let [_, _, b, c] = self.inputs;
+        let mut out = inputs.skip;
         (self.kernels.scan_tile)(ScanTile {
             state,
-            d_state: self.rule.d_state(),
-            decay,
-            added: added.rows(),
+            d_state: self.variant.d_state(),
+            decay: inputs.decay,
+            added: inputs.added.tokens(),
             rows: tile.rows,
-            b: &b[narrow.first..],
-            c: &c[narrow.first..],
-            stride: narrow.stride,
-            out: out.rows_mut(),
+            b: &b[inputs.bc_first..],
+            c: &c[inputs.bc_first..],
+            stride: inputs.bc_stride,
+            out: out.tokens_mut(),
         });
-        for (&row, out) in tile.rows.iter().zip(out.rows()) {
+        for (&row, out) in tile.rows.iter().zip(out.tokens()) {
             let first = row as usize * self.channels;
-            let place = first + tile.channels.start..first + tile.channels.end;
-            // SAFETY: as promised: no other task has these channels of any row.
-            let to = unsafe { self.out.range(place) };
+            let range = first + tile.channels.start..first + tile.channels.end;
+            // SAFETY: as the caller promises, no other task has these channels of any row.
+            let to = unsafe { self.out.range(range) };
             to.copy_from_slice(&out[..tile.channels.len()]);
         }
     }

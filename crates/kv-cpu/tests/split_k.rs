@@ -1,5 +1,5 @@
-//! Long contexts: how a row's cells are divided among tasks and shared with other sequences changes no
-//! bit of its attention.
+//! Split-K attention on long contexts: how a token's cells are divided into splits and shared with
+//! other sequences changes no bit of its result.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -14,9 +14,10 @@ use kv_core::{
 use kv_cpu::isa::Isa;
 use kv_cpu::{CpuBackend, CpuConfig};
 
+/// Tokens of the text.
 const N_TEXT: u32 = 1100;
-/// Rows of one text: more than are divided by spans.
-const N_ROWS: u32 = 70;
+/// Tokens that are attended together: too many to be divided by splits.
+const N_TOKENS: u32 = 70;
 
 const SPEC: AttendSpec = AttendSpec {
     n_heads: 6,
@@ -40,23 +41,23 @@ fn run(cell: u32, pos: u32, len: u32) -> CellRun {
     }
 }
 
-/// The rows of `visibility`, whose queries are those of the positions `at`.
+/// The bits of the attention of tokens at `positions`, `[tokens, n_heads * v_dim]`.
 fn attend(
     backend: &CpuBackend,
     rows: &<CpuBackend as Backend>::Rows,
-    at: &[u32],
+    positions: &[u32],
     groups: Vec<VisibleGroup>,
     sinks: Option<&[f32]>,
 ) -> Vec<Vec<u32>> {
-    let visibility = Visibility::new(at.len() as u32, groups);
+    let visibility = Visibility::new(positions.len() as u32, groups);
     visibility.check(2 * N_TEXT).unwrap();
     let width = SPEC.n_heads * SPEC.k_dim;
     let all = wave(N_TEXT as usize * width, 0.0137);
-    let q: Vec<f32> = at
+    let q: Vec<f32> = positions
         .iter()
         .flat_map(|&p| all[p as usize * width..][..width].to_vec())
         .collect();
-    let mut out = vec![f32::NAN; at.len() * SPEC.n_heads * SPEC.v_dim];
+    let mut out = vec![f32::NAN; positions.len() * SPEC.n_heads * SPEC.v_dim];
     let args = Attend {
         layer: LayerIdx(0),
         spec: SPEC,
@@ -70,8 +71,9 @@ fn attend(
     out.chunks(SPEC.n_heads * SPEC.v_dim).map(bits).collect()
 }
 
-fn group(rows: &[u32], at: &[u32], runs: Vec<CellRun>, first: u32) -> VisibleGroup {
-    let limits = at.iter().map(|&p| PosRange::new(Pos(first), Pos(p)));
+/// Tokens `rows` at `positions` that see `runs` from position `first` on.
+fn group(rows: &[u32], positions: &[u32], runs: Vec<CellRun>, first: u32) -> VisibleGroup {
+    let limits = positions.iter().map(|&p| PosRange::new(Pos(first), Pos(p)));
     VisibleGroup::new(rows.to_vec(), runs, limits.collect())
 }
 
@@ -91,7 +93,7 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
     let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
     let layout = RowLayout::new(&map, &[2 * N_TEXT as usize], kv_type).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
-    // Twice the same text: in cells in order, and in cells from the end to the beginning.
+    // The same text twice: in cells in order, and in cells in reverse order.
     let k = wave((N_TEXT * 64) as usize, 0.37);
     let v = wave((N_TEXT * 128) as usize, 0.11);
     for cells in [
@@ -108,8 +110,8 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
     }
     let sinks = [0.5, -3.0, 8.0, 0.0, 1.0, -1.0];
     for (sinks, first) in [(None, 0), (Some(&sinks[..]), 0), (None, 300)] {
-        let at: Vec<u32> = (N_TEXT - N_ROWS..N_TEXT).collect();
-        let numbers: Vec<u32> = (0..N_ROWS).collect();
+        let at: Vec<u32> = (N_TEXT - N_TOKENS..N_TEXT).collect();
+        let numbers: Vec<u32> = (0..N_TOKENS).collect();
         let whole = || vec![run(0, 0, N_TEXT)];
         let wanted = attend(
             &backend,
@@ -119,9 +121,9 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
             sinks,
         );
         let name = format!("{isa}, {n_threads} threads, {kv_type}, from {first}");
-        // One by one, and some at once.
+        // One token alone, and five together: both are divided by splits.
         for n in [1, 5] {
-            for i in [0, 13, N_ROWS - 5] {
+            for i in [0, 13, N_TOKENS - 5] {
                 let at: Vec<u32> = (i..i + n).map(|i| at[i as usize]).collect();
                 let numbers: Vec<u32> = (0..n).collect();
                 let got = attend(
@@ -132,10 +134,10 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
                     sinks,
                 );
                 let wanted = &wanted[i as usize..(i + n) as usize];
-                assert!(got == wanted, "{name}: {n} rows from {i}");
+                assert!(got == wanted, "{name}: {n} tokens from {i}");
             }
         }
-        // Three sequences that share the first 700 cells; a fourth has all in scattered cells.
+        // Three sequences share the first 700 cells; a fourth has the text in scattered cells.
         let last = N_TEXT - 1;
         let own = |cell: u32| -> Vec<CellRun> {
             let copied = (0..N_TEXT - 700).map(|i| run(2 * N_TEXT - 1 - 700 - i, 700 + i, 1));
@@ -155,14 +157,14 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
         let at = [last - 1, last, last, last, last];
         let got = attend(&backend, &rows, &at, groups, sinks);
         for (row, (got, &at)) in got.iter().zip(&at).enumerate() {
-            let wanted = &wanted[(at - (N_TEXT - N_ROWS)) as usize];
-            assert!(got == wanted, "{name}: row {row} beside other sequences");
+            let wanted = &wanted[(at - (N_TEXT - N_TOKENS)) as usize];
+            assert!(got == wanted, "{name}: token {row} with other sequences");
         }
     }
 }
 
 #[test]
-fn spans_and_company_change_no_bit() {
+fn splits_and_other_sequences_change_no_bit() {
     for isa in Isa::all_available() {
         for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
             check(isa, 1, kv_type);

@@ -1,0 +1,10 @@
+//! Tile kernels for AVX2 and AVX-VNNI: the portable loops, vectorised by the compiler, with
+//! hand-written [`transpose`] and [`dequantize`].
+
+pub(super) mod dequantize;
+mod transpose;
+
+use super::portable::portable_kernels;
+use super::tile_kernels::TileKernels;
+
+pub(super) const KERNELS: TileKernels = portable_kernels!("avx2,fma", transpose::transpose);

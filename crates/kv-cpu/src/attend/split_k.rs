@@ -1,0 +1,361 @@
+//! Split-K attention (flash-decoding: Dao et al., 2023) for few tokens and long contexts: splits of
+//! positions are the tasks, and tokens of several sequences that see the same cells of a split
+//! share its task (cascade attention).
+//!
+//! Invariant: the bits are those of [`super::attend`] without splitting (see [`super::partial`]).
+//! Buffers are bounded and reserved beforehand: splits are processed in rounds of as many as fit.
+//! Knows nothing of tiles.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use kv_core::backend::BackendError;
+use kv_core::graph::AttendSpec;
+use kv_core::{Pos, PosRange, Visibility, VisibleGroup};
+
+use super::fused::{FusedAttention, QueryTokens};
+use super::partial::{Partial, SPLIT_POSITIONS, SoftmaxState, split_start};
+use super::{Scratch, heads_per_kv};
+use crate::team::Lead;
+use crate::values::SharedValues;
+
+/// The largest number of tokens that are attended by splits: more give enough tasks without.
+pub(super) const MAX_SPLIT_TOKENS: usize = 64;
+/// The largest number of queries (tokens × heads) of a task, for which a KV tile is read once.
+pub(super) const MAX_TASK_QUERIES: usize = 128;
+/// The largest number of values of all partials of a round.
+const MAX_PARTIAL_VALUES: usize = 1 << 18;
+/// The largest number of splits of a round.
+const MAX_ROUND_SPLITS: usize = 128;
+/// Values of a softmax state at the start of each stored partial.
+const STATE_LEN: usize = 2;
+
+/// One split of some tokens that see the same cells of it.
+#[derive(Clone, Debug)]
+struct SplitTask {
+    /// The visibility group whose runs are read.
+    group: usize,
+    positions: PosRange,
+    /// Index of the split in its round.
+    index: usize,
+    /// Range of [`SplitK::rows`] and [`SplitK::limits`].
+    tokens: Range<usize>,
+}
+
+/// Tasks and partials of a round; kept between calls.
+#[derive(Debug, Default)]
+pub(crate) struct SplitK {
+    /// The positions that the tokens of each group see, `[groups]`.
+    hulls: Vec<PosRange>,
+    tasks: Vec<SplitTask>,
+    rows: Vec<u32>,
+    limits: Vec<PosRange>,
+    /// Splits of the present round.
+    n_splits: usize,
+    /// `[tokens, n_heads, splits of a round, 2 + v_dim]`: softmax maximum and sum, weighted values.
+    partials: Vec<f32>,
+    /// `[tokens, n_heads, 2 + v_dim]`: the same over all rounds so far.
+    totals: Vec<f32>,
+}
+
+/// Values of a stored partial.
+fn partial_len(spec: &AttendSpec) -> usize {
+    STATE_LEN + spec.v_dim
+}
+
+/// Splits for which there is room in a round.
+fn splits_per_round(spec: &AttendSpec, n_tokens: usize) -> usize {
+    let values_per_split = n_tokens * spec.n_heads * partial_len(spec);
+    (MAX_PARTIAL_VALUES / values_per_split.max(1)).clamp(1, MAX_ROUND_SPLITS)
+}
+
+impl SplitK {
+    /// Makes room for `n_tokens` tokens.
+    pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
+        if n_tokens > MAX_SPLIT_TOKENS {
+            return;
+        }
+        let max_splits = splits_per_round(spec, n_tokens);
+        let totals = n_tokens * spec.n_heads * partial_len(spec);
+        let partials = totals * max_splits;
+        self.totals.resize(self.totals.len().max(totals), 0.0);
+        self.partials.resize(self.partials.len().max(partials), 0.0);
+        self.hulls.clear();
+        self.tasks.clear();
+        self.rows.clear();
+        self.limits.clear();
+        self.hulls.reserve(n_tokens);
+        self.tasks.reserve(2 * max_splits + n_tokens);
+        self.rows.reserve(n_tokens * max_splits);
+        self.limits.reserve(n_tokens * max_splits);
+    }
+
+    /// Prepares for these tokens and returns true if they are few and some see more than a split.
+    pub(super) fn plan(&mut self, spec: &AttendSpec, visibility: &Visibility) -> bool {
+        if visibility.n_rows as usize > MAX_SPLIT_TOKENS {
+            return false;
+        }
+        self.reserve(spec, visibility.n_rows as usize);
+        let hull = |limits: &[PosRange]| limits.iter().fold(PosRange::EMPTY, |a, &l| a.hull(l));
+        let groups = visibility.groups.iter();
+        self.hulls.extend(groups.map(|group| hull(&group.limits)));
+        let sees_several_splits = |(group, hull): (&VisibleGroup, &PosRange)| {
+            let first = first_visible(group, *hull, 0);
+            let last = group
+                .runs
+                .last()
+                .map(|run| run.last_pos().0.min(hull.last.0));
+            first
+                .zip(last)
+                .is_some_and(|(first, last)| split_start(first) < split_start(last))
+        };
+        let mut groups = visibility.groups.iter().zip(&self.hulls);
+        groups.any(sees_several_splits)
+    }
+
+    /// Makes the tasks of the next splits from position `from` on; returns the position after
+    /// them, or `None` if no token sees anything there.
+    fn plan_round(&mut self, spec: &AttendSpec, visibility: &Visibility, from: u64) -> Option<u64> {
+        self.tasks.clear();
+        self.rows.clear();
+        self.limits.clear();
+        let mut from = u32::try_from(from).ok()?;
+        let mut after = None;
+        for index in 0..splits_per_round(spec, visibility.n_rows as usize) {
+            let groups = visibility.groups.iter().zip(&self.hulls);
+            let firsts = groups.filter_map(|(group, hull)| first_visible(group, *hull, from));
+            let Some(first) = firsts.min().map(split_start) else {
+                break;
+            };
+            let last = first + (SPLIT_POSITIONS - 1);
+            self.add_tasks(
+                spec,
+                visibility,
+                Split {
+                    positions: PosRange::new(Pos(first), Pos(last)),
+                    index,
+                },
+            );
+            self.n_splits = index + 1;
+            after = Some(u64::from(last) + 1);
+            match last.checked_add(1) {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        // The splits of a group follow each other, so that a thread prefetches what it needs next.
+        self.tasks.sort_unstable_by_key(|t| (t.group, t.index));
+        after
+    }
+
+    /// Adds tasks for all groups that see something of `split`; groups with the same cells there
+    /// share one.
+    fn add_tasks(&mut self, spec: &AttendSpec, visibility: &Visibility, split: Split) {
+        let first_task = self.tasks.len();
+        let max_tokens = (MAX_TASK_QUERIES / heads_per_kv(spec)).max(1);
+        let positions = split.positions;
+        for group in 0..visibility.groups.len() {
+            let own = &visibility.groups[group];
+            let sees_split = |hull: &PosRange| {
+                first_visible(own, *hull, positions.first.0)
+                    .is_some_and(|pos| pos <= positions.last.0)
+            };
+            let is_shared = self.tasks[first_task..]
+                .iter()
+                .any(|task| has_same_cells(&visibility.groups[task.group], own, positions));
+            if !self.hulls.get(group).is_some_and(sees_split) || is_shared {
+                continue;
+            }
+            // The tokens of this group and of all later ones with the same cells.
+            let start = self.rows.len();
+            let later = visibility.groups[group..].iter().zip(&self.hulls[group..]);
+            for (other, hull) in later {
+                let is_same = std::ptr::eq(other, own) || has_same_cells(own, other, positions);
+                if is_same && hull.first <= positions.last && positions.first <= hull.last {
+                    self.rows.extend(&other.rows);
+                    self.limits.extend(&other.limits);
+                }
+            }
+            for first in (start..self.rows.len()).step_by(max_tokens) {
+                self.tasks.push(SplitTask {
+                    group,
+                    positions,
+                    index: split.index,
+                    tokens: first..self.rows.len().min(first + max_tokens),
+                });
+            }
+        }
+    }
+
+    /// Merges the partials of a round, in order, into each query's total.
+    fn merge_partials(
+        &mut self,
+        lead: &mut Lead<'_>,
+        attention: &FusedAttention<'_>,
+        n_tokens: usize,
+    ) -> Result<(), BackendError> {
+        let spec = &attention.of.spec;
+        let (kv_heads, heads, len) = (spec.kv_heads, heads_per_kv(spec), partial_len(spec));
+        let (max_splits, n_splits) = (splits_per_round(spec, n_tokens), self.n_splits);
+        let (totals, partials) = (SharedValues::new(&mut self.totals), &self.partials);
+        lead.each(n_tokens * kv_heads, &|_, task| {
+            let first = task / kv_heads * spec.n_heads + task % kv_heads * heads;
+            for query in first..first + heads {
+                // SAFETY: each query belongs to one task.
+                let total = unsafe { totals.range(query * len..(query + 1) * len) };
+                let (state, values) = total.split_at_mut(STATE_LEN);
+                let mut softmax = SoftmaxState {
+                    max: state[0],
+                    sum: state[1],
+                };
+                let own = &partials[query * max_splits * len..][..n_splits * len];
+                for partial in own.chunks_exact(len) {
+                    let later = Partial {
+                        softmax: SoftmaxState {
+                            max: partial[0],
+                            sum: partial[1],
+                        },
+                        values: &partial[STATE_LEN..],
+                    };
+                    softmax.merge(attention.of.kernels, values, later);
+                }
+                [state[0], state[1]] = [softmax.max, softmax.sum];
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A split of a round.
+#[derive(Clone, Copy)]
+struct Split {
+    positions: PosRange,
+    /// Index in the round.
+    index: usize,
+}
+
+/// The first position from `from` on at which `group` has a cell within `hull`.
+fn first_visible(group: &VisibleGroup, hull: PosRange, from: u32) -> Option<u32> {
+    let from = from.max(hull.first.0);
+    let run = group.runs.partition_point(|run| run.last_pos().0 < from);
+    let first = group.runs.get(run)?.pos.0.max(from);
+    (!hull.is_empty() && first <= hull.last.0).then_some(first)
+}
+
+/// Whether both groups have the same cells at `positions`.
+fn has_same_cells(a: &VisibleGroup, b: &VisibleGroup, positions: PosRange) -> bool {
+    let cut = |group: &VisibleGroup| {
+        let first = group
+            .runs
+            .partition_point(|run| run.last_pos() < positions.first);
+        let end = group.runs.partition_point(|run| run.pos <= positions.last);
+        first..end.max(first)
+    };
+    let (in_a, in_b) = (cut(a), cut(b));
+    in_a.len() == in_b.len()
+        && a.runs[in_a]
+            .iter()
+            .zip(&b.runs[in_b])
+            .all(|(a, b)| a == b || a.clip(positions) == b.clip(positions))
+}
+
+/// What the tasks of a round share.
+struct Round<'a> {
+    attention: &'a FusedAttention<'a>,
+    tasks: &'a [SplitTask],
+    rows: &'a [u32],
+    limits: &'a [PosRange],
+    partials: SharedValues<'a>,
+    /// Splits for which each query has room.
+    max_splits: usize,
+}
+
+impl Round<'_> {
+    /// Computes the partials of `task` for all query heads of `kv_head`.
+    ///
+    /// # Safety
+    /// The visibility is sound for the queries and the stored cells, and no other thread works on
+    /// the same task and KV head.
+    unsafe fn attend(&self, task: &SplitTask, kv_head: usize, scratch: &mut Scratch) {
+        let spec = &self.attention.of.spec;
+        let (heads, len) = (heads_per_kv(spec), partial_len(spec));
+        let tokens = QueryTokens {
+            rows: &self.rows[task.tokens.clone()],
+            limits: &self.limits[task.tokens.clone()],
+            kv_head,
+        };
+        let group = &self.attention.of.visibility.groups[task.group];
+        self.attention
+            .attend_split(group, &tokens, task.positions, scratch);
+        for (at, &row) in tokens.rows.iter().enumerate() {
+            for head in 0..heads {
+                let query = row as usize * spec.n_heads + kv_head * heads + head;
+                let start = (query * self.max_splits + task.index) * len;
+                // SAFETY: a row is in one group, so the row and the split are in one task, whose KV
+                // heads are computed by one thread each.
+                let stored = unsafe { self.partials.range(start..start + len) };
+                let partial = scratch.partial(at * heads + head, spec.v_dim);
+                [stored[0], stored[1]] = [partial.softmax.max, partial.softmax.sum];
+                stored[STATE_LEN..].copy_from_slice(partial.values);
+            }
+        }
+    }
+}
+
+/// Attention of all tokens by splits, in rounds.
+///
+/// # Safety
+/// The visibility is sound for the queries, which are prepared, and the stored cells; `split_k` was
+/// planned for it.
+pub(super) unsafe fn attend(
+    lead: &mut Lead<'_>,
+    attention: &FusedAttention<'_>,
+    split_k: &mut SplitK,
+    scratch: &[Mutex<Scratch>],
+) -> Result<(), BackendError> {
+    let (spec, visibility) = (&attention.of.spec, attention.of.visibility);
+    let (n_tokens, kv_heads, len) = (visibility.n_rows as usize, spec.kv_heads, partial_len(spec));
+    for (query, total) in split_k.totals.chunks_exact_mut(len).enumerate() {
+        let state = attention.initial_state(query % spec.n_heads.max(1));
+        total.fill(0.0);
+        [total[0], total[1]] = [state.max, state.sum];
+    }
+    let max_splits = splits_per_round(spec, n_tokens);
+    let mut from = Some(0);
+    while let Some(next) = from.and_then(|from| split_k.plan_round(spec, visibility, from)) {
+        from = Some(next);
+        let n_splits = split_k.n_splits;
+        for query in split_k.partials.chunks_exact_mut(max_splits * len) {
+            for partial in query.chunks_exact_mut(len).take(n_splits) {
+                [partial[0], partial[1]] = [SoftmaxState::EMPTY.max, SoftmaxState::EMPTY.sum];
+            }
+        }
+        let round = Round {
+            attention,
+            tasks: &split_k.tasks,
+            rows: &split_k.rows,
+            limits: &split_k.limits,
+            partials: SharedValues::new(&mut split_k.partials),
+            max_splits,
+        };
+        // The KV heads of a split are neighbouring tasks: their rows are adjacent in memory.
+        lead.each(round.tasks.len() * kv_heads, &|thread, task| {
+            let mut scratch = scratch[thread]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let (task, kv_head) = (&round.tasks[task / kv_heads], task % kv_heads);
+            // SAFETY: the caller promises a sound visibility; each task and KV head is taken once.
+            unsafe { round.attend(task, kv_head, &mut scratch) };
+            Ok(())
+        })?;
+        split_k.merge_partials(lead, attention, n_tokens)?;
+    }
+    let totals = split_k.totals.chunks_exact(len);
+    for (query, total) in totals.take(n_tokens * spec.n_heads).enumerate() {
+        let range = query * spec.v_dim..(query + 1) * spec.v_dim;
+        // SAFETY: all tasks are done, so no other thread writes.
+        let out = unsafe { attention.of.out.range(range) };
+        attention.normalize(total[1], &total[STATE_LEN..], out);
+    }
+    Ok(())
+}
