@@ -1,5 +1,5 @@
-//! Attention of the CPU backend over what a memory shows: one token at a depth, a prompt, and many
-//! sequences side by side. Throughput is bytes of K and V that must be read at least once.
+//! Attention of the CPU backend: one token at depth, a prompt, and many concurrent sequences.
+//! Throughput is bytes of K and V, each of which must be read at least once.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
@@ -12,7 +12,7 @@ use kv_core::memory::MemoryInputs;
 use kv_core::{CellIdx, KvType, LayerIdx, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 
-/// Heads of a model of half a billion parameters: 14 query heads share 2 key/value heads.
+/// The heads of a model of half a billion parameters: 14 query heads on 2 KV heads.
 const SPEC: AttendSpec = AttendSpec {
     n_heads: 14,
     kv_heads: 2,
@@ -25,7 +25,7 @@ const SPEC: AttendSpec = AttendSpec {
 
 struct Case {
     name: &'static str,
-    /// Layers, one after the other: many are more than the caches hold.
+    /// Layers that are attended in turn: many of them do not fit in the caches.
     n_layers: u32,
     n_seqs: u32,
     depth: u32,
@@ -38,7 +38,7 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
     let mut inputs = MemoryInputs::default();
     for n in [case.depth, case.n_new] {
         let batch = next_tokens(&memory, case.n_seqs, n)?;
-        commit(&mut memory, &batch, (u32::MAX, &mut inputs))?;
+        commit(&mut memory, &batch, u32::MAX, &mut inputs)?;
     }
     let AttendSpec {
         kv_heads,
@@ -56,7 +56,7 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
     let layout = RowLayout::new(&map, &[n_cells as usize], kv_type)?;
     let backend = CpuBackend::new(CpuConfig::default())?;
     let mut rows = backend.allocate(&layout)?;
-    // Memory that was never written would all be one page of zeros.
+    // Untouched pages would all be the same zero page.
     for layer in layout.layers() {
         for (kind, shape) in [(RowKind::K, layer.k), (RowKind::V, layer.v)] {
             let span = RowSpan {

@@ -1,6 +1,6 @@
-//! Matrix products of the CPU backend by weight format: one row (bound by bytes of weights) and many
-//! rows (bound by arithmetic). Throughput is bytes of weights for one row, multiply-adds for many.
-//! Activations are rounded as each format wants, as they are for models of more than 8 MiB.
+//! Matmul of the CPU backend by weight format: GEMV (one token, bound by memory bandwidth) and GEMM
+//! (128 tokens, bound by arithmetic). Throughput is bytes of weights for GEMV, multiply-adds for
+//! GEMM. Activations are quantized as each format needs it, as for models of more than 8 MiB.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
@@ -52,13 +52,13 @@ fn bench(c: &mut Criterion, group: &str, n_tokens: usize) {
     }
 }
 
-fn one_row(c: &mut Criterion) {
-    bench(c, "linear/1 row", 1);
+fn gemv(c: &mut Criterion) {
+    bench(c, "linear/GEMV", 1);
 }
 
-fn many_rows(c: &mut Criterion) {
-    bench(c, "linear/128 rows", 128);
+fn gemm(c: &mut Criterion) {
+    bench(c, "linear/GEMM, 128 tokens", 128);
 }
 
-criterion_group!(all, one_row, many_rows);
+criterion_group!(all, gemv, gemm);
 criterion_main!(all);

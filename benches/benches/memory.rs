@@ -1,4 +1,4 @@
-//! Planning, committing and visibility: what every ubatch pays before anything is computed.
+//! Planning, committing and visibility: the bookkeeping of every ubatch before it is computed.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
@@ -14,7 +14,7 @@ fn filled(n_cells: u32, n_seqs: u32, n: u32) -> Result<Unified, Failure> {
     let mut filled = memory(n_cells, n_seqs, Window::Full)?;
     for _ in 0..n {
         let batch = next_tokens(&filled, n_seqs, 1)?;
-        commit(&mut filled, &batch, (n_seqs, &mut MemoryInputs::default()))?;
+        commit(&mut filled, &batch, n_seqs, &mut MemoryInputs::default())?;
     }
     Ok(filled)
 }
@@ -27,7 +27,7 @@ fn benches(c: &mut Criterion) {
         c.bench_function(name, |b| {
             b.iter_batched_ref(
                 || memory.clone(),
-                |memory| commit(black_box(memory), &batch, (512, &mut inputs)).is_ok(),
+                |memory| commit(black_box(memory), &batch, 512, &mut inputs).is_ok(),
                 BatchSize::LargeInput,
             );
         });

@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Cellar and llama.cpp side by side: the same file, machine and threads, one after the other in turns.
+"""Cellar against llama.cpp: the same file, machine and threads, run alternately.
 
     benches/peer/compare.py --llama-bench PATH MODEL.gguf [MODEL.gguf ...]
     benches/peer/compare.py --llama-bench PATH --llama-quantize PATH --work FOLDER \\
-        --requantise SMALL.gguf:Q8_0,Q5_K_M,Q6_K,Q4_0,F16 MODEL.gguf ... --depths 0,4096,16384 --minutes 40
+        --requantize SMALL.gguf:Q8_0,Q5_K_M,Q6_K,Q4_0,F16 MODEL.gguf ... --depths 0,4096,16384 --minutes 40
     benches/peer/compare.py --batched-bench PATH --seqs 16 MODEL.gguf
     benches/peer/compare.py --llama-completion PATH --load MODEL.gguf
 
-Prints Markdown: a table with the median of each program's tokens per second, and the median of the
-ratios of pairs that ran next to each other (machines drift; pairs drift together). Every llama.cpp
-variant in VARIANTS runs in every round; its best median is what Cellar is compared with. With --limits
-(a program of this folder's crate, built with it) the last columns say how much of the machine's read
-bandwidth and int8 peak, measured in the same rounds, a case reaches, and how fast matrices alone were read while
-generating (at depth 0, by one more run of Cellar's with --times, between two measurements of the bandwidth: the share
-is the median of that run's speed by the mean of those two). With --kv-type K and V are kept so in both
-programs. With --seqs so many sequences run side by side instead, each with a prompt of its own, and then all with
-one of 2048 tokens that they share; llama.cpp's cells are shared (-kvu), or each sequence's own. With --load the whole programs run
-for one token: less is better, and the ratio is llama.cpp's figure by Cellar's. With --minutes the time is divided
-among the cases: one that takes longer has fewer rounds, at least one, and the table says how many.
+Prints a Markdown table: the median of each program's tokens per second, and the median ratio of
+runs of one round (machines drift; runs of a round drift together). Every llama.cpp setting in
+VARIANTS runs in every round; Cellar is compared with the one of the best median.
+
+--limits    adds the share of the machine's read bandwidth and int8 peak, measured in the same rounds,
+            and how fast matmuls alone read weights while generating (at depth 0, by one more run of
+            Cellar with --times, relative to the mean of the bandwidth before and after it)
+--kv-type   the type of K and V in both programs
+--seqs      concurrent sequences instead of one, first each with a prompt of its own, then all with
+            2048 tokens that they share; llama.cpp with shared cells (-kvu) and with streams
+--load      whole programs for one token: less is better, the ratio is llama.cpp's by Cellar's
+--minutes   divides the time among the cases; slow ones get fewer rounds, at least one
 """
 
 import argparse
@@ -30,8 +31,8 @@ import sys
 import time
 
 VARIANTS = {"default": [], "--repack 0": ["--repack", "0"], "-fa on": ["-fa", "on"]}
-# Quantised values need flash attention there.
-QUANTISED_KV = {"-fa on": ["-fa", "on"], "-fa on --repack 0": ["-fa", "on", "--repack", "0"]}
+# llama.cpp needs flash attention for quantized V.
+QUANTIZED_KV = {"-fa on": ["-fa", "on"], "-fa on --repack 0": ["-fa", "on", "--repack", "0"]}
 SEQ_VARIANTS = {
     "-kvu -fa on": ["-kvu", "-fa", "on"],
     "-kvu -fa off": ["-kvu", "-fa", "off"],
@@ -49,23 +50,23 @@ def output(command):
 
 
 class Case:
-    """A model at a depth: what both programs are asked for, and what they said."""
+    """A model at a depth: the runs of both programs and their results."""
 
     best = max  # of tokens per second
 
     def __init__(self, args, model, depth):
         self.args, self.model, self.depth = args, model, depth
-        # A prompt at a depth is not a case of its own: the time goes to generating.
+        # Prompts are measured at depth 0 only: at depth the time is for generating.
         self.prompt = 0 if depth else args.prompt
         self.variants = {name: flags for name, flags in self.settings().items() if args.setting in (None, name)}
         if not self.variants:
             sys.exit(f"--setting {args.setting}: it is one of {', '.join(map(repr, self.settings()))} here")
         self.ours, self.theirs = [], {name: [] for name in self.variants}
         self.weights, self.limits = None, []
-        self.matrices = []
+        self.matmuls = []
 
     def settings(self):
-        return QUANTISED_KV if self.args.kv_type not in (None, "f16", "f32") else VARIANTS
+        return QUANTIZED_KV if self.args.kv_type not in (None, "f16", "f32") else VARIANTS
 
     @staticmethod
     def ratio(ours, theirs):
@@ -83,10 +84,10 @@ class Case:
         if self.args.limits:
             self.limits.append(self.measured_limits())
             if not self.depth and self.args.generate:
-                speed = self.matrix_speed()
+                speed = self.matmul_speed()
                 self.limits.append(self.measured_limits())
                 around = statistics.mean(row["read_gb_per_second"] for row in self.limits[-2:])
-                self.matrices.append((speed, speed / around))
+                self.matmuls.append((speed, speed / around))
 
     def measured_limits(self):
         return json.loads(output([self.args.limits, str(self.args.threads)]))
@@ -99,8 +100,8 @@ class Case:
         kv_type = ["--kv-type", self.args.kv_type] if self.args.kv_type else []
         return cellar_bench(self.args, [*self.common(self.prompt), *depth, *kv_type])
 
-    def matrix_speed(self):
-        """GB of weights a second while matrices are multiplied with one token."""
+    def matmul_speed(self):
+        """GB of weights per second during the matmuls of generating."""
         steps = bench_report(self.args, [*self.common(0), "--times"])["generation_steps"]
         return next(step["weight_gb_per_second"] for step in steps if step["kind"] in ("matmul", "matrices"))
 
@@ -129,16 +130,16 @@ class Case:
             print(f"| {' | '.join(cells)} |", flush=True)
 
     def share(self, phase, own):
-        """How much of the limit the weights alone take: the bytes that a token reads, two operations a value."""
+        """The share of the limit that weights alone need: bytes per token, two operations per value."""
         n_bytes, n_values = self.weights
         if phase == 1:
             limit = statistics.median(row["read_gb_per_second"] for row in self.limits)
             reached = own * n_bytes / 1e9
             whole = f"{reached:.1f} of {limit:.1f} GB/s ({reached / limit:.0%})"
-            if not self.matrices:
+            if not self.matmuls:
                 return whole
-            speed, part = (statistics.median(column) for column in zip(*self.matrices))
-            return f"{whole}; matrices {speed:.1f} ({part:.0%})"
+            speed, part = (statistics.median(column) for column in zip(*self.matmuls))
+            return f"{whole}; matmuls {speed:.1f} ({part:.0%})"
         limits = [row["int8_tera_ops_per_second"] for row in self.limits]
         reached = own * 2 * n_values / 1e12
         if None in limits:
@@ -148,7 +149,7 @@ class Case:
 
 
 class SeqCase(Case):
-    """Sequences side by side: prompts of their own and what follows, or what follows one that they share."""
+    """Concurrent sequences: with prompts of their own, or generating after one that they share."""
 
     def __init__(self, args, model, shared):
         super().__init__(args, model, SHARED_PROMPT if shared else 0)
@@ -180,13 +181,13 @@ class SeqCase(Case):
         sizes = ["-c", str(n_ctx), "-b", "2048", "-ub", "512", "-npp", str(n_prompt), "-ntg", str(n_generate), "-npl", str(n_seqs)]
         threads = ["-t", str(self.args.threads), "--output-format", "jsonl"]
         shared = ["-pps"] if self.shared else []
-        said = output([self.args.batched_bench, "-m", self.model, *sizes, *threads, *shared, *flags])
-        row = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+        report = output([self.args.batched_bench, "-m", self.model, *sizes, *threads, *shared, *flags])
+        row = json.loads(next(line for line in report.splitlines() if line.startswith("{")))
         return [row["speed_pp"], row["speed_tg"]]
 
 
 class LoadCase(Case):
-    """From the start of the program to its first token, with the file in the system's cache."""
+    """From the start of the program to its first token, with the file in the page cache."""
 
     best = min  # of seconds and megabytes
     PROMPT, CONTEXT = "The first token", 4096
@@ -212,7 +213,7 @@ class LoadCase(Case):
 
 
 def seconds_and_megabytes(command):
-    """How long a program ran, and the most memory that was its own or mapped by it at any time."""
+    """How long a program ran, and its peak resident memory."""
     start = time.monotonic()
     nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     running = subprocess.Popen(command, **nothing)
@@ -228,7 +229,7 @@ def bench_report(args, flags):
 
 
 def cellar_bench(args, flags):
-    """Tokens per second of prompt and generation; None for what was left out."""
+    """Tokens per second of prompt and generation; None if not measured."""
     found = bench_report(args, flags)
     keys = ("prompt_tokens_per_second", "generation_tokens_per_second")
     return [found[key]["median"] if found.get(key) else None for key in keys]
@@ -239,18 +240,18 @@ def number(x):
 
 
 def multiplied(cellar, model):
-    """Bytes of weights that a generated token reads, and values that one of a prompt is multiplied with:
-    neither looks more than a row up in an embedding, and of a prompt only the last meets the output matrix."""
+    """Bytes of weights that a generated token reads, and weights that a prompt token is multiplied with:
+    neither counts the embedding, and only the last prompt token is multiplied with the output matrix."""
     report = json.loads(output([cellar, "inspect", model, "--json"]))
     tensors, sizes = report["tensors"], report["model"]
     looked_up, n_output = tensors["looked_up"], sizes["embedding_dim"] * sizes["vocab_size"]
     return tensors["n_bytes"] - looked_up["n_bytes"], tensors["n_values"] - looked_up["n_values"] - n_output
 
 
-def requantised(args):
-    """The files that --requantise asks for, made where they are not there yet."""
-    for wish in args.requantise:
-        source, _, types = wish.rpartition(":")
+def requantized(args):
+    """The files that --requantize names; missing ones are made."""
+    for request in args.requantize:
+        source, _, types = request.rpartition(":")
         for kind in filter(None, types.split(",")):
             stem = os.path.basename(source).removesuffix(".gguf")
             target = os.path.join(args.work, f"{stem}-as-{kind}.gguf")
@@ -273,45 +274,45 @@ def arguments():
     parser.add_argument("models", nargs="*")
     parser.add_argument("--llama-bench", help="the program of a llama.cpp build")
     parser.add_argument("--batched-bench", help="llama-batched-bench of a llama.cpp build, for --seqs")
-    parser.add_argument("--seqs", type=int, help="measure so many sequences side by side instead of one")
+    parser.add_argument("--seqs", type=int, help="measure so many concurrent sequences instead of one")
     parser.add_argument("--kv-type", help="how K and V are stored, in both programs [default: f16]")
-    parser.add_argument("--llama-quantize", help="the program of a llama.cpp build, for --requantise")
-    parser.add_argument("--requantise", action="append", default=[], metavar="MODEL:TYPE,TYPE", help="files to make and measure too")
-    parser.add_argument("--work", default=".", help="folder for requantised files")
+    parser.add_argument("--llama-quantize", help="the program of a llama.cpp build, for --requantize")
+    parser.add_argument("--requantize", "--requantise", action="append", default=[], metavar="MODEL:TYPE,TYPE", help="other formats of a model to make and measure")
+    parser.add_argument("--work", default=".", help="folder for requantized files")
     parser.add_argument("--cellar", default="target/release/cellar")
-    parser.add_argument("--limits", help="the program target/release/limits, for the distance to the limit")
+    parser.add_argument("--limits", help="the program target/release/limits, for the share of the limit")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=64)
-    parser.add_argument("--depths", default="0", help="after how many tokens generating is measured, as 0,4096; the prompt is at 0 only")
+    parser.add_argument("--depths", default="0", help="depths (tokens before) at which generating is measured, such as 0,4096")
     parser.add_argument("--load", action="store_true", help="measure the time to the first token and the memory instead")
     parser.add_argument("--llama-completion", help="llama-completion of a llama.cpp build, for --load")
-    parser.add_argument("--setting", help="only this one of llama.cpp's settings, as '-fa on', where a round takes long")
+    parser.add_argument("--setting", help="only this llama.cpp setting, such as '-fa on', if a round takes long")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--minutes", type=float, help="how long all may take, about")
+    parser.add_argument("--minutes", type=float, help="about how long all may take")
     args = parser.parse_args()
     needed = "batched-bench" if args.seqs else "llama-completion" if args.load else "llama-bench"
     if not getattr(args, needed.replace("-", "_")):
         parser.error(f"--{needed} is needed")
     if (args.seqs or args.load) and (args.limits or args.kv_type or args.depths != "0" or args.seqs and args.load):
         parser.error("--seqs and --load cannot be combined with each other, --limits, --kv-type or --depths")
-    if args.requantise and not args.llama_quantize:
-        parser.error("--requantise needs --llama-quantize")
+    if args.requantize and not args.llama_quantize:
+        parser.error("--requantize needs --llama-quantize")
     return args
 
 
 def main():
     args = arguments()
-    models = args.models + list(requantised(args))
+    models = args.models + list(requantized(args))
     if args.seqs:
         cases = [SeqCase(args, model, shared) for model in models for shared in (False, True)]
     elif args.load:
         cases = [LoadCase(args, model, 0) for model in models]
     else:
         cases = [Case(args, model, int(depth)) for model in models for depth in args.depths.split(",")]
-    print(f"{processor()}, {args.threads} threads; medians of rounds in turns.\n")
-    columns = ["model", "phase", *(name if args.load else f"{name}, t/s" for name in ("Cellar", "llama.cpp")), "its best setting", "ratio", "rounds"]
-    columns += ["of the limit"] if args.limits else []
+    print(f"{processor()}, {args.threads} threads; medians of rounds.\n")
+    columns = ["model", "phase", *(name if args.load else f"{name}, t/s" for name in ("Cellar", "llama.cpp")), "best llama.cpp setting", "ratio", "rounds"]
+    columns += ["share of the limit"] if args.limits else []
     print(f"| {' | '.join(columns)} |\n| {' | '.join('---' for _ in columns)} |")
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
     for left, case in zip(range(len(cases), 0, -1), cases):
@@ -320,7 +321,7 @@ def main():
         for done in range(1, args.pairs + 1):
             case.round()
             used = time.monotonic() - start
-            # Another round is begun where it is likely to end in time.
+            # Another round is begun if it is likely to end in time.
             if used + used / done > share:
                 break
         case.print()

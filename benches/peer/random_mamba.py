@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a Mamba of the shape of the smallest published one (d_model 768, 24 layers) with random
-weights: for measurements only, it says nothing. Needs the packages `gguf` and `numpy`.
+"""Writes a Mamba model with random weights in the shape of the smallest published one (d_model 768,
+24 layers), for measurements only. Needs the packages `gguf` and `numpy`.
 
     benches/peer/random_mamba.py OUT.gguf [--type f16|q8_0] [--vocab 50280]
 """
@@ -58,7 +58,7 @@ def main():
         floats(weight("ssm_conv1d.weight"), random.standard_normal((D_INNER, D_CONV)) / 2)
         floats(weight("ssm_conv1d.bias"), np.zeros(D_INNER))
         matrix(weight("ssm_x.weight"), DT_RANK + 2 * D_STATE, D_INNER)
-        # Rows of 48 values are no whole blocks.
+        # Rows of 48 values are not whole blocks, so this one stays F16.
         values = random.standard_normal((D_INNER, DT_RANK)) / 7
         writer.add_tensor(weight("ssm_dt.weight"), values.astype(np.float16))
         floats(weight("ssm_dt.bias"), np.full(D_INNER, -4.0))

@@ -1,4 +1,4 @@
-//! What the benches share: seeded weights, filled memories. One definition of each size.
+//! Setup that benches share: seeded weights, one-matrix graphs, filled memories.
 //!
 //! Knows nothing of criterion.
 
@@ -12,10 +12,10 @@ use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
 use kv_core::weights::{MemoryWeights, Weight, WeightError};
 use kv_core::{Causality, PartIdx, SeqId, TokenId, Window};
 
-/// What any of the set-ups here can fail with.
+/// Any error of a setup.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// A small generator (SplitMix64), so that benches are the same everywhere.
+/// A small random number generator (SplitMix64), so that benches are the same everywhere.
 #[derive(Clone, Debug)]
 pub struct Seeded(u64);
 
@@ -39,10 +39,10 @@ impl Seeded {
     }
 }
 
-/// A matrix `[rows, columns]` of random blocks whose scales are sane numbers.
+/// A matrix `[rows, columns]` of random blocks with finite scales.
 ///
 /// # Errors
-/// [`WeightError`] where `columns` is no whole number of blocks.
+/// [`WeightError`] if `columns` is not a whole number of blocks.
 pub fn random_matrix(
     name: &str,
     [rows, columns]: [usize; 2],
@@ -53,20 +53,20 @@ pub fn random_matrix(
         BlockFormat::F32 => (0..rows * columns)
             .flat_map(|_| (random.unit() * 0.05).to_le_bytes())
             .collect(),
-        // As in a model: what a row of BF16 takes depends on its values.
+        // Values as in a model: how a row of BF16 is packed depends on them.
         BlockFormat::BF16 => (0..rows * columns)
             .flat_map(|_| {
                 let [_, _, low, high] = (random.unit() * 0.05).to_le_bytes();
                 [low, high]
             })
             .collect(),
-        // Keeping the two top exponent bits of every 16-bit float clear bounds scales and values.
+        // Clears two exponent bits of every 16-bit float, which bounds scales and values.
         _ => {
             let n = rows * columns / format.block_len() * format.block_bytes();
             let bytes = (0..n).map(|_| (random.bits() as u8) & 0xB7);
             let mut bytes: Vec<u8> = bytes.collect();
             if format == BlockFormat::MXFP4 {
-                // Its scales are powers of two, of one byte.
+                // MXFP4 scales are one byte, an exponent.
                 let scales = bytes.iter_mut().step_by(format.block_bytes());
                 scales.for_each(|e| *e = 120);
             }
@@ -76,10 +76,10 @@ pub fn random_matrix(
     Weight::new(name, vec![rows, columns], format, bytes.into())
 }
 
-/// One matrix product, `[n_tokens, columns]` by a matrix `[rows, columns]`.
+/// One matmul: `[n_tokens, columns]` by a matrix `[rows, columns]`.
 ///
 /// # Errors
-/// [`GraphError`] where the sizes do not fit.
+/// [`GraphError`] if the sizes do not fit.
 pub fn linear_graph(n_tokens: usize, [rows, columns]: [usize; 2]) -> Result<Graph, GraphError> {
     let mut b = GraphBuilder::new(GraphShape {
         n_tokens,
@@ -93,17 +93,17 @@ pub fn linear_graph(n_tokens: usize, [rows, columns]: [usize; 2]) -> Result<Grap
 /// A backend's weights with the one matrix `w`.
 ///
 /// # Errors
-/// Whatever the backend says.
+/// What the backend reports.
 pub fn load<B: Backend>(backend: &B, weight: Weight) -> Result<B::Weights, BackendError> {
     let mut weights = MemoryWeights::new();
     weights.insert(weight);
     backend.load_weights(Arc::new(weights))
 }
 
-/// A shared memory of `n_cells` cells.
+/// A memory of `n_cells` cells that all sequences share.
 ///
 /// # Errors
-/// Where there are no cells or sequences.
+/// If there are no cells or no sequences.
 pub fn memory(n_cells: u32, n_seqs: u32, window: Window) -> Result<Unified, Failure> {
     Ok(Unified::new(UnifiedConfig {
         part: PartIdx(0),
@@ -118,7 +118,7 @@ pub fn memory(n_cells: u32, n_seqs: u32, window: Window) -> Result<Unified, Fail
 /// The next `n` tokens of each of `n_seqs` sequences, as a batch that fits `memory`.
 ///
 /// # Errors
-/// Where the batch is not valid.
+/// If the batch is not valid.
 pub fn next_tokens(memory: &Unified, n_seqs: u32, n: u32) -> Result<ValidBatch, Failure> {
     let mut batch = Batch::new();
     for _ in 0..n {
@@ -141,11 +141,12 @@ pub fn next_tokens(memory: &Unified, n_seqs: u32, n: u32) -> Result<ValidBatch, 
 /// Plans and commits a batch, in ubatches of `n_ubatch`.
 ///
 /// # Errors
-/// Where it does not fit.
+/// If it does not fit.
 pub fn commit(
     memory: &mut Unified,
     batch: &ValidBatch,
-    (n_ubatch, inputs): (u32, &mut MemoryInputs),
+    n_ubatch: u32,
+    inputs: &mut MemoryInputs,
 ) -> Result<(), Failure> {
     let mut steps = memory.begin(batch, n_ubatch)?;
     while steps.next(inputs).is_some() {}

@@ -1,48 +1,49 @@
-//! `docs/performance.svg`: the ratios of the tables of `docs/performance.md`, one dot for each processor.
+//! `docs/performance.svg`: the ratios in the tables of `docs/performance.md`, one dot per processor.
 //!
-//! The picture is drawn here and fails this test when it is stale. It knows a table by its columns `model`, `phase` (or
-//! `what`) and `ratio`, and a processor by the heading above.
+//! The picture is drawn here, and a stale one fails the test. A table is recognised by its columns
+//! `model`, `phase` (or `what`) and `ratio`, a processor by the heading above. Knows no numbers.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::fmt::Write;
 use std::path::Path;
 
-/// Processors: the headings of their tables, and colours that are told apart without seeing red.
+/// Processors: the headings of their tables, and colours that colour-blind readers can distinguish.
 const PROCESSORS: [(&str, &str); 2] = [("Zen 4", "#0072b2"), ("Zen 5", "#e69f00")];
 
-/// Pixels from one row to the next, left of the dots, of all dots, and above the first row.
+/// Height of a row, width of the labels and of the axis, height of the header, in pixels.
 const ROW: f64 = 17.0;
 const LABELS: f64 = 300.0;
-const WIDTH: f64 = 560.0;
-const TOP: f64 = 58.0;
-/// Ratios at the ends of the axis, which is logarithmic, and those that have a line.
-const AXIS: (f64, f64) = (0.65, 12.0);
-const LINES: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
+const AXIS: f64 = 560.0;
+const HEADER: f64 = 58.0;
+/// Ratios at the ends of the logarithmic axis, and those with a grid line.
+const MIN_RATIO: f64 = 0.65;
+const MAX_RATIO: f64 = 12.0;
+const GRID: [f64; 9] = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
 
-/// What was measured, and its ratio on each processor.
+/// A case and its ratio on each processor.
 struct Row {
     group: String,
     label: String,
     ratios: [Option<f64>; PROCESSORS.len()],
 }
 
-/// What rows stand under, and what one is called.
+/// Group and label of a case.
 fn names(model: &str, phase: &str) -> (String, String) {
     match phase.strip_prefix("16 sequences") {
         Some(rest) => {
-            let rest = rest.trim_start_matches([':', ' ']).to_owned();
-            (format!("16 sequences, {model}"), rest)
+            let label = rest.trim_start_matches([':', ' ']).to_owned();
+            (format!("16 sequences, {model}"), label)
         }
         None => {
-            let phase = phase.replace(", s", "").replace(", MB", "");
-            (phase, model.to_owned())
+            let group = phase.replace(", s", "").replace(", MB", "");
+            (group, model.to_owned())
         }
     }
 }
 
-/// All rows of all tables, in the order of groups' first rows.
-fn rows_of(page: &str) -> Vec<Row> {
+/// All rows of all tables, groups in the order of their first rows.
+fn parse(page: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = vec![];
     let (mut processor, mut ratio_column) = (None, None);
     for line in page.lines() {
@@ -62,21 +63,17 @@ fn rows_of(page: &str) -> Vec<Row> {
             continue;
         };
         let (group, label) = names(cells[1], cells[2]);
-        let known = rows
-            .iter_mut()
-            .find(|row| row.group == group && row.label == label);
-        match known {
-            Some(row) => row.ratios[processor] = Some(ratio),
-            None => {
-                let mut ratios = [None; PROCESSORS.len()];
-                ratios[processor] = Some(ratio);
-                rows.push(Row {
-                    group,
-                    label,
-                    ratios,
-                });
-            }
-        }
+        let is_same = |row: &Row| row.group == group && row.label == label;
+        let at = rows.iter().position(is_same).unwrap_or_else(|| {
+            let ratios = [None; PROCESSORS.len()];
+            rows.push(Row {
+                group,
+                label,
+                ratios,
+            });
+            rows.len() - 1
+        });
+        rows[at].ratios[processor] = Some(ratio);
     }
     let groups: Vec<String> = rows.iter().map(|row| row.group.clone()).collect();
     rows.sort_by_key(|row| groups.iter().position(|group| *group == row.group));
@@ -84,123 +81,114 @@ fn rows_of(page: &str) -> Vec<Row> {
 }
 
 fn x_of(ratio: f64) -> f64 {
-    let (low, high) = AXIS;
-    LABELS + WIDTH * (ratio / low).ln() / (high / low).ln()
+    LABELS + AXIS * (ratio / MIN_RATIO).ln() / (MAX_RATIO / MIN_RATIO).ln()
 }
 
-fn text(svg: &mut String, (x, y): (f64, f64), attributes: &str, text: &str) {
-    writeln!(
-        svg,
-        r#"<text x="{x:.1}" y="{y:.1}" {attributes}>{text}</text>"#
-    )
-    .unwrap();
-}
+/// An SVG document under construction.
+#[derive(Default)]
+struct Svg(String);
 
-/// The ratios' lines, what the dots mean, and where the other program stands.
-fn draw_axis(svg: &mut String, bottom: f64) {
-    text(
-        svg,
-        (14.0, 24.0),
-        r#"font-size="15" font-weight="bold""#,
-        "Cellar beside llama.cpp",
-    );
-    let says = "times as fast (times as little: memory, first token); further right is better";
-    text(svg, (LABELS, 24.0), r##"fill="#555""##, says);
-    for ratio in LINES {
-        let (x, is_peer) = (x_of(ratio), ratio == 1.0);
-        let colour = if is_peer { "#333" } else { "#ddd" };
-        let top = TOP - 12.0;
+impl Svg {
+    fn text(&mut self, x: f64, y: f64, attributes: &str, text: &str) {
         writeln!(
-            svg,
-            r#"<line x1="{x:.1}" y1="{top}" x2="{x:.1}" y2="{bottom}" stroke="{colour}"/>"#
+            self.0,
+            r#"<text x="{x:.1}" y="{y:.1}" {attributes}>{text}</text>"#
         )
         .unwrap();
-        let said = if is_peer {
-            "llama.cpp".to_owned()
-        } else {
-            ratio.to_string()
-        };
-        text(
-            svg,
-            (x, top - 4.0),
-            r##"text-anchor="middle" fill="#555""##,
-            &said,
-        );
     }
-    for (i, (name, colour)) in PROCESSORS.iter().enumerate() {
-        let x = 14.0 + 70.0 * i as f64;
+
+    fn line(&mut self, from: [f64; 2], to: [f64; 2], colour: &str) {
+        let ([x1, y1], [x2, y2]) = (from, to);
         writeln!(
-            svg,
-            r#"<circle cx="{:.1}" cy="41" r="4.5" fill="{colour}"/>"#,
-            x + 5.0
+            self.0,
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{colour}"/>"#
         )
         .unwrap();
-        text(svg, (x + 14.0, 45.0), "", name);
     }
-}
 
-fn draw_row(svg: &mut String, row: &Row, y: f64) {
-    text(
-        svg,
-        (LABELS - 40.0, y + 4.0),
-        r#"text-anchor="end""#,
-        &row.label,
-    );
-    let furthest = row.ratios.iter().flatten().copied().fold(1.0, f64::max);
-    writeln!(
-        svg,
-        r##"<line x1="{:.1}" y1="{y:.1}" x2="{:.1}" y2="{y:.1}" stroke="#bbb"/>"##,
-        x_of(1.0),
-        x_of(furthest)
-    )
-    .unwrap();
-    for (ratio, (_, colour)) in row.ratios.iter().zip(PROCESSORS) {
-        if let Some(ratio) = ratio {
-            let x = x_of(*ratio);
-            writeln!(
-                svg,
-                r#"<circle cx="{x:.1}" cy="{y:.1}" r="4.5" fill="{colour}"><title>{ratio}</title></circle>"#
-            )
-            .unwrap();
+    fn dot(&mut self, x: f64, y: f64, colour: &str, title: &str) {
+        writeln!(
+            self.0,
+            r#"<circle cx="{x:.1}" cy="{y:.1}" r="4.5" fill="{colour}"><title>{title}</title></circle>"#
+        )
+        .unwrap();
+    }
+
+    /// Title, grid and legend.
+    fn header(&mut self, bottom: f64) {
+        let bold = r#"font-size="15" font-weight="bold""#;
+        let (grey, centred) = (r##"fill="#555""##, r##"text-anchor="middle" fill="#555""##);
+        self.text(14.0, 24.0, bold, "Cellar against llama.cpp");
+        let axis = "ratio of speeds (of time and memory: inverted); further right is better";
+        self.text(LABELS, 24.0, grey, axis);
+        for ratio in GRID {
+            let (x, top) = (x_of(ratio), HEADER - 12.0);
+            let is_peer = ratio == 1.0;
+            let colour = if is_peer { "#333" } else { "#ddd" };
+            self.line([x, top], [x, bottom], colour);
+            let label = match is_peer {
+                true => "llama.cpp".to_owned(),
+                false => ratio.to_string(),
+            };
+            self.text(x, top - 4.0, centred, &label);
+        }
+        for (i, (name, colour)) in PROCESSORS.iter().enumerate() {
+            let x = 14.0 + 70.0 * i as f64;
+            self.dot(x + 5.0, 41.0, colour, name);
+            self.text(x + 14.0, 45.0, "", name);
+        }
+    }
+
+    fn row(&mut self, row: &Row, y: f64) {
+        self.text(LABELS - 40.0, y + 4.0, r#"text-anchor="end""#, &row.label);
+        let furthest = row.ratios.iter().flatten().copied().fold(1.0, f64::max);
+        self.line([x_of(1.0), y], [x_of(furthest), y], "#bbb");
+        for (ratio, (_, colour)) in row.ratios.iter().zip(PROCESSORS) {
+            if let Some(ratio) = ratio {
+                self.dot(x_of(*ratio), y, colour, &ratio.to_string());
+            }
         }
     }
 }
 
 fn draw(rows: &[Row]) -> String {
-    let mut body = String::new();
-    let (mut y, mut group) = (TOP, "");
+    let mut body = Svg::default();
+    let (mut y, mut group) = (HEADER, "");
     for row in rows {
         if row.group != group {
             group = &row.group;
             y += ROW;
-            text(&mut body, (14.0, y + 4.0), r#"font-weight="bold""#, group);
+            body.text(14.0, y + 4.0, r#"font-weight="bold""#, group);
             y += ROW;
         }
-        draw_row(&mut body, row, y);
+        body.row(row, y);
         y += ROW;
     }
-    let (width, height) = (LABELS + WIDTH + 20.0, y + 8.0);
-    let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#222">
+    let mut header = Svg::default();
+    header.header(y);
+    let (width, height) = (LABELS + AXIS + 20.0, y + 8.0);
+    let style = r##"font-family="sans-serif" font-size="12" fill="#222""##;
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>
 <rect width="{width}" height="{height}" fill="#fff"/>
-"##
-    );
-    draw_axis(&mut svg, y);
-    svg + &body + "</svg>\n"
+{}{}</svg>
+"##,
+        header.0, body.0
+    )
 }
 
 #[test]
 fn the_picture_shows_the_tables() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let page = std::fs::read_to_string(docs.join("performance.md")).unwrap();
-    let rows = rows_of(&page);
+    let rows = parse(&page);
     for (i, (name, _)) in PROCESSORS.iter().enumerate() {
         let n = rows.iter().filter(|row| row.ratios[i].is_some()).count();
         assert!(n > 20, "{n} ratios of {name}");
     }
     for ratio in rows.iter().flat_map(|row| row.ratios).flatten() {
         assert!(
-            AXIS.0 < ratio && ratio < AXIS.1,
+            MIN_RATIO < ratio && ratio < MAX_RATIO,
             "{ratio} is beyond the axis"
         );
     }
@@ -208,19 +196,35 @@ fn the_picture_shows_the_tables() {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, &picture).unwrap();
     }
-    let there = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        there == picture,
+        std::fs::read_to_string(&path).unwrap_or_default() == picture,
         "docs/performance.svg is stale: UPDATE_DOCS=1 cargo test -p cellar-benches --test performance_picture"
     );
 }
 
 #[test]
-fn tables_are_told_from_other_text() {
-    let page = "# Ratios\n| model | phase | ratio |\n| --- | --- | --- |\n| a | prompt | 9 |\n\n## Zen 5\nprose | with | lines\n
-| model | phase | x | ratio | n |\n| --- | --- | --- | --- | --- |\n| a | prompt | 1 | 2.50 | 3 |\n| b | 16 sequences: prompt | 1 | 3.00 | 3 |\n
-| format | y | z | 1.00 |\n\n## Zen 4\n| model | what | ratio |\n| --- | --- | --- |\n| a | prompt | 1.25 |\n";
-    let rows = rows_of(page);
+fn only_tables_of_a_processor_with_ratios_are_read() {
+    let page = "# Ratios
+| model | phase | ratio |
+| --- | --- | --- |
+| a | prompt | 9 |
+
+## Zen 5
+prose | with | lines
+
+| model | phase | x | ratio | n |
+| --- | --- | --- | --- | --- |
+| a | prompt | 1 | 2.50 | 3 |
+| b | 16 sequences: prompt | 1 | 3.00 | 3 |
+
+| format | y | z | 1.00 |
+
+## Zen 4
+| model | what | ratio |
+| --- | --- | --- |
+| a | prompt | 1.25 |
+";
+    let rows = parse(page);
     let found: Vec<_> = rows
         .iter()
         .map(|row| (row.group.as_str(), row.label.as_str(), row.ratios))

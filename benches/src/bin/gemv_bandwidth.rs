@@ -1,12 +1,13 @@
-//! How near products with one token come to plain reading: a large matrix is multiplied and as many bytes are
-//! read by as many threads, in turns, so that both meet the same memory. Prints one line of JSON a format.
+//! GEMV against read bandwidth: multiplies a large matrix with one token and reads as many bytes
+//! with as many threads, alternately, so that both get the same memory bandwidth. Prints one line
+//! of JSON per format.
 //!
 //! ```sh
-//! one_token COLUMNS FORMAT[,FORMAT…] [THREADS]
+//! gemv_bandwidth COLUMNS FORMAT[,FORMAT…] [THREADS]
 //! ```
 //!
-//! `ratio` is the median over the turns; a shared machine's bandwidth may be another in every one of them. Knows no
-//! model.
+//! `ratio` is the median over all rounds; on a shared machine the bandwidth may change from one
+//! round to the next. Knows no model.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -19,32 +20,32 @@ use kv_core::graph::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_cpu::{CpuBackend, CpuConfig};
 
-/// Bytes of the matrix, about: far more than caches hold.
-const BYTES: usize = 256 << 20;
-const TURNS: usize = 60;
+/// Approximate size of the matrix: far more than caches hold.
+const MATRIX_BYTES: usize = 256 << 20;
+const ROUNDS: usize = 60;
 
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (columns, formats, threads) = match args.as_slice() {
         [columns, formats] => (columns, formats, std::thread::available_parallelism()?),
         [columns, formats, threads] => (columns, formats, threads.parse()?),
-        _ => return Err("usage: one_token COLUMNS FORMAT[,FORMAT…] [THREADS]".into()),
+        _ => return Err("usage: gemv_bandwidth COLUMNS FORMAT[,FORMAT…] [THREADS]".into()),
     };
     for name in formats.split(',') {
         let is_named = |f: &BlockFormat| f.to_string().eq_ignore_ascii_case(name);
         let format = BlockFormat::ALL.into_iter().find(is_named);
         let format = format.ok_or_else(|| format!("there is no format '{name}'"))?;
-        in_turns(columns.parse()?, format, threads)?;
+        measure(columns.parse()?, format, threads)?;
     }
     Ok(())
 }
 
-/// Multiplies and reads in turns.
-fn in_turns(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Result<(), Failure> {
+/// Multiplies and reads alternately.
+fn measure(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Result<(), Failure> {
     let row_bytes = format.row_bytes(columns);
     let row_bytes =
-        row_bytes.ok_or_else(|| format!("{columns} columns are no blocks of {format}"))?;
-    let n_rows = BYTES / row_bytes.max(1);
+        row_bytes.ok_or_else(|| format!("{columns} columns are not whole blocks of {format}"))?;
+    let n_rows = MATRIX_BYTES / row_bytes.max(1);
     let backend = CpuBackend::new(CpuConfig {
         n_threads: Some(threads),
         ..CpuConfig::default()
@@ -65,7 +66,7 @@ fn in_turns(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Resul
     let per_second =
         |n_bytes: usize, start: Instant| n_bytes as f64 / start.elapsed().as_secs_f64() / 1e9;
     let mut speeds = [const { Vec::new() }; 3];
-    for _ in 0..TURNS {
+    for _ in 0..ROUNDS {
         let start = Instant::now();
         backend.run(&mut program, &mut rows, &inputs, &mut outputs)?;
         let multiplied = per_second(n_rows * row_bytes, start);
@@ -82,7 +83,7 @@ fn in_turns(columns: usize, format: BlockFormat, threads: NonZeroUsize) -> Resul
     }
     let [multiplied, read, ratio] = speeds.map(|mut all| {
         all.sort_by(f64::total_cmp);
-        all[TURNS / 2]
+        all[ROUNDS / 2]
     });
     println!(
         "{{\"format\": \"{format}\", \"columns\": {columns}, \"threads\": {threads}, \

@@ -1,14 +1,14 @@
-//! The limits of the machine at hand: how fast its threads read memory, and how many int8 operations
-//! they do. Prints one line of JSON, which `peer/compare.py` sets the speed of models against.
+//! Roofline of the machine: read bandwidth and int8 peak of its threads. Prints one line of JSON,
+//! with which `peer/compare.py` compares the speed of models.
 //!
 //! ```sh
 //! limits [THREADS]
 //! ```
 //!
-//! Figures are of short samples in which all threads worked at the same time. Of reading it is the median:
-//! a shared machine's memory is now and then much faster for some milliseconds, and what reads for longer
-//! meets it as it is most of the time; the fastest sample is beside it. Of operations it is the best.
-//! Knows no model.
+//! Both are measured in short samples in which all threads work at the same time. The bandwidth is
+//! the median: a shared machine's memory is at times much faster for some milliseconds, which no
+//! longer read gets; the fastest sample is printed too. The int8 peak is the best sample. Knows no
+//! model.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -19,14 +19,14 @@ use kv_cpu::isa::Isa;
 use kv_cpu::kernels::limits::int8_operations;
 use memmap2::MmapMut;
 
-/// Words that each thread reads in a sample: far more than caches hold.
+/// Words that each thread reads per sample: far more than caches hold.
 const WORDS: usize = 8 << 20;
-/// Rounds of dot products in a sample: some milliseconds.
+/// Rounds of dot products per sample: some milliseconds.
 const ROUNDS: usize = 1_000_000;
-/// Samples of reading: some tenths of a second, as long as some tokens take.
-const READINGS: usize = 48;
-/// Samples of operations.
-const COMPUTATIONS: usize = 12;
+/// Samples of the bandwidth: together as long as some tokens take.
+const READ_SAMPLES: usize = 48;
+/// Samples of the int8 peak.
+const INT8_SAMPLES: usize = 12;
 
 fn main() -> Result<(), Failure> {
     let threads = match std::env::args().nth(1) {
@@ -34,9 +34,9 @@ fn main() -> Result<(), Failure> {
         None => std::thread::available_parallelism()?.get(),
     };
     let memory = (0..threads)
-        .map(|_| written())
+        .map(|_| written_memory())
         .collect::<Result<Vec<_>, _>>()?;
-    let readings = sorted_times((threads, READINGS), |thread| {
+    let readings = sorted_times(threads, READ_SAMPLES, |thread| {
         let words = memory[thread].as_chunks::<8>().0.iter();
         let words = words.map(|word| u64::from_ne_bytes(*word));
         black_box(words.fold(0u64, |sum, w| sum ^ w));
@@ -44,13 +44,13 @@ fn main() -> Result<(), Failure> {
     let n_bytes = (threads * WORDS * size_of::<u64>()) as f64;
     let speed = |of: usize| Some(n_bytes / readings.get(of)?.as_secs_f64() / 1e9);
     let none = "no sample of reading was taken";
-    let (usual, fastest) = (
+    let (median, fastest) = (
         speed(readings.len() / 2).ok_or(none)?,
         speed(0).ok_or(none)?,
     );
     let isa = Isa::from_environment()?;
     let tera = int8_operations(isa, 1).and_then(|(operations, _)| {
-        let computing = sorted_times((threads, COMPUTATIONS), |_| {
+        let computing = sorted_times(threads, INT8_SAMPLES, |_| {
             black_box(int8_operations(isa, ROUNDS));
         });
         let n_operations = (threads * ROUNDS) as f64 * operations as f64;
@@ -59,27 +59,24 @@ fn main() -> Result<(), Failure> {
     let tera = tera.map_or("null".to_owned(), |tera| format!("{tera:.3}"));
     println!(
         "{{\"isa\": \"{isa}\", \"threads\": {threads}, \
-         \"read_gb_per_second\": {usual:.1}, \"fastest_read_gb_per_second\": {fastest:.1}, \
+         \"read_gb_per_second\": {median:.1}, \"fastest_read_gb_per_second\": {fastest:.1}, \
          \"int8_tera_ops_per_second\": {tera}}}"
     );
     Ok(())
 }
 
-/// Memory of [`WORDS`], in large pages where the system has them.
-fn written() -> std::io::Result<MmapMut> {
+/// [`WORDS`] words of memory, in huge pages if the system has them.
+fn written_memory() -> std::io::Result<MmapMut> {
     let mut memory = MmapMut::map_anon(WORDS * size_of::<u64>())?;
     #[cfg(target_os = "linux")]
     memory.advise(memmap2::Advice::HugePage)?;
-    // Not zeros: those would not be written, and all pages of them would be the same one.
+    // Untouched pages would all be the same zero page.
     memory.fill(1);
     Ok(memory)
 }
 
-/// The times in which all threads did the work once, the shortest first.
-fn sorted_times(
-    (threads, n_samples): (usize, usize),
-    work: impl Fn(usize) + Sync,
-) -> Vec<Duration> {
+/// The times in which all threads did `work` once, the shortest first.
+fn sorted_times(threads: usize, n_samples: usize, work: impl Fn(usize) + Sync) -> Vec<Duration> {
     let barrier = Barrier::new(threads);
     let times = |thread: usize| -> Vec<[Instant; 2]> {
         let sample = |_| {
