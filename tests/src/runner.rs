@@ -7,7 +7,7 @@ use kv_core::backend::{Backend, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
-use kv_core::memory::{AnyMemory, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
+use kv_core::memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
 use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
 use model_core::architecture::Model;
 
@@ -75,13 +75,13 @@ pub struct Runner<B: Backend> {
     rows: B::Rows,
     programs: HashMap<GraphShape, B::Program>,
     /// What it remembers.
-    pub memory: AnyMemory,
+    pub memory: Composite,
 }
 
 impl<B: Backend> Runner<B> {
     /// The memory that the model's layers ask for.
     pub fn new(backend: B, case: &Case, setup: &Setup) -> Self {
-        let memory = |model: &dyn Model| AnyMemory::new(model.layers(), &setup.memory).unwrap();
+        let memory = |model: &dyn Model| Composite::new(model.layers(), &setup.memory).unwrap();
         Self::with_memory(backend, case, setup, memory)
     }
 
@@ -90,7 +90,7 @@ impl<B: Backend> Runner<B> {
         mut backend: B,
         case: &Case,
         setup: &Setup,
-        memory: impl FnOnce(&dyn Model) -> AnyMemory,
+        memory: impl FnOnce(&dyn Model) -> Composite,
     ) -> Self {
         let (file, metadata) = case.open();
         let model = case.registry().model(&metadata, &*file).unwrap();
@@ -100,7 +100,7 @@ impl<B: Backend> Runner<B> {
             backend.set_custom_ops(custom_ops).unwrap();
         }
         let mut cells = vec![0; model.layers().parts().len()];
-        for part in memory.attention_parts() {
+        for part in memory.parts() {
             cells[part.config().part.as_usize()] = part.n_cells() as usize;
         }
         let layout = RowLayout::new(model.layers(), &cells, setup.kv_type).unwrap();
@@ -229,12 +229,7 @@ impl<B: Backend> Runner<B> {
     }
 
     fn state_row(&self) -> CellIdx {
-        let states = match &self.memory {
-            AnyMemory::Recurrent(memory) => memory,
-            AnyMemory::Hybrid(memory) => memory.second(),
-            AnyMemory::HybridIswa(memory) => memory.second(),
-            other => panic!("{other:?} has no states"),
-        };
+        let states = self.memory.states().unwrap();
         states.states(SeqId(0)).last().unwrap().row
     }
 }

@@ -4,8 +4,10 @@
 //! Invariant: [`Settings`] are consistent and the bytes that they cost are known. Knows no backend.
 
 use kv_core::batch::BatchRules;
-use kv_core::layers::{LayerMap, LayoutError, RowLayout};
-use kv_core::memory::{AnyMemory, MemoryConfig, MemoryConfigError, Streams, SwaSize};
+use kv_core::layers::{LayerError, LayerMap, RowLayout};
+use kv_core::memory::{
+    Composite, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
+};
 use kv_core::{KvType, KvTypes, MAX_SEQS, Window};
 use model_core::architecture::{Model, OutputKind};
 
@@ -82,7 +84,7 @@ pub enum ConfigError {
     },
     /// The rows of all cells cannot be counted.
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Layout(#[from] LayerError),
     /// Tokens that see later ones of their ubatch, and a memory whose batches are cut anywhere.
     #[error(
         "tokens of the model see later ones through {window}, but its memory takes a sequence in \
@@ -95,6 +97,14 @@ pub enum ConfigError {
     /// There is no memory for such layers, or none of such a size.
     #[error(transparent)]
     Memory(#[from] MemoryConfigError),
+    /// A memory of the caller's takes more than it may.
+    #[error("the memory takes {wanted} bytes, but only {available} may be used")]
+    MemoryOverBudget {
+        /// Bytes that its rows and its bookkeeping take.
+        wanted: u64,
+        /// Bytes of the budget.
+        available: u64,
+    },
     /// The memory takes more than it may.
     #[error(
         "a context of {n_ctx} tokens takes {wanted} bytes in {n_cells} cells, but only {available} \
@@ -179,40 +189,77 @@ impl EngineConfig {
     /// # Errors
     /// As [`EngineConfig::settings`].
     pub fn sizes(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
+        let memory = self.memory(model)?;
+        let rows = RowCounts {
+            cells: memory.cells_per_part(model.layers())?,
+            states: memory.n_state_rows(),
+        };
+        self.settings_with(model, memory, &rows)
+    }
+
+    /// The settings for a memory of the caller's, which says itself how many rows it needs.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first choice that makes no sense; [`ConfigError::MemoryOverBudget`]
+    /// where the memory takes more than it may.
+    pub fn settings_for(
+        &self,
+        model: &dyn Model,
+        memory: &impl Memory,
+    ) -> Result<Settings, ConfigError> {
+        let config = Self {
+            n_seqs: memory.n_seqs(),
+            n_snapshots: 0,
+            ..self.clone()
+        };
+        let settings = config.settings_with(model, config.memory(model)?, &memory.n_rows())?;
+        match (self.budget, settings.memory_bytes()) {
+            (MemoryBudget::Bytes(available), wanted) if wanted > available => {
+                Err(ConfigError::MemoryOverBudget { wanted, available })
+            }
+            _ => Ok(settings),
+        }
+    }
+
+    /// What concerns the memory, with every count in its range.
+    fn memory(&self, model: &dyn Model) -> Result<MemoryConfig, ConfigError> {
         let default_n_ctx =
             count("context length", model.context_length())?.clamp(1, DEFAULT_N_CTX);
         let n_ctx = self.n_ctx.unwrap_or(default_n_ctx);
+        let (n_batch, n_ubatch) = (self.n_batch as usize, self.n_ubatch as usize);
         in_range("the context length", n_ctx as usize, MAX_N_CTX as usize)?;
-        in_range("the batch size", self.n_batch as usize, MAX_N_CTX as usize)?;
-        in_range(
-            "the ubatch size",
-            self.n_ubatch as usize,
-            MAX_N_CTX as usize,
-        )?;
+        in_range("the batch size", n_batch, MAX_N_CTX as usize)?;
+        in_range("the ubatch size", n_ubatch, MAX_N_CTX as usize)?;
         in_range("the number of sequences", self.n_seqs as usize, MAX_SEQS)?;
         in_range("the number of compiled shapes", self.n_programs, 1 << 16)?;
-        let n_ubatch = self.n_ubatch.min(self.n_batch);
-        let memory = MemoryConfig {
+        Ok(MemoryConfig {
             n_ctx,
             n_seqs: self.n_seqs,
             streams: self.streams,
-            n_ubatch,
+            n_ubatch: self.n_ubatch.min(self.n_batch),
             causality: model.causality(),
             swa: self.swa,
             n_snapshots: self.n_snapshots,
-        };
-        let cells = memory.cells_per_part(model.layers())?;
+        })
+    }
+
+    fn settings_with(
+        &self,
+        model: &dyn Model,
+        memory: MemoryConfig,
+        rows: &RowCounts,
+    ) -> Result<Settings, ConfigError> {
         Ok(Settings {
-            n_ctx,
-            n_ubatch,
+            n_ctx: memory.n_ctx,
+            n_ubatch: memory.n_ubatch,
             rules: BatchRules {
                 n_batch: self.n_batch,
                 n_seqs: self.n_seqs,
                 n_vocab: count("vocabulary", model.vocab_size())?,
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
-            layout: RowLayout::new(model.layers(), &cells, &self.kv_types)?
-                .with_states(model.layers(), memory.n_state_rows())?,
+            layout: RowLayout::new(model.layers(), &rows.cells, &self.kv_types)?
+                .with_states(model.layers(), rows.states)?,
             n_programs: self.n_programs,
             output: model.output(),
             attention: self.attention,
@@ -235,8 +282,8 @@ impl Settings {
     ///
     /// # Errors
     /// [`ConfigError::Memory`] where the sizes are too large for it.
-    pub fn memory(&self) -> Result<AnyMemory, ConfigError> {
-        Ok(AnyMemory::new(&self.layers, &self.memory)?)
+    pub fn memory(&self) -> Result<Composite, ConfigError> {
+        Ok(Composite::new(&self.layers, &self.memory)?)
     }
 
     /// States of each recurrent layer that are there only to be gone back to.

@@ -6,8 +6,8 @@
 //! groups of older tokens share a position (Jin et al., arXiv 2401.01325). Invariant: positions and
 //! keys agree after every call; a refused call changes nothing.
 
-use kv_core::backend::{Backend, LayerRope, RowSpan};
-use kv_core::memory::{Division, Memory, PosChange, Seqs, Shifted};
+use kv_core::backend::{Backend, RowSpan};
+use kv_core::memory::{Division, Edit, Memory, PosChange, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 
 use crate::decode::Engine;
@@ -68,14 +68,17 @@ impl GroupAttention {
     }
 }
 
-impl<B: Backend> Engine<B> {
+impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// Whether tokens can move to other positions at all.
     ///
     /// # Errors
     /// [`EngineError::CannotShift`] where the model does something to its keys that a rotation
     /// cannot be exchanged with.
     pub fn check_shift(&self) -> Result<(), EngineError> {
-        self.key_ropes().map(|_| ())
+        match &self.runner.key_ropes {
+            Ok(_) => Ok(()),
+            Err(error) => Err(EngineError::CannotShift(error.clone())),
+        }
     }
 
     /// Whether a text can go on in this way when it gets longer than the context.
@@ -100,18 +103,15 @@ impl<B: Backend> Engine<B> {
     /// their keys. Sequences that share them keep them where they are. Returns how many tokens moved.
     ///
     /// # Errors
-    /// [`EngineError::CannotShift`] and [`EngineError::Shift`]: nothing has changed then.
-    /// [`EngineError::Backend`] where rows could not be changed: the sequence is forgotten then.
+    /// As [`Engine::edit`].
     pub fn reposition(
         &mut self,
         seq: SeqId,
         range: PosRange,
         change: PosChange,
     ) -> Result<u32, EngineError> {
-        self.check_shift()?;
-        let shifted = self.memory.reposition(seq, range, change)?;
-        self.move_keys(seq, &shifted)?;
-        Ok(shifted.n_tokens)
+        let edited = self.edit(Edit::Reposition { seq, range, change })?;
+        Ok(edited.n_tokens)
     }
 
     /// Keeps the first `n_keep` positions of a sequence, removes half of the others, and moves the
@@ -136,10 +136,14 @@ impl<B: Backend> Engine<B> {
         let behind = Pos(n_keep + n_discard);
         memory.remove(Seqs::One(seq), PosRange::from(Pos(n_keep)..behind))?;
         // Positions fit `i32`, and a half of them does.
-        let down = PosDelta(-(n_discard as i32));
-        let shifted = memory.shift(seq, PosRange::from(behind..), down)?;
+        let edit = Edit::Reposition {
+            seq,
+            range: PosRange::from(behind..),
+            change: PosChange::Shift(PosDelta(-(n_discard as i32))),
+        };
+        let edited = memory.apply(edit)?;
         self.memory = memory;
-        self.move_keys(seq, &shifted)?;
+        self.move_rows(edit, &edited)?;
         Ok(n_discard)
     }
 
@@ -162,13 +166,16 @@ impl<B: Backend> Engine<B> {
         };
         let down = PosDelta(-((group.width - group.n_positions()) as i32));
         let mut memory = self.memory.clone();
-        let mut shifted = memory.divide(seq, PosRange::from(first..behind), division)?;
+        let divided = memory.divide(seq, PosRange::from(first..behind), division)?;
+        let rest = Edit::Reposition {
+            seq,
+            range: PosRange::from(behind..),
+            change: PosChange::Shift(down),
+        };
         // Other tokens than those of the division: no row is rotated twice.
-        let rest = memory.shift(seq, PosRange::from(behind..), down)?;
-        shifted.row_copies.extend(rest.row_copies);
-        shifted.row_shifts.extend(rest.row_shifts);
+        let edited = divided.and(memory.apply(rest)?);
         self.memory = memory;
-        self.move_keys(seq, &shifted)
+        self.move_rows(rest, &edited)
     }
 
     /// Moves cells, with their rows, until those in use are the first ones. What tokens see stays the
@@ -177,17 +184,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Backend`] where rows could not be copied; nothing has changed then.
     pub fn compact(&mut self) -> Result<u32, EngineError> {
-        let before = self.memory.clone();
-        let compacted = self.memory.compact();
-        // Copies only write rows of free cells, so the memory before is as good as it was.
-        if let Err(error) = self
-            .backend
-            .copy_rows(&mut self.rows, &compacted.row_copies)
-        {
-            self.memory = before;
-            return Err(error.into());
-        }
-        Ok(compacted.n_cells)
+        Ok(self.edit(Edit::Compact)?.n_cells)
     }
 
     /// Reads the stored bytes of some rows, to look at.
@@ -195,34 +192,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// As [`Backend::read_rows`].
     pub fn read_rows(&self, span: RowSpan, out: &mut [u8]) -> Result<(), EngineError> {
-        Ok(self.backend.read_rows(&self.rows, span, out)?)
-    }
-
-    fn key_ropes(&self) -> Result<&[LayerRope], EngineError> {
-        match &self.key_ropes {
-            Ok(ropes) => Ok(ropes),
-            Err(error) => Err(EngineError::CannotShift(error.clone())),
-        }
-    }
-
-    /// Does what a move of a sequence's tokens left to do. Where that fails, keys and positions
-    /// may disagree, and the sequence is forgotten.
-    fn move_keys(&mut self, seq: SeqId, shifted: &Shifted) -> Result<(), EngineError> {
-        let ropes = match &self.key_ropes {
-            Ok(ropes) => ropes.as_slice(),
-            Err(_) => &[],
-        };
-        let moved = self
+        Ok(self
+            .runner
             .backend
-            .copy_rows(&mut self.rows, &shifted.row_copies)
-            .and_then(|()| {
-                let shifts = &shifted.row_shifts;
-                self.backend.shift_rows(&mut self.rows, shifts, ropes)
-            });
-        if let Err(error) = moved {
-            self.memory.remove(Seqs::One(seq), PosRange::ALL)?;
-            return Err(error.into());
-        }
-        Ok(())
+            .read_rows(&self.runner.rows, span, out)?)
     }
 }

@@ -7,48 +7,28 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, LayerRope};
-use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, UBatch, ValidBatch, validate_with};
-use kv_core::graph::{
-    BatchVisibility, GraphInputs, GraphOutputs, GraphShape, Input, KeyRopeError, Node, Op,
-    PartInputs,
-};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{
-    AnyMemory, Memory, MemoryInputs, Plan, Removed, RowsWritten, Seqs, batch_visibility,
-};
+use kv_core::backend::Backend;
+use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, ValidBatch, validate_with};
+use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op};
+use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
-use kv_core::{PartIdx, PosRange, SeqId};
-use model_core::architecture::{Model, ModelError, OutputKind};
+use kv_core::{PosRange, SeqId};
+use model_core::architecture::{Model, OutputKind};
 
-use crate::config::{AttentionMode, ConfigError, EngineConfig, Settings};
+use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::programs::ProgramCache;
+use crate::runner::{FailedStep, ProgramKey, Runner};
 
 /// A model on a backend, with what it remembers.
-pub struct Engine<B: Backend> {
-    pub(crate) backend: B,
-    model: Arc<dyn Model>,
-    weights: B::Weights,
-    pub(crate) rows: B::Rows,
-    pub(crate) memory: AnyMemory,
-    /// How each layer's keys move, or why they cannot.
-    pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
+///
+/// The memory is [`Composite`] unless the caller brings another: [`Engine::with_memory`].
+pub struct Engine<B: Backend, M: Memory = Composite> {
+    pub(crate) runner: Runner<B>,
+    pub(crate) memory: M,
     /// Which model this is, for states.
     pub(crate) fingerprint: Fingerprint,
-    programs: ProgramCache<ProgramKey, B::Program>,
-    settings: Settings,
-    inputs: MemoryInputs,
-    outputs: GraphOutputs,
-    /// Whether the graph takes rows and columns of images.
-    position_rule: PositionRule,
-    /// Position, row and column of each token of a ubatch, where the graph takes them.
-    coordinates: Vec<[u32; 3]>,
-    /// What tokens see of their ubatch, for each window of the graph.
-    batch: Vec<BatchVisibility>,
-    /// Rows that came out, in the order of the batch.
-    rows_out: Vec<f32>,
 }
 
 /// The logits of the entries whose output was wanted, in the order of the batch.
@@ -104,30 +84,48 @@ impl<'e> Embeddings<'e> {
     }
 }
 
-/// Steps in which the tables of plain attention grow, in cells.
-const N_KV_STEP: usize = 256;
-
-/// A step that failed, and whether rows may have been written by then.
-struct FailedStep {
-    error: EngineError,
-    rows: RowsWritten,
-}
-
 impl<B: Backend> Engine<B> {
-    /// Loads the weights into the backend and allocates the memory.
+    /// An engine with the memory that the model's layers declare. Loads the weights into the backend and allocates the memory.
     ///
     /// # Errors
     /// [`EngineError::Config`] before anything is allocated; [`EngineError::Backend`] where the
     /// device has too little memory or cannot store this type.
     pub fn new(
-        mut backend: B,
+        backend: B,
         model: Arc<dyn Model>,
         weights: Arc<dyn WeightSource>,
         config: &EngineConfig,
     ) -> Result<Self, EngineError> {
         let settings = config.settings(&*model)?;
-        let model = model.for_context(settings.n_ctx as usize).unwrap_or(model);
         let memory = settings.memory()?;
+        Self::load(backend, Loaded { model, weights }, settings, memory)
+    }
+}
+
+impl<B: Backend, M: Memory + Clone> Engine<B, M> {
+    /// An engine with a memory of the caller's, which says how many rows the backend allocates
+    /// ([`Memory::n_rows`]). Of `config`, what concerns the memory's size has no effect.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_memory(
+        backend: B,
+        model: Arc<dyn Model>,
+        weights: Arc<dyn WeightSource>,
+        config: &EngineConfig,
+        memory: M,
+    ) -> Result<Self, EngineError> {
+        let settings = config.settings_for(&*model, &memory)?;
+        Self::load(backend, Loaded { model, weights }, settings, memory)
+    }
+
+    fn load(
+        mut backend: B,
+        Loaded { model, weights }: Loaded,
+        settings: Settings,
+        memory: M,
+    ) -> Result<Self, EngineError> {
+        let model = model.for_context(settings.n_ctx as usize).unwrap_or(model);
         let rows = backend.allocate(&settings.layout)?;
         let source = weights;
         let custom_ops = model.custom_ops();
@@ -176,14 +174,12 @@ impl<B: Backend> Engine<B> {
             ..BatchVisibility::default()
         });
         let batch = batch.collect();
-        Ok(Self {
+        let runner = Runner {
             backend,
             model,
             weights,
             rows,
-            memory,
             key_ropes,
-            fingerprint,
             programs,
             settings,
             inputs: MemoryInputs::default(),
@@ -192,32 +188,37 @@ impl<B: Backend> Engine<B> {
             coordinates: Vec::new(),
             batch,
             rows_out: Vec::new(),
+        };
+        Ok(Self {
+            runner,
+            memory,
+            fingerprint,
         })
     }
 
     /// The model.
     pub fn model(&self) -> &dyn Model {
-        &*self.model
+        &*self.runner.model
     }
 
     /// The backend.
     pub fn backend(&self) -> &B {
-        &self.backend
+        &self.runner.backend
     }
 
     /// What it was made with, checked and completed.
     pub fn settings(&self) -> &Settings {
-        &self.settings
+        &self.runner.settings
     }
 
     /// What it remembers, to look at.
-    pub fn memory(&self) -> &AnyMemory {
+    pub fn memory(&self) -> &M {
         &self.memory
     }
 
     /// Number of compiled shapes.
     pub fn n_programs(&self) -> usize {
-        self.programs.len()
+        self.runner.programs.len()
     }
 
     /// Evaluates a batch and gives the logits of the entries whose output is wanted.
@@ -230,8 +231,8 @@ impl<B: Backend> Engine<B> {
         self.check_output(OutputKind::Logits)?;
         self.evaluate(batch)?;
         Ok(Logits {
-            values: &self.rows_out,
-            n_vocab: self.settings.output_width(),
+            values: &self.runner.rows_out,
+            n_vocab: self.runner.settings.output_width(),
         })
     }
 
@@ -244,8 +245,8 @@ impl<B: Backend> Engine<B> {
         self.check_output(OutputKind::Embeddings)?;
         self.evaluate(batch)?;
         Ok(Embeddings {
-            values: &self.rows_out,
-            dim: self.settings.output_width(),
+            values: &self.runner.rows_out,
+            dim: self.runner.settings.output_width(),
         })
     }
 
@@ -254,223 +255,126 @@ impl<B: Backend> Engine<B> {
             OutputKind::Logits => "logits",
             OutputKind::Embeddings => "embeddings",
         };
-        let got = self.settings.output;
+        let got = self.runner.settings.output;
         if got == wanted {
             return Ok(());
         }
         Err(EngineError::OtherOutput {
-            architecture: self.model.architecture().to_owned(),
+            architecture: self.runner.model.architecture().to_owned(),
             wanted: name(wanted),
             got: name(got),
         })
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<(), EngineError> {
-        let rules = (&self.settings.rules, self.position_rule);
+        for edit in self.memory.edits_before(batch) {
+            self.edit(edit)?;
+        }
+        let runner = &mut self.runner;
+        let rules = (&runner.settings.rules, runner.position_rule);
         let valid = validate_with(batch, rules, |seq| self.memory.positions(seq))?;
-        let plan = self.memory.plan(&valid, self.settings.n_ubatch)?;
-        let width = self.settings.output_width();
-        self.rows_out.resize(valid.n_outputs() * width, 0.0);
+        let mut steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
+        let width = runner.settings.output_width();
+        runner.rows_out.resize(valid.n_outputs() * width, 0.0);
         let places = output_places(&valid);
-        let mut undo = Vec::with_capacity(plan.ubatches.len());
-        for step in 0..plan.ubatches.len() {
-            let Some(ubatch) = plan.ubatches.get(step) else {
+        // Taken out while a step borrows the rest of the runner.
+        let mut inputs = std::mem::take(&mut runner.inputs);
+        let mut result = Ok(());
+        while let Some(ubatch) = steps.next(&mut inputs) {
+            if let Err(FailedStep { error, rows }) = runner.step(ubatch, &inputs, &places) {
+                steps.undo_all(rows);
+                result = Err(error);
                 break;
-            };
-            undo.push(self.memory.commit(ubatch, &plan.placement, step));
-            if let Err(FailedStep { error, mut rows }) = self.step(&plan, step, &places) {
-                while let Some(latest) = undo.pop() {
-                    if self.memory.check_rollback(&latest, rows).is_err() {
-                        break;
-                    }
-                    self.memory.rollback(latest, rows);
-                    // All steps before the one that failed did write their rows.
-                    rows = RowsWritten::Perhaps;
-                }
-                return Err(error);
             }
         }
-        Ok(())
+        runner.inputs = inputs;
+        result
+    }
+
+    /// Does an edit, and the work on rows that it leaves to do. Returns how many tokens were taken,
+    /// given or moved, and how many cells.
+    ///
+    /// # Errors
+    /// [`EngineError::Refused`], and [`EngineError::CannotShift`] where keys cannot move: nothing
+    /// has changed then. [`EngineError::Backend`] where rows could not be changed: the sequence that
+    /// was copied to or moved is forgotten whole then; a compaction has changed nothing.
+    pub fn edit(&mut self, edit: Edit) -> Result<Removed, EngineError> {
+        if let Edit::Reposition { .. } = edit {
+            self.check_shift()?;
+        }
+        // Compaction only writes rows of free cells, so the memory before is as good as it was.
+        let before = (edit == Edit::Compact).then(|| self.memory.clone());
+        let edited = self.memory.apply(edit)?;
+        let (n_tokens, n_cells) = (edited.n_tokens, edited.n_cells);
+        match before {
+            None => self.move_rows(edit, &edited)?,
+            Some(before) => {
+                if let Err(error) = self.runner.move_rows(&edited) {
+                    self.memory = before;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Removed { n_tokens, n_cells })
+    }
+
+    /// Does what an edit left to do with rows. Where that fails, keys and positions of the sequence
+    /// that it changed may disagree, and the sequence is forgotten.
+    pub(crate) fn move_rows(&mut self, edit: Edit, edited: &Edited) -> Result<(), EngineError> {
+        let Err(error) = self.runner.move_rows(edited) else {
+            return Ok(());
+        };
+        match edit {
+            Edit::Copy { to: seq, .. } | Edit::Reposition { seq, .. } => {
+                self.memory.remove(Seqs::One(seq), PosRange::ALL)?;
+            }
+            _ => {
+                self.memory.clear();
+            }
+        }
+        Err(error)
     }
 
     /// Takes the tokens with positions in `range` from sequences.
     ///
     /// # Errors
-    /// [`EngineError::Remove`]; nothing has changed then.
+    /// [`EngineError::Refused`]; nothing has changed then.
     pub fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, EngineError> {
-        Ok(self.memory.remove(seqs, range)?)
+        self.edit(Edit::Remove { seqs, range })
     }
 
     /// Makes the tokens of `to` with positions in `range` the same as those of `from`, and copies the
     /// rows that they do not share. Returns how many tokens `to` was given.
     ///
     /// # Errors
-    /// [`EngineError::Copy`]: nothing has changed then. [`EngineError::Backend`] where rows could
-    /// not be copied: `to` is forgotten whole then.
+    /// As [`Engine::edit`].
     pub fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<u32, EngineError> {
-        let copied = self.memory.copy(from, to, range)?;
-        if let Err(error) = self.backend.copy_rows(&mut self.rows, &copied.row_copies) {
-            self.memory.remove(Seqs::One(to), PosRange::ALL)?;
-            return Err(error.into());
-        }
-        Ok(copied.n_tokens)
+        Ok(self.edit(Edit::Copy { from, to, range })?.n_tokens)
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) -> Removed {
         self.memory.clear()
     }
-
-    /// Computes the ubatch that was just committed.
-    fn step(
-        &mut self,
-        plan: &Plan<<AnyMemory as Memory>::Placement>,
-        step: usize,
-        places: &[Option<usize>],
-    ) -> Result<(), FailedStep> {
-        let Some(ubatch) = plan.ubatches.get(step) else {
-            return Ok(());
-        };
-        self.memory
-            .inputs(ubatch, &plan.placement, step, &mut self.inputs);
-        if self.position_rule == PositionRule::Grid {
-            self.coordinates.clear();
-            self.coordinates.extend(ubatch.coordinates());
-        }
-        for seen in &mut self.batch {
-            batch_visibility(ubatch, seen);
-        }
-        let shape = GraphShape {
-            n_tokens: ubatch.n_tokens() as usize,
-            n_outputs: ubatch.output_rows.len(),
-        };
-        self.run(shape, ubatch)?;
-        self.take_rows(ubatch, places).map_err(|error| FailedStep {
-            error,
-            rows: RowsWritten::Perhaps,
-        })
-    }
-
-    fn run(&mut self, shape: GraphShape, ubatch: &UBatch) -> Result<(), FailedStep> {
-        let inputs = GraphInputs {
-            tokens: &ubatch.tokens,
-            embeddings: &ubatch.embeddings,
-            positions: &ubatch.positions,
-            coordinates: &self.coordinates,
-            output_rows: &ubatch.output_rows,
-            parts: &self.inputs.parts,
-            batch: &self.batch,
-            states: &self.inputs.states,
-        };
-        let (backend, layout) = (&self.backend, &self.settings.layout);
-        let mode = self.settings.attention;
-        let n_kv = match mode {
-            AttentionMode::Fused => Vec::new(),
-            AttentionMode::Plain => cells_in_reach(&self.inputs.parts, layout),
-        };
-        let key = ProgramKey {
-            shape,
-            n_kv: n_kv.clone(),
-        };
-        let program = self
-            .programs
-            .get_or_compile(key, || {
-                tracing::debug!(?shape, "compiling");
-                let graph = self.model.graph(shape)?;
-                let graph = match mode {
-                    AttentionMode::Fused => graph,
-                    AttentionMode::Plain => {
-                        let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
-                        let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
-                        plain.map_err(ModelError::Graph)?
-                    }
-                };
-                Ok(backend.compile(&graph, &self.weights, layout)?)
-            })
-            .map_err(|error| FailedStep {
-                error,
-                rows: RowsWritten::No,
-            })?;
-        backend
-            .run(program, &mut self.rows, &inputs, &mut self.outputs)
-            .map_err(|error| FailedStep {
-                error: error.into(),
-                rows: RowsWritten::Perhaps,
-            })
-    }
-
-    /// Puts the rows that came out where their entries' rows are.
-    fn take_rows(&mut self, ubatch: &UBatch, places: &[Option<usize>]) -> Result<(), EngineError> {
-        let width = self.settings.output_width();
-        let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * width);
-        if values.len() != wanted {
-            return Err(EngineError::WrongLogits {
-                wanted,
-                got: values.len(),
-            });
-        }
-        let place = |&row: &u32| {
-            let entry = ubatch.entries.get(row as usize).map(|&e| e as usize);
-            entry.and_then(|e| places.get(e).copied().flatten())
-        };
-        let row_places = ubatch.output_rows.iter().map(place);
-        let is_all = wanted == self.rows_out.len();
-        if is_all
-            && row_places
-                .clone()
-                .eq((0..ubatch.output_rows.len()).map(Some))
-        {
-            // All rows in their order are not copied: a megabyte a token, where vocabularies are large.
-            if let Some(first) = self.outputs.values.first_mut() {
-                std::mem::swap(first, &mut self.rows_out);
-            }
-            return Ok(());
-        }
-        for (place, values) in row_places.zip(values.chunks_exact(width.max(1))) {
-            let room = place.and_then(|at| self.rows_out.get_mut(at * width..(at + 1) * width));
-            if let Some(room) = room {
-                room.copy_from_slice(values);
-            }
-        }
-        Ok(())
-    }
 }
 
-impl<B: Backend> std::fmt::Debug for Engine<B> {
+/// A model and where its weights are.
+struct Loaded {
+    model: Arc<dyn Model>,
+    weights: Arc<dyn WeightSource>,
+}
+
+impl<B: Backend, M: Memory> std::fmt::Debug for Engine<B, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
-            .field("model", &self.model.architecture())
-            .field("backend", &self.backend.info())
-            .field("settings", &self.settings)
+            .field("model", &self.runner.model.architecture())
+            .field("backend", &self.runner.backend.info())
+            .field("settings", &self.runner.settings)
             .finish_non_exhaustive()
     }
 }
 
-/// What a compiled program depends on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct ProgramKey {
-    shape: GraphShape,
-    /// With plain attention, the cells of each part that its tables reach.
-    n_kv: Vec<usize>,
-}
-
-/// For each part, a number of first cells that holds all that is stored and seen: a multiple of
-/// [`N_KV_STEP`] where there are as many, so that programs serve for a while.
-fn cells_in_reach(parts: &[PartInputs], layout: &RowLayout) -> Vec<usize> {
-    let in_reach = |(part, inputs): (u32, &PartInputs)| {
-        let runs = inputs.visibility.groups.iter().flat_map(|g| &g.runs);
-        let last = runs
-            .map(|run| run.last_cell())
-            .chain(inputs.cells.iter().copied());
-        let n_used = last.map(|cell| cell.as_usize() + 1).max().unwrap_or(0);
-        let mut layers = layout.layers().iter();
-        let n_rows = layers.find(|l| l.part.0 == part).map_or(0, |l| l.n_rows);
-        n_used.next_multiple_of(N_KV_STEP).min(n_rows)
-    };
-    (0u32..).zip(parts).map(in_reach).collect()
-}
-
-/// For each entry whose output is wanted, which row of the logits is its.
+/// For each entry whose output is wanted, the number of its logits row.
 fn output_places(batch: &ValidBatch) -> Vec<Option<usize>> {
     let mut n = 0;
     let place = |output| {

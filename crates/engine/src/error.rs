@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kv_core::backend::BackendError;
 use kv_core::batch::BatchError;
 use kv_core::graph::KeyRopeError;
-use kv_core::memory::{CopyRefused, NoSuchSequence, PlanError, RemoveRefused, ShiftRefused};
-use kv_core::state::{RestoreError, SaveError};
+use kv_core::memory::Refusal;
+use kv_core::state::StateError;
 use kv_core::{LayerIdx, SeqId};
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
@@ -25,9 +25,9 @@ pub enum EngineError {
     /// The batch is wrong in itself.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// The batch has no place in the memory.
+    /// The memory refuses the batch or the edit.
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Refused(#[from] Refusal),
     /// The model cannot build its graph.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -52,29 +52,11 @@ pub enum EngineError {
         /// Values that came.
         got: usize,
     },
-    /// Tokens cannot be taken out.
+    /// A state cannot be saved or restored.
     #[error(transparent)]
-    Remove(#[from] RemoveRefused),
-    /// A sequence cannot be copied.
-    #[error(transparent)]
-    Copy(#[from] CopyRefused),
-    /// Tokens cannot move to these positions.
-    #[error(transparent)]
-    Shift(#[from] ShiftRefused),
-    /// There is no such sequence.
-    #[error(transparent)]
-    NoSuchSequence(#[from] NoSuchSequence),
-    /// A state cannot be saved.
-    #[error(transparent)]
-    Save(#[from] SaveError),
-    /// A state cannot be restored.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
+    State(#[from] StateError),
     /// The rows of a state could not be written.
-    #[error(
-        "the saved rows could not be written{}: {source}",
-        forgotten(*.replaced)
-    )]
+    #[error("the saved rows could not be written{}", forgotten(*.replaced))]
     RestoreRows {
         /// What became of what was to be replaced.
         replaced: Replaced,
@@ -121,7 +103,7 @@ pub enum EngineError {
     #[error(transparent)]
     SamplerConfig(#[from] SamplerConfigError),
     /// No token could be chosen.
-    #[error("no next token: {0}")]
+    #[error("no next token")]
     Sample(#[from] SampleError),
     /// A stop string that would stop everything.
     #[error(transparent)]

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kv_core::backend::Backend;
 use kv_core::batch::{Batch, Output};
-use kv_core::memory::{Memory, PlanError};
+use kv_core::memory::{Memory, Refusal};
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -336,7 +336,7 @@ impl<'e, B: Backend> Generation<'e, B> {
                 self.pending = None;
                 Ok(true)
             }
-            Err(EngineError::Plan(PlanError::NoRoom(_))) => Ok(false),
+            Err(EngineError::Refused(Refusal::NoRoom(_))) => Ok(false),
             Err(error) => Err(error),
         }
     }

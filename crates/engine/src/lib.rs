@@ -12,6 +12,7 @@ mod embedder;
 mod error;
 mod generation;
 mod programs;
+mod runner;
 pub mod sampler;
 mod state;
 pub mod stop;

@@ -35,7 +35,7 @@ pub struct RestoredState {
     pub tokens: Vec<SeqTokens>,
 }
 
-impl<B: Backend> Engine<B> {
+impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// Which model this is: what a state must have been saved with.
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
@@ -45,31 +45,35 @@ impl<B: Backend> Engine<B> {
     /// computed that could not be saved then.
     ///
     /// # Errors
-    /// [`EngineError::Save`] for the first layer whose rows are no whole blocks.
+    /// [`EngineError::State`] for the first layer whose rows are no whole blocks.
     pub fn check_save_type(&self, kv_type: KvType) -> Result<(), EngineError> {
-        Ok(check_kv_type(self.backend.layout(&self.rows), kv_type)?)
+        Ok(check_kv_type(
+            self.runner.backend.layout(&self.runner.rows),
+            kv_type,
+        )?)
     }
 
     /// Writes what is remembered of sequences, and returns how many bytes that took. Nothing is
     /// queued for later in this memory, so what is written is what the next token would see.
     ///
     /// # Errors
-    /// [`EngineError::NoSuchSequence`] or [`EngineError::Save`]; what was written by then is not a
+    /// [`EngineError::Refused`] or [`EngineError::State`]; what was written by then is not a
     /// state.
     pub fn save_state(
         &self,
         options: &SaveOptions<'_>,
         out: &mut impl Write,
     ) -> Result<u64, EngineError> {
-        let contents = self.memory.contents(options.seqs)?;
+        let snapshot = self.memory.snapshot(options.seqs)?;
         let state = StateToSave {
             fingerprint: &self.fingerprint,
-            contents: &contents,
+            snapshot: &snapshot,
             tokens: options.tokens,
-            layout: self.backend.layout(&self.rows),
+            layout: self.runner.backend.layout(&self.runner.rows),
             kv_type: options.kv_type,
         };
-        let mut read = |span, out: &mut [u8]| self.backend.read_rows(&self.rows, span, out);
+        let mut read =
+            |span, out: &mut [u8]| self.runner.backend.read_rows(&self.runner.rows, span, out);
         Ok(save(&state, &mut read, out)?)
     }
 
@@ -77,7 +81,7 @@ impl<B: Backend> Engine<B> {
     /// and types of K and V may differ.
     ///
     /// # Errors
-    /// [`EngineError::Restore`]: nothing has changed then. [`EngineError::RestoreRows`] where rows
+    /// [`EngineError::State`]: nothing has changed then. [`EngineError::RestoreRows`] where rows
     /// could not be written: it says whether what was to be replaced is still there.
     pub fn restore_state(
         &mut self,
@@ -85,13 +89,17 @@ impl<B: Backend> Engine<B> {
         into: RestoreInto,
     ) -> Result<RestoredState, EngineError> {
         self.fingerprint.check(state.fingerprint())?;
-        let layout = self.backend.layout(&self.rows).clone();
+        let layout = self.runner.backend.layout(&self.runner.rows).clone();
         state.check_rows(&layout)?;
         let mut after = self.memory.clone();
         let restored = after
-            .restore(state.contents(), into)
-            .map_err(kv_core::state::RestoreError::from)?;
-        let mut write = |span, bytes: &[u8]| self.backend.write_rows(&mut self.rows, span, bytes);
+            .restore(state.snapshot(), into)
+            .map_err(kv_core::state::StateError::from)?;
+        let mut write = |span, bytes: &[u8]| {
+            self.runner
+                .backend
+                .write_rows(&mut self.runner.rows, span, bytes)
+        };
         if let Err(source) = state.write_rows(&restored, &layout, &mut write) {
             let replaced = match restored.rows_taken {
                 RowsTaken::Free => Replaced::Kept,

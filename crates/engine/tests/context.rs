@@ -18,7 +18,7 @@ use engine::{
 };
 use kv_core::backend::{RowKind, RowSpan};
 use kv_core::batch::Batch;
-use kv_core::memory::{Division, Memory, PosChange, Seqs, ShiftRefused, invariants};
+use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, invariants};
 use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};
 use support::{Moody, engine, ids, references, stories};
 
@@ -83,9 +83,9 @@ impl Computed {
 
 /// Asserts that a sequence holds these tokens at these positions, with the keys that belong there.
 fn assert_holds(engine: &Engine<Moody>, seq: SeqId, wanted: &[(TokenId, u32)]) {
-    let parts = engine.memory().attention_parts();
+    let parts = engine.memory().parts();
     assert_eq!(parts.len(), 1);
-    invariants::check(parts[0]).unwrap();
+    invariants::check(&parts[0]).unwrap();
     let runs = parts[0].runs(seq).iter();
     let cells: Vec<(CellIdx, Pos)> = runs.flat_map(|run| run.iter()).collect();
     let positions: Vec<u32> = cells.iter().map(|c| c.1.0).collect();
@@ -357,11 +357,11 @@ fn a_refused_shift_changes_nothing() {
     assert!(
         matches!(
             error,
-            EngineError::Shift(ShiftRefused::NoRoom {
+            EngineError::Refused(Refusal::NoRoom(NoRoom {
                 n_wanted: 6,
                 n_free: 4,
                 ..
-            })
+            }))
         ),
         "{error}"
     );

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use engine::{ConfigError, EngineConfig, EngineError};
 use kv_core::batch::Batch;
-use kv_core::memory::{Memory, PlanError, Seqs, Streams};
+use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
 use support::{engine, ids, references, try_engine};
 
@@ -214,7 +214,7 @@ fn what_does_not_fit_changes_nothing() {
         .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
         .unwrap_err();
     assert!(
-        matches!(refused, EngineError::Plan(PlanError::NoRoom(_))),
+        matches!(refused, EngineError::Refused(Refusal::NoRoom(_))),
         "{refused}"
     );
     let refused = engine

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use backend::{Fault, FaultyBackend};
 use engine::{Engine, EngineConfig, EngineError};
 use kv_core::batch::Batch;
-use kv_core::memory::{AnyMemory, Memory, Streams, invariants};
+use kv_core::memory::{Composite, Memory, Streams, invariants};
 use kv_core::{KvType, PosRange, SeqId, TokenId, Window};
 use model::{Layered, Remembers};
 
@@ -50,8 +50,8 @@ fn begin(engine: &mut Engine<FaultyBackend>) {
 }
 
 /// Recounts every part of a memory.
-fn check(memory: &AnyMemory) {
-    for part in memory.attention_parts() {
+fn check(memory: &Composite) {
+    for part in memory.parts() {
         invariants::check(part).unwrap();
     }
 }
@@ -110,7 +110,7 @@ fn fails_everywhere((name, undone): (&str, Undone), layers: &[Remembers], config
             check(engine.memory());
             n_failures += 1;
             let is_last = engine.backend().take_was_last_node();
-            let is_before = |step: &&AnyMemory| *step == engine.memory();
+            let is_before = |step: &&Composite| *step == engine.memory();
             let at = steps[..=run].iter().rposition(|step| is_before(&step));
             let at = at.unwrap_or_else(|| panic!("{name}, {fault:?}: in between"));
             if at > 0 {

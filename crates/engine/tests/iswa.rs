@@ -114,7 +114,7 @@ fn layers_of_both_kinds_turn_their_keys_by_their_own_angles() {
         let change = PosChange::Shift(PosDelta(delta));
         let n_moved = engine.reposition(SeqId(0), range, change).unwrap();
         assert_eq!(n_moved, if delta == 0 { 0 } else { 300 - moved_from });
-        for part in engine.memory().attention_parts() {
+        for part in engine.memory().parts() {
             invariants::check(part).unwrap();
         }
         feed(&mut engine, next)
@@ -137,7 +137,7 @@ fn a_context_shift_drops_the_same_tokens_of_both_parts() {
     assert_eq!(has.last, Pos(201));
     let n_held: Vec<u32> = engine
         .memory()
-        .attention_parts()
+        .parts()
         .iter()
         .map(|part| part.runs(SeqId(0)).iter().map(|run| run.len).sum())
         .collect();

@@ -15,7 +15,7 @@ use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, RestoreInto, Seqs, Streams};
-use kv_core::state::{RestoreError, SavedState, SeqTokens};
+use kv_core::state::{SavedState, SeqTokens, StateError};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
@@ -343,9 +343,10 @@ fn where_there_is_no_room_for_both_a_failed_write_forgets_what_was_to_be_replace
         let error = restore(&mut engine, &bytes, into).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the saved rows could not be written, and what they were to replace is forgotten: the \
-             moody backend failed: as told"
+            "the saved rows could not be written, and what they were to replace is forgotten"
         );
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.to_string(), "the moody backend failed: as told");
         assert_eq!(engine.memory().positions(B), None);
         let others = matches!(into, RestoreInto::One { .. });
         assert_eq!(engine.memory().positions(A).is_some(), others);
@@ -382,7 +383,7 @@ fn d19_weights_of_another_training_are_told_apart() {
     let error = restore(&mut other, &bytes, RestoreInto::All).unwrap_err();
     let differ = matches!(
         &error,
-        EngineError::Restore(RestoreError::OtherModel {
+        EngineError::State(StateError::OtherModel {
             what: "weights",
             ..
         })

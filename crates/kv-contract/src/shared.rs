@@ -9,7 +9,7 @@ use kv_core::backend::{Attend, Backend, BackendError, RowCopy, RowKind, RowSpan,
 use kv_core::cells::Cell;
 use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::{Contents, HeldToken, PartContents, Restored, RowWrite};
+use kv_core::memory::{CellRecord, PartSnapshot, Restored, RowWrite, Snapshot};
 use kv_core::memory_plan::MemoryPlan;
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::weights::{MemoryWeights, WeightSource};
@@ -299,17 +299,17 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
 pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let mirrored = |i: u32| CellIdx(N_CELLS as u32 - 1 - i);
-    let tokens = (0..N_CELLS as u32).map(|i| HeldToken {
+    let tokens = (0..N_CELLS as u32).map(|i| CellRecord {
         row: mirrored(i),
         cell: Cell::new(Pos(i), SeqSet::one(SeqId(0))),
     });
-    let part = PartContents {
+    let part = PartSnapshot {
         part: PartIdx(0),
         window: Window::Full,
-        tokens: tokens.collect(),
+        cells: tokens.collect(),
         forgotten: Vec::new(),
     };
-    let contents = Contents::new(vec![part], None).unwrap();
+    let snapshot = Snapshot::new(vec![part], None).unwrap();
     // Row `i` of the state is a row from the end, and goes back to there.
     let row_writes = (0..N_CELLS as u32).map(|i| RowWrite {
         part: PartIdx(0),
@@ -330,7 +330,7 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
         fill(backend, &mut rows, &NARROW, 1);
         let state = StateToSave {
             fingerprint: &fingerprint,
-            contents: &contents,
+            snapshot: &snapshot,
             tokens: &[],
             layout: &layout,
             kv_type: None,

@@ -14,7 +14,7 @@
 //! let plan = MemoryPlan::new(&RowLayout::new(&map, &[1000], KvType::F16)?);
 //! assert_eq!(plan.bytes(), 6 * 1000 * 2 * (4 * 16 * 2));
 //! assert_eq!(plan.bytes_of_kind(PlannedKind::V), plan.bytes() / 2);
-//! # Ok::<(), kv_core::layers::LayoutError>(())
+//! # Ok::<(), kv_core::layers::LayerError>(())
 //! ```
 
 use std::fmt;

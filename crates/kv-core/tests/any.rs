@@ -5,7 +5,8 @@
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::memory::{
-    AnyMemory, Division, Memory, MemoryConfig, MemoryInputs, RowsWritten, Seqs, Streams, SwaSize,
+    Composite, Division, Edit, Memory, MemoryConfig, MemoryInputs, RowsWritten, Seqs, Streams,
+    SwaSize,
 };
 use kv_core::{Causality, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 
@@ -23,7 +24,7 @@ const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
     state_row: 4,
 });
 
-fn memory(layers: &[LayerMemory]) -> AnyMemory {
+fn memory(layers: &[LayerMemory]) -> Composite {
     let config = MemoryConfig {
         n_ctx: 64,
         n_seqs: 2,
@@ -34,24 +35,24 @@ fn memory(layers: &[LayerMemory]) -> AnyMemory {
         n_snapshots: 0,
     };
     assert_eq!(config.n_state_rows(), 4, "two rows for each sequence");
-    AnyMemory::new(&LayerMap::new(layers.to_vec()), &config).unwrap()
+    Composite::new(&LayerMap::new(layers.to_vec()), &config).unwrap()
 }
 
 /// All shapes with states.
-fn with_states() -> [AnyMemory; 3] {
+fn with_states() -> [Composite; 3] {
     let (full, near) = (attention(Window::Full), attention(Window::Sliding(8)));
     let memories = [
         memory(&[STATES, LayerMemory::Nothing]),
         memory(&[STATES, full, STATES]),
         memory(&[full, STATES, near]),
     ];
-    assert!(matches!(memories[0], AnyMemory::Recurrent(_)));
-    assert!(matches!(memories[1], AnyMemory::Hybrid(_)));
-    assert!(matches!(memories[2], AnyMemory::HybridIswa(_)));
+    let n_parts = memories.iter().map(|memory| memory.parts().len());
+    assert_eq!(n_parts.collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(memories.iter().all(|memory| memory.states().is_some()));
     memories
 }
 
-fn feed(memory: &mut AnyMemory, n: u32, n_ubatch: u32) -> MemoryInputs {
+fn feed(memory: &mut Composite, n: u32, n_ubatch: u32) -> MemoryInputs {
     let mut inputs = MemoryInputs::default();
     let rules = BatchRules {
         n_batch: 64,
@@ -69,7 +70,7 @@ fn feed(memory: &mut AnyMemory, n: u32, n_ubatch: u32) -> MemoryInputs {
 #[test]
 fn states_and_cells_take_the_same_ubatches() {
     for mut memory in with_states() {
-        let n_parts = memory.attention_parts().len();
+        let n_parts = memory.parts().len();
         let inputs = feed(&mut memory, 5, 16);
         assert_eq!(inputs.parts.len(), n_parts);
         assert!(inputs.parts.iter().all(|part| part.cells.len() == 5));
@@ -110,7 +111,7 @@ fn a_failed_step_is_undone_in_every_part() {
         let batch = validate(&prompt, &rules, |seq| memory.positions(seq)).unwrap();
         let mut steps = memory.begin(&batch, 8).unwrap();
         steps.next(&mut MemoryInputs::default()).unwrap();
-        steps.fail(RowsWritten::Perhaps);
+        steps.undo_last(RowsWritten::Perhaps);
         assert_eq!(memory, before);
     }
 }
@@ -132,7 +133,7 @@ fn d40_a_state_moves_as_a_whole_and_never_below_zero() {
         assert_eq!(shifted.n_tokens, 6);
         assert_eq!(memory.positions(seq), Some(PosRange::new(Pos(4), Pos(9))));
         let n_keys: u32 = shifted.row_shifts.iter().map(|s| s.len).sum();
-        let n_parts = memory.attention_parts().len();
+        let n_parts = memory.parts().len();
         assert_eq!(n_keys as usize, 6 * n_parts, "every key, once a part");
         feed(&mut memory, 1, 16);
         assert_eq!(memory.positions(seq).unwrap().last, Pos(10));
@@ -142,7 +143,7 @@ fn d40_a_state_moves_as_a_whole_and_never_below_zero() {
 #[test]
 fn layers_that_remember_nothing_are_evaluated_as_if_for_the_first_time() {
     let mut memory = memory(&[LayerMemory::Nothing; 2]);
-    assert!(matches!(memory, AnyMemory::None(_)));
+    assert!(memory.parts().is_empty() && memory.states().is_none());
     let rules = BatchRules {
         n_batch: 64,
         n_seqs: 2,
@@ -194,13 +195,21 @@ fn d1_everything_can_go_from_every_memory() {
         assert!(copied.row_copies.is_empty());
         let full = memory.clone();
         for seq in [0, 1].map(SeqId) {
-            memory.check_remove(Seqs::One(seq), PosRange::ALL).unwrap();
+            let whole = Edit::Remove {
+                seqs: Seqs::One(seq),
+                range: PosRange::ALL,
+            };
+            memory.check(&whole).unwrap();
             let whole = PosRange::from(Pos(0)..Pos(60));
             memory.remove(Seqs::One(seq), whole).unwrap();
             assert_eq!(memory.positions(seq), None, "{shape}");
         }
         memory = full;
-        memory.check_remove(Seqs::All, PosRange::ALL).unwrap();
+        let all = Edit::Remove {
+            seqs: Seqs::All,
+            range: PosRange::ALL,
+        };
+        memory.check(&all).unwrap();
         let removed = memory.remove(Seqs::All, PosRange::ALL).unwrap();
         assert!(removed.n_tokens > 60, "{shape}: {removed:?}");
         assert_eq!([0, 1].map(|seq| memory.positions(SeqId(seq))), [None; 2]);

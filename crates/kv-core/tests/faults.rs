@@ -9,8 +9,8 @@ mod support;
 
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{
-    Iswa, Memory, MemoryInputs, Pair, PlanError, Recurrent, RecurrentConfig, Streams, Unified,
-    UnifiedConfig, invariants,
+    Composite, Memory, MemoryInputs, NeededFor, NoRoom, NoStateRoom, Recurrent, RecurrentConfig,
+    Refusal, Streams, Unified, UnifiedConfig, invariants,
 };
 use kv_core::{SeqId, TokenId, Window};
 
@@ -45,10 +45,13 @@ fn batch(memory: &impl Memory, n: u32, seq: fn(u32) -> u32) -> ValidBatch {
 }
 
 /// The ubatch that has no place, of ubatches of `n_ubatch` tokens.
-fn fails_at(error: &PlanError) -> usize {
+fn fails_at(error: &Refusal) -> usize {
     match error {
-        PlanError::NoRoom(no_room) => no_room.ubatch,
-        PlanError::NoStateRoom(no_room) => no_room.ubatch,
+        Refusal::NoRoom(NoRoom { needed_for, .. })
+        | Refusal::NoStateRoom(NoStateRoom { needed_for, .. }) => match needed_for {
+            NeededFor::Ubatch(ubatch) => *ubatch,
+            other => panic!("{other:?}"),
+        },
         other => panic!("{other}"),
     }
 }
@@ -124,8 +127,9 @@ fn d6_plans_that_fail_in_one_part_change_neither() {
         let full = |n_cells| unified(0, n_cells, Window::Full, Shared);
         let sliding = |n_cells| unified(1, n_cells, Window::Sliding(3), Shared);
         for (first, second) in [(full(at), sliding(64)), (full(64), sliding(at))] {
-            let memory = Iswa::new(first, second).unwrap();
-            fails(memory, at, each_its_own, |m| check_all(&m.parts()));
+            let memory = Composite::from_parts(vec![first, second], None).unwrap();
+            let check = |m: &Composite| check_all(&m.parts().iter().collect::<Vec<_>>());
+            fails(memory, at, each_its_own, check);
         }
     }
 }
@@ -136,8 +140,8 @@ fn d5_plans_that_fail_for_states_change_nothing() {
         fails(recurrent(at), at, each_its_own, |_| ());
         let full = |n_cells| unified(0, n_cells, Window::Full, Streams::Shared);
         for (first, second) in [(full(64), recurrent(at)), (full(at), recurrent(64))] {
-            let memory = Pair::new(first, second).unwrap();
-            fails(memory, at, each_its_own, |m| check_all(&[m.first()]));
+            let memory = Composite::from_parts(vec![first], Some(second)).unwrap();
+            fails(memory, at, each_its_own, |m| check_all(&[&m.parts()[0]]));
         }
     }
 }

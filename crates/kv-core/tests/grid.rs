@@ -9,8 +9,7 @@ use kv_core::batch::{
 };
 use kv_core::cells::Cell;
 use kv_core::memory::{
-    Memory, MemoryInputs, PlanError, RowsWritten, Seqs, ShiftRefused, Streams, Unified,
-    UnifiedConfig, invariants,
+    Memory, MemoryInputs, Refusal, RowsWritten, Seqs, Streams, Unified, UnifiedConfig, invariants,
 };
 use kv_core::{
     Causality, CellIdx, GridPos, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
@@ -119,7 +118,7 @@ fn b21_ubatches_carry_coordinates() {
     let valid = checked(&batch(0, &[text(10), image(11, 5, 7)]), None).unwrap();
     let memory = memory(Streams::Shared, Window::Full);
     let plan = memory.plan(&valid, 8).unwrap();
-    let got: Vec<[u32; 3]> = plan.ubatches[0].coordinates().collect();
+    let got: Vec<[u32; 3]> = plan[0].ubatch.coordinates().collect();
     assert_eq!(got, [[10, 10, 10], [11, 5, 7]]);
 }
 
@@ -200,7 +199,7 @@ fn cells_keep_rows_and_columns_when_they_are_copied_and_moved() {
             .remove(Seqs::One(SeqId(0)), PosRange::from(Pos(0)..Pos(1)))
             .unwrap();
         let n_holes = memory.n_holes();
-        let compacted = memory.compact();
+        let compacted = memory.compact().unwrap();
         assert_eq!(compacted.n_cells, n_holes);
         invariants::check(&memory).unwrap();
         assert_eq!(held(&memory, 0), all()[1..]);
@@ -224,7 +223,7 @@ fn images_do_not_move_and_text_does() {
         .unwrap_err();
     let (pos, grid) = (Pos(1), GridPos { y: 1, x: 1 });
     assert!(
-        matches!(refused, ShiftRefused::Image { pos: p, grid: g, .. } if p == pos && g == grid),
+        matches!(refused, Refusal::Image { pos: p, grid: g, .. } if p == pos && g == grid),
         "{refused}"
     );
     assert_eq!(memory, before);
@@ -254,7 +253,7 @@ fn a_failed_step_gives_images_back() {
         let mut steps = memory.begin(&later.unwrap(), 32).unwrap();
         steps.next(&mut inputs).unwrap();
         assert!(steps.memory().positions(SeqId(0)).unwrap().first > Pos(0));
-        steps.fail(rows);
+        steps.undo_last(rows);
         invariants::check(&memory).unwrap();
         if rows == RowsWritten::No {
             assert_eq!(memory, at_six);
@@ -299,7 +298,7 @@ fn an_image_that_goes_on_in_a_later_batch_misses_nothing_of_its_window() {
     // Neither another token of the image nor somebody else gets the cell of position 1.
     for (seq, token) in [(0, part(21..22)[0]), (1, self::text(0))] {
         let refused = memory.plan(&next(&memory, seq, &[token]), 8).unwrap_err();
-        assert!(matches!(refused, PlanError::NoRoom(_)), "{refused}");
+        assert!(matches!(refused, Refusal::NoRoom(_)), "{refused}");
     }
     // Text behind the image does, since it is certain then that the image has ended.
     let inputs = feed(&mut memory, 0, &[self::text(5)], 8);
@@ -408,7 +407,7 @@ fn random_images_are_seen_as_a_naive_memory_says() {
             }
             invariants::check(&memory).unwrap();
             if random(4) == 0 {
-                let compacted = memory.compact();
+                let compacted = memory.compact().unwrap();
                 for copy in compacted.row_copies {
                     for i in 0..copy.len {
                         let number = number_of[&copy.from.offset(i)];

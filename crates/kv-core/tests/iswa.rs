@@ -3,18 +3,16 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-#[path = "iswa/pairs.rs"]
-mod pairs;
+#[path = "iswa/hybrids.rs"]
+mod hybrids;
 
 use kv_core::backend::{RowCopy, RowShift};
-use kv_core::batch::{Batch, BatchRules, EqualLength, SetOrder, SplitPolicy, UBatch, validate};
+use kv_core::batch::{Batch, BatchRules, EqualLength, SetOrder, SplitPolicy, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::{
-    AnyMemory, Compacted, Contents, Copied, CopyRefused, Division, Iswa, Memory, MemoryConfig,
-    MemoryConfigError, MemoryInputs, NoSuchSequence, Pair, PairError, PlanError, PosChange,
-    RemoveRefused, Removed, RestoreInto, RestoreRefused, Restored, RollbackRefused, RowsWritten,
-    Seqs, ShiftRefused, Shifted, Streams, SwaSize, Unified, UnifiedConfig, WindowForgotten,
-    invariants,
+    Composite, Division, Edit, Memory, MemoryConfig, MemoryConfigError, MemoryInputs, Recurrent,
+    RecurrentConfig, Refusal, RestoreInto, RowsWritten, Seqs, Streams, SwaSize, Unified,
+    UnifiedConfig, WindowForgotten, invariants,
 };
 use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
@@ -25,17 +23,18 @@ mod support;
 use support::{N_SEQS, next_tokens, part};
 
 /// Part 0 sees everything and has `n_cells[0]` cells, part 1 sees `window` and has `n_cells[1]`.
-fn iswa(n_cells: [u32; 2], window: Window, streams: Streams) -> Iswa {
+fn iswa(n_cells: [u32; 2], window: Window, streams: Streams) -> Composite {
     let full = part(0, n_cells[0], Window::Full, streams);
-    Pair::new(full, part(1, n_cells[1], window, streams)).unwrap()
+    let windowed = part(1, n_cells[1], window, streams);
+    Composite::from_parts(vec![full, windowed], None).unwrap()
 }
 
-fn shared(n_cells: [u32; 2], window: Window) -> Iswa {
+fn shared(n_cells: [u32; 2], window: Window) -> Composite {
     iswa(n_cells, window, Streams::Shared)
 }
 
 /// Evaluates the next `n` tokens of each of these sequence sets; the cells in each part.
-fn decode<M: Memory>(memory: &mut M, sets: &[(&[u32], u32)]) -> Result<Vec<Vec<u32>>, PlanError> {
+fn decode<M: Memory>(memory: &mut M, sets: &[(&[u32], u32)]) -> Result<Vec<Vec<u32>>, Refusal> {
     let batch = next_tokens(memory, sets);
     let mut inputs = MemoryInputs::default();
     let mut cells: Vec<Vec<u32>> = Vec::new();
@@ -58,7 +57,7 @@ fn remove(
     memory: &mut impl Memory,
     seq: u32,
     range: impl Into<PosRange>,
-) -> Result<(u32, u32), RemoveRefused> {
+) -> Result<(u32, u32), Refusal> {
     let removed = memory.remove(Seqs::One(SeqId(seq)), range.into())?;
     Ok((removed.n_tokens, removed.n_cells))
 }
@@ -84,14 +83,19 @@ fn w6_positions_are_those_to_which_one_can_return() {
     decode(&mut memory, &[(&[0], 8)]).unwrap();
     assert_eq!(has(&memory, 0), Some((0, 7)));
     decode(&mut memory, &[(&[0], 4)]).unwrap();
-    assert_eq!(memory.first().positions(SeqId(0)).unwrap().first, Pos(0));
+    assert_eq!(memory.parts()[0].positions(SeqId(0)).unwrap().first, Pos(0));
     assert_eq!(
         has(&memory, 0),
         Some((4, 11)),
         "the windowed part has no more"
     );
     // Position 7 sees 4 to 7; position 6 would see 3, which is gone.
-    let at = |from| memory.check_remove(Seqs::One(SeqId(0)), PosRange::from(Pos(from)..));
+    let at = |from| {
+        memory.check(&Edit::Remove {
+            seqs: Seqs::One(SeqId(0)),
+            range: PosRange::from(Pos(from)..),
+        })
+    };
     assert!(at(7).is_ok() && at(6).is_err());
 }
 
@@ -104,7 +108,7 @@ fn d41_a_cut_below_the_window_is_refused_in_both_parts() {
     let forgotten_to = Pos(has(&memory, 0).unwrap().0 - 1);
     for from in [1, 4, forgotten_to.0 + 2] {
         let refused = remove(&mut memory, 0, Pos(from)..).unwrap_err();
-        let RemoveRefused::WindowForgotten(forgotten) = refused else {
+        let Refusal::WindowForgotten(forgotten) = refused else {
             unreachable!("{refused}")
         };
         assert_eq!((forgotten.seq, forgotten.window), (seq, window));
@@ -135,8 +139,8 @@ fn d17_cells_of_several_sequences_are_recycled_in_the_windowed_part() {
         decode(&mut memory, &[(&[0, 1, 2], 2)]).unwrap();
     }
     assert_eq!(has(&memory, 2), Some((8, 15)));
-    assert_eq!(memory.first().n_used(), 16);
-    assert_eq!(memory.second().n_used(), 8);
+    assert_eq!(memory.parts()[0].n_used(), 16);
+    assert_eq!(memory.parts()[1].n_used(), 8);
 }
 
 #[test]
@@ -150,7 +154,7 @@ fn d17_a_shared_prompt_serves_sequences_that_have_left_it() {
     for _ in 0..16 {
         decode(&mut memory, &[(&[0], 1), (&[1], 1), (&[2], 1)]).unwrap();
     }
-    assert_eq!(memory.first().n_used(), 8 + 3 * 16);
+    assert_eq!(memory.parts()[0].n_used(), 8 + 3 * 16);
     for seq in 0..3 {
         assert_eq!(has(&memory, seq).unwrap().1, 23);
     }
@@ -166,7 +170,7 @@ fn d6_w8_a_plan_that_one_part_refuses_changes_neither() {
         decode(&mut memory, &[(&[0], 3)]).unwrap();
         let before = memory.clone();
         let error = decode(&mut memory, &[(&[0], 8)]).unwrap_err();
-        let PlanError::NoRoom(no_room) = error else {
+        let Refusal::NoRoom(no_room) = error else {
             unreachable!("{error}")
         };
         assert_eq!(no_room.window, window);
@@ -178,10 +182,9 @@ fn d6_w8_a_plan_that_one_part_refuses_changes_neither() {
 fn where_both_parts_refuse_the_incurable_reason_counts() {
     let windowed = || part(0, 4, Window::Sliding(2), Streams::Shared);
     let full = || part(1, 4, Window::Full, Streams::Shared);
-    for error in [
-        decode(&mut Pair::new(windowed(), full()).unwrap(), &[(&[0], 6)]).unwrap_err(),
-        decode(&mut Pair::new(full(), windowed()).unwrap(), &[(&[0], 6)]).unwrap_err(),
-    ] {
+    for parts in [[windowed(), full()], [full(), windowed()]] {
+        let mut memory = Composite::from_parts(parts.to_vec(), None).unwrap();
+        let error = decode(&mut memory, &[(&[0], 6)]).unwrap_err();
         assert!(!error.smaller_may_fit(), "{error}");
     }
 }
@@ -215,7 +218,7 @@ fn d13_a_copy_between_streams_copies_the_rows_of_both_parts() {
     assert_eq!(copied.n_tokens, 11);
     assert_eq!(has(&memory, 2), has(&memory, 0));
     let refused = remove(&mut memory, 2, Pos(4)..).unwrap_err();
-    assert!(matches!(refused, RemoveRefused::WindowForgotten(_)));
+    assert!(matches!(refused, Refusal::WindowForgotten(_)));
 }
 
 #[test]
@@ -224,8 +227,7 @@ fn w5_a_shift_moves_the_tokens_of_both_parts_and_returns_the_rows_of_both() {
     decode(&mut memory, &[(&[0], 8)]).unwrap();
     decode(&mut memory, &[(&[0], 4)]).unwrap();
     // The windowed part holds 4 to 7 in cells 4 to 7, and 8 to 11 in cells 0 to 3.
-    let held: Vec<u32> = memory
-        .second()
+    let held: Vec<u32> = memory.parts()[1]
         .runs(SeqId(0))
         .iter()
         .map(|run| run.len)
@@ -247,13 +249,13 @@ fn w5_a_shift_moves_the_tokens_of_both_parts_and_returns_the_rows_of_both() {
         [row_shift(0, 6, 6), row_shift(1, 6, 2), row_shift(1, 0, 4)]
     );
     assert_eq!(
-        memory.first().positions(SeqId(0)),
+        memory.parts()[0].positions(SeqId(0)),
         Some(PosRange::new(Pos(0), Pos(7)))
     );
     assert_eq!(has(&memory, 0), Some((2, 7)));
     // The removal left four cells free in one part and two in the other.
     assert_eq!(memory.n_holes(), 6);
-    let compacted = memory.compact();
+    let compacted = memory.compact().unwrap();
     assert_eq!(compacted.n_cells, 6);
     let row_copy = |part, from, to, len| RowCopy {
         part: PartIdx(part),
@@ -277,7 +279,7 @@ fn d41_a_division_into_what_the_window_recycled_changes_neither_part() {
     // The first chunk is recycled in part. Divided, all tokens would be in it.
     let refused = memory.divide(SeqId(0), PosRange::ALL, Division::by(4));
     assert!(
-        matches!(refused, Err(ShiftRefused::WindowForgotten(f)) if f.window == Window::Chunked(8)),
+        matches!(refused, Err(Refusal::WindowForgotten(f)) if f.window == Window::Chunked(8)),
         "{refused:?}"
     );
     assert_eq!(memory, before);
@@ -313,11 +315,8 @@ fn d6_steps_are_undone_in_both_parts_as_far_as_the_window_allows() {
     let valid = validate(&batch, &rules, |seq| memory.positions(seq)).unwrap();
     let plan = memory.plan(&valid, 2).unwrap();
     let before = memory.clone();
-    let commit = |memory: &mut Iswa| -> Vec<_> {
-        let steps = plan.ubatches.iter().enumerate();
-        steps
-            .map(|(step, ubatch)| memory.commit(ubatch, &plan.placement, step))
-            .collect()
+    let commit = |memory: &mut Composite| -> Vec<_> {
+        plan.iter().map(|planned| memory.commit(planned)).collect()
     };
     for undo in commit(&mut memory).into_iter().rev() {
         assert!(memory.check_rollback(&undo, RowsWritten::No).is_ok());
@@ -343,20 +342,24 @@ fn d6_steps_are_undone_in_both_parts_as_far_as_the_window_allows() {
         needed_from: Pos(5),
         forgotten_to: Pos(5),
     };
-    assert_eq!(refused, Err(RollbackRefused::WindowForgotten(forgotten)));
+    assert_eq!(refused, Err(Refusal::WindowForgotten(forgotten)));
 }
 
 fn layers(windows: &[Option<Window>]) -> LayerMap {
     let layer = |window: &Option<Window>| match *window {
-        Some(window) => LayerMemory::Attention(AttentionMemory {
-            kv_heads: 2,
-            k_dim: 8,
-            v_dim: 8,
-            window,
-        }),
+        Some(window) => LayerMemory::Attention(attention(window)),
         None => LayerMemory::Nothing,
     };
     LayerMap::new(windows.iter().map(layer).collect())
+}
+
+fn attention(window: Window) -> AttentionMemory {
+    AttentionMemory {
+        kv_heads: 2,
+        k_dim: 8,
+        v_dim: 8,
+        window,
+    }
 }
 
 fn config(n_ctx: u32, streams: Streams) -> MemoryConfig {
@@ -377,14 +380,14 @@ fn layers_decide_which_memory_and_how_many_cells() {
     let cells = |windows: &[Option<Window>], streams| {
         let (map, config) = (layers(windows), config(1024, streams));
         let cells = config.cells_per_part(&map).unwrap();
-        let memory = AnyMemory::new(&map, &config).unwrap();
+        let memory = Composite::new(&map, &config).unwrap();
         let made: Vec<usize> = memory
-            .attention_parts()
+            .parts()
             .iter()
             .map(|part| part.n_cells() as usize)
             .collect();
         assert_eq!(cells, made);
-        for (number, part) in (0..).zip(memory.attention_parts()) {
+        for (number, part) in (0..).zip(memory.parts()) {
             let config = part.config();
             assert_eq!(config.part, PartIdx(number));
             assert_eq!(config.window, map.parts()[number as usize].window);
@@ -403,6 +406,8 @@ fn layers_decide_which_memory_and_how_many_cells() {
     assert_eq!(cells(&[near], Shared), [256]);
     let chunked = Some(Window::Chunked(300));
     assert_eq!(cells(&[near, chunked], Shared), [256, 1024]);
+    // As many kinds of windows as a model has.
+    assert_eq!(cells(&[near, chunked, full], Shared), [256, 1024, 1024]);
 }
 
 #[test]
@@ -410,15 +415,17 @@ fn layers_without_a_memory_are_refused_with_what_they_are() {
     let config = config(1024, Streams::Shared);
     let refused = |windows: &[Option<Window>], config: &MemoryConfig| {
         let map = layers(windows);
-        let error = AnyMemory::new(&map, config).unwrap_err();
+        let error = Composite::new(&map, config).unwrap_err();
         assert_eq!(config.cells_per_part(&map), Err(error.clone()));
         error.to_string()
     };
-    let three = [Window::Full, Window::Sliding(8), Window::Chunked(8)].map(Some);
-    assert_eq!(
-        refused(&three, &config),
-        "the layers have 3 kinds of windows (full, sliding(8), chunked(8)): there may be 2"
-    );
+    let map = LayerMap::new(vec![
+        LayerMemory::Nothing,
+        LayerMemory::Custom(attention(Window::Full)),
+    ]);
+    let custom = Composite::new(&map, &config).unwrap_err();
+    let layer = LayerIdx(1);
+    assert_eq!(custom, MemoryConfigError::CustomLayer { layer });
     let too_large = MemoryConfig {
         n_ctx: 1 << 30,
         streams: Streams::PerSequence,
@@ -429,45 +436,13 @@ fn layers_without_a_memory_are_refused_with_what_they_are() {
         "part 1 (full): 3 streams of 1073741824 cells: there must be 1 to 2147483647 in all"
     );
     assert!(matches!(
-        AnyMemory::new(
+        Composite::new(
             &layers(&[Some(Window::Full)]),
             &MemoryConfig {
                 n_seqs: 0,
                 ..config
             }
         ),
-        Err(MemoryConfigError::Part { .. })
+        Err(MemoryConfigError::SeqCount { n_seqs: 0 })
     ));
-}
-
-#[test]
-fn any_memory_does_what_the_one_in_it_does() {
-    let map = layers(&[Some(Window::Sliding(4)), Some(Window::Full)]);
-    let config = config(1024, Streams::Shared);
-    let mut any = AnyMemory::new(&map, &config).unwrap();
-    let parts = [(PartIdx(0), Window::Sliding(4)), (PartIdx(1), Window::Full)];
-    let mut iswa = Iswa::iswa(&config, parts).unwrap();
-    assert_eq!(map.attention(LayerIdx(0)).unwrap().window, parts[0].1);
-    fn play<M: Memory>(memory: &mut M) -> (Vec<Vec<u32>>, Vec<Shifted>, u32, Compacted) {
-        let mut moved = Vec::new();
-        let mut cells = decode(memory, &[(&[0], 9), (&[1], 4)]).unwrap();
-        let _ = memory.copy(SeqId(0), SeqId(2), PosRange::ALL).unwrap();
-        memory
-            .remove(Seqs::One(SeqId(0)), PosRange::from(Pos(7)..))
-            .unwrap();
-        cells.extend(decode(memory, &[(&[2], 3), (&[0], 1)]).unwrap());
-        memory.keep_only(SeqId(2)).unwrap();
-        let up = memory.shift(SeqId(2), PosRange::from(Pos(10)..), PosDelta(8));
-        moved.push(up.unwrap());
-        let closer = PosRange::from(Pos(18)..);
-        let division = Division {
-            by: 2,
-            origin: Pos(18),
-        };
-        moved.push(memory.divide(SeqId(2), closer, division).unwrap());
-        (cells, moved, memory.n_holes(), memory.compact())
-    }
-    assert_eq!(play(&mut any), play(&mut iswa));
-    assert_eq!(any.n_used(), 24);
-    assert_eq!(any, AnyMemory::Iswa(iswa));
 }

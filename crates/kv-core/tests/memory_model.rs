@@ -1,5 +1,4 @@
-//! Random operations on [`Unified`], [`Iswa`], pairs of pairs and hybrids, against a model that never recycles
-//! anything.
+//! Random operations on every kind of memory, against a model that never recycles anything.
 //!
 //! The model keeps every token of every sequence that was not removed on purpose, and asks
 //! [`Window`] who sees whom. So whatever cells the memory reuses, shares, copies or gives back after
@@ -23,7 +22,7 @@ mod saves;
 #[path = "memory_model/world.rs"]
 mod world;
 
-use memories::{Attention, hybrid, hybrid_iswa, iswa, pair_of_pairs, unified};
+use memories::{Attention, hybrid, hybrid_iswa, iswa, three_windows, unified};
 use ops::{Op, ops, ops_with_images};
 use proptest::prelude::*;
 use world::World;
@@ -57,8 +56,8 @@ fn both_parts_of_an_iswa_show_what_a_memory_without_limits_would() {
 }
 
 #[test]
-fn so_do_pairs_of_pairs() {
-    run("pair of pairs", pair_of_pairs());
+fn so_do_three_windows() {
+    run("three windows", three_windows());
 }
 
 #[test]

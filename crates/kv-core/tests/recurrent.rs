@@ -4,8 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test
 
 use kv_core::memory::{
-    CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig, RecurrentConfigError,
-    RemoveRefused, RowsWritten, Seqs,
+    Memory, MemoryConfigError, MemoryInputs, Recurrent, RecurrentConfig, Refusal, RowsWritten, Seqs,
 };
 use kv_core::{Pos, PosRange, SeqId};
 
@@ -31,11 +30,11 @@ impl Fixture {
     }
 
     /// Evaluates the next tokens and draws what each ubatch reads and stores.
-    fn decode(&mut self, sets: &[(&[u32], u32)]) -> Result<String, PlanError> {
+    fn decode(&mut self, sets: &[(&[u32], u32)]) -> Result<String, Refusal> {
         self.decode_by(sets, 512)
     }
 
-    fn decode_by(&mut self, sets: &[(&[u32], u32)], n_ubatch: u32) -> Result<String, PlanError> {
+    fn decode_by(&mut self, sets: &[(&[u32], u32)], n_ubatch: u32) -> Result<String, Refusal> {
         let batch = next_tokens(&self.memory, sets);
         let mut ubatches = Vec::new();
         let mut steps = self.memory.begin(&batch, n_ubatch)?;
@@ -50,14 +49,10 @@ impl Fixture {
         let batch = next_tokens(&self.memory, sets);
         let mut steps = self.memory.begin(&batch, 512).unwrap();
         steps.next(&mut self.inputs).unwrap();
-        steps.fail(RowsWritten::Perhaps);
+        steps.undo_last(RowsWritten::Perhaps);
     }
 
-    fn remove(
-        &mut self,
-        seq: u32,
-        range: impl Into<PosRange>,
-    ) -> Result<(u32, u32), RemoveRefused> {
+    fn remove(&mut self, seq: u32, range: impl Into<PosRange>) -> Result<(u32, u32), Refusal> {
         let removed = self.memory.remove(Seqs::One(SeqId(seq)), range.into())?;
         Ok((removed.n_tokens, removed.n_cells))
     }
@@ -70,7 +65,7 @@ impl Fixture {
         refused.to_string()
     }
 
-    fn copy(&mut self, from: u32, to: u32, range: impl Into<PosRange>) -> Result<u32, CopyRefused> {
+    fn copy(&mut self, from: u32, to: u32, range: impl Into<PosRange>) -> Result<u32, Refusal> {
         let copied = self.memory.copy(SeqId(from), SeqId(to), range.into())?;
         assert!(copied.row_copies.is_empty());
         Ok(copied.n_tokens)
@@ -391,7 +386,7 @@ fn configurations_that_make_no_memory_are_refused() {
     let error = |config| Recurrent::new(config).unwrap_err();
     assert_eq!(
         error(RecurrentConfig::new(0)),
-        RecurrentConfigError::SeqCount { n_seqs: 0 }
+        MemoryConfigError::SeqCount { n_seqs: 0 }
     );
     assert_eq!(
         error(RecurrentConfig::new(257)).to_string(),
@@ -403,7 +398,7 @@ fn configurations_that_make_no_memory_are_refused() {
         "{too_few}"
     );
     let too_many = error(RecurrentConfig::new(2).with_snapshots(u32::MAX));
-    assert!(matches!(too_many, RecurrentConfigError::RowCount { .. }));
+    assert!(matches!(too_many, MemoryConfigError::StateRowCount { .. }));
 }
 
 #[test]
@@ -414,8 +409,8 @@ fn steps_before_the_last_are_undone_only_where_their_states_are_still_there() {
     let batch = next_tokens(&f.memory, &[(&[0], 3)]);
     let plan = f.memory.plan(&batch, 1).unwrap();
     let mut undo = Vec::new();
-    for (step, ubatch) in plan.ubatches.iter().enumerate() {
-        undo.push(f.memory.commit(ubatch, &plan.placement, step));
+    for planned in &plan {
+        undo.push(f.memory.commit(planned));
     }
     // Two rows in turns: the last step stored its state where the one before the second was.
     let written = RowsWritten::Perhaps;

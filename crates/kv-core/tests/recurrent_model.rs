@@ -7,10 +7,11 @@
 
 mod oracle;
 
-use kv_core::batch::{UBatch, ValidBatch, validate};
+use kv_core::batch::{ValidBatch, validate};
+use kv_core::graph::StateGroup;
 use kv_core::memory::{
-    Contents, CopyRefused, Memory, MemoryInputs, PlanError, Recurrent, RecurrentConfig,
-    RecurrentPlacement, RemoveRefused, RestoreInto, RestoreRefused, RowsTaken, RowsWritten, Seqs,
+    Edit, Memory, MemoryInputs, NoStateRoom, Plan, Recurrent, RecurrentConfig, Refusal,
+    RestoreInto, RowsTaken, RowsWritten, Seqs, Snapshot,
 };
 use kv_core::{Pos, PosRange, SeqId};
 use oracle::batches::{N_SEQS, RULES, RelativeRange, batch, entries, seq};
@@ -114,7 +115,7 @@ struct World {
     model: Vec<ModelSeq>,
     n_tokens: u64,
     /// What was saved last, with its rows and the model of then.
-    saved: Option<(Contents, StateRows, Vec<ModelSeq>)>,
+    saved: Option<(Snapshot, StateRows, Vec<ModelSeq>)>,
 }
 
 impl World {
@@ -143,14 +144,14 @@ impl World {
             Op::Remove(seqs, range) => self.remove(*seqs, *range),
             Op::Copy(from, to, range) => self.copy(*from, *to, *range),
             Op::Save(seqs) => {
-                let contents = self.memory.contents(*seqs).unwrap();
+                let snapshot = self.memory.snapshot(*seqs).unwrap();
                 let mut model = self.model.clone();
                 for (s, model) in (0u32..).map(SeqId).zip(&mut model) {
                     if *seqs != Seqs::All && *seqs != Seqs::One(s) {
                         *model = ModelSeq::default();
                     }
                 }
-                self.saved = Some((contents, self.rows.clone(), model));
+                self.saved = Some((snapshot, self.rows.clone(), model));
             }
             Op::Restore(into) => self.restore(*into),
             Op::KeepOnly(seq) => {
@@ -174,7 +175,7 @@ impl World {
             return;
         };
         if let Ok(plan) = self.memory.plan(&batch, n_ubatch) {
-            self.undo_exactly(&plan.ubatches, &plan.placement);
+            self.undo_exactly(&plan);
         }
         let n_kept = self.memory.config().n_snapshots() as usize + 1;
         let mut memory = self.memory.clone();
@@ -192,7 +193,7 @@ impl World {
                     self.rows.check_groups(&inputs.states, ubatch.n_tokens());
                     if failure == Some(number) {
                         self.rows.destroy(&inputs.states);
-                        steps.fail(RowsWritten::Perhaps);
+                        steps.undo_last(RowsWritten::Perhaps);
                         assert_eq!(memory, before);
                         break;
                     }
@@ -220,12 +221,12 @@ impl World {
     }
 
     /// Commits a plan on a copy and undoes it step by step.
-    fn undo_exactly(&self, ubatches: &[UBatch], placement: &RecurrentPlacement) {
+    fn undo_exactly(&self, plan: &Plan<Vec<StateGroup>>) {
         let mut memory = self.memory.clone();
         let mut done = Vec::new();
-        for (step, ubatch) in ubatches.iter().enumerate() {
+        for planned in plan {
             let before = memory.clone();
-            let undo = memory.commit(ubatch, placement, step);
+            let undo = memory.commit(planned);
             done.push((before, undo));
         }
         for (before, undo) in done.into_iter().rev() {
@@ -234,19 +235,19 @@ impl World {
         }
     }
 
-    fn check_refusal(&self, batch: &ValidBatch, error: &PlanError) {
+    fn check_refusal(&self, batch: &ValidBatch, error: &Refusal) {
         match error {
-            PlanError::NoStateRoom(no_room) => {
+            Refusal::NoStateRoom(no_room) => {
                 assert!(no_room.n_wanted > no_room.n_free, "{no_room}");
                 let config = self.memory.config();
                 let enough = RecurrentConfig::new(N_SEQS).with_snapshots(config.n_snapshots());
                 assert!(config.n_rows() < enough.n_rows(), "{no_room}");
             }
-            PlanError::CoupledStates(coupled) => {
-                let set = batch.entries()[coupled.entry as usize].seqs;
-                assert!(set.contains(coupled.a) && set.contains(coupled.b));
+            Refusal::CoupledStates { entry, a, b } => {
+                let set = batch.entries()[*entry as usize].seqs;
+                assert!(set.contains(*a) && set.contains(*b));
                 let current = |seq| self.memory.states(seq).last().map(|s| s.row);
-                assert_ne!(current(coupled.a), current(coupled.b));
+                assert_ne!(current(*a), current(*b));
             }
             other => panic!("{other}"),
         }
@@ -263,9 +264,9 @@ impl World {
             .iter()
             .map(|seq| self.model[seq.as_usize()].without(range))
             .collect();
-        let checked = self.memory.check_remove(seqs, range);
+        let checked = self.memory.check(&Edit::Remove { seqs, range });
         let removed = self.memory.remove(seqs, range);
-        assert_eq!(checked, removed.map(drop));
+        assert_eq!(checked, removed.clone().map(drop));
         match (removed, wanted) {
             (Ok(removed), Some(left)) => {
                 let mut n_tokens = 0;
@@ -280,8 +281,8 @@ impl World {
             (Err(refused), None) => {
                 assert_eq!(self.memory, before);
                 assert_ne!(range, PosRange::ALL, "{refused}");
-                if let RemoveRefused::StateGone(gone) = refused {
-                    assert!(gone.wanted < gone.oldest, "{gone}");
+                if let Refusal::StateGone { wanted, oldest, .. } = refused {
+                    assert!(wanted < oldest, "{refused}");
                 }
             }
             (removed, wanted) => panic!("{removed:?}, but the model has {wanted:?}"),
@@ -291,9 +292,9 @@ impl World {
     fn copy(&mut self, from: SeqId, to: SeqId, range: RelativeRange) {
         let range = range.resolve(self.last(from));
         let before = self.memory.clone();
-        let checked = self.memory.check_copy(from, to, range);
+        let checked = self.memory.check(&Edit::Copy { from, to, range });
         let copied = self.memory.copy(from, to, range);
-        assert_eq!(checked, copied.as_ref().map(drop).map_err(|e| *e));
+        assert_eq!(checked, copied.as_ref().map(drop).map_err(Clone::clone));
         match copied {
             Ok(copied) => {
                 assert!(copied.row_copies.is_empty());
@@ -319,21 +320,21 @@ impl World {
                 assert_eq!(self.memory, before);
                 // Copying everything to where nothing is, is never refused.
                 assert!(range != PosRange::ALL, "{refused}");
-                if let CopyRefused::StateGone(gone) = refused {
-                    assert!(gone.wanted < gone.oldest, "{gone}");
+                if let Refusal::StateGone { wanted, oldest, .. } = refused {
+                    assert!(wanted < oldest, "{refused}");
                 }
             }
         }
     }
 
     fn restore(&mut self, into: RestoreInto) {
-        let Some((contents, rows, model)) = self.saved.clone() else {
+        let Some((snapshot, rows, model)) = self.saved.clone() else {
             return;
         };
         let before = self.memory.clone();
-        let checked = self.memory.check_restore(&contents, into);
-        let restored = self.memory.restore(&contents, into);
-        assert_eq!(checked.err(), restored.as_ref().err().copied());
+        let checked = self.memory.check_restore(&snapshot, into);
+        let restored = self.memory.restore(&snapshot, into);
+        assert_eq!(checked.err(), restored.as_ref().err().cloned());
         match restored {
             Ok(restored) => {
                 for write in restored.state_writes {
@@ -357,12 +358,12 @@ impl World {
             Err(refused) => {
                 assert_eq!(self.memory, before);
                 match refused {
-                    RestoreRefused::NotSaved { seq, .. } => {
+                    Refusal::NotSaved { seq, .. } => {
                         assert!(model[seq.as_usize()].tokens.is_empty());
                     }
-                    RestoreRefused::NoStateRoom {
+                    Refusal::NoStateRoom(NoStateRoom {
                         n_wanted, n_free, ..
-                    } => {
+                    }) => {
                         assert!(n_wanted > n_free, "{refused}");
                         assert_ne!(into, RestoreInto::All, "it all fitted before");
                     }

@@ -6,8 +6,8 @@
 use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::memory::{
-    Division, Memory, MemoryInputs, NoSuchSequence, PosChange, RowsWritten, Seqs, ShiftRefused,
-    Shifted, Streams, Unified, WindowForgotten, invariants,
+    Division, Edited, Memory, MemoryInputs, NeededFor, NoRoom, PosChange, Refusal, RowsWritten,
+    Seqs, Streams, Unified, WindowForgotten, invariants,
 };
 use kv_core::{CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, StreamIdx, TokenId, Window};
 
@@ -47,16 +47,16 @@ impl Fixture {
         self
     }
 
-    fn shift(&mut self, range: PosRange, delta: i32) -> Result<Shifted, ShiftRefused> {
+    fn shift(&mut self, range: PosRange, delta: i32) -> Result<Edited, Refusal> {
         self.change(range, PosChange::Shift(PosDelta(delta)))
     }
 
-    fn divide(&mut self, range: PosRange, by: u32) -> Result<Shifted, ShiftRefused> {
+    fn divide(&mut self, range: PosRange, by: u32) -> Result<Edited, Refusal> {
         self.change(range, PosChange::Divide(Division::by(by)))
     }
 
     /// Moves tokens of sequence 0.
-    fn change(&mut self, range: PosRange, change: PosChange) -> Result<Shifted, ShiftRefused> {
+    fn change(&mut self, range: PosRange, change: PosChange) -> Result<Edited, Refusal> {
         let before = self.memory.clone();
         let shifted = self.memory.reposition(S0, range, change);
         invariants::check(&self.memory).unwrap();
@@ -90,7 +90,7 @@ fn row_copy(from: u32, to: u32, len: u32) -> RowCopy {
 }
 
 /// First row, number of rows, distance.
-fn shifts(shifted: &Shifted) -> Vec<(u32, u32, i32)> {
+fn shifts(shifted: &Edited) -> Vec<(u32, u32, i32)> {
     let one = |s: &RowShift| (s.first.0, s.len, s.delta.0);
     shifted.row_shifts.iter().map(one).collect()
 }
@@ -118,7 +118,7 @@ fn k53_rows_that_do_not_move_are_not_named() {
         f.divide(PosRange::ALL, 1),
         f.divide(range(0, 1), 2),
     ] {
-        assert_eq!(nothing, Ok(Shifted::default()));
+        assert_eq!(nothing, Ok(Edited::default()));
     }
     assert_eq!(f.draw(), "0:0 1:0 2:0 3:0 . . . .");
 }
@@ -178,15 +178,18 @@ fn d14_shared_tokens_get_cells_of_their_own_before_they_move() {
 fn d14_shared_tokens_without_room_are_refused_with_numbers() {
     let mut f = Fixture::shared(6);
     f.decode(&[S0, S1], 4).decode(&[S0], 1);
-    let refused = ShiftRefused::NoRoom {
-        seq: S0,
+    let refused = Refusal::NoRoom(NoRoom {
+        needed_for: NeededFor::Move(S0),
         part: PartIdx(0),
         stream: StreamIdx(0),
+        window: Window::Full,
         n_wanted: 3,
         n_free: 1,
+        n_recyclable: 0,
         n_cells: 6,
-    };
-    assert_eq!(f.divide(PosRange::ALL, 2), Err(refused));
+        n_free_elsewhere: 0,
+    });
+    assert_eq!(f.divide(PosRange::ALL, 2), Err(refused.clone()));
     assert_eq!(f.shift(from(1), 1), Err(refused));
     assert_eq!(f.shift(from(3), 1).unwrap().n_tokens, 2);
 }
@@ -197,7 +200,7 @@ fn k17_nobody_falls_off_an_end() {
     f.decode(&[S0], 6);
     let change = PosChange::Shift(PosDelta(-3));
     let moved = PosRange::new(Pos(2), Pos(5));
-    let refused = ShiftRefused::OutOfRange {
+    let refused = Refusal::OutOfRange {
         seq: S0,
         moved,
         change,
@@ -205,7 +208,7 @@ fn k17_nobody_falls_off_an_end() {
         last: 2,
     };
     f.remove(S0, range(0, 2));
-    assert_eq!(f.shift(PosRange::ALL, -3), Err(refused));
+    assert_eq!(f.shift(PosRange::ALL, -3), Err(refused.clone()));
     assert!(
         refused
             .to_string()
@@ -217,7 +220,7 @@ fn k17_nobody_falls_off_an_end() {
     let beyond = f.shift(PosRange::ALL, 1).unwrap_err();
     assert!(matches!(
         beyond,
-        ShiftRefused::OutOfRange {
+        Refusal::OutOfRange {
             last: 0x8000_0000,
             ..
         }
@@ -244,15 +247,12 @@ fn tokens_keep_their_order() {
     ] {
         let refused = f.shift(named, delta).unwrap_err();
         assert!(
-            matches!(refused, ShiftRefused::Overtakes { other: at, .. } if at == Pos(other)),
+            matches!(refused, Refusal::Overtakes { other: at, .. } if at == Pos(other)),
             "{refused}"
         );
     }
     let refused = f.divide(from(5), 2).unwrap_err();
-    assert!(matches!(
-        refused,
-        ShiftRefused::Overtakes { other: Pos(2), .. }
-    ));
+    assert!(matches!(refused, Refusal::Overtakes { other: Pos(2), .. }));
     assert_eq!(f.shift(from(5), -2).unwrap().n_tokens, 3);
 }
 
@@ -260,7 +260,7 @@ fn tokens_keep_their_order() {
 fn k18_a_division_by_zero_is_refused() {
     let mut f = Fixture::shared(4);
     f.decode(&[S0], 3);
-    let refused = ShiftRefused::DivideByZero { seq: S0 };
+    let refused = Refusal::DivideByZero { seq: S0 };
     assert_eq!(f.divide(PosRange::ALL, 0), Err(refused));
 }
 
@@ -269,7 +269,7 @@ fn d47_a_sequence_that_does_not_exist_is_refused() {
     let mut f = Fixture::shared(4);
     let (seq, n_seqs) = (SeqId(3), 3);
     let refused = f.memory.shift(seq, PosRange::ALL, PosDelta(1));
-    let wanted = ShiftRefused::NoSuchSequence(NoSuchSequence { seq, n_seqs });
+    let wanted = Refusal::NoSuchSequence { seq, n_seqs };
     assert_eq!(refused, Err(wanted));
 }
 
@@ -307,10 +307,7 @@ fn a_move_that_would_show_what_is_forgotten_is_refused() {
     assert_eq!(f.divide(PosRange::ALL, 2), Err(refused.into()));
     // What is forgotten keeps its place in the order, too.
     let refused = f.shift(from(5), -3).unwrap_err();
-    assert!(matches!(
-        refused,
-        ShiftRefused::Overtakes { other: Pos(4), .. }
-    ));
+    assert!(matches!(refused, Refusal::Overtakes { other: Pos(4), .. }));
     f.remove(S0, range(2, 5));
     assert_eq!(f.shift(from(5), -3).unwrap().n_tokens, 4);
 }
@@ -340,7 +337,7 @@ fn a_step_after_a_division_can_be_undone_though_the_last_position_is_forgotten_i
     };
     let batch = validate(&batch, &rules, |seq| f.memory.positions(seq)).unwrap();
     let plan = f.memory.plan(&batch, 64).unwrap();
-    let undo = f.memory.commit(&plan.ubatches[0], &plan.placement, 0);
+    let undo = f.memory.commit(&plan[0]);
     assert_eq!(f.memory.check_rollback(&undo, RowsWritten::Perhaps), Ok(()));
     f.memory.rollback(undo, RowsWritten::Perhaps);
     assert_eq!(f.memory, before);
@@ -362,12 +359,12 @@ fn d16_compaction_moves_the_last_cells_into_the_holes() {
     f.remove(S0, range(1, 4));
     assert_eq!(f.draw(), "0:0 . . . 0:1 1:1 4:0 5:0 6:0 .");
     assert_eq!(f.memory.n_holes(), 3);
-    let compacted = f.memory.compact();
+    let compacted = f.memory.compact().unwrap();
     invariants::check(&f.memory).unwrap();
     assert_eq!(f.draw(), "0:0 4:0 5:0 6:0 0:1 1:1 . . . .");
     assert_eq!((compacted.n_cells, f.memory.n_holes()), (3, 0));
     assert_eq!(compacted.row_copies, [row_copy(6, 1, 3)]);
-    assert_eq!(f.memory.compact().row_copies, []);
+    assert_eq!(f.memory.compact().unwrap().row_copies, []);
     f.decode(&[S1], 1);
     assert_eq!(f.draw(), "0:0 4:0 5:0 6:0 0:1 1:1 2:1 . . .");
 }
@@ -379,6 +376,6 @@ fn d16_compaction_puts_positions_in_order() {
     f.remove(S1, range(0, 2)).decode(&[S0], 4);
     assert_eq!(f.draw(), "2:0 3:0 2:1 3:1 0:0 1:0 4:0 5:0");
     f.remove(S0, range(2, 4));
-    assert_eq!(f.memory.compact().row_copies, [row_copy(6, 0, 2)]);
+    assert_eq!(f.memory.compact().unwrap().row_copies, [row_copy(6, 0, 2)]);
     assert_eq!(f.draw(), "4:0 5:0 2:1 3:1 0:0 1:0 . .");
 }

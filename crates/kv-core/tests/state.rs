@@ -13,9 +13,10 @@ use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, configs, ids};
 use kv_core::backend::RowKind;
 use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::memory::{
-    Memory, MemoryConfig, PosChange, RestoreInto, RestoreRefused, RowsTaken, Seqs, Streams, SwaSize,
+    Memory, MemoryConfig, NoRoom, PosChange, Refusal, RestoreInto, RowsTaken, Seqs, Streams,
+    SwaSize,
 };
-use kv_core::state::{RestoreError, SavedState, VERSION, check_kv_type};
+use kv_core::state::{SavedState, StateError, VERSION, check_kv_type};
 use kv_core::{CellIdx, KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 use proptest::prelude::*;
 
@@ -42,9 +43,9 @@ fn lived_in(shape: usize, config: &MemoryConfig) -> Device {
     device
 }
 
-fn refusal(result: Result<Written, RestoreError>) -> RestoreRefused {
+fn refusal(result: Result<Written, StateError>) -> Refusal {
     match result {
-        Err(RestoreError::Refused(refused)) => refused,
+        Err(StateError::Refused(refused)) => refused,
         other => panic!("{other:?}"),
     }
 }
@@ -112,10 +113,7 @@ fn one_sequence_becomes_another_and_the_others_stay() {
                 to: ONE,
             };
             let refused = refusal(device.restore(&bytes, missing));
-            assert!(matches!(
-                refused,
-                RestoreRefused::NotSaved { seq: SeqId(7), .. }
-            ));
+            assert!(matches!(refused, Refusal::NotSaved { seq: SeqId(7), .. }));
             let beyond = RestoreInto::One {
                 from: ONE,
                 to: SeqId(3),
@@ -135,7 +133,7 @@ fn cells_that_sequences_share_are_saved_once_and_shared_again() {
     assert_eq!(lived_in.memory.n_used(), 13 + 11 + 3);
     let bytes = lived_in.save(Seqs::All, None);
     let state = SavedState::parse(&bytes).unwrap();
-    assert_eq!(state.contents().parts()[0].tokens.len(), 27);
+    assert_eq!(state.snapshot().parts()[0].cells.len(), 27);
     assert_eq!(state.rows()[0].format.n_rows, 27);
     let mut device = Device::new(SHAPES[0], &config(), KvType::F32);
     device.restore(&bytes, RestoreInto::All).unwrap();
@@ -167,8 +165,8 @@ fn d12_nothing_pends_when_a_state_is_saved() {
     assert_eq!(shifted.row_shifts.iter().map(|s| s.len).sum::<u32>(), 4);
     let bytes = device.save(Seqs::One(ONE), None);
     let state = SavedState::parse(&bytes).unwrap();
-    let positions = state.contents().parts()[0]
-        .tokens
+    let positions = state.snapshot().parts()[0]
+        .cells
         .iter()
         .map(|t| t.cell.pos.0);
     assert_eq!(positions.collect::<Vec<_>>(), [0, 1, 5, 6, 7, 8]);
@@ -245,12 +243,12 @@ fn d18_a_part_without_room_leaves_the_others_as_they_were() {
     let refused = refusal(device.restore(&bytes, RestoreInto::All));
     assert!(matches!(
         refused,
-        RestoreRefused::NoRoom {
+        Refusal::NoRoom(NoRoom {
             n_wanted: 40,
             n_free: 30,
             n_cells: 30,
             ..
-        }
+        })
     ));
     assert_eq!(device, before);
 }
@@ -440,10 +438,7 @@ fn nan_and_every_other_bit_pattern_pass_as_they_are() {
     let again = SavedState::parse(&again).unwrap();
     assert_eq!(again.rows()[0].bytes, state.rows()[0].bytes);
     // Sequence 0 comes first, in the order of its positions, in the first cells.
-    assert_eq!(
-        device.memory.attention_parts()[0].runs(SeqId(0))[0].cell,
-        CellIdx(0)
-    );
+    assert_eq!(device.memory.parts()[0].runs(SeqId(0))[0].cell, CellIdx(0));
 }
 
 #[test]

@@ -6,8 +6,8 @@
 use kv_core::backend::RowCopy;
 use kv_core::batch::ValidBatch;
 use kv_core::memory::{
-    CopyRefused, Memory, MemoryInputs, PlanError, RemoveRefused, RowsWritten, Seqs, Streams,
-    Unified, UnifiedConfig, UnifiedConfigError, invariants,
+    Memory, MemoryConfigError, MemoryInputs, NeededFor, NoRoom, Refusal, RowsWritten, Seqs,
+    Streams, Unified, UnifiedConfig, invariants,
 };
 use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, Window};
 
@@ -38,7 +38,7 @@ impl Fixture {
     }
 
     /// Evaluates the next tokens in ubatches of at most 64 and returns their cells.
-    fn decode(&mut self, sets: &[(&[u32], u32)]) -> Result<Vec<u32>, PlanError> {
+    fn decode(&mut self, sets: &[(&[u32], u32)]) -> Result<Vec<u32>, Refusal> {
         let batch = self.batch(sets);
         let mut cells = Vec::new();
         let mut steps = self.memory.begin(&batch, 64)?;
@@ -60,11 +60,7 @@ impl Fixture {
             .map(|has| (has.first.0, has.last.0))
     }
 
-    fn remove(
-        &mut self,
-        seq: u32,
-        range: impl Into<PosRange>,
-    ) -> Result<(u32, u32), RemoveRefused> {
+    fn remove(&mut self, seq: u32, range: impl Into<PosRange>) -> Result<(u32, u32), Refusal> {
         let removed = self.memory.remove(Seqs::One(SeqId(seq)), range.into())?;
         Ok((removed.n_tokens, removed.n_cells))
     }
@@ -109,11 +105,11 @@ fn a_ubatch_that_the_window_has_no_room_for_is_cut_smaller() {
     let batch = f.batch(&[(&[0], 6)]);
     assert!(
         f.memory
-            .place(&f.memory.split_policy().split(&batch, 6).unwrap())
+            .find_slots(f.memory.split_policy().split(&batch, 6).unwrap())
             .is_err()
     );
     let plan = f.memory.plan(&batch, 6).unwrap();
-    assert_eq!(plan.ubatches.len(), 2);
+    assert_eq!(plan.len(), 2);
     assert_eq!(f.decode(&[(&[0], 6)]).unwrap(), [0, 1, 2, 3, 4, 5]);
 }
 
@@ -137,22 +133,19 @@ fn d6_planning_and_failing_lose_nothing() {
     let before = f.memory.clone();
     let batch = f.batch(&[(&[0], 3)]);
     let plan = f.memory.plan(&batch, 3).unwrap();
-    assert_eq!(
-        plan.placement.cells(0),
-        [CellIdx(0), CellIdx(1), CellIdx(2)]
-    );
+    assert_eq!(plan[0].slot, [CellIdx(0), CellIdx(1), CellIdx(2)]);
     assert_eq!(f.memory, before);
 
     let mut steps = f.memory.begin(&batch, 3).unwrap();
     steps.next(&mut f.inputs).unwrap();
     assert_ne!(steps.memory(), &before);
-    steps.fail(RowsWritten::No);
+    steps.undo_last(RowsWritten::No);
     assert_eq!(f.memory, before);
 
     // Rows of cells 0 to 2 may be overwritten: positions 0 to 2 are not claimed any more.
     let mut steps = f.memory.begin(&batch, 3).unwrap();
     steps.next(&mut f.inputs).unwrap();
-    steps.fail(RowsWritten::Perhaps);
+    steps.undo_last(RowsWritten::Perhaps);
     assert_eq!(f.draw(), ". . . 3:0 4:0 5:0 6:0 7:0");
 }
 
@@ -206,11 +199,11 @@ fn d16_holes_are_never_why_there_is_no_room() {
             for _ in 0..2 {
                 assert!(f.memory.plan(&f.batch(&[(&[seq], 3)]), 8).is_ok());
                 let error = f.memory.plan(&f.batch(&[(&[seq], 4)]), 8).unwrap_err();
-                let PlanError::NoRoom(no_room) = error else {
+                let Refusal::NoRoom(no_room) = error else {
                     panic!("{error}");
                 };
                 assert_eq!((no_room.n_wanted, no_room.n_free), (4, 3), "{window}");
-                let _compacted = f.memory.compact();
+                let _compacted = f.memory.compact().unwrap();
                 assert_eq!(f.memory.n_holes(), 0);
             }
         }
@@ -227,11 +220,11 @@ fn d16_holes_between_sequences_are_room_for_others() {
     for _ in 0..2 {
         assert!(f.memory.plan(&f.batch(&[(&[2], 4)]), 8).is_ok());
         let error = f.memory.plan(&f.batch(&[(&[2], 5)]), 8).unwrap_err();
-        let PlanError::NoRoom(no_room) = error else {
+        let Refusal::NoRoom(no_room) = error else {
             panic!("{error}");
         };
         assert_eq!((no_room.n_wanted, no_room.n_free), (5, 4));
-        let _compacted = f.memory.compact();
+        let _compacted = f.memory.compact().unwrap();
         assert_eq!(f.memory.n_holes(), 0);
     }
 }
@@ -268,7 +261,7 @@ fn k23_e_streams_have_cells_of_their_own() {
     let mut f = Fixture::new(8, Window::Full, Streams::PerSequence);
     let error = f.decode(&[(&[0], 1), (&[1, 2], 1)]).unwrap_err();
     let set = [SeqId(1), SeqId(2)].into_iter().collect();
-    assert_eq!(error, PlanError::CoupledStreams { entry: 1, set });
+    assert_eq!(error, Refusal::CoupledStreams { entry: 1, set });
 }
 
 #[test]
@@ -337,14 +330,17 @@ fn a_copy_between_streams_needs_room() {
     let refused = f.memory.copy(SeqId(0), SeqId(1), range).unwrap_err();
     let (part, stream) = (PartIdx(0), StreamIdx(1));
     let (from, n_wanted, n_free, n_cells) = (SeqId(0), 1, 0, 4);
-    let no_room = CopyRefused::NoRoom {
-        from,
+    let no_room = Refusal::NoRoom(NoRoom {
+        needed_for: NeededFor::Copy(from),
         part,
         stream,
+        window: Window::Full,
         n_wanted,
         n_free,
+        n_recyclable: 0,
         n_cells,
-    };
+        n_free_elsewhere: 0,
+    });
     assert_eq!(refused, no_room);
 }
 
@@ -424,19 +420,19 @@ fn configurations_that_hold_nothing_are_refused() {
     };
     assert!(matches!(
         with(0, 4),
-        Err(UnifiedConfigError::SeqCount { n_seqs: 0 })
+        Err(MemoryConfigError::SeqCount { n_seqs: 0 })
     ));
     assert!(matches!(
         with(257, 4),
-        Err(UnifiedConfigError::SeqCount { n_seqs: 257 })
+        Err(MemoryConfigError::SeqCount { n_seqs: 257 })
     ));
     assert!(matches!(
         with(2, 0),
-        Err(UnifiedConfigError::CellCount { .. })
+        Err(MemoryConfigError::CellCount { .. })
     ));
     assert!(matches!(
         with(2, 1 << 30),
-        Err(UnifiedConfigError::CellCount { .. })
+        Err(MemoryConfigError::CellCount { .. })
     ));
     assert_eq!(with(2, 4).unwrap().n_cells(), 8);
 }

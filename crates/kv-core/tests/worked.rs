@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-use kv_core::memory::{Memory, MemoryInputs, RemoveRefused, Seqs, Streams, Unified, invariants};
+use kv_core::memory::{Memory, MemoryInputs, Refusal, Seqs, Streams, Unified, invariants};
 use kv_core::{Causality, CellIdx, Pos, PosRange, SeqId, Window};
 
 mod support;
@@ -87,7 +87,7 @@ fn w6_w13_returning_to_where_the_window_still_reaches() {
     // The window of 7000 begins at 5977, which is recycled.
     let before = m.clone();
     let refused = m.remove(Seqs::One(SeqId(0)), from(7000)).unwrap_err();
-    let RemoveRefused::WindowForgotten(forgotten) = refused else {
+    let Refusal::WindowForgotten(forgotten) = refused else {
         panic!("{refused}");
     };
     assert_eq!(

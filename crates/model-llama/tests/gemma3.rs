@@ -8,7 +8,7 @@ mod common;
 
 use common::case;
 use kv_core::backend::Backend;
-use kv_core::memory::{AnyMemory, Pair, Streams, SwaSize, Unified};
+use kv_core::memory::{Composite, Streams, SwaSize, Unified};
 use kv_core::{KvType, Window};
 use model_core::architecture::{Model, ModelError};
 use model_core::gguf::Metadata;
@@ -45,27 +45,25 @@ fn texts() -> Vec<Text> {
 }
 
 /// The memory that a model with two windows asks for, with `n_cells` cells for the windowed layers.
-fn tight(model: &dyn Model, streams: Streams, n_cells: u32) -> AnyMemory {
+fn tight(model: &dyn Model, streams: Streams, n_cells: u32) -> Composite {
     let setup = Setup::with_streams(streams);
-    let AnyMemory::Iswa(iswa) = AnyMemory::new(model.layers(), &setup.memory).unwrap() else {
-        unreachable!("two windows")
-    };
-    let [first, second] = iswa.parts().map(|part| {
+    let iswa = Composite::new(model.layers(), &setup.memory).unwrap();
+    let parts = iswa.parts().iter().map(|part| {
         let mut config = *part.config();
         if config.window != Window::Full {
             config.n_cells = n_cells;
         }
         Unified::new(config).unwrap()
     });
-    AnyMemory::Iswa(Pair::new(first, second).unwrap())
+    Composite::from_parts(parts.collect(), None).unwrap()
 }
 
-fn by_layers(model: &dyn Model) -> AnyMemory {
-    AnyMemory::new(model.layers(), &Setup::default().memory).unwrap()
+fn by_layers(model: &dyn Model) -> Composite {
+    Composite::new(model.layers(), &Setup::default().memory).unwrap()
 }
 
 /// For each sequence no cell more than a window and a few tokens.
-fn just_enough(model: &dyn Model) -> AnyMemory {
+fn just_enough(model: &dyn Model) -> Composite {
     tight(model, Streams::PerSequence, N_SWA + 8)
 }
 
@@ -164,7 +162,7 @@ fn greedy_texts_are_those_of_the_reference_on_candle() {
 #[test]
 fn prompts_longer_than_the_window_go_on_as_if_generated() {
     for (n_ubatch, memory) in [
-        (512, by_layers as fn(&dyn Model) -> AnyMemory),
+        (512, by_layers as fn(&dyn Model) -> Composite),
         (7, just_enough),
     ] {
         let mut runner = Runner::with_memory(
@@ -197,13 +195,13 @@ fn a_windowed_part_gives_the_logits_of_a_full_one() {
     ]
     .concat();
     assert!(tokens.len() > 256);
-    let with = |memory: &dyn Fn(&dyn Model) -> AnyMemory| {
+    let with = |memory: &dyn Fn(&dyn Model) -> Composite| {
         Runner::with_memory(cpu(), &case(STORIES), &Setup::default(), memory).feed(0, &tokens, 8)
     };
     let windowed = with(&just_enough);
     let distance = distance(
         &windowed,
-        &with(&|model| AnyMemory::new(model.layers(), &full).unwrap()),
+        &with(&|model| Composite::new(model.layers(), &full).unwrap()),
     );
     assert!(distance < 1e-4, "off by {distance}");
 }

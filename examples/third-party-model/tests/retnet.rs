@@ -163,7 +163,7 @@ fn a_state_cannot_forget_its_middle_and_says_so() {
     engine.decode(&batch(&of(0, &[3, 4, 5, 6]))).unwrap();
     let refused = engine.remove(Seqs::One(SeqId(0)), PosRange::new(Pos(1), Pos(2)));
     assert!(
-        matches!(refused, Err(EngineError::Remove(_))),
+        matches!(refused, Err(EngineError::Refused(_))),
         "{refused:?}"
     );
     let positions = engine.memory().positions(SeqId(0));

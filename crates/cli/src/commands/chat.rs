@@ -201,7 +201,7 @@ impl Chat<'_> {
         {
             Ok(_) => self.evaluated.truncate(n_same),
             // A recurrent state does not go back so far.
-            Err(EngineError::Remove(_)) => self.forget(),
+            Err(EngineError::Refused(_)) => self.forget(),
             Err(error) => return Err(error),
         }
         Ok(())

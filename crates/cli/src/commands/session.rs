@@ -78,7 +78,7 @@ pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Re
     let bytes = read(path)?;
     let cannot = || format!("cannot load '{}'", path.display());
     let state = SavedState::parse(&bytes).with_context(cannot)?;
-    let seqs = state.contents().seqs();
+    let seqs = state.snapshot().seqs();
     let into = match (seqs.first(), seqs.len()) {
         (Some(from), 1) => RestoreInto::One { from, to: SEQ },
         // Nothing was evaluated yet: all of its tokens wait.

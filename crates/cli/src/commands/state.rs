@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::Context;
 use kv_core::SeqId;
 use kv_core::backend::RowKind;
-use kv_core::memory::Contents;
+use kv_core::memory::Snapshot;
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, Stored};
 use serde::Serialize;
 
@@ -69,13 +69,13 @@ fn inspect(args: &StateInspectArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let bytes = session::read(&args.file)?;
     let name = args.file.display().to_string();
     let state = SavedState::parse(&bytes).with_context(|| format!("cannot read '{name}'"))?;
-    let contents = state.contents();
-    let parts = contents.parts().iter().map(|part| PartSummary {
+    let snapshot = state.snapshot();
+    let parts = snapshot.parts().iter().map(|part| PartSummary {
         part: part.part.0,
         window: part.window.to_string(),
-        n_cells: part.tokens.len(),
+        n_cells: part.cells.len(),
     });
-    let seqs = contents.seqs();
+    let seqs = snapshot.seqs();
     let report = Report {
         file: name,
         format_version: state.version(),
@@ -85,7 +85,7 @@ fn inspect(args: &StateInspectArgs, out: &mut impl Write) -> anyhow::Result<Exit
         parts: parts.collect(),
         sequences: seqs
             .iter()
-            .map(|seq| sequence(contents, state.tokens(), seq))
+            .map(|seq| sequence(snapshot, state.tokens(), seq))
             .collect(),
         rows: rows(&state),
     };
@@ -98,21 +98,21 @@ fn inspect(args: &StateInspectArgs, out: &mut impl Write) -> anyhow::Result<Exit
     Ok(Exit::Done)
 }
 
-fn sequence(contents: &Contents, tokens: &[SeqTokens], seq: SeqId) -> SeqSummary {
-    let chain = contents
+fn sequence(snapshot: &Snapshot, tokens: &[SeqTokens], seq: SeqId) -> SeqSummary {
+    let chain = snapshot
         .states()
         .unwrap_or_default()
         .iter()
         .find(|c| c.seq == seq);
     let in_state = || Some(chain?.states.last()?.n_tokens);
-    let positions = contents.positions(seq);
+    let positions = snapshot.positions(seq);
     let tokens = tokens.iter().find(|t| t.seq == seq);
     let n_pending = tokens.map_or(0, |t| t.pending.len());
     SeqSummary {
         seq: seq.0,
         first_position: positions.map(|has| has.first.0),
         last_position: positions.map(|has| has.last.0),
-        n_tokens: contents.n_tokens(seq).or_else(in_state).unwrap_or(0),
+        n_tokens: snapshot.n_tokens(seq).or_else(in_state).unwrap_or(0),
         n_snapshots: chain.map_or(0, |c| c.states.len().saturating_sub(1)),
         n_ids: tokens.map_or(0, |t| t.evaluated.len()) + n_pending,
         n_pending,

@@ -6,8 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionMemory, LayerMap, LayerMapError, LayerMemory, LayerRows, RowShape, StateRows,
-    ValueRows,
+    AttentionMemory, LayerError, LayerMap, LayerMemory, LayerRows, RowShape, StateRows, ValueRows,
 };
 use crate::hadamard::HeadRotation;
 use crate::ids::LayerIdx;
@@ -31,79 +30,29 @@ pub struct RowLayout {
     shared: Vec<(LayerIdx, LayerIdx)>,
 }
 
-/// A layout that cannot be made.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LayoutError {
-    /// The number of cells was not given for every part.
-    #[error("the layers need {wanted} parts, but cells were given for {got}")]
-    WrongPartCount {
-        /// Parts that the layers need.
-        wanted: usize,
-        /// Parts that cells were given for.
-        got: usize,
-    },
-    /// Layers that cannot be as they are declared.
-    #[error(transparent)]
-    Layers(#[from] LayerMapError),
-    /// A row is no whole number of blocks.
-    #[error(
-        "layer {layer}: {kind} rows of {heads} heads of {dim} values cannot be stored as {kv_type}, \
-         whose blocks hold {block_len} values", block_len = .kv_type.block_len()
-    )]
-    PartialBlocks {
-        /// The layer.
-        layer: LayerIdx,
-        /// `"K"` or `"V"`.
-        kind: &'static str,
-        /// Heads of a row.
-        heads: usize,
-        /// Values of a head.
-        dim: usize,
-        /// How they were to be stored.
-        kv_type: KvType,
-    },
-    /// Types were chosen for a layer that the model does not have.
-    #[error("types were chosen for layer {layer}, but the model has {n_layers} layers")]
-    NoSuchLayer {
-        /// The last layer that was named.
-        layer: LayerIdx,
-        /// Layers there are.
-        n_layers: usize,
-    },
-    /// The bytes of all rows overflow.
-    #[error("{n_cells} cells of layer {layer} take more bytes than can be counted")]
-    TooLarge {
-        /// The layer.
-        layer: LayerIdx,
-        /// Its number of cells.
-        n_cells: usize,
-    },
-}
-
 impl RowLayout {
     /// The rows that `map` needs when part `p` has `cells[p]` cells. `types` is a [`KvType`] for
     /// all rows, or [`KvTypes`].
     ///
     /// # Errors
-    /// [`LayoutError`] where `cells` does not name every part, rows are no whole blocks of the
+    /// [`LayerError`] where `cells` does not name every part, rows are no whole blocks of the
     /// types chosen, types are chosen for layers that are not there, layers cannot be as declared,
     /// or sizes overflow.
     pub fn new(
         map: &LayerMap,
         cells: &[usize],
         types: impl Into<KvTypes>,
-    ) -> Result<Self, LayoutError> {
+    ) -> Result<Self, LayerError> {
         map.check()?;
         let types = types.into();
         let n_layers = map.n_layers();
         let mut named = types.layers.iter().map(|own| own.last);
         if let Some(layer) = named.find(|last| last.as_usize() >= n_layers) {
-            return Err(LayoutError::NoSuchLayer { layer, n_layers });
+            return Err(LayerError::NoSuchLayer { layer, n_layers });
         }
         let parts = map.parts();
         if parts.len() != cells.len() {
-            return Err(LayoutError::WrongPartCount {
+            return Err(LayerError::WrongPartCount {
                 wanted: parts.len(),
                 got: cells.len(),
             });
@@ -121,7 +70,7 @@ impl RowLayout {
             let bytes = n_rows.checked_mul(k.bytes() + v.bytes());
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
                 let n_cells = n_rows;
-                return Err(LayoutError::TooLarge { layer, n_cells });
+                return Err(LayerError::TooLarge { layer, n_cells });
             }
             layers.push(LayerRows {
                 layer,
@@ -145,8 +94,8 @@ impl RowLayout {
     /// The same, with `n_rows` states for every recurrent layer of `map`.
     ///
     /// # Errors
-    /// [`LayoutError::TooLarge`] where sizes overflow.
-    pub fn with_states(self, map: &LayerMap, n_rows: usize) -> Result<Self, LayoutError> {
+    /// [`LayerError::TooLarge`] where sizes overflow.
+    pub fn with_states(self, map: &LayerMap, n_rows: usize) -> Result<Self, LayerError> {
         let mut states = Vec::new();
         for (layer, _) in map.iter() {
             let Some(row) = map.recurrent(layer) else {
@@ -158,7 +107,7 @@ impl RowLayout {
                 .and_then(|n| n.checked_mul(size_of::<f32>())?.checked_mul(n_rows));
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
                 let n_cells = n_rows;
-                return Err(LayoutError::TooLarge { layer, n_cells });
+                return Err(LayerError::TooLarge { layer, n_cells });
             }
             states.push(StateRows { layer, n_rows, row });
         }
@@ -206,7 +155,7 @@ impl RowLayout {
 }
 
 /// Rows of K and of V, each as its type has it.
-fn own_rows(layer: LayerIdx, a: AttentionMemory, types: &KvTypes) -> Result<Shapes, LayoutError> {
+fn own_rows(layer: LayerIdx, a: AttentionMemory, types: &KvTypes) -> Result<Shapes, LayerError> {
     let [k_type, v_type] = types.of_layer(layer);
     let shape = |dim, kv_type: KvType| RowShape {
         heads: a.kv_heads,
@@ -220,11 +169,7 @@ fn own_rows(layer: LayerIdx, a: AttentionMemory, types: &KvTypes) -> Result<Shap
 }
 
 /// Rows of K, in which the values are.
-fn latent_rows(
-    layer: LayerIdx,
-    a: AttentionMemory,
-    types: &KvTypes,
-) -> Result<Shapes, LayoutError> {
+fn latent_rows(layer: LayerIdx, a: AttentionMemory, types: &KvTypes) -> Result<Shapes, LayerError> {
     let [kv_type, _] = types.of_layer(layer);
     let shape = |dim| RowShape {
         heads: a.kv_heads,
@@ -242,7 +187,7 @@ fn whole_blocks(
     layer: LayerIdx,
     kind: &'static str,
     shape: RowShape,
-) -> Result<RowShape, LayoutError> {
+) -> Result<RowShape, LayerError> {
     let RowShape {
         heads,
         dim,
@@ -252,7 +197,7 @@ fn whole_blocks(
     if shape.len().is_multiple_of(kv_type.block_len()) {
         return Ok(shape);
     }
-    Err(LayoutError::PartialBlocks {
+    Err(LayerError::PartialBlocks {
         layer,
         kind,
         heads,
@@ -329,7 +274,7 @@ mod tests {
         let types = KvTypes::from(KvType::F16).with_layers("1-2=f32".parse().unwrap());
         let refused = RowLayout::new(&map, &[10], types).unwrap_err();
         let (layer, n_layers) = (LayerIdx(2), 2);
-        assert_eq!(refused, LayoutError::NoSuchLayer { layer, n_layers });
+        assert_eq!(refused, LayerError::NoSuchLayer { layer, n_layers });
     }
 
     /// A rotated row gives back what was stored, as well as its type can, and heads do not mix.
@@ -371,7 +316,7 @@ mod tests {
         let map = LayerMap::new(vec![LayerMemory::Recurrent(row)]);
         let refused = RowLayout::default().with_states(&map, 2).unwrap_err();
         let (layer, n_cells) = (LayerIdx(0), 2);
-        assert_eq!(refused, LayoutError::TooLarge { layer, n_cells });
+        assert_eq!(refused, LayerError::TooLarge { layer, n_cells });
     }
 
     #[test]
@@ -432,7 +377,7 @@ mod tests {
             let refused = map.check().unwrap_err();
             assert!(refused.to_string().contains(wanted), "{refused}");
             let of_layout = RowLayout::new(&map, &[1], KvType::F32).unwrap_err();
-            assert_eq!(of_layout, LayoutError::Layers(refused));
+            assert_eq!(of_layout, refused);
         }
     }
 

@@ -5,6 +5,7 @@
 //! part, parts are numbered in the order in which their first layer occurs. Knows nothing of cells'
 //! contents or of backends.
 
+mod error;
 mod layout;
 mod row;
 mod rows;
@@ -14,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{LayerIdx, PartIdx};
 use crate::window::Window;
 
-pub use layout::{LayoutError, RowLayout};
+pub use error::LayerError;
+pub use layout::RowLayout;
 pub use row::{HeadBlocks, RowShape};
 pub use rows::{LayerRows, StateRows, ValueRows};
 
@@ -56,8 +58,11 @@ pub enum LayerMemory {
     /// Nothing of its own: the layer attends over the rows of this one, which is an earlier layer
     /// with rows of its own (the last layers of Gemma 3n).
     SharedWith(LayerIdx),
-    /// Both, in a layer where attention and recurrence stand side by side.
+    /// Both, in a layer with attention and recurrence in parallel.
     Both(AttentionMemory, RecurrentMemory),
+    /// Keys and values whose cells a memory outside this crate gives out, which the caller brings:
+    /// [`Composite`](crate::memory::Composite) refuses such a layer.
+    Custom(AttentionMemory),
     /// Nothing: a feed-forward layer, or a layer of an encoder.
     Nothing,
 }
@@ -98,6 +103,7 @@ impl LayerMap {
         match self.layers.get(layer.as_usize())? {
             LayerMemory::Attention(attention)
             | LayerMemory::Latent(attention)
+            | LayerMemory::Custom(attention)
             | LayerMemory::Both(attention, _) => Some(*attention),
             LayerMemory::SharedWith(_) | LayerMemory::Recurrent(_) | LayerMemory::Nothing => None,
         }
@@ -114,18 +120,18 @@ impl LayerMap {
     /// Whether layers that say something of other layers or of their own widths make sense.
     ///
     /// # Errors
-    /// [`LayerMapError`], for the first that does not.
-    pub fn check(&self) -> Result<(), LayerMapError> {
+    /// [`LayerError`], for the first that does not.
+    pub fn check(&self) -> Result<(), LayerError> {
         for (layer, memory) in self.iter() {
             match memory {
                 LayerMemory::SharedWith(with) if with >= layer => {
-                    return Err(LayerMapError::SharedWithLater { layer, with });
+                    return Err(LayerError::SharedWithLater { layer, with });
                 }
                 LayerMemory::SharedWith(with) if self.attention(with).is_none() => {
-                    return Err(LayerMapError::NothingToShare { layer, with });
+                    return Err(LayerError::NothingToShare { layer, with });
                 }
                 LayerMemory::Latent(AttentionMemory { k_dim, v_dim, .. }) if v_dim > k_dim => {
-                    return Err(LayerMapError::LatentTooNarrow {
+                    return Err(LayerError::LatentTooNarrow {
                         layer,
                         k_dim,
                         v_dim,
@@ -143,6 +149,7 @@ impl LayerMap {
             LayerMemory::Recurrent(recurrent) | LayerMemory::Both(_, recurrent) => Some(*recurrent),
             LayerMemory::Attention(_)
             | LayerMemory::Latent(_)
+            | LayerMemory::Custom(_)
             | LayerMemory::SharedWith(_)
             | LayerMemory::Nothing => None,
         }
@@ -175,36 +182,4 @@ impl LayerMap {
             .position(|p| p.layers.contains(&layer))?;
         u32::try_from(at).ok().map(PartIdx)
     }
-}
-
-/// Layers that cannot be as they are declared.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayerMapError {
-    /// Rows of a layer that has not been computed yet.
-    #[error("layer {layer} shares the rows of layer {with}, which does not come before it")]
-    SharedWithLater {
-        /// The layer.
-        layer: LayerIdx,
-        /// The layer whose rows it would share.
-        with: LayerIdx,
-    },
-    /// A layer without rows of its own.
-    #[error("layer {layer} shares the rows of layer {with}, which has none of its own")]
-    NothingToShare {
-        /// The layer.
-        layer: LayerIdx,
-        /// The layer whose rows it would share.
-        with: LayerIdx,
-    },
-    /// Keys that are too narrow to hold the values.
-    #[error("layer {layer}: {v_dim} values of a head cannot be among the {k_dim} of its key")]
-    LatentTooNarrow {
-        /// The layer.
-        layer: LayerIdx,
-        /// Values of a key head.
-        k_dim: usize,
-        /// Values of a value head.
-        v_dim: usize,
-    },
 }

@@ -5,8 +5,8 @@
 //! row that another reads. A slot need not be contiguous, so compaction never makes room: it
 //! shortens what a dense mask spans and makes runs longer.
 
-use super::Compacted;
 use super::copy::add_row_copy;
+use super::edit::Edited;
 use super::stream::Stream;
 use crate::backend::RowCopy;
 use crate::cells::Cell;
@@ -18,7 +18,7 @@ pub(super) fn n_holes(stream: &Stream) -> u32 {
 }
 
 /// Closes the holes of one stream.
-pub(super) fn compact(stream: &mut Stream, part: PartIdx) -> Compacted {
+pub(super) fn compact(stream: &mut Stream, part: PartIdx) -> Edited {
     let holes: Vec<CellIdx> = holes(stream).collect();
     let n_used = stream.cells.n_used();
     let mut moved: Vec<(CellIdx, Cell)> = (n_used..stream.cells.n_cells())
@@ -35,9 +35,10 @@ pub(super) fn compact(stream: &mut Stream, part: PartIdx) -> Compacted {
     if !holes.is_empty() {
         stream.head = n_used;
     }
-    Compacted {
+    Edited {
         n_cells: holes.len() as u32,
         row_copies,
+        ..Edited::default()
     }
 }
 

@@ -1,12 +1,12 @@
 //! Giving a sequence the tokens of another: by sharing cells within a stream, by copying rows between
 //! streams.
 //!
-//! Invariant: checked whole before anything changes; row copies are returned, never remembered.
+//! Invariant: checked whole before anything changes; row copies are returned, never queued.
 
 use std::collections::BTreeMap;
 
-use super::Copied;
-use super::error::CopyRefused;
+use super::edit::Edited;
+use super::refusal::{NeededFor, NoRoom, Refusal};
 use super::stream::{SeqEnd, Stream};
 use super::unified::Unified;
 use crate::backend::RowCopy;
@@ -24,7 +24,7 @@ pub(super) fn check(
     from: SeqId,
     to: SeqId,
     range: PosRange,
-) -> Result<(), CopyRefused> {
+) -> Result<(), Refusal> {
     memory.check_seq(from)?;
     memory.check_seq(to)?;
     if from == to || range.is_empty() {
@@ -40,30 +40,27 @@ pub(super) fn check(
         let n_free = n_cells - t.cells.n_used() + n_within(t, to, range);
         if n_wanted > n_free {
             let (part, stream) = (memory.config().part, StreamIdx(target as u32));
-            return Err(CopyRefused::NoRoom {
-                from,
+            return Err(Refusal::NoRoom(NoRoom {
+                needed_for: NeededFor::Copy(from),
                 part,
                 stream,
+                window: memory.config().window,
                 n_wanted,
                 n_free,
+                n_recyclable: 0,
                 n_cells,
-            });
+                n_free_elsewhere: 0,
+            }));
         }
     }
     Ok(())
 }
 
-/// Makes the tokens of `to` in `range` those of `from`.
-pub(super) fn copy(
-    memory: &mut Unified,
-    from: SeqId,
-    to: SeqId,
-    range: PosRange,
-) -> Result<Copied, CopyRefused> {
-    check(memory, from, to, range)?;
-    let mut copied = Copied::default();
+/// Makes the tokens of `to` in `range` those of `from`, after [`check`].
+pub(super) fn copy(memory: &mut Unified, from: SeqId, to: SeqId, range: PosRange) -> Edited {
+    let mut copied = Edited::default();
     if from == to || range.is_empty() {
-        return Ok(copied);
+        return copied;
     }
     let (source, target) = (memory.stream_of(from), memory.stream_of(to));
     let runs = memory.streams.get(source).and_then(|s| s.cells.runs(from));
@@ -81,7 +78,7 @@ pub(super) fn copy(
     let missing = missing.map(|set| set.within(range).collect::<Vec<_>>());
     let part = memory.config().part;
     let Some(stream) = memory.streams.get_mut(target) else {
-        return Ok(copied);
+        return copied;
     };
     stream.remove(to, range);
     if source == target {
@@ -97,7 +94,7 @@ pub(super) fn copy(
             .flatten()
             .for_each(|range| forgotten.insert(range));
     }
-    Ok(copied)
+    copied
 }
 
 /// How `to` would end with the tokens of `from` in `range` instead of its own.

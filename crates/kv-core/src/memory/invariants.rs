@@ -1,4 +1,4 @@
-//! Recounts a memory from its cells and compares with everything that is kept beside them.
+//! Recounts a memory from its cells and compares the result with all other bookkeeping.
 //!
 //! For tests and debugging: looks at every cell.
 
@@ -7,85 +7,22 @@ use std::collections::BTreeSet;
 use super::pos_set::PosSet;
 use super::stream::Stream;
 use super::unified::Unified;
-use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
 use crate::window::Window;
 
-/// A memory whose parts do not agree.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Broken {
-    /// The map of free cells is wrong about a cell.
-    #[error("cell {cell} is in use by {n_seqs} sequences, but its free bit is {is_free}")]
-    FreeBit {
-        /// The cell.
-        cell: CellIdx,
-        /// Sequences in it.
-        n_seqs: usize,
-        /// What the map says.
-        is_free: bool,
-    },
-    /// The number of free cells is wrong.
-    #[error("{counted} cells are free, not {kept}")]
-    FreeCount {
-        /// Free cells found.
-        counted: u32,
-        /// Free cells according to the map.
-        kept: u32,
-    },
-    /// The runs of a sequence are not those of its cells.
-    #[error("sequence {seq} has the runs {kept:?}, but its cells make {counted:?}")]
-    Runs {
-        /// The sequence.
-        seq: SeqId,
-        /// Runs made from the cells.
-        counted: Vec<CellRun>,
-        /// Runs that are kept.
-        kept: Vec<CellRun>,
-    },
-    /// A free cell has a place in an image.
-    #[error("cell {cell} is free but lies at {grid}")]
-    Grid {
-        /// The cell.
-        cell: CellIdx,
-        /// Its place.
-        grid: GridPos,
-    },
-    /// The slot search would begin beyond the cells.
-    #[error("the head is {head}, of {n_cells} cells")]
-    Head {
-        /// Where the search begins.
-        head: u32,
-        /// Cells there are.
-        n_cells: u32,
-    },
-    /// A sequence forgot what its next token sees.
-    #[error("sequence {seq} ends at {last:?} but forgot up to {forgotten}, with window {window}")]
-    Forgotten {
-        /// The sequence.
-        seq: SeqId,
-        /// Its last position.
-        last: Option<Pos>,
-        /// Up to which position it forgot.
-        forgotten: Pos,
-        /// Its window.
-        window: Window,
-    },
-}
-
 /// Recounts everything.
 ///
 /// # Errors
-/// [`Broken`], the first disagreement.
-pub fn check(memory: &Unified) -> Result<(), Broken> {
+/// The first disagreement.
+pub fn check(memory: &Unified) -> Result<(), String> {
     memory
         .streams
         .iter()
         .try_for_each(|stream| check_stream(stream, memory.config().window))
 }
 
-fn check_stream(stream: &Stream, window: Window) -> Result<(), Broken> {
+fn check_stream(stream: &Stream, window: Window) -> Result<(), String> {
     let cells = &stream.cells;
     let n_cells = cells.n_cells();
     let mut n_free = 0;
@@ -94,50 +31,40 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), Broken> {
         let n_seqs = cells.get(cell).map_or(0, |held| held.seqs.len());
         let is_free = cells.free().is_free(i);
         if is_free != (n_seqs == 0) {
-            return Err(Broken::FreeBit {
-                cell,
-                n_seqs,
-                is_free,
-            });
+            return Err(format!(
+                "cell {cell} is in use by {n_seqs} sequences, but its free bit is {is_free}"
+            ));
         }
         n_free += u32::from(is_free);
     }
     if n_free != cells.free().n_free() {
-        return Err(Broken::FreeCount {
-            counted: n_free,
-            kept: cells.free().n_free(),
-        });
+        let kept = cells.free().n_free();
+        return Err(format!("{n_free} cells are free, not {kept}"));
     }
     let mut grids = cells.grids().iter();
     if let Some((&cell, &grid)) = grids.find(|(cell, _)| cells.get(**cell).is_none()) {
-        return Err(Broken::Grid { cell, grid });
+        return Err(format!("cell {cell} is free but lies at {grid}"));
     }
     if stream.head > n_cells {
-        return Err(Broken::Head {
-            head: stream.head,
-            n_cells,
-        });
+        let head = stream.head;
+        return Err(format!("the head is {head}, of {n_cells} cells"));
     }
     for seq in cells.seqs() {
         let counted = runs_of_cells(stream, seq);
         let kept = cells.runs(seq).map_or(&[][..], |runs| runs.as_slice());
         if kept != counted {
-            return Err(Broken::Runs {
-                seq,
-                counted,
-                kept: kept.to_vec(),
-            });
+            return Err(format!(
+                "sequence {seq} has the runs {kept:?}, but its cells make {counted:?}"
+            ));
         }
         let last = cells.positions(seq).map(|has| has.last);
         if let Some(forgotten) = stream.forgotten(seq).and_then(PosSet::last) {
             let needed_from = last.map(|last| window.oldest_key(last.next()));
             if needed_from.is_none_or(|needed| needed <= forgotten) {
-                return Err(Broken::Forgotten {
-                    seq,
-                    last,
-                    forgotten,
-                    window,
-                });
+                return Err(format!(
+                    "sequence {seq} ends at {last:?} but forgot up to {forgotten}, with window \
+                     {window}"
+                ));
             }
         }
     }

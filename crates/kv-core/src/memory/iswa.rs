@@ -1,20 +1,19 @@
-//! [`Iswa`]: attention memory for interleaved windows, in which most layers see a window and some
-//! everything.
+//! Memory of models with interleaved windows (iSWA): most layers see a sliding window and some see
+//! everything, or layers have windows of any number of kinds.
 //!
-//! Two [`Unified`] memories with the same streams. The windowed one needs only the cells that a
-//! window can show, and recycles them. Invariant: that of [`Pair`]; and since the windowed part
-//! remembers no token that the full one does not, its positions are those of the whole: what lies
-//! before them can be seen by full layers, but no longer be returned to.
+//! A [`Composite`] of one [`Unified`] part for each window, with the same streams. A windowed part
+//! needs only the cells that its window can show, and recycles them. Invariant: since a windowed part
+//! remembers no token that a full one does not, its positions are those of the whole: full layers
+//! see what lies before them, but a sequence can no longer return to it.
 
 use serde::{Deserialize, Serialize};
 
-use super::any::{MemoryConfig, MemoryConfigError};
-use super::hybrid::Pair;
+use super::composite::Composite;
+use super::config::{MemoryConfig, MemoryConfigError};
 use super::unified::{Streams, Unified, UnifiedConfig};
-use crate::ids::PartIdx;
 use crate::window::Window;
 
-/// Cells of a windowed part come in pieces of this many.
+/// Cells of a windowed part are a multiple of this.
 const CELL_STEP: u32 = 256;
 
 /// How many cells a windowed part has.
@@ -28,47 +27,19 @@ pub enum SwaSize {
     Full,
 }
 
-/// Attention memory of a model whose layers have windows of two kinds.
-pub type Iswa = Pair<Unified, Unified>;
-
-impl Pair<Unified, Unified> {
+impl Composite {
     /// An empty memory with these parts.
     ///
     /// # Errors
-    /// [`MemoryConfigError`] where a part could hold nothing, or more than can be counted.
-    pub fn iswa(
-        config: &MemoryConfig,
-        [first, second]: [(PartIdx, Window); 2],
-    ) -> Result<Self, MemoryConfigError> {
-        let unified = |(part, window)| {
-            Unified::new(config.part(part, window)).map_err(|source| MemoryConfigError::Part {
-                part,
-                window,
-                source,
-            })
-        };
-        Ok(Self::new(unified(first)?, unified(second)?)?)
-    }
-
-    /// Both parts.
-    pub fn parts(&self) -> [&Unified; 2] {
-        [self.first(), self.second()]
+    /// [`MemoryConfigError`] where a part could hold nothing, or more than can be counted, or parts
+    /// do not suit each other.
+    pub fn iswa(parts: &[UnifiedConfig]) -> Result<Self, MemoryConfigError> {
+        let parts: Result<Vec<Unified>, _> = parts.iter().map(|&part| Unified::new(part)).collect();
+        Self::from_parts(parts?, None)
     }
 }
 
 impl MemoryConfig {
-    /// What the part for layers with this window is like.
-    pub fn part(&self, part: PartIdx, window: Window) -> UnifiedConfig {
-        UnifiedConfig {
-            part,
-            n_seqs: self.n_seqs,
-            n_cells: self.n_cells(window),
-            streams: self.streams,
-            window,
-            causality: self.causality,
-        }
-    }
-
     /// Cells of each stream of the part for layers with this window: the windows of all sequences
     /// that share them and the tokens of one ubatch, in steps of 256, and never more than a full
     /// part has.

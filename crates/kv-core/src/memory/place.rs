@@ -4,7 +4,7 @@
 //! in order finds every cell as it was planned. Knows nothing of rollbacks and edits.
 
 use super::Memory as _;
-use super::error::{NoRoom, PlanError, WindowForgotten};
+use super::refusal::{NeededFor, NoRoom, Refusal, WindowForgotten};
 use super::stream::Stream;
 use super::unified::{Streams, Unified};
 use crate::batch::{UBatch, UBatchRow};
@@ -14,24 +14,12 @@ use crate::seq_set::SeqSet;
 use crate::slot::{Shortage, SlotSearch};
 use crate::window::Window;
 
-/// The cells of each token of each ubatch of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnifiedPlacement {
-    steps: Vec<Vec<CellIdx>>,
-}
-
-impl UnifiedPlacement {
-    /// The cell of each token of ubatch `step`, in its order; empty where there is no such ubatch.
-    pub fn cells(&self, step: usize) -> &[CellIdx] {
-        self.steps.get(step).map_or(&[], Vec::as_slice)
-    }
-}
-
-/// Finds cells for ubatches that are committed one after the other.
-pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
+/// Finds cells for ubatches that are committed one after the other: the cell of each token, by
+/// ubatch.
+pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<Vec<CellIdx>>, Refusal> {
     let mut shadows: Vec<Shadow<'_>> = memory.streams.iter().map(Shadow::of).collect();
     let repeating = repeating(memory, ubatches)?;
-    let mut placement = UnifiedPlacement::default();
+    let mut slots = Vec::with_capacity(ubatches.len());
     let mut slot = Vec::new();
     for (step, ubatch) in ubatches.iter().enumerate() {
         let rows = rows_by_stream(memory, ubatch)?;
@@ -65,13 +53,13 @@ pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<UnifiedPlac
                 shadows[stream].put(memory.config().window, slot.iter().copied().zip(rows));
             }
         }
-        placement.steps.push(cells);
+        slots.push(cells);
     }
-    Ok(placement)
+    Ok(slots)
 }
 
 /// Row numbers of `ubatch` with their streams, by stream, else in order.
-fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>, PlanError> {
+fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>, Refusal> {
     let mut rows = Vec::with_capacity(ubatch.entries.len());
     for (number, row) in (0u32..).zip(ubatch.rows()) {
         if let Some(beyond) = row.seqs.iter().find(|seq| seq.0 >= memory.config().n_seqs) {
@@ -83,7 +71,7 @@ fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>
                 .get(number as usize)
                 .copied()
                 .unwrap_or(number);
-            return Err(PlanError::CoupledStreams {
+            return Err(Refusal::CoupledStreams {
                 entry,
                 set: row.seqs,
             });
@@ -165,7 +153,7 @@ fn no_room(
         n_cells,
     } = shortage;
     NoRoom {
-        ubatch,
+        needed_for: NeededFor::Ubatch(ubatch),
         part: memory.config().part,
         stream: StreamIdx(stream as u32),
         window: memory.config().window,

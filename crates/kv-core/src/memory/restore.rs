@@ -1,19 +1,78 @@
-//! Taking contents into an attention memory of any size, shared or with streams.
+//! Restoring a snapshot into an attention memory of any size, shared or with streams.
 //!
-//! What was saved finds new cells: free ones first, so that what is replaced stays whole in its rows
-//! until everything is written, as long as there is room for both. Invariant: checked whole before
-//! anything changes; row writes are returned, never remembered. Knows nothing of bytes.
+//! What was saved is given new cells: free ones first, so that what is replaced stays whole in its
+//! rows until everything is written, as long as there is room for both. Invariant: checked whole
+//! before anything changes; row writes are returned, never queued. Knows nothing of bytes.
 
-use super::contents::{Contents, PartContents, RestoreInto};
-use super::error::RestoreRefused;
 use super::pos_set::PosSet;
+use super::snapshot::{CellRecord, PartSnapshot, RestoreInto, Snapshot};
 use super::stream::Stream;
 use super::unified::Unified;
-use super::{HeldToken, Restored, RowWrite, RowsTaken};
+use super::{NeededFor, NoRoom, Refusal};
 use crate::cells::{Cell, FreeMap};
-use crate::ids::{CellIdx, Pos, SeqId, StreamIdx};
+use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::window::{PosRange, Window};
+
+/// Rows of every layer of a part that are to be written as they were saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowWrite {
+    /// Which part.
+    pub part: PartIdx,
+    /// The row that the first of them had in the snapshot.
+    pub from: CellIdx,
+    /// The first row to write.
+    pub to: CellIdx,
+    /// Number of rows, one after the other in both places.
+    pub len: u32,
+}
+
+/// A recurrent state that is to be written, in every recurrent layer, as it was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateWrite {
+    /// The row that it had in the snapshot.
+    pub from: CellIdx,
+    /// The row to write.
+    pub to: CellIdx,
+}
+
+/// Which rows a restoration writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowsTaken {
+    /// Only such as no sequence used: until they are written, a clone of the memory before is as good
+    /// as it was.
+    #[default]
+    Free,
+    /// Some of the sequences that it replaced.
+    InUse,
+}
+
+/// What a restoration did, and what is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "the backend has to write these rows before it does anything else with them"]
+pub struct Restored {
+    /// Tokens that sequences were given; a token of two sequences counts twice.
+    pub n_tokens: u32,
+    /// Rows of attention layers that the backend must write.
+    pub row_writes: Vec<RowWrite>,
+    /// Rows of recurrent layers that the backend must write.
+    pub state_writes: Vec<StateWrite>,
+    /// Whether rows were in use before.
+    pub rows_taken: RowsTaken,
+}
+
+impl Restored {
+    /// What was done in two parts of one memory, each of which holds the same tokens or fewer.
+    pub fn and(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.row_writes.extend(other.row_writes);
+        self.state_writes.extend(other.state_writes);
+        if other.rows_taken == RowsTaken::InUse {
+            self.rows_taken = RowsTaken::InUse;
+        }
+        self
+    }
+}
 
 /// A saved token and the row that it had.
 #[derive(Clone, Copy)]
@@ -31,17 +90,17 @@ struct Share {
 /// The memory as it would be, and what would be left to do.
 pub(super) fn after(
     memory: &Unified,
-    contents: &Contents,
+    snapshot: &Snapshot,
     into: RestoreInto,
-) -> Result<(Unified, Restored), RestoreRefused> {
+) -> Result<(Unified, Restored), Refusal> {
     let config = *memory.config();
-    let replaced = into.replaced(contents, config.n_seqs)?;
-    let saved = contents.part(config.part).ok_or(RestoreRefused::NoPart {
+    let replaced = into.replaced(snapshot, config.n_seqs)?;
+    let saved = snapshot.part(config.part).ok_or(Refusal::NoPart {
         part: config.part,
         window: config.window,
     })?;
     if saved.window != config.window {
-        return Err(RestoreRefused::OtherWindow {
+        return Err(Refusal::OtherWindow {
             part: config.part,
             saved: saved.window,
             here: config.window,
@@ -64,14 +123,17 @@ pub(super) fn after(
         }
         let n_wanted = u32::try_from(share.tokens.len()).unwrap_or(u32::MAX);
         if n_wanted > n_free {
-            return Err(RestoreRefused::NoRoom {
+            return Err(Refusal::NoRoom(NoRoom {
+                needed_for: NeededFor::Restore,
                 part: config.part,
                 stream: StreamIdx(number),
                 window: config.window,
                 n_wanted,
                 n_free,
+                n_recyclable: 0,
                 n_cells,
-            });
+                n_free_elsewhere: 0,
+            }));
         }
         let cells = free_cells(before.cells.free(), stream.cells.free(), n_wanted);
         for (token, i) in share.tokens.iter().zip(cells) {
@@ -101,9 +163,9 @@ pub(super) fn after(
 
 impl Share {
     /// What of a saved part goes to the sequences of a stream.
-    fn of(saved: &PartContents, into: RestoreInto, stream: &Stream) -> Self {
+    fn of(saved: &PartSnapshot, into: RestoreInto, stream: &Stream) -> Self {
         let own: SeqSet = stream.cells.seqs().collect();
-        let token = |&HeldToken { row, cell }: &HeldToken| {
+        let token = |&CellRecord { row, cell }: &CellRecord| {
             let seqs = into.map(cell.seqs).intersection(own);
             let cell = Cell { seqs, ..cell };
             (!seqs.is_empty()).then_some(Token { row, cell })
@@ -115,7 +177,7 @@ impl Share {
             Some((seq, set))
         };
         Self {
-            tokens: saved.tokens.iter().filter_map(token).collect(),
+            tokens: saved.cells.iter().filter_map(token).collect(),
             forgotten: saved.forgotten.iter().filter_map(forgotten).collect(),
         }
     }
@@ -180,8 +242,8 @@ fn add_row_write(writes: &mut Vec<RowWrite>, write: RowWrite) {
 
 /// What a memory holds of these sequences, in the order in which it is read best later: by sequence
 /// and position.
-pub(super) fn contents(memory: &Unified, seqs: SeqSet) -> PartContents {
-    let mut tokens = Vec::new();
+pub(super) fn snapshot(memory: &Unified, seqs: SeqSet) -> PartSnapshot {
+    let mut cells = Vec::new();
     let mut forgotten = Vec::new();
     let mut met = SeqSet::EMPTY;
     for seq in seqs {
@@ -192,7 +254,7 @@ pub(super) fn contents(memory: &Unified, seqs: SeqSet) -> PartContents {
             // A token of several sequences comes with the first of them.
             if !cell.seqs.intersects(&met) {
                 let seqs = cell.seqs.intersection(seqs);
-                tokens.push(HeldToken {
+                cells.push(CellRecord {
                     row,
                     cell: Cell { seqs, ..cell },
                 });
@@ -206,10 +268,10 @@ pub(super) fn contents(memory: &Unified, seqs: SeqSet) -> PartContents {
             forgotten.push((seq, set.ranges().to_vec()));
         }
     }
-    PartContents {
+    PartSnapshot {
         part: memory.config().part,
         window: memory.config().window,
-        tokens,
+        cells,
         forgotten,
     }
 }

@@ -2,14 +2,13 @@
 //!
 //! A move keeps the order of tokens: nobody is overtaken, and nobody falls off an end. Invariant:
 //! checked whole before anything changes. Only the named sequence moves: where others share its
-//! cells, it is given cells of its own first. What has to be done with rows is returned, never
-//! remembered.
+//! cells, it is given cells of its own first. The work on rows is returned, never queued.
 
 use std::fmt;
 
-use super::Shifted;
 use super::copy::add_row_copy;
-use super::error::ShiftRefused;
+use super::edit::Edited;
+use super::refusal::{NeededFor, NoRoom, Refusal};
 use super::stream::{SeqEnd, Stream};
 use super::unified::Unified;
 use crate::backend::RowShift;
@@ -97,10 +96,10 @@ pub(super) fn check(
     seq: SeqId,
     range: PosRange,
     change: PosChange,
-) -> Result<(), ShiftRefused> {
+) -> Result<(), Refusal> {
     memory.check_seq(seq)?;
     if let PosChange::Divide(Division { by: 0, .. }) = change {
-        return Err(ShiftRefused::DivideByZero { seq });
+        return Err(Refusal::DivideByZero { seq });
     }
     let number = memory.stream_of(seq);
     let changes = change.changes(range);
@@ -115,33 +114,33 @@ pub(super) fn check(
         .count() as u32;
     let n_free = stream.cells.free().n_free();
     if n_wanted > n_free {
-        return Err(ShiftRefused::NoRoom {
-            seq,
+        return Err(Refusal::NoRoom(NoRoom {
+            needed_for: NeededFor::Move(seq),
             part: memory.config().part,
             stream: StreamIdx(number as u32),
+            window: memory.config().window,
             n_wanted,
             n_free,
+            n_recyclable: 0,
             n_cells: stream.cells.n_cells(),
-        });
+            n_free_elsewhere: 0,
+        }));
     }
     Ok(())
 }
 
-/// Moves the tokens of `seq` in `range`.
+/// Moves the tokens of `seq` in `range`, after [`check`].
 pub(super) fn shift(
     memory: &mut Unified,
     seq: SeqId,
     range: PosRange,
     change: PosChange,
-) -> Result<Shifted, ShiftRefused> {
-    check(memory, seq, range, change)?;
+) -> Edited {
     let (number, part) = (memory.stream_of(seq), memory.config().part);
     let changes = change.changes(range);
     match memory.streams.get_mut(number) {
-        Some(stream) if !changes.is_empty() => {
-            Ok(move_tokens(stream, (seq, part), changes, change))
-        }
-        _ => Ok(Shifted::default()),
+        Some(stream) if !changes.is_empty() => move_tokens(stream, (seq, part), changes, change),
+        _ => Edited::default(),
     }
 }
 
@@ -152,7 +151,7 @@ fn check_order(
     seq: SeqId,
     range: PosRange,
     change: PosChange,
-) -> Result<(), ShiftRefused> {
+) -> Result<(), Refusal> {
     let (Some(runs), Some(forgotten)) = (stream.cells.runs(seq), stream.forgotten(seq)) else {
         return Ok(());
     };
@@ -167,7 +166,7 @@ fn check_order(
     }
     let (first, last) = (change.apply(moved.first), change.apply(moved.last));
     if first < 0 || last > i64::from(MAX_POS.0) {
-        return Err(ShiftRefused::OutOfRange {
+        return Err(Refusal::OutOfRange {
             seq,
             moved,
             change,
@@ -187,7 +186,7 @@ fn check_order(
         .filter(|pos| i64::from(pos.0) >= first)
         .or(above.filter(|pos| i64::from(pos.0) <= last));
     match in_the_way {
-        Some(other) => Err(ShiftRefused::Overtakes {
+        Some(other) => Err(Refusal::Overtakes {
             seq,
             moved,
             change,
@@ -203,14 +202,14 @@ fn check_text(
     seq: SeqId,
     changes: PosRange,
     change: PosChange,
-) -> Result<(), ShiftRefused> {
+) -> Result<(), Refusal> {
     if stream.cells.grids().is_empty() {
         return Ok(());
     }
     let of_image = tokens(stream, seq, changes)
         .find_map(|(cell, pos)| Some((pos, *stream.cells.grids().get(&cell)?)));
     match of_image {
-        Some((pos, grid)) => Err(ShiftRefused::Image {
+        Some((pos, grid)) => Err(Refusal::Image {
             seq,
             change,
             pos,
@@ -258,7 +257,7 @@ fn move_tokens(
     (seq, part): (SeqId, PartIdx),
     range: PosRange,
     change: PosChange,
-) -> Shifted {
+) -> Edited {
     let moved: Vec<(CellIdx, Pos)> = tokens(stream, seq, range).collect();
     let shared = moved.iter().filter(|(cell, _)| is_shared(stream, *cell));
     let n_shared = shared.count() as u32;
@@ -266,9 +265,9 @@ fn move_tokens(
     let search = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
     let found = search.find(n_shared, &mut slot);
     debug_assert!(found.is_ok(), "room was checked before: {found:?}");
-    let mut shifted = Shifted {
+    let mut edited = Edited {
         n_tokens: moved.len() as u32,
-        ..Shifted::default()
+        ..Edited::default()
     };
     stream.cells.remove(seq, range);
     let mut own_cells = slot.into_iter();
@@ -276,7 +275,7 @@ fn move_tokens(
         // A cell is in use still where others share it.
         let to = match stream.cells.get(from).and_then(|_| own_cells.next()) {
             Some(own) => {
-                add_row_copy(&mut shifted.row_copies, part, from, own);
+                add_row_copy(&mut edited.row_copies, part, from, own);
                 stream.set_head_behind(own);
                 own
             }
@@ -287,7 +286,7 @@ fn move_tokens(
         // Tokens of images do not move.
         stream.cells.put(to, Cell::new(new, seqs));
         let delta = PosDelta((i64::from(new.0) - i64::from(pos.0)) as i32);
-        add_row_shift(&mut shifted.row_shifts, part, to, delta);
+        add_row_shift(&mut edited.row_shifts, part, to, delta);
     }
     if let Some(forgotten) = stream.forgotten_mut(seq) {
         let old: Vec<PosRange> = forgotten.within(range).collect();
@@ -297,7 +296,7 @@ fn move_tokens(
             forgotten.insert(PosRange::new(first, last));
         }
     }
-    shifted
+    edited
 }
 
 /// Adds the shift of one row, joined to the one before where it continues that.

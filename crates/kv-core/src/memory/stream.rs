@@ -4,8 +4,8 @@
 //! Invariant: a sequence that forgot positions still has its last one, and its next token sees
 //! nothing of what is forgotten. Knows nothing of other streams.
 
-use super::error::WindowForgotten;
 use super::pos_set::PosSet;
+use super::refusal::WindowForgotten;
 use super::undo::StreamUndo;
 use crate::batch::UBatchRow;
 use crate::cells::{Cell, Freed, KvCells};

@@ -3,8 +3,8 @@
 //! Invariant: undoing with [`RowsWritten::No`] gives back a memory equal to the one before.
 
 use super::RowsWritten;
-use super::error::WindowForgotten;
 use super::pos_set::PosSet;
+use super::refusal::WindowForgotten;
 use super::stream::{SeqEnd, Stream};
 use crate::cells::Cell;
 use crate::grid::GridPos;

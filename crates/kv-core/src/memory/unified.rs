@@ -6,16 +6,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{
-    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
-};
-use super::place::{self, UnifiedPlacement};
-use super::shift::{self, PosChange};
+use super::composite::Composite;
+use super::config::{MemoryConfigError, RowCounts};
+use super::edit::{Edit, Edited, Removed, Seqs};
+use super::place;
+use super::plan::{Plan, PlannedUBatch, RowsWritten};
+use super::refusal::Refusal;
+use super::shift;
+use super::snapshot::{RestoreInto, Snapshot};
 use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
-use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
-use super::{Contents, RestoreInto, RestoreRefused, Restored, compact, copy, restore};
+use super::{Memory, MemoryInputs, Restored, compact, copy, restore};
 use crate::batch::{SplitPolicy, UBatch, UBatchRow};
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
@@ -44,11 +46,11 @@ impl UnifiedConfig {
     /// Number of cells over all streams: the rows that a backend needs for this part.
     ///
     /// # Errors
-    /// [`UnifiedConfigError`] where a memory could hold nothing, or more than can be counted.
-    pub fn n_all_cells(&self) -> Result<u32, UnifiedConfigError> {
+    /// [`MemoryConfigError`] where a memory could hold nothing, or more than can be counted.
+    pub fn n_all_cells(&self) -> Result<u32, MemoryConfigError> {
         let (n_seqs, n_cells) = (self.n_seqs, self.n_cells);
         if n_seqs == 0 || n_seqs as usize > MAX_SEQS {
-            return Err(UnifiedConfigError::SeqCount { n_seqs });
+            return Err(MemoryConfigError::SeqCount { n_seqs });
         }
         let n_streams = match self.streams {
             Streams::Shared => 1,
@@ -57,7 +59,12 @@ impl UnifiedConfig {
         n_cells
             .checked_mul(n_streams)
             .filter(|&n| n > 0 && i32::try_from(n).is_ok())
-            .ok_or(UnifiedConfigError::CellCount { n_cells, n_streams })
+            .ok_or(MemoryConfigError::CellCount {
+                part: self.part,
+                window: self.window,
+                n_cells,
+                n_streams,
+            })
     }
 }
 
@@ -72,29 +79,6 @@ pub enum Streams {
     PerSequence,
 }
 
-/// A configuration that makes no memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum UnifiedConfigError {
-    /// No sequences, or more than can be.
-    #[error("a memory for {n_seqs} sequences: there must be 1 to {MAX_SEQS}")]
-    SeqCount {
-        /// Sequences wanted.
-        n_seqs: u32,
-    },
-    /// No cells, or more than can be numbered.
-    #[error(
-        "{n_streams} streams of {n_cells} cells: there must be 1 to {} in all",
-        i32::MAX
-    )]
-    CellCount {
-        /// Cells of each stream.
-        n_cells: u32,
-        /// Streams.
-        n_streams: u32,
-    },
-}
-
 /// Attention memory of one part of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unified {
@@ -106,8 +90,8 @@ impl Unified {
     /// An empty memory.
     ///
     /// # Errors
-    /// [`UnifiedConfigError`] where it could hold nothing, or more than can be counted.
-    pub fn new(config: UnifiedConfig) -> Result<Self, UnifiedConfigError> {
+    /// [`MemoryConfigError`] where it could hold nothing, or more than can be counted.
+    pub fn new(config: UnifiedConfig) -> Result<Self, MemoryConfigError> {
         let UnifiedConfig {
             n_seqs, n_cells, ..
         } = config;
@@ -162,12 +146,12 @@ impl Unified {
         }
     }
 
-    pub(super) fn check_seq(&self, seq: SeqId) -> Result<(), NoSuchSequence> {
+    pub(super) fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
         let n_seqs = self.config.n_seqs;
         if seq.0 < n_seqs {
             Ok(())
         } else {
-            Err(NoSuchSequence { seq, n_seqs })
+            Err(Refusal::NoSuchSequence { seq, n_seqs })
         }
     }
 
@@ -193,43 +177,26 @@ impl Unified {
     }
 }
 
-impl Memory for Unified {
-    type Placement = UnifiedPlacement;
-    type Undo = UnifiedUndo;
-
-    fn n_seqs(&self) -> u32 {
-        self.config.n_seqs
-    }
-
-    fn positions(&self, seq: SeqId) -> Option<PosRange> {
-        self.streams.get(self.stream_of(seq))?.cells.positions(seq)
-    }
-
-    fn split_policy(&self) -> SplitPolicy {
-        match self.config.causality {
-            Causality::Causal => SplitPolicy::InOrder,
-            // Tokens see later ones, which must be there when they are computed.
-            Causality::NonCausal => SplitPolicy::WholeSequences,
-        }
-    }
-
-    fn place(&self, ubatches: &[UBatch]) -> Result<UnifiedPlacement, PlanError> {
+/// Attention cells of one part, and what is done with the ubatches of a plan. [`Composite`] calls
+/// these for each of its parts.
+impl Unified {
+    pub(super) fn find_cells(&self, ubatches: &[UBatch]) -> Result<Vec<Vec<CellIdx>>, Refusal> {
         place::place(self, ubatches)
     }
 
-    fn commit(
-        &mut self,
-        ubatch: &UBatch,
-        placement: &UnifiedPlacement,
-        step: usize,
-    ) -> UnifiedUndo {
-        let cells = placement.cells(step).iter().copied();
+    /// Takes the tokens of `ubatch` into `cells`, one each.
+    pub(super) fn commit_cells(&mut self, ubatch: &UBatch, cells: &[CellIdx]) -> UnifiedUndo {
+        let cells = cells.iter().copied();
+        let mut undo = UnifiedUndo::default();
+        if let [stream] = self.streams.as_mut_slice() {
+            undo.streams.push((0, stream.put(cells.zip(ubatch.rows()))));
+            return undo;
+        }
         let mut rows: Vec<(usize, CellIdx, UBatchRow)> = cells
             .zip(ubatch.rows())
             .map(|(cell, row)| (self.stream_of(row.first_seq), cell, row))
             .collect();
         rows.sort_by_key(|&(stream, ..)| stream);
-        let mut undo = UnifiedUndo::default();
         for group in rows.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(number, ..)) = group.first() else {
                 continue;
@@ -242,7 +209,99 @@ impl Memory for Unified {
         undo
     }
 
-    fn check_rollback(&self, undo: &UnifiedUndo, rows: RowsWritten) -> Result<(), RollbackRefused> {
+    /// Writes where the tokens of `ubatch` are and what they see.
+    pub(super) fn write_inputs(
+        &self,
+        ubatch: &UBatch,
+        cells: &[CellIdx],
+        inputs: &mut MemoryInputs,
+    ) {
+        let part = inputs.part_mut(self.config.part);
+        part.cells.clear();
+        part.cells.extend_from_slice(cells);
+        let UnifiedConfig {
+            window, causality, ..
+        } = self.config;
+        let cells_of = |seq| Some(&self.streams.get(self.stream_of(seq))?.cells);
+        let reach = Reach { window, causality };
+        visible::write(ubatch, reach, cells_of, &mut part.visibility);
+    }
+
+    fn check_remove(&self, seqs: Seqs, range: PosRange) -> Result<(), Refusal> {
+        if let Seqs::One(seq) = seqs {
+            self.check_seq(seq)?;
+        }
+        for seq in self.seqs(seqs) {
+            if let Some(stream) = self.streams.get(self.stream_of(seq)) {
+                let end = stream.end_without(seq, range);
+                end.check(seq, self.config.window)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compact_streams(&mut self) -> Edited {
+        let part = self.config.part;
+        let mut all = Edited::default();
+        for stream in &mut self.streams {
+            all = all.and(compact::compact(stream, part));
+        }
+        all
+    }
+
+    fn remove_all(&mut self) -> Removed {
+        let removed = self.remove_each(self.seqs(Seqs::All), PosRange::ALL);
+        for stream in &mut self.streams {
+            stream.head = 0;
+        }
+        removed
+    }
+}
+
+impl Memory for Unified {
+    /// The cell of each token.
+    type Slot = Vec<CellIdx>;
+    type Undo = UnifiedUndo;
+
+    fn n_seqs(&self) -> u32 {
+        self.config.n_seqs
+    }
+
+    fn n_rows(&self) -> RowCounts {
+        let mut cells = vec![0; self.config.part.as_usize()];
+        cells.push(self.n_cells() as usize);
+        RowCounts { cells, states: 0 }
+    }
+
+    fn positions(&self, seq: SeqId) -> Option<PosRange> {
+        self.streams.get(self.stream_of(seq))?.cells.positions(seq)
+    }
+
+    fn n_tokens(&self, seq: SeqId) -> u32 {
+        self.runs(seq).iter().map(|run| run.len).sum()
+    }
+
+    fn split_policy(&self) -> SplitPolicy {
+        match self.config.causality {
+            Causality::Causal => SplitPolicy::InOrder,
+            // Tokens see later ones, which must be there when they are computed.
+            Causality::NonCausal => SplitPolicy::WholeSequences,
+        }
+    }
+
+    fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<Vec<CellIdx>>, Refusal> {
+        let slots = self.find_cells(&ubatches)?;
+        let planned = ubatches.into_iter().zip(slots);
+        Ok(planned
+            .map(|(ubatch, slot)| PlannedUBatch { ubatch, slot })
+            .collect())
+    }
+
+    fn commit(&mut self, planned: &PlannedUBatch<Vec<CellIdx>>) -> UnifiedUndo {
+        self.commit_cells(&planned.ubatch, &planned.slot)
+    }
+
+    fn check_rollback(&self, undo: &UnifiedUndo, rows: RowsWritten) -> Result<(), Refusal> {
         if rows == RowsWritten::No {
             return Ok(());
         }
@@ -262,121 +321,64 @@ impl Memory for Unified {
         }
     }
 
-    fn inputs(
-        &self,
-        ubatch: &UBatch,
-        placement: &UnifiedPlacement,
-        step: usize,
-        inputs: &mut MemoryInputs,
-    ) {
-        let part = inputs.part_mut(self.config.part);
-        part.cells.clear();
-        part.cells.extend_from_slice(placement.cells(step));
-        let UnifiedConfig {
-            window, causality, ..
-        } = self.config;
-        let cells_of = |seq| Some(&self.streams.get(self.stream_of(seq))?.cells);
-        visible::write(
-            ubatch,
-            Reach { window, causality },
-            cells_of,
-            &mut part.visibility,
-        );
+    fn inputs(&self, planned: &PlannedUBatch<Vec<CellIdx>>, inputs: &mut MemoryInputs) {
+        self.write_inputs(&planned.ubatch, &planned.slot, inputs);
     }
 
-    fn check_remove(&self, seqs: Seqs, range: PosRange) -> Result<(), RemoveRefused> {
-        if let Seqs::One(seq) = seqs {
-            self.check_seq(seq)?;
+    fn check(&self, edit: &Edit) -> Result<(), Refusal> {
+        match *edit {
+            Edit::Remove { seqs, range } => self.check_remove(seqs, range),
+            Edit::Copy { from, to, range } => copy::check(self, from, to, range),
+            Edit::Reposition { seq, range, change } => shift::check(self, seq, range, change),
+            Edit::KeepOnly(seq) => self.check_seq(seq),
+            Edit::Compact | Edit::Clear => Ok(()),
         }
-        for seq in self.seqs(seqs) {
-            if let Some(stream) = self.streams.get(self.stream_of(seq)) {
-                stream
-                    .end_without(seq, range)
-                    .check(seq, self.config.window)?;
+    }
+
+    fn apply(&mut self, edit: Edit) -> Result<Edited, Refusal> {
+        self.check(&edit)?;
+        Ok(match edit {
+            Edit::Remove { seqs, range } => self.remove_each(self.seqs(seqs), range).into(),
+            Edit::Copy { from, to, range } => copy::copy(self, from, to, range),
+            Edit::Reposition { seq, range, change } => shift::shift(self, seq, range, change),
+            Edit::KeepOnly(seq) => {
+                let mut others = self.seqs(Seqs::All);
+                others.remove(seq);
+                self.remove_each(others, PosRange::ALL).into()
             }
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, RemoveRefused> {
-        self.check_remove(seqs, range)?;
-        Ok(self.remove_each(self.seqs(seqs), range))
-    }
-
-    fn check_copy(&self, from: SeqId, to: SeqId, range: PosRange) -> Result<(), CopyRefused> {
-        copy::check(self, from, to, range)
-    }
-
-    fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused> {
-        copy::copy(self, from, to, range)
-    }
-
-    fn check_reposition(
-        &self,
-        seq: SeqId,
-        range: PosRange,
-        change: PosChange,
-    ) -> Result<(), ShiftRefused> {
-        shift::check(self, seq, range, change)
-    }
-
-    fn reposition(
-        &mut self,
-        seq: SeqId,
-        range: PosRange,
-        change: PosChange,
-    ) -> Result<Shifted, ShiftRefused> {
-        shift::shift(self, seq, range, change)
+            Edit::Compact => self.compact_streams(),
+            Edit::Clear => self.remove_all().into(),
+        })
     }
 
     fn n_holes(&self) -> u32 {
         self.streams.iter().map(compact::n_holes).sum()
     }
 
-    fn compact(&mut self) -> Compacted {
-        let part = self.config.part;
-        let mut all = Compacted::default();
-        for stream in &mut self.streams {
-            let one = compact::compact(stream, part);
-            all.n_cells += one.n_cells;
-            all.row_copies.extend(one.row_copies);
-        }
-        all
-    }
-
-    fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
-        self.check_seq(seq)?;
-        let mut others = self.seqs(Seqs::All);
-        others.remove(seq);
-        Ok(self.remove_each(others, PosRange::ALL))
-    }
-
-    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+    fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        Ok(Contents::of_part(restore::contents(self, self.seqs(seqs))))
+        Ok(Snapshot::of_part(restore::snapshot(self, self.seqs(seqs))))
     }
 
-    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
-        restore::after(self, contents, into).map(drop)
+    fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {
+        restore::after(self, snapshot, into).map(drop)
     }
 
-    fn restore(
-        &mut self,
-        contents: &Contents,
-        into: RestoreInto,
-    ) -> Result<Restored, RestoreRefused> {
-        let (after, restored) = restore::after(self, contents, into)?;
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+        let (after, restored) = restore::after(self, snapshot, into)?;
         *self = after;
         Ok(restored)
     }
+}
 
-    fn clear(&mut self) -> Removed {
-        let removed = self.remove_each(self.seqs(Seqs::All), PosRange::ALL);
-        for stream in &mut self.streams {
-            stream.head = 0;
-        }
-        removed
+impl Composite {
+    /// An empty memory of a model whose attention layers all have the same window.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`] where it could hold nothing, or more than can be counted.
+    pub fn unified(part: UnifiedConfig) -> Result<Self, MemoryConfigError> {
+        Self::from_parts(vec![Unified::new(part)?], None)
     }
 }

@@ -1,24 +1,24 @@
-//! Why a state cannot be saved or read, with numbers.
+//! [`StateError`]: why a state cannot be saved, read or restored, with numbers.
 
 use std::io;
 
 use crate::backend::{BackendError, RowKind};
 use crate::ids::{LayerIdx, SeqId, TokenId};
 use crate::kv_type::KvType;
-use crate::memory::{ContentsError, RestoreRefused};
+use crate::memory::{Refusal, SnapshotError};
 
-/// Why a state could not be saved.
+/// Why a state cannot be saved, read or restored. A refused state has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SaveError {
+pub enum StateError {
     /// Rows could not be read.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The bytes could not be written.
-    #[error("the state could not be written: {0}")]
+    #[error("the state could not be written")]
     Write(#[from] io::Error),
     /// What describes the state cannot be put into words.
-    #[error("the state cannot be described: {0}")]
+    #[error("the state cannot be described")]
     Describe(#[from] serde_json::Error),
     /// Rows that cannot be stored as this type.
     #[error(
@@ -33,12 +33,6 @@ pub enum SaveError {
         /// The type that was asked for.
         kv_type: KvType,
     },
-}
-
-/// Why a state is refused. Nothing has changed then.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RestoreError {
     /// The bytes are something else.
     #[error("this is no saved state: it does not begin like one")]
     NotAState,
@@ -102,9 +96,9 @@ pub enum RestoreError {
         /// What is wrong, with numbers.
         reason: String,
     },
-    /// Contents that no memory could hold.
-    #[error("the state makes no sense: {0}")]
-    Contents(#[from] ContentsError),
+    /// A snapshot that no memory could hold.
+    #[error("the state makes no sense")]
+    Snapshot(#[from] SnapshotError),
     /// A token that the model does not have.
     #[error("the state has token {token} in sequence {seq}, but the model's are below {n_vocab}")]
     Token {
@@ -137,9 +131,9 @@ pub enum RestoreError {
         /// What there is.
         here: String,
     },
-    /// It has no place in the memory.
+    /// The memory refuses it.
     #[error(transparent)]
-    Refused(#[from] RestoreRefused),
+    Refused(#[from] Refusal),
 }
 
 /// What rows are called.

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::RestoreError;
+use super::error::StateError;
 use super::xxh64::Xxh64;
 use crate::graph::{Graph, Op};
 use crate::layers::LayerMap;
@@ -77,10 +77,10 @@ impl Fingerprint {
     /// Whether a state with the fingerprint `saved` is this model's.
     ///
     /// # Errors
-    /// [`RestoreError::OtherModel`], the first difference.
-    pub fn check(&self, saved: &Self) -> Result<(), RestoreError> {
+    /// [`StateError::OtherModel`], the first difference.
+    pub fn check(&self, saved: &Self) -> Result<(), StateError> {
         let differs = |what, saved: String, here: String| {
-            (saved != here).then_some(RestoreError::OtherModel { what, saved, here })
+            (saved != here).then_some(StateError::OtherModel { what, saved, here })
         };
         let layers = |f: &Self| format!("{:?}", f.layers);
         let of = |this: &Self, other: &Self| first_difference(&layers(this), &layers(other));

@@ -12,7 +12,7 @@
 use std::io::{self, Write};
 
 use super::VERSION;
-use super::error::RestoreError;
+use super::error::StateError;
 use super::xxh64::{Xxh64, xxh64};
 
 pub(super) const MAGIC: [u8; 8] = *b"\x89KVSTATE";
@@ -125,28 +125,28 @@ impl Section<'_> {
 }
 
 /// Checks the frame of a state and every checksum in it, and gives its version and its sections.
-pub(super) fn read(bytes: &[u8]) -> Result<(u32, Vec<Section<'_>>), RestoreError> {
+pub(super) fn read(bytes: &[u8]) -> Result<(u32, Vec<Section<'_>>), StateError> {
     let got = bytes.len() as u64;
     let begins = bytes.iter().zip(&MAGIC).all(|(a, b)| a == b);
     if !begins || bytes.is_empty() {
-        return Err(RestoreError::NotAState);
+        return Err(StateError::NotAState);
     }
     let (wanted, mut at) = (HEADER as u64, 0);
-    let header = take(bytes, &mut at, HEADER).ok_or(RestoreError::Truncated { wanted, got })?;
+    let header = take(bytes, &mut at, HEADER).ok_or(StateError::Truncated { wanted, got })?;
     check(header, 0, || ("the header".to_owned(), 0))?;
     let version = u32_at(header, 8);
     if version == 0 || version > VERSION {
-        return Err(RestoreError::Version {
+        return Err(StateError::Version {
             found: version,
             known: VERSION,
         });
     }
     let (n_sections, end) = (u32_at(header, 12), u64_at(header, 16));
     if end > got {
-        return Err(RestoreError::Truncated { wanted: end, got });
+        return Err(StateError::Truncated { wanted: end, got });
     }
     if end < got {
-        return Err(RestoreError::Trailing { end, got });
+        return Err(StateError::Trailing { end, got });
     }
     let mut sections = Vec::new();
     for number in 0..u64::from(n_sections) {
@@ -154,14 +154,14 @@ pub(super) fn read(bytes: &[u8]) -> Result<(u32, Vec<Section<'_>>), RestoreError
     }
     match at as u64 {
         end if end == got => Ok((version, sections)),
-        end => Err(RestoreError::Trailing { end, got }),
+        end => Err(StateError::Trailing { end, got }),
     }
 }
 
-fn section<'a>(bytes: &'a [u8], at: &mut usize, number: u64) -> Result<Section<'a>, RestoreError> {
+fn section<'a>(bytes: &'a [u8], at: &mut usize, number: u64) -> Result<Section<'a>, StateError> {
     let got = bytes.len() as u64;
     let start = *at as u64;
-    let cut = |n: u64| RestoreError::Truncated {
+    let cut = |n: u64| StateError::Truncated {
         wanted: start.saturating_add(n),
         got,
     };
@@ -193,14 +193,14 @@ fn check(
     bytes: &[u8],
     seed: u64,
     describe: impl FnOnce() -> (String, u64),
-) -> Result<(), RestoreError> {
+) -> Result<(), StateError> {
     let (fields, checksum) = bytes.split_at(bytes.len().saturating_sub(CHECKSUM));
     let (wanted, got) = (u64_at(checksum, 0), xxh64(fields, seed));
     if wanted == got {
         return Ok(());
     }
     let (what, at) = describe();
-    Err(RestoreError::Checksum {
+    Err(StateError::Checksum {
         what,
         at,
         wanted,

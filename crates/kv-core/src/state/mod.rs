@@ -1,6 +1,6 @@
 //! States: what sequences remember, as bytes that another process can go on from.
 //!
-//! A state holds which tokens lie where ([`Contents`]), the rows themselves, recurrent states with
+//! A state holds which tokens lie where ([`Snapshot`]), the rows themselves, recurrent states with
 //! their snapshots, the ids of the tokens as far as the caller knows them, and a [`Fingerprint`] of
 //! the model that computed it all. `docs/state-format.md` describes the bytes.
 //!
@@ -11,14 +11,14 @@
 //! memory in proportion to the bytes that are there. Knows neither files nor devices.
 //!
 //! [`Memory::restore`]: crate::memory::Memory::restore
-//! [`Contents`]: crate::memory::Contents
+//! [`Snapshot`]: crate::memory::Snapshot
 
-mod contents;
 mod error;
 mod fingerprint;
 mod frame;
 mod read;
 mod rows;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -26,7 +26,7 @@ mod xxh64;
 
 use serde::{Deserialize, Serialize};
 
-pub use error::{RestoreError, SaveError};
+pub use error::StateError;
 pub use fingerprint::{Fingerprint, RopeRun, WeightsId};
 pub use read::{SavedRows, SavedState};
 pub use rows::{RowFormat, Stored};

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use super::contents::{decode_part, decode_states, decode_tokens};
-use super::error::RestoreError;
+use super::error::StateError;
 use super::fingerprint::Fingerprint;
 use super::frame::{self, Section, Tag, tag_name};
 use super::rows::{Converter, RowFormat, Stored, formats};
+use super::snapshot::{decode_part, decode_states, decode_tokens};
 use super::write::{META, Meta, PART, ROWS, STATES, TOKENS};
 use super::{SeqTokens, WriteRows};
 use crate::backend::{BackendError, RowKind, RowSpan};
 use crate::ids::{CellIdx, LayerIdx};
 use crate::layers::RowLayout;
-use crate::memory::{Contents, Restored};
+use crate::memory::{Restored, Snapshot};
 
 /// Bytes of converted rows that are held at once.
 const PIECE: usize = 1 << 20;
@@ -24,7 +24,7 @@ pub struct SavedState<'a> {
     n_bytes: u64,
     written_by: String,
     fingerprint: Fingerprint,
-    contents: Contents,
+    snapshot: Snapshot,
     tokens: Vec<SeqTokens>,
     rows: Vec<SavedRows<'a>>,
 }
@@ -48,14 +48,14 @@ impl<'a> SavedState<'a> {
     /// Checks every byte of a state. Rows stay in `bytes`.
     ///
     /// # Errors
-    /// [`RestoreError`], the first thing that is wrong.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, RestoreError> {
+    /// [`StateError`], the first thing that is wrong.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, StateError> {
         let (version, sections) = frame::read(bytes)?;
         let known = [META, TOKENS, PART, STATES, ROWS];
         for section in &sections {
             if !known.contains(&section.tag) && !section.may_be_skipped() {
                 let tag = tag_name(section.tag);
-                return Err(RestoreError::UnknownSection { tag });
+                return Err(StateError::UnknownSection { tag });
             }
         }
         let meta = parse_meta(only(&sections, META)?)?;
@@ -69,14 +69,14 @@ impl<'a> SavedState<'a> {
                 (n, Some(chains))
             }
         };
-        let contents = Contents::new(parts, chains)?;
-        let rows = rows(&meta, &sections, &contents, n_states)?;
+        let snapshot = Snapshot::new(parts, chains)?;
+        let rows = rows(&meta, &sections, &snapshot, n_states)?;
         let state = Self {
             version,
             n_bytes: bytes.len() as u64,
             written_by: meta.written_by,
             fingerprint: meta.fingerprint,
-            contents,
+            snapshot,
             tokens,
             rows,
         };
@@ -105,8 +105,8 @@ impl<'a> SavedState<'a> {
     }
 
     /// What sequences remember. Rows are numbered as in [`SavedState::rows`].
-    pub fn contents(&self) -> &Contents {
-        &self.contents
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
     }
 
     /// The ids of tokens, as far as they were known.
@@ -123,8 +123,8 @@ impl<'a> SavedState<'a> {
     /// the same heads and widths; how values are stored may differ.
     ///
     /// # Errors
-    /// [`RestoreError::Rows`], the first rows that cannot.
-    pub fn check_rows(&self, layout: &RowLayout) -> Result<(), RestoreError> {
+    /// [`StateError::Rows`], the first rows that cannot.
+    pub fn check_rows(&self, layout: &RowLayout) -> Result<(), StateError> {
         let here = formats(layout, |_| 0);
         for saved in &self.rows {
             let RowFormat { layer, kind, .. } = saved.format;
@@ -135,7 +135,7 @@ impl<'a> SavedState<'a> {
         self.pairings(layout).map(drop)
     }
 
-    /// Hands out the rows that a restoration of these contents is to write, as a memory with this
+    /// Hands out the rows that a restoration of this snapshot is to write, as a memory with this
     /// layout stores them.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl<'a> SavedState<'a> {
         write: &mut WriteRows<'_>,
     ) -> Result<(), BackendError> {
         let pairings = self.pairings(layout).map_err(|error| match error {
-            RestoreError::Rows { layer, .. } => BackendError::NoRows { layer },
+            StateError::Rows { layer, .. } => BackendError::NoRows { layer },
             _ => BackendError::NoRows { layer: LayerIdx(0) },
         })?;
         for pairing in pairings {
@@ -168,7 +168,7 @@ impl<'a> SavedState<'a> {
     }
 
     /// For all rows of a layout those that were saved.
-    fn pairings(&self, layout: &RowLayout) -> Result<Vec<Pairing<'_, 'a>>, RestoreError> {
+    fn pairings(&self, layout: &RowLayout) -> Result<Vec<Pairing<'_, 'a>>, StateError> {
         let pair = |here: RowFormat| {
             let RowFormat { layer, kind, .. } = here;
             let mut all = self.rows.iter();
@@ -181,13 +181,13 @@ impl<'a> SavedState<'a> {
         formats(layout, |_| 0).into_iter().map(pair).collect()
     }
 
-    fn check_tokens(&self) -> Result<(), RestoreError> {
+    fn check_tokens(&self) -> Result<(), StateError> {
         let n_vocab = self.fingerprint.n_vocab;
         for tokens in &self.tokens {
             let mut all = tokens.evaluated.iter().chain(&tokens.pending);
             if let Some(&token) = all.find(|token| token.0 >= n_vocab) {
                 let seq = tokens.seq;
-                return Err(RestoreError::Token {
+                return Err(StateError::Token {
                     seq,
                     token,
                     n_vocab,
@@ -268,10 +268,10 @@ fn differ(
     kind: RowKind,
     saved: Option<&RowFormat>,
     here: Option<&RowFormat>,
-) -> RestoreError {
+) -> StateError {
     let describe =
         |format: Option<&RowFormat>| format.map_or("nothing".to_owned(), RowFormat::describe);
-    RestoreError::Rows {
+    StateError::Rows {
         layer,
         kind,
         saved: describe(saved),
@@ -279,20 +279,20 @@ fn differ(
     }
 }
 
-fn parse_meta(section: &Section<'_>) -> Result<Meta, RestoreError> {
+fn parse_meta(section: &Section<'_>) -> Result<Meta, StateError> {
     serde_json::from_slice(section.payload).map_err(|error| senseless(META, error.to_string()))
 }
 
-/// Each section of rows with what describes it; as many rows as the contents have.
+/// Each section of rows with what describes it; as many rows as the snapshot has.
 fn rows<'a>(
     meta: &Meta,
     sections: &[Section<'a>],
-    contents: &Contents,
+    snapshot: &Snapshot,
     n_states: u32,
-) -> Result<Vec<SavedRows<'a>>, RestoreError> {
+) -> Result<Vec<SavedRows<'a>>, StateError> {
     let payloads: Vec<&[u8]> = all(sections, ROWS).map(|section| section.payload).collect();
     if payloads.len() != meta.rows.len() {
-        return Err(RestoreError::SectionCount {
+        return Err(StateError::SectionCount {
             tag: tag_name(ROWS),
             n: payloads.len(),
             wanted: meta.rows.len(),
@@ -304,7 +304,7 @@ fn rows<'a>(
         let RowFormat { layer, kind, .. } = format;
         let wanted = match (kind, format.stored) {
             (RowKind::K | RowKind::V, Stored::Heads { part, .. }) => {
-                contents.part(part).map(|p| p.tokens.len() as u64)
+                snapshot.part(part).map(|p| p.cells.len() as u64)
             }
             (RowKind::Conv | RowKind::State, Stored::Floats(_)) => Some(u64::from(n_states)),
             _ => None,
@@ -331,11 +331,11 @@ fn all<'s, 'a>(sections: &'s [Section<'a>], tag: Tag) -> impl Iterator<Item = &'
     sections.iter().filter(move |section| section.tag == tag)
 }
 
-fn only<'s, 'a>(sections: &'s [Section<'a>], tag: Tag) -> Result<&'s Section<'a>, RestoreError> {
+fn only<'s, 'a>(sections: &'s [Section<'a>], tag: Tag) -> Result<&'s Section<'a>, StateError> {
     let mut own = all(sections, tag);
     match (own.next(), own.count()) {
         (Some(section), 0) => Ok(section),
-        (first, more) => Err(RestoreError::SectionCount {
+        (first, more) => Err(StateError::SectionCount {
             tag: tag_name(tag),
             n: usize::from(first.is_some()) + more,
             wanted: 1,
@@ -343,8 +343,8 @@ fn only<'s, 'a>(sections: &'s [Section<'a>], tag: Tag) -> Result<&'s Section<'a>
     }
 }
 
-fn senseless(tag: Tag, reason: String) -> RestoreError {
-    RestoreError::Section {
+fn senseless(tag: Tag, reason: String) -> StateError {
+    StateError::Section {
         tag: tag_name(tag),
         reason,
     }

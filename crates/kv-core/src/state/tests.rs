@@ -6,14 +6,14 @@
 use proptest::prelude::*;
 
 use super::frame::{self, FrameWriter, Tag, total};
-use super::{Fingerprint, RestoreError, SavedState, SeqTokens, StateToSave, save};
+use super::{Fingerprint, SavedState, SeqTokens, StateError, StateToSave, save};
 use crate::batch::{Batch, BatchRules, validate};
 use crate::graph::{GraphBuilder, GraphShape};
 use crate::ids::{SeqId, TokenId};
 use crate::kv_type::KvType;
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use crate::memory::{
-    AnyMemory, Memory, MemoryConfig, RestoreInto, Seqs, Streams, SwaSize, invariants,
+    Composite, Memory, MemoryConfig, RestoreInto, Seqs, Streams, SwaSize, invariants,
 };
 use crate::weights::MemoryWeights;
 use crate::window::{Causality, PosRange, Window};
@@ -39,7 +39,7 @@ fn layers() -> LayerMap {
 }
 
 /// An empty memory of two windows and states, and its rows.
-fn memory() -> (AnyMemory, RowLayout) {
+fn memory() -> (Composite, RowLayout) {
     let config = MemoryConfig {
         n_ctx: 12,
         n_seqs: 2,
@@ -53,7 +53,7 @@ fn memory() -> (AnyMemory, RowLayout) {
     let cells = config.cells_per_part(&layers).unwrap();
     let layout = RowLayout::new(&layers, &cells, KvType::F16).unwrap();
     let layout = layout.with_states(&layers, config.n_state_rows()).unwrap();
-    (AnyMemory::new(&layers, &config).unwrap(), layout)
+    (Composite::new(&layers, &config).unwrap(), layout)
 }
 
 fn fingerprint() -> Fingerprint {
@@ -76,8 +76,8 @@ fn state() -> Vec<u8> {
     let batch = Batch::prompt(SeqId(0), (0..9).map(TokenId));
     let batch = validate(&batch, &rules, |seq| memory.positions(seq)).unwrap();
     let plan = memory.plan(&batch, 4).unwrap();
-    for (step, ubatch) in plan.ubatches.iter().enumerate() {
-        drop(memory.commit(ubatch, &plan.placement, step));
+    for planned in &plan {
+        drop(memory.commit(planned));
     }
     drop(memory.copy(SeqId(0), SeqId(1), PosRange::ALL).unwrap());
     let tokens = [SeqTokens {
@@ -87,7 +87,7 @@ fn state() -> Vec<u8> {
     }];
     let state = StateToSave {
         fingerprint: &fingerprint(),
-        contents: &memory.contents(Seqs::All).unwrap(),
+        snapshot: &memory.snapshot(Seqs::All).unwrap(),
         tokens: &tokens,
         layout: &layout,
         kv_type: None,
@@ -131,10 +131,10 @@ fn take_in(bytes: &[u8]) {
             continue;
         }
         let before = memory.clone();
-        match memory.restore(state.contents(), into) {
+        match memory.restore(state.snapshot(), into) {
             Err(_) => assert_eq!(memory, before),
             Ok(restored) => {
-                for part in memory.attention_parts() {
+                for part in memory.parts() {
                     invariants::check(part).unwrap();
                 }
                 let mut write = |span: crate::backend::RowSpan, bytes: &[u8]| {
@@ -173,7 +173,7 @@ fn sections_of_other_kinds_are_refused_unless_they_may_be_skipped() {
     all.push((*b"LATE", vec![1, 2, 3]));
     let mut bytes = framed(&all);
     let error = SavedState::parse(&bytes).unwrap_err();
-    assert!(matches!(error, RestoreError::UnknownSection { tag } if tag == "LATE"));
+    assert!(matches!(error, StateError::UnknownSection { tag } if tag == "LATE"));
     // The flag of the last section, whose frame takes 24 + 3 + 8 bytes.
     let at = bytes.len() - 35;
     bytes[at + 4] = 0;
@@ -198,7 +198,7 @@ fn sections_that_change_places_are_found() {
     swapped[offset(i)..offset(i) + len].copy_from_slice(&bytes[offset(j)..offset(j) + len]);
     swapped[offset(j)..offset(j) + len].copy_from_slice(&bytes[offset(i)..offset(i) + len]);
     let error = SavedState::parse(&swapped).unwrap_err();
-    assert!(matches!(error, RestoreError::Checksum { .. }), "{error}");
+    assert!(matches!(error, StateError::Checksum { .. }), "{error}");
 }
 
 proptest! {

@@ -4,18 +4,18 @@ use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::contents::{encode_part, encode_states, encode_tokens};
-use super::error::SaveError;
+use super::error::StateError;
 use super::fingerprint::Fingerprint;
 use super::frame::{FrameWriter, Tag, total};
 use super::rows::{Converter, RowFormat, Stored, formats};
+use super::snapshot::{encode_part, encode_states, encode_tokens};
 use super::{ReadRows, SeqTokens};
 use crate::backend::RowSpan;
 use crate::hadamard::HeadRotation;
 use crate::ids::CellIdx;
 use crate::kv_type::KvType;
 use crate::layers::{RowLayout, RowShape, ValueRows};
-use crate::memory::Contents;
+use crate::memory::Snapshot;
 
 pub(super) const META: Tag = *b"META";
 pub(super) const TOKENS: Tag = *b"TOKN";
@@ -41,8 +41,8 @@ pub(super) struct Meta {
 pub struct StateToSave<'a> {
     /// The model.
     pub fingerprint: &'a Fingerprint,
-    /// What the memory holds, as [`Memory::contents`](crate::memory::Memory::contents) gives it.
-    pub contents: &'a Contents,
+    /// What the memory holds, as [`Memory::snapshot`](crate::memory::Memory::snapshot) gives it.
+    pub snapshot: &'a Snapshot,
     /// The ids of the tokens, as far as they are known.
     pub tokens: &'a [SeqTokens],
     /// The rows of the memory.
@@ -54,8 +54,8 @@ pub struct StateToSave<'a> {
 /// Whether rows of this layout can be saved as `kv_type`.
 ///
 /// # Errors
-/// [`SaveError::RowType`] for the first layer whose rows are no whole blocks.
-pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), SaveError> {
+/// [`StateError::RowType`] for the first layer whose rows are no whole blocks.
+pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), StateError> {
     let here = formats(layout, |_| 0);
     here.iter()
         .try_for_each(|format| saved_as(format, kv_type, layout).map(drop))
@@ -64,16 +64,16 @@ pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), SaveErro
 /// Writes a state and returns its bytes. `read` gives the stored bytes of a span of rows.
 ///
 /// # Errors
-/// [`SaveError`]; what was written by then is not a state.
+/// [`StateError`]; what was written by then is not a state.
 pub fn save(
     state: &StateToSave<'_>,
     read: &mut ReadRows<'_>,
     out: &mut dyn Write,
-) -> Result<u64, SaveError> {
-    let contents = state.contents;
-    let state_rows = contents.state_rows();
+) -> Result<u64, StateError> {
+    let snapshot = state.snapshot;
+    let state_rows = snapshot.state_rows();
     let n_rows = |part| match part {
-        Some(part) => contents.part(part).map_or(0, |p| p.tokens.len() as u32),
+        Some(part) => snapshot.part(part).map_or(0, |p| p.cells.len() as u32),
         None => state_rows.len() as u32,
     };
     let here = formats(state.layout, n_rows);
@@ -88,10 +88,10 @@ pub fn save(
         rows: saved.clone(),
     })?;
     let mut sections = vec![(META, meta), (TOKENS, encode_tokens(state.tokens))];
-    for part in contents.parts() {
+    for part in snapshot.parts() {
         sections.push((PART, encode_part(part)));
     }
-    if let Some(chains) = contents.states() {
+    if let Some(chains) = snapshot.states() {
         sections.push((STATES, encode_states(chains, &state_rows)));
     }
     let small = sections.iter().map(|(_, bytes)| bytes.len() as u64);
@@ -105,7 +105,7 @@ pub fn save(
     for (here, saved) in here.iter().zip(&saved) {
         let rows = match here.stored {
             Stored::Heads { part, .. } => {
-                let tokens = contents.part(part).map_or(&[][..], |p| &p.tokens);
+                let tokens = snapshot.part(part).map_or(&[][..], |p| &p.cells);
                 runs(tokens.iter().map(|t| t.row))
             }
             Stored::Floats(_) => runs(state_rows.iter().copied()),
@@ -117,7 +117,11 @@ pub fn save(
 
 /// What rows become in the state: what a memory of this type would hold, so that it takes them to
 /// the bit.
-fn saved_as(here: &RowFormat, kv_type: KvType, layout: &RowLayout) -> Result<RowFormat, SaveError> {
+fn saved_as(
+    here: &RowFormat,
+    kv_type: KvType,
+    layout: &RowLayout,
+) -> Result<RowFormat, StateError> {
     let Stored::Heads { part, shape } = here.stored else {
         return Ok(*here);
     };
@@ -141,7 +145,7 @@ fn saved_as(here: &RowFormat, kv_type: KvType, layout: &RowLayout) -> Result<Row
     };
     match saved.row_bytes() {
         Some(_) => Ok(saved),
-        None => Err(SaveError::RowType {
+        None => Err(StateError::RowType {
             layer: here.layer,
             len: shape.len(),
             kv_type,
@@ -167,7 +171,7 @@ fn write_rows(
     rows: &[(CellIdx, u32)],
     read: &mut ReadRows<'_>,
     frame: &mut FrameWriter<'_>,
-) -> Result<(), SaveError> {
+) -> Result<(), StateError> {
     let row_bytes = here.row_bytes().unwrap_or(0).max(1);
     let mut converter = match (here.stored, saved.stored) {
         (Stored::Heads { shape: from, .. }, Stored::Heads { shape: to, .. }) if from != to => {

@@ -3,8 +3,7 @@
 use kv_core::backend::RowCopy;
 use kv_core::batch::MAX_POS;
 use kv_core::memory::{
-    CopyRefused, Division, Memory as _, PosChange, RemoveRefused, Seqs, ShiftRefused, Shifted,
-    Streams, WindowForgotten,
+    Division, Edit, Edited, Memory as _, NoRoom, PosChange, Refusal, Seqs, Streams, WindowForgotten,
 };
 use kv_core::{CellIdx, Pos, PosDelta, PosRange, SeqId, Window};
 
@@ -20,9 +19,9 @@ impl<M: Attention> World<M> {
         };
         let range = range.resolve(last);
         let before = self.memory.clone();
-        let check = self.memory.check_remove(seqs, range);
+        let check = self.memory.check(&Edit::Remove { seqs, range });
         let removed = self.memory.remove(seqs, range);
-        assert_eq!(removed.err(), check.err());
+        assert_eq!(removed.as_ref().err(), check.as_ref().err());
         match removed {
             Ok(_) => {
                 for seq in named {
@@ -33,10 +32,11 @@ impl<M: Attention> World<M> {
                 assert_eq!(self.memory, before);
                 assert_ne!(range, PosRange::ALL, "{refused}");
                 match refused {
-                    RemoveRefused::WindowForgotten(forgotten) => self.check_forgotten(forgotten),
-                    RemoveRefused::StateGone(_) | RemoveRefused::StateIndivisible(_) => {
+                    Refusal::WindowForgotten(forgotten) => self.check_forgotten(forgotten),
+                    Refusal::StateGone { .. } | Refusal::StateIndivisible { .. } => {
                         let recurrent = self.memory.recurrent().unwrap();
-                        assert_eq!(recurrent.check_remove(seqs, range), Err(refused));
+                        let alone = recurrent.check(&Edit::Remove { seqs, range });
+                        assert_eq!(alone, Err(refused));
                     }
                     other => panic!("{other}"),
                 }
@@ -47,7 +47,7 @@ impl<M: Attention> World<M> {
     pub(crate) fn copy(&mut self, from: SeqId, to: SeqId, range: RelativeRange) {
         let range = range.resolve(self.last(from));
         let before = self.memory.clone();
-        let check = self.memory.check_copy(from, to, range);
+        let check = self.memory.check(&Edit::Copy { from, to, range });
         let copied = self.memory.copy(from, to, range);
         assert_eq!(copied.as_ref().err(), check.as_ref().err());
         match copied {
@@ -65,19 +65,20 @@ impl<M: Attention> World<M> {
             Err(refused) => {
                 assert_eq!(self.memory, before);
                 match refused {
-                    CopyRefused::NoRoom {
+                    Refusal::NoRoom(NoRoom {
                         part,
                         n_wanted,
                         n_free,
                         ..
-                    } => {
+                    }) => {
                         assert_eq!(self.config(part).streams, Streams::PerSequence);
                         assert!(n_wanted > n_free);
                     }
-                    CopyRefused::WindowForgotten(forgotten) => self.check_forgotten(forgotten),
-                    CopyRefused::StateGone(_) | CopyRefused::StateIndivisible(_) => {
+                    Refusal::WindowForgotten(forgotten) => self.check_forgotten(forgotten),
+                    Refusal::StateGone { .. } | Refusal::StateIndivisible { .. } => {
                         let recurrent = self.memory.recurrent().unwrap();
-                        assert_eq!(recurrent.check_copy(from, to, range), Err(refused));
+                        let alone = recurrent.check(&Edit::Copy { from, to, range });
+                        assert_eq!(alone, Err(refused));
                     }
                     other => panic!("{other}"),
                 }
@@ -95,7 +96,7 @@ impl<M: Attention> World<M> {
         self.real.copy(copies);
     }
 
-    fn shift_rows(&mut self, shifted: &Shifted) {
+    fn shift_rows(&mut self, shifted: &Edited) {
         self.copy_rows(&shifted.row_copies);
         let mut n_rows = vec![0; self.rows.len()];
         for shift in &shifted.row_shifts {
@@ -135,7 +136,8 @@ impl<M: Attention> World<M> {
     pub(crate) fn reposition(&mut self, seq: SeqId, range: PosRange, change: PosChange) {
         let before = self.memory.clone();
         let wanted = self.model_reposition(seq, range, change);
-        let check = self.memory.check_reposition(seq, range, change);
+        let edit = Edit::Reposition { seq, range, change };
+        let check = self.memory.check(&edit);
         match self.memory.reposition(seq, range, change) {
             Ok(shifted) => {
                 assert_eq!(check, Ok(()));
@@ -148,38 +150,37 @@ impl<M: Attention> World<M> {
                 self.shift_rows(&shifted);
             }
             Err(refused) => {
-                assert_eq!(check, Err(refused));
+                assert_eq!(check, Err(refused.clone()));
                 assert_eq!(self.memory, before);
-                match (refused, wanted) {
-                    (ShiftRefused::WindowForgotten(forgotten), Ok(_)) => {
+                match (refused.clone(), wanted) {
+                    (Refusal::WindowForgotten(forgotten), Ok(_)) => {
                         self.check_forgotten(forgotten);
                     }
                     (
-                        ShiftRefused::NoRoom {
+                        Refusal::NoRoom(NoRoom {
                             part,
                             n_wanted,
                             n_free,
                             ..
-                        },
+                        }),
                         Ok(_),
                     ) => {
                         assert_eq!(self.config(part).streams, Streams::Shared);
                         assert!(n_wanted > n_free, "{refused}");
                     }
-                    (ShiftRefused::Image { pos, grid, .. }, Ok(_)) => {
+                    (Refusal::Image { pos, grid, .. }, Ok(_)) => {
                         let tokens = &self.model[seq.as_usize()];
                         let is_there =
                             |t: &&(Pos, u64)| t.0 == pos && self.grids.get(&t.1) == Some(&grid);
                         assert!(range.contains(pos) && tokens.iter().any(|t| is_there(&t)));
                     }
-                    (ShiftRefused::StateIndivisible { .. }, Ok(_)) => {
+                    (Refusal::StateMovesWhole { .. }, Ok(_)) => {
                         let recurrent = self.memory.recurrent().unwrap();
-                        let alone = recurrent.check_reposition(seq, range, change);
-                        assert_eq!(alone, Err(refused));
+                        assert_eq!(recurrent.check(&edit), Err(refused));
                     }
-                    (ShiftRefused::DivideByZero { .. }, Err("divide"))
-                    | (ShiftRefused::OutOfRange { .. }, Err("range"))
-                    | (ShiftRefused::Overtakes { .. }, Err("order")) => {}
+                    (Refusal::DivideByZero { .. }, Err("divide"))
+                    | (Refusal::OutOfRange { .. }, Err("range"))
+                    | (Refusal::Overtakes { .. }, Err("order")) => {}
                     (_, wanted) => panic!("{refused}, but {wanted:?}"),
                 }
             }
@@ -240,7 +241,7 @@ impl<M: Attention> World<M> {
 
     pub(crate) fn compact(&mut self) {
         let n_holes = self.memory.n_holes();
-        let compacted = self.memory.compact();
+        let compacted = self.memory.compact().unwrap();
         assert_eq!(compacted.n_cells, n_holes);
         let n_copied: u32 = compacted.row_copies.iter().map(|c| c.len).sum();
         assert_eq!(n_copied, n_holes);

@@ -1,7 +1,7 @@
 //! The memories under test: what they are made of, and their parts.
 
 use kv_core::memory::{
-    Iswa, Memory, Pair, Recurrent, RecurrentConfig, Streams, Unified, UnifiedConfig,
+    Composite, Memory, Recurrent, RecurrentConfig, Streams, Unified, UnifiedConfig,
 };
 use kv_core::{Causality, PartIdx, Window};
 use proptest::prelude::*;
@@ -39,19 +39,12 @@ pub(crate) fn unified() -> impl Strategy<Value = Unified> {
     configs().prop_map(|[one]| Unified::new(one).unwrap())
 }
 
-pub(crate) fn iswa() -> impl Strategy<Value = Iswa> {
-    configs().prop_map(|parts| pair(parts.map(|config| Unified::new(config).unwrap())))
+pub(crate) fn iswa() -> impl Strategy<Value = Composite> {
+    configs::<2>().prop_map(|parts| Composite::iswa(&parts).unwrap())
 }
 
-fn pair<M: Memory>([first, second]: [M; 2]) -> Pair<M, M> {
-    Pair::new(first, second).unwrap()
-}
-
-pub(crate) fn pair_of_pairs() -> impl Strategy<Value = Pair<Iswa, Unified>> {
-    configs().prop_map(|parts| {
-        let [a, b, c] = parts.map(|config| Unified::new(config).unwrap());
-        Pair::new(pair([a, b]), c).unwrap()
-    })
+pub(crate) fn three_windows() -> impl Strategy<Value = Composite> {
+    configs::<3>().prop_map(|parts| Composite::iswa(&parts).unwrap())
 }
 
 fn recurrent() -> impl Strategy<Value = Recurrent> {
@@ -65,32 +58,29 @@ fn causal<const N: usize>() -> impl Strategy<Value = [Unified; N]> {
     configs().prop_map(move |parts| parts.map(unified))
 }
 
-pub(crate) fn hybrid() -> impl Strategy<Value = Pair<Unified, Recurrent>> {
-    (causal(), recurrent()).prop_map(|([a], b)| Pair::new(a, b).unwrap())
+pub(crate) fn hybrid() -> impl Strategy<Value = Composite> {
+    hybrid_of::<1>()
 }
 
-pub(crate) fn hybrid_iswa() -> impl Strategy<Value = Pair<Iswa, Recurrent>> {
-    (causal(), recurrent()).prop_map(|(a, b)| Pair::new(pair(a), b).unwrap())
+pub(crate) fn hybrid_iswa() -> impl Strategy<Value = Composite> {
+    hybrid_of::<2>()
+}
+
+fn hybrid_of<const N: usize>() -> impl Strategy<Value = Composite> {
+    let made = |(parts, states): ([Unified; N], _)| {
+        Composite::from_parts(parts.to_vec(), Some(states)).unwrap()
+    };
+    (causal(), recurrent()).prop_map(made)
 }
 
 /// A memory that consists of attention memories, and perhaps one recurrent one.
 pub(crate) trait Attention:
-    Memory<Placement: std::fmt::Debug> + Clone + PartialEq + std::fmt::Debug
+    Memory<Slot: std::fmt::Debug> + Clone + PartialEq + std::fmt::Debug
 {
     fn parts(&self) -> Vec<&Unified>;
 
     fn recurrent(&self) -> Option<&Recurrent> {
         None
-    }
-}
-
-impl Attention for Recurrent {
-    fn parts(&self) -> Vec<&Unified> {
-        Vec::new()
-    }
-
-    fn recurrent(&self) -> Option<&Recurrent> {
-        Some(self)
     }
 }
 
@@ -100,12 +90,12 @@ impl Attention for Unified {
     }
 }
 
-impl<A: Attention, B: Attention> Attention for Pair<A, B> {
+impl Attention for Composite {
     fn parts(&self) -> Vec<&Unified> {
-        [self.first().parts(), self.second().parts()].concat()
+        self.parts().iter().collect()
     }
 
     fn recurrent(&self) -> Option<&Recurrent> {
-        self.first().recurrent().or(self.second().recurrent())
+        self.states()
     }
 }

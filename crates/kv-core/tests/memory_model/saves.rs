@@ -3,7 +3,7 @@
 use kv_core::backend::RowSpan;
 use kv_core::graph::{GraphBuilder, GraphShape};
 use kv_core::layers::LayerMap;
-use kv_core::memory::{RestoreInto, RestoreRefused, Restored, RowsTaken, Seqs};
+use kv_core::memory::{NoRoom, Refusal, RestoreInto, Restored, RowsTaken, Seqs};
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::weights::MemoryWeights;
 use kv_core::{PartIdx, Pos, PosRange, SeqId};
@@ -43,10 +43,10 @@ fn fingerprint() -> Fingerprint {
 
 impl<M: Attention> World<M> {
     pub(crate) fn save(&mut self, seqs: Seqs) {
-        let contents = self.memory.contents(seqs).unwrap();
+        let snapshot = self.memory.snapshot(seqs).unwrap();
         let state = StateToSave {
             fingerprint: &fingerprint(),
-            contents: &contents,
+            snapshot: &snapshot,
             tokens: &[],
             layout: self.real.layout(),
             kv_type: None,
@@ -60,12 +60,12 @@ impl<M: Attention> World<M> {
                 tokens.clear();
             }
         }
-        let rows = contents.parts().iter().map(|part| {
+        let rows = snapshot.parts().iter().map(|part| {
             let rows = &self.rows[part.part.as_usize()];
-            let own = part.tokens.iter().map(|t| rows[t.row.as_usize()]);
+            let own = part.cells.iter().map(|t| rows[t.row.as_usize()]);
             (part.part, own.collect())
         });
-        let states = contents.state_rows();
+        let states = snapshot.state_rows();
         let states = states.iter().map(|row| self.states.get(*row).unwrap());
         self.saved = Some(Saved {
             rows: rows.collect(),
@@ -81,8 +81,8 @@ impl<M: Attention> World<M> {
         };
         let state = SavedState::parse(&saved.bytes).unwrap();
         let before = self.memory.clone();
-        let check = self.memory.check_restore(state.contents(), into);
-        let restored = self.memory.restore(state.contents(), into);
+        let check = self.memory.check_restore(state.snapshot(), into);
+        let restored = self.memory.restore(state.snapshot(), into);
         assert_eq!(restored.as_ref().err(), check.as_ref().err());
         match restored {
             Ok(restored) => {
@@ -166,21 +166,21 @@ impl<M: Attention> World<M> {
         }
     }
 
-    fn check_restore_refusal(&self, saved: &Saved, into: RestoreInto, refused: RestoreRefused) {
-        match (refused, into) {
-            (RestoreRefused::NotSaved { seq, .. }, RestoreInto::One { from, .. }) => {
+    fn check_restore_refusal(&self, saved: &Saved, into: RestoreInto, refused: Refusal) {
+        match (refused.clone(), into) {
+            (Refusal::NotSaved { seq, .. }, RestoreInto::One { from, .. }) => {
                 assert_eq!(seq, from);
                 assert!(saved.model[from.as_usize()].is_empty());
             }
             (
-                RestoreRefused::NoRoom {
+                Refusal::NoRoom(NoRoom {
                     part,
                     window,
                     n_wanted,
                     n_free,
                     n_cells,
                     ..
-                },
+                }),
                 _,
             ) => {
                 assert!(n_wanted > n_free && n_free <= n_cells, "{refused}");

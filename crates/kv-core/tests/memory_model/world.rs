@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use kv_core::batch::{
-    Batch, MAX_POS, PositionRule, SplitError, UBatch, UBatchRow, ValidBatch, validate,
-    validate_with,
+    Batch, MAX_POS, PositionRule, SplitError, UBatchRow, ValidBatch, validate, validate_with,
 };
 use kv_core::memory::{
-    Memory, MemoryInputs, PlanError, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
+    Memory, MemoryInputs, Plan, Refusal, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
 };
 use kv_core::{
     Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window,
@@ -162,7 +161,7 @@ impl<M: Attention> World<M> {
     fn batch(&mut self, batch: &ValidBatch, Attempt { n_ubatch, failure }: Attempt) {
         let before = self.memory.clone();
         if let Ok(plan) = self.memory.plan(batch, n_ubatch) {
-            self.undo_exactly(&plan.ubatches, &plan.placement);
+            self.undo_exactly(&plan);
         }
         let mut memory = self.memory.clone();
         let mut inputs = std::mem::take(&mut self.inputs);
@@ -190,7 +189,7 @@ impl<M: Attention> World<M> {
                     if let Some((at, written)) = failure
                         && at == n_done
                     {
-                        steps.fail(written);
+                        steps.undo_last(written);
                         if written == RowsWritten::Perhaps {
                             for (part, cells) in places {
                                 let rows = &mut self.rows[part.as_usize()];
@@ -299,21 +298,25 @@ impl<M: Attention> World<M> {
 
     /// Commits a plan on a copy and undoes it step by step: exactly, and then as if rows had been
     /// written, as far back as no window forbids.
-    fn undo_exactly(&self, ubatches: &[UBatch], placement: &M::Placement) {
+    fn undo_exactly(&self, plan: &Plan<M::Slot>) {
         for rows in [RowsWritten::No, RowsWritten::Perhaps] {
             let mut memory = self.memory.clone();
             let mut done = Vec::new();
             let mut inputs = MemoryInputs::default();
-            for (step, ubatch) in ubatches.iter().enumerate() {
+            for planned in plan {
                 let before = memory.clone();
-                let undo = memory.commit(ubatch, placement, step);
+                let undo = memory.commit(planned);
                 check_parts(&memory);
-                memory.inputs(ubatch, placement, step, &mut inputs);
+                memory.inputs(planned, &mut inputs);
                 for part in memory.parts() {
                     let mut cells = inputs.parts[part.config().part.as_usize()].cells.clone();
                     cells.sort_unstable();
                     cells.dedup();
-                    assert_eq!(cells.len(), ubatch.entries.len(), "a cell was given twice");
+                    assert_eq!(
+                        cells.len(),
+                        planned.ubatch.entries.len(),
+                        "a cell was given twice"
+                    );
                 }
                 done.push((before, undo));
             }
@@ -347,9 +350,9 @@ impl<M: Attention> World<M> {
         }
     }
 
-    fn check_refusal(&self, batch: &ValidBatch, error: &PlanError) {
+    fn check_refusal(&self, batch: &ValidBatch, error: &Refusal) {
         match error {
-            PlanError::NoRoom(no_room) => {
+            Refusal::NoRoom(no_room) => {
                 let config = self.config(no_room.part);
                 let parts = self.memory.parts();
                 let part = parts.iter().find(|p| *p.config() == config).unwrap();
@@ -370,7 +373,7 @@ impl<M: Attention> World<M> {
                     assert!(n_wanted.count() > n_free, "{no_room}");
                 }
             }
-            PlanError::WindowForgotten(forgotten) => {
+            Refusal::WindowForgotten(forgotten) => {
                 // Only an image goes on at a position that was there already.
                 let first = batch
                     .entries()
@@ -381,22 +384,22 @@ impl<M: Attention> World<M> {
                 assert_eq!(forgotten.next, first.pos);
                 self.check_forgotten(*forgotten);
             }
-            PlanError::CoupledStreams { set, .. } => {
+            Refusal::CoupledStreams { set, .. } => {
                 let parts = self.memory.parts();
                 let mut streams = parts.iter().map(|part| part.config().streams);
                 let per_sequence = streams.any(|streams| streams == Streams::PerSequence);
                 assert!(per_sequence && set.len() > 1);
             }
-            PlanError::Split(SplitError::SequenceTooLong { set, n_tokens, .. }) => {
+            Refusal::Split(SplitError::SequenceTooLong { set, n_tokens, .. }) => {
                 let is_causal = |p: &&Unified| p.config().causality == Causality::Causal;
                 assert!(!self.memory.parts().iter().any(is_causal));
                 let family = batch.entries().iter().filter(|e| e.seqs.intersects(set));
                 assert_eq!(family.count(), *n_tokens);
             }
-            PlanError::CoupledStates(coupled) => {
+            Refusal::CoupledStates { a, b, .. } => {
                 let memory = self.memory.recurrent().unwrap();
                 let current = |seq| memory.states(seq).last().map(|s| s.row);
-                assert_ne!(current(coupled.a), current(coupled.b));
+                assert_ne!(current(*a), current(*b));
             }
             other => panic!("{other}"),
         }

@@ -10,12 +10,10 @@ use kv_core::layers::{
     AttentionMemory, LayerMap, LayerMemory, LayerRows, RecurrentMemory, RowLayout, RowShape,
 };
 use kv_core::memory::{
-    AnyMemory, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowsTaken, Seqs, Streams, SwaSize,
+    Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowsTaken, Seqs, Streams, SwaSize,
     invariants,
 };
-use kv_core::state::{
-    Fingerprint, RestoreError, SaveError, SavedState, SeqTokens, StateToSave, save,
-};
+use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateError, StateToSave, save};
 use kv_core::weights::MemoryWeights;
 use kv_core::{Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, SeqId, TokenId, Window};
 
@@ -114,7 +112,7 @@ pub(crate) struct Written {
 /// A memory, and rows by layer and kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Device {
-    pub(crate) memory: AnyMemory,
+    pub(crate) memory: Composite,
     pub(crate) layout: RowLayout,
     pub(crate) rows: BTreeMap<(LayerIdx, RowKind), Vec<u8>>,
     layers: LayerMap,
@@ -143,7 +141,7 @@ impl Device {
             );
         }
         Self {
-            memory: AnyMemory::new(&layers, config).unwrap(),
+            memory: Composite::new(&layers, config).unwrap(),
             layout,
             rows,
             layers,
@@ -197,12 +195,11 @@ impl Device {
         let batch = validate_with(batch, (&rules, rule), |seq| self.memory.positions(seq)).unwrap();
         let plan = self.memory.plan(&batch, 5).unwrap();
         let mut inputs = MemoryInputs::default();
-        for (step, ubatch) in plan.ubatches.iter().enumerate() {
-            drop(self.memory.commit(ubatch, &plan.placement, step));
-            self.memory
-                .inputs(ubatch, &plan.placement, step, &mut inputs);
-            self.store_rows(ubatch, &inputs);
-            self.store_states(ubatch, &inputs);
+        for planned in &plan {
+            drop(self.memory.commit(planned));
+            self.memory.inputs(planned, &mut inputs);
+            self.store_rows(&planned.ubatch, &inputs);
+            self.store_states(&planned.ubatch, &inputs);
         }
         inputs
     }
@@ -282,7 +279,7 @@ impl Device {
         &self,
         seqs: Seqs,
         kv_type: Option<KvType>,
-    ) -> Result<Vec<u8>, SaveError> {
+    ) -> Result<Vec<u8>, StateError> {
         let tokens = [SeqTokens {
             seq: SeqId(1),
             evaluated: vec![TokenId(5), TokenId(6)],
@@ -290,7 +287,7 @@ impl Device {
         }];
         let state = StateToSave {
             fingerprint: &self.fingerprint(),
-            contents: &self.memory.contents(seqs).unwrap(),
+            snapshot: &self.memory.snapshot(seqs).unwrap(),
             tokens: &tokens,
             layout: &self.layout,
             kv_type,
@@ -310,11 +307,11 @@ impl Device {
         &mut self,
         bytes: &[u8],
         into: RestoreInto,
-    ) -> Result<Written, RestoreError> {
+    ) -> Result<Written, StateError> {
         let state = SavedState::parse(bytes)?;
         self.fingerprint().check(state.fingerprint())?;
         state.check_rows(&self.layout)?;
-        let restored = self.memory.restore(state.contents(), into)?;
+        let restored = self.memory.restore(state.snapshot(), into)?;
         let layout = self.layout.clone();
         let mut write = |span: RowSpan, bytes: &[u8]| -> Result<(), BackendError> {
             self.write(span, bytes);
@@ -329,7 +326,7 @@ impl Device {
     }
 
     pub(crate) fn check(&self) {
-        for part in self.memory.attention_parts() {
+        for part in self.memory.parts() {
             invariants::check(part).unwrap();
         }
     }
@@ -337,10 +334,10 @@ impl Device {
     /// Everything that a sequence remembers, whichever rows it is in: by part the positions with the
     /// values of their keys and values, then its states.
     pub(crate) fn seen(&self, seq: SeqId) -> Vec<(Pos, Vec<u8>)> {
-        let contents = self.memory.contents(Seqs::One(seq)).unwrap();
+        let snapshot = self.memory.snapshot(Seqs::One(seq)).unwrap();
         let mut seen = Vec::new();
-        for part in contents.parts() {
-            let mut tokens = part.tokens.clone();
+        for part in snapshot.parts() {
+            let mut tokens = part.cells.clone();
             tokens.sort_by_key(|t| t.cell.pos);
             for token in tokens {
                 for layer in self.layout.layers().iter().filter(|l| l.part == part.part) {
@@ -354,7 +351,7 @@ impl Device {
                 }
             }
         }
-        for state in contents
+        for state in snapshot
             .states()
             .unwrap_or_default()
             .iter()

@@ -4,7 +4,7 @@
 use kv_core::batch::{Batch, PositionRule};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::memory::{
-    Division, Memory, MemoryConfig, MemoryInputs, PosChange, RestoreInto, Seqs, ShiftRefused,
+    Division, Memory, MemoryConfig, MemoryInputs, PosChange, Refusal, RestoreInto, Seqs,
 };
 use kv_core::state::SavedState;
 use kv_core::{CellIdx, GridPos, KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
@@ -79,9 +79,9 @@ fn lived_in(shape: usize, config: &MemoryConfig) -> Device {
 
 /// Position, row and column of everything that a sequence has in each part, in order.
 fn places(device: &Device, seq: SeqId) -> Vec<Vec<[u32; 3]>> {
-    let contents = device.memory.contents(Seqs::One(seq)).unwrap();
-    let parts = contents.parts().iter().map(|part| {
-        let tokens = part.tokens.iter();
+    let snapshot = device.memory.snapshot(Seqs::One(seq)).unwrap();
+    let parts = snapshot.parts().iter().map(|part| {
+        let tokens = part.cells.iter();
         let places = tokens.map(|t| GridPos::coordinates(t.cell.pos, t.cell.grid));
         let mut places: Vec<_> = places.collect();
         places.sort_unstable();
@@ -103,7 +103,7 @@ fn all(tokens: &[Token]) -> Vec<[u32; 3]> {
 /// Whom the rows of the last ubatch see in each part: places with their keys, in order.
 fn sees(device: &Device, inputs: &MemoryInputs) -> Vec<Vec<([u32; 3], Vec<u8>)>> {
     let mut seen = Vec::new();
-    for part in device.memory.attention_parts() {
+    for part in device.memory.parts() {
         let number = part.config().part;
         let visibility = &inputs.parts[number.as_usize()].visibility;
         for row in 0..visibility.n_rows {
@@ -180,7 +180,7 @@ fn images_that_came_back_are_copied_compacted_and_saved_again() {
             for part in &before[0].0 {
                 assert_eq!(*part, all(&UNFINISHED));
             }
-            let compacted = device.memory.compact();
+            let compacted = device.memory.compact().unwrap();
             device.copy_rows(&compacted.row_copies);
             device.check();
             let after = [SeqId(0), TWO].map(|seq| (places(&device, seq), device.seen(seq)));
@@ -220,7 +220,7 @@ fn images_that_came_back_do_not_move_and_text_behind_them_does() {
             let refused = refused.unwrap_err();
             let (pos, grid) = (Pos(3), GridPos { y: 3, x: 3 });
             assert!(
-                matches!(refused, ShiftRefused::Image { pos: p, grid: g, .. } if (p, g) == (pos, grid)),
+                matches!(refused, Refusal::Image { pos: p, grid: g, .. } if (p, g) == (pos, grid)),
                 "{shape}: {refused}"
             );
             assert!(device.memory == before);
@@ -256,7 +256,7 @@ fn what_a_window_recycled_of_an_image_stays_away() {
     assert!(part[0][0] > 3, "the image was recycled: {part:?}");
     let bytes = source.save(Seqs::All, None);
     let state = SavedState::parse(&bytes).unwrap();
-    let forgotten = &state.contents().parts()[0].forgotten[0].1;
+    let forgotten = &state.snapshot().parts()[0].forgotten[0].1;
     assert_eq!(forgotten[0].first, Pos(0), "{forgotten:?}");
     let mut device = Device::new(&[NEAR], &config(), KvType::F32);
     // The rows that it gets held an image before.

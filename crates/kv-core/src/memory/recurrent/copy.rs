@@ -3,10 +3,10 @@
 //! A state cannot be put together from two: the sequence must have no other tokens, and the other
 //! must keep the state that its tokens up to the end of the range make. Knows nothing of rows.
 
+use super::Recurrent;
 use super::chain::{Chain, Cut};
-use super::{Recurrent, StateGone, StateIndivisible};
 use crate::ids::{Pos, SeqId};
-use crate::memory::{CopyRefused, RemoveRefused};
+use crate::memory::Refusal;
 use crate::window::PosRange;
 
 /// What `to` would be with the tokens of `from` in `range`, and how many those are; `None` where it
@@ -16,7 +16,7 @@ pub(super) fn after(
     from: SeqId,
     to: SeqId,
     range: PosRange,
-) -> Result<Option<(Option<Chain>, u32)>, CopyRefused> {
+) -> Result<Option<(Option<Chain>, u32)>, Refusal> {
     memory.check_seq(from)?;
     memory.check_seq(to)?;
     if from == to || range.is_empty() {
@@ -28,35 +28,29 @@ pub(super) fn after(
     });
     let Some(source) = source else {
         // Nothing to copy: `to` only loses what it has there.
-        return match memory.without(to, range) {
-            Ok(left) => Ok(Some((left, 0))),
-            Err(RemoveRefused::NoSuchSequence(error)) => Err(error.into()),
-            Err(RemoveRefused::WindowForgotten(error)) => Err(error.into()),
-            Err(RemoveRefused::StateGone(error)) => Err(error.into()),
-            Err(RemoveRefused::StateIndivisible(error)) => Err(error.into()),
-        };
+        return Ok(Some((memory.without(to, range)?, 0)));
     };
-    let indivisible = |seq, has| StateIndivisible { seq, has, range };
+    let indivisible = |seq, has| Refusal::StateIndivisible { seq, has, range };
     if let Some(target) = memory.chain(to).map(Chain::positions)
         && range.intersection(target) != target
     {
-        return Err(indivisible(to, target).into());
+        return Err(indivisible(to, target));
     }
     let has = source.positions();
     if range.first > has.first {
-        return Err(indivisible(from, has).into());
+        return Err(indivisible(from, has));
     }
     // The tokens behind the range are not copied: as if they were taken from the copy.
     let copy = match source.cut(PosRange::new(range.last.next(), Pos(u32::MAX))) {
         Cut::BackTo(at) if range.last < has.last => source.clone().truncated(at),
         Cut::Gone { oldest } if range.last < has.last => {
-            return Err(CopyRefused::StateGone(StateGone {
+            return Err(Refusal::StateGone {
                 seq: from,
                 last: has.last,
                 wanted: range.last,
                 oldest,
                 n_snapshots: (source.states().len() - 1) as u32,
-            }));
+            });
         }
         _ => source.clone(),
     };

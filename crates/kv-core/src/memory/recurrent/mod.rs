@@ -21,29 +21,30 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{
-    CopyRefused, NoSuchSequence, PlanError, RemoveRefused, RollbackRefused, ShiftRefused,
-};
+use super::composite::Composite;
+use super::config::{MemoryConfigError, RowCounts};
+use super::edit::{Edit, Edited, Removed, Seqs};
+use super::plan::{Plan, PlannedUBatch, RowsWritten};
+use super::refusal::Refusal;
+use super::restore::Restored;
 use super::shift::PosChange;
-use super::{Compacted, Copied, Memory, MemoryInputs, Removed, RowsWritten, Seqs, Shifted};
-use super::{Contents, RestoreInto, RestoreRefused, Restored};
-use crate::batch::{SplitPolicy, UBatch};
+use super::snapshot::{RestoreInto, Snapshot};
+use super::{Memory, MemoryInputs};
+use crate::batch::UBatch;
+use crate::graph::StateGroup;
 use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
 use crate::seq_set::SeqSet;
 use crate::window::PosRange;
 
 mod chain;
 mod copy;
-mod error;
-mod place;
+mod find_slots;
 mod restore;
 mod shift;
 
 use chain::{Chain, Cut};
 
 pub use chain::KeptState;
-pub use error::{CoupledStates, NoStateRoom, RecurrentConfigError, StateGone, StateIndivisible};
-pub use place::RecurrentPlacement;
 
 /// What a [`Recurrent`] memory is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,19 +132,19 @@ impl Recurrent {
     /// An empty memory.
     ///
     /// # Errors
-    /// [`RecurrentConfigError`] where it could hold nothing, or more than can be counted.
-    pub fn new(config: RecurrentConfig) -> Result<Self, RecurrentConfigError> {
+    /// [`MemoryConfigError`] where it could hold nothing, or more than can be counted.
+    pub fn new(config: RecurrentConfig) -> Result<Self, MemoryConfigError> {
         let RecurrentConfig {
             n_seqs,
             n_snapshots,
             n_rows,
         } = config;
         if n_seqs == 0 || n_seqs as usize > MAX_SEQS {
-            return Err(RecurrentConfigError::SeqCount { n_seqs });
+            return Err(MemoryConfigError::SeqCount { n_seqs });
         }
         let n_needed = u64::from(n_snapshots) + 2;
         if u64::from(n_rows) < n_needed || i32::try_from(n_rows).is_err() {
-            return Err(RecurrentConfigError::RowCount {
+            return Err(MemoryConfigError::StateRowCount {
                 n_rows,
                 n_snapshots,
                 n_needed,
@@ -193,12 +194,12 @@ impl Recurrent {
         used
     }
 
-    fn check_seq(&self, seq: SeqId) -> Result<(), NoSuchSequence> {
+    fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
         let n_seqs = self.config.n_seqs;
         if seq.0 < n_seqs {
             Ok(())
         } else {
-            Err(NoSuchSequence { seq, n_seqs })
+            Err(Refusal::NoSuchSequence { seq, n_seqs })
         }
     }
 
@@ -210,7 +211,7 @@ impl Recurrent {
     }
 
     /// What is left of a sequence without its tokens in `range`.
-    fn without(&self, seq: SeqId, range: PosRange) -> Result<Option<Chain>, RemoveRefused> {
+    fn without(&self, seq: SeqId, range: PosRange) -> Result<Option<Chain>, Refusal> {
         let Some(chain) = self.chain(seq) else {
             return Ok(None);
         };
@@ -219,29 +220,20 @@ impl Recurrent {
             Cut::Untouched => Ok(Some(chain.clone())),
             Cut::Everything => Ok(None),
             Cut::BackTo(at) => Ok(Some(chain.clone().truncated(at))),
-            Cut::Gone { oldest } => Err(RemoveRefused::StateGone(StateGone {
+            Cut::Gone { oldest } => Err(Refusal::StateGone {
                 seq,
                 last: has.last,
                 wanted: Pos(range.first.0.saturating_sub(1)),
                 oldest,
                 n_snapshots: (chain.states().len() - 1) as u32,
-            })),
-            Cut::Indivisible => Err(RemoveRefused::StateIndivisible(StateIndivisible {
-                seq,
-                has,
-                range,
-            })),
+            }),
+            Cut::Indivisible => Err(Refusal::StateIndivisible { seq, has, range }),
         }
     }
 
     /// Whether no step after that of `undo` was given this row.
     fn is_intact(&self, undo: &RecurrentUndo, row: CellIdx) -> bool {
         self.n_stored.get(row.as_usize()) == undo.n_stored.get(row.as_usize())
-    }
-
-    fn n_tokens(&self, seq: SeqId) -> u32 {
-        let current = self.chain(seq).and_then(Chain::current);
-        current.map_or(0, |state| state.n_tokens)
     }
 
     /// Gives sequences other chains and counts what went.
@@ -260,12 +252,93 @@ impl Recurrent {
     }
 }
 
+/// What is done with the ubatches of a plan, also as the states of a [`Composite`], and edits.
+impl Recurrent {
+    pub(super) fn find_groups(&self, ubatches: &[UBatch]) -> Result<Vec<Vec<StateGroup>>, Refusal> {
+        find_slots::find_slots(self, ubatches)
+    }
+
+    /// Takes a ubatch into the states of its sequences.
+    pub(super) fn commit_groups(
+        &mut self,
+        ubatch: &UBatch,
+        groups: &[StateGroup],
+    ) -> RecurrentUndo {
+        for store in groups.iter().flat_map(|group| &group.stores) {
+            if let Some(n) = self.n_stored.get_mut(store.to.as_usize()) {
+                *n += 1;
+            }
+        }
+        RecurrentUndo {
+            before: find_slots::extend(self, ubatch, groups),
+            n_stored: self.n_stored.clone(),
+        }
+    }
+
+    /// Writes which rows continue which state; buffers are reused.
+    pub(super) fn write_inputs(&self, groups: &[StateGroup], inputs: &mut MemoryInputs) {
+        inputs.states.truncate(groups.len());
+        let n_reused = inputs.states.len();
+        for (to, from) in inputs.states.iter_mut().zip(groups) {
+            to.clone_from(from);
+        }
+        inputs.states.extend(groups.iter().skip(n_reused).cloned());
+    }
+
+    /// What is left of these sequences without their tokens in `range`.
+    fn left(&self, seqs: Seqs, range: PosRange) -> Result<Vec<(SeqId, Option<Chain>)>, Refusal> {
+        if let Seqs::One(seq) = seqs {
+            self.check_seq(seq)?;
+        }
+        let seqs = self.seqs(seqs);
+        let left = seqs.iter().map(|seq| Ok((seq, self.without(seq, range)?)));
+        left.collect()
+    }
+
+    /// Shares the state: no row is copied.
+    fn copy_state(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Edited, Refusal> {
+        let Some((chain, n_tokens)) = copy::after(self, from, to, range)? else {
+            return Ok(Edited::default());
+        };
+        self.set_chain(to, chain);
+        Ok(Edited {
+            n_tokens,
+            ..Edited::default()
+        })
+    }
+
+    /// Moves whole sequences; no row changes.
+    fn move_state(
+        &mut self,
+        seq: SeqId,
+        range: PosRange,
+        change: PosChange,
+    ) -> Result<Edited, Refusal> {
+        let Some(chain) = shift::after(self, seq, range, change)? else {
+            return Ok(Edited::default());
+        };
+        self.set_chain(seq, Some(chain));
+        Ok(Edited {
+            n_tokens: self.n_tokens(seq),
+            ..Edited::default()
+        })
+    }
+}
+
 impl Memory for Recurrent {
-    type Placement = RecurrentPlacement;
+    /// The states that are read and stored, in the order in which they are computed.
+    type Slot = Vec<StateGroup>;
     type Undo = RecurrentUndo;
 
     fn n_seqs(&self) -> u32 {
         self.config.n_seqs
+    }
+
+    fn n_rows(&self) -> RowCounts {
+        RowCounts {
+            cells: Vec::new(),
+            states: self.config.n_rows as usize,
+        }
     }
 
     /// From the first to the last token that went into the sequence's state.
@@ -273,43 +346,30 @@ impl Memory for Recurrent {
         self.chain(seq).map(Chain::positions)
     }
 
-    fn split_policy(&self) -> SplitPolicy {
-        SplitPolicy::InOrder
+    fn n_tokens(&self, seq: SeqId) -> u32 {
+        let current = self.chain(seq).and_then(Chain::current);
+        current.map_or(0, |state| state.n_tokens)
     }
 
-    fn place(&self, ubatches: &[UBatch]) -> Result<RecurrentPlacement, PlanError> {
-        place::place(self, ubatches)
+    fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<Vec<StateGroup>>, Refusal> {
+        let slots = self.find_groups(&ubatches)?;
+        let planned = ubatches.into_iter().zip(slots);
+        Ok(planned
+            .map(|(ubatch, slot)| PlannedUBatch { ubatch, slot })
+            .collect())
     }
 
-    fn commit(
-        &mut self,
-        ubatch: &UBatch,
-        placement: &RecurrentPlacement,
-        step: usize,
-    ) -> RecurrentUndo {
-        let groups = placement.groups(step);
-        for store in groups.iter().flat_map(|group| &group.stores) {
-            if let Some(n) = self.n_stored.get_mut(store.to.as_usize()) {
-                *n += 1;
-            }
-        }
-        RecurrentUndo {
-            before: place::extend(self, ubatch, groups),
-            n_stored: self.n_stored.clone(),
-        }
+    fn commit(&mut self, planned: &PlannedUBatch<Vec<StateGroup>>) -> RecurrentUndo {
+        self.commit_groups(&planned.ubatch, &planned.slot)
     }
 
-    fn check_rollback(
-        &self,
-        undo: &RecurrentUndo,
-        rows: RowsWritten,
-    ) -> Result<(), RollbackRefused> {
+    fn check_rollback(&self, undo: &RecurrentUndo, rows: RowsWritten) -> Result<(), Refusal> {
         for (seq, chain) in &undo.before {
             if let Some(state) = chain.as_ref().and_then(Chain::current)
                 && rows == RowsWritten::Perhaps
                 && !self.is_intact(undo, state.row)
             {
-                return Err(RollbackRefused::StateOverwritten {
+                return Err(Refusal::StateOverwritten {
                     seq: *seq,
                     last: state.pos,
                     row: state.row,
@@ -331,127 +391,65 @@ impl Memory for Recurrent {
         }
     }
 
-    fn inputs(
-        &self,
-        _ubatch: &UBatch,
-        placement: &RecurrentPlacement,
-        step: usize,
-        inputs: &mut MemoryInputs,
-    ) {
-        let groups = placement.groups(step);
-        inputs.states.truncate(groups.len());
-        let n_reused = inputs.states.len();
-        for (to, from) in inputs.states.iter_mut().zip(groups) {
-            to.clone_from(from);
+    fn inputs(&self, planned: &PlannedUBatch<Vec<StateGroup>>, inputs: &mut MemoryInputs) {
+        self.write_inputs(&planned.slot, inputs);
+    }
+
+    fn check(&self, edit: &Edit) -> Result<(), Refusal> {
+        match *edit {
+            Edit::Remove { seqs, range } => self.left(seqs, range).map(drop),
+            Edit::Copy { from, to, range } => copy::after(self, from, to, range).map(drop),
+            Edit::Reposition { seq, range, change } => {
+                shift::after(self, seq, range, change).map(drop)
+            }
+            Edit::KeepOnly(seq) => self.check_seq(seq),
+            Edit::Compact | Edit::Clear => Ok(()),
         }
-        inputs.states.extend(groups.iter().skip(n_reused).cloned());
     }
 
-    fn check_remove(&self, seqs: Seqs, range: PosRange) -> Result<(), RemoveRefused> {
-        if let Seqs::One(seq) = seqs {
-            self.check_seq(seq)?;
-        }
-        self.seqs(seqs)
-            .iter()
-            .try_for_each(|seq| self.without(seq, range).map(drop))
-    }
-
-    fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, RemoveRefused> {
-        if let Seqs::One(seq) = seqs {
-            self.check_seq(seq)?;
-        }
-        let left = self
-            .seqs(seqs)
-            .iter()
-            .map(|seq| Ok((seq, self.without(seq, range)?)))
-            .collect::<Result<Vec<_>, RemoveRefused>>()?;
-        Ok(self.replace(left))
-    }
-
-    fn check_copy(&self, from: SeqId, to: SeqId, range: PosRange) -> Result<(), CopyRefused> {
-        copy::after(self, from, to, range).map(drop)
-    }
-
-    /// Shares the state: no row is copied.
-    fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<Copied, CopyRefused> {
-        let Some((chain, n_tokens)) = copy::after(self, from, to, range)? else {
-            return Ok(Copied::default());
+    fn apply(&mut self, edit: Edit) -> Result<Edited, Refusal> {
+        let left = match edit {
+            Edit::Copy { from, to, range } => return self.copy_state(from, to, range),
+            Edit::Reposition { seq, range, change } => return self.move_state(seq, range, change),
+            // States are in rows of their own: there are no holes.
+            Edit::Compact => return Ok(Edited::default()),
+            Edit::Remove { seqs, range } => self.left(seqs, range)?,
+            Edit::KeepOnly(seq) => {
+                self.check_seq(seq)?;
+                let mut others = self.seqs(Seqs::All);
+                others.remove(seq);
+                others.iter().map(|seq| (seq, None)).collect()
+            }
+            Edit::Clear => self.left(Seqs::All, PosRange::ALL)?,
         };
-        self.set_chain(to, chain);
-        Ok(Copied {
-            n_tokens,
-            row_copies: Vec::new(),
-        })
+        Ok(self.replace(left).into())
     }
 
-    fn check_reposition(
-        &self,
-        seq: SeqId,
-        range: PosRange,
-        change: PosChange,
-    ) -> Result<(), ShiftRefused> {
-        shift::after(self, seq, range, change).map(drop)
-    }
-
-    /// Moves whole sequences; no row changes.
-    fn reposition(
-        &mut self,
-        seq: SeqId,
-        range: PosRange,
-        change: PosChange,
-    ) -> Result<Shifted, ShiftRefused> {
-        let Some(chain) = shift::after(self, seq, range, change)? else {
-            return Ok(Shifted::default());
-        };
-        self.set_chain(seq, Some(chain));
-        Ok(Shifted {
-            n_tokens: self.n_tokens(seq),
-            ..Shifted::default()
-        })
-    }
-
-    /// States are in rows of their own: there are no holes.
-    fn n_holes(&self) -> u32 {
-        0
-    }
-
-    fn compact(&mut self) -> Compacted {
-        Compacted::default()
-    }
-
-    fn keep_only(&mut self, seq: SeqId) -> Result<Removed, NoSuchSequence> {
-        self.check_seq(seq)?;
-        let mut others = self.seqs(Seqs::All);
-        others.remove(seq);
-        Ok(self.replace(others.iter().map(|seq| (seq, None)).collect()))
-    }
-
-    fn contents(&self, seqs: Seqs) -> Result<Contents, NoSuchSequence> {
+    fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        Ok(Contents::of_states(restore::contents(
-            self,
-            self.seqs(seqs),
-        )))
+        let histories = restore::histories(self, self.seqs(seqs));
+        Ok(Snapshot::of_states(histories))
     }
 
-    fn check_restore(&self, contents: &Contents, into: RestoreInto) -> Result<(), RestoreRefused> {
-        restore::after(self, contents, into).map(drop)
+    fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {
+        restore::after(self, snapshot, into).map(drop)
     }
 
-    fn restore(
-        &mut self,
-        contents: &Contents,
-        into: RestoreInto,
-    ) -> Result<Restored, RestoreRefused> {
-        let (after, restored) = restore::after(self, contents, into)?;
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+        let (after, restored) = restore::after(self, snapshot, into)?;
         *self = after;
         Ok(restored)
     }
+}
 
-    fn clear(&mut self) -> Removed {
-        let all = self.seqs(Seqs::All);
-        self.replace(all.iter().map(|seq| (seq, None)).collect())
+impl Composite {
+    /// An empty memory of a model whose layers that remember are all recurrent.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`] where it could hold nothing, or more than can be counted.
+    pub fn recurrent(states: RecurrentConfig) -> Result<Self, MemoryConfigError> {
+        Self::from_parts(Vec::new(), Some(Recurrent::new(states)?))
     }
 }

@@ -1,4 +1,4 @@
-//! Taking saved states into a recurrent memory with any number of snapshots.
+//! Restoring saved states into a recurrent memory with any number of snapshots.
 //!
 //! Sequences that shared a state share it again. Where fewer snapshots are kept here, the oldest are
 //! left out. Invariant: checked whole before anything changes. Knows nothing of bytes.
@@ -8,20 +8,19 @@ use std::collections::BTreeMap;
 use super::chain::Chain;
 use super::{KeptState, Recurrent};
 use crate::ids::CellIdx;
-use crate::memory::contents::{ChainContents, Contents, RestoreInto};
-use crate::memory::error::RestoreRefused;
-use crate::memory::{Restored, RowsTaken, StateWrite};
+use crate::memory::snapshot::{RestoreInto, Snapshot, StateHistory};
+use crate::memory::{NeededFor, NoStateRoom, Refusal, Restored, RowsTaken, StateWrite};
 use crate::seq_set::SeqSet;
 
 /// The memory as it would be, and what would be left to do.
 pub(super) fn after(
     memory: &Recurrent,
-    contents: &Contents,
+    snapshot: &Snapshot,
     into: RestoreInto,
-) -> Result<(Recurrent, Restored), RestoreRefused> {
+) -> Result<(Recurrent, Restored), Refusal> {
     let n_rows = memory.config.n_rows;
-    let replaced = into.replaced(contents, memory.config.n_seqs)?;
-    let saved = contents.states().ok_or(RestoreRefused::NoStates)?;
+    let replaced = into.replaced(snapshot, memory.config.n_seqs)?;
+    let saved = snapshot.states().ok_or(Refusal::NoStates)?;
     let used_before = memory.used_rows();
     let mut after = memory.clone();
     for seq in replaced {
@@ -58,11 +57,12 @@ pub(super) fn after(
     if rows.values().any(Option::is_none) {
         let n_free = used.iter().filter(|used| !**used).count() as u32;
         let n_wanted = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-        return Err(RestoreRefused::NoStateRoom {
+        return Err(Refusal::NoStateRoom(NoStateRoom {
+            needed_for: NeededFor::Restore,
             n_wanted,
             n_free,
             n_rows,
-        });
+        }));
     }
     for (from, to) in rows {
         let Some(to) = to else { continue };
@@ -79,10 +79,10 @@ pub(super) fn after(
 }
 
 /// The states of these sequences.
-pub(super) fn contents(memory: &Recurrent, seqs: SeqSet) -> Vec<ChainContents> {
+pub(super) fn histories(memory: &Recurrent, seqs: SeqSet) -> Vec<StateHistory> {
     let chains = seqs.iter().filter_map(|seq| {
         let chain = memory.chain(seq)?;
-        Some(ChainContents {
+        Some(StateHistory {
             seq,
             first: chain.positions().first,
             states: chain.states().to_vec(),

@@ -7,7 +7,7 @@ use super::Recurrent;
 use super::chain::Chain;
 use crate::batch::MAX_POS;
 use crate::ids::SeqId;
-use crate::memory::error::ShiftRefused;
+use crate::memory::Refusal;
 use crate::memory::shift::{Division, PosChange};
 use crate::window::PosRange;
 
@@ -17,10 +17,10 @@ pub(super) fn after(
     seq: SeqId,
     range: PosRange,
     change: PosChange,
-) -> Result<Option<Chain>, ShiftRefused> {
+) -> Result<Option<Chain>, Refusal> {
     memory.check_seq(seq)?;
     if let PosChange::Divide(Division { by: 0, .. }) = change {
-        return Err(ShiftRefused::DivideByZero { seq });
+        return Err(Refusal::DivideByZero { seq });
     }
     let Some(chain) = memory.chain(seq) else {
         return Ok(None);
@@ -31,7 +31,7 @@ pub(super) fn after(
         return Ok(None);
     }
     if moved != has || matches!(change, PosChange::Divide(_)) {
-        return Err(ShiftRefused::StateIndivisible {
+        return Err(Refusal::StateMovesWhole {
             seq,
             moved,
             change,
@@ -40,7 +40,7 @@ pub(super) fn after(
     }
     let (first, last) = (change.apply(has.first), change.apply(has.last));
     if first < 0 || last > i64::from(MAX_POS.0) {
-        return Err(ShiftRefused::OutOfRange {
+        return Err(Refusal::OutOfRange {
             seq,
             moved,
             change,

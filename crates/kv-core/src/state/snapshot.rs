@@ -1,27 +1,27 @@
-//! Contents and tokens as bytes of sections, and back.
+//! A snapshot and token ids as bytes of sections, and back.
 //!
 //! Rows are numbered anew: the token with number `i` of a part has row `i` in that part's sections of
 //! rows. All numbers are `u32`, little-endian. Invariant: nothing is taken that is not there, so a
 //! count that lies costs no memory. What the numbers mean together is checked by
-//! [`Contents::new`](crate::memory::Contents::new).
+//! [`Snapshot::new`](crate::memory::Snapshot::new).
 
 use std::collections::BTreeMap;
 
 use super::SeqTokens;
-use super::error::RestoreError;
+use super::error::StateError;
 use super::frame::{Section, Tag, tag_name};
 use crate::cells::Cell;
 use crate::grid::GridPos;
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, TokenId};
-use crate::memory::{ChainContents, HeldToken, KeptState, PartContents};
+use crate::memory::{CellRecord, KeptState, PartSnapshot, StateHistory};
 use crate::seq_set::SeqSet;
 use crate::window::{PosRange, Window};
 
 /// The bytes of a part.
-pub(super) fn encode_part(part: &PartContents) -> Vec<u8> {
+pub(super) fn encode_part(part: &PartSnapshot) -> Vec<u8> {
     let mut sets: Vec<SeqSet> = Vec::new();
-    let mut set_of = Vec::with_capacity(part.tokens.len());
-    for token in &part.tokens {
+    let mut set_of = Vec::with_capacity(part.cells.len());
+    for token in &part.cells {
         let set = token.cell.seqs;
         // Tokens of one sequence follow one another.
         let known = sets.iter().rposition(|s| *s == set);
@@ -33,14 +33,14 @@ pub(super) fn encode_part(part: &PartContents) -> Vec<u8> {
     let (kind, width) = window_code(part.window);
     let mut out = Words::default();
     let grids = (0u32..)
-        .zip(&part.tokens)
+        .zip(&part.cells)
         .filter_map(|(row, t)| Some((row, t.cell.grid?)));
     let grids: Vec<(u32, GridPos)> = grids.collect();
     out.push(&[
         part.part.0,
         kind,
         width,
-        part.tokens.len() as u32,
+        part.cells.len() as u32,
         sets.len() as u32,
         grids.len() as u32,
     ]);
@@ -48,7 +48,7 @@ pub(super) fn encode_part(part: &PartContents) -> Vec<u8> {
         out.push(&[set.len() as u32]);
         set.iter().for_each(|seq| out.push(&[seq.0]));
     }
-    part.tokens.iter().for_each(|t| out.push(&[t.cell.pos.0]));
+    part.cells.iter().for_each(|t| out.push(&[t.cell.pos.0]));
     out.push(&set_of);
     grids
         .iter()
@@ -62,7 +62,7 @@ pub(super) fn encode_part(part: &PartContents) -> Vec<u8> {
 }
 
 /// A part from its bytes.
-pub(super) fn decode_part(section: &Section<'_>) -> Result<PartContents, RestoreError> {
+pub(super) fn decode_part(section: &Section<'_>) -> Result<PartSnapshot, StateError> {
     let mut fields = Fields::of(section);
     let part = PartIdx(fields.next()?);
     let (kind, width) = (fields.next()?, fields.next()?);
@@ -82,7 +82,7 @@ pub(super) fn decode_part(section: &Section<'_>) -> Result<PartContents, Restore
         sets.push(set);
     }
     let positions = fields.many(n_tokens)?;
-    let mut tokens = Vec::with_capacity(positions.len());
+    let mut cells = Vec::with_capacity(positions.len());
     for (row, (pos, set)) in (0u32..).zip(positions.into_iter().zip(fields.many(n_tokens)?)) {
         let Some(&seqs) = sets.get(set as usize) else {
             return Err(fields.senseless(format!("there is no set {set} of {n_sets}")));
@@ -92,14 +92,14 @@ pub(super) fn decode_part(section: &Section<'_>) -> Result<PartContents, Restore
             seqs,
             grid: None,
         };
-        tokens.push(HeldToken {
+        cells.push(CellRecord {
             row: CellIdx(row),
             cell,
         });
     }
     let mut after = 0;
     for &[row, y, x] in fields.many(n_grids.saturating_mul(3))?.as_chunks::<3>().0 {
-        let token = tokens.get_mut(row as usize).filter(|_| row >= after);
+        let token = cells.get_mut(row as usize).filter(|_| row >= after);
         let Some(token) = token else {
             let reason = format!("row {row} of {n_tokens} lies in an image, after row {after}");
             return Err(fields.senseless(reason));
@@ -120,16 +120,16 @@ pub(super) fn decode_part(section: &Section<'_>) -> Result<PartContents, Restore
         ));
     }
     fields.end()?;
-    Ok(PartContents {
+    Ok(PartSnapshot {
         part,
         window,
-        tokens,
+        cells,
         forgotten,
     })
 }
 
 /// The bytes of recurrent states; rows become their numbers in `rows`.
-pub(super) fn encode_states(chains: &[ChainContents], rows: &[CellIdx]) -> Vec<u8> {
+pub(super) fn encode_states(chains: &[StateHistory], rows: &[CellIdx]) -> Vec<u8> {
     let numbers: BTreeMap<CellIdx, u32> = rows.iter().copied().zip(0u32..).collect();
     let mut out = Words::default();
     out.push(&[rows.len() as u32, chains.len() as u32]);
@@ -144,9 +144,7 @@ pub(super) fn encode_states(chains: &[ChainContents], rows: &[CellIdx]) -> Vec<u
 }
 
 /// Recurrent states from their bytes, and how many rows there are of them.
-pub(super) fn decode_states(
-    section: &Section<'_>,
-) -> Result<(u32, Vec<ChainContents>), RestoreError> {
+pub(super) fn decode_states(section: &Section<'_>) -> Result<(u32, Vec<StateHistory>), StateError> {
     let mut fields = Fields::of(section);
     let (n_rows, n_chains) = (fields.next()?, fields.next()?);
     let mut chains = Vec::new();
@@ -159,7 +157,7 @@ pub(super) fn decode_states(
             let reason = format!("there is no state {} of {n_rows}", beyond.row);
             return Err(fields.senseless(reason));
         }
-        chains.push(ChainContents { seq, first, states });
+        chains.push(StateHistory { seq, first, states });
     }
     fields.end()?;
     Ok((n_rows, chains))
@@ -193,7 +191,7 @@ pub(super) fn encode_tokens(tokens: &[SeqTokens]) -> Vec<u8> {
 }
 
 /// Tokens' ids from their bytes.
-pub(super) fn decode_tokens(section: &Section<'_>) -> Result<Vec<SeqTokens>, RestoreError> {
+pub(super) fn decode_tokens(section: &Section<'_>) -> Result<Vec<SeqTokens>, StateError> {
     let mut fields = Fields::of(section);
     let n = fields.next()?;
     let mut all: Vec<SeqTokens> = Vec::new();
@@ -260,7 +258,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn next(&mut self) -> Result<u32, RestoreError> {
+    fn next(&mut self) -> Result<u32, StateError> {
         let Some((first, left)) = self.left.split_first_chunk::<4>() else {
             return Err(self.too_short(1));
         };
@@ -268,7 +266,7 @@ impl<'a> Fields<'a> {
         Ok(u32::from_le_bytes(*first))
     }
 
-    fn many(&mut self, n: u32) -> Result<Vec<u32>, RestoreError> {
+    fn many(&mut self, n: u32) -> Result<Vec<u32>, StateError> {
         let n_bytes = (n as usize).checked_mul(4);
         let Some((own, left)) = n_bytes.and_then(|n| self.left.split_at_checked(n)) else {
             return Err(self.too_short(n));
@@ -278,22 +276,22 @@ impl<'a> Fields<'a> {
         Ok(numbers.map(|bytes| u32::from_le_bytes(*bytes)).collect())
     }
 
-    fn end(&self) -> Result<(), RestoreError> {
+    fn end(&self) -> Result<(), StateError> {
         match self.left.len() {
             0 => Ok(()),
             n => Err(self.senseless(format!("{n} of its {} bytes are too many", self.n_bytes))),
         }
     }
 
-    fn too_short(&self, n: u32) -> RestoreError {
+    fn too_short(&self, n: u32) -> StateError {
         let (at, all) = (self.n_bytes - self.left.len(), self.n_bytes);
         self.senseless(format!(
             "{n} numbers at byte {at} are beyond its {all} bytes"
         ))
     }
 
-    fn senseless(&self, reason: String) -> RestoreError {
-        RestoreError::Section {
+    fn senseless(&self, reason: String) -> StateError {
+        StateError::Section {
             tag: tag_name(self.tag),
             reason,
         }

@@ -1,15 +1,15 @@
-//! [`Contents`]: what a memory holds of sequences, as data that can leave it and come back.
+//! [`Snapshot`]: what a memory holds of sequences, as data that can be saved and restored.
 //!
-//! Which tokens lie in which rows, what windows have recycled, and which recurrent states are kept;
-//! no rows and nothing of how large the memory is. Invariant, checked by [`Contents::new`]: some
-//! memory could hold it. Every sequence ends at the same position in every part and in its state, and
-//! its next token misses nothing that its window reaches.
+//! Which tokens are in which rows, what windows have recycled, and which recurrent states are kept;
+//! no rows, and not how large the memory is. Invariant, checked by [`Snapshot::new`]: some memory
+//! could hold it. Every sequence ends at the same position in every part and in its state, and its
+//! next token misses nothing that its window reaches.
 
 use std::collections::BTreeSet;
 
 use super::recurrent::KeptState;
 use super::stream::SeqEnd;
-use super::{NoSuchSequence, RestoreRefused, WindowForgotten};
+use super::{Refusal, WindowForgotten};
 use crate::batch::MAX_POS;
 use crate::cells::Cell;
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, Pos, SeqId};
@@ -18,27 +18,27 @@ use crate::window::{PosRange, Window};
 
 /// What is held of sequences in all parts of a memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
-    parts: Vec<PartContents>,
-    states: Option<Vec<ChainContents>>,
+pub struct Snapshot {
+    parts: Vec<PartSnapshot>,
+    states: Option<Vec<StateHistory>>,
 }
 
 /// What is held of sequences in one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartContents {
+pub struct PartSnapshot {
     /// The part.
     pub part: PartIdx,
     /// Its window.
     pub window: Window,
-    /// The tokens, each in its row.
-    pub tokens: Vec<HeldToken>,
+    /// The cells in use.
+    pub cells: Vec<CellRecord>,
     /// The positions that sequences had and that were recycled.
     pub forgotten: Vec<(SeqId, Vec<PosRange>)>,
 }
 
-/// A token that is held.
+/// A cell in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldToken {
+pub struct CellRecord {
     /// The row with its keys and values.
     pub row: CellIdx,
     /// Its position and its sequences.
@@ -47,7 +47,7 @@ pub struct HeldToken {
 
 /// The recurrent states of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChainContents {
+pub struct StateHistory {
     /// The sequence.
     pub seq: SeqId,
     /// Position of its first token.
@@ -56,10 +56,10 @@ pub struct ChainContents {
     pub states: Vec<KeptState>,
 }
 
-/// Contents that no memory could hold.
+/// A snapshot that no memory could hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ContentsError {
+pub enum SnapshotError {
     /// A part, a row of one, or a sequence's list occurs twice.
     #[error("{what} {number} is there twice")]
     Twice {
@@ -113,15 +113,15 @@ pub enum ContentsError {
         ends: (Option<Pos>, Option<Pos>),
     },
     /// A sequence that could not go on.
-    #[error(transparent)]
-    WindowForgotten(#[from] WindowForgotten),
+    #[error("{0}")]
+    WindowForgotten(WindowForgotten),
 }
 
 fn or_nowhere(end: Option<Pos>) -> String {
     end.map_or("no position".to_owned(), |pos| pos.to_string())
 }
 
-/// Where contents go that are read back.
+/// Where a snapshot goes that is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreInto {
     /// All sequences become what they were, and what else the memory holds goes.
@@ -154,37 +154,33 @@ impl RestoreInto {
     }
 
     /// The sequences of a memory with `n_seqs` that lose what they have.
-    pub(super) fn replaced(
-        self,
-        contents: &Contents,
-        n_seqs: u32,
-    ) -> Result<SeqSet, RestoreRefused> {
-        let saved = contents.seqs();
+    pub(super) fn replaced(self, snapshot: &Snapshot, n_seqs: u32) -> Result<SeqSet, Refusal> {
+        let saved = snapshot.seqs();
         match self {
             Self::All => match saved.iter().find(|seq| seq.0 >= n_seqs) {
-                Some(seq) => Err(NoSuchSequence { seq, n_seqs }.into()),
+                Some(seq) => Err(Refusal::NoSuchSequence { seq, n_seqs }),
                 None => Ok((0..n_seqs).map(SeqId).collect()),
             },
             Self::One { from: seq, .. } if !saved.contains(seq) => {
-                Err(RestoreRefused::NotSaved { seq, saved })
+                Err(Refusal::NotSaved { seq, saved })
             }
             Self::One { to: seq, .. } if seq.0 >= n_seqs => {
-                Err(NoSuchSequence { seq, n_seqs }.into())
+                Err(Refusal::NoSuchSequence { seq, n_seqs })
             }
             Self::One { to, .. } => Ok(SeqSet::one(to)),
         }
     }
 }
 
-impl Contents {
-    /// Contents of these parts and, where a memory has recurrent layers, states.
+impl Snapshot {
+    /// A snapshot of these parts and, where a memory has recurrent layers, states.
     ///
     /// # Errors
-    /// [`ContentsError`] where no memory could hold them.
+    /// [`SnapshotError`] where no memory could hold it.
     pub fn new(
-        parts: Vec<PartContents>,
-        states: Option<Vec<ChainContents>>,
-    ) -> Result<Self, ContentsError> {
+        parts: Vec<PartSnapshot>,
+        states: Option<Vec<StateHistory>>,
+    ) -> Result<Self, SnapshotError> {
         let mut numbers = BTreeSet::new();
         for part in &parts {
             once("part", part.part.0, &mut numbers)?;
@@ -195,52 +191,52 @@ impl Contents {
             once("sequence", chain.seq.0, &mut seqs)?;
             chain.check()?;
         }
-        let contents = Self { parts, states };
-        contents.check_ends()?;
-        Ok(contents)
+        let snapshot = Self { parts, states };
+        snapshot.check_ends()?;
+        Ok(snapshot)
     }
 
-    /// Contents of one part of a memory.
-    pub(super) fn of_part(part: PartContents) -> Self {
+    /// A snapshot of one part of a memory.
+    pub(super) fn of_part(part: PartSnapshot) -> Self {
         Self {
             parts: vec![part],
             states: None,
         }
     }
 
-    /// Contents of the recurrent layers of a memory.
-    pub(super) fn of_states(chains: Vec<ChainContents>) -> Self {
+    /// A snapshot of the recurrent layers of a memory.
+    pub(super) fn of_states(chains: Vec<StateHistory>) -> Self {
         Self {
             parts: Vec::new(),
             states: Some(chains),
         }
     }
 
-    /// Contents of both parts of one memory.
-    pub(super) fn in_parts(mut self, other: Self) -> Self {
+    /// The snapshot of two parts of one memory.
+    pub(super) fn and(mut self, other: Self) -> Self {
         self.parts.extend(other.parts);
         self.states = self.states.or(other.states);
         self
     }
 
     /// The parts.
-    pub fn parts(&self) -> &[PartContents] {
+    pub fn parts(&self) -> &[PartSnapshot] {
         &self.parts
     }
 
     /// A part, or `None` where there is none of this number.
-    pub fn part(&self, part: PartIdx) -> Option<&PartContents> {
+    pub fn part(&self, part: PartIdx) -> Option<&PartSnapshot> {
         self.parts.iter().find(|p| p.part == part)
     }
 
     /// The recurrent states by sequence, or `None` without recurrent layers.
-    pub fn states(&self) -> Option<&[ChainContents]> {
+    pub fn states(&self) -> Option<&[StateHistory]> {
         self.states.as_deref()
     }
 
     /// The sequences that have tokens.
     pub fn seqs(&self) -> SeqSet {
-        let tokens = self.parts.iter().flat_map(|part| &part.tokens);
+        let tokens = self.parts.iter().flat_map(|part| &part.cells);
         let chains = self.states.iter().flatten();
         let in_parts = tokens.fold(SeqSet::EMPTY, |all, t| all.union(t.cell.seqs));
         in_parts.union(chains.map(|chain| chain.seq).collect())
@@ -261,8 +257,8 @@ impl Contents {
     /// Number of tokens of a sequence, in the part that holds most of them; `None` where only states
     /// remember it.
     pub fn n_tokens(&self, seq: SeqId) -> Option<u32> {
-        let own = |part: &PartContents| {
-            let tokens = part.tokens.iter();
+        let own = |part: &PartSnapshot| {
+            let tokens = part.cells.iter();
             tokens.filter(|t| t.cell.seqs.contains(seq)).count() as u32
         };
         self.parts.iter().map(own).max()
@@ -277,8 +273,8 @@ impl Contents {
     }
 
     /// Every sequence must end at the same position in all that remembers it.
-    fn check_ends(&self) -> Result<(), ContentsError> {
-        let mut pieces = self.parts.iter().map(PartContents::ends);
+    fn check_ends(&self) -> Result<(), SnapshotError> {
+        let mut pieces = self.parts.iter().map(PartSnapshot::ends);
         let of_states = self.states.iter().map(|chains| {
             let mut ends = vec![None; MAX_SEQS];
             for chain in chains {
@@ -295,7 +291,7 @@ impl Contents {
             for ((seq, &a), b) in (0u32..).map(SeqId).zip(&first).zip(other) {
                 if a != b {
                     let ends = (a, b);
-                    return Err(ContentsError::Ends { seq, ends });
+                    return Err(SnapshotError::Ends { seq, ends });
                 }
             }
         }
@@ -303,9 +299,9 @@ impl Contents {
     }
 }
 
-impl PartContents {
+impl PartSnapshot {
     fn positions(&self, seq: SeqId) -> Option<PosRange> {
-        let own = self.tokens.iter().filter(|t| t.cell.seqs.contains(seq));
+        let own = self.cells.iter().filter(|t| t.cell.seqs.contains(seq));
         let own = own.map(|t| PosRange::new(t.cell.pos, t.cell.pos));
         own.reduce(PosRange::hull)
     }
@@ -313,7 +309,7 @@ impl PartContents {
     /// By sequence: its last position in this part.
     pub(super) fn ends(&self) -> Vec<Option<Pos>> {
         let mut ends: Vec<Option<Pos>> = vec![None; MAX_SEQS];
-        for token in &self.tokens {
+        for token in &self.cells {
             for seq in token.cell.seqs {
                 if let Some(end) = ends.get_mut(seq.as_usize()) {
                     *end = (*end).max(Some(token.cell.pos));
@@ -323,14 +319,14 @@ impl PartContents {
         ends
     }
 
-    fn check(&self) -> Result<(), ContentsError> {
+    fn check(&self) -> Result<(), SnapshotError> {
         let mut rows = BTreeSet::new();
-        for HeldToken { row, cell } in &self.tokens {
+        for CellRecord { row, cell } in &self.cells {
             once("row", row.0, &mut rows)?;
             check_pos(cell.pos)?;
             if cell.seqs.is_empty() {
                 let part = self.part;
-                return Err(ContentsError::NoSequence { part, row: *row });
+                return Err(SnapshotError::NoSequence { part, row: *row });
             }
         }
         let ends = self.ends();
@@ -338,29 +334,31 @@ impl PartContents {
         for (seq, ranges) in &self.forgotten {
             once("sequence", seq.0, &mut seqs)?;
             let Some(&last) = ends.get(seq.as_usize()) else {
-                return Err(ContentsError::Seq { seq: *seq });
+                return Err(SnapshotError::Seq { seq: *seq });
             };
             let follows = |pair: &[PosRange]| pair[0].last.next() < pair[1].first;
             if ranges.iter().any(|range| range.is_empty()) || !ranges.windows(2).all(follows) {
-                return Err(ContentsError::Ranges { seq: *seq });
+                return Err(SnapshotError::Ranges { seq: *seq });
             }
             let forgotten = ranges.last().map(|range| range.last);
             check_pos(forgotten.unwrap_or_default())?;
-            SeqEnd { last, forgotten }.check(*seq, self.window)?;
+            let end = SeqEnd { last, forgotten };
+            end.check(*seq, self.window)
+                .map_err(SnapshotError::WindowForgotten)?;
         }
         Ok(())
     }
 }
 
-impl ChainContents {
+impl StateHistory {
     fn last(&self) -> Option<Pos> {
         self.states.last().map(|state| state.pos)
     }
 
-    fn check(&self) -> Result<(), ContentsError> {
+    fn check(&self) -> Result<(), SnapshotError> {
         let seq = self.seq;
         if seq.as_usize() >= MAX_SEQS {
-            return Err(ContentsError::Seq { seq });
+            return Err(SnapshotError::Seq { seq });
         }
         let mut rows = BTreeSet::new();
         let (mut before, mut pos) = (None, self.first);
@@ -369,27 +367,27 @@ impl ChainContents {
             check_pos(state.pos)?;
             let follows = before.is_none_or(|n: u32| n.checked_add(1) == Some(state.n_tokens));
             if !follows || state.n_tokens == 0 || state.pos < pos {
-                return Err(ContentsError::Chain { seq });
+                return Err(SnapshotError::Chain { seq });
             }
             (before, pos) = (Some(state.n_tokens), state.pos);
         }
         match before {
             Some(_) => Ok(()),
-            None => Err(ContentsError::Chain { seq }),
+            None => Err(SnapshotError::Chain { seq }),
         }
     }
 }
 
-fn once(what: &'static str, number: u32, seen: &mut BTreeSet<u32>) -> Result<(), ContentsError> {
+fn once(what: &'static str, number: u32, seen: &mut BTreeSet<u32>) -> Result<(), SnapshotError> {
     match seen.insert(number) {
         true => Ok(()),
-        false => Err(ContentsError::Twice { what, number }),
+        false => Err(SnapshotError::Twice { what, number }),
     }
 }
 
-fn check_pos(pos: Pos) -> Result<(), ContentsError> {
+fn check_pos(pos: Pos) -> Result<(), SnapshotError> {
     match pos <= MAX_POS {
         true => Ok(()),
-        false => Err(ContentsError::Position { pos }),
+        false => Err(SnapshotError::Position { pos }),
     }
 }

@@ -1,36 +1,23 @@
-//! Where the states of a plan's ubatches go, without changing the memory.
+//! Finds rows for the states of a plan's ubatches, without changing the memory.
 //!
 //! Invariant: a ubatch reads states that the ubatches before it left, and writes rows that no
 //! sequence can be at when it begins. Knows nothing of edits.
 
+use super::Recurrent;
 use super::chain::{Chain, KeptState};
-use super::{CoupledStates, NoStateRoom, Recurrent};
 use crate::batch::UBatch;
 use crate::graph::{StateGroup, StateStore};
 use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
-use crate::memory::PlanError;
+use crate::memory::{NeededFor, NoStateRoom, Refusal};
 use crate::seq_set::SeqSet;
 
-/// The states that each ubatch of a plan reads and stores.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecurrentPlacement {
-    steps: Vec<Vec<StateGroup>>,
-}
-
-impl RecurrentPlacement {
-    /// The groups of ubatch `step`, in the order in which they are computed; empty where there is no
-    /// such ubatch.
-    pub fn groups(&self, step: usize) -> &[StateGroup] {
-        self.steps.get(step).map_or(&[], Vec::as_slice)
-    }
-}
-
-/// Finds rows for the states of ubatches that are committed one after the other.
-pub(super) fn place(
+/// Finds rows for the states of ubatches that are committed one after the other: the groups of each
+/// ubatch, in the order in which they are computed.
+pub(super) fn find_slots(
     memory: &Recurrent,
     ubatches: &[UBatch],
-) -> Result<RecurrentPlacement, PlanError> {
-    let mut placement = RecurrentPlacement::default();
+) -> Result<Vec<Vec<StateGroup>>, Refusal> {
+    let mut slots = Vec::with_capacity(ubatches.len());
     let mut shadow = None;
     for (step, ubatch) in ubatches.iter().enumerate() {
         let now = shadow.as_ref().unwrap_or(memory);
@@ -40,9 +27,9 @@ pub(super) fn place(
             extend(&mut after, ubatch, &groups);
             shadow = Some(after);
         }
-        placement.steps.push(groups);
+        slots.push(groups);
     }
-    Ok(placement)
+    Ok(slots)
 }
 
 /// Takes a ubatch into the chains of its sequences. Returns what those were.
@@ -104,11 +91,7 @@ enum Source {
     Group(usize),
 }
 
-fn groups_of(
-    memory: &Recurrent,
-    ubatch: &UBatch,
-    step: usize,
-) -> Result<Vec<StateGroup>, PlanError> {
+fn groups_of(memory: &Recurrent, ubatch: &UBatch, step: usize) -> Result<Vec<StateGroup>, Refusal> {
     let open = open_groups(memory, ubatch)?;
     let n_kept = memory.config.n_kept();
     let n_stores = |group: &Open| group.rows.len().min(n_kept);
@@ -129,8 +112,8 @@ fn groups_of(
             .collect();
         if stores.len() < n_stores(&group) {
             let n_rows = memory.config.n_rows;
-            return Err(PlanError::NoStateRoom(NoStateRoom {
-                ubatch: step,
+            return Err(Refusal::NoStateRoom(NoStateRoom {
+                needed_for: NeededFor::Ubatch(step),
                 n_wanted,
                 n_free,
                 n_rows,
@@ -155,7 +138,7 @@ fn groups_of(
 
 /// Rows by what state they continue, in the order of their first rows. Where sequences that were
 /// together part, each goes on in a group of its own.
-fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, PlanError> {
+fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, Refusal> {
     let mut open: Vec<Open> = Vec::new();
     let mut group_of = [None::<usize>; MAX_SEQS];
     for (number, row) in (0u32..).zip(ubatch.rows()) {
@@ -197,7 +180,7 @@ fn check_coupling(
     ubatch: &UBatch,
     row: u32,
     set: SeqSet,
-) -> Result<(), PlanError> {
+) -> Result<(), Refusal> {
     let current = |seq| Some(memory.chain(seq)?.current()?.row);
     let Some(a) = set.first() else {
         return Ok(());
@@ -206,7 +189,7 @@ fn check_coupling(
         None => Ok(()),
         Some(b) => {
             let entry = ubatch.entries.get(row as usize).copied().unwrap_or(row);
-            Err(PlanError::CoupledStates(CoupledStates { entry, a, b }))
+            Err(Refusal::CoupledStates { entry, a, b })
         }
     }
 }

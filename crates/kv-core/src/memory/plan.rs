@@ -1,19 +1,22 @@
 //! From a batch to committed ubatches: the part of planning and committing that all memories share.
 //!
 //! Invariant: [`Steps`] holds the memory while a plan is under way, so a plan is never committed to
-//! a memory that has changed since. Knows nothing of what a placement is.
+//! a memory that has changed since. Knows nothing of what a slot is.
 
-use super::{Memory, MemoryInputs, PlanError};
+use super::{Memory, MemoryInputs, Refusal};
 use crate::batch::{UBatch, ValidBatch};
 
-/// Ubatches and where they go: what planning gives.
+/// A ubatch and the slot that the memory found for it.
 #[derive(Clone, Debug)]
-pub struct Plan<P> {
-    /// The pieces of the batch, in the order in which they are committed.
-    pub ubatches: Vec<UBatch>,
-    /// Their places, as the memory wants them.
-    pub placement: P,
+pub struct PlannedUBatch<S> {
+    /// The tokens.
+    pub ubatch: UBatch,
+    /// Where they go.
+    pub slot: S,
 }
+
+/// The ubatches of a batch, in the order in which they are committed.
+pub type Plan<S> = Vec<PlannedUBatch<S>>;
 
 /// Whether rows of a step may have been written when it is undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,55 +29,60 @@ pub enum RowsWritten {
     Perhaps,
 }
 
-/// A planned batch on its way into a memory, one ubatch at a time.
+/// A planned batch that is committed one ubatch at a time.
 ///
 /// Dropping it early is fine: what was committed stays, the rest of the batch is forgotten.
 #[derive(Debug)]
 #[must_use = "nothing is committed until `next` is called"]
 pub struct Steps<'m, M: Memory> {
     memory: &'m mut M,
-    plan: Plan<M::Placement>,
-    n_done: usize,
-    /// Undoes the step before `n_done`.
-    undo: Option<M::Undo>,
+    plan: Plan<M::Slot>,
+    /// Undoes the steps so far, the first one first.
+    undo: Vec<M::Undo>,
 }
 
 impl<'m, M: Memory> Steps<'m, M> {
-    pub(super) fn new(memory: &'m mut M, plan: Plan<M::Placement>) -> Self {
-        Self {
-            memory,
-            plan,
-            n_done: 0,
-            undo: None,
-        }
+    pub(super) fn new(memory: &'m mut M, plan: Plan<M::Slot>) -> Self {
+        let undo = Vec::with_capacity(plan.len());
+        Self { memory, plan, undo }
     }
 
     /// Commits the next ubatch, writes its `inputs` and returns it; `None` after the last.
     pub fn next(&mut self, inputs: &mut MemoryInputs) -> Option<&UBatch> {
-        let (step, placement) = (self.n_done, &self.plan.placement);
-        let ubatch = self.plan.ubatches.get(step)?;
-        self.undo = Some(self.memory.commit(ubatch, placement, step));
-        self.memory.inputs(ubatch, placement, step, inputs);
-        self.n_done += 1;
-        Some(ubatch)
+        let planned = self.plan.get(self.undo.len())?;
+        self.undo.push(self.memory.commit(planned));
+        self.memory.inputs(planned, inputs);
+        Some(&planned.ubatch)
     }
 
     /// Undoes the ubatch that was just committed, because it could not be computed. The ubatches
     /// before it stay: they have been computed.
-    pub fn fail(mut self, rows: RowsWritten) {
-        if let Some(undo) = self.undo.take() {
+    pub fn undo_last(mut self, rows: RowsWritten) {
+        if let Some(undo) = self.undo.pop() {
             self.memory.rollback(undo, rows);
         }
     }
 
+    /// Undoes the ubatch that was just committed, whose rows are `rows`, and those before it, which
+    /// did write theirs, back to the first or to the first that [`Memory::check_rollback`] refuses.
+    pub fn undo_all(mut self, mut rows: RowsWritten) {
+        while let Some(undo) = self.undo.pop() {
+            if self.memory.check_rollback(&undo, rows).is_err() {
+                break;
+            }
+            self.memory.rollback(undo, rows);
+            rows = RowsWritten::Perhaps;
+        }
+    }
+
     /// All ubatches of the batch, committed or not.
-    pub fn ubatches(&self) -> &[UBatch] {
-        &self.plan.ubatches
+    pub fn ubatches(&self) -> impl ExactSizeIterator<Item = &UBatch> {
+        self.plan.iter().map(|planned| &planned.ubatch)
     }
 
     /// Number of ubatches that have been committed.
     pub fn n_done(&self) -> usize {
-        self.n_done
+        self.undo.len()
     }
 
     /// The memory, as it is after the steps so far.
@@ -87,31 +95,27 @@ pub(super) fn plan<M: Memory + ?Sized>(
     memory: &M,
     batch: &ValidBatch,
     n_ubatch: u32,
-) -> Result<Plan<M::Placement>, PlanError> {
+) -> Result<Plan<M::Slot>, Refusal> {
     let largest = n_ubatch.min(u32::try_from(batch.n_tokens()).unwrap_or(u32::MAX));
-    let error = match plan_with(memory, batch, largest) {
-        Err(error) => error,
+    let refusal = match plan_with(memory, batch, largest) {
+        Err(refusal) => refusal,
         planned => return planned,
     };
     let mut size = largest / 2;
-    while error.smaller_may_fit() && size > 0 {
+    while refusal.smaller_may_fit() && size > 0 {
         if let Ok(plan) = plan_with(memory, batch, size) {
             return Ok(plan);
         }
         size /= 2;
     }
-    Err(error)
+    Err(refusal)
 }
 
 fn plan_with<M: Memory + ?Sized>(
     memory: &M,
     batch: &ValidBatch,
     n_ubatch: u32,
-) -> Result<Plan<M::Placement>, PlanError> {
+) -> Result<Plan<M::Slot>, Refusal> {
     let ubatches = memory.split_policy().split(batch, n_ubatch)?;
-    let placement = memory.place(&ubatches)?;
-    Ok(Plan {
-        ubatches,
-        placement,
-    })
+    memory.find_slots(ubatches)
 }

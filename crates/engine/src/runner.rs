@@ -1,0 +1,207 @@
+//! [`Runner`]: a model on a backend, with the rows of its memory: everything of an engine but the
+//! memory itself.
+//!
+//! Compiles the graph of a ubatch's shape, or finds it compiled, and runs it. Invariant: a step that
+//! fails says whether rows may have been written. Knows nothing of plans.
+
+use std::sync::Arc;
+
+use kv_core::PartIdx;
+use kv_core::backend::{Backend, LayerRope};
+use kv_core::batch::{PositionRule, UBatch};
+use kv_core::graph::{
+    BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs,
+};
+use kv_core::layers::RowLayout;
+use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
+use model_core::architecture::{Model, ModelError};
+
+use crate::config::{AttentionMode, Settings};
+use crate::error::EngineError;
+use crate::programs::ProgramCache;
+
+/// Steps in which the tables of plain attention grow, in cells.
+const N_KV_STEP: usize = 256;
+
+/// A model on a backend, with the rows of its memory.
+pub(crate) struct Runner<B: Backend> {
+    pub(crate) backend: B,
+    pub(crate) model: Arc<dyn Model>,
+    pub(crate) weights: B::Weights,
+    pub(crate) rows: B::Rows,
+    /// How each layer's keys move, or why they cannot.
+    pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
+    pub(crate) programs: ProgramCache<ProgramKey, B::Program>,
+    pub(crate) settings: Settings,
+    /// Buffers for what the memory says of a ubatch.
+    pub(crate) inputs: MemoryInputs,
+    pub(crate) outputs: GraphOutputs,
+    /// Whether the graph takes rows and columns of images.
+    pub(crate) position_rule: PositionRule,
+    /// Position, row and column of each token of a ubatch, where the graph takes them.
+    pub(crate) coordinates: Vec<[u32; 3]>,
+    /// What tokens see of their ubatch, for each window of the graph.
+    pub(crate) batch: Vec<BatchVisibility>,
+    /// Rows that came out, in the order of the batch.
+    pub(crate) rows_out: Vec<f32>,
+}
+
+/// A step that failed, and whether rows may have been written by then.
+pub(crate) struct FailedStep {
+    pub(crate) error: EngineError,
+    pub(crate) rows: RowsWritten,
+}
+
+/// What a compiled program depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProgramKey {
+    pub(crate) shape: GraphShape,
+    /// With plain attention, the cells of each part that its tables reach.
+    pub(crate) n_kv: Vec<usize>,
+}
+
+impl<B: Backend> Runner<B> {
+    /// Copies and shifts rows as an edit left it to do.
+    pub(crate) fn move_rows(&mut self, edited: &Edited) -> Result<(), EngineError> {
+        let ropes = match &self.key_ropes {
+            Ok(ropes) => ropes.as_slice(),
+            Err(_) => &[],
+        };
+        let (backend, rows) = (&self.backend, &mut self.rows);
+        backend.copy_rows(rows, &edited.row_copies)?;
+        if !edited.row_shifts.is_empty() {
+            backend.shift_rows(rows, &edited.row_shifts, ropes)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the ubatch that was just committed, with what the memory says of it.
+    pub(crate) fn step(
+        &mut self,
+        ubatch: &UBatch,
+        memory: &MemoryInputs,
+        places: &[Option<usize>],
+    ) -> Result<(), FailedStep> {
+        if self.position_rule == PositionRule::Grid {
+            self.coordinates.clear();
+            self.coordinates.extend(ubatch.coordinates());
+        }
+        for seen in &mut self.batch {
+            batch_visibility(ubatch, seen);
+        }
+        let shape = GraphShape {
+            n_tokens: ubatch.n_tokens() as usize,
+            n_outputs: ubatch.output_rows.len(),
+        };
+        self.run(shape, ubatch, memory)?;
+        self.take_rows(ubatch, places).map_err(|error| FailedStep {
+            error,
+            rows: RowsWritten::Perhaps,
+        })
+    }
+
+    fn run(
+        &mut self,
+        shape: GraphShape,
+        ubatch: &UBatch,
+        memory: &MemoryInputs,
+    ) -> Result<(), FailedStep> {
+        let inputs = GraphInputs {
+            tokens: &ubatch.tokens,
+            embeddings: &ubatch.embeddings,
+            positions: &ubatch.positions,
+            coordinates: &self.coordinates,
+            output_rows: &ubatch.output_rows,
+            parts: &memory.parts,
+            batch: &self.batch,
+            states: &memory.states,
+        };
+        let (backend, layout) = (&self.backend, &self.settings.layout);
+        let mode = self.settings.attention;
+        let n_kv = match mode {
+            AttentionMode::Fused => Vec::new(),
+            AttentionMode::Plain => cells_in_reach(&memory.parts, layout),
+        };
+        let key = ProgramKey {
+            shape,
+            n_kv: n_kv.clone(),
+        };
+        let program = self
+            .programs
+            .get_or_compile(key, || {
+                tracing::debug!(?shape, "compiling");
+                let graph = self.model.graph(shape)?;
+                let graph = match mode {
+                    AttentionMode::Fused => graph,
+                    AttentionMode::Plain => {
+                        let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
+                        let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
+                        plain.map_err(ModelError::Graph)?
+                    }
+                };
+                Ok(backend.compile(&graph, &self.weights, layout)?)
+            })
+            .map_err(|error| FailedStep {
+                error,
+                rows: RowsWritten::No,
+            })?;
+        backend
+            .run(program, &mut self.rows, &inputs, &mut self.outputs)
+            .map_err(|error| FailedStep {
+                error: error.into(),
+                rows: RowsWritten::Perhaps,
+            })
+    }
+
+    /// Copies the output rows to the rows of their entries.
+    fn take_rows(&mut self, ubatch: &UBatch, places: &[Option<usize>]) -> Result<(), EngineError> {
+        let width = self.settings.output_width();
+        let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * width);
+        if values.len() != wanted {
+            return Err(EngineError::WrongLogits {
+                wanted,
+                got: values.len(),
+            });
+        }
+        let place = |&row: &u32| {
+            let entry = ubatch.entries.get(row as usize).map(|&e| e as usize);
+            entry.and_then(|e| places.get(e).copied().flatten())
+        };
+        let row_places = ubatch.output_rows.iter().map(place);
+        let is_all = wanted == self.rows_out.len();
+        if is_all
+            && row_places
+                .clone()
+                .eq((0..ubatch.output_rows.len()).map(Some))
+        {
+            // All rows in their order are not copied: a megabyte a token, where vocabularies are large.
+            if let Some(first) = self.outputs.values.first_mut() {
+                std::mem::swap(first, &mut self.rows_out);
+            }
+            return Ok(());
+        }
+        for (place, values) in row_places.zip(values.chunks_exact(width.max(1))) {
+            let room = place.and_then(|at| self.rows_out.get_mut(at * width..(at + 1) * width));
+            if let Some(room) = room {
+                room.copy_from_slice(values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// For each part, a number of first cells that holds all that is stored and seen: a multiple of
+/// [`N_KV_STEP`] where there are as many, so that programs serve for a while.
+fn cells_in_reach(parts: &[PartInputs], layout: &RowLayout) -> Vec<usize> {
+    let in_reach = |(part, inputs): (u32, &PartInputs)| {
+        let runs = inputs.visibility.groups.iter().flat_map(|g| &g.runs);
+        let last = runs
+            .map(|run| run.last_cell())
+            .chain(inputs.cells.iter().copied());
+        let n_used = last.map(|cell| cell.as_usize() + 1).max().unwrap_or(0);
+        let mut layers = layout.layers().iter();
+        let n_rows = layers.find(|l| l.part.0 == part).map_or(0, |l| l.n_rows);
+        n_used.next_multiple_of(N_KV_STEP).min(n_rows)
+    };
+    (0u32..).zip(parts).map(in_reach).collect()
+}

@@ -1,0 +1,357 @@
+//! [`Composite`]: attention parts with windows and optional recurrent states, as one memory.
+//!
+//! The memory of every model of this project. Its kinds, with their constructors and sizes, are
+//! [`Composite::unified`], [`Composite::iswa`], [`Composite::recurrent`], [`Composite::hybrid`] and
+//! [`Composite::encoder`]; [`Composite::new`] takes the one that a model's layers need.
+//!
+//! Invariant: all parts and the states hold every sequence up to the same position and are given
+//! the same ubatches. An edit that one of them refuses is done in none.
+
+use super::config::{MemoryConfig, MemoryConfigError, RowCounts};
+use super::edit::{Edit, Edited, Seqs};
+use super::plan::{Plan, PlannedUBatch, RowsWritten};
+use super::recurrent::{Recurrent, RecurrentUndo};
+use super::refusal::Refusal;
+use super::restore::Restored;
+use super::snapshot::{RestoreInto, Snapshot};
+use super::undo::UnifiedUndo;
+use super::unified::Unified;
+use super::{Memory, MemoryInputs};
+use crate::batch::{SplitPolicy, UBatch};
+use crate::graph::StateGroup;
+use crate::ids::{CellIdx, SeqId};
+use crate::layers::LayerMap;
+use crate::window::PosRange;
+
+/// Attention parts and recurrent states as one memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Composite {
+    parts: Vec<Unified>,
+    states: Option<Recurrent>,
+    n_seqs: u32,
+    split_policy: SplitPolicy,
+}
+
+/// Where one ubatch goes in a [`Composite`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CompositeSlot {
+    /// The cell of each token, `[parts, tokens]`.
+    cells: Vec<CellIdx>,
+    /// The states that are read and stored, in the order in which they are computed.
+    groups: Vec<StateGroup>,
+}
+
+impl CompositeSlot {
+    /// The cell of each token in the part with this position in [`Composite::parts`]; empty where
+    /// there is no such part.
+    pub fn cells(&self, part: usize, n_tokens: u32) -> &[CellIdx] {
+        let n = n_tokens as usize;
+        self.cells.get(part * n..(part + 1) * n).unwrap_or_default()
+    }
+
+    /// The recurrent states that are read and stored.
+    pub fn groups(&self) -> &[StateGroup] {
+        &self.groups
+    }
+}
+
+/// What is needed to undo a step of a [`Composite`].
+#[derive(Clone, Debug, Default)]
+pub struct CompositeUndo {
+    /// Of the first part: most memories have one, and need no list.
+    first: Option<UnifiedUndo>,
+    others: Vec<UnifiedUndo>,
+    states: Option<RecurrentUndo>,
+}
+
+impl CompositeUndo {
+    fn parts(&self) -> impl Iterator<Item = &UnifiedUndo> {
+        self.first.iter().chain(&self.others)
+    }
+}
+
+impl Composite {
+    /// The empty memory that these layers need.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`] where there is none, or sizes are impossible.
+    pub fn new(layers: &LayerMap, config: &MemoryConfig) -> Result<Self, MemoryConfigError> {
+        let parts = config.parts(layers)?;
+        let mut recurrent = layers.iter().map(|(layer, _)| layers.recurrent(layer));
+        let has_states = recurrent.any(|states| states.is_some());
+        match (parts.as_slice(), has_states) {
+            ([], false) => Ok(Self::encoder(config.n_seqs)),
+            ([], true) => Self::recurrent(config.states()),
+            (&[part], false) => Self::unified(part),
+            (parts, false) => Self::iswa(parts),
+            (parts, true) => Self::hybrid(parts, config.states()),
+        }
+    }
+
+    /// Parts and states as one memory. They must be empty, or hold the same sequences up to the same
+    /// positions. There must be at least one.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`] where they do not suit each other.
+    pub fn from_parts(
+        parts: Vec<Unified>,
+        states: Option<Recurrent>,
+    ) -> Result<Self, MemoryConfigError> {
+        let of_states = states.iter().map(Memory::n_seqs);
+        let mut all = parts.iter().map(Memory::n_seqs).chain(of_states);
+        let n_seqs = all
+            .next()
+            .ok_or(MemoryConfigError::SeqCount { n_seqs: 0 })?;
+        if let Some(other) = all.find(|&other| other != n_seqs) {
+            let (first, second) = (n_seqs, other);
+            return Err(MemoryConfigError::SeqCountsDiffer { first, second });
+        }
+        // States take their tokens in any pieces, and so do causal parts.
+        let whole = SplitPolicy::WholeSequences;
+        let split_policy = match parts.iter().any(|part| part.split_policy() == whole) {
+            true => whole,
+            false => SplitPolicy::InOrder,
+        };
+        Ok(Self {
+            parts,
+            states,
+            n_seqs,
+            split_policy,
+        })
+    }
+
+    /// A memory that remembers nothing.
+    pub(super) fn without_parts(n_seqs: u32) -> Self {
+        Self {
+            parts: Vec::new(),
+            states: None,
+            n_seqs,
+            split_policy: SplitPolicy::WholeSequences,
+        }
+    }
+
+    /// The attention parts.
+    pub fn parts(&self) -> &[Unified] {
+        &self.parts
+    }
+
+    /// The recurrent states, where there are recurrent layers.
+    pub fn states(&self) -> Option<&Recurrent> {
+        self.states.as_ref()
+    }
+
+    /// Number of cells in use, over all parts and streams; states are not counted.
+    pub fn n_used(&self) -> u32 {
+        self.parts.iter().map(Unified::n_used).sum()
+    }
+
+    /// The sequences that an edit names are there: parts check that too, but there may be none.
+    fn check_seqs(&self, edit: &Edit) -> Result<(), Refusal> {
+        let (first, second) = match *edit {
+            Edit::Remove { seqs, .. } => match seqs {
+                Seqs::One(seq) => (Some(seq), None),
+                Seqs::All => (None, None),
+            },
+            Edit::Copy { from, to, .. } => (Some(from), Some(to)),
+            Edit::Reposition { seq, .. } | Edit::KeepOnly(seq) => (Some(seq), None),
+            Edit::Compact | Edit::Clear => (None, None),
+        };
+        let mut named = first.into_iter().chain(second);
+        named.try_for_each(|seq| self.check_seq(seq))
+    }
+
+    fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
+        let n_seqs = self.n_seqs;
+        match seq.0 < n_seqs {
+            true => Ok(()),
+            false => Err(Refusal::NoSuchSequence { seq, n_seqs }),
+        }
+    }
+
+    /// The cells of all parts for each ubatch, `[parts, tokens]`.
+    fn find_cells(&self, ubatches: &[UBatch]) -> Result<Vec<Vec<CellIdx>>, Refusal> {
+        let mut found: Result<Vec<Vec<CellIdx>>, Refusal> = Ok(Vec::new());
+        for (number, part) in self.parts.iter().enumerate() {
+            found = match (found, part.find_cells(ubatches)) {
+                (Ok(_), Ok(own)) if number == 0 => Ok(own),
+                (Ok(mut all), Ok(own)) => {
+                    let both = all.iter_mut().zip(own);
+                    both.for_each(|(all, own)| all.extend(own));
+                    Ok(all)
+                }
+                (found, own) => Err(more_serious(found.err(), own.err())),
+            };
+        }
+        found
+    }
+}
+
+/// Of two refusals the one that counts: where the first may be cured by smaller ubatches, the other.
+fn more_serious(first: Option<Refusal>, second: Option<Refusal>) -> Refusal {
+    match (first, second) {
+        (Some(curable), Some(other)) if curable.smaller_may_fit() => other,
+        (Some(refusal), _) | (None, Some(refusal)) => refusal,
+        (None, None) => Refusal::NoStates,
+    }
+}
+
+impl Memory for Composite {
+    type Slot = CompositeSlot;
+    type Undo = CompositeUndo;
+
+    fn n_seqs(&self) -> u32 {
+        self.n_seqs
+    }
+
+    fn n_rows(&self) -> RowCounts {
+        let mut rows = RowCounts::default();
+        for part in &self.parts {
+            let number = part.config().part.as_usize();
+            let n = rows.cells.len().max(number + 1);
+            rows.cells.resize(n, 0);
+            rows.cells[number] = part.n_cells() as usize;
+        }
+        let states = self.states.as_ref();
+        rows.states = states.map_or(0, |states| states.config().n_rows() as usize);
+        rows
+    }
+
+    /// The positions that all parts remember.
+    fn positions(&self, seq: SeqId) -> Option<PosRange> {
+        let of_parts = self.parts.iter().map(|part| part.positions(seq));
+        let of_states = self.states.iter().map(|states| states.positions(seq));
+        let both = |a: Option<PosRange>, b: Option<PosRange>| Some(a?.intersection(b?));
+        let all = of_parts.chain(of_states).reduce(both).flatten();
+        all.filter(|all| !all.is_empty())
+    }
+
+    fn n_tokens(&self, seq: SeqId) -> u32 {
+        let of_parts = self.parts.iter().map(|part| part.n_tokens(seq));
+        let of_states = self.states.iter().map(|states| states.n_tokens(seq));
+        of_parts.chain(of_states).max().unwrap_or(0)
+    }
+
+    fn split_policy(&self) -> SplitPolicy {
+        self.split_policy
+    }
+
+    fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<CompositeSlot>, Refusal> {
+        let states = self.states.as_ref();
+        let groups = states.map_or(Ok(Vec::new()), |states| states.find_groups(&ubatches));
+        let (cells, groups) = match (self.find_cells(&ubatches), groups) {
+            (Ok(cells), Ok(groups)) => (cells, groups),
+            (cells, groups) => return Err(more_serious(cells.err(), groups.err())),
+        };
+        let (mut cells, mut groups) = (cells.into_iter(), groups.into_iter());
+        let planned = ubatches.into_iter().map(|ubatch| {
+            let slot = CompositeSlot {
+                cells: cells.next().unwrap_or_default(),
+                groups: groups.next().unwrap_or_default(),
+            };
+            PlannedUBatch { ubatch, slot }
+        });
+        Ok(planned.collect())
+    }
+
+    fn commit(&mut self, planned: &PlannedUBatch<CompositeSlot>) -> CompositeUndo {
+        let PlannedUBatch { ubatch, slot } = planned;
+        let n_tokens = ubatch.n_tokens();
+        let parts = self.parts.iter_mut().enumerate();
+        let mut undo = parts.map(|(n, part)| part.commit_cells(ubatch, slot.cells(n, n_tokens)));
+        let (first, others) = (undo.next(), undo.collect());
+        let states = self.states.as_mut();
+        CompositeUndo {
+            first,
+            others,
+            states: states.map(|states| states.commit_groups(ubatch, &slot.groups)),
+        }
+    }
+
+    fn check_rollback(&self, undo: &CompositeUndo, rows: RowsWritten) -> Result<(), Refusal> {
+        for (part, undo) in self.parts.iter().zip(undo.parts()) {
+            part.check_rollback(undo, rows)?;
+        }
+        match (&self.states, &undo.states) {
+            (Some(states), Some(undo)) => states.check_rollback(undo, rows),
+            _ => Ok(()),
+        }
+    }
+
+    fn rollback(&mut self, undo: CompositeUndo, rows: RowsWritten) {
+        if let (Some(states), Some(undo)) = (&mut self.states, undo.states) {
+            states.rollback(undo, rows);
+        }
+        let undo = undo.first.into_iter().chain(undo.others);
+        for (part, undo) in self.parts.iter_mut().zip(undo) {
+            part.rollback(undo, rows);
+        }
+    }
+
+    fn inputs(&self, planned: &PlannedUBatch<CompositeSlot>, inputs: &mut MemoryInputs) {
+        let PlannedUBatch { ubatch, slot } = planned;
+        let n_tokens = ubatch.n_tokens();
+        for (n, part) in self.parts.iter().enumerate() {
+            part.write_inputs(ubatch, slot.cells(n, n_tokens), inputs);
+        }
+        if let Some(states) = &self.states {
+            states.write_inputs(&slot.groups, inputs);
+        }
+    }
+
+    fn check(&self, edit: &Edit) -> Result<(), Refusal> {
+        self.check_seqs(edit)?;
+        self.parts.iter().try_for_each(|part| part.check(edit))?;
+        self.states.iter().try_for_each(|states| states.check(edit))
+    }
+
+    fn apply(&mut self, edit: Edit) -> Result<Edited, Refusal> {
+        self.check(&edit)?;
+        let mut edited = Edited::default();
+        for part in &mut self.parts {
+            edited = edited.and(part.apply(edit)?);
+        }
+        if let Some(states) = &mut self.states {
+            edited = edited.and(states.apply(edit)?);
+        }
+        Ok(edited)
+    }
+
+    fn n_holes(&self) -> u32 {
+        self.parts.iter().map(Memory::n_holes).sum()
+    }
+
+    fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {
+        if let Seqs::One(seq) = seqs {
+            self.check_seq(seq)?;
+        }
+        let mut all = Snapshot::default();
+        for part in &self.parts {
+            all = all.and(part.snapshot(seqs)?);
+        }
+        match &self.states {
+            Some(states) => Ok(all.and(states.snapshot(seqs)?)),
+            None => Ok(all),
+        }
+    }
+
+    fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {
+        into.replaced(snapshot, self.n_seqs)?;
+        for part in &self.parts {
+            part.check_restore(snapshot, into)?;
+        }
+        let mut states = self.states.iter();
+        states.try_for_each(|states| states.check_restore(snapshot, into))
+    }
+
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+        self.check_restore(snapshot, into)?;
+        let mut restored = Restored::default();
+        for part in &mut self.parts {
+            restored = restored.and(part.restore(snapshot, into)?);
+        }
+        if let Some(states) = &mut self.states {
+            restored = restored.and(states.restore(snapshot, into)?);
+        }
+        Ok(restored)
+    }
+}

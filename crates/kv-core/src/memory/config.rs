@@ -1,0 +1,163 @@
+//! [`MemoryConfig`]: how much is to be remembered, whatever the model's layers are, and the sizes that
+//! follow from it.
+//!
+//! Invariant: sizes are known, and refused where they are impossible, before anything is allocated.
+//! Knows nothing of bytes.
+
+use serde::{Deserialize, Serialize};
+
+use super::iswa::SwaSize;
+use super::recurrent::RecurrentConfig;
+use super::unified::{Streams, UnifiedConfig};
+use crate::ids::{LayerIdx, MAX_SEQS, PartIdx};
+use crate::layers::{LayerError, LayerMap, LayerMemory};
+use crate::window::{Causality, Window};
+
+/// How much is to be remembered, whatever the model's layers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryConfig {
+    /// Cells of each stream of a part with a full window.
+    pub n_ctx: u32,
+    /// Number of sequences.
+    pub n_seqs: u32,
+    /// Who shares cells.
+    pub streams: Streams,
+    /// Tokens of the largest ubatch.
+    pub n_ubatch: u32,
+    /// Whether tokens see later ones.
+    pub causality: Causality,
+    /// How many cells windowed parts have.
+    pub swa: SwaSize,
+    /// Earlier states of each sequence that recurrent layers keep: how many tokens can be taken
+    /// back.
+    pub n_snapshots: u32,
+}
+
+/// The rows that a backend must allocate for a memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Cells of each part over all streams, by number of the part, as
+    /// [`RowLayout::new`](crate::layers::RowLayout::new) takes them.
+    pub cells: Vec<usize>,
+    /// State rows of each recurrent layer, as
+    /// [`RowLayout::with_states`](crate::layers::RowLayout::with_states) takes them.
+    pub states: usize,
+}
+
+/// Layers or sizes for which there is no memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryConfigError {
+    /// No sequences, or more than can be.
+    #[error("a memory for {n_seqs} sequences: there must be 1 to {MAX_SEQS}")]
+    SeqCount {
+        /// Sequences wanted.
+        n_seqs: u32,
+    },
+    /// No cells, or more than can be numbered.
+    #[error(
+        "part {part} ({window}): {n_streams} streams of {n_cells} cells: there must be 1 to {} in \
+         all",
+        i32::MAX
+    )]
+    CellCount {
+        /// The part.
+        part: PartIdx,
+        /// Its window.
+        window: Window,
+        /// Cells of each stream.
+        n_cells: u32,
+        /// Streams.
+        n_streams: u32,
+    },
+    /// Too few rows to evaluate even one token, or more than can be numbered.
+    #[error(
+        "{n_rows} state rows with {n_snapshots} snapshots: one sequence alone needs {n_needed}, \
+         and there can be {} at most",
+        i32::MAX
+    )]
+    StateRowCount {
+        /// Rows wanted.
+        n_rows: u32,
+        /// Snapshots of each sequence.
+        n_snapshots: u32,
+        /// Rows with which one sequence can go on token by token.
+        n_needed: u64,
+    },
+    /// Parts that hold different numbers of sequences.
+    #[error("one part holds {first} sequences and another {second}: there must be as many")]
+    SeqCountsDiffer {
+        /// Sequences of the parts before it.
+        first: u32,
+        /// Sequences of the part.
+        second: u32,
+    },
+    /// A layer whose memory the caller has to bring.
+    #[error("layer {layer} needs a memory of its own kind: give the engine one")]
+    CustomLayer {
+        /// The first such layer.
+        layer: LayerIdx,
+    },
+    /// Layers that cannot be as they are declared.
+    #[error(transparent)]
+    Layers(#[from] LayerError),
+}
+
+impl MemoryConfig {
+    /// The attention parts that these layers need, by number of the part.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`] where layers cannot be as declared, or need a custom memory.
+    pub fn parts(&self, layers: &LayerMap) -> Result<Vec<UnifiedConfig>, MemoryConfigError> {
+        layers.check()?;
+        let is_custom = |memory| matches!(memory, LayerMemory::Custom(_));
+        if let Some((layer, _)) = layers.iter().find(|&(_, memory)| is_custom(memory)) {
+            return Err(MemoryConfigError::CustomLayer { layer });
+        }
+        let windows = layers.parts().into_iter().map(|part| part.window);
+        let numbered = (0u32..).map(PartIdx).zip(windows);
+        Ok(numbered
+            .map(|(part, window)| self.part(part, window))
+            .collect())
+    }
+
+    /// What the part for layers with this window is like.
+    pub fn part(&self, part: PartIdx, window: Window) -> UnifiedConfig {
+        UnifiedConfig {
+            part,
+            n_seqs: self.n_seqs,
+            n_cells: self.n_cells(window),
+            streams: self.streams,
+            window,
+            causality: self.causality,
+        }
+    }
+
+    /// Cells of each part over all streams, by number of the part: the rows that a backend needs for
+    /// it, as [`RowLayout::new`](crate::layers::RowLayout::new) takes them. Makes no memory yet.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`], as from [`Composite::new`](super::Composite::new).
+    pub fn cells_per_part(&self, layers: &LayerMap) -> Result<Vec<usize>, MemoryConfigError> {
+        let parts = self.parts(layers)?;
+        let cells = parts.iter().map(UnifiedConfig::n_all_cells);
+        cells.map(|n| n.map(|n| n as usize)).collect()
+    }
+
+    /// What the recurrent states are like.
+    pub fn states(&self) -> RecurrentConfig {
+        RecurrentConfig::new(self.n_seqs).with_snapshots(self.n_snapshots)
+    }
+
+    /// State rows of each recurrent layer: as
+    /// [`RowLayout::with_states`](crate::layers::RowLayout::with_states) takes them.
+    pub fn n_state_rows(&self) -> usize {
+        self.states().n_rows() as usize
+    }
+
+    /// How many of them are there only for snapshots.
+    pub fn n_snapshot_rows(&self) -> usize {
+        let without = RecurrentConfig::new(self.n_seqs).n_rows() as usize;
+        self.n_state_rows().saturating_sub(without)
+    }
+}

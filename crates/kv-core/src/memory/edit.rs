@@ -1,0 +1,131 @@
+//! [`Edit`]: what can be done to sequences, as data, and [`Edited`]: the device work that it implies.
+//!
+//! Invariant: an edit is done whole or refused, and what is left to do with rows is returned, never
+//! queued. Removals leave nothing to do, so a sequence can always be dropped, also after the device
+//! has failed.
+
+use super::PosChange;
+use crate::backend::{RowCopy, RowShift};
+use crate::ids::SeqId;
+use crate::window::PosRange;
+
+/// An edit of sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Edit {
+    /// Takes the tokens with positions in `range` from sequences. Removing all positions of a
+    /// sequence that exists is never refused.
+    Remove {
+        /// From which sequences.
+        seqs: Seqs,
+        /// Which positions.
+        range: PosRange,
+    },
+    /// Makes the tokens of `to` with positions in `range` the same as those of `from`. What `to`
+    /// had there is replaced, what it has elsewhere stays.
+    Copy {
+        /// The sequence that is copied.
+        from: SeqId,
+        /// The sequence that is given tokens.
+        to: SeqId,
+        /// Which positions.
+        range: PosRange,
+    },
+    /// Moves the tokens of a sequence with positions in `range` to other positions. Tokens keep
+    /// their order; sequences that share them keep them where they are.
+    Reposition {
+        /// The sequence.
+        seq: SeqId,
+        /// Which positions.
+        range: PosRange,
+        /// Where they go.
+        change: PosChange,
+    },
+    /// Removes all other sequences.
+    KeepOnly(SeqId),
+    /// Moves cells until those in use are the first of their stream. What tokens see stays the
+    /// same. Attention then reads fewer and longer runs of cells; it makes no room, since tokens go
+    /// to any free cells.
+    Compact,
+    /// Removes everything. Never refused.
+    Clear,
+}
+
+impl Edit {
+    /// The edit as a verb, for [`Refusal::Unsupported`](super::Refusal::Unsupported).
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Remove { .. } => "remove tokens",
+            Self::Copy { .. } => "copy tokens",
+            Self::Reposition { .. } => "move tokens to other positions",
+            Self::KeepOnly(_) => "keep only one sequence",
+            Self::Compact => "compact its cells",
+            Self::Clear => "remove everything",
+        }
+    }
+}
+
+/// Which sequences an operation concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seqs {
+    /// One.
+    One(SeqId),
+    /// Every one.
+    All,
+}
+
+/// What an edit did, and what is left for the backend: first the copies, then the shifts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "the backend has to copy and shift these rows before it does anything else with them"]
+pub struct Edited {
+    /// Tokens that were taken from sequences, given to one, or moved to other positions; a token
+    /// of two sequences counts twice.
+    pub n_tokens: u32,
+    /// Cells that became free, or moved.
+    pub n_cells: u32,
+    /// Rows that the backend must copy, at once and in this order.
+    pub row_copies: Vec<RowCopy>,
+    /// Rows whose keys the backend must rotate then, each once.
+    pub row_shifts: Vec<RowShift>,
+}
+
+impl Edited {
+    /// What was done in two parts of one memory, each of which holds the same tokens or fewer.
+    pub fn and(mut self, other: Self) -> Self {
+        self.n_tokens = self.n_tokens.max(other.n_tokens);
+        self.n_cells += other.n_cells;
+        self.row_copies.extend(other.row_copies);
+        self.row_shifts.extend(other.row_shifts);
+        self
+    }
+}
+
+impl From<Removed> for Edited {
+    fn from(removed: Removed) -> Self {
+        Self {
+            n_tokens: removed.n_tokens,
+            n_cells: removed.n_cells,
+            ..Self::default()
+        }
+    }
+}
+
+/// What a removal did. It leaves nothing to do with rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Tokens taken from sequences; a token of two sequences counts twice.
+    pub n_tokens: u32,
+    /// Cells that became free, of all parts.
+    pub n_cells: u32,
+}
+
+impl From<Edited> for Removed {
+    fn from(edited: Edited) -> Self {
+        let has_work = !edited.row_copies.is_empty() || !edited.row_shifts.is_empty();
+        debug_assert!(!has_work, "a removal left work to do: {edited:?}");
+        Self {
+            n_tokens: edited.n_tokens,
+            n_cells: edited.n_cells,
+        }
+    }
+}
