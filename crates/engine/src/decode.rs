@@ -236,6 +236,20 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         })
     }
 
+    /// The logits of the last batch that was decoded, as [`Engine::decode`] returned them: no rows
+    /// before the first one, after a batch that failed while it was computed, and with a model that
+    /// gives embeddings.
+    pub fn last_logits(&self) -> Logits<'_> {
+        let values = match self.runner.settings.output {
+            OutputKind::Logits => self.runner.rows_out.as_slice(),
+            OutputKind::Embeddings => &[],
+        };
+        Logits {
+            values,
+            n_vocab: self.runner.settings.output_width(),
+        }
+    }
+
     /// Evaluates a batch with a model that gives embeddings: the final rows of the entries whose
     /// output is wanted, not pooled and not normalised.
     ///
@@ -283,6 +297,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         while let Some(ubatch) = steps.next(&mut inputs) {
             if let Err(FailedStep { error, rows }) = runner.step(ubatch, &inputs, &places) {
                 steps.undo_all(rows);
+                runner.rows_out.clear();
                 result = Err(error);
                 break;
             }

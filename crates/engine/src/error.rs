@@ -114,6 +114,9 @@ pub enum EngineError {
     /// There is nothing to continue.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
+    /// The last batch failed while it was computed, so its logits are gone.
+    #[error("there are no logits to choose a token from: the last batch failed")]
+    NoLogits,
     /// The prompt does not fit.
     #[error(
         "the prompt of {n_prompt} tokens does not fit the context of {n_ctx}{}",

@@ -130,8 +130,8 @@ pub struct Generation<'e, B: Backend> {
     stop: StopStrings,
     decoder: Option<DecodeStream>,
     batch: Batch,
-    /// Logits of the last token evaluated.
-    logits: Vec<f32>,
+    /// Whether the engine's last logits are those of this text.
+    has_logits: bool,
     /// Chosen, but not evaluated yet.
     pending: Option<TokenId>,
     tokens: Vec<TokenId>,
@@ -170,7 +170,7 @@ impl<'e, B: Backend> Generation<'e, B> {
                 SpecialPieces::Skip,
             )),
             batch: Batch::new(),
-            logits: Vec::new(),
+            has_logits: false,
             pending: None,
             tokens: Vec::new(),
             text: String::new(),
@@ -300,10 +300,11 @@ impl<'e, B: Backend> Generation<'e, B> {
             self.finish = Some(FinishReason::ContextFull);
             return Ok(None);
         }
-        if self.logits.is_empty() {
+        if !self.has_logits {
             return Err(EngineError::EmptyPrompt);
         }
-        let token = self.sampler.sample(&self.logits)?;
+        let logits = self.engine.last_logits().last();
+        let token = self.sampler.sample(logits.ok_or(EngineError::NoLogits)?)?;
         self.timings.generation.add(n_evaluated, started.elapsed());
         if self.tokenizer.is_end_of_generation(token) {
             self.finish = Some(FinishReason::EndOfGeneration { token });
@@ -363,11 +364,7 @@ impl<'e, B: Backend> Generation<'e, B> {
                 entry.with_output();
             }
         }
-        let logits = self.engine.decode(&self.batch)?;
-        if let Some(row) = logits.last() {
-            self.logits.clear();
-            self.logits.extend_from_slice(row);
-        }
+        self.has_logits |= self.engine.decode(&self.batch)?.n_rows() > 0;
         Ok(())
     }
 

@@ -1,11 +1,14 @@
-//! [`Candidates`]: the tokens that may still be chosen, and what every step asks of them.
+//! [`Candidates`]: the tokens that may still be chosen, and the selections that steps make of them.
 //!
-//! Invariant: no logit is NaN or plus infinity; the tokens are in order of id, or in order of
-//! falling logit (ties: smaller id first), and [`Candidates::order`] says which. Both orders follow
-//! from the logits alone, so what is drawn does not depend on how a selection was computed.
-//! The buffer keeps its capacity: after the first token nothing is allocated.
+//! Until a step selects, the logits are read where they are: nothing of the vocabulary's size is
+//! copied, and changed logits (penalties) are kept in a short list. Invariant: no logit is NaN or
+//! plus infinity; candidates are in order of id, or in order of falling logit (ties: smaller id
+//! first), and [`Candidates::order`] tells which. Both orders follow from the logits alone, so a
+//! draw does not depend on how a selection was computed. [`CandidateBuffers`] keep their capacity:
+//! after the first token nothing is allocated.
 
 use std::cmp::Ordering;
+use std::mem;
 
 use kv_core::TokenId;
 
@@ -20,7 +23,7 @@ pub struct Candidate {
     pub logit: f32,
 }
 
-/// The order in which candidates lie.
+/// The order of the candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// By id: candidate `i` of a full vocabulary is token `i`.
@@ -30,59 +33,87 @@ pub enum Order {
     ByLogit,
 }
 
-/// The tokens that may still be chosen.
+/// Memory of [`Candidates`], kept from one token to the next.
 #[derive(Clone, Debug, Default)]
-pub struct Candidates {
-    entries: Vec<Candidate>,
+pub struct CandidateBuffers {
+    /// Logits that a step changed before any selection, by id.
+    changed: Vec<Candidate>,
+    /// The selection, once there is one.
+    selected: Vec<Candidate>,
+    /// Room for a selection from a selection.
+    spare: Vec<Candidate>,
+}
+
+/// The tokens that may still be chosen.
+#[derive(Debug)]
+pub struct Candidates<'a> {
+    /// All logits, `[vocab]`: the candidates, as long as there is no selection.
+    logits: &'a [f32],
+    /// The token with the largest of them.
+    likeliest: Candidate,
+    buffers: &'a mut CandidateBuffers,
+    stage: Stage,
     order: Order,
+}
+
+/// Where the candidates are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// In the logits, but for the changed ones.
+    Logits,
+    /// In the selection.
+    Selected,
 }
 
 /// A selection in chunks starts with so many of the most likely tokens.
 const FIRST_CHUNK: usize = 128;
+/// So many logits are changed in a list beside the logits; with more, all are copied.
+const MAX_CHANGED: usize = 1024;
+/// Logits that are compared at once.
+const LANES: usize = 16;
+/// Logits that are skipped at once.
+const CHUNK: usize = 64;
 
 /// Falling logit, ties by id: total, because no logit is NaN.
 fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-impl Candidates {
-    /// Takes over the logits of a whole vocabulary; `logits[i]` belongs to token `i`. Minus
-    /// infinity excludes a token.
+/// The more likely of two; of equal ones `a`, whose id is smaller.
+fn likelier(a: Candidate, b: Candidate) -> Candidate {
+    if b.logit > a.logit { b } else { a }
+}
+
+impl<'a> Candidates<'a> {
+    /// The tokens of a whole vocabulary; `logits[i]` belongs to token `i`. Minus infinity excludes
+    /// a token.
     ///
     /// # Errors
     /// [`SampleError::NotANumber`] where a logit is NaN or plus infinity,
     /// [`SampleError::NothingLeft`] where no token can be chosen.
-    pub fn load(&mut self, logits: &[f32]) -> Result<(), SampleError> {
-        self.entries.clear();
-        self.entries.reserve(logits.len());
-        self.order = Order::ById;
-        // `+ 0.0` makes one zero of both, so that their order is the ids'.
-        let numbered = (0u32..).zip(logits);
-        self.entries.extend(numbered.map(|(id, &l)| Candidate {
-            token: TokenId(id),
-            logit: l + 0.0,
-        }));
-        let is_bad = |l: &f32| l.is_nan() || *l == f32::INFINITY;
-        if let Some(at) = logits.iter().position(is_bad) {
-            return Err(SampleError::NotANumber {
-                token: at,
-                logit: logits[at],
-            });
-        }
-        if logits.iter().all(|&l| l == f32::NEG_INFINITY) {
-            return Err(SampleError::NothingLeft {
-                n_tokens: logits.len(),
-            });
-        }
-        Ok(())
+    pub fn new(logits: &'a [f32], buffers: &'a mut CandidateBuffers) -> Result<Self, SampleError> {
+        let likeliest = likeliest(logits)?;
+        buffers.changed.clear();
+        buffers.selected.clear();
+        Ok(Self {
+            logits,
+            likeliest,
+            buffers,
+            stage: Stage::Logits,
+            order: Order::ById,
+        })
     }
 
     /// The candidates, in [`Candidates::order`].
-    pub fn as_slice(&self) -> &[Candidate] {
-        &self.entries
+    pub fn iter(&self) -> impl Iterator<Item = Candidate> + '_ {
+        let logits = match self.stage {
+            Stage::Logits => self.logits,
+            Stage::Selected => &[],
+        };
+        with_changes(0, logits, &self.buffers.changed).chain(self.buffers.selected.iter().copied())
     }
 
-    /// How they lie.
+    /// In which order they are.
     pub fn order(&self) -> Order {
         self.order
     }
@@ -91,12 +122,31 @@ impl Candidates {
     /// sorted the candidates; what `change` makes NaN becomes an exclusion.
     pub fn adjust(&mut self, token: TokenId, change: impl FnOnce(f32) -> f32) {
         debug_assert_eq!(self.order, Order::ById);
-        let Ok(at) = self.entries.binary_search_by_key(&token, |c| c.token) else {
-            return;
+        if self.stage == Stage::Logits && self.buffers.changed.len() >= MAX_CHANGED {
+            self.select_all();
+        }
+        let list = match self.stage {
+            Stage::Logits => &mut self.buffers.changed,
+            Stage::Selected => &mut self.buffers.selected,
         };
-        let logit = change(self.entries[at].logit);
+        let at = match list.binary_search_by_key(&token, |c| c.token) {
+            Ok(at) => at,
+            Err(at) => {
+                let unchanged = match self.stage {
+                    Stage::Logits => self.logits.get(token.as_usize()),
+                    Stage::Selected => None,
+                };
+                let Some(&logit) = unchanged else {
+                    return;
+                };
+                let logit = logit + 0.0;
+                list.insert(at, Candidate { token, logit });
+                at
+            }
+        };
+        let logit = change(list[at].logit);
         let unusable = logit.is_nan() || logit == f32::INFINITY;
-        self.entries[at].logit = if unusable {
+        list[at].logit = if unusable {
             f32::NEG_INFINITY
         } else {
             logit + 0.0
@@ -105,74 +155,87 @@ impl Candidates {
 
     /// Changes every logit; `change` must not decrease, so that the order stays right.
     pub fn scale(&mut self, change: impl Fn(f32) -> f32) {
-        for candidate in &mut self.entries {
+        self.select_all();
+        for candidate in &mut self.buffers.selected {
             candidate.logit = change(candidate.logit);
         }
     }
 
     /// The most likely candidate; of equal ones that with the smallest id.
     pub fn best(&self) -> Option<Candidate> {
-        match self.order {
-            Order::ByLogit => self.entries.first().copied(),
-            Order::ById => {
-                let better = |a: Candidate, b: Candidate| if b.logit > a.logit { b } else { a };
-                self.entries.iter().copied().reduce(better)
+        let CandidateBuffers {
+            changed, selected, ..
+        } = &*self.buffers;
+        match (self.stage, self.order) {
+            (Stage::Selected, Order::ByLogit) => selected.first().copied(),
+            (Stage::Selected, Order::ById) => selected.iter().copied().reduce(likelier),
+            (Stage::Logits, _) if changed.is_empty() => Some(self.likeliest),
+            (Stage::Logits, _) => {
+                let mut best = None;
+                visit_above_floor(self.logits, changed, |candidate| {
+                    let likeliest = best.map_or(candidate, |best| likelier(best, candidate));
+                    best = Some(likeliest);
+                    Some(likeliest.logit)
+                });
+                best
             }
         }
     }
 
     /// Keeps the `k` most likely candidates, by falling logit. One pass that keeps the best `2 k`
-    /// so far, so the vocabulary is never sorted.
+    /// so far, so the vocabulary is neither copied nor sorted.
     pub fn keep_top(&mut self, k: usize) {
-        if self.order == Order::ByLogit || k == 0 {
-            self.entries.truncate(k);
+        if self.order == Order::ByLogit {
+            self.buffers.selected.truncate(k);
             return;
         }
-        if k >= self.entries.len() {
+        let n_candidates = match self.stage {
+            Stage::Logits => self.logits.len(),
+            Stage::Selected => self.buffers.selected.len(),
+        };
+        if k >= n_candidates {
             return;
         }
-        let room = (2 * k).min(self.entries.len());
-        let mut floor: Option<Candidate> = None;
-        let mut n_kept = 0;
-        for at in 0..self.entries.len() {
-            let candidate = self.entries[at];
-            if floor.is_some_and(|f| likeliest_first(&f, &candidate).is_lt()) {
-                continue;
-            }
-            self.entries[n_kept] = candidate;
-            n_kept += 1;
-            if n_kept == room {
-                let kept = &mut self.entries[..n_kept];
-                let (_, last, _) = kept.select_nth_unstable_by(k - 1, likeliest_first);
-                floor = Some(*last);
-                n_kept = k;
-            }
+        let spare = mem::take(&mut self.buffers.spare);
+        let CandidateBuffers {
+            changed, selected, ..
+        } = &*self.buffers;
+        let mut top = TopSelection::new(k, spare);
+        match self.stage {
+            _ if k == 0 => {}
+            Stage::Logits => visit_above_floor(self.logits, changed, |c| top.offer(c)),
+            Stage::Selected => selected.iter().for_each(|&c| drop(top.offer(c))),
         }
-        self.entries.truncate(n_kept);
-        if n_kept > k {
-            self.entries.select_nth_unstable_by(k - 1, likeliest_first);
-            self.entries.truncate(k);
-        }
-        self.entries.sort_unstable_by(likeliest_first);
+        let top = top.finish();
+        self.replace_selection(top);
         self.order = Order::ByLogit;
     }
 
     /// Keeps the candidates for which `keep` holds.
     pub fn retain(&mut self, keep: impl Fn(&Candidate) -> bool) {
-        self.entries.retain(keep);
+        if self.stage == Stage::Selected {
+            self.buffers.selected.retain(keep);
+            return;
+        }
+        let mut kept = mem::take(&mut self.buffers.spare);
+        kept.clear();
+        kept.extend(self.iter().filter(keep));
+        self.replace_selection(kept);
     }
 
-    /// Keeps the shortest prefix, by falling logit, at the end of which `is_enough` says so, and
-    /// at least one candidate. `is_enough` is asked for each candidate in turn, once. Sorts only as
+    /// Keeps the shortest prefix, by falling logit, at the end of which `is_enough` holds, and at
+    /// least one candidate. `is_enough` is called for each candidate in turn, once. Sorts only as
     /// much as it needs, in chunks that double.
     pub fn keep_prefix(&mut self, mut is_enough: impl FnMut(&Candidate) -> bool) {
-        let len = self.entries.len();
+        self.select_all();
+        let entries = &mut self.buffers.selected;
+        let len = entries.len();
         let mut n_sorted = if self.order == Order::ByLogit { len } else { 0 };
         let mut at = 0;
         while at < len {
             if at == n_sorted {
                 let end = (2 * n_sorted).max(FIRST_CHUNK).min(len);
-                let rest = &mut self.entries[n_sorted..];
+                let rest = &mut entries[n_sorted..];
                 let n_chunk = end - n_sorted;
                 if n_chunk < rest.len() {
                     rest.select_nth_unstable_by(n_chunk - 1, likeliest_first);
@@ -181,21 +244,153 @@ impl Candidates {
                 n_sorted = end;
             }
             at += 1;
-            if is_enough(&self.entries[at - 1]) {
+            if is_enough(&entries[at - 1]) {
                 break;
             }
         }
-        self.entries.truncate(at);
+        entries.truncate(at);
         self.order = Order::ByLogit;
     }
 
-    /// What each candidate weighs beside the most likely one: `exp(logit - best)`, in order. The
-    /// sum of these turns them into probabilities.
+    /// The weight of each candidate relative to the most likely one: `exp(logit - best)`, in
+    /// order. Divided by their sum they are probabilities.
     pub fn weights(&self) -> impl Iterator<Item = (TokenId, f64)> + '_ {
         let best = self.best().map_or(0.0, |c| f64::from(c.logit));
-        self.entries
-            .iter()
-            .map(move |c| (c.token, weight(c.logit, best)))
+        self.iter().map(move |c| (c.token, weight(c.logit, best)))
+    }
+
+    /// Copies all candidates into the selection, for steps that change or sort all of them.
+    fn select_all(&mut self) {
+        if self.stage == Stage::Logits {
+            let mut all = mem::take(&mut self.buffers.spare);
+            all.clear();
+            all.extend(self.iter());
+            self.replace_selection(all);
+        }
+    }
+
+    fn replace_selection(&mut self, selection: Vec<Candidate>) {
+        self.buffers.spare = mem::replace(&mut self.buffers.selected, selection);
+        self.buffers.changed.clear();
+        self.stage = Stage::Selected;
+    }
+}
+
+/// The token with the largest logit, of equal ones the smallest id, in one pass over `logits`.
+fn likeliest(logits: &[f32]) -> Result<Candidate, SampleError> {
+    let (mut largest, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
+    let mut look = |lane: usize, logit: f32| {
+        bad[lane] |= !(logit < f32::INFINITY);
+        largest[lane] = if logit > largest[lane] {
+            logit
+        } else {
+            largest[lane]
+        };
+    };
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        (0..LANES).for_each(|lane| look(lane, chunk[lane]));
+    }
+    rest.iter().enumerate().for_each(|(lane, &l)| look(lane, l));
+    if bad.contains(&true) {
+        let is_bad = |l: &f32| l.is_nan() || *l == f32::INFINITY;
+        let found = logits.iter().copied().enumerate().find(|(_, l)| is_bad(l));
+        if let Some((token, logit)) = found {
+            return Err(SampleError::NotANumber { token, logit });
+        }
+    }
+    let n_tokens = logits.len();
+    let largest = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let at = logits.iter().position(|&l| l == largest);
+    match at.and_then(|at| u32::try_from(at).ok()) {
+        Some(id) if largest > f32::NEG_INFINITY => Ok(Candidate {
+            token: TokenId(id),
+            logit: largest + 0.0,
+        }),
+        _ => Err(SampleError::NothingLeft { n_tokens }),
+    }
+}
+
+/// The tokens from `first_id` on with their logits, some of them changed. `+ 0.0` makes one zero of
+/// both, so that their order is the ids'.
+fn with_changes<'l>(
+    first_id: u32,
+    logits: &'l [f32],
+    changed: &'l [Candidate],
+) -> impl Iterator<Item = Candidate> + 'l {
+    let mut changed = changed.iter().copied().peekable();
+    (first_id..).zip(logits).map(move |(id, &logit)| {
+        let (token, logit) = (TokenId(id), logit + 0.0);
+        let change = changed.next_if(|c| c.token == token);
+        change.unwrap_or(Candidate { token, logit })
+    })
+}
+
+/// Visits tokens by rising id. `visit` returns the floor: logits of at most that need not be
+/// visited, and are skipped a chunk at a time.
+fn visit_above_floor(
+    logits: &[f32],
+    changed: &[Candidate],
+    mut visit: impl FnMut(Candidate) -> Option<f32>,
+) {
+    let (mut floor, mut changed, mut first_id) = (None, changed, 0u32);
+    for chunk in logits.chunks(CHUNK) {
+        let end = first_id.saturating_add(CHUNK as u32);
+        let n_changed = changed.partition_point(|c| c.token.0 < end);
+        let (changed_here, changed_after) = changed.split_at(n_changed);
+        let is_below = |floor: f32| !chunk.iter().fold(false, |any, &l| any | (l > floor));
+        if n_changed > 0 || !floor.is_some_and(is_below) {
+            with_changes(first_id, chunk, changed_here).for_each(|c| floor = visit(c));
+        }
+        (changed, first_id) = (changed_after, end);
+    }
+}
+
+/// Selects the `k` most likely of candidates that come by rising id; keeps at most `2 k` of them.
+struct TopSelection {
+    k: usize,
+    kept: Vec<Candidate>,
+    /// The smallest logit of the best `k`, once there are as many.
+    floor: Option<f32>,
+}
+
+impl TopSelection {
+    fn new(k: usize, mut room: Vec<Candidate>) -> Self {
+        room.clear();
+        Self {
+            k,
+            kept: room,
+            floor: None,
+        }
+    }
+
+    /// Considers one more candidate and returns the floor.
+    fn offer(&mut self, candidate: Candidate) -> Option<f32> {
+        // Of the same logit, a later candidate has the larger id.
+        if self.floor.is_none_or(|floor| candidate.logit > floor) {
+            self.kept.push(candidate);
+            if self.kept.len() == 2 * self.k {
+                self.cut();
+            }
+        }
+        self.floor
+    }
+
+    fn cut(&mut self) {
+        let (_, last, _) = self
+            .kept
+            .select_nth_unstable_by(self.k - 1, likeliest_first);
+        self.floor = Some(last.logit);
+        self.kept.truncate(self.k);
+    }
+
+    /// The selection, by falling logit.
+    fn finish(mut self) -> Vec<Candidate> {
+        if self.kept.len() > self.k {
+            self.cut();
+        }
+        self.kept.sort_unstable_by(likeliest_first);
+        self.kept
     }
 }
 
@@ -210,35 +405,50 @@ mod tests {
 
     use super::*;
 
-    fn loaded(logits: &[f32]) -> Candidates {
-        let mut candidates = Candidates::default();
-        candidates.load(logits).unwrap();
-        candidates
-    }
-
-    fn ids(candidates: &Candidates) -> Vec<u32> {
-        candidates.as_slice().iter().map(|c| c.token.0).collect()
+    fn tokens(candidates: &Candidates<'_>) -> Vec<u32> {
+        candidates.iter().map(|c| c.token.0).collect()
     }
 
     #[test]
     fn bad_logits_are_errors_with_the_token() {
-        let load = |logits: &[f32]| Candidates::default().load(logits).unwrap_err().to_string();
-        assert_eq!(load(&[0.0, f32::NAN]), "the logit of token 1 is NaN");
-        assert_eq!(load(&[f32::INFINITY]), "the logit of token 0 is inf");
+        let refusal = |logits: &[f32]| {
+            let mut buffers = CandidateBuffers::default();
+            let refused = Candidates::new(logits, &mut buffers);
+            refused.unwrap_err().to_string()
+        };
+        assert_eq!(refusal(&[0.0, f32::NAN]), "the logit of token 1 is NaN");
+        assert_eq!(refusal(&[f32::INFINITY]), "the logit of token 0 is inf");
         assert_eq!(
-            load(&[f32::NEG_INFINITY; 2]),
+            refusal(&[f32::NEG_INFINITY; 2]),
             "none of 2 tokens can be chosen"
         );
-        assert_eq!(load(&[]), "none of 0 tokens can be chosen");
+        assert_eq!(refusal(&[]), "none of 0 tokens can be chosen");
     }
 
     #[test]
     fn ties_go_to_the_smaller_id() {
-        let mut candidates = loaded(&[1.0, 3.0, -0.0, 3.0, 0.0]);
+        let mut buffers = CandidateBuffers::default();
+        let logits = [1.0, 3.0, -0.0, 3.0, 0.0];
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
         assert_eq!(candidates.best().map(|c| c.token), Some(TokenId(1)));
         candidates.keep_top(4);
-        assert_eq!(ids(&candidates), [1, 3, 0, 2]);
+        assert_eq!(tokens(&candidates), [1, 3, 0, 2]);
         assert_eq!(candidates.order(), Order::ByLogit);
+    }
+
+    #[test]
+    fn selecting_the_top_of_a_vocabulary_copies_twice_as_many_candidates_at_most() {
+        let logits: Vec<f32> = (0..150_000u32)
+            .map(|i| (i * 7919 % 150_001) as f32)
+            .collect();
+        let mut buffers = CandidateBuffers::default();
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+        candidates.adjust(TokenId(17), |l| l / 2.0);
+        candidates.keep_top(40);
+        assert_eq!(candidates.iter().count(), 40);
+        for buffer in [&buffers.selected, &buffers.spare, &buffers.changed] {
+            assert!(buffer.capacity() <= 128, "{}", buffer.capacity());
+        }
     }
 
     proptest! {
@@ -248,20 +458,58 @@ mod tests {
             k in 1usize..700,
         ) {
             let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
-            let mut sorted = loaded(&logits).entries;
+            let mut buffers = CandidateBuffers::default();
+            let all = Candidates::new(&logits, &mut buffers).unwrap();
+            let mut sorted: Vec<Candidate> = all.iter().collect();
             sorted.sort_by(likeliest_first);
-            let mut top = loaded(&logits);
+            let mut top = Candidates::new(&logits, &mut buffers).unwrap();
             top.keep_top(k);
             if k < logits.len() {
-                prop_assert_eq!(top.as_slice(), &sorted[..k]);
+                prop_assert_eq!(&top.iter().collect::<Vec<_>>(), &sorted[..k]);
             } else {
                 prop_assert_eq!(top.order(), Order::ById);
             }
-            let mut prefix = loaded(&logits);
-            let mut asked = Vec::new();
-            prefix.keep_prefix(|c| { asked.push(*c); asked.len() == k });
-            prop_assert_eq!(prefix.as_slice(), &sorted[..k.min(sorted.len())]);
-            prop_assert_eq!(prefix.as_slice(), asked.as_slice());
+            let mut prefix = Candidates::new(&logits, &mut buffers).unwrap();
+            let mut seen = Vec::new();
+            prefix.keep_prefix(|c| { seen.push(*c); seen.len() == k });
+            let prefix: Vec<Candidate> = prefix.iter().collect();
+            prop_assert_eq!(&prefix, &sorted[..k.min(sorted.len())]);
+            prop_assert_eq!(prefix, seen);
+        }
+
+        /// Reading logits where they are gives what a copy of all of them gives.
+        #[test]
+        fn changed_logits_agree_with_a_copy(
+            logits in prop::collection::vec(-4i8..4, 1..300),
+            changes in prop::collection::vec((0u32..350, -3i8..3), 0..40),
+            k in 0usize..320,
+            at_least in -6i8..3,
+        ) {
+            let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
+            let (mut read, mut copied) = (CandidateBuffers::default(), CandidateBuffers::default());
+            let mut read = Candidates::new(&logits, &mut read).unwrap();
+            let mut copied = Candidates::new(&logits, &mut copied).unwrap();
+            copied.select_all();
+            for &(token, change) in &changes {
+                read.adjust(TokenId(token), |l| l + f32::from(change));
+                copied.adjust(TokenId(token), |l| l + f32::from(change));
+            }
+            let both = |read: &Candidates<'_>, copied: &Candidates<'_>| {
+                prop_assert_eq!(read.best(), copied.best());
+                prop_assert_eq!(read.order(), copied.order());
+                let (read, copied): (Vec<_>, Vec<_>) = (read.iter().collect(), copied.iter().collect());
+                prop_assert_eq!(read, copied);
+                Ok(())
+            };
+            both(&read, &copied)?;
+            if k % 2 == 0 {
+                read.retain(|c| c.logit >= f32::from(at_least));
+                copied.retain(|c| c.logit >= f32::from(at_least));
+                both(&read, &copied)?;
+            }
+            read.keep_top(k);
+            copied.keep_top(k);
+            both(&read, &copied)?;
         }
     }
 }

@@ -1,16 +1,16 @@
-//! The sampler: from the logits of one row to the next token.
+//! The sampler: from one logits row to the next token.
 //!
-//! A chain of small [`Step`]s narrows the [`Candidates`] down, then a seeded draw picks one. The
-//! order is penalties, top-k, top-p, min-p, temperature, as llama.cpp's default. Invariant: the
-//! same configuration, text and logits give the same token on every platform. Knows nothing of
-//! models, text or memory.
+//! A chain of [`Step`]s narrows the [`Candidates`] down, then a seeded draw picks one. The order is
+//! penalties, top-k, top-p, min-p, temperature, as llama.cpp's default. The logits row is borrowed,
+//! never copied whole by the default chain. Invariant: the same configuration, text and logits give
+//! the same token on every platform. Knows nothing of models, text or memory.
 
 mod candidates;
 mod config;
 mod penalties;
 mod steps;
 
-pub use candidates::{Candidate, Candidates, Order};
+pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
 pub use config::{MAX_LAST_N, Penalties, SamplerConfig, SamplerConfigError};
 pub use penalties::PenaltyStep;
 pub use steps::{MinP, Step, Temperature, TopK, TopP};
@@ -23,7 +23,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
-    /// A logit is NaN or plus infinity: the computation went wrong.
+    /// A logit is NaN or plus infinity: the computation failed.
     #[error("the logit of token {token} is {logit}")]
     NotANumber {
         /// The token.
@@ -39,7 +39,7 @@ pub enum SampleError {
     },
 }
 
-/// How the last token is picked from what the steps leave.
+/// How a token is picked from the candidates that the steps leave.
 #[derive(Clone, Debug)]
 enum Pick {
     /// The most likely one.
@@ -48,7 +48,7 @@ enum Pick {
     Draw(Box<ChaCha8Rng>),
 }
 
-/// Chooses tokens; remembers the text as far as its steps need it.
+/// Chooses tokens, and remembers the text as far as its steps need it.
 ///
 /// ```
 /// use engine::sampler::{Sampler, SamplerConfig};
@@ -63,14 +63,14 @@ pub struct Sampler {
     config: SamplerConfig,
     steps: Vec<Box<dyn Step>>,
     pick: Pick,
-    candidates: Candidates,
+    buffers: CandidateBuffers,
 }
 
 impl Sampler {
     /// A sampler over an empty text.
     ///
     /// # Errors
-    /// [`SamplerConfigError`] where a choice makes no sense.
+    /// [`SamplerConfigError`] where a value is out of range.
     pub fn new(config: SamplerConfig) -> Result<Self, SamplerConfigError> {
         config.check()?;
         let mut steps: Vec<Box<dyn Step>> = Vec::new();
@@ -87,7 +87,7 @@ impl Sampler {
             config,
             steps,
             pick,
-            candidates: Candidates::default(),
+            buffers: CandidateBuffers::default(),
         })
     }
 
@@ -96,20 +96,20 @@ impl Sampler {
         &self.config
     }
 
-    /// Puts a step of one's own before all others.
+    /// Adds a step before all others.
     pub fn push_front(&mut self, step: Box<dyn Step>) {
         self.steps.insert(0, step);
     }
 
-    /// Learns that `token` was added to the text. Call it for the tokens of the prompt, too: the
-    /// penalties look at the whole text.
+    /// Adds `token` to the text. Call it for the tokens of the prompt, too: penalties look back at
+    /// the whole text.
     pub fn accept(&mut self, token: TokenId) {
         for step in &mut self.steps {
             step.accept(token);
         }
     }
 
-    /// Forgets the text and starts the draws anew from the seed.
+    /// Forgets the text and restarts the random numbers from the seed.
     pub fn reset(&mut self) {
         self.steps.iter_mut().for_each(|s| s.reset());
         if let Pick::Draw(rng) = &mut self.pick {
@@ -117,18 +117,15 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token. The caller says with [`Sampler::accept`] that it was used.
+    /// Chooses a token. Where it is used, the caller reports it with [`Sampler::accept`].
     ///
     /// # Errors
-    /// [`SampleError`] where a logit is no number or every token is excluded.
+    /// [`SampleError`] where a logit is not a number or every token is excluded.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, SampleError> {
-        self.narrow(logits)?;
-        let nothing = SampleError::NothingLeft {
-            n_tokens: logits.len(),
-        };
+        let (candidates, best) = narrow(logits, &mut self.steps, &mut self.buffers)?;
         match &mut self.pick {
-            Pick::Best => self.candidates.best().map(|c| c.token).ok_or(nothing),
-            Pick::Draw(rng) => draw(&self.candidates, unit(rng)).ok_or(nothing),
+            Pick::Best => Ok(best.token),
+            Pick::Draw(rng) => draw(&candidates, unit(rng)).ok_or_else(|| nothing_left(logits)),
         }
     }
 
@@ -137,27 +134,35 @@ impl Sampler {
     /// # Errors
     /// As [`Sampler::sample`].
     pub fn probabilities(&mut self, logits: &[f32]) -> Result<Vec<(TokenId, f64)>, SampleError> {
-        self.narrow(logits)?;
-        if let (Pick::Best, Some(best)) = (&self.pick, self.candidates.best()) {
+        let (candidates, best) = narrow(logits, &mut self.steps, &mut self.buffers)?;
+        if matches!(self.pick, Pick::Best) {
             return Ok(vec![(best.token, 1.0)]);
         }
-        let total: f64 = self.candidates.weights().map(|(_, w)| w).sum();
-        let possible = self.candidates.weights().filter(|&(_, w)| w > 0.0);
+        let total: f64 = candidates.weights().map(|(_, w)| w).sum();
+        let possible = candidates.weights().filter(|&(_, w)| w > 0.0);
         Ok(possible.map(|(token, w)| (token, w / total)).collect())
     }
+}
 
-    fn narrow(&mut self, logits: &[f32]) -> Result<(), SampleError> {
-        self.candidates.load(logits)?;
-        for step in &mut self.steps {
-            step.apply(&mut self.candidates);
-        }
-        match self.candidates.best() {
-            Some(best) if best.logit > f32::NEG_INFINITY => Ok(()),
-            _ => Err(SampleError::NothingLeft {
-                n_tokens: logits.len(),
-            }),
-        }
+/// What the steps leave of all tokens, and the most likely of these.
+fn narrow<'a>(
+    logits: &'a [f32],
+    steps: &mut [Box<dyn Step>],
+    buffers: &'a mut CandidateBuffers,
+) -> Result<(Candidates<'a>, Candidate), SampleError> {
+    let mut candidates = Candidates::new(logits, buffers)?;
+    for step in steps {
+        step.apply(&mut candidates);
     }
+    match candidates.best() {
+        Some(best) if best.logit > f32::NEG_INFINITY => Ok((candidates, best)),
+        _ => Err(nothing_left(logits)),
+    }
+}
+
+fn nothing_left(logits: &[f32]) -> SampleError {
+    let n_tokens = logits.len();
+    SampleError::NothingLeft { n_tokens }
 }
 
 fn narrowing_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {
@@ -181,17 +186,15 @@ fn unit(rng: &mut ChaCha8Rng) -> f64 {
 }
 
 /// The candidate in whose share of the total weight `unit` falls.
-fn draw(candidates: &Candidates, unit: f64) -> Option<TokenId> {
+fn draw(candidates: &Candidates<'_>, unit: f64) -> Option<TokenId> {
     let total: f64 = candidates.weights().map(|(_, w)| w).sum();
-    let mut left = unit * total;
-    let mut last = None;
-    for (token, weight) in candidates.weights().filter(|&(_, w)| w > 0.0) {
+    let (mut left, mut last) = (unit * total, None);
+    let mut possible = candidates.weights().filter(|&(_, w)| w > 0.0);
+    possible.find(|&(token, weight)| {
         last = Some(token);
         left -= weight;
-        if left < 0.0 {
-            break;
-        }
-    }
+        left < 0.0
+    });
     last
 }
 

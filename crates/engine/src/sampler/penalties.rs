@@ -1,6 +1,6 @@
-//! Penalties on tokens seen lately: repetition, frequency and presence.
+//! Penalties on recent tokens: repetition, frequency and presence.
 //!
-//! Invariant: the counts are those of the last `last_n` accepted tokens. Memory is taken once.
+//! Invariant: the counts are those of the last `last_n` accepted tokens. Memory is allocated once.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,7 +10,7 @@ use super::candidates::Candidates;
 use super::config::Penalties;
 use super::steps::Step;
 
-/// The last tokens of the text and what they cost.
+/// The last tokens of the text and their penalties.
 #[derive(Clone, Debug)]
 pub struct PenaltyStep {
     config: Penalties,
@@ -22,7 +22,7 @@ impl PenaltyStep {
     /// Penalties over an empty text.
     pub fn new(config: Penalties) -> Self {
         let recent = VecDeque::with_capacity(config.last_n);
-        // Twice the room that is used: a table that is at most half full cleans up in place.
+        // Twice the capacity needed: a table that is at most half full rehashes in place.
         let counts = HashMap::with_capacity(2 * config.last_n + 2);
         Self {
             config,
@@ -45,7 +45,7 @@ impl PenaltyStep {
 }
 
 impl Step for PenaltyStep {
-    fn apply(&mut self, candidates: &mut Candidates) {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
         let Penalties {
             repeat,
             frequency,
@@ -84,14 +84,15 @@ impl Step for PenaltyStep {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::CandidateBuffers;
 
     fn penalised(config: Penalties, text: &[u32], logits: &[f32]) -> Vec<f32> {
         let mut step = PenaltyStep::new(config);
         text.iter().for_each(|&t| step.accept(TokenId(t)));
-        let mut candidates = Candidates::default();
-        candidates.load(logits).unwrap();
+        let mut buffers = CandidateBuffers::default();
+        let mut candidates = Candidates::new(logits, &mut buffers).unwrap();
         step.apply(&mut candidates);
-        candidates.as_slice().iter().map(|c| c.logit).collect()
+        candidates.iter().map(|c| c.logit).collect()
     }
 
     #[test]
@@ -156,7 +157,7 @@ mod tests {
         });
         let room = (step.recent.capacity(), step.counts.capacity());
         (0..10_000).for_each(|t| step.accept(TokenId(t * 7919 % 1021)));
-        // A hash table counts places of removed keys as taken until it cleans up, when is chance.
+        // A hash table counts slots of removed keys as used until it rehashes, at a random time.
         assert_eq!(step.recent.capacity(), room.0);
         assert!(
             step.counts.capacity() <= room.1,

@@ -11,10 +11,10 @@ use super::candidates::{Candidates, weight};
 
 /// One step of a chain: changes logits or takes candidates out, and leaves at least one.
 pub trait Step: Debug + Send {
-    /// Works on the candidates of one token.
-    fn apply(&mut self, candidates: &mut Candidates);
+    /// Changes or selects the candidates for one token.
+    fn apply(&mut self, candidates: &mut Candidates<'_>);
 
-    /// Learns that `token` was added to the text, whether it was generated or given.
+    /// Called for each `token` that is added to the text, generated or given.
     fn accept(&mut self, _token: TokenId) {}
 
     /// Forgets the text.
@@ -26,7 +26,7 @@ pub trait Step: Debug + Send {
 pub struct TopK(pub NonZeroU32);
 
 impl Step for TopK {
-    fn apply(&mut self, candidates: &mut Candidates) {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
         candidates.keep_top(self.0.get() as usize);
     }
 }
@@ -37,7 +37,7 @@ impl Step for TopK {
 pub struct TopP(pub f32);
 
 impl Step for TopP {
-    fn apply(&mut self, candidates: &mut Candidates) {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
         let Some(best) = candidates.best().map(|c| f64::from(c.logit)) else {
             return;
         };
@@ -51,13 +51,13 @@ impl Step for TopP {
     }
 }
 
-/// Keeps tokens that are at least so likely, compared with the most likely one
+/// Keeps tokens with at least this probability, relative to the most likely one's
 /// (arXiv:2407.01082, section 3).
 #[derive(Clone, Copy, Debug)]
 pub struct MinP(pub f32);
 
 impl Step for MinP {
-    fn apply(&mut self, candidates: &mut Candidates) {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
         let Some(best) = candidates.best().map(|c| f64::from(c.logit)) else {
             return;
         };
@@ -71,7 +71,7 @@ impl Step for MinP {
 pub struct Temperature(pub f32);
 
 impl Step for Temperature {
-    fn apply(&mut self, candidates: &mut Candidates) {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
         // Relative to the best, so that a tiny temperature cannot make logits infinite.
         let Some(best) = candidates.best().map(|c| c.logit) else {
             return;
@@ -84,53 +84,59 @@ impl Step for Temperature {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::CandidateBuffers;
 
-    /// Probabilities 0.5, 0.25, 0.125, 0.125, in an order that is not theirs.
-    fn halves() -> Candidates {
-        let mut candidates = Candidates::default();
-        candidates
-            .load(&[0.125f32.ln(), 0.5f32.ln(), 0.125f32.ln(), 0.25f32.ln()])
-            .unwrap();
-        candidates
+    /// Logits of the probabilities 0.5, 0.25, 0.125, 0.125, in another order.
+    fn halves() -> [f32; 4] {
+        [0.125f32, 0.5, 0.125, 0.25].map(f32::ln)
     }
 
-    fn after(mut step: impl Step) -> Vec<u32> {
-        let mut candidates = halves();
+    fn tokens_after(mut step: impl Step) -> Vec<u32> {
+        let (logits, mut buffers) = (halves(), CandidateBuffers::default());
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
         step.apply(&mut candidates);
-        candidates.as_slice().iter().map(|c| c.token.0).collect()
+        candidates.iter().map(|c| c.token.0).collect()
+    }
+
+    fn weights_after(mut step: impl Step, logits: &[f32]) -> Vec<f64> {
+        let mut buffers = CandidateBuffers::default();
+        let mut candidates = Candidates::new(logits, &mut buffers).unwrap();
+        step.apply(&mut candidates);
+        candidates.weights().map(|(_, w)| w).collect()
     }
 
     #[test]
     fn top_k_keeps_the_likeliest() {
-        assert_eq!(after(TopK(NonZeroU32::new(1).unwrap())), [1]);
-        assert_eq!(after(TopK(NonZeroU32::new(3).unwrap())), [1, 3, 0]);
-        assert_eq!(after(TopK(NonZeroU32::new(9).unwrap())), [0, 1, 2, 3]);
+        assert_eq!(tokens_after(TopK(NonZeroU32::new(1).unwrap())), [1]);
+        assert_eq!(tokens_after(TopK(NonZeroU32::new(3).unwrap())), [1, 3, 0]);
+        assert_eq!(
+            tokens_after(TopK(NonZeroU32::new(9).unwrap())),
+            [0, 1, 2, 3]
+        );
     }
 
     #[test]
     fn top_p_keeps_what_reaches_it() {
-        assert_eq!(after(TopP(0.0)), [1]);
-        assert_eq!(after(TopP(0.49)), [1]);
-        assert_eq!(after(TopP(0.51)), [1, 3]);
-        assert_eq!(after(TopP(0.74)), [1, 3]);
-        assert_eq!(after(TopP(0.76)), [1, 3, 0]);
-        assert_eq!(after(TopP(0.88)), [1, 3, 0, 2]);
+        assert_eq!(tokens_after(TopP(0.0)), [1]);
+        assert_eq!(tokens_after(TopP(0.49)), [1]);
+        assert_eq!(tokens_after(TopP(0.51)), [1, 3]);
+        assert_eq!(tokens_after(TopP(0.74)), [1, 3]);
+        assert_eq!(tokens_after(TopP(0.76)), [1, 3, 0]);
+        assert_eq!(tokens_after(TopP(0.88)), [1, 3, 0, 2]);
     }
 
     #[test]
     fn min_p_is_relative_to_the_likeliest() {
-        assert_eq!(after(MinP(0.0)), [0, 1, 2, 3]);
-        assert_eq!(after(MinP(0.24)), [0, 1, 2, 3]);
-        assert_eq!(after(MinP(0.26)), [1, 3]);
-        assert_eq!(after(MinP(0.51)), [1]);
-        assert_eq!(after(MinP(1.0)), [1]);
+        assert_eq!(tokens_after(MinP(0.0)), [0, 1, 2, 3]);
+        assert_eq!(tokens_after(MinP(0.24)), [0, 1, 2, 3]);
+        assert_eq!(tokens_after(MinP(0.26)), [1, 3]);
+        assert_eq!(tokens_after(MinP(0.51)), [1]);
+        assert_eq!(tokens_after(MinP(1.0)), [1]);
     }
 
     #[test]
     fn a_temperature_of_a_half_squares_the_odds() {
-        let mut candidates = halves();
-        Temperature(0.5).apply(&mut candidates);
-        let weights: Vec<f64> = candidates.weights().map(|(_, w)| w).collect();
+        let weights = weights_after(Temperature(0.5), &halves());
         for (got, wanted) in weights.iter().zip([1.0 / 16.0, 1.0, 1.0 / 16.0, 0.25]) {
             assert!((got - wanted).abs() < 1e-6, "{got} {wanted}");
         }
@@ -138,12 +144,8 @@ mod tests {
 
     #[test]
     fn a_tiny_temperature_keeps_numbers() {
-        let mut candidates = Candidates::default();
-        candidates
-            .load(&[f32::MAX, 1.0, f32::NEG_INFINITY])
-            .unwrap();
-        Temperature(f32::MIN_POSITIVE).apply(&mut candidates);
-        let weights: Vec<f64> = candidates.weights().map(|(_, w)| w).collect();
+        let logits = [f32::MAX, 1.0, f32::NEG_INFINITY];
+        let weights = weights_after(Temperature(f32::MIN_POSITIVE), &logits);
         assert_eq!(weights, [1.0, 0.0, 0.0]);
     }
 }

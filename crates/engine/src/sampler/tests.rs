@@ -34,7 +34,7 @@ fn temperature_zero_is_greedy_with_ties_to_the_smallest_id() {
 }
 
 #[test]
-fn greedy_minds_penalties() {
+fn greedy_applies_penalties() {
     let mut config = SamplerConfig::greedy();
     config.penalties.repeat = 2.0;
     let mut greedy = sampler(config);
@@ -102,11 +102,11 @@ fn a_seed_gives_the_same_tokens_everywhere() {
 }
 
 #[test]
-fn steps_of_ones_own_come_first() {
+fn custom_steps_come_first() {
     #[derive(Debug)]
     struct Forbid(TokenId);
     impl Step for Forbid {
-        fn apply(&mut self, candidates: &mut Candidates) {
+        fn apply(&mut self, candidates: &mut Candidates<'_>) {
             candidates.adjust(self.0, |_| f32::NEG_INFINITY);
         }
     }
