@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightSource};
 use model_core::architecture::{Model, Registry};
+use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
-use model_core::hf::HfDirectory;
 
 use crate::Reference;
 

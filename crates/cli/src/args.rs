@@ -1,6 +1,7 @@
-//! The command line as it was typed: recorded, with the limits that hold for each flag alone.
+//! The command line: flags, their documentation, and the limits of each flag alone.
 //!
-//! Defaults that depend on anything and conflicts between flags are [`crate::resolve`]'s.
+//! Knows neither defaults that depend on the model or machine nor most conflicts between flags:
+//! [`crate::resolve`] does.
 
 mod chat;
 mod embed;
@@ -14,52 +15,52 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName, RepackName};
-use crate::commands::FileType;
+use crate::file_type::FileType;
 use crate::kv_args::KvArgs;
 
 pub(crate) use chat::ChatArgs;
 pub(crate) use embed::EmbedArgs;
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
 
-/// A number of tokens, at least one.
+/// Parses a number of at least 1.
 fn count() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=1 << 30)
 }
 
-/// A number of tokens.
+/// Parses a number of at least 0.
 fn count_or_none() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=1 << 28)
 }
 
-/// Runs language models on what they remember: KV caches as composable parts.
+/// Runs language models, with KV caches and recurrent states as composable parts.
 #[derive(Debug, Parser)]
 #[command(name = "cellar", version, max_term_width = 100)]
 #[command(after_help = "\
 Examples:
-  cellar run                                    tell a story with the model in the binary
+  cellar run                                    generate a story with the built-in model
   cellar run -m MODEL.gguf --chat \"What is 2+2?\"
-  cellar inspect MODEL.gguf -c 8192             what it is, and what its memory costs
+  cellar inspect MODEL.gguf -c 8192             show the model and the size of its memory
   cellar bench -m MODEL.gguf -p 512 -n 64
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
-Set CELLAR_LOG=debug for a log on stderr.
-Set CELLAR_ISA=NAME to force an instruction set; a wrong name lists those of this machine.")]
+Set CELLAR_LOG=debug to log on stderr.
+Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine.")]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What the program can do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Continue a text, or answer a message with --chat.
     Run(RunArgs),
-    /// Talk with a model, a message a line.
+    /// Chat with a model, one message per line.
     Chat(ChatArgs),
-    /// Show what is in a model file and what its memory costs.
+    /// Show the contents of a model file and the size of its memory.
     Inspect(InspectArgs),
-    /// Show what a model's memory would take, before anything is loaded.
+    /// Show how much memory a model would need, without loading it.
     Plan(PlanArgs),
     /// Print the compute graph of a model, or compare two.
     Graph(GraphArgs),
@@ -67,73 +68,73 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Write the logits of given tokens to a safetensors file.
     Logits(LogitsArgs),
-    /// Measure how far the types of K and V move a model's predictions.
+    /// Measure how much the storage types of K and V change a model's predictions.
     Kl(KlArgs),
     /// Measure prompt and generation speed.
     Bench(BenchArgs),
-    /// Look into saved states.
+    /// Examine saved states.
     State(StateArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
-    /// Print vectors of texts, with an encoder.
+    /// Print embedding vectors of texts, with an encoder.
     Embed(EmbedArgs),
     /// Write a model directory as a GGUF file.
     Convert(ConvertArgs),
 }
 
-/// Where the model comes from.
+/// The model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// GGUF file (of a split model, the first part), or a directory with config.json and safetensors
-    /// [default: the model in the binary]
+    /// GGUF file (the first part of a split model), or a directory with config.json and
+    /// safetensors [default: the built-in model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
 
-/// What computes, and how much it remembers.
+/// The backend, and the size of the memory.
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// What computes
+    /// Backend that computes
     #[arg(long, value_enum, default_value_t)]
     pub(crate) backend: BackendName,
-    /// How the cpu backend keeps activations that meet quantised weights
+    /// Type of the activations that the cpu backend multiplies with quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
-    /// Whether the cpu backend brings weights into the order in which it reads them, after the prompt
+    /// Whether the cpu backend repacks weights into an interleaved SIMD layout
     #[arg(long, value_enum, default_value_t)]
     pub(crate) repack: RepackName,
     /// How attention is computed
     #[arg(long, value_enum, default_value_t)]
     pub(crate) attention: AttentionName,
-    /// Threads that compute [default: one for each physical core]
+    /// Threads that compute [default: one per physical core]
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Tokens that the memory holds [default: the trained length, at most 4096]
+    /// Context size: tokens that the memory holds [default: the trained length, at most 4096]
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ctx: Option<u32>,
-    /// Most tokens of all sequences taken in one call
+    /// Maximum tokens of all sequences per call
     #[arg(short, long, value_name = "N", default_value_t = 2048,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) batch: u32,
-    /// Most tokens computed at once
+    /// Maximum tokens computed at once
     #[arg(long, value_name = "N", default_value_t = 512,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ubatch: u32,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
-    /// Give each sequence cells of its own instead of sharing all
+    /// Give each sequence its own cells instead of sharing one pool
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) streams: bool,
-    /// Give layers with a sliding window as many cells as the others
+    /// Give layers with a sliding window as many cells as other layers
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) swa_full: bool,
-    /// States before its last tokens that recurrent layers keep, to go back to
+    /// Earlier states that recurrent layers keep per sequence, for going back
     #[arg(long, value_name = "N", default_value_t = 0,
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
     pub(crate) snapshots: u32,
-    /// Allocate the memory even where it does not seem to fit this machine
+    /// Allocate the memory even if it does not seem to fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,
 }
@@ -141,14 +142,14 @@ pub(crate) struct EngineArgs {
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AttentionName {
-    /// In one step, over what each token sees
+    /// In one step, over the visible cells of each token
     #[default]
     Fused,
-    /// Scores, softmax and sum one after the other, over all cells in use: slow, to compare with
+    /// Scores, softmax and weighted sum as separate steps over all used cells: slow, for comparison
     Plain,
 }
 
-/// How tokens are chosen.
+/// How tokens are sampled.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplerArgs {
@@ -168,7 +169,7 @@ pub(crate) struct SamplerArgs {
         allow_negative_numbers = true
     )]
     pub(crate) top_k: u32,
-    /// Keep the most likely tokens that together reach P; 1 keeps all
+    /// Keep the most likely tokens whose probabilities add up to P; 1 keeps all
     #[arg(
         long,
         value_name = "P",
@@ -184,7 +185,7 @@ pub(crate) struct SamplerArgs {
         allow_negative_numbers = true
     )]
     pub(crate) min_p: f32,
-    /// Penalty factor on repeated tokens; 1 does nothing
+    /// Penalty factor for repeated tokens; 1 turns it off
     #[arg(
         long,
         value_name = "X",
@@ -192,7 +193,7 @@ pub(crate) struct SamplerArgs {
         allow_negative_numbers = true
     )]
     pub(crate) repeat_penalty: f32,
-    /// Penalty on tokens that occurred
+    /// Penalty for tokens that occurred
     #[arg(
         long,
         value_name = "X",
@@ -200,7 +201,7 @@ pub(crate) struct SamplerArgs {
         allow_negative_numbers = true
     )]
     pub(crate) presence_penalty: f32,
-    /// Penalty on tokens for each time they occurred
+    /// Penalty for each occurrence of a token
     #[arg(
         long,
         value_name = "X",
@@ -208,10 +209,10 @@ pub(crate) struct SamplerArgs {
         allow_negative_numbers = true
     )]
     pub(crate) frequency_penalty: f32,
-    /// How many tokens back penalties look; 0 switches them off
+    /// How many tokens back penalties look; 0 turns them off
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) repeat_last_n: usize,
-    /// Seed of the draws [default: a random one, shown in the statistics]
+    /// Random seed [default: a random one, shown in the statistics]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 }
@@ -220,35 +221,35 @@ pub(crate) struct SamplerArgs {
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Texts longer than the context")]
 pub(crate) struct LongContextArgs {
-    /// When the memory is full, drop the older half of what follows the first --keep tokens
+    /// When the memory is full, drop the older half of the tokens after the first --keep
     #[arg(long, conflicts_with = "group_attention_factor")]
     pub(crate) context_shift: bool,
-    /// Tokens at the beginning that are never dropped; a begin-of-sequence token is not counted
+    /// Tokens at the beginning that are never dropped, not counting a begin-of-sequence token
     #[arg(long, value_name = "N", default_value_t = 0, requires = "context_shift",
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) keep: u32,
-    /// Self-extend: let groups of N older tokens share a position [default: no groups]
+    /// Self-extend: groups of N older tokens share one position [default: no groups]
     #[arg(long, value_name = "N",
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) group_attention_factor: Option<u32>,
-    /// Self-extend: tokens that are grouped at once, a multiple of the factor
+    /// Self-extend: tokens grouped at once, a multiple of the factor
     #[arg(long, value_name = "N", default_value_t = 512, requires = "group_attention_factor",
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) group_attention_width: u32,
 }
 
-/// Texts that go on in another process.
+/// Texts that continue in another process.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Saved states")]
 pub(crate) struct SessionArgs {
-    /// Go on from a saved state: the prompt, if there is one, continues its text; with --chat it is
-    /// the next message
+    /// Continue from a saved state: the prompt, if any, follows its text; with --chat it is the
+    /// next message
     #[arg(long, value_name = "FILE")]
     pub(crate) load_state: Option<PathBuf>,
-    /// Save at the end what the text left in the memory, also after Ctrl-C
+    /// Save the state at the end, also after Ctrl-C
     #[arg(long, value_name = "FILE")]
     pub(crate) save_state: Option<PathBuf>,
-    /// How K and V are saved [default: as they are stored]
+    /// Type in which K and V are saved [default: as they are stored]
     #[arg(long, value_name = "TYPE", requires = "save_state")]
     pub(crate) save_kv_type: Option<KvType>,
 }
@@ -256,10 +257,10 @@ pub(crate) struct SessionArgs {
 /// `cellar run`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The prompt is the argument, with or without -p, the file of -f, or what comes through a pipe; of the
-last two, one line break at the end is dropped. Without any of them, the model in the binary tells a
-story. The prompt is printed before its continuation; the answer to a message (--chat) is printed
-alone.
+The prompt is the argument (with or without -p), the file given with -f, or standard input; one line
+break at the end of a file or of standard input is dropped. Without a prompt, the built-in model
+generates a story. The prompt is printed before its continuation; the answer to a message (--chat) is
+printed alone.
 
 Examples:
   cellar run \"Once upon a time\" --temp 0
@@ -269,10 +270,10 @@ Examples:
   cellar run -m MODEL.gguf --load-state book.state \"In short,\"
   cellar run -m MODEL.gguf --chat --load-state chat.state --save-state chat.state \"And then?\"
 
-A saved state holds the tokens and what the model remembers of them. It does not hold options: the
-sampler's settings, seed and position in its random numbers, --stop and the context's size are those
-of each run. With -n 0 a prompt is only read. Without a prompt, a loaded text goes on where it ended.
-With --chat a prompt is the message after the loaded answer, and the template sees no other.
+A saved state holds the tokens, their keys and values, and recurrent states. It holds no options:
+sampling, seed, --stop and the context size are those of each run. With -n 0 the prompt is evaluated
+and nothing is generated. Without a prompt, a loaded text continues where it ended. With --chat, the
+prompt is the message after the loaded answer; the template sees no earlier messages.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
 pub(crate) struct RunArgs {
@@ -291,31 +292,31 @@ pub(crate) struct RunArgs {
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_option"])]
     pub(crate) file: Option<PathBuf>,
-    /// Most tokens to generate [default: 256; with --chat as many as the context holds]
+    /// Maximum tokens to generate [default: 256; with --chat, as many as the context holds]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
     pub(crate) predict: Option<u32>,
-    /// Apply the model's chat template: the prompt is a user's message
+    /// Apply the model's chat template: the prompt is a message of the user
     #[arg(long)]
     pub(crate) chat: bool,
-    /// A system message before it
+    /// System message before the prompt
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub(crate) system: Option<String>,
-    /// Do not begin with the model's begin-of-sequence token
+    /// Do not add the model's begin-of-sequence token
     #[arg(long, conflicts_with = "chat")]
     pub(crate) no_bos: bool,
-    /// End the text before this string; may be given several times
+    /// Stop the text before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) long_context: LongContextArgs,
     #[command(flatten)]
     pub(crate) session: SessionArgs,
-    /// Print only what is generated
+    /// Print only the generated text
     #[arg(long)]
     pub(crate) no_echo: bool,
-    /// One JSON object on the last line: text (generated), tokens (its ids), prompt_tokens (how
-    /// many), timings, …
+    /// Print one JSON object on the last line: text (generated), tokens (its ids), prompt_tokens
+    /// (their number), timings, …
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -338,9 +339,9 @@ Examples:
   cellar inspect MODEL.gguf
   cellar inspect MODEL.gguf -c 32768 --kv-type f16 --json")]
 pub(crate) struct InspectArgs {
-    /// GGUF file or model directory [default: the model in the binary]
+    /// GGUF file or model directory [default: the built-in model]
     pub(crate) file: Option<PathBuf>,
-    /// Tokens that the memory would hold [default: the trained length]
+    /// Context size: tokens that the memory would hold [default: the trained length]
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ctx: Option<u32>,
@@ -354,16 +355,16 @@ pub(crate) struct InspectArgs {
 /// `cellar plan`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads the header of the file only. Bytes are those of the rows that a backend allocates, layer by
-layer; what it needs to compute is not counted.
+Reads only the header of the file. Counts the bytes of KV rows and recurrent states that a backend
+allocates, layer by layer, but not its scratch memory.
 
 Examples:
   cellar plan MODEL.gguf -c 32768
   cellar plan MODEL.gguf -c 8192 --seqs 4 --streams --kv-type f32 --json")]
 pub(crate) struct PlanArgs {
-    /// GGUF file [default: the model in the binary]
+    /// GGUF file [default: the built-in model]
     pub(crate) file: Option<PathBuf>,
-    /// Sequences that are remembered at the same time
+    /// Sequences in memory at the same time
     #[arg(long, value_name = "N", default_value_t = 1,
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) seqs: u32,
@@ -377,7 +378,7 @@ pub(crate) struct PlanArgs {
 /// How a graph is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GraphFormat {
-    /// One node a line.
+    /// One node per line.
     #[default]
     Text,
     /// Graphviz.
@@ -386,14 +387,14 @@ pub(crate) enum GraphFormat {
     Json,
 }
 
-/// Rows of a graph.
+/// The shape of a graph.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ShapeArgs {
     /// Tokens of the ubatch
     #[arg(long, value_name = "N", default_value_t = 1,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) tokens: u32,
-    /// Rows whose logits are wanted
+    /// Tokens whose logits are computed
     #[arg(long, value_name = "N", default_value_t = 1,
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) outputs: u32,
@@ -413,20 +414,20 @@ pub(crate) struct GraphArgs {
     pub(crate) command: Option<GraphCommand>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// A small example of this architecture instead of a file
+    /// Use a small example of this architecture instead of a file
     #[arg(long, value_name = "NAME", conflicts_with = "model")]
     pub(crate) arch: Option<String>,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
-    /// How to print it
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub(crate) format: GraphFormat,
 }
 
-/// What `cellar graph` can do besides printing.
+/// The subcommands of `cellar graph`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum GraphCommand {
-    /// Show which nodes of two graphs differ
+    /// Show the nodes in which two graphs differ
     Diff(GraphDiffArgs),
 }
 
@@ -435,7 +436,7 @@ pub(crate) enum GraphCommand {
 pub(crate) struct GraphDiffArgs {
     /// A model file, a graph as JSON, or the name of an architecture
     pub(crate) left: String,
-    /// What to compare it with
+    /// The same, to compare it with
     pub(crate) right: String,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
@@ -447,8 +448,8 @@ pub(crate) struct GraphDiffArgs {
 /// `cellar tokenize`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints one token a line: its id and its text. The text is the argument, the file of -f, or what comes
-through a pipe, taken as it is.
+Prints one token per line: its id and its text. The text is the argument, the file given with -f, or
+standard input, unchanged.
 
 Examples:
   cellar tokenize \"Hello world\"
@@ -461,13 +462,13 @@ pub(crate) struct TokenizeArgs {
     /// Read the text from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub(crate) file: Option<PathBuf>,
-    /// Do not add the tokens that the model wants at the start and the end
+    /// Do not add the model's tokens at the beginning and end
     #[arg(long)]
     pub(crate) no_bos: bool,
-    /// Take the names of special tokens as plain text
+    /// Treat the names of special tokens as plain text
     #[arg(long)]
     pub(crate) no_special: bool,
-    /// One JSON object: tokens (ids) and pieces
+    /// Print one JSON object: tokens (ids) and pieces
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -475,12 +476,11 @@ pub(crate) struct TokenizeArgs {
 /// `cellar logits`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The file holds f32 tensors [tokens, vocabulary]: 'logits' for one sequence, 'logits_0', 'logits_1', …
-for several, which are evaluated in one batch. K and V are stored as f32 unless --kv-type says
-otherwise.
+The file holds f32 tensors [tokens, vocabulary]: 'logits' for one sequence; 'logits_0', 'logits_1',
+… for several, which are evaluated in one batch. K and V are stored as f32 unless --kv-type is given.
 
---chunks feeds every sequence in pieces of these sizes, from the start again after the last one:
---chunks 1 goes token by token, --chunks 5,2 takes 5, 2, 5, 2, … tokens until all are fed.
+--chunks evaluates every sequence in chunks of these sizes, repeating the list: --chunks 1 goes token
+by token, --chunks 5,2 takes 5, 2, 5, 2, … tokens.
 
 Examples:
   cellar logits -m MODEL.gguf --tokens 1,15043,3186 --out logits.safetensors
@@ -488,16 +488,16 @@ Examples:
 pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Ids of a sequence, separated by commas; once for each sequence
+    /// Token ids of a sequence, separated by commas; once per sequence
     #[arg(long, value_name = "IDS")]
     pub(crate) tokens: Vec<String>,
-    /// Ids from a file, separated by commas or spaces, one sequence a line
+    /// Token ids from a file, separated by commas or spaces, one sequence per line
     #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
     pub(crate) tokens_file: Option<PathBuf>,
-    /// Where to write
+    /// Output file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Feed the tokens in pieces of these sizes
+    /// Evaluate the tokens in chunks of these sizes
     #[arg(long, value_name = "SIZES", value_delimiter = ',',
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Vec<u32>,
@@ -516,17 +516,17 @@ pub(crate) struct StateArgs {
     pub(crate) command: StateCommand,
 }
 
-/// What can be done with saved states.
+/// The subcommands of `cellar state`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StateCommand {
-    /// Check every byte of a state and show what it holds
+    /// Verify the checksums of a state and show its contents
     Inspect(StateInspectArgs),
 }
 
 /// `cellar state inspect`
 #[derive(Debug, Args)]
 pub(crate) struct StateInspectArgs {
-    /// The state
+    /// Saved state
     pub(crate) file: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -536,18 +536,18 @@ pub(crate) struct StateInspectArgs {
 /// `cellar convert`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are no whole number
-of blocks is stored in a larger type. The file is written aside and renamed when it is whole.
+Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are not a whole
+number of blocks is stored in a larger type. The file gets its name when it is complete.
 
 Examples:
   cellar convert DIRECTORY model.gguf --type f16
   cellar convert DIRECTORY model.gguf --type q4_k")]
 pub(crate) struct ConvertArgs {
-    /// Directory with config.json, safetensors and tokenizer.json (or a GGUF file, to requantise)
+    /// Directory with config.json, safetensors and tokenizer.json, or a GGUF file to requantise
     pub(crate) model: PathBuf,
-    /// Where to write
+    /// Output file
     pub(crate) out: PathBuf,
-    /// How matrices are stored: f32, f16, bf16, q8_0, q6_k, q5_k, q5_0, q5_1, q4_k, q4_0, q4_1, q3_k
+    /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_0, q5_1, q4_k, q4_0, q4_1 or q3_k
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) file_type: FileType,
 }

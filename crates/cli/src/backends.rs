@@ -14,7 +14,7 @@ use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 use crate::failure::usage;
 use crate::machine;
 
-/// A backend as it is called on the command line.
+/// A backend on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendName {
     /// Cellar's own kernels on the CPU.
@@ -33,16 +33,16 @@ impl fmt::Display for BackendName {
     }
 }
 
-/// How activations are kept, as it is called on the command line.
+/// The type of activations on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsName {
-    /// f32 for models of at most 8 MiB of quantised weights (and of BF16, where it would be rounded),
-    /// else int8.
+    /// f32 for models with at most 8 MiB of quantised weights (and of BF16, where activations
+    /// would be rounded), otherwise int8.
     #[default]
     Auto,
-    /// Nothing is rounded; prompts are slow.
+    /// No rounding; slow prompts.
     F32,
-    /// Blocks with a scale: fast; BF16 for weights of BF16 where the processor has products of it.
+    /// Fast: blocks of int8 with a scale; BF16 for BF16 weights where the CPU multiplies BF16.
     Int8,
 }
 
@@ -56,14 +56,13 @@ impl From<ActivationsName> for ActivationChoice {
     }
 }
 
-/// Whether weights are repacked, as it is called on the command line.
+/// Whether weights are repacked, on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RepackName {
-    /// Where it makes them faster and memory has room for them beside the system's copy of the file;
-    /// some with each token.
+    /// Where the layout is faster and memory has room for a second copy of the weights.
     #[default]
     Auto,
-    /// Weights are read from the file, whose pages several processes share: slower.
+    /// Read the memory-mapped file, whose pages processes share: slower.
     Never,
 }
 

@@ -1,11 +1,11 @@
-//! How the program fails: one line on stderr, and an exit code that says whose fault it was.
+//! How the program fails: one line on stderr, and an exit code.
 //!
-//! Invariant: a reader that went away (`cellar … | head -1`) is no failure and prints nothing.
+//! Invariant: a closed pipe (`cellar … | head -1`) is not a failure and prints nothing.
 
 use std::fmt;
 use std::io;
 
-/// The command line asks for something that cannot be.
+/// The command line asks for something impossible.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -25,11 +25,11 @@ pub(crate) fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It did what it was asked for.
+    /// It did its work.
     Done,
     /// It failed.
     Failed,
-    /// It was asked for something that cannot be.
+    /// The command line was wrong.
     WrongUsage,
     /// It was ended by Ctrl-C.
     Interrupted,
@@ -48,8 +48,12 @@ impl Exit {
 
     /// How the program ends after this error.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
-        let is_gone = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
-        if error.chain().filter_map(|e| e.downcast_ref()).any(is_gone) {
+        let is_closed_pipe = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+        if error
+            .chain()
+            .filter_map(|e| e.downcast_ref())
+            .any(is_closed_pipe)
+        {
             Self::Done
         } else if error.chain().any(|e| e.is::<UsageError>()) {
             Self::WrongUsage
@@ -59,7 +63,7 @@ impl Exit {
     }
 }
 
-/// An error with its causes in one line. Causes that the message names already are left out.
+/// An error with its causes in one line. Causes that the message contains already are left out.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -87,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_named_once() {
+    fn causes_are_printed_once() {
         let error =
             Err::<(), _>(anyhow::anyhow!("no\n such  thing")).context("cannot: no such thing");
         assert_eq!(one_line(&error.unwrap_err()), "cannot: no such thing");
@@ -96,10 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_say_whose_fault_it_was() {
-        let gone = io::Error::from(io::ErrorKind::BrokenPipe);
+    fn exit_codes_tell_usage_errors_from_failures() {
+        let closed = io::Error::from(io::ErrorKind::BrokenPipe);
         assert_eq!(
-            Exit::of(&anyhow::Error::from(gone).context("writing")),
+            Exit::of(&anyhow::Error::from(closed).context("writing")),
             Exit::Done
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one ends the text, the second one the program.
+//! Ctrl-C: the first ends the text, the second ends the program.
 
 use engine::CancelFlag;
 
@@ -7,15 +7,15 @@ use crate::failure::Exit;
 /// A flag that Ctrl-C (or a termination signal) sets.
 ///
 /// # Errors
-/// Where the system does not let a handler be installed.
+/// Where the handler cannot be installed.
 pub(crate) fn cancel_on_interrupt() -> anyhow::Result<CancelFlag> {
     let flag = CancelFlag::default();
-    let handler_s = flag.clone();
+    let in_handler = flag.clone();
     ctrlc::set_handler(move || {
-        if handler_s.is_cancelled() {
+        if in_handler.is_cancelled() {
             std::process::exit(i32::from(Exit::Interrupted.code()));
         }
-        handler_s.cancel();
+        in_handler.cancel();
     })?;
     Ok(flag)
 }

@@ -1,6 +1,6 @@
-//! How K and V are stored, as it was typed; and the types that follow from it.
+//! The flags for the storage types of K and V, and the [`KvTypes`] they select.
 //!
-//! Knows no model: whether its rows fit the types is the layout's to say.
+//! Knows no model: the row layout checks whether a model's rows fit the types.
 
 use clap::{Args, ValueEnum};
 use kv_core::KvType;
@@ -9,29 +9,29 @@ use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
 /// How K and V are stored.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct KvArgs {
-    /// How K and V are stored: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl [default: f16;
-    /// logits and kl: f32]
+    /// Type of stored K and V: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl
+    /// [default: f16; logits and kl: f32]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvType>,
-    /// How K is stored [default: as --kv-type]
+    /// Type of stored K [default: as --kv-type]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_type_k: Option<KvType>,
-    /// How V is stored [default: as --kv-type]
+    /// Type of stored V [default: as --kv-type]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_type_v: Option<KvType>,
-    /// How some layers store K and V: 0-3=f16 or 5=q8_0/q4_0 (K/V); may be given several times, the
-    /// last one for a layer counts
+    /// Type of K and V in some layers: 0-3=f16 or 5=q8_0/q4_0 (K/V); may be given several times,
+    /// the last one for a layer counts
     #[arg(long, value_name = "LAYERS=TYPE", value_delimiter = ',')]
     pub(crate) kv_type_layer: Vec<LayerKvTypes>,
-    /// Rotate quantised rows (Hadamard), which spreads outliers
+    /// Rotate quantised KV rows (Hadamard), which spreads outliers
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) kv_rotation: RotationName,
 }
 
-/// [`KvRotation`] as it is called on the command line.
+/// [`KvRotation`] on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RotationName {
-    /// Where the size of heads allows it.
+    /// Where the head size allows it.
     #[default]
     On,
     /// Never.
@@ -39,7 +39,7 @@ pub(crate) enum RotationName {
 }
 
 impl KvArgs {
-    /// The types of all layers; `default` where none was chosen.
+    /// The types of all layers; `default` where none is given.
     pub(crate) fn types(&self, default: KvType) -> KvTypes {
         let both = self.kv_type.unwrap_or(default);
         let of = |own: Option<KvType>| own.unwrap_or(both);

@@ -1,10 +1,10 @@
-//! What this machine can give: memory and cores. Asks the system; decides nothing.
+//! Memory and cores of this machine, as the system reports them. Decides nothing.
 
 use std::num::NonZeroUsize;
 
 use sysinfo::System;
 
-/// Bytes of memory that can be used without swapping, as far as the system says.
+/// Bytes of memory that can be used without swapping, where the system reports them.
 pub(crate) fn available_memory() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();
@@ -20,7 +20,7 @@ pub(crate) fn n_cores() -> NonZeroUsize {
     physical.map_or(allowed, |physical| physical.min(allowed))
 }
 
-/// Bytes for people, in binary units.
+/// Formats a number of bytes in binary units.
 pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = n as f64;

@@ -1,10 +1,11 @@
-//! The program `cellar`: parses, runs one command, and prints what went wrong, once.
+//! The program `cellar`: parses the command line, runs one command, and prints its error, once.
 
 mod args;
-mod aside;
+mod atomic_write;
 mod backends;
 mod commands;
 mod failure;
+mod file_type;
 mod interrupt;
 mod kv_args;
 mod machine;
@@ -38,11 +39,11 @@ fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-/// Help was asked for, or the command line makes no sense.
+/// Prints help, or why the command line cannot be parsed.
 fn not_understood(error: &clap::Error) -> Exit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader that went away needs no help.
+            // Nobody reads a closed pipe.
             let _ = error.print();
             Exit::Done
         }
@@ -52,7 +53,7 @@ fn not_understood(error: &clap::Error) -> Exit {
         }
         _ => {
             let text = error.render().to_string();
-            // What comes after the message is usage, over several lines.
+            // Usage, over several lines, follows the message.
             let message = text.split("\n\nUsage:").next().unwrap_or_default();
             let message = message.split("\n\nFor more").next().unwrap_or_default();
             let message = message.trim_start_matches("error: ").replace("\n\n", "; ");
@@ -64,7 +65,7 @@ fn not_understood(error: &clap::Error) -> Exit {
 }
 
 fn complain(line: &str) {
-    // Nobody is left to tell where stderr is closed.
+    // Where stderr is closed, nobody reads the error.
     let _ = writeln!(std::io::stderr(), "error: {line}");
 }
 

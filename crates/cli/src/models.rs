@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use kv_core::weights::SharedBytes;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{OutputKind, Registry};
+use model_core::directory::HfDirectory;
+use model_core::error::ModelFileError;
 use model_core::gguf::{GgufFile, Metadata};
-use model_core::hf::HfDirectory;
-use model_core::model_file::{ModelFile, ModelFileError, OpenModel};
+use model_core::model_file::{ModelFile, OpenModel};
 
 /// The model in the binary; see `models/README.md`.
 static EMBEDDED: &[u8] = include_bytes!("../../../models/stories-llama-f16.gguf");
 
-/// What the model in the binary continues where there is no prompt.
+/// The prompt of the model in the binary where none is given.
 pub(crate) const EMBEDDED_PROMPT: &str = "Once upon a time";
 
 /// Where a model comes from.
@@ -24,7 +25,7 @@ pub(crate) enum ModelSource {
     File(PathBuf),
 }
 
-/// What a file or directory holds, be it a model that can run or not.
+/// The contents of a file or directory, whether its model can run or not.
 #[derive(Debug)]
 pub(crate) enum Contents {
     /// A GGUF file.
@@ -34,7 +35,7 @@ pub(crate) enum Contents {
 }
 
 impl Contents {
-    /// What errors call it.
+    /// Its name in errors.
     pub(crate) fn label(&self) -> &str {
         match self {
             Self::Gguf(file) => file.label(),
@@ -65,7 +66,7 @@ impl ModelSource {
         file.map_or(Self::Embedded, |path| Self::File(path.to_owned()))
     }
 
-    /// What to call it.
+    /// Its name in messages.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Embedded => "the model in the binary".to_owned(),
@@ -73,7 +74,7 @@ impl ModelSource {
         }
     }
 
-    /// What is in it.
+    /// Opens it without building the model of a GGUF file.
     pub(crate) fn contents(&self) -> Result<Contents, ModelFileError> {
         Ok(match self {
             Self::Embedded => Contents::Gguf(GgufFile::from_bytes(embedded())?),
@@ -112,7 +113,7 @@ pub(crate) fn registry() -> Registry {
     registry
 }
 
-/// The architectures that give vectors.
+/// The names of the architectures that output embeddings.
 pub(crate) fn encoders() -> Vec<String> {
     let registry = registry();
     let is_encoder = |name: &String| {

@@ -1,16 +1,16 @@
-//! Progress on stderr, where a person looks at it; elsewhere nothing.
+//! Progress bars on stderr, where that is a terminal; elsewhere nothing.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A line that says what goes on until it is dropped.
+/// A progress line, removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Something that takes an unknown time.
+    /// For work of unknown length.
     pub(crate) fn spinner(message: impl Into<String>) -> Self {
         let bar = shown(ProgressBar::new_spinner());
         bar.set_message(message.into());
@@ -18,22 +18,22 @@ impl Progress {
         Self(bar)
     }
 
-    /// Something that is counted in tokens.
+    /// For work counted in tokens.
     pub(crate) fn tokens(message: impl Into<String>, n_tokens: usize) -> Self {
-        Self::counted(message, (n_tokens, "tokens"))
+        Self::counted(message, n_tokens, "tokens")
     }
 
-    /// Something that is counted in texts.
+    /// For work counted in texts.
     pub(crate) fn texts(message: impl Into<String>, n_texts: usize) -> Self {
-        Self::counted(message, (n_texts, "texts"))
+        Self::counted(message, n_texts, "texts")
     }
 
-    /// Something that is counted in tensors.
+    /// For work counted in tensors.
     pub(crate) fn tensors(message: impl Into<String>, n_tensors: usize) -> Self {
-        Self::counted(message, (n_tensors, "tensors"))
+        Self::counted(message, n_tensors, "tensors")
     }
 
-    fn counted(message: impl Into<String>, (n, what): (usize, &str)) -> Self {
+    fn counted(message: impl Into<String>, n: usize, what: &str) -> Self {
         let bar = shown(ProgressBar::new(n as u64));
         let style = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {what} ({{per_sec}})");
         if let Ok(style) = ProgressStyle::with_template(&style) {
@@ -43,7 +43,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// How far it is.
+    /// Shows that so many are done.
     pub(crate) fn set(&self, n_done: usize) {
         self.0.set_position(n_done as u64);
     }

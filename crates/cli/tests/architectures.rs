@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use model_core::architecture::Registry;
+use model_core::directory::HfDirectory;
 use model_core::gguf::GgufFile;
-use model_core::hf::HfDirectory;
 
 /// One architecture.
 struct Row {

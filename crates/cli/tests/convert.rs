@@ -46,7 +46,7 @@ fn the_file_holds_what_the_directory_holds() {
     let file = GgufFile::open(&path).unwrap();
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
-    let source = HfTranslation::open(directory(), &registry).unwrap();
+    let source = HfTranslation::open(directory(), registry.hf_classes()).unwrap();
     assert_eq!(file.tensors().len(), source.weights().names().len());
     for name in source.weights().names() {
         let [ours, theirs] = [file.require(&name), source.weights().require(&name)];

@@ -23,8 +23,9 @@ use kv_core::weights::WeightSource;
 use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
+use model_core::directory::HfDirectory;
 use model_core::gguf::GgufFile;
-use model_core::hf::{HfDirectory, HfError, HfTranslation};
+use model_core::hf::{HfTranslation, ModelFileError};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value};
 
@@ -83,7 +84,7 @@ fn directories(fixtures: &Fixtures) -> Vec<(String, HfDirectory)> {
     for path in &fixtures.paths {
         match HfDirectory::open(path, &registry()) {
             Ok(directory) => found.push((path.display().to_string(), directory)),
-            Err(declined @ HfError::Declined { .. }) => println!("{declined}"),
+            Err(declined @ ModelFileError::Declined { .. }) => println!("{declined}"),
             Err(error) => panic!("{}: {error}", path.display()),
         }
     }
@@ -281,7 +282,7 @@ fn translated(name: &str, change: impl FnOnce(&mut Map<String, Value>), key: &st
     std::fs::write(directory.path().join("model.safetensors"), none).unwrap();
     let config = Value::Object(config).to_string();
     std::fs::write(directory.path().join("config.json"), config).unwrap();
-    let translated = HfTranslation::open(directory.path(), &registry()).unwrap();
+    let translated = HfTranslation::open(directory.path(), registry().hf_classes()).unwrap();
     let metadata = translated.metadata();
     let architecture: &str = metadata.get("general.architecture").unwrap();
     let key = format!("{architecture}.{key}");
@@ -333,7 +334,7 @@ fn keys_and_tensors_are_those_of_the_gguf_file() {
     let paths = fixtures.paths.iter();
     for path in paths.filter(|path| path.join("model-f32.gguf").exists()) {
         let name = path.display();
-        let translated = HfTranslation::open(path, &registry()).unwrap();
+        let translated = HfTranslation::open(path, registry().hf_classes()).unwrap();
         n_compared += 1;
         let file = GgufFile::open(path.join("model-f32.gguf")).unwrap();
         let ours: BTreeMap<_, _> = translated.metadata().iter().collect();

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use model_core::architecture::Registry;
-use model_core::hf::HfDirectory;
+use model_core::directory::HfDirectory;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 use safetensors::SafeTensors;

@@ -1,25 +1,15 @@
-//! [`MemoryBudget`]: how many bytes a memory may take, asked before any are.
+//! Checks the memory's size against a [`MemoryBudget`] before anything is allocated.
 //!
-//! Invariant: what exceeds the budget is refused with the numbers and with the largest context that
-//! would fit. Knows nothing of the machine: whoever embeds an engine says what there is.
+//! Invariant: an error over the budget reports the numbers and the largest context that would fit.
+//! Knows nothing of the machine: the caller sets the budget.
 
 use kv_core::memory_plan::MemoryPlan;
 use model_core::architecture::Model;
 
-use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, Settings};
+use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, MemoryBudget, Settings};
 
 /// Bytes that are kept of each cell beside its rows: who is in it, and where.
 const BYTES_PER_CELL: u64 = 128;
-
-/// How many bytes the memory of an engine may take, its rows and what is kept of its cells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MemoryBudget {
-    /// As many as it takes: the backend refuses what the device does not have.
-    #[default]
-    Unlimited,
-    /// At most this many.
-    Bytes(u64),
-}
 
 impl Settings {
     /// What the rows take, line by line.

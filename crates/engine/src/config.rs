@@ -11,8 +11,6 @@ use kv_core::memory::{
 use kv_core::{KvType, KvTypes, MAX_SEQS, Window};
 use model_core::architecture::{Model, OutputKind};
 
-use crate::budget::MemoryBudget;
-
 /// The context length where none is chosen, unless the model was trained with less.
 pub const DEFAULT_N_CTX: u32 = 4096;
 
@@ -60,7 +58,20 @@ pub struct EngineConfig {
     pub budget: MemoryBudget,
 }
 
-/// A choice that makes no sense, or does not fit the model.
+/// The longest window of recent tokens that penalties can look at.
+pub const MAX_LAST_N: usize = 1 << 20;
+
+/// How many bytes the memory of an engine may take, its rows and what is kept of its cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryBudget {
+    /// As many as it takes: the backend refuses what the device does not have.
+    #[default]
+    Unlimited,
+    /// At most this many.
+    Bytes(u64),
+}
+
+/// A setting that is out of range, or does not fit the model.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -104,6 +115,40 @@ pub enum ConfigError {
         wanted: u64,
         /// Bytes of the budget.
         available: u64,
+    },
+    /// A sampling temperature that is negative or not a number.
+    #[error("temperature {0} is not a number of at least 0")]
+    Temperature(f32),
+    /// A sampling probability outside `0..=1`.
+    #[error("{name} {got} is not between 0 and 1")]
+    Probability {
+        /// Which setting.
+        name: &'static str,
+        /// Its value.
+        got: f32,
+    },
+    /// A repetition penalty that is not positive.
+    #[error("repetition penalty {0} is not a number above 0")]
+    RepeatPenalty(f32),
+    /// A penalty that is not a number.
+    #[error("{name} penalty {got} is not a finite number")]
+    Penalty {
+        /// Which penalty.
+        name: &'static str,
+        /// Its value.
+        got: f32,
+    },
+    /// A window of penalties that is too long.
+    #[error("penalties over the last {got} tokens: at most {MAX_LAST_N} can be looked at")]
+    PenaltyWindow {
+        /// Its length in tokens.
+        got: usize,
+    },
+    /// An empty stop string, which would stop every text.
+    #[error("stop string {index} is empty")]
+    EmptyStop {
+        /// Its index.
+        index: usize,
     },
     /// The memory takes more than it may.
     #[error(

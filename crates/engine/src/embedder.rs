@@ -1,13 +1,13 @@
 //! [`Embedder`]: texts in, one vector each out.
 //!
-//! Texts are taken many at a time, each a sequence of its own that sees no other. Invariant: a text's
-//! vector does not depend on which texts came beside it, within what the backend guarantees, and nothing
-//! is cut off unless that was asked for. Knows nothing of where texts come from.
+//! Several texts are computed at once, each in its own sequence that sees no other. Invariant: the
+//! vector of a text does not depend on the other texts, as far as the backend guarantees, and texts
+//! are truncated only on request. Knows nothing of where texts come from.
 
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{MAX_SEQS, SeqId, TokenId};
-use model_core::architecture::{ModelError, OutputKind};
+use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 use model_core::sentence::{Pooling, SentenceSettings, normalise};
 use model_core::tokenizer::{EncodeOptions, Tokenizer};
@@ -16,83 +16,40 @@ use crate::config::EngineConfig;
 use crate::decode::Engine;
 use crate::error::EngineError;
 
-/// What an embedder of texts chooses.
+/// The settings of an [`Embedder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbedderConfig {
-    /// How the rows of a text become one vector; `None` does as the file says.
+    /// How the rows of a text become one vector; `None` takes the file's pooling.
     pub pooling: Option<Pooling>,
-    /// How long vectors are.
+    /// The length of vectors.
     pub normalization: Normalization,
-    /// What becomes of a text that is too long.
+    /// What to do with a text that is too long.
     pub long_texts: LongTexts,
     /// Tokens of several texts that are computed at once; a longer text is computed alone.
     pub n_batch: u32,
 }
 
-/// How long vectors are.
+/// The length of vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Normalization {
-    /// 1, so that a dot product is the cosine of the angle.
+    /// 1, so that a dot product is the cosine similarity.
     #[default]
     Unit,
-    /// As pooling left them.
+    /// As pooled.
     None,
 }
 
-/// What becomes of a text of more tokens than the model takes.
+/// What to do with a text of more tokens than the model takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LongTexts {
-    /// It is an error with the numbers.
+    /// Return an error with the numbers.
     #[default]
     Refuse,
-    /// Its end is cut off, but for the mark that ends every text.
+    /// Cut off its end, but keep the token that ends every text.
     Truncate,
 }
 
-/// Why there is no vector.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EmbedError {
-    /// A model that continues texts.
-    #[error("'{architecture}' continues texts: it gives logits, not vectors")]
-    NoEncoder {
-        /// The model's architecture.
-        architecture: String,
-    },
-    /// Nobody says how rows become one.
-    #[error(
-        "the model does not say how the rows of a text become one vector \
-         ('{architecture}.pooling_type' is missing)"
-    )]
-    NoPooling {
-        /// The model's architecture.
-        architecture: String,
-    },
-    /// A text of more tokens than the model takes.
-    #[error("text {} has {n_tokens} tokens, but the model takes {limit}", index + 1)]
-    TooLong {
-        /// Which text, counted from 0.
-        index: usize,
-        /// Its tokens, with their marks.
-        n_tokens: usize,
-        /// The most that a text can have.
-        limit: usize,
-    },
-    /// A text without tokens, of a model whose texts have no marks.
-    #[error("text {} has no tokens", index + 1)]
-    NoTokens {
-        /// Which text, counted from 0.
-        index: usize,
-    },
-    /// The file says something impossible.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The engine refused or failed.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-}
-
-/// An encoder on a backend, which makes vectors of texts.
+/// An encoder on a backend, which computes vectors of texts.
 ///
 /// ```no_run
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
@@ -130,19 +87,18 @@ impl<B: Backend> Embedder<B> {
     /// Loads an encoder into a backend.
     ///
     /// # Errors
-    /// [`EmbedError`], before anything is loaded where the model is no encoder or nobody says how its rows
-    /// become one.
-    pub fn new(backend: B, file: &OpenModel, config: &EmbedderConfig) -> Result<Self, EmbedError> {
+    /// [`EngineError`], before anything is loaded where the model is not an encoder or has no pooling.
+    pub fn new(backend: B, file: &OpenModel, config: &EmbedderConfig) -> Result<Self, EngineError> {
         let model = file.model();
         let architecture = || model.architecture().to_owned();
         if model.output() != OutputKind::Embeddings {
             let architecture = architecture();
-            return Err(EmbedError::NoEncoder { architecture });
+            return Err(EngineError::NoEncoder { architecture });
         }
         let settings = SentenceSettings::read(file.metadata())?;
         let Some(pooling) = config.pooling.or(settings.pooling) else {
             let architecture = architecture();
-            return Err(EmbedError::NoPooling { architecture });
+            return Err(EngineError::NoPooling { architecture });
         };
         let context = model.context_length();
         let max_tokens = settings.max_tokens.map_or(context, |n| n.min(context));
@@ -163,12 +119,12 @@ impl<B: Backend> Embedder<B> {
         })
     }
 
-    /// Values of a vector.
+    /// The number of values in a vector.
     pub fn dim(&self) -> usize {
         self.engine.settings().output_width()
     }
 
-    /// The most tokens that a text can have, with the marks around it.
+    /// The most tokens that a text can have, with those around it.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens
     }
@@ -186,20 +142,20 @@ impl<B: Backend> Embedder<B> {
     /// The tokens of every text, none more than the model takes.
     ///
     /// # Errors
-    /// [`EmbedError::TooLong`] where that is an error, [`EmbedError::NoTokens`].
+    /// [`EngineError::TextTooLong`] where that is an error, [`EngineError::EmptyText`].
     pub fn tokens(
         &self,
         tokenizer: &Tokenizer,
         texts: &[impl AsRef<str>],
-    ) -> Result<Vec<Vec<TokenId>>, EmbedError> {
+    ) -> Result<Vec<Vec<TokenId>>, EngineError> {
         let encode = |(index, text): (usize, &_)| {
             let text: &str = AsRef::as_ref(text);
             let mut tokens = tokenizer.encode(text, EncodeOptions::PROMPT);
             let (n_tokens, limit) = (tokens.len(), self.max_tokens);
             if n_tokens > limit && self.config.long_texts == LongTexts::Truncate {
-                let mark = tokenizer.adds_last();
-                tokens.truncate(limit - usize::from(mark.is_some()));
-                tokens.extend(mark);
+                let last = tokenizer.adds_last();
+                tokens.truncate(limit - usize::from(last.is_some()));
+                tokens.extend(last);
             }
             self.check(index, &tokens)?;
             Ok(tokens)
@@ -210,12 +166,12 @@ impl<B: Backend> Embedder<B> {
     /// A vector for each text.
     ///
     /// # Errors
-    /// As [`Embedder::tokens`], before anything is computed, and [`EmbedError::Engine`].
+    /// As [`Embedder::tokens`], before anything is computed, and [`EngineError`].
     pub fn embed(
         &mut self,
         tokenizer: &Tokenizer,
         texts: &[impl AsRef<str>],
-    ) -> Result<Vec<Vec<f32>>, EmbedError> {
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         let tokens = self.tokens(tokenizer, texts)?;
         self.embed_tokens(&tokens)
     }
@@ -223,11 +179,11 @@ impl<B: Backend> Embedder<B> {
     /// A vector for each list of tokens.
     ///
     /// # Errors
-    /// [`EmbedError::TooLong`], [`EmbedError::NoTokens`] and [`EmbedError::Engine`].
+    /// [`EngineError::TextTooLong`], [`EngineError::EmptyText`] and [`EngineError`].
     pub fn embed_tokens(
         &mut self,
         texts: &[impl AsRef<[TokenId]>],
-    ) -> Result<Vec<Vec<f32>>, EmbedError> {
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         for (index, tokens) in texts.iter().enumerate() {
             self.check(index, tokens.as_ref())?;
         }
@@ -251,11 +207,11 @@ impl<B: Backend> Embedder<B> {
         texts.iter().take(MAX_SEQS).take_while(fits).count().max(1)
     }
 
-    fn check(&self, index: usize, tokens: &[TokenId]) -> Result<(), EmbedError> {
+    fn check(&self, index: usize, tokens: &[TokenId]) -> Result<(), EngineError> {
         let limit = self.max_tokens;
         match tokens.len() {
-            0 => Err(EmbedError::NoTokens { index }),
-            n_tokens if n_tokens > limit => Err(EmbedError::TooLong {
+            0 => Err(EngineError::EmptyText { index }),
+            n_tokens if n_tokens > limit => Err(EngineError::TextTooLong {
                 index,
                 n_tokens,
                 limit,
@@ -268,7 +224,7 @@ impl<B: Backend> Embedder<B> {
         &mut self,
         texts: &[impl AsRef<[TokenId]>],
         vectors: &mut Vec<Vec<f32>>,
-    ) -> Result<(), EmbedError> {
+    ) -> Result<(), EngineError> {
         let mut batch = Batch::new();
         let mut n_rows = Vec::with_capacity(texts.len());
         for (text, seq) in texts.iter().zip((0..).map(SeqId)) {
@@ -302,7 +258,7 @@ impl<B: Backend> Embedder<B> {
     }
 }
 
-/// A number of tokens or sequences; models say fewer.
+/// A number of tokens or sequences, which models keep below `u32::MAX`.
 fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -12,10 +12,9 @@ use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
 
 use crate::config::ConfigError;
-use crate::sampler::{SampleError, SamplerConfigError};
-use crate::stop::EmptyStop;
+use crate::sampler::SampleError;
 
-/// Why an engine refuses or fails. After any of these, the memory is what it was before the call.
+/// Why an engine, a generation or an embedder refuses or fails. After any of these, the memory is what it was before the call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -99,18 +98,43 @@ pub enum EngineError {
         /// Tokens that would be grouped at once.
         width: u32,
     },
-    /// The sampler's configuration makes no sense.
-    #[error(transparent)]
-    SamplerConfig(#[from] SamplerConfigError),
     /// No token could be chosen.
     #[error("no next token")]
     Sample(#[from] SampleError),
-    /// A stop string that would stop everything.
-    #[error(transparent)]
-    Stop(#[from] EmptyStop),
     /// A token that cannot be turned into text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A model that continues texts.
+    #[error("'{architecture}' continues texts: it gives logits, not vectors")]
+    NoEncoder {
+        /// The model's architecture.
+        architecture: String,
+    },
+    /// Neither the file nor the caller selects a pooling.
+    #[error(
+        "the model does not say how the rows of a text become one vector \
+         ('{architecture}.pooling_type' is missing)"
+    )]
+    NoPooling {
+        /// The model's architecture.
+        architecture: String,
+    },
+    /// A text of more tokens than the model takes.
+    #[error("text {} has {n_tokens} tokens, but the model takes {limit}", index + 1)]
+    TextTooLong {
+        /// Which text, counted from 0.
+        index: usize,
+        /// Its tokens, with those around it.
+        n_tokens: usize,
+        /// The most that a text can have.
+        limit: usize,
+    },
+    /// A text without tokens, with a model that adds none around it.
+    #[error("text {} has no tokens", index + 1)]
+    EmptyText {
+        /// Which text, counted from 0.
+        index: usize,
+    },
     /// There is nothing to continue.
     #[error("the prompt has no tokens")]
     EmptyPrompt,

@@ -1,7 +1,7 @@
 //! [`Generation`]: one text, from its prompt to the reason why it ended.
 //!
-//! Invariant: pieces put together are the decoded text up to the stop, whole characters each; after
-//! the end nothing more comes. Knows nothing of how prompts are made of messages.
+//! Invariant: the pieces concatenated are the decoded text up to the stop, each of whole characters;
+//! after the end there are none. Knows nothing of chat messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,43 +21,43 @@ use crate::sampler::{Sampler, SamplerConfig};
 use crate::stop::StopStrings;
 use crate::timings::Timings;
 
-/// Ends a generation from elsewhere: another thread, a signal handler.
+/// Ends a generation from another thread or a signal handler.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Asks for the end.
+    /// Cancels the generation.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Takes that back, for the next generation.
+    /// Resets the flag for the next generation.
     pub fn reset(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the end was asked for.
+    /// Whether it is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How a text is to be generated.
+/// The settings of a generation.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateOptions {
-    /// The sequence that it becomes; it continues what the engine remembers of it.
+    /// The sequence to continue.
     pub seq: SeqId,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampler: SamplerConfig,
     /// Largest number of tokens; `None` goes on until the model or the context ends.
     pub n_predict: Option<usize>,
-    /// Texts that end it; they are not part of the result.
+    /// Stop strings; they are not part of the result.
     pub stop: Vec<String>,
-    /// Ends it early.
+    /// Cancels it.
     pub cancel: CancelFlag,
-    /// How it goes on when it gets longer than the context.
+    /// What happens when it gets longer than the context.
     pub long_context: LongContext,
-    /// Tokens that the sequence has already: penalties look back at them.
+    /// Tokens that the sequence has already, for penalties.
     pub history: Vec<TokenId>,
 }
 
@@ -76,15 +76,15 @@ pub enum FinishReason {
         /// The string.
         text: String,
     },
-    /// The number of tokens asked for was reached.
+    /// The requested number of tokens was reached.
     Length,
-    /// The memory has no place for another token.
+    /// The memory has no room for another token.
     ContextFull,
     /// It was cancelled.
     Cancelled,
 }
 
-/// How far the prompt is.
+/// How much of the prompt is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptProgress {
     /// Tokens evaluated.
@@ -102,7 +102,7 @@ pub struct PromptProgress {
 /// use model_core::model_file::ModelFile;
 /// use model_core::tokenizer::EncodeOptions;
 ///
-/// fn tell(backend: impl Backend, file: &ModelFile) -> Result<String, engine::EngineError> {
+/// fn generate(backend: impl Backend, file: &ModelFile) -> Result<String, engine::EngineError> {
 ///     let config = EngineConfig { n_ctx: Some(256), ..EngineConfig::default() };
 ///     let mut engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
 ///     let prompt = file.tokenizer().encode("Once upon a time", EncodeOptions::PROMPT);
@@ -143,12 +143,11 @@ pub struct Generation<'e, B: Backend> {
 }
 
 impl<'e, B: Backend> Generation<'e, B> {
-    /// A generation that continues what the engine remembers of the options' sequence. Give it a
-    /// prompt before asking for text.
+    /// A generation that continues the sequence of the options. It needs a prompt before the first
+    /// piece of text.
     ///
     /// # Errors
-    /// [`EngineError::SamplerConfig`] or [`EngineError::Stop`] where an option makes no sense;
-    /// as [`Engine::check_long_context`] where this model's context cannot be shifted or grouped.
+    /// [`EngineError::Config`] where an option is out of range; as [`Engine::check_long_context`] where this model's context cannot be shifted or grouped.
     pub fn new(
         engine: &'e mut Engine<B>,
         tokenizer: &'e Tokenizer,
@@ -179,7 +178,7 @@ impl<'e, B: Backend> Generation<'e, B> {
         })
     }
 
-    /// Evaluates a prompt in pieces of a ubatch, calling `progress` after each.
+    /// Evaluates a prompt ubatch by ubatch, calling `progress` after each.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`] and [`EngineError::PromptTooLong`] before anything is
@@ -228,11 +227,11 @@ impl<'e, B: Backend> Generation<'e, B> {
     }
 
     /// The next piece of text, or `None` when it has ended. Pieces may be empty: a token may end
-    /// inside of a character, or begin a stop string.
+    /// inside a character, or begin a stop string.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`] where no prompt was given; otherwise as [`Engine::decode`] and
-    /// [`Sampler::sample`].
+    /// [`EngineError::EmptyPrompt`] where no prompt was given, [`EngineError::NoLogits`] after a
+    /// batch that failed; otherwise as [`Engine::decode`] and [`Sampler::sample`].
     pub fn next_piece(&mut self) -> Result<Option<String>, EngineError> {
         let Some(token) = self.next_token()? else {
             return Ok(self.last_piece());
@@ -249,18 +248,18 @@ impl<'e, B: Backend> Generation<'e, B> {
         &self.tokens
     }
 
-    /// The last token of the text where it was chosen, but not evaluated yet: what the sequence does
-    /// not remember so far.
+    /// The last token of the text where it was chosen but not evaluated yet, so that it is not in
+    /// the memory.
     pub fn pending(&self) -> Option<TokenId> {
         self.pending
     }
 
-    /// The engine that it is generated with, to look at or to save.
+    /// The engine, to inspect or to save.
     pub fn engine(&self) -> &Engine<B> {
         self.engine
     }
 
-    /// The text so far, as far as it was handed out.
+    /// The text so far, as far as it was returned.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -270,12 +269,12 @@ impl<'e, B: Backend> Generation<'e, B> {
         self.finish.as_ref()
     }
 
-    /// How long it took so far.
+    /// How long it has taken.
     pub fn timings(&self) -> Timings {
         self.timings
     }
 
-    /// Chooses the next token, or says why there is none.
+    /// Chooses the next token, or sets the reason why there is none.
     fn next_token(&mut self) -> Result<Option<TokenId>, EngineError> {
         if self.finish.is_some() {
             return Ok(None);
@@ -316,7 +315,7 @@ impl<'e, B: Backend> Generation<'e, B> {
         Ok(Some(token))
     }
 
-    /// Whether there was room for the token.
+    /// Evaluates the pending token; returns whether there was room for it.
     fn evaluate_pending(&mut self, token: TokenId) -> Result<bool, EngineError> {
         if self.try_evaluate_pending(token)? {
             return Ok(true);
@@ -342,7 +341,7 @@ impl<'e, B: Backend> Generation<'e, B> {
         }
     }
 
-    /// Groups tokens as long as enough are there.
+    /// Groups tokens while there are enough of them.
     fn group(&mut self, group: GroupAttention) -> Result<(), EngineError> {
         let seq = self.options.seq;
         while next_pos(self.engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
@@ -368,8 +367,8 @@ impl<'e, B: Backend> Generation<'e, B> {
         Ok(())
     }
 
-    /// How much of the context the sequence takes: its positions, or its tokens where several
-    /// share one.
+    /// How much of the context the sequence uses: its positions, or its tokens where several share
+    /// one.
     fn n_used(&self) -> usize {
         let seq = self.options.seq;
         match self.options.long_context {
@@ -389,7 +388,7 @@ impl<'e, B: Backend> Generation<'e, B> {
         released.text
     }
 
-    /// What decoder and stop strings still hold back, once.
+    /// The text that decoder and stop strings still hold back, once.
     fn last_piece(&mut self) -> Option<String> {
         let rest = self.decoder.take()?.finish();
         let finish = self.finish.take();

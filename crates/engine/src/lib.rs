@@ -1,8 +1,9 @@
 //! The decode loop, sampler and generation of Cellar.
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
-//! (from logits to a token), [`stop`] (when text ends), [`Generation`] (a text from its prompt to
-//! its end; with an example), [`Embedder`] (vectors of texts). Generic over backends and models; names none of them.
+//! (from logits to a token), [`stop`] (stop strings), [`Generation`] (a text from its prompt to its
+//! end; with an example), [`Embedder`] (vectors of texts). Generic over backends and models; names
+//! none of them.
 
 mod budget;
 mod config;
@@ -18,11 +19,12 @@ mod state;
 pub mod stop;
 mod timings;
 
-pub use budget::MemoryBudget;
-pub use config::{AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, Settings};
+pub use config::{
+    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MemoryBudget, Settings,
+};
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
-pub use embedder::{EmbedError, Embedder, EmbedderConfig, LongTexts, Normalization};
+pub use embedder::{Embedder, EmbedderConfig, LongTexts, Normalization};
 pub use error::{EngineError, Replaced};
 pub use generation::{CancelFlag, FinishReason, GenerateOptions, Generation, PromptProgress};
 pub use state::{RestoredState, SaveOptions};

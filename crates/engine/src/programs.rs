@@ -1,7 +1,7 @@
-//! [`ProgramCache`]: compiled shapes, a bounded number of them.
+//! [`ProgramCache`]: a bounded number of compiled shapes.
 //!
-//! Invariant: never holds more programs than it was made for; the one that was not used for the
-//! longest time makes room. Knows nothing of what a program does.
+//! Invariant: never holds more programs than its capacity; the least recently used one is evicted.
+//! Knows nothing of what a program computes.
 
 /// Programs by the shape of their graph, the least recently used first.
 #[derive(Debug)]

@@ -1,27 +1,21 @@
 //! Stop strings over text that arrives piece by piece.
 //!
-//! Invariant: what is let through never contains the beginning of a stop string that later turns
-//! out to be one, and is the same however the text was cut into pieces: the stop string that is
-//! complete first wins, of several complete at once the longest. Knows nothing of tokens.
+//! Invariant: released text never contains the beginning of a stop string that is completed later,
+//! and is the same however the text was cut into pieces: the stop string that is complete first
+//! wins, of several complete at once the longest. Knows nothing of tokens.
 
-/// A stop string that would stop everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stop string {index} is empty")]
-pub struct EmptyStop {
-    /// Its number.
-    pub index: usize,
-}
+use crate::config::ConfigError;
 
-/// What a piece of text led to.
+/// The result of adding a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Released {
-    /// Text that can be shown now: it belongs to no stop string.
+    /// Text that can be shown now: it is not part of a stop string.
     pub text: String,
-    /// Number of the stop string that is complete; nothing comes after it.
+    /// Index of the stop string that is complete; no text follows it.
     pub stopped_by: Option<usize>,
 }
 
-/// Watches streamed text for stop strings and holds back what may begin one.
+/// Searches streamed text for stop strings and holds back text that may begin one.
 ///
 /// ```
 /// use engine::stop::StopStrings;
@@ -30,7 +24,7 @@ pub struct Released {
 /// assert_eq!(stop.push("to the E").text, "to the ");
 /// assert_eq!(stop.push("arth").text, "Earth");
 /// assert_eq!(stop.push(" END").stopped_by, Some(0));
-/// # Ok::<(), engine::stop::EmptyStop>(())
+/// # Ok::<(), engine::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
@@ -40,14 +34,14 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Watches for these strings; for none at all, every text passes at once.
+    /// Searches for these strings; without any, all text is released at once.
     ///
     /// # Errors
-    /// [`EmptyStop`] where one is empty.
-    pub fn new<S: Into<String>>(stops: impl IntoIterator<Item = S>) -> Result<Self, EmptyStop> {
+    /// [`ConfigError::EmptyStop`] where one is empty.
+    pub fn new<S: Into<String>>(stops: impl IntoIterator<Item = S>) -> Result<Self, ConfigError> {
         let stops: Vec<String> = stops.into_iter().map(Into::into).collect();
         match stops.iter().position(String::is_empty) {
-            Some(index) => Err(EmptyStop { index }),
+            Some(index) => Err(ConfigError::EmptyStop { index }),
             None => Ok(Self {
                 stops,
                 ..Self::default()
@@ -158,7 +152,7 @@ mod tests {
     fn an_empty_stop_string_is_refused() {
         assert_eq!(
             StopStrings::new(["a", ""]).unwrap_err(),
-            EmptyStop { index: 1 }
+            ConfigError::EmptyStop { index: 1 }
         );
     }
 

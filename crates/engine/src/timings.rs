@@ -1,4 +1,4 @@
-//! How long things took. Plain numbers; measures nothing itself.
+//! [`Timings`]: how long a generation took. Plain numbers; measures nothing itself.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Pace {
         self.time += time;
     }
 
-    /// Tokens in a second; `None` where nothing was measured.
+    /// Tokens per second; `None` where nothing was measured.
     pub fn tokens_per_second(self) -> Option<f64> {
         let measured = self.n_tokens > 0 && !self.time.is_zero();
         measured.then(|| self.n_tokens as f64 / self.time.as_secs_f64())

@@ -3,7 +3,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    DECODER_KEYS, Expected, HfClass, HfConfig, HfError, Key, Keys, RopeKind, RopeSettings,
+    DECODER_KEYS, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
     TensorRule, layer_types, same,
 };
 
@@ -227,13 +227,13 @@ macro_rules! modern_tensors {
 const MODERN_TENSORS: &[TensorRule] = modern_tensors!("");
 const MODERN_MASKED_TENSORS: &[TensorRule] = modern_tensors!("model.");
 
-fn not_causal(_: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn not_causal(_: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set("attention.causal", false);
     Ok(())
 }
 
 /// The activation, which must be one that there is.
-fn activation(config: &HfConfig, keys: &mut Keys, key: &str) -> Result<(), HfError> {
+fn activation(config: &HfConfig, keys: &mut Keys, key: &str) -> Result<(), ModelFileError> {
     let known = || {
         let names: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
         format!("one of: {}", names.join(", "))
@@ -249,7 +249,7 @@ fn activation(config: &HfConfig, keys: &mut Keys, key: &str) -> Result<(), HfErr
 }
 
 /// Which layers see a window: by a list, or every one but the first of a period.
-fn modern_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn modern_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let width = config.count("local_attention")?;
     keys.set("attention.sliding_window", count(width));
     let name = "attention.sliding_window_pattern";
@@ -267,7 +267,7 @@ fn modern_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
 }
 
 /// Two bases: in old files under names of their own.
-fn modern_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn modern_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     for (to, old, layers) in [
         ("rope.freq_base", "global_rope_theta", "full_attention"),
         (

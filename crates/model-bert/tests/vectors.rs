@@ -8,7 +8,7 @@ mod common;
 use std::path::Path;
 
 use common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
-use engine::{EmbedError, Embedder, EmbedderConfig, LongTexts, Normalization};
+use engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
@@ -182,7 +182,7 @@ fn a_long_text_is_refused_with_numbers_or_cut_as_asked() {
     let error = embedder.embed_tokens(&too_many).unwrap_err();
     assert!(matches!(
         error,
-        EmbedError::TooLong {
+        EngineError::TextTooLong {
             index: 0,
             n_tokens: 25,
             limit: 24

@@ -12,8 +12,8 @@ use engine::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
 use kv_core::block::BlockFormat;
 use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use model_core::directory::HfDirectory;
 use model_core::gguf::Metadata;
-use model_core::hf::HfDirectory;
 use model_core::model_file::OpenModel;
 use serde_json::{Value, json};
 

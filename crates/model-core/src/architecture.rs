@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use kv_core::Causality;
 use kv_core::backend::CustomOps;
-use kv_core::block::BlockFormat;
-use kv_core::graph::{Graph, GraphError, GraphShape};
+use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use kv_core::weights::{WeightError, WeightSource};
 
-use crate::gguf::{Metadata, MetadataError};
-use crate::hf::HfClass;
+use crate::gguf::Metadata;
+use crate::hf::{HfClass, HfClasses};
+
+pub use crate::error::ModelError;
 
 /// A model of one architecture with one set of sizes.
 pub trait Model: fmt::Debug + Send + Sync {
@@ -97,76 +98,11 @@ pub trait Architecture: Send + Sync {
     fn example(&self) -> Result<Arc<dyn Model>, ModelError>;
 }
 
-/// Why a model cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ModelError {
-    /// No architecture of this name is known.
-    #[error("unknown architecture '{name}'; known are: {}", known.join(", "))]
-    UnknownArchitecture {
-        /// The name in the file.
-        name: String,
-        /// The names in the registry.
-        known: Vec<String>,
-    },
-    /// A metadata key is missing or of the wrong type.
-    #[error(transparent)]
-    Metadata(#[from] MetadataError),
-    /// A setting that no model can have.
-    #[error("{key}: {reason}")]
-    Setting {
-        /// The metadata key.
-        key: String,
-        /// What is wrong with its value, with numbers.
-        reason: String,
-    },
-    /// A tensor that the model needs is absent.
-    #[error("tensor '{name}' is missing; the model needs it as {shape:?}")]
-    MissingTensor {
-        /// Its name.
-        name: String,
-        /// The shape it should have, outermost dimension first.
-        shape: Vec<usize>,
-    },
-    /// A tensor is stored in a way that cannot be read.
-    #[error(transparent)]
-    Weight(WeightError),
-    /// A tensor has another shape than the metadata says.
-    #[error("tensor '{name}' has shape {got:?}, but the metadata asks for {wanted:?}")]
-    TensorShape {
-        /// Its name.
-        name: String,
-        /// The shape it should have.
-        wanted: Vec<usize>,
-        /// The shape it has.
-        got: Vec<usize>,
-    },
-    /// A vector (norm, bias) is stored in a format for matrices.
-    #[error("tensor '{name}' is a vector stored as {format}; expected F32, F16 or BF16")]
-    TensorFormat {
-        /// Its name.
-        name: String,
-        /// Its format.
-        format: BlockFormat,
-    },
-    /// Sizes that do not fit together.
-    #[error(transparent)]
-    Graph(#[from] GraphError),
-}
-
 /// The architectures that a program knows.
 #[derive(Default)]
 pub struct Registry {
     architectures: Vec<Box<dyn Architecture>>,
-    hf_classes: Vec<HfClass>,
-    declined: Vec<Declined>,
-}
-
-/// A class of safetensors models that is not computed, on purpose.
-#[derive(Clone, Copy, Debug)]
-struct Declined {
-    class: &'static str,
-    reason: &'static str,
+    hf: HfClasses,
 }
 
 impl Registry {
@@ -185,31 +121,20 @@ impl Registry {
 
     /// Adds the translation of a class of safetensors models, replacing one of the same name.
     pub fn register_hf(&mut self, class: HfClass) -> &mut Self {
-        self.hf_classes.retain(|c| c.name != class.name);
-        self.hf_classes.push(class);
+        self.hf.register(class);
         self
     }
 
-    /// Says why there is no translation of a class, to whoever opens a model of it.
+    /// Records why a class of safetensors models has no translation, for the error of whoever opens
+    /// one.
     pub fn decline_hf(&mut self, class: &'static str, reason: &'static str) -> &mut Self {
-        self.declined.push(Declined { class, reason });
+        self.hf.decline(class, reason);
         self
     }
 
-    /// Why there is no translation of the class with this name, where it was said.
-    pub fn declined_hf(&self, class: &str) -> Option<&'static str> {
-        let declined = self.declined.iter().find(|d| d.class == class);
-        declined.map(|d| d.reason)
-    }
-
-    /// The translation of the class with this name.
-    pub fn hf_class(&self, name: &str) -> Option<&HfClass> {
-        self.hf_classes.iter().find(|c| c.name == name)
-    }
-
-    /// All translations, in order of registration.
-    pub fn hf_classes(&self) -> impl Iterator<Item = &HfClass> {
-        self.hf_classes.iter()
+    /// The classes of safetensors models.
+    pub fn hf_classes(&self) -> &HfClasses {
+        &self.hf
     }
 
     /// All names, in order of registration.

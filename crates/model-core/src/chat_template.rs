@@ -94,9 +94,16 @@ pub enum ChatTemplateError {
 }
 
 /// What `raise_exception` throws.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
+#[derive(Debug)]
 struct Refusal(String);
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
 
 /// A chat template, ready to render.
 #[derive(Clone, Debug)]

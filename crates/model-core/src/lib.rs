@@ -8,6 +8,8 @@
 pub mod architecture;
 pub mod blocks;
 pub mod chat_template;
+pub mod directory;
+pub mod error;
 pub mod gguf;
 pub mod hf;
 pub mod hyperparameters;

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use kv_core::TokenId;
 use kv_core::weights::{SharedBytes, WeightSource};
 
-use crate::architecture::{Model, ModelError, Registry};
-use crate::gguf::{FromValue, GgufError, GgufFile, Metadata, MetadataError};
-use crate::hf::{HfDirectory, HfError};
+use crate::architecture::{Model, Registry};
+use crate::directory::HfDirectory;
+use crate::error::{MetadataError, ModelError, ModelFileError};
+use crate::gguf::{FromValue, GgufFile, Metadata};
 use crate::tokenizer::{
-    SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerError, TokenizerModel, TokenizerSpec,
+    SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
 };
 
 /// A model without its tokenizer, which not everything needs.
@@ -37,55 +38,6 @@ pub struct ModelFile {
 enum Source {
     Gguf(Arc<GgufFile>),
     Directory(HfDirectory),
-}
-
-/// Why a model file cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ModelFileError {
-    /// It is no sound GGUF file.
-    #[error(transparent)]
-    Gguf(#[from] GgufError),
-    /// It is no model directory that can be read.
-    #[error(transparent)]
-    Directory(#[from] HfError),
-    /// What it holds makes no model that can be used.
-    #[error("{file}: {source}")]
-    Contents {
-        /// The file or directory.
-        file: String,
-        /// What is wrong, by key or tensor.
-        source: ContentsError,
-    },
-}
-
-/// Why what a model file holds makes no model that can be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ContentsError {
-    /// It holds no model that is known or complete.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// A metadata key is missing or of the wrong type.
-    #[error(transparent)]
-    Metadata(#[from] MetadataError),
-    /// A directory without a tokenizer.
-    #[error("there is no 'tokenizer.json', which text needs")]
-    NoTokenizer,
-    /// Its tokenizer cannot be built.
-    #[error("tokenizer: {0}")]
-    Tokenizer(#[from] TokenizerError),
-    /// Tokenizer and logits do not match.
-    #[error(
-        "the tokenizer has {n_tokens} tokens, but the model's logits are {n_logits} wide; a token \
-         would have no logit"
-    )]
-    VocabTooLarge {
-        /// Tokens of the tokenizer.
-        n_tokens: usize,
-        /// Width of the logits.
-        n_logits: usize,
-    },
 }
 
 impl OpenModel {
@@ -116,7 +68,7 @@ impl OpenModel {
     fn from_gguf(file: GgufFile, registry: &Registry) -> Result<Self, ModelFileError> {
         let model = registry.model(file.metadata(), &file);
         Ok(Self {
-            model: model.map_err(|source| in_file(file.label(), source.into()))?,
+            model: model.map_err(|reason| in_file(file.label(), reason))?,
             source: Source::Gguf(Arc::new(file)),
         })
     }
@@ -173,7 +125,7 @@ impl ModelFile {
     fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
         match tokenizer(&open) {
             Ok(tokenizer) => Ok(Self { open, tokenizer }),
-            Err(source) => Err(in_file(open.label(), source)),
+            Err(reason) => Err(in_file(open.label(), reason)),
         }
     }
 
@@ -200,23 +152,23 @@ impl Deref for ModelFile {
     }
 }
 
-fn in_file(label: &str, source: ContentsError) -> ModelFileError {
-    ModelFileError::Contents {
+fn in_file(label: &str, reason: ModelError) -> ModelFileError {
+    ModelFileError::Model {
         file: label.to_owned(),
-        source,
+        reason,
     }
 }
 
 /// A model's tokenizer, whose tokens all have a logit.
-fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ContentsError> {
+fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ModelError> {
     let metadata = open.metadata();
     if matches!(open.source, Source::Directory(_)) && !metadata.contains("tokenizer.ggml.model") {
-        return Err(ContentsError::NoTokenizer);
+        return Err(ModelError::NoTokenizer);
     }
     let tokenizer = Tokenizer::new(tokenizer_spec(metadata)?)?;
     let (n_tokens, n_logits) = (tokenizer.n_tokens(), open.model.vocab_size());
     match n_tokens > n_logits {
-        true => Err(ContentsError::VocabTooLarge { n_tokens, n_logits }),
+        true => Err(ModelError::VocabTooLarge { n_tokens, n_logits }),
         false => Ok(tokenizer),
     }
 }
@@ -224,8 +176,8 @@ fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ContentsError> {
 /// What the metadata says of the tokenizer.
 ///
 /// # Errors
-/// [`ContentsError`] naming the key that is missing or wrong.
-pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ContentsError> {
+/// [`ModelError`] naming the key that is missing or wrong.
+pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> {
     let keys = Keys(metadata);
     let tokens: &[String] = metadata.get("tokenizer.ggml.tokens")?;
     let merges: Option<&[String]> = keys.optional("merges")?;

@@ -4,7 +4,7 @@
 //! `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a vector of the
 //! width of a row. Knows no architecture and no file but its metadata.
 
-use crate::architecture::ModelError;
+use crate::error::ModelError;
 use crate::gguf::Metadata;
 
 /// How rows become one.

@@ -5,7 +5,7 @@
 
 use kv_core::Window;
 
-use crate::architecture::ModelError;
+use crate::error::ModelError;
 use crate::gguf::Value;
 use crate::hyperparameters::Hyperparameters;
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use kv_core::block::{BlockFormat, quantize};
 use kv_core::weights::{SharedBytes, Weight, WeightError, WeightSource};
+use model_core::error::ModelFileError;
 use model_core::gguf::{
-    Array, FormatError, GgufError, GgufFile, GgufWriter, Metadata, SplitError, TensorType, Value,
-    WriteError, part_file_name,
+    Array, GgufError, GgufFile, GgufWriter, Metadata, TensorType, Value, part_file_name,
 };
 use proptest::prelude::*;
 
@@ -27,13 +27,13 @@ fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
 }
 
-fn open(writer: &GgufWriter) -> Result<GgufFile, GgufError> {
+fn open(writer: &GgufWriter) -> Result<GgufFile, ModelFileError> {
     GgufFile::from_bytes(writer.to_bytes().unwrap().into())
 }
 
-fn format_error(result: Result<GgufFile, GgufError>) -> FormatError {
+fn format_error(result: Result<GgufFile, ModelFileError>) -> GgufError {
     match result {
-        Err(GgufError::Format { source, .. }) => source,
+        Err(ModelFileError::Gguf { reason, .. }) => reason,
         other => panic!("not a format error: {other:?}"),
     }
 }
@@ -186,15 +186,15 @@ fn version_2_reads_and_others_do_not() {
     assert_eq!(with_version([2, 0, 0, 0]).unwrap().version(), 2);
     assert_eq!(
         format_error(with_version([1, 0, 0, 0])),
-        FormatError::Version { version: 1 }
+        GgufError::Version { version: 1 }
     );
     assert_eq!(
         format_error(with_version([4, 0, 0, 0])),
-        FormatError::Version { version: 4 }
+        GgufError::Version { version: 4 }
     );
     assert_eq!(
         format_error(with_version([0, 0, 0, 3])),
-        FormatError::BigEndian
+        GgufError::BigEndian
     );
 }
 
@@ -202,11 +202,11 @@ fn version_2_reads_and_others_do_not() {
 fn what_is_not_a_model_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let absent = GgufFile::open(dir.path().join("absent.gguf")).unwrap_err();
-    assert!(matches!(&absent, GgufError::Io { .. }), "{absent}");
+    assert!(matches!(&absent, ModelFileError::Io { .. }), "{absent}");
     assert!(absent.to_string().contains("absent.gguf"));
     assert!(matches!(
         GgufFile::open(dir.path()),
-        Err(GgufError::NotAFile { .. })
+        Err(ModelFileError::NotAFile { .. })
     ));
 
     let path = dir.path().join("x.gguf");
@@ -214,7 +214,7 @@ fn what_is_not_a_model_says_why() {
         fs::write(&path, bytes).unwrap();
         format_error(GgufFile::open(&path))
     };
-    assert_eq!(with_contents(b""), FormatError::Empty);
+    assert_eq!(with_contents(b""), GgufError::Empty);
     assert_eq!(
         with_contents(b"<!DOCTYPE html>").to_string(),
         "not a GGUF file: it begins with \"<!DO\", not \"GGUF\""
@@ -236,24 +236,24 @@ fn the_writer_refuses_what_could_not_be_read() {
     writer.add(weight("a", &[4], BlockFormat::F32)).unwrap();
     assert!(matches!(
         writer.add(weight("a", &[5], BlockFormat::F32)),
-        Err(WriteError::DuplicateTensor { name }) if name == "a"
+        Err(GgufError::DuplicateTensor { name }) if name == "a"
     ));
     assert!(matches!(
         writer.add(weight("b", &[1, 1, 1, 1, 1], BlockFormat::F32)),
-        Err(WriteError::Dimensions {
+        Err(GgufError::Dimensions {
             n_dimensions: 5,
             ..
         })
     ));
     for alignment in [0u32, 24] {
         writer.set("general.alignment", alignment);
-        assert!(matches!(writer.to_bytes(), Err(WriteError::Alignment(_))));
+        assert!(matches!(
+            writer.to_bytes(),
+            Err(GgufError::Alignment { .. })
+        ));
     }
     writer.set("general.alignment", "32");
-    assert!(matches!(
-        writer.to_bytes(),
-        Err(WriteError::Alignment(FormatError::Metadata(_)))
-    ));
+    assert!(matches!(writer.to_bytes(), Err(GgufError::Metadata(_))));
 }
 
 /// The bytes of a file whose one tensor `a` is of type `code`.
@@ -329,9 +329,9 @@ fn write_parts(dir: &Path, edit: impl Fn(u16, &mut GgufWriter)) -> PathBuf {
     dir.join("m-00001-of-00002.gguf")
 }
 
-fn split_error(result: Result<GgufFile, GgufError>) -> SplitError {
+fn split_error(result: Result<GgufFile, ModelFileError>) -> GgufError {
     match result {
-        Err(GgufError::Split { source, .. }) => source,
+        Err(ModelFileError::Gguf { reason, .. }) => reason,
         other => panic!("not a split error: {other:?}"),
     }
 }
@@ -364,7 +364,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     let second = dir.path().join(part_file_name("m", 2, 2));
     assert_eq!(
         split_error(GgufFile::open(&second)),
-        SplitError::NotFirst {
+        GgufError::NotFirstPart {
             part: 2,
             n_parts: 2
         }
@@ -373,19 +373,19 @@ fn parts_that_do_not_belong_together_are_refused() {
     fs::copy(&first, &renamed).unwrap();
     assert_eq!(
         split_error(GgufFile::open(&renamed)),
-        SplitError::Name {
+        GgufError::PartName {
             n_parts: 2,
             suffix: "-00001-of-00002.gguf".into()
         }
     );
     assert_eq!(
         split_error(GgufFile::from_bytes(fs::read(&first).unwrap().into())),
-        SplitError::InMemory { n_parts: 2 }
+        GgufError::PartInMemory { n_parts: 2 }
     );
     fs::copy(&first, &second).unwrap();
     assert_eq!(
         split_error(GgufFile::open(&first)),
-        SplitError::Mismatch {
+        GgufError::PartMismatch {
             part: 2,
             n_parts: 2,
             found_part: 1,
@@ -395,7 +395,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     fs::remove_file(&second).unwrap();
     let missing = GgufFile::open(&first).unwrap_err();
     assert!(
-        matches!(&missing, GgufError::Io { path, .. } if *path == second),
+        matches!(&missing, ModelFileError::Io { path, .. } if *path == second),
         "{missing}"
     );
 
@@ -404,7 +404,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     });
     assert_eq!(
         split_error(GgufFile::open(first)),
-        SplitError::Mismatch {
+        GgufError::PartMismatch {
             part: 2,
             n_parts: 2,
             found_part: 2,
@@ -416,7 +416,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     });
     assert_eq!(
         split_error(GgufFile::open(first)),
-        SplitError::TensorCount {
+        GgufError::TensorCount {
             wanted: 5,
             found: 4
         }
@@ -426,7 +426,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     });
     assert_eq!(
         format_error(GgufFile::open(first)),
-        FormatError::DuplicateTensor {
+        GgufError::DuplicateTensor {
             name: "both".into()
         }
     );

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightSource};
-use model_core::gguf::{Array, FormatError, GgufError, GgufFile, GgufWriter, Value};
+use model_core::error::ModelFileError;
+use model_core::gguf::{Array, GgufError, GgufFile, GgufWriter, Value};
 use proptest::prelude::*;
 
 /// The system's allocator, which remembers the largest request of each thread.
@@ -56,7 +57,7 @@ fn data(name: &str) -> PathBuf {
 /// Opens the bytes and takes all weights. Panics where an allocation is larger than what the bytes
 /// can justify: a string of 8 bytes in the file takes 24 in memory, growing vectors double, and a
 /// tensor's entry takes about seven times its description.
-fn open(bytes: Vec<u8>) -> Result<GgufFile, GgufError> {
+fn open(bytes: Vec<u8>) -> Result<GgufFile, ModelFileError> {
     let allowed = 16 * bytes.len() + 4096;
     let shared = bytes.into();
     LARGEST.set(0);
@@ -77,9 +78,9 @@ fn open(bytes: Vec<u8>) -> Result<GgufFile, GgufError> {
     file
 }
 
-fn format_error(bytes: Vec<u8>) -> FormatError {
+fn format_error(bytes: Vec<u8>) -> GgufError {
     match open(bytes) {
-        Err(GgufError::Format { source, .. }) => source,
+        Err(ModelFileError::Gguf { reason, .. }) => reason,
         other => panic!("not a format error: {other:?}"),
     }
 }
@@ -173,8 +174,8 @@ fn a_model_cut_short_anywhere_is_an_error() {
     let mut parts = std::collections::BTreeSet::new();
     for cut in (0..header).chain(in_data) {
         match format_error(bytes[..cut].to_vec()) {
-            FormatError::Empty => assert_eq!(cut, 0),
-            FormatError::Truncated {
+            GgufError::Empty => assert_eq!(cut, 0),
+            GgufError::Truncated {
                 part,
                 at,
                 wanted,
@@ -186,7 +187,7 @@ fn a_model_cut_short_anywhere_is_an_error() {
                 assert!(available < wanted, "cut at {cut}: {part}");
                 parts.insert(part);
             }
-            FormatError::TooMany { count, at_most, .. } => assert!(at_most < count),
+            GgufError::TooMany { count, at_most, .. } => assert!(at_most < count),
             other => panic!("cut at {cut}: {other}"),
         }
     }
@@ -258,7 +259,7 @@ fn absurd_counts_are_refused_before_anything_is_allocated() {
         for raw in [Raw::new(count, 0), Raw::new(0, count)] {
             assert!(matches!(
                 format_error(raw.data(16)),
-                FormatError::TooMany { count: found, at_most: 0..3, .. } if found == count
+                GgufError::TooMany { count: found, at_most: 0..3, .. } if found == count
             ));
         }
         for code in [0u32, 7, 8, 12] {
@@ -274,10 +275,8 @@ fn absurd_counts_are_refused_before_anything_is_allocated() {
         }
         let error = format_error(Raw::new(0, 1).u64(count).data(0));
         assert!(
-            matches!(
-                error,
-                FormatError::TooLong { .. } | FormatError::TooMany { .. }
-            ) || matches!(error, FormatError::Truncated { wanted, .. } if wanted == count),
+            matches!(error, GgufError::TooLong { .. } | GgufError::TooMany { .. })
+                || matches!(error, GgufError::Truncated { wanted, .. } if wanted == count),
             "{error}"
         );
     }
@@ -288,16 +287,16 @@ fn lengths_of_strings_are_checked() {
     let value = |length: u64| Raw::new(0, 1).text(b"k").u32(8).u64(length).data(40);
     assert!(matches!(
         format_error(value(1000)),
-        FormatError::Truncated { wanted: 1000, .. }
+        GgufError::Truncated { wanted: 1000, .. }
     ));
     assert!(matches!(
         format_error(value(u64::MAX)),
-        FormatError::TooLong { .. }
+        GgufError::TooLong { .. }
     ));
     let name = Raw::new(1, 0).text(&[b'n'; 1025]).data(64);
     assert!(matches!(
         format_error(name),
-        FormatError::TooLong {
+        GgufError::TooLong {
             length: 1025,
             at_most: 1024,
             ..
@@ -317,7 +316,7 @@ fn shapes_that_overflow_are_refused() {
     ] {
         let error = format_error(Raw::new(1, 0).tensor("t", dimensions, F32, 0).data(64));
         assert!(
-            matches!(error, FormatError::Shape { .. }),
+            matches!(error, GgufError::Shape { .. }),
             "{dimensions:?}: {error}"
         );
     }
@@ -327,11 +326,11 @@ fn shapes_that_overflow_are_refused() {
             .tensor("t", &[(1 << 62) + 1], F32, 0)
             .data(64),
     );
-    assert!(matches!(error, FormatError::Shape { .. }), "{error}");
+    assert!(matches!(error, GgufError::Shape { .. }), "{error}");
     let error = format_error(Raw::new(1, 0).tensor("t", &[1; 5], F32, 0).data(64));
     assert_eq!(
         error,
-        FormatError::Dimensions {
+        GgufError::Dimensions {
             name: "t".into(),
             n_dimensions: 5
         }
@@ -339,7 +338,7 @@ fn shapes_that_overflow_are_refused() {
     let error = format_error(Raw::new(1, 0).tensor("t", &[48], 8, 0).data(64));
     assert!(matches!(
         error,
-        FormatError::PartialBlock {
+        GgufError::PartialBlock {
             columns: 48,
             block_len: 32,
             ..
@@ -362,7 +361,7 @@ fn tensors_lie_inside_the_file_and_apart() {
     );
     assert_eq!(
         format_error(two(32, 128)),
-        FormatError::Overlap {
+        GgufError::Overlap {
             first: "a".into(),
             second: "b".into(),
             n_bytes: 32
@@ -370,7 +369,7 @@ fn tensors_lie_inside_the_file_and_apart() {
     );
     assert_eq!(
         format_error(two(0, 128)),
-        FormatError::Overlap {
+        GgufError::Overlap {
             first: "a".into(),
             second: "b".into(),
             n_bytes: 64
@@ -378,7 +377,7 @@ fn tensors_lie_inside_the_file_and_apart() {
     );
     assert_eq!(
         format_error(two(65, 256)),
-        FormatError::Misaligned {
+        GgufError::Misaligned {
             name: "b".into(),
             offset: 65,
             alignment: 32
@@ -387,7 +386,7 @@ fn tensors_lie_inside_the_file_and_apart() {
     for offset in [1 << 40, u64::MAX - 31, u64::MAX - 127] {
         assert!(matches!(
             format_error(two(offset, 128)),
-            FormatError::Truncated { .. }
+            GgufError::Truncated { .. }
         ));
     }
 }
@@ -400,7 +399,7 @@ fn names_and_keys_are_unique() {
         .data(64);
     assert_eq!(
         format_error(twice),
-        FormatError::DuplicateTensor { name: "a".into() }
+        GgufError::DuplicateTensor { name: "a".into() }
     );
     let twice = Raw::new(0, 2)
         .text(b"k")
@@ -412,7 +411,7 @@ fn names_and_keys_are_unique() {
         .data(0);
     assert_eq!(
         format_error(twice),
-        FormatError::DuplicateKey { key: "k".into() }
+        GgufError::DuplicateKey { key: "k".into() }
     );
 }
 
@@ -421,11 +420,11 @@ fn values_are_of_known_types() {
     let array = |code: u32| Raw::new(0, 1).text(b"k").u32(9).u32(code).u64(1).data(64);
     assert_eq!(
         format_error(array(9)),
-        FormatError::NestedArray { key: "k".into() }
+        GgufError::NestedArray { key: "k".into() }
     );
     assert_eq!(
         format_error(array(13)),
-        FormatError::UnknownValueType {
+        GgufError::UnknownValueType {
             key: "k".into(),
             code: 13
         }
@@ -433,14 +432,14 @@ fn values_are_of_known_types() {
     let value = |code: u32| Raw::new(0, 1).text(b"k").u32(code).u32(2).data(64);
     assert_eq!(
         format_error(value(13)),
-        FormatError::UnknownValueType {
+        GgufError::UnknownValueType {
             key: "k".into(),
             code: 13
         }
     );
     assert_eq!(
         format_error(value(7)),
-        FormatError::BadBool {
+        GgufError::BadBool {
             key: "k".into(),
             found: 2
         }
@@ -453,7 +452,7 @@ fn values_are_of_known_types() {
             .data(64);
         let is_bad = open(Raw::new(1, 1).text(b"general.alignment").u32(4).u32(bad).0).is_err();
         assert!(is_bad);
-        assert_eq!(format_error(raw), FormatError::Alignment { found: bad });
+        assert_eq!(format_error(raw), GgufError::Alignment { found: bad });
     }
 }
 
@@ -462,12 +461,12 @@ fn bad_utf8_is_refused_in_names_and_replaced_in_lists() {
     let key = Raw::new(0, 1).text(b"k\xff").u32(4).u32(1).data(0);
     assert!(matches!(
         format_error(key),
-        FormatError::NotUtf8 { valid: 1, .. }
+        GgufError::NotUtf8 { valid: 1, .. }
     ));
     let value = Raw::new(0, 1).text(b"k").u32(8).text(b"\xff").data(0);
     assert!(matches!(
         format_error(value),
-        FormatError::NotUtf8 { valid: 0, .. }
+        GgufError::NotUtf8 { valid: 0, .. }
     ));
     let list = Raw::new(0, 1)
         .text(b"k")

@@ -1,7 +1,7 @@
 //! The flags of `cellar chat`.
 //!
-//! Invariant: a conversation has the sampling, memory and computation flags of `cellar run`. Knows nothing
-//! of how messages are read.
+//! Invariant: a conversation has the sampling, memory and computation flags of `cellar run`. Knows
+//! nothing of how messages are read.
 
 use clap::Args;
 
@@ -10,15 +10,15 @@ use super::{EngineArgs, ModelArgs, SamplerArgs, count};
 /// `cellar chat`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line is a message; a line that ends with \\ goes on with the next one. What the model remembers of
-the conversation is not read again: an answer begins after the new message alone has been read.
+Each line is a message; a line that ends with \\ continues on the next one. The conversation stays in
+the memory: for each answer, only the new message is evaluated.
 
-  /clear   forget the conversation, but for the system message
-  /help    these lines
-  /exit    the end, as Ctrl-D
+  /clear   forget the conversation except the system message
+  /help    show these commands
+  /exit    end the program, as Ctrl-D does
 
-Ctrl-C ends an answer; at the prompt it ends the program. Without a terminal the messages are the
-lines of a pipe, and only answers are printed.
+Ctrl-C ends an answer; at the prompt it ends the program. Without a terminal, messages are the lines
+of standard input, and only answers are printed.
 
 Examples:
   cellar chat -m MODEL.gguf
@@ -27,13 +27,14 @@ Examples:
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// A system message before the first
+    /// System message before the first message
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// Most tokens of one answer [default: as many as the context holds]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    /// Maximum tokens per answer [default: as many as the context holds]
+    #[arg(short = 'n', long, value_name = "N",
+          allow_negative_numbers = true, value_parser = count())]
     pub(crate) predict: Option<u32>,
-    /// End an answer before this string; may be given several times
+    /// Stop an answer before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! The flags of the commands that measure: `kl`, `bench` and `perplexity`.
 //!
-//! Invariant: each can print one JSON object, and takes its model and engine as all commands do.
-//! Knows neither what is measured nor how: that is [`crate::commands`]'.
+//! Invariant: each can print one JSON object and has the model and engine flags of other commands.
+//! Knows nothing of how things are measured: [`crate::commands`] does.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ use super::{EngineArgs, ModelArgs, count, count_or_none};
 /// `cellar kl`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Takes the text once with K and V as they were computed (f32) and once as --kv-type and its relatives
-say, and compares what is predicted at every token: the Kullback-Leibler divergence in nats, how often
-the most likely token is the same, and both perplexities.
+Evaluates the text twice, with K and V stored as f32 and as --kv-type selects, and compares the
+predictions at every token: the Kullback-Leibler divergence in nats, how often the most likely token
+is the same, and both perplexities.
 
 Examples:
   cellar kl -m MODEL.gguf -f TEXT.md --kv-type q8_0
@@ -27,7 +27,7 @@ pub(crate) struct KlArgs {
     /// Read the text from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub(crate) file: Option<PathBuf>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -37,10 +37,10 @@ pub(crate) struct KlArgs {
 /// `cellar bench`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each repetition evaluates a prompt of -p tokens, and then, apart from it, -n tokens one by one; both
-after --depth tokens that are not counted. One repetition before the first, from no depth, is not
-counted either. Of several --seqs the tokens of all are counted, and a step generates one for each.
-With --times what is outside of all steps is the engine's: choosing cells, preparing inputs.
+Each repetition evaluates a prompt of -p tokens and then, separately, -n tokens one by one; both
+after --depth tokens that are not counted. A warm-up repetition without depth is not counted either.
+With several --seqs the tokens of all are counted, and each step generates one token per sequence.
+With --times, \"outside\" is the time between the backend's steps: finding cells, preparing inputs.
 
 Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 -t 8
@@ -50,11 +50,11 @@ Examples:
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Tokens of the prompt; 0 leaves it out
+    /// Tokens of the prompt; 0 skips it
     #[arg(short = 'p', long, value_name = "N", default_value_t = 512,
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) prompt: u32,
-    /// Tokens to generate; 0 leaves it out
+    /// Tokens to generate; 0 skips generation
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64,
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) predict: u32,
@@ -62,21 +62,21 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, value_name = "N", default_value_t = 5,
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) reps: u32,
-    /// Tokens in the memory before
+    /// Tokens in the memory before each measurement
     #[arg(long, value_name = "N", default_value_t = 0,
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) depth: u32,
-    /// Sequences side by side, each with a prompt, a depth and a token a step of its own
+    /// Concurrent sequences, each with its own prompt, depth and one token per step
     #[arg(long, value_name = "N", default_value_t = 1,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) seqs: u32,
-    /// Let all sequences share the tokens of --depth, as they do a system prompt
+    /// Share the tokens of --depth among all sequences, like a system prompt
     #[arg(long, requires_all = ["seqs", "depth"])]
     pub(crate) share_depth: bool,
-    /// Print where the time goes, by kinds of steps: matmul, attention, …
+    /// Show where the time goes, by kind of step: matmul, attention, …
     #[arg(long)]
     pub(crate) times: bool,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -86,8 +86,8 @@ pub(crate) struct BenchArgs {
 /// `cellar perplexity`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The text is cut into chunks of --ctx tokens [default: 512]; the second half of each is scored, as
-llama-perplexity does it, so that figures compare.
+The text is cut into chunks of --ctx tokens [default: 512], and the second half of each is scored, as
+in llama-perplexity, so results are comparable.
 
 Examples:
   cellar perplexity -m MODEL.gguf -f notes.txt
@@ -101,7 +101,7 @@ pub(crate) struct PerplexityArgs {
     /// Stop after this many chunks [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
     pub(crate) chunks: Option<u32>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]

@@ -1,11 +1,11 @@
-//! `cellar convert`: a model directory as a GGUF file, in a format of choice.
+//! `cellar convert`: writes a model directory as a GGUF file, in a format of choice.
 //!
-//! Vectors, and matrices that are small or that llama.cpp wants exact, are stored as F32; a matrix
-//! whose rows are no whole number of blocks takes the next format whose blocks fit. The head (or the
-//! embedding that stands for it) gets at least 6 bits, as errors there meet every token.
+//! Vectors, and matrices that are small or that llama.cpp keeps exact, are stored as F32; a matrix
+//! whose rows are not a whole number of blocks takes the next format whose blocks fit. The output
+//! matrix (or the embedding, where the two are tied) gets at least 6 bits per value, because its
+//! errors affect every token.
 
 use std::io::Write;
-use std::str::FromStr;
 
 use anyhow::Context;
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -19,49 +19,6 @@ use crate::failure::Exit;
 use crate::machine;
 use crate::models::ModelSource;
 use crate::progress::Progress;
-
-/// A format that models can be written in, with its number in `general.file_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileType {
-    format: BlockFormat,
-    number: u32,
-}
-
-const FILE_TYPES: [FileType; 12] = {
-    use BlockFormat::*;
-    const fn of(format: BlockFormat, number: u32) -> FileType {
-        FileType { format, number }
-    }
-    [
-        of(F32, 0),
-        of(F16, 1),
-        of(BF16, 32),
-        of(Q4_0, 2),
-        of(Q4_1, 3),
-        of(Q5_0, 8),
-        of(Q5_1, 9),
-        of(Q8_0, 7),
-        of(Q3_K, 12),
-        of(Q4_K, 14),
-        of(Q5_K, 16),
-        of(Q6_K, 18),
-    ]
-};
-
-impl FromStr for FileType {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let is = |t: &&FileType| t.format.name().eq_ignore_ascii_case(name);
-        FILE_TYPES.iter().find(is).copied().ok_or_else(|| {
-            let known: Vec<String> = FILE_TYPES
-                .iter()
-                .map(|t| t.format.name().to_lowercase())
-                .collect();
-            format!("known are {}", known.join(", "))
-        })
-    }
-}
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let model = ModelSource::File(args.model.clone()).open()?;
@@ -87,7 +44,11 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
         .into_iter()
         .map(|name| {
             let WeightInfo { shape, .. } = weights.describe(&name)?;
-            let format = format_of(&name, &shape, (args.file_type.format, name == head));
+            let role = match name == head {
+                true => Role::Output,
+                false => Role::Other,
+            };
+            let format = format_of(&name, &shape, args.file_type.format, role);
             let info = WeightInfo { shape, format };
             anyhow::Ok(Announced { name, info })
         })
@@ -127,8 +88,17 @@ fn natural(name: &str) -> (Option<u32>, String) {
     }
 }
 
-/// How a tensor is stored.
-fn format_of(name: &str, shape: &[usize], (wanted, is_head): (BlockFormat, bool)) -> BlockFormat {
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It makes the logits.
+    Output,
+    /// Anything else.
+    Other,
+}
+
+/// How a tensor is stored in a file of type `wanted`.
+fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
     let exact = [
         "ffn_gate_inp.weight",
         "ssm_conv1d.weight",
@@ -145,7 +115,7 @@ fn format_of(name: &str, shape: &[usize], (wanted, is_head): (BlockFormat, bool)
         wanted,
         BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 | BlockFormat::Q8_0
     );
-    let wanted = match is_head && small {
+    let wanted = match role == Role::Output && small {
         true => BlockFormat::Q6_K,
         false => wanted,
     };
@@ -174,7 +144,7 @@ fn convert(weight: &Weight, format: BlockFormat) -> anyhow::Result<Weight> {
     Ok(Weight::new(name, shape, format, bytes.into())?)
 }
 
-/// Formats whose scales candle searches for; the others are rounded by `kv-core`.
+/// Formats that candle quantises, searching for scales; `kv-core` rounds to the others.
 fn ggml_type(format: BlockFormat) -> Option<GgmlDType> {
     match format {
         BlockFormat::Q3_K => Some(GgmlDType::Q3K),
@@ -191,7 +161,7 @@ mod tests {
 
     #[test]
     fn each_tensor_gets_a_format_that_fits() {
-        let of = |name, shape: &[usize], wanted| format_of(name, shape, (wanted, false));
+        let of = |name, shape: &[usize], wanted| format_of(name, shape, wanted, Role::Other);
         use BlockFormat::*;
         assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], Q4_K), Q4_K);
         assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], Q4_K), Q8_0);
@@ -200,12 +170,12 @@ mod tests {
         assert_eq!(of("blk.0.ffn_gate_inp.weight", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ffn_up_exps.bias", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
-        let head = |wanted| format_of("output.weight", &[8, 512], (wanted, true));
+        let head = |wanted| format_of("output.weight", &[8, 512], wanted, Role::Output);
         assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
     }
 
     #[test]
-    fn k_blocks_come_near_the_values_that_went_in() {
+    fn quantised_values_are_close_to_the_originals() {
         let values: Vec<f32> = (0..512).map(|i| (i as f32 * 0.37).sin()).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let weight = Weight::new("w", vec![2, 256], BlockFormat::F32, bytes.into()).unwrap();
@@ -223,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_in_their_order() {
+    fn layers_sort_by_number() {
         let mut names = ["blk.10.a", "output.weight", "blk.9.b", "blk.9.a"];
         names.sort_by_key(|name| natural(name));
         assert_eq!(names, ["output.weight", "blk.9.a", "blk.9.b", "blk.10.a"]);

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use engine::{EmbedError, Embedder, EmbedderConfig, LongTexts, Normalization};
+use engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
 use model_core::architecture::OutputKind;
 
 use crate::args::EmbedArgs;
@@ -18,8 +18,8 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let open = source.open()?;
     if open.model().output() != OutputKind::Embeddings {
         return usage(format!(
-            "'{}' continues texts and gives no vectors: 'cellar run' is for it; 'cellar embed' takes \
-             an encoder ({})",
+            "'{}' continues texts and gives no vectors: 'cellar run' is for it; 'cellar embed' \
+             takes an encoder ({})",
             open.model().architecture(),
             encoders().join(", ")
         ));
@@ -77,13 +77,13 @@ fn texts(args: &EmbedArgs) -> anyhow::Result<Vec<String>> {
     }
 }
 
-/// What can be done about it, on the command line.
-fn with_advice(error: EmbedError) -> anyhow::Error {
+/// Adds what can be done on the command line.
+fn with_advice(error: EngineError) -> anyhow::Error {
     match error {
-        EmbedError::TooLong { .. } => {
+        EngineError::TextTooLong { .. } => {
             anyhow::anyhow!("{error}; make it shorter, or cut its end off with --truncate")
         }
-        EmbedError::NoPooling { .. } => {
+        EngineError::NoPooling { .. } => {
             anyhow::anyhow!("{error}; choose with --pooling: most models were made for mean or cls")
         }
         other => other.into(),

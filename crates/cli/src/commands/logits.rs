@@ -12,7 +12,7 @@ use kv_core::{KvType, SeqId, TokenId};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::args::LogitsArgs;
-use crate::aside;
+use crate::atomic_write;
 use crate::failure::{Exit, usage};
 use crate::machine;
 use crate::models::ModelSource;
@@ -30,7 +30,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     check_room(&sequences, n_vocab)?;
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
     let logits = evaluate(&mut engine, &sequences, &args.chunks)?;
-    write_aside(&args.out, &logits, n_vocab)?;
+    write_file(&args.out, &logits, n_vocab)?;
     Ok(Exit::Done)
 }
 
@@ -140,8 +140,8 @@ fn evaluate(
     Ok(logits)
 }
 
-/// Writes beside the file and renames, so that a file of this name is always whole.
-fn write_aside(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Result<()> {
+/// Writes the logits as tensors, atomically.
+fn write_file(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Result<()> {
     let bytes: Vec<Vec<u8>> = logits
         .iter()
         .map(|rows| rows.iter().flat_map(|v| v.to_le_bytes()).collect())
@@ -157,5 +157,5 @@ fn write_aside(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Resu
         tensors.push((name, TensorView::new(Dtype::F32, shape, bytes)?));
     }
     let contents = safetensors::serialize(tensors, None)?;
-    aside::replace(path, |file| Ok(file.write_all(&contents)?))
+    atomic_write::replace(path, |file| Ok(file.write_all(&contents)?))
 }

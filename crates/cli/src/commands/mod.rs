@@ -1,7 +1,7 @@
-//! The commands, one file each, and what they share: writing to stdout.
+//! The commands, one file each.
 //!
-//! Everything goes through an [`std::io::Write`], so that a reader that went away is an error value
-//! and not a panic.
+//! All output goes through an [`std::io::Write`], so that a closed pipe is an error value and not a
+//! panic.
 
 mod bench;
 mod chat;
@@ -18,8 +18,6 @@ mod run;
 mod session;
 mod state;
 mod tokenize;
-
-pub(crate) use convert::FileType;
 
 use crate::args::Command;
 use crate::failure::Exit;

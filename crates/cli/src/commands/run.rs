@@ -1,4 +1,4 @@
-//! `cellar run`: a prompt becomes a text, streamed to stdout.
+//! `cellar run`: continues a prompt, streaming the text to stdout.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -7,6 +7,7 @@ use engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Pac
 use kv_core::KvType;
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendInfo, BoxedBackend};
+use kv_core::state::SeqTokens;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::{AddSpecial, EncodeOptions};
@@ -14,7 +15,7 @@ use serde::Serialize;
 
 use super::{messages, session};
 use crate::args::RunArgs;
-use crate::aside;
+use crate::atomic_write;
 use crate::failure::{Exit, usage};
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::{EMBEDDED_PROMPT, ModelSource};
@@ -53,11 +54,11 @@ struct ReportTimings {
     generation_tokens_per_second: Option<f64>,
 }
 
-/// What is known before the first token.
+/// The input of a generation.
 struct Start {
     prompt: String,
     ids: Vec<TokenId>,
-    /// The tokens of a loaded state; they are before the prompt.
+    /// The tokens of a loaded state, which precede the prompt.
     history: Option<Vec<TokenId>>,
     load: Duration,
 }
@@ -72,7 +73,7 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     session::check(args)?;
     let prompt = prompt(args, &source)?;
     if let Some(path) = &args.session.save_state {
-        aside::check(path)?;
+        atomic_write::check(path)?;
     }
     let cancel = cancel_on_interrupt()?;
     let started = Instant::now();
@@ -94,7 +95,7 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         None => None,
     };
     if history.is_some() && ids.is_empty() {
-        return usage("the saved text has ended: give a prompt that it goes on with");
+        return usage("the saved text has ended: give a prompt to continue it with");
     }
     drop(loading);
     let start = Start {
@@ -126,11 +127,11 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         ..Default::default()
     };
     let mut generation = Generation::new(&mut engine, file.tokenizer(), options)?;
-    // Where nothing is generated, the last token waits: whoever goes on needs what it leads to.
-    let waits = args.session.save_state.is_some() && n_predict == Some(0);
+    // With -n 0 the last token stays pending: the run that continues needs its logits.
+    let keeps_last = args.session.save_state.is_some() && n_predict == Some(0);
     let n_fed = match start.ids.split_last() {
-        Some((_, [])) if waits => 0,
-        Some((_, before)) if waits => feed(&mut generation, before)?,
+        Some((_, [])) if keeps_last => 0,
+        Some((_, before)) if keeps_last => feed(&mut generation, before)?,
         _ => feed(&mut generation, &start.ids)?,
     };
     if !args.chat && !args.no_echo {
@@ -171,8 +172,8 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     }
     out.flush()?;
-    let line = statistics(&generation, &start, (&info, seed));
-    // Statistics that nobody can read are no reason to fail.
+    let line = statistics(&generation, &start, &info, seed);
+    // Where stderr is closed, nobody reads the statistics.
     let _ = writeln!(std::io::stderr(), "{line}");
     Ok(match generation.finish_reason() {
         Some(FinishReason::Cancelled) => Exit::Interrupted,
@@ -203,16 +204,20 @@ fn tokens_so_far(
     generation: &Generation<'_, BoxedBackend>,
     start: &Start,
     n_fed: usize,
-) -> (Vec<TokenId>, Vec<TokenId>) {
-    let (fed, left) = start.ids.split_at(n_fed.min(start.ids.len()));
-    let told = generation.tokens();
-    let n_waiting = usize::from(generation.pending().is_some());
-    let (evaluated, waiting) = told.split_at(told.len() - n_waiting.min(told.len()));
+) -> SeqTokens {
+    let (fed, not_fed) = start.ids.split_at(n_fed.min(start.ids.len()));
+    let generated = generation.tokens();
+    let n_pending = usize::from(generation.pending().is_some()).min(generated.len());
+    let (evaluated, pending) = generated.split_at(generated.len() - n_pending);
     let history = start.history.as_deref().unwrap_or_default();
-    ([history, fed, evaluated].concat(), [left, waiting].concat())
+    SeqTokens {
+        seq: session::SEQ,
+        evaluated: [history, fed, evaluated].concat(),
+        pending: [not_fed, pending].concat(),
+    }
 }
 
-/// The prompt as it was given, or the story's beginning.
+/// The prompt of the command line, or the beginning of the story.
 fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
     let given = resolve::text(args.prompt(), args.file.as_deref())?;
     let given = match args.prompt() {
@@ -236,8 +241,8 @@ fn encode(
     prompt: String,
 ) -> anyhow::Result<(String, Vec<TokenId>)> {
     let tokenizer = file.tokenizer();
-    let goes_on = args.session.load_state.is_some();
-    if args.chat && goes_on {
+    let continues = args.session.load_state.is_some();
+    if args.chat && continues {
         let text = next_turn(file, &prompt)?;
         let options = EncodeOptions {
             add: AddSpecial::Never,
@@ -251,10 +256,10 @@ fn encode(
         let ids = tokenizer.encode(&text, EncodeOptions::CHAT);
         return Ok((text, ids));
     }
-    if goes_on && prompt.is_empty() {
+    if continues && prompt.is_empty() {
         return Ok((prompt, Vec::new()));
     }
-    let options = if args.no_bos || goes_on {
+    let options = if args.no_bos || continues {
         EncodeOptions {
             add: AddSpecial::Never,
             ..EncodeOptions::PROMPT
@@ -264,7 +269,7 @@ fn encode(
     };
     let mut ids = tokenizer.encode(&prompt, options);
     // A model that ends texts with EOS would have nothing to continue.
-    if !args.no_bos && !goes_on && tokenizer.adds_last().is_some() {
+    if !args.no_bos && !continues && tokenizer.adds_last().is_some() {
         ids.pop();
     }
     Ok((prompt, ids))
@@ -279,21 +284,21 @@ fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Re
     rendered(file, &messages)
 }
 
-/// What stands in place of the messages that a loaded state has read.
+/// Placeholders for the messages that a loaded state has read.
 const EARLIER: [&str; 2] = ["the-message-before", "the-answer-before"];
 
-/// What follows an answer: its end, as the template puts it, and the next message. A state holds
-/// tokens and not messages, so others stand for them, and only what comes behind them is taken.
+/// The text after an answer: its end, as the template renders it, and the next message. A state
+/// holds tokens and not messages, so placeholders are rendered and only the text after them is used.
 fn next_turn(file: &ModelFile, user: &str) -> anyhow::Result<String> {
     let [before, answer] = EARLIER;
     let messages = [("user", before), ("assistant", answer), ("user", user)];
     let messages = messages.map(|(role, text)| ChatMessage::new(role, text));
     let text = rendered(file, &messages)?;
     match text.split_once(answer) {
-        Some((_, behind)) if behind.contains(user.trim()) => Ok(behind.to_owned()),
+        Some((_, after)) if after.contains(user.trim()) => Ok(after.to_owned()),
         _ => anyhow::bail!(
-            "this model's chat template leaves earlier messages out, so that no message can follow a \
-             saved state: run it without --chat"
+            "this model's chat template leaves out earlier messages, so no message can follow a saved \
+             state: run it without --chat"
         ),
     }
 }
@@ -335,7 +340,8 @@ impl ReportTimings {
 fn statistics(
     generation: &Generation<'_, BoxedBackend>,
     start: &Start,
-    (info, seed): (&BackendInfo, u64),
+    info: &BackendInfo,
+    seed: u64,
 ) -> String {
     let pace = |pace: Pace| match pace.tokens_per_second() {
         Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),

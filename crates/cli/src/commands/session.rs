@@ -1,7 +1,7 @@
-//! A text that goes on in another process: what a run begins with, and what it leaves.
+//! Saved states of `cellar run`: loading one before the prompt, saving one after the text.
 //!
-//! Invariant: what is left can always be gone on from: a token that was chosen but not evaluated is
-//! part of it. Knows nothing of how a text is told.
+//! Invariant: every saved state can be continued: a token that was chosen but not evaluated is part
+//! of it. Knows nothing of how text is generated.
 
 use std::fs;
 use std::io::Read;
@@ -12,40 +12,40 @@ use engine::{Engine, SaveOptions};
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{RestoreInto, Seqs};
 use kv_core::state::{SavedState, SeqTokens};
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{KvType, SeqId};
 
 use crate::args::RunArgs;
-use crate::aside;
+use crate::atomic_write;
 use crate::failure::usage;
 use crate::machine;
 
 /// The sequence of a run.
-const SEQ: SeqId = SeqId(0);
+pub(super) const SEQ: SeqId = SeqId(0);
 
-/// Whether what was asked for can be done from a saved state.
+/// Checks that the options work together with a saved state.
 ///
 /// # Errors
-/// A usage error that says why not, and what can be done instead.
+/// A usage error with the reason, and what can be done instead.
 pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
     if args.session.load_state.is_none() {
         return Ok(());
     }
     if args.long_context.group_attention_factor.is_some() {
         return usage(
-            "--load-state cannot be used with --group-attention-factor: a state does not say which of \
-             its tokens share positions; go on without groups, or read the whole text again",
+            "--load-state cannot be used with --group-attention-factor: a state does not record which \
+             of its tokens share positions; continue without groups, or read the whole text again",
         );
     }
     if args.system.is_some() {
         return usage(
             "--load-state cannot be used with --system: a system message comes before all others, and \
-             the saved text has begun; give it in the run that saves",
+             the saved text has begun already; give it in the run that saves",
         );
     }
     Ok(())
 }
 
-/// The bytes of a file that is a state, if it is one.
+/// The bytes of a file, which should be a saved state.
 ///
 /// # Errors
 /// Where it cannot be read, or is larger than this machine's memory.
@@ -73,7 +73,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// Restores the one sequence of a state, and returns its tokens.
 ///
 /// # Errors
-/// Where the file is no state, another model's, or has no place; nothing has changed then.
+/// Where the file is not a state, is another model's, or does not fit; nothing has changed then.
 pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Result<SeqTokens> {
     let bytes = read(path)?;
     let cannot = || format!("cannot load '{}'", path.display());
@@ -81,7 +81,7 @@ pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Re
     let seqs = state.snapshot().seqs();
     let into = match (seqs.first(), seqs.len()) {
         (Some(from), 1) => RestoreInto::One { from, to: SEQ },
-        // Nothing was evaluated yet: all of its tokens wait.
+        // Nothing was evaluated yet: all of its tokens are pending.
         (None, _) => RestoreInto::All,
         _ => anyhow::bail!(
             "{}: it holds the sequences {seqs}, and one is needed",
@@ -93,25 +93,21 @@ pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Re
     Ok(own.unwrap_or_default())
 }
 
-/// Saves the sequence of a run, in place of a file of this name, and returns its bytes.
+/// Saves the sequence of a run, replacing a file of this name, and returns the file's size in bytes.
 ///
 /// # Errors
-/// Where it cannot be written; a file of this name is then what it was.
+/// Where it cannot be written; a file of this name is then unchanged.
 pub(super) fn save(
     engine: &Engine<BoxedBackend>,
     path: &Path,
-    (evaluated, pending): (Vec<TokenId>, Vec<TokenId>),
+    tokens: SeqTokens,
     kv_type: Option<KvType>,
 ) -> anyhow::Result<u64> {
-    let tokens = [SeqTokens {
-        seq: SEQ,
-        evaluated,
-        pending,
-    }];
+    let tokens = [tokens];
     let options = SaveOptions {
         seqs: Seqs::One(SEQ),
         tokens: &tokens,
         kv_type,
     };
-    aside::replace(path, |file| Ok(engine.save_state(&options, file)?))
+    atomic_write::replace(path, |file| Ok(engine.save_state(&options, file)?))
 }

@@ -67,7 +67,7 @@ enum Stage {
 
 /// A selection in chunks starts with so many of the most likely tokens.
 const FIRST_CHUNK: usize = 128;
-/// So many logits are changed in a list beside the logits; with more, all are copied.
+/// The most changes in a list; with more, all logits are copied and changed in place.
 const MAX_CHANGED: usize = 1024;
 /// Logits that are compared at once.
 const LANES: usize = 16;
@@ -204,7 +204,9 @@ impl<'a> Candidates<'a> {
         match self.stage {
             _ if k == 0 => {}
             Stage::Logits => visit_above_floor(self.logits, changed, |c| top.offer(c)),
-            Stage::Selected => selected.iter().for_each(|&c| drop(top.offer(c))),
+            Stage::Selected => selected.iter().for_each(|&c| {
+                top.offer(c);
+            }),
         }
         let top = top.finish();
         self.replace_selection(top);
@@ -497,8 +499,8 @@ mod tests {
             let both = |read: &Candidates<'_>, copied: &Candidates<'_>| {
                 prop_assert_eq!(read.best(), copied.best());
                 prop_assert_eq!(read.order(), copied.order());
-                let (read, copied): (Vec<_>, Vec<_>) = (read.iter().collect(), copied.iter().collect());
-                prop_assert_eq!(read, copied);
+                let read: Vec<_> = read.iter().collect();
+                prop_assert_eq!(read, copied.iter().collect::<Vec<_>>());
                 Ok(())
             };
             both(&read, &copied)?;

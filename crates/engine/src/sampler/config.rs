@@ -1,4 +1,4 @@
-//! [`SamplerConfig`]: what the caller chooses, as plain data, and the limits of each choice.
+//! [`SamplerConfig`]: the sampler's settings as plain data, and the range of each.
 //!
 //! Invariant: a configuration that passes [`SamplerConfig::check`] makes every step of the chain
 //! well defined. Knows nothing of logits.
@@ -7,8 +7,7 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest window of recent tokens that penalties can look at.
-pub const MAX_LAST_N: usize = 1 << 20;
+use crate::config::{ConfigError, MAX_LAST_N};
 
 /// How the next token is chosen from the logits.
 ///
@@ -17,20 +16,20 @@ pub const MAX_LAST_N: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplerConfig {
-    /// Logits are divided by this before the draw. 0 takes the most likely token always (of equal
+    /// Logits are divided by this before the draw. 0 always takes the most likely token (of equal
     /// ones the smallest id) and draws nothing.
     pub temperature: f32,
-    /// Only so many of the most likely tokens stay; all of them where this is `None`.
+    /// Keeps only this many of the most likely tokens; `None` keeps all.
     pub top_k: Option<NonZeroU32>,
     /// Only the most likely tokens stay whose probabilities together reach this, in `0..=1`;
     /// 1 keeps all. At least one token stays.
     pub top_p: f32,
-    /// Only tokens stay that are at least so likely, compared with the most likely one, in
+    /// Keeps tokens whose probability, relative to the most likely one's, is at least this, in
     /// `0..=1`; 0 keeps all.
     pub min_p: f32,
-    /// What makes tokens that were seen lately less likely.
+    /// Penalties on tokens that occurred recently.
     pub penalties: Penalties,
-    /// What the draws follow from: the same seed and logits give the same tokens on every platform.
+    /// Seed of the draws: the same seed and logits give the same tokens on every platform.
     pub seed: u64,
 }
 
@@ -38,49 +37,15 @@ pub struct SamplerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Penalties {
-    /// How many tokens back is lately; 0 switches penalties off.
+    /// How many tokens back penalties look; 0 turns them off.
     pub last_n: usize,
-    /// Positive logits are divided by this and others multiplied with it; 1 does nothing
+    /// Positive logits are divided by this and others multiplied by it; 1 does nothing
     /// (CTRL, arXiv:1909.05858, section 4.1).
     pub repeat: f32,
-    /// Taken off the logit once for each time that the token occurred.
+    /// Subtracted from the logit for each occurrence of the token.
     pub frequency: f32,
-    /// Taken off the logit of every token that occurred.
+    /// Subtracted from the logit of every token that occurred.
     pub presence: f32,
-}
-
-/// A choice that makes no sense.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SamplerConfigError {
-    /// The temperature is negative or no number.
-    #[error("temperature {0} is not a number of at least 0")]
-    Temperature(f32),
-    /// A probability outside `0..=1`.
-    #[error("{name} {got} is not between 0 and 1")]
-    Probability {
-        /// Which choice.
-        name: &'static str,
-        /// Its value.
-        got: f32,
-    },
-    /// The repetition penalty is not positive.
-    #[error("repetition penalty {0} is not a number above 0")]
-    Repeat(f32),
-    /// A penalty that is no number.
-    #[error("{name} penalty {got} is not a finite number")]
-    Penalty {
-        /// Which penalty.
-        name: &'static str,
-        /// Its value.
-        got: f32,
-    },
-    /// The window of the penalties is too long.
-    #[error("penalties over the last {got} tokens: at most {MAX_LAST_N} can be looked at")]
-    LastN {
-        /// The number of tokens asked for.
-        got: usize,
-    },
 }
 
 impl Default for SamplerConfig {
@@ -108,14 +73,14 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    /// Whether they change any logit.
+    /// Whether any logit can change.
     pub fn are_active(&self) -> bool {
         self.last_n > 0 && (self.repeat != 1.0 || self.frequency != 0.0 || self.presence != 0.0)
     }
 }
 
 impl SamplerConfig {
-    /// Always the most likely token.
+    /// Always takes the most likely token.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -123,11 +88,11 @@ impl SamplerConfig {
         }
     }
 
-    /// Whether every choice makes sense.
+    /// Checks that every value is in its range.
     ///
     /// # Errors
-    /// [`SamplerConfigError`], the first choice that does not.
-    pub fn check(&self) -> Result<(), SamplerConfigError> {
+    /// [`ConfigError`] for the first value that is out of range.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let Penalties {
             last_n,
             repeat,
@@ -135,23 +100,23 @@ impl SamplerConfig {
             presence,
         } = self.penalties;
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return Err(SamplerConfigError::Temperature(self.temperature));
+            return Err(ConfigError::Temperature(self.temperature));
         }
         for (name, got) in [("top-p", self.top_p), ("min-p", self.min_p)] {
             if !(0.0..=1.0).contains(&got) {
-                return Err(SamplerConfigError::Probability { name, got });
+                return Err(ConfigError::Probability { name, got });
             }
         }
         if !(repeat.is_finite() && repeat > 0.0) {
-            return Err(SamplerConfigError::Repeat(repeat));
+            return Err(ConfigError::RepeatPenalty(repeat));
         }
         for (name, got) in [("frequency", frequency), ("presence", presence)] {
             if !got.is_finite() {
-                return Err(SamplerConfigError::Penalty { name, got });
+                return Err(ConfigError::Penalty { name, got });
             }
         }
         if last_n > MAX_LAST_N {
-            return Err(SamplerConfigError::LastN { got: last_n });
+            return Err(ConfigError::PenaltyWindow { got: last_n });
         }
         Ok(())
     }

@@ -11,13 +11,16 @@ mod penalties;
 mod steps;
 
 pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
-pub use config::{MAX_LAST_N, Penalties, SamplerConfig, SamplerConfigError};
+pub use config::{Penalties, SamplerConfig};
 pub use penalties::PenaltyStep;
 pub use steps::{MinP, Step, Temperature, TopK, TopP};
 
 use kv_core::TokenId;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::config::ConfigError;
+pub use crate::config::MAX_LAST_N;
 
 /// Why no token could be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -70,8 +73,8 @@ impl Sampler {
     /// A sampler over an empty text.
     ///
     /// # Errors
-    /// [`SamplerConfigError`] where a value is out of range.
-    pub fn new(config: SamplerConfig) -> Result<Self, SamplerConfigError> {
+    /// [`ConfigError`] where a value is out of range.
+    pub fn new(config: SamplerConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let mut steps: Vec<Box<dyn Step>> = Vec::new();
         if config.penalties.are_active() {

@@ -85,7 +85,7 @@ fn draws_follow_the_probabilities() {
     }
 }
 
-/// The draws of a seed are part of the interface: whoever notes a seed gets the same text later.
+/// The draws of a seed are part of the interface: a noted seed gives the same text later.
 #[test]
 fn a_seed_gives_the_same_tokens_everywhere() {
     let draws = |seed| {

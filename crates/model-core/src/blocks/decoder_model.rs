@@ -6,7 +6,8 @@ use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 
 use super::Decoder;
-use crate::architecture::{Model, ModelError};
+use crate::architecture::Model;
+use crate::error::ModelError;
 
 /// A decoder with a name and a trained context length.
 #[derive(Clone, Debug)]

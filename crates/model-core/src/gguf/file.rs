@@ -6,11 +6,11 @@ use std::path::Path;
 
 use kv_core::weights::{SharedBytes, Weight, WeightError, WeightSource};
 
-use super::error::{FormatError, GgufError, SplitError};
 use super::header::Header;
 use super::metadata::Metadata;
 use super::split::{Split, other_parts};
 use super::tensor::{TensorInfo, TensorType};
+use crate::error::{GgufError, ModelFileError};
 use crate::map::{MapError, map_file};
 
 /// A GGUF model: metadata, and weights that are read where they lie.
@@ -31,16 +31,13 @@ impl GgufFile {
     /// which must lie beside it.
     ///
     /// # Errors
-    /// [`GgufError`] where a file cannot be opened, is no complete GGUF file, or parts do not
+    /// [`ModelFileError`] where a file cannot be opened, is no complete GGUF file, or parts do not
     /// belong together.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelFileError> {
         let path = path.as_ref();
         let label = |path: &Path| format!("'{}'", path.display());
         let mut file = Self::from_part(map(path)?, label(path))?;
-        let split_error = |source| GgufError::Split {
-            file: label(path),
-            source,
-        };
+        let split_error = |reason| in_file(&label(path), reason);
         let Some(split) = file.split()? else {
             return Ok(file);
         };
@@ -50,7 +47,7 @@ impl GgufFile {
             n_tensors,
         } = split;
         if part != 1 {
-            return Err(split_error(SplitError::NotFirst { part, n_parts }));
+            return Err(split_error(GgufError::NotFirstPart { part, n_parts }));
         }
         for (part, path) in (2..).zip(other_parts(path, n_parts).map_err(split_error)?) {
             let other = Self::from_part(map(&path)?, label(&path))?;
@@ -58,23 +55,20 @@ impl GgufFile {
             // A part without the keys says that it is the only one.
             let (found_part, found_n_parts) = found.map_or((1, 1), |s| (s.part, s.n_parts));
             if (found_part, found_n_parts) != (part, n_parts) {
-                let source = SplitError::Mismatch {
+                let reason = GgufError::PartMismatch {
                     part,
                     n_parts,
                     found_part,
                     found_n_parts,
                 };
-                return Err(GgufError::Split {
-                    file: other.label,
-                    source,
-                });
+                return Err(in_file(&other.label, reason));
             }
             file.append(other)?;
         }
         let found = file.tensors.len() as u64;
         match n_tensors {
             Some(wanted) if wanted != found => {
-                Err(split_error(SplitError::TensorCount { wanted, found }))
+                Err(split_error(GgufError::TensorCount { wanted, found }))
             }
             _ => Ok(file),
         }
@@ -83,20 +77,17 @@ impl GgufFile {
     /// A whole file in memory, such as one that is part of the program.
     ///
     /// # Errors
-    /// [`GgufError`] where the bytes are no complete GGUF file, or part of a split one.
-    pub fn from_bytes(bytes: SharedBytes) -> Result<Self, GgufError> {
+    /// [`ModelFileError`] where the bytes are no complete GGUF file, or part of a split one.
+    pub fn from_bytes(bytes: SharedBytes) -> Result<Self, ModelFileError> {
         let file = Self::from_part(bytes, "model in memory".to_owned())?;
-        let source = match file.split()? {
+        let reason = match file.split()? {
             None => return Ok(file),
             Some(Split {
                 part: 1, n_parts, ..
-            }) => SplitError::InMemory { n_parts },
-            Some(Split { part, n_parts, .. }) => SplitError::NotFirst { part, n_parts },
+            }) => GgufError::PartInMemory { n_parts },
+            Some(Split { part, n_parts, .. }) => GgufError::NotFirstPart { part, n_parts },
         };
-        Err(GgufError::Split {
-            file: file.label,
-            source,
-        })
+        Err(in_file(&file.label, reason))
     }
 
     /// What errors call the file: its path in quotes, or what the bytes are.
@@ -156,8 +147,8 @@ impl GgufFile {
         Weight::new(name, tensor.shape.clone(), format, bytes)
     }
 
-    fn from_part(bytes: SharedBytes, label: String) -> Result<Self, GgufError> {
-        let header = Header::parse(&bytes).map_err(|source| in_file(&label, source))?;
+    fn from_part(bytes: SharedBytes, label: String) -> Result<Self, ModelFileError> {
+        let header = Header::parse(&bytes).map_err(|reason| in_file(&label, reason))?;
         let Header {
             version,
             metadata,
@@ -175,15 +166,15 @@ impl GgufFile {
         })
     }
 
-    fn split(&self) -> Result<Option<Split>, GgufError> {
-        Split::from_metadata(&self.metadata).map_err(|source| in_file(&self.label, source))
+    fn split(&self) -> Result<Option<Split>, ModelFileError> {
+        Split::from_metadata(&self.metadata).map_err(|reason| in_file(&self.label, reason))
     }
 
-    fn append(&mut self, other: Self) -> Result<(), GgufError> {
+    fn append(&mut self, other: Self) -> Result<(), ModelFileError> {
         for mut tensor in other.tensors {
             let name = tensor.name.clone();
             if self.by_name.contains_key(&name) {
-                return Err(in_file(&other.label, FormatError::DuplicateTensor { name }));
+                return Err(in_file(&other.label, GgufError::DuplicateTensor { name }));
             }
             tensor.part = self.parts.len();
             self.by_name.insert(name, self.tensors.len());
@@ -222,22 +213,23 @@ impl fmt::Debug for GgufFile {
     }
 }
 
-fn in_file(label: &str, source: FormatError) -> GgufError {
-    GgufError::Format {
+fn in_file(label: &str, reason: GgufError) -> ModelFileError {
+    ModelFileError::Gguf {
         file: label.to_owned(),
-        source,
+        reason,
     }
 }
 
-fn map(path: &Path) -> Result<SharedBytes, GgufError> {
+fn map(path: &Path) -> Result<SharedBytes, ModelFileError> {
     map_file(path).map_err(|error| match error {
-        MapError::Io(source) => GgufError::Io {
+        MapError::Io(source) => ModelFileError::Io {
+            attempt: "open",
             path: path.to_owned(),
             source,
         },
-        MapError::NotAFile => GgufError::NotAFile {
+        MapError::NotAFile => ModelFileError::NotAFile {
             path: path.to_owned(),
         },
-        MapError::Empty => in_file(&format!("'{}'", path.display()), FormatError::Empty),
+        MapError::Empty => in_file(&format!("'{}'", path.display()), GgufError::Empty),
     })
 }

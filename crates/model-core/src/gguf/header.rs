@@ -14,12 +14,12 @@
 
 use std::collections::HashSet;
 
-use super::error::FormatError;
 use super::metadata::Metadata;
 use super::reader::Reader;
 use super::tensor::{TensorInfo, TensorType};
 use super::value::{Array, Value};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS};
+use crate::error::GgufError;
 
 /// Longest key, in bytes (the specification's limit).
 const MAX_KEY: u64 = 65_535;
@@ -48,9 +48,9 @@ pub(super) struct Header {
 
 impl Header {
     /// Reads the header of a whole file and checks that its tensors are there.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
         if bytes.is_empty() {
-            return Err(FormatError::Empty);
+            return Err(GgufError::Empty);
         }
         let mut reader = Reader::new(bytes);
         let version = read_version(&mut reader)?;
@@ -64,7 +64,7 @@ impl Header {
         for i in 0..n_tensors {
             let tensor = Described::read(&mut reader, i)?;
             if !names.insert(tensor.name.clone()) {
-                return Err(FormatError::DuplicateTensor { name: tensor.name });
+                return Err(GgufError::DuplicateTensor { name: tensor.name });
             }
             described.push(tensor);
         }
@@ -84,32 +84,32 @@ impl Header {
     }
 }
 
-fn read_version(reader: &mut Reader<'_>) -> Result<u32, FormatError> {
+fn read_version(reader: &mut Reader<'_>) -> Result<u32, GgufError> {
     let found = reader.array(format_args!("the magic number"))?;
     if found != MAGIC {
-        return Err(FormatError::Magic { found });
+        return Err(GgufError::Magic { found });
     }
     match reader.u32(format_args!("the version"))? {
         version @ (2 | 3) => Ok(version),
         // Versions are small numbers; from a big-endian file they arrive with their bytes swapped.
-        version if version != 0 && version & 0xffff == 0 => Err(FormatError::BigEndian),
-        version => Err(FormatError::Version { version }),
+        version if version != 0 && version & 0xffff == 0 => Err(GgufError::BigEndian),
+        version => Err(GgufError::Version { version }),
     }
 }
 
 /// The alignment of tensor data, in bytes.
-pub(super) fn alignment(metadata: &Metadata) -> Result<u32, FormatError> {
+pub(super) fn alignment(metadata: &Metadata) -> Result<u32, GgufError> {
     let found = metadata
         .optional(ALIGNMENT_KEY)?
         .unwrap_or(DEFAULT_ALIGNMENT);
     if found.is_power_of_two() {
         Ok(found)
     } else {
-        Err(FormatError::Alignment { found })
+        Err(GgufError::Alignment { found })
     }
 }
 
-fn read_metadata(reader: &mut Reader<'_>, n_keys: u64) -> Result<Metadata, FormatError> {
+fn read_metadata(reader: &mut Reader<'_>, n_keys: u64) -> Result<Metadata, GgufError> {
     let n_keys = reader.check_count(n_keys, MIN_ENTRY, MAX_KEYS, format_args!("metadata keys"))?;
     let mut metadata = Metadata::new();
     for i in 0..n_keys {
@@ -117,7 +117,7 @@ fn read_metadata(reader: &mut Reader<'_>, n_keys: u64) -> Result<Metadata, Forma
         let code = reader.u32(format_args!("the type of metadata '{key}'"))?;
         let value = read_value(reader, key, code)?;
         if metadata.insert(key, value).is_some() {
-            return Err(FormatError::DuplicateKey {
+            return Err(GgufError::DuplicateKey {
                 key: key.to_owned(),
             });
         }
@@ -125,7 +125,7 @@ fn read_metadata(reader: &mut Reader<'_>, n_keys: u64) -> Result<Metadata, Forma
     Ok(metadata)
 }
 
-fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, FormatError> {
+fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, GgufError> {
     let part = format_args!("metadata '{key}'");
     Ok(match code {
         0 => Value::U8(u8::from_le_bytes(reader.array(part)?)),
@@ -146,7 +146,7 @@ fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, Fo
         11 => Value::I64(i64::from_le_bytes(reader.array(part)?)),
         12 => Value::F64(f64::from_le_bytes(reader.array(part)?)),
         code => {
-            return Err(FormatError::UnknownValueType {
+            return Err(GgufError::UnknownValueType {
                 key: key.to_owned(),
                 code,
             });
@@ -154,7 +154,7 @@ fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, Fo
     })
 }
 
-fn read_array(reader: &mut Reader<'_>, key: &str, code: u32, n: u64) -> Result<Array, FormatError> {
+fn read_array(reader: &mut Reader<'_>, key: &str, code: u32, n: u64) -> Result<Array, GgufError> {
     Ok(match code {
         0 => Array::U8(numbers(reader, key, n, u8::from_le_bytes)?),
         1 => Array::I8(numbers(reader, key, n, i8::from_le_bytes)?),
@@ -174,7 +174,7 @@ fn read_array(reader: &mut Reader<'_>, key: &str, code: u32, n: u64) -> Result<A
         }
         8 => Array::String(strings(reader, key, n)?),
         9 => {
-            return Err(FormatError::NestedArray {
+            return Err(GgufError::NestedArray {
                 key: key.to_owned(),
             });
         }
@@ -182,7 +182,7 @@ fn read_array(reader: &mut Reader<'_>, key: &str, code: u32, n: u64) -> Result<A
         11 => Array::I64(numbers(reader, key, n, i64::from_le_bytes)?),
         12 => Array::F64(numbers(reader, key, n, f64::from_le_bytes)?),
         code => {
-            return Err(FormatError::UnknownValueType {
+            return Err(GgufError::UnknownValueType {
                 key: key.to_owned(),
                 code,
             });
@@ -196,7 +196,7 @@ fn numbers<T, const N: usize>(
     key: &str,
     n: u64,
     decode: impl Fn([u8; N]) -> T,
-) -> Result<Vec<T>, FormatError> {
+) -> Result<Vec<T>, GgufError> {
     let n = reader.check_count(
         n,
         N as u64,
@@ -213,7 +213,7 @@ fn numbers<T, const N: usize>(
 }
 
 /// `n` strings, bad UTF-8 replaced (see [`Array`] for why).
-fn strings(reader: &mut Reader<'_>, key: &str, n: u64) -> Result<Vec<String>, FormatError> {
+fn strings(reader: &mut Reader<'_>, key: &str, n: u64) -> Result<Vec<String>, GgufError> {
     // A string takes at least its length of 8 bytes.
     let n = reader.check_count(
         n,
@@ -229,11 +229,11 @@ fn strings(reader: &mut Reader<'_>, key: &str, n: u64) -> Result<Vec<String>, Fo
     Ok(strings)
 }
 
-fn truth(key: &str, found: u8) -> Result<bool, FormatError> {
+fn truth(key: &str, found: u8) -> Result<bool, GgufError> {
     match found {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(FormatError::BadBool {
+        _ => Err(GgufError::BadBool {
             key: key.to_owned(),
             found,
         }),
@@ -251,12 +251,12 @@ struct Described {
 }
 
 impl Described {
-    fn read(reader: &mut Reader<'_>, i: usize) -> Result<Self, FormatError> {
+    fn read(reader: &mut Reader<'_>, i: usize) -> Result<Self, GgufError> {
         let name = reader.utf8(MAX_NAME, format_args!("the name of tensor {i}"))?;
         let n_dimensions =
             reader.u32(format_args!("the number of dimensions of tensor '{name}'"))?;
         if n_dimensions as usize > MAX_DIMENSIONS {
-            return Err(FormatError::Dimensions {
+            return Err(GgufError::Dimensions {
                 name: name.to_owned(),
                 n_dimensions,
             });
@@ -277,8 +277,8 @@ impl Described {
     }
 
     /// Bytes that the tensor takes: 0 for a type of unknown size.
-    fn n_bytes(&self) -> Result<u64, FormatError> {
-        let bad_shape = || FormatError::Shape {
+    fn n_bytes(&self) -> Result<u64, GgufError> {
+        let bad_shape = || GgufError::Shape {
             name: self.name.clone(),
             shape: self.shape.clone(),
         };
@@ -291,7 +291,7 @@ impl Described {
         };
         let columns = self.shape.last().copied().unwrap_or(1);
         if !columns.is_multiple_of(block_len) {
-            return Err(FormatError::PartialBlock {
+            return Err(GgufError::PartialBlock {
                 name: self.name.clone(),
                 columns,
                 stored: self.stored.to_string(),
@@ -313,7 +313,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn place(&self, tensor: Described) -> Result<TensorInfo, FormatError> {
+    fn place(&self, tensor: Described) -> Result<TensorInfo, GgufError> {
         let n_bytes = tensor.n_bytes()?;
         let Described {
             name,
@@ -323,7 +323,7 @@ impl Layout {
         } = tensor;
         if !offset.is_multiple_of(u64::from(self.alignment)) {
             let alignment = self.alignment;
-            return Err(FormatError::Misaligned {
+            return Err(GgufError::Misaligned {
                 name,
                 offset,
                 alignment,
@@ -350,7 +350,7 @@ impl Layout {
             }
             _ => {
                 let at = start.unwrap_or(u64::MAX);
-                Err(FormatError::Truncated {
+                Err(GgufError::Truncated {
                     part: format!("the data of tensor '{name}'"),
                     at,
                     wanted: n_bytes,
@@ -361,12 +361,12 @@ impl Layout {
     }
 }
 
-fn check_overlap(tensors: &[TensorInfo]) -> Result<(), FormatError> {
+fn check_overlap(tensors: &[TensorInfo]) -> Result<(), GgufError> {
     let mut by_place: Vec<&TensorInfo> = tensors.iter().filter(|t| !t.data.is_empty()).collect();
     by_place.sort_by_key(|tensor| tensor.data.start);
     for (first, second) in by_place.iter().zip(by_place.iter().skip(1)) {
         if second.data.start < first.data.end {
-            return Err(FormatError::Overlap {
+            return Err(GgufError::Overlap {
                 first: first.name.clone(),
                 second: second.name.clone(),
                 n_bytes: (first.data.end.min(second.data.end) - second.data.start) as u64,

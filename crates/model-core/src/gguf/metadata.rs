@@ -5,56 +5,13 @@
 use std::collections::HashMap;
 
 use super::value::{Array, Value};
+use crate::error::MetadataError;
 
 /// All metadata of a file, in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
     index: HashMap<String, usize>,
-}
-
-/// A key that is not there, or not as it is wanted.
-#[derive(Clone, Debug, thiserror::Error, PartialEq)]
-#[non_exhaustive]
-pub enum MetadataError {
-    /// No such key.
-    #[error("metadata '{key}' is missing ({expected} wanted)")]
-    Missing {
-        /// The key.
-        key: String,
-        /// The type wanted.
-        expected: &'static str,
-    },
-    /// A value of another type.
-    #[error("metadata '{key}' is {found}, not {expected}")]
-    WrongType {
-        /// The key.
-        key: String,
-        /// The type wanted.
-        expected: &'static str,
-        /// The type in the file.
-        found: String,
-    },
-    /// A number that the wanted type cannot hold.
-    #[error("metadata '{key}' is {found}, which is out of range for {expected}")]
-    OutOfRange {
-        /// The key.
-        key: String,
-        /// The type wanted.
-        expected: &'static str,
-        /// The number in the file.
-        found: String,
-    },
-    /// A list with another number of elements than the model has layers.
-    #[error("metadata '{key}' has {found} elements, but there are {n_layers} layers")]
-    LayerCount {
-        /// The key.
-        key: String,
-        /// Layers of the model.
-        n_layers: usize,
-        /// Elements in the file.
-        found: usize,
-    },
 }
 
 impl Metadata {

@@ -10,7 +10,6 @@
 //!
 //! Source: the GGUF specification of the ggml project.
 
-mod error;
 mod file;
 mod header;
 mod metadata;
@@ -20,13 +19,14 @@ mod tensor;
 mod value;
 mod writer;
 
-pub use error::{FormatError, GgufError, SplitError};
 pub use file::GgufFile;
-pub use metadata::{FromValue, Metadata, MetadataError, Mismatch};
+pub use metadata::{FromValue, Metadata, Mismatch};
 pub use split::part_file_name;
 pub use tensor::{TensorInfo, TensorType};
 pub use value::{Array, Value};
-pub use writer::{Announced, GgufWriter, WriteError};
+pub use writer::{Announced, GgufWriter};
+
+pub use crate::error::{GgufError, MetadataError};
 
 /// The first four bytes of every GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";

@@ -5,7 +5,7 @@
 
 use std::fmt::Arguments;
 
-use super::error::FormatError;
+use crate::error::GgufError;
 
 /// Reads front to back.
 #[derive(Clone, Debug)]
@@ -31,13 +31,13 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `n` bytes.
-    pub(super) fn take(&mut self, n: u64, part: Arguments<'_>) -> Result<&'a [u8], FormatError> {
+    pub(super) fn take(&mut self, n: u64, part: Arguments<'_>) -> Result<&'a [u8], GgufError> {
         let taken = usize::try_from(n)
             .ok()
             .and_then(|n| self.at.checked_add(n))
             .and_then(|end| Some((end, self.bytes.get(self.at..end)?)));
         let Some((end, bytes)) = taken else {
-            return Err(FormatError::Truncated {
+            return Err(GgufError::Truncated {
                 part: part.to_string(),
                 at: self.position(),
                 wanted: n,
@@ -52,19 +52,19 @@ impl<'a> Reader<'a> {
     pub(super) fn array<const N: usize>(
         &mut self,
         part: Arguments<'_>,
-    ) -> Result<[u8; N], FormatError> {
+    ) -> Result<[u8; N], GgufError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N as u64, part)?);
         Ok(array)
     }
 
     /// A 32-bit number.
-    pub(super) fn u32(&mut self, part: Arguments<'_>) -> Result<u32, FormatError> {
+    pub(super) fn u32(&mut self, part: Arguments<'_>) -> Result<u32, GgufError> {
         Ok(u32::from_le_bytes(self.array(part)?))
     }
 
     /// A 64-bit number.
-    pub(super) fn u64(&mut self, part: Arguments<'_>) -> Result<u64, FormatError> {
+    pub(super) fn u64(&mut self, part: Arguments<'_>) -> Result<u64, GgufError> {
         Ok(u64::from_le_bytes(self.array(part)?))
     }
 
@@ -73,10 +73,10 @@ impl<'a> Reader<'a> {
         &mut self,
         at_most: u64,
         part: Arguments<'_>,
-    ) -> Result<&'a [u8], FormatError> {
+    ) -> Result<&'a [u8], GgufError> {
         let length = self.u64(format_args!("the length of {part}"))?;
         if length > at_most {
-            return Err(FormatError::TooLong {
+            return Err(GgufError::TooLong {
                 part: part.to_string(),
                 length,
                 at_most,
@@ -86,12 +86,8 @@ impl<'a> Reader<'a> {
     }
 
     /// As [`Self::text`], and UTF-8.
-    pub(super) fn utf8(
-        &mut self,
-        at_most: u64,
-        part: Arguments<'_>,
-    ) -> Result<&'a str, FormatError> {
-        std::str::from_utf8(self.text(at_most, part)?).map_err(|error| FormatError::NotUtf8 {
+    pub(super) fn utf8(&mut self, at_most: u64, part: Arguments<'_>) -> Result<&'a str, GgufError> {
+        std::str::from_utf8(self.text(at_most, part)?).map_err(|error| GgufError::NotUtf8 {
             part: part.to_string(),
             valid: error.valid_up_to(),
         })
@@ -105,11 +101,11 @@ impl<'a> Reader<'a> {
         min_bytes: u64,
         limit: u64,
         part: Arguments<'_>,
-    ) -> Result<usize, FormatError> {
+    ) -> Result<usize, GgufError> {
         let at_most = limit.min(self.remaining() / min_bytes);
         match usize::try_from(count) {
             Ok(n) if count <= at_most => Ok(n),
-            _ => Err(FormatError::TooMany {
+            _ => Err(GgufError::TooMany {
                 part: part.to_string(),
                 count,
                 at_most,
@@ -147,7 +143,7 @@ mod tests {
         assert!(
             matches!(
                 error,
-                FormatError::Truncated {
+                GgufError::Truncated {
                     wanted: u64::MAX,
                     available: 13,
                     ..
@@ -163,7 +159,7 @@ mod tests {
         let check = |count, limit| reader.check_count(count, 8, limit, format_args!("things"));
         assert_eq!(check(12, 1000), Ok(12));
         let too_many = |count, at_most| {
-            Err(FormatError::TooMany {
+            Err(GgufError::TooMany {
                 part: "things".to_owned(),
                 count,
                 at_most,
@@ -183,7 +179,7 @@ mod tests {
         );
         assert!(matches!(
             Reader::new(&bytes).text(1, format_args!("name")),
-            Err(FormatError::TooLong {
+            Err(GgufError::TooLong {
                 length: 2,
                 at_most: 1,
                 ..
@@ -191,7 +187,7 @@ mod tests {
         ));
         assert!(matches!(
             Reader::new(&bytes).utf8(2, format_args!("name")),
-            Err(FormatError::NotUtf8 { valid: 1, .. })
+            Err(GgufError::NotUtf8 { valid: 1, .. })
         ));
     }
 }

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::{FormatError, SplitError};
 use super::metadata::Metadata;
+use crate::error::GgufError;
 
 /// What a file says about being a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) struct Split {
 
 impl Split {
     /// Reads the keys; `None` where the file is whole.
-    pub(super) fn from_metadata(metadata: &Metadata) -> Result<Option<Self>, FormatError> {
+    pub(super) fn from_metadata(metadata: &Metadata) -> Result<Option<Self>, GgufError> {
         // The specification's type is `u16`, which also bounds what is opened.
         let n_parts = metadata.optional::<u16>("split.count")?.unwrap_or(0);
         if n_parts < 2 {
@@ -48,11 +48,11 @@ fn suffix(part: u64, n_parts: u64) -> String {
 }
 
 /// The paths of parts 2 and on, from that of the first one.
-pub(super) fn other_parts(first: &Path, n_parts: u64) -> Result<Vec<PathBuf>, SplitError> {
+pub(super) fn other_parts(first: &Path, n_parts: u64) -> Result<Vec<PathBuf>, GgufError> {
     let wanted = suffix(1, n_parts);
     let name = first.file_name().and_then(|name| name.to_str());
     let Some(name) = name.and_then(|name| name.strip_suffix(&wanted)) else {
-        return Err(SplitError::Name {
+        return Err(GgufError::PartName {
             n_parts,
             suffix: wanted,
         });
@@ -77,7 +77,7 @@ mod tests {
         for name in ["m.gguf", "m-00001-of-00002.gguf", "m-00002-of-00003.gguf"] {
             assert_eq!(
                 other_parts(Path::new(name), 3),
-                Err(SplitError::Name {
+                Err(GgufError::PartName {
                     n_parts: 3,
                     suffix: "-00001-of-00003.gguf".into()
                 })

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use kv_core::weights::{Weight, WeightInfo};
 
-use super::error::FormatError;
 use super::header::alignment;
 use super::metadata::Metadata;
 use super::tensor::TensorType;
 use super::value::{Array, Value};
 use super::{MAGIC, MAX_DIMENSIONS};
+use crate::error::{GgufError, ModelFileError};
 
 /// The version that is written.
 const VERSION: u32 = 3;
@@ -33,55 +33,6 @@ pub struct Announced {
     pub name: String,
     /// Its shape and format.
     pub info: WeightInfo,
-}
-
-/// A file that cannot be written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WriteError {
-    /// Two weights of one name.
-    #[error("tensor '{name}' was added twice")]
-    DuplicateTensor {
-        /// The name.
-        name: String,
-    },
-    /// More dimensions than GGUF has room for.
-    #[error("tensor '{name}' has {n_dimensions} dimensions, a GGUF file can hold 4")]
-    Dimensions {
-        /// The tensor.
-        name: String,
-        /// Its number of dimensions.
-        n_dimensions: usize,
-    },
-    /// A format that GGUF has no number for.
-    #[error("tensor '{name}': GGUF has no number for {format}")]
-    Format {
-        /// The tensor.
-        name: String,
-        /// Its format.
-        format: TensorType,
-    },
-    /// A weight that is not what was announced.
-    #[error("tensor '{name}' was announced as {wanted:?} and came as {got:?}")]
-    Changed {
-        /// The tensor.
-        name: String,
-        /// What the header says.
-        wanted: WeightInfo,
-        /// What came.
-        got: WeightInfo,
-    },
-    /// `general.alignment` is wrong.
-    #[error(transparent)]
-    Alignment(#[from] FormatError),
-    /// The system refuses.
-    #[error("cannot write '{}': {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
 }
 
 impl GgufWriter {
@@ -107,8 +58,8 @@ impl GgufWriter {
     /// Adds a weight.
     ///
     /// # Errors
-    /// [`WriteError`] where the name is taken, or the weight is nothing GGUF can hold.
-    pub fn add(&mut self, weight: Weight) -> Result<&mut Self, WriteError> {
+    /// [`GgufError`] where the name is taken, or GGUF cannot hold the weight.
+    pub fn add(&mut self, weight: Weight) -> Result<&mut Self, GgufError> {
         check_one(weight.name(), &weight.info())?;
         if self
             .weights
@@ -116,7 +67,7 @@ impl GgufWriter {
             .any(|other| other.name() == weight.name())
         {
             let name = weight.name().to_owned();
-            return Err(WriteError::DuplicateTensor { name });
+            return Err(GgufError::DuplicateTensor { name });
         }
         self.weights.push(weight);
         Ok(self)
@@ -125,10 +76,10 @@ impl GgufWriter {
     /// The whole file in memory.
     ///
     /// # Errors
-    /// [`WriteError`] where `general.alignment` is no power of two.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, WriteError> {
+    /// [`GgufError`] where `general.alignment` is no power of two.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, GgufError> {
         let alignment = alignment(&self.metadata)? as usize;
-        let mut bytes = self.header(&self.own(), alignment);
+        let mut bytes = self.header(&self.announced(), alignment);
         for weight in &self.weights {
             bytes.extend_from_slice(weight.bytes());
             pad(&mut bytes, alignment);
@@ -136,85 +87,57 @@ impl GgufWriter {
         Ok(bytes)
     }
 
-    /// Writes the file aside and renames it, so that `path` never holds half a model.
+    /// Writes a temporary file and renames it, so that `path` never holds half a model.
     ///
     /// # Errors
-    /// [`WriteError`] where `general.alignment` is no power of two, or the system refuses; `path`
-    /// is then as it was.
-    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), WriteError> {
-        let mut weights = self.weights.iter();
-        self.write_each(path, &self.own(), |announced| {
-            let changed = || WriteError::Changed {
-                name: announced.name.clone(),
-                wanted: announced.info.clone(),
-                got: announced.info.clone(),
-            };
-            weights.next().cloned().ok_or_else(changed)
-        })
+    /// [`ModelFileError`] where `general.alignment` is no power of two, or the system refuses;
+    /// `path` is then as it was.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), ModelFileError> {
+        let path = path.as_ref();
+        let alignment = alignment(&self.metadata).map_err(|reason| in_file(path, reason))?;
+        let mut file = AtomicFile::create(path)?;
+        file.write(&self.header(&self.announced(), alignment as usize))?;
+        for weight in &self.weights {
+            file.write_padded(weight.bytes(), alignment as usize)?;
+        }
+        file.finish()
     }
 
-    /// Writes a file whose weights are made one after the other, for models that do not fit in memory
-    /// twice; weights that were added are not written.
+    /// Writes a file whose weights are made one after the other, for models that do not fit in
+    /// memory twice; weights that were added are not written.
     ///
     /// # Errors
-    /// What `make` says, and [`WriteError`] as [`GgufWriter::add`] and [`GgufWriter::write`], and where
-    /// a weight is not what was announced; `path` is then as it was.
-    pub fn write_each<E: From<WriteError>>(
+    /// The errors of `make`, and [`ModelFileError`] as [`GgufWriter::write`], for weights that
+    /// [`GgufWriter::add`] refuses, and where a weight is not what was announced; `path` is then as
+    /// it was.
+    pub fn write_each<E: From<ModelFileError>>(
         &self,
         path: impl AsRef<Path>,
         announced: &[Announced],
-        make: impl FnMut(&Announced) -> Result<Weight, E>,
+        mut make: impl FnMut(&Announced) -> Result<Weight, E>,
     ) -> Result<(), E> {
         let path = path.as_ref();
-        let alignment = alignment(&self.metadata).map_err(WriteError::from)? as usize;
-        check(announced)?;
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".part");
-        let aside = PathBuf::from(aside);
-        let io = |source| WriteError::Io {
-            path: path.to_owned(),
-            source,
-        };
-        let written = self
-            .write_aside((&aside, alignment), announced, make, io)
-            .and_then(|()| fs::rename(&aside, path).map_err(|e| E::from(io(e))));
-        if written.is_err() {
-            // What is left of the attempt is of no use, and may not be there at all.
-            let _ = fs::remove_file(&aside);
-        }
-        written
-    }
-
-    fn write_aside<E: From<WriteError>>(
-        &self,
-        (aside, alignment): (&Path, usize),
-        announced: &[Announced],
-        mut make: impl FnMut(&Announced) -> Result<Weight, E>,
-        io: impl Fn(io::Error) -> WriteError,
-    ) -> Result<(), E> {
-        let mut out = BufWriter::new(File::create(aside).map_err(&io)?);
-        out.write_all(&self.header(announced, alignment))
-            .map_err(&io)?;
+        let refused = |reason| in_file(path, reason);
+        let alignment = alignment(&self.metadata).map_err(refused)? as usize;
+        check(announced).map_err(refused)?;
+        let mut file = AtomicFile::create(path)?;
+        file.write(&self.header(announced, alignment))?;
         for announced in announced {
             let weight = make(announced)?;
             if weight.info() != announced.info {
-                let changed = WriteError::Changed {
+                let changed = GgufError::Changed {
                     name: announced.name.clone(),
                     wanted: announced.info.clone(),
                     got: weight.info(),
                 };
-                return Err(changed.into());
+                return Err(refused(changed).into());
             }
-            let n = weight.bytes().len();
-            out.write_all(weight.bytes()).map_err(&io)?;
-            out.write_all(&vec![0; n.next_multiple_of(alignment) - n])
-                .map_err(&io)?;
+            file.write_padded(weight.bytes(), alignment)?;
         }
-        let file = out.into_inner().map_err(|e| io(e.into_error()))?;
-        Ok(file.sync_all().map_err(&io)?)
+        Ok(file.finish()?)
     }
 
-    fn own(&self) -> Vec<Announced> {
+    fn announced(&self) -> Vec<Announced> {
         let announced = |weight: &Weight| Announced {
             name: weight.name().to_owned(),
             info: weight.info(),
@@ -251,33 +174,106 @@ impl GgufWriter {
     }
 }
 
+/// A file under a temporary name, which gets its own name when it is complete.
+struct AtomicFile<'p> {
+    path: &'p Path,
+    temporary: PathBuf,
+    /// `None` once the file is complete.
+    out: Option<BufWriter<File>>,
+}
+
+impl<'p> AtomicFile<'p> {
+    fn create(path: &'p Path) -> Result<Self, ModelFileError> {
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(".part");
+        let temporary = PathBuf::from(temporary);
+        let file = File::create(&temporary).map_err(|source| cannot_write(path, source))?;
+        Ok(Self {
+            path,
+            temporary,
+            out: Some(BufWriter::new(file)),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ModelFileError> {
+        let written = self.out.as_mut().map_or(Ok(()), |out| out.write_all(bytes));
+        written.map_err(|source| cannot_write(self.path, source))
+    }
+
+    fn write_padded(&mut self, bytes: &[u8], alignment: usize) -> Result<(), ModelFileError> {
+        self.write(bytes)?;
+        let n = bytes.len();
+        self.write(&vec![0; n.next_multiple_of(alignment) - n])
+    }
+
+    fn finish(mut self) -> Result<(), ModelFileError> {
+        let Some(out) = self.out.take() else {
+            return Ok(());
+        };
+        let renamed = out
+            .into_inner()
+            .map_err(|error| error.into_error())
+            .and_then(|file| file.sync_all())
+            .and_then(|()| fs::rename(&self.temporary, self.path));
+        if renamed.is_err() {
+            // The error to report is why writing failed.
+            let _ = fs::remove_file(&self.temporary);
+        }
+        renamed.map_err(|source| cannot_write(self.path, source))
+    }
+}
+
+impl Drop for AtomicFile<'_> {
+    /// Removes an incomplete file.
+    fn drop(&mut self) {
+        if self.out.take().is_some() {
+            // The error to report is why writing failed.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+fn cannot_write(path: &Path, source: io::Error) -> ModelFileError {
+    ModelFileError::Io {
+        attempt: "write",
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn in_file(path: &Path, reason: GgufError) -> ModelFileError {
+    ModelFileError::Gguf {
+        file: format!("'{}'", path.display()),
+        reason,
+    }
+}
+
 /// What [`GgufWriter::add`] makes sure of.
-fn check(announced: &[Announced]) -> Result<(), WriteError> {
+fn check(announced: &[Announced]) -> Result<(), GgufError> {
     let mut names = HashSet::new();
     for Announced { name, info } in announced {
         check_one(name, info)?;
         if !names.insert(name) {
-            return Err(WriteError::DuplicateTensor { name: name.clone() });
+            return Err(GgufError::DuplicateTensor { name: name.clone() });
         }
     }
     Ok(())
 }
 
-fn check_one(name: &str, info: &WeightInfo) -> Result<(), WriteError> {
+fn check_one(name: &str, info: &WeightInfo) -> Result<(), GgufError> {
     let name = || name.to_owned();
     let n_dimensions = info.shape.len();
     if n_dimensions > MAX_DIMENSIONS {
-        return Err(WriteError::Dimensions {
+        return Err(GgufError::Dimensions {
             name: name(),
-            n_dimensions,
+            n_dimensions: u32::try_from(n_dimensions).unwrap_or(u32::MAX),
         });
     }
-    let format = TensorType::Supported(info.format);
-    match format.code() {
+    match TensorType::Supported(info.format).code() {
         Some(_) => Ok(()),
-        None => Err(WriteError::Format {
+        None => Err(GgufError::UnknownFormat {
             name: name(),
-            format,
+            format: info.format,
         }),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Knows no class by name: crates with architectures bring theirs.
 
-use super::{HfConfig, HfError, Keys, TensorRule};
+use super::{HfConfig, Keys, ModelFileError, TensorRule};
 
 /// The translation of one class of models.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,66 @@ impl HfClass {
         unused: &[],
         defaults: &[],
     };
+}
+
+/// The classes of models that a program translates, and those that it declines.
+#[derive(Clone, Debug, Default)]
+pub struct HfClasses {
+    classes: Vec<HfClass>,
+    declined: Vec<Declined>,
+}
+
+/// A class of models that is not supported, on purpose.
+#[derive(Clone, Copy, Debug)]
+struct Declined {
+    class: &'static str,
+    reason: &'static str,
+}
+
+impl HfClasses {
+    /// Adds the translation of a class, replacing one of the same name.
+    pub fn register(&mut self, class: HfClass) {
+        self.classes.retain(|c| c.name != class.name);
+        self.classes.push(class);
+    }
+
+    /// Records why a class has no translation, for the error of whoever opens a model of it.
+    pub fn decline(&mut self, class: &'static str, reason: &'static str) {
+        self.declined.push(Declined { class, reason });
+    }
+
+    /// The translation of the class with this name.
+    pub fn get(&self, name: &str) -> Option<&HfClass> {
+        self.classes.iter().find(|c| c.name == name)
+    }
+
+    /// Why the class with this name has no translation, where that was recorded.
+    pub fn declined(&self, class: &str) -> Option<&'static str> {
+        let declined = self.declined.iter().find(|d| d.class == class);
+        declined.map(|d| d.reason)
+    }
+
+    /// All translations, in order of registration.
+    pub fn iter(&self) -> impl Iterator<Item = &HfClass> {
+        self.classes.iter()
+    }
+
+    /// Why there is no translation of the class that a config names.
+    pub(super) fn unsupported(&self, config: &HfConfig, class: &str) -> ModelFileError {
+        let (file, class) = (config.file().to_owned(), class.to_owned());
+        match self.declined(&class) {
+            Some(reason) => ModelFileError::Declined {
+                file,
+                class,
+                reason,
+            },
+            None => ModelFileError::UnknownClass {
+                file,
+                class,
+                known: self.iter().map(|c| c.name.to_owned()).collect(),
+            },
+        }
+    }
 }
 
 /// What becomes of one key of `config.json`. `to` is without the architecture's name before it.
@@ -84,7 +144,7 @@ pub enum Key {
     /// Those of a table.
     All(&'static [Key]),
     /// Whatever needs more than one key.
-    With(fn(&HfConfig, &mut Keys) -> Result<(), HfError>),
+    With(fn(&HfConfig, &mut Keys) -> Result<(), ModelFileError>),
 }
 
 /// The one value that a key may have.
@@ -100,7 +160,7 @@ pub enum Expected {
 
 impl Key {
     /// Translates.
-    pub(super) fn apply(&self, config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    pub(super) fn apply(&self, config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         match *self {
             Self::Count { to, from } => keys.set(to, as_u32(config.count(from)?)),
             Self::CountOr { to, from, or } => match config.optional_count(from)? {
@@ -123,7 +183,7 @@ impl Key {
 }
 
 impl Expected {
-    fn check(self, config: &HfConfig, key: &str) -> Result<(), HfError> {
+    fn check(self, config: &HfConfig, key: &str) -> Result<(), ModelFileError> {
         match self {
             Self::Text(known) => match config.optional_text(key)? {
                 Some(text) if !known.contains(&text) => {

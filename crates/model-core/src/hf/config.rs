@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::HfError;
+use super::ModelFileError;
 
 /// Longest JSON file that is read: vocabularies take tens of megabytes.
 const MAX_BYTES: u64 = 512 << 20;
@@ -25,13 +25,14 @@ impl HfConfig {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`HfError`] where it cannot be read or holds no JSON object.
-    pub fn open(path: &Path) -> Result<Self, HfError> {
-        let io = |source| HfError::Io {
+    /// [`ModelFileError`] where it cannot be read or holds no JSON object.
+    pub fn open(path: &Path) -> Result<Self, ModelFileError> {
+        let io = |source| ModelFileError::Io {
+            attempt: "read",
             path: path.to_owned(),
             source,
         };
-        let wrong = |reason: String| HfError::Format {
+        let wrong = |reason: String| ModelFileError::Format {
             path: path.to_owned(),
             reason,
         };
@@ -86,8 +87,8 @@ impl HfConfig {
     }
 
     /// The error that a key is absent.
-    pub fn missing(&self, key: &str, expected: impl Into<String>) -> HfError {
-        HfError::MissingKey {
+    pub fn missing(&self, key: &str, expected: impl Into<String>) -> ModelFileError {
+        ModelFileError::MissingKey {
             file: self.file.clone(),
             key: key.to_owned(),
             expected: expected.into(),
@@ -95,9 +96,9 @@ impl HfConfig {
     }
 
     /// The error that a key has a value that it cannot have.
-    pub fn wrong(&self, key: &str, expected: impl Into<String>) -> HfError {
+    pub fn wrong(&self, key: &str, expected: impl Into<String>) -> ModelFileError {
         let found = self.value(key).map_or("absent".to_owned(), shortened);
-        HfError::WrongKey {
+        ModelFileError::WrongKey {
             file: self.file.clone(),
             key: key.to_owned(),
             found,
@@ -110,7 +111,7 @@ impl HfConfig {
         key: &str,
         expected: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, HfError> {
+    ) -> Result<Option<T>, ModelFileError> {
         match self.value(key) {
             None => Ok(None),
             Some(value) => match read(value) {
@@ -123,8 +124,8 @@ impl HfConfig {
     /// A whole number of at least 1 that may be absent.
     ///
     /// # Errors
-    /// [`HfError::WrongKey`] where it is anything else.
-    pub fn optional_count(&self, key: &str) -> Result<Option<usize>, HfError> {
+    /// [`ModelFileError::WrongKey`] where it is anything else.
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelFileError> {
         let count = |value: &Value| {
             let count = value.as_u64().filter(|&n| n > 0)?;
             u32::try_from(count).ok().map(|n| n as usize)
@@ -135,8 +136,8 @@ impl HfConfig {
     /// A whole number of at least 1.
     ///
     /// # Errors
-    /// [`HfError`] where it is absent or anything else.
-    pub fn count(&self, key: &str) -> Result<usize, HfError> {
+    /// [`ModelFileError`] where it is absent or anything else.
+    pub fn count(&self, key: &str) -> Result<usize, ModelFileError> {
         self.optional_count(key)?
             .ok_or_else(|| self.missing(key, "a whole number of at least 1"))
     }
@@ -144,16 +145,16 @@ impl HfConfig {
     /// A number that may be absent. `{"__float__": "Infinity"}` is one.
     ///
     /// # Errors
-    /// [`HfError::WrongKey`] where it is anything else.
-    pub fn optional_number(&self, key: &str) -> Result<Option<f64>, HfError> {
+    /// [`ModelFileError::WrongKey`] where it is anything else.
+    pub fn optional_number(&self, key: &str) -> Result<Option<f64>, ModelFileError> {
         self.read(key, "a number", number)
     }
 
     /// A number.
     ///
     /// # Errors
-    /// [`HfError`] where it is absent or anything else.
-    pub fn number(&self, key: &str) -> Result<f64, HfError> {
+    /// [`ModelFileError`] where it is absent or anything else.
+    pub fn number(&self, key: &str) -> Result<f64, ModelFileError> {
         self.optional_number(key)?
             .ok_or_else(|| self.missing(key, "a number"))
     }
@@ -161,8 +162,8 @@ impl HfConfig {
     /// A list of numbers that may be absent.
     ///
     /// # Errors
-    /// [`HfError::WrongKey`] where it is anything else.
-    pub fn optional_numbers(&self, key: &str) -> Result<Option<Vec<f64>>, HfError> {
+    /// [`ModelFileError::WrongKey`] where it is anything else.
+    pub fn optional_numbers(&self, key: &str) -> Result<Option<Vec<f64>>, ModelFileError> {
         let list = |value: &Value| value.as_array()?.iter().map(number).collect();
         self.read(key, "a list of numbers", list)
     }
@@ -170,24 +171,24 @@ impl HfConfig {
     /// A truth value that may be absent.
     ///
     /// # Errors
-    /// [`HfError::WrongKey`] where it is anything else.
-    pub fn optional_flag(&self, key: &str) -> Result<Option<bool>, HfError> {
+    /// [`ModelFileError::WrongKey`] where it is anything else.
+    pub fn optional_flag(&self, key: &str) -> Result<Option<bool>, ModelFileError> {
         self.read(key, "true or false", Value::as_bool)
     }
 
     /// A text that may be absent.
     ///
     /// # Errors
-    /// [`HfError::WrongKey`] where it is anything else.
-    pub fn optional_text(&self, key: &str) -> Result<Option<&str>, HfError> {
+    /// [`ModelFileError::WrongKey`] where it is anything else.
+    pub fn optional_text(&self, key: &str) -> Result<Option<&str>, ModelFileError> {
         self.read(key, "a text", Value::as_str)
     }
 
     /// A list of texts that may be absent.
     ///
     /// # Errors
-    /// [`HfError::WrongKey`] where it is anything else.
-    pub fn optional_texts(&self, key: &str) -> Result<Option<Vec<&str>>, HfError> {
+    /// [`ModelFileError::WrongKey`] where it is anything else.
+    pub fn optional_texts(&self, key: &str) -> Result<Option<Vec<&str>>, ModelFileError> {
         let list = |value| Value::as_array(value)?.iter().map(Value::as_str).collect();
         self.read(key, "a list of texts", list)
     }
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn errors_name_file_key_and_both_values() {
         let config = config(r#"{"window": 0, "heads": "many", "none": null}"#);
-        let text = |error: HfError| error.to_string();
+        let text = |error: ModelFileError| error.to_string();
         assert_eq!(
             text(config.optional_count("window").unwrap_err()),
             "'config.json': 'window' is 0, not a whole number of at least 1"

@@ -11,7 +11,7 @@ use kv_core::weights::SharedBytes;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
-use super::{HfConfig, HfError};
+use super::{HfConfig, ModelFileError};
 use crate::map::{MapError, map_file};
 
 const SINGLE: &str = "model.safetensors";
@@ -34,7 +34,7 @@ pub(super) struct TensorFiles {
 }
 
 impl TensorFiles {
-    pub(super) fn open(directory: &Path) -> Result<Self, HfError> {
+    pub(super) fn open(directory: &Path) -> Result<Self, ModelFileError> {
         let index = directory.join(INDEX);
         if !index.exists() {
             let mut files = Self::default();
@@ -66,7 +66,7 @@ impl TensorFiles {
             .find(|&&name| !files.tensors.contains_key(name))
         {
             None => Ok(files),
-            Some(&name) => Err(HfError::Tensor {
+            Some(&name) => Err(ModelFileError::Tensor {
                 name: name.to_owned(),
                 reason: format!(
                     "{} says that it is in '{}', but it is not",
@@ -77,9 +77,9 @@ impl TensorFiles {
         }
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), HfError> {
+    fn add(&mut self, path: &Path) -> Result<(), ModelFileError> {
         let bytes = map(path)?;
-        let wrong = |error: &dyn std::fmt::Display| HfError::Format {
+        let wrong = |error: &dyn std::fmt::Display| ModelFileError::Format {
             path: path.to_owned(),
             reason: format!("no sound safetensors file: {error}"),
         };
@@ -96,7 +96,7 @@ impl TensorFiles {
             };
             if self.tensors.insert(name.clone(), stored).is_some() {
                 let reason = format!("it is in '{}' and in another file", path.display());
-                return Err(HfError::Tensor { name, reason });
+                return Err(ModelFileError::Tensor { name, reason });
             }
         }
         Ok(())
@@ -118,13 +118,14 @@ fn format(stored: Dtype) -> Result<BlockFormat, String> {
     }
 }
 
-fn map(path: &Path) -> Result<SharedBytes, HfError> {
-    let wrong = |reason: &str| HfError::Format {
+fn map(path: &Path) -> Result<SharedBytes, ModelFileError> {
+    let wrong = |reason: &str| ModelFileError::Format {
         path: path.to_owned(),
         reason: reason.to_owned(),
     };
     map_file(path).map_err(|error| match error {
-        MapError::Io(source) => HfError::Io {
+        MapError::Io(source) => ModelFileError::Io {
+            attempt: "read",
             path: path.to_owned(),
             source,
         },

@@ -10,12 +10,13 @@
 //! Invariant: after opening, every tensor of the files is either translated or known to be of no use;
 //! none is dropped in silence.
 //!
+//! What opens a directory is [`HfDirectory`].
+//!
 //! [`Metadata`]: crate::gguf::Metadata
+//! [`HfDirectory`]: crate::directory::HfDirectory
 
 mod class;
 mod config;
-mod directory;
-mod error;
 mod files;
 mod keys;
 mod names;
@@ -25,12 +26,11 @@ mod sentence;
 mod steps;
 mod tables;
 mod tokenizer;
+mod translation;
 mod weights;
 
-pub use class::{Expected, HfClass, Key};
+pub use class::{Expected, HfClass, HfClasses, Key};
 pub use config::HfConfig;
-pub use directory::{HfDirectory, HfTranslation};
-pub use error::HfError;
 pub use keys::Keys;
 pub use rope::{RopeKind, RopeSettings, rope_keys};
 pub use rules::{
@@ -43,4 +43,7 @@ pub use tables::{
     INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers,
 };
 pub use tokenizer::tokenizer_keys;
+pub use translation::HfTranslation;
 pub use weights::{HfWeights, TensorRule, same, with};
+
+pub use crate::error::ModelFileError;

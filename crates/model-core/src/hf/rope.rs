@@ -7,7 +7,7 @@
 use std::f64::consts::TAU;
 
 use super::rules::head_dim;
-use super::{HfConfig, HfError, Keys};
+use super::{HfConfig, Keys, ModelFileError};
 
 /// Rotary settings of one kind of layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,8 +71,8 @@ impl RopeSettings {
     /// The settings of layers of this type, where the config tells types apart.
     ///
     /// # Errors
-    /// [`HfError`] naming the key that is missing, wrong or not known.
-    pub fn read(config: &HfConfig, layer_type: Option<&str>) -> Result<Self, HfError> {
+    /// [`ModelFileError`] naming the key that is missing, wrong or not known.
+    pub fn read(config: &HfConfig, layer_type: Option<&str>) -> Result<Self, ModelFileError> {
         let of_type = |key: &str| layer_type.map(|t| format!("rope_parameters.{t}.{key}"));
         let first_of = |key: &str| -> Vec<String> {
             let own = of_type(key).into_iter();
@@ -126,7 +126,7 @@ impl RopeSettings {
     }
 }
 
-fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, HfError> {
+fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, ModelFileError> {
     let at = |key: &str| format!("{object}.{key}");
     let positive = |key: &str| match config.optional_number(&at(key))? {
         Some(x) if !(x.is_finite() && x > 0.0) => Err(config.wrong(&at(key), "a number above 0")),
@@ -178,7 +178,7 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, HfError
                 let numbers = config.optional_numbers(&at(key))?;
                 let numbers =
                     numbers.ok_or_else(|| config.missing(&at(key), "a list of numbers"))?;
-                Ok::<_, HfError>(numbers.into_iter().map(|n| n as f32).collect::<Vec<f32>>())
+                Ok::<_, ModelFileError>(numbers.into_iter().map(|n| n as f32).collect::<Vec<f32>>())
             };
             Ok(RopeKind::LongRope {
                 short: list("short_factor")?,
@@ -194,8 +194,8 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, HfError
 /// The keys and tensors of the rotation, where all layers have the same.
 ///
 /// # Errors
-/// [`HfError`] naming the key.
-pub fn rope_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+/// [`ModelFileError`] naming the key.
+pub fn rope_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let settings = RopeSettings::read(config, None)?;
     settings.write(config, keys)
 }
@@ -204,8 +204,8 @@ impl RopeSettings {
     /// The keys and tensors of these settings.
     ///
     /// # Errors
-    /// [`HfError`] naming the key, where a head cannot be rotated so.
-    pub fn write(&self, config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+    /// [`ModelFileError`] naming the key, where a head cannot be rotated so.
+    pub fn write(&self, config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         let head = head_dim(config)?;
         // As transformers rounds it.
         let n_rot = (head as f64 * self.partial) as usize;
@@ -304,7 +304,7 @@ impl RopeSettings {
 mod tests {
     use super::*;
 
-    fn read(text: &str, layer_type: Option<&str>) -> Result<RopeSettings, HfError> {
+    fn read(text: &str, layer_type: Option<&str>) -> Result<RopeSettings, ModelFileError> {
         let config = HfConfig::new("'config.json'", serde_json::from_str(text).unwrap());
         RopeSettings::read(&config, layer_type)
     }

@@ -1,7 +1,7 @@
 //! Key tables that many classes share: sizes, heads, windows.
 
 use super::class::as_u32;
-use super::{Expected, HfConfig, HfError, Key, Keys, rope_keys};
+use super::{Expected, HfConfig, Key, Keys, ModelFileError, rope_keys};
 use crate::gguf::Array;
 use crate::windows::WindowPattern;
 
@@ -70,8 +70,8 @@ pub const ROPE_KEYS: &[Key] = &[Key::With(rope_keys)];
 /// Values of one head.
 ///
 /// # Errors
-/// [`HfError`] where heads do not divide the width, or a key is missing.
-pub fn head_dim(config: &HfConfig) -> Result<usize, HfError> {
+/// [`ModelFileError`] where heads do not divide the width, or a key is missing.
+pub fn head_dim(config: &HfConfig) -> Result<usize, ModelFileError> {
     if let Some(own) = config.optional_count("head_dim")? {
         return Ok(own);
     }
@@ -89,7 +89,7 @@ pub fn head_dim(config: &HfConfig) -> Result<usize, HfError> {
 }
 
 /// Numbers of heads and their size.
-fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
     let kv_heads = config
         .optional_count("num_key_value_heads")?
@@ -109,8 +109,8 @@ fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
 /// One window for all layers, where the config names one.
 ///
 /// # Errors
-/// [`HfError`] naming the key.
-pub fn window_of_all(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+/// [`ModelFileError`] naming the key.
+pub fn window_of_all(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if let Some(width) = config.optional_count("sliding_window")? {
         keys.set("attention.sliding_window", as_u32(width));
     }
@@ -122,12 +122,12 @@ pub fn window_of_all(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> 
 /// a window, the config has to name it.
 ///
 /// # Errors
-/// [`HfError`] naming the key.
+/// [`ModelFileError`] naming the key.
 pub fn windows_by_layer(
     config: &HfConfig,
     keys: &mut Keys,
     pattern: WindowPattern,
-) -> Result<(), HfError> {
+) -> Result<(), ModelFileError> {
     let name = "attention.sliding_window_pattern";
     let n_layers = config.count("num_hidden_layers")?;
     let flags = |pattern: WindowPattern| (0..n_layers).map(|i| pattern.is_windowed(i)).collect();
@@ -162,11 +162,11 @@ pub fn windows_by_layer(
 /// The types of all layers, each one of `known`.
 ///
 /// # Errors
-/// [`HfError`] where there are more or fewer than layers, or another type.
+/// [`ModelFileError`] where there are more or fewer than layers, or another type.
 pub fn layer_types<'a>(
     config: &'a HfConfig,
     known: &[&str],
-) -> Result<Option<Vec<&'a str>>, HfError> {
+) -> Result<Option<Vec<&'a str>>, ModelFileError> {
     let Some(types) = config.optional_texts("layer_types")? else {
         return Ok(None);
     };
@@ -187,8 +187,8 @@ pub fn layer_types<'a>(
 /// For classes that could have windows, but whose architecture knows none.
 ///
 /// # Errors
-/// [`HfError`] where the config asks for one.
-pub fn full_attention(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+/// [`ModelFileError`] where the config asks for one.
+pub fn full_attention(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     layer_types(config, &["full_attention"])?;
     let n_layers = config.count("num_hidden_layers")?;
     let first = config.optional_count("max_window_layers")?.unwrap_or(0);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{HfConfig, HfError, Keys};
+use super::{HfConfig, Keys, ModelFileError};
 use crate::sentence::{MAX_TOKENS, POOLING, Pooling};
 
 /// Names of the flags of pooling, of which one is true, and of their short forms.
@@ -29,7 +29,7 @@ const MODES: &[(&str, &str, Option<Pooling>)] = &[
 const USUAL_FOLDER: &str = "1_Pooling";
 
 /// Translates what is there; a directory of a model alone has none of it.
-pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), HfError> {
+pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), ModelFileError> {
     let folder = match directory.join("modules.json") {
         list if list.exists() => pooling_folder(&list)?,
         _ => Some(USUAL_FOLDER.to_owned()),
@@ -51,7 +51,7 @@ pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), HfError
 }
 
 /// A text that comes before every text would be missing from vectors.
-fn refuse_default_prompt(config: &Path) -> Result<(), HfError> {
+fn refuse_default_prompt(config: &Path) -> Result<(), ModelFileError> {
     if !config.exists() {
         return Ok(());
     }
@@ -67,12 +67,13 @@ fn refuse_default_prompt(config: &Path) -> Result<(), HfError> {
 }
 
 /// The folder of the pooling in a list of modules.
-fn pooling_folder(list: &Path) -> Result<Option<String>, HfError> {
-    let format = |reason: String| HfError::Format {
+fn pooling_folder(list: &Path) -> Result<Option<String>, ModelFileError> {
+    let format = |reason: String| ModelFileError::Format {
         path: list.to_owned(),
         reason,
     };
-    let text = std::fs::read(list).map_err(|source| HfError::Io {
+    let text = std::fs::read(list).map_err(|source| ModelFileError::Io {
+        attempt: "read",
         path: list.to_owned(),
         source,
     })?;
@@ -102,7 +103,7 @@ fn is_plain(path: &str) -> bool {
 }
 
 /// The one mode of pooling; `None` where the file names none.
-fn pooling(config: &HfConfig) -> Result<Option<Pooling>, HfError> {
+fn pooling(config: &HfConfig) -> Result<Option<Pooling>, ModelFileError> {
     let unsupported = |key: &str| Err(config.wrong(key, "a mean, cls or lasttoken pooling"));
     let mut found = None;
     for &(flag, _, mode) in MODES {

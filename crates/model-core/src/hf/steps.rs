@@ -6,7 +6,7 @@
 use kv_core::block::{BlockFormat, dequantize};
 use kv_core::weights::SharedBytes;
 
-use super::{HfConfig, HfError};
+use super::{HfConfig, ModelFileError};
 
 /// Numbers of rows, each with the factor that they get.
 pub type RowFactors = Vec<(usize, f32)>;
@@ -63,7 +63,7 @@ pub enum Step {
     /// Times the number under this key.
     Scaled(&'static str),
     /// Rows times numbers that are computed: so many rows, then their factor.
-    ScaledRows(fn(&HfConfig) -> Result<RowFactors, HfError>),
+    ScaledRows(fn(&HfConfig) -> Result<RowFactors, ModelFileError>),
 }
 
 /// One change to a tensor, with its numbers.
@@ -93,7 +93,7 @@ pub(super) struct Values {
 
 impl Step {
     /// Fills in the numbers of a config.
-    pub(super) fn resolve(self, config: &HfConfig) -> Result<Action, HfError> {
+    pub(super) fn resolve(self, config: &HfConfig) -> Result<Action, ModelFileError> {
         Ok(match self {
             Self::Pairs(heads) => {
                 let n_heads = config.count("num_attention_heads")?;

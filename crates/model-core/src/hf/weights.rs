@@ -11,7 +11,7 @@ use kv_core::weights::{SharedBytes, Weight, WeightError, WeightInfo, WeightSourc
 use super::files::{Stored, TensorFiles};
 use super::names::{Numbers, filled, matched};
 use super::steps::{Action, Values};
-use super::{HfClass, HfConfig, HfError, Step};
+use super::{HfClass, HfConfig, ModelFileError, Step};
 
 /// One GGUF tensor and the tensors that it is made of. `{l}` stands for the layer; where `from` has an
 /// `{e}`, the tensors of all experts are stacked. Made by [`same`] and [`with`].
@@ -88,7 +88,7 @@ impl HfWeights {
         config: &HfConfig,
         files: &TensorFiles,
         computed: Vec<Weight>,
-    ) -> Result<Self, HfError> {
+    ) -> Result<Self, ModelFileError> {
         let rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
         let mut sources = BTreeMap::new();
         let mut used = HashSet::new();
@@ -99,7 +99,7 @@ impl HfWeights {
                 if let Some(other) = sources.insert(to.clone(), source) {
                     let reason = format!("it becomes '{to}', and so does '{}'", other.name);
                     let name = found.first().map_or(to, |(_, name, _)| (*name).to_owned());
-                    return Err(HfError::Tensor { name, reason });
+                    return Err(ModelFileError::Tensor { name, reason });
                 }
             }
         }
@@ -111,7 +111,7 @@ impl HfWeights {
                 computed,
                 rules,
             }),
-            Some(name) => Err(HfError::Tensor {
+            Some(name) => Err(ModelFileError::Tensor {
                 name: name.clone(),
                 reason: format!("a {} has no such tensor", class.name),
             }),
@@ -137,7 +137,7 @@ impl HfWeights {
     }
 
     /// Names of GGUF tensors that come out of the files.
-    pub(super) fn translated(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn translated(&self) -> impl Iterator<Item = &String> {
         self.sources.keys()
     }
 }
@@ -168,14 +168,18 @@ fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<
 }
 
 impl Source {
-    fn new(rule: &TensorRule, found: &Found<'_>, config: &HfConfig) -> Result<Self, HfError> {
+    fn new(
+        rule: &TensorRule,
+        found: &Found<'_>,
+        config: &HfConfig,
+    ) -> Result<Self, ModelFileError> {
         let Some(&(first_expert, name, first)) = found.first() else {
-            return Err(HfError::Tensor {
+            return Err(ModelFileError::Tensor {
                 name: rule.from(),
                 reason: "it is missing".to_owned(),
             });
         };
-        let wrong = |name: &str, reason: String| HfError::Tensor {
+        let wrong = |name: &str, reason: String| ModelFileError::Tensor {
             name: name.to_owned(),
             reason,
         };

@@ -8,8 +8,8 @@ mod rope;
 
 use kv_core::weights::{Weight, WeightError, WeightSource};
 
-use crate::architecture::ModelError;
 use crate::blocks::{AttentionBlock, OUTPUT, TOKEN_EMBEDDING};
+use crate::error::ModelError;
 use crate::gguf::{FromValue, Metadata, Value};
 
 /// More layers than any model has; a larger count is a broken file.

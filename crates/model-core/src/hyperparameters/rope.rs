@@ -6,8 +6,8 @@ use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 
 use super::{Hyperparameters, optional_weight};
-use crate::architecture::ModelError;
 use crate::blocks::LongRope;
+use crate::error::ModelError;
 
 /// Name of the weight with one divisor for each RoPE frequency.
 const ROPE_FACTORS: &str = "rope_freqs.weight";

@@ -1,7 +1,7 @@
 //! Which keys of `config.json` become which GGUF keys, where the shared tables do not say.
 
 use model_core::hf::{
-    Expected, HfConfig, HfError, Key, Keys, RopeSettings, SILU, full_attention, head_dim,
+    Expected, HfConfig, Key, Keys, ModelFileError, RopeSettings, SILU, full_attention, head_dim,
     layer_types, window_of_all, windows_by_layer,
 };
 use model_core::windows::{FullLayer, WindowPattern};
@@ -123,7 +123,7 @@ pub(super) const GEMMA_KEYS: &[Key] = &[
 ];
 
 /// `query_pre_attn_scalar`, where it is not the size of a head.
-fn score_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn score_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "query_pre_attn_scalar";
     match config.optional_number(key)? {
         Some(width) if !(width.is_finite() && width > 0.0) => {
@@ -137,7 +137,7 @@ fn score_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     }
 }
 
-pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let pattern = WindowPattern {
         period: 6,
         full: FullLayer::Last,
@@ -146,7 +146,7 @@ pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), H
 }
 
 /// Windowed layers have a base of their own: in newer files among `rope_parameters`, which come first.
-pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     RopeSettings::read(config, Some("full_attention"))?.write(config, keys)?;
     let windowed = "sliding_attention";
     let own = config.value(&format!("rope_parameters.{windowed}.rope_theta"));
@@ -159,7 +159,10 @@ pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), HfEr
 }
 
 /// Every second layer sees everything.
-pub(super) fn alternating_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+pub(super) fn alternating_windows(
+    config: &HfConfig,
+    keys: &mut Keys,
+) -> Result<(), ModelFileError> {
     let pattern = WindowPattern {
         period: 2,
         full: FullLayer::Last,
@@ -167,7 +170,7 @@ pub(super) fn alternating_windows(config: &HfConfig, keys: &mut Keys) -> Result<
     windows_by_layer(config, keys, pattern)
 }
 
-pub(super) fn cohere2_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+pub(super) fn cohere2_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let pattern = WindowPattern {
         period: 4,
         full: FullLayer::Last,
@@ -176,14 +179,14 @@ pub(super) fn cohere2_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), 
 }
 
 /// GGUF files of Phi-3 say 0 where there is no window.
-pub(super) fn phi3_window(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+pub(super) fn phi3_window(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let width = config.optional_count("sliding_window")?.unwrap_or(0);
     keys.set("attention.sliding_window", as_u32(width));
     Ok(())
 }
 
 /// The numbers of the clamped gate are in no GGUF file, so they must be the published ones.
-fn gpt_oss_curve(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+fn gpt_oss_curve(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     for (key, wanted) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {
         if config
             .optional_number(key)?
@@ -202,7 +205,7 @@ fn is_fourth(layer: usize) -> bool {
 
 /// Layers without positions, which GGUF files leave to the architecture: `no_rope_layers` has 1 for
 /// layers *with* rotation.
-fn every_fourth_does_not_rotate(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+fn every_fourth_does_not_rotate(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     for layer in 0..config.count("num_hidden_layers")? {
         let key = format!("no_rope_layers.{layer}");
         let rotates = config.optional_number(&key)?.map(|flag| flag != 0.0);
@@ -219,7 +222,7 @@ fn every_fourth_does_not_rotate(config: &HfConfig, _: &mut Keys) -> Result<(), H
 
 /// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to the
 /// architecture's usual numbers; the keys are written where the config has others.
-fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     every_fourth_does_not_rotate(config, keys)?;
     let types = layer_types(config, &["chunked_attention", "full_attention"])?;
     let types = types.unwrap_or_default();

@@ -2,8 +2,8 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, GRANITE_FACTORS, HfClass, HfConfig, HfError,
-    INPUT_NORM, Key, Keys, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU,
+    ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM,
+    Key, Keys, ModelFileError, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU,
     TRAINED_LENGTH, WIDTH_KEYS, head_dim, layer_types,
 };
 
@@ -189,7 +189,7 @@ fn kv_heads(
     config: &HfConfig,
     keys: &mut Keys,
     attends: impl Fn(usize) -> bool,
-) -> Result<(), HfError> {
+) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
     let kv = config
         .optional_count("num_key_value_heads")?
@@ -206,7 +206,7 @@ fn kv_heads(
     Ok(())
 }
 
-fn jamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn jamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let period = config.count("attn_layer_period")?;
     let offset = match config.optional_number("attn_layer_offset")? {
         Some(offset) if offset >= 0.0 && offset < period as f64 => offset as usize,
@@ -216,7 +216,7 @@ fn jamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     kv_heads(config, keys, |layer| layer % period == offset)
 }
 
-fn jamba_mixer(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn jamba_mixer(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = config.count("hidden_size")?;
     let automatic = config.optional_text("mamba_dt_rank").ok().flatten() == Some("auto");
     let rank = match automatic {
@@ -231,7 +231,7 @@ fn jamba_mixer(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     Ok(())
 }
 
-fn inner_of_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn inner_of_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let inner = config.count("hidden_size")? * config.count("mamba_expand")?;
     let heads = config.count("mamba_n_heads")?;
     if !inner.is_multiple_of(heads) {
@@ -242,7 +242,7 @@ fn inner_of_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     Ok(())
 }
 
-fn bamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn bamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "attn_layer_indices";
     let layers = config.optional_numbers(key)?.unwrap_or_default();
     kv_heads(config, keys, |layer| layers.contains(&(layer as f64)))?;
@@ -251,7 +251,7 @@ fn bamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
 }
 
 /// Both the published names of layer types and those that newer versions of the library write.
-fn granite_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn granite_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let known = ["mamba", "attention", "linear_attention", "full_attention"];
     let key = "layer_types";
     let types = layer_types(config, &known)?;
@@ -262,7 +262,7 @@ fn granite_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
 }
 
 /// Smaller models have shared blocks only.
-fn granite_experts(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn granite_experts(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let n_experts = config.optional_number("num_local_experts")?.unwrap_or(0.0);
     if n_experts > 0.0 {
         keys.set("expert_count", as_u32(config.count("num_local_experts")?));
@@ -274,7 +274,7 @@ fn granite_experts(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
     Ok(())
 }
 
-fn granite_positions(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn granite_positions(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "position_embedding_type";
     let rotates = match config.optional_text(key)? {
         Some("nope") | None => false,
@@ -291,7 +291,7 @@ fn granite_positions(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> 
 }
 
 /// Lists of factors on parts of a matrix are whole; the factors themselves go into the tensors.
-fn falcon_factors(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+fn falcon_factors(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     for (key, n_parts) in [("mlp_multipliers", 2), ("ssm_multipliers", 5)] {
         match config.optional_numbers(key)? {
             Some(factors) if factors.len() != n_parts => {
@@ -303,7 +303,7 @@ fn falcon_factors(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
     Ok(())
 }
 
-fn falcon_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn falcon_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = as_u32(head_dim(config)?);
     keys.set("attention.key_length", dim);
     keys.set("attention.value_length", dim);

@@ -1,7 +1,8 @@
 //! Tensors of hybrids: which tensors of the files become which GGUF tensors.
 
 use model_core::hf::{
-    GATED, GATED_EXPERTS, HfConfig, HfError, RowFactors, Step, TensorRule, in_layers, same, with,
+    GATED, GATED_EXPERTS, HfConfig, ModelFileError, RowFactors, Step, TensorRule, in_layers, same,
+    with,
 };
 
 use super::mixer_tensors::{CONV, MAMBA1, MAMBA2, PROJECTIONS};
@@ -138,7 +139,7 @@ pub(super) const FALCON_H1_LAYERS: &[TensorRule] = &in_layers(
 );
 
 /// Rows of the first projection are gate, input, B, C and time steps, each with a factor.
-fn falcon_rows(config: &HfConfig) -> Result<RowFactors, HfError> {
+fn falcon_rows(config: &HfConfig) -> Result<RowFactors, ModelFileError> {
     let inner = config.count("mamba_d_ssm")?;
     let groups = config.count("mamba_n_groups")? * config.count("mamba_d_state")?;
     let heads = config.count("mamba_n_heads")?;

@@ -1,7 +1,7 @@
 //! Models whose layers are Mamba mixers and nothing else.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, HfError, Key, Keys, Step, TensorRule, in_layers, same, with,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TensorRule, in_layers, same, with,
 };
 
 use super::mixer_tensors::{CONV, MAMBA1, MAMBA2, PROJECTIONS};
@@ -132,7 +132,7 @@ pub(super) const CLASSES: &[HfClass] = &[
 ];
 
 /// The inner width and the rank of the time steps, which configs leave to formulas.
-fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = config.count("hidden_size")?;
     let inner = match config.optional_count("intermediate_size")? {
         Some(inner) => inner,
@@ -150,7 +150,7 @@ fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
 }
 
 /// Falcon Mamba norms time steps, B and C, with an `eps` of its own, which transformers knows.
-fn falcon_norms(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn falcon_norms(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set("ssm.dt_b_c_rms", true);
     let eps = config.optional_number("mixer_rms_eps")?.unwrap_or(1e-6);
     keys.set("ssm.dt_b_c_rms_epsilon", eps as f32);
@@ -158,7 +158,7 @@ fn falcon_norms(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
 }
 
 /// The inner width, which must be what the heads make up.
-fn mamba2_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn mamba2_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let inner = config.count("hidden_size")? * config.count("expand")?;
     let (heads, of_head) = (config.count("num_heads")?, config.count("head_dim")?);
     if heads * of_head != inner {

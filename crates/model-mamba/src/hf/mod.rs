@@ -7,7 +7,7 @@ mod mamba;
 mod mixer_tensors;
 mod rwkv;
 
-use model_core::hf::{HfClass, HfConfig, HfError, Keys};
+use model_core::hf::{HfClass, HfConfig, Keys, ModelFileError};
 
 /// All classes.
 pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
@@ -20,7 +20,7 @@ fn as_u32(count: usize) -> u32 {
 }
 
 /// Time steps that are cut to a range are not computed; files that say so say a range without end.
-fn free_time_steps(config: &HfConfig, _: &mut Keys) -> Result<(), HfError> {
+fn free_time_steps(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     let key = "time_step_limit";
     match config.optional_numbers(key)?.as_deref() {
         None => Ok(()),

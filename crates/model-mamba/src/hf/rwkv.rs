@@ -1,7 +1,7 @@
 //! RWKV-4: keys and tensors. Names are GGUF's for RWKV-6 where the tensors are alike.
 
 use model_core::hf::{
-    HfClass, HfConfig, HfError, Key, Keys, Step, TensorRule, in_layers, same, with,
+    HfClass, HfConfig, Key, Keys, ModelFileError, Step, TensorRule, in_layers, same, with,
 };
 
 use super::as_u32;
@@ -91,7 +91,7 @@ pub(super) const CLASS: HfClass = HfClass {
 };
 
 /// Widths that configs leave to the library: that of the rows, and four times that.
-fn widths(config: &HfConfig, keys: &mut Keys) -> Result<(), HfError> {
+fn widths(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = config.count("hidden_size")?;
     for (to, from, usual) in [
         ("time_mix.inner_size", "attention_hidden_size", dim),

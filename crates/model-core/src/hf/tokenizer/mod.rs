@@ -13,7 +13,7 @@ mod vocab_txt;
 use std::path::Path;
 
 use super::class::as_u32;
-use super::{HfConfig, HfError, Keys};
+use super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::{Array, Metadata};
 use pre::Kind;
 use tokens::Tokens;
@@ -21,8 +21,8 @@ use tokens::Tokens;
 /// The tokenizer of a directory alone, in the keys of GGUF; nothing where there is none.
 ///
 /// # Errors
-/// [`HfError`] naming the file and key that cannot be kept.
-pub fn tokenizer_keys(directory: impl AsRef<Path>) -> Result<Metadata, HfError> {
+/// [`ModelFileError`] naming the file and key that cannot be kept.
+pub fn tokenizer_keys(directory: impl AsRef<Path>) -> Result<Metadata, ModelFileError> {
     let directory = directory.as_ref();
     let path = directory.join("config.json");
     let config = match path.exists() {
@@ -39,8 +39,8 @@ pub(super) fn translate(
     directory: &Path,
     config: &HfConfig,
     keys: &mut Keys,
-) -> Result<(), HfError> {
-    let optional = |name: &str| -> Result<Option<HfConfig>, HfError> {
+) -> Result<(), ModelFileError> {
+    let optional = |name: &str| -> Result<Option<HfConfig>, ModelFileError> {
         let path = directory.join(name);
         path.exists().then(|| HfConfig::open(&path)).transpose()
     };
@@ -109,8 +109,8 @@ fn special_ids(
     config: &HfConfig,
     [settings, generation]: [Option<&HfConfig>; 2],
     keys: &mut Keys,
-) -> Result<(), HfError> {
-    let by_text = |role: &str| -> Result<Option<u32>, HfError> {
+) -> Result<(), ModelFileError> {
+    let by_text = |role: &str| -> Result<Option<u32>, ModelFileError> {
         let Some(settings) = settings else {
             return Ok(None);
         };
@@ -161,7 +161,7 @@ fn special_ids(
 }
 
 /// One id or a list of them.
-fn token_ids(config: &HfConfig, key: &str) -> Result<Vec<u32>, HfError> {
+fn token_ids(config: &HfConfig, key: &str) -> Result<Vec<u32>, ModelFileError> {
     let id = |number: f64| (number.fract() == 0.0 && number >= 0.0).then_some(number as u32);
     let wrong = || config.wrong(key, "a token id or a list of them");
     match config.value(key) {
@@ -180,7 +180,10 @@ fn token_ids(config: &HfConfig, key: &str) -> Result<Vec<u32>, HfError> {
 }
 
 /// Whether the post-processor puts tokens around a text, where there is one that says.
-fn added_around(json: &HfConfig, tokens: &Tokens) -> Result<(Option<bool>, Option<bool>), HfError> {
+fn added_around(
+    json: &HfConfig,
+    tokens: &Tokens,
+) -> Result<(Option<bool>, Option<bool>), ModelFileError> {
     let mut at = "post_processor".to_owned();
     if json.optional_text("post_processor.type")? == Some("Sequence") {
         let is_template = |i: &usize| {
@@ -216,13 +219,18 @@ fn added_around(json: &HfConfig, tokens: &Tokens) -> Result<(Option<bool>, Optio
 }
 
 /// The template of chats: a file of its own, a text, or the one called "default" of a list.
-fn chat_template(directory: &Path, settings: Option<&HfConfig>) -> Result<Option<String>, HfError> {
+fn chat_template(
+    directory: &Path,
+    settings: Option<&HfConfig>,
+) -> Result<Option<String>, ModelFileError> {
     let path = directory.join("chat_template.jinja");
     if path.exists() {
         let read = std::fs::read_to_string(&path);
-        return read
-            .map(Some)
-            .map_err(|source| HfError::Io { path, source });
+        return read.map(Some).map_err(|source| ModelFileError::Io {
+            attempt: "read",
+            path,
+            source,
+        });
     }
     let Some(settings) = settings else {
         return Ok(None);

@@ -3,7 +3,7 @@
 //! GGUF names expressions, `tokenizer.json` spells them out; [`EXPRESSIONS`] says which is which.
 //! Invariant: an expression that is not in the table is an error that shows it.
 
-use super::super::{HfConfig, HfError};
+use super::super::{HfConfig, ModelFileError};
 
 /// An algorithm with what sets it apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ const EXPRESSIONS: &[(&str, [Option<&str>; 2])] = &[
 ];
 
 impl Kind {
-    pub(super) fn read(json: &HfConfig) -> Result<Self, HfError> {
+    pub(super) fn read(json: &HfConfig) -> Result<Self, ModelFileError> {
         let key = "model.type";
         // Old files leave the type of a BPE out.
         match json.optional_text(key)? {
@@ -110,7 +110,7 @@ fn parts(json: &HfConfig, at: &str, list: &str) -> Vec<String> {
     }
 }
 
-fn check_normalizer(json: &HfConfig, known: &[&str]) -> Result<(), HfError> {
+fn check_normalizer(json: &HfConfig, known: &[&str]) -> Result<(), ModelFileError> {
     for part in parts(json, "normalizer", "normalizers") {
         let key = format!("{part}.type");
         match json.optional_text(&key)? {
@@ -122,7 +122,7 @@ fn check_normalizer(json: &HfConfig, known: &[&str]) -> Result<(), HfError> {
 }
 
 /// The GGUF name of a byte-level pre-tokenizer.
-fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, HfError> {
+fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, ModelFileError> {
     if is_falcon(json)? {
         return Ok("falcon");
     }
@@ -174,7 +174,7 @@ fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, HfError> {
     match (names, digits) {
         (Some(Some(name)), false) => Ok(name),
         (Some(Some("gpt-2")), true) => Ok("starcoder"),
-        _ => Err(HfError::WrongKey {
+        _ => Err(ModelFileError::WrongKey {
             file: json.file().to_owned(),
             key,
             found: format!("{expression:?}"),
@@ -185,7 +185,7 @@ fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, HfError> {
 
 /// Whether these are the steps of Falcon: runs of punctuation, what a `ByteLevel` has built in, runs of
 /// digits, and every three of them.
-fn is_falcon(json: &HfConfig) -> Result<bool, HfError> {
+fn is_falcon(json: &HfConfig) -> Result<bool, ModelFileError> {
     let at = |i: usize, key: &str| format!("pre_tokenizer.pretokenizers.{i}.{key}");
     let text = |i: usize, key: &str| json.optional_text(&at(i, key));
     let flag = |i: usize, key: &str| json.optional_flag(&at(i, key));

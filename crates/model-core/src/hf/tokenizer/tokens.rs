@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::super::{HfConfig, HfError};
+use super::super::{HfConfig, ModelFileError};
 use super::pre::Kind;
 
 /// More tokens than any vocabulary has; a larger id is a broken file.
@@ -33,7 +33,7 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    pub(super) fn read(json: &HfConfig, kind: Kind) -> Result<Self, HfError> {
+    pub(super) fn read(json: &HfConfig, kind: Kind) -> Result<Self, ModelFileError> {
         let key = "model.vocab";
         let vocab = json.value(key).and_then(Value::as_object);
         let vocab = vocab.ok_or_else(|| json.missing(key, "an object of texts and ids"))?;
@@ -77,8 +77,8 @@ impl Tokens {
         json: &HfConfig,
         id: Option<usize>,
         (text, of): (&str, Type),
-    ) -> Result<(), HfError> {
-        let wrong = |found: String, expected: String| HfError::WrongKey {
+    ) -> Result<(), ModelFileError> {
+        let wrong = |found: String, expected: String| ModelFileError::WrongKey {
             file: json.file().to_owned(),
             key: format!("id of token {text:?}"),
             found,
@@ -173,7 +173,7 @@ fn is_byte(text: &str) -> bool {
 }
 
 /// Merges as texts: newer files have pairs.
-fn merges(json: &HfConfig) -> Result<Vec<String>, HfError> {
+fn merges(json: &HfConfig) -> Result<Vec<String>, ModelFileError> {
     let key = "model.merges";
     let Some(list) = json.value(key).and_then(Value::as_array) else {
         return Ok(Vec::new());

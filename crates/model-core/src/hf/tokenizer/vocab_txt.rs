@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::super::{HfConfig, HfError};
+use super::super::{HfConfig, ModelFileError};
 
 /// Tokens that no text is cut into.
 const MARKS: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
@@ -17,25 +17,26 @@ pub(super) fn as_json(
     directory: &Path,
     config: &HfConfig,
     settings: Option<&HfConfig>,
-) -> Result<Option<HfConfig>, HfError> {
+) -> Result<Option<HfConfig>, ModelFileError> {
     let path = directory.join("vocab.txt");
     if config.optional_text("model_type")? != Some("bert") || !path.exists() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(&path).map_err(|source| HfError::Io {
+    let text = std::fs::read_to_string(&path).map_err(|source| ModelFileError::Io {
+        attempt: "read",
         path: path.clone(),
         source,
     })?;
     let mut vocab = Map::new();
     for (id, token) in text.lines().enumerate() {
         if vocab.insert(token.to_owned(), json!(id)).is_some() {
-            return Err(HfError::Format {
+            return Err(ModelFileError::Format {
                 path,
                 reason: format!("line {}: token {token:?} is there twice", id + 1),
             });
         }
     }
-    let flag = |key: &str| -> Result<bool, HfError> {
+    let flag = |key: &str| -> Result<bool, ModelFileError> {
         Ok(match settings {
             Some(settings) => settings.optional_flag(key)?.unwrap_or(true),
             None => true,

@@ -1,4 +1,6 @@
-//! Files that appear whole or not at all: written aside, then renamed.
+//! Atomic writes: a file is written under a temporary name in the same directory, then renamed.
+//!
+//! Invariant: under its own name a file is always complete.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -6,11 +8,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// Whether a file of this name could be written, as far as can be told before there is anything to
-/// write.
+/// Checks that a file of this name can be written, as far as that is known before writing.
 ///
 /// # Errors
-/// Where the path is a directory or lies in none.
+/// Where the path is a directory, or its directory does not exist.
 pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     let cannot = || format!("cannot write '{}'", path.display());
     if path.is_dir() {
@@ -24,22 +25,22 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a file with what `write` writes, in place of one of this name.
+/// Replaces or creates a file with the bytes that `write` writes.
 ///
 /// # Errors
-/// What `write` gives or the system refuses; the file is then what it was.
+/// Those of `write` and of the system; a file of this name is then unchanged.
 pub(crate) fn replace<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let aside = aside(path);
-    let written = write_new(&aside, write).and_then(|done| {
-        fs::rename(&aside, path)?;
+    let temporary = temporary_path(path);
+    let written = write_new(&temporary, write).and_then(|done| {
+        fs::rename(&temporary, path)?;
         Ok(done)
     });
     if written.is_err() {
-        // The reason why writing failed is the one to tell.
-        let _ = fs::remove_file(&aside);
+        // The error to report is why writing failed.
+        let _ = fs::remove_file(&temporary);
     }
     written.with_context(|| format!("cannot write '{}'", path.display()))
 }
@@ -59,7 +60,7 @@ fn write_new<T>(
     Ok(done)
 }
 
-fn aside(path: &Path) -> PathBuf {
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", std::process::id()));
     path.with_file_name(name)

@@ -1,0 +1,118 @@
+//! [`HfDirectory`]: an open model directory, translated, with the model that it makes.
+//!
+//! Invariant: every tensor of the files is used by the model, and no tensor that the model needs is
+//! missing. Knows no backend.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kv_core::graph::GraphShape;
+use kv_core::weights::WeightError;
+
+use crate::architecture::{Model, Registry};
+use crate::error::{ModelError, ModelFileError};
+use crate::gguf::Metadata;
+use crate::hf::{HfTranslation, HfWeights};
+
+/// A model directory, translated, whose model can be computed.
+#[derive(Debug)]
+pub struct HfDirectory {
+    label: String,
+    metadata: Metadata,
+    weights: Arc<HfWeights>,
+    model: Arc<dyn Model>,
+}
+
+impl HfDirectory {
+    /// Opens a directory and checks that its model is whole: every tensor that the architecture needs
+    /// is there, and it needs every tensor that is there.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] as [`HfTranslation::open`], and where tensors and model do not agree.
+    pub fn open(directory: impl AsRef<Path>, registry: &Registry) -> Result<Self, ModelFileError> {
+        let translation = HfTranslation::open(directory, registry.hf_classes())?;
+        let model = model(&translation, registry)?;
+        let label = translation.label().to_owned();
+        let (metadata, weights) = translation.into_parts();
+        Ok(Self {
+            label,
+            metadata,
+            weights: Arc::new(weights),
+            model,
+        })
+    }
+
+    /// What a GGUF file of this model would say.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The weights under GGUF names.
+    pub fn weights(&self) -> &Arc<HfWeights> {
+        &self.weights
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<dyn Model> {
+        &self.model
+    }
+
+    /// What errors call the directory.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+/// The model, with errors in the names of the files; every tensor of the files must be used by it.
+fn model(
+    translation: &HfTranslation,
+    registry: &Registry,
+) -> Result<Arc<dyn Model>, ModelFileError> {
+    let (metadata, weights) = (translation.metadata(), translation.weights());
+    let no_model = |reason| ModelFileError::Model {
+        file: translation.label().to_owned(),
+        reason,
+    };
+    let renamed = |name: &str| match weights.name_in_files(name) {
+        Some(own) => format!("{own} ({name})"),
+        None => name.to_owned(),
+    };
+    let model = registry.model(metadata, weights).map_err(|error| {
+        no_model(match error {
+            ModelError::MissingTensor { name, shape } => ModelError::MissingTensor {
+                name: renamed(&name),
+                shape,
+            },
+            ModelError::TensorShape { name, wanted, got } => ModelError::TensorShape {
+                name: renamed(&name),
+                wanted,
+                got,
+            },
+            ModelError::Weight(WeightError::Missing { name }) => {
+                ModelError::Weight(WeightError::Missing {
+                    name: renamed(&name),
+                })
+            }
+            other => other,
+        })
+    })?;
+    let one = GraphShape {
+        n_tokens: 1,
+        n_outputs: 1,
+    };
+    let graph = model.graph(one).map_err(no_model)?;
+    let used = graph.weights();
+    match weights
+        .translated()
+        .find(|&name| !used.iter().any(|w| w.name == *name))
+    {
+        None => Ok(model),
+        Some(name) => Err(ModelFileError::Tensor {
+            name: renamed(name),
+            reason: format!(
+                "a model of this config does not use it ({})",
+                model.architecture()
+            ),
+        }),
+    }
+}

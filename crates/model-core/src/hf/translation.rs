@@ -1,0 +1,127 @@
+//! [`HfTranslation`]: a model directory in the keys and names of GGUF. Knows no architecture.
+
+use std::path::Path;
+
+use kv_core::weights::WeightSource;
+
+use super::files::TensorFiles;
+use super::keys::Keys;
+use super::{HfClasses, HfConfig, HfWeights, ModelFileError};
+use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
+use crate::gguf::Metadata;
+
+/// A model directory in the keys and names of GGUF. Its files are mapped: they must not be changed
+/// while it is open.
+#[derive(Debug)]
+pub struct HfTranslation {
+    label: String,
+    metadata: Metadata,
+    weights: HfWeights,
+}
+
+impl HfTranslation {
+    /// Opens a directory with a `config.json` and one or more safetensors files. A tokenizer is
+    /// translated where there is a `tokenizer.json`. Whether the tensors make a model is not checked.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the file, key or tensor that is missing, wrong or not supported.
+    pub fn open(directory: impl AsRef<Path>, classes: &HfClasses) -> Result<Self, ModelFileError> {
+        let directory = directory.as_ref();
+        let config = HfConfig::open(&directory.join("config.json"))?;
+        let name = class_of(&config)?;
+        let class = classes.get(name);
+        let class = class.ok_or_else(|| classes.unsupported(&config, name))?;
+        let config = config.with_defaults(class.defaults);
+        let mut keys = Keys::new(class.architecture);
+        keys.set_whole("general.architecture", class.architecture);
+        keys.set_whole("general.type", "model");
+        if let Some(name) = directory.file_name() {
+            keys.set_whole("general.name", &*name.to_string_lossy());
+        }
+        for key in class.keys.iter().copied().flatten() {
+            key.apply(&config, &mut keys)?;
+        }
+        super::tokenizer::translate(directory, &config, &mut keys)?;
+        super::sentence::translate(directory, &mut keys)?;
+        let (metadata, computed) = keys.into_parts();
+        let files = TensorFiles::open(directory)?;
+        let mut weights = HfWeights::new(class, &config, &files, computed)?;
+        check_embedding(&config, &weights)?;
+        tie(&config, &mut weights)?;
+        Ok(Self {
+            label: format!("'{}'", directory.display()),
+            metadata,
+            weights,
+        })
+    }
+
+    /// What a GGUF file of this model would say.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The weights under GGUF names.
+    pub fn weights(&self) -> &HfWeights {
+        &self.weights
+    }
+
+    /// What errors call the directory: its path in quotes.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Metadata and weights, to keep.
+    pub fn into_parts(self) -> (Metadata, HfWeights) {
+        (self.metadata, self.weights)
+    }
+}
+
+/// The one class that a config names.
+fn class_of(config: &HfConfig) -> Result<&str, ModelFileError> {
+    let key = "architectures";
+    let wanted = "a list of one class, like [\"LlamaForCausalLM\"]";
+    match config.optional_texts(key)?.as_deref() {
+        Some([class]) => Ok(class),
+        Some(_) => Err(config.wrong(key, wanted)),
+        None => Err(config.missing(key, wanted)),
+    }
+}
+
+/// The vocabulary is what the config says.
+fn check_embedding(config: &HfConfig, weights: &HfWeights) -> Result<(), ModelFileError> {
+    let (Some(vocab), Ok(found)) = (
+        config.optional_count("vocab_size")?,
+        weights.describe(TOKEN_EMBEDDING),
+    ) else {
+        return Ok(());
+    };
+    match found.shape.first() {
+        Some(&rows) if rows != vocab => Err(ModelFileError::Tensor {
+            name: weights.name_in_files(TOKEN_EMBEDDING).unwrap_or_default(),
+            reason: format!(
+                "shape {:?}, but 'vocab_size' in {} is {vocab}",
+                found.shape,
+                config.file()
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Drops a head that the config says is not used, and misses one that it says is there.
+fn tie(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileError> {
+    match config.optional_flag("tie_word_embeddings")? {
+        Some(true) => weights.forget(OUTPUT),
+        Some(false) if weights.describe(OUTPUT).is_err() => {
+            if let Some(name) = weights.name_in_files(OUTPUT) {
+                let reason = format!(
+                    "it is missing, but 'tie_word_embeddings' in {} is false",
+                    config.file()
+                );
+                return Err(ModelFileError::Tensor { name, reason });
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
