@@ -1,5 +1,5 @@
-//! `docs/architectures.md`: every architecture that the program knows, what it was tested against, and
-//! which nodes of the graphs of neighbours differ.
+//! `docs/architectures.md`: every architecture that the program knows, what it was tested against,
+//! and which nodes of the graphs of neighbours differ.
 //!
 //! The page is rendered here and fails this test when it is stale. A new architecture is a row of
 //! [`ROWS`] and, where it has a near relative, a pair of [`NEIGHBOURS`].
@@ -23,7 +23,8 @@ struct Row {
     models: &'static str,
     /// Which layers see how much.
     windows: &'static str,
-    /// Files with a reference, without the ending, and safetensors directories, with a `/` at the end.
+    /// Files with a reference, without the ending, and safetensors directories, with a `/` at the
+    /// end.
     fixtures: &'static [&'static str],
     against: Reference,
     /// Largest difference of a logit, or of a value of an encoder's vectors, that the tests allow.

@@ -1,4 +1,5 @@
-//! Conversations through the program: every answer is what the whole conversation as one text leads to.
+//! Conversations through the program: every answer is what the whole conversation as one text leads
+//! to.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -63,7 +64,8 @@ fn answers_are_those_of_the_whole_conversation_read_once() {
     let [[0, n_first], [n_known, n_new]] = readings(&output)[..] else {
         panic!("{output:?}")
     };
-    // The template puts a space before the answer, so the conversation is the same up to there at least.
+    // The template puts a space before the answer, so the conversation is the same up to there at
+    // least.
     assert!(n_known + 1 >= n_first, "{n_known} of {n_first} remembered");
     assert!(n_new < n_known + n_first + 12, "{n_new} read");
 }

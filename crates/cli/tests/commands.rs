@@ -1,4 +1,4 @@
-//! The commands beside `run`: what they print and write.
+//! The commands other than `run`: what they print and write.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use support::{BACKENDS, cellar, json, model, output, references};
 
 #[test]
-fn help_says_what_there_is() {
+fn help_lists_commands_and_flags() {
     let (top, _) = output(&["--help"]);
     for command in [
         "run",
@@ -381,5 +381,8 @@ fn kl_is_small_for_types_that_keep_much() {
         "--kv-rotation",
         "off",
     ]);
-    assert!(table.contains("K and V in q8_0 beside f32"), "{table}");
+    assert!(
+        table.contains("K and V in q8_0 compared with f32"),
+        "{table}"
+    );
 }

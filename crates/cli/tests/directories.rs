@@ -1,10 +1,10 @@
 //! Models straight from safetensors directories against an independent implementation
-//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come in;
-//! where the directory has a GGUF file too, its keys and tensors.
+//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come
+//! in; where the directory has a GGUF file too, its keys and tensors.
 //!
 //! Without `CELLAR_FIXTURES` the directories of this repository are tested, most of which are put
-//! together from other files first (see [`recipes`]); with it, every directory below that folder that
-//! holds a `config.json` and a `reference.safetensors`.
+//! together from other files first (see [`recipes`]); with it, every directory below that folder
+//! that holds a `config.json` and a `reference.safetensors`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -269,7 +269,8 @@ fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
     assert!(error.contains("rope_factors_long.weight"), "{error}");
 }
 
-/// What a directory says of a key (`{architecture}.{key}`), whose config is that of a fixture, changed.
+/// What a directory says of a key (`{architecture}.{key}`), whose config is that of a fixture,
+/// changed.
 fn translated(name: &str, change: impl FnOnce(&mut Map<String, Value>), key: &str) -> Option<f32> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories");
     let text = std::fs::read(folder.join(name).join("config.json")).unwrap();

@@ -1,4 +1,5 @@
-//! `cellar embed`: what sentence-transformers computes, from a directory and from the GGUF file made of it.
+//! `cellar embed`: what sentence-transformers computes, from a directory and from the GGUF file
+//! made of it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Greedy text of a model of each kind of memory: windows, and states; and of one that brings its own
-//! operations.
+//! Greedy text of a model of each kind of memory: windows, and states; and of one that brings its
+//! own operations.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -39,7 +39,8 @@ fn greedy_text_is_the_reference_s_for_windows_and_states() {
     }
 }
 
-/// RWKV-4's numbers are tested elsewhere (`directories.rs`); here, that every command knows its operations.
+/// RWKV-4's numbers are tested elsewhere (`directories.rs`); here, that every command knows its
+/// operations.
 #[test]
 fn a_model_with_operations_of_its_own_runs_is_planned_and_becomes_a_file() {
     let directories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories");

@@ -188,7 +188,7 @@ fn a_text_that_its_model_ended_needs_a_prompt() {
     assert_eq!(code, 2);
     assert_eq!(
         message,
-        "the saved text has ended: give a prompt that it goes on with"
+        "the saved text has ended: give a prompt to continue it with"
     );
     output(&["run", "--load-state", &state, "-n", "3", "Once"]);
 }
@@ -332,7 +332,7 @@ fn damaged_states_are_refused_in_one_line() {
 }
 
 #[test]
-fn what_cannot_be_is_said_before_anything_is_told() {
+fn impossible_options_are_refused_before_any_text() {
     let (dir, _, state) = saved(&["Once upon a time"]);
     let load = ["run", "--load-state", &state, "Hi"];
     let refused = |more: &[&str]| failure(&[&load[..], more].concat());
@@ -342,12 +342,12 @@ fn what_cannot_be_is_said_before_anything_is_told() {
         "{message}"
     );
     let (code, message) = refused(&["--chat", "--system", "Be kind."]);
-    let why = "a system message comes before all others, and the saved text has begun; give it in \
-               the run that saves";
+    let why = "a system message comes before all others, and the saved text has begun already; \
+               give it in the run that saves";
     assert!(code == 2 && message.ends_with(why), "{message}");
     let (code, message) = refused(&["--group-attention-factor", "2"]);
-    let why = "a state does not say which of its tokens share positions; go on without groups, or \
-               read the whole text again";
+    let why = "a state does not record which of its tokens share positions; continue without groups, \
+               or read the whole text again";
     assert!(code == 2 && message.ends_with(why), "{message}");
     let (code, _) = failure(&["run", "--load-state", "absent.state", "Hi"]);
     assert_eq!(code, 1);
@@ -371,7 +371,7 @@ fn what_cannot_be_is_said_before_anything_is_told() {
 }
 
 #[test]
-fn a_chat_goes_on_from_a_state_with_the_next_message() {
+fn a_chat_continues_from_a_state_with_the_next_message() {
     let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n\
                     {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let (dir, _, state) = place();
@@ -415,7 +415,7 @@ fn a_chat_goes_on_from_a_state_with_the_next_message() {
     let args = ["run", "-m", &model, "--chat", "--load-state", &state, "Hi"];
     let (code, message) = failure(&args);
     assert!(
-        code == 1 && message.contains("leaves earlier messages out"),
+        code == 1 && message.contains("leaves out earlier messages"),
         "{message}"
     );
 }
@@ -437,12 +437,12 @@ fn logits(path: &Path) -> (Vec<f32>, usize) {
     (values.collect(), tensor.shape()[1])
 }
 
-/// Two best tokens that are nearer than this may change places where a state was saved in 8 bits, and
-/// where it was saved in 4.
+/// Two best tokens that are nearer than this may change places where a state was saved in 8 bits,
+/// and where it was saved in 4.
 const NEAR_TIES: [(&str, usize, f32); 2] = [("q8_0", 34, 0.05), ("q4_0", 18, 0.5)];
 
-/// A state that is saved narrower takes the bytes that its blocks take, and its text goes on as that
-/// of f32 does, up to a token that f32 was nearly undecided about.
+/// A state that is saved narrower takes the bytes that its blocks take, and its text goes on as
+/// that of f32 does, up to a token that f32 was nearly undecided about.
 #[test]
 fn states_saved_in_fewer_bits_are_smaller_and_go_on() {
     for (model, (saved_as, block_bytes, near_tie)) in MODELS

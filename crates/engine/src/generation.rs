@@ -1,7 +1,7 @@
 //! [`Generation`]: one text, from its prompt to the reason why it ended.
 //!
-//! Invariant: the pieces concatenated are the decoded text up to the stop, each of whole characters;
-//! after the end there are none. Knows nothing of chat messages.
+//! Invariant: the pieces concatenated are the decoded text up to the stop, each of whole
+//! characters; after the end there are none. Knows nothing of chat messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! [`Bert`]: learnt positions, full attention, norms behind the blocks (Devlin et al., arXiv 1810.04805).
+//! [`Bert`]: learnt positions, full attention, norms after the blocks
+//! (Devlin et al., arXiv 1810.04805).
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! [`Encoder`]: embedding, layers of attention within the ubatch and feed-forward, final rows.
 //!
-//! Invariant: only rows that are wanted pass through the last feed-forward block. Weight names are those
-//! of GGUF files. Knows no architecture by name.
+//! Invariant: only rows that are wanted pass through the last feed-forward block. Weight names are
+//! those of GGUF files. Knows no architecture by name.
 
 use kv_core::LayerIdx;
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
@@ -18,8 +18,8 @@ pub enum EncoderNorms {
     /// Behind the sum of each block and what it was given (BERT).
     #[default]
     Behind,
-    /// Before each block, but not before the first attention, whose rows were normed just then; and one
-    /// behind the last layer (ModernBERT).
+    /// Before each block, but not before the first attention, whose rows were normed just then; and
+    /// one after the last layer (ModernBERT).
     Before,
 }
 
@@ -41,7 +41,8 @@ pub struct Encoder {
     pub dim: usize,
     /// Positions for which a row was learnt, where positions are rows.
     pub positions: Option<usize>,
-    /// Parts of a text for which a row was learnt, where there are such rows; texts are of the first.
+    /// Parts of a text for which a row was learnt, where there are such rows; texts are of the
+    /// first.
     pub token_types: Option<usize>,
     /// Every norm.
     pub norm: Norm,
@@ -55,7 +56,7 @@ pub struct Encoder {
 #[derive(Clone, Copy)]
 struct At {
     index: LayerIdx,
-    /// The rows that are wanted behind the attention, where not all are.
+    /// The rows that are wanted after the attention, where not all are.
     wanted: Option<NodeId>,
 }
 

@@ -72,7 +72,7 @@ const BERT_KEYS: &[Key] = &[
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
 ];
 
-/// The tensors of BERT behind a prefix.
+/// The tensors of BERT after a prefix.
 macro_rules! bert_tensors {
     ($prefix:literal) => {
         &[
@@ -195,7 +195,7 @@ const MODERN_KEYS: &[Key] = &[
     Key::With(modern_rope),
 ];
 
-/// The tensors of ModernBERT behind a prefix.
+/// The tensors of ModernBERT after a prefix.
 macro_rules! modern_tensors {
     ($prefix:literal) => {
         &[

@@ -1,10 +1,10 @@
-//! Encoders: BERT (Devlin et al., arXiv 1810.04805) and ModernBERT (Warner et al., arXiv 2412.13663),
-//! whose local layers see a symmetric window.
+//! Encoders: BERT (Devlin et al., arXiv 1810.04805) and ModernBERT (Warner et al., arXiv
+//! 2412.13663), whose local layers see a symmetric window.
 //!
-//! An encoder remembers nothing: its tokens see each other, later ones too, within one ubatch, and what
-//! comes out is a row for each of them. What becomes of rows is [`model_core::sentence`]'s. Sizes are read
-//! from the file; attention, feed-forward and norms are shared blocks, and [`Encoder`] wires them. Knows
-//! nothing of devices.
+//! An encoder remembers nothing: its tokens see each other, later ones too, within one ubatch, and
+//! what comes out is a row for each of them. What becomes of rows is [`model_core::sentence`]'s.
+//! Sizes are read from the file; attention, feed-forward and norms are shared blocks, and
+//! [`Encoder`] wires them. Knows nothing of devices.
 //!
 //! ```
 //! use model_core::architecture::Registry;

@@ -25,7 +25,7 @@ pub struct ModernBert;
 
 const NAME: &str = "modern-bert";
 
-/// The first layer of three sees everything, unless the file says otherwise.
+/// The first layer of three sees everything, unless the file specifies otherwise.
 const PATTERN: WindowPattern = WindowPattern {
     period: 3,
     full: FullLayer::First,

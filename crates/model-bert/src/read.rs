@@ -1,6 +1,6 @@
 //! What encoders have in common in their metadata.
 //!
-//! Invariant: what a file asks for and an encoder does not do is refused by the key's name.
+//! Invariant: a setting that encoders do not support is an error that names the key.
 
 use kv_core::graph::Activation;
 use kv_core::weights::WeightSource;
@@ -11,7 +11,8 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 /// Key of the activation's name.
 pub(crate) const ACTIVATION: &str = "hidden_activation";
 
-/// The names of activations, as `config.json` has them. Where a GGUF file has none, it is the first.
+/// The names of activations, as `config.json` has them. Where a GGUF file has none, it is the
+/// first.
 pub(crate) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu", Activation::GeluErf),
     ("gelu_python", Activation::GeluErf),

@@ -1,5 +1,5 @@
-//! Vectors of tiny encoders are those that an independent implementation computed in float64: on both
-//! backends, alone and beside others.
+//! Vectors of tiny encoders are those that an independent implementation computed in float64: on
+//! both backends, alone and beside others.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Directories and files that are not as they should be: the error names file, key or tensor and what was
-//! expected.
+//! Directories and files that are not as they should be: the error names file, key or tensor and
+//! what was expected.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

@@ -1,8 +1,8 @@
 //! [`Architecture`] and [`Model`]: what an author of a model writes, and the registry that finds it.
 //!
 //! An architecture turns a file's metadata into a [`Model`]; a model declares what its layers
-//! remember and builds a graph for any shape. Invariant: a model never asks which device it runs
-//! on, and holds no weights.
+//! remember and builds a graph for any shape. Invariant: a model does not know on which
+//! device it runs, and holds no weights.
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,14 +46,14 @@ pub trait Model: fmt::Debug + Send + Sync {
         Causality::Causal
     }
 
-    /// The same model for sequences of at most so many tokens, where their length makes a difference.
-    /// What is asked without is for the trained length.
+    /// The same model for sequences of at most so many tokens, where their length makes a
+    /// difference. Without this, everything is for the trained length.
     fn for_context(&self, _n_tokens: usize) -> Option<Arc<dyn Model>> {
         None
     }
 
-    /// Operations of its graphs that are its own. Whoever loads its weights gives them to the backend
-    /// first, where there are any, beside those that it has.
+    /// Custom operations of its graphs. The engine registers them with the backend before it loads
+    /// first, in addition to its own.
     fn custom_ops(&self) -> CustomOps {
         CustomOps::new()
     }

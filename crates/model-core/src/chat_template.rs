@@ -2,7 +2,7 @@
 //!
 //! Invariant: rendering equals what `transformers` renders from the same Jinja template (blocks
 //! trimmed, `tojson` as Python writes JSON, `raise_exception`, `strftime_now`, Python's string
-//! methods), and ends whatever the template says. Knows nothing of tokens but the texts of two.
+//! methods), and every template terminates. Knows nothing of tokens except the texts of two.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ const FUEL: u64 = 20_000_000;
 pub struct ChatMessage {
     /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
     pub role: String,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
 }
 
@@ -75,12 +75,13 @@ pub enum ChatTemplateError {
         /// What is wrong.
         message: String,
     },
-    /// The template refuses these messages (`raise_exception`), say because roles must alternate.
+    /// The template refuses these messages (`raise_exception`), for example because roles must
+    /// alternate.
     #[error("the chat template refuses these messages (line {line}): {message}")]
     Refused {
         /// Line in the template, from 1 on; 0 where it is not known.
         line: usize,
-        /// What the template says.
+        /// The template's message.
         message: String,
     },
     /// The template failed.
@@ -236,7 +237,7 @@ fn describe(error: &Error) -> String {
     }
 }
 
-/// What the template said to `raise_exception`, if that is why it failed.
+/// The message given to `raise_exception`, if that is why the template failed.
 fn refusal(error: &Error) -> Option<String> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

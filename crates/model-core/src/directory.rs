@@ -24,8 +24,8 @@ pub struct HfDirectory {
 }
 
 impl HfDirectory {
-    /// Opens a directory and checks that its model is whole: every tensor that the architecture needs
-    /// is there, and it needs every tensor that is there.
+    /// Opens a directory and checks that its model is whole: every tensor that the architecture
+    /// needs is there, and it needs every tensor that is there.
     ///
     /// # Errors
     /// [`ModelFileError`] as [`HfTranslation::open`], and where tensors and model do not agree.
@@ -42,7 +42,7 @@ impl HfDirectory {
         })
     }
 
-    /// What a GGUF file of this model would say.
+    /// The metadata that a GGUF file of this model would have.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }

@@ -279,7 +279,7 @@ pub enum GgufError {
         /// Number of parts.
         n_parts: u64,
     },
-    /// The file says that it has parts, but its name does not lead to them.
+    /// The file is one of several parts, but its name is not that of the first.
     #[error("this is the first of {n_parts} parts, but it is not named '…{suffix}'")]
     PartName {
         /// Number of parts.
@@ -293,7 +293,7 @@ pub enum GgufError {
         /// Number of parts.
         n_parts: u64,
     },
-    /// A part says that it is another one, or one of another number of parts.
+    /// A part's metadata has another part number or number of parts.
     #[error(
         "says it is part {found_part} of {found_n_parts}, but it was opened as part {part} of \
          {n_parts}"
@@ -301,14 +301,14 @@ pub enum GgufError {
     PartMismatch {
         /// Number of the part by its name, from 1.
         part: u64,
-        /// Number of parts, as the first part says.
+        /// Number of parts by the first part's metadata.
         n_parts: u64,
         /// Number of the part by its own metadata, from 1.
         found_part: u64,
         /// Number of parts by its own metadata.
         found_n_parts: u64,
     },
-    /// The parts together hold another number of tensors than the first part says.
+    /// The parts together hold another number of tensors than the first part announces.
     #[error("the parts hold {found} tensors together, but should hold {wanted}")]
     TensorCount {
         /// Tensors that the first part announces.
@@ -329,7 +329,7 @@ pub enum GgufError {
     Changed {
         /// The tensor.
         name: String,
-        /// What the header says.
+        /// The header's entry.
         wanted: WeightInfo,
         /// What came.
         got: WeightInfo,
@@ -414,7 +414,7 @@ pub enum ModelError {
     /// A tensor is stored in a way that cannot be read.
     #[error(transparent)]
     Weight(WeightError),
-    /// A tensor has another shape than the metadata says.
+    /// A tensor has another shape than the metadata requires.
     #[error("tensor '{name}' has shape {got:?}, but the metadata asks for {wanted:?}")]
     TensorShape {
         /// Its name.

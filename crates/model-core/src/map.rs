@@ -8,10 +8,10 @@ use std::sync::Arc;
 use kv_core::weights::{ByteOwner, SharedBytes};
 use memmap2::Mmap;
 
-/// Why a file is not mapped. Readers say it in errors of their own.
+/// Why a file is not mapped. Callers convert it into their own errors.
 #[derive(Debug)]
 pub(crate) enum MapError {
-    /// What the system says.
+    /// The system's error.
     Io(io::Error),
     /// A directory or a device.
     NotAFile,
@@ -25,8 +25,8 @@ impl From<io::Error> for MapError {
     }
 }
 
-/// Maps a file. It must not be changed while its bytes are in use; who hands out such bytes says so in
-/// its documentation.
+/// Maps a file. It must not be changed while its bytes are in use; functions that return such bytes
+/// document that.
 pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     // Asked before opening: opening a pipe would wait for somebody to write into it.
     let found = fs::metadata(path)?;
@@ -37,9 +37,9 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
         return Err(MapError::Empty);
     }
     let file = File::open(path)?;
-    // SAFETY: private to this process, never written to, and read as plain bytes, of which every value
-    // is valid. That nobody else changes or shortens the file meanwhile, no reader of a map can see to
-    // on any of our systems: the documentation of those who open files forbids it.
+    // SAFETY: private to this process, never written to, and read as plain bytes, of which every
+    // value is valid. That nobody else changes or shortens the file meanwhile, no reader of a map
+    // can see to on any of our systems: the documentation of those who open files forbids it.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(SharedBytes::new(Arc::new(Mapped { map, file })))
 }
@@ -59,20 +59,20 @@ impl ByteOwner for Mapped {
         read_at(&self.file, start as u64, to).is_ok()
     }
 
-    /// Only where the system can be told.
+    /// Only where the system has a call for it.
     #[cfg(unix)]
     fn release(&self, bytes: std::ops::Range<usize>) {
         let Some(len) = bytes.end.checked_sub(bytes.start) else {
             return;
         };
         if bytes.end <= self.map.len() {
-            // SAFETY: pages of a file that are never written to here have the same bytes when they come back. That some
-            // stay is no loss but of memory.
-            let told = unsafe {
+            // SAFETY: pages of a file that are never written to here have the same bytes when they
+            // come back. That some stay is no loss but of memory.
+            let advised = unsafe {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
                 self.map.unchecked_advise_range(advice, bytes.start, len)
             };
-            told.unwrap_or_default();
+            advised.unwrap_or_default();
         }
     }
 }
@@ -83,7 +83,7 @@ fn read_at(file: &File, start: u64, to: &mut [u8]) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, to, start)
 }
 
-/// The same where each read says how much it read.
+/// The same where each read returns how much it read.
 #[cfg(windows)]
 fn read_at(file: &File, mut start: u64, mut to: &mut [u8]) -> io::Result<()> {
     while !to.is_empty() {

@@ -1,8 +1,9 @@
-//! [`ModelFile`]: everything that a model on disk says: model, weights, tokenizer, chat template. On
-//! disk it is a GGUF file, or a directory in the layout of the transformers library ([`crate::hf`]).
+//! [`ModelFile`]: the contents of a model on disk: model, weights, tokenizer, chat template. On
+//! disk it is a GGUF file, or a directory in the layout of the transformers library
+//! ([`crate::hf`]).
 //!
-//! Invariant: what opens has every tensor that its graph names; a [`ModelFile`] has a tokenizer with
-//! at most as many tokens as the logits are wide. Knows no backend.
+//! Invariant: what opens has every tensor that its graph names; a [`ModelFile`] has a tokenizer
+//! with at most as many tokens as the logits are wide. Knows no backend.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -96,7 +97,7 @@ impl OpenModel {
         }
     }
 
-    /// What is said of the model, in the keys of GGUF.
+    /// The model's metadata, in the keys of GGUF.
     pub fn metadata(&self) -> &Metadata {
         match &self.source {
             Source::Gguf(file) => file.metadata(),
@@ -173,7 +174,7 @@ fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ModelError> {
     }
 }
 
-/// What the metadata says of the tokenizer.
+/// Reads the tokenizer from the metadata.
 ///
 /// # Errors
 /// [`ModelError`] naming the key that is missing or wrong.
@@ -234,7 +235,7 @@ fn special_ids(keys: Keys<'_>) -> Result<SpecialIds, MetadataError> {
     })
 }
 
-/// Phi-3 drops white space after special tokens; only its name tells.
+/// Phi-3 drops white space after special tokens; only its name identifies it.
 fn special_spacing(metadata: &Metadata) -> Result<SpecialSpacing, MetadataError> {
     let name = metadata
         .optional::<&str>("general.name")?

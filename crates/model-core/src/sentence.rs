@@ -1,8 +1,8 @@
 //! [`SentenceSettings`]: how the rows that an encoder gives for the tokens of a text become one vector.
 //!
-//! Keys are `{architecture}.pooling_type` of the GGUF specification and, of our own, since GGUF has none,
-//! `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a vector of the
-//! width of a row. Knows no architecture and no file but its metadata.
+//! Keys are `{architecture}.pooling_type` of the GGUF specification and, of our own, since GGUF has
+//! none, `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a
+//! vector of the width of a row. Knows no architecture and no file but its metadata.
 
 use crate::error::ModelError;
 use crate::gguf::Metadata;
@@ -18,19 +18,19 @@ pub enum Pooling {
     Last,
 }
 
-/// What a file says of texts as a whole.
+/// A file's settings for whole texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SentenceSettings {
-    /// How rows become one, where the file says.
+    /// How rows become one, where the file specifies it.
     pub pooling: Option<Pooling>,
-    /// The longest text that the model was made for, in tokens with their marks, where that is less than
-    /// its context.
+    /// The longest text that the model was made for, in tokens with their marks, where that is less
+    /// than its context.
     pub max_tokens: Option<usize>,
 }
 
-/// Key of [`SentenceSettings::pooling`], behind the architecture.
+/// Key of [`SentenceSettings::pooling`], after the architecture's name.
 pub(crate) const POOLING: &str = "pooling_type";
-/// Key of [`SentenceSettings::max_tokens`], behind the architecture.
+/// Key of [`SentenceSettings::max_tokens`], after the architecture's name.
 pub(crate) const MAX_TOKENS: &str = "max_sequence_length";
 
 impl Pooling {
@@ -65,7 +65,7 @@ impl Pooling {
 }
 
 impl SentenceSettings {
-    /// Reads what the file says.
+    /// Reads the settings.
     ///
     /// # Errors
     /// [`ModelError`] naming the key.
@@ -77,7 +77,7 @@ impl SentenceSettings {
             reason,
         };
         let pooling = match metadata.optional::<u32>(&key(POOLING))? {
-            // 0 says that rows stay apart.
+            // 0 means that rows are not pooled.
             None | Some(0) => None,
             Some(1) => Some(Pooling::Mean),
             Some(2) => Some(Pooling::Cls),

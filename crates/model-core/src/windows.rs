@@ -43,8 +43,8 @@ impl WindowPattern {
 }
 
 impl Hyperparameters<'_> {
-    /// The window of every layer. Which layers are windowed is what the file says, by one flag a layer or
-    /// by another period, or else `pattern`; where one is, the file has to name its width.
+    /// The window of every layer. Which layers are windowed is what the file says, by one flag a
+    /// layer or by another period, or else `pattern`; where one is, the file has to name its width.
     ///
     /// # Errors
     /// [`ModelError`] with the key.

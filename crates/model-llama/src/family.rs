@@ -1,4 +1,4 @@
-//! [`FAMILY`]: the members, one row each. A row says what cannot be read from the member's files.
+//! [`FAMILY`]: the members, one row each. A row holds what cannot be read from the member's files.
 
 use kv_core::graph::{Activation, RouteGate, RouteSum};
 use kv_core::rope::RopeStyle;

@@ -1,8 +1,8 @@
 //! The Llama family: each member is a table row over the shared decoder block.
 //!
-//! A member says what cannot be read from its files: how its positions rotate, which biases and norms
-//! its blocks have, which layers see a window. Invariant: no member has code of its own here. Knows
-//! nothing of devices or memories.
+//! A member specifies what cannot be read from its files: how its positions rotate, which biases
+//! and norms its blocks have, which layers see a window. Invariant: no member has code of its own
+//! here. Knows nothing of devices or memories.
 //!
 //! ```
 //! use model_core::architecture::Registry;

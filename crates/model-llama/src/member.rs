@@ -67,7 +67,7 @@ pub enum RotatedLayers {
     All,
     /// Those that see a window (Command R7B).
     Windowed,
-    /// All, unless the file says that they were not trained to (Granite).
+    /// All, unless the file specifies that they were not trained to (Granite).
     IfTrained,
     /// All but the last of so many (SmolLM 3, Llama 4).
     AllButEvery(usize),
@@ -76,7 +76,7 @@ pub enum RotatedLayers {
 /// Which layers of a model see a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LayerWindows {
-    /// None, whatever the file says.
+    /// None, whatever the file specifies.
     #[default]
     None,
     /// All of them, where the file names a window (Mistral and StarCoder 2, whose GGUF files never
@@ -84,7 +84,7 @@ pub enum LayerWindows {
     Every,
     /// Those that the file names, or else the pattern.
     Sliding {
-        /// Where the file does not say which layers are windowed.
+        /// Where the file does not specify which layers are windowed.
         pattern: WindowPattern,
         /// How they rotate.
         rope: WindowedRope,
@@ -93,7 +93,7 @@ pub enum LayerWindows {
     Chunked {
         /// Which layers.
         pattern: WindowPattern,
-        /// Tokens of a chunk, where the file does not say.
+        /// Tokens of a chunk, where the file does not specify it.
         n_tokens: u32,
     },
 }
@@ -116,7 +116,7 @@ pub enum ScoreScale {
     #[default]
     KeyDim,
     /// As that, but `1 / sqrt(dim / n_heads)` for a model of this many layers: the largest Gemma 2
-    /// and 3 were trained with another factor, and only their numbers of layers tell.
+    /// and 3 were trained with another factor, and only their numbers of layers differ.
     KeyDimUnlessLayers(usize),
 }
 
@@ -143,7 +143,7 @@ pub enum EmbeddingScale {
     One,
     /// Square root of the width (Gemma).
     SqrtDim,
-    /// What the file says (Granite).
+    /// The file's value (Granite).
     FromFile,
 }
 
@@ -153,7 +153,7 @@ pub enum ResidualScale {
     /// 1.
     #[default]
     One,
-    /// What the file says (Granite).
+    /// The file's value (Granite).
     FromFile,
 }
 
@@ -163,9 +163,9 @@ pub enum LogitScale {
     /// 1.
     #[default]
     One,
-    /// What the file says (Cohere).
+    /// The file's value (Cohere).
     Times,
-    /// What the file says, as a divisor (Granite).
+    /// The file's value, as a divisor (Granite).
     DividedBy,
 }
 
@@ -194,9 +194,9 @@ pub enum Mixtures {
 /// How a mixture of experts works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
-    /// Makes weights of a router's logits, where the file does not say.
+    /// Makes weights of a router's logits, where the file does not specify it.
     pub route: RouteGate,
-    /// What the weights add up to, where the file does not say.
+    /// What the weights add up to, where the file does not specify it.
     pub sum: RouteSum,
     /// What they are applied to.
     pub weighed: Weighed,

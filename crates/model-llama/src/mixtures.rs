@@ -1,7 +1,7 @@
 //! The feed-forward blocks of a model, layer by layer: dense ones and mixtures of experts.
 //!
-//! Invariant: a layer is a mixture where the file has experts and the layer a router. Knows nothing of
-//! attention.
+//! Invariant: a layer is a mixture where the file has experts and the layer a router. Knows nothing
+//! of attention.
 
 use kv_core::graph::{RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
@@ -12,7 +12,7 @@ use model_core::hyperparameters::{Hyperparameters, optional_weight};
 use crate::member::{LlamaLike, Mixture, Mixtures};
 
 impl LlamaLike {
-    /// What every layer does behind its attention.
+    /// What every layer does after its attention.
     pub(crate) fn feed_forwards(
         &self,
         hyper: &Hyperparameters<'_>,
@@ -48,7 +48,7 @@ impl LlamaLike {
         (0..n_layers).map(layer).collect()
     }
 
-    /// What a layer of the example does behind its attention.
+    /// What a layer of the example does after its attention.
     pub(crate) fn example_feed_forward(&self) -> FeedForward {
         match self.mixtures {
             Mixtures::Always(mixture) => FeedForward::Experts(ExpertsBlock {

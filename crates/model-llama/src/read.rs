@@ -1,6 +1,6 @@
 //! How a row of the table and a file make a model.
 //!
-//! Invariant: what a file asks for and its row does not know is refused by the key's name. Knows no
+//! Invariant: a setting that its row does not know is an error that names the key. Knows no
 //! member.
 
 use std::sync::Arc;

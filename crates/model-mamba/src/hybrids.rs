@@ -16,7 +16,8 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 use crate::family::{ExampleSizes, MambaLike, Wired};
 use crate::read::{example_mamba2, feed_forwards, mamba_mixer, mamba2_mixer};
 
-/// Jamba (arXiv 2403.19887): Mamba, now and then attention without positions, and mixtures of experts.
+/// Jamba (arXiv 2403.19887): Mamba, now and then attention without positions, and mixtures of
+/// experts.
 pub(crate) const JAMBA: MambaLike = MambaLike {
     name: "jamba",
     read: jamba,
@@ -38,8 +39,8 @@ pub(crate) const JAMBA: MambaLike = MambaLike {
     },
 };
 
-/// Mamba-2 and now and then attention, as in Bamba and Granite 4, with or without experts, positions and
-/// multipliers.
+/// Mamba-2 and now and then attention, as in Bamba and Granite 4, with or without experts,
+/// positions and multipliers.
 pub(crate) const GRANITE_HYBRID: MambaLike = MambaLike {
     name: "granitehybrid",
     read: granite_hybrid,
@@ -60,7 +61,7 @@ pub(crate) const GRANITE_HYBRID: MambaLike = MambaLike {
     },
 };
 
-/// Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 beside each other in every layer. Its multipliers
+/// Falcon-H1 (arXiv 2507.22448): parallel attention and Mamba-2 in every layer. Its multipliers
 /// are in the weights of a file.
 pub(crate) const FALCON_H1: MambaLike = MambaLike {
     name: "falcon-h1",

@@ -1,5 +1,6 @@
-//! Models whose layers, or some of them, are recurrent: Mamba (Gu and Dao, arXiv 2312.00752), Falcon
-//! Mamba, Mamba-2 (arXiv 2405.21060), RWKV-4, and the hybrids Jamba, Bamba, Granite 4 and Falcon-H1.
+//! Models whose layers, or some of them, are recurrent: Mamba (Gu and Dao, arXiv 2312.00752),
+//! Falcon Mamba, Mamba-2 (arXiv 2405.21060), RWKV-4, and the hybrids Jamba, Bamba, Granite 4 and
+//! Falcon-H1.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
 //! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does not

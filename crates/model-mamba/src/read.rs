@@ -40,7 +40,8 @@ pub(crate) fn mamba_mixer(
     })
 }
 
-/// The mixer of Mamba-2, whose heads files count as `ssm.time_step_rank`; `layer` is one that has it.
+/// The mixer of Mamba-2, whose heads files count as `ssm.time_step_rank`; `layer` is one that has
+/// it.
 pub(crate) fn mamba2_mixer(
     hyper: &Hyperparameters<'_>,
     (weights, layer): (&dyn WeightSource, usize),
@@ -85,8 +86,8 @@ fn conv_bias(weights: &dyn WeightSource, layer: usize) -> Result<ConvBias, Model
     })
 }
 
-/// What follows the mixer of each layer: where the layer has a router, a mixture of experts, weighed
-/// by a softmax over all of them.
+/// What follows the mixer of each layer: where the layer has a router, a mixture of experts,
+/// weighed by a softmax over all of them.
 pub(crate) fn feed_forwards(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,

@@ -10,7 +10,8 @@ use kv_core::memory::{Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 use model_tests::{Runner, Setup, checks, cpu};
 
-/// Largest difference of a state; the reference's own logits, with and without a cache, differ by 7e-5.
+/// Largest difference of a state; the reference's own logits, with and without a cache, differ by
+/// 7e-5.
 const STATE_TOLERANCE: f32 = 1e-4;
 
 model_tests::standard_tests!(CASES);

@@ -1,4 +1,4 @@
-//! `cellar bench`: how many tokens a second, prompt and generation apart.
+//! `cellar bench`: tokens per second, of prompts and of generation separately.
 
 mod load;
 mod profile;

@@ -1,8 +1,8 @@
-//! `cellar chat`: a conversation, a message a line.
+//! `cellar chat`: a conversation, one message per line.
 //!
-//! Invariant: the model has read the conversation as its template renders it; what it remembers of that is
-//! not read again, and what it remembers beyond is forgotten. Knows nothing of terminals but that there
-//! may be one.
+//! Invariant: the model evaluates the conversation as its template renders it; the part of it that
+//! is in the memory is not evaluated again, and other tokens are removed. Knows of terminals only
+//! whether there is one.
 
 mod lines;
 
@@ -28,8 +28,8 @@ use lines::{Command, Line, Lines};
 
 const SEQ: SeqId = SeqId(0);
 
-const HELP: &str = "a line is a message, with \\ at its end it goes on; /clear forgets the conversation, \
-                    /exit or Ctrl-D ends, Ctrl-C ends an answer";
+const HELP: &str = "a line is a message; \\ at its end continues it. /clear forgets the \
+                    conversation, /exit or Ctrl-D ends the program, Ctrl-C ends an answer";
 
 /// A conversation with a model.
 struct Chat<'f> {
@@ -39,7 +39,7 @@ struct Chat<'f> {
     sampler: SamplerConfig,
     cancel: CancelFlag,
     messages: Vec<ChatMessage>,
-    /// What the model remembers.
+    /// Tokens in the memory.
     evaluated: Vec<TokenId>,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     resolve::continues_texts(&file)?;
     if file.chat_template()?.is_none() {
         return usage(format!(
-            "{} has no chat template: 'cellar run' continues its texts; a model with one is given with -m",
+            "{} has no chat template: 'cellar run' continues its texts; -m selects another model",
             source.name()
         ));
     }
@@ -78,7 +78,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         complain(HELP);
     }
     loop {
-        // While it waits, a signal has nothing to end but the program.
+        // At the prompt, a signal ends the program.
         chat.cancel.cancel();
         let line = lines.next()?;
         chat.cancel.reset();
@@ -97,9 +97,9 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     Ok(Exit::Done)
 }
 
-/// For the person, not part of what was said.
+/// Prints a remark for the user on stderr.
 fn complain(text: &str) {
-    // Remarks that nobody can read are no reason to fail.
+    // Where stderr is closed, nobody reads remarks.
     let _ = writeln!(std::io::stderr(), "({text})");
 }
 
@@ -115,7 +115,7 @@ impl Chat<'_> {
     /// Answers a message. One that fails is not part of the conversation.
     fn answer(&mut self, message: String, out: &mut impl Write) -> anyhow::Result<()> {
         self.messages.push(ChatMessage::new("user", message));
-        let answer = self.tell(out);
+        let answer = self.generate_answer(out);
         match answer {
             Ok(Some(text)) => self.messages.push(ChatMessage::new("assistant", text)),
             Ok(None) => drop(self.messages.pop()),
@@ -129,7 +129,7 @@ impl Chat<'_> {
     }
 
     /// Streams the answer and returns it; `None` where it was ended before it began.
-    fn tell(&mut self, out: &mut impl Write) -> anyhow::Result<Option<String>> {
+    fn generate_answer(&mut self, out: &mut impl Write) -> anyhow::Result<Option<String>> {
         let ids = self.conversation()?;
         self.recall(&ids)?;
         let n_known = self.evaluated.len();
@@ -168,10 +168,10 @@ impl Chat<'_> {
         if generation.finish_reason() == Some(&FinishReason::ContextFull) {
             complain("the context is full: /clear, or start with a larger --ctx");
         }
-        let told = generation.tokens();
-        let n_waiting = usize::from(generation.pending().is_some());
-        let n_told = told.len() - n_waiting.min(told.len());
-        self.evaluated.extend(&told[..n_told]);
+        let generated = generation.tokens();
+        let n_pending = usize::from(generation.pending().is_some());
+        let n_evaluated = generated.len() - n_pending.min(generated.len());
+        self.evaluated.extend(&generated[..n_evaluated]);
         Ok(Some(generation.text().to_owned()))
     }
 
@@ -185,8 +185,8 @@ impl Chat<'_> {
         }
     }
 
-    /// Forgets what is remembered beyond the common beginning with `ids`, of which the last is always
-    /// to be read: an answer begins with what it leads to.
+    /// Removes everything after the common prefix with `ids` from the memory. The last of `ids` is
+    /// always evaluated again: the answer begins with its logits.
     fn recall(&mut self, ids: &[TokenId]) -> Result<(), EngineError> {
         let both = ids.iter().zip(&self.evaluated);
         let n_same = both.take_while(|(new, old)| new == old).count();

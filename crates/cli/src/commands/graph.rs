@@ -1,4 +1,4 @@
-//! `cellar graph`: what a model computes, as text, DOT or JSON, and how two differ.
+//! `cellar graph`: a model's graph as text, DOT or JSON, and the differences of two.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs
 use crate::failure::{Exit, usage};
 use crate::models::{ModelSource, registry};
 
-/// What a GGUF file begins with.
+/// The first bytes of a GGUF file.
 const GGUF_MAGIC: &[u8] = b"GGUF";
 
 pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {

@@ -1,4 +1,4 @@
-//! `cellar inspect`: what is in a model file, and what remembering costs.
+//! `cellar inspect`: the contents of a model file, and the size of its memory.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -38,7 +38,7 @@ struct Report {
     model: Part<ModelSummary>,
 }
 
-/// A part that may not be readable, say because the architecture is not known.
+/// A part that may not be readable, for example because the architecture is not known.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Part<T> {

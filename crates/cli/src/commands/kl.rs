@@ -1,7 +1,7 @@
-//! `cellar kl`: how far stored K and V move a model's predictions, beside `f32`.
+//! `cellar kl`: how much the storage types of K and V change predictions, compared with `f32`.
 //!
-//! Two engines take the same text in the same pieces, one with `f32` rows; what they predict at every
-//! token is compared and forgotten, so memory does not grow with the text.
+//! Two engines take the same text in the same pieces, one with `f32` rows; what they predict at
+//! every token is compared and forgotten, so memory does not grow with the text.
 
 use std::io::Write;
 
@@ -148,7 +148,7 @@ fn decode<'e>(
     Ok(engine.decode(&batch)?)
 }
 
-/// What a row of logits says about the next token.
+/// The distribution of the next token, from one logits row.
 struct Distribution {
     /// Logits less the logarithm of the sum of their exponentials.
     log_p: Vec<f64>,
@@ -199,10 +199,13 @@ fn print(report: &Report, out: &mut impl Write) -> anyhow::Result<()> {
         perplexity,
         f32_perplexity,
     } = report;
-    writeln!(out, "{n_tokens} tokens, K and V in {kv_types} beside f32")?;
     writeln!(
         out,
-        "  bytes a token   {bytes_per_token} beside {f32_bytes_per_token}"
+        "{n_tokens} tokens, K and V in {kv_types} compared with f32"
+    )?;
+    writeln!(
+        out,
+        "  bytes per token {bytes_per_token} instead of {f32_bytes_per_token}"
     )?;
     writeln!(
         out,
@@ -211,7 +214,7 @@ fn print(report: &Report, out: &mut impl Write) -> anyhow::Result<()> {
     writeln!(out, "  same top token  {:.2} %", same_top * 100.0)?;
     writeln!(
         out,
-        "  perplexity      {perplexity:.4} beside {f32_perplexity:.4}"
+        "  perplexity      {perplexity:.4} instead of {f32_perplexity:.4}"
     )?;
     Ok(())
 }

@@ -58,7 +58,7 @@ fn sequences(args: &LogitsArgs) -> anyhow::Result<Vec<Vec<u32>>> {
     Ok(sequences)
 }
 
-/// Sizes that take all sequences at once, unless the command line says otherwise.
+/// Sizes that take all sequences at once, unless flags set them.
 fn config(args: &LogitsArgs, sequences: &[Vec<u32>]) -> anyhow::Result<EngineConfig> {
     let config = resolve::engine_config(&args.engine, KvType::F32);
     let n_tokens: usize = sequences.iter().map(Vec::len).sum();

@@ -1,7 +1,4 @@
-//! Messages as the text that a model was trained on.
-//!
-//! Invariant: a text is what the model's own template makes of the messages. Knows nothing of where
-//! messages come from.
+//! Renders chat messages with the model's own template. Knows nothing of where messages come from.
 
 use kv_core::TokenId;
 use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateTokens};

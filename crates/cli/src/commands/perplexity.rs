@@ -1,9 +1,9 @@
 //! `cellar perplexity`: how well a model predicts a text.
 //!
-//! By the definition of llama.cpp's `llama-perplexity`, so that figures compare: the text is cut into
-//! chunks of the context's length, each evaluated from an empty memory with its first token replaced
-//! by BOS where the model wants one; the second half of a chunk is scored, as by then there is
-//! something to predict from.
+//! By the definition of llama.cpp's `llama-perplexity`, so that figures compare: the text is cut
+//! into chunks of the context's length, each evaluated from an empty memory with its first token
+//! replaced by BOS where the model wants one; the second half of a chunk is scored, as by then
+//! there is something to predict from.
 
 use std::io::Write;
 
@@ -20,7 +20,7 @@ use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
 
-/// Length of a chunk where nobody says otherwise, as in llama.cpp.
+/// Default length of a chunk, as in llama.cpp.
 const DEFAULT_N_CTX: u32 = 512;
 
 /// What `--json` prints.
@@ -129,7 +129,7 @@ fn score_chunk(
         let mut wanted = Vec::new();
         for (at, &token) in chunk.iter().enumerate().take(end).skip(start) {
             let entry = batch.push_token(token).in_sequence(SeqId(0));
-            // The last token has nothing behind it to predict.
+            // There is nothing to predict after the last token.
             if let Some(&next) = chunk.get(at + 1).filter(|_| at >= first) {
                 entry.with_output();
                 wanted.push(next);

@@ -1,7 +1,7 @@
-//! `cellar plan`: what a model's memory would take, before anything is loaded or allocated.
+//! `cellar plan`: the size of a model's memory, before anything is loaded or allocated.
 //!
-//! Invariant: every number comes from the plan that the engine allocates by. Reads the file's header
-//! only.
+//! Invariant: every number comes from the plan that the engine allocates by. Reads the file's
+//! header only.
 
 use std::io::Write;
 
@@ -28,7 +28,7 @@ const KINDS: [PlannedKind; 5] = [
     PlannedKind::Snapshots,
 ];
 
-/// Everything that is shown. Bytes, where not said otherwise.
+/// Everything that is shown. Sizes are in bytes.
 #[derive(Debug, Serialize)]
 struct Report {
     file: String,
@@ -45,9 +45,9 @@ struct Report {
     memory: u64,
     /// Of all tensors, as they are stored.
     weights: u64,
-    /// Memory and weights; what computing needs beside them is not counted.
+    /// Memory and weights, without scratch memory.
     total: u64,
-    /// What this machine has free, where the system says.
+    /// Free memory of this machine, where the system reports it.
     available: Option<u64>,
     /// The largest context whose memory fits it.
     largest_n_ctx: Option<u32>,

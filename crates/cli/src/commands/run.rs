@@ -288,7 +288,8 @@ fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Re
 const EARLIER: [&str; 2] = ["the-message-before", "the-answer-before"];
 
 /// The text after an answer: its end, as the template renders it, and the next message. A state
-/// holds tokens and not messages, so placeholders are rendered and only the text after them is used.
+/// holds tokens and not messages, so placeholders are rendered and only the text after them is
+/// used.
 fn next_turn(file: &ModelFile, user: &str) -> anyhow::Result<String> {
     let [before, answer] = EARLIER;
     let messages = [("user", before), ("assistant", answer), ("user", user)];

@@ -93,7 +93,8 @@ pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Re
     Ok(own.unwrap_or_default())
 }
 
-/// Saves the sequence of a run, replacing a file of this name, and returns the file's size in bytes.
+/// Saves the sequence of a run, replacing a file of this name, and returns the file's size in
+/// bytes.
 ///
 /// # Errors
 /// Where it cannot be written; a file of this name is then unchanged.

@@ -1,4 +1,4 @@
-//! `cellar state inspect`: what is in a saved state. Needs no model.
+//! `cellar state inspect`: the contents of a saved state. Needs no model.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -42,7 +42,7 @@ struct SeqSummary {
     last_position: Option<u32>,
     /// In the part that holds most of them; without attention layers, those of its state.
     n_tokens: u32,
-    /// Recurrent states beside the current one.
+    /// Recurrent states besides the current one.
     n_snapshots: usize,
     /// Token ids that are known.
     n_ids: usize,

@@ -1,5 +1,5 @@
-//! Model directories whose weights are stored once, in the GGUF file that a converter made of them: a
-//! recipe says which values go where. What comes out is checked to be the original, bit for bit.
+//! Model directories whose weights are stored once, in the GGUF file that a converter made of them:
+//! a recipe says which values go where. What comes out is checked to be the original, bit for bit.
 //!
 //! Knows no architecture and none of the rules that translate directories: only copies.
 
@@ -17,8 +17,8 @@ use serde_json::Value;
 /// Name, shape and little-endian values of a tensor.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-/// Writes the directory that the recipe in `from` describes: its config, its weights, its reference,
-/// and the GGUF file where that is a conversion of this very directory.
+/// Writes the directory that the recipe in `from` describes: its config, its weights, its
+/// reference, and the GGUF file where that is a conversion of this very directory.
 pub(crate) fn prepare(root: &Path, from: &Path, to: &Path) {
     let text = fs::read_to_string(from.join("recipe.json")).unwrap();
     let recipe: Value = serde_json::from_str(&text).unwrap();
@@ -65,8 +65,8 @@ fn rest(path: &Path) -> Tensors {
     tensors.collect()
 }
 
-/// `[tensor, counts, from, steps there, to, steps here]`: for every index of so many counts, a value
-/// from the one place to the other.
+/// `[tensor, counts, from, steps there, to, steps here]`: for every index of so many counts, a
+/// value from the one place to the other.
 fn copied(copy: &Value, source: &[f32], values: &mut [f32]) {
     let [counts, there, here] = [1, 3, 5].map(|i| numbers(&copy[i]));
     let [from, to] = [2, 4].map(|i| number(&copy[i]));

@@ -28,7 +28,7 @@ pub struct GgufFile {
 
 impl GgufFile {
     /// Opens a file; for the first part of a split one (`NAME-00001-of-00003.gguf`), all parts,
-    /// which must lie beside it.
+    /// which must be in the same directory.
     ///
     /// # Errors
     /// [`ModelFileError`] where a file cannot be opened, is no complete GGUF file, or parts do not
@@ -52,7 +52,7 @@ impl GgufFile {
         for (part, path) in (2..).zip(other_parts(path, n_parts).map_err(split_error)?) {
             let other = Self::from_part(map(&path)?, label(&path))?;
             let found = other.split()?;
-            // A part without the keys says that it is the only one.
+            // A part without the keys is the only one.
             let (found_part, found_n_parts) = found.map_or((1, 1), |s| (s.part, s.n_parts));
             if (found_part, found_n_parts) != (part, n_parts) {
                 let reason = GgufError::PartMismatch {
@@ -110,7 +110,7 @@ impl GgufFile {
         &self.tensors
     }
 
-    /// What the file says about the tensor with this name.
+    /// The header's entry of the tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(name).and_then(|&i| self.tensors.get(i))
     }

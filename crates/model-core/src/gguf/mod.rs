@@ -32,7 +32,7 @@ pub use crate::error::{GgufError, MetadataError};
 const MAGIC: [u8; 4] = *b"GGUF";
 /// The key that changes the alignment of tensor data.
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// Alignment of tensor data, in bytes, where a file does not say otherwise.
+/// Alignment of tensor data, in bytes, where a file does not specify it.
 const DEFAULT_ALIGNMENT: u32 = 32;
 /// Most dimensions a tensor has.
 const MAX_DIMENSIONS: usize = 4;

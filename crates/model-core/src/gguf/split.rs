@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use super::metadata::Metadata;
 use crate::error::GgufError;
 
-/// What a file says about being a part.
+/// A file's metadata about being one part of a split model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Split {
     /// Number of the part, from 1.
     pub(super) part: u64,
     /// Number of parts; at least 2.
     pub(super) n_parts: u64,
-    /// Tensors of all parts, where the file says so.
+    /// Tensors of all parts, where the file has their number.
     pub(super) n_tensors: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a file says about one tensor, and the numbers of tensor types.
+//! A tensor's entry in a file's header, and the numbers of tensor types.
 //!
 //! Types that cannot be computed with are kept with their number, so that any file can be listed;
 //! only taking such a weight is an error.

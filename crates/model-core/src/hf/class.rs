@@ -17,8 +17,8 @@ pub struct HfClass {
     pub tensors: &'static [&'static [TensorRule]],
     /// Beginnings or ends of names of tensors that hold nothing a model needs.
     pub unused: &'static [&'static str],
-    /// What transformers takes for a key that is not there, where a reader would refuse that or take
-    /// something else. A key that is `null` is there.
+    /// What transformers takes for a key that is not there, where a reader would refuse that or
+    /// take something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
 }
 

@@ -1,8 +1,8 @@
 //! [`HfConfig`]: `config.json` with typed access.
 //!
 //! Invariant: an error names the file, the key, what was found and what was expected. A key that is
-//! `null` counts as absent, as it does for the library that writes these files. Knows the meaning of
-//! no key.
+//! `null` counts as absent, as it does for the library that writes these files. Knows the meaning
+//! of no key.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The safetensors files of a directory: one, or several with an index.
 //!
-//! Invariant: every tensor of the list lies inside its mapped file (the safetensors crate checks the
-//! header), no name is there twice, and the files hold what the index promises.
+//! Invariant: every tensor of the list lies inside its mapped file (the safetensors crate checks
+//! the header), no name is there twice, and the files hold what the index promises.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

@@ -7,8 +7,8 @@
 //! tensor by tensor. What differs from model to model is data: one [`HfClass`] for each class in
 //! `architectures` of `config.json`.
 //!
-//! Invariant: after opening, every tensor of the files is either translated or known to be of no use;
-//! none is dropped in silence.
+//! Invariant: after opening, every tensor of the files is either translated or known to be of no
+//! use; none is dropped in silence.
 //!
 //! What opens a directory is [`HfDirectory`].
 //!

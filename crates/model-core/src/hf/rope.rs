@@ -1,8 +1,8 @@
 //! [`RopeSettings`]: rotary settings of a `config.json` in any of the styles that are about.
 //!
-//! Newer files have one object `rope_parameters`, or one for each kind of layer inside it; older ones
-//! `rope_theta` and `rope_scaling`. Source of the Llama 3 formula: Meta's reference implementation of
-//! Llama 3.1; of YaRN: Peng et al., arXiv 2309.00071.
+//! Newer files have one object `rope_parameters`, or one for each kind of layer inside it; older
+//! ones `rope_theta` and `rope_scaling`. Source of the Llama 3 formula: Meta's reference
+//! implementation of Llama 3.1; of YaRN: Peng et al., arXiv 2309.00071.
 
 use std::f64::consts::TAU;
 

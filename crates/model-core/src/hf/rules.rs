@@ -117,9 +117,9 @@ pub fn window_of_all(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFile
     Ok(())
 }
 
-/// A window for some layers: those that `layer_types` names, or every one but one of a period, which
-/// is `pattern` where the config does not say. What is not as `pattern` is written down. Where a layer has
-/// a window, the config has to name it.
+/// A window for some layers: those that `layer_types` names, or every one but one of a period,
+/// which is `pattern` where the config does not say. What is not as `pattern` is written down.
+/// Where a layer has a window, the config has to name it.
 ///
 /// # Errors
 /// [`ModelFileError`] naming the key.

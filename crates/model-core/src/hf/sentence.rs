@@ -1,8 +1,9 @@
-//! What sentence-transformers keeps beside a model: `modules.json`, the pooling's `config.json`, and the
-//! longest text of `sentence_bert_config.json`, in the keys of [`crate::sentence`].
+//! The files of sentence-transformers in a model's directory: `modules.json`, the pooling's
+//! `config.json`, and the longest text of `sentence_bert_config.json`, in the keys of
+//! [`crate::sentence`].
 //!
-//! Invariant: a module that would change vectors and that is not known is an error that names it. That
-//! vectors are normalised is not kept: whoever asks for vectors says whether they are.
+//! Invariant: a module that would change vectors and that is not known is an error that names it.
+//! That vectors are normalised is not kept: callers choose whether they are.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
 //! [`Step`]: what happens to a tensor between its file and its place under a GGUF name.
 //!
 //! Rows are moved as they are stored; where values change, they become `F32`. Invariant: the shape
-//! that [`Action::shape`] promises is the one that [`Action::apply`] makes. Knows no tensor by name.
+//! that [`Action::shape`] promises is the one that [`Action::apply`] makes. Knows no tensor by
+//! name.
 
 use kv_core::block::{BlockFormat, dequantize};
 use kv_core::weights::SharedBytes;
@@ -20,7 +21,7 @@ pub enum Heads {
     KeyValue,
 }
 
-/// One change to a tensor, as a table says it.
+/// One change to a tensor, as tables specify it.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// Of each head, the rows that rotate together become neighbours: transformers pairs row `i`
@@ -54,7 +55,7 @@ pub enum Step {
     Squeezed,
     /// With a last dimension of length 1.
     Column,
-    /// A vector in as many rows as this key says.
+    /// A vector in as many rows as the value of this key.
     Rows(&'static str),
     /// 1 added to every value.
     PlusOne,
@@ -185,7 +186,7 @@ impl Action {
         }
     }
 
-    /// How values are stored behind this.
+    /// How values are stored after this step.
     pub(super) fn format(&self, format: BlockFormat) -> BlockFormat {
         match *self {
             Self::PlusOne | Self::NegativeExp | Self::ScaledRows(_) => BlockFormat::F32,

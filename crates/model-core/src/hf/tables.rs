@@ -4,7 +4,8 @@
 
 use super::{Heads, Step, TensorRule, same, with};
 
-/// Rules of something that every layer has, below `blk.{l}.` in GGUF and below `place` in the files.
+/// Rules of something that every layer has, below `blk.{l}.` in GGUF and below `place` in the
+/// files.
 pub const fn in_layers<const N: usize>(
     place: &'static str,
     mut rules: [TensorRule; N],
@@ -31,7 +32,7 @@ pub const INPUT_NORM: &[TensorRule] = &in_layers(
     [same("attn_norm.weight", "input_layernorm.weight")],
 );
 
-/// The norm before the feed-forward block, called by what it stands behind.
+/// The norm before the feed-forward block, named after what it follows.
 pub const NORM_BEFORE_FFN: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
     [same("ffn_norm.weight", "post_attention_layernorm.weight")],

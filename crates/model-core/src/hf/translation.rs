@@ -21,7 +21,8 @@ pub struct HfTranslation {
 
 impl HfTranslation {
     /// Opens a directory with a `config.json` and one or more safetensors files. A tokenizer is
-    /// translated where there is a `tokenizer.json`. Whether the tensors make a model is not checked.
+    /// translated where there is a `tokenizer.json`. Whether the tensors make a model is not
+    /// checked.
     ///
     /// # Errors
     /// [`ModelFileError`] naming the file, key or tensor that is missing, wrong or not supported.
@@ -55,7 +56,7 @@ impl HfTranslation {
         })
     }
 
-    /// What a GGUF file of this model would say.
+    /// The metadata that a GGUF file of this model would have.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -87,7 +88,7 @@ fn class_of(config: &HfConfig) -> Result<&str, ModelFileError> {
     }
 }
 
-/// The vocabulary is what the config says.
+/// Checks that the embedding has as many rows as the config's vocabulary.
 fn check_embedding(config: &HfConfig, weights: &HfWeights) -> Result<(), ModelFileError> {
     let (Some(vocab), Ok(found)) = (
         config.optional_count("vocab_size")?,
@@ -108,7 +109,7 @@ fn check_embedding(config: &HfConfig, weights: &HfWeights) -> Result<(), ModelFi
     }
 }
 
-/// Drops a head that the config says is not used, and misses one that it says is there.
+/// Drops an output matrix that the config ties to the embedding, and requires one that it does not.
 fn tie(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileError> {
     match config.optional_flag("tie_word_embeddings")? {
         Some(true) => weights.forget(OUTPUT),

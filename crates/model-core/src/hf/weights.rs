@@ -1,7 +1,7 @@
 //! [`HfWeights`]: tensors of the files under GGUF names.
 //!
-//! What only has another name is handed out where it lies in the map; what is rearranged is made when
-//! asked for and not kept. Invariant: shapes are known without making anything.
+//! What only has another name is handed out where it lies in the map; what is rearranged is made
+//! when requested and not kept. Invariant: shapes are known without converting anything.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,7 +13,7 @@ use super::names::{Numbers, filled, matched};
 use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, ModelFileError, Step};
 
-/// One GGUF tensor and the tensors that it is made of. `{l}` stands for the layer; where `from` has an
+/// One GGUF tensor and the tensors that it is made of. `{l}` is the layer; where `from` has an
 /// `{e}`, the tensors of all experts are stacked. Made by [`same`] and [`with`].
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRule {
@@ -144,7 +144,8 @@ impl HfWeights {
 
 type Found<'a> = Vec<(Option<u32>, &'a str, &'a Stored)>;
 
-/// The tensors of the files that a rule is for, by the GGUF tensor that they become; experts in order.
+/// The tensors of the files that a rule is for, by the GGUF tensor that they become; experts in
+/// order.
 fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<'a>)> {
     let (from, to) = (rule.from(), rule.to());
     let mut groups: HashMap<Numbers, Found<'a>> = HashMap::new();

@@ -51,7 +51,8 @@ pub struct HeadSizes {
 }
 
 impl From<HeadSizes> for AttentionBlock {
-    /// Attention of these heads and nothing more: the factor on its scores is that of the keys' size.
+    /// Attention of these heads and nothing more: the factor on its scores is that of the keys'
+    /// size.
     fn from(heads: HeadSizes) -> Self {
         let HeadSizes {
             n_heads,

@@ -1,6 +1,6 @@
 //! The rotary embedding of a file.
 //!
-//! Invariant: what a file asks for and is not computed is refused by its key.
+//! Invariant: a setting that is not supported is an error that names its key.
 
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
@@ -13,8 +13,8 @@ use crate::error::ModelError;
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 impl Hyperparameters<'_> {
-    /// The rotary embedding of heads of `k_dim` values; where it depends on the length of the context
-    /// ([`Hyperparameters::long_rope`]), that for the trained length.
+    /// The rotary embedding of heads of `k_dim` values; where it depends on the length of the
+    /// context ([`Hyperparameters::long_rope`]), that for the trained length.
     ///
     /// # Errors
     /// [`ModelError`] with the key, where the scaling is unknown or a number impossible.
@@ -113,7 +113,8 @@ impl Hyperparameters<'_> {
         })
     }
 
-    /// Tokens of the context before it was stretched: the trained length, where the file does not say.
+    /// Tokens of the context before it was stretched: the trained length, where the file does not
+    /// specify it.
     fn original_context(&self) -> Result<u32, ModelError> {
         let name = "rope.scaling.original_context_length";
         match self.optional(name)? {

@@ -1,14 +1,14 @@
 //! The alphabet of byte-level BPE: every byte written as one printable character.
 //!
-//! Invariant: [`byte_to_char`] and [`char_to_byte`] are inverse to each other.
-//! Source: the GPT-2 release (`bytes_to_unicode`): printable Latin-1 bytes stand for themselves, the
-//! 68 others are written, in order, as the characters from U+0100 on.
+//! Invariant: [`byte_to_char`] and [`char_to_byte`] are inverse to each other. Source: the GPT-2
+//! release (`bytes_to_unicode`): printable Latin-1 bytes represent themselves, the 68 others are
+//! written, in order, as the characters from U+0100 on.
 
 const fn is_itself(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-/// The character that stands for `byte`.
+/// The character that represents `byte`.
 pub(super) fn byte_to_char(byte: u8) -> char {
     if is_itself(byte) {
         return char::from(byte);
@@ -21,7 +21,7 @@ pub(super) fn byte_to_char(byte: u8) -> char {
     char::from_u32(0x100 + rank).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The byte that `c` stands for, if it is in the alphabet.
+/// The byte that `c` represents, if it is in the alphabet.
 pub(super) fn char_to_byte(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ 0..=0xFF => u8::try_from(code).ok().filter(|&byte| is_itself(byte)),

@@ -1,4 +1,4 @@
-//! Words of vocabularies that tell capitals from small letters: GPT-4o's and Tekken's.
+//! Words of vocabularies that treat upper and lower case differently: GPT-4o's and Tekken's.
 //!
 //! The expressions need backtracking; here every character is read a bounded number of times.
 

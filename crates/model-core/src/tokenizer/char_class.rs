@@ -1,9 +1,9 @@
 //! Which characters are letters, marks, numbers and white space.
 //!
-//! Invariant: the classes are those of the Unicode general categories L, M and N and of the property
-//! White_Space, so that splitting equals the regular expressions that vocabularies are trained with;
-//! frozen at Unicode 15.1, so that a newer table never changes the tokens of a text (characters that
-//! are younger are symbols, as they are for llama.cpp).
+//! Invariant: the classes are those of the Unicode general categories L, M and N and of the
+//! property White_Space, so that splitting equals the regular expressions that vocabularies are
+//! trained with; frozen at Unicode 15.1, so that a newer table never changes the tokens of a text
+//! (characters that are younger are symbols, as they are for llama.cpp).
 
 use regex_syntax::hir::{Class, ClassUnicode, HirKind};
 

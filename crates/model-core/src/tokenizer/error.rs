@@ -13,7 +13,7 @@ pub enum TokenizerError {
         /// The name as the file gives it (`tokenizer.ggml.model`).
         name: String,
     },
-    /// A number that stands for no token type.
+    /// An unknown token type.
     #[error("token type {code} of token {id} is unknown (known: 0 to 6)")]
     UnknownKind {
         /// The token.
@@ -84,7 +84,7 @@ pub enum TokenizerError {
         /// Its text.
         text: String,
     },
-    /// Text could hold a byte that no token stands for.
+    /// Text could hold a byte that has no token.
     #[error(
         "no token stands for the byte 0x{byte:02X}, and there is no unknown token to use instead"
     )]
@@ -102,7 +102,7 @@ pub enum TokenizerError {
         /// The number of tokens.
         n_tokens: usize,
     },
-    /// The file asks for a token at the start or end of every text but does not say which.
+    /// The file requires a token at the start or end of every text but does not name it.
     #[error("the file asks to add a {name} token to every text, but names none")]
     MissingSpecial {
         /// Which special token.
@@ -121,7 +121,7 @@ pub enum TokenizerError {
     CharClass {
         /// The class as a regular expression.
         class: &'static str,
-        /// What the library says.
+        /// The library's message.
         reason: String,
     },
 }

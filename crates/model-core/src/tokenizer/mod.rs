@@ -34,13 +34,13 @@ use vocab::Vocab;
 use word_piece::WordPiece;
 use words::WordSplitter;
 
-/// Whether encoding adds BOS before and EOS behind the text.
+/// Whether encoding adds BOS before and EOS after the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddSpecial {
-    /// As the model file says.
+    /// As the model file specifies.
     AsModel,
-    /// As the model file says, but no BOS where the text starts with it already and no EOS where the
-    /// text ends with it: for chat templates, many of which write them.
+    /// As the model file specifies, but no BOS where the text starts with it already and no EOS
+    /// where the text ends with it: for chat templates, many of which write them.
     AsModelOnce,
     /// Neither: for text that continues other text.
     Never,
@@ -236,12 +236,13 @@ impl Tokenizer {
         self.vocab.id(text)
     }
 
-    /// What token `id` is for. Tokens that end generation are control tokens, whatever the file says.
+    /// What token `id` is for. Tokens that end generation are control tokens, whatever the file
+    /// specifies.
     pub fn token_kind(&self, id: TokenId) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
 
-    /// Whether a model that chose token `id` has nothing more to say.
+    /// Whether token `id` ends generation.
     pub fn is_end_of_generation(&self, id: TokenId) -> bool {
         self.roles.end_of_generation.contains(&id)
     }
@@ -266,7 +267,7 @@ impl Tokenizer {
         self.first
     }
 
-    /// What [`AddSpecial::AsModel`] puts behind a text.
+    /// The token that [`AddSpecial::AsModel`] adds after a text.
     pub fn adds_last(&self) -> Option<TokenId> {
         self.last
     }

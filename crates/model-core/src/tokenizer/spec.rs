@@ -1,4 +1,4 @@
-//! A tokenizer as plain data: what a model file says about it.
+//! A tokenizer as plain data, as a model file describes it.
 //!
 //! Invariant: nothing here is checked; [`Tokenizer::new`](super::Tokenizer::new) checks it whole.
 //! Knows nothing of GGUF: the names of the keys are in the docs so that a reader can fill it in.
@@ -42,12 +42,12 @@ impl TokenizerModel {
 /// What a token is for (`tokenizer.ggml.token_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenKind {
-    /// 0: the file does not say; such a token has no text.
+    /// 0: not specified; such a token has no text.
     Undefined,
     /// 1: a piece of text.
     #[default]
     Normal,
-    /// 2: stands for text that is in no other token.
+    /// 2: replaces text that is in no other token.
     Unknown,
     /// 3: a mark such as BOS, which plain text cannot produce.
     Control,
@@ -117,12 +117,12 @@ pub enum SpecialSpacing {
     /// It belongs to the text that follows.
     #[default]
     Keep,
-    /// It is dropped, except after `<unk>`, `<s>` and `<|endoftext|>`. Phi-3 was trained so; no GGUF
-    /// key says it (llama.cpp looks for "phi-3" or "phi3" in `general.name`, in any case).
+    /// It is dropped, except after `<unk>`, `<s>` and `<|endoftext|>`. Phi-3 was trained so; no
+    /// GGUF key says it (llama.cpp looks for "phi-3" or "phi3" in `general.name`, in any case).
     Strip,
 }
 
-/// Everything a model file says about its tokenizer.
+/// Everything in a model file about its tokenizer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenizerSpec {
     /// The algorithm (`tokenizer.ggml.model`).
@@ -139,13 +139,13 @@ pub struct TokenizerSpec {
     pub merges: Vec<String>,
     /// The tokens with a role.
     pub special: SpecialIds,
-    /// Whether a text starts with BOS (`tokenizer.ggml.add_bos_token`). Where the file does not say:
+    /// Whether a text starts with BOS (`tokenizer.ggml.add_bos_token`). Without this key:
     /// yes for SPM and for the pre-tokenizers of Llama 3, no for others.
     pub add_bos: Option<bool>,
-    /// Whether a text ends with EOS (`tokenizer.ggml.add_eos_token`). Where the file does not say: no.
+    /// Whether a text ends with EOS (`tokenizer.ggml.add_eos_token`). Without this key: no.
     pub add_eos: Option<bool>,
     /// Whether SPM puts a space before a text (`tokenizer.ggml.add_space_prefix`). Where the file
-    /// does not say: yes. BPE does not read it.
+    /// is absent: yes. BPE does not read it.
     pub add_space_prefix: Option<bool>,
     /// What becomes of white space after special tokens.
     pub special_spacing: SpecialSpacing,

@@ -1,8 +1,8 @@
 //! Finds special tokens in text before anything else reads it.
 //!
 //! Invariant: the fragments are in the order of the text and cover it, but for white space that is
-//! stripped after a token. Longer tokens win over shorter ones wherever they are, and of one token the
-//! leftmost match wins: the result of cutting the text at one token after another, the longest
+//! stripped after a token. Longer tokens win over shorter ones wherever they are, and of one token
+//! the leftmost match wins: the result of cutting the text at one token after another, the longest
 //! first. Work is proportional to the text and to the matches in it, not to the number of tokens.
 
 use kv_core::TokenId;
@@ -13,7 +13,8 @@ use super::{SpecialSpacing, TokenKind};
 /// Whether marks in the text are the tokens they spell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialText {
-    /// `<|im_end|>` in the text is that token: for text that a program wrote, such as a chat template.
+    /// `<|im_end|>` in the text is that token: for text that a program wrote, such as a chat
+    /// template.
     Parse,
     /// Control and unknown tokens are never found: for text that a stranger wrote. User-defined
     /// tokens are found all the same.

@@ -21,7 +21,7 @@ pub(super) enum SpacePrefix {
 pub(super) struct Spm {
     /// The place of each token in the order of falling scores; equal scores share a place.
     ranks: Vec<u32>,
-    /// What stands for each byte.
+    /// The token of each byte.
     bytes: Vec<TokenId>,
 }
 

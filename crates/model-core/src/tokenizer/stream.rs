@@ -1,8 +1,8 @@
 //! Decoding token by token.
 //!
 //! Invariant: what all pushes and the end return, put together, is what decoding all tokens at once
-//! returns, and no part of a character is ever returned. Bytes that can never become a character are
-//! replaced by U+FFFD as [`String::from_utf8_lossy`] does.
+//! returns, and no part of a character is ever returned. Bytes that can never become a character
+//! are replaced by U+FFFD as [`String::from_utf8_lossy`] does.
 
 use kv_core::TokenId;
 

@@ -117,7 +117,7 @@ impl Vocab {
             .map(|(id, (text, &kind))| (TokenId(id), text.as_str(), kind))
     }
 
-    /// The token that stands for one byte.
+    /// The token of one byte.
     pub(super) fn byte_token(&self, byte: u8) -> Option<TokenId> {
         match self.model {
             TokenizerModel::Spm => self.id(&format!("<0x{byte:02X}>")).or_else(|| {

@@ -1,9 +1,9 @@
 //! Pre-tokenizers: how byte-level BPE cuts text into words before it joins their bytes.
 //!
-//! Invariant: the words cover the text without gaps, and equal the matches of the regular expression
-//! that the vocabulary was trained with (quoted at each pattern). Written as scanners, which read
-//! every character a bounded number of times whatever the text is: the expressions need lookahead
-//! and so a backtracking engine, which gives up on long runs of white space.
+//! Invariant: the words cover the text without gaps, and equal the matches of the regular
+//! expression that the vocabulary was trained with (quoted at each pattern). Written as scanners,
+//! which read every character a bounded number of times whatever the text is: the expressions need
+//! lookahead and so a backtracking engine, which gives up on long runs of white space.
 
 use super::TokenizerError;
 use super::cased::{Cased, Contractions};
@@ -14,9 +14,10 @@ use super::char_class::{CharClass, CharClasses};
 enum Pattern {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
-    /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-    /// with `D` digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only
-    /// ASCII letters are matched in any case.
+    /// The alternatives `(?i:'s|'t|'re|'ve|'m|'ll|'d)`, `[^\r\n\p{L}\p{N}]?\p{L}+`, `\p{N}{1,D}`,
+    /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`, `\s*[\r\n]+`, `\s+(?!\S)` and `\s+` in this order, with `D`
+    /// digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only ASCII letters
+    /// are matched in any case.
     Llama3 { digits: usize, marks: Marks },
     /// Two alternatives of letters, by their case; see [`super::cased`].
     Cased(Cased),
@@ -35,7 +36,8 @@ enum CutOut {
     Nothing,
     /// `\p{N}`: every digit alone.
     Digits,
-    /// ``[\p{P}\$\+<=>\^~\|`]+``, and behind the pattern `[0-9][0-9][0-9]`, out of its words (Falcon).
+    /// ``[\p{P}\$\+<=>\^~\|`]+``, and after it the pattern `[0-9][0-9][0-9]`, out of its words
+    /// (Falcon).
     Punctuation,
 }
 
@@ -47,12 +49,12 @@ pub(super) struct WordSplitter {
     pub(super) classes: CharClasses,
 }
 
-/// What a pre-tokenizer's name says beside how it splits.
+/// What a pre-tokenizer's name implies besides how it splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PreTraits {
-    /// A word that is a token is taken whole, whatever the merges say.
+    /// A word that is a token stays whole, whatever the merges.
     pub(super) whole_words: bool,
-    /// A text starts with BOS unless the file says otherwise.
+    /// A text starts with BOS unless the file specifies otherwise.
     pub(super) add_bos: bool,
 }
 
@@ -161,7 +163,8 @@ impl WordSplitter {
         }
     }
 
-    /// The length of the first word of `text`, which is not empty, in bytes: at least one character.
+    /// The length of the first word of `text`, which is not empty, in bytes: at least one
+    /// character.
     fn word_len(&self, text: &str) -> usize {
         match self.pattern {
             Pattern::Gpt2 => self.gpt2_word(text),
@@ -332,7 +335,7 @@ mod tests {
         assert_eq!(words("qwen2", "a 1234"), ["a", " ", "1", "2", "3", "4"]);
         assert_eq!(words("llama-bpe", "a 1234"), ["a", " ", "123", "4"]);
         assert_eq!(words("gpt-2", "a 1234"), ["a", " 1234"]);
-        // The pattern does not see what lies behind a digit that was cut out.
+        // The pattern does not see the text after a digit that was cut out.
         assert_eq!(words("smollm", "a  12 b"), ["a", "  ", "1", "2", " b"]);
     }
 

@@ -1,4 +1,4 @@
-//! Which keys of `config.json` become which GGUF keys, where the shared tables do not say.
+//! Which keys of `config.json` become which GGUF keys, where the shared tables do not cover it.
 
 use model_core::hf::{
     Expected, HfConfig, Key, Keys, ModelFileError, RopeSettings, SILU, full_attention, head_dim,
@@ -145,7 +145,8 @@ pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), M
     windows_by_layer(config, keys, pattern)
 }
 
-/// Windowed layers have a base of their own: in newer files among `rope_parameters`, which come first.
+/// Windowed layers have a base of their own: in newer files among `rope_parameters`, which come
+/// first.
 pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     RopeSettings::read(config, Some("full_attention"))?.write(config, keys)?;
     let windowed = "sliding_attention";
@@ -178,7 +179,7 @@ pub(super) fn cohere2_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), 
     windows_by_layer(config, keys, pattern)
 }
 
-/// GGUF files of Phi-3 say 0 where there is no window.
+/// GGUF files of Phi-3 have 0 where there is no window.
 pub(super) fn phi3_window(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let width = config.optional_count("sliding_window")?.unwrap_or(0);
     keys.set("attention.sliding_window", as_u32(width));
@@ -220,8 +221,8 @@ fn every_fourth_does_not_rotate(config: &HfConfig, _: &mut Keys) -> Result<(), M
     }
 }
 
-/// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to the
-/// architecture's usual numbers; the keys are written where the config has others.
+/// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to
+/// the architecture's usual numbers; the keys are written where the config has others.
 fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     every_fourth_does_not_rotate(config, keys)?;
     let types = layer_types(config, &["chunked_attention", "full_attention"])?;

@@ -1,4 +1,4 @@
-//! Which tensors of the files become which GGUF tensors, where the shared tables do not say.
+//! Which tensors of the files become which GGUF tensors, where the shared tables do not cover it.
 
 use model_core::hf::{GATED, GATED_EXPERTS, Step, TensorRule, in_layers, same, with};
 
@@ -65,7 +65,7 @@ pub(super) const PHI3_TENSORS: &[TensorRule] = &in_layers(
     ],
 );
 
-/// Norms behind the blocks.
+/// Norms after the blocks.
 pub(super) const OLMO2_NORMS: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
     [

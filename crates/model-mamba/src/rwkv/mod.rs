@@ -1,12 +1,12 @@
 //! [`Rwkv`]: RWKV-4 (Peng et al., arXiv 2305.13048), whose blocks mix each token with the one before it
 //! and average values by a recurrence.
 //!
-//! A block remembers three things, each an own layer of the memory, because each has an operation of its
-//! own that reads and writes it: the row before, of the time mix and of the channel mix, `[dim]` each, and
-//! the average, `[3 * inner]`. The operations are custom ones that the model brings along. Directories
-//! may name a `rescale_every`: it halves rows between blocks, and weights with them, against overflows of
-//! f16. Norms undo it, so results are equal up to the norms' eps, and it is not computed here, where rows
-//! are f32.
+//! A block remembers three things, each an own layer of the memory, because each has an operation
+//! of its own that reads and writes it: the row before, of the time mix and of the channel mix,
+//! `[dim]` each, and the average, `[3 * inner]`. The operations are custom ones that the model
+//! brings along. Directories may name a `rescale_every`: it halves rows between blocks, and weights
+//! with them, against overflows of f16. Norms undo it, so results are equal up to the norms' eps,
+//! and it is not computed here, where rows are f32.
 
 mod ops;
 mod wkv;

@@ -1,5 +1,6 @@
-//! What RWKV-4 computes and graphs have no operation for ([`ops`]): a mixture of each token with the one
-//! before it ([`Shift`]), a gate ([`Gate`]) and a square ([`SquaredRelu`]); and [`Wkv`], its average.
+//! What RWKV-4 computes and graphs have no operation for ([`ops`]): a mixture of each token with
+//! the one before it ([`Shift`]), a gate ([`Gate`]) and a square ([`SquaredRelu`]); and [`Wkv`],
+//! its average.
 //!
 //! Invariant: a row's result follows from the row and the state alone, so it is the same however a
 //! sequence is cut up. Knows nothing of sequences, cells or devices.
@@ -17,8 +18,9 @@ pub(super) fn ops() -> CustomOps {
         .with(Wkv)
 }
 
-/// For `x [tokens, dim]` and shares `[dim]` each: for every share, `x share + before (1 - share)`, side by
-/// side, `[tokens, shares * dim]`. The state, `[dim]`, is the row before; zeros before the first.
+/// For `x [tokens, dim]` and shares `[dim]` each: for every share, `x share + before (1 - share)`,
+/// concatenated, `[tokens, shares * dim]`. The state, `[dim]`, is the row before; zeros before the
+/// first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shift;
 

@@ -1,15 +1,16 @@
 //! [`Wkv`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and the less
 //! the longer ago they were, computed as a recurrence (Peng et al., arXiv 2305.13048).
 //!
-//! Numerator and denominator are kept divided by `e^max`, so that no exponential overflows. Invariant:
-//! the denominator is at least 1 from the first token on, so a 0 there tells a memory that is new: its
-//! maximum is then as good as minus infinity, whatever is stored.
+//! Numerator and denominator are kept divided by `e^max`, so that no exponential overflows.
+//! Invariant: the denominator is at least 1 from the first token on, so a 0 there tells a memory
+//! that is new: its maximum is then as good as minus infinity, whatever is stored.
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 
-/// For `(k, v)`, `[tokens, width]` each, and the weights decay (the negative number that `max` changes by
-/// from token to token) and first (added to the key of the token itself), `[width]` each: the average,
-/// `[tokens, width]`. The state is `[numerator, denominator, maximum]`, `[width]` each.
+/// For `(k, v)`, `[tokens, width]` each, and the weights decay (the negative number that `max`
+/// changes by from token to token) and first (added to the key of the token itself), `[width]`
+/// each: the average, `[tokens, width]`. The state is `[numerator, denominator, maximum]`,
+/// `[width]` each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wkv;
 

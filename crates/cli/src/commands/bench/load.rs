@@ -1,4 +1,5 @@
-//! What `cellar bench` computes: sequences that take a prompt, and apart from it, tokens one by one.
+//! What `cellar bench` computes: sequences that take a prompt, and apart from it, tokens one by
+//! one.
 //!
 //! Invariant: prompt and generation begin at the same depth. Knows nothing of reports.
 

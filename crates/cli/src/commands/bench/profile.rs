@@ -30,8 +30,8 @@ impl Measured {
         }
     }
 
-    /// What each kind took, the most first, and what is left of the time; nothing where no steps were
-    /// profiled.
+    /// What each kind took, the most first, and what is left of the time; nothing where no steps
+    /// were profiled.
     pub(super) fn report(&self) -> Option<Vec<KindReport>> {
         if self.steps.is_empty() {
             return None;

@@ -107,7 +107,7 @@ impl Lines {
     }
 }
 
-/// `None` for a line that says nothing. A slash that begins no command begins a message.
+/// `None` for an empty line. A slash that begins no command begins a message.
 fn classify(text: String) -> Option<Line> {
     let trimmed = text.trim();
     if trimmed.is_empty() {

@@ -1,10 +1,10 @@
-//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json`, or `vocab.txt` of BERT, with
-//! `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
+//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json`, or `vocab.txt` of BERT,
+//! with `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
 //!
-//! Invariant: what is written makes the tokenizer that the files describe, or there is an error that
-//! names the part that cannot be kept. One thing is left out on purpose: byte-level vocabularies that
-//! ask for Unicode normalisation (NFC) are read without it, as GGUF has no key for it and as llama.cpp
-//! reads them.
+//! Invariant: what is written makes the tokenizer that the files describe, or there is an error
+//! that names the part that cannot be kept. One thing is left out on purpose: byte-level
+//! vocabularies that ask for Unicode normalisation (NFC) are read without it, as GGUF has no key
+//! for it and as llama.cpp reads them.
 
 mod pre;
 mod tokens;
@@ -101,9 +101,9 @@ pub(super) fn translate(
     Ok(())
 }
 
-/// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`, or else by the names that
-/// BERT's always have. Generation may end with up to three tokens; those beside the first become end of
-/// turn and end of message.
+/// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`, or else by the
+/// names that BERT's always have. Generation may end with up to three tokens; those beside the
+/// first become end of turn and end of message.
 fn special_ids(
     (tokens, kind): (&Tokens, Kind),
     config: &HfConfig,
@@ -179,7 +179,7 @@ fn token_ids(config: &HfConfig, key: &str) -> Result<Vec<u32>, ModelFileError> {
     }
 }
 
-/// Whether the post-processor puts tokens around a text, where there is one that says.
+/// Whether the post-processor adds tokens around a text, where there is one.
 fn added_around(
     json: &HfConfig,
     tokens: &Tokens,

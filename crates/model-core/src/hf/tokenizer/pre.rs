@@ -183,8 +183,8 @@ fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, ModelFileError> {
     }
 }
 
-/// Whether these are the steps of Falcon: runs of punctuation, what a `ByteLevel` has built in, runs of
-/// digits, and every three of them.
+/// Whether these are the steps of Falcon: runs of punctuation, what a `ByteLevel` has built in,
+/// runs of digits, and every three of them.
 fn is_falcon(json: &HfConfig) -> Result<bool, ModelFileError> {
     let at = |i: usize, key: &str| format!("pre_tokenizer.pretokenizers.{i}.{key}");
     let text = |i: usize, key: &str| json.optional_text(&at(i, key));
