@@ -25,7 +25,8 @@ const NAME: &str = "bert";
 fn layer(
     heads: HeadSizes,
     weights: QkvWeights,
-    (hidden, activation): (usize, Activation),
+    hidden: usize,
+    activation: Activation,
 ) -> EncoderLayer {
     EncoderLayer {
         attention: AttentionBlock {
@@ -78,7 +79,7 @@ impl Architecture for Bert {
         let dim = hyper.count("embedding_length")?;
         let (n_layers, heads) = read::heads(&hyper, dim)?;
         let hidden = hyper.count("feed_forward_length")?;
-        let inner = (hidden, read::activation(&hyper)?);
+        let activation = read::activation(&hyper)?;
         let context_length = hyper.count("context_length")?;
         let encoder = Encoder {
             vocab: hyper.vocab(weights, dim)?,
@@ -87,7 +88,7 @@ impl Architecture for Bert {
             token_types: token_types(weights, dim)?,
             norm: norm(hyper.layer_norm_eps()?),
             norms: EncoderNorms::Behind,
-            layers: vec![layer(heads, read::qkv_weights(weights)?, inner); n_layers],
+            layers: vec![layer(heads, read::qkv_weights(weights)?, hidden, activation); n_layers],
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, context_length)))
     }
@@ -107,7 +108,7 @@ impl Architecture for Bert {
             token_types: Some(2),
             norm: norm(1e-12),
             norms: EncoderNorms::Behind,
-            layers: vec![layer(heads, QkvWeights::Separate, (3072, Activation::GeluErf)); 2],
+            layers: vec![layer(heads, QkvWeights::Separate, 3072, Activation::GeluErf); 2],
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, 512)))
     }

@@ -122,7 +122,7 @@ impl Encoder {
     ) -> Result<NodeId, GraphError> {
         let before = self.norms == EncoderNorms::Before;
         let normed = match before && at.index != LayerIdx(0) {
-            true => self.normed(b, at, ("attn_norm", "attn_norm"), x)?,
+            true => self.normed(b, at, "attn_norm", "attn_norm", x)?,
             false => x,
         };
         let attended = layer
@@ -131,21 +131,22 @@ impl Encoder {
         let x = at.take(b, x)?;
         let x = b.add(&at.name("ffn_inp"), attended, x)?;
         if before {
-            let normed = self.normed(b, at, ("ffn_norm", "ffn_norm"), x)?;
+            let normed = self.normed(b, at, "ffn_norm", "ffn_norm", x)?;
             let fed = layer.feed_forward.build(b, at.index, normed)?;
             return b.add(&at.name("l_out"), fed, x);
         }
-        let x = self.normed(b, at, ("attn_out_norm", "attn_output_norm"), x)?;
+        let x = self.normed(b, at, "attn_out_norm", "attn_output_norm", x)?;
         let fed = layer.feed_forward.build(b, at.index, x)?;
         let x = b.add(&at.name("ffn_sum"), fed, x)?;
-        self.normed(b, at, ("l_out", "layer_output_norm"), x)
+        self.normed(b, at, "l_out", "layer_output_norm", x)
     }
 
     fn normed(
         &self,
         b: &mut GraphBuilder,
         at: At,
-        (name, weight): (&str, &str),
+        name: &str,
+        weight: &str,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         let weight = format!("blk.{}.{weight}", at.index);

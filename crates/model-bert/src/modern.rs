@@ -40,8 +40,10 @@ const fn norm(eps: f32) -> Norm {
 
 fn layer(
     heads: HeadSizes,
-    (window, rope): (Window, RopeSpec),
-    (hidden, activation): (usize, Activation),
+    window: Window,
+    rope: RopeSpec,
+    hidden: usize,
+    activation: Activation,
 ) -> EncoderLayer {
     EncoderLayer {
         attention: AttentionBlock {
@@ -82,7 +84,7 @@ impl Architecture for ModernBert {
         read::refuse_causal(&hyper)?;
         let dim = hyper.count("embedding_length")?;
         let (n_layers, heads) = read::heads(&hyper, dim)?;
-        let inner = (
+        let (hidden, activation) = (
             hyper.count("feed_forward_length")?,
             read::activation(&hyper)?,
         );
@@ -92,8 +94,8 @@ impl Architecture for ModernBert {
             ..rope.clone()
         };
         let of_layer = |window| match window {
-            Window::Full => layer(heads, (window, rope.clone()), inner),
-            _ => layer(heads, (window, local.clone()), inner),
+            Window::Full => layer(heads, window, rope.clone(), hidden, activation),
+            _ => layer(heads, window, local.clone(), hidden, activation),
         };
         let encoder = Encoder {
             vocab: hyper.vocab(weights, dim)?,
@@ -126,7 +128,7 @@ impl Architecture for ModernBert {
             scaling: RopeScaling::None,
             factors: None,
         };
-        let inner = (1152, Activation::GeluErf);
+        let (hidden, activation) = (1152, Activation::GeluErf);
         let layers = [
             (Window::Full, rope(160_000.0)),
             (Window::Symmetric(128), rope(10_000.0)),
@@ -138,7 +140,9 @@ impl Architecture for ModernBert {
             token_types: None,
             norm: norm(1e-5),
             norms: EncoderNorms::Before,
-            layers: layers.map(|seen| layer(heads, seen, inner)).into(),
+            layers: layers
+                .map(|(window, rope)| layer(heads, window, rope, hidden, activation))
+                .into(),
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, 8192)))
     }

@@ -39,7 +39,8 @@ impl LlamaLike {
         shared: &Shared,
         heads: HeadSizes,
         scale: f32,
-        (window, rope): (Window, Option<RopeSpec>),
+        window: Window,
+        rope: Option<RopeSpec>,
     ) -> AttentionBlock {
         let (qk_norm, query_scale) = match rope {
             Some(_) => (shared.qk_norm, None),
@@ -95,7 +96,8 @@ impl LlamaLike {
         &self,
         hyper: &Hyperparameters<'_>,
         window: Window,
-        (k_dim, weights): (usize, &dyn WeightSource),
+        k_dim: usize,
+        weights: &dyn WeightSource,
     ) -> Result<RopeSpec, ModelError> {
         let rope = hyper.rope(self.rope, k_dim, weights)?;
         match self.windows {
@@ -228,13 +230,13 @@ impl LlamaLike {
         let none = self.rotated == RotatedLayers::IfTrained && trained == Some(false);
         let layer = |(at, (heads, window)): (usize, (HeadSizes, Window))| {
             let rope = match !none && self.rotates(at, window) {
-                true => Some(self.rope_of(hyper, window, (heads.k_dim, weights))?),
+                true => Some(self.rope_of(hyper, window, heads.k_dim, weights)?),
                 false => None,
             };
             let scale = shared
                 .scale
                 .unwrap_or_else(|| self.score_scale(n_layers, dim, heads));
-            Ok(self.attention(&shared, heads, scale, (window, rope)))
+            Ok(self.attention(&shared, heads, scale, window, rope))
         };
         let attentions = heads.into_iter().zip(windows).enumerate().map(layer);
         let together = attentions.zip(feed_forwards);
@@ -335,8 +337,8 @@ impl LlamaLike {
             },
         };
         let scale = self.score_scale(2, dim, heads);
-        let layers = [(first, Some(rope(base))), last].map(|layer| DecoderLayer {
-            mixer: Mixer::Attention(self.attention(&shared, heads, scale, layer)),
+        let layers = [(first, Some(rope(base))), last].map(|(window, rope)| DecoderLayer {
+            mixer: Mixer::Attention(self.attention(&shared, heads, scale, window, rope)),
             feed_forward: Some(self.example_feed_forward()),
         });
         let decoder = Decoder {

@@ -122,7 +122,7 @@ fn jamba(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wire
         eps: hyper.norm_eps()?,
     };
     let kinds = Kinds {
-        recurrent: &|layer| mamba_mixer(hyper, (weights, layer), norms).map(SsmMixer::Mamba),
+        recurrent: &|layer| mamba_mixer(hyper, weights, layer, norms).map(SsmMixer::Mamba),
         attending: &|heads| Ok(attention(heads, None, None)),
     };
     let fed = feed_forwards(hyper, weights, RouteSum::Free)?;
@@ -142,7 +142,7 @@ fn granite_hybrid(
         false => Ok(None),
     };
     let kinds = Kinds {
-        recurrent: &|layer| mamba2_mixer(hyper, (weights, layer)).map(SsmMixer::Mamba2),
+        recurrent: &|layer| mamba2_mixer(hyper, weights, layer).map(SsmMixer::Mamba2),
         attending: &|heads| Ok(attention(heads, scale, rope(heads)?)),
     };
     let mixers = mixers(hyper, &kinds)?;
@@ -163,7 +163,7 @@ fn falcon_h1(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<
     let heads = hyper.heads(n_layers, dim)?.into_iter().enumerate();
     let mixers = heads.map(|(layer, heads)| {
         let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
-        let ssm = mamba2_mixer(hyper, (weights, layer))?;
+        let ssm = mamba2_mixer(hyper, weights, layer)?;
         let attention = attention(heads, scale, Some(rope));
         Ok(Mixer::Both(attention, SsmMixer::Mamba2(ssm)))
     });

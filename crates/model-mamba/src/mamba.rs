@@ -18,7 +18,7 @@ const INNER_NORM_EPS: &str = "ssm.dt_b_c_rms_epsilon";
 pub(crate) const MAMBA: MambaLike = MambaLike {
     name: "mamba",
     read: |hyper, weights| {
-        let mixer = mamba_mixer(hyper, (weights, 0), inner_norms(hyper)?)?;
+        let mixer = mamba_mixer(hyper, weights, 0, inner_norms(hyper)?)?;
         Ok(wired(hyper.n_layers()?, SsmMixer::Mamba(mixer)))
     },
     example: || {
@@ -38,7 +38,7 @@ pub(crate) const MAMBA: MambaLike = MambaLike {
 pub(crate) const MAMBA2: MambaLike = MambaLike {
     name: "mamba2",
     read: |hyper, weights| {
-        let mixer = mamba2_mixer(hyper, (weights, 0))?;
+        let mixer = mamba2_mixer(hyper, weights, 0)?;
         Ok(wired(hyper.n_layers()?, SsmMixer::Mamba2(mixer)))
     },
     example: || (EXAMPLE_SIZES, wired(2, example_mamba2(1536, 24))),

@@ -27,7 +27,8 @@ pub(crate) fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
 /// The mixer of Mamba; `layer` is one that has it.
 pub(crate) fn mamba_mixer(
     hyper: &Hyperparameters<'_>,
-    (weights, layer): (&dyn WeightSource, usize),
+    weights: &dyn WeightSource,
+    layer: usize,
     inner_norms: InnerNorms,
 ) -> Result<SsmMixerBlock, ModelError> {
     Ok(SsmMixerBlock {
@@ -44,7 +45,8 @@ pub(crate) fn mamba_mixer(
 /// it.
 pub(crate) fn mamba2_mixer(
     hyper: &Hyperparameters<'_>,
-    (weights, layer): (&dyn WeightSource, usize),
+    weights: &dyn WeightSource,
+    layer: usize,
 ) -> Result<Ssm2MixerBlock, ModelError> {
     let (heads, groups) = ("ssm.time_step_rank", "ssm.group_count");
     let d_inner = hyper.count("ssm.inner_size")?;

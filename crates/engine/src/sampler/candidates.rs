@@ -282,7 +282,7 @@ impl<'a> Candidates<'a> {
 fn likeliest(logits: &[f32]) -> Result<Candidate, SampleError> {
     let (mut largest, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
     let mut look = |lane: usize, logit: f32| {
-        bad[lane] |= !(logit < f32::INFINITY);
+        bad[lane] |= logit.is_nan() || logit == f32::INFINITY;
         largest[lane] = if logit > largest[lane] {
             logit
         } else {

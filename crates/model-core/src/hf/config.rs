@@ -59,7 +59,7 @@ impl HfConfig {
 
     /// The same, with values for keys that it does not have. A key that is `null` stays so.
     #[must_use]
-    pub fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Self {
+    pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Self {
         for &(key, value) in defaults {
             self.root.entry(key).or_insert_with(|| value.into());
         }

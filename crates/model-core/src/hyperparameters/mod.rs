@@ -180,7 +180,9 @@ impl<'a> Hyperparameters<'a> {
     /// [`ModelError`] with the key, where heads do not divide.
     pub fn heads(&self, n_layers: usize, dim: usize) -> Result<Vec<HeadSizes>, ModelError> {
         let heads = self.heads_of_each(n_layers)?.into_iter();
-        heads.map(|heads| self.head_sizes(heads, dim)).collect()
+        heads
+            .map(|(n_heads, kv_heads)| self.head_sizes(n_heads, kv_heads, dim))
+            .collect()
     }
 
     /// Heads of every layer that attends: in hybrids, those with key/value heads.
@@ -195,7 +197,7 @@ impl<'a> Hyperparameters<'a> {
         let heads = self.heads_of_each(n_layers)?.into_iter();
         let sizes = heads.map(|heads| match heads {
             (_, 0) => Ok(None),
-            heads => self.head_sizes(heads, dim).map(Some),
+            (n_heads, kv_heads) => self.head_sizes(n_heads, kv_heads, dim).map(Some),
         });
         sizes.collect()
     }
@@ -213,14 +215,10 @@ impl<'a> Hyperparameters<'a> {
         Ok(heads.into_iter().zip(kv_heads).collect())
     }
 
-    fn head_sizes(
-        &self,
-        (n_heads, kv_heads): (u32, u32),
-        dim: usize,
-    ) -> Result<HeadSizes, ModelError> {
+    fn head_sizes(&self, n_heads: u32, kv_heads: u32, dim: usize) -> Result<HeadSizes, ModelError> {
         let k_dim = self.optional::<u32>("attention.key_length")?;
         let v_dim = self.optional::<u32>("attention.value_length")?;
-        if n_heads == 0 || kv_heads == 0 || n_heads % kv_heads != 0 {
+        if n_heads == 0 || kv_heads == 0 || !n_heads.is_multiple_of(kv_heads) {
             let reason = format!("{kv_heads} key/value heads do not divide {n_heads} query heads");
             return Err(self.wrong("attention.head_count_kv", reason));
         }

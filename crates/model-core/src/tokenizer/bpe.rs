@@ -39,7 +39,8 @@ impl Bpe {
         vocab: &Vocab,
         merges: &[String],
         unk: Option<TokenId>,
-        (splitter, whole_words): (WordSplitter, WholeWords),
+        splitter: WordSplitter,
+        whole_words: WholeWords,
     ) -> Result<Self, TokenizerError> {
         if merges.is_empty() {
             return Err(TokenizerError::MissingMerges);

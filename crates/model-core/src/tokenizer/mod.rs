@@ -123,7 +123,7 @@ impl Tokenizer {
                 } else {
                     WholeWords::Merge
                 };
-                let bpe = Bpe::new(&vocab, &spec.merges, roles.ids.unk, (splitter, whole))?;
+                let bpe = Bpe::new(&vocab, &spec.merges, roles.ids.unk, splitter, whole)?;
                 (Algorithm::Bpe(Box::new(bpe)), traits.add_bos)
             }
             TokenizerModel::WordPiece => {

@@ -121,7 +121,8 @@ impl Block<'_> {
     /// `x` mixed with the row before, once for each of the shares named so.
     fn shifted<const N: usize>(
         &mut self,
-        (mix, remembered): (&str, Remembered),
+        mix: &str,
+        remembered: Remembered,
         x: NodeId,
         shares: [&str; N],
     ) -> Result<[NodeId; N], GraphError> {
@@ -158,7 +159,7 @@ impl Block<'_> {
     fn time_mix(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         let Sizes { dim, inner, .. } = *self.sizes;
         let shares = ["k", "v", "r"];
-        let [k, v, r] = self.shifted(("time_mix", Remembered::TimeShift), x, shares)?;
+        let [k, v, r] = self.shifted("time_mix", Remembered::TimeShift, x, shares)?;
         let k = self.linear("time_mix_key", k, inner)?;
         let v = self.linear("time_mix_value", v, inner)?;
         let r = self.linear("time_mix_receptance", r, inner)?;
@@ -182,7 +183,7 @@ impl Block<'_> {
     fn channel_mix(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         let Sizes { dim, hidden, .. } = *self.sizes;
         let shares = ["k", "r"];
-        let [k, r] = self.shifted(("channel_mix", Remembered::ChannelShift), x, shares)?;
+        let [k, r] = self.shifted("channel_mix", Remembered::ChannelShift, x, shares)?;
         let k = self.linear("channel_mix_key", k, hidden)?;
         let (name, spec) = (
             self.name("channel_mix_squared"),

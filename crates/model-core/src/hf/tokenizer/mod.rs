@@ -67,7 +67,8 @@ pub(super) fn translate(
         keys.set_whole("tokenizer.ggml.merges", Array::String(merges));
     }
     special_ids(
-        (&tokens, kind),
+        &tokens,
+        kind,
         config,
         [settings.as_ref(), generation.as_ref()],
         keys,
@@ -105,7 +106,8 @@ pub(super) fn translate(
 /// names that BERT's always have. Generation may end with up to three tokens; those beside the
 /// first become end of turn and end of message.
 fn special_ids(
-    (tokens, kind): (&Tokens, Kind),
+    tokens: &Tokens,
+    kind: Kind,
     config: &HfConfig,
     [settings, generation]: [Option<&HfConfig>; 2],
     keys: &mut Keys,

@@ -46,7 +46,7 @@ impl Tokens {
             let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
             let is_byte = kind == Kind::Spm && is_byte(text);
             let of = if is_byte { Type::Byte } else { Type::Normal };
-            tokens.put(json, id, (text, of))?;
+            tokens.insert(json, id, text, of)?;
         }
         let added = json.value("added_tokens").and_then(Value::as_array);
         for (i, token) in added.into_iter().flatten().enumerate() {
@@ -59,7 +59,7 @@ impl Tokens {
                 Some(true) => Type::Control,
                 _ => Type::UserDefined,
             };
-            tokens.put(json, id.and_then(|id| usize::try_from(id).ok()), (text, of))?;
+            tokens.insert(json, id.and_then(|id| usize::try_from(id).ok()), text, of)?;
         }
         if let Some(unknown) = json.optional_text("model.unk_token")?
             && let Some(Some((_, of))) = tokens
@@ -72,11 +72,12 @@ impl Tokens {
     }
 
     /// Sets a token; a text that is there already may only get another type.
-    fn put(
+    fn insert(
         &mut self,
         json: &HfConfig,
         id: Option<usize>,
-        (text, of): (&str, Type),
+        text: &str,
+        of: Type,
     ) -> Result<(), ModelFileError> {
         let wrong = |found: String, expected: String| ModelFileError::WrongKey {
             file: json.file().to_owned(),
