@@ -1,15 +1,21 @@
-//! Attention of the CPU backend: one token at depth, a prompt, and many concurrent sequences.
-//! Throughput is bytes of K and V, each of which must be read at least once.
+//! Attention of the CPU backend: one token at depth, a prompt, and many concurrent sequences, each
+//! layer after storing its K and V. Throughput is bytes of K and V, each of which must be read at
+//! least once.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
+use std::sync::Arc;
+
 use cellar_benches::{Failure, commit, memory, next_tokens};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kv_core::backend::{Attend, Backend, RowKind, RowSpan};
-use kv_core::graph::AttendSpec;
+use kv_core::backend::{Backend, RowKind, RowSpan};
+use kv_core::graph::{
+    AttendSpec, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input,
+};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::MemoryInputs;
-use kv_core::{CellIdx, KvType, LayerIdx, Window};
+use kv_core::weights::MemoryWeights;
+use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 
 /// The heads of a model of half a billion parameters: 14 query heads on 2 KV heads.
@@ -22,6 +28,9 @@ const SPEC: AttendSpec = AttendSpec {
     soft_cap: None,
     alibi: None,
 };
+
+/// Values of a token's query, key and value rows.
+const DIM: usize = SPEC.n_heads * SPEC.k_dim + SPEC.kv_heads * (SPEC.k_dim + SPEC.v_dim);
 
 struct Case {
     name: &'static str,
@@ -70,23 +79,59 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
         }
     }
     let n_rows = (case.n_new * case.n_seqs) as usize;
-    let q = vec![0.5; n_rows * SPEC.n_heads * k_dim];
-    let mut out = vec![0.0; n_rows * SPEC.n_heads * v_dim];
+    let graph = attention(case.n_layers, n_rows)?;
+    let weights = backend.load_weights(Arc::new(MemoryWeights::new()), Default::default())?;
+    let mut program = backend.compile(&graph, &weights, &layout)?;
+    let embeddings = vec![0.5; n_rows * DIM];
+    let inputs = GraphInputs {
+        embeddings: &embeddings,
+        parts: &inputs.parts,
+        ..GraphInputs::default()
+    };
+    let mut outputs = GraphOutputs::default();
     let mut group = c.benchmark_group("attend");
     group.throughput(Throughput::Bytes(layout.bytes() as u64));
     group.bench_function(format!("{}, {kv_type}", case.name), |b| {
-        let visibility = &inputs.parts[0].visibility;
-        let args = |layer| Attend {
-            layer: LayerIdx(layer),
-            spec: SPEC,
-            q: &q,
-            visibility,
-            positions: &[],
-            sinks: None,
-        };
-        b.iter(|| (0..case.n_layers).all(|l| backend.attend(&rows, args(l), &mut out).is_ok()));
+        b.iter(|| {
+            let done = backend.run(&mut program, &mut rows, &inputs, &mut outputs);
+            done.is_ok()
+        });
     });
     Ok(())
+}
+
+/// Stores and attends in each layer, with queries, keys and values from the same embedding rows.
+fn attention(n_layers: u32, n_tokens: usize) -> Result<Graph, Failure> {
+    let mut b = GraphBuilder::new(GraphShape {
+        n_tokens,
+        n_outputs: 0,
+    });
+    let part = PartIdx(0);
+    let x = b.input(Input::Embeddings { dim: DIM })?;
+    let cells = b.input(Input::Cells { part })?;
+    let window = Window::Full;
+    let visibility = b.input(Input::Visibility { part, window })?;
+    let mut first = 0;
+    let mut next = |name: &str, heads: usize, dim: usize| {
+        let columns = first..first + heads * dim;
+        first = columns.end;
+        let flat = b.columns(&format!("{name}.flat"), x, columns)?;
+        b.reshape(name, flat, &[n_tokens, heads, dim])
+    };
+    let q = next("q", SPEC.n_heads, SPEC.k_dim)?;
+    let k = next("k", SPEC.kv_heads, SPEC.k_dim)?;
+    let v = next("v", SPEC.kv_heads, SPEC.v_dim)?;
+    let mut outputs = Vec::new();
+    for layer in (0..n_layers).map(LayerIdx) {
+        let stored = b.store_kv(&format!("store-{layer}"), layer, [k, v, cells])?;
+        outputs.push(b.attend(
+            &format!("kqv-{layer}"),
+            layer,
+            SPEC,
+            [q, stored, visibility],
+        )?);
+    }
+    Ok(b.finish(&outputs)?)
 }
 
 fn benches(c: &mut Criterion) {

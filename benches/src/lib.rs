@@ -97,7 +97,7 @@ pub fn linear_graph(n_tokens: usize, [rows, columns]: [usize; 2]) -> Result<Grap
 pub fn load<B: Backend>(backend: &B, weight: Weight) -> Result<B::Weights, BackendError> {
     let mut weights = MemoryWeights::new();
     weights.insert(weight);
-    backend.load_weights(Arc::new(weights))
+    backend.load_weights(Arc::new(weights), Default::default())
 }
 
 /// A memory of `n_cells` cells that all sequences share.

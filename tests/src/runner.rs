@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, RowKind, RowSpan};
+use kv_core::backend::{Backend, RowKind, RowSpan, RowStorage};
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
@@ -107,7 +107,7 @@ impl<B: Backend> Runner<B> {
         let n_states = setup.memory.n_state_rows();
         let layout = layout.with_states(model.layers(), n_states).unwrap();
         Self {
-            weights: backend.load_weights(file).unwrap(),
+            weights: backend.load_weights(file, Default::default()).unwrap(),
             rows: backend.allocate(&layout).unwrap(),
             programs: HashMap::new(),
             backend,
@@ -128,7 +128,7 @@ impl<B: Backend> Runner<B> {
         let valid = validate(batch, &rules, |seq| self.memory.positions(seq)).unwrap();
         let mut found: Vec<(u32, Vec<f32>)> = Vec::new();
         let (mut inputs, mut outputs) = (MemoryInputs::default(), GraphOutputs::default());
-        let layout = self.backend.layout(&self.rows).clone();
+        let layout = self.rows.layout().clone();
         let mut steps = self.memory.begin(&valid, n_ubatch).unwrap();
         while let Some(ubatch) = steps.next(&mut inputs) {
             let shape = GraphShape {

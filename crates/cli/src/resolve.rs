@@ -15,7 +15,7 @@ use engine::{
     MemoryBudget,
 };
 use kv_core::KvType;
-use kv_core::backend::{BoxedBackend, Profile};
+use kv_core::backend::{Backend, BoxedBackend, Profile};
 use kv_core::memory::{Streams, SwaSize};
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
@@ -106,7 +106,7 @@ pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> Engin
     }
 }
 
-/// What this machine has free.
+/// What this machine has free; a backend that knows its device says it better.
 fn budget(args: &EngineArgs) -> MemoryBudget {
     match machine::available_memory() {
         Some(available) if !args.no_memory_check => MemoryBudget::Bytes(available),
@@ -159,7 +159,11 @@ pub(crate) fn open_profiled_engine(
         profile,
     };
     let backend = backends::open(args.backend, options)?;
-    let engine = Engine::new(backend, file.model().clone(), file.weights(), config);
+    let mut config = config.clone();
+    if let (Some(memory), MemoryBudget::Bytes(budget)) = (backend.memory(), &mut config.budget) {
+        *budget = memory.free;
+    }
+    let engine = Engine::new(backend, file.model().clone(), file.weights(), &config);
     engine.map_err(does_not_fit)
 }
 

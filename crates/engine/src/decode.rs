@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, OnProgress};
 use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, ValidBatch, validate_with};
 use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op};
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
@@ -85,7 +85,8 @@ impl<'e> Embeddings<'e> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// An engine with the memory that the model's layers declare. Loads the weights into the backend and allocates the memory.
+    /// An engine with the memory that the model's layers declare. Loads the weights into the backend
+    /// and allocates the memory.
     ///
     /// # Errors
     /// [`EngineError::Config`] before anything is allocated; [`EngineError::Backend`] where the
@@ -96,9 +97,29 @@ impl<B: Backend> Engine<B> {
         weights: Arc<dyn WeightSource>,
         config: &EngineConfig,
     ) -> Result<Self, EngineError> {
+        Self::with_progress(backend, model, weights, config, OnProgress::default())
+    }
+
+    /// As [`Self::new`]; the backend reports how far it is with the weights, also when it compiles
+    /// graphs later that name others.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_progress(
+        backend: B,
+        model: Arc<dyn Model>,
+        weights: Arc<dyn WeightSource>,
+        config: &EngineConfig,
+        on_progress: OnProgress,
+    ) -> Result<Self, EngineError> {
         let settings = config.settings(&*model)?;
         let memory = settings.memory()?;
-        Self::load(backend, Loaded { model, weights }, settings, memory)
+        let loaded = Loaded {
+            model,
+            weights,
+            on_progress,
+        };
+        Self::load(backend, loaded, settings, memory)
     }
 }
 
@@ -116,15 +137,25 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         memory: M,
     ) -> Result<Self, EngineError> {
         let settings = config.settings_for(&*model, &memory)?;
-        Self::load(backend, Loaded { model, weights }, settings, memory)
+        let loaded = Loaded {
+            model,
+            weights,
+            on_progress: OnProgress::default(),
+        };
+        Self::load(backend, loaded, settings, memory)
     }
 
     fn load(
         mut backend: B,
-        Loaded { model, weights }: Loaded,
+        loaded: Loaded,
         settings: Settings,
         memory: M,
     ) -> Result<Self, EngineError> {
+        let Loaded {
+            model,
+            weights,
+            on_progress,
+        } = loaded;
         let model = model.for_context(settings.n_ctx as usize).unwrap_or(model);
         let rows = backend.allocate(&settings.layout)?;
         let source = weights;
@@ -132,7 +163,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if !custom_ops.is_empty() {
             backend.set_custom_ops(custom_ops)?;
         }
-        let weights = backend.load_weights(Arc::clone(&source))?;
+        let weights = backend.load_weights(Arc::clone(&source), on_progress)?;
         let mut programs = ProgramCache::new(settings.n_programs);
         // Weights that the backend cannot use are found now, not with the first token.
         let shape = GraphShape {
@@ -295,15 +326,19 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let mut inputs = std::mem::take(&mut runner.inputs);
         let mut result = Ok(());
         while let Some(ubatch) = steps.next(&mut inputs) {
-            if let Err(FailedStep { error, rows }) = runner.step(ubatch, &inputs, &places) {
-                steps.undo_all(rows);
-                runner.rows_out.clear();
-                result = Err(error);
+            result = runner.step(ubatch, &inputs, &places);
+            if result.is_err() {
                 break;
             }
         }
         runner.inputs = inputs;
-        result
+        // Runs that are under way may still fail: they can be undone until here.
+        let result = result.and_then(|()| runner.finish());
+        result.map_err(|FailedStep { error, rows }| {
+            steps.undo_all(rows);
+            runner.rows_out.clear();
+            error
+        })
     }
 
     /// Does an edit, and the work on rows that it leaves to do. Returns how many tokens were taken,
@@ -377,6 +412,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
 struct Loaded {
     model: Arc<dyn Model>,
     weights: Arc<dyn WeightSource>,
+    on_progress: OnProgress,
 }
 
 impl<B: Backend, M: Memory> std::fmt::Debug for Engine<B, M> {

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use kv_core::PartIdx;
-use kv_core::backend::{Backend, LayerRope};
+use kv_core::backend::Backend;
 use kv_core::batch::{PositionRule, UBatch};
 use kv_core::graph::{
     BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs,
 };
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
+use kv_core::rope::LayerRope;
 use model_core::architecture::{Model, ModelError};
 
 use crate::config::{AttentionMode, Settings};
@@ -73,6 +74,15 @@ impl<B: Backend> Runner<B> {
             backend.shift_rows(rows, &edited.row_shifts, ropes)?;
         }
         Ok(())
+    }
+
+    /// Waits for the runs that are under way.
+    pub(crate) fn finish(&mut self) -> Result<(), FailedStep> {
+        let finished = self.backend.finish(&mut self.rows);
+        finished.map_err(|error| FailedStep {
+            error: error.into(),
+            rows: RowsWritten::Perhaps,
+        })
     }
 
     /// Computes the ubatch that was just committed, with what the memory says of it.

@@ -7,7 +7,7 @@
 use std::io::Write;
 
 use kv_core::KvType;
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, RowStorage};
 use kv_core::memory::{Memory, RestoreInto, RowsTaken, Seqs};
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, save};
 
@@ -48,7 +48,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// [`EngineError::State`] for the first layer whose rows are no whole blocks.
     pub fn check_save_type(&self, kv_type: KvType) -> Result<(), EngineError> {
         Ok(check_kv_type(
-            self.runner.backend.layout(&self.runner.rows),
+            self.runner.rows.layout(),
             kv_type,
         )?)
     }
@@ -69,7 +69,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             fingerprint: &self.fingerprint,
             snapshot: &snapshot,
             tokens: options.tokens,
-            layout: self.runner.backend.layout(&self.runner.rows),
+            layout: self.runner.rows.layout(),
             kv_type: options.kv_type,
         };
         let mut read =
@@ -89,7 +89,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         into: RestoreInto,
     ) -> Result<RestoredState, EngineError> {
         self.fingerprint.check(state.fingerprint())?;
-        let layout = self.runner.backend.layout(&self.runner.rows).clone();
+        let layout = self.runner.rows.layout().clone();
         state.check_rows(&layout)?;
         let mut after = self.memory.clone();
         let restored = after

@@ -4,13 +4,13 @@
 
 mod support;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use engine::{ConfigError, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
-use support::{engine, ids, references, try_engine};
+use support::{Moody, engine, ids, references, try_engine};
 
 const ALL: PosRange = PosRange::ALL;
 
@@ -173,20 +173,21 @@ fn a_failure_at_any_ubatch_leaves_no_trace() {
             .values()
             .to_vec()
     };
-    // Ten tokens in ubatches of three: four runs, and two shapes that are not compiled yet.
-    for (fails_in_run, at) in (0..4).map(|i| (true, i)).chain((0..2).map(|i| (false, i))) {
+    // Ten tokens in ubatches of three: four runs, two shapes that are not compiled yet, and one wait
+    // for all of them.
+    type Counter = fn(&Moody) -> &AtomicUsize;
+    let runs: Counter = |backend| &backend.runs_left;
+    let compilations: Counter = |backend| &backend.compilations_left;
+    let waits: Counter = |backend| &backend.finishes_left;
+    let failures = (0..4).map(|i| (runs, i));
+    let failures = failures.chain((0..2).map(|i| (compilations, i)));
+    for (left, at) in failures.chain([(waits, 0)]) {
         let mut engine = engine(&config);
         engine
             .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
             .unwrap();
         let before = engine.memory().clone();
-        let backend = engine.backend();
-        let left = if fails_in_run {
-            &backend.runs_left
-        } else {
-            &backend.compilations_left
-        };
-        left.store(at, Ordering::Relaxed);
+        left(engine.backend()).store(at, Ordering::Relaxed);
         let failed = engine.decode(&every_row(SeqId(0), &tokens)).unwrap_err();
         assert!(matches!(failed, EngineError::Backend(_)), "{failed}");
         assert!(*engine.memory() == before, "failure {at}");

@@ -5,14 +5,14 @@
 //! an operation is done where it takes more than a line.
 
 use candle_core::{Device, Tensor};
-use kv_core::backend::{BackendError, expect_len};
+use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
+use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
 use kv_core::{LayerIdx, Visibility};
 
 use crate::error::{OnDevice, failure};
-use crate::inputs::{self, batch_visibility, ids, part_inputs, part_of};
 use crate::ops::{self, Queries};
-use crate::program::{Program, Rotation, check_layers, unsupported};
+use crate::program::{Program, Rotation, unsupported};
 use crate::rows::{KvTensors, RowTensor, Rows};
 
 /// Runs `program` once.
@@ -23,8 +23,8 @@ pub(crate) fn run(
     outputs: &mut GraphOutputs,
 ) -> Result<(), BackendError> {
     let graph = &program.graph;
-    check_layers(graph, rows.layout())?;
-    inputs::check(graph, rows.layout(), inputs)?;
+    check_rows(graph, rows.layout())?;
+    check_inputs(graph, rows.layout(), inputs)?;
     let n_nodes = graph.nodes().len();
     let mut run = Run {
         program,
@@ -237,7 +237,7 @@ impl Run<'_> {
                 ops::kqv(&tensors.v, spec, self.operand(node, 0)?)
             }
             Op::AttendBatch { spec, sinks } => {
-                let visibility = batch_visibility(&program.graph, node, inputs)?;
+                let visibility = batch_visibility(&program.graph, node, 3, inputs)?;
                 let queries = self.queries(node, visibility, sinks.as_deref())?;
                 let rows = |at| RowTensor::fresh(self.operand(node, at)?).on_device();
                 let (k, v) = (rows(1)?, rows(2)?);
@@ -258,8 +258,8 @@ impl Run<'_> {
                 ops::clamped_gate(self.operands(node)?, (*slope, *limit))
             }
             Op::ScaleByPosition { scale } => {
-                let (_, positions) = ids(&program.graph, node, 1, inputs)?;
-                ops::scale_by_position(self.operand(node, 0)?, scale, positions)
+                let Ids { ids, .. } = ids(&program.graph, node, 1, inputs)?;
+                ops::scale_by_position(self.operand(node, 0)?, scale, ids)
             }
             Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
             Op::ExpertLinear { weight, bias } => {
@@ -362,7 +362,7 @@ impl Run<'_> {
 
     /// The numbers that operand `at` stands for, on the device.
     fn indices(&self, node: &Node, at: usize) -> Result<Tensor, BackendError> {
-        let (_, ids) = ids(&self.program.graph, node, at, self.inputs)?;
+        let Ids { ids, .. } = ids(&self.program.graph, node, at, self.inputs)?;
         Tensor::from_slice(ids, ids.len(), &self.program.device).on_device()
     }
 }

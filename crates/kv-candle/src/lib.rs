@@ -15,7 +15,6 @@
 mod custom;
 mod error;
 mod execute;
-mod inputs;
 mod ops;
 mod program;
 mod rows;
@@ -23,18 +22,16 @@ mod weights;
 
 use std::sync::Arc;
 
-use candle_core::{Device, DeviceLocation, Tensor};
+use candle_core::{Device, DeviceLocation};
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, CustomOps, RowCopy, RowKind, RowSpan, StoreRows,
-    expect_len,
+    Backend, BackendError, BackendInfo, CustomOps, OnProgress, RowCopy, RowKind, RowSpan,
+    RowStorage,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use error::OnDevice;
-use ops::Queries;
 pub use program::Program;
 pub use rows::Rows;
 pub use weights::Weights;
@@ -93,19 +90,6 @@ impl Backend for CandleBackend {
         Rows::allocate(layout, &self.device)
     }
 
-    fn layout<'a>(&self, rows: &'a Rows) -> &'a RowLayout {
-        rows.layout()
-    }
-
-    fn allocated_bytes(
-        &self,
-        rows: &Rows,
-        layer: LayerIdx,
-        kind: RowKind,
-    ) -> Result<usize, BackendError> {
-        rows.n_bytes(layer, kind)
-    }
-
     fn read_rows(&self, rows: &Rows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
         rows.read(span, out)
     }
@@ -114,7 +98,11 @@ impl Backend for CandleBackend {
         rows.write(span, bytes)
     }
 
-    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Weights, BackendError> {
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        _on_progress: OnProgress,
+    ) -> Result<Weights, BackendError> {
         Ok(Weights::new(
             source,
             self.device.clone(),
@@ -141,56 +129,17 @@ impl Backend for CandleBackend {
         execute::run(program, rows, inputs, outputs)
     }
 
-    fn store_rows(&self, rows: &mut Rows, args: StoreRows<'_>) -> Result<(), BackendError> {
-        let (layer, tensors) = rows.layer(args.layer)?;
-        let n = args.cells.len();
-        expect_len("values of K rows to store", n * layer.k.len(), args.k.len())?;
-        let v_len = layer.stored_v().map_or(0, |v| v.len());
-        expect_len("values of V rows to store", n * v_len, args.v.len())?;
-        rows::check_cells(layer, args.cells)?;
-        let tensor = |values: &[f32], len| Tensor::from_slice(values, (n, len), &self.device);
-        let k = tensor(args.k, layer.k.len()).on_device()?;
-        let v = tensor(args.v, v_len).on_device()?;
-        ops::store_rows(tensors, [&k, &v], args.cells).on_device()
-    }
-
-    fn attend(&self, rows: &Rows, args: Attend<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        let (layer, tensors) = rows.attended(args.layer)?;
-        rows::check_spec(layer, &args.spec)?;
-        let spec = args.spec;
-        let n = args.visibility.n_rows as usize;
-        expect_len(
-            "values of query rows",
-            n * spec.n_heads * spec.k_dim,
-            args.q.len(),
-        )?;
-        expect_len(
-            "values of attention output",
-            n * spec.n_heads * spec.v_dim,
-            out.len(),
-        )?;
-        inputs::check_visibility(args.visibility, layer.n_rows)?;
-        args.check_extras()?;
-        if out.is_empty() {
-            return Ok(());
-        }
-        let q = Tensor::from_slice(args.q, (n, spec.n_heads, spec.k_dim), &self.device);
-        let sinks = args
-            .sinks
-            .map(|sinks| Tensor::from_slice(sinks, sinks.len(), &self.device))
-            .transpose()
-            .on_device()?;
-        let queries = Queries {
-            q: &q.on_device()?,
-            visibility: args.visibility,
-            positions: args.positions,
-            sinks: sinks.as_ref(),
-        };
-        let result = ops::attend(tensors, &spec, queries).on_device()?;
-        execute::copy_out(&result, out)
-    }
-
     fn copy_rows(&self, rows: &mut Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
         rows.copy(copies)
+    }
+}
+
+impl RowStorage for Rows {
+    fn layout(&self) -> &RowLayout {
+        Self::layout(self)
+    }
+
+    fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        self.n_bytes(layer, kind)
     }
 }

@@ -6,16 +6,13 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
-use kv_core::LayerIdx;
-use kv_core::backend::{BackendError, RowKind};
+use kv_core::backend::{BackendError, check_rows};
 use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
-use kv_core::layers::{LayerRows, RowLayout, StateRows, ValueRows};
+use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::custom::Custom;
 use crate::error::{NAME, OnDevice};
-use crate::inputs::{operand, part_of};
-use crate::rows::{check_shape, check_spec, check_states};
 use crate::weights::Weights;
 
 /// A graph that can be run.
@@ -48,7 +45,7 @@ impl Program {
         weights: &Weights,
         layout: &RowLayout,
     ) -> Result<Self, BackendError> {
-        check_layers(graph, layout)?;
+        check_rows(graph, layout)?;
         let n_nodes = graph.nodes().len();
         let mut last_use = vec![0; n_nodes];
         for (at, node) in graph.nodes().iter().enumerate() {
@@ -216,91 +213,4 @@ pub(crate) fn unsupported(node: &Node) -> BackendError {
         op: node.op.name(),
         node: node_name,
     }
-}
-
-/// Whether the graph's layers have rows of the right shape, in the part whose cells they use.
-pub(crate) fn check_layers(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError> {
-    for node in graph.nodes() {
-        match node.op {
-            Op::StoreK { layer } => {
-                let rows = rows_of(graph, (node, 1), layout, layer)?;
-                own_rows(rows, layer, ValueRows::InKeys)?;
-                let stored = operand(graph, node, 0)?;
-                check_shape(rows, rows.k, stored.shape.get(1..).unwrap_or_default())?;
-            }
-            Op::StoreKv { layer } => {
-                let rows = rows_of(graph, (node, 2), layout, layer)?;
-                own_rows(rows, layer, ValueRows::Own)?;
-                for (at, shape) in [(0, rows.k), (1, rows.v)] {
-                    let stored = operand(graph, node, at)?;
-                    check_shape(rows, shape, stored.shape.get(1..).unwrap_or_default())?;
-                }
-            }
-            Op::Conv { layer, ref conv } => {
-                let len = conv.width.saturating_sub(1) * node.row_len();
-                check_states(states_of(layout, layer)?, RowKind::Conv, len)?;
-            }
-            Op::Scan { layer, ref scan } => {
-                let len = scan.d_state * node.row_len();
-                check_states(states_of(layout, layer)?, RowKind::State, len)?;
-            }
-            Op::ScanHeads { layer, ref scan } => {
-                let len = scan.d_state * node.row_len();
-                check_states(states_of(layout, layer)?, RowKind::State, len)?;
-            }
-            Op::Kq { layer, ref spec } | Op::Kqv { layer, ref spec } => {
-                let rows = layout.layer(layer).ok_or(BackendError::NoRows { layer })?;
-                check_spec(rows, spec)?;
-                let table = match node.op {
-                    Op::Kq { .. } => node,
-                    _ => operand(graph, node, 0)?,
-                };
-                let n_kv = table.shape.last().copied().unwrap_or(0);
-                if n_kv > rows.n_rows {
-                    let (wanted, got) = (n_kv, rows.n_rows);
-                    let (wanted, got) = (format!("{wanted} cells"), format!("{got} cells"));
-                    return Err(BackendError::RowShape { layer, wanted, got });
-                }
-            }
-            Op::Attend {
-                layer, ref spec, ..
-            } => {
-                check_spec(rows_of(graph, (node, 2), layout, layer)?, spec)?;
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn states_of(layout: &RowLayout, layer: LayerIdx) -> Result<&StateRows, BackendError> {
-    layout.state(layer).ok_or(BackendError::NoRows { layer })
-}
-
-/// Whether a layer has rows of its own to store to, with its values there.
-fn own_rows(rows: &LayerRows, layer: LayerIdx, values: ValueRows) -> Result<(), BackendError> {
-    match rows.layer == layer && rows.values == values {
-        true => Ok(()),
-        false => Err(BackendError::NoRows { layer }),
-    }
-}
-
-/// The rows that `layer` attends over, in the part that operand `at` names.
-fn rows_of<'l>(
-    graph: &Graph,
-    (node, at): (&Node, usize),
-    layout: &'l RowLayout,
-    layer: LayerIdx,
-) -> Result<&'l LayerRows, BackendError> {
-    let attended = layout.attended(layer).map(|(_, rows)| rows);
-    let rows = attended.ok_or(BackendError::NoRows { layer })?;
-    let part = part_of(graph, node, at)?;
-    if part != rows.part {
-        let (wanted, got) = (
-            format!("rows in part {part}"),
-            format!("rows in part {}", rows.part),
-        );
-        return Err(BackendError::RowShape { layer, wanted, got });
-    }
-    Ok(rows)
 }

@@ -9,10 +9,9 @@
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use half::{bf16, f16};
 use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan, expect_len};
-use kv_core::graph::AttendSpec;
 use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows};
-use kv_core::{CellIdx, KvType, LayerIdx};
+use kv_core::{KvType, LayerIdx};
 
 use crate::error::{NAME, OnDevice};
 
@@ -339,71 +338,4 @@ fn copy_within(tensor: &Tensor, copy: &RowCopy) -> candle_core::Result<()> {
         .narrow(0, copy.from.as_usize(), copy.len as usize)?
         .force_contiguous()?;
     tensor.slice_set(&from, 0, copy.to.as_usize())
-}
-
-/// Whether all cells are rows of this layer.
-pub(crate) fn check_cells(layer: &LayerRows, cells: &[CellIdx]) -> Result<(), BackendError> {
-    match cells.iter().find(|c| c.as_usize() >= layer.n_rows) {
-        Some(cell) => Err(BackendError::RowOutOfRange {
-            layer: layer.layer,
-            end: cell.as_usize() + 1,
-            n_rows: layer.n_rows,
-        }),
-        None => Ok(()),
-    }
-}
-
-/// Whether a layer's rows have the heads and widths that an attention wants.
-pub(crate) fn check_spec(layer: &LayerRows, spec: &AttendSpec) -> Result<(), BackendError> {
-    let grouped = spec.kv_heads > 0 && spec.n_heads.is_multiple_of(spec.kv_heads);
-    if grouped && [layer.v.heads, layer.v.dim] == [spec.kv_heads, spec.v_dim] {
-        check_shape(layer, layer.k, &[spec.kv_heads, spec.k_dim])
-    } else {
-        Err(BackendError::RowShape {
-            layer: layer.layer,
-            wanted: format!(
-                "{} heads over {} of {}",
-                spec.n_heads, spec.kv_heads, spec.v_dim
-            ),
-            got: format!("{} heads of {}", layer.v.heads, layer.v.dim),
-        })
-    }
-}
-
-/// Whether a layer's states are those of a convolution of this many values, or of a scan.
-pub(crate) fn check_states(
-    states: &StateRows,
-    kind: RowKind,
-    wanted: usize,
-) -> Result<(), BackendError> {
-    let (got, what) = match kind {
-        RowKind::Conv => (states.row.conv_row, "convolution"),
-        _ => (states.row.state_row, "scan"),
-    };
-    if wanted == got {
-        return Ok(());
-    }
-    Err(BackendError::RowShape {
-        layer: states.layer,
-        wanted: format!("{wanted} values of {what} state"),
-        got: format!("{got}"),
-    })
-}
-
-/// Whether rows of `shape` hold `wanted`, heads and width.
-pub(crate) fn check_shape(
-    layer: &LayerRows,
-    shape: RowShape,
-    wanted: &[usize],
-) -> Result<(), BackendError> {
-    let got = [shape.heads, shape.dim];
-    if wanted == got {
-        return Ok(());
-    }
-    let (wanted, got) = (format!("rows of {wanted:?}"), format!("rows of {got:?}"));
-    Err(BackendError::RowShape {
-        layer: layer.layer,
-        wanted,
-        got,
-    })
 }

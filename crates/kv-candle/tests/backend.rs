@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use kv_candle::CandleBackend;
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, StoreRows};
+use kv_contract::{OneOp, StoreRows};
+use kv_core::backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_core::graph::{
     Activation, AttendSpec, Graph, GraphBuilder, GraphError, GraphInputs, GraphOutputs, GraphShape,
     Input, PartInputs,
@@ -94,7 +95,7 @@ fn run(
     let backend = CandleBackend::cpu();
     let layout = layout(6, KvType::F32);
     let mut rows = backend.allocate(&layout).unwrap();
-    let weights = backend.load_weights(weights()).unwrap();
+    let weights = backend.load_weights(weights(), Default::default()).unwrap();
     let mut program = backend
         .compile(&graph(3, n_outputs).unwrap(), &weights, &layout)
         .unwrap();
@@ -163,7 +164,7 @@ fn refused_inputs_are_named_and_change_nothing() {
     );
     assert_eq!(
         refused(|p| p.cells.truncate(2)),
-        "input cells: the graph takes 3, got 2"
+        "input cells: the graph takes 3 values, got 2"
     );
     let text = refused(|p| p.visibility.groups[0].runs[0].len = 5);
     assert_eq!(
@@ -189,17 +190,14 @@ fn stored_bits_are_those_of_the_scalar_codec() {
     for kv_type in KvType::ALL.into_iter().filter(|t| !t.is_quantised()) {
         let mut rows = backend.allocate(&layout(n, kv_type)).unwrap();
         let cells: Vec<CellIdx> = (0..n as u32).rev().map(CellIdx).collect();
-        backend
-            .store_rows(
-                &mut rows,
-                StoreRows {
-                    layer: LAYER,
-                    k,
-                    v,
-                    cells: &cells,
-                },
-            )
-            .unwrap();
+        let args = StoreRows {
+            layer: LAYER,
+            k,
+            v,
+            cells: &cells,
+        };
+        let op = OneOp::store(&layout(n, kv_type), &args);
+        op.run(&backend, &mut rows).unwrap();
         for (kind, values) in [(RowKind::K, k), (RowKind::V, v)] {
             let mut got = vec![0; kv_type.row_bytes(values.len())];
             let span = RowSpan {

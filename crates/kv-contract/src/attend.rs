@@ -1,11 +1,12 @@
 //! The contract of attention: the definition in `f64`, over every kind of visibility.
 
+use super::one_op::read_memory;
 use super::scene::{fitting, layout, runs};
-use super::{Random, Subject, assert_close, attend_by_definition};
-use kv_core::backend::{Attend, Backend, BackendError};
+use super::{Attend, OneOp, Random, Subject, assert_close};
+use kv_core::backend::{Backend, BackendError};
 use kv_core::graph::{Alibi, AttendSpec};
 use kv_core::{
-    Causality, CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    Causality, CellIdx, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
 
 pub(super) const SPEC: AttendSpec = AttendSpec {
@@ -18,64 +19,76 @@ pub(super) const SPEC: AttendSpec = AttendSpec {
     alibi: None,
 };
 
-/// Compares `attend` with its definition on random rows, for every type that is declared.
-/// Rows `0..n_rows` of the queries are those of `visibility`.
-fn compare<B: Backend>(
-    subject: &Subject<B>,
+/// Attention over random rows.
+struct Case<'a> {
     spec: AttendSpec,
-    (visibility, n_cells): (&Visibility, u32),
-) {
-    compare_with(subject, spec, (visibility, n_cells), None);
+    visibility: &'a Visibility,
+    sinks: Option<&'a [f32]>,
+    /// Queries are so many times as large as random values are.
+    magnitude: f32,
 }
 
-/// The same with sinks, where given.
-fn compare_with<B: Backend>(
-    subject: &Subject<B>,
-    spec: AttendSpec,
-    (visibility, n_cells): (&Visibility, u32),
-    sinks: Option<&[f32]>,
-) {
-    visibility.check(n_cells).unwrap();
-    let backend = &subject.backend;
-    // Anything does: only distances matter.
-    let positions: Vec<u32> = (0..visibility.n_rows).map(|row| 37 * row % 61).collect();
-    for kv_type in backend.info().kv_types {
+/// Attention without sinks.
+fn compare<B: Backend>(subject: &Subject<B>, spec: AttendSpec, visibility: &Visibility) {
+    let case = Case {
+        spec,
+        visibility,
+        sinks: None,
+        magnitude: 1.0,
+    };
+    case.compare(subject);
+}
+
+impl Case<'_> {
+    /// Compares a backend with the definition, for every type that it declares.
+    fn compare<B: Backend>(&self, subject: &Subject<B>) {
+        for kv_type in subject.backend.info().kv_types {
+            self.compare_type(subject, kv_type);
+        }
+    }
+
+    fn compare_type<B: Backend>(&self, subject: &Subject<B>, kv_type: KvType) {
+        let (backend, visibility) = (&subject.backend, self.visibility);
+        let runs = visibility.groups.iter().flat_map(|group| &group.runs);
+        let n_cells = runs.map(|run| run.cell.0 + run.len).max().unwrap_or(0);
+        visibility.check(n_cells).unwrap();
+        let kv_heads = self.spec.kv_heads;
         let spec = AttendSpec {
-            k_dim: fitting(spec.kv_heads, spec.k_dim, kv_type),
-            v_dim: fitting(spec.kv_heads, spec.v_dim, kv_type),
-            ..spec
+            k_dim: fitting(kv_heads, self.spec.k_dim, kv_type),
+            v_dim: fitting(kv_heads, self.spec.v_dim, kv_type),
+            ..self.spec
         };
-        let layout = layout(
-            2,
-            n_cells as usize,
-            (spec.kv_heads, spec.k_dim, spec.v_dim),
-            kv_type,
-        );
+        let n_rows = visibility.n_rows;
+        let widths = (kv_heads, spec.k_dim, spec.v_dim);
+        let layout = layout(2, (n_cells + n_rows) as usize, widths, kv_type);
         let mut rows = backend.allocate(&layout).unwrap();
         super::rows::fill(backend, &mut rows, 11);
-        let n_rows = visibility.n_rows as usize;
-        let mut random = Random::new(12);
-        let q: Vec<f32> = random.values(n_rows * spec.n_heads * spec.k_dim);
+        let q = Random::new(12).values(n_rows as usize * spec.n_heads * spec.k_dim);
+        let q: Vec<f32> = q.iter().map(|v| v * self.magnitude).collect();
+        // Anything does: only distances matter.
+        let positions: Vec<u32> = (0..n_rows).map(|row| 37 * row % 61).collect();
         let args = Attend {
             layer: LayerIdx(1),
             spec,
             q: &q,
             visibility,
             positions: &positions,
-            sinks,
+            sinks: self.sinks,
+            spare: CellIdx(n_cells),
         };
-        // What was in the output before must not matter.
-        let mut got = vec![f32::NAN; n_rows * spec.n_heads * spec.v_dim];
-        backend.attend(&rows, args, &mut got).unwrap();
-        let mut wanted = vec![0.0; got.len()];
-        attend_by_definition(backend, &rows, args, &mut wanted).unwrap();
-        let wanted: Vec<f64> = wanted.iter().map(|&w| f64::from(w)).collect();
-        assert_close(
-            &format!("{kv_type} rows"),
-            &got,
-            &wanted,
-            subject.tolerance.attend,
-        );
+        let op = OneOp::attend(&layout, &args);
+        let wanted = op.wanted(&layout, &mut read_memory(backend, &rows));
+        let got = op.run(backend, &mut rows).unwrap();
+        // Scores grow with the magnitude, and so does what rounding does to their differences.
+        let allowed = subject.tolerance.attend * f64::from(self.magnitude);
+        assert_close(&format!("{kv_type} rows"), &got, &wanted, allowed);
+        // Rows that see nothing are zeros, not merely small.
+        let width = spec.n_heads * spec.v_dim;
+        for (row, (got, wanted)) in got.chunks(width).zip(wanted.chunks(width)).enumerate() {
+            if wanted.iter().all(|&v| v == 0.0) {
+                assert!(got.iter().all(|&v| v == 0.0), "row {row}: {got:?}");
+            }
+        }
     }
 }
 
@@ -100,7 +113,7 @@ pub fn attends_over_everything<B: Backend>(subject: &Subject<B>) {
     ] {
         let cells: Vec<u32> = (0..n_cells).collect();
         let visibility = Visibility::new(n_rows, vec![causal(&cells, n_rows, Window::Full)]);
-        compare(subject, SPEC, (&visibility, n_cells));
+        compare(subject, SPEC, &visibility);
     }
 }
 
@@ -114,7 +127,7 @@ pub fn attends_through_windows<B: Backend>(subject: &Subject<B>) {
         Window::Symmetric(9),
     ] {
         let visibility = Visibility::new(35, vec![causal(&cells, 35, window)]);
-        compare(subject, SPEC, (&visibility, 100));
+        compare(subject, SPEC, &visibility);
     }
 }
 
@@ -123,7 +136,7 @@ pub fn attends_over_scattered_cells<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(21);
     let cells = random.permutation(90);
     let visibility = Visibility::new(9, vec![causal(&cells, 9, Window::Full)]);
-    compare(subject, SPEC, (&visibility, 90));
+    compare(subject, SPEC, &visibility);
     // Every third position was removed.
     let holed: Vec<(u32, u32)> = cells
         .iter()
@@ -135,7 +148,7 @@ pub fn attends_over_scattered_cells<B: Backend>(subject: &Subject<B>) {
         .map(|r| PosRange::new(Pos(5), Pos(70 + 2 * r)))
         .collect();
     let group = VisibleGroup::new((0..9).collect(), runs(&holed), limits);
-    compare(subject, SPEC, (&Visibility::new(9, vec![group]), 90));
+    compare(subject, SPEC, &Visibility::new(9, vec![group]));
 }
 
 /// Several texts that share the cells of their beginning.
@@ -153,7 +166,7 @@ pub fn attends_over_shared_cells<B: Backend>(subject: &Subject<B>) {
         6,
         vec![text([0, 3], 50), text([1, 5], 43), text([2, 4], 60)],
     );
-    compare(subject, SPEC, (&visibility, 64));
+    compare(subject, SPEC, &visibility);
 }
 
 /// Several cells at one position, as with images: ties go by cell.
@@ -163,7 +176,7 @@ pub fn attends_over_cells_of_one_position<B: Backend>(subject: &Subject<B>) {
         .map(|r| PosRange::new(Pos(20 + r), Pos(30 + r)))
         .collect();
     let group = VisibleGroup::new((0..4).collect(), runs(&cells), limits);
-    compare(subject, SPEC, (&Visibility::new(4, vec![group]), 80));
+    compare(subject, SPEC, &Visibility::new(4, vec![group]));
 }
 
 /// Several query heads on one key/value head.
@@ -177,7 +190,7 @@ pub fn attends_with_grouped_heads<B: Backend>(subject: &Subject<B>) {
         };
         for n_rows in [1, 11] {
             let visibility = Visibility::new(n_rows, vec![causal(&cells, n_rows, Window::Full)]);
-            compare(subject, spec, (&visibility, 70));
+            compare(subject, spec, &visibility);
         }
     }
 }
@@ -193,7 +206,7 @@ pub fn attends_with_other_value_widths<B: Backend>(subject: &Subject<B>) {
             ..SPEC
         };
         let visibility = Visibility::new(6, vec![causal(&cells, 6, Window::Full)]);
-        compare(subject, spec, (&visibility, 50));
+        compare(subject, spec, &visibility);
     }
 }
 
@@ -206,7 +219,7 @@ pub fn attends_with_a_soft_cap<B: Backend>(subject: &Subject<B>) {
     };
     let cells: Vec<u32> = (0..50).collect();
     let visibility = Visibility::new(6, vec![causal(&cells, 6, Window::Full)]);
-    compare(subject, spec, (&visibility, 50));
+    compare(subject, spec, &visibility);
 }
 
 /// Sinks: small ones, large ones, and none at all (`-inf`); with rows that see nothing.
@@ -221,9 +234,21 @@ pub fn attends_with_sinks<B: Backend>(subject: &Subject<B>) {
         ..SPEC
     };
     let sinks = [0.0, -3.0, 2.5, 60.0, f32::NEG_INFINITY, -80.0];
-    compare_with(subject, spec, (&visibility, 70), Some(&sinks));
+    Case {
+        spec,
+        visibility: &visibility,
+        sinks: Some(&sinks),
+        magnitude: 1.0,
+    }
+    .compare(subject);
     let one = Visibility::new(1, vec![causal(&cells, 1, Window::Sliding(3))]);
-    compare_with(subject, spec, (&one, 70), Some(&sinks));
+    Case {
+        spec,
+        visibility: &one,
+        sinks: Some(&sinks),
+        magnitude: 1.0,
+    }
+    .compare(subject);
 }
 
 /// Linear biases, for numbers of heads that are powers of two and others, on keys before and behind
@@ -244,7 +269,13 @@ pub fn attends_with_linear_biases<B: Backend>(subject: &Subject<B>) {
         };
         for n_rows in [1, 7] {
             let visibility = Visibility::new(n_rows, vec![causal(&cells, n_rows, Window::Full)]);
-            compare_with(subject, spec, (&visibility, 90), sinks);
+            Case {
+                spec,
+                visibility: &visibility,
+                sinks,
+                magnitude: 1.0,
+            }
+            .compare(subject);
         }
     }
 }
@@ -253,37 +284,13 @@ pub fn attends_with_linear_biases<B: Backend>(subject: &Subject<B>) {
 pub fn attends_with_large_scores<B: Backend>(subject: &Subject<B>) {
     let cells: Vec<u32> = (0..100).collect();
     let visibility = Visibility::new(6, vec![causal(&cells, 6, Window::Full)]);
-    // Scores grow with the magnitude, and so does what rounding does to their differences.
-    let subject = &subject;
-    let magnitude = 300.0;
-    let backend = &subject.backend;
-    for kv_type in backend.info().kv_types {
-        let dim = fitting(2, 8, kv_type);
-        let layout = layout(1, 100, (2, dim, dim), kv_type);
-        let mut rows = backend.allocate(&layout).unwrap();
-        super::rows::fill(backend, &mut rows, 13);
-        let q = Random::new(14).values(6 * 2 * dim);
-        let q: Vec<f32> = q.iter().map(|v| v * magnitude).collect();
-        let args = Attend {
-            layer: LayerIdx(0),
-            spec: AttendSpec {
-                k_dim: dim,
-                v_dim: dim,
-                ..SPEC
-            },
-            q: &q,
-            visibility: &visibility,
-            positions: &[],
-            sinks: None,
-        };
-        let mut got = vec![f32::NAN; q.len()];
-        backend.attend(&rows, args, &mut got).unwrap();
-        let mut wanted = vec![0.0; got.len()];
-        attend_by_definition(backend, &rows, args, &mut wanted).unwrap();
-        let wanted: Vec<f64> = wanted.iter().map(|&w| f64::from(w)).collect();
-        let allowed = subject.tolerance.attend * f64::from(magnitude);
-        assert_close(&format!("{kv_type} rows"), &got, &wanted, allowed);
-    }
+    let case = Case {
+        spec: SPEC,
+        visibility: &visibility,
+        sinks: None,
+        magnitude: 300.0,
+    };
+    case.compare(subject);
 }
 
 /// Rows with no run, with runs outside their limits, and in no group at all give zeros.
@@ -298,110 +305,60 @@ pub fn a_row_that_sees_nothing_is_zero<B: Backend>(subject: &Subject<B>) {
     );
     let blind = VisibleGroup::new(vec![1, 3], vec![], vec![within, PosRange::ALL]);
     let visibility = Visibility::new(5, vec![seeing, blind]);
-    compare(subject, SPEC, (&visibility, 20));
-    let backend = &subject.backend;
-    let mut rows = backend
-        .allocate(&layout(1, 20, (2, 8, 8), backend.info().kv_types[0]))
-        .unwrap();
-    super::rows::fill(backend, &mut rows, 15);
-    let q = Random::new(16).values(5 * 16);
-    let mut out = vec![f32::NAN; 5 * 16];
-    let args = Attend {
-        layer: LayerIdx(0),
-        spec: SPEC,
-        q: &q,
-        visibility: &visibility,
-        positions: &[],
-        sinks: None,
-    };
-    backend.attend(&rows, args, &mut out).unwrap();
-    assert!(out[..16].iter().any(|&v| v != 0.0));
-    assert!(out[16..].iter().all(|&v| v == 0.0), "{out:?}");
+    compare(subject, SPEC, &visibility);
 }
 
-/// Queries, outputs, cells or heads that do not fit are errors, not panics.
+/// Layers, heads, sinks or positions that do not fit are errors, not panics.
 pub fn bad_attention_is_refused<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let kv_type: KvType = backend.info().kv_types[0];
-    let rows = backend
-        .allocate(&layout(1, 20, (2, 8, 8), kv_type))
-        .unwrap();
-    let cells: Vec<u32> = (0..20).collect();
-    let good = Visibility::new(2, vec![causal(&cells, 2, Window::Full)]);
-    let mut outside = good.clone();
-    outside.groups[0].runs[0] = CellRun {
-        cell: CellIdx(1),
-        pos: Pos(0),
-        len: 20,
+    let dim = fitting(2, 8, kv_type);
+    let spec = AttendSpec {
+        k_dim: dim,
+        v_dim: dim,
+        ..SPEC
     };
-    let mut too_many = good.clone();
-    too_many.groups[0].rows[1] = 2;
-    let attend = |layer: u32, spec, visibility: &Visibility, n_q: usize, n_out: usize| {
-        let (q, mut out) = (vec![0.5; n_q], vec![0.0; n_out]);
+    let layout = layout(1, 22, (2, dim, dim), kv_type);
+    let mut rows = backend.allocate(&layout).unwrap();
+    let cells: Vec<u32> = (0..20).collect();
+    let visibility = Visibility::new(2, vec![causal(&cells, 2, Window::Full)]);
+    let q = vec![0.5; 8 * dim];
+    let mut attend = |layer, spec: AttendSpec, positions: &[u32], sinks: Option<&[f32]>| {
         let args = Attend {
             layer: LayerIdx(layer),
             spec,
-            q: &q,
-            visibility,
-            positions: &[],
-            sinks: None,
-        };
-        backend.attend(&rows, args, &mut out)
-    };
-    attend(0, SPEC, &good, 32, 32).unwrap();
-    let is = |result: Result<(), BackendError>, right: fn(&BackendError) -> bool| {
-        let error = result.unwrap_err();
-        assert!(right(&error), "{error:?}");
-    };
-    is(attend(0, SPEC, &good, 32, 31), |e| {
-        matches!(e, BackendError::WrongLength { .. })
-    });
-    is(attend(0, SPEC, &good, 16, 16), |e| {
-        matches!(
-            e,
-            BackendError::WrongLength { .. } | BackendError::Input { .. }
-        )
-    });
-    is(attend(0, SPEC, &too_many, 32, 32), |e| {
-        matches!(
-            e,
-            BackendError::WrongLength { .. } | BackendError::Input { .. }
-        )
-    });
-    is(attend(0, SPEC, &outside, 32, 32), |e| {
-        matches!(
-            e,
-            BackendError::RowOutOfRange { .. } | BackendError::Input { .. }
-        )
-    });
-    is(attend(1, SPEC, &good, 32, 32), |e| {
-        matches!(e, BackendError::NoRows { .. })
-    });
-    let (q, mut out) = ([0.5; 32], [0.0; 32]);
-    let mut beside = |spec, positions: &[u32], sinks: Option<&[f32]>| {
-        let args = Attend {
-            layer: LayerIdx(0),
-            spec,
-            q: &q,
-            visibility: &good,
+            q: &q[..2 * spec.n_heads * spec.k_dim],
+            visibility: &visibility,
             positions,
             sinks,
+            spare: CellIdx(20),
         };
-        backend.attend(&rows, args, &mut out)
+        OneOp::attend(&layout, &args).run(backend, &mut rows)
     };
     let biased = AttendSpec {
         alibi: Some(Alibi { max_bias: 8.0 }),
-        ..SPEC
+        ..spec
     };
-    beside(biased, &[18, 19], Some(&[0.5; 2])).unwrap();
-    is(beside(biased, &[18], None), |e| {
-        matches!(e, BackendError::WrongLength { .. })
+    attend(0, spec, &[], None).unwrap();
+    attend(0, biased, &[18, 19], Some(&[0.5; 2])).unwrap();
+    let is = |result: Result<Vec<f32>, BackendError>, right: fn(&BackendError) -> bool| {
+        let error = result.unwrap_err();
+        assert!(right(&error), "{error:?}");
+    };
+    is(attend(1, spec, &[], None), |e| {
+        matches!(e, BackendError::NoRows { .. })
     });
-    is(beside(SPEC, &[], Some(&[0.5; 3])), |e| {
-        matches!(e, BackendError::WrongLength { .. })
-    });
-    let wide = AttendSpec { k_dim: 16, ..SPEC };
-    is(attend(0, wide, &good, 64, 32), |e| {
+    let wide = AttendSpec {
+        k_dim: 2 * dim,
+        ..spec
+    };
+    is(attend(0, wide, &[], None), |e| {
         matches!(e, BackendError::RowShape { .. })
+    });
+    is(attend(0, biased, &[18], None), |e| {
+        matches!(e, BackendError::Input { .. })
+    });
+    is(attend(0, spec, &[], Some(&[0.5; 3])), |e| {
+        matches!(e, BackendError::WeightShape { .. })
     });
 }

@@ -97,7 +97,9 @@ fn run<B: Backend>(
 ) -> Vec<Vec<f32>> {
     let backend = &subject.backend;
     let weights = memory_weights(graph, 62);
-    let loaded = backend.load_weights(Arc::new(weights)).unwrap();
+    let loaded = backend
+        .load_weights(Arc::new(weights), Default::default())
+        .unwrap();
     let mut rows = backend.allocate(layout).unwrap();
     let mut program = backend.compile(graph, &loaded, layout).unwrap();
     let mut outputs = [GraphOutputs::default(), GraphOutputs::default()];
@@ -218,7 +220,7 @@ pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
         compare(subject, &graph(13), (&layout, &step));
         let short = graph(12);
         let backend = &subject.backend;
-        let loaded = backend.load_weights(Arc::new(memory_weights(&short, 62)));
+        let loaded = backend.load_weights(Arc::new(memory_weights(&short, 62)), Default::default());
         let mut rows = backend.allocate(&layout).unwrap();
         let mut program = backend.compile(&short, &loaded.unwrap(), &layout).unwrap();
         let mut outputs = GraphOutputs::default();
@@ -237,7 +239,7 @@ pub fn unsound_batch_visibilities_are_refused<B: Backend>(subject: &Subject<B>) 
     let alibi = Some(Alibi { max_bias: 8.0 });
     let graph = within(AttendSpec { alibi, ..SPEC }, 4, windows);
     let loaded = backend
-        .load_weights(Arc::new(memory_weights(&graph, 62)))
+        .load_weights(Arc::new(memory_weights(&graph, 62)), Default::default())
         .unwrap();
     let layout = RowLayout::default();
     let mut rows = backend.allocate(&layout).unwrap();

@@ -147,7 +147,9 @@ fn weights() -> MemoryWeights {
 fn compile<B: Backend>(subject: &Subject<B>, graph: &Graph) -> Result<B::Program, BackendError> {
     assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
     let backend = &subject.backend;
-    let loaded = backend.load_weights(Arc::new(weights())).unwrap();
+    let loaded = backend
+        .load_weights(Arc::new(weights()), Default::default())
+        .unwrap();
     backend.compile(graph, &loaded, &layout(WIDTH))
 }
 
@@ -304,7 +306,9 @@ pub fn operations_of_nobody_are_refused<B: Backend>(subject: &Subject<B>) {
     );
     assert!(text.contains("contract.decay, contract.weigh"), "{text}");
     let backend = &subject.backend;
-    let loaded = backend.load_weights(Arc::new(weights())).unwrap();
+    let loaded = backend
+        .load_weights(Arc::new(weights()), Default::default())
+        .unwrap();
     let empty = RowLayout::default();
     let none = backend
         .compile(&decay_graph(1), &loaded, &empty)

@@ -32,7 +32,10 @@ fn compile_error<B: Backend>(
     weights: MemoryWeights,
     layout: &RowLayout,
 ) -> BackendError {
-    let loaded = subject.backend.load_weights(Arc::new(weights)).unwrap();
+    let loaded = subject
+        .backend
+        .load_weights(Arc::new(weights), Default::default())
+        .unwrap();
     subject
         .backend
         .compile(&graph(), &loaded, layout)
@@ -114,7 +117,7 @@ pub fn rows_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
 fn refused<B: Backend>(subject: &Subject<B>, what: &str, edit: impl Fn(&mut Step)) {
     let backend = &subject.backend;
     let weights: Arc<dyn WeightSource> = Arc::new(memory_weights(&graph(), 56));
-    let loaded = backend.load_weights(weights).unwrap();
+    let loaded = backend.load_weights(weights, Default::default()).unwrap();
     let layout = tiny_layout(N_CELLS, backend.info().kv_types[0]);
     let mut program = backend.compile(&graph(), &loaded, &layout).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
@@ -168,7 +171,7 @@ pub fn positions_without_a_row_are_refused<B: Backend>(subject: &Subject<B>) {
     let y = b.embed("y", positions, "pos", [8, 4]).unwrap();
     let graph = b.finish(&[y]).unwrap();
     let (backend, layout) = (&subject.backend, RowLayout::default());
-    let loaded = backend.load_weights(Arc::new(memory_weights(&graph, 3)));
+    let loaded = backend.load_weights(Arc::new(memory_weights(&graph, 3)), Default::default());
     let mut program = backend.compile(&graph, &loaded.unwrap(), &layout).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let mut step = step(3, 3, 0, 1);
@@ -255,7 +258,7 @@ pub fn a_missing_part_is_refused<B: Backend>(subject: &Subject<B>) {
 pub fn a_refused_run_changes_nothing<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let loaded = backend
-        .load_weights(Arc::new(memory_weights(&graph(), 58)))
+        .load_weights(Arc::new(memory_weights(&graph(), 58)), Default::default())
         .unwrap();
     let kv_type = backend.info().kv_types[0];
     let mut program = backend

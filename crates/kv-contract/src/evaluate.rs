@@ -29,6 +29,13 @@ pub struct Memory {
     states: HashMap<(LayerIdx, StateKind, CellIdx), Vec<f64>>,
 }
 
+impl Memory {
+    /// Takes K and V of a cell, as stored.
+    pub(super) fn insert(&mut self, layer: LayerIdx, cell: CellIdx, rows: [Vec<f64>; 2]) {
+        self.rows.insert((layer, cell.0), rows);
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum StateKind {
     Conv,

@@ -39,7 +39,7 @@ impl<'a, B: Backend> Both<'a, B> {
         let weights = memory_weights(&graph, 41);
         let loaded = subject
             .backend
-            .load_weights(Arc::new(weights.clone()))
+            .load_weights(Arc::new(weights.clone()), Default::default())
             .unwrap();
         let layout = tiny_layout(N_CELLS, kv_type);
         let rows = subject.backend.allocate(&layout).unwrap();
@@ -396,7 +396,9 @@ pub fn random_graphs_compute<B: Backend>(subject: &Subject<B>) {
             (&layout, &mut Memory::default()),
             &step.inputs(),
         );
-        let loaded = backend.load_weights(Arc::new(weights)).unwrap();
+        let loaded = backend
+            .load_weights(Arc::new(weights), Default::default())
+            .unwrap();
         let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
         let mut rows = backend.allocate(&layout).unwrap();
         let mut got = GraphOutputs::default();

@@ -1,10 +1,11 @@
 //! The contract of stored types: every pair of K and V types, rotated and not, holds the very bytes
 //! of the scalar specification, and is attended in place as what these bytes stand for.
 
+use super::one_op::read_memory;
 use super::rows::{dump, fill};
 use super::scene::{layout, runs};
-use super::{Random, Subject, assert_close, attend_by_definition};
-use kv_core::backend::{Attend, Backend, StoreRows};
+use super::{Attend, OneOp, Random, StoreRows, Subject, assert_close};
+use kv_core::backend::Backend;
 use kv_core::graph::AttendSpec;
 use kv_core::kv_types::{KvRotation, KvTypes};
 use kv_core::{CellIdx, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
@@ -83,7 +84,8 @@ pub fn hard_rows_are_encoded_bit_for_bit<B: Backend>(subject: &Subject<B>) {
             v: &v.concat(),
             cells: &cells,
         };
-        backend.store_rows(&mut rows, args).unwrap();
+        let stored = OneOp::store(&layout, &args).run(backend, &mut rows);
+        assert!(stored.unwrap().is_empty());
         let got = dump(backend, &rows);
         let of_layer = layout.layers()[0];
         for (got, shape, values) in [(&got[0], of_layer.k, &k), (&got[1], of_layer.v, &v)] {
@@ -133,7 +135,7 @@ pub fn attends_over_every_pair_of_types<B: Backend>(subject: &Subject<B>) {
         .into_iter()
         .flat_map(|spec| pairs(backend).into_iter().map(move |t| (spec, t)))
     {
-        let layout = layout(1, 45, (spec.kv_heads, spec.k_dim, spec.v_dim), &types);
+        let layout = layout(1, 48, (spec.kv_heads, spec.k_dim, spec.v_dim), &types);
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, 73);
         let q = Random::new(74).values(3 * spec.n_heads * spec.k_dim);
@@ -144,12 +146,11 @@ pub fn attends_over_every_pair_of_types<B: Backend>(subject: &Subject<B>) {
             visibility: &visibility,
             positions: &[],
             sinks: None,
+            spare: CellIdx(45),
         };
-        let mut got = vec![f32::NAN; 3 * spec.n_heads * spec.v_dim];
-        backend.attend(&rows, args, &mut got).unwrap();
-        let mut wanted = vec![0.0; got.len()];
-        attend_by_definition(backend, &rows, args, &mut wanted).unwrap();
-        let wanted: Vec<f64> = wanted.iter().map(|&w| f64::from(w)).collect();
+        let op = OneOp::attend(&layout, &args);
+        let wanted = op.wanted(&layout, &mut read_memory(backend, &rows));
+        let got = op.run(backend, &mut rows).unwrap();
         let what = format!("{types}, {:?}, {spec:?}", types.rotation);
         assert_close(&what, &got, &wanted, subject.tolerance.attend);
     }

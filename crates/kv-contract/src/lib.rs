@@ -24,6 +24,7 @@ pub mod experts;
 pub mod graphs;
 pub mod kv_types;
 pub mod masks;
+mod one_op;
 pub mod ops;
 mod random;
 pub mod recurrent;
@@ -35,9 +36,10 @@ pub mod shift;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use kv_core::backend::{Attend, Backend, BackendError};
+use kv_core::backend::{Backend, BackendError};
 use kv_core::block::BlockFormat;
 
+pub use one_op::{Attend, OneOp, StoreRows};
 pub use random::Random;
 pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 
@@ -158,20 +160,6 @@ impl<B: Backend> Subject<B> {
     }
 }
 
-/// Attention by its definition, over rows read from `backend`: the body that a backend inherits,
-/// whatever it overrides.
-///
-/// # Errors
-/// As [`Backend::attend`].
-pub fn attend_by_definition<B: Backend>(
-    backend: &B,
-    rows: &B::Rows,
-    args: Attend<'_>,
-    out: &mut [f32],
-) -> Result<(), BackendError> {
-    kv_core::backend::attend_by_definition(backend, rows, args, out)
-}
-
 /// Asserts that `got` equals `want` within `tolerance`, relative to the root mean square of `want`.
 ///
 /// # Panics
@@ -241,13 +229,12 @@ macro_rules! backend_contract {
             experts: routes_choose_and_weigh, experts_compute,
                 experts_on_weighed_inputs_compute, experts_on_blocks;
             recurrent: activate_activates, columns_cut, fresh_states_are_zero_and_read_back,
-                convolutions_and_scans_compute, convolutions_and_scans_by_themselves_compute,
+                convolutions_and_scans_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
             custom: rows_of_others_compute, states_of_others_continue_however_they_are_cut,
                 what_others_refuse_is_said, operations_of_nobody_are_refused;
-            scan_heads: scans_by_heads_compute, scans_by_heads_by_themselves_compute,
-                head_states_of_another_shape_are_refused;
+            scan_heads: scans_by_heads_compute, head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,

@@ -66,7 +66,9 @@ pub(super) fn compare<B: Backend>(
         inputs.embeddings = &[];
     }
     let wanted = evaluate(graph, &weights, (&layout, &mut Memory::default()), &inputs);
-    let loaded = backend.load_weights(Arc::new(weights)).unwrap();
+    let loaded = backend
+        .load_weights(Arc::new(weights), Default::default())
+        .unwrap();
     let mut program = backend.compile(graph, &loaded, &layout).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     // Buffers that held something else must be fine.

@@ -8,12 +8,12 @@ use super::evaluate::{Memory, evaluate};
 use super::ops::{builder, compare, step};
 use super::scene::{Step, memory_weights};
 use super::{Random, Subject, assert_close};
-use kv_core::backend::{Backend, BackendError, Conv, RowKind, RowSpan, Scan};
+use kv_core::backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::graph::{Activation, ConvSpec, Graph, GraphOutputs, Input, ScanSpec, StateGroup};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
-use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::weights::MemoryWeights;
 use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, TokenId};
 
 pub(super) const LAYER: LayerIdx = LayerIdx(1);
@@ -138,19 +138,13 @@ impl Layer for Sizes {
     }
 }
 
-/// Some columns of a step's embeddings, whose rows have `dim` values.
-pub(super) fn columns(step: &Step, dim: usize, range: Range<usize>) -> Vec<f32> {
-    let rows = step.embeddings.chunks_exact(dim);
-    rows.flat_map(|row| row[range.clone()].to_vec()).collect()
-}
-
-/// A recurrent memory beside one backend's rows and the evaluator's.
+/// A recurrent memory with rows of a backend and of the evaluator.
 pub(super) struct Both<'a, B: Backend, L> {
     subject: &'a Subject<B>,
     sizes: L,
-    pub(super) weights: MemoryWeights,
+    weights: MemoryWeights,
     loaded: B::Weights,
-    pub(super) layout: RowLayout,
+    layout: RowLayout,
     rows: B::Rows,
     memory: Recurrent,
     evaluated: Memory,
@@ -166,7 +160,9 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
         Self {
             subject,
             sizes,
-            loaded: backend.load_weights(Arc::new(weights.clone())).unwrap(),
+            loaded: backend
+                .load_weights(Arc::new(weights.clone()), Default::default())
+                .unwrap(),
             rows: backend.allocate(&layout).unwrap(),
             weights,
             layout,
@@ -330,53 +326,6 @@ pub fn convolutions_and_scans_compute<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// The operations as methods of the backend.
-pub fn convolutions_and_scans_by_themselves_compute<B: Backend>(subject: &Subject<B>) {
-    for sizes in SIZES {
-        let mut both = Both::new(subject, sizes);
-        let backend = &subject.backend;
-        let mut rows = backend.allocate(&both.layout).unwrap();
-        let weight = |name: &str| both.weights.get(name).unwrap().to_f32();
-        let (kernel, bias, a, d) = (weight("conv.w"), weight("conv.b"), weight("a"), weight("d"));
-        for seqs in [&[0, 1, 0][..], &[1, 2, 2, 2, 1], &[2, 0]] {
-            let step = both.step(seqs);
-            let wanted = both.run(&step);
-            let column = |range| columns(&step, sizes.dim(), range);
-            let (c, s) = (sizes.channels, sizes.d_state);
-            let tolerance = subject.tolerance.recurrent;
-            let close = |what: &str, got: &[f32], want: &[f32]| {
-                let want: Vec<f64> = want.iter().map(|&v| f64::from(v)).collect();
-                assert_close(what, got, &want, 2.0 * tolerance);
-            };
-            let mut out = vec![f32::NAN; seqs.len() * c];
-            let args = Conv {
-                layer: LAYER,
-                x: &column(0..c),
-                weight: &kernel,
-                bias: Some(&bias),
-                groups: &step.states,
-            };
-            backend.conv(&mut rows, args, &mut out).unwrap();
-            close("conv", &out, &wanted[0]);
-            let u: Vec<f32> = wanted[0].iter().map(|x| x / (1.0 + (-x).exp())).collect();
-            let args = Scan {
-                layer: LAYER,
-                x: &u,
-                dt: &column(c..2 * c),
-                b: &column(2 * c..2 * c + s),
-                c: &column(2 * c + s..2 * (c + s)),
-                a: &a,
-                d: &d,
-                groups: &step.states,
-            };
-            backend.scan(&mut rows, args, &mut out).unwrap();
-            close("scan", &out, &wanted[1]);
-            let short = backend.scan(&mut rows, args, &mut out[1..]);
-            assert!(matches!(short, Err(BackendError::WrongLength { .. })));
-        }
-    }
-}
-
 /// A sequence that went back gives the same bits as one that never went further.
 pub fn going_back_to_a_snapshot_is_as_if_nothing_followed<B: Backend>(subject: &Subject<B>) {
     let mut both = Both::new(subject, SMALL);
@@ -402,7 +351,9 @@ pub fn going_back_to_a_snapshot_is_as_if_nothing_followed<B: Backend>(subject: &
 /// A graph whose convolution or scan does not fit the layer's states, or has none.
 pub fn states_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
-    let loaded = backend.load_weights(Arc::new(SMALL.weights())).unwrap();
+    let loaded = backend
+        .load_weights(Arc::new(SMALL.weights()), Default::default())
+        .unwrap();
     let compile = |layout: &RowLayout| {
         let program = backend.compile(&SMALL.graph(2), &loaded, layout);
         program.map(|_| ()).unwrap_err()

@@ -1,8 +1,8 @@
 //! The contract of stored rows: what is written comes back, and nothing else changes.
 
 use super::scene::{fitting, layout};
-use super::{Random, Subject};
-use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
+use super::{OneOp, Random, StoreRows, Subject};
+use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, RowStorage};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
 use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
@@ -34,7 +34,7 @@ fn span(layer: u32, kind: RowKind, first: u32, len: u32) -> RowSpan {
 /// All bytes of all rows, layer after layer, K before V.
 pub(super) fn dump<B: Backend>(backend: &B, rows: &B::Rows) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
-    for layer in backend.layout(rows).layers() {
+    for layer in rows.layout().layers() {
         for kind in KINDS {
             let mut bytes = vec![0xaa; shape(layer, kind).bytes() * layer.n_rows];
             let span = span(layer.layer.0, kind, 0, layer.n_rows as u32);
@@ -48,7 +48,7 @@ pub(super) fn dump<B: Backend>(backend: &B, rows: &B::Rows) -> Vec<Vec<u8>> {
 /// Fills all rows with encoded random values and returns what [`dump`] must give.
 pub(super) fn fill<B: Backend>(backend: &B, rows: &mut B::Rows, seed: u64) -> Vec<Vec<u8>> {
     let mut random = Random::new(seed);
-    let layers = backend.layout(rows).layers().to_vec();
+    let layers = rows.layout().layers().to_vec();
     let mut all = Vec::new();
     for layer in &layers {
         for kind in KINDS {
@@ -83,7 +83,7 @@ pub fn fresh_rows_are_zero<B: Backend>(subject: &Subject<B>) {
     for kv_type in subject.backend.info().kv_types {
         let layout = layout(2, 5, dims(kv_type), kv_type);
         let rows = subject.backend.allocate(&layout).unwrap();
-        assert_eq!(subject.backend.layout(&rows), &layout);
+        assert_eq!(rows.layout(), &layout);
         assert!(
             dump(&subject.backend, &rows)
                 .iter()
@@ -108,13 +108,13 @@ pub fn allocated_bytes_are_as_planned<B: Backend>(subject: &Subject<B>) {
                 PlannedKind::K => RowKind::K,
                 _ => RowKind::V,
             };
-            let bytes = backend.allocated_bytes(&rows, planned.layer, kind).unwrap();
+            let bytes = rows.allocated_bytes(planned.layer, kind).unwrap();
             assert_eq!(bytes, planned.bytes(), "{planned:?}");
         }
         assert_eq!(plan.rows().len(), 4);
         let none = LayerIdx(2);
         assert!(matches!(
-            backend.allocated_bytes(&rows, none, RowKind::K),
+            rows.allocated_bytes(none, RowKind::K),
             Err(BackendError::NoRows { layer }) if layer == none
         ));
     }
@@ -155,17 +155,14 @@ fn stored<B: Backend>(subject: &Subject<B>, kv_type: KvType) -> (Vec<Vec<u8>>, V
     // Values that round: ties of f16, subnormals, an infinity of f16, signed zero.
     k[..6].copy_from_slice(&[2049.0, 2051.0, 5e-8, 1e-42, 1e9, -0.0]);
     v[..3].copy_from_slice(&[-65520.0, 65519.0, 0.1]);
-    let layer = LayerIdx(1);
-    backend
-        .store_rows(
-            &mut rows,
-            StoreRows {
-                layer,
-                k: &k,
-                v: &v,
-                cells: &cells,
-            },
-        )
+    let args = StoreRows {
+        layer: LayerIdx(1),
+        k: &k,
+        v: &v,
+        cells: &cells,
+    };
+    OneOp::store(&layout, &args)
+        .run(backend, &mut rows)
         .unwrap();
     for (at, cell) in cells.iter().enumerate() {
         for (values, shape, bytes) in [(&k, layout.layers()[1].k, 2), (&v, layout.layers()[1].v, 3)]
@@ -291,22 +288,6 @@ pub fn rows_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
             assert!(right, "{span:?}: {error}");
         }
     }
-    let values = [0.5; 8];
-    let cells = [CellIdx(1), CellIdx(4)];
-    let args = StoreRows {
-        layer: LayerIdx(0),
-        k: &values,
-        v: &values,
-        cells: &cells,
-    };
-    let error = backend.store_rows(&mut rows, args).unwrap_err();
-    assert!(
-        matches!(error, BackendError::RowOutOfRange { n_rows: 4, .. }),
-        "{error}"
-    );
-    let after = dump(backend, &rows);
-    let beyond_cell_1 = kv_type.row_bytes(4) * 2;
-    assert_eq!(after[0][beyond_cell_1..], wanted[0][beyond_cell_1..]);
     for (from, to) in [(3, 0), (0, 3), (u32::MAX, 0)] {
         let copy = RowCopy {
             part: PartIdx(0),
@@ -320,10 +301,10 @@ pub fn rows_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
             "{error}"
         );
     }
-    assert_eq!(dump(backend, &rows), after);
+    assert_eq!(dump(backend, &rows), wanted);
 }
 
-/// Buffers that do not fit their span or cells are errors.
+/// Buffers that do not fit their span are errors.
 pub fn buffers_of_the_wrong_length_are_refused<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let kv_type = backend.info().kv_types[0];
@@ -338,26 +319,7 @@ pub fn buffers_of_the_wrong_length_are_refused<B: Backend>(subject: &Subject<B>)
         is_length(backend.read_rows(&rows, span, &mut bytes).unwrap_err());
         is_length(backend.write_rows(&mut rows, span, &bytes).unwrap_err());
     }
-    let (k, v) = ([0.5; 8], [0.5; 12]);
-    let layer = LayerIdx(0);
-    let cells = [CellIdx(0), CellIdx(1)];
-    for (k, v) in [(&k[..7], &v[..]), (&k[..], &v[..11]), (&k[..4], &v[..6])] {
-        is_length(
-            backend
-                .store_rows(
-                    &mut rows,
-                    StoreRows {
-                        layer,
-                        k,
-                        v,
-                        cells: &cells,
-                    },
-                )
-                .unwrap_err(),
-        );
-    }
-    let row = kv_type.row_bytes(4);
-    assert_eq!(dump(backend, &rows)[0][2 * row..], wanted[0][2 * row..]);
+    assert_eq!(dump(backend, &rows), wanted);
 }
 
 /// A type that the backend does not declare is refused by name; declared ones are stored.

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Subject;
 use super::ops::builder;
-use super::recurrent::{Both, LAYER, Layer, columns, decaying_weights};
-use super::{Subject, assert_close};
-use kv_core::backend::{Backend, BackendError, ScanHeads};
+use super::recurrent::{Both, LAYER, Layer, decaying_weights};
+use kv_core::backend::{Backend, BackendError};
 use kv_core::graph::{Graph, HeadScanSpec, Input};
 use kv_core::layers::RecurrentMemory;
-use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::weights::MemoryWeights;
 
 /// Sizes of one layer.
 #[derive(Clone, Copy)]
@@ -114,67 +114,12 @@ pub fn scans_by_heads_compute<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// The operation as a method of the backend.
-pub fn scans_by_heads_by_themselves_compute<B: Backend>(subject: &Subject<B>) {
-    for sizes in SIZES {
-        let mut both = Both::new(subject, sizes);
-        let backend = &subject.backend;
-        let mut rows = backend.allocate(&both.layout).unwrap();
-        let weight = |name: &str| both.weights.get(name).unwrap().to_f32();
-        let (a, d, dt_bias) = (weight("a"), weight("d"), weight("dt.b"));
-        for seqs in [&[0, 1, 0][..], &[1, 2, 2, 2, 1], &[2, 0]] {
-            let step = both.step(seqs);
-            let wanted = both.run(&step);
-            let mut first = 0;
-            let mut next = |width: usize| -> Vec<f32> {
-                first += width;
-                columns(&step, sizes.dim(), first - width..first)
-            };
-            let (dt, x) = (next(sizes.n_heads), next(sizes.channels()));
-            let [b, c] = [0; 2].map(|_| next(sizes.narrow()));
-            let args = ScanHeads {
-                layer: LAYER,
-                n_groups: sizes.n_groups,
-                x: &x,
-                dt: &dt,
-                b: &b,
-                c: &c,
-                a: &a,
-                d: &d,
-                dt_bias: &dt_bias,
-                groups: &step.states,
-            };
-            let mut out = vec![f32::NAN; x.len()];
-            backend.scan_heads(&mut rows, args, &mut out).unwrap();
-            let wanted: Vec<f64> = wanted[0].iter().map(|&v| f64::from(v)).collect();
-            assert_close("scan", &out, &wanted, 2.0 * subject.tolerance.recurrent);
-            for wrong in [
-                ScanHeads {
-                    dt: &dt[1..],
-                    ..args
-                },
-                ScanHeads {
-                    n_groups: 7,
-                    ..args
-                },
-                ScanHeads {
-                    n_groups: 0,
-                    ..args
-                },
-                ScanHeads { c: &c[1..], ..args },
-                ScanHeads { d: &d[1..], ..args },
-            ] {
-                let refused = backend.scan_heads(&mut rows, wrong, &mut out);
-                assert!(matches!(refused, Err(BackendError::WrongLength { .. })));
-            }
-        }
-    }
-}
-
 /// A graph whose scan does not fit the layer's states, or has none.
 pub fn head_states_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
-    let loaded = backend.load_weights(Arc::new(SMALL.weights())).unwrap();
+    let loaded = backend
+        .load_weights(Arc::new(SMALL.weights()), Default::default())
+        .unwrap();
     let other = Heads {
         d_state: 5,
         ..SMALL

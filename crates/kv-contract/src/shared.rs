@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::evaluate::{Memory, evaluate};
+use super::one_op::read_memory;
 use super::scene::{memory_weights, runs, text};
-use super::{Random, Scene, Subject, assert_close, attend_by_definition};
-use kv_core::backend::{Attend, Backend, BackendError, RowCopy, RowKind, RowSpan, StoreRows};
+use super::{Attend, OneOp, Random, Scene, StoreRows, Subject, assert_close};
+use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, RowStorage};
 use kv_core::cells::Cell;
 use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
@@ -67,12 +68,14 @@ fn visibility() -> Visibility {
     )
 }
 
+/// Attends and compares with the definition.
 fn attend<B: Backend>(
     backend: &B,
-    rows: &B::Rows,
+    rows: &mut B::Rows,
     (layer, spec): (u32, AttendSpec),
     q: &[f32],
 ) -> Vec<f32> {
+    let layout = rows.layout().clone();
     let args = Attend {
         layer: LayerIdx(layer),
         spec,
@@ -80,12 +83,11 @@ fn attend<B: Backend>(
         visibility: &visibility(),
         positions: &[],
         sinks: None,
+        spare: CellIdx(64),
     };
-    let mut out = vec![f32::NAN; 3 * spec.n_heads * spec.v_dim];
-    backend.attend(rows, args, &mut out).unwrap();
-    let mut wanted = vec![0.0; out.len()];
-    attend_by_definition(backend, rows, args, &mut wanted).unwrap();
-    let wanted: Vec<f64> = wanted.iter().map(|&w| f64::from(w)).collect();
+    let op = OneOp::attend(&layout, &args);
+    let wanted = op.wanted(&layout, &mut read_memory(backend, rows));
+    let out = op.run(backend, rows).unwrap();
     assert_close("attention by the definition", &out, &wanted, 1e-4);
     out
 }
@@ -95,9 +97,9 @@ fn fill<B: Backend>(backend: &B, rows: &mut B::Rows, spec: &AttendSpec, layer: u
     let cells: Vec<CellIdx> = (0..N_CELLS as u32).map(CellIdx).collect();
     let k: Vec<f32> = Random::new(3).values(N_CELLS * spec.kv_heads * spec.k_dim);
     let layer = LayerIdx(layer);
-    let stored_v = backend.layout(rows).layer(layer).unwrap().stored_v();
+    let layout = rows.layout().clone();
     let heads = k.chunks_exact(spec.k_dim);
-    let v: Vec<f32> = match stored_v {
+    let v: Vec<f32> = match layout.layer(layer).unwrap().stored_v() {
         Some(_) => heads.flat_map(|head| head[..spec.v_dim].to_vec()).collect(),
         None => Vec::new(),
     };
@@ -107,7 +109,7 @@ fn fill<B: Backend>(backend: &B, rows: &mut B::Rows, spec: &AttendSpec, layer: u
         v: &v,
         cells: &cells,
     };
-    backend.store_rows(rows, args).unwrap();
+    OneOp::store(&layout, &args).run(backend, rows).unwrap();
 }
 
 /// A layer that shares rows gives what their owner gives; it has none to read, write or allocate.
@@ -124,9 +126,17 @@ pub fn a_shared_layer_attends_over_another_s_rows<B: Backend>(subject: &Subject<
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, &NARROW, 1);
         let q = Random::new(4).values(3 * NARROW.n_heads * NARROW.k_dim);
-        let own = attend(backend, &rows, (1, NARROW), &q);
-        assert_eq!(attend(backend, &rows, (3, NARROW), &q), own, "{kv_type}");
-        assert_ne!(attend(backend, &rows, (2, NARROW), &q), own, "{kv_type}");
+        let own = attend(backend, &mut rows, (1, NARROW), &q);
+        assert_eq!(
+            attend(backend, &mut rows, (3, NARROW), &q),
+            own,
+            "{kv_type}"
+        );
+        assert_ne!(
+            attend(backend, &mut rows, (2, NARROW), &q),
+            own,
+            "{kv_type}"
+        );
         let layer = LayerIdx(3);
         let span = RowSpan {
             layer,
@@ -142,14 +152,15 @@ pub fn a_shared_layer_attends_over_another_s_rows<B: Backend>(subject: &Subject<
         };
         is_refused(backend.read_rows(&rows, span, &mut [0; 4]));
         is_refused(backend.write_rows(&mut rows, span, &[0; 4]));
-        is_refused(backend.allocated_bytes(&rows, layer, RowKind::K).map(drop));
+        is_refused(rows.allocated_bytes(layer, RowKind::K).map(drop));
         let args = StoreRows {
             layer,
-            k: &[],
-            v: &[],
-            cells: &[],
+            k: &[0.5; 18],
+            v: &[0.5; 10],
+            cells: &[CellIdx(0)],
         };
-        is_refused(backend.store_rows(&mut rows, args));
+        let stored = OneOp::store(&layout, &args).run(backend, &mut rows);
+        is_refused(stored.map(drop));
     }
 }
 
@@ -167,7 +178,7 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
         ];
         let layout = layout(&layers, kv_type);
         let mut rows = backend.allocate(&layout).unwrap();
-        let bytes = |layer, kind| backend.allocated_bytes(&rows, LayerIdx(layer), kind);
+        let bytes = |layer, kind| rows.allocated_bytes(LayerIdx(layer), kind);
         let plan = MemoryPlan::new(&layout);
         assert_eq!(
             bytes(0, RowKind::K).unwrap(),
@@ -182,9 +193,17 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
             fill(backend, &mut rows, &spec, layer);
         }
         let q = Random::new(5).values(3 * spec.n_heads * spec.k_dim);
-        let apart = attend(backend, &rows, (1, spec), &q);
-        assert_eq!(attend(backend, &rows, (0, spec), &q), apart, "{kv_type}");
-        assert_eq!(attend(backend, &rows, (2, spec), &q), apart, "{kv_type}");
+        let apart = attend(backend, &mut rows, (1, spec), &q);
+        assert_eq!(
+            attend(backend, &mut rows, (0, spec), &q),
+            apart,
+            "{kv_type}"
+        );
+        assert_eq!(
+            attend(backend, &mut rows, (2, spec), &q),
+            apart,
+            "{kv_type}"
+        );
         // Rows move whole.
         let copy = RowCopy {
             part: PartIdx(0),
@@ -193,8 +212,12 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
             len: 4,
         };
         backend.copy_rows(&mut rows, &[copy]).unwrap();
-        let apart = attend(backend, &rows, (1, spec), &q);
-        assert_eq!(attend(backend, &rows, (0, spec), &q), apart, "{kv_type}");
+        let apart = attend(backend, &mut rows, (1, spec), &q);
+        assert_eq!(
+            attend(backend, &mut rows, (0, spec), &q),
+            apart,
+            "{kv_type}"
+        );
     }
 }
 
@@ -211,7 +234,7 @@ pub fn latents_of_every_type_are_attended<B: Backend>(subject: &Subject<B>) {
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, &spec, 0);
         let q = Random::new(8).values(3 * spec.n_heads * spec.k_dim);
-        let out = attend(backend, &rows, (0, spec), &q);
+        let out = attend(backend, &mut rows, (0, spec), &q);
         assert!(out.iter().any(|o| o.abs() > 0.01), "{kv_type}");
     }
 }
@@ -266,7 +289,10 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
         let (mut scene, mut memory) = (Scene::default(), Memory::default());
         let weights = Arc::new(memory_weights(&graph(1), 7));
         let loaded = backend
-            .load_weights(Arc::clone(&weights) as Arc<dyn WeightSource>)
+            .load_weights(
+                Arc::clone(&weights) as Arc<dyn WeightSource>,
+                Default::default(),
+            )
             .unwrap();
         let mut first = 0;
         for n in [5usize, 1, 34] {
@@ -345,8 +371,9 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
         state.write_rows(&restored, &layout, &mut write).unwrap();
         for (layer, spec) in [(0, LATENT), (1, NARROW), (2, LATENT)] {
             let q = Random::new(9).values(3 * spec.n_heads * spec.k_dim);
-            let of = |rows: &B::Rows| attend(backend, rows, (layer, spec), &q);
-            assert_eq!(of(&others), of(&rows), "{kv_type}, layer {layer}");
+            let of = |rows: &mut B::Rows| attend(backend, rows, (layer, spec), &q);
+            let (restored, saved) = (of(&mut others), of(&mut rows));
+            assert_eq!(restored, saved, "{kv_type}, layer {layer}");
         }
     }
 }
@@ -356,7 +383,7 @@ pub fn stores_that_do_not_suit_their_rows_are_refused<B: Backend>(subject: &Subj
     let backend = &subject.backend;
     let graph = graph(2);
     let loaded = backend
-        .load_weights(Arc::new(memory_weights(&graph, 7)))
+        .load_weights(Arc::new(memory_weights(&graph, 7)), Default::default())
         .unwrap();
     let own = LayerMemory::Attention;
     let latent = LayerMemory::Latent;

@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::rows::{dump, fill};
 use super::{Subject, assert_close};
-use kv_core::backend::{Backend, BackendError, LayerRope, RowKind, RowShift, RowSpan};
+use kv_core::backend::{Backend, BackendError, RowKind, RowShift, RowSpan};
 use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle, Rotation};
+use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
 
 const CASES: &str = include_str!("../../kv-core/tests/data/rope_shift.json");

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::PosDelta;
+use crate::ids::{LayerIdx, PosDelta};
 
 /// Which two values of a head form a pair that is rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -234,6 +234,15 @@ impl Rotation {
         let angles = self.frequencies.iter().map(turn);
         angles.map(|(sin, cos)| (cos as f32, sin as f32)).unzip()
     }
+}
+
+/// How the keys of one layer depend on their positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerRope {
+    /// Whose keys.
+    pub layer: LayerIdx,
+    /// Their rotation; `None` where keys do not depend on positions.
+    pub rotation: Option<Rotation>,
 }
 
 #[cfg(test)]

@@ -1,28 +1,25 @@
 //! [`CpuBackend`]: the [`Backend`] of this crate, put together from its parts.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, CustomOps, Profile, RowCopy, RowKind, RowSpan,
-    StoreRows, expect_len,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, Profile, RowCopy,
+    RowKind, RowSpan, RowStorage,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use crate::attend::{Attention, ScoreMods, Scratch, Workspace, attend, check_shape};
 use crate::isa::Isa;
 use crate::kernels::Kernels;
+use crate::memory;
 use crate::plan::Plan;
 use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
-use crate::store_rows::{self, NewRows};
 use crate::team::Team;
-use crate::validate;
-use crate::values::SharedValues;
 use crate::weights::{ActivationChoice, CpuWeights};
 
 /// How the backend uses the machine. The default is all cores and the fastest instruction set, or
@@ -59,14 +56,14 @@ impl CpuBackend {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`BackendError::Device`] where this machine does not have the instruction set, or a thread
-    /// cannot be started.
+    /// [`BackendError::Unavailable`] where this machine does not have the instruction set;
+    /// [`BackendError::Device`] where a thread cannot be started.
     pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
         let kernels = match config.isa {
             Some(isa) => Kernels::for_isa(isa),
             None => Kernels::from_environment(),
         };
-        let kernels = kernels.map_err(|e| BackendError::Device {
+        let kernels = kernels.map_err(|e| BackendError::Unavailable {
             backend: "cpu",
             reason: e.to_string(),
         })?;
@@ -112,6 +109,10 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn memory(&self) -> Option<DeviceMemory> {
+        memory::of_machine()
+    }
+
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
         self.custom.extend(&ops);
         Ok(())
@@ -119,19 +120,6 @@ impl Backend for CpuBackend {
 
     fn allocate(&self, layout: &RowLayout) -> Result<CpuRows, BackendError> {
         CpuRows::new(layout)
-    }
-
-    fn layout<'a>(&self, rows: &'a CpuRows) -> &'a RowLayout {
-        rows.layout()
-    }
-
-    fn allocated_bytes(
-        &self,
-        rows: &CpuRows,
-        layer: LayerIdx,
-        kind: RowKind,
-    ) -> Result<usize, BackendError> {
-        rows.n_bytes(layer, kind)
     }
 
     fn read_rows(&self, rows: &CpuRows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
@@ -147,7 +135,11 @@ impl Backend for CpuBackend {
         rows.write(span, bytes)
     }
 
-    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<CpuWeights, BackendError> {
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        _on_progress: OnProgress,
+    ) -> Result<CpuWeights, BackendError> {
         Ok(CpuWeights::new(
             source,
             (self.activations, self.repack),
@@ -188,79 +180,6 @@ impl Backend for CpuBackend {
         program.run(by, rows, (inputs, outputs))
     }
 
-    fn store_rows(&self, rows: &mut CpuRows, args: StoreRows<'_>) -> Result<(), BackendError> {
-        let (at, layer) = rows.layer(args.layer)?;
-        let n = args.cells.len();
-        expect_len("values of K rows to store", n * layer.k.len(), args.k.len())?;
-        let v_len = layer.stored_v().map_or(0, |v| v.len());
-        expect_len("values of V rows to store", n * v_len, args.v.len())?;
-        if let Some(cell) = args.cells.iter().find(|c| c.as_usize() >= layer.n_rows) {
-            let (end, n_rows) = (cell.as_usize() + 1, layer.n_rows);
-            return Err(BackendError::RowOutOfRange {
-                layer: args.layer,
-                end,
-                n_rows,
-            });
-        }
-        let new = NewRows {
-            layer: at,
-            k: args.k,
-            v: args.v,
-            cells: args.cells,
-        };
-        store_rows::store(self.kernels, &mut self.team.lead(), rows, new)
-    }
-
-    fn attend(
-        &self,
-        rows: &CpuRows,
-        args: Attend<'_>,
-        out: &mut [f32],
-    ) -> Result<(), BackendError> {
-        let (at, layer) = rows.attended(args.layer)?;
-        check_shape(&args.spec, &layer)?;
-        let spec = args.spec;
-        let n_rows = args.visibility.n_rows as usize;
-        expect_len(
-            "values of queries",
-            n_rows * spec.n_heads * spec.k_dim,
-            args.q.len(),
-        )?;
-        expect_len(
-            "attention output",
-            n_rows * spec.n_heads * spec.v_dim,
-            out.len(),
-        )?;
-        args.check_extras()?;
-        validate::visibility(args.visibility, layer.n_rows, &mut vec![false; n_rows])?;
-        let Some(kv) = rows.stored(at) else {
-            return Ok(());
-        };
-        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
-        let attention = Attention {
-            kernels: self.kernels,
-            spec,
-            kv,
-            q: args.q,
-            visibility: args.visibility,
-            score_mods: ScoreMods {
-                sinks: args.sinks,
-                slopes: slopes.as_deref(),
-                positions: args.positions,
-            },
-            out: SharedValues::new(out),
-        };
-        let mut work = Workspace::default();
-        let scratch = || {
-            let mut scratch = Scratch::default();
-            scratch.reserve(&spec, n_rows);
-            Mutex::new(scratch)
-        };
-        let scratch: Vec<_> = (0..self.team.n_threads()).map(|_| scratch()).collect();
-        // SAFETY: the visibility was checked for these queries and this layer's rows.
-        unsafe { attend(&mut self.team.lead(), &attention, &mut work, &scratch) }
-    }
-
     fn copy_rows(&self, rows: &mut CpuRows, copies: &[RowCopy]) -> Result<(), BackendError> {
         for copy in copies {
             let layers = rows.layout().layers().to_vec();
@@ -281,5 +200,15 @@ impl Backend for CpuBackend {
             }
         }
         Ok(())
+    }
+}
+
+impl RowStorage for CpuRows {
+    fn layout(&self) -> &RowLayout {
+        Self::layout(self)
+    }
+
+    fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        self.n_bytes(layer, kind)
     }
 }

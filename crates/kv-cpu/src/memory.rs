@@ -4,6 +4,7 @@
 //! If the system reports neither, any amount is taken to fit; allocating it may then fail. Knows
 //! nothing of weights.
 
+use kv_core::backend::DeviceMemory;
 use sysinfo::System;
 
 /// One part in this many of the available memory is left to other programs.
@@ -11,18 +12,26 @@ const RESERVED_PART: u64 = 8;
 
 /// Whether `n_bytes` more can be allocated without taking the memory of other programs.
 pub(crate) fn has_room_for(n_bytes: usize) -> bool {
-    available().is_none_or(|n| n_bytes as u64 <= n - n / RESERVED_PART)
+    of_machine().is_none_or(|m| n_bytes as u64 <= m.free - m.free / RESERVED_PART)
 }
 
-/// Bytes that can be allocated, including file caches that the system can drop.
-fn available() -> Option<u64> {
+/// What this process may allocate; file caches that the system can drop count as free.
+pub(crate) fn of_machine() -> Option<DeviceMemory> {
     let mut system = System::new();
     system.refresh_memory();
-    let machine = Some(system.available_memory()).filter(|n| *n > 0)?;
-    let limits = system.cgroup_limits();
+    let machine = DeviceMemory {
+        total: system.total_memory(),
+        free: Some(system.available_memory()).filter(|n| *n > 0)?,
+    };
+    let Some(group) = system.cgroup_limits() else {
+        return Some(machine);
+    };
     // Not the group's free memory: it counts file caches as used.
-    let group = limits.map(|l| l.total_memory.saturating_sub(l.rss));
-    Some(group.map_or(machine, |n| n.min(machine)))
+    let free = group.total_memory.saturating_sub(group.rss);
+    Some(DeviceMemory {
+        total: machine.total.min(group.total_memory),
+        free: machine.free.min(free),
+    })
 }
 
 #[cfg(test)]
@@ -33,7 +42,7 @@ mod tests {
     fn no_machine_has_room_for_everything() {
         assert!(has_room_for(0));
         // A machine that does not report its memory is taken to have enough.
-        assert!(available().is_none_or(|n| n > 1 << 20));
-        assert!(available().is_none() || !has_room_for(usize::MAX));
+        assert!(of_machine().is_none_or(|m| m.free > 1 << 20 && m.free <= m.total));
+        assert!(of_machine().is_none() || !has_room_for(usize::MAX));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use kv_core::backend::{BackendError, RowKind, RowSpan};
-use kv_core::layers::{LayerRows, RowLayout, RowShape};
+use kv_core::layers::{RowLayout, RowShape};
 use kv_core::{KvType, LayerIdx};
 
 use crate::kv_rows::{KvRows, KvRowsMut};
@@ -190,18 +190,6 @@ impl CpuRows {
     fn index(&self, layer: LayerIdx) -> Result<usize, BackendError> {
         let at = self.layout.layers().iter().position(|l| l.layer == layer);
         at.ok_or(BackendError::NoRows { layer })
-    }
-
-    /// Index of a layer in the layout, and the shapes of its rows.
-    pub(crate) fn layer(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
-        let at = self.index(layer)?;
-        Ok((at, self.layout.layers()[at]))
-    }
-
-    /// Index and shapes of the rows that a layer attends to: its own or another layer's.
-    pub(crate) fn attended(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {
-        let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
-        attended.ok_or(BackendError::NoRows { layer })
     }
 
     /// All bytes of one kind of rows of a layer.

@@ -60,7 +60,9 @@ fn a_run_allocates_nothing_once_warm() {
 
 fn no_allocation_of(backend: &CpuBackend, graph: &Graph, layout: &RowLayout) {
     let n_tokens = graph.shape().n_tokens;
-    let weights = backend.load_weights(tiny_weights(graph, 1)).unwrap();
+    let weights = backend
+        .load_weights(tiny_weights(graph, 1), Default::default())
+        .unwrap();
     let mut program = backend.compile(graph, &weights, layout).unwrap();
     let mut rows = backend.allocate(layout).unwrap();
     let mut outputs = GraphOutputs::default();

@@ -58,7 +58,9 @@ impl Case {
         source: &Arc<dyn WeightSource>,
         at_once: usize,
     ) -> Vec<Vec<u32>> {
-        let weights = backend.load_weights(Arc::clone(source)).unwrap();
+        let weights = backend
+            .load_weights(Arc::clone(source), Default::default())
+            .unwrap();
         let layout = RowLayout::default();
         let mut rows = backend.allocate(&layout).unwrap();
         let x = Random::new(9).values(N_TOKENS * COLUMNS);

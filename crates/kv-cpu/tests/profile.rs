@@ -23,7 +23,9 @@ fn tiny(profile: Option<Arc<Profile>>) -> Vec<f32> {
         n_tokens: 5,
         n_outputs: 1,
     });
-    let weights = backend.load_weights(tiny_weights(&graph, 1)).unwrap();
+    let weights = backend
+        .load_weights(tiny_weights(&graph, 1), Default::default())
+        .unwrap();
     let mut program = backend.compile(&graph, &weights, &layout).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let token = |i| Token {
@@ -80,7 +82,9 @@ fn bytes_of_matrices_count_once_a_step() {
     let backend = CpuBackend::new(CpuConfig::default()).unwrap();
     let backend = backend.with_profile(Arc::clone(&profile));
     let layout = RowLayout::default();
-    let weights = backend.load_weights(tiny_weights(&graph, 1)).unwrap();
+    let weights = backend
+        .load_weights(tiny_weights(&graph, 1), Default::default())
+        .unwrap();
     let mut program = backend.compile(&graph, &weights, &layout).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let embeddings = [0.5; 3 * 64];

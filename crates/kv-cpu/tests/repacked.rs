@@ -60,7 +60,9 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
     let mut source = MemoryWeights::new();
     weights.iter().for_each(|w| source.insert(w.clone()));
     let layout = RowLayout::default();
-    let weights = backend.load_weights(Arc::new(source)).unwrap();
+    let weights = backend
+        .load_weights(Arc::new(source), Default::default())
+        .unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let mut program = backend.compile(graph, &weights, &layout).unwrap();
     let n_tokens = graph.shape().n_tokens;
@@ -325,7 +327,9 @@ fn programs_share_packed_matrices() {
     for name in ["a", "b", "c"] {
         source.insert(weight(name, &[9 << 10, 1024], BlockFormat::Q8_0));
     }
-    let weights = backend.load_weights(Arc::new(source)).unwrap();
+    let weights = backend
+        .load_weights(Arc::new(source), Default::default())
+        .unwrap();
     let layout = RowLayout::default();
     let mut packed_bytes = vec![];
     for names in [["a", "b"], ["b", "c"], ["a", "c"]] {
@@ -359,7 +363,9 @@ fn other_instruction_sets_are_refused() {
     let mut source = MemoryWeights::new();
     source.insert(weight("w", &[16, 32], BlockFormat::Q8_0));
     let scalar = CpuBackend::new(with(Isa::Scalar)).unwrap();
-    let weights = scalar.load_weights(Arc::new(source)).unwrap();
+    let weights = scalar
+        .load_weights(Arc::new(source), Default::default())
+        .unwrap();
     for isa in Isa::all_available() {
         let compiled =
             CpuBackend::new(with(isa))

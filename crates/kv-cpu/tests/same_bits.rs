@@ -62,7 +62,9 @@ fn bits(
     batches: &[&[Token]],
 ) -> Vec<(Token, Vec<u32>)> {
     let layout = tiny_layout(N_CELLS, kv_type);
-    let loaded = backend.load_weights(Arc::clone(weights)).unwrap();
+    let loaded = backend
+        .load_weights(Arc::clone(weights), Default::default())
+        .unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     let mut scene = Scene::default();
     let mut all = Vec::new();

@@ -5,7 +5,8 @@
 
 use std::num::NonZeroUsize;
 
-use kv_core::backend::{Attend, Backend, StoreRows};
+use kv_contract::{Attend, OneOp, StoreRows};
+use kv_core::backend::{Backend, RowStorage};
 use kv_core::graph::AttendSpec;
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{
@@ -44,7 +45,7 @@ fn run(cell: u32, pos: u32, len: u32) -> CellRun {
 /// The bits of the attention of tokens at `positions`, `[tokens, n_heads * v_dim]`.
 fn attend(
     backend: &CpuBackend,
-    rows: &<CpuBackend as Backend>::Rows,
+    rows: &mut <CpuBackend as Backend>::Rows,
     positions: &[u32],
     groups: Vec<VisibleGroup>,
     sinks: Option<&[f32]>,
@@ -57,7 +58,6 @@ fn attend(
         .iter()
         .flat_map(|&p| all[p as usize * width..][..width].to_vec())
         .collect();
-    let mut out = vec![f32::NAN; positions.len() * SPEC.n_heads * SPEC.v_dim];
     let args = Attend {
         layer: LayerIdx(0),
         spec: SPEC,
@@ -65,8 +65,10 @@ fn attend(
         visibility: &visibility,
         positions: &[],
         sinks,
+        spare: CellIdx(2 * N_TEXT),
     };
-    backend.attend(rows, args, &mut out).unwrap();
+    let op = OneOp::attend(&rows.layout().clone(), &args);
+    let out = op.run(backend, rows).unwrap();
     let bits = |row: &[f32]| row.iter().map(|v| v.to_bits()).collect();
     out.chunks(SPEC.n_heads * SPEC.v_dim).map(bits).collect()
 }
@@ -91,7 +93,7 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
         window: Window::Full,
     };
     let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
-    let layout = RowLayout::new(&map, &[2 * N_TEXT as usize], kv_type).unwrap();
+    let layout = RowLayout::new(&map, &[(2 * N_TEXT + N_TOKENS) as usize], kv_type).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
     // The same text twice: in cells in order, and in cells in reverse order.
     let k = wave((N_TEXT * 64) as usize, 0.37);
@@ -106,7 +108,8 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
             v: &v,
             cells: &cells,
         };
-        backend.store_rows(&mut rows, args).unwrap();
+        let op = OneOp::store(&layout, &args);
+        op.run(&backend, &mut rows).unwrap();
     }
     let sinks = [0.5, -3.0, 8.0, 0.0, 1.0, -1.0];
     for (sinks, first) in [(None, 0), (Some(&sinks[..]), 0), (None, 300)] {
@@ -115,7 +118,7 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
         let whole = || vec![run(0, 0, N_TEXT)];
         let wanted = attend(
             &backend,
-            &rows,
+            &mut rows,
             &at,
             vec![group(&numbers, &at, whole(), first)],
             sinks,
@@ -128,7 +131,7 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
                 let numbers: Vec<u32> = (0..n).collect();
                 let got = attend(
                     &backend,
-                    &rows,
+                    &mut rows,
                     &at,
                     vec![group(&numbers, &at, whole(), first)],
                     sinks,
@@ -155,7 +158,7 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
             group(&[3], &[last], scattered, first),
         ];
         let at = [last - 1, last, last, last, last];
-        let got = attend(&backend, &rows, &at, groups, sinks);
+        let got = attend(&backend, &mut rows, &at, groups, sinks);
         for (row, (got, &at)) in got.iter().zip(&at).enumerate() {
             let wanted = &wanted[(at - (N_TEXT - N_TOKENS)) as usize];
             assert!(got == wanted, "{name}: token {row} with other sequences");

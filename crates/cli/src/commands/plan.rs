@@ -243,7 +243,7 @@ fn bytes(n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use clap::ValueEnum;
-    use kv_core::backend::{Backend, BoxedBackend, RowKind};
+    use kv_core::backend::{Backend, BoxedBackend, RowKind, RowStorage};
     use kv_core::layers::LayerMemory;
     use kv_core::memory::SwaSize;
 
@@ -287,12 +287,8 @@ mod tests {
 
     /// The bytes that a backend allocated for one line of a plan, or, of what is recurrent, for all
     /// lines of the layer.
-    fn allocated(
-        backend: &BoxedBackend,
-        rows: &<BoxedBackend as Backend>::Rows,
-        of: &PlannedRows,
-    ) -> usize {
-        let bytes = |kind| backend.allocated_bytes(rows, of.layer, kind).unwrap();
+    fn allocated(rows: &impl RowStorage, of: &PlannedRows) -> usize {
+        let bytes = |kind| rows.allocated_bytes(of.layer, kind).unwrap();
         match of.kind {
             PlannedKind::K => bytes(RowKind::K),
             PlannedKind::V => bytes(RowKind::V),
@@ -322,7 +318,7 @@ mod tests {
                                     states.map(PlannedRows::bytes).sum()
                                 }
                             };
-                            let got = allocated(&backend, &rows, line);
+                            let got = allocated(&rows, line);
                             assert_eq!(got, wanted, "{name}, {config:?}: {line:?}");
                             n_lines += 1;
                         }

@@ -5,7 +5,9 @@
 use std::sync::{Arc, Mutex};
 
 use kv_candle::CandleBackend;
-use kv_core::backend::{Backend, BackendError, BackendInfo, RowCopy, RowSpan};
+use kv_core::backend::{
+    Backend, BackendError, BackendInfo, OnProgress, RowCopy, RowSpan, RowStorage,
+};
 use kv_core::graph::{DType, Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
@@ -106,8 +108,12 @@ impl Backend for FaultyBackend {
         self.inner.write_rows(rows, span, bytes)
     }
 
-    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Self::Weights, BackendError> {
-        Ok(Arc::new(self.inner.load_weights(source)?))
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<Self::Weights, BackendError> {
+        Ok(Arc::new(self.inner.load_weights(source, on_progress)?))
     }
 
     fn compile(
@@ -135,7 +141,7 @@ impl Backend for FaultyBackend {
             return self.inner.run(&mut program.whole, rows, inputs, outputs);
         };
         if let Some(part) = up_to(graph, node) {
-            let layout = self.inner.layout(rows).clone();
+            let layout = rows.layout().clone();
             let mut part = self.inner.compile(&part, &program.weights, &layout)?;
             self.inner
                 .run(&mut part, rows, inputs, &mut GraphOutputs::default())?;

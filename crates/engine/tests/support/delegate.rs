@@ -11,10 +11,6 @@ macro_rules! rows_of_inner {
             self.inner.allocate(layout)
         }
 
-        fn layout<'a>(&self, rows: &'a Self::Rows) -> &'a RowLayout {
-            self.inner.layout(rows)
-        }
-
         fn read_rows(
             &self,
             rows: &Self::Rows,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use engine::{Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;
-use kv_core::backend::{Backend, BackendError, BackendInfo, RowCopy, RowSpan};
+use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowCopy, RowSpan};
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
@@ -81,6 +81,8 @@ pub struct Moody {
     pub writes_left: Arc<AtomicUsize>,
     /// Calls of `copy_rows` that may still succeed.
     pub copies_left: Arc<AtomicUsize>,
+    /// Calls of `finish` that may still succeed.
+    pub finishes_left: Arc<AtomicUsize>,
 }
 
 impl Moody {
@@ -92,6 +94,7 @@ impl Moody {
             compilations_left: never(),
             writes_left: never(),
             copies_left: never(),
+            finishes_left: never(),
         }
     }
 }
@@ -128,8 +131,12 @@ impl Backend for Moody {
         self.inner.write_rows(rows, span, bytes)
     }
 
-    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Self::Weights, BackendError> {
-        self.inner.load_weights(source)
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<Self::Weights, BackendError> {
+        self.inner.load_weights(source, on_progress)
     }
 
     fn compile(
@@ -151,6 +158,11 @@ impl Backend for Moody {
     ) -> Result<(), BackendError> {
         self.inner.run(program, rows, inputs, outputs)?;
         failure(&self.runs_left)
+    }
+
+    fn finish(&self, rows: &mut Self::Rows) -> Result<(), BackendError> {
+        self.inner.finish(rows)?;
+        failure(&self.finishes_left)
     }
 
     fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {

@@ -7,12 +7,13 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::{
-    Attend, Backend, BackendError, BackendInfo, Conv, CustomOps, LayerRope, RowCopy, RowKind,
-    RowShift, RowSpan, Scan, ScanHeads, StoreRows,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowKind,
+    RowShift, RowSpan, RowStorage,
 };
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::ids::LayerIdx;
 use crate::layers::RowLayout;
+use crate::rope::LayerRope;
 use crate::weights::WeightSource;
 
 type Opaque = Box<dyn Any + Send>;
@@ -24,18 +25,14 @@ type Done = Result<(), BackendError>;
 #[allow(missing_docs, clippy::missing_errors_doc)] // each method is its twin's
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
+    fn dyn_memory(&self) -> Option<DeviceMemory>;
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done;
-    fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError>;
-    fn dyn_layout<'a>(&self, rows: &'a dyn Any) -> Option<&'a RowLayout>;
-    fn dyn_allocated_bytes(
+    fn dyn_allocate(&self, layout: &RowLayout) -> Result<Box<dyn RowStorage>, BackendError>;
+    fn dyn_load(
         &self,
-        rows: &dyn Any,
-        layer: LayerIdx,
-        kind: RowKind,
-    ) -> Result<usize, BackendError>;
-    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done;
-    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done;
-    fn dyn_load(&self, source: Arc<dyn WeightSource>) -> Result<SharedOpaque, BackendError>;
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<SharedOpaque, BackendError>;
     fn dyn_compile(
         &self,
         graph: &Graph,
@@ -49,11 +46,9 @@ pub trait DynBackend: Send + Sync + 'static {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Done;
-    fn dyn_store_rows(&self, rows: &mut dyn Any, args: StoreRows<'_>) -> Done;
-    fn dyn_attend(&self, rows: &dyn Any, args: Attend<'_>, out: &mut [f32]) -> Done;
-    fn dyn_conv(&self, rows: &mut dyn Any, args: Conv<'_>, out: &mut [f32]) -> Done;
-    fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done;
-    fn dyn_scan_heads(&self, rows: &mut dyn Any, args: ScanHeads<'_>, out: &mut [f32]) -> Done;
+    fn dyn_finish(&self, rows: &mut dyn Any) -> Done;
+    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done;
+    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done;
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done;
     fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done;
 }
@@ -70,47 +65,29 @@ fn own_mut<T: 'static>(any: &mut dyn Any) -> Result<&mut T, BackendError> {
     })
 }
 
-impl<B: Backend> DynBackend for B
-where
-    B::Rows: 'static,
-    B::Weights: 'static,
-    B::Program: 'static,
-{
+impl<B: Backend> DynBackend for B {
     fn dyn_info(&self) -> BackendInfo {
         self.info()
+    }
+
+    fn dyn_memory(&self) -> Option<DeviceMemory> {
+        self.memory()
     }
 
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done {
         self.set_custom_ops(ops)
     }
 
-    fn dyn_allocate(&self, layout: &RowLayout) -> Result<Opaque, BackendError> {
+    fn dyn_allocate(&self, layout: &RowLayout) -> Result<Box<dyn RowStorage>, BackendError> {
         Ok(Box::new(self.allocate(layout)?))
     }
 
-    fn dyn_layout<'a>(&self, rows: &'a dyn Any) -> Option<&'a RowLayout> {
-        rows.downcast_ref::<B::Rows>().map(|rows| self.layout(rows))
-    }
-
-    fn dyn_allocated_bytes(
+    fn dyn_load(
         &self,
-        rows: &dyn Any,
-        layer: LayerIdx,
-        kind: RowKind,
-    ) -> Result<usize, BackendError> {
-        self.allocated_bytes(own(rows)?, layer, kind)
-    }
-
-    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done {
-        self.read_rows(own(rows)?, span, out)
-    }
-
-    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done {
-        self.write_rows(own_mut(rows)?, span, bytes)
-    }
-
-    fn dyn_load(&self, source: Arc<dyn WeightSource>) -> Result<SharedOpaque, BackendError> {
-        Ok(Box::new(self.load_weights(source)?))
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<SharedOpaque, BackendError> {
+        Ok(Box::new(self.load_weights(source, on_progress)?))
     }
 
     fn dyn_compile(
@@ -132,24 +109,16 @@ where
         self.run(own_mut(program)?, own_mut(rows)?, inputs, outputs)
     }
 
-    fn dyn_store_rows(&self, rows: &mut dyn Any, args: StoreRows<'_>) -> Done {
-        self.store_rows(own_mut(rows)?, args)
+    fn dyn_finish(&self, rows: &mut dyn Any) -> Done {
+        self.finish(own_mut(rows)?)
     }
 
-    fn dyn_attend(&self, rows: &dyn Any, args: Attend<'_>, out: &mut [f32]) -> Done {
-        self.attend(own(rows)?, args, out)
+    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done {
+        self.read_rows(own(rows)?, span, out)
     }
 
-    fn dyn_conv(&self, rows: &mut dyn Any, args: Conv<'_>, out: &mut [f32]) -> Done {
-        self.conv(own_mut(rows)?, args, out)
-    }
-
-    fn dyn_scan(&self, rows: &mut dyn Any, args: Scan<'_>, out: &mut [f32]) -> Done {
-        self.scan(own_mut(rows)?, args, out)
-    }
-
-    fn dyn_scan_heads(&self, rows: &mut dyn Any, args: ScanHeads<'_>, out: &mut [f32]) -> Done {
-        self.scan_heads(own_mut(rows)?, args, out)
+    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done {
+        self.write_rows(own_mut(rows)?, span, bytes)
     }
 
     fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done {
@@ -164,20 +133,32 @@ where
 /// A backend chosen at run time.
 pub struct BoxedBackend(Box<dyn DynBackend>);
 
-/// Rows of a [`BoxedBackend`], with the layout beside them.
-pub struct BoxedRows {
-    rows: Opaque,
-    layout: RowLayout,
+/// Rows of a [`BoxedBackend`].
+pub struct BoxedRows(Box<dyn RowStorage>);
+
+impl BoxedRows {
+    fn any(&self) -> &dyn Any {
+        &*self.0
+    }
+
+    fn any_mut(&mut self) -> &mut dyn Any {
+        &mut *self.0
+    }
+}
+
+impl RowStorage for BoxedRows {
+    fn layout(&self) -> &RowLayout {
+        self.0.layout()
+    }
+
+    fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        self.0.allocated_bytes(layer, kind)
+    }
 }
 
 impl BoxedBackend {
     /// Boxes a backend.
-    pub fn new<B: Backend>(backend: B) -> Self
-    where
-        B::Rows: 'static,
-        B::Weights: 'static,
-        B::Program: 'static,
-    {
+    pub fn new(backend: impl Backend) -> Self {
         Self(Box::new(backend))
     }
 }
@@ -199,40 +180,24 @@ impl Backend for BoxedBackend {
         self.0.dyn_info()
     }
 
+    fn memory(&self) -> Option<DeviceMemory> {
+        self.0.dyn_memory()
+    }
+
     fn set_custom_ops(&mut self, ops: CustomOps) -> Done {
         self.0.dyn_set_custom_ops(ops)
     }
 
     fn allocate(&self, layout: &RowLayout) -> Result<BoxedRows, BackendError> {
-        Ok(BoxedRows {
-            rows: self.0.dyn_allocate(layout)?,
-            layout: layout.clone(),
-        })
+        self.0.dyn_allocate(layout).map(BoxedRows)
     }
 
-    fn layout<'a>(&self, rows: &'a BoxedRows) -> &'a RowLayout {
-        self.0.dyn_layout(&*rows.rows).unwrap_or(&rows.layout)
-    }
-
-    fn allocated_bytes(
+    fn load_weights(
         &self,
-        rows: &BoxedRows,
-        layer: LayerIdx,
-        kind: RowKind,
-    ) -> Result<usize, BackendError> {
-        self.0.dyn_allocated_bytes(&*rows.rows, layer, kind)
-    }
-
-    fn read_rows(&self, rows: &BoxedRows, span: RowSpan, out: &mut [u8]) -> Done {
-        self.0.dyn_read_rows(&*rows.rows, span, out)
-    }
-
-    fn write_rows(&self, rows: &mut BoxedRows, span: RowSpan, bytes: &[u8]) -> Done {
-        self.0.dyn_write_rows(&mut *rows.rows, span, bytes)
-    }
-
-    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<SharedOpaque, BackendError> {
-        self.0.dyn_load(source)
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<SharedOpaque, BackendError> {
+        self.0.dyn_load(source, on_progress)
     }
 
     fn compile(
@@ -252,34 +217,26 @@ impl Backend for BoxedBackend {
         outputs: &mut GraphOutputs,
     ) -> Done {
         self.0
-            .dyn_run(&mut **program, &mut *rows.rows, inputs, outputs)
+            .dyn_run(&mut **program, rows.any_mut(), inputs, outputs)
     }
 
-    fn store_rows(&self, rows: &mut BoxedRows, args: StoreRows<'_>) -> Done {
-        self.0.dyn_store_rows(&mut *rows.rows, args)
+    fn finish(&self, rows: &mut BoxedRows) -> Done {
+        self.0.dyn_finish(rows.any_mut())
     }
 
-    fn attend(&self, rows: &BoxedRows, args: Attend<'_>, out: &mut [f32]) -> Done {
-        self.0.dyn_attend(&*rows.rows, args, out)
+    fn read_rows(&self, rows: &BoxedRows, span: RowSpan, out: &mut [u8]) -> Done {
+        self.0.dyn_read_rows(rows.any(), span, out)
     }
 
-    fn conv(&self, rows: &mut BoxedRows, args: Conv<'_>, out: &mut [f32]) -> Done {
-        self.0.dyn_conv(&mut *rows.rows, args, out)
-    }
-
-    fn scan(&self, rows: &mut BoxedRows, args: Scan<'_>, out: &mut [f32]) -> Done {
-        self.0.dyn_scan(&mut *rows.rows, args, out)
-    }
-
-    fn scan_heads(&self, rows: &mut BoxedRows, args: ScanHeads<'_>, out: &mut [f32]) -> Done {
-        self.0.dyn_scan_heads(&mut *rows.rows, args, out)
+    fn write_rows(&self, rows: &mut BoxedRows, span: RowSpan, bytes: &[u8]) -> Done {
+        self.0.dyn_write_rows(rows.any_mut(), span, bytes)
     }
 
     fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> Done {
-        self.0.dyn_copy_rows(&mut *rows.rows, copies)
+        self.0.dyn_copy_rows(rows.any_mut(), copies)
     }
 
     fn shift_rows(&self, rows: &mut BoxedRows, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
-        self.0.dyn_shift_rows(&mut *rows.rows, shifts, ropes)
+        self.0.dyn_shift_rows(rows.any_mut(), shifts, ropes)
     }
 }

@@ -91,7 +91,7 @@ pub enum BackendError {
         layer: LayerIdx,
     },
     /// A rotation of more values than a key has.
-    #[error("layer {layer}: RoPE turns {n_rot} values of a head, but keys have {dim}")]
+    #[error("layer {layer}: RoPE rotates {n_rot} values of a head, but keys have {dim}")]
     RopeWidth {
         /// The layer.
         layer: LayerIdx,
@@ -154,6 +154,23 @@ pub enum BackendError {
         /// What was handed in.
         what: &'static str,
     },
+    /// The backend cannot be used on this machine.
+    #[error("the {backend} backend is not available: {reason}")]
+    Unavailable {
+        /// The backend.
+        backend: &'static str,
+        /// Why, for people.
+        reason: String,
+    },
+    /// The device is gone, with all rows and weights that it held. Nothing can be undone then: the
+    /// backend and whatever was made with it are to be dropped.
+    #[error("the {backend} backend lost its device: {reason}")]
+    DeviceLost {
+        /// The backend.
+        backend: &'static str,
+        /// Why, in the device library's words.
+        reason: String,
+    },
     /// The device failed.
     #[error("the {backend} backend failed: {reason}")]
     Device {
@@ -162,4 +179,15 @@ pub enum BackendError {
         /// Why, in the device library's words.
         reason: String,
     },
+}
+
+/// Checks that a buffer has the length that it must have.
+///
+/// # Errors
+/// [`BackendError::WrongLength`] where it has not.
+pub fn expect_len(what: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
+    match wanted == got {
+        true => Ok(()),
+        false => Err(BackendError::WrongLength { what, wanted, got }),
+    }
 }

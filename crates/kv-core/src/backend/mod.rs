@@ -1,43 +1,42 @@
 //! [`Backend`]: what a device must be able to do, and how it may fail.
 //!
-//! A backend holds K and V rows, loads weights in their stored format, compiles a graph once and
-//! runs it many times. Eight methods are required; the others have bodies written with those, right
-//! everywhere and slow: a backend overrides them where it can do better. What every method means is
-//! defined by the contract suite (the crate `kv-contract`).
+//! A backend stores K and V rows, loads weights in their stored format, compiles a graph once and
+//! runs it many times. Its trait has only what an engine calls: what an operation computes is tested
+//! through graphs of one node, so no backend passes the contract suite (the crate `kv-contract`) with
+//! code that runs elsewhere than its graphs. [`null`] is the smallest backend, to start from.
 //!
 //! A backend trusts its caller in what `kv-core` has validated (cells are free, positions grow) and
 //! checks what only it can know (weights, memory of the device).
 
-mod args;
-mod attend;
+pub mod checks;
+mod copy;
 mod custom;
 mod dynamic;
 mod error;
+pub mod null;
 mod profile;
-mod recurrent;
+mod progress;
+mod rows;
 mod shift;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use args::{
-    Attend, Conv, LayerRope, RowCopy, RowKind, RowShift, RowSpan, Scan, ScanHeads, StoreRows,
-    expect_len,
-};
-pub use attend::by_reading_rows as attend_by_definition;
+pub use checks::{check_inputs, check_rows, check_weights};
 pub use custom::{CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, MAX_CUSTOM_OPERANDS};
 pub use dynamic::{BoxedBackend, DynBackend};
-pub use error::BackendError;
+pub use error::{BackendError, expect_len};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
-pub use recurrent::{HeadWeights, conv_token, scan_heads_token, scan_token};
+pub use progress::{LoadProgress, OnProgress};
+pub use rows::{RowCopy, RowKind, RowShift, RowSpan, RowStorage};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
-use crate::ids::{CellIdx, LayerIdx};
 use crate::kv_type::KvType;
 use crate::layers::RowLayout;
+use crate::rope::LayerRope;
 use crate::weights::WeightSource;
 
-/// What a backend says of itself.
+/// What a backend is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendInfo {
     /// Short name, as on the command line: `cpu`, `candle`.
@@ -48,20 +47,35 @@ pub struct BackendInfo {
     pub kv_types: Vec<KvType>,
 }
 
-/// A device that remembers rows and computes graphs.
+/// The memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// All of it.
+    pub total: u64,
+    /// What can be allocated now.
+    pub free: u64,
+}
+
+/// A device that stores rows and computes graphs.
 pub trait Backend: Send + Sync + 'static {
-    /// K and V rows of all layers.
-    type Rows: Send;
+    /// K and V rows and recurrent states of all layers.
+    type Rows: RowStorage;
     /// Loaded weights.
-    type Weights: Send + Sync;
+    type Weights: Send + Sync + 'static;
     /// A compiled graph, with the scratch memory that its runs need.
-    type Program: Send;
+    type Program: Send + 'static;
 
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
-    /// Takes implementations of custom operations beside those that it has: graphs that are compiled with
-    /// weights loaded from now on may name them. One of a name that it has replaces that one.
+    /// The device's memory, where it is known, for whoever wants to know whether something fits
+    /// before it is allocated.
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// Takes implementations of custom operations: graphs that are compiled with weights loaded from
+    /// now on may name them. One with the name of another replaces it.
     ///
     /// # Errors
     /// [`BackendError::NoCustomOps`] where the backend cannot compute any.
@@ -77,36 +91,60 @@ pub trait Backend: Send + Sync + 'static {
     /// [`BackendError::OutOfMemory`] where they do not fit; [`BackendError::UnsupportedKvType`].
     fn allocate(&self, layout: &RowLayout) -> Result<Self::Rows, BackendError>;
 
-    /// The layout that `rows` were allocated with.
-    fn layout<'a>(&self, rows: &'a Self::Rows) -> &'a RowLayout;
-
-    /// Bytes that the storage of one kind of rows of a layer takes: what
-    /// [`MemoryPlan`](crate::memory_plan::MemoryPlan) says. A backend measures its storage; the body
-    /// here is for those that have none of their own.
+    /// Loads the weights of a model, now or when a graph first names them. A backend that copies or
+    /// packs weights reports to `on_progress` as it does so, in this call or in later ones of
+    /// [`Backend::compile`].
     ///
     /// # Errors
-    /// [`BackendError::NoRows`] where the layer has no rows of this kind.
-    fn allocated_bytes(
+    /// [`BackendError`] where the device cannot hold them.
+    fn load_weights(
         &self,
-        rows: &Self::Rows,
-        layer: LayerIdx,
-        kind: RowKind,
-    ) -> Result<usize, BackendError> {
-        let layout = self.layout(rows);
-        let n_rows = match kind {
-            RowKind::K | RowKind::V => args::layer_rows(layout, layer)?.n_rows,
-            RowKind::Conv | RowKind::State => args::state_rows(layout, layer)?.n_rows,
-        };
-        let all = RowSpan {
-            layer,
-            kind,
-            first: CellIdx(0),
-            len: u32::try_from(n_rows).unwrap_or(u32::MAX),
-        };
-        Ok(all.byte_range(layout)?.len())
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<Self::Weights, BackendError>;
+
+    /// Turns a graph into a program for rows of this layout.
+    ///
+    /// # Errors
+    /// A weight that is absent or has another shape; an operation or format that this backend
+    /// cannot compute.
+    fn compile(
+        &self,
+        graph: &Graph,
+        weights: &Self::Weights,
+        layout: &RowLayout,
+    ) -> Result<Self::Program, BackendError>;
+
+    /// Runs a program: stores the tokens' rows and computes the graph's outputs.
+    ///
+    /// Outputs are complete when it returns. A run of a graph without output rows may return with
+    /// work under way: [`Backend::finish`] waits for it. Inputs may be changed or dropped as soon as
+    /// it has returned.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where inputs do not have the graph's shape; device failures. Rows
+    /// outside the inputs' cells are never changed.
+    fn run(
+        &self,
+        program: &mut Self::Program,
+        rows: &mut Self::Rows,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError>;
+
+    /// Waits for all runs that are under way on these rows. An engine calls it before it gives up the
+    /// possibility to undo them. The body here is for backends whose runs are complete when they
+    /// return.
+    ///
+    /// # Errors
+    /// What failed since the last call. Every run since then counts as failed.
+    fn finish(&self, rows: &mut Self::Rows) -> Result<(), BackendError> {
+        let _ = rows;
+        Ok(())
     }
 
-    /// Reads the stored bytes of some rows; `out` takes exactly the span's bytes.
+    /// Reads the stored bytes of some rows; `out` takes exactly the span's bytes. Runs that are under
+    /// way are waited for.
     ///
     /// # Errors
     /// [`BackendError::RowOutOfRange`] or [`BackendError::WrongLength`].
@@ -128,155 +166,19 @@ pub trait Backend: Send + Sync + 'static {
         bytes: &[u8],
     ) -> Result<(), BackendError>;
 
-    /// Takes over the weights of a model. Nothing is read that no graph names.
-    ///
-    /// # Errors
-    /// [`BackendError`] where the device cannot hold them.
-    fn load_weights(&self, source: Arc<dyn WeightSource>) -> Result<Self::Weights, BackendError>;
-
-    /// Turns a graph into a program for rows of this layout.
-    ///
-    /// # Errors
-    /// A weight that is absent or has another shape; an operation or format that this backend
-    /// cannot compute.
-    fn compile(
-        &self,
-        graph: &Graph,
-        weights: &Self::Weights,
-        layout: &RowLayout,
-    ) -> Result<Self::Program, BackendError>;
-
-    /// Runs a program: stores the tokens' rows and computes the graph's outputs.
-    ///
-    /// # Errors
-    /// [`BackendError::Input`] where inputs do not have the graph's shape; device failures. Rows
-    /// outside the inputs' cells are never changed.
-    fn run(
-        &self,
-        program: &mut Self::Program,
-        rows: &mut Self::Rows,
-        inputs: &GraphInputs<'_>,
-        outputs: &mut GraphOutputs,
-    ) -> Result<(), BackendError>;
-
-    /// Encodes K and V of some tokens and stores them in their cells.
-    ///
-    /// # Errors
-    /// As [`Backend::write_rows`].
-    fn store_rows(&self, rows: &mut Self::Rows, args: StoreRows<'_>) -> Result<(), BackendError> {
-        let layer = args::layer_rows(self.layout(rows), args.layer)?;
-        let v = layer.stored_v().map(|v| (RowKind::V, args.v, v));
-        if v.is_none() {
-            args::expect_len("values of rows to store", 0, args.v.len())?;
-        }
-        for (kind, values, shape) in [(RowKind::K, args.k, layer.k)].into_iter().chain(v) {
-            args::expect_len(
-                "values of rows to store",
-                args.cells.len() * shape.len(),
-                values.len(),
-            )?;
-            let mut bytes = vec![0; shape.bytes()];
-            for (row, cell) in values.chunks_exact(shape.len().max(1)).zip(args.cells) {
-                shape.encode(row, &mut bytes);
-                self.write_rows(
-                    rows,
-                    RowSpan {
-                        layer: args.layer,
-                        kind,
-                        first: *cell,
-                        len: 1,
-                    },
-                    &bytes,
-                )?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Attention of query rows over visible rows: `out` is `[rows, heads * v_dim]`; a row that sees
-    /// nothing gives zeros.
-    ///
-    /// # Errors
-    /// As [`Backend::read_rows`].
-    fn attend(
-        &self,
-        rows: &Self::Rows,
-        args: Attend<'_>,
-        out: &mut [f32],
-    ) -> Result<(), BackendError> {
-        attend::by_reading_rows(self, rows, args, out)
-    }
-
-    /// The convolution of a recurrent layer over groups of rows, which leaves its states where the
-    /// groups say: `out` is `[rows, channels]`.
-    ///
-    /// # Errors
-    /// [`BackendError::Input`] where groups are unsound; as [`Backend::read_rows`].
-    fn conv(
-        &self,
-        rows: &mut Self::Rows,
-        args: Conv<'_>,
-        out: &mut [f32],
-    ) -> Result<(), BackendError> {
-        recurrent::conv_by_rows(self, rows, args, out)
-    }
-
-    /// The selective scan of a recurrent layer over groups of rows, which leaves its states where
-    /// the groups say: `out` is `[rows, channels]`.
-    ///
-    /// # Errors
-    /// [`BackendError::Input`] where groups are unsound; as [`Backend::read_rows`].
-    fn scan(
-        &self,
-        rows: &mut Self::Rows,
-        args: Scan<'_>,
-        out: &mut [f32],
-    ) -> Result<(), BackendError> {
-        recurrent::scan_by_rows(self, rows, args, out)
-    }
-
-    /// The scan of a recurrent layer head by head over groups of rows, which leaves its states where
-    /// the groups say: `out` is `[rows, channels]`.
-    ///
-    /// # Errors
-    /// [`BackendError::Input`] where groups are unsound; as [`Backend::read_rows`].
-    fn scan_heads(
-        &self,
-        rows: &mut Self::Rows,
-        args: ScanHeads<'_>,
-        out: &mut [f32],
-    ) -> Result<(), BackendError> {
-        recurrent::scan_heads_by_rows(self, rows, args, out)
-    }
-
     /// Copies whole rows of every layer of a part from cells to cells. Source and destination of
-    /// one copy do not overlap; copies happen in order.
+    /// one copy do not overlap; copies happen in order. The body here goes through the host.
     ///
     /// # Errors
     /// As [`Backend::read_rows`].
     fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
-        for copy in copies {
-            for layer in args::layers_of(self.layout(rows), copy.part) {
-                let v = layer.stored_v().map(|v| (RowKind::V, v));
-                for (kind, shape) in [(RowKind::K, layer.k)].into_iter().chain(v) {
-                    let span = |first| RowSpan {
-                        layer: layer.layer,
-                        kind,
-                        first,
-                        len: copy.len,
-                    };
-                    let mut bytes = vec![0; shape.bytes() * copy.len as usize];
-                    self.read_rows(rows, span(copy.from), &mut bytes)?;
-                    self.write_rows(rows, span(copy.to), &bytes)?;
-                }
-            }
-        }
-        Ok(())
+        copy::through_the_host(self, rows, copies)
     }
 
     /// Moves keys to other positions: rotates the K rows of every layer of the named parts by the
     /// layer's own rotation, without its magnitude, and leaves all other rows as they are. Rows
-    /// that are named twice move twice. `ropes` has an entry for each layer of these parts.
+    /// that are named twice move twice. `ropes` has an entry for each layer of these parts. The body
+    /// here goes through the host.
     ///
     /// # Errors
     /// [`BackendError::MissingRope`], [`BackendError::RopeWidth`] and
@@ -287,6 +189,6 @@ pub trait Backend: Send + Sync + 'static {
         shifts: &[RowShift],
         ropes: &[LayerRope],
     ) -> Result<(), BackendError> {
-        shift::by_rewriting_rows(self, rows, shifts, ropes)
+        shift::through_the_host(self, rows, shifts, ropes)
     }
 }

@@ -1,67 +1,38 @@
-//! Moving keys to other positions, written with reads and writes of rows: the definition of
-//! [`Backend::shift_rows`], right for every element type.
+//! Moving keys to other positions through the host: the definition of [`Backend::shift_rows`], right
+//! for every element type.
 //!
 //! Rows are decoded, rotated and encoded again, so stored types round once more.
 
-use super::args::{LayerRope, RowKind, RowShift, RowSpan, layers_of};
+use super::rows::{RowKind, RowShift, RowSpan, RowStorage, layers_of};
 use super::{Backend, BackendError};
 use crate::layers::LayerRows;
-use crate::rope::Rotation;
+use crate::rope::{LayerRope, Rotation};
 
-/// Rows that are in memory at the same time.
-const CHUNK: u32 = 64;
+/// Rows that are on the host at the same time.
+const CHUNK_ROWS: u32 = 64;
 
-/// The rotation of one layer's rows.
-struct Turn<'a> {
+/// A rotation of some rows of one layer.
+struct KeyShift<'a> {
     layer: LayerRows,
     rotation: &'a Rotation,
     shift: RowShift,
 }
 
-pub(super) fn by_rewriting_rows<B: Backend + ?Sized>(
+/// Checks all shifts, then carries them out one after the other.
+pub(super) fn through_the_host<B: Backend + ?Sized>(
     backend: &B,
     rows: &mut B::Rows,
     shifts: &[RowShift],
     ropes: &[LayerRope],
 ) -> Result<(), BackendError> {
-    let mut turns = Vec::new();
+    let mut checked = Vec::new();
     for &shift in shifts {
-        for layer in layers_of(backend.layout(rows), shift.part) {
-            turns.extend(turn(backend, rows, (layer, shift), ropes)?);
+        for layer in layers_of(rows.layout(), shift.part) {
+            span(&layer, shift).byte_range(rows.layout())?;
+            checked.extend(KeyShift::new(layer, shift, ropes)?);
         }
     }
-    turns.iter().try_for_each(|turn| turn.apply(backend, rows))
-}
-
-/// What is to be done for one shift in one layer, checked; `None` where nothing is.
-fn turn<'a, B: Backend + ?Sized>(
-    backend: &B,
-    rows: &B::Rows,
-    (layer, shift): (LayerRows, RowShift),
-    ropes: &'a [LayerRope],
-) -> Result<Option<Turn<'a>>, BackendError> {
-    let number = layer.layer;
-    let rope = ropes
-        .iter()
-        .find(|rope| rope.layer == number)
-        .ok_or(BackendError::MissingRope { layer: number })?;
-    span(&layer, shift).byte_range(backend.layout(rows))?;
-    let Some(rotation) = rope.rotation.as_ref().filter(|_| shift.delta.0 != 0) else {
-        return Ok(None);
-    };
-    let (n_rot, dim) = (rotation.rope().n_rot, layer.k.dim);
-    if n_rot > dim {
-        return Err(BackendError::RopeWidth {
-            layer: number,
-            n_rot,
-            dim,
-        });
-    }
-    Ok(Some(Turn {
-        layer,
-        rotation,
-        shift,
-    }))
+    checked.iter().try_for_each(|s| s.apply(backend, rows))
 }
 
 fn span(layer: &LayerRows, shift: RowShift) -> RowSpan {
@@ -73,7 +44,36 @@ fn span(layer: &LayerRows, shift: RowShift) -> RowSpan {
     }
 }
 
-impl Turn<'_> {
+impl<'a> KeyShift<'a> {
+    /// One shift in one layer, checked; `None` where no key changes.
+    fn new(
+        layer: LayerRows,
+        shift: RowShift,
+        ropes: &'a [LayerRope],
+    ) -> Result<Option<Self>, BackendError> {
+        let number = layer.layer;
+        let rope = ropes
+            .iter()
+            .find(|rope| rope.layer == number)
+            .ok_or(BackendError::MissingRope { layer: number })?;
+        let Some(rotation) = rope.rotation.as_ref().filter(|_| shift.delta.0 != 0) else {
+            return Ok(None);
+        };
+        let (n_rot, dim) = (rotation.rope().n_rot, layer.k.dim);
+        if n_rot > dim {
+            return Err(BackendError::RopeWidth {
+                layer: number,
+                n_rot,
+                dim,
+            });
+        }
+        Ok(Some(Self {
+            layer,
+            rotation,
+            shift,
+        }))
+    }
+
     fn apply<B: Backend + ?Sized>(
         &self,
         backend: &B,
@@ -84,7 +84,7 @@ impl Turn<'_> {
         let mut values = vec![0.0; shape.len()];
         let mut done = 0;
         while done < self.shift.len {
-            let len = CHUNK.min(self.shift.len - done);
+            let len = CHUNK_ROWS.min(self.shift.len - done);
             let chunk = RowSpan {
                 first: self.shift.first.offset(done),
                 len,

@@ -5,9 +5,8 @@
 //! it; where something else happened to keys after their rotation, that is an error.
 
 use super::{Graph, NodeId, Op};
-use crate::backend::LayerRope;
 use crate::ids::LayerIdx;
-use crate::rope::{RopeSpec, Rotation};
+use crate::rope::{LayerRope, RopeSpec, Rotation};
 use crate::weights::{WeightError, WeightSource};
 
 /// Keys that cannot be moved to other positions.

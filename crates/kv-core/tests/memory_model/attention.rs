@@ -1,36 +1,24 @@
 //! Attention of the simulated backend, and attention from the definition.
 //!
-//! The backend has only what a backend must have: it keeps bytes. Storing, attending, copying and
-//! shifting rows are those of the trait, so what every backend is measured by is itself measured here
-//! against a store that keeps K and V of every token of every sequence, in `f64`, and never moves or
-//! forgets anything. Keys are rotated to the position that a token has in the end.
+//! The backend only stores bytes: copying and shifting rows are the bodies of the trait. They are
+//! compared with a store that keeps K and V of every token of every sequence, in `f64`, and never moves
+//! or forgets anything. Keys are rotated to the position that a token has in the end.
 
-use std::sync::Arc;
-
-use kv_core::backend::{
-    Attend, Backend, BackendError, BackendInfo, LayerRope, RowKind, RowSpan, StoreRows,
-};
-use kv_core::graph::{AttendSpec, Graph, GraphInputs, GraphOutputs};
+use kv_core::backend::null::{HostRows, NullBackend};
+use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::RowLayout;
 use kv_core::memory::Unified;
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle, Rotation};
-use kv_core::weights::WeightSource;
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Pos, Visibility};
+use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
+use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
 
 /// How far outputs may be from the definition's.
 const TOLERANCE: f64 = 1e-5;
 
 const K_DIM: usize = 4;
 const V_DIM: usize = 3;
-const SPEC: AttendSpec = AttendSpec {
-    n_heads: 2,
-    kv_heads: 1,
-    k_dim: K_DIM,
-    v_dim: V_DIM,
-    scale: 0.5,
-    soft_cap: None,
-    alibi: None,
-};
+/// Query heads, which share one K/V head.
+const N_HEADS: usize = 2;
+const SCALE: f32 = 0.5;
 
 fn rope() -> RopeSpec {
     RopeSpec {
@@ -39,93 +27,6 @@ fn rope() -> RopeSpec {
         base: 100.0,
         scaling: RopeScaling::None,
         factors: None,
-    }
-}
-
-/// Keeps bytes and computes nothing.
-struct Bytes;
-
-struct StoredBytes {
-    layout: RowLayout,
-    /// By layer of the layout: K and V.
-    layers: Vec<[Vec<u8>; 2]>,
-}
-
-impl StoredBytes {
-    fn at(&self, span: RowSpan) -> (usize, usize) {
-        let layers = self.layout.layers();
-        let layer = layers.iter().position(|l| l.layer == span.layer);
-        (layer.unwrap(), usize::from(span.kind == RowKind::V))
-    }
-}
-
-impl Backend for Bytes {
-    type Rows = StoredBytes;
-    type Weights = ();
-    type Program = ();
-
-    fn info(&self) -> BackendInfo {
-        BackendInfo {
-            name: "bytes".to_owned(),
-            device: "none".to_owned(),
-            kv_types: vec![KvType::F32],
-        }
-    }
-
-    fn allocate(&self, layout: &RowLayout) -> Result<StoredBytes, BackendError> {
-        let rows = |l: &kv_core::layers::LayerRows| {
-            [l.k, l.v].map(|shape| vec![0xff; l.n_rows * shape.bytes()]) // NaN
-        };
-        Ok(StoredBytes {
-            layout: layout.clone(),
-            layers: layout.layers().iter().map(rows).collect(),
-        })
-    }
-
-    fn layout<'a>(&self, rows: &'a StoredBytes) -> &'a RowLayout {
-        &rows.layout
-    }
-
-    fn read_rows(
-        &self,
-        rows: &StoredBytes,
-        span: RowSpan,
-        out: &mut [u8],
-    ) -> Result<(), BackendError> {
-        let (layer, kind) = rows.at(span);
-        let range = span.byte_range(&rows.layout)?;
-        out.copy_from_slice(&rows.layers[layer][kind][range]);
-        Ok(())
-    }
-
-    fn write_rows(
-        &self,
-        rows: &mut StoredBytes,
-        span: RowSpan,
-        bytes: &[u8],
-    ) -> Result<(), BackendError> {
-        let (layer, kind) = rows.at(span);
-        let range = span.byte_range(&rows.layout)?;
-        rows.layers[layer][kind][range].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn load_weights(&self, _: Arc<dyn WeightSource>) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn compile(&self, _: &Graph, _: &(), _: &RowLayout) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn run(
-        &self,
-        _: &mut (),
-        _: &mut StoredBytes,
-        _: &GraphInputs<'_>,
-        _: &mut GraphOutputs,
-    ) -> Result<(), BackendError> {
-        Ok(())
     }
 }
 
@@ -148,7 +49,7 @@ fn value(id: u64) -> [f32; V_DIM] {
     values(id, 0x22)
 }
 
-fn query(id: u64) -> [f32; 2 * K_DIM] {
+fn query(id: u64) -> [f32; N_HEADS * K_DIM] {
     values(id, 0x33)
 }
 
@@ -159,7 +60,7 @@ fn layer_of(part: PartIdx) -> LayerIdx {
 
 /// Real rows for every part of a memory.
 pub(crate) struct RealRows {
-    rows: StoredBytes,
+    rows: HostRows,
     ropes: Vec<LayerRope>,
 }
 
@@ -180,10 +81,16 @@ impl RealRows {
             layer: layer_of(part.config().part),
             rotation: Some(Rotation::new(rope(), None)),
         };
-        Self {
-            rows: Bytes.allocate(&layout).unwrap(),
+        let mut real = Self {
+            rows: NullBackend.allocate(&layout).unwrap(),
             ropes: parts.iter().map(rope).collect(),
+        };
+        // Nobody may count on what was never stored.
+        for part in parts {
+            let cells: Vec<CellIdx> = (0..part.n_cells()).map(CellIdx).collect();
+            real.destroy(part.config().part, &cells);
         }
+        real
     }
 
     /// Stores tokens, given by id and position, in their cells.
@@ -198,44 +105,50 @@ impl RealRows {
             k.extend(key);
             v.extend(value(id));
         }
-        let args = StoreRows {
-            layer: layer_of(part),
-            k: &k,
-            v: &v,
-            cells,
-        };
-        Bytes.store_rows(&mut self.rows, args).unwrap();
+        self.store_values(part, cells, &k, &v);
     }
 
     /// What a computation that failed may leave in these cells.
     pub(crate) fn destroy(&mut self, part: PartIdx, cells: &[CellIdx]) {
-        let args = StoreRows {
-            layer: layer_of(part),
-            k: &vec![f32::NAN; cells.len() * K_DIM],
-            v: &vec![f32::NAN; cells.len() * V_DIM],
-            cells,
-        };
-        Bytes.store_rows(&mut self.rows, args).unwrap();
+        let (k, v) = ([f32::NAN; K_DIM], [f32::NAN; V_DIM]);
+        self.store_values(part, cells, &k.repeat(cells.len()), &v.repeat(cells.len()));
+    }
+
+    /// Stores `k [cells, K_DIM]` and `v [cells, V_DIM]`.
+    fn store_values(&mut self, part: PartIdx, cells: &[CellIdx], k: &[f32], v: &[f32]) {
+        for (kind, values, dim) in [(RowKind::K, k, K_DIM), (RowKind::V, v, V_DIM)] {
+            for (&cell, row) in cells.iter().zip(values.chunks_exact(dim)) {
+                let bytes: Vec<u8> = row.iter().flat_map(|v| v.to_le_bytes()).collect();
+                self.write(row_of(part, kind, cell), &bytes).unwrap();
+            }
+        }
+    }
+
+    /// The values of one row.
+    fn values<const N: usize>(&self, part: PartIdx, kind: RowKind, cell: CellIdx) -> [f64; N] {
+        let bytes = self.rows.span(row_of(part, kind, cell)).unwrap();
+        let values = bytes.as_chunks().0;
+        std::array::from_fn(|i| f64::from(f32::from_le_bytes(values[i])))
     }
 
     pub(crate) fn layout(&self) -> &RowLayout {
-        &self.rows.layout
+        self.rows.layout()
     }
 
     pub(crate) fn read(&self, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
-        Bytes.read_rows(&self.rows, span, out)
+        NullBackend.read_rows(&self.rows, span, out)
     }
 
     pub(crate) fn write(&mut self, span: RowSpan, bytes: &[u8]) -> Result<(), BackendError> {
-        Bytes.write_rows(&mut self.rows, span, bytes)
+        NullBackend.write_rows(&mut self.rows, span, bytes)
     }
 
     pub(crate) fn copy(&mut self, copies: &[kv_core::backend::RowCopy]) {
-        Bytes.copy_rows(&mut self.rows, copies).unwrap();
+        NullBackend.copy_rows(&mut self.rows, copies).unwrap();
     }
 
     pub(crate) fn shift(&mut self, shifts: &[kv_core::backend::RowShift]) {
-        Bytes
+        NullBackend
             .shift_rows(&mut self.rows, shifts, &self.ropes)
             .unwrap();
     }
@@ -248,24 +161,19 @@ impl RealRows {
         (ids, visibility): (&[u64], &Visibility),
         sees: impl Fn(usize) -> Vec<(Pos, u64)>,
     ) {
-        let q: Vec<f32> = ids.iter().flat_map(|&id| query(id)).collect();
-        let args = Attend {
-            layer: layer_of(part),
-            spec: SPEC,
-            q: &q,
-            visibility,
-            positions: &[],
-            sinks: None,
-        };
-        let mut out = vec![f32::NAN; ids.len() * SPEC.n_heads * V_DIM];
-        Bytes.attend(&self.rows, args, &mut out).unwrap();
-        for (row, (&id, out)) in ids.iter().zip(out.chunks(SPEC.n_heads * V_DIM)).enumerate() {
-            let sees = sees(row);
-            let heads = query(id);
-            for (q, got) in heads.chunks(K_DIM).zip(out.chunks(V_DIM)) {
-                let wanted = by_definition(q, &sees);
+        for (row, &id) in (0u32..).zip(ids) {
+            let seen: Vec<([f64; K_DIM], [f64; V_DIM])> = visibility
+                .row(row)
+                .map(|(cell, _)| {
+                    let key = self.values(part, RowKind::K, cell);
+                    (key, self.values(part, RowKind::V, cell))
+                })
+                .collect();
+            let sees = sees(row as usize);
+            for q in query(id).chunks(K_DIM) {
+                let (got, wanted) = (attend(q, &seen), by_definition(q, &sees));
                 for (got, wanted) in got.iter().zip(wanted) {
-                    let off = (f64::from(*got) - wanted).abs();
+                    let off = (got - wanted).abs();
                     assert!(
                         off <= TOLERANCE,
                         "part {part}, row {row}: {got}, not {wanted}"
@@ -274,6 +182,31 @@ impl RealRows {
             }
         }
     }
+}
+
+fn row_of(part: PartIdx, kind: RowKind, first: CellIdx) -> RowSpan {
+    RowSpan {
+        layer: layer_of(part),
+        kind,
+        first,
+        len: 1,
+    }
+}
+
+/// `softmax(scale q K^T) V` over stored keys and values.
+fn attend(q: &[f32], seen: &[([f64; K_DIM], [f64; V_DIM])]) -> [f64; V_DIM] {
+    let weight = |key: &[f64; K_DIM]| {
+        let score: f64 = q.iter().zip(key).map(|(q, k)| f64::from(*q) * k).sum();
+        (score * f64::from(SCALE)).exp()
+    };
+    let sum: f64 = seen.iter().map(|(key, _)| weight(key)).sum();
+    let mut out = [0.0; V_DIM];
+    for (key, value) in seen {
+        for (o, v) in out.iter_mut().zip(value) {
+            *o += weight(key) / sum * v;
+        }
+    }
+    out
 }
 
 /// `softmax(scale q K^T) V` over tokens by position and id.
@@ -287,7 +220,7 @@ fn by_definition(q: &[f32], tokens: &[(Pos, u64)]) -> [f64; V_DIM] {
             score += f64::from(pair[0]) * (key[0] * cos - key[1] * sin);
             score += f64::from(pair[1]) * (key[0] * sin + key[1] * cos);
         }
-        (score * f64::from(SPEC.scale)).exp()
+        (score * f64::from(SCALE)).exp()
     };
     let weights: Vec<f64> = tokens.iter().map(score).collect();
     let sum: f64 = weights.iter().sum();
