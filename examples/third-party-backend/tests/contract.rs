@@ -1,0 +1,47 @@
+//! The contract suite. What this backend does not compute is declared, with the reason: a declared
+//! failure that passes fails the suite, so the list cannot outlive its reasons.
+
+use kv_contract::{Known, Subject, backend_contract};
+use loops_for_cellar::LoopsBackend;
+
+const EXACT_GELU: &str = "the exact GELU needs an error function, which the standard library lacks";
+const ELEMENTWISE: &str = "only the elementwise operations of Llama";
+const RECURRENT: &str = "no recurrent layers";
+const EXPERTS: &str = "no experts";
+const CUSTOM: &str = "no custom operations";
+const PLAIN: &str = "no attention in three nodes";
+const SECTIONS: &str = "no positions of images";
+const BATCH: &str = "no attention among the tokens of a ubatch";
+
+const KNOWN: &[Known] = &[
+    Known::fails("activate_activates", EXACT_GELU),
+    Known::fails("gate_activates", EXACT_GELU),
+    Known::fails("clamped_gate_clamps", ELEMENTWISE),
+    Known::fails("curves_leave_operands_alone", ELEMENTWISE),
+    Known::fails("layer_norm_centres", ELEMENTWISE),
+    Known::fails("positions_scale", ELEMENTWISE),
+    Known::fails("rows_of_a_weight_add", ELEMENTWISE),
+    Known::fails("soft_cap_bends", ELEMENTWISE),
+    Known::fails("convolutions_and_scans_compute", RECURRENT),
+    Known::fails(
+        "going_back_to_a_snapshot_is_as_if_nothing_followed",
+        RECURRENT,
+    ),
+    Known::fails("scans_by_heads_compute", RECURRENT),
+    Known::fails("unsound_states_are_refused", RECURRENT),
+    Known::fails("experts_compute", EXPERTS),
+    Known::fails("experts_on_blocks", EXPERTS),
+    Known::fails("experts_on_weighed_inputs_compute", EXPERTS),
+    Known::fails("routes_choose_and_weigh", EXPERTS),
+    Known::fails("operations_of_nobody_are_refused", CUSTOM),
+    Known::fails("rows_of_others_compute", CUSTOM),
+    Known::fails("states_of_others_continue_however_they_are_cut", CUSTOM),
+    Known::fails("what_others_refuse_is_said", CUSTOM),
+    Known::fails("plain_attention_is_three_nodes", PLAIN),
+    Known::fails("sinks_and_biases_come_from_the_graph", PLAIN),
+    Known::fails("rope_sections_rotate", SECTIONS),
+    Known::fails("tokens_attend_within_their_ubatch", BATCH),
+    Known::fails("unsound_batch_visibilities_are_refused", BATCH),
+];
+
+backend_contract!(|| Subject::new(LoopsBackend).with_known(KNOWN));
