@@ -47,10 +47,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// # Errors
     /// [`EngineError::State`] for the first layer whose rows are no whole blocks.
     pub fn check_save_type(&self, kv_type: KvType) -> Result<(), EngineError> {
-        Ok(check_kv_type(
-            self.runner.rows.layout(),
-            kv_type,
-        )?)
+        Ok(check_kv_type(self.runner.rows.layout(), kv_type)?)
     }
 
     /// Writes what is remembered of sequences, and returns how many bytes that took. Nothing is

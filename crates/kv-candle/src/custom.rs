@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomShape};
+use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
 use kv_core::graph::{CustomSpec, Graph, Node, StateGroup};
 use kv_core::layers::RowLayout;
 
@@ -86,7 +86,11 @@ impl Custom {
         match states {
             Some(tensor) => {
                 let mut all = host(&tensor).on_device()?;
-                call.recur(groups, (&mut all, self.n_state), &mut out)?;
+                let states = CustomStates {
+                    values: &mut all,
+                    n_state: self.n_state,
+                };
+                call.recur(groups, states, &mut out)?;
                 self.put(tensor, groups, &all).on_device()?;
             }
             None => call.rows(0..node.n_rows(), &mut out)?,

@@ -180,8 +180,8 @@ pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// Scores, weights and sums are what they are defined to be, also for rows that see nothing; a table
-/// that does not reach what a row sees is refused.
+/// Scores, weights and sums are what they are defined to be, also for rows that see nothing; a
+/// table that does not reach what a row sees is refused.
 pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
     let kv_type = subject.backend.info().kv_types[0];
     let layout = layout(2, N_CELLS, (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim), kv_type);

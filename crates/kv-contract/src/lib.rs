@@ -1,10 +1,10 @@
 //! The contract suite: what a [`Backend`] means, as tests that every backend runs.
 //!
 //! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). A test
-//! that a backend cannot pass yet is declared with its reason ([`Known::fails`]); a declared failure
-//! that passes fails the suite, so declarations do not outlive their reasons. Knows no backend;
-//! numbers are compared with values computed in `f64` from the definitions ([`evaluate`]) within
-//! the [`Tolerance`] that a backend declares.
+//! that a backend cannot pass yet is declared with its reason ([`Known::fails`]); a declared
+//! failure that passes fails the suite, so declarations do not outlive their reasons. Knows no
+//! backend; numbers are compared with values computed in `f64` from the definitions ([`evaluate`])
+//! within the [`Tolerance`] that a backend declares.
 
 // These are tests: they fail by panicking.
 #![allow(

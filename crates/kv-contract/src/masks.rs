@@ -1,7 +1,9 @@
 //! The contract of attention against masks that were computed independently: a backend attends over
-//! exactly the cells that each of the 57 golden masks shows, with its linear biases where it has them.
+//! exactly the cells that each of the 57 golden masks shows, with its linear biases where it has
+//! them.
 //!
-//! What is wanted follows from the masks' tables alone: no window, run or visibility of ours is asked.
+//! What is wanted follows from the masks' tables alone: no window, run or visibility of ours is
+//! asked.
 
 use serde::Deserialize;
 

@@ -1,5 +1,5 @@
-//! [`OneOp`]: an operation on stored rows as a graph of its own, which is how tests ask a backend to
-//! store K and V and to attend.
+//! [`OneOp`]: an operation on stored rows as a graph of its own, which is how tests ask a backend
+//! to store K and V and to attend.
 //!
 //! A backend has no methods for operations, so what is tested is what its graphs compute. Knows no
 //! backend; wanted values come from [`evaluate`].

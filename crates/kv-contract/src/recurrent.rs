@@ -1,5 +1,5 @@
-//! The contract of recurrent layers: convolutions and scans over ragged groups of rows, and the states
-//! that they leave behind.
+//! The contract of recurrent layers: convolutions and scans over ragged groups of rows, and the
+//! states that they leave behind.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -239,7 +239,8 @@ pub fn latents_of_every_type_are_attended<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// A graph with a latent layer, one with values of its own, and one that shares the first one's rows.
+/// A graph with a latent layer, one with values of its own, and one that shares the first one's
+/// rows.
 fn graph(n_tokens: usize) -> Graph {
     let mut b = GraphBuilder::new(GraphShape {
         n_tokens,
@@ -320,8 +321,8 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
     }
 }
 
-/// A state of latents and shared rows is read from a backend's rows and written to others: attention
-/// over them gives the same bits, and no row is asked for that is not there.
+/// A state of latents and shared rows is read from a backend's rows and written to others:
+/// attention over them gives the same bits, and no row is asked for that is not there.
 pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let mirrored = |i: u32| CellIdx(N_CELLS as u32 - 1 - i);

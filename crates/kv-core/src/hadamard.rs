@@ -1,11 +1,11 @@
-//! [`HeadRotation`]: a rotation of the heads of stored rows, which spreads outliers over many values
-//! before they are quantised.
+//! [`HeadRotation`]: a rotation of the heads of stored rows, which spreads outliers over many
+//! values before they are quantised.
 //!
 //! The rotation is a Walsh-Hadamard transform of groups of `2^k` values, divided by `sqrt(2^k)`:
 //! orthogonal and its own inverse, so dot products of two rotated vectors are those of the vectors
-//! themselves (QuaRot: Ashkboos et al., arXiv 2404.00456). Invariant: every sum is one of two values
-//! in a fixed order, so the same bits come out whichever instructions compute it. Knows nothing of
-//! storage types.
+//! themselves (QuaRot: Ashkboos et al., arXiv 2404.00456). Invariant: every sum is one of two
+//! values in a fixed order, so the same bits come out whichever instructions compute it. Knows
+//! nothing of storage types.
 
 use serde::{Deserialize, Serialize};
 

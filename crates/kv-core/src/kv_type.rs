@@ -37,10 +37,17 @@ pub enum KvType {
     IQ4_NL,
 }
 
-/// A name that is no [`KvType`].
+/// A text that names no KV type, or no layers with their types.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("unknown KV type '{name}': choose one of {known}", name = .0, known = names())]
-pub struct UnknownKvType(pub String);
+#[non_exhaustive]
+pub enum KvTypeError {
+    /// A name that is no [`KvType`].
+    #[error("unknown KV type '{name}': choose one of {known}", name = .0, known = names())]
+    Unknown(String),
+    /// A text that is no [`LayerKvTypes`](crate::kv_types::LayerKvTypes).
+    #[error("'{0}' is not of the form LAYERS=TYPE, such as 0-3=f16 or 5=q8_0/q4_0")]
+    Form(String),
+}
 
 fn names() -> String {
     KvType::ALL.map(|t| t.to_string()).join(", ")
@@ -121,13 +128,13 @@ impl fmt::Display for KvType {
 }
 
 impl FromStr for KvType {
-    type Err = UnknownKvType;
+    type Err = KvTypeError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         let known = Self::ALL
             .into_iter()
             .find(|t| t.to_string() == s.to_lowercase());
-        known.ok_or_else(|| UnknownKvType(s.to_owned()))
+        known.ok_or_else(|| KvTypeError::Unknown(s.to_owned()))
     }
 }
 

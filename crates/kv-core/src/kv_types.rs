@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hadamard::HeadRotation;
 use crate::ids::LayerIdx;
-use crate::kv_type::{KvType, UnknownKvType};
+use crate::kv_type::{KvType, KvTypeError};
 
 /// Whether quantised rows are rotated, see [`crate::hadamard`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,18 +50,6 @@ pub struct LayerKvTypes {
     pub k: KvType,
     /// Type of their V rows.
     pub v: KvType,
-}
-
-/// A text that names no layers and types.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LayerKvTypesError {
-    /// It has another form.
-    #[error("'{0}' is not of the form LAYERS=TYPE, such as 0-3=f16 or 5=q8_0/q4_0")]
-    Form(String),
-    /// What should be a type is none.
-    #[error(transparent)]
-    Type(#[from] UnknownKvType),
 }
 
 impl KvTypes {
@@ -147,10 +135,10 @@ fn write_pair(f: &mut fmt::Formatter<'_>, k: KvType, v: KvType) -> fmt::Result {
 
 /// `0-3=f16` and `5=q8_0/q4_0`: layers, then the type of K and V, or of K and of V.
 impl FromStr for LayerKvTypes {
-    type Err = LayerKvTypesError;
+    type Err = KvTypeError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let form = || LayerKvTypesError::Form(s.to_owned());
+        let form = || KvTypeError::Form(s.to_owned());
         let layer = |s: &str| s.parse().map(LayerIdx).map_err(|_| form());
         let (layers, types) = s.split_once('=').ok_or_else(form)?;
         let (first, last) = layers.split_once('-').unwrap_or((layers, layers));
@@ -204,14 +192,11 @@ mod tests {
             "0-1-2=f16",
         ] {
             let error = wrong.parse::<LayerKvTypes>().unwrap_err();
-            assert_eq!(error, LayerKvTypesError::Form(wrong.to_owned()));
+            assert_eq!(error, KvTypeError::Form(wrong.to_owned()));
         }
         for wrong in ["0=", "0=q9", "0=f16/", "0=f16/q8_0/f32"] {
             let error = wrong.parse::<LayerKvTypes>().unwrap_err();
-            assert!(
-                matches!(error, LayerKvTypesError::Type(_)),
-                "{wrong}: {error}"
-            );
+            assert!(matches!(error, KvTypeError::Unknown(_)), "{wrong}: {error}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! RoPE: Su et al., arXiv 2104.09864. YaRN: Peng et al., arXiv 2309.00071. Invariant: angles are
 //! computed in `f64`, so they do not depend on the order in which positions are visited.
-//! Knows nothing of tensors: executors rotate, this says by how much.
+//! Knows nothing of tensors: executors rotate by the angles given here.
 
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +44,8 @@ pub enum RopeScaling {
         /// Factor on the rotated values; `0.1 ln(factor) + 1` in the paper.
         attention_factor: f64,
     },
-    /// By [`RopeSpec::factors`] alone; values scaled by `attention_factor` (LongRoPE: Ding et al., arXiv
+    /// By [`RopeSpec::factors`] alone; values scaled by `attention_factor` (LongRoPE: Ding et al.,
+    /// arXiv
     /// 2402.13753).
     LongRope {
         /// Factor on the rotated values.
@@ -96,7 +97,7 @@ impl RopeSpec {
                 beta_slow,
                 ..
             } => {
-                // Index of the pair that makes `rotations` turns over the original context.
+                // Index of the pair that rotates `rotations` times over the original context.
                 let pair_of = |rotations: f64| {
                     let wavelength =
                         f64::from(original_context) / (rotations * std::f64::consts::TAU);
@@ -148,11 +149,11 @@ impl RopeSpec {
     }
 }
 
-/// Which pairs of a head turn with the position, which with the row and which with the column of a
-/// token (M-RoPE: Wang et al., arXiv 2409.12191).
+/// Which pairs of a head rotate with the position, which with the row and which with the column of
+/// a token (M-RoPE: Wang et al., arXiv 2409.12191).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RopeSections {
-    /// Pairs that turn with position, row and column; `n_rot / 2` together.
+    /// Pairs that rotate with position, row and column; `n_rot / 2` together.
     pub pairs: [usize; 3],
     /// How they lie.
     pub order: SectionOrder,
@@ -176,7 +177,7 @@ impl RopeSections {
         self.pairs[0] + self.pairs[1] + self.pairs[2]
     }
 
-    /// What pair number `pair` turns with: 0 the position, 1 the row, 2 the column.
+    /// What pair number `pair` rotates with: 0 the position, 1 the row, 2 the column.
     pub const fn axis(&self, pair: usize) -> usize {
         let [positions, rows, columns] = self.pairs;
         match self.order {
@@ -191,10 +192,11 @@ impl RopeSections {
 }
 
 impl RopeSpec {
-    /// As [`RopeSpec::angles`], where each pair turns with one of position, row and column.
+    /// As [`RopeSpec::angles`], where each pair rotates with one of position, row and column.
     pub fn section_angles(
         &self,
-        (frequencies, sections): (&[f64], &RopeSections),
+        frequencies: &[f64],
+        sections: &RopeSections,
         coordinates: [u32; 3],
         cos: &mut [f32],
         sin: &mut [f32],
@@ -230,8 +232,8 @@ impl Rotation {
 
     /// Cosines and sines of a move by `delta`, one for each pair of a head.
     pub fn angles(&self, delta: PosDelta) -> (Vec<f32>, Vec<f32>) {
-        let turn = |frequency: &f64| (f64::from(delta.0) * frequency).sin_cos();
-        let angles = self.frequencies.iter().map(turn);
+        let angle = |frequency: &f64| (f64::from(delta.0) * frequency).sin_cos();
+        let angles = self.frequencies.iter().map(angle);
         angles.map(|(sin, cos)| (cos as f32, sin as f32)).unzip()
     }
 }
@@ -309,7 +311,7 @@ mod tests {
 
     #[test]
     fn styles_pair_different_values() {
-        let (cos, sin) = ([0.0, 0.0], [1.0, 1.0]); // a quarter turn
+        let (cos, sin) = ([0.0, 0.0], [1.0, 1.0]); // by 90 degrees
         let mut norm = [1.0, 2.0, 3.0, 4.0];
         plain(RopeStyle::Norm, 4).rotate_head(&mut norm, &cos, &sin);
         assert_eq!(norm, [-2.0, 1.0, -4.0, 3.0]);
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_say_what_a_pair_turns_with() {
+    fn pairs_of_a_section_rotate_with_its_axis() {
         let axes = |pairs, order| -> Vec<usize> {
             let sections = RopeSections { pairs, order };
             (0..sections.n_pairs()).map(|p| sections.axis(p)).collect()
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn text_turns_as_without_sections() {
+    fn text_rotates_as_without_sections() {
         let spec = plain(RopeStyle::Neox, 16);
         let frequencies = spec.frequencies(None);
         let sections = RopeSections {
@@ -357,8 +359,7 @@ mod tests {
         };
         let angles = |coordinates| {
             let (mut cos, mut sin) = ([0.0; 8], [0.0; 8]);
-            let by = (frequencies.as_slice(), &sections);
-            spec.section_angles(by, coordinates, &mut cos, &mut sin);
+            spec.section_angles(&frequencies, &sections, coordinates, &mut cos, &mut sin);
             (cos, sin)
         };
         let (mut cos, mut sin) = ([0.0; 8], [0.0; 8]);

@@ -15,8 +15,8 @@ pub trait ByteOwner: Send + Sync {
     /// All of them; never fewer than at first.
     fn bytes(&self) -> &[u8];
 
-    /// Copies bytes `start..start + to.len()` of them, or says that it cannot. An owner that has them elsewhere, too, need
-    /// not bring them into this process's memory for that.
+    /// Copies bytes `start..start + to.len()` of them; returns whether they exist. An owner that
+    /// has them in a file, too, need not bring them into this process's memory for that.
     fn copy(&self, start: usize, to: &mut [u8]) -> bool {
         let from = start
             .checked_add(to.len())
@@ -24,8 +24,8 @@ pub trait ByteOwner: Send + Sync {
         from.map(|from| to.copy_from_slice(from)).is_some()
     }
 
-    /// Says that these bytes will hardly be read again. An owner that has them elsewhere, too, may let go of the memory
-    /// that they take; it brings them back when they are read.
+    /// A hint that these bytes will hardly be read again. An owner that has them in a file, too,
+    /// may release the memory that they take; it reads them again when they are needed.
     fn release(&self, _bytes: Range<usize>) {}
 }
 
@@ -59,8 +59,8 @@ impl SharedBytes {
         })
     }
 
-    /// Copies as many of these bytes as there is room for, from byte `start` on: for those who read them once. Returns
-    /// whether there are so many.
+    /// Copies `to.len()` of these bytes, from byte `start` on, for whoever reads them once. Returns
+    /// whether they exist.
     pub fn copy(&self, start: usize, to: &mut [u8]) -> bool {
         let end = start
             .checked_add(to.len())
@@ -68,7 +68,7 @@ impl SharedBytes {
         end.is_some() && self.owner.copy(self.range.start + start, to)
     }
 
-    /// Says that some of these bytes will hardly be read again, so that they need not stay in memory.
+    /// A hint that some of these bytes will hardly be read again, so they need not stay in memory.
     pub fn release(&self, bytes: Range<usize>) {
         let ours = |at: usize| self.range.start.saturating_add(at).min(self.range.end);
         self.owner.release(ours(bytes.start)..ours(bytes.end));
@@ -97,8 +97,9 @@ impl fmt::Debug for SharedBytes {
     }
 }
 
-/// Weights of so few bytes are decoded from a copy: the pages of a mapped file bring in their neighbours.
-const COPIED: usize = 1 << 20;
+/// Weights of at most this many bytes are decoded from a copy: reading a page of a mapped file
+/// brings in its neighbours.
+const MAX_COPIED_BYTES: usize = 1 << 20;
 
 /// One named tensor of a model, as it lies in its file.
 #[derive(Clone, Debug)]
@@ -255,7 +256,7 @@ impl Weight {
     /// All values as `f32`, row after row.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.n_rows() * self.n_columns()];
-        let mut copy = vec![0; self.bytes.len().min(COPIED)];
+        let mut copy = vec![0; self.bytes.len().min(MAX_COPIED_BYTES)];
         match copy.len() == self.bytes.len() && self.bytes.copy(0, &mut copy) {
             true => crate::block::dequantize(self.format, &copy, &mut values),
             false => crate::block::dequantize(self.format, &self.bytes, &mut values),

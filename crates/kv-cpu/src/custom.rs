@@ -3,7 +3,7 @@
 //! Invariant: an operation is called for ranges of rows that depend on their number alone, so results
 //! do not depend on threads. Knows nothing of what is computed.
 
-use kv_core::backend::{BackendError, CustomCall, MAX_CUSTOM_OPERANDS};
+use kv_core::backend::{BackendError, CustomCall, CustomStates, MAX_CUSTOM_OPERANDS};
 use kv_core::graph::StateGroup;
 
 use crate::plan::{Buf, CustomStep};
@@ -40,7 +40,14 @@ pub(crate) fn run(
         };
         // SAFETY: the plan gives `out` a place that this step does not read; one thread is here.
         let out = unsafe { values.range(0..out.len()) };
-        return call.recur(groups, (states, n_state), out);
+        return call.recur(
+            groups,
+            CustomStates {
+                values: states,
+                n_state,
+            },
+            out,
+        );
     }
     lead.each(out.rows.div_ceil(ROWS_PER_TASK), &|_, task| {
         let rows = task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(out.rows);

@@ -114,8 +114,8 @@ impl Run<'_> {
                     match &table.sections {
                         None => spec.angles(frequencies, positions[token], cos, sin),
                         Some(sections) => {
-                            let by = (frequencies, sections);
-                            spec.section_angles(by, coordinates[token], cos, sin);
+                            let at = coordinates[token];
+                            spec.section_angles(frequencies, sections, at, cos, sin);
                         }
                     }
                 }

@@ -23,8 +23,8 @@ pub(crate) fn angles(
         match &rotation.sections {
             None => rotation.rope.angles(&rotation.frequencies, at[0], cos, sin),
             Some(sections) => {
-                let by = (rotation.frequencies.as_slice(), sections);
-                rotation.rope.section_angles(by, at, cos, sin);
+                let (rope, frequencies) = (&rotation.rope, rotation.frequencies.as_slice());
+                rope.section_angles(frequencies, sections, at, cos, sin);
             }
         }
     }
@@ -41,11 +41,11 @@ pub(crate) fn rotate(x: &Tensor, rope: &RopeSpec, [cos, sin]: &[Tensor; 2]) -> R
     if half == 0 {
         return Ok(x.clone());
     }
-    let turned = x.narrow(D::Minus1, 0, rope.n_rot)?;
+    let rotated = x.narrow(D::Minus1, 0, rope.n_rot)?;
     // Along which dimension of `[n, heads, .., ..]` the two values of a pair lie.
     let (pairs, along) = match rope.style {
-        RopeStyle::Norm => (turned.contiguous()?.reshape((n, heads, half, 2))?, 3),
-        RopeStyle::Neox => (turned.contiguous()?.reshape((n, heads, 2, half))?, 2),
+        RopeStyle::Norm => (rotated.contiguous()?.reshape((n, heads, half, 2))?, 3),
+        RopeStyle::Neox => (rotated.contiguous()?.reshape((n, heads, 2, half))?, 2),
     };
     let (a, b) = (
         pairs.narrow(along, 0, 1)?.squeeze(along)?,
@@ -53,12 +53,12 @@ pub(crate) fn rotate(x: &Tensor, rope: &RopeSpec, [cos, sin]: &[Tensor; 2]) -> R
     );
     let new_a = a.broadcast_mul(cos)?.sub(&b.broadcast_mul(sin)?)?;
     let new_b = a.broadcast_mul(sin)?.add(&b.broadcast_mul(cos)?)?;
-    let turned = Tensor::stack(&[new_a, new_b], along)?.reshape((n, heads, rope.n_rot))?;
+    let rotated = Tensor::stack(&[new_a, new_b], along)?.reshape((n, heads, rope.n_rot))?;
     if rope.n_rot == dim {
-        return Ok(turned);
+        return Ok(rotated);
     }
     Tensor::cat(
-        &[turned, x.narrow(D::Minus1, rope.n_rot, dim - rope.n_rot)?],
+        &[rotated, x.narrow(D::Minus1, rope.n_rot, dim - rope.n_rot)?],
         D::Minus1,
     )
 }

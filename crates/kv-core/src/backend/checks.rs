@@ -2,8 +2,8 @@
 //! [`check_rows`]) when it is compiled, and whether inputs fit the graph ([`check_inputs`]) before
 //! anything is computed.
 //!
-//! Invariant: after [`check_inputs`] every id is a row of what it selects from, every cell is a row of
-//! its part, and visibilities and groups are sound. Knows nothing of devices.
+//! Invariant: after [`check_inputs`] every id is a row of what it selects from, every cell is a row
+//! of its part, and visibilities and groups are sound. Knows nothing of devices.
 
 use super::BackendError;
 use super::rows::RowKind;
@@ -58,8 +58,8 @@ fn user_of(graph: &Graph, weight: &str) -> String {
     node.map_or_else(String::new, |node| node.name.clone())
 }
 
-/// Checks that the layers of `graph` have rows of its shapes in `layout`, in the part whose cells it
-/// stores to.
+/// Checks that the layers of `graph` have rows of its shapes in `layout`, in the part whose cells
+/// it stores to.
 ///
 /// # Errors
 /// [`BackendError::NoRows`] and [`BackendError::RowShape`].

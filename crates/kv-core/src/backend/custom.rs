@@ -1,9 +1,9 @@
-//! [`CustomOp`]: what someone else's operation computes, and [`CustomCall`], which calls it.
+//! [`CustomOp`]: an operation that a program or a model brings, and [`CustomCall`], which calls it.
 //!
-//! An implementation sees consecutive rows of **one** sequence, and the state before them. It is called
-//! for as many rows at once as happen to lie together, so its results must not depend on how a
-//! sequence is cut up: then they do not depend on batches, and rollback, copies and snapshots of its
-//! state work without its knowing of them. Knows nothing of devices: values are on the host.
+//! An implementation sees consecutive rows of **one** sequence, and the state before them. It is
+//! called for as many rows at once as happen to lie together, so its results must not depend on how
+//! a sequence is cut up: then they do not depend on batches, and rollback, copies and snapshots of
+//! its state work without its knowing of them. Knows nothing of devices: values are on the host.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::ids::CellIdx;
 /// Operands that a custom operation may have, the states not counted.
 pub const MAX_CUSTOM_OPERANDS: usize = 16;
 
-/// An operation on rows, written outside of this crate.
+/// An operation on rows that no backend has of its own.
 pub trait CustomOp: fmt::Debug + Send + Sync {
     /// The name that graphs call it by ([`CustomSpec::name`]).
     fn name(&self) -> &str;
@@ -41,7 +41,7 @@ pub trait CustomOp: fmt::Debug + Send + Sync {
 /// The sizes of a node that is to be computed.
 #[derive(Clone, Debug)]
 pub struct CustomShape<'a> {
-    /// What the graph says.
+    /// The operation as the graph names it.
     pub spec: &'a CustomSpec,
     /// Values of one row of each operand.
     pub widths: &'a [usize],
@@ -56,7 +56,7 @@ pub struct CustomShape<'a> {
 /// Rows to compute.
 #[derive(Clone, Copy, Debug)]
 pub struct CustomRows<'a> {
-    /// What the graph says.
+    /// The operation as the graph names it.
     pub spec: &'a CustomSpec,
     /// Number of rows.
     pub n_rows: usize,
@@ -67,7 +67,7 @@ pub struct CustomRows<'a> {
 }
 
 impl CustomShape<'_> {
-    /// What [`CustomOp::check`] can say of a node: its sizes, and the ones that are wanted, in words.
+    /// A message for [`CustomOp::check`]: the sizes of the node, and the wanted ones in words.
     pub fn refusal(&self, wanted: &str) -> String {
         format!(
             "operands of {:?} values to {}, with weights {:?} and a state of {}; wanted: {wanted}",
@@ -170,12 +170,21 @@ fn custom_error(spec: &CustomSpec, node: &str, reason: String) -> BackendError {
     }
 }
 
+/// The states of a layer.
+#[derive(Debug)]
+pub struct CustomStates<'a> {
+    /// All of them, `[n_states, n_state]`.
+    pub values: &'a mut [f32],
+    /// Values of one state.
+    pub n_state: usize,
+}
+
 /// A node with its operands, ready to be computed.
 #[derive(Clone, Copy, Debug)]
 pub struct CustomCall<'a> {
     /// The implementation.
     pub op: &'a dyn CustomOp,
-    /// What the graph says.
+    /// The operation as the graph names it.
     pub spec: &'a CustomSpec,
     /// The node's name.
     pub node: &'a str,
@@ -196,18 +205,22 @@ impl CustomCall<'_> {
         self.call(rows, &mut [], out)
     }
 
-    /// Computes all rows of an operation with states, `[n_states, n_state]`, group by group, and leaves
-    /// the states where the groups say. The groups were checked for these rows and states.
+    /// Computes all rows of an operation with states, group by group, and stores the states that
+    /// the groups name. The groups were checked for these rows and states.
     ///
     /// # Errors
-    /// [`BackendError::CustomOp`] where the implementation fails; [`BackendError::WrongLength`] where
-    /// a group names a state or row that is not there.
+    /// [`BackendError::CustomOp`] where the implementation fails; [`BackendError::WrongLength`]
+    /// where a group names a state or row that is not there.
     pub fn recur(
         &self,
         groups: &[StateGroup],
-        (states, n_state): (&mut [f32], usize),
+        states: CustomStates<'_>,
         out: &mut [f32],
     ) -> Result<(), BackendError> {
+        let CustomStates {
+            values: states,
+            n_state,
+        } = states;
         let width = out.len() / self.n_rows.max(1);
         for group in groups {
             let Some(last) = group.stores.last() else {

@@ -1,9 +1,10 @@
 //! [`Backend`]: what a device must be able to do, and how it may fail.
 //!
 //! A backend stores K and V rows, loads weights in their stored format, compiles a graph once and
-//! runs it many times. Its trait has only what an engine calls: what an operation computes is tested
-//! through graphs of one node, so no backend passes the contract suite (the crate `kv-contract`) with
-//! code that runs elsewhere than its graphs. [`null`] is the smallest backend, to start from.
+//! runs it many times. Its trait has only what an engine calls: what an operation computes is
+//! tested through graphs of one node, so no backend passes the contract suite (the crate
+//! `kv-contract`) with code that runs elsewhere than its graphs. [`null`] is the smallest backend,
+//! to start from.
 //!
 //! A backend trusts its caller in what `kv-core` has validated (cells are free, positions grow) and
 //! checks what only it can know (weights, memory of the device).
@@ -23,7 +24,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use checks::{check_inputs, check_rows, check_weights};
-pub use custom::{CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, MAX_CUSTOM_OPERANDS};
+pub use custom::{
+    CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, CustomStates, MAX_CUSTOM_OPERANDS,
+};
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::{BackendError, expect_len};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
@@ -74,8 +77,8 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Takes implementations of custom operations: graphs that are compiled with weights loaded from
-    /// now on may name them. One with the name of another replaces it.
+    /// Takes implementations of custom operations: graphs that are compiled with weights loaded
+    /// from now on may name them. One with the name of another replaces it.
     ///
     /// # Errors
     /// [`BackendError::NoCustomOps`] where the backend cannot compute any.
@@ -118,8 +121,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Runs a program: stores the tokens' rows and computes the graph's outputs.
     ///
     /// Outputs are complete when it returns. A run of a graph without output rows may return with
-    /// work under way: [`Backend::finish`] waits for it. Inputs may be changed or dropped as soon as
-    /// it has returned.
+    /// work under way: [`Backend::finish`] waits for it. Inputs may be changed or dropped as soon
+    /// as it has returned.
     ///
     /// # Errors
     /// [`BackendError::Input`] where inputs do not have the graph's shape; device failures. Rows
@@ -132,9 +135,9 @@ pub trait Backend: Send + Sync + 'static {
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError>;
 
-    /// Waits for all runs that are under way on these rows. An engine calls it before it gives up the
-    /// possibility to undo them. The body here is for backends whose runs are complete when they
-    /// return.
+    /// Waits for all runs that are under way on these rows. An engine calls it before it gives up
+    /// the possibility to undo them. The body here is for backends whose runs are complete when
+    /// they return.
     ///
     /// # Errors
     /// What failed since the last call. Every run since then counts as failed.
@@ -143,8 +146,8 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Reads the stored bytes of some rows; `out` takes exactly the span's bytes. Runs that are under
-    /// way are waited for.
+    /// Reads the stored bytes of some rows; `out` takes exactly the span's bytes. Runs that are
+    /// under way are waited for.
     ///
     /// # Errors
     /// [`BackendError::RowOutOfRange`] or [`BackendError::WrongLength`].
@@ -177,8 +180,8 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Moves keys to other positions: rotates the K rows of every layer of the named parts by the
     /// layer's own rotation, without its magnitude, and leaves all other rows as they are. Rows
-    /// that are named twice move twice. `ropes` has an entry for each layer of these parts. The body
-    /// here goes through the host.
+    /// that are named twice move twice. `ropes` has an entry for each layer of these parts. The
+    /// body here goes through the host.
     ///
     /// # Errors
     /// [`BackendError::MissingRope`], [`BackendError::RopeWidth`] and

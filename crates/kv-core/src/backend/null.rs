@@ -1,10 +1,10 @@
-//! [`NullBackend`]: the smallest backend. It stores rows, checks everything and computes nothing: all
-//! outputs are zeros.
+//! [`NullBackend`]: the smallest backend. It stores rows, checks everything and computes nothing:
+//! all outputs are zeros.
 //!
-//! It is what to start a backend from, read from top to bottom: each of the seven methods that must be
-//! written is here, with what it owes to its caller. [`HostRows`] and [`HostWeights`] are of use to any
-//! backend that computes on the host. It also serves tests of memories and schedulers, where logits do
-//! not matter. Invariant: it accepts and refuses what a backend that computes would.
+//! It is what to start a backend from, read from top to bottom: each of the seven methods that must
+//! be written is here, with what it owes to its caller. [`HostRows`] and [`HostWeights`] are of use
+//! to any backend that computes on the host. It also serves tests of memories and schedulers, where
+//! logits do not matter. Invariant: it accepts and refuses what a backend that computes would.
 
 use std::sync::Arc;
 
@@ -33,7 +33,8 @@ pub struct NullProgram {
 }
 
 impl Backend for NullBackend {
-    // A device with memory of its own has buffers here, weights in its own formats, kernels to launch.
+    // A device with memory of its own has buffers here, weights in its own formats, kernels to
+    // launch.
     type Rows = HostRows;
     type Weights = HostWeights;
     type Program = NullProgram;
@@ -47,8 +48,8 @@ impl Backend for NullBackend {
         }
     }
 
-    // Called once for an engine, before anything runs: the only allocation of rows. What does not fit
-    // is an error with its size, not an abort.
+    // Called once for an engine, before anything runs: the only allocation of rows. What does not
+    // fit is an error with its size, not an abort.
     fn allocate(&self, layout: &RowLayout) -> Result<HostRows, BackendError> {
         HostRows::zeroed(NAME, layout)
     }
@@ -63,9 +64,9 @@ impl Backend for NullBackend {
         Ok(HostWeights(source))
     }
 
-    // Everything that can be refused before inputs are known is refused here: absent weights, shapes,
-    // rows, operations. Here belongs what is done once for a graph: choosing kernels, fusing,
-    // allocating scratch memory.
+    // Everything that can be refused before inputs are known is refused here: absent weights,
+    // shapes, rows, operations. Here belongs what is done once for a graph: choosing kernels,
+    // fusing, allocating scratch memory.
     fn compile(
         &self,
         graph: &Graph,
@@ -106,7 +107,8 @@ impl Backend for NullBackend {
         Ok(())
     }
 
-    // Saved states, copies and shifts of keys go through these two where a backend has no better way.
+    // Saved states, copies and shifts of keys go through these two where a backend has no better
+    // way.
     fn read_rows(
         &self,
         rows: &HostRows,

@@ -116,8 +116,8 @@ impl<'a> Profiler<'a> {
         Self(profile.map(|profile| (profile, Instant::now())))
     }
 
-    /// Adds the time since the last call (or the start) to a kind of steps, with the bytes of weight
-    /// matrices that were read in it.
+    /// Adds the time since the last call (or the start) to a kind of steps, with the bytes of
+    /// weight matrices that were read in it.
     pub fn record(&mut self, step: impl FnOnce() -> (StepKind, usize)) {
         if let Some((profile, last)) = &mut self.0 {
             let now = Instant::now();

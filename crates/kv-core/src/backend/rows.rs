@@ -18,7 +18,8 @@ pub trait RowStorage: Any + Send {
     fn layout(&self) -> &RowLayout;
 
     /// Bytes that one kind of rows of a layer takes: what was allocated for it, measured and not
-    /// computed from the layout. It must be what [`MemoryPlan`](crate::memory_plan::MemoryPlan) said.
+    /// computed from the layout. It must be what [`MemoryPlan`](crate::memory_plan::MemoryPlan)
+    /// said.
     ///
     /// # Errors
     /// [`BackendError::NoRows`] where the layer has no rows of this kind.

@@ -1,5 +1,5 @@
-//! Moving keys to other positions through the host: the definition of [`Backend::shift_rows`], right
-//! for every element type.
+//! Moving keys to other positions through the host: the definition of [`Backend::shift_rows`],
+//! right for every element type.
 //!
 //! Rows are decoded, rotated and encoded again, so stored types round once more.
 
