@@ -73,7 +73,7 @@ pub(crate) struct EmbedArgs {
 pub(crate) enum PoolingName {
     /// The mean of all rows
     Mean,
-    /// The row of the first token ([CLS])
+    /// The row of the first token (CLS)
     Cls,
     /// The row of the last token
     Last,
