@@ -112,7 +112,7 @@ impl Model for Encoder {
                     let seen = b.input(Input::Visibility { part, window })?;
                     b.attend(&name, index, spec, [q, stored, seen])?
                 }
-                _ => b.attend_batch(&name, (spec, None), [q, k, v], window)?,
+                _ => b.attend_batch(&name, spec, [q, k, v], window)?,
             };
             x = b.add(&format!("out-{layer}"), kqv, x)?;
         }

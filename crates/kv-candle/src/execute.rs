@@ -1,8 +1,8 @@
-//! Walks a [`Program`]: one match, one line for each operation.
+//! Runs a [`Program`]: a few lines for each operation.
 //!
 //! Invariant: inputs are checked whole before the first node is computed; results without values
-//! (no outputs wanted) are never made, so no operation meets an empty tensor. Knows nothing of how
-//! an operation is done where it takes more than a line.
+//! (no outputs wanted) are never made, so no operation meets an empty tensor. Does not know how
+//! an operation is computed where it takes more than a few lines.
 
 use candle_core::{Device, Tensor};
 use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
@@ -144,7 +144,7 @@ impl Run<'_> {
             Op::Input(Input::Embeddings { .. }) => {
                 Tensor::from_slice(inputs.embeddings, shape, &program.device)
             }
-            // Numbers and visibility stay on the host until an operation asks for them.
+            // Ids and visibility stay on the host until an operation reads them.
             Op::Input(_) => return Ok(None),
             Op::Embed { weight } => program
                 .weight(weight, node)?
@@ -168,25 +168,78 @@ impl Run<'_> {
                 ops::rotate(self.operand(node, 0)?, rope, angles)
             }
             Op::Reshape => self.operand(node, 0)?.reshape(shape),
+            Op::Columns { first } => {
+                let columns = self.operand(node, 0)?.narrow(1, *first, node.row_len());
+                columns.and_then(|c| c.contiguous())
+            }
+            Op::StoreKv { layer } => {
+                let [k, v] = self.operands(node)?;
+                return self.store(node, (*layer, 2), [k, v]);
+            }
+            Op::StoreK { layer } => {
+                let [k] = self.operands(node)?;
+                return self.store(node, (*layer, 1), [k, k]);
+            }
+            Op::LayerNorm { weight, bias, eps } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(weight, node)?, bias.transpose()?);
+                ops::layer_norm(self.operand(node, 0)?, weights, *eps)
+            }
+            Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
+            Op::ExpertLinear { weight, bias } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                let weights = (program.weight(weight, node)?, bias.transpose()?);
+                let slots = self.slots(node)?;
+                ops::expert_linear(self.operand(node, 0)?, &slots, weights)
+            }
+            Op::ExpertScale => ops::expert_scale(self.operand(node, 0)?, &self.slots(node)?),
+            Op::ExpertSum => self.operand(node, 0)?.sum(1),
+            Op::Custom { custom } => return self.custom(node, custom).map(Some),
+            Op::TakeRows => self
+                .operand(node, 0)?
+                .index_select(&self.indices(node, 1)?, 0),
+            _ => self.elementwise(node)?,
+        };
+        result.map(Some).on_device()
+    }
+
+    /// The result of an elementwise operation.
+    fn elementwise(&self, node: &Node) -> Result<candle_core::Result<Tensor>, BackendError> {
+        let (program, inputs) = (self.program, self.inputs);
+        let unknown = || unsupported(node);
+        Ok(match &node.op {
             Op::Add => self.operand(node, 0)?.add(self.operand(node, 1)?),
             Op::Mul => self.operand(node, 0)?.mul(self.operand(node, 1)?),
             Op::Scale { factor } => self.operand(node, 0)?.affine(f64::from(*factor), 0.0),
             Op::Gate { activation } => {
                 let up = self.operand(node, 1)?;
-                let gate = activate(*activation, self.operand(node, 0)?);
-                let Some(gate) = gate else {
-                    return Err(unsupported(node));
-                };
+                let gate = activate(*activation, self.operand(node, 0)?).ok_or_else(unknown)?;
                 gate.and_then(|gate| gate.mul(up))
             }
-            Op::Activate { activation } => match activate(*activation, self.operand(node, 0)?) {
-                Some(result) => result,
-                None => return Err(unsupported(node)),
-            },
-            Op::Columns { first } => {
-                let columns = self.operand(node, 0)?.narrow(1, *first, node.row_len());
-                columns.and_then(|c| c.contiguous())
+            Op::Activate { activation } => {
+                activate(*activation, self.operand(node, 0)?).ok_or_else(unknown)?
             }
+            Op::AddRow { weight, row } => {
+                let added = program.weight(weight, node)?.narrow(0, *row, 1);
+                let x = self.operand(node, 0)?;
+                added.and_then(|added| x.broadcast_add(&added))
+            }
+            Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
+            Op::ClampedGate { slope, limit } => {
+                ops::clamped_gate(self.operands(node)?, (*slope, *limit))
+            }
+            Op::ScaleByPosition { scale } => {
+                let Ids { ids, .. } = ids(&program.graph, node, 1, inputs)?;
+                ops::scale_by_position(self.operand(node, 0)?, scale, ids)
+            }
+            _ => return self.across_tokens(node),
+        })
+    }
+
+    /// The result of an operation that reads other tokens.
+    fn across_tokens(&self, node: &Node) -> Result<candle_core::Result<Tensor>, BackendError> {
+        let (program, inputs) = (self.program, self.inputs);
+        Ok(match &node.op {
             Op::Conv { layer, conv } => {
                 let (_, tensors) = self.rows.states(*layer)?;
                 let bias = conv.bias.as_deref().map(|b| program.weight(b, node));
@@ -209,14 +262,6 @@ impl Run<'_> {
                 let rest = (scan, inputs.states);
                 ops::scan_heads(&tensors.state, self.operands(node)?, weights, rest)
             }
-            Op::StoreKv { layer } => {
-                let [k, v] = self.operands(node)?;
-                return self.store(node, (*layer, 2), [k, v]);
-            }
-            Op::StoreK { layer } => {
-                let [k] = self.operands(node)?;
-                return self.store(node, (*layer, 1), [k, k]);
-            }
             Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
@@ -225,7 +270,12 @@ impl Run<'_> {
             }
             Op::Kq { layer, spec } => {
                 let (_, tensors) = self.rows.layer(*layer)?;
-                ops::kq(&tensors.k, spec, self.operand(node, 0)?, shape[2])
+                ops::kq(
+                    &tensors.k,
+                    spec,
+                    self.operand(node, 0)?,
+                    node.row_len() / spec.n_heads.max(1),
+                )
             }
             Op::KqSoftMax { spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 1)?)?;
@@ -243,40 +293,8 @@ impl Run<'_> {
                 let (k, v) = (rows(1)?, rows(2)?);
                 ops::attend(&KvTensors { k, v }, spec, queries)
             }
-            Op::LayerNorm { weight, bias, eps } => {
-                let bias = bias.as_deref().map(|b| program.weight(b, node));
-                let weights = (program.weight(weight, node)?, bias.transpose()?);
-                ops::layer_norm(self.operand(node, 0)?, weights, *eps)
-            }
-            Op::AddRow { weight, row } => {
-                let added = program.weight(weight, node)?.narrow(0, *row, 1);
-                let x = self.operand(node, 0)?;
-                added.and_then(|added| x.broadcast_add(&added))
-            }
-            Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
-            Op::ClampedGate { slope, limit } => {
-                ops::clamped_gate(self.operands(node)?, (*slope, *limit))
-            }
-            Op::ScaleByPosition { scale } => {
-                let Ids { ids, .. } = ids(&program.graph, node, 1, inputs)?;
-                ops::scale_by_position(self.operand(node, 0)?, scale, ids)
-            }
-            Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
-            Op::ExpertLinear { weight, bias } => {
-                let bias = bias.as_deref().map(|b| program.weight(b, node));
-                let weights = (program.weight(weight, node)?, bias.transpose()?);
-                let slots = self.slots(node)?;
-                ops::expert_linear(self.operand(node, 0)?, &slots, weights)
-            }
-            Op::ExpertWeigh => ops::expert_weigh(self.operand(node, 0)?, &self.slots(node)?),
-            Op::ExpertSum => self.operand(node, 0)?.sum(1),
-            Op::Custom { custom } => return self.custom(node, custom).map(Some),
-            Op::TakeRows => self
-                .operand(node, 0)?
-                .index_select(&self.indices(node, 1)?, 0),
             _ => return Err(unsupported(node)),
-        };
-        result.map(Some).on_device()
+        })
     }
 
     /// Rows of K and V to the cells that operand `at` is.
@@ -310,7 +328,7 @@ impl Run<'_> {
         custom.run((node, spec), &operands, (states, self.inputs.states))
     }
 
-    /// What an attention takes beside its rows.
+    /// The operands of an attention other than its rows.
     fn queries<'r>(
         &'r self,
         node: &Node,
@@ -360,7 +378,7 @@ impl Run<'_> {
         ops::Slots::new(self.operand(node, 1)?, n_used).on_device()
     }
 
-    /// The numbers that operand `at` stands for, on the device.
+    /// The ids of operand `at`, on the device.
     fn indices(&self, node: &Node, at: usize) -> Result<Tensor, BackendError> {
         let Ids { ids, .. } = ids(&self.program.graph, node, at, self.inputs)?;
         Tensor::from_slice(ids, ids.len(), &self.program.device).on_device()

@@ -1,7 +1,7 @@
 //! [`Program`]: a graph with its weights, checked against the memory's layout.
 //!
 //! Invariant: every node's operation is known, every weight is there in its shape, every layer has
-//! rows of the graph's shape. Knows nothing of inputs.
+//! rows of the graph's shape. Does not know inputs.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub struct Program {
 #[derive(Debug)]
 pub(crate) struct Rotation {
     pub(crate) rope: RopeSpec,
-    /// What pairs turn with, where tokens may be in images.
+    /// Which coordinate rotates each pair, where tokens may be in images.
     pub(crate) sections: Option<RopeSections>,
     pub(crate) positions: Option<NodeId>,
     pub(crate) frequencies: Vec<f64>,
@@ -75,67 +75,18 @@ impl Program {
         Ok(program)
     }
 
+    /// Loads the weights of a node and the frequencies of its rotation.
     fn prepare(&mut self, node: &Node, weights: &Weights) -> Result<(), BackendError> {
-        match &node.op {
-            Op::Input(_) | Op::Reshape | Op::Add | Op::Mul | Op::Scale { .. } | Op::TakeRows => {}
-            Op::Columns { .. } | Op::Route { .. } | Op::ExpertWeigh | Op::ExpertSum => {}
-            Op::SoftCap { .. } | Op::ClampedGate { .. } => {}
-            Op::ScaleByPosition { .. } => {}
-            Op::StoreKv { .. } | Op::StoreK { .. } => {}
-            Op::Kq { .. } | Op::Kqv { .. } => {}
-            Op::Attend { sinks, .. }
-            | Op::AttendBatch { sinks, .. }
-            | Op::KqSoftMax { sinks, .. } => {
-                if let Some(sinks) = sinks {
-                    self.load(sinks, node, weights)?;
-                }
-            }
-            Op::Custom { custom } => {
-                for name in &custom.weights {
-                    self.load(name, node, weights)?;
-                }
-            }
-            Op::Gate { activation } | Op::Activate { activation } => match activation {
-                Activation::Silu | Activation::GeluTanh | Activation::GeluErf => {}
-                _ => return Err(unsupported(node)),
-            },
-            Op::Conv { conv, .. } => {
-                for name in std::iter::once(&conv.weight).chain(&conv.bias) {
-                    self.load(name, node, weights)?;
-                }
-            }
-            Op::Scan { scan, .. } => {
-                for name in [&scan.a, &scan.d] {
-                    self.load(name, node, weights)?;
-                }
-            }
-            Op::ScanHeads { scan, .. } => {
-                for name in [&scan.a, &scan.d, &scan.dt_bias] {
-                    self.load(name, node, weights)?;
-                }
-            }
-            Op::Embed { weight } | Op::AddRow { weight, .. } => {
-                self.load(weight, node, weights)?;
-            }
-            Op::RmsNorm { weight, .. } => {
-                if let Some(weight) = weight {
-                    self.load(weight, node, weights)?;
-                }
-            }
-            Op::Linear { weight, bias }
-            | Op::ExpertLinear { weight, bias }
-            | Op::LayerNorm { weight, bias, .. } => {
-                self.load(weight, node, weights)?;
-                if let Some(bias) = bias {
-                    self.load(bias, node, weights)?;
-                }
-            }
-            Op::Rope { rope } | Op::RopeSections { rope, .. } => {
-                self.prepare_rotation(rope, node, weights)?;
-            }
-            _ => return Err(unsupported(node)),
+        for name in node.op.spec().weights() {
+            self.load(name, node, weights)?;
         }
-        Ok(())
+        match &node.op {
+            Op::Gate { activation } | Op::Activate { activation } if !is_known(*activation) => {
+                Err(unsupported(node))
+            }
+            Op::Rope { rope } | Op::RopeSections { rope, .. } => self.prepare_rotation(rope, node),
+            _ => Ok(()),
+        }
     }
 
     fn load(&mut self, name: &str, node: &Node, weights: &Weights) -> Result<(), BackendError> {
@@ -148,19 +99,13 @@ impl Program {
         Ok(())
     }
 
-    fn prepare_rotation(
-        &mut self,
-        rope: &RopeSpec,
-        node: &Node,
-        weights: &Weights,
-    ) -> Result<(), BackendError> {
+    fn prepare_rotation(&mut self, rope: &RopeSpec, node: &Node) -> Result<(), BackendError> {
         let positions = node.operands.get(1).copied();
         if self.rotation(node).is_some() {
             return Ok(());
         }
         let mut factors = None;
         if let Some(name) = &rope.factors {
-            self.load(name, node, weights)?;
             let tensor = self.weights.get(name);
             factors = tensor.map(|t| t.to_vec1::<f32>()).transpose().on_device()?;
         }
@@ -197,12 +142,18 @@ impl Program {
     }
 }
 
-/// What pairs turn with, where a rotation has sections.
+/// Which coordinate rotates each pair, where a rotation has sections.
 fn sections_of(node: &Node) -> Option<RopeSections> {
     match node.op {
         Op::RopeSections { sections, .. } => Some(sections),
         _ => None,
     }
+}
+
+/// Whether this version computes the function.
+fn is_known(activation: Activation) -> bool {
+    use Activation::{GeluErf, GeluTanh, Silu};
+    matches!(activation, Silu | GeluTanh | GeluErf)
 }
 
 /// The error for an operation that this version does not know.

@@ -9,10 +9,20 @@ use super::scene::{Scene, Step, Token, layout, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError};
 use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
-use kv_core::graph::{Alibi, AttendSpec, BatchVisibility, Graph, GraphOutputs, Input, NodeId};
+use kv_core::graph::{
+    Alibi, AttendSpec, Attention, BatchVisibility, Graph, GraphOutputs, Input, NodeId,
+};
 use kv_core::layers::RowLayout;
 use kv_core::memory::batch_visibility;
 use kv_core::{LayerIdx, PartIdx, SeqId, TokenId, Window};
+
+/// An attention with the weight of sinks.
+fn with_sinks(spec: AttendSpec) -> Attention<'static> {
+    Attention {
+        spec,
+        sinks: Some("sinks.w"),
+    }
+}
 
 const SPEC: AttendSpec = AttendSpec {
     n_heads: 6,
@@ -42,8 +52,8 @@ fn qkv(b: &mut kv_core::graph::GraphBuilder) -> [NodeId; 3] {
 fn within(spec: AttendSpec, n: usize, windows: [Window; 2]) -> Graph {
     let mut b = builder(n, 0);
     let qkv = qkv(&mut b);
-    let near = b.attend_batch("near", (spec, Some("sinks.w")), qkv, windows[0]);
-    let far = b.attend_batch("far", (spec, None), qkv, windows[1]);
+    let near = b.attend_batch("near", with_sinks(spec), qkv, windows[0]);
+    let far = b.attend_batch("far", spec, qkv, windows[1]);
     let (near, far) = (near.unwrap(), far.unwrap());
     let sum = b.add("sum", near, far).unwrap();
     b.finish(&[near, sum]).unwrap()
@@ -155,8 +165,7 @@ pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
     let seen = b.input(Input::Visibility { part, window }).unwrap();
     let layer = LayerIdx(1);
     let stored = b.store_kv("store", layer, [k, v, cells]).unwrap();
-    let both = (spec, Some("sinks.w"));
-    let y = b.attend_with_sinks("kqv", layer, both, [q, stored, seen]);
+    let y = b.attend("kqv", layer, with_sinks(spec), [q, stored, seen]);
     let graph = b.finish(&[y.unwrap()]).unwrap();
     let mut step = Scene::default().step(&tokens, window, &[]);
     step.embeddings = Random::new(64).values(tokens.len() * DIM);
@@ -197,11 +206,11 @@ pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
             let cells = b.input(Input::Cells { part }).unwrap();
             let seen = b.input(Input::Visibility { part, window }).unwrap();
             let stored = b.store_kv("store", layer, [k, v, cells]).unwrap();
-            let of = (layer, spec);
-            let kq = b.kq("kq", of, [q, stored], n_kv).unwrap();
-            let weights = b.kq_soft_max("kq_soft_max", (spec, sinks), [kq, seen]);
+            let kq = b.kq("kq", layer, spec, [q, stored], n_kv).unwrap();
+            let attention = Attention { spec, sinks };
+            let weights = b.kq_soft_max("kq_soft_max", attention, [kq, seen]);
             let weights = weights.unwrap();
-            let kqv = b.kqv("kqv", of, [weights, stored]).unwrap();
+            let kqv = b.kqv("kqv", layer, spec, [weights, stored]).unwrap();
             b.finish(&[kq, weights, kqv]).unwrap()
         };
         let tokens: Vec<Token> = (0u32..5)

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
-use kv_core::graph::{CustomSpec, Graph, GraphInputs, GraphOutputs, Input, StateGroup, StateStore};
+use kv_core::graph::{
+    CustomSizes, CustomSpec, Graph, GraphInputs, GraphOutputs, Input, StateGroup, StateStore,
+};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{CellIdx, KvType, LayerIdx};
@@ -119,7 +121,7 @@ fn layout(state_row: usize) -> RowLayout {
 fn weigh_graph(n: usize, spec: &CustomSpec) -> Graph {
     let mut b = builder(n, 0);
     let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
-    let y = b.custom("y", spec, &[x], (&[&[WIDTH]], 1)).unwrap();
+    let y = b.custom("y", spec, &[x], sizes(&[&[WIDTH]], 1)).unwrap();
     // What is made of a result of someone else's, and the operand afterwards.
     let twice = b.scale("twice", y, 2.0).unwrap();
     b.finish(&[y, twice, x]).unwrap()
@@ -132,7 +134,7 @@ fn decay_graph(n: usize) -> Graph {
     let x = b.columns("x", all, 0..WIDTH).unwrap();
     let z = b.columns("z", all, WIDTH..2 * WIDTH).unwrap();
     let y = b
-        .custom("y", &decay(), &[x, z, states], (&[], WIDTH))
+        .custom("y", &decay(), &[x, z, states], sizes(&[], WIDTH))
         .unwrap();
     b.finish(&[y]).unwrap()
 }
@@ -262,7 +264,9 @@ pub fn states_of_others_continue_however_they_are_cut<B: Backend>(subject: &Subj
 pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
     let mut b = builder(2, 0);
     let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
-    let y = b.custom("y", &weigh(), &[x], (&[&[WIDTH]], 3)).unwrap();
+    let y = b
+        .custom("y", &weigh(), &[x], sizes(&[&[WIDTH]], 3))
+        .unwrap();
     let graph = b.finish(&[y]).unwrap();
     let text = compile(subject, &graph).err().unwrap().to_string();
     assert_eq!(
@@ -318,4 +322,8 @@ pub fn operations_of_nobody_are_refused<B: Backend>(subject: &Subject<B>) {
         matches!(none, BackendError::NoRows { layer: LAYER }),
         "{none}"
     );
+}
+
+fn sizes<'a>(weights: &'a [&'a [usize]], width: usize) -> CustomSizes<'a> {
+    CustomSizes { weights, width }
 }

@@ -2,7 +2,7 @@
 //! obviously right: the oracle for whole graphs.
 //!
 //! Rows are remembered as what their stored type can hold, so storage rounds here as it does on
-//! devices. Knows nothing of backends.
+//! devices. Does not know backends.
 
 mod attend;
 mod error_function;
@@ -11,17 +11,17 @@ mod recurrent;
 use std::collections::HashMap;
 
 use kv_core::graph::{
-    Activation, Graph, GraphInputs, Input, Node, NodeId, Op, RouteGate, RouteSpec, RouteSum,
+    Activation, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale, RouteGate, RouteSpec,
+    RouteSum,
 };
 use kv_core::layers::{RowLayout, RowShape, ValueRows};
 use kv_core::rope::{RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use kv_core::{CellIdx, LayerIdx};
 
-use attend::rows_by_cell;
 use error_function::erfc;
 
-/// What a memory holds: K and V of each layer and cell, as stored.
+/// K and V of each layer and cell, as stored.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     rows: HashMap<(LayerIdx, u32), [Vec<f64>; 2]>,
@@ -42,7 +42,7 @@ enum StateKind {
     Scan,
 }
 
-/// A value of a node: its numbers, or nothing.
+/// The values of a node, or none.
 type Value = Vec<f64>;
 
 struct Evaluator<'a> {
@@ -126,19 +126,12 @@ impl Evaluator<'_> {
             Op::Reshape => self.operand(node, 0).clone(),
             Op::Add => self.each_pair(node, |a, b| a + b),
             Op::Mul => self.each_pair(node, |a, b| a * b),
-            Op::Scale { factor } => self
-                .operand(node, 0)
-                .iter()
-                .map(|x| x * f64::from(*factor))
-                .collect(),
+            Op::Scale { factor } => self.each(node, |x| x * f64::from(*factor)),
             Op::Gate { activation } => {
                 let f = activation_of(*activation);
                 self.each_pair(node, |gate, up| f(gate) * up)
             }
-            Op::Activate { activation } => {
-                let x = self.operand(node, 0).iter().copied();
-                x.map(activation_of(*activation)).collect()
-            }
+            Op::Activate { activation } => self.each(node, activation_of(*activation)),
             Op::Columns { first } => {
                 let (width, len) = (self.shape(node.operands[0])[1], node.row_len());
                 let rows = self.operand(node, 0).chunks_exact(width.max(1));
@@ -152,52 +145,21 @@ impl Evaluator<'_> {
             Op::LayerNorm { weight, bias, eps } => {
                 self.layer_norm(node, (weight, bias.as_deref()), f64::from(*eps))
             }
-            Op::AddRow { weight, row } => {
-                let (dim, rows) = (node.row_len(), self.weight(weight));
-                let added = &rows[row * dim..][..dim];
-                let x = self.operand(node, 0).iter().zip(added.iter().cycle());
-                x.map(|(x, added)| x + added).collect()
-            }
+            Op::AddRow { weight, row } => self.add_row(node, weight, *row),
             Op::SoftCap { cap } => {
                 let cap = f64::from(*cap);
-                let x = self.operand(node, 0).iter();
-                x.map(|x| cap * (x / cap).tanh()).collect()
+                self.each(node, |x| cap * (x / cap).tanh())
             }
             Op::ClampedGate { slope, limit } => {
-                let (slope, limit) = (f64::from(*slope), f64::from(*limit));
-                self.each_pair(node, |gate, up| {
-                    let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
-                    gate / (1.0 + (-slope * gate).exp()) * (up + 1.0)
-                })
+                self.clamped_gate(node, f64::from(*slope), f64::from(*limit))
             }
-            Op::ScaleByPosition { scale } => {
-                let rows = self.operand(node, 0).chunks_exact(node.row_len());
-                let factor = |position: f64| {
-                    let steps = ((position + 1.0) / f64::from(scale.every)).floor();
-                    1.0 + f64::from(scale.strength) * steps.ln_1p()
-                };
-                let rows = rows.zip(self.operand(node, 1));
-                rows.flat_map(|(row, &position)| row.iter().map(move |x| x * factor(position)))
-                    .collect()
-            }
+            Op::ScaleByPosition { scale } => self.scale_by_position(node, scale),
             Op::Route { spec } => self.route(node, spec),
             Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
-            Op::ExpertWeigh => self.by_slots(node, |x, (_, weight), out| {
+            Op::ExpertScale => self.by_slots(node, |x, (_, weight), out| {
                 out.extend(x.iter().map(|x| x * weight));
             }),
-            Op::ExpertSum => {
-                let dim = node.row_len();
-                let slots = self.operand(node, 0).chunks_exact(dim.max(1));
-                let n_used = self.shape(node.operands[0])[1];
-                let mut out = vec![0.0; node.n_values()];
-                for (at, slot) in slots.enumerate() {
-                    let row = at / n_used;
-                    for (out, x) in out[row * dim..][..dim].iter_mut().zip(slot) {
-                        *out += x;
-                    }
-                }
-                out
-            }
+            Op::ExpertSum => self.expert_sum(node),
             Op::Attend { layer, spec, sinks } => {
                 let part = self.part(node.operands[2]);
                 let visibility = &self.inputs.parts[part.as_usize()].visibility;
@@ -212,35 +174,9 @@ impl Evaluator<'_> {
                     custom.name
                 )
             }
-            Op::Kq { layer, spec } => {
-                let of = (spec, spec.k_dim, node.shape[2]);
-                let keys = rows_by_cell(memory, (*layer, 0), of);
-                let q = self.operand(node, 0).chunks_exact(spec.k_dim);
-                let score = |(i, q): (usize, &[f64])| -> Value {
-                    let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
-                    let keys = keys.iter().map(|key| &key[kv_head * spec.k_dim..]);
-                    let dots = keys.map(|k| q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>());
-                    let scaled = dots.map(|dot| dot * f64::from(spec.scale));
-                    let cap = |x: f64, c: f32| f64::from(c) * (x / f64::from(c)).tanh();
-                    scaled
-                        .map(|x| spec.soft_cap.map_or(x, |c| cap(x, c)))
-                        .collect()
-                };
-                q.enumerate().flat_map(score).collect()
-            }
+            Op::Kq { layer, spec } => self.kq(node, *layer, spec, memory),
             Op::KqSoftMax { spec, sinks } => self.kq_soft_max(node, (spec, sinks.as_deref())),
-            Op::Kqv { layer, spec } => {
-                let n_kv = self.shape(node.operands[0])[2];
-                let values = rows_by_cell(memory, (*layer, 1), (spec, spec.v_dim, n_kv));
-                let weights = self.operand(node, 0).chunks_exact(n_kv);
-                let sum = |(i, weights): (usize, &[f64])| -> Value {
-                    let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
-                    let at = |j: usize| kv_head * spec.v_dim + j;
-                    let one = |j| weights.iter().zip(&values).map(|(w, v)| w * v[at(j)]).sum();
-                    (0..spec.v_dim).map(one).collect()
-                };
-                weights.enumerate().flat_map(sum).collect()
-            }
+            Op::Kqv { layer, spec } => self.kqv(node, *layer, spec, memory),
             Op::TakeRows => {
                 let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
                 let n = node.row_len();
@@ -316,7 +252,7 @@ impl Evaluator<'_> {
         rows.flat_map(norm).collect()
     }
 
-    /// Rotates by the coordinates of a token, of which `axis` says which one a pair takes.
+    /// Rotates by the coordinates of a token; pair `i` takes coordinate `axis(i)`.
     fn rope(&self, node: &Node, rope: &RopeSpec, axis: impl Fn(usize) -> usize) -> Value {
         let mut out = self.operand(node, 0).clone();
         let [_, heads, dim] = *node.shape else {
@@ -406,6 +342,49 @@ impl Evaluator<'_> {
             out.resize((t + 1) * n_used * n_out, 0.0);
         }
         out
+    }
+
+    fn add_row(&self, node: &Node, weight: &str, row: usize) -> Value {
+        let (dim, rows) = (node.row_len(), self.weight(weight));
+        let added = &rows[row * dim..][..dim];
+        let x = self.operand(node, 0).iter().zip(added.iter().cycle());
+        x.map(|(x, added)| x + added).collect()
+    }
+
+    fn clamped_gate(&self, node: &Node, slope: f64, limit: f64) -> Value {
+        self.each_pair(node, |gate, up| {
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            gate / (1.0 + (-slope * gate).exp()) * (up + 1.0)
+        })
+    }
+
+    fn scale_by_position(&self, node: &Node, scale: &PositionScale) -> Value {
+        let rows = self.operand(node, 0).chunks_exact(node.row_len());
+        let factor = |position: f64| {
+            let steps = ((position + 1.0) / f64::from(scale.every)).floor();
+            1.0 + f64::from(scale.strength) * steps.ln_1p()
+        };
+        let rows = rows.zip(self.operand(node, 1));
+        rows.flat_map(|(row, &position)| row.iter().map(move |x| x * factor(position)))
+            .collect()
+    }
+
+    fn expert_sum(&self, node: &Node) -> Value {
+        let dim = node.row_len();
+        let slots = self.operand(node, 0).chunks_exact(dim.max(1));
+        let n_used = self.shape(node.operands[0])[1];
+        let mut out = vec![0.0; node.n_values()];
+        for (at, slot) in slots.enumerate() {
+            let row = at / n_used;
+            for (out, x) in out[row * dim..][..dim].iter_mut().zip(slot) {
+                *out += x;
+            }
+        }
+        out
+    }
+
+    fn each(&self, node: &Node, f: impl Fn(f64) -> f64) -> Value {
+        self.operand(node, 0).iter().map(|&x| f(x)).collect()
     }
 
     fn each_pair(&self, node: &Node, f: impl Fn(f64, f64) -> f64) -> Value {

@@ -6,7 +6,8 @@ use super::scene::memory_weights;
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
-    Activation, Graph, GraphBuilder, GraphError, Input, NodeId, RouteGate, RouteSpec, RouteSum,
+    Activation, Affine, Graph, GraphBuilder, GraphError, Input, NodeId, RouteGate, RouteSpec,
+    RouteSum,
 };
 
 const ROWS: [usize; 4] = [0, 1, 6, 40];
@@ -49,7 +50,7 @@ pub fn routes_choose_and_weigh<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// A whole block: experts with biases, weighed behind them.
+/// A whole block: experts with biases, whose results are scaled.
 pub fn experts_compute<B: Backend>(subject: &Subject<B>) {
     for (n_experts, n_used) in [(1, 1), (4, 2), (9, 3)] {
         for (n, spec) in ROWS
@@ -57,14 +58,21 @@ pub fn experts_compute<B: Backend>(subject: &Subject<B>) {
             .flat_map(|n| specs(n_used).map(move |s| (n, s)))
         {
             let graph = graph(n, 24, |b, x| {
-                let logits = b.affine("logits", x, ("router", Some("router.b")), n_experts)?;
+                let logits = b.affine(
+                    "logits",
+                    x,
+                    Affine::new("router").bias("router.b"),
+                    n_experts,
+                )?;
                 let routes = b.route("route", logits, spec)?;
-                let gate = b.expert_linear("gate", [x, routes], ("g", Some("g.b")), 20)?;
-                let up = b.expert_linear("up", [x, routes], ("u", None), 20)?;
+                let gate =
+                    b.expert_linear("gate", [x, routes], Affine::new("g").bias("g.b"), 20)?;
+                let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
                 let hidden = b.gate("hidden", Activation::Silu, gate, up)?;
-                let down = b.expert_linear("down", [hidden, routes], ("d", Some("d.b")), 24)?;
-                let weighed = b.expert_weigh("weighed", [down, routes])?;
-                let sum = b.expert_sum("sum", weighed)?;
+                let down =
+                    b.expert_linear("down", [hidden, routes], Affine::new("d").bias("d.b"), 24)?;
+                let scaled = b.expert_scale("scaled", [down, routes])?;
+                let sum = b.expert_sum("sum", scaled)?;
                 b.add("y", sum, x)
             });
             let weights = memory_weights(&graph, 52);
@@ -74,14 +82,14 @@ pub fn experts_compute<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// Experts whose inputs are weighed, each slot by its own weight.
-pub fn experts_on_weighed_inputs_compute<B: Backend>(subject: &Subject<B>) {
+/// Experts whose inputs are scaled, each slot by its own weight.
+pub fn experts_on_scaled_inputs_compute<B: Backend>(subject: &Subject<B>) {
     for (n, spec) in ROWS.into_iter().flat_map(|n| specs(2).map(move |s| (n, s))) {
         let graph = graph(n, 33, |b, x| {
             let logits = b.linear("logits", x, "router", 5)?;
             let routes = b.route("route", logits, spec)?;
-            let weighed = b.expert_weigh("weighed", [x, routes])?;
-            let y = b.expert_linear("up", [weighed, routes], ("u", None), 18)?;
+            let scaled = b.expert_scale("scaled", [x, routes])?;
+            let y = b.expert_linear("up", [scaled, routes], Affine::new("u"), 18)?;
             b.expert_sum("sum", y)
         });
         let weights = memory_weights(&graph, 53);
@@ -103,7 +111,7 @@ pub fn experts_on_blocks<B: Backend>(subject: &Subject<B>) {
             let graph = graph(n, 512, |b, x| {
                 let logits = b.linear("logits", x, "router", 3)?;
                 let routes = b.route("route", logits, spec)?;
-                b.expert_linear("y", [x, routes], ("w", None), 21)
+                b.expert_linear("y", [x, routes], Affine::new("w"), 21)
             });
             let mut weights = memory_weights(&graph, 54);
             weights.insert(block_weight("w", &[3, 21, 512], format));

@@ -10,7 +10,7 @@ use super::scene::{
 use super::{Random, Subject, Token, assert_close};
 use kv_core::backend::Backend;
 use kv_core::graph::{
-    Activation, AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId,
+    Activation, Affine, AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId,
 };
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeStyle;
@@ -158,7 +158,7 @@ fn tiny_other(shape: GraphShape) -> Graph {
         let heads = |b: &mut GraphBuilder, s: &str, heads: usize, dim: usize| -> NodeId {
             let (w, bias) = (named(&format!("{s}.w")), named(&format!("{s}.b")));
             let y = b
-                .affine(&named(s), norm, (&w, Some(&bias)), heads * dim)
+                .affine(&named(s), norm, Affine::new(&w).bias(&bias), heads * dim)
                 .unwrap();
             b.reshape(&named(&format!("{s}_heads")), y, &[n, heads, dim])
                 .unwrap()
@@ -184,7 +184,7 @@ fn tiny_other(shape: GraphShape) -> Graph {
             .affine(
                 &named("o"),
                 kqv,
-                (&named("o.w"), Some(&named("o.b"))),
+                Affine::new(&named("o.w")).bias(&named("o.b")),
                 WIDTH,
             )
             .unwrap();
@@ -367,7 +367,7 @@ pub fn random_graphs_compute<B: Backend>(subject: &Subject<B>) {
                 2 => b.add(&name, x, y),
                 3 => b.scale(&name, x, 0.7),
                 4 => b.gate(&name, Activation::Silu, x, y),
-                5 => b.affine(&name, x, (&weight, Some(&format!("b{at}"))), dim),
+                5 => b.affine(&name, x, Affine::new(&weight).bias(&format!("b{at}")), dim),
                 _ => {
                     let heads = b.reshape(&format!("h{at}"), x, &[n, 2, 16]).unwrap();
                     let r = b.rope(

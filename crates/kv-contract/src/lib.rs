@@ -16,8 +16,8 @@
 
 pub mod attend;
 pub mod attend_batch;
-pub mod curves;
 pub mod custom;
+pub mod elementwise;
 pub mod errors;
 pub mod evaluate;
 pub mod experts;
@@ -224,10 +224,10 @@ macro_rules! backend_contract {
                 chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,
                 no_outputs_are_no_error, a_program_runs_again_and_again,
                 strangers_do_not_matter, random_graphs_compute;
-            curves: layer_norm_centres, rows_of_a_weight_add, soft_cap_bends, clamped_gate_clamps,
-                positions_scale, curves_leave_operands_alone;
+            elementwise: layer_norm_centres, rows_of_a_weight_add, soft_cap_bends, clamped_gate_clamps,
+                positions_scale, elementwise_nodes_leave_operands_alone;
             experts: routes_choose_and_weigh, experts_compute,
-                experts_on_weighed_inputs_compute, experts_on_blocks;
+                experts_on_scaled_inputs_compute, experts_on_blocks;
             recurrent: activate_activates, columns_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,

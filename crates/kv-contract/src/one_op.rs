@@ -204,9 +204,12 @@ impl OneOp {
         let seen = c.builder.input(seen).unwrap();
         let sinks = args.sinks.map(|_| SINKS);
         let operands = [q, store, seen];
-        let kqv = c
-            .builder
-            .attend_with_sinks("kqv", args.layer, (spec, sinks), operands);
+        let kqv = c.builder.attend(
+            "kqv",
+            args.layer,
+            kv_core::graph::Attention { spec, sinks },
+            operands,
+        );
         let graph = c.builder.finish(&[kqv.unwrap()]).unwrap();
         let mut weights = memory_weights(&graph, 97);
         if let Some(sinks) = args.sinks {

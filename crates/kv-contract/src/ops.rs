@@ -8,7 +8,7 @@ use super::{Random, Subject, assert_close};
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
-    Activation, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, NormGain,
+    Activation, Affine, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, NormGain,
 };
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
@@ -239,12 +239,12 @@ pub fn linear_multiplies<B: Backend>(subject: &Subject<B>) {
 /// `Linear` adds its bias; matrices of one input keep apart.
 pub fn linear_adds_a_bias<B: Backend>(subject: &Subject<B>) {
     alone(subject, 32, subject.tolerance.linear, |b, x| {
-        b.affine("y", x, ("w", Some("b")), 20).unwrap()
+        b.affine("y", x, Affine::new("w").bias("b"), 20).unwrap()
     });
     alone(subject, 32, subject.tolerance.linear, |b, x| {
-        let q = b.affine("q", x, ("wq", Some("bq")), 20).unwrap();
+        let q = b.affine("q", x, Affine::new("wq").bias("bq"), 20).unwrap();
         let k = b.linear("k", x, "wk", 20).unwrap();
-        let v = b.affine("v", x, ("wv", Some("bv")), 20).unwrap();
+        let v = b.affine("v", x, Affine::new("wv").bias("bv"), 20).unwrap();
         let qk = b.mul("qk", q, k).unwrap();
         b.add("qkv", qk, v).unwrap()
     });
@@ -285,7 +285,7 @@ pub fn rope_sections_rotate<B: Backend>(subject: &Subject<B>) {
             let coordinates = b.input(Input::Coordinates).unwrap();
             let positions = b.input(Input::Positions).unwrap();
             let heads = b.reshape("heads", x, &[n, 3, 18]).unwrap();
-            let image = b.rope_sections("image", (heads, coordinates), &spec, sections);
+            let image = b.rope_sections("image", [heads, coordinates], &spec, sections);
             let text = b.rope("text", heads, positions, &spec).unwrap();
             b.add("y", image.unwrap(), text).unwrap()
         });

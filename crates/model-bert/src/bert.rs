@@ -87,7 +87,7 @@ impl Architecture for Bert {
             positions: Some(context_length),
             token_types: token_types(weights, dim)?,
             norm: norm(hyper.layer_norm_eps()?),
-            norms: EncoderNorms::Behind,
+            norms: EncoderNorms::PostNorm,
             layers: vec![layer(heads, read::qkv_weights(weights)?, hidden, activation); n_layers],
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, context_length)))
@@ -107,7 +107,7 @@ impl Architecture for Bert {
             positions: Some(512),
             token_types: Some(2),
             norm: norm(1e-12),
-            norms: EncoderNorms::Behind,
+            norms: EncoderNorms::PostNorm,
             layers: vec![layer(heads, QkvWeights::Separate, 3072, Activation::GeluErf); 2],
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, 512)))

@@ -1,32 +1,32 @@
 //! [`Encoder`]: embedding, layers of attention within the ubatch and feed-forward, final rows.
 //!
-//! Invariant: only rows that are wanted pass through the last feed-forward block. Weight names are
-//! those of GGUF files. Knows no architecture by name.
+//! Invariant: only output rows pass through the last feed-forward block. Weight names are those of
+//! GGUF files. Knows no architecture by name.
 
-use kv_core::LayerIdx;
-use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
-use model_core::blocks::{AttentionBlock, FeedForwardBlock, Norm, TOKEN_EMBEDDING};
+use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, TableRow};
+use kv_core::{LayerIdx, PartIdx};
+use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm, TOKEN_EMBEDDING};
 
-/// Name of the rows that were learnt for positions.
+/// Name of the learned rows of positions.
 pub(crate) const POSITION_EMBEDDING: &str = "position_embd.weight";
-/// Name of the rows that were learnt for the parts of a text.
+/// Name of the learned rows of token types.
 pub(crate) const TOKEN_TYPES: &str = "token_types.weight";
 
-/// Where a layer's norms stand.
+/// Where a layer has its norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderNorms {
-    /// Behind the sum of each block and what it was given (BERT).
+    /// After the sum of each block and its input (BERT).
     #[default]
-    Behind,
-    /// Before each block, but not before the first attention, whose rows were normed just then; and
+    PostNorm,
+    /// Before each block, but not before the first attention, whose rows are normed already; and
     /// one after the last layer (ModernBERT).
-    Before,
+    PreNorm,
 }
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderLayer {
-    /// Its attention; the window is how far tokens see.
+    /// Its attention, with the window that tokens see.
     pub attention: AttentionBlock,
     /// Its feed-forward block.
     pub feed_forward: FeedForwardBlock,
@@ -39,39 +39,16 @@ pub struct Encoder {
     pub vocab: usize,
     /// Width of the rows.
     pub dim: usize,
-    /// Positions for which a row was learnt, where positions are rows.
+    /// Positions with a learned row, where positions are rows.
     pub positions: Option<usize>,
-    /// Parts of a text for which a row was learnt, where there are such rows; texts are of the
-    /// first.
+    /// Token types with a learned row, where there are such rows; all tokens have the first.
     pub token_types: Option<usize>,
     /// Every norm.
     pub norm: Norm,
-    /// Where the norms of layers stand.
+    /// Where layers have their norms.
     pub norms: EncoderNorms,
     /// The layers, in order.
     pub layers: Vec<EncoderLayer>,
-}
-
-/// One layer under construction.
-#[derive(Clone, Copy)]
-struct At {
-    index: LayerIdx,
-    /// The rows that are wanted after the attention, where not all are.
-    wanted: Option<NodeId>,
-}
-
-impl At {
-    fn name(self, what: &str) -> String {
-        format!("{what}-{}", self.index)
-    }
-
-    /// The wanted rows of `x`.
-    fn take(self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
-        match self.wanted {
-            Some(rows) => b.take_rows(&self.name("inpL_rows"), x, rows),
-            None => Ok(x),
-        }
-    }
 }
 
 impl Encoder {
@@ -84,25 +61,36 @@ impl Encoder {
         let mut x = self.embedding(&mut b)?;
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
-            let wanted = match at == last && shape.n_outputs < shape.n_tokens {
+            let output_rows = match at == last && shape.n_outputs < shape.n_tokens {
                 true => Some(b.input(Input::OutputRows)?),
                 false => None,
             };
             let index = LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
-            x = self.layer(&mut b, At { index, wanted }, layer, x)?;
+            let at = LayerContext {
+                layer: index,
+                // Attention within the ubatch has no memory.
+                part: PartIdx(0),
+                output_rows,
+            };
+            x = self.layer(&mut b.scope(index), at, layer, x)?;
         }
-        if self.norms == EncoderNorms::Before {
+        if self.norms == EncoderNorms::PreNorm {
             x = self.norm.build(&mut b, "result_norm", x, "output_norm")?;
         }
         b.finish(&[x])
     }
 
-    /// Rows of tokens, positions and the first part of a text, normed.
+    /// Rows of tokens, positions and the first token type, normed.
     fn embedding(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
         let tokens = b.input(Input::Tokens)?;
         let mut x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        if let Some(n_types) = self.token_types {
-            x = b.add_row("inp_typed", x, (TOKEN_TYPES, n_types), 0)?;
+        if let Some(n_rows) = self.token_types {
+            let first = TableRow {
+                weight: TOKEN_TYPES,
+                n_rows,
+                row: 0,
+            };
+            x = b.add_row("inp_typed", x, first)?;
         }
         if let Some(n_positions) = self.positions {
             let positions = b.input(Input::Positions)?;
@@ -116,40 +104,26 @@ impl Encoder {
     fn layer(
         &self,
         b: &mut GraphBuilder,
-        at: At,
+        at: LayerContext,
         layer: &EncoderLayer,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let before = self.norms == EncoderNorms::Before;
-        let normed = match before && at.index != LayerIdx(0) {
-            true => self.normed(b, at, "attn_norm", "attn_norm", x)?,
+        let pre_norm = self.norms == EncoderNorms::PreNorm;
+        let normed = match pre_norm && at.layer != LayerIdx(0) {
+            true => self.norm.build(b, "attn_norm", x, "attn_norm")?,
             false => x,
         };
-        let attended = layer
-            .attention
-            .build_in_batch(b, at.index, normed, at.wanted)?;
-        let x = at.take(b, x)?;
-        let x = b.add(&at.name("ffn_inp"), attended, x)?;
-        if before {
-            let normed = self.normed(b, at, "ffn_norm", "ffn_norm", x)?;
-            let fed = layer.feed_forward.build(b, at.index, normed)?;
-            return b.add(&at.name("l_out"), fed, x);
+        let attended = layer.attention.build_in_batch(b, at, normed)?;
+        let x = at.take_rows(b, "inpL_rows", x)?;
+        let x = b.add("ffn_inp", attended, x)?;
+        if pre_norm {
+            let normed = self.norm.build(b, "ffn_norm", x, "ffn_norm")?;
+            let fed = layer.feed_forward.build(b, normed)?;
+            return b.add("l_out", fed, x);
         }
-        let x = self.normed(b, at, "attn_out_norm", "attn_output_norm", x)?;
-        let fed = layer.feed_forward.build(b, at.index, x)?;
-        let x = b.add(&at.name("ffn_sum"), fed, x)?;
-        self.normed(b, at, "l_out", "layer_output_norm", x)
-    }
-
-    fn normed(
-        &self,
-        b: &mut GraphBuilder,
-        at: At,
-        name: &str,
-        weight: &str,
-        x: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        let weight = format!("blk.{}.{weight}", at.index);
-        self.norm.build(b, &at.name(name), x, &weight)
+        let x = self.norm.build(b, "attn_out_norm", x, "attn_output_norm")?;
+        let fed = layer.feed_forward.build(b, x)?;
+        let x = b.add("ffn_sum", fed, x)?;
+        self.norm.build(b, "l_out", x, "layer_output_norm")
     }
 }

@@ -103,7 +103,7 @@ impl Architecture for ModernBert {
             positions: None,
             token_types: None,
             norm: norm(hyper.layer_norm_eps()?),
-            norms: EncoderNorms::Before,
+            norms: EncoderNorms::PreNorm,
             layers: windows(&hyper, n_layers)?
                 .into_iter()
                 .map(of_layer)
@@ -139,7 +139,7 @@ impl Architecture for ModernBert {
             positions: None,
             token_types: None,
             norm: norm(1e-5),
-            norms: EncoderNorms::Before,
+            norms: EncoderNorms::PreNorm,
             layers: layers
                 .map(|(window, rope)| layer(heads, window, rope, hidden, activation))
                 .into(),

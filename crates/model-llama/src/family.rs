@@ -1,10 +1,10 @@
 //! [`FAMILY`]: the members, one row each. A row holds what cannot be read from the member's files.
 
-use kv_core::graph::{Activation, RouteGate, RouteSum};
+use kv_core::graph::{Activation, ClampedGate, RouteGate, RouteSum};
 use kv_core::rope::RopeStyle;
 use model_core::blocks::{
-    Arrangement, ExpertBias, ExpertGate, FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights,
-    Sinks, Weighed,
+    Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
+    QkvWeights, Sinks,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -17,7 +17,7 @@ use crate::member::{
 const PLAIN: LlamaLike = LlamaLike {
     name: "",
     norm: NormKind::Rms,
-    arrangement: Arrangement::Before,
+    arrangement: Arrangement::PreNorm,
     feed_forward_norm: "ffn_norm.weight",
     qkv: QkvWeights::Separate,
     bias: QkvBias::None,
@@ -42,7 +42,7 @@ const PLAIN: LlamaLike = LlamaLike {
 const SOFTMAX_OF_CHOSEN: Mixture = Mixture {
     route: RouteGate::Softmax,
     sum: RouteSum::One,
-    weighed: Weighed::Outputs,
+    scaling: ExpertScaling::Outputs,
     gate: ExpertGate::Activation(Activation::Silu),
     bias: ExpertBias::None,
 };
@@ -57,7 +57,7 @@ const fn last_of(period: u32) -> WindowPattern {
 
 const GEMMA2: LlamaLike = LlamaLike {
     name: "gemma2",
-    arrangement: Arrangement::Around,
+    arrangement: Arrangement::PreAndPostNorm,
     activation: Activation::GeluTanh,
     embedding: EmbeddingScale::SqrtDim,
     scores: ScoreScale::KeyDimUnlessLayers(46),
@@ -102,7 +102,7 @@ pub const FAMILY: &[LlamaLike] = &[
         mixtures: Mixtures::Always(Mixture {
             route: RouteGate::Sigmoid,
             sum: RouteSum::Free,
-            weighed: Weighed::Inputs,
+            scaling: ExpertScaling::Inputs,
             ..SOFTMAX_OF_CHOSEN
         }),
         ..PLAIN
@@ -168,7 +168,7 @@ pub const FAMILY: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "olmo2",
-        arrangement: Arrangement::Behind,
+        arrangement: Arrangement::PostNorm,
         qk_norm: QkNorm::WholeRow,
         ..PLAIN
     },
@@ -191,10 +191,10 @@ pub const FAMILY: &[LlamaLike] = &[
             rope: WindowedRope::Same,
         },
         mixtures: Mixtures::Always(Mixture {
-            gate: ExpertGate::Clamped {
+            gate: ExpertGate::Clamped(ClampedGate {
                 slope: 1.702,
                 limit: 7.0,
-            },
+            }),
             bias: ExpertBias::All,
             ..SOFTMAX_OF_CHOSEN
         }),

@@ -5,8 +5,8 @@
 use kv_core::graph::{Activation, RouteGate, RouteSum};
 use kv_core::rope::RopeStyle;
 use model_core::blocks::{
-    Arrangement, ExpertBias, ExpertGate, FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights,
-    Sinks, Weighed,
+    Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
+    QkvWeights, Sinks,
 };
 use model_core::windows::WindowPattern;
 
@@ -199,7 +199,7 @@ pub struct Mixture {
     /// What the weights add up to, where the file does not specify it.
     pub sum: RouteSum,
     /// What they are applied to.
-    pub weighed: Weighed,
+    pub scaling: ExpertScaling,
     /// What an expert does with its gate.
     pub gate: ExpertGate,
     /// Biases of the router and of the experts.

@@ -61,7 +61,7 @@ impl LlamaLike {
                     gate: mixture.route,
                     sum: mixture.sum,
                 },
-                weighed: mixture.weighed,
+                scaling: mixture.scaling,
                 shared: None,
             }),
             _ => FeedForward::Dense(FeedForwardBlock {
@@ -81,7 +81,7 @@ impl LlamaLike {
         let Mixture {
             route,
             sum,
-            weighed,
+            scaling,
             gate,
             bias,
         } = match self.mixtures {
@@ -131,7 +131,7 @@ impl LlamaLike {
                 gate: route,
                 sum,
             },
-            weighed,
+            scaling,
             shared: None,
         }))
     }

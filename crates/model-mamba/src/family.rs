@@ -67,7 +67,7 @@ impl Wired {
                 kind: NormKind::Rms,
                 eps,
             },
-            arrangement: Arrangement::Before,
+            arrangement: Arrangement::PreNorm,
             feed_forward_norm: self.ffn_norm,
             multipliers: self.multipliers,
             output_weight: TOKEN_EMBEDDING.to_owned(),

@@ -6,8 +6,8 @@ use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ConvBias, ExpertBias, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm,
-    GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock, SsmMixer, SsmMixerBlock, Weighed,
+    ConvBias, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, FeedForwardBlock,
+    FeedForwardForm, GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -88,8 +88,8 @@ fn conv_bias(weights: &dyn WeightSource, layer: usize) -> Result<ConvBias, Model
     })
 }
 
-/// What follows the mixer of each layer: where the layer has a router, a mixture of experts,
-/// weighed by a softmax over all of them.
+/// What follows the mixer of each layer: where the layer has a router, a mixture of experts, whose
+/// weights are a softmax over all of them.
 pub(crate) fn feed_forwards(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
@@ -119,7 +119,7 @@ pub(crate) fn feed_forwards(
                 gate: RouteGate::Softmax,
                 sum,
             },
-            weighed: Weighed::Outputs,
+            scaling: ExpertScaling::Outputs,
             shared: shared.map(|hidden| SharedExpert { hidden, activation }),
         }))
     };

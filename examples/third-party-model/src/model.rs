@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use kv_core::LayerIdx;
-use kv_core::graph::{Activation, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
+use kv_core::graph::{
+    Activation, CustomSizes, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
+};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
@@ -63,42 +65,39 @@ impl RetNetModel {
         Self { sizes, layers }
     }
 
+    /// One layer, in the scope of its number: nodes and weights get their layer there.
     fn layer(
         &self,
         b: &mut GraphBuilder,
-        index: LayerIdx,
+        layer: LayerIdx,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let name = |what: &str| format!("{what}-{index}");
-        let weight = |what: &str| format!("blk.{index}.{what}.weight");
         let eps = self.sizes.norm_eps;
-        let normed = b.rms_norm(&name("attn_norm"), x, &weight("attn_norm"), eps)?;
-        let kept = self.retention(b, index, normed)?;
-        let x = b.add(&name("ffn_inp"), kept, x)?;
-        let normed = b.rms_norm(&name("ffn_norm"), x, &weight("ffn_norm"), eps)?;
+        let normed = b.rms_norm("attn_norm", x, "attn_norm.weight", eps)?;
+        let kept = self.retention(b, layer, normed)?;
+        let x = b.add("ffn_inp", kept, x)?;
+        let normed = b.rms_norm("ffn_norm", x, "ffn_norm.weight", eps)?;
         let hidden = self.sizes.hidden;
-        let gate = b.linear(&name("ffn_gate"), normed, &weight("ffn_gate"), hidden)?;
-        let up = b.linear(&name("ffn_up"), normed, &weight("ffn_up"), hidden)?;
-        let gated = b.gate(&name("ffn_gated"), Activation::Silu, gate, up)?;
-        let down = b.linear(&name("ffn_out"), gated, &weight("ffn_down"), self.sizes.dim)?;
-        b.add(&name("l_out"), down, x)
+        let gate = b.linear("ffn_gate", normed, "ffn_gate.weight", hidden)?;
+        let up = b.linear("ffn_up", normed, "ffn_up.weight", hidden)?;
+        let gated = b.gate("ffn_gated", Activation::Silu, gate, up)?;
+        let down = b.linear("ffn_out", gated, "ffn_down.weight", self.sizes.dim)?;
+        b.add("l_out", down, x)
     }
 
     fn retention(
         &self,
         b: &mut GraphBuilder,
-        index: LayerIdx,
+        layer: LayerIdx,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let name = |what: &str| format!("{what}-{index}");
-        let weight = |what: &str| format!("blk.{index}.{what}.weight");
         let HeadSizes {
             n_heads,
             k_dim,
             v_dim,
             ..
         } = self.sizes.heads;
-        let n = b.shape().n_tokens;
+        let (n, dim) = (b.shape().n_tokens, self.sizes.dim);
         let rope = RopeSpec {
             style: RopeStyle::Neox,
             n_rot: k_dim,
@@ -107,45 +106,31 @@ impl RetNetModel {
             factors: None,
         };
         let positions = b.input(Input::Positions)?;
-        let mut rotated = |what: &str, from: &str| {
-            let x = b.linear(
-                &name(&format!("{what}proj")),
-                x,
-                &weight(from),
-                n_heads * k_dim,
-            )?;
-            let x = b.reshape(&name(&format!("{what}heads")), x, &[n, n_heads, k_dim])?;
-            let x = b.rope(&name(&format!("{what}rope")), x, positions, &rope)?;
-            b.reshape(&name(&format!("{what}cur")), x, &[n, n_heads * k_dim])
+        let width = n_heads * k_dim;
+        let mut rotated = |letter: &str, weight: &str| {
+            let x = b.linear(&format!("{letter}proj"), x, weight, width)?;
+            let x = b.reshape(&format!("{letter}heads"), x, &[n, n_heads, k_dim])?;
+            let x = b.rope(&format!("{letter}rope"), x, positions, &rope)?;
+            b.reshape(&format!("{letter}cur"), x, &[n, width])
         };
-        let q = rotated("Q", "attn_q")?;
-        let k = rotated("K", "attn_k")?;
-        let k = b.scale(&name("Kscaled"), k, 1.0 / (k_dim as f32).sqrt())?;
-        let v = b.linear(&name("Vcur"), x, &weight("attn_v"), n_heads * v_dim)?;
+        let q = rotated("Q", "attn_q.weight")?;
+        let k = rotated("K", "attn_k.weight")?;
+        let k = b.scale("Kscaled", k, 1.0 / (k_dim as f32).sqrt())?;
+        let width = n_heads * v_dim;
+        let v = b.linear("Vcur", x, "attn_v.weight", width)?;
         let states = b.input(Input::States)?;
-        let spec = Retention::spec(index, n_heads);
-        let kept = b.custom(
-            &name("retention"),
-            &spec,
-            &[q, k, v, states],
-            (&[], n_heads * v_dim),
-        )?;
-        let heads = b.reshape(&name("ret_heads"), kept, &[n, n_heads, v_dim])?;
-        let normed = b.rms_norm(
-            &name("ret_norm"),
-            heads,
-            &weight("ret_norm"),
-            self.sizes.norm_eps,
-        )?;
-        let normed = b.reshape(&name("ret_rows"), normed, &[n, n_heads * v_dim])?;
-        let gate = b.linear(&name("ret_gate"), x, &weight("attn_gate"), n_heads * v_dim)?;
-        let gated = b.gate(&name("ret_gated"), Activation::Silu, gate, normed)?;
-        b.linear(
-            &name("ret_out"),
-            gated,
-            &weight("attn_output"),
-            self.sizes.dim,
-        )
+        let spec = Retention::spec(layer, n_heads);
+        let sizes = CustomSizes {
+            width,
+            ..CustomSizes::default()
+        };
+        let kept = b.custom("retention", &spec, &[q, k, v, states], sizes)?;
+        let heads = b.reshape("ret_heads", kept, &[n, n_heads, v_dim])?;
+        let normed = b.rms_norm("ret_norm", heads, "ret_norm.weight", self.sizes.norm_eps)?;
+        let normed = b.reshape("ret_rows", normed, &[n, width])?;
+        let gate = b.linear("ret_gate", x, "attn_gate.weight", width)?;
+        let gated = b.gate("ret_gated", Activation::Silu, gate, normed)?;
+        b.linear("ret_out", gated, "attn_output.weight", dim)
     }
 }
 
@@ -182,7 +167,7 @@ impl Model for RetNetModel {
         let tokens = b.input(Input::Tokens)?;
         let mut x = b.embed("inp_embd", tokens, "token_embd.weight", [vocab, dim])?;
         for layer in (0..).map(LayerIdx).take(n_layers) {
-            x = self.layer(&mut b, layer, x)?;
+            x = self.layer(&mut b.scope(layer), layer, x)?;
         }
         // Logits cost most: only of the rows whose logits are wanted.
         if shape.n_outputs < shape.n_tokens {

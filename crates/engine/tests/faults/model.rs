@@ -6,9 +6,9 @@ use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, In
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::{MemoryWeights, WeightSource};
-use kv_core::{LayerIdx, Window};
+use kv_core::{LayerIdx, PartIdx, Window};
 use model_core::architecture::{Model, ModelError};
-use model_core::blocks::{ConvBias, InnerNorms, SsmMixerBlock};
+use model_core::blocks::{ConvBias, InnerNorms, LayerContext, SsmMixerBlock};
 
 pub(crate) const VOCAB: u32 = 32;
 const WIDTH: usize = 16;
@@ -154,7 +154,14 @@ impl Model for Layered {
         for (layer, memory) in self.layers.iter() {
             let y = match memory {
                 LayerMemory::Attention(a) => self.attention(b, layer, (x, a.window))?,
-                _ => MIXER.build(b, layer, x, None)?,
+                _ => {
+                    let at = LayerContext {
+                        layer,
+                        part: PartIdx(0),
+                        output_rows: None,
+                    };
+                    MIXER.build(&mut b.scope(layer), at, x)?
+                }
             };
             x = b.add(&format!("sum-{layer}"), x, y)?;
         }

@@ -97,7 +97,7 @@ pub(crate) fn expert_linear(
 }
 
 /// Every slot of `x [n, dim]` or `[n, slots, dim]` times its weight → `[n, slots, dim]`.
-pub(crate) fn expert_weigh(x: &Tensor, slots: &Slots) -> Result<Tensor> {
+pub(crate) fn expert_scale(x: &Tensor, slots: &Slots) -> Result<Tensor> {
     let (n, n_used) = (slots.n_rows, slots.n_used);
     let mut weights = vec![0.0; n * n_used];
     for &(slot, _, weight) in &slots.filled {

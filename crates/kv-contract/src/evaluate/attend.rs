@@ -1,7 +1,8 @@
-//! What [`Evaluator`] computes of attention: in one step over what a row sees, or its softmax alone.
+//! Attention of [`Evaluator`]: in one step over what a row sees, or as the three of plain
+//! attention.
 //!
-//! Invariant: a row takes from what its visibility shows, and from a sink, nothing else. Does not
-//! know how rows are stored: they come as decoded numbers.
+//! Invariant: a row reads what its visibility shows, and a sink, nothing else. Does not know how
+//! rows are stored: they come as decoded numbers.
 
 use kv_core::graph::{AttendSpec, Input, Node, NodeId, Op};
 use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility};
@@ -49,6 +50,50 @@ impl Evaluator<'_> {
             }
         }
         out
+    }
+
+    /// Scores of plain attention.
+    pub(super) fn kq(
+        &self,
+        node: &Node,
+        layer: LayerIdx,
+        spec: &AttendSpec,
+        memory: &Memory,
+    ) -> Value {
+        let of = (spec, spec.k_dim, node.shape[2]);
+        let keys = rows_by_cell(memory, (layer, 0), of);
+        let q = self.operand(node, 0).chunks_exact(spec.k_dim);
+        let score = |(i, q): (usize, &[f64])| -> Value {
+            let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
+            let keys = keys.iter().map(|key| &key[kv_head * spec.k_dim..]);
+            let dots = keys.map(|k| q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>());
+            let scaled = dots.map(|dot| dot * f64::from(spec.scale));
+            let cap = |x: f64, c: f32| f64::from(c) * (x / f64::from(c)).tanh();
+            scaled
+                .map(|x| spec.soft_cap.map_or(x, |c| cap(x, c)))
+                .collect()
+        };
+        q.enumerate().flat_map(score).collect()
+    }
+
+    /// The weighted sum of plain attention.
+    pub(super) fn kqv(
+        &self,
+        node: &Node,
+        layer: LayerIdx,
+        spec: &AttendSpec,
+        memory: &Memory,
+    ) -> Value {
+        let n_kv = self.shape(node.operands[0])[2];
+        let values = rows_by_cell(memory, (layer, 1), (spec, spec.v_dim, n_kv));
+        let weights = self.operand(node, 0).chunks_exact(n_kv);
+        let sum = |(i, weights): (usize, &[f64])| -> Value {
+            let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
+            let at = |j: usize| kv_head * spec.v_dim + j;
+            let one = |j| weights.iter().zip(&values).map(|(w, v)| w * v[at(j)]).sum();
+            (0..spec.v_dim).map(one).collect()
+        };
+        weights.enumerate().flat_map(sum).collect()
     }
 
     pub(super) fn kq_soft_max(
@@ -106,7 +151,7 @@ impl Evaluator<'_> {
 }
 
 /// K (`kind` 0) or V rows of the first cells, zeros where nothing was stored.
-pub(super) fn rows_by_cell(
+fn rows_by_cell(
     memory: &Memory,
     (layer, kind): (LayerIdx, usize),
     (spec, dim, n_kv): (&AttendSpec, usize, usize),

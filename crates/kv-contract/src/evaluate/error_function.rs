@@ -8,7 +8,8 @@ pub(super) fn erfc(x: f64) -> f64 {
     let slope = std::f64::consts::FRAC_2_SQRT_PI;
     let small = (-x * x).exp();
     if x.abs() < 2.5 {
-        // The series `x e^(-x^2) sum of (2 x^2)^n / (1 3 5 … (2 n + 1))`, whose terms have one sign.
+        // The series `x e^(-x^2) sum of (2 x^2)^n / (1 3 5 … (2 n + 1))`, whose terms have one
+        // sign.
         let (mut term, mut sum, mut odd) = (x, x, 1.0);
         while term.abs() > 1e-18 * sum.abs() {
             odd += 2.0;

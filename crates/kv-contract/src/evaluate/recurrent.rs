@@ -1,8 +1,8 @@
 //! What [`Evaluator`] computes of recurrent layers: convolutions and scans, token by token.
 //!
 //! Invariant: a group of rows starts from the state that it names, or from zeros, and stores its
-//! state after just as many rows as the inputs say. Does not know how states are laid out on devices
-//! or when one is kept.
+//! state after just as many rows as the inputs say. Does not know how states are laid out on
+//! devices or when one is kept.
 
 use kv_core::LayerIdx;
 use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};

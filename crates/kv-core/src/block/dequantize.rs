@@ -1,10 +1,10 @@
-//! The scalar meaning of each block format: the specification that faster kernels are tested
-//! against.
+//! Dequantization of each block format in scalar code: the specification that faster kernels are
+//! tested against.
 //!
-//! Each format has one function from the bytes of a block to its values, beside the description of
+//! Each format has one function from the bytes of a block to its values, next to the description of
 //! its layout: [`super::plain`] (`F32`, `F16`, `BF16`), [`super::blocks32`] (32 values with one
 //! scale), [`super::k_quants`] (256 values with scales of their own for 16 or 32 of them) and
-//! [`super::iq4`] (4-bit indices into a table). This file only walks over blocks.
+//! [`super::iq4`] (4-bit indices into a table). This file only iterates over blocks.
 
 use super::{BlockFormat, blocks32, iq4, k_quants, mxfp4, plain};
 
@@ -41,7 +41,7 @@ pub fn dequantize(format: BlockFormat, bytes: &[u8], values: &mut [f32]) {
 }
 
 /// Applies `decode` to every block of `BYTES` bytes and `LEN` values, also to a last one of which
-/// only some values are wanted.
+/// only some values are needed.
 fn each_block<const BYTES: usize, const LEN: usize>(
     bytes: &[u8],
     values: &mut [f32],
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn block_sizes_match_the_format_table() {
-        // `each_block` takes its sizes from the decoders; the table must say the same.
+        // `each_block` takes its sizes from the decoders; they must equal the table's.
         for format in BlockFormat::ALL {
             let bytes = vec![0u8; 2 * format.block_bytes()];
             let mut values = vec![f32::NAN; 2 * format.block_len()];

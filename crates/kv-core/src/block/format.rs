@@ -1,4 +1,4 @@
-//! [`BlockFormat`]: names, block lengths and sizes. Knows nothing of a block's inside.
+//! [`BlockFormat`]: names, block lengths and sizes. Does not know the inside of a block.
 
 use std::fmt;
 

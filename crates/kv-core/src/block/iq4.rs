@@ -12,12 +12,12 @@
 
 use super::plain::half_at;
 
-/// What the 16 indices of `IQ4_NL` and `IQ4_XS` stand for.
+/// The 16 values that `IQ4_NL` and `IQ4_XS` index.
 pub const IQ4_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// The eight scales of an `IQ4_XS` block, from its bytes 2..8, with 32 already taken off.
+/// The eight scales of an `IQ4_XS` block, from its bytes 2..8, with 32 already subtracted.
 ///
 /// Scale `g` is six bits wide: its low four are nibble `g % 2` of `scales_l[g / 2]` (bytes 2..6 of
 /// `packed`), its high two are bits `2·g` of the 16-bit number `scales_h` (bytes 0..2).

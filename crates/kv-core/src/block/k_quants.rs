@@ -27,7 +27,7 @@
 
 use super::plain::half_at;
 
-/// The 16 scales of a `Q3_K` block, from its 12 bytes `scales`, with 32 already taken off.
+/// The 16 scales of a `Q3_K` block, from its 12 bytes `scales`, with 32 already subtracted.
 ///
 /// Scale `g` is six bits wide: its low four are nibble `g / 8` of byte `g % 8`, its high two are
 /// bits `2·(g / 4)` of byte `8 + g % 4`.

@@ -1,4 +1,4 @@
-//! Block formats of weights, and what their bytes mean.
+//! Block formats of weights: layout, decoding and encoding.
 //!
 //! A row of weights is a sequence of blocks; a block holds a fixed number of values and a fixed
 //! number of bytes. [`dequantize()`] is the specification that every faster kernel is tested

@@ -4,11 +4,11 @@
 //! | ------- | ---------------------------- | ------------------------ |
 //! | `MXFP4` | `e` 1, `qs` 16; 32 values    | `2^(e - 128) * table[q]` |
 //!
-//! Byte `j` of `qs` holds value `j` in its low and value `j + 16` in its high nibble; a nibble is a sign,
-//! two bits of exponent and one of mantissa. Source: OCP Microscaling Formats 1.0; the order of nibbles is
-//! that of the `ggml` block type of this name.
+//! Byte `j` of `qs` holds value `j` in its low and value `j + 16` in its high nibble; a nibble is a
+//! sign, two bits of exponent and one of mantissa. Source: OCP Microscaling Formats 1.0; the order
+//! of nibbles is that of the `ggml` block type of this name.
 
-/// Twice what the 16 nibbles of `MXFP4` stand for.
+/// Twice the values of the 16 nibbles of `MXFP4`.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// `MXFP4`: 17 bytes.
@@ -22,7 +22,8 @@ pub(super) fn decode_mxfp4(block: &[u8; 17], values: &mut [f32; 32]) {
     }
 }
 
-/// What [`MXFP4_VALUES`] are multiplied by: `2^(e - 128)`, exact, also where it is no normal number.
+/// What [`MXFP4_VALUES`] are multiplied by: `2^(e - 128)`, exact, also where it is no normal
+/// number.
 pub fn mxfp4_scale(e: u8) -> f32 {
     match e {
         0 | 1 => f32::from_bits(0x0020_0000 << e),

@@ -1,5 +1,5 @@
-//! Values without a scale: `F32`, `F16`, `BF16`, little endian, one value a block. Knows nothing
-//! of rows.
+//! Values without a scale: `F32`, `F16`, `BF16`, little endian, one value a block. Does not
+//! know rows.
 
 use half::{bf16, f16};
 

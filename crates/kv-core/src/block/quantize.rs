@@ -27,7 +27,7 @@ pub enum QuantizeError {
         /// Values in one block.
         block_len: usize,
     },
-    /// There is more or less room than the blocks take.
+    /// The output is longer or shorter than the blocks.
     #[error("{n_values} values take {wanted} bytes as {format}, not {got}")]
     WrongLength {
         /// The format asked for.
@@ -36,7 +36,7 @@ pub enum QuantizeError {
         n_values: usize,
         /// Bytes that they take.
         wanted: usize,
-        /// Bytes there are.
+        /// Bytes of the output.
         got: usize,
     },
 }
@@ -52,7 +52,7 @@ pub fn quantize(format: BlockFormat, values: &[f32]) -> Result<Vec<u8>, Quantize
     Ok(bytes)
 }
 
-/// The same, over what `bytes` held; it must have [`BlockFormat::row_bytes`] of the values.
+/// The same into `bytes`, which must have [`BlockFormat::row_bytes`] of the values.
 ///
 /// # Errors
 /// As [`quantize`], and [`QuantizeError::WrongLength`]; nothing is written then.
@@ -178,7 +178,8 @@ fn encode_iq4_nl(values: &[f32; 32]) -> [u8; 18] {
     joined(&[&half(d), &nibbles(&indices)])
 }
 
-/// The index of the nearest entry of the table: how many middles between neighbours lie below `x`.
+/// The index of the nearest entry of the table: how many midpoints between neighbours lie below
+/// `x`.
 fn nearest_iq4(x: f32) -> u8 {
     let middles = IQ4_VALUES
         .windows(2)
@@ -202,7 +203,7 @@ fn bounds(values: &[f32; 32]) -> (f32, f32) {
         })
 }
 
-/// `d`, or the largest half-precision value: beyond it values are cut off instead of becoming
+/// `d`, or the largest half-precision value: beyond it values are clipped instead of becoming
 /// infinite.
 fn representable(d: f32) -> f32 {
     let largest = f16::MAX.to_f32();
@@ -325,7 +326,7 @@ mod tests {
         }
     }
 
-    /// What no scale in half precision can stand for is cut off, and never becomes infinite.
+    /// Values beyond the largest scale in half precision are clipped, and never become infinite.
     #[test]
     fn extremes_stay_finite() {
         let mut mixed = [0.0f32; 32];

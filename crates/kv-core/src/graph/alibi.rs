@@ -13,12 +13,12 @@ pub struct Alibi {
 }
 
 impl Alibi {
-    /// The slope of each of `n_heads` heads: a score gets `-slope * |query position - key position|`
-    /// added.
+    /// The slope of each of `n_heads` heads: a score gets `-slope * |query position - key
+    /// position|` added.
     ///
-    /// For a power of two the slopes are `2^(-max_bias (h + 1) / n)`. For other numbers of heads the
-    /// largest power of two below gives the first ones, and the others are every second slope of
-    /// twice as many heads, as in the paper's code.
+    /// For a power of two the slopes are `2^(-max_bias (h + 1) / n)`. For other numbers of heads
+    /// the largest power of two below gives the first ones, and the others are every second slope
+    /// of twice as many heads, as in the paper's code.
     pub fn slopes(self, n_heads: usize) -> Vec<f32> {
         let n_whole = match n_heads {
             0 => return Vec::new(),

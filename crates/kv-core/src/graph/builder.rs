@@ -1,15 +1,13 @@
-//! [`GraphBuilder`]: adds nodes and checks shapes as it goes.
+//! [`GraphBuilder`]: adds nodes and infers shapes as it goes.
 //!
 //! Invariant: what [`GraphBuilder::finish`] returns has operands before users, unique names and
-//! fitting shapes. Knows nothing of architectures; third-party models build with it too.
+//! fitting shapes. The methods that add operations are in [`ops`](super::ops), each next to the
+//! description it adds. Does not know architectures; third-party models build with it too.
 
-mod recurrent;
-mod rope;
+use std::collections::HashMap;
 
-use std::collections::HashSet;
-use std::ops::Range;
-
-use super::op::{Activation, DType, Input, Op};
+use super::op::{DType, Input, Op};
+use super::spec::{Given, Inferred};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
 
@@ -76,33 +74,85 @@ pub enum GraphError {
     Json(String),
 }
 
-/// What normed values are multiplied with.
+/// Names of a matrix or gain and of its bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormGain<'a> {
-    /// Nothing.
-    None,
-    /// A weight of `[dim]`, the same for everything before the last dimension.
-    Shared(&'a str),
-    /// A weight of `[groups, dim]` for values of `[n, groups, dim]`.
-    PerGroup(&'a str),
+pub struct Affine<'a> {
+    /// The matrix or gain.
+    pub weight: &'a str,
+    /// The bias, where there is one.
+    pub bias: Option<&'a str>,
 }
 
-impl<'a> NormGain<'a> {
-    /// Name of the weight.
-    fn weight(self) -> Option<&'a str> {
-        match self {
-            Self::None => None,
-            Self::Shared(weight) | Self::PerGroup(weight) => Some(weight),
+impl<'a> Affine<'a> {
+    /// Without a bias.
+    pub const fn new(weight: &'a str) -> Self {
+        Self { weight, bias: None }
+    }
+
+    /// With this bias.
+    pub const fn bias(self, bias: &'a str) -> Self {
+        Self {
+            bias: Some(bias),
+            ..self
+        }
+    }
+}
+
+/// One row of a weight of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableRow<'a> {
+    /// The weight, `[n_rows, dim]`.
+    pub weight: &'a str,
+    /// How many rows it has.
+    pub n_rows: usize,
+    /// Which of them.
+    pub row: usize,
+}
+
+/// Shapes that do not follow from an operation and its operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Claim<'a> {
+    /// The last dimensions of the result.
+    pub(super) shape: &'a [usize],
+    /// Of the operation's weights, in the order of its description.
+    pub(super) weights: &'a [&'a [usize]],
+}
+
+impl<'a> Claim<'a> {
+    pub(super) fn shape(shape: &'a [usize]) -> Self {
+        Self {
+            shape,
+            weights: &[],
         }
     }
 }
 
 /// Builds a [`Graph`] node by node.
+///
+/// ```
+/// use kv_core::LayerIdx;
+/// use kv_core::graph::{GraphBuilder, GraphShape, Input};
+///
+/// let mut b = GraphBuilder::new(GraphShape { n_tokens: 3, n_outputs: 3 });
+/// let tokens = b.input(Input::Tokens)?;
+/// let mut x = b.embed("inp_embd", tokens, "token_embd.weight", [100, 8])?;
+/// for layer in [LayerIdx(0), LayerIdx(1)] {
+///     // Nodes get `-0`, weights `blk.0.`.
+///     let mut b = b.scope(layer);
+///     let normed = b.rms_norm("attn_norm", x, "attn_norm.weight", 1e-5)?;
+///     x = b.add("l_out", x, normed)?;
+/// }
+/// let graph = b.finish(&[x])?;
+/// assert!(graph.find("attn_norm-1").is_some());
+/// assert_eq!(graph.weights()[2].name, "blk.1.attn_norm.weight");
+/// # Ok::<(), kv_core::graph::GraphError>(())
+/// ```
 #[derive(Debug)]
 pub struct GraphBuilder {
     graph: Graph,
-    names: HashSet<String>,
-    inputs: Vec<(Input, NodeId)>,
+    names: HashMap<String, NodeId>,
+    /// The layer whose names nodes and weights get.
+    pub(super) layer: Option<LayerIdx>,
 }
 
 impl GraphBuilder {
@@ -116,8 +166,8 @@ impl GraphBuilder {
         };
         Self {
             graph,
-            names: HashSet::new(),
-            inputs: Vec::new(),
+            names: HashMap::new(),
+            layer: None,
         }
     }
 
@@ -131,284 +181,9 @@ impl GraphBuilder {
         self.graph.node(id).map_or(&[], |n| &n.shape)
     }
 
-    pub(super) fn op_of(&self, id: NodeId) -> Option<&Op> {
-        self.graph.node(id).map(|n| &n.op)
-    }
-
     /// Element type of a node added earlier; `None` for an unknown one.
     pub fn dtype_of(&self, id: NodeId) -> Option<DType> {
         self.graph.node(id).map(|n| n.dtype)
-    }
-
-    /// An input; asking twice gives the same node.
-    ///
-    /// # Errors
-    /// [`GraphError::DuplicateName`] where another node took the input's name.
-    pub fn input(&mut self, input: Input) -> Result<NodeId, GraphError> {
-        if let Some((_, id)) = self.inputs.iter().find(|(i, _)| *i == input) {
-            return Ok(*id);
-        }
-        let GraphShape {
-            n_tokens,
-            n_outputs,
-        } = self.graph.shape;
-        let (name, shape, dtype) = match input {
-            Input::Tokens => ("inp_tokens".to_owned(), vec![n_tokens], DType::U32),
-            Input::Embeddings { dim } => ("inp_embd".to_owned(), vec![n_tokens, dim], DType::F32),
-            Input::Positions => ("inp_pos".to_owned(), vec![n_tokens], DType::U32),
-            Input::Coordinates => ("inp_coordinates".to_owned(), vec![n_tokens, 3], DType::U32),
-            Input::OutputRows => ("inp_out_rows".to_owned(), vec![n_outputs], DType::U32),
-            Input::Cells { part } => (format!("inp_cells.{part}"), vec![n_tokens], DType::U32),
-            Input::Visibility { part, .. } => {
-                (format!("inp_visibility.{part}"), vec![], DType::None)
-            }
-            Input::BatchVisibility { window } => (
-                format!("inp_visibility.batch.{window}"),
-                vec![],
-                DType::None,
-            ),
-            Input::States => ("inp_states".to_owned(), vec![], DType::None),
-        };
-        let id = self.push(name, Op::Input(input), vec![], (shape, dtype))?;
-        self.inputs.push((input, id));
-        Ok(id)
-    }
-
-    /// Rows of the embedding matrix `weight` (`[vocab, dim]`) for each token.
-    ///
-    /// # Errors
-    /// [`GraphError`] where the operand is no list of tokens.
-    pub fn embed(
-        &mut self,
-        name: &str,
-        tokens: NodeId,
-        weight: &str,
-        [vocab, dim]: [usize; 2],
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Embed {
-            weight: weight.to_owned(),
-        };
-        let &[n] = self.shape_of(tokens) else {
-            return Err(self.misfit(name, &op, "a list of tokens", &[tokens]));
-        };
-        self.declare(weight, &[vocab, dim])?;
-        self.push(name, op, vec![tokens], (vec![n, dim], DType::F32))
-    }
-
-    /// `x W^T`, with `weight` of shape `[n_out, in]`, where `in` is the width of `x`.
-    ///
-    /// # Errors
-    /// [`GraphError`] where `x` is no matrix.
-    pub fn linear(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        weight: &str,
-        n_out: usize,
-    ) -> Result<NodeId, GraphError> {
-        self.affine(name, x, (weight, None), n_out)
-    }
-
-    /// `x W^T + b`, with weights `(matrix [n_out, in], bias [n_out])`.
-    ///
-    /// # Errors
-    /// [`GraphError`] where `x` is no matrix.
-    pub fn affine(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        (weight, bias): (&str, Option<&str>),
-        n_out: usize,
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Linear {
-            weight: weight.to_owned(),
-            bias: bias.map(str::to_owned),
-        };
-        let &[n, n_in] = self.shape_of(x) else {
-            return Err(self.misfit(name, &op, "[tokens, in]", &[x]));
-        };
-        self.declare(weight, &[n_out, n_in])?;
-        if let Some(bias) = bias {
-            self.declare(bias, &[n_out])?;
-        }
-        self.push(name, op, vec![x], (vec![n, n_out], DType::F32))
-    }
-
-    /// RMS norm over the last dimension.
-    ///
-    /// # Errors
-    /// [`GraphError`] where `x` has no dimension.
-    pub fn rms_norm(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        weight: &str,
-        eps: f32,
-    ) -> Result<NodeId, GraphError> {
-        self.rms_norm_with(name, x, NormGain::Shared(weight), eps)
-    }
-
-    /// RMS norm over the last dimension, with any kind of gain.
-    ///
-    /// # Errors
-    /// [`GraphError`] where `x` has no dimension, or no groups for the gain of each.
-    pub fn rms_norm_with(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        gain: NormGain<'_>,
-        eps: f32,
-    ) -> Result<NodeId, GraphError> {
-        let weight = gain.weight().map(str::to_owned);
-        let op = Op::RmsNorm { weight, eps };
-        let shape = self.shape_of(x).to_vec();
-        match (gain, &*shape) {
-            (NormGain::None, [_, ..]) => {}
-            (NormGain::Shared(weight), [.., dim]) => self.declare(weight, &[*dim])?,
-            (NormGain::PerGroup(weight), [_, groups, dim]) => {
-                self.declare(weight, &[*groups, *dim])?;
-            }
-            (NormGain::None | NormGain::Shared(_), _) => {
-                return Err(self.misfit(name, &op, "[.., dim]", &[x]));
-            }
-            (NormGain::PerGroup(_), _) => {
-                return Err(self.misfit(name, &op, "[n, groups, dim]", &[x]));
-            }
-        }
-        self.push(name, op, vec![x], (shape, DType::F32))
-    }
-
-    /// The same values in another shape; the first dimension stays.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where the number of values or of rows would change.
-    pub fn reshape(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        shape: &[usize],
-    ) -> Result<NodeId, GraphError> {
-        let old = self.shape_of(x);
-        let same = old.first() == shape.first()
-            && old.iter().product::<usize>() == shape.iter().product::<usize>();
-        if !same {
-            let wanted = format!("as many values as {shape:?} and the same rows");
-            return Err(self.misfit(name, &Op::Reshape, &wanted, &[x]));
-        }
-        self.push(name, Op::Reshape, vec![x], (shape.to_vec(), DType::F32))
-    }
-
-    /// Elementwise sum.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where the shapes differ.
-    pub fn add(&mut self, name: &str, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
-        self.elementwise(name, Op::Add, a, b)
-    }
-
-    /// Elementwise product.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where the shapes differ.
-    pub fn mul(&mut self, name: &str, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
-        self.elementwise(name, Op::Mul, a, b)
-    }
-
-    /// Every value times `factor`.
-    ///
-    /// # Errors
-    /// [`GraphError`] as for every node.
-    pub fn scale(&mut self, name: &str, x: NodeId, factor: f32) -> Result<NodeId, GraphError> {
-        let shape = self.shape_of(x).to_vec();
-        self.push(name, Op::Scale { factor }, vec![x], (shape, DType::F32))
-    }
-
-    /// `activation(gate) * up`.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where the shapes differ.
-    pub fn gate(
-        &mut self,
-        name: &str,
-        activation: Activation,
-        gate: NodeId,
-        up: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        self.elementwise(name, Op::Gate { activation }, gate, up)
-    }
-
-    /// `activation(x)`.
-    ///
-    /// # Errors
-    /// [`GraphError`] as for every node.
-    pub fn activate(
-        &mut self,
-        name: &str,
-        activation: Activation,
-        x: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        let shape = self.shape_of(x).to_vec();
-        let op = Op::Activate { activation };
-        self.push(name, op, vec![x], (shape, DType::F32))
-    }
-
-    /// Some columns of `x [n, width]`.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where `x` does not have them.
-    pub fn columns(
-        &mut self,
-        name: &str,
-        x: NodeId,
-        columns: Range<usize>,
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::Columns {
-            first: columns.start,
-        };
-        match *self.shape_of(x) {
-            [n, width] if columns.start <= columns.end && columns.end <= width => {
-                self.push(name, op, vec![x], (vec![n, columns.len()], DType::F32))
-            }
-            _ => {
-                let wanted = format!("[n, at least {}]", columns.end.max(columns.start));
-                Err(self.misfit(name, &op, &wanted, &[x]))
-            }
-        }
-    }
-
-    /// Stores `k` and `v` (`[n, kv_heads, dim]` each) in the cells of the ubatch's tokens.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where rows and cells do not match.
-    pub fn store_kv(
-        &mut self,
-        name: &str,
-        layer: LayerIdx,
-        [k, v, cells]: [NodeId; 3],
-    ) -> Result<NodeId, GraphError> {
-        let op = Op::StoreKv { layer };
-        let fits = match (self.shape_of(k), self.shape_of(v), self.shape_of(cells)) {
-            (&[n, heads, _], &[nv, v_heads, _], &[nc]) => n == nv && n == nc && heads == v_heads,
-            _ => false,
-        };
-        if !fits {
-            let wanted = "[tokens, kv_heads, k_dim], [tokens, kv_heads, v_dim], [tokens]";
-            return Err(self.misfit(name, &op, wanted, &[k, v, cells]));
-        }
-        self.push(name, op, vec![k, v, cells], (vec![], DType::None))
-    }
-
-    /// The rows of `x` that `rows` names.
-    ///
-    /// # Errors
-    /// [`GraphError::Shape`] where `rows` is no list.
-    pub fn take_rows(&mut self, name: &str, x: NodeId, rows: NodeId) -> Result<NodeId, GraphError> {
-        let (&[n], false) = (self.shape_of(rows), self.shape_of(x).is_empty()) else {
-            return Err(self.misfit(name, &Op::TakeRows, "[n, ..], [rows]", &[x, rows]));
-        };
-        let mut shape = self.shape_of(x).to_vec();
-        shape[0] = n;
-        self.push(name, Op::TakeRows, vec![x, rows], (shape, DType::F32))
     }
 
     /// The finished graph, whose results are `outputs`.
@@ -427,84 +202,131 @@ impl GraphBuilder {
         Ok(self.graph)
     }
 
-    fn elementwise(
+    pub(super) fn known_input(&self, input: Input) -> Option<NodeId> {
+        let &id = self.names.get(&input.node_name())?;
+        (self.graph.node(id)?.op == Op::Input(input)).then_some(id)
+    }
+
+    /// A node of another graph, with operands of this one.
+    pub(super) fn copy_node(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        operands: &[NodeId],
+    ) -> Result<NodeId, GraphError> {
+        if let Op::Input(input) = node.op {
+            return self.input(input);
+        }
+        let shape_of = |name| graph.weights.iter().find(|w| w.name == name);
+        let spec = node.op.spec();
+        let shapes = spec
+            .weights()
+            .map(|name| Some(shape_of(name)?.shape.as_slice()));
+        let Some(shapes) = shapes.collect::<Option<Vec<_>>>() else {
+            return Err(GraphError::NotAsBuilt {
+                node: node.name.clone(),
+            });
+        };
+        let claim = Claim {
+            shape: &node.shape,
+            weights: &shapes,
+        };
+        self.add_node(node.name.clone(), node.op.clone(), operands, claim)
+    }
+
+    /// Adds a node, with the layer of the scope in its name. `op` has its weights' whole names.
+    pub(super) fn push(
         &mut self,
         name: &str,
         op: Op,
-        a: NodeId,
-        b: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        let shape = self.shape_of(a).to_vec();
-        if shape != self.shape_of(b) {
-            return Err(self.misfit(name, &op, "two equal shapes", &[a, b]));
-        }
-        self.push(name, op, vec![a, b], (shape, DType::F32))
-    }
-
-    pub(super) fn misfit(
-        &self,
-        node: &str,
-        op: &Op,
-        wanted: &str,
         operands: &[NodeId],
-    ) -> GraphError {
-        GraphError::Shape {
-            node: node.to_owned(),
-            op: op.name(),
-            wanted: wanted.to_owned(),
-            got: operands
-                .iter()
-                .map(|&o| self.shape_of(o).to_vec())
-                .collect(),
-        }
-    }
-
-    pub(super) fn declare(&mut self, name: &str, shape: &[usize]) -> Result<(), GraphError> {
-        match self.graph.weights.iter().find(|w| w.name == name) {
-            Some(known) if known.shape == shape => Ok(()),
-            Some(known) => Err(GraphError::WeightShape {
-                name: name.to_owned(),
-                first: known.shape.clone(),
-                second: shape.to_vec(),
-            }),
-            None => {
-                let weight = WeightUse {
-                    name: name.to_owned(),
-                    shape: shape.to_vec(),
-                };
-                self.graph.weights.push(weight);
-                Ok(())
-            }
-        }
-    }
-
-    pub(super) fn push(
-        &mut self,
-        name: impl Into<String>,
-        op: Op,
-        operands: Vec<NodeId>,
-        (shape, dtype): (Vec<usize>, DType),
+        claim: Claim<'_>,
     ) -> Result<NodeId, GraphError> {
-        let name = name.into();
-        let next = self.graph.nodes.len();
-        if let Some(&operand) = operands.iter().find(|o| o.as_usize() >= next) {
-            return Err(GraphError::UnknownOperand {
-                node: name,
-                operand,
-            });
-        }
-        if !self.names.insert(name.clone()) {
+        let name = self.node_name(name);
+        self.add_node(name, op, operands, claim)
+    }
+
+    /// Adds a node of this very name.
+    pub(super) fn add_node(
+        &mut self,
+        name: String,
+        op: Op,
+        operands: &[NodeId],
+        claim: Claim<'_>,
+    ) -> Result<NodeId, GraphError> {
+        let inferred = self.infer(&name, &op, operands, claim)?;
+        if self.names.contains_key(&name) {
             return Err(GraphError::DuplicateName { name });
         }
+        let mut new_weights: Vec<WeightUse> = Vec::new();
+        for (weight, shape) in op.spec().weights().zip(inferred.weights) {
+            let mut known = self.graph.weights.iter().chain(&new_weights);
+            match known.find(|w| w.name == weight) {
+                Some(known) if known.shape == shape => {}
+                Some(known) => {
+                    return Err(GraphError::WeightShape {
+                        name: weight.to_owned(),
+                        first: known.shape.clone(),
+                        second: shape,
+                    });
+                }
+                None => new_weights.push(WeightUse {
+                    name: weight.to_owned(),
+                    shape,
+                }),
+            }
+        }
+        self.graph.weights.extend(new_weights);
+        // A graph of 2^32 nodes cannot be held in memory.
+        let id = NodeId(u32::try_from(self.graph.nodes.len()).unwrap_or(u32::MAX));
+        self.names.insert(name.clone(), id);
         self.graph.nodes.push(Node {
             name,
             op,
-            operands,
-            shape,
-            dtype,
+            operands: operands.to_vec(),
+            shape: inferred.shape,
+            dtype: inferred.dtype,
         });
-        // A graph of 2^32 nodes cannot be held in memory.
-        Ok(NodeId(u32::try_from(next).unwrap_or(u32::MAX)))
+        Ok(id)
+    }
+
+    /// Applies the description of `op` to its operands.
+    fn infer(
+        &self,
+        node: &str,
+        op: &Op,
+        operands: &[NodeId],
+        claim: Claim<'_>,
+    ) -> Result<Inferred, GraphError> {
+        let mut nodes = Vec::with_capacity(operands.len());
+        for &operand in operands {
+            let known = self.graph.node(operand);
+            nodes.push(known.ok_or_else(|| GraphError::UnknownOperand {
+                node: node.to_owned(),
+                operand,
+            })?);
+        }
+        let spec = op.spec();
+        if let Some(wanted) = spec.n_operands().filter(|&n| n != operands.len()) {
+            return Err(GraphError::OperandCount {
+                node: node.to_owned(),
+                op: spec.name(),
+                wanted,
+                got: operands.len(),
+            });
+        }
+        let given = Given {
+            graph: self.graph.shape,
+            operands: &nodes,
+            result: claim.shape,
+            weights: claim.weights,
+        };
+        spec.infer(&given).map_err(|wanted| GraphError::Shape {
+            node: node.to_owned(),
+            op: spec.name(),
+            wanted,
+            got: nodes.iter().map(|node| node.shape.clone()).collect(),
+        })
     }
 }
 

@@ -8,7 +8,6 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::display::fields;
 use super::{Graph, Node};
 
 /// A node that both graphs have, but not alike.
@@ -93,8 +92,10 @@ fn describe(graph: &Graph, node: &Node) -> String {
         .iter()
         .filter_map(|&o| graph.node(o))
         .map(|n| n.name.clone());
-    let args: Vec<String> = operands.chain(fields(&node.op)).collect();
-    let (name, op) = (&node.name, node.op.name());
+    let spec = node.op.spec();
+    let attributes = spec.attributes().iter().map(ToString::to_string);
+    let args: Vec<String> = operands.chain(attributes).collect();
+    let (name, op) = (&node.name, spec.name());
     format!(
         "{name}: {}{:?} = {op}({})",
         node.dtype,

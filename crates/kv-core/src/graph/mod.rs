@@ -4,34 +4,49 @@
 //! neither, and does not depend on how full a memory is: it is built once for each
 //! [`GraphShape`] and reused. Invariants: operands come before their users, names are unique,
 //! shapes fit (all three checked by [`GraphBuilder`]).
+//!
+//! One description per operation ([`OpSpec`]) drives shape inference, checking, text, DOT, diff and
+//! the list of weights. To add an operation, change these files:
+//!
+//! 1. `graph/op.rs`: the variant of [`Op`], and its line in [`Op::spec`];
+//! 2. `graph/ops/FAMILY.rs`: the description and the builder method;
+//! 3. `kv-contract/src/evaluate.rs`: its definition in `f64`, which tests compare with;
+//! 4. `kv-candle/src/execute.rs`: the same in tensor operations;
+//! 5. `kv-cpu/src/plan/lower/FAMILY.rs`: its step operation, and the lowering of its nodes;
+//! 6. `kv-cpu/src/execute/FAMILY.rs`: the kernel that the step runs.
+//!
+//! A backend that lacks an operation refuses its graphs by name, so 4 to 6 may come later.
 
 mod alibi;
-mod attend;
 mod builder;
 mod check;
-mod curves;
-mod custom;
 mod diff;
 mod display;
-mod experts;
 mod inputs;
 mod key_rope;
 mod op;
-mod plain;
+mod ops;
+mod scope;
+mod spec;
 mod states;
 
 pub use alibi::Alibi;
-pub use builder::{GraphBuilder, GraphError, NormGain};
-pub use curves::PositionScale;
-pub use custom::CustomSpec;
+pub use builder::{Affine, GraphBuilder, GraphError, TableRow};
 pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
-pub use experts::{RouteGate, RouteSpec, RouteSum, slots};
 pub use inputs::{BatchVisibility, GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, ConvSpec, DType, HeadScanSpec, Input, Op, ScanSpec};
-pub use states::{StateGroup, StateMarks, StateStore, UnsoundStates, check_states};
+pub use ops::attend::Attention;
+pub use ops::custom::{CustomSizes, CustomSpec};
+pub use ops::elementwise::{ClampedGate, PositionScale};
+pub use ops::experts::{RouteGate, RouteSpec, RouteSum, slots};
+pub use ops::norm::NormGain;
+pub use scope::Scope;
+pub use spec::{Attribute, AttributeValue, OpScope, OpSpec};
+pub use states::{StateGroup, StateMarks, StateStore, check_states};
 
+use builder::Claim;
 use serde::{Deserialize, Serialize};
 
 /// Number of a node in its graph.
@@ -46,7 +61,7 @@ impl NodeId {
     }
 }
 
-/// What a graph depends on besides the model: how many rows go in and come out.
+/// Rows in and out of a graph, which it depends on besides the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GraphShape {
     /// Tokens of the ubatch.
@@ -62,7 +77,7 @@ pub struct Node {
     pub name: String,
     /// What is computed.
     pub op: Op,
-    /// Results that it is computed from.
+    /// The nodes whose results it reads.
     pub operands: Vec<NodeId>,
     /// Shape of the result, outermost dimension first; empty where there is no result.
     pub shape: Vec<usize>,
@@ -155,7 +170,7 @@ impl Graph {
         serde_json::to_string_pretty(self)
     }
 
-    /// A graph from its JSON form, checked as the builder checks it.
+    /// A graph from its JSON form, checked as the builder would have built it.
     ///
     /// # Errors
     /// [`GraphError::Json`] where the text is no graph, or another [`GraphError`] where the graph

@@ -1,16 +1,19 @@
-//! [`Op`]: the closed list of operations, one doc line and one shape rule each.
+//! [`Op`]: the closed list of operations.
 //!
-//! Shapes are written outermost first; `tokens` is the number of rows. Formulas are those of the
-//! papers that introduced them. Knows nothing of how an operation is computed.
+//! [`Op::spec`] returns the description of each, from which shapes, checks and text derive. Shapes
+//! are written outermost first; `tokens` is the number of rows. Formulas are those of the papers
+//! that introduced them. Does not know how an operation is computed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::alibi::Alibi;
-use super::curves::PositionScale;
-use super::custom::CustomSpec;
-use super::experts::RouteSpec;
+use super::ops::custom::CustomSpec;
+use super::ops::elementwise::PositionScale;
+use super::ops::experts::RouteSpec;
+use super::ops::{self, attend, dense, elementwise, experts, norm, plain_attention, recurrent};
+use super::spec::OpSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::{RopeSections, RopeSpec};
 use crate::window::Window;
@@ -181,7 +184,7 @@ pub enum Op {
     RopeSections {
         /// The rotation.
         rope: RopeSpec,
-        /// What each pair turns with.
+        /// Which coordinate rotates each pair.
         sections: RopeSections,
     },
     /// The same values in another shape with the same first dimension. `(x) -> shape`.
@@ -214,9 +217,9 @@ pub enum Op {
     },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
-    /// where `stored` is the [`Op::StoreKv`] or [`Op::StoreK`] that must have happened, of the layer
-    /// itself or of the one whose rows it shares. Where the specification has
-    /// ALiBi, the positions `u32 [n]` of the rows are a further operand.
+    /// where `stored` is the [`Op::StoreKv`] or [`Op::StoreK`] that must have happened, of the
+    /// layer itself or of the one whose rows it shares. Where the specification has ALiBi, the
+    /// positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
         layer: LayerIdx,
@@ -241,7 +244,7 @@ pub enum Op {
         sinks: Option<String>,
     },
     /// Scores of plain attention: `scale q K^T` with the soft cap, against the keys of the first
-    /// cells of a layer's part, whoever uses them.
+    /// cells of a layer's part, whichever sequence uses them.
     /// `(q [n, heads, k_dim], stored) -> [n, heads, n_kv]`, where `stored` is as in [`Op::Attend`].
     Kq {
         /// Whose rows.
@@ -280,9 +283,9 @@ pub enum Op {
         /// The first column.
         first: usize,
     },
-    /// `y[t, i] = bias[i] + sum_k weight[i, k] x[t + k - (width - 1), i]` along each sequence, where
-    /// inputs before the ubatch come from the layer's state, which takes the last `width - 1`.
-    /// `(x [tokens, channels], states) -> [tokens, channels]`.
+    /// `y[t, i] = bias[i] + sum_k weight[i, k] x[t + k - (width - 1), i]` along each sequence,
+    /// where inputs before the ubatch come from the layer's state, which takes the last `width -
+    /// 1`. `(x [tokens, channels], states) -> [tokens, channels]`.
     Conv {
         /// Whose state.
         layer: LayerIdx,
@@ -330,7 +333,7 @@ pub enum Op {
     /// between `-limit` and `limit` (gpt-oss, arXiv 2508.10925).
     /// `(gate, up) -> same`, equal shapes.
     ClampedGate {
-        /// How steep the curve is.
+        /// Factor on the gate inside of the sigmoid.
         slope: f32,
         /// The bound.
         limit: f32,
@@ -344,7 +347,7 @@ pub enum Op {
     /// Chooses experts for every row. `(logits [n, experts]) -> [n, experts]`: a weight for each
     /// expert, 0 for those that are not chosen.
     Route {
-        /// How many, and how they are weighed.
+        /// How many, and how they are weighted.
         #[serde(flatten)]
         spec: RouteSpec,
     },
@@ -360,15 +363,15 @@ pub enum Op {
     },
     /// Every slot times the weight of its expert.
     /// `(x [n, dim] or [n, slots, dim], routes) -> [n, slots, dim]`.
-    ExpertWeigh,
+    ExpertScale,
     /// The sum over slots. `(x [n, slots, dim]) -> [n, dim]`.
     ExpertSum,
     /// The selective scan of Mamba-2 (Dao and Gu, arXiv 2405.21060) along each sequence. A head is
     /// `head_dim = channels / heads` neighbouring channels, and `g` is the group of head `j`. With
     /// `s = softplus(dt[t, j] + dt_bias[j])` every token does
     /// `h[j, i, k] = exp(s A[j]) h[j, i, k] + s b[t, g, k] x[t, j, i]`,
-    /// `y[t, j, i] = sum_k c[t, g, k] h[j, i, k] + d[j] x[t, j, i]`, where `h` is the layer's state.
-    /// `(x [tokens, channels], dt [tokens, heads], b [tokens, groups * d_state],
+    /// `y[t, j, i] = sum_k c[t, g, k] h[j, i, k] + d[j] x[t, j, i]`, where `h` is the layer's
+    /// state. `(x [tokens, channels], dt [tokens, heads], b [tokens, groups * d_state],
     /// c [tokens, groups * d_state], states) -> [tokens, channels]`.
     ScanHeads {
         /// Whose state.
@@ -380,7 +383,8 @@ pub enum Op {
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
     /// An operation on rows that is registered with the backend
-    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n, width]`.
+    /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n,
+    /// width]`.
     Custom {
         /// Name, settings and weights.
         custom: CustomSpec,
@@ -388,52 +392,49 @@ pub enum Op {
 }
 
 impl Op {
-    /// The operation's name, as in text form and JSON.
-    pub const fn name(&self) -> &'static str {
+    /// The operation's description with its attributes.
+    pub fn spec(&self) -> OpSpec<'_> {
         match self {
-            Self::Input(Input::Tokens) => "tokens",
-            Self::Input(Input::Embeddings { .. }) => "embeddings",
-            Self::Input(Input::Positions) => "positions",
-            Self::Input(Input::Coordinates) => "coordinates",
-            Self::Input(Input::OutputRows) => "output_rows",
-            Self::Input(Input::Cells { .. }) => "cells",
-            Self::Input(Input::Visibility { .. }) => "visibility",
-            Self::Input(Input::BatchVisibility { .. }) => "batch_visibility",
-            Self::Input(Input::States) => "states",
-            Self::Embed { .. } => "embed",
-            Self::Linear { .. } => "linear",
-            Self::RmsNorm { .. } => "rms_norm",
-            Self::Rope { .. } => "rope",
-            Self::RopeSections { .. } => "rope_sections",
-            Self::Reshape => "reshape",
-            Self::Add => "add",
-            Self::Mul => "mul",
-            Self::Scale { .. } => "scale",
-            Self::Gate { .. } => "gate",
-            Self::StoreKv { .. } => "store_kv",
-            Self::StoreK { .. } => "store_k",
-            Self::Attend { .. } => "attend",
-            Self::AttendBatch { .. } => "attend_batch",
-            Self::Kq { .. } => "kq",
-            Self::KqSoftMax { .. } => "kq_soft_max",
-            Self::Kqv { .. } => "kqv",
-            Self::Activate { .. } => "activate",
-            Self::Columns { .. } => "columns",
-            Self::Conv { .. } => "conv",
-            Self::Scan { .. } => "scan",
-            Self::LayerNorm { .. } => "layer_norm",
-            Self::AddRow { .. } => "add_row",
-            Self::SoftCap { .. } => "soft_cap",
-            Self::ClampedGate { .. } => "clamped_gate",
-            Self::ScaleByPosition { .. } => "scale_by_position",
-            Self::Route { .. } => "route",
-            Self::ExpertLinear { .. } => "expert_linear",
-            Self::ExpertWeigh => "expert_weigh",
-            Self::ExpertSum => "expert_sum",
-            Self::ScanHeads { .. } => "scan_heads",
-            Self::TakeRows => "take_rows",
-            Self::Custom { .. } => "custom",
+            Self::Input(input) => ops::input::input(*input),
+            Self::Embed { weight } => dense::embed(weight),
+            Self::Linear { weight, bias } => dense::linear(weight, bias.as_ref()),
+            Self::RmsNorm { weight, eps } => norm::rms_norm(weight.as_ref(), *eps),
+            Self::Rope { rope } => ops::rope::rope(rope),
+            Self::RopeSections { rope, sections } => ops::rope::rope_sections(rope, *sections),
+            Self::Reshape => dense::reshape(),
+            Self::Add => elementwise::add(),
+            Self::Mul => elementwise::mul(),
+            Self::Scale { factor } => elementwise::scale(*factor),
+            Self::Gate { activation } => elementwise::gate(*activation),
+            Self::StoreKv { layer } => attend::store_kv(*layer),
+            Self::StoreK { layer } => attend::store_k(*layer),
+            Self::Attend { layer, spec, sinks } => attend::attend(*layer, spec, sinks.as_ref()),
+            Self::AttendBatch { spec, sinks } => attend::attend_batch(spec, sinks.as_ref()),
+            Self::Kq { layer, spec } => plain_attention::kq(*layer, spec),
+            Self::KqSoftMax { spec, sinks } => plain_attention::kq_soft_max(spec, sinks.as_ref()),
+            Self::Kqv { layer, spec } => plain_attention::kqv(*layer, spec),
+            Self::Activate { activation } => elementwise::activate(*activation),
+            Self::Columns { first } => dense::columns(*first),
+            Self::Conv { layer, conv } => recurrent::conv(*layer, conv),
+            Self::Scan { layer, scan } => recurrent::scan(*layer, scan),
+            Self::LayerNorm { weight, bias, eps } => norm::layer_norm(weight, bias.as_ref(), *eps),
+            Self::AddRow { weight, row } => dense::add_row(weight, *row),
+            Self::SoftCap { cap } => elementwise::soft_cap(*cap),
+            Self::ClampedGate { slope, limit } => elementwise::clamped_gate(*slope, *limit),
+            Self::ScaleByPosition { scale } => elementwise::scale_by_position(*scale),
+            Self::Route { spec } => experts::route(*spec),
+            Self::ExpertLinear { weight, bias } => experts::expert_linear(weight, bias.as_ref()),
+            Self::ExpertScale => experts::expert_scale(),
+            Self::ExpertSum => experts::expert_sum(),
+            Self::ScanHeads { layer, scan } => recurrent::scan_heads(*layer, scan),
+            Self::TakeRows => dense::take_rows(),
+            Self::Custom { custom } => ops::custom::custom(custom),
         }
+    }
+
+    /// The operation's name, as in text form and JSON.
+    pub fn name(&self) -> &'static str {
+        self.spec().name()
     }
 }
 
@@ -454,5 +455,33 @@ impl fmt::Display for Activation {
             Self::GeluTanh => "gelu_tanh",
             Self::GeluErf => "gelu_erf",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{GraphBuilder, GraphShape};
+
+    #[test]
+    fn an_operation_has_one_name_in_text_and_json() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 2,
+            n_outputs: 1,
+        });
+        let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
+        let wanted = b.input(Input::OutputRows).unwrap();
+        let y = b.linear("y", x, "w", 4).unwrap();
+        let y = b.soft_cap("cap", y, 2.0).unwrap();
+        let y = b.take_rows("rows", y, wanted).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let json = serde_json::to_value(&graph).unwrap();
+        for (node, json) in graph.nodes().iter().zip(json["nodes"].as_array().unwrap()) {
+            let key = match node.op {
+                Op::Input(_) => "input",
+                _ => "op",
+            };
+            assert_eq!(json["op"][key], node.op.name());
+        }
     }
 }

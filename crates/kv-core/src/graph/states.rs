@@ -1,10 +1,11 @@
-//! [`StateGroup`]: which rows of a ubatch continue which recurrent state, and where states are stored.
+//! [`StateGroup`]: which rows of a ubatch continue which recurrent state, and where states are
+//! stored.
 //!
 //! Recurrent layers take each group's rows one after the other, beginning with the state that its
-//! source holds. Groups may differ in length, and a group may begin with what an earlier one stored.
-//! Invariant, checked by [`StateMarks::check`]: no stored row is read by an earlier group or written
-//! twice, so a group's source is the same whether or not the run before it failed. Knows nothing of
-//! sequences.
+//! source holds. Groups may differ in length, and a group may begin with a state that an earlier
+//! one stored. Invariant, checked by [`StateMarks::check`]: no stored row is read by an earlier
+//! group or written twice, so a group's source is the same whether or not the run before it failed.
+//! Does not know sequences.
 
 use crate::ids::CellIdx;
 
@@ -28,62 +29,7 @@ pub struct StateStore {
     pub to: CellIdx,
 }
 
-/// Groups that cannot be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum UnsoundStates {
-    /// A row of the ubatch is in no group, in two, or does not exist.
-    #[error("row {row} of {n_rows} is in {n_groups} groups")]
-    Row {
-        /// The row.
-        row: u32,
-        /// Rows of the ubatch.
-        n_rows: u32,
-        /// Groups that it is in.
-        n_groups: u32,
-    },
-    /// A group's rows do not ascend, or it has none.
-    #[error("group {group}: its {n_rows} rows do not ascend, or are none")]
-    Order {
-        /// The group.
-        group: usize,
-        /// Its rows.
-        n_rows: usize,
-    },
-    /// A group does not store its states in order, or not its last one.
-    #[error(
-        "group {group}: it stores {n_stores} states, not in order or not that after row {n_rows}"
-    )]
-    Stores {
-        /// The group.
-        group: usize,
-        /// Its rows.
-        n_rows: usize,
-        /// States that it stores.
-        n_stores: usize,
-    },
-    /// A state row beyond the last.
-    #[error("group {group}: there is no state row {row}, there are {n_states}")]
-    OutOfRange {
-        /// The group.
-        group: usize,
-        /// The row.
-        row: CellIdx,
-        /// Rows that exist.
-        n_states: u32,
-    },
-    /// A state row is written that was read or written before in the same run.
-    #[error("group {group}: state row {row} is written, but was read or written before")]
-    Overwritten {
-        /// The group.
-        group: usize,
-        /// The row.
-        row: CellIdx,
-    },
-}
-
-/// Memory for [`StateMarks::check`], to be used again: the second check of the same sizes allocates
-/// nothing.
+/// Reusable memory for [`StateMarks::check`]: the second check of the same sizes allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct StateMarks {
     /// By row of the ubatch: the groups that it is in.
@@ -93,17 +39,17 @@ pub struct StateMarks {
 }
 
 impl StateMarks {
-    /// Whether groups that cover `n_rows` rows of a ubatch can be computed with `n_states` state
-    /// rows.
+    /// Checks that groups that cover `n_rows` rows of a ubatch can be computed with `n_states`
+    /// state rows.
     ///
     /// # Errors
-    /// [`UnsoundStates`], the first thing that is wrong.
+    /// The first thing that is wrong, with its numbers.
     pub fn check(
         &mut self,
         groups: &[StateGroup],
         n_rows: u32,
         n_states: u32,
-    ) -> Result<(), UnsoundStates> {
+    ) -> Result<(), String> {
         self.n_groups_of.clear();
         self.n_groups_of.resize(n_rows as usize, 0);
         self.touched.clear();
@@ -115,12 +61,8 @@ impl StateMarks {
 /// [`StateMarks::check`] with memory of its own.
 ///
 /// # Errors
-/// [`UnsoundStates`], the first thing that is wrong.
-pub fn check_states(
-    groups: &[StateGroup],
-    n_rows: u32,
-    n_states: u32,
-) -> Result<(), UnsoundStates> {
+/// The first thing that is wrong, with its numbers.
+pub fn check_states(groups: &[StateGroup], n_rows: u32, n_states: u32) -> Result<(), String> {
     StateMarks::default().check(groups, n_rows, n_states)
 }
 
@@ -128,7 +70,7 @@ fn check(
     groups: &[StateGroup],
     n_groups_of: &mut [u32],
     touched: &mut [bool],
-) -> Result<(), UnsoundStates> {
+) -> Result<(), String> {
     let (n_rows, n_states) = (n_groups_of.len() as u32, touched.len() as u32);
     for (number, group) in groups.iter().enumerate() {
         check_order(number, group)?;
@@ -136,18 +78,12 @@ fn check(
             match n_groups_of.get_mut(row as usize) {
                 Some(n) => *n += 1,
                 None => {
-                    return Err(UnsoundStates::Row {
-                        row,
-                        n_rows,
-                        n_groups: 1,
-                    });
+                    return Err(format!("row {row} of {n_rows} is in 1 groups"));
                 }
             }
         }
-        let out_of_range = |row| UnsoundStates::OutOfRange {
-            group: number,
-            row,
-            n_states,
+        let out_of_range = |row: CellIdx| {
+            format!("group {number}: there is no state row {row}, there are {n_states}")
         };
         if let Some(row) = group.source {
             let touched = touched.get_mut(row.as_usize());
@@ -157,37 +93,33 @@ fn check(
             let row = store.to;
             let touched = touched.get_mut(row.as_usize());
             if std::mem::replace(touched.ok_or_else(|| out_of_range(row))?, true) {
-                return Err(UnsoundStates::Overwritten { group: number, row });
+                return Err(format!(
+                    "group {number}: state row {row} is written, but was read or written before"
+                ));
             }
         }
     }
     match (0u32..).zip(&*n_groups_of).find(|&(_, &n)| n != 1) {
-        Some((row, &n_groups)) => Err(UnsoundStates::Row {
-            row,
-            n_rows,
-            n_groups,
-        }),
+        Some((row, &n_groups)) => Err(format!("row {row} of {n_rows} is in {n_groups} groups")),
         None => Ok(()),
     }
 }
 
-fn check_order(number: usize, group: &StateGroup) -> Result<(), UnsoundStates> {
+fn check_order(number: usize, group: &StateGroup) -> Result<(), String> {
     let n_rows = group.rows.len();
     if n_rows == 0 || !group.rows.is_sorted_by(|a, b| a < b) {
-        return Err(UnsoundStates::Order {
-            group: number,
-            n_rows,
-        });
+        return Err(format!(
+            "group {number}: its {n_rows} rows do not ascend, or are none"
+        ));
     }
     let stores = &group.stores;
     let ends = stores.last().map(|last| last.n_rows as usize) == Some(n_rows);
     let starts = stores.first().is_some_and(|first| first.n_rows > 0);
     if !ends || !starts || !stores.is_sorted_by(|a, b| a.n_rows < b.n_rows) {
-        return Err(UnsoundStates::Stores {
-            group: number,
-            n_rows,
-            n_stores: stores.len(),
-        });
+        let n_stores = stores.len();
+        return Err(format!(
+            "group {number}: it stores {n_stores} states, not in order or not that after row {n_rows}"
+        ));
     }
     Ok(())
 }
@@ -209,11 +141,11 @@ mod tests {
     }
 
     fn error(groups: &[StateGroup]) -> String {
-        check_states(groups, 3, 4).unwrap_err().to_string()
+        check_states(groups, 3, 4).unwrap_err()
     }
 
     #[test]
-    fn a_group_may_begin_with_what_an_earlier_one_stored() {
+    fn a_group_may_begin_with_a_state_that_an_earlier_one_stored() {
         let first = group(&[0], None, &[(1, 2)]);
         let second = group(&[1, 2], Some(2), &[(1, 0), (2, 1)]);
         let groups = [first, second];

@@ -1,14 +1,16 @@
 //! Self-attention: project, norm, rotate, store, attend, project back; without a memory, nothing is
 //! stored.
 //!
-//! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Knows nothing of the layers around.
+//! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Does not know the layers around.
 
+use kv_core::Window;
 use kv_core::graph::{
-    AttendSpec, GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
+    Affine, AttendSpec, Attention, GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
 };
 use kv_core::layers::AttentionMemory;
 use kv_core::rope::RopeSpec;
-use kv_core::{LayerIdx, PartIdx, Window};
+
+use super::LayerContext;
 
 /// Which projections have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,13 +93,26 @@ pub struct AttentionBlock {
     pub window: Window,
 }
 
-/// Queries or keys: names of nodes and weights, and how many heads.
+/// Projection to queries, keys or values: names of nodes and weights, and sizes.
 #[derive(Clone, Copy)]
-struct Heads {
+struct Projection {
     letter: &'static str,
     weight: &'static str,
-    n: usize,
+    n_heads: usize,
     dim: usize,
+}
+
+impl Projection {
+    fn width(&self) -> usize {
+        self.n_heads * self.dim
+    }
+
+    /// `[tokens, heads * dim]` as `[tokens, heads, dim]`.
+    fn split_heads(self, b: &mut GraphBuilder, flat: NodeId) -> Result<NodeId, GraphError> {
+        let n = b.shape_of(flat).first().copied().unwrap_or(0);
+        let shape = [n, self.n_heads, self.dim];
+        b.reshape(&format!("{}heads", self.letter), flat, &shape)
+    }
 }
 
 impl AttentionBlock {
@@ -119,61 +134,59 @@ impl AttentionBlock {
     }
 
     /// Adds the block: `x [tokens, dim]` in, `[tokens, heads * v_dim]` projected back to
-    /// `[rows, dim]` out, for `rows` only where given.
+    /// `[rows, dim]` out, for the output rows only where the layer has them.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
     pub fn build(
         &self,
         b: &mut GraphBuilder,
-        (layer, part): (LayerIdx, PartIdx),
+        at: LayerContext,
         x: NodeId,
-        rows: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
+        let LayerContext { layer, part, .. } = at;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let [q, k, v] = self.queries_keys_values(b, layer, x)?;
+        let [q, k, v] = self.queries_keys_values(b, x)?;
         let cells = b.input(Input::Cells { part })?;
-        let stored = b.store_kv(&format!("kv_store-{layer}"), layer, [k, v, cells])?;
-        let out = self.attend(b, (layer, part), q, stored)?;
-        self.project_back(b, layer, (out, rows), dim)
+        let stored = b.store_kv("kv_store", layer, [k, v, cells])?;
+        let window = self.window;
+        let visibility = b.input(Input::Visibility { part, window })?;
+        let out = b.attend("kqv", layer, self.attention(), [q, stored, visibility])?;
+        self.project_back(b, at, out, dim)
     }
 
-    /// Adds the block without a memory, as in encoders: tokens attend within their ubatch through the
-    /// window, later ones too. Otherwise as [`AttentionBlock::build`].
+    /// Adds the block without a memory, as in encoders: tokens attend within their ubatch through
+    /// the window, later ones too. Otherwise as [`AttentionBlock::build`].
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
     pub fn build_in_batch(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
+        at: LayerContext,
         x: NodeId,
-        rows: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let qkv = self.queries_keys_values(b, layer, x)?;
-        let sinks = self.sink_weight(layer);
-        let spec = (self.spec(), sinks.as_deref());
-        let out = b.attend_batch(&format!("kqv-{layer}"), spec, qkv, self.window)?;
-        self.project_back(b, layer, (out, rows), dim)
+        let qkv = self.queries_keys_values(b, x)?;
+        let out = b.attend_batch("kqv", self.attention(), qkv, self.window)?;
+        self.project_back(b, at, out, dim)
     }
 
     /// Queries, keys and values, `[tokens, heads, dim]` each.
     fn queries_keys_values(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
         x: NodeId,
     ) -> Result<[NodeId; 3], GraphError> {
-        let [query, key, value] = self.heads();
-        let [q, k, v] = self.project(b, layer, x)?;
-        let q = self.turn(b, layer, query, q)?;
-        let k = self.turn(b, layer, key, k)?;
-        let v = split(b, layer, value, v)?;
+        let [query, key, value] = self.projections();
+        let [q, k, v] = self.project(b, x)?;
+        let q = self.norm_and_rotate(b, query, q)?;
+        let k = self.norm_and_rotate(b, key, k)?;
+        let v = value.split_heads(b, v)?;
         let q = match self.query_scale {
             Some(scale) => {
                 let positions = b.input(Input::Positions)?;
-                b.scale_by_position(&format!("Qscaled-{layer}"), scale, [q, positions])?
+                b.scale_by_position("Qscaled", scale, [q, positions])?
             }
             None => q,
         };
@@ -184,63 +197,58 @@ impl AttentionBlock {
     fn project_back(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
-        (mut out, rows): (NodeId, Option<NodeId>),
+        at: LayerContext,
+        out: NodeId,
         dim: usize,
     ) -> Result<NodeId, GraphError> {
-        if let Some(rows) = rows {
-            out = b.take_rows(&format!("kqv_rows-{layer}"), out, rows)?;
-        }
-        let matrix = format!("blk.{layer}.attn_output.weight");
-        let bias = format!("blk.{layer}.attn_output.bias");
-        let bias = (self.bias == QkvBias::All).then_some(&*bias);
-        b.affine(&format!("kqv_out-{layer}"), out, (&matrix, bias), dim)
+        let out = at.take_rows(b, "kqv_rows", out)?;
+        let weights = Affine {
+            weight: "attn_output.weight",
+            bias: (self.bias == QkvBias::All).then_some("attn_output.bias"),
+        };
+        b.affine("kqv_out", out, weights, dim)
     }
 
-    fn heads(&self) -> [Heads; 3] {
-        let heads = |letter, weight, n, dim| Heads {
+    fn projections(&self) -> [Projection; 3] {
+        let projection = |letter, weight, n_heads, dim| Projection {
             letter,
             weight,
-            n,
+            n_heads,
             dim,
         };
         [
-            heads("Q", "attn_q", self.n_heads, self.k_dim),
-            heads("K", "attn_k", self.kv_heads, self.k_dim),
-            heads("V", "attn_v", self.kv_heads, self.v_dim),
+            projection("Q", "attn_q", self.n_heads, self.k_dim),
+            projection("K", "attn_k", self.kv_heads, self.k_dim),
+            projection("V", "attn_v", self.kv_heads, self.v_dim),
         ]
     }
 
     /// Queries, keys and values, `[tokens, heads * dim]` each.
-    fn project(
-        &self,
-        b: &mut GraphBuilder,
-        layer: LayerIdx,
-        x: NodeId,
-    ) -> Result<[NodeId; 3], GraphError> {
-        let product = |b: &mut GraphBuilder, name: &str, weight: &str, width: usize| {
-            let matrix = format!("blk.{layer}.{weight}.weight");
-            let bias = format!("blk.{layer}.{weight}.bias");
-            let bias = (self.bias != QkvBias::None).then_some(&*bias);
-            b.affine(&format!("{name}-{layer}"), x, (&matrix, bias), width)
+    fn project(&self, b: &mut GraphBuilder, x: NodeId) -> Result<[NodeId; 3], GraphError> {
+        let linear = |b: &mut GraphBuilder, name: &str, weight: &str, width: usize| {
+            let (matrix, bias) = (format!("{weight}.weight"), format!("{weight}.bias"));
+            let weights = Affine {
+                weight: &matrix,
+                bias: (self.bias != QkvBias::None).then_some(&*bias),
+            };
+            b.affine(name, x, weights, width)
         };
-        let heads = self.heads();
+        let projections = self.projections();
         let mut out = [x; 3];
         match self.weights {
             QkvWeights::Separate => {
-                for (out, heads) in out.iter_mut().zip(heads) {
-                    let name = format!("{}proj", heads.letter);
-                    *out = product(b, &name, heads.weight, heads.n * heads.dim)?;
+                for (out, p) in out.iter_mut().zip(projections) {
+                    *out = linear(b, &format!("{}proj", p.letter), p.weight, p.width())?;
                 }
             }
             QkvWeights::Fused => {
-                let width = heads.iter().map(|h| h.n * h.dim).sum();
-                let all = product(b, "QKVproj", "attn_qkv", width)?;
+                let width = projections.iter().map(Projection::width).sum();
+                let all = linear(b, "QKVproj", "attn_qkv", width)?;
                 let mut first = 0;
-                for (out, heads) in out.iter_mut().zip(heads) {
-                    let columns = first..first + heads.n * heads.dim;
+                for (out, p) in out.iter_mut().zip(projections) {
+                    let columns = first..first + p.width();
                     first = columns.end;
-                    *out = b.columns(&format!("{}proj-{layer}", heads.letter), all, columns)?;
+                    *out = b.columns(&format!("{}proj", p.letter), all, columns)?;
                 }
             }
         }
@@ -248,56 +256,43 @@ impl AttentionBlock {
     }
 
     /// Norms and rotates queries or keys: `[tokens, heads * dim]` in, `[tokens, heads, dim]` out.
-    fn turn(
+    fn norm_and_rotate(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
-        heads: Heads,
+        projection: Projection,
         flat: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let (letter, eps) = (heads.letter, self.norm_eps);
-        let name = |what: &str| format!("{letter}{what}-{layer}");
-        let gain = format!("blk.{layer}.{}_norm.weight", heads.weight);
+        let (letter, eps) = (projection.letter, self.norm_eps);
+        let normed = format!("{letter}normed");
+        let gain = format!("{}_norm.weight", projection.weight);
         let x = match self.qk_norm {
             QkNorm::WholeRow => {
-                let normed = b.rms_norm(&name("normed"), flat, &gain, eps)?;
-                split(b, layer, heads, normed)?
+                let normed = b.rms_norm(&normed, flat, &gain, eps)?;
+                projection.split_heads(b, normed)?
             }
             QkNorm::PerHead => {
-                let x = split(b, layer, heads, flat)?;
-                b.rms_norm(&name("normed"), x, &gain, eps)?
+                let x = projection.split_heads(b, flat)?;
+                b.rms_norm(&normed, x, &gain, eps)?
             }
             QkNorm::PerHeadPlain => {
-                let x = split(b, layer, heads, flat)?;
-                b.rms_norm_with(&name("normed"), x, NormGain::None, eps)?
+                let x = projection.split_heads(b, flat)?;
+                b.rms_norm_with(&normed, x, NormGain::None, eps)?
             }
-            QkNorm::None => split(b, layer, heads, flat)?,
+            QkNorm::None => projection.split_heads(b, flat)?,
         };
         let Some(rope) = &self.rope else {
             return Ok(x);
         };
         let positions = b.input(Input::Positions)?;
-        b.rope(&name("cur"), x, positions, rope)
+        b.rope(&format!("{letter}cur"), x, positions, rope)
     }
 
-    fn attend(
-        &self,
-        b: &mut GraphBuilder,
-        (layer, part): (LayerIdx, PartIdx),
-        q: NodeId,
-        stored: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        let window = self.window;
-        let visibility = b.input(Input::Visibility { part, window })?;
-        let sinks = self.sink_weight(layer);
-        let spec = (self.spec(), sinks.as_deref());
-        let operands = [q, stored, visibility];
-        b.attend_with_sinks(&format!("kqv-{layer}"), layer, spec, operands)
-    }
-
-    /// Name of the weight of sinks, where there are any.
-    fn sink_weight(&self, layer: LayerIdx) -> Option<String> {
-        (self.sinks == Sinks::PerHead).then(|| format!("blk.{layer}.attn_sinks.weight"))
+    /// The attention with its weight of sinks, where it has one.
+    fn attention(&self) -> Attention<'static> {
+        Attention {
+            spec: self.spec(),
+            sinks: (self.sinks == Sinks::PerHead).then_some("attn_sinks.weight"),
+        }
     }
 
     fn spec(&self) -> AttendSpec {
@@ -320,16 +315,4 @@ impl AttentionBlock {
             alibi: None,
         }
     }
-}
-
-/// `[tokens, heads * dim]` as `[tokens, heads, dim]`.
-fn split(
-    b: &mut GraphBuilder,
-    layer: LayerIdx,
-    heads: Heads,
-    flat: NodeId,
-) -> Result<NodeId, GraphError> {
-    let n = b.shape_of(flat).first().copied().unwrap_or(0);
-    let shape = [n, heads.n, heads.dim];
-    b.reshape(&format!("{}heads-{layer}", heads.letter), flat, &shape)
 }

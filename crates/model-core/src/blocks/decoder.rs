@@ -1,25 +1,26 @@
 //! The decoder: embedding, layers of a mixer and perhaps a feed-forward block with residuals, norm,
 //! head.
 //!
-//! Invariant: only rows whose logits are wanted pass through what follows the last mixer's memory. Knows no architecture by name.
+//! Invariant: only rows whose logits are wanted pass through what follows the last mixer's memory.
+//! Knows no architecture by name.
 
 use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use kv_core::layers::LayerMap;
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{FeedForward, LongRope, Mixer, Norm};
+use super::{FeedForward, LayerContext, LongRope, Mixer, Norm};
 
-/// Where a layer's norms stand.
+/// How a layer arranges its norms and its two blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arrangement {
-    /// Before each of its two blocks, as in Llama (Touvron et al., arXiv 2302.13971).
+    /// A norm before each block, as in Llama (Touvron et al., arXiv 2302.13971).
     #[default]
-    Before,
-    /// Before and behind each, as in Gemma 2 (arXiv 2408.00118).
-    Around,
-    /// Behind each only, as in OLMo 2 (arXiv 2501.00656).
-    Behind,
-    /// One before both, which work side by side (Wang and Komatsuzaki, GPT-J; Cohere).
+    PreNorm,
+    /// A norm before and after each block, as in Gemma 2 (arXiv 2408.00118).
+    PreAndPostNorm,
+    /// A norm after each block only, as in OLMo 2 (arXiv 2501.00656).
+    PostNorm,
+    /// One norm before both blocks, which read the same rows (Wang and Komatsuzaki, GPT-J; Cohere).
     Parallel,
 }
 
@@ -52,13 +53,13 @@ pub struct Decoder {
     pub dim: usize,
     /// Every norm of rows.
     pub norm: Norm,
-    /// Where the norms of layers stand.
+    /// How layers arrange norms and blocks.
     pub arrangement: Arrangement,
-    /// Name of the gain of the norm before the feed-forward block, behind the layer.
+    /// Name of the gain of the norm before the feed-forward block, without its layer.
     pub feed_forward_norm: &'static str,
     /// Factors.
     pub multipliers: Multipliers,
-    /// Name of the matrix that turns the last row into logits; the embedding matrix itself where
+    /// Name of the matrix that projects rows to logits; the embedding matrix itself where
     /// the two are tied.
     pub output_weight: String,
     /// Soft cap on the logits, where there is one.
@@ -73,33 +74,6 @@ pub struct Decoder {
 pub const TOKEN_EMBEDDING: &str = "token_embd.weight";
 /// Name of the output matrix of models that do not reuse the embedding matrix.
 pub const OUTPUT: &str = "output.weight";
-
-/// One layer under construction.
-#[derive(Clone, Copy)]
-struct At {
-    index: LayerIdx,
-    part: PartIdx,
-    /// The rows that are wanted behind the attention, where not all are.
-    wanted: Option<NodeId>,
-}
-
-impl At {
-    fn name(self, what: &str) -> String {
-        format!("{what}-{}", self.index)
-    }
-
-    fn weight(self, what: &str) -> String {
-        format!("blk.{}.{what}", self.index)
-    }
-
-    /// The wanted rows of `x`.
-    fn take(self, b: &mut GraphBuilder, what: &str, x: NodeId) -> Result<NodeId, GraphError> {
-        match self.wanted {
-            Some(rows) => b.take_rows(&self.name(what), x, rows),
-            None => Ok(x),
-        }
-    }
-}
 
 impl Decoder {
     /// What each layer remembers.
@@ -131,17 +105,16 @@ impl Decoder {
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
             let index = LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
-            let part = memory.part_of(index).unwrap_or(PartIdx(0));
-            let wanted = match at == last && shape.n_outputs < shape.n_tokens {
+            let output_rows = match at == last && shape.n_outputs < shape.n_tokens {
                 true => Some(b.input(Input::OutputRows)?),
                 false => None,
             };
-            let at = At {
-                index,
-                part,
-                wanted,
+            let at = LayerContext {
+                layer: index,
+                part: memory.part_of(index).unwrap_or(PartIdx(0)),
+                output_rows,
             };
-            x = self.layer(&mut b, at, layer, x)?;
+            x = self.layer(&mut b.scope(index), at, layer, x)?;
         }
         let x = self.norm.build(&mut b, "result_norm", x, "output_norm")?;
         let logits = self.head(&mut b, x)?;
@@ -160,92 +133,82 @@ impl Decoder {
     fn layer(
         &self,
         b: &mut GraphBuilder,
-        at: At,
+        at: LayerContext,
         layer: &DecoderLayer,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let normed = self.before(b, at, ("attn_norm", "attn_norm.weight"), x)?;
+        let normed = self.pre_norm(b, "attn_norm", x, "attn_norm.weight")?;
         let mixed = self.mixed(b, at, layer, normed)?;
-        let x = at.take(b, "inpL_rows", x)?;
+        let x = at.take_rows(b, "inpL_rows", x)?;
         let Some(feed_forward) = &layer.feed_forward else {
-            return b.add(&at.name("l_out"), mixed, x);
+            return b.add("l_out", mixed, x);
         };
         let (fed, x) = match self.arrangement {
             Arrangement::Parallel => {
-                let normed = at.take(b, "attn_norm_rows", normed)?;
-                let fed = self.fed(b, at, feed_forward, normed)?;
-                (fed, b.add(&at.name("ffn_inp"), mixed, x)?)
+                let normed = at.take_rows(b, "attn_norm_rows", normed)?;
+                let fed = self.fed_forward(b, feed_forward, normed)?;
+                (fed, b.add("ffn_inp", mixed, x)?)
             }
             _ => {
-                let x = b.add(&at.name("ffn_inp"), mixed, x)?;
-                let normed = self.before(b, at, ("ffn_norm", self.feed_forward_norm), x)?;
-                (self.fed(b, at, feed_forward, normed)?, x)
+                let x = b.add("ffn_inp", mixed, x)?;
+                let normed = self.pre_norm(b, "ffn_norm", x, self.feed_forward_norm)?;
+                (self.fed_forward(b, feed_forward, normed)?, x)
             }
         };
-        b.add(&at.name("l_out"), fed, x)
+        b.add("l_out", fed, x)
     }
 
     /// What the mixer adds to the residual.
     fn mixed(
         &self,
         b: &mut GraphBuilder,
-        at: At,
+        at: LayerContext,
         layer: &DecoderLayer,
         normed: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let mixed = layer
-            .mixer
-            .build(b, (at.index, at.part), normed, at.wanted)?;
-        let names = ("attn_post_norm", "post_attention_norm.weight");
-        let mixed = self.behind(b, at, names, mixed)?;
-        scaled(
-            b,
-            &at.name("mixed_scaled"),
-            mixed,
-            self.multipliers.residual,
-        )
+        let mixed = layer.mixer.build(b, at, normed)?;
+        let mixed = self.post_norm(b, "attn_post_norm", mixed, "post_attention_norm.weight")?;
+        scaled(b, "mixed_scaled", mixed, self.multipliers.residual)
     }
 
     /// What the feed-forward block adds to the residual.
-    fn fed(
+    fn fed_forward(
         &self,
         b: &mut GraphBuilder,
-        at: At,
         feed_forward: &FeedForward,
         normed: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let fed = feed_forward.build(b, at.index, normed)?;
-        let names = ("ffn_post_norm", "post_ffw_norm.weight");
-        let fed = self.behind(b, at, names, fed)?;
-        scaled(b, &at.name("ffn_scaled"), fed, self.multipliers.residual)
+        let fed = feed_forward.build(b, normed)?;
+        let fed = self.post_norm(b, "ffn_post_norm", fed, "post_ffw_norm.weight")?;
+        scaled(b, "ffn_scaled", fed, self.multipliers.residual)
     }
 
     /// The norm before a block, where layers have it.
-    fn before(
+    fn pre_norm(
         &self,
         b: &mut GraphBuilder,
-        at: At,
-        (name, gain): (&str, &str),
+        name: &str,
         x: NodeId,
+        gain: &str,
     ) -> Result<NodeId, GraphError> {
         match self.arrangement {
-            Arrangement::Behind => Ok(x),
-            _ => self.norm.build_with(b, &at.name(name), x, &at.weight(gain)),
+            Arrangement::PostNorm => Ok(x),
+            _ => self.norm.build_with(b, name, x, gain),
         }
     }
 
-    /// The norm behind a block, where layers have it.
-    fn behind(
+    /// The norm after a block, where layers have it.
+    fn post_norm(
         &self,
         b: &mut GraphBuilder,
-        at: At,
-        (name, gain): (&str, &str),
+        name: &str,
         x: NodeId,
+        gain: &str,
     ) -> Result<NodeId, GraphError> {
         match self.arrangement {
-            Arrangement::Before | Arrangement::Parallel => Ok(x),
-            Arrangement::Around | Arrangement::Behind => {
-                self.norm.build_with(b, &at.name(name), x, &at.weight(gain))
+            Arrangement::PreNorm | Arrangement::Parallel => Ok(x),
+            Arrangement::PreAndPostNorm | Arrangement::PostNorm => {
+                self.norm.build_with(b, name, x, gain)
             }
         }
     }

@@ -1,11 +1,12 @@
 //! A mixture of experts in the place of a feed-forward block: a router chooses, for each row, some
-//! of many gated blocks, whose results are weighed and added.
+//! of many gated blocks, and the weighted sum of their results is returned.
 //!
-//! Shazeer et al., arXiv 1701.06538; with a block for every row beside it as in Dai et al.,
-//! arXiv 2401.06066. Knows nothing of the layers around.
+//! Shazeer et al., arXiv 1701.06538; with a shared expert for every row as in Dai et al.,
+//! arXiv 2401.06066. Does not know the layers around.
 
-use kv_core::LayerIdx;
-use kv_core::graph::{Activation, GraphBuilder, GraphError, NodeId, RouteSpec};
+use kv_core::graph::{
+    Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteSpec,
+};
 
 use super::{FeedForwardBlock, FeedForwardForm};
 
@@ -16,30 +17,25 @@ pub struct ExpertsBlock {
     pub n_experts: usize,
     /// Width between the matrices of one expert.
     pub hidden: usize,
-    /// What an expert does with its gate.
+    /// How an expert gates.
     pub gate: ExpertGate,
     /// Biases of the router and of the experts.
     pub bias: ExpertBias,
     /// How many a row goes through, and their weights.
     pub route: RouteSpec,
-    /// What the weights are applied to.
-    pub weighed: Weighed,
+    /// What the weights of the route scale.
+    pub scaling: ExpertScaling,
     /// The block that every row goes through, where there is one.
     pub shared: Option<SharedExpert>,
 }
 
-/// What an expert does with its gate.
+/// How an expert gates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertGate {
     /// `activation(gate) * up`.
     Activation(Activation),
     /// The clamped gate of gpt-oss.
-    Clamped {
-        /// How steep the curve is.
-        slope: f32,
-        /// The bound.
-        limit: f32,
-    },
+    Clamped(ClampedGate),
 }
 
 /// Biases of a mixture of experts.
@@ -52,13 +48,13 @@ pub enum ExpertBias {
     All,
 }
 
-/// What the weights of chosen experts are applied to.
+/// What the weights of chosen experts scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Weighed {
-    /// What comes out of an expert.
+pub enum ExpertScaling {
+    /// The results of experts.
     #[default]
     Outputs,
-    /// What goes into it (Llama 4).
+    /// Their inputs (Llama 4).
     Inputs,
 }
 
@@ -71,10 +67,9 @@ pub struct SharedExpert {
     pub activation: Activation,
 }
 
-/// The mixture of one layer under construction.
-struct At<'a> {
+/// A mixture and the route of its rows, while its nodes are added.
+struct Routed<'a> {
     block: &'a ExpertsBlock,
-    layer: LayerIdx,
     routes: NodeId,
 }
 
@@ -84,23 +79,18 @@ impl ExpertsBlock {
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
-    pub fn build(
-        &self,
-        b: &mut GraphBuilder,
-        layer: LayerIdx,
-        x: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        let name = |what: &str| format!("ffn_moe_{what}-{layer}");
-        let router = [".weight", ".bias"].map(|end| format!("blk.{layer}.ffn_gate_inp{end}"));
-        let bias = (self.bias == ExpertBias::All).then_some(&*router[1]);
-        let logits = b.affine(&name("logits"), x, (&router[0], bias), self.n_experts)?;
-        let routes = b.route(&name("route"), logits, self.route)?;
-        let at = At {
+    pub fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        let router = Affine {
+            weight: "ffn_gate_inp.weight",
+            bias: (self.bias == ExpertBias::All).then_some("ffn_gate_inp.bias"),
+        };
+        let logits = b.affine("ffn_moe_logits", x, router, self.n_experts)?;
+        let routes = b.route("ffn_moe_route", logits, self.route)?;
+        let routed = Routed {
             block: self,
-            layer,
             routes,
         };
-        let out = at.chosen(b, x)?;
+        let out = routed.build(b, x)?;
         let Some(SharedExpert { hidden, activation }) = self.shared else {
             return Ok(out);
         };
@@ -109,39 +99,33 @@ impl ExpertsBlock {
             activation,
             form: FeedForwardForm::Gated,
         };
-        let shared = shared.build_named(b, layer, x, "_shexp")?;
-        b.add(&format!("ffn_out-{layer}"), shared, out)
+        let shared = shared.build_named(b, x, "_shexp")?;
+        b.add("ffn_out", shared, out)
     }
 }
 
-impl At<'_> {
-    fn name(&self, what: &str) -> String {
-        format!("ffn_moe_{what}-{}", self.layer)
-    }
-
-    /// The weighed sum of what the chosen experts make of `x`.
-    fn chosen(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+impl Routed<'_> {
+    /// The weighted sum of what the chosen experts compute of `x`.
+    fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
         let (block, routes) = (self.block, self.routes);
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let x = match block.weighed {
-            Weighed::Outputs => x,
-            Weighed::Inputs => b.expert_weigh(&self.name("inp"), [x, routes])?,
+        let x = match block.scaling {
+            ExpertScaling::Outputs => x,
+            ExpertScaling::Inputs => b.expert_scale("ffn_moe_inp", [x, routes])?,
         };
         let gate = self.matrices(b, "gate", x, block.hidden)?;
         let up = self.matrices(b, "up", x, block.hidden)?;
-        let name = self.name("gate_par");
+        let name = "ffn_moe_gate_par";
         let gated = match block.gate {
-            ExpertGate::Activation(activation) => b.gate(&name, activation, gate, up)?,
-            ExpertGate::Clamped { slope, limit } => {
-                b.clamped_gate(&name, (slope, limit), [gate, up])?
-            }
+            ExpertGate::Activation(activation) => b.gate(name, activation, gate, up)?,
+            ExpertGate::Clamped(clamped) => b.clamped_gate(name, clamped, [gate, up])?,
         };
         let down = self.matrices(b, "down", gated, dim)?;
-        let weighed = match block.weighed {
-            Weighed::Outputs => b.expert_weigh(&self.name("weighed"), [down, routes])?,
-            Weighed::Inputs => down,
+        let scaled = match block.scaling {
+            ExpertScaling::Outputs => b.expert_scale("ffn_moe_weighed", [down, routes])?,
+            ExpertScaling::Inputs => down,
         };
-        b.expert_sum(&self.name("out"), weighed)
+        b.expert_sum("ffn_moe_out", scaled)
     }
 
     /// One matrix of every expert.
@@ -152,9 +136,11 @@ impl At<'_> {
         x: NodeId,
         n_out: usize,
     ) -> Result<NodeId, GraphError> {
-        let [weight, bias] =
-            [".weight", ".bias"].map(|end| format!("blk.{}.ffn_{what}_exps{end}", self.layer));
-        let bias = (self.block.bias == ExpertBias::All).then_some(&*bias);
-        b.expert_linear(&self.name(what), [x, self.routes], (&weight, bias), n_out)
+        let [weight, bias] = ["weight", "bias"].map(|end| format!("ffn_{what}_exps.{end}"));
+        let weights = Affine {
+            weight: &weight,
+            bias: (self.block.bias == ExpertBias::All).then_some(&*bias),
+        };
+        b.expert_linear(&format!("ffn_moe_{what}"), [x, self.routes], weights, n_out)
     }
 }

@@ -1,13 +1,12 @@
 //! The feed-forward block: `down(activation(gate(x)) * up(x))`, or without a gate.
 //!
-//! Shazeer, arXiv 2002.05202. Knows nothing of the layers around.
+//! Shazeer, arXiv 2002.05202. Does not know the layers around.
 
-use kv_core::LayerIdx;
-use kv_core::graph::{Activation, GraphBuilder, GraphError, NodeId};
+use kv_core::graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
 use super::ExpertsBlock;
 
-/// What a layer does behind its attention.
+/// What follows the mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForward {
     /// One block for all rows.
@@ -21,15 +20,10 @@ impl FeedForward {
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
-    pub fn build(
-        &self,
-        b: &mut GraphBuilder,
-        layer: LayerIdx,
-        x: NodeId,
-    ) -> Result<NodeId, GraphError> {
+    pub fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
         match self {
-            Self::Dense(block) => block.build(b, layer, x),
-            Self::Experts(block) => block.build(b, layer, x),
+            Self::Dense(block) => block.build(b, x),
+            Self::Experts(block) => block.build(b, x),
         }
     }
 }
@@ -62,26 +56,20 @@ impl FeedForwardBlock {
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
-    pub fn build(
-        &self,
-        b: &mut GraphBuilder,
-        layer: LayerIdx,
-        x: NodeId,
-    ) -> Result<NodeId, GraphError> {
-        self.build_named(b, layer, x, "")
+    pub fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        self.build_named(b, x, "")
     }
 
-    /// As [`FeedForwardBlock::build`], with `suffix` behind the names of nodes and matrices.
+    /// As [`FeedForwardBlock::build`], with `suffix` after the names of nodes and matrices.
     pub(super) fn build_named(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
         x: NodeId,
         suffix: &str,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let name = |what: &str| format!("ffn_{what}{suffix}-{layer}");
-        let weight = |what: &str| format!("blk.{layer}.ffn_{what}{suffix}.weight");
+        let name = |what: &str| format!("ffn_{what}{suffix}");
+        let weight = |what: &str| format!("ffn_{what}{suffix}.weight");
         let hidden = self.hidden;
         let (gate, up) = match self.form {
             FeedForwardForm::Gated => {
@@ -94,11 +82,12 @@ impl FeedForwardBlock {
                 (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
             }
             FeedForwardForm::PlainWithBias => {
-                let bias = |what: &str| format!("blk.{layer}.ffn_{what}{suffix}.bias");
-                let (up, down) = (bias("up"), bias("down"));
-                let up = b.affine(&name("up"), x, (&weight("up"), Some(&up)), hidden)?;
+                let bias = |what: &str| format!("ffn_{what}{suffix}.bias");
+                let up = (weight("up"), bias("up"));
+                let up = b.affine(&name("up"), x, Affine::new(&up.0).bias(&up.1), hidden)?;
                 let y = b.activate(&name("act"), self.activation, up)?;
-                return b.affine(&name("out"), y, (&weight("down"), Some(&down)), dim);
+                let down = (weight("down"), bias("down"));
+                return b.affine(&name("out"), y, Affine::new(&down.0).bias(&down.1), dim);
             }
         };
         let gated = b.gate(&name("gate_par"), self.activation, gate, up)?;

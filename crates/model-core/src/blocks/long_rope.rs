@@ -18,9 +18,9 @@ impl LongRope {
     /// The divisors for sequences within the original context.
     pub const SHORT: &str = "rope_factors_short.weight";
 
-    /// Name of the set for sequences of at most so many tokens. One set is for all of a sequence from
-    /// its beginning, whatever its length is at the time, so that keys once stored stay right (as in
-    /// llama.cpp).
+    /// Name of the set for sequences of at most so many tokens. One set is for all of a sequence
+    /// from its beginning, whatever its length is at the time, so that keys once stored stay right
+    /// (as in llama.cpp).
     pub fn factors(self, n_tokens: usize) -> &'static str {
         match n_tokens > self.original_context {
             true => Self::LONG,

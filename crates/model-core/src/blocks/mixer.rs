@@ -1,15 +1,14 @@
-//! [`Mixer`]: what lets the rows of a sequence see each other in one layer: attention, a recurrence, or
-//! both beside each other.
+//! [`Mixer`]: what mixes the tokens of a sequence in one layer: attention, a recurrence, or both in
+//! parallel.
 //!
-//! Knows nothing of the layers around.
+//! Does not know the layers around.
 
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::layers::LayerMemory;
-use kv_core::{LayerIdx, PartIdx};
 
-use super::{AttentionBlock, SsmMixer};
+use super::{AttentionBlock, LayerContext, SsmMixer};
 
-/// What lets the rows of a sequence see each other in one layer.
+/// What mixes the tokens of a sequence in one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Attention.
@@ -38,25 +37,24 @@ impl Mixer {
         }
     }
 
-    /// Adds the mixer: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are those of `wanted`, or
-    /// else all.
+    /// Adds the mixer: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are the layer's output
+    /// rows, or else all.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
     pub fn build(
         &self,
         b: &mut GraphBuilder,
-        (layer, part): (LayerIdx, PartIdx),
+        at: LayerContext,
         x: NodeId,
-        wanted: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         match self {
-            Self::Attention(attention) => attention.build(b, (layer, part), x, wanted),
-            Self::Recurrent(ssm) => ssm.build(b, layer, x, wanted),
+            Self::Attention(attention) => attention.build(b, at, x),
+            Self::Recurrent(ssm) => ssm.build(b, at, x),
             Self::Both(attention, ssm) => {
-                let attended = attention.build(b, (layer, part), x, wanted)?;
-                let recurred = ssm.build(b, layer, x, wanted)?;
-                b.add(&format!("mixed-{layer}"), recurred, attended)
+                let attended = attention.build(b, at, x)?;
+                let recurred = ssm.build(b, at, x)?;
+                b.add("mixed", recurred, attended)
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The blocks that architectures share, each once, configured by data.
 //!
-//! A block is a struct of settings and a function that adds its nodes to a graph. Weight names are
-//! those of GGUF files. Knows no architecture by name.
+//! A block is a struct of settings and a function that adds its nodes to a graph, in the
+//! [scope](kv_core::graph::GraphBuilder::scope) of its layer. Weight names are those of GGUF files.
+//! Knows no architecture by name.
 
 mod attention;
 mod decoder;
@@ -15,10 +16,13 @@ mod ssm;
 mod ssm2_mixer;
 mod ssm_mixer;
 
+use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_core::{LayerIdx, PartIdx};
+
 pub use attention::{AttentionBlock, QkNorm, QkvBias, QkvWeights, Sinks};
 pub use decoder::{Arrangement, Decoder, DecoderLayer, Multipliers, OUTPUT, TOKEN_EMBEDDING};
 pub use decoder_model::DecoderModel;
-pub use experts::{ExpertBias, ExpertGate, ExpertsBlock, SharedExpert, Weighed};
+pub use experts::{ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert};
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
 pub use long_rope::LongRope;
 pub use mixer::Mixer;
@@ -26,3 +30,32 @@ pub use norm::{Norm, NormKind};
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
 pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};
+
+/// The layer that blocks are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerContext {
+    /// Its number.
+    pub layer: LayerIdx,
+    /// The part of the memory that it attends over.
+    pub part: PartIdx,
+    /// The rows that pass through what follows the mixer, where not all do.
+    pub output_rows: Option<NodeId>,
+}
+
+impl LayerContext {
+    /// The output rows of `x`, in a node of this name; all of them where all pass.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the node cannot be added.
+    pub fn take_rows(
+        self,
+        b: &mut GraphBuilder,
+        name: &str,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        match self.output_rows {
+            Some(rows) => b.take_rows(name, x, rows),
+            None => Ok(x),
+        }
+    }
+}

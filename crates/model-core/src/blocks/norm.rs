@@ -1,13 +1,13 @@
 //! The norm of a row, in the kinds that models have.
 //!
-//! Knows nothing of where it stands.
+//! Does not know where it is used.
 
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_core::graph::{Affine, GraphBuilder, GraphError, NodeId};
 
 /// One norm.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Norm {
-    /// What is divided by what.
+    /// Its kind.
     pub kind: NormKind,
     /// Added to what the root is taken of.
     pub eps: f32,
@@ -26,7 +26,8 @@ pub enum NormKind {
 }
 
 impl Norm {
-    /// Adds the norm of `x` with the weights `{weight}.weight` and, where it has one, `{weight}.bias`.
+    /// Adds the norm of `x` with the weights `{weight}.weight` and, where it has one,
+    /// `{weight}.bias`.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
@@ -40,7 +41,8 @@ impl Norm {
         self.build_with(b, name, x, &format!("{weight}.weight"))
     }
 
-    /// As [`Norm::build`], by the whole name of the gain. A bias has `bias` where that has `weight`.
+    /// As [`Norm::build`], by the whole name of the gain. A bias has `bias` where that has
+    /// `weight`.
     pub(super) fn build_with(
         &self,
         b: &mut GraphBuilder,
@@ -51,8 +53,10 @@ impl Norm {
         let bias = format!("{}.bias", gain.strip_suffix(".weight").unwrap_or(gain));
         match self.kind {
             NormKind::Rms => b.rms_norm(name, x, gain, self.eps),
-            NormKind::Layer => b.layer_norm(name, x, (gain, None), self.eps),
-            NormKind::LayerWithBias => b.layer_norm(name, x, (gain, Some(&bias)), self.eps),
+            NormKind::Layer => b.layer_norm(name, x, Affine::new(gain), self.eps),
+            NormKind::LayerWithBias => {
+                b.layer_norm(name, x, Affine::new(gain).bias(&bias), self.eps)
+            }
         }
     }
 }

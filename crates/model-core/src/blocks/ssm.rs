@@ -1,12 +1,12 @@
-//! [`SsmMixer`]: the mixer of a recurrent layer, of either kind, and what both kinds do alike.
+//! [`SsmMixer`]: the mixer of a recurrent layer, of either kind, and what both kinds share.
 //!
-//! Knows nothing of the layers around.
+//! Does not know the layers around.
 
 use kv_core::LayerIdx;
 use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
 
-use super::{ConvBias, Ssm2MixerBlock, SsmMixerBlock};
+use super::{ConvBias, LayerContext, Ssm2MixerBlock, SsmMixerBlock};
 
 /// The mixer of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,21 +26,20 @@ impl SsmMixer {
         }
     }
 
-    /// Adds the block: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are those of `wanted`, or
-    /// else all.
+    /// Adds the block: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are the layer's output
+    /// rows, or else all.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
     pub fn build(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
+        at: LayerContext,
         x: NodeId,
-        wanted: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         match self {
-            Self::Mamba(block) => block.build(b, layer, x, wanted),
-            Self::Mamba2(block) => block.build(b, layer, x, wanted),
+            Self::Mamba(block) => block.build(b, at, x),
+            Self::Mamba2(block) => block.build(b, at, x),
         }
     }
 }
@@ -49,34 +48,29 @@ impl SsmMixer {
 pub(super) fn convolved(
     b: &mut GraphBuilder,
     layer: LayerIdx,
-    (width, bias): (usize, ConvBias),
+    width: usize,
+    bias: ConvBias,
     operands: [NodeId; 2],
 ) -> Result<NodeId, GraphError> {
     let conv = ConvSpec {
         width,
-        weight: format!("blk.{layer}.ssm_conv1d.weight"),
+        weight: "ssm_conv1d.weight".to_owned(),
         bias: match bias {
             ConvBias::None => None,
-            ConvBias::PerChannel => Some(format!("blk.{layer}.ssm_conv1d.bias")),
+            ConvBias::PerChannel => Some("ssm_conv1d.bias".to_owned()),
         },
     };
-    let x = b.conv(&format!("ssm_conv-{layer}"), layer, &conv, operands)?;
-    b.activate(&format!("ssm_conv_silu-{layer}"), Activation::Silu, x)
+    let x = b.conv("ssm_conv", layer, &conv, operands)?;
+    b.activate("ssm_conv_silu", Activation::Silu, x)
 }
 
-/// The wanted rows of what the scan gave, `y`, behind the gate `z`.
+/// The output rows of the scan's result `y`, gated by `z`.
 pub(super) fn gated(
     b: &mut GraphBuilder,
-    layer: LayerIdx,
+    at: LayerContext,
     [y, z]: [NodeId; 2],
-    wanted: Option<NodeId>,
 ) -> Result<NodeId, GraphError> {
-    let (y, z) = match wanted {
-        Some(rows) => (
-            b.take_rows(&format!("ssm_scan_rows-{layer}"), y, rows)?,
-            b.take_rows(&format!("ssm_z_rows-{layer}"), z, rows)?,
-        ),
-        None => (y, z),
-    };
-    b.gate(&format!("ssm_gated-{layer}"), Activation::Silu, z, y)
+    let y = at.take_rows(b, "ssm_scan_rows", y)?;
+    let z = at.take_rows(b, "ssm_z_rows", z)?;
+    b.gate("ssm_gated", Activation::Silu, z, y)
 }

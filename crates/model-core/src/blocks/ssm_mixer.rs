@@ -1,11 +1,11 @@
 //! The mixer of a Mamba layer: projection, causal convolution, selective scan, gate, projection.
 //!
-//! Gu and Dao, arXiv 2312.00752 (Mamba-1). Knows nothing of the layers around.
+//! Gu and Dao, arXiv 2312.00752 (Mamba-1). Does not know the layers around.
 
-use kv_core::LayerIdx;
-use kv_core::graph::{GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec};
+use kv_core::graph::{Affine, GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec};
 use kv_core::layers::RecurrentMemory;
 
+use super::LayerContext;
 use super::ssm::{convolved, gated};
 
 /// Settings of one mixer.
@@ -44,20 +44,18 @@ pub enum InnerNorms {
 }
 
 impl InnerNorms {
-    /// Adds the norm of one of the three, by the letters that name it.
+    /// Adds the norm of one of the three.
     fn build(
         self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
+        name: &str,
         x: NodeId,
-        (node, weight): (&str, &str),
+        weight: &str,
     ) -> Result<NodeId, GraphError> {
-        let name = format!("{node}-{layer}");
-        let weight = format!("blk.{layer}.{weight}.weight");
         match self {
             Self::None => Ok(x),
-            Self::Plain { eps } => b.rms_norm_with(&name, x, NormGain::None, eps),
-            Self::WithGains { eps } => b.rms_norm(&name, x, &weight, eps),
+            Self::Plain { eps } => b.rms_norm_with(name, x, NormGain::None, eps),
+            Self::WithGains { eps } => b.rms_norm(name, x, weight, eps),
         }
     }
 }
@@ -81,17 +79,16 @@ impl SsmMixerBlock {
         }
     }
 
-    /// Adds the block: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are those of `wanted`, or
-    /// else all.
+    /// Adds the block: `x [tokens, dim]` in, `[rows, dim]` out, where `rows` are the layer's output
+    /// rows, or else all.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
     pub fn build(
         &self,
         b: &mut GraphBuilder,
-        layer: LayerIdx,
+        at: LayerContext,
         x: NodeId,
-        wanted: Option<NodeId>,
     ) -> Result<NodeId, GraphError> {
         let Self {
             d_inner,
@@ -102,33 +99,29 @@ impl SsmMixerBlock {
             inner_norms,
         } = *self;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let name = |what: &str| format!("{what}-{layer}");
-        let weight = |what: &str| format!("blk.{layer}.{what}");
         let states = b.input(Input::States)?;
-        let xz = b.linear(&name("ssm_in"), x, &weight("ssm_in.weight"), 2 * d_inner)?;
-        let x = b.columns(&name("ssm_x_in"), xz, 0..d_inner)?;
-        let z = b.columns(&name("ssm_z"), xz, d_inner..2 * d_inner)?;
-        let x = convolved(b, layer, (d_conv, conv_bias), [x, states])?;
+        let xz = b.linear("ssm_in", x, "ssm_in.weight", 2 * d_inner)?;
+        let x = b.columns("ssm_x_in", xz, 0..d_inner)?;
+        let z = b.columns("ssm_z", xz, d_inner..2 * d_inner)?;
+        let x = convolved(b, at.layer, d_conv, conv_bias, [x, states])?;
         let n_projected = dt_rank + 2 * d_state;
-        let projected = b.linear(&name("ssm_x"), x, &weight("ssm_x.weight"), n_projected)?;
-        let dt = b.columns(&name("ssm_dt_low"), projected, 0..dt_rank)?;
-        let into = b.columns(&name("ssm_B"), projected, dt_rank..dt_rank + d_state)?;
-        let out_of = b.columns(&name("ssm_C"), projected, dt_rank + d_state..n_projected)?;
-        let norm = |b: &mut GraphBuilder, x, names| inner_norms.build(b, layer, x, names);
-        let dt = norm(b, dt, ("ssm_dt_normed", "ssm_dt_norm"))?;
-        let into = norm(b, into, ("ssm_B_normed", "ssm_b_norm"))?;
-        let out_of = norm(b, out_of, ("ssm_C_normed", "ssm_c_norm"))?;
-        let dt_bias = weight("ssm_dt.bias");
-        let dt_weights = (&*weight("ssm_dt.weight"), Some(&*dt_bias));
-        let dt = b.affine(&name("ssm_dt"), dt, dt_weights, d_inner)?;
+        let projected = b.linear("ssm_x", x, "ssm_x.weight", n_projected)?;
+        let dt = b.columns("ssm_dt_low", projected, 0..dt_rank)?;
+        let into = b.columns("ssm_B", projected, dt_rank..dt_rank + d_state)?;
+        let out_of = b.columns("ssm_C", projected, dt_rank + d_state..n_projected)?;
+        let dt = inner_norms.build(b, "ssm_dt_normed", dt, "ssm_dt_norm.weight")?;
+        let into = inner_norms.build(b, "ssm_B_normed", into, "ssm_b_norm.weight")?;
+        let out_of = inner_norms.build(b, "ssm_C_normed", out_of, "ssm_c_norm.weight")?;
+        let dt_weights = Affine::new("ssm_dt.weight").bias("ssm_dt.bias");
+        let dt = b.affine("ssm_dt", dt, dt_weights, d_inner)?;
         let scan = ScanSpec {
             d_state,
-            a: weight("ssm_a"),
-            d: weight("ssm_d"),
+            a: "ssm_a".to_owned(),
+            d: "ssm_d".to_owned(),
         };
         let operands = [x, dt, into, out_of, states];
-        let y = b.scan(&name("ssm_scan"), layer, &scan, operands)?;
-        let gated = gated(b, layer, [y, z], wanted)?;
-        b.linear(&name("ssm_out"), gated, &weight("ssm_out.weight"), dim)
+        let y = b.scan("ssm_scan", at.layer, &scan, operands)?;
+        let gated = gated(b, at, [y, z])?;
+        b.linear("ssm_out", gated, "ssm_out.weight", dim)
     }
 }

@@ -1,12 +1,12 @@
-//! [`Rwkv`]: RWKV-4 (Peng et al., arXiv 2305.13048), whose blocks mix each token with the one before it
-//! and average values by a recurrence.
+//! [`Rwkv`]: RWKV-4 (Peng et al., arXiv 2305.13048), whose blocks mix each token with the one
+//! before it and average values by a recurrence.
 //!
-//! A block remembers three things, each an own layer of the memory, because each has an operation
-//! of its own that reads and writes it: the row before, of the time mix and of the channel mix,
-//! `[dim]` each, and the average, `[3 * inner]`. The operations are custom ones that the model
-//! brings along. Directories may name a `rescale_every`: it halves rows between blocks, and weights
-//! with them, against overflows of f16. Norms undo it, so results are equal up to the norms' eps,
-//! and it is not computed here, where rows are f32.
+//! A block has three states, each a layer of the memory, because each has its own operation that
+//! reads and writes it: the row before, of the time mix and of the channel mix, `[dim]` each, and
+//! the average, `[3 * inner]`. The operations are custom ones that the model registers. Directories
+//! may name a `rescale_every`: it halves rows between blocks, and weights with them, against
+//! overflows of f16. Norms undo it, so results are equal up to the norms' eps, and it is not
+//! computed here, where rows are f32.
 
 mod ops;
 mod wkv;
@@ -15,7 +15,10 @@ use std::sync::Arc;
 
 use kv_core::LayerIdx;
 use kv_core::backend::CustomOps;
-use kv_core::graph::{CustomSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
+use kv_core::graph::{
+    Affine, CustomSizes, CustomSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
+    Scope,
+};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
@@ -39,7 +42,7 @@ struct Sizes {
     vocab: usize,
     /// Width of the rows between blocks.
     dim: usize,
-    /// Width of what is averaged.
+    /// Width of the averaged values.
     inner: usize,
     /// Width inside the channel mix.
     hidden: usize,
@@ -49,15 +52,15 @@ struct Sizes {
     output_weight: String,
 }
 
-/// What one block remembers, in order of the layers of its memory.
+/// The states of one block, in the order of the layers of its memory.
 #[derive(Clone, Copy, Debug)]
-enum Remembered {
+enum BlockState {
     TimeShift,
     Average,
     ChannelShift,
 }
 
-impl Remembered {
+impl BlockState {
     const ALL: [Self; 3] = [Self::TimeShift, Self::Average, Self::ChannelShift];
 
     fn memory(self, sizes: &Sizes) -> LayerMemory {
@@ -84,97 +87,93 @@ struct RwkvModel {
 
 impl RwkvModel {
     fn new(sizes: Sizes) -> Self {
-        let of_block = Remembered::ALL.map(|what| what.memory(&sizes));
+        let of_block = BlockState::ALL.map(|state| state.memory(&sizes));
         let layers = LayerMap::new(of_block.repeat(sizes.n_blocks));
         Self { sizes, layers }
     }
 }
 
-/// A block's nodes under construction.
+/// The builder in the scope of one block.
 struct Block<'a> {
     sizes: &'a Sizes,
-    b: &'a mut GraphBuilder,
+    b: Scope<'a>,
     index: u32,
 }
 
 impl Block<'_> {
-    fn name(&self, what: &str) -> String {
-        format!("{what}-{}", self.index)
+    fn norm(&mut self, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
+        let (gain, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let weights = Affine::new(&gain).bias(&bias);
+        self.b.layer_norm(name, x, weights, self.sizes.norm_eps)
     }
 
-    fn weight(&self, what: &str) -> String {
-        format!("blk.{}.{what}.weight", self.index)
+    fn linear(&mut self, name: &str, x: NodeId, width: usize) -> Result<NodeId, GraphError> {
+        self.b.linear(name, x, &format!("{name}.weight"), width)
     }
 
-    fn norm(&mut self, what: &str, x: NodeId) -> Result<NodeId, GraphError> {
-        let (gain, bias) = (self.weight(what), format!("blk.{}.{what}.bias", self.index));
-        let name = self.name(what);
-        self.b
-            .layer_norm(&name, x, (&gain, Some(&bias)), self.sizes.norm_eps)
-    }
-
-    fn linear(&mut self, what: &str, x: NodeId, width: usize) -> Result<NodeId, GraphError> {
-        let (name, weight) = (self.name(what), self.weight(what));
-        self.b.linear(&name, x, &weight, width)
-    }
-
-    /// `x` mixed with the row before, once for each of the shares named so.
-    fn shifted<const N: usize>(
+    /// `x` interpolated with the row before, once for each of the shares named so.
+    fn token_shift<const N: usize>(
         &mut self,
         mix: &str,
-        remembered: Remembered,
+        state: BlockState,
         x: NodeId,
         shares: [&str; N],
     ) -> Result<[NodeId; N], GraphError> {
         let dim = self.sizes.dim;
-        let weights = shares.map(|share| self.weight(&format!("{mix}_share_{share}")));
+        let weights = shares.map(|share| format!("{mix}_share_{share}.weight"));
         let spec = CustomSpec {
             weights: weights.to_vec(),
-            layer: Some(remembered.layer(self.index)),
+            layer: Some(state.layer(self.index)),
             ..CustomSpec::new(Shift::NAME)
         };
         let states = self.b.input(Input::States)?;
-        let name = self.name(&format!("{mix}_shift"));
         let shape = [dim];
         let shapes: [&[usize]; N] = [&shape; N];
-        let mixed = self
-            .b
-            .custom(&name, &spec, &[x, states], (&shapes, N * dim))?;
+        let sizes = CustomSizes {
+            weights: &shapes,
+            width: N * dim,
+        };
+        let name = format!("{mix}_shift");
+        let mixed = self.b.custom(&name, &spec, &[x, states], sizes)?;
         let mut parts = [mixed; N];
         for (at, (part, share)) in parts.iter_mut().zip(shares).enumerate() {
-            let name = self.name(&format!("{mix}_x{share}"));
+            let name = format!("{mix}_x{share}");
             *part = self.b.columns(&name, mixed, at * dim..(at + 1) * dim)?;
         }
         Ok(parts)
     }
 
-    fn gated(&mut self, what: &str, gate: NodeId, x: NodeId) -> Result<NodeId, GraphError> {
-        let (name, width) = (self.name(what), self.b.shape_of(x).last().copied());
+    fn gated(&mut self, name: &str, gate: NodeId, x: NodeId) -> Result<NodeId, GraphError> {
+        let sizes = CustomSizes {
+            width: self.b.shape_of(x).last().copied().unwrap_or(0),
+            ..CustomSizes::default()
+        };
         let spec = CustomSpec::new(Gate::NAME);
-        self.b
-            .custom(&name, &spec, &[gate, x], (&[], width.unwrap_or(0)))
+        self.b.custom(name, &spec, &[gate, x], sizes)
     }
 
-    /// What the block averages of the past.
+    /// The block's average of past values.
     fn time_mix(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         let Sizes { dim, inner, .. } = *self.sizes;
         let shares = ["k", "v", "r"];
-        let [k, v, r] = self.shifted("time_mix", Remembered::TimeShift, x, shares)?;
+        let [k, v, r] = self.token_shift("time_mix", BlockState::TimeShift, x, shares)?;
         let k = self.linear("time_mix_key", k, inner)?;
         let v = self.linear("time_mix_value", v, inner)?;
         let r = self.linear("time_mix_receptance", r, inner)?;
+        let weights = ["time_mix_decay.weight", "time_mix_first.weight"];
         let spec = CustomSpec {
-            weights: vec![self.weight("time_mix_decay"), self.weight("time_mix_first")],
-            layer: Some(Remembered::Average.layer(self.index)),
+            weights: weights.map(str::to_owned).to_vec(),
+            layer: Some(BlockState::Average.layer(self.index)),
             ..CustomSpec::new(Wkv::NAME)
         };
         let states = self.b.input(Input::States)?;
-        let name = self.name("time_mix_wkv");
-        let shape = [inner];
-        let shapes: [&[usize]; 2] = [&shape; 2];
+        let sizes = CustomSizes {
+            weights: &[&[inner], &[inner]],
+            width: inner,
+        };
         let average = self
             .b
-            .custom(&name, &spec, &[k, v, states], (&shapes, inner))?;
+            .custom("time_mix_wkv", &spec, &[k, v, states], sizes)?;
         let gated = self.gated("time_mix_gated", r, average)?;
         self.linear("time_mix_output", gated, dim)
     }
@@ -182,28 +181,27 @@ impl Block<'_> {
     /// The feed-forward part.
     fn channel_mix(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         let Sizes { dim, hidden, .. } = *self.sizes;
-        let shares = ["k", "r"];
-        let [k, r] = self.shifted("channel_mix", Remembered::ChannelShift, x, shares)?;
+        let state = BlockState::ChannelShift;
+        let [k, r] = self.token_shift("channel_mix", state, x, ["k", "r"])?;
         let k = self.linear("channel_mix_key", k, hidden)?;
-        let (name, spec) = (
-            self.name("channel_mix_squared"),
-            CustomSpec::new(SquaredRelu::NAME),
-        );
-        let squared = self.b.custom(&name, &spec, &[k], (&[], hidden))?;
+        let spec = CustomSpec::new(SquaredRelu::NAME);
+        let sizes = CustomSizes {
+            width: hidden,
+            ..CustomSizes::default()
+        };
+        let squared = self.b.custom("channel_mix_squared", &spec, &[k], sizes)?;
         let v = self.linear("channel_mix_value", squared, dim)?;
         let r = self.linear("channel_mix_receptance", r, dim)?;
         self.gated("channel_mix_gated", r, v)
     }
 
-    fn rows(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
+    fn build(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         let normed = self.norm("attn_norm", x)?;
         let mixed = self.time_mix(normed)?;
-        let name = self.name("ffn_inp");
-        let x = self.b.add(&name, mixed, x)?;
+        let x = self.b.add("ffn_inp", mixed, x)?;
         let normed = self.norm("ffn_norm", x)?;
         let mixed = self.channel_mix(normed)?;
-        let name = self.name("l_out");
-        self.b.add(&name, mixed, x)
+        self.b.add("l_out", mixed, x)
     }
 }
 
@@ -239,17 +237,17 @@ impl Model for RwkvModel {
         let tokens = b.input(Input::Tokens)?;
         let matrix = [sizes.vocab, sizes.dim];
         let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, matrix)?;
-        let weights = ("token_embd_norm.weight", Some("token_embd_norm.bias"));
+        let weights = Affine::new("token_embd_norm.weight").bias("token_embd_norm.bias");
         let mut x = b.layer_norm("inp_norm", x, weights, eps)?;
         for index in (0..).take(sizes.n_blocks) {
-            let b = &mut b;
-            x = Block { sizes, b, index }.rows(x)?;
+            let b = b.scope(LayerIdx(index));
+            x = Block { sizes, b, index }.build(x)?;
         }
         if shape.n_outputs < shape.n_tokens {
             let wanted = b.input(Input::OutputRows)?;
             x = b.take_rows("wanted", x, wanted)?;
         }
-        let weights = ("output_norm.weight", Some("output_norm.bias"));
+        let weights = Affine::new("output_norm.weight").bias("output_norm.bias");
         let x = b.layer_norm("result_norm", x, weights, eps)?;
         let logits = b.linear("result_output", x, &sizes.output_weight, sizes.vocab)?;
         Ok(b.finish(&[logits])?)

@@ -1,41 +1,73 @@
-//! Plain attention: scores, masked softmax and weighted sum as nodes of their own, to be looked at and
-//! compared with the fused [`Op::Attend`].
+//! Plain attention: scores, masked softmax and weighted sum as nodes of their own, to be looked at
+//! and compared with the fused [`Op::Attend`].
 //!
-//! Scores are a table over the first `n_kv` cells of a part, whoever uses them, so a plain graph
-//! depends on how far the memory is in use, and its shapes say so. Knows nothing of how cells are
+//! Scores are a table over the first `n_kv` cells of a part, used or not, so a plain graph
+//! depends on how far the memory is in use, and its shapes say so. Does not know how cells are
 //! found.
 
-use super::builder::{GraphBuilder, GraphError};
-use super::check::add;
-use super::op::{AttendSpec, DType, Input, Op};
-use super::{Graph, Node, NodeId};
+use super::attend::with_attention;
+use crate::graph::op::{AttendSpec, Input, Op};
+use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
+use crate::graph::{Attention, Claim, Graph, GraphBuilder, GraphError, Node, NodeId};
 use crate::ids::{LayerIdx, PartIdx};
 
+pub(in crate::graph) fn kq(layer: LayerIdx, of: &AttendSpec) -> OpSpec<'_> {
+    let spec = OpSpec::new("kq", 2, |given| {
+        let (n, heads, n_kv) = (given.graph.n_tokens, of.n_heads, given.width());
+        match given.shape(0) == [n, heads, of.k_dim] && of.is_grouped() {
+            true => Ok(Inferred::f32([n, heads, n_kv])),
+            false => Err(format!("[{n}, {heads}, {}]", of.k_dim)),
+        }
+    });
+    let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);
+    with_attention(spec, of, None)
+}
+
+pub(in crate::graph) fn kq_soft_max<'a>(
+    of: &'a AttendSpec,
+    sinks: Option<&'a String>,
+) -> OpSpec<'a> {
+    let spec = OpSpec::new("kq_soft_max", of.n_operands(2), move |given| {
+        check_table(given, of)?;
+        of.check_positions(given, 2)?;
+        Ok(Inferred::f32(given.shape(0)).weight_if(sinks, [of.n_heads]))
+    });
+    with_attention(spec, of, sinks)
+}
+
+pub(in crate::graph) fn kqv(layer: LayerIdx, of: &AttendSpec) -> OpSpec<'_> {
+    let spec = OpSpec::new("kqv", 2, |given| {
+        check_table(given, of)?;
+        Ok(Inferred::f32(of.result(given.graph.n_tokens)))
+    });
+    let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);
+    with_attention(spec, of, None)
+}
+
+/// Whether the first operand has a number for each token, head and cell.
+fn check_table(given: &Given<'_>, of: &AttendSpec) -> Result<(), String> {
+    match *given.shape(0) {
+        [n, heads, _] if n == given.graph.n_tokens && heads == of.n_heads => Ok(()),
+        _ => Err("[tokens, heads, cells]".into()),
+    }
+}
+
 impl GraphBuilder {
-    /// Scaled (and capped) products of `q [n, heads, k_dim]` with the keys of cells `0..n_kv`, which
-    /// `stored` left behind: `[n, heads, n_kv]`.
+    /// Scaled (and capped) products of `q [n, heads, k_dim]` with the keys of cells `0..n_kv`,
+    /// which `stored` left behind: `[n, heads, n_kv]`.
     ///
     /// # Errors
     /// [`GraphError::Shape`] where heads or widths do not match `spec`.
     pub fn kq(
         &mut self,
         name: &str,
-        (layer, spec): (LayerIdx, AttendSpec),
-        [q, stored]: [NodeId; 2],
+        layer: LayerIdx,
+        spec: AttendSpec,
+        q_stored: [NodeId; 2],
         n_kv: usize,
     ) -> Result<NodeId, GraphError> {
         let op = Op::Kq { layer, spec };
-        let (n, heads) = (self.shape().n_tokens, spec.n_heads);
-        if self.shape_of(q) != [n, heads, spec.k_dim] || !spec.is_grouped() {
-            let wanted = format!("[{n}, {heads}, {}]", spec.k_dim);
-            return Err(self.misfit(name, &op, &wanted, &[q]));
-        }
-        self.push(
-            name,
-            op,
-            vec![q, stored],
-            (vec![n, heads, n_kv], DType::F32),
-        )
+        self.push(name, op, &q_stored, Claim::shape(&[n_kv]))
     }
 
     /// The softmax of each row and head over the cells that the row sees; all others get 0, and so
@@ -43,28 +75,16 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// [`GraphError::Shape`] where `kq` is no table of scores of these heads.
-    pub fn kq_soft_max(
+    pub fn kq_soft_max<'a>(
         &mut self,
         name: &str,
-        (spec, sinks): (AttendSpec, Option<&str>),
-        [kq, visibility]: [NodeId; 2],
+        attention: impl Into<Attention<'a>>,
+        kq_visibility: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        let op = Op::KqSoftMax {
-            spec,
-            sinks: sinks.map(str::to_owned),
-        };
-        let shape = self.shape_of(kq).to_vec();
-        if !matches!(*shape, [n, heads, _] if n == self.shape().n_tokens && heads == spec.n_heads) {
-            return Err(self.misfit(name, &op, "[tokens, heads, cells]", &[kq]));
-        }
-        if let Some(sinks) = sinks {
-            self.declare(sinks, &[spec.n_heads])?;
-        }
-        let mut operands = vec![kq, visibility];
-        if spec.alibi.is_some() {
-            operands.push(self.input(Input::Positions)?);
-        }
-        self.push(name, op, operands, (shape, DType::F32))
+        let Attention { spec, sinks } = attention.into();
+        let sinks = self.optional_weight_name(sinks);
+        let op = Op::KqSoftMax { spec, sinks };
+        self.push_attend(name, op, &spec, kq_visibility.to_vec())
     }
 
     /// The values of cells `0..n_kv`, summed with these weights: `[n, heads * v_dim]`.
@@ -74,29 +94,18 @@ impl GraphBuilder {
     pub fn kqv(
         &mut self,
         name: &str,
-        (layer, spec): (LayerIdx, AttendSpec),
-        [weights, stored]: [NodeId; 2],
+        layer: LayerIdx,
+        spec: AttendSpec,
+        weights_stored: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
         let op = Op::Kqv { layer, spec };
-        let n = self.shape().n_tokens;
-        if !matches!(*self.shape_of(weights), [m, heads, _] if m == n && heads == spec.n_heads) {
-            return Err(self.misfit(name, &op, "[tokens, heads, cells]", &[weights]));
-        }
-        let shape = vec![n, spec.n_heads * spec.v_dim];
-        self.push(name, op, vec![weights, stored], (shape, DType::F32))
-    }
-}
-
-impl AttendSpec {
-    /// Whether every key/value head has the same number of query heads.
-    pub(super) fn is_grouped(&self) -> bool {
-        self.kv_heads > 0 && self.n_heads.is_multiple_of(self.kv_heads)
+        self.push(name, op, &weights_stored, Claim::default())
     }
 }
 
 impl Graph {
     /// The same computation with every [`Op::Attend`] in three nodes: `kq`, `kq_soft_max` and
-    /// `kqv`, over as many cells of its part as `n_kv` says. Attention that needs no memory stays as
+    /// `kqv`, over the first `n_kv` cells of its part. Attention that needs no memory stays as
     /// it is.
     ///
     /// # Errors
@@ -119,20 +128,14 @@ impl Graph {
                         }) => *part,
                         _ => PartIdx(0),
                     };
-                    let of = (*layer, *spec);
-                    let kq = b.kq(&named(node, "kq"), of, [q, stored], n_kv(part))?;
-                    let name = named(node, "kq_soft_max");
-                    let heads = (*spec, sinks.as_deref());
-                    let weights = b.kq_soft_max(&name, heads, [kq, visibility])?;
-                    b.kqv(&node.name, of, [weights, stored])?
+                    let (layer, spec, sinks) = (*layer, *spec, sinks.as_deref());
+                    let name = named(node, "kq");
+                    let kq = b.kq(&name, layer, spec, [q, stored], n_kv(part))?;
+                    let (name, attention) = (named(node, "kq_soft_max"), Attention { spec, sinks });
+                    let weights = b.kq_soft_max(&name, attention, [kq, visibility])?;
+                    b.kqv(&node.name, layer, spec, [weights, stored])?
                 }
-                _ => {
-                    let node = Node {
-                        operands,
-                        ..node.clone()
-                    };
-                    add(&mut b, self, &node)?
-                }
+                _ => b.copy_node(self, node, &operands)?,
             };
             moved.push(id);
         }
@@ -178,8 +181,11 @@ mod tests {
             soft_cap: Some(9.0),
             alibi: Some(crate::graph::Alibi { max_bias: 8.0 }),
         };
-        let both = (spec, Some("sinks"));
-        let y = b.attend_with_sinks("kqv-3", layer, both, [q, stored, seen]);
+        let both = Attention {
+            spec,
+            sinks: Some("sinks"),
+        };
+        let y = b.attend("kqv-3", layer, both, [q, stored, seen]);
         let y = b.scale("y", y.unwrap(), 2.0).unwrap();
         let fused = b.finish(&[y]).unwrap();
         let plain = fused.with_plain_attention(|_| 256).unwrap();

@@ -1,15 +1,15 @@
-//! Mixtures of experts: [`RouteSpec`], how a router's logits choose among matrices, and the nodes
+//! Mixtures of experts: [`RouteSpec`], how a router's logits choose experts, and the operations
 //! that compute with the chosen ones.
 //!
-//! A token's *route* is one weight for each expert, 0 for those that are not chosen; its *slots* are
-//! the chosen experts in ascending order ([`slots`]), so results do not depend on which was likeliest.
-//! Shazeer et al., arXiv 1701.06538. Knows nothing of feed-forward blocks or devices.
+//! A token's *route* is one weight for each expert, 0 for those that are not chosen; its *slots*
+//! are the chosen experts in ascending order ([`slots`]), so results do not depend on which was
+//! likeliest. Shazeer et al., arXiv 1701.06538. Does not know feed-forward blocks or devices.
 
 use serde::{Deserialize, Serialize};
 
-use super::NodeId;
-use super::builder::{GraphBuilder, GraphError};
-use super::op::{DType, Op};
+use crate::graph::op::Op;
+use crate::graph::spec::{Given, Inferred, OpSpec};
+use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId};
 
 /// How the logits of a router become a route.
 ///
@@ -88,6 +88,76 @@ pub fn slots(route: &[f32], n_used: usize) -> impl Iterator<Item = (usize, f32)>
     chosen.filter(|&(_, weight)| weight != 0.0).take(n_used)
 }
 
+/// Sizes of an operation on slots.
+struct Slots {
+    n_rows: usize,
+    n_experts: usize,
+    n_used: usize,
+    /// Values of one slot, or of the row that all slots share.
+    width: usize,
+}
+
+/// Reads the sizes off `x [n, dim]` or `x [n, slots, dim]` and a route.
+fn slots_of(given: &Given<'_>) -> Result<Slots, String> {
+    let wanted = || "[n, dim] or [n, slots, dim], and a route [n, experts] of as many slots".into();
+    let (Some(Op::Route { spec }), [x, &[n_rows, n_experts]]) = (given.op(1), given.shapes())
+    else {
+        return Err(wanted());
+    };
+    let n_used = spec.n_used;
+    let width = match *x {
+        [rows, width] if rows == n_rows => width,
+        [rows, slots, width] if rows == n_rows && slots == n_used => width,
+        _ => return Err(wanted()),
+    };
+    Ok(Slots {
+        n_rows,
+        n_experts,
+        n_used,
+        width,
+    })
+}
+
+pub(in crate::graph) fn route<'a>(route: RouteSpec) -> OpSpec<'a> {
+    let spec = OpSpec::new("route", 1, move |given| match *given.shape(0) {
+        [n, experts] if (1..=experts).contains(&route.n_used) => Ok(Inferred::f32([n, experts])),
+        _ => Err(format!(
+            "[n, at least {}], at least 1 of them",
+            route.n_used.max(1)
+        )),
+    });
+    spec.setting("used", route.n_used)
+        .setting("gate", format!("{:?}", route.gate).to_lowercase())
+        .setting("sum", format!("{:?}", route.sum).to_lowercase())
+}
+
+pub(in crate::graph) fn expert_linear<'a>(
+    weight: &'a String,
+    bias: Option<&'a String>,
+) -> OpSpec<'a> {
+    let spec = OpSpec::new("expert_linear", 2, move |given| {
+        let (slots, n_out) = (slots_of(given)?, given.width());
+        let result = Inferred::f32([slots.n_rows, slots.n_used, n_out]);
+        let result = result.weight([slots.n_experts, n_out, slots.width]);
+        Ok(result.weight_if(bias, [slots.n_experts, n_out]))
+    });
+    spec.weights_as("w", [weight]).weights_as("b", bias)
+}
+
+pub(in crate::graph) fn expert_scale<'a>() -> OpSpec<'a> {
+    OpSpec::new("expert_scale", 2, |given| {
+        let slots = slots_of(given)?;
+        Ok(Inferred::f32([slots.n_rows, slots.n_used, slots.width]))
+    })
+}
+
+pub(in crate::graph) fn expert_sum<'a>() -> OpSpec<'a> {
+    OpSpec::new("expert_sum", 1, |given| match *given.shape(0) {
+        [n, _, dim] => Ok(Inferred::f32([n, dim])),
+        _ => Err("[n, slots, dim]".into()),
+    })
+}
+
 impl GraphBuilder {
     /// The route of every token, `[n, experts]`, from the router's `logits [n, experts]`.
     ///
@@ -99,55 +169,39 @@ impl GraphBuilder {
         logits: NodeId,
         spec: RouteSpec,
     ) -> Result<NodeId, GraphError> {
-        let op = Op::Route { spec };
-        match *self.shape_of(logits) {
-            [n, experts] if (1..=experts).contains(&spec.n_used) => {
-                self.push(name, op, vec![logits], (vec![n, experts], DType::F32))
-            }
-            _ => {
-                let wanted = format!("[n, at least {}], at least 1 of them", spec.n_used.max(1));
-                Err(self.misfit(name, &op, &wanted, &[logits]))
-            }
-        }
+        self.push(name, Op::Route { spec }, &[logits], Claim::default())
     }
 
     /// Each slot's expert applied: `x [n, in]` (the same for all slots) or `[n, slots, in]` in,
-    /// `[n, slots, n_out]` out, with weights `(matrices [experts, n_out, in], biases [experts, n_out])`.
+    /// `[n, slots, n_out]` out, with matrices `[experts, n_out, in]` and biases `[experts, n_out]`.
     ///
     /// # Errors
     /// [`GraphError::Shape`] where `routes` is no route of as many rows, or `x` has other slots.
     pub fn expert_linear(
         &mut self,
         name: &str,
-        [x, routes]: [NodeId; 2],
-        (weight, bias): (&str, Option<&str>),
+        x_routes: [NodeId; 2],
+        weights: Affine<'_>,
         n_out: usize,
     ) -> Result<NodeId, GraphError> {
         let op = Op::ExpertLinear {
-            weight: weight.to_owned(),
-            bias: bias.map(str::to_owned),
+            weight: self.weight_name(weights.weight),
+            bias: self.optional_weight_name(weights.bias),
         };
-        let (n, experts, n_used, n_in) = self.slots_of(name, &op, [x, routes])?;
-        self.declare(weight, &[experts, n_out, n_in])?;
-        if let Some(bias) = bias {
-            self.declare(bias, &[experts, n_out])?;
-        }
-        let shape = vec![n, n_used, n_out];
-        self.push(name, op, vec![x, routes], (shape, DType::F32))
+        self.push(name, op, &x_routes, Claim::shape(&[n_out]))
     }
 
-    /// Each slot of `x` times its weight: `[n, dim]` or `[n, slots, dim]` in, `[n, slots, dim]` out.
+    /// Each slot of `x` times its weight: `[n, dim]` or `[n, slots, dim]` in, `[n, slots, dim]`
+    /// out.
     ///
     /// # Errors
     /// As [`GraphBuilder::expert_linear`].
-    pub fn expert_weigh(
+    pub fn expert_scale(
         &mut self,
         name: &str,
-        [x, routes]: [NodeId; 2],
+        x_routes: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        let (n, _, n_used, dim) = self.slots_of(name, &Op::ExpertWeigh, [x, routes])?;
-        let shape = vec![n, n_used, dim];
-        self.push(name, Op::ExpertWeigh, vec![x, routes], (shape, DType::F32))
+        self.push(name, Op::ExpertScale, &x_routes, Claim::default())
     }
 
     /// The sum of a token's slots, `[n, slots, dim]` in, `[n, dim]` out.
@@ -155,38 +209,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`GraphError::Shape`] where `x` has no slots.
     pub fn expert_sum(&mut self, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
-        let &[n, _, dim] = self.shape_of(x) else {
-            return Err(self.misfit(name, &Op::ExpertSum, "[n, slots, dim]", &[x]));
-        };
-        self.push(name, Op::ExpertSum, vec![x], (vec![n, dim], DType::F32))
-    }
-
-    /// Rows, experts, slots and width of an operation on `x` by `routes`.
-    fn slots_of(
-        &self,
-        name: &str,
-        op: &Op,
-        [x, routes]: [NodeId; 2],
-    ) -> Result<(usize, usize, usize, usize), GraphError> {
-        let spec = match self.op_of(routes) {
-            Some(Op::Route { spec }) => Some(*spec),
-            _ => None,
-        };
-        match (spec, self.shape_of(routes), self.shape_of(x)) {
-            (Some(spec), &[n, experts], &[rows, dim]) if rows == n => {
-                Ok((n, experts, spec.n_used, dim))
-            }
-            (Some(spec), &[n, experts], &[rows, slots, dim])
-                if rows == n && slots == spec.n_used =>
-            {
-                Ok((n, experts, slots, dim))
-            }
-            _ => {
-                let wanted =
-                    "[n, dim] or [n, slots, dim], and a route [n, experts] of as many slots";
-                Err(self.misfit(name, op, wanted, &[x, routes]))
-            }
-        }
+        self.push(name, Op::ExpertSum, &[x], Claim::default())
     }
 }
 
@@ -202,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_logits_are_chosen_and_weighed() {
+    fn the_largest_logits_are_chosen() {
         let logits = [0.0, 3f32.ln(), -40.0, 2f32.ln(), 2f32.ln()];
         let spec = |gate, sum| RouteSpec {
             n_used: 2,
@@ -275,26 +298,26 @@ mod tests {
         }
         let routes = b.route("route", logits, spec(2)).unwrap();
         let up = b
-            .expert_linear("up", [x, routes], ("up.w", Some("up.b")), 6)
+            .expert_linear("up", [x, routes], Affine::new("up.w").bias("up.b"), 6)
             .unwrap();
         assert_eq!(b.shape_of(up), [3, 2, 6]);
         let three = b.reshape("three", x, &[3, 1, 4]).unwrap();
         for operands in [[x, logits], [three, routes], [routes, x]] {
-            let refused = b.expert_weigh("bad", operands).unwrap_err();
+            let refused = b.expert_scale("bad", operands).unwrap_err();
             assert!(matches!(refused, GraphError::Shape { .. }), "{refused}");
         }
         assert!(matches!(
             b.expert_sum("bad", x),
             Err(GraphError::Shape { .. })
         ));
-        let weighed = b.expert_weigh("weighed", [up, routes]).unwrap();
-        let sum = b.expert_sum("sum", weighed).unwrap();
+        let scaled = b.expert_scale("scaled", [up, routes]).unwrap();
+        let sum = b.expert_sum("sum", scaled).unwrap();
         let graph = b.finish(&[sum]).unwrap();
         let text = graph.text().to_string();
         for line in [
             "route: f32[3, 5] = route(%1, used=2, gate=softmax, sum=one)",
             "up: f32[3, 2, 6] = expert_linear(%0, %2, w=up.w, b=up.b)",
-            "weighed: f32[3, 2, 6] = expert_weigh(%3, %2)",
+            "scaled: f32[3, 2, 6] = expert_scale(%3, %2)",
             "sum: f32[3, 6] = expert_sum(%5)",
         ] {
             assert!(text.contains(line), "{text}");

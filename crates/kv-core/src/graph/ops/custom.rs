@@ -1,19 +1,19 @@
 //! [`CustomSpec`]: an operation that this crate does not have, as data in a graph.
 //!
 //! The graph names it, with its settings, weights and shapes; what it computes is registered with a
-//! backend ([`CustomOp`](crate::backend::CustomOp)). So such a graph still prints itself, is compared
-//! and snapshotted like any other. Knows nothing of implementations.
+//! backend ([`CustomOp`](crate::backend::CustomOp)). So such a graph prints itself, is compared and
+//! snapshotted like any other. Does not know implementations.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::NodeId;
-use super::builder::{GraphBuilder, GraphError};
-use super::op::{DType, Op};
+use crate::graph::op::{DType, Input, Op};
+use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
+use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
-/// What a graph says of a custom operation.
+/// A custom operation as a graph names it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CustomSpec {
     /// The name that its implementation has, for example `retention`.
@@ -44,10 +44,61 @@ impl CustomSpec {
     }
 }
 
+/// Sizes of a custom operation that its operands do not determine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CustomSizes<'a> {
+    /// The shapes of the weights that its specification names.
+    pub weights: &'a [&'a [usize]],
+    /// Values of one row of the result.
+    pub width: usize,
+}
+
+pub(in crate::graph) fn custom(custom: &CustomSpec) -> OpSpec<'_> {
+    let spec = OpSpec::new("custom", 0, |given| infer(given, custom)).any_operands();
+    let spec = match custom.layer {
+        Some(_) => spec.scope_of(OpScope::Tokens),
+        None => spec,
+    };
+    let spec = spec
+        .setting("", &custom.name)
+        .optional("layer", custom.layer);
+    let params = custom.params.iter();
+    let spec = params.fold(spec, |spec, (name, value)| spec.setting(name, value));
+    spec.weights_as("w", &custom.weights)
+}
+
+fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
+    let (rows, shape) = (given.operands, given.graph);
+    let rows = match (spec.layer, rows.split_last()) {
+        (None, _) => rows,
+        (Some(_), Some((states, rows))) if states.op == Op::Input(Input::States) => rows,
+        _ => return Err("the states as its last operand".into()),
+    };
+    let n_rows = rows.first().and_then(|x| x.shape.first().copied());
+    let mut all = rows.iter();
+    let (Some(n_rows), true) = (
+        n_rows,
+        all.all(|x| x.shape.first().copied() == n_rows && x.dtype == DType::F32),
+    ) else {
+        return Err("operands f32[n, ..]".into());
+    };
+    if spec.layer.is_some() && n_rows != shape.n_tokens {
+        return Err("a row for each token".into());
+    }
+    if given.weights.len() != spec.weights.len() {
+        let (wanted, got) = (spec.weights.len(), given.weights.len());
+        return Err(format!("the shapes of {wanted} weights, not of {got}"));
+    }
+    let result = Inferred::f32([n_rows, given.width()]);
+    Ok(given
+        .weights
+        .iter()
+        .fold(result, |result, &shape| result.weight(shape)))
+}
+
 impl GraphBuilder {
     /// A custom operation on rows: `operands` are `[n, ..]` each, the result is `[n, width]`. One
-    /// with a state has the states input ([`Input::States`](super::Input::States)) as its last
-    /// operand. `weights` are the shapes of the weights that `spec` names.
+    /// with a state has the states input ([`Input::States`]) as its last operand.
     ///
     /// # Errors
     /// [`GraphError::Shape`] where operands have no rows, or not the same number; where there are
@@ -58,49 +109,25 @@ impl GraphBuilder {
         name: &str,
         spec: &CustomSpec,
         operands: &[NodeId],
-        (weights, width): (&[&[usize]], usize),
+        sizes: CustomSizes<'_>,
     ) -> Result<NodeId, GraphError> {
-        let op = Op::Custom {
-            custom: spec.clone(),
+        let weights = spec.weights.iter().map(|name| self.weight_name(name));
+        let custom = CustomSpec {
+            weights: weights.collect(),
+            ..spec.clone()
         };
-        let rows = match (spec.layer, operands.split_last()) {
-            (None, _) => operands,
-            (Some(_), Some((&states, rows))) if self.is_states(states) => rows,
-            _ => return Err(self.misfit(name, &op, "the states as its last operand", operands)),
+        let claim = Claim {
+            shape: &[sizes.width],
+            weights: sizes.weights,
         };
-        let n_rows = rows
-            .first()
-            .and_then(|&x| self.shape_of(x).first().copied());
-        let fit = |&x: &NodeId| {
-            self.shape_of(x).first().copied() == n_rows && self.dtype_of(x) == Some(DType::F32)
-        };
-        let (Some(n_rows), true) = (n_rows, rows.iter().all(fit)) else {
-            return Err(self.misfit(name, &op, "operands f32[n, ..]", operands));
-        };
-        if spec.layer.is_some() && n_rows != self.shape().n_tokens {
-            return Err(self.misfit(name, &op, "a row for each token", operands));
-        }
-        if weights.len() != spec.weights.len() {
-            let (wanted, got) = (spec.weights.len(), weights.len());
-            let wanted = format!("the shapes of {wanted} weights, not of {got}");
-            return Err(self.misfit(name, &op, &wanted, operands));
-        }
-        for (weight, shape) in spec.weights.iter().zip(weights) {
-            self.declare(weight, shape)?;
-        }
-        self.push(
-            name,
-            op,
-            operands.to_vec(),
-            (vec![n_rows, width], DType::F32),
-        )
+        self.push(name, Op::Custom { custom }, operands, claim)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Graph, GraphShape, Input};
+    use crate::graph::{Graph, GraphShape};
 
     fn builder() -> (GraphBuilder, NodeId, NodeId) {
         let mut b = GraphBuilder::new(GraphShape {
@@ -110,6 +137,10 @@ mod tests {
         let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
         let states = b.input(Input::States).unwrap();
         (b, x, states)
+    }
+
+    fn sizes<'a>(weights: &'a [&'a [usize]]) -> CustomSizes<'a> {
+        CustomSizes { weights, width: 6 }
     }
 
     fn spec() -> CustomSpec {
@@ -125,7 +156,7 @@ mod tests {
     fn it_prints_itself_and_comes_back_from_json() {
         let (mut b, x, states) = builder();
         let y = b
-            .custom("y", &spec(), &[x, states], (&[&[4, 2]], 6))
+            .custom("y", &spec(), &[x, states], sizes(&[&[4, 2]]))
             .unwrap();
         let graph = b.finish(&[y]).unwrap();
         let text = graph.text().to_string();
@@ -140,14 +171,14 @@ mod tests {
         let (mut b, x, states) = builder();
         let error = |e: Result<NodeId, GraphError>| e.unwrap_err().to_string();
         let shapes: &[&[usize]] = &[&[4, 2]];
-        let without = error(b.custom("a", &spec(), &[x], (shapes, 6)));
+        let without = error(b.custom("a", &spec(), &[x], sizes(shapes)));
         assert!(
             without.contains("the states as its last operand"),
             "{without}"
         );
-        let nothing = error(b.custom("b", &spec(), &[states], (shapes, 6)));
+        let nothing = error(b.custom("b", &spec(), &[states], sizes(shapes)));
         assert!(nothing.contains("operands f32[n, ..]"), "{nothing}");
-        let weights = error(b.custom("c", &spec(), &[x, states], (&[], 6)));
+        let weights = error(b.custom("c", &spec(), &[x, states], sizes(&[])));
         assert!(
             weights.contains("the shapes of 1 weights, not of 0"),
             "{weights}"

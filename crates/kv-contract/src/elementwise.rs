@@ -1,22 +1,37 @@
-//! The contract of norms and elementwise functions that some architectures have.
+//! The contract of layer norms and elementwise operations.
 
 use super::Subject;
 use super::ops::{alone, compare, step};
 use super::scene::memory_weights;
 use kv_core::backend::Backend;
-use kv_core::graph::PositionScale;
+use kv_core::graph::{Affine, ClampedGate, PositionScale, TableRow};
+
+fn clamped(slope: f32, limit: f32) -> ClampedGate {
+    ClampedGate { slope, limit }
+}
+
+/// A row of a weight of three.
+fn row(row: usize) -> TableRow<'static> {
+    TableRow {
+        weight: "w",
+        n_rows: 3,
+        row,
+    }
+}
 
 /// `LayerNorm` with and without a bias, over rows and over heads.
 pub fn layer_norm_centres<B: Backend>(subject: &Subject<B>) {
     let tolerance = subject.tolerance.elementwise;
     for bias in [None, Some("b")] {
         alone(subject, 40, tolerance, |b, x| {
-            b.layer_norm("y", x, ("w", bias), 1e-6).unwrap()
+            b.layer_norm("y", x, Affine { weight: "w", bias }, 1e-6)
+                .unwrap()
         });
         alone(subject, 40, tolerance, |b, x| {
             let n = b.shape().n_tokens;
             let heads = b.reshape("heads", x, &[n, 5, 8]).unwrap();
-            b.layer_norm("y", heads, ("w", bias), 0.5).unwrap()
+            b.layer_norm("y", heads, Affine { weight: "w", bias }, 0.5)
+                .unwrap()
         });
     }
 }
@@ -37,7 +52,8 @@ pub fn clamped_gate_clamps<B: Backend>(subject: &Subject<B>) {
         alone(subject, 24, subject.tolerance.elementwise, |b, x| {
             let gate = b.scale("gate", x, factors[0]).unwrap();
             let up = b.scale("up", x, -factors[1]).unwrap();
-            b.clamped_gate("y", (1.702, 7.0), [gate, up]).unwrap()
+            b.clamped_gate("y", clamped(1.702, 7.0), [gate, up])
+                .unwrap()
         });
     }
 }
@@ -45,8 +61,8 @@ pub fn clamped_gate_clamps<B: Backend>(subject: &Subject<B>) {
 /// `AddRow` adds the row that it names to all rows.
 pub fn rows_of_a_weight_add<B: Backend>(subject: &Subject<B>) {
     alone(subject, 24, subject.tolerance.elementwise, |b, x| {
-        let y = b.add_row("y", x, ("w", 3), 2).unwrap();
-        let z = b.add_row("z", y, ("w", 3), 0).unwrap();
+        let y = b.add_row("y", x, row(2)).unwrap();
+        let z = b.add_row("z", y, row(0)).unwrap();
         b.add("sum", z, x).unwrap()
     });
 }
@@ -67,15 +83,15 @@ pub fn positions_scale<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A node of these in place of an operand that is used again.
-pub fn curves_leave_operands_alone<B: Backend>(subject: &Subject<B>) {
+pub fn elementwise_nodes_leave_operands_alone<B: Backend>(subject: &Subject<B>) {
     let mut b = super::ops::builder(5, 0);
     let x = b
         .input(kv_core::graph::Input::Embeddings { dim: 24 })
         .unwrap();
     let a = b.scale("a", x, 2.0).unwrap();
     let c = b.soft_cap("c", a, 3.0).unwrap();
-    let d = b.clamped_gate("d", (1.7, 2.0), [a, c]).unwrap();
-    let e = b.layer_norm("e", a, ("w", None), 1e-5).unwrap();
+    let d = b.clamped_gate("d", clamped(1.7, 2.0), [a, c]).unwrap();
+    let e = b.layer_norm("e", a, Affine::new("w"), 1e-5).unwrap();
     let g = b.add("g", d, e).unwrap();
     let h = b.add("h", c, a).unwrap();
     let y = b.add("y", g, h).unwrap();

@@ -1,11 +1,89 @@
-//! The operations of recurrent layers, added to a graph.
+//! The operations of recurrent layers: convolutions and scans along each sequence.
 //!
-//! Invariant: rows of all operands are the tokens of the ubatch. Knows nothing of states' rows.
+//! Invariant: rows of all operands are the tokens of the ubatch. Does not know states' rows.
 
-use super::{GraphBuilder, GraphError};
-use crate::graph::NodeId;
-use crate::graph::op::{ConvSpec, DType, HeadScanSpec, Input, Op, ScanSpec};
+use crate::graph::op::{ConvSpec, HeadScanSpec, Input, Op, ScanSpec};
+use crate::graph::spec::{Inferred, OpScope, OpSpec};
+use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
+
+pub(in crate::graph) fn conv(layer: LayerIdx, conv: &ConvSpec) -> OpSpec<'_> {
+    let spec = OpSpec::new("conv", 2, |given| {
+        let (width, states) = (conv.width, given.is_input(1, Input::States));
+        match *given.shape(0) {
+            [n, channels] if n == given.graph.n_tokens && width > 0 && states => {
+                let result = Inferred::f32([n, channels]).weight([channels, width]);
+                Ok(result.weight_if(conv.bias.as_ref(), [channels]))
+            }
+            _ => Err("[tokens, channels] and states, with a width above 0".into()),
+        }
+    });
+    spec.scope_of(OpScope::Tokens)
+        .setting("layer", layer)
+        .setting("width", conv.width)
+        .weights_as("w", [&conv.weight])
+        .weights_as("b", &conv.bias)
+}
+
+pub(in crate::graph) fn scan(layer: LayerIdx, scan: &ScanSpec) -> OpSpec<'_> {
+    let spec = OpSpec::new("scan", 5, |given| {
+        let [x, dt, b, c] = given.shapes();
+        let (n, d_state) = (given.graph.n_tokens, scan.d_state);
+        let channels = x.last().copied().unwrap_or(0);
+        let fits = [x, dt] == [&[n, channels][..]; 2]
+            && [b, c] == [&[n, d_state][..]; 2]
+            && given.is_input(4, Input::States);
+        if !fits {
+            return Err(format!(
+                "two of [{n}, channels], two of [{n}, {d_state}], and states"
+            ));
+        }
+        let result = Inferred::f32([n, channels]).weight([channels, d_state]);
+        Ok(result.weight([channels]))
+    });
+    spec.scope_of(OpScope::Tokens)
+        .setting("layer", layer)
+        .setting("d_state", scan.d_state)
+        .weights_as("a", [&scan.a])
+        .weights_as("d", [&scan.d])
+}
+
+pub(in crate::graph) fn scan_heads(layer: LayerIdx, scan: &HeadScanSpec) -> OpSpec<'_> {
+    let &HeadScanSpec {
+        n_heads,
+        n_groups,
+        d_state,
+        ..
+    } = scan;
+    let spec = OpSpec::new("scan_heads", 5, move |given| {
+        let [x, dt, b, c] = given.shapes();
+        let n = given.graph.n_tokens;
+        let group_width = n_groups.saturating_mul(d_state);
+        let channels = x.last().copied().unwrap_or(0);
+        let divides = |n: usize, of: usize| n > 0 && of.is_multiple_of(n);
+        let fits = x == [n, channels]
+            && dt == [n, n_heads]
+            && [b, c] == [&[n, group_width][..]; 2]
+            && divides(n_heads, channels)
+            && divides(n_groups, n_heads)
+            && given.is_input(4, Input::States);
+        if !fits {
+            return Err(format!(
+                "[{n}, channels], [{n}, {n_heads} (divides channels, a multiple of {n_groups})], \
+                 two of [{n}, {group_width}], and states"
+            ));
+        }
+        let result = Inferred::f32([n, channels]).weight([n_heads, 1]);
+        Ok(result.weight([n_heads, 1]).weight([n_heads]))
+    });
+    spec.scope_of(OpScope::Tokens)
+        .setting("layer", layer)
+        .setting("heads", format!("{n_heads}/{n_groups}"))
+        .setting("d_state", d_state)
+        .weights_as("a", [&scan.a])
+        .weights_as("d", [&scan.d])
+        .weights_as("dt_bias", [&scan.dt_bias])
+}
 
 impl GraphBuilder {
     /// The causal convolution of `x [tokens, channels]` along each sequence.
@@ -17,26 +95,14 @@ impl GraphBuilder {
         name: &str,
         layer: LayerIdx,
         conv: &ConvSpec,
-        [x, states]: [NodeId; 2],
+        x_states: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        let op = Op::Conv {
-            layer,
-            conv: conv.clone(),
+        let conv = ConvSpec {
+            width: conv.width,
+            weight: self.weight_name(&conv.weight),
+            bias: self.optional_weight_name(conv.bias.as_deref()),
         };
-        let n_tokens = self.graph.shape.n_tokens;
-        let channels = match *self.shape_of(x) {
-            [n, channels] if n == n_tokens && conv.width > 0 && self.is_states(states) => channels,
-            _ => {
-                let wanted = "[tokens, channels] and states, with a width above 0";
-                return Err(self.misfit(name, &op, wanted, &[x, states]));
-            }
-        };
-        self.declare(&conv.weight, &[channels, conv.width])?;
-        if let Some(bias) = &conv.bias {
-            self.declare(bias, &[channels])?;
-        }
-        let shape = vec![n_tokens, channels];
-        self.push(name, op, vec![x, states], (shape, DType::F32))
+        self.push(name, Op::Conv { layer, conv }, &x_states, Claim::default())
     }
 
     /// The selective scan of `x [tokens, channels]`; operands as in [`Op::Scan`].
@@ -50,26 +116,12 @@ impl GraphBuilder {
         scan: &ScanSpec,
         operands: [NodeId; 5],
     ) -> Result<NodeId, GraphError> {
-        let op = Op::Scan {
-            layer,
-            scan: scan.clone(),
+        let scan = ScanSpec {
+            a: self.weight_name(&scan.a),
+            d: self.weight_name(&scan.d),
+            ..*scan
         };
-        let [x, dt, b, c, states] = operands;
-        let (n_tokens, d_state) = (self.graph.shape.n_tokens, scan.d_state);
-        let channels = self.shape_of(x).last().copied().unwrap_or(0);
-        let fits = [x, dt].map(|id| self.shape_of(id)) == [&[n_tokens, channels][..]; 2]
-            && [b, c].map(|id| self.shape_of(id)) == [&[n_tokens, d_state][..]; 2]
-            && self.is_states(states);
-        if !fits {
-            let wanted = format!(
-                "two of [{n_tokens}, channels], two of [{n_tokens}, {d_state}], and states"
-            );
-            return Err(self.misfit(name, &op, &wanted, &operands));
-        }
-        self.declare(&scan.a, &[channels, d_state])?;
-        self.declare(&scan.d, &[channels])?;
-        let shape = vec![n_tokens, channels];
-        self.push(name, op, operands.to_vec(), (shape, DType::F32))
+        self.push(name, Op::Scan { layer, scan }, &operands, Claim::default())
     }
 
     /// The scan of `x [tokens, channels]` head by head; operands as in [`Op::ScanHeads`].
@@ -84,41 +136,14 @@ impl GraphBuilder {
         scan: &HeadScanSpec,
         operands: [NodeId; 5],
     ) -> Result<NodeId, GraphError> {
-        let op = Op::ScanHeads {
-            layer,
-            scan: scan.clone(),
+        let scan = HeadScanSpec {
+            a: self.weight_name(&scan.a),
+            d: self.weight_name(&scan.d),
+            dt_bias: self.weight_name(&scan.dt_bias),
+            ..*scan
         };
-        let [x, dt, b, c, states] = operands;
-        let n_tokens = self.graph.shape.n_tokens;
-        let &HeadScanSpec {
-            n_heads, n_groups, ..
-        } = scan;
-        let narrow = n_groups.saturating_mul(scan.d_state);
-        let channels = self.shape_of(x).last().copied().unwrap_or(0);
-        let divides = |n: usize, of: usize| n > 0 && of.is_multiple_of(n);
-        let fits = self.shape_of(x) == [n_tokens, channels]
-            && self.shape_of(dt) == [n_tokens, n_heads]
-            && [b, c].map(|id| self.shape_of(id)) == [&[n_tokens, narrow][..]; 2]
-            && divides(n_heads, channels)
-            && divides(n_groups, n_heads)
-            && self.is_states(states);
-        if !fits {
-            let wanted = format!(
-                "[{n_tokens}, channels], [{n_tokens}, {n_heads} (divides channels, a multiple of \
-                 {n_groups})], two of [{n_tokens}, {narrow}], and states"
-            );
-            return Err(self.misfit(name, &op, &wanted, &operands));
-        }
-        self.declare(&scan.a, &[n_heads, 1])?;
-        self.declare(&scan.d, &[n_heads, 1])?;
-        self.declare(&scan.dt_bias, &[n_heads])?;
-        let shape = vec![n_tokens, channels];
-        self.push(name, op, operands.to_vec(), (shape, DType::F32))
-    }
-
-    pub(in crate::graph) fn is_states(&self, id: NodeId) -> bool {
-        let node = self.graph.node(id);
-        node.is_some_and(|node| node.op == Op::Input(Input::States))
+        let op = Op::ScanHeads { layer, scan };
+        self.push(name, op, &operands, Claim::default())
     }
 }
 

@@ -1,0 +1,307 @@
+//! Attention over what layers store, and among the tokens of the ubatch.
+//!
+//! Invariant: an attention with linear biases has the positions of its rows as its last operand;
+//! the builder adds it. Does not know what is remembered.
+
+use crate::graph::op::{AttendSpec, Input, Op};
+use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
+use crate::graph::{Claim, Graph, GraphBuilder, GraphError, NodeId};
+use crate::ids::LayerIdx;
+use crate::window::Window;
+
+/// An attention with the weights that it has besides those of its projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention<'a> {
+    /// Heads, widths and scale.
+    pub spec: AttendSpec,
+    /// Weight of `[heads]` sinks, where there are any; see [`Op::Attend`].
+    pub sinks: Option<&'a str>,
+}
+
+impl From<AttendSpec> for Attention<'_> {
+    fn from(spec: AttendSpec) -> Self {
+        Self { spec, sinks: None }
+    }
+}
+
+impl AttendSpec {
+    /// Whether every key/value head has the same number of query heads.
+    pub(in crate::graph) fn is_grouped(&self) -> bool {
+        self.kv_heads > 0 && self.n_heads.is_multiple_of(self.kv_heads)
+    }
+
+    /// The shape of a result, `[tokens, heads * v_dim]`.
+    pub(in crate::graph) fn result(&self, n_tokens: usize) -> [usize; 2] {
+        [n_tokens, self.n_heads.saturating_mul(self.v_dim)]
+    }
+
+    /// Operands of an attention with `n_others` operands other than the positions.
+    pub(in crate::graph) fn n_operands(&self, n_others: usize) -> usize {
+        n_others + usize::from(self.alibi.is_some())
+    }
+
+    /// Whether operand `at` is the positions, where biases need them.
+    pub(in crate::graph) fn check_positions(
+        &self,
+        given: &Given<'_>,
+        at: usize,
+    ) -> Result<(), String> {
+        match self.alibi.is_none() || given.is_input(at, Input::Positions) {
+            true => Ok(()),
+            false => Err("the positions as its last operand".into()),
+        }
+    }
+}
+
+/// The attributes of an attention.
+pub(in crate::graph) fn with_attention<'a>(
+    spec: OpSpec<'a>,
+    of: &AttendSpec,
+    sinks: Option<&'a String>,
+) -> OpSpec<'a> {
+    spec.setting("heads", format!("{}/{}", of.n_heads, of.kv_heads))
+        .setting("dim", format!("{}/{}", of.k_dim, of.v_dim))
+        .setting("scale", of.scale)
+        .optional("soft_cap", of.soft_cap)
+        .optional("alibi", of.alibi.map(|alibi| alibi.max_bias))
+        .weights_as("sinks", sinks)
+}
+
+/// The result of an attention whose first operand is the queries.
+fn attended(
+    given: &Given<'_>,
+    spec: &AttendSpec,
+    sinks: Option<&String>,
+) -> Result<Inferred, String> {
+    let &AttendSpec {
+        n_heads,
+        kv_heads,
+        k_dim,
+        ..
+    } = spec;
+    let n = given.graph.n_tokens;
+    if given.shape(0) != [n, n_heads, k_dim] || !spec.is_grouped() {
+        return Err(format!(
+            "[{n}, {n_heads} (a multiple of {kv_heads}), {k_dim}]"
+        ));
+    }
+    Ok(Inferred::f32(spec.result(n)).weight_if(sinks, [n_heads]))
+}
+
+pub(in crate::graph) fn store_kv<'a>(layer: LayerIdx) -> OpSpec<'a> {
+    let spec = OpSpec::new("store_kv", 3, |given| match given.shapes() {
+        [&[n, heads, _], &[nv, v_heads, _], &[nc]] if n == nv && n == nc && heads == v_heads => {
+            Ok(Inferred::none())
+        }
+        _ => Err("[tokens, kv_heads, k_dim], [tokens, kv_heads, v_dim], [tokens]".into()),
+    });
+    spec.setting("layer", layer).scope_of(OpScope::Tokens)
+}
+
+pub(in crate::graph) fn store_k<'a>(layer: LayerIdx) -> OpSpec<'a> {
+    let spec = OpSpec::new("store_k", 2, |given| match given.shapes() {
+        [&[n, _, _], &[n_cells]] if n == n_cells => Ok(Inferred::none()),
+        _ => Err("[tokens, kv_heads, k_dim], [tokens]".into()),
+    });
+    spec.setting("layer", layer).scope_of(OpScope::Tokens)
+}
+
+pub(in crate::graph) fn attend<'a>(
+    layer: LayerIdx,
+    of: &'a AttendSpec,
+    sinks: Option<&'a String>,
+) -> OpSpec<'a> {
+    let spec = OpSpec::new("attend", of.n_operands(3), move |given| {
+        of.check_positions(given, 3)?;
+        attended(given, of, sinks)
+    });
+    let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);
+    with_attention(spec, of, sinks)
+}
+
+pub(in crate::graph) fn attend_batch<'a>(
+    of: &'a AttendSpec,
+    sinks: Option<&'a String>,
+) -> OpSpec<'a> {
+    let spec = OpSpec::new("attend_batch", of.n_operands(4), move |given| {
+        let n = given.graph.n_tokens;
+        let [_, k, v] = given.shapes();
+        let wanted = [[n, of.kv_heads, of.k_dim], [n, of.kv_heads, of.v_dim]];
+        if [k, v] != wanted.each_ref().map(|shape| &shape[..]) {
+            return Err(format!("queries, {:?} and {:?}", wanted[0], wanted[1]));
+        }
+        if !matches!(given.op(3), Some(Op::Input(Input::BatchVisibility { .. }))) {
+            return Err("what tokens see of their ubatch as its fourth operand".into());
+        }
+        of.check_positions(given, 4)?;
+        attended(given, of, sinks)
+    });
+    with_attention(spec.scope_of(OpScope::Tokens), of, sinks)
+}
+
+impl Graph {
+    /// The windows through which its tokens see their own ubatch, each once.
+    pub fn batch_windows(&self) -> impl Iterator<Item = Window> + '_ {
+        // Inputs are shared, so there is one node for each window.
+        self.nodes().iter().filter_map(|node| match node.op {
+            Op::Input(Input::BatchVisibility { window }) => Some(window),
+            _ => None,
+        })
+    }
+}
+
+impl GraphBuilder {
+    /// Stores `k` and `v` (`[n, kv_heads, dim]` each) in the cells of the ubatch's tokens.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where rows and cells do not match.
+    pub fn store_kv(
+        &mut self,
+        name: &str,
+        layer: LayerIdx,
+        k_v_cells: [NodeId; 3],
+    ) -> Result<NodeId, GraphError> {
+        self.push(name, Op::StoreKv { layer }, &k_v_cells, Claim::default())
+    }
+
+    /// Stores `k [n, kv_heads, k_dim]`, whose heads begin with the values, in the cells of the
+    /// ubatch's tokens.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where rows and cells do not match.
+    pub fn store_k(
+        &mut self,
+        name: &str,
+        layer: LayerIdx,
+        k_cells: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        self.push(name, Op::StoreK { layer }, &k_cells, Claim::default())
+    }
+
+    /// Attention of `q [n, heads, k_dim]` over the rows that `stored` left behind.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where heads or widths do not match the specification.
+    pub fn attend<'a>(
+        &mut self,
+        name: &str,
+        layer: LayerIdx,
+        attention: impl Into<Attention<'a>>,
+        q_stored_visibility: [NodeId; 3],
+    ) -> Result<NodeId, GraphError> {
+        let Attention { spec, sinks } = attention.into();
+        let sinks = self.optional_weight_name(sinks);
+        let op = Op::Attend { layer, spec, sinks };
+        self.push_attend(name, op, &spec, q_stored_visibility.to_vec())
+    }
+
+    /// Attention of the ubatch's tokens among themselves through `window`: `q [n, heads, k_dim]`,
+    /// `k [n, kv_heads, k_dim]` and `v [n, kv_heads, v_dim]`; see [`Op::AttendBatch`].
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where heads or widths do not match the specification.
+    pub fn attend_batch<'a>(
+        &mut self,
+        name: &str,
+        attention: impl Into<Attention<'a>>,
+        [q, k, v]: [NodeId; 3],
+        window: Window,
+    ) -> Result<NodeId, GraphError> {
+        let Attention { spec, sinks } = attention.into();
+        let sinks = self.optional_weight_name(sinks);
+        let visibility = self.input(Input::BatchVisibility { window })?;
+        let op = Op::AttendBatch { spec, sinks };
+        self.push_attend(name, op, &spec, vec![q, k, v, visibility])
+    }
+
+    /// Adds an attention, with the positions as its last operand where it needs them.
+    pub(in crate::graph) fn push_attend(
+        &mut self,
+        name: &str,
+        op: Op,
+        spec: &AttendSpec,
+        mut operands: Vec<NodeId>,
+    ) -> Result<NodeId, GraphError> {
+        if spec.alibi.is_some() {
+            operands.push(self.input(Input::Positions)?);
+        }
+        self.push(name, op, &operands, Claim::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Alibi, GraphShape};
+
+    const SPEC: AttendSpec = AttendSpec {
+        n_heads: 2,
+        kv_heads: 1,
+        k_dim: 4,
+        v_dim: 2,
+        scale: 0.5,
+        soft_cap: None,
+        alibi: Some(Alibi { max_bias: 8.0 }),
+    };
+
+    /// Queries, keys and values.
+    fn qkv(b: &mut GraphBuilder) -> [NodeId; 3] {
+        let x = b.input(Input::Embeddings { dim: 14 }).unwrap();
+        let mut heads = |name: &str, at: std::ops::Range<usize>, shape: [usize; 3]| {
+            let flat = b.columns(&format!("{name}.flat"), x, at).unwrap();
+            b.reshape(name, flat, &shape).unwrap()
+        };
+        [
+            heads("q", 0..8, [3, 2, 4]),
+            heads("k", 8..12, [3, 1, 4]),
+            heads("v", 12..14, [3, 1, 2]),
+        ]
+    }
+
+    fn builder() -> GraphBuilder {
+        GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 1,
+        })
+    }
+
+    #[test]
+    fn heads_must_divide() {
+        let mut b = builder();
+        let [q, ..] = qkv(&mut b);
+        let spec = AttendSpec {
+            kv_heads: 0,
+            ..SPEC
+        };
+        let err = b.attend("kqv", LayerIdx(0), spec, [q, q, q]).unwrap_err();
+        assert!(err.to_string().contains("a multiple of 0"), "{err}");
+        let spec = AttendSpec { n_heads: 3, ..SPEC };
+        assert!(b.attend("kqv", LayerIdx(0), spec, [q, q, q]).is_err());
+    }
+
+    #[test]
+    fn sinks_and_positions_are_part_of_the_graph() {
+        let mut b = builder();
+        let [q, k, v] = qkv(&mut b);
+        let both = Attention {
+            spec: SPEC,
+            sinks: Some("sinks.w"),
+        };
+        let window = Window::Symmetric(5);
+        let y = b.attend_batch("kqv", both, [q, k, v], window).unwrap();
+        assert!(matches!(
+            b.attend_batch("wide", both, [q, v, v], window),
+            Err(GraphError::Shape { .. })
+        ));
+        let graph = b.finish(&[y]).unwrap();
+        let text = graph.text().to_string();
+        for wanted in [
+            "inp_visibility.batch.symmetric(5): () = batch_visibility(window=symmetric(5))",
+            "attend_batch(%2, %4, %6, %7, %8, heads=2/1, dim=4/2, scale=0.5, alibi=8, sinks=sinks.w)",
+        ] {
+            assert!(text.contains(wanted), "{text}");
+        }
+        assert_eq!(graph.weights()[0].shape, [2]);
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+    }
+}

@@ -1,0 +1,254 @@
+//! Elementwise operations, and factors by position.
+
+use serde::{Deserialize, Serialize};
+
+use crate::graph::op::{Activation, Op};
+use crate::graph::spec::{Given, Inferred, OpSpec};
+use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
+
+/// A factor that grows with the position: `1 + strength * ln(1 + floor((pos + 1) / every))`, which
+/// keeps attention sharp over long contexts (Llama 4; Nakanishi, arXiv 2501.19399).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PositionScale {
+    /// After how many positions it grows.
+    pub every: u32,
+    /// How much.
+    pub strength: f32,
+}
+
+impl PositionScale {
+    /// The factor at a position.
+    pub fn at(&self, position: u32) -> f32 {
+        let steps = (u64::from(position) + 1) / u64::from(self.every.max(1));
+        (1.0 + f64::from(self.strength) * (1.0 + steps as f64).ln()) as f32
+    }
+}
+
+/// The gate of gpt-oss: see [`Op::ClampedGate`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClampedGate {
+    /// Factor on the gate inside of the sigmoid.
+    pub slope: f32,
+    /// Bound of gate and `up`.
+    pub limit: f32,
+}
+
+/// The shape of the one operand.
+fn same_shape(given: &Given<'_>) -> Result<Inferred, String> {
+    Ok(Inferred::f32(given.shape(0)))
+}
+
+/// The shape of both operands.
+fn equal_shapes(given: &Given<'_>) -> Result<Inferred, String> {
+    let [a, b] = given.shapes();
+    match a == b {
+        true => Ok(Inferred::f32(a)),
+        false => Err("two equal shapes".into()),
+    }
+}
+
+pub(in crate::graph) fn add<'a>() -> OpSpec<'a> {
+    OpSpec::new("add", 2, equal_shapes)
+}
+
+pub(in crate::graph) fn mul<'a>() -> OpSpec<'a> {
+    OpSpec::new("mul", 2, equal_shapes)
+}
+
+pub(in crate::graph) fn scale<'a>(factor: f32) -> OpSpec<'a> {
+    OpSpec::new("scale", 1, same_shape).setting("factor", factor)
+}
+
+pub(in crate::graph) fn gate<'a>(activation: Activation) -> OpSpec<'a> {
+    OpSpec::new("gate", 2, equal_shapes).setting("activation", activation)
+}
+
+pub(in crate::graph) fn activate<'a>(activation: Activation) -> OpSpec<'a> {
+    OpSpec::new("activate", 1, same_shape).setting("activation", activation)
+}
+
+pub(in crate::graph) fn soft_cap<'a>(cap: f32) -> OpSpec<'a> {
+    OpSpec::new("soft_cap", 1, same_shape).setting("cap", cap)
+}
+
+pub(in crate::graph) fn clamped_gate<'a>(slope: f32, limit: f32) -> OpSpec<'a> {
+    let spec = OpSpec::new("clamped_gate", 2, equal_shapes);
+    spec.setting("slope", slope).setting("limit", limit)
+}
+
+pub(in crate::graph) fn scale_by_position<'a>(scale: PositionScale) -> OpSpec<'a> {
+    let spec = OpSpec::new("scale_by_position", 2, |given| match given.shapes() {
+        [x @ [n, ..], &[n_positions]] if *n == n_positions => Ok(Inferred::f32(x)),
+        _ => Err("[tokens, ..], [tokens]".into()),
+    });
+    spec.setting("every", scale.every)
+        .setting("strength", scale.strength)
+}
+
+impl GraphBuilder {
+    /// Elementwise sum.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where the shapes differ.
+    pub fn add(&mut self, name: &str, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
+        self.push(name, Op::Add, &[a, b], Claim::default())
+    }
+
+    /// Elementwise product.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where the shapes differ.
+    pub fn mul(&mut self, name: &str, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
+        self.push(name, Op::Mul, &[a, b], Claim::default())
+    }
+
+    /// Every value times `factor`.
+    ///
+    /// # Errors
+    /// [`GraphError`] as for every node.
+    pub fn scale(&mut self, name: &str, x: NodeId, factor: f32) -> Result<NodeId, GraphError> {
+        self.push(name, Op::Scale { factor }, &[x], Claim::default())
+    }
+
+    /// `activation(gate) * up`.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where the shapes differ.
+    pub fn gate(
+        &mut self,
+        name: &str,
+        activation: Activation,
+        gate: NodeId,
+        up: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::Gate { activation };
+        self.push(name, op, &[gate, up], Claim::default())
+    }
+
+    /// `activation(x)`.
+    ///
+    /// # Errors
+    /// [`GraphError`] as for every node.
+    pub fn activate(
+        &mut self,
+        name: &str,
+        activation: Activation,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        self.push(name, Op::Activate { activation }, &[x], Claim::default())
+    }
+
+    /// `cap * tanh(x / cap)`.
+    ///
+    /// # Errors
+    /// [`GraphError`] as for every node.
+    pub fn soft_cap(&mut self, name: &str, x: NodeId, cap: f32) -> Result<NodeId, GraphError> {
+        self.push(name, Op::SoftCap { cap }, &[x], Claim::default())
+    }
+
+    /// The clamped gate of gpt-oss; see [`Op::ClampedGate`].
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where the shapes differ.
+    pub fn clamped_gate(
+        &mut self,
+        name: &str,
+        ClampedGate { slope, limit }: ClampedGate,
+        operands: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::ClampedGate { slope, limit };
+        self.push(name, op, &operands, Claim::default())
+    }
+
+    /// Every row of `x [tokens, ..]` times a factor of its position.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where there is not one position for each row.
+    pub fn scale_by_position(
+        &mut self,
+        name: &str,
+        scale: PositionScale,
+        operands: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::ScaleByPosition { scale };
+        self.push(name, op, &operands, Claim::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Affine, Graph, GraphShape, Input, TableRow};
+
+    #[test]
+    fn the_factor_grows_in_steps() {
+        let scale = PositionScale {
+            every: 8,
+            strength: 0.5,
+        };
+        assert_eq!(scale.at(0), 1.0);
+        assert_eq!(scale.at(6), 1.0);
+        assert_eq!(scale.at(7), 1.0 + 0.5 * 2f32.ln());
+        assert_eq!(scale.at(14), scale.at(7));
+        assert_eq!(
+            scale.at(u32::MAX),
+            (1.0 + 0.5 * (1.0 + 2f64.powi(29)).ln()) as f32
+        );
+    }
+
+    #[test]
+    fn nodes_fit_their_operands_and_survive_json() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 1,
+        });
+        let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
+        let positions = b.input(Input::Positions).unwrap();
+        let scale = PositionScale {
+            every: 8192,
+            strength: 0.1,
+        };
+        let gate = ClampedGate {
+            slope: 1.702,
+            limit: 7.0,
+        };
+        let row = |row| TableRow {
+            weight: "types",
+            n_rows: 2,
+            row,
+        };
+        let narrow = b.columns("narrow", x, 0..2).unwrap();
+        let wanted = b.input(Input::OutputRows).unwrap();
+        let refused = [
+            b.clamped_gate("bad", gate, [x, narrow]),
+            b.scale_by_position("bad", scale, [x, wanted]),
+            b.add_row("bad", x, row(2)),
+            b.add_row("bad", positions, row(0)),
+        ];
+        for refused in refused {
+            assert!(
+                matches!(refused, Err(GraphError::Shape { .. })),
+                "{refused:?}"
+            );
+        }
+        let y = b
+            .layer_norm("norm", x, Affine::new("w").bias("b"), 1e-5)
+            .unwrap();
+        let y = b.clamped_gate("gate", gate, [y, x]).unwrap();
+        let y = b.scale_by_position("sharp", scale, [y, positions]).unwrap();
+        let y = b.soft_cap("cap", y, 30.0).unwrap();
+        let y = b.add_row("type", y, row(1)).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let text = graph.text().to_string();
+        for line in [
+            "layer_norm(%0, w=w, b=b, eps=0.00001)",
+            "clamped_gate(%4, %0, slope=1.702, limit=7)",
+            "scale_by_position(%5, %1, every=8192, strength=0.1)",
+            "soft_cap(%6, cap=30)",
+            "add_row(%7, w=types, row=1)",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+    }
+}

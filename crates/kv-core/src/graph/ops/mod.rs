@@ -1,0 +1,15 @@
+//! The operations by family: for each its description and the builder method that adds it.
+//!
+//! A function of the operation's name returns its [`OpSpec`](super::OpSpec); the method of the same
+//! name on [`GraphBuilder`](super::GraphBuilder) adds a node. Knows no device.
+
+pub(super) mod attend;
+pub(super) mod custom;
+pub(super) mod dense;
+pub(super) mod elementwise;
+pub(super) mod experts;
+pub(super) mod input;
+pub(super) mod norm;
+pub(super) mod plain_attention;
+pub(super) mod recurrent;
+pub(super) mod rope;

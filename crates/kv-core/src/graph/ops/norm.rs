@@ -1,0 +1,108 @@
+//! Norms over the last dimension.
+
+use crate::graph::op::Op;
+use crate::graph::spec::{Inferred, OpSpec};
+use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId};
+
+/// What normed values are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormGain<'a> {
+    /// Nothing.
+    None,
+    /// A weight of `[dim]`, the same for everything before the last dimension.
+    Shared(&'a str),
+    /// A weight of `[groups, dim]` for values of `[n, groups, dim]`.
+    PerGroup(&'a str),
+}
+
+pub(in crate::graph) fn rms_norm(weight: Option<&String>, eps: f32) -> OpSpec<'_> {
+    let spec = OpSpec::new("rms_norm", 1, move |given| {
+        let per_group = given.weight(0).len() == 2;
+        match (given.shape(0), per_group) {
+            (&[n, groups, dim], true) => {
+                let result = Inferred::f32([n, groups, dim]);
+                Ok(result.weight_if(weight, [groups, dim]))
+            }
+            (shape @ [.., dim], false) => Ok(Inferred::f32(shape).weight_if(weight, [*dim])),
+            (_, true) => Err("[n, groups, dim]".into()),
+            (_, false) => Err("[.., dim]".into()),
+        }
+    });
+    spec.weights_as("w", weight).setting("eps", eps)
+}
+
+pub(in crate::graph) fn layer_norm<'a>(
+    weight: &'a String,
+    bias: Option<&'a String>,
+    eps: f32,
+) -> OpSpec<'a> {
+    let spec = OpSpec::new("layer_norm", 1, move |given| match given.shape(0) {
+        shape @ [.., dim] => {
+            let result = Inferred::f32(shape).weight([*dim]);
+            Ok(result.weight_if(bias, [*dim]))
+        }
+        [] => Err("[.., dim]".into()),
+    });
+    let spec = spec.weights_as("w", [weight]).weights_as("b", bias);
+    spec.setting("eps", eps)
+}
+
+impl GraphBuilder {
+    /// RMS norm over the last dimension.
+    ///
+    /// # Errors
+    /// [`GraphError`] where `x` has no dimension.
+    pub fn rms_norm(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        weight: &str,
+        eps: f32,
+    ) -> Result<NodeId, GraphError> {
+        self.rms_norm_with(name, x, NormGain::Shared(weight), eps)
+    }
+
+    /// RMS norm over the last dimension, with any kind of gain.
+    ///
+    /// # Errors
+    /// [`GraphError`] where `x` has no dimension, or no groups for the gain of each.
+    pub fn rms_norm_with(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        gain: NormGain<'_>,
+        eps: f32,
+    ) -> Result<NodeId, GraphError> {
+        // The number of dimensions distinguishes the kinds of gain.
+        let (weight, shape): (_, &[usize]) = match gain {
+            NormGain::None => (None, &[]),
+            NormGain::Shared(weight) => (Some(weight), &[0]),
+            NormGain::PerGroup(weight) => (Some(weight), &[0, 0]),
+        };
+        let weight = self.optional_weight_name(weight);
+        let claim = Claim {
+            weights: &[shape],
+            ..Claim::default()
+        };
+        self.push(name, Op::RmsNorm { weight, eps }, &[x], claim)
+    }
+
+    /// Layer norm over the last dimension, with a gain `[dim]` and a bias `[dim]`.
+    ///
+    /// # Errors
+    /// [`GraphError`] where `x` has no dimension.
+    pub fn layer_norm(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        weights: Affine<'_>,
+        eps: f32,
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::LayerNorm {
+            weight: self.weight_name(weights.weight),
+            bias: self.optional_weight_name(weights.bias),
+            eps,
+        };
+        self.push(name, op, &[x], Claim::default())
+    }
+}
