@@ -11,21 +11,20 @@ use kv_core::layers::RowLayout;
 
 use crate::activations::RowBuffer;
 use crate::attend::{Scratch, Workspace};
-use crate::execute::{Angles, GatedRow, Run, gated_len, pieces_of_product};
-use crate::experts::ExpertBuffers;
+use crate::execute::{Angles, ExpertBuffers, GatedRow, Run, gated_len, pieces_of_output};
 use crate::kernels::Kernels;
-use crate::plan::{Before, PlainStep, Plan, Step};
+use crate::plan::{AttentionOp, ExpertsOp, PlainStep, Plan, Prologue, StepOp};
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
 use crate::validate;
-use crate::values::{Frame, SharedValues};
+use crate::values::{Buf, Frame, SharedValues};
 
 /// A compiled graph with its scratch memory.
 pub struct CpuProgram {
     plan: Plan,
     layout: RowLayout,
     arena: AlignedBytes,
-    prepared: [RowBuffer; 3],
+    quantized: [RowBuffer; 3],
     gated_row: GatedRow,
     angles: Vec<Angles>,
     scratch: Vec<Mutex<Scratch>>,
@@ -37,12 +36,12 @@ pub struct CpuProgram {
     outputs: Vec<SharedValues<'static>>,
 }
 
-/// What a program takes of memory, in bytes.
+/// The memory of a program, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramMemory {
     /// The arena that holds all intermediate values.
     pub arena: usize,
-    /// What they would take if no place were used twice.
+    /// What they would take if no two buffers shared memory.
     pub without_reuse: usize,
 }
 
@@ -64,52 +63,48 @@ impl CpuProgram {
     ) -> Result<Self, BackendError> {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
         let n_tokens = plan.n_tokens;
-        let mut prepared = RowBuffer::of_each_kind();
+        let mut quantized = RowBuffer::of_each_kind();
         let mut gated_row = GatedRow::new();
         let mut experts = ExpertBuffers::default();
         let mut attention = Workspace::default();
         let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
         for step in &plan.steps {
-            match step {
-                Step::Linear {
-                    x,
-                    before,
-                    products,
-                } => {
-                    if !matches!(before, Before::Nothing) {
+            let x = step.reads.first().copied().unwrap_or(Buf::EMPTY);
+            match &step.op {
+                StepOp::MatMul(matmul) => {
+                    if !matches!(matmul.prologue, Prologue::None) {
                         scratch.iter_mut().for_each(|s| s.reserve_row(x.width));
                     }
-                    for rows in &mut prepared {
-                        let kind = rows.kind();
-                        if products.iter().any(|p| p.takes(kind)) {
+                    for rows in &mut quantized {
+                        if matmul.takes(rows.kind()) {
                             rows.reshape(x.rows, x.width);
                         }
                     }
-                    gated_row.begin(products);
-                    for product in products.iter().filter(|p| p.gates.is_some()) {
-                        let (_, step) = pieces_of_product(product, x.rows, n_threads);
+                    gated_row.begin(matmul);
+                    for output in matmul.outputs.iter().filter(|o| o.gate().is_some()) {
+                        let (_, step) = pieces_of_output(output, x.rows, n_threads);
                         let len = gated_len(x.rows, step);
                         scratch.iter_mut().for_each(|s| s.reserve_row(len));
                     }
                 }
-                Step::ExpertLinear {
-                    x,
+                StepOp::Experts(ExpertsOp::Linear {
                     experts: matrices,
                     n_used,
-                    ..
-                } => {
+                }) => {
                     let n_slots = x.rows * n_used;
                     let kind = matrices.activation_kind();
-                    for rows in prepared.iter_mut().filter(|rows| rows.kind() == kind) {
+                    for rows in quantized.iter_mut().filter(|rows| rows.kind() == kind) {
                         rows.reshape(n_slots, matrices.n_columns());
                     }
                     experts.reserve(matrices, n_slots);
                 }
-                Step::Attend { spec, .. } | Step::AttendBatch { spec, .. } => {
+                StepOp::Attention(
+                    AttentionOp::Attend { spec, .. } | AttentionOp::AttendBatch { spec, .. },
+                ) => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                     attention.reserve(spec, n_tokens);
                 }
-                Step::Plain { of, .. } => {
+                StepOp::Attention(AttentionOp::Plain(of)) => {
                     if let PlainStep::Scores { layer } | PlainStep::Sum { layer } = of.step
                         && let Some(rows) = layout.layers().get(layer)
                     {
@@ -126,7 +121,7 @@ impl CpuProgram {
         Ok(Self {
             layout: layout.clone(),
             arena,
-            prepared,
+            quantized,
             gated_row,
             angles: angles.collect(),
             scratch: scratch.into_iter().map(Mutex::new).collect(),
@@ -192,7 +187,7 @@ impl CpuProgram {
             n_threads: team.n_threads(),
             frame,
             inputs,
-            prepared: &mut self.prepared,
+            quantized: &mut self.quantized,
             gated_row: &mut self.gated_row,
             angles: &mut self.angles,
             ropes: &self.plan.ropes,
@@ -201,15 +196,15 @@ impl CpuProgram {
             experts: &mut self.experts,
         };
         let steps = &self.plan.steps;
-        run.ask_for_first_of(steps);
+        run.prefetch_next_matmul(steps);
         let result = run.rotations().and_then(|()| {
             run.profiler.record(|| (StepKind::Elementwise, 0));
             steps.iter().enumerate().try_for_each(|(at, step)| {
-                if let Step::Linear { .. } = step {
-                    run.ask_for_first_of(&steps[at + 1..]);
+                if step.matmul().is_some() {
+                    run.prefetch_next_matmul(&steps[at + 1..]);
                 }
                 run.step(step, rows)?;
-                run.profiler.record(|| step.kind_and_weight_bytes());
+                run.profiler.record(|| step.op.kind_and_weight_bytes());
                 Ok(())
             })
         });

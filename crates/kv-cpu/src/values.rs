@@ -1,12 +1,42 @@
-//! [`SharedValues`]: a buffer that the tasks of one job fill, each a range of its own; [`Frame`]:
-//! the buffers of one run.
+//! [`Buf`]: where values are; [`Frame`]: the buffers of one run; [`SharedValues`]: a buffer that
+//! the tasks of one job fill, each its own range.
 //!
 //! Invariant: nothing here checks that ranges are disjoint, everything checks that they are inside.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::plan::{Buf, Place};
+/// The memory that a buffer is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufLoc {
+    /// The arena, from this value on.
+    Arena(usize),
+    /// The caller's buffer for this output.
+    Output(usize),
+    /// The caller's embedding rows.
+    Embeddings,
+}
+
+/// `rows` rows of `width` values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buf {
+    pub(crate) loc: BufLoc,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+}
+
+impl Buf {
+    /// No rows.
+    pub(crate) const EMPTY: Self = Self {
+        loc: BufLoc::Arena(0),
+        rows: 0,
+        width: 0,
+    };
+
+    pub(crate) fn len(&self) -> usize {
+        self.rows * self.width
+    }
+}
 
 /// Values that several threads write, each its own range.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +49,7 @@ pub(crate) struct SharedValues<'a> {
 // SAFETY: plain memory borrowed for `'a`; every access is an unsafe call whose caller promises that
 // no two threads use one range.
 unsafe impl Send for SharedValues<'_> {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for SharedValues<'_> {}
 
 impl<'a> SharedValues<'a> {
@@ -71,8 +101,8 @@ impl<'a> Frame<'a> {
     /// # Safety
     /// Nobody writes this buffer while the result is in use.
     pub(crate) unsafe fn read(&self, buf: Buf) -> &'a [f32] {
-        match buf.place {
-            Place::Embeddings => &self.embeddings[..buf.len()],
+        match buf.loc {
+            BufLoc::Embeddings => &self.embeddings[..buf.len()],
             _ => {
                 let values = self.write(buf);
                 // SAFETY: inside the borrowed buffer, and the caller promises that nobody writes.
@@ -83,13 +113,13 @@ impl<'a> Frame<'a> {
 
     /// A buffer that tasks write; empty for the caller's embeddings, which no step writes.
     pub(crate) fn write(&self, buf: Buf) -> SharedValues<'a> {
-        let (whole, start) = match buf.place {
-            Place::Arena(start) => (self.arena, start),
-            Place::Output(at) => (self.outputs[at], 0),
-            Place::Embeddings => (SharedValues::new(&mut []), 0),
+        let (whole, start) = match buf.loc {
+            BufLoc::Arena(start) => (self.arena, start),
+            BufLoc::Output(at) => (self.outputs[at], 0),
+            BufLoc::Embeddings => (SharedValues::new(&mut []), 0),
         };
         assert!(
-            buf.place == Place::Embeddings || start + buf.len() <= whole.len,
+            buf.loc == BufLoc::Embeddings || start + buf.len() <= whole.len,
             "a buffer of {} values at {start} in {} values",
             buf.len(),
             whole.len

@@ -10,7 +10,7 @@ use kv_contract::{Random, in_blocks, tiny_weights};
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
-    Activation, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input,
+    Activation, Affine, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input,
 };
 use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, Weight, WeightSource};
@@ -40,8 +40,12 @@ impl Case {
             n_outputs,
         });
         let x = b.input(Input::Embeddings { dim: COLUMNS }).unwrap();
-        let gate = b.affine("gate", x, ("wg", Some("bg")), width).unwrap();
-        let up = b.affine("up", x, ("wu", Some("bu")), width).unwrap();
+        let gate = b
+            .affine("gate", x, Affine::new("wg").bias("bg"), width)
+            .unwrap();
+        let up = b
+            .affine("up", x, Affine::new("wu").bias("bu"), width)
+            .unwrap();
         let gated = b.gate("gated", activation, gate, up).unwrap();
         if matches!(self, Self::Output(..)) {
             return b.finish(&[gated]).unwrap();

@@ -11,8 +11,8 @@ use kv_contract::Random;
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
-    Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate, RouteSpec,
-    RouteSum,
+    Affine, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate,
+    RouteSpec, RouteSum,
 };
 use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, Weight};
@@ -304,7 +304,7 @@ fn experts() {
             let logits = b.linear("logits", x, "router", 5).unwrap();
             let routes = b.route("routes", logits, spec).unwrap();
             let y = b
-                .expert_linear("y", [x, routes], ("w", None), n_out)
+                .expert_linear("y", [x, routes], Affine::new("w"), n_out)
                 .unwrap();
             let graph = b.finish(&[y]).unwrap();
             let router = weight("router", &[5, 256], BlockFormat::Q8_0);

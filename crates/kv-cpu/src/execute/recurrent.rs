@@ -1,29 +1,51 @@
 //! Recurrent layers: tasks take some channels of all rows.
 //!
-//! Knows neither what a channel computes nor how its state is stored: that is
+//! Does not know what a channel computes or how its state is stored: that is
 //! [`crate::recurrent`]'s.
 
 use kv_core::backend::BackendError;
 
-use crate::plan::{Buf, ConvKernel};
+use crate::plan::{ConvKernel, RecurrentOp, Step};
 use crate::recurrent::{CausalConv, ChannelOp, Scan, ScanVariant, States};
-use crate::values::SharedValues;
+use crate::storage::CpuRows;
+use crate::values::{Buf, SharedValues};
 
 use super::{ROWS_STEP, Run, TASKS_PER_THREAD, piece};
 
 impl Run<'_> {
-    /// The convolution of one layer; what its states keep are inputs.
-    pub(super) fn conv(
+    /// The convolution or scan of one step.
+    pub(super) fn recurrent(
+        &mut self,
+        op: &RecurrentOp,
+        step: &Step<Buf>,
+        rows: &mut CpuRows,
+    ) -> Result<(), BackendError> {
+        let (RecurrentOp::Conv { layer, .. }
+        | RecurrentOp::Scan { layer, .. }
+        | RecurrentOp::ScanHeads { layer, .. }) = op;
+        let Some([inputs, states]) = rows.states_mut(*layer) else {
+            return Ok(());
+        };
+        match op {
+            RecurrentOp::Conv { kernel, .. } => self.conv(kernel, inputs, step),
+            RecurrentOp::Scan { weights, .. } => self.scan(&**weights, states, step),
+            RecurrentOp::ScanHeads { weights, .. } => self.scan(&**weights, states, step),
+        }
+    }
+
+    /// The convolution of one layer, whose states hold inputs.
+    fn conv(
         &mut self,
         kernel: &ConvKernel,
         states: &mut [f32],
-        [x, out]: [Buf; 2],
+        step: &Step<Buf>,
     ) -> Result<(), BackendError> {
+        let (x, out) = (step.read(0), step.write());
         let conv = CausalConv {
             kernels: self.kernels,
             kernel,
             channels: out.width,
-            // SAFETY: the plan lets no step write what it reads.
+            // SAFETY: allocation lets no step write what it reads.
             x: unsafe { self.frame.read(x) },
             states: SharedValues::new(states),
             out: self.frame.write(out),
@@ -32,17 +54,18 @@ impl Run<'_> {
     }
 
     /// The scan of one layer: of x, dt, B and C.
-    pub(super) fn scan<V: ScanVariant>(
+    fn scan<V: ScanVariant>(
         &mut self,
         variant: &V,
         states: &mut [f32],
-        (inputs, out): ([Buf; 4], Buf),
+        step: &Step<Buf>,
     ) -> Result<(), BackendError> {
+        let (inputs, out) = ([0, 1, 2, 3].map(|at| step.read(at)), step.write());
         let scan = Scan {
             kernels: self.kernels,
             variant,
             channels: out.width,
-            // SAFETY: the plan lets no step write what it reads.
+            // SAFETY: allocation lets no step write what it reads.
             inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
             states: States {
                 row_len: out.width * variant.d_state(),

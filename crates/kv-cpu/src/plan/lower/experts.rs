@@ -1,6 +1,4 @@
-//! The nodes of mixtures of experts: one matrix for each expert out of one weight.
-//!
-//! Knows nothing of other nodes.
+//! Lowers mixtures of experts: one weight becomes a matrix for each expert.
 
 use std::sync::Arc;
 
@@ -8,29 +6,54 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{Node, Op, RouteSpec};
 use kv_core::weights::Weight;
 
-use super::{Resolver, Value, unsupported};
-use crate::experts::Experts;
+use super::{Call, Lowering, Value, unsupported};
+use crate::execute::Experts;
 use crate::matrix::Matrix;
-use crate::plan::Step;
+use crate::plan::StepOp;
 
-impl<'a> Resolver<'a> {
-    pub(super) fn route(
-        &self,
-        node: &Node,
-        spec: RouteSpec,
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
-        let x = self.operand(node, 0)?;
-        self.same_len(node, x)?;
-        Ok(Step::Route { x, spec, out })
+/// An operation of a mixture of experts.
+#[derive(Clone, Debug)]
+pub(crate) enum ExpertsOp {
+    /// The route of every row. `(logits)`.
+    Route(RouteSpec),
+    /// Each slot's matrix applied to its row. `(x, routes)`.
+    Linear {
+        experts: Arc<Experts>,
+        n_used: usize,
+    },
+    /// Each slot times its weight. `(x, routes)`.
+    Scale { n_used: usize },
+    /// The sum of each row's slots. `(x)`.
+    Sum,
+}
+
+/// An operation and the values that it reads.
+type ExpertsCall = (ExpertsOp, Vec<Value>);
+
+impl<'a> Lowering<'a> {
+    pub(super) fn experts(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
+        let call = match &node.op {
+            Op::Route { spec } => self.route(node, *spec),
+            Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
+            Op::ExpertScale => self.expert_scale(node),
+            Op::ExpertSum => self.expert_sum(node),
+            _ => return Ok(None),
+        };
+        call.map(|(op, reads)| Some((StepOp::Experts(op), reads)))
     }
 
-    pub(super) fn expert_linear(
+    fn route(&self, node: &Node, spec: RouteSpec) -> Result<ExpertsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        Ok((ExpertsOp::Route(spec), vec![x]))
+    }
+
+    fn expert_linear(
         &mut self,
         node: &'a Node,
-        (weight, bias): (&'a str, Option<&'a str>),
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
+        weight: &'a str,
+        bias: Option<&'a str>,
+    ) -> Result<ExpertsCall, BackendError> {
         let (x, routes, n_used) = self.slots(node)?;
         let &[_, _, n_out] = &*node.shape else {
             return Err(unsupported(node));
@@ -56,13 +79,8 @@ impl<'a> Resolver<'a> {
         if bias.as_ref().is_some_and(|b| b.len() != n_experts * n_out) {
             return Err(unsupported(node));
         }
-        Ok(Step::ExpertLinear {
-            x,
-            routes,
-            experts: Arc::new(Experts { matrices, bias }),
-            n_used,
-            out,
-        })
+        let experts = Arc::new(Experts { matrices, bias });
+        Ok((ExpertsOp::Linear { experts, n_used }, vec![x, routes]))
     }
 
     /// The matrix of one expert: a part of the weight's bytes, not a copy.
@@ -84,34 +102,23 @@ impl<'a> Resolver<'a> {
         Matrix::with_activations(weight, activations)
     }
 
-    pub(super) fn expert_weigh(
-        &self,
-        node: &Node,
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
+    fn expert_scale(&self, node: &Node) -> Result<ExpertsCall, BackendError> {
         let (x, routes, n_used) = self.slots(node)?;
-        let (width, dim) = (
-            x.shape(self.graph).1,
-            node.shape.last().copied().unwrap_or(0),
-        );
-        if ![dim, n_used * dim].contains(&width) {
-            return Err(unsupported(node));
+        let width = x.shape(self.graph).1;
+        let dim = node.shape.last().copied().unwrap_or(0);
+        match [dim, n_used * dim].contains(&width) {
+            true => Ok((ExpertsOp::Scale { n_used }, vec![x, routes])),
+            false => Err(unsupported(node)),
         }
-        Ok(Step::ExpertWeigh {
-            x,
-            routes,
-            n_used,
-            out,
-        })
     }
 
-    pub(super) fn expert_sum(&self, node: &Node, out: Value) -> Result<Step<Value>, BackendError> {
+    fn expert_sum(&self, node: &Node) -> Result<ExpertsCall, BackendError> {
         let x = self.operand(node, 0)?;
         let (rows, width) = x.shape(self.graph);
-        if rows != node.n_rows() || !width.is_multiple_of(node.row_len().max(1)) {
-            return Err(unsupported(node));
+        match rows == node.n_rows() && width.is_multiple_of(node.row_len().max(1)) {
+            true => Ok((ExpertsOp::Sum, vec![x])),
+            false => Err(unsupported(node)),
         }
-        Ok(Step::ExpertSum { x, out })
     }
 
     /// Input and route of an operation over slots, and how many slots a row has.

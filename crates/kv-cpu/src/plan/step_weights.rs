@@ -1,4 +1,4 @@
-//! Weights of steps that are no matrices, as kernels want them.
+//! Weights of steps other than matrices, in the order in which kernels read them.
 //!
 //! Knows neither graphs nor steps.
 
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::kernels::Lanes;
 
-/// What every head of an attention has for itself, where there is such a thing: `[n_heads]` each.
+/// Weights of the heads of an attention, where there are any: `[n_heads]` each.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct HeadValues {
+pub(crate) struct HeadWeights {
     pub(crate) sinks: Option<Arc<[f32]>>,
     /// Slopes of linear biases.
     pub(crate) slopes: Option<Arc<[f32]>>,

@@ -1,22 +1,42 @@
-//! The nodes of custom operations: implementation, weights and state.
+//! Lowers custom operations: finds implementation, weights and state.
 //!
-//! Knows nothing of what they compute.
+//! Does not know what they compute.
 
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, CustomShape};
-use kv_core::graph::{CustomSpec, Input, Node};
+use kv_core::backend::{BackendError, CustomOp, CustomShape};
+use kv_core::graph::{CustomSpec, Input, Node, Op};
 
-use super::{Resolver, Value, unsupported};
-use crate::plan::{CustomStep, Step};
+use super::{Call, Lowering, Value, unsupported};
+use crate::plan::StepOp;
 
-impl<'a> Resolver<'a> {
-    pub(super) fn custom(
-        &mut self,
-        node: &'a Node,
-        spec: &'a CustomSpec,
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
+/// A custom operation with its weights.
+#[derive(Debug)]
+pub(crate) struct CustomStep {
+    pub(crate) op: Arc<dyn CustomOp>,
+    pub(crate) spec: CustomSpec,
+    pub(crate) node: String,
+    pub(crate) weights: Vec<Arc<[f32]>>,
+    pub(crate) state: Option<CustomState>,
+}
+
+/// The state of a custom operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CustomState {
+    /// Index of the recurrent layer in the layout.
+    pub(crate) layer: usize,
+    pub(crate) n_values: usize,
+}
+
+impl<'a> Lowering<'a> {
+    pub(super) fn custom(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
+        match &node.op {
+            Op::Custom { custom } => self.custom_call(node, custom).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn custom_call(&mut self, node: &'a Node, spec: &'a CustomSpec) -> Result<Call, BackendError> {
         let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
         let inputs = (0..n_operands).map(|at| self.operand(node, at));
         let inputs: Vec<Value> = inputs.collect::<Result<_, _>>()?;
@@ -27,8 +47,11 @@ impl<'a> Resolver<'a> {
         let state = match spec.layer {
             Some(layer) => {
                 self.operand_input(node, n_operands, |i| matches!(i, Input::States))?;
-                let (at, row) = self.state(layer)?;
-                Some((at, row.state_row))
+                let (layer, row) = self.state(layer)?;
+                Some(CustomState {
+                    layer,
+                    n_values: row.state_row,
+                })
             }
             None => None,
         };
@@ -45,7 +68,7 @@ impl<'a> Resolver<'a> {
             widths: &widths,
             weights: &weight_shapes,
             width: node.row_len(),
-            n_state: state.map_or(0, |(_, n)| n),
+            n_state: state.map_or(0, |state| state.n_values),
         };
         let call = CustomStep {
             op: self.weights.custom.find(node, &shape)?,
@@ -54,7 +77,6 @@ impl<'a> Resolver<'a> {
             weights,
             state,
         };
-        let call = Arc::new(call);
-        Ok(Step::Custom { call, inputs, out })
+        Ok((StepOp::Custom(Arc::new(call)), inputs))
     }
 }

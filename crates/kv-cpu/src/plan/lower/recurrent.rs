@@ -1,17 +1,15 @@
-//! The nodes of recurrent layers: their weights, and the states that the layout has for them.
-//!
-//! Knows nothing of other nodes.
+//! Lowers recurrent layers: finds their weights, and the states that the layout has for them.
 
 use std::sync::Arc;
 
 use kv_core::LayerIdx;
 use kv_core::backend::BackendError;
-use kv_core::graph::{ConvSpec, HeadScanSpec, Input, Node, ScanSpec};
+use kv_core::graph::{ConvSpec, HeadScanSpec, Input, Node, Op, ScanSpec};
 use kv_core::layers::RecurrentMemory;
 
-use super::{Resolver, Value, unsupported};
+use super::{Call, Lowering, Value, unsupported};
 use crate::kernels::{LANES, Lanes};
-use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, Step};
+use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, StepOp};
 
 fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
     BackendError::RowShape {
@@ -36,13 +34,46 @@ fn rates(a: &[f32], d_state: usize) -> Vec<Lanes> {
     a.chunks(LANES * n).flat_map(tile).collect()
 }
 
-impl<'a> Resolver<'a> {
-    pub(super) fn conv(
+/// An operation on the states of the `layer`-th recurrent layer of the layout.
+#[derive(Clone, Debug)]
+pub(crate) enum RecurrentOp {
+    /// `(x)`.
+    Conv {
+        layer: usize,
+        kernel: Arc<ConvKernel>,
+    },
+    /// `(x, dt, B, C)`.
+    Scan {
+        layer: usize,
+        weights: Arc<ScanWeights>,
+    },
+    /// `(x, dt, B, C)`.
+    ScanHeads {
+        layer: usize,
+        weights: Arc<HeadScanWeights>,
+    },
+}
+
+/// An operation and the values that it reads.
+type RecurrentCall = (RecurrentOp, Vec<Value>);
+
+impl<'a> Lowering<'a> {
+    pub(super) fn recurrent(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
+        let call = match &node.op {
+            Op::Conv { layer, conv } => self.conv(node, *layer, conv),
+            Op::Scan { layer, scan } => self.scan(node, *layer, scan),
+            Op::ScanHeads { layer, scan } => self.scan_heads(node, *layer, scan),
+            _ => return Ok(None),
+        };
+        call.map(|(op, reads)| Some((StepOp::Recurrent(op), reads)))
+    }
+
+    fn conv(
         &mut self,
         node: &'a Node,
-        (layer, conv): (LayerIdx, &'a ConvSpec),
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
+        layer: LayerIdx,
+        conv: &'a ConvSpec,
+    ) -> Result<RecurrentCall, BackendError> {
         let (x, channels, width) = (self.operand(node, 0)?, node.row_len(), conv.width);
         self.operand_input(node, 1, |i| matches!(i, Input::States))?;
         self.whole_ubatch(node, x, channels)?;
@@ -53,27 +84,23 @@ impl<'a> Resolver<'a> {
         }
         let weight = self.vector(&conv.weight, node)?;
         let bias = conv.bias.as_ref().map(|b| self.vector(b, node));
-        // Tap by tap, so that a kernel walks along the channels.
+        // Tap by tap: a kernel iterates over neighbouring channels.
         let taps = (0..width).flat_map(|k| weight.iter().skip(k).step_by(width.max(1)));
         let kernel = ConvKernel {
             taps: taps.copied().collect(),
             width,
             bias: bias.transpose()?,
         };
-        Ok(Step::Conv {
-            layer: at,
-            kernel: Arc::new(kernel),
-            x,
-            out,
-        })
+        let kernel = Arc::new(kernel);
+        Ok((RecurrentOp::Conv { layer: at, kernel }, vec![x]))
     }
 
-    pub(super) fn scan(
+    fn scan(
         &mut self,
         node: &'a Node,
-        (layer, scan): (LayerIdx, &'a ScanSpec),
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
+        layer: LayerIdx,
+        scan: &'a ScanSpec,
+    ) -> Result<RecurrentCall, BackendError> {
         let (channels, d_state) = (node.row_len(), scan.d_state);
         let inputs = self.scan_inputs(node, [channels, channels, d_state, d_state])?;
         let at = self.scan_state(layer, channels * d_state)?;
@@ -85,32 +112,28 @@ impl<'a> Resolver<'a> {
         if d_state == 0 || weights.d.len() != channels {
             return Err(unsupported(node));
         }
-        Ok(Step::Scan {
-            layer: at,
-            weights: Arc::new(weights),
-            inputs,
-            out,
-        })
+        let weights = Arc::new(weights);
+        Ok((RecurrentOp::Scan { layer: at, weights }, inputs))
     }
 
-    pub(super) fn scan_heads(
+    fn scan_heads(
         &mut self,
         node: &'a Node,
-        (layer, scan): (LayerIdx, &'a HeadScanSpec),
-        out: Value,
-    ) -> Result<Step<Value>, BackendError> {
+        layer: LayerIdx,
+        scan: &'a HeadScanSpec,
+    ) -> Result<RecurrentCall, BackendError> {
         let &HeadScanSpec {
             n_heads,
             n_groups,
             d_state,
             ..
         } = scan;
-        let (channels, narrow) = (node.row_len(), n_groups * d_state);
+        let (channels, group_width) = (node.row_len(), n_groups * d_state);
         let divides = |n: usize, of: usize| n > 0 && of.is_multiple_of(n);
         if !divides(n_heads, channels) || !divides(n_groups, n_heads) || d_state == 0 {
             return Err(unsupported(node));
         }
-        let inputs = self.scan_inputs(node, [channels, n_heads, narrow, narrow])?;
+        let inputs = self.scan_inputs(node, [channels, n_heads, group_width, group_width])?;
         let at = self.scan_state(layer, channels * d_state)?;
         let weights = HeadScanWeights {
             n_groups,
@@ -122,26 +145,21 @@ impl<'a> Resolver<'a> {
         if [&weights.a, &weights.d, &weights.dt_bias].map(|w| w.len()) != [n_heads; 3] {
             return Err(unsupported(node));
         }
-        Ok(Step::ScanHeads {
-            layer: at,
-            weights: Arc::new(weights),
-            inputs,
-            out,
-        })
+        let weights = Arc::new(weights);
+        Ok((RecurrentOp::ScanHeads { layer: at, weights }, inputs))
     }
 
     /// The four operands of a scan, of these widths, before the states.
-    fn scan_inputs(&self, node: &Node, widths: [usize; 4]) -> Result<[Value; 4], BackendError> {
+    fn scan_inputs(&self, node: &Node, widths: [usize; 4]) -> Result<Vec<Value>, BackendError> {
         self.operand_input(node, 4, |i| matches!(i, Input::States))?;
-        let mut inputs = [self.operand(node, 0)?; 4];
-        for (at, (input, width)) in inputs.iter_mut().zip(widths).enumerate() {
-            *input = self.operand(node, at)?;
-            self.whole_ubatch(node, *input, width)?;
-        }
-        Ok(inputs)
+        let inputs = widths.into_iter().enumerate().map(|(at, width)| {
+            let input = self.operand(node, at)?;
+            self.whole_ubatch(node, input, width).map(|()| input)
+        });
+        inputs.collect()
     }
 
-    /// The number of a layer whose states have so many values.
+    /// The index of a layer whose states have so many values.
     fn scan_state(&self, layer: LayerIdx, wanted: usize) -> Result<usize, BackendError> {
         match self.state(layer)? {
             (at, row) if row.state_row == wanted => Ok(at),

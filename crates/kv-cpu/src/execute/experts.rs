@@ -1,8 +1,8 @@
-//! Mixtures of experts: the slots of all rows are sorted by expert, so that every matrix is read once
-//! for all rows that go through it.
+//! Mixtures of experts: the slots of all rows are sorted by expert, so that every matrix is read
+//! once for all rows that go through it.
 //!
-//! Invariant: a result depends on its row and its expert alone, bit for bit, not on which rows share
-//! the expert. Knows nothing of feed-forward blocks.
+//! Invariant: a result depends on its row and its expert alone, bit for bit, not on which rows
+//! share the expert. Does not know feed-forward blocks.
 
 use std::ops::Range;
 
@@ -10,11 +10,14 @@ use kv_core::backend::BackendError;
 use kv_core::graph::{RouteSpec, slots};
 
 use crate::activations::{ActivationKind, Activations};
-use crate::execute::{Run, VALUES_PER_TASK, piece, pieces_of};
+use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
-use crate::plan::Buf;
-use crate::values::SharedValues;
+use crate::plan::{ExpertsOp, Step};
+use crate::values::{Buf, SharedValues};
+
+use super::matmul::pieces_of;
+use super::{Run, VALUES_PER_TASK, piece};
 
 /// The matrices of all experts, with their biases.
 #[derive(Debug)]
@@ -39,7 +42,7 @@ impl Experts {
         self.first().map_or(0, Matrix::n_columns)
     }
 
-    /// How all of them want their inputs.
+    /// The kind of activations that all of them read.
     pub(crate) fn activation_kind(&self) -> ActivationKind {
         self.first()
             .map_or(ActivationKind::F32, Matrix::activation_kind)
@@ -53,7 +56,7 @@ pub(crate) struct ExpertBuffers {
     order: Vec<usize>,
     /// Where each expert's slots begin in `order`, and their end.
     starts: Vec<usize>,
-    /// The rows of `order` before and behind the matrices.
+    /// The rows of `order` before and after the matrices.
     inputs: Vec<f32>,
     products: Vec<f32>,
 }
@@ -70,7 +73,7 @@ impl ExpertBuffers {
     }
 
     /// Sorts the slots of `routes [rows, experts]`.
-    fn sort(&mut self, routes: &[f32], (n_experts, n_used): (usize, usize)) {
+    fn sort(&mut self, routes: &[f32], n_experts: usize, n_used: usize) {
         self.starts.clear();
         self.starts.resize(n_experts + 1, 0);
         let by_row = || routes.chunks_exact(n_experts.max(1)).enumerate();
@@ -90,7 +93,7 @@ impl ExpertBuffers {
                 self.starts[expert] += 1;
             }
         }
-        // Each start has moved to the next one's place.
+        // Each start is now the start of the next expert.
         self.starts.rotate_right(1);
         if let Some(first) = self.starts.first_mut() {
             *first = 0;
@@ -100,18 +103,33 @@ impl ExpertBuffers {
 
 /// Operands and result of a step over slots.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotBufs {
+struct SlotBufs {
     /// `[rows, width]` or `[rows, slots, width]`.
-    pub(crate) x: Buf,
-    pub(crate) routes: Buf,
+    x: Buf,
+    routes: Buf,
     /// `[rows, slots, ..]`.
-    pub(crate) out: Buf,
+    out: Buf,
 }
 
 impl Run<'_> {
+    /// One step of a mixture.
+    pub(super) fn experts(&mut self, op: &ExpertsOp, step: &Step<Buf>) -> Result<(), BackendError> {
+        let bufs = SlotBufs {
+            x: step.read(0),
+            routes: step.read(1),
+            out: step.write(),
+        };
+        match op {
+            ExpertsOp::Route(spec) => self.route(spec, bufs.x, bufs.out),
+            ExpertsOp::Linear { experts, n_used } => self.expert_linear(experts, *n_used, bufs),
+            ExpertsOp::Scale { n_used } => self.expert_scale(*n_used, bufs),
+            ExpertsOp::Sum => self.expert_sum(bufs.x, bufs.out),
+        }
+    }
+
     /// The route of every row of logits.
-    pub(crate) fn route(&mut self, spec: &RouteSpec, x: Buf, out: Buf) -> Result<(), BackendError> {
-        // SAFETY: the plan lets no step write what it reads.
+    fn route(&mut self, spec: &RouteSpec, x: Buf, out: Buf) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
         let logits = unsafe { self.frame.read(x) };
         let width = x.width;
         self.rows(out, &|row, route| {
@@ -121,7 +139,7 @@ impl Run<'_> {
     }
 
     /// Each slot's expert applied to its row of `x`.
-    pub(crate) fn expert_linear(
+    fn expert_linear(
         &mut self,
         experts: &Experts,
         n_used: usize,
@@ -129,9 +147,9 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
         let kind = experts.activation_kind();
-        // SAFETY: the plan lets no step write what it reads.
+        // SAFETY: allocation lets no step write what it reads.
         let (values, routes) = unsafe { (self.frame.read(x), self.frame.read(routes)) };
-        self.experts.sort(routes, (experts.matrices.len(), n_used));
+        self.experts.sort(routes, experts.matrices.len(), n_used);
         let n_filled = self.experts.order.len();
         let to = self.frame.write(out);
         if n_filled < x.rows * n_used {
@@ -156,9 +174,9 @@ impl Run<'_> {
         };
         let kernels = self.kernels;
         let per_task = (VALUES_PER_TASK / n_in.max(1)).max(1);
-        let mut prepared = self.prepared.iter_mut().find(|rows| rows.kind() == kind);
+        let mut quantized = self.quantized.iter_mut().find(|rows| rows.kind() == kind);
         {
-            let shared = prepared.as_mut().map(|rows| {
+            let shared = quantized.as_mut().map(|rows| {
                 rows.reshape(n_filled, n_in);
                 rows.shared()
             });
@@ -171,14 +189,15 @@ impl Run<'_> {
                             let to = unsafe { sorted.range(at * n_in..(at + 1) * n_in) };
                             to.copy_from_slice(input_of(at));
                         }
-                        // SAFETY: as above, and nobody reads before all are done.
+                        // SAFETY: each row belongs to one task, and no task reads before all are
+                        // done.
                         Some(rows) => unsafe { rows.prepare_row(kernels, at, input_of(at)) },
                     }
                 }
                 Ok(())
             })?;
         }
-        let all = prepared.map_or(Activations::F32(inputs), |rows| rows.rows());
+        let all = quantized.map_or(Activations::F32(inputs), |rows| rows.rows());
         let n_threads = self.n_threads;
         let products = SharedValues::new(products);
         let rows_of = |expert: usize| starts[expert]..starts[expert + 1];
@@ -198,7 +217,7 @@ impl Run<'_> {
                         return Ok(());
                     };
                     let bias = experts.bias.as_deref();
-                    let share = Share {
+                    let matmul = ExpertMatMul {
                         matrix,
                         acts,
                         bias: bias.map(|b| &b[expert * n_out..(expert + 1) * n_out]),
@@ -216,7 +235,7 @@ impl Run<'_> {
                         to,
                     };
                     // SAFETY: each piece of an expert's columns belongs to one task.
-                    return unsafe { share.compute(self.kernels, piece(task, step, n_out)) };
+                    return unsafe { matmul.compute(self.kernels, piece(task, step, n_out)) };
                 }
                 task -= n;
             }
@@ -225,14 +244,14 @@ impl Run<'_> {
     }
 
     /// Each slot of `x` times its weight.
-    pub(crate) fn expert_weigh(
+    fn expert_scale(
         &mut self,
         n_used: usize,
         SlotBufs { x, routes, out }: SlotBufs,
     ) -> Result<(), BackendError> {
         let dim = out.width / n_used.max(1);
         let slots_share_rows = x.width == dim;
-        // SAFETY: the plan lets no step write what it reads.
+        // SAFETY: allocation lets no step write what it reads.
         let (values, weights) = unsafe { (self.frame.read(x), self.frame.read(routes)) };
         let kernels = self.kernels;
         self.rows(out, &|row, to| {
@@ -254,8 +273,8 @@ impl Run<'_> {
     }
 
     /// The sum of a row's slots, in their order.
-    pub(crate) fn expert_sum(&mut self, x: Buf, out: Buf) -> Result<(), BackendError> {
-        // SAFETY: the plan lets no step write what it reads.
+    fn expert_sum(&mut self, x: Buf, out: Buf) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
         let kernels = self.kernels;
         self.rows(out, &|row, to| {
@@ -268,12 +287,12 @@ impl Run<'_> {
     }
 }
 
-/// What one expert's matrix computes.
-struct Share<'a> {
+/// The multiplication of one expert's matrix with its rows.
+struct ExpertMatMul<'a> {
     matrix: &'a Matrix,
     acts: Activations<'a>,
     bias: Option<&'a [f32]>,
-    /// Where the expert's rows belong in `to`.
+    /// The slots of the expert's rows in `to`.
     slots: &'a [usize],
     products: SharedOutput<'a>,
     /// The same products, the expert's from row `first` on.
@@ -282,16 +301,12 @@ struct Share<'a> {
     to: SharedValues<'a>,
 }
 
-impl Share<'_> {
-    /// Some columns of all the expert's rows, put where their slots are.
+impl ExpertMatMul<'_> {
+    /// Some columns of all the expert's rows, scattered to their slots.
     ///
     /// # Safety
     /// No other task has these columns of these rows.
-    unsafe fn compute(
-        &self,
-        kernels: &crate::kernels::Kernels,
-        columns: Range<usize>,
-    ) -> Result<(), BackendError> {
+    unsafe fn compute(&self, kernels: &Kernels, columns: Range<usize>) -> Result<(), BackendError> {
         let n_out = self.matrix.n_rows();
         // SAFETY: as promised to this function.
         let mut products = unsafe { self.products.columns(columns.clone()) };

@@ -1,7 +1,8 @@
-//! Two products of which one gates the other, computed together, and the row of one token rounded while it is made.
+//! The gate epilogue: two products of which one gates the other are computed together, and the row
+//! of one token is quantized while it is made.
 //!
-//! Invariant: values and rounded values have the bits that one product after the other, the gate and the rounding
-//! would give them. Does not know how weights are stored or multiplied.
+//! Invariant: values and quantized values have the bits that one product after the other, the gate
+//! and the quantization would give them. Does not know how weights are stored or multiplied.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +14,13 @@ use crate::kernels::Kernels;
 use crate::kernels::fetch::Level;
 use crate::matrix::Matrix;
 use crate::output::OutputColumns;
-use crate::plan::{Buf, Gated, Product};
-use crate::values::{Frame, SharedValues};
+use crate::plan::{GateEpilogue, MatMul, MatMulOutput};
+use crate::values::{Buf, Frame, SharedValues};
 
-use super::{gate, piece};
+use super::elementwise::gate_kernel;
+use super::piece;
 
-/// Memory for one gated row that is rounded part by part, each as soon as it is complete.
+/// Memory for one gated row that is quantized part by part, each as soon as it is complete.
 #[derive(Debug)]
 pub(crate) struct GatedRow {
     rows: [RowBuffer; 3],
@@ -35,11 +37,11 @@ impl GatedRow {
         }
     }
 
-    /// Memory for what one of these products gates, where that is rounded: begins such a row.
-    pub(crate) fn begin<V>(&mut self, products: &[Product<V>]) -> Option<Rounding<'_>> {
-        let (kind, width) = products.iter().find_map(|product| {
-            let kind = product.gates.as_ref()?.rounded?;
-            Some((kind, product.matrix.n_rows()))
+    /// Begins the row that an epilogue of these outputs quantizes, where one does.
+    pub(crate) fn begin(&mut self, matmul: &MatMul) -> Option<QuantizedRow<'_>> {
+        let (kind, width) = matmul.outputs.iter().find_map(|output| {
+            let kind = output.gate()?.quantize?;
+            Some((kind, output.matrix.n_rows()))
         })?;
         let rows = self.rows.iter_mut().find(|rows| rows.kind() == kind)?;
         rows.reshape(1, width);
@@ -50,7 +52,7 @@ impl GatedRow {
         let n_done = &mut self.n_done[..n_parts];
         n_done.iter_mut().for_each(|n| *n.get_mut() = 0);
         let row = rows.shared();
-        Some(Rounding { row, n_done, width })
+        Some(QuantizedRow { row, n_done, width })
     }
 
     /// The row that was begun last, once all of its values were added.
@@ -59,16 +61,16 @@ impl GatedRow {
     }
 }
 
-/// A row that several threads make and round.
+/// A row that several threads compute and quantize.
 #[derive(Clone, Copy)]
-pub(crate) struct Rounding<'a> {
+pub(crate) struct QuantizedRow<'a> {
     row: SharedRows<'a>,
     n_done: &'a [AtomicUsize],
     width: usize,
 }
 
-impl Rounding<'_> {
-    /// Takes note that `values` has these columns now, and rounds what is complete with them.
+impl QuantizedRow<'_> {
+    /// Counts these columns of `values` as computed, and quantizes the parts that they complete.
     ///
     /// # Safety
     /// Columns are added once, by the thread that wrote them, and not written after that.
@@ -76,51 +78,53 @@ impl Rounding<'_> {
         for part in columns.start / PART..columns.end.div_ceil(PART) {
             let all = piece(part, PART, self.width);
             let n_added = columns.end.min(all.end) - columns.start.max(all.start);
-            // Whoever completes a part sees what the others have written of it.
+            // The thread that completes a part sees what the others have written of it.
             let n_before = self.n_done[part].fetch_add(n_added, Ordering::AcqRel);
             if n_before + n_added == all.len() {
-                // SAFETY: nobody writes these columns any more, only one completes them, and the rows are read when
-                // all tasks are done.
+                // SAFETY: no thread writes these columns any more, one alone completes them, and
+                // the rows are read when all tasks are done.
                 unsafe { self.row.prepare_part(kernels, part, values.range(all)) };
             }
         }
     }
 }
 
-/// Values of two products that one task computes, one to gate the other.
+/// Scratch values of a task that computes both products of a gate.
 pub(crate) fn gated_len(n_tokens: usize, n_columns: usize) -> usize {
     2 * n_tokens * n_columns
 }
 
-/// Rows that are gated, and put where they belong, at a time.
-const ROWS: usize = 16;
+/// Rows that are gated and stored at a time.
+const ROWS_PER_STORE: usize = 16;
 
-/// One product that gates another one.
+/// One output with a gate epilogue.
 #[derive(Clone, Copy)]
-pub(super) struct GatedProduct<'a> {
-    pub(super) product: &'a Product<Buf>,
-    pub(super) gated: &'a Gated,
-    /// Where the result is one row that is rounded at once.
-    pub(super) rounding: Option<Rounding<'a>>,
+pub(super) struct GatedOutput<'a> {
+    pub(super) output: &'a MatMulOutput,
+    pub(super) gate: &'a GateEpilogue,
+    /// Where the result is one row that is quantized at once.
+    pub(super) quantized: Option<QuantizedRow<'a>>,
+    pub(super) out: Buf,
 }
 
-impl GatedProduct<'_> {
-    /// Computes some columns in memory of their own, from which nothing drives them out until they are gated.
+impl GatedOutput<'_> {
+    /// Computes some columns in `scratch`, which stays in the cache until they are gated.
     pub(super) fn multiply<'a>(
         &self,
-        (kernels, frame): (&Kernels, &Frame<'_>),
+        kernels: &Kernels,
+        frame: &Frame<'_>,
         acts: impl Fn(&Matrix) -> Activations<'a>,
         columns: Range<usize>,
-        room: &mut [f32],
+        scratch: &mut [f32],
     ) -> Result<(), BackendError> {
-        let (product, gated) = (self.product, self.gated);
+        let (output, gate) = (self.output, self.gate);
         let n = columns.len();
-        let (gate_values, up) = room.split_at_mut(room.len() / 2);
-        let of_both = [
-            (&product.matrix, &product.bias, &mut *gate_values),
-            (&gated.matrix, &gated.bias, &mut *up),
+        let (gate_values, up) = scratch.split_at_mut(scratch.len() / 2);
+        let both = [
+            (&output.matrix, &output.bias, &mut *gate_values),
+            (&gate.up, &gate.up_bias, &mut *up),
         ];
-        for (matrix, bias, values) in of_both {
+        for (matrix, bias, values) in both {
             let mut to = OutputColumns::alone(values, matrix.n_rows(), columns.clone());
             matrix.multiply(kernels, acts(matrix), &mut to)?;
             if let Some(bias) = bias {
@@ -130,27 +134,29 @@ impl GatedProduct<'_> {
                     .for_each(|row| (kernels.add)(row, bias));
             }
         }
-        let gate = gate(kernels, gated.activation)?;
-        let out = product.out;
+        let kernel = gate_kernel(kernels, gate.activation)?;
+        let out = self.out;
         let to = frame.write(out);
         let start_of = |row: usize| row * out.width + columns.start;
-        let some = gate_values.chunks_mut(ROWS * n).zip(up.chunks(ROWS * n));
+        let some = gate_values
+            .chunks_mut(ROWS_PER_STORE * n)
+            .zip(up.chunks(ROWS_PER_STORE * n));
         for (at, (gate_values, up)) in some.enumerate() {
-            // Where the next ones go is far apart, and seldom near.
-            for row in (at + 1) * ROWS..out.rows.min((at + 2) * ROWS) {
+            // The next rows are far apart in memory, and rarely in the cache.
+            for row in (at + 1) * ROWS_PER_STORE..out.rows.min((at + 2) * ROWS_PER_STORE) {
                 let start = to.start().wrapping_add(start_of(row));
                 Level::of_streams().fetch(start.cast(), n * size_of::<f32>());
             }
-            gate(gate_values, up);
-            for (row, values) in (at * ROWS..).zip(gate_values.chunks_exact(n)) {
+            kernel(gate_values, up);
+            for (row, values) in (at * ROWS_PER_STORE..).zip(gate_values.chunks_exact(n)) {
                 let start = start_of(row);
                 // SAFETY: these columns belong to this task.
                 unsafe { to.range(start..start + n) }.copy_from_slice(values);
             }
         }
-        if let Some(rounding) = &self.rounding {
+        if let Some(quantized) = &self.quantized {
             // SAFETY: they were just written, by the one task that they belong to.
-            unsafe { rounding.add(kernels, to, columns) };
+            unsafe { quantized.add(kernels, to, columns) };
         }
         Ok(())
     }

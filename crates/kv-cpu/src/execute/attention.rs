@@ -1,0 +1,179 @@
+//! Attention: over a layer's rows, within the ubatch, and in the three steps of plain attention.
+//!
+//! Does not know how scores are computed: that is [`crate::attend`]'s.
+
+use std::sync::PoisonError;
+
+use kv_core::Visibility;
+use kv_core::backend::BackendError;
+use kv_core::graph::AttendSpec;
+
+use crate::attend::{Attention, PlainAttention, ScoreMods, SoftmaxRow, attend};
+use crate::kv_rows::KvRows;
+use crate::plan::{AttentionOp, HeadWeights, PlainAttentionOp, PlainStep, Step};
+use crate::storage::CpuRows;
+use crate::store_rows::{self, NewRows};
+use crate::values::Buf;
+
+use super::{Run, VALUES_PER_TASK, piece};
+
+/// What one step of attention reads.
+#[derive(Clone, Copy)]
+struct AttendStep<'a> {
+    spec: &'a AttendSpec,
+    heads: &'a HeadWeights,
+    /// Keys and values.
+    kv: [KvRows<'a>; 2],
+    visibility: &'a Visibility,
+}
+
+impl Run<'_> {
+    /// Stores or attends, in one step.
+    pub(super) fn attention(
+        &mut self,
+        op: &AttentionOp,
+        step: &Step<Buf>,
+        rows: &mut CpuRows,
+    ) -> Result<(), BackendError> {
+        let (x, out, inputs) = (step.read(0), step.write(), self.inputs);
+        // SAFETY: allocation lets no step write what it reads.
+        let read = |buf: &Buf| unsafe { self.frame.read(*buf) };
+        match op {
+            AttentionOp::Store { layer, part } => {
+                let new = NewRows {
+                    layer: *layer,
+                    k: read(&x),
+                    v: step.reads.get(1).map_or(&[][..], read),
+                    cells: &inputs.parts[*part].cells,
+                };
+                store_rows::store(self.kernels, &mut self.lead, rows, new)
+            }
+            AttentionOp::Attend {
+                layer,
+                part,
+                spec,
+                heads,
+            } => {
+                let Some(kv) = rows.stored(*layer) else {
+                    return Ok(());
+                };
+                let step = AttendStep {
+                    spec,
+                    heads,
+                    kv,
+                    visibility: &inputs.parts[*part].visibility,
+                };
+                self.attend(step, [x, out])
+            }
+            AttentionOp::AttendBatch {
+                window,
+                spec,
+                heads,
+            } => {
+                let Some(visibility) = inputs.batch_visibility(*window) else {
+                    return Ok(());
+                };
+                let fresh = |at, dim| KvRows::from_f32(read(&step.read(at)), spec.kv_heads, dim);
+                let step = AttendStep {
+                    spec,
+                    heads,
+                    kv: [fresh(1, spec.k_dim), fresh(2, spec.v_dim)],
+                    visibility,
+                };
+                self.attend(step, [x, out])
+            }
+            AttentionOp::Plain(of) => self.plain(of, rows, [x, out]),
+        }
+    }
+
+    fn score_mods<'v>(&self, heads: &'v HeadWeights) -> ScoreMods<'v>
+    where
+        Self: 'v,
+    {
+        ScoreMods {
+            sinks: heads.sinks.as_deref(),
+            slopes: heads.slopes.as_deref(),
+            positions: self.inputs.positions,
+        }
+    }
+
+    /// Attention of the queries `q`.
+    fn attend(&mut self, step: AttendStep<'_>, [q, out]: [Buf; 2]) -> Result<(), BackendError> {
+        let AttendStep {
+            spec,
+            heads,
+            kv,
+            visibility,
+        } = step;
+        let attention = Attention {
+            kernels: self.kernels,
+            spec: *spec,
+            kv,
+            // SAFETY: allocation lets no step write what it reads.
+            q: unsafe { self.frame.read(q) },
+            visibility,
+            score_mods: self.score_mods(heads),
+            out: self.frame.write(out),
+        };
+        // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.
+        unsafe { attend(&mut self.lead, &attention, self.attention, self.scratch) }
+    }
+
+    /// One step of plain attention in one layer.
+    fn plain(
+        &mut self,
+        of: &PlainAttentionOp,
+        rows: &CpuRows,
+        [x, out]: [Buf; 2],
+    ) -> Result<(), BackendError> {
+        let plain = PlainAttention {
+            kernels: self.kernels,
+            spec: &of.spec,
+            n_kv: of.n_kv,
+        };
+        // SAFETY: allocation lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let of_row = |row: usize| &values[row * x.width..(row + 1) * x.width];
+        let layer = match &of.step {
+            PlainStep::SoftMax { part, heads } => {
+                let score_mods = self.score_mods(heads);
+                let visibility = &self.inputs.parts[*part].visibility;
+                return self.rows(out, &|row, to| {
+                    let softmax = SoftmaxRow {
+                        visibility,
+                        row: row as u32,
+                        score_mods,
+                    };
+                    plain.softmax(softmax, of_row(row), to);
+                    Ok(())
+                });
+            }
+            PlainStep::Scores { layer } | PlainStep::Sum { layer } => *layer,
+        };
+        let Some([keys, stored_values]) = rows.stored(layer) else {
+            return Ok(());
+        };
+        let (to, scratch) = (self.frame.write(out), self.scratch);
+        // A row reads every cell.
+        let per_row = of.n_kv * of.spec.n_heads;
+        let per_task = (VALUES_PER_TASK / per_row.max(1)).max(1);
+        self.lead
+            .each(out.rows.div_ceil(per_task), &|thread, task| {
+                let mut scratch = scratch[thread]
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                for row in piece(task, per_task, out.rows) {
+                    // SAFETY: each row belongs to one task, and allocation lets no step read what
+                    // it writes.
+                    let to = unsafe { to.range(row * out.width..(row + 1) * out.width) };
+                    match of.step {
+                        PlainStep::Sum { .. } => {
+                            plain.weighted_sum(stored_values, of_row(row), to, &mut scratch);
+                        }
+                        _ => plain.scores(keys, of_row(row), to, &mut scratch),
+                    }
+                }
+                Ok(())
+            })
+    }
+}

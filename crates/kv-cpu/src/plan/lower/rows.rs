@@ -1,0 +1,117 @@
+//! Lowers embeddings, and the choice of rows and columns.
+
+use std::sync::Arc;
+
+use kv_core::backend::{BackendError, StepKind};
+use kv_core::graph::{Input, Node, Op};
+
+use super::{Call, Lowering, Value, unsupported};
+use crate::matrix::Matrix;
+use crate::plan::StepOp;
+
+/// An operation that copies rows, whole or in part.
+#[derive(Clone, Debug)]
+pub(crate) enum RowsOp {
+    /// Rows of a matrix. No operands.
+    Embed { matrix: Arc<Matrix>, by: EmbedBy },
+    /// `x + added`, row by row. `(x)`.
+    AddRow { added: Arc<[f32]> },
+    /// The output rows. `(x)`.
+    TakeRows,
+    /// Columns of every row, from `first` on. `(x)`.
+    Columns { first: usize },
+    /// All rows. `(x)`.
+    Copy,
+}
+
+/// What selects the row of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EmbedBy {
+    /// The token.
+    Token,
+    /// Its position.
+    Position,
+}
+
+impl RowsOp {
+    /// The kind that profiles count it as.
+    pub(crate) fn kind(&self) -> StepKind {
+        match self {
+            Self::Embed { .. } => StepKind::Embedding,
+            _ => StepKind::Elementwise,
+        }
+    }
+}
+
+/// An operation and the values that it reads.
+type RowsCall = (RowsOp, Vec<Value>);
+
+impl<'a> Lowering<'a> {
+    pub(super) fn rows(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
+        let call = match &node.op {
+            Op::Embed { weight } => self.embed(node, weight),
+            Op::AddRow { weight, row } => self.add_row(node, weight, *row),
+            Op::Columns { first } => self.columns(node, *first),
+            Op::TakeRows => self.take_rows(node),
+            _ => return Ok(None),
+        };
+        call.map(|(op, reads)| Some((StepOp::Rows(op), reads)))
+    }
+
+    /// Rows of a matrix by token or by position.
+    fn embed(&mut self, node: &'a Node, weight: &'a str) -> Result<RowsCall, BackendError> {
+        let operand = node.operands.first().and_then(|&id| self.graph.node(id));
+        let by = match operand.map(|o| &o.op) {
+            Some(Op::Input(Input::Tokens)) => EmbedBy::Token,
+            Some(Op::Input(Input::Positions)) => EmbedBy::Position,
+            _ => return Err(unsupported(node)),
+        };
+        if node.n_rows() != self.graph.shape().n_tokens {
+            return Err(unsupported(node));
+        }
+        let matrix = self.matrix(weight, node, None)?;
+        let below = match by {
+            EmbedBy::Token => &mut self.needs.tokens_below,
+            EmbedBy::Position => &mut self.needs.positions_below,
+        };
+        *below = Some(below.map_or(matrix.n_rows(), |b| b.min(matrix.n_rows())));
+        Ok((RowsOp::Embed { matrix, by }, Vec::new()))
+    }
+
+    /// One row of a matrix for all rows.
+    fn add_row(
+        &mut self,
+        node: &'a Node,
+        weight: &'a str,
+        row: usize,
+    ) -> Result<RowsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        let (rows, dim) = (self.vector(weight, node)?, node.row_len());
+        let first = row.saturating_mul(dim);
+        let added = rows.get(first..first.saturating_add(dim));
+        let added = added.ok_or_else(|| unsupported(node))?.into();
+        Ok((RowsOp::AddRow { added }, vec![x]))
+    }
+
+    fn columns(&self, node: &Node, first: usize) -> Result<RowsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        let (rows, width) = x.shape(self.graph);
+        if rows != node.n_rows() || first.saturating_add(node.row_len()) > width {
+            return Err(unsupported(node));
+        }
+        Ok((RowsOp::Columns { first }, vec![x]))
+    }
+
+    fn take_rows(&self, node: &Node) -> Result<RowsCall, BackendError> {
+        self.operand_input(node, 1, |i| matches!(i, Input::OutputRows))?;
+        let x = self.operand(node, 0)?;
+        let shape = self.graph.shape();
+        let fits = x.shape(self.graph) == (shape.n_tokens, node.row_len())
+            && node.n_rows() == shape.n_outputs;
+        match fits {
+            true => Ok((RowsOp::TakeRows, vec![x])),
+            false => Err(unsupported(node)),
+        }
+    }
+}
