@@ -17,11 +17,13 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-VNNI (dot products of bytes in 256 bits), in addition to what [`Isa::Avx2`] needs.
+    /// x86-64 with AVX-VNNI (dot products of bytes in 256 bits), in addition to what [`Isa::Avx2`]
+    /// needs.
     AvxVnni,
     /// x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI, in addition to what [`Isa::Avx2`] needs.
     Avx512Vnni,
-    /// x86-64 with dot products of BF16 (AVX-512 BF16), in addition to what [`Isa::Avx512Vnni`] needs.
+    /// x86-64 with dot products of BF16 (AVX-512 BF16), in addition to what [`Isa::Avx512Vnni`]
+    /// needs.
     Avx512Bf16,
     /// AArch64: NEON.
     Neon,

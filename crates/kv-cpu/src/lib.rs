@@ -2,20 +2,21 @@
 //!
 //! [`CpuBackend`] compiles a graph to a plan of fused steps over one arena and runs it without
 //! allocating. In reading order: [`isa`] and [`kernels`] (what the machine can do), [`matrix`] and
-//! [`activations`] (weights as they lie in their file, or repacked: `repack.rs`), then the plan, the team and the steps.
-//! Knows nothing of models; nothing here knows a file.
+//! [`activations`] (the operands of products; `repack` packs weights), then the plan, the team and
+//! the steps. Knows nothing of models; nothing here knows a file.
 
 pub mod activations;
 mod arena;
 mod attend;
 mod backend;
-mod exact;
 mod execute;
+mod gemm_dequant_f32;
 pub mod isa;
 pub mod kernels;
 mod kv_rows;
 pub mod matrix;
 mod memory;
+mod operands;
 pub mod output;
 mod plan;
 mod program;

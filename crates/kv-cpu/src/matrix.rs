@@ -1,11 +1,10 @@
-//! [`Matrix`]: a weight matrix as it lies in its file, or repacked.
+//! [`Matrix`]: a weight matrix, packed or as stored, and its products with activations.
 //!
 //! Invariant: an output value depends on its weight row and its activation row alone, bit for bit:
 //! not on the other rows of the batch, nor on how columns are divided over calls and threads. (Each
 //! output has an accumulator of its own, which always goes through the row's blocks in order.)
 //!
-//! All that is known of weight layouts is behind this type and [`crate::kernels`]. It knows nothing
-//! of threads.
+//! Hides all weight layouts, together with [`crate::kernels`]. Knows nothing of threads.
 
 use std::ops::Range;
 
@@ -14,16 +13,15 @@ use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations, ScaleSpan};
-use crate::exact;
-use crate::kernels::{Arrangement, Kernels, WeightRows};
+use crate::gemm_dequant_f32;
+use crate::kernels::{Kernels, WeightLayout, WeightRows};
 use crate::output::OutputColumns;
 use crate::repack::PackedRows;
-use crate::weights::is_quantised;
 
-/// Weight bytes that are multiplied with all tokens before the next ones are read: they stay in
-/// the second-level cache meanwhile.
+/// Weight bytes of a row block, which is multiplied with all tokens before the next one: it stays
+/// in the second-level cache.
 const ROW_BLOCK_BYTES: usize = 480 * 1024;
-/// Such rows are a multiple of this: of what kernels take at a time, and of what lies side by side.
+/// Rows of a row block are a multiple of this: of the tiles of all kernels, and of packed groups.
 const ROW_BLOCK: usize = 48;
 
 /// A matrix `[rows, columns]` that maps `columns` inputs to `rows` outputs.
@@ -39,8 +37,8 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Takes a weight as it is; its bytes are shared, not copied. A quantised one takes its
-    /// activations as int8.
+    /// Takes a weight as stored; its bytes are shared, not copied. A quantized one takes int8
+    /// activations.
     ///
     /// # Errors
     /// [`BackendError::WeightShape`] where it has not two dimensions,
@@ -49,8 +47,8 @@ impl Matrix {
         Self::with_activations(weight, ActivationKind::Int8)
     }
 
-    /// As [`Matrix::new`], where a weight takes its activations as `f32`, or as its format wants: in one of the kinds of int8
-    /// if it is quantised; if it is BF16, as BF16 where that is what is wanted.
+    /// As [`Matrix::new`], with activations as `f32`, or as the format takes them: one of the kinds
+    /// of int8 if it is quantized, BF16 if it is BF16 and that is wanted.
     ///
     /// # Errors
     /// As [`Matrix::new`].
@@ -136,7 +134,7 @@ impl Matrix {
         self.row_bytes
     }
 
-    /// How its activations must be prepared.
+    /// The kind of activations that it is multiplied with.
     pub fn activation_kind(&self) -> ActivationKind {
         self.activations
     }
@@ -158,7 +156,7 @@ impl Matrix {
         let n_tokens = out.n_tokens();
         let rows_at_once = match (n_tokens, acts) {
             (0, _) => return Ok(()),
-            // These kernels find their own order.
+            // These kernels block rows themselves.
             (1, _) | (_, Activations::Int8(_)) => outs.len(),
             _ => (ROW_BLOCK_BYTES / self.row_bytes.max(1) / ROW_BLOCK).max(1) * ROW_BLOCK,
         };
@@ -169,7 +167,7 @@ impl Matrix {
             };
             match acts {
                 Activations::F32(values) if is_quantised(weights.format) => {
-                    exact::multiply(kernels, &weights, values, out);
+                    gemm_dequant_f32::multiply(kernels, &weights, values, out);
                 }
                 _ => (kernels.multiply)(weights, acts, 0..n_tokens, out),
             }
@@ -218,7 +216,7 @@ impl Matrix {
         }
         Some(WeightRows {
             format: self.weight.format(),
-            arrangement: Arrangement::Stored,
+            layout: WeightLayout::Stored,
             first: rows.start,
             bytes: self.row_range(rows)?,
             row_bytes: self.row_bytes,
@@ -267,6 +265,11 @@ impl Matrix {
             }
         }
     }
+}
+
+/// Whether values of this format share scales.
+pub(crate) fn is_quantised(format: BlockFormat) -> bool {
+    format.block_len() > 1
 }
 
 /// Formats of 256 values have integer scales inside: sums of them stay integers as long as the

@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::backend::BackendError;
 
-use crate::kernels::fetch::fetch_to_second;
+use crate::kernels::prefetch::prefetch_l2;
 use crate::storage::LINE;
 
 /// How long a helper spins for the next job before it sleeps: longer than the gaps between the
@@ -105,7 +105,7 @@ impl PrefetchHint {
         if is_left {
             let at = start + thread * share + progress.n_bytes;
             for line in (0..PREFETCH_STEP_BYTES).step_by(LINE) {
-                fetch_to_second(at.wrapping_add(line) as *const u8);
+                prefetch_l2(at.wrapping_add(line) as *const u8);
             }
             progress.n_bytes += PREFETCH_STEP_BYTES;
         }

@@ -1,10 +1,11 @@
-//! [`CpuWeights`]: a model's weights as they lie in their file and as they are repacked, and how precisely their
-//! inputs are kept.
+//! [`CpuWeights`]: a model's weights, packed as graphs need them, and the kind of their
+//! activations.
 //!
-//! Products with quantised weights can take their activations as int8 (with a scale for every 32 or 256 values, as the format
-//! wants: what makes prompts fast), those with BF16 theirs as BF16, or both as `f32` (nothing is lost). A model whose matrices
-//! fit in a processor's cache is fast either way, and the differences between its logits are small, so it keeps every bit.
-//! Knows nothing of graphs.
+//! Products with quantized weights can take int8 activations (with a scale for every 32 or 256
+//! values, as the format wants; this makes prompts fast), those with BF16 weights BF16 activations,
+//! or both can take `f32`, which loses nothing. A model whose matrices fit in a processor's cache
+//! is fast either way, and the differences between its logits are small, so it keeps every bit.
+//! Knows of graphs only which weights they multiply with.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,29 +18,29 @@ use kv_core::weights::WeightSource;
 use crate::activations::ActivationKind;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
-use crate::matrix::int8_kind;
+use crate::matrix::{int8_kind, is_quantised};
 use crate::repack::{PackedRows, PackedWeights, RepackChoice};
 use crate::team::Lead;
 
-/// Models with at most this many bytes of weights that meet rounded activations keep theirs as `f32`.
+/// Models with at most this many bytes of weights that could take quantized activations keep `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
 
-/// How activations meet quantised weights, and those of BF16 where the processor has products of BF16. All others meet
-/// `f32`.
+/// The activations of products with quantized weights, and with BF16 where the processor has dot
+/// products of BF16. All other weights take `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ActivationChoice {
     /// As `f32` for models of at most 8 MiB of such weights, else as [`ActivationKind::Int8`] says.
     #[default]
     Auto,
-    /// Always as this: as `f32`, or (whichever other kind) rounded as each format wants, to int8 with a scale for every 32
-    /// or 256 values, or to BF16.
+    /// Always `f32`; or, for any other kind, quantized as each format wants: to int8 with a scale
+    /// for every 32 or 256 values, or to BF16.
     Always(ActivationKind),
 }
 
-/// Weights as they lie in their file, and what has been repacked of them.
+/// Weights as they are in their file, and those that are packed.
 pub struct CpuWeights {
     pub(crate) source: Arc<dyn WeightSource>,
-    /// Whether activations are kept as `f32`, whatever they meet.
+    /// Whether all activations stay `f32`.
     is_exact: bool,
     /// What custom operations of its graphs compute.
     pub(crate) custom: CustomOps,
@@ -58,8 +59,9 @@ impl CpuWeights {
         let is_exact = match choice {
             ActivationChoice::Always(kind) => kind == ActivationKind::F32,
             ActivationChoice::Auto => {
-                let meets_rounded = |format| rounded_kind(kernels, format) != ActivationKind::F32;
-                bytes_of(&*source, meets_rounded) <= EXACT_UP_TO
+                let is_quantizable =
+                    |format| quantized_kind(kernels, format) != ActivationKind::F32;
+                bytes_of(&*source, is_quantizable) <= EXACT_UP_TO
             }
         };
         Self {
@@ -72,11 +74,11 @@ impl CpuWeights {
         }
     }
 
-    /// What a matrix of this format wants its activations to be.
+    /// The kind of activations that a matrix of this format takes.
     pub(crate) fn activations_for(&self, format: BlockFormat) -> ActivationKind {
         match self.is_exact {
             true => ActivationKind::F32,
-            false => rounded_kind(self.kernels, format),
+            false => quantized_kind(self.kernels, format),
         }
     }
 
@@ -103,8 +105,8 @@ impl CpuWeights {
         self.kernels.isa
     }
 
-    /// Bytes of the weights that were packed, or copied to huge pages, for what was compiled so far.
-    /// All others are read as stored.
+    /// Bytes of the weights that were packed, or copied to huge pages, for what was compiled so
+    /// far. All others are read as stored.
     pub fn packed_bytes(&self) -> usize {
         self.packed.n_bytes()
     }
@@ -115,10 +117,10 @@ impl CpuWeights {
     }
 }
 
-/// How weights of this format meet activations that may be rounded.
-fn rounded_kind(kernels: &Kernels, format: BlockFormat) -> ActivationKind {
+/// The kind of activations that weights of this format take where these may be quantized.
+fn quantized_kind(kernels: &Kernels, format: BlockFormat) -> ActivationKind {
     match format {
-        // Elsewhere nothing would be won by rounding.
+        // Elsewhere rounding makes nothing faster.
         BlockFormat::BF16 if kernels.isa == Isa::Avx512Bf16 => ActivationKind::Bf16,
         _ => int8_kind(format),
     }
@@ -130,11 +132,6 @@ fn bytes_of(source: &dyn WeightSource, is_counted: impl Fn(BlockFormat) -> bool)
     let weights = names.filter_map(|name| source.get(&name));
     let counted = weights.filter(|w| is_counted(w.format()));
     counted.map(|w| w.bytes().len()).sum()
-}
-
-/// Whether values of this format share scales.
-pub(crate) fn is_quantised(format: BlockFormat) -> bool {
-    format.block_len() > 1
 }
 
 impl fmt::Debug for CpuWeights {

@@ -255,7 +255,7 @@ fn quantised_activations_are_the_same_bits_everywhere() {
                     let of = |kernels: &Kernels| {
                         let mut buffer = Int8Buffer::with_span(span);
                         buffer.reshape(1, n);
-                        buffer.prepare(kernels, &x);
+                        buffer.quantize(kernels, &x);
                         // Everything in it, by its exact decimal form.
                         format!("{:?}", buffer.rows())
                     };
@@ -274,7 +274,7 @@ fn int8_activations_are_within_half_a_step() {
         for (span, len) in [(ScaleSpan::Block, 32), (ScaleSpan::SuperBlock, 256)] {
             let mut buffer = Int8Buffer::with_span(span);
             buffer.reshape(1, x.len());
-            buffer.prepare(scalar(), &x);
+            buffer.quantize(scalar(), &x);
             let got = buffer.rows().dequantized(0).unwrap();
             for (x, got) in x.chunks(len).zip(got.chunks(len)) {
                 let largest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -310,7 +310,7 @@ fn activations_of_bf16_are_the_nearest_everywhere() {
             let of = |x: &[f32]| -> Vec<f32> {
                 let mut buffer = RowBuffer::of_each_kind().into_iter().last().unwrap();
                 buffer.reshape(1, n);
-                buffer.prepare(kernels, x);
+                buffer.quantize(kernels, x);
                 let Activations::Bf16(rows) = buffer.rows() else {
                     panic!("not BF16");
                 };
@@ -337,10 +337,10 @@ fn a_buffer_forgets_what_it_held() {
     for kernels in tables() {
         let mut fresh = Int8Buffer::with_capacity(3, 40);
         let mut used = Int8Buffer::with_capacity(5, 1024);
-        used.prepare(kernels, &vec![1.0; 5 * 1024]);
+        used.quantize(kernels, &vec![1.0; 5 * 1024]);
         used.reshape(3, 40);
-        used.prepare(kernels, &x);
-        fresh.prepare(kernels, &x);
+        used.quantize(kernels, &x);
+        fresh.quantize(kernels, &x);
         assert_eq!(format!("{:?}", used.rows()), format!("{:?}", fresh.rows()));
     }
 }
@@ -438,7 +438,7 @@ fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
     let mut out = OutputColumns::all(&mut values, matrix.n_rows());
     let mut buffer = buffer_for(matrix, n_tokens);
     let acts = buffer.as_mut().map_or(Activations::F32(x), |rows| {
-        rows.prepare(kernels, x);
+        rows.quantize(kernels, x);
         rows.rows()
     });
     matrix.multiply(kernels, acts, &mut out).unwrap();
@@ -450,7 +450,7 @@ fn as_prepared(matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     let Some(mut buffer) = buffer_for(matrix, 1) else {
         return x.to_vec();
     };
-    buffer.prepare(scalar(), x);
+    buffer.quantize(scalar(), x);
     match buffer.rows() {
         Activations::F32(values) => values.to_vec(),
         Activations::Int8(rows) => rows.dequantized(0).unwrap(),
@@ -747,7 +747,7 @@ fn in_threads(matrix: &Matrix, kernels: &'static Kernels, x: &[f32]) -> Vec<f32>
                     let rows = x.chunks(matrix.n_columns()).enumerate();
                     for (token, values) in rows.skip(first).step_by(2) {
                         // SAFETY: the two threads prepare different rows, which nobody reads yet.
-                        unsafe { shared.prepare_row(kernels, token, values) };
+                        unsafe { shared.quantize_row(kernels, token, values) };
                     }
                 });
             }
@@ -803,9 +803,9 @@ fn what_does_not_fit_is_an_error() {
     };
     assert!(multiply(Activations::F32(&x), 2).contains("Int8"));
     let mut buffer = Int8Buffer::with_capacity(1, 32);
-    buffer.prepare(scalar(), &x[..32]);
+    buffer.quantize(scalar(), &x[..32]);
     assert!(multiply(Activations::Int8(buffer.rows()), 2).contains("32"));
     buffer.reshape(1, 64);
-    buffer.prepare(scalar(), &x);
+    buffer.quantize(scalar(), &x);
     assert!(multiply(Activations::Int8(buffer.rows()), 1).contains("2"));
 }

@@ -5,7 +5,7 @@
 
 use kv_contract::Random;
 use kv_cpu::isa::Isa;
-use kv_cpu::kernels::{Decay, Kernels, LANES, Lanes, ScanTile};
+use kv_cpu::kernels::{Decay, F32x16, Kernels, SCAN_WIDTH, ScanTile};
 
 /// Lengths with every kind of remainder.
 const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 31, 33, 64, 257];
@@ -96,9 +96,9 @@ struct Scan {
     n_channels: usize,
     d_state: usize,
     rows: Vec<u32>,
-    steps: Vec<Lanes>,
-    rates: Vec<Lanes>,
-    added: Vec<Lanes>,
+    steps: Vec<F32x16>,
+    rates: Vec<F32x16>,
+    added: Vec<F32x16>,
     /// B from the first value on, C from the fourth.
     bc: Vec<f32>,
 }
@@ -106,7 +106,7 @@ struct Scan {
 impl Scan {
     fn new(n_channels: usize, d_state: usize, n_rows: u32) -> Self {
         let mut random = Random::new(u64::from(n_rows) + 77);
-        let mut lanes = |n: usize, map: fn(f32) -> f32| -> Vec<Lanes> {
+        let mut lanes = |n: usize, map: fn(f32) -> f32| -> Vec<F32x16> {
             let mut lanes = || std::array::from_fn(|_| map(random.value()));
             (0..n).map(|_| lanes()).collect()
         };
@@ -130,7 +130,7 @@ impl Scan {
         variant: Variant,
         range: std::ops::Range<usize>,
         state: &'a mut [f32],
-        out: &'a mut [Lanes],
+        out: &'a mut [F32x16],
     ) -> ScanTile<'a> {
         let steps = &self.steps[range.clone()];
         ScanTile {
@@ -153,9 +153,9 @@ impl Scan {
     }
 
     /// States and outputs of a scan in pieces of so many tokens.
-    fn run(&self, kernels: &Kernels, variant: Variant, piece: usize) -> (Vec<f32>, Vec<Lanes>) {
+    fn run(&self, kernels: &Kernels, variant: Variant, piece: usize) -> (Vec<f32>, Vec<F32x16>) {
         let mut state = Random::new(3).values(self.n_channels * self.d_state);
-        let mut out = vec![[0.25; LANES]; self.rows.len()];
+        let mut out = vec![[0.25; SCAN_WIDTH]; self.rows.len()];
         for first in (0..self.rows.len()).step_by(piece) {
             let range = first..self.rows.len().min(first + piece);
             (kernels.scan_tile)(self.tile(variant, range, &mut state, &mut out));
@@ -178,7 +178,7 @@ fn scans_agree_with_the_scalar_one_and_do_not_depend_on_pieces() {
                 for (got, wanted) in whole.0.iter().zip(&state) {
                     assert_near(*got, f64::from(*wanted), 4e-6, &what);
                 }
-                let lanes = |out: &[Lanes]| -> Vec<f32> {
+                let lanes = |out: &[F32x16]| -> Vec<f32> {
                     out.iter().flat_map(|o| o[..n_channels].to_vec()).collect()
                 };
                 for (got, wanted) in lanes(&whole.1).iter().zip(lanes(&out)) {

@@ -1,63 +1,23 @@
-//! Rows of activations as a [`crate::matrix::Matrix`] wants them: `f32` as they are, int8 blocks, or BF16.
+//! Memory for quantized activations, reused from operation to operation: [`RowBuffer`].
 //!
-//! Invariant: rows are prepared from their values alone, whichever thread does it and whatever rows are beside them.
-//! Knows nothing of weights.
+//! Invariant: a row is quantized from its own values alone, whichever thread does it and whatever
+//! rows are quantized with it. What quantized rows are is defined in `operands`. Knows nothing of
+//! weights.
 
 mod bf16;
 mod int8;
 
-use std::ops::Range;
-
-pub(crate) use self::bf16::round;
-pub use self::bf16::{Bf16Buffer, Bf16Rows, Bf16Shared};
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) use self::int8::Int8Row;
-pub(crate) use self::int8::Int8RowMut;
-pub use self::int8::{BLOCK, Int8Buffer, Int8Rows, Int8Shared, PADDING, SUPER_BLOCK, ScaleSpan};
+pub use self::bf16::{Bf16Buffer, Bf16Shared};
+pub use self::int8::{Int8Buffer, Int8Shared};
 use crate::kernels::Kernels;
+pub use crate::operands::{
+    ActivationKind, Activations, BLOCK, Bf16Rows, Int8Rows, PADDING, SUPER_BLOCK, ScaleSpan,
+};
 
-/// Values that can be prepared without the rest of their row, whatever shares a scale.
+/// Values that can be quantized without the rest of their row, whatever shares a scale.
 pub(crate) const PART: usize = PADDING * BLOCK;
 
-/// Rows of activations, ready to be multiplied.
-#[derive(Clone, Copy, Debug)]
-pub enum Activations<'a> {
-    /// `f32 [tokens, columns]`.
-    F32(&'a [f32]),
-    /// Int8 blocks.
-    Int8(Int8Rows<'a>),
-    /// BF16 values.
-    Bf16(Bf16Rows<'a>),
-}
-
-impl Activations<'_> {
-    /// Some of the rows, of so many columns each, or `None` where there are not so many.
-    pub fn slice(&self, tokens: Range<usize>, n_columns: usize) -> Option<Self> {
-        Some(match self {
-            Self::F32(values) => {
-                let start = tokens.start.checked_mul(n_columns)?;
-                Self::F32(values.get(start..tokens.end.checked_mul(n_columns)?)?)
-            }
-            Self::Int8(rows) => Self::Int8(rows.slice(tokens)?),
-            Self::Bf16(rows) => Self::Bf16(rows.slice(tokens)?),
-        })
-    }
-}
-
-/// What a matrix wants its activations to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ActivationKind {
-    /// [`Activations::F32`].
-    F32,
-    /// [`Activations::Int8`] with a scale for every block.
-    Int8,
-    /// [`Activations::Int8`] with a scale for every [`SUPER_BLOCK`] blocks.
-    Int8Long,
-    /// [`Activations::Bf16`].
-    Bf16,
-}
-
-/// Memory for rows that are prepared, reused from operation to operation.
+/// Memory for quantized rows, reused from operation to operation.
 #[derive(Debug)]
 pub enum RowBuffer {
     /// For both kinds of int8.
@@ -85,8 +45,8 @@ impl RowBuffer {
         }
     }
 
-    /// Makes this `n_tokens` rows of `n_columns` values, whose content is unspecified until they are prepared. Allocates
-    /// only to grow.
+    /// Makes this `n_tokens` rows of `n_columns` values, whose content is unspecified until
+    /// they are quantized. Allocates only to grow.
     pub fn reshape(&mut self, n_tokens: usize, n_columns: usize) {
         match self {
             Self::Int8(rows) => rows.reshape(n_tokens, n_columns),
@@ -102,7 +62,7 @@ impl RowBuffer {
         }
     }
 
-    /// The rows, for several threads that each prepare some of them.
+    /// The rows, for several threads that each quantize some of them.
     pub fn shared(&mut self) -> SharedRows<'_> {
         match self {
             Self::Int8(rows) => SharedRows::Int8(rows.shared()),
@@ -110,16 +70,16 @@ impl RowBuffer {
         }
     }
 
-    /// Prepares all rows from `values`, `[tokens, columns]`.
-    pub fn prepare(&mut self, kernels: &Kernels, values: &[f32]) {
+    /// Quantizes all rows from `values`, `[tokens, columns]`.
+    pub fn quantize(&mut self, kernels: &Kernels, values: &[f32]) {
         match self {
-            Self::Int8(rows) => rows.prepare(kernels, values),
-            Self::Bf16(rows) => rows.prepare(kernels, values),
+            Self::Int8(rows) => rows.quantize(kernels, values),
+            Self::Bf16(rows) => rows.quantize(kernels, values),
         }
     }
 }
 
-/// The rows of a [`RowBuffer`], shared by threads that take turns in writing and reading them.
+/// The rows of a [`RowBuffer`], shared by threads that write and read them in turns.
 #[derive(Clone, Copy, Debug)]
 pub enum SharedRows<'a> {
     /// Of either kind of int8.
@@ -129,31 +89,30 @@ pub enum SharedRows<'a> {
 }
 
 impl SharedRows<'_> {
-    /// Prepares row `token` from its values.
+    /// Quantizes row `token` from its values.
     ///
     /// # Safety
-    /// While this runs, no other thread prepares the same row, and nobody reads the rows.
-    pub unsafe fn prepare_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
+    /// While this runs, no other thread quantizes the same row, and nobody reads the rows.
+    pub unsafe fn quantize_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
         // SAFETY: as the caller promises.
         unsafe {
             match self {
-                Self::Int8(rows) => rows.prepare_row(kernels, token, values),
-                Self::Bf16(rows) => rows.prepare_row(kernels, token, values),
+                Self::Int8(rows) => rows.quantize_row(kernels, token, values),
+                Self::Bf16(rows) => rows.quantize_row(kernels, token, values),
             }
         }
     }
 
-    /// Prepares values of the first row that begin [`PART`] times `part` values after its beginning and are as many, or
-    /// those that are left.
+    /// Quantizes part `part` of the first row: [`PART`] values, or those that are left.
     ///
     /// # Safety
-    /// While this runs, no other thread prepares the same values, and nobody reads the rows.
-    pub(crate) unsafe fn prepare_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
+    /// While this runs, no other thread quantizes the same values, and nobody reads the rows.
+    pub(crate) unsafe fn quantize_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
         // SAFETY: as the caller promises.
         unsafe {
             match self {
-                Self::Int8(rows) => rows.prepare_part(kernels, part, values),
-                Self::Bf16(rows) => rows.prepare_part(kernels, part, values),
+                Self::Int8(rows) => rows.quantize_part(kernels, part, values),
+                Self::Bf16(rows) => rows.quantize_part(kernels, part, values),
             }
         }
     }

@@ -8,7 +8,7 @@
 use kv_core::{CellRun, PosRange};
 
 use super::tile_kernels::KV_TILE;
-use crate::kernels::fetch::Level;
+use crate::kernels::prefetch::CacheLevel;
 use crate::kv_rows::HeadRows;
 
 /// Cells at up to [`KV_TILE`] consecutive positions; lane `i` is position `base + i`.
@@ -167,7 +167,7 @@ pub(crate) struct KvPrefetcher<'a> {
     heads: &'a [HeadRows<'a>; 2],
     /// How many rows were prefetched: first all of K, then of V.
     n_done: usize,
-    level: Level,
+    level: CacheLevel,
 }
 
 impl<'a> KvPrefetcher<'a> {
@@ -177,7 +177,7 @@ impl<'a> KvPrefetcher<'a> {
             cells: &tile.cells,
             heads,
             n_done: if tile.mask == 0 { 2 * KV_TILE } else { 0 },
-            level: Level::of_streams(),
+            level: CacheLevel::for_streams(),
         }
     }
 
@@ -190,7 +190,7 @@ impl<'a> KvPrefetcher<'a> {
         let head = &self.heads[self.n_done / KV_TILE];
         let start = head.address(self.cells[self.n_done % KV_TILE] as usize);
         self.n_done += 1;
-        self.level.fetch(start, head.n_bytes);
+        self.level.prefetch(start, head.n_bytes);
     }
 
     /// Prefetches all rows that are left.

@@ -191,7 +191,7 @@ impl Run<'_> {
                         }
                         // SAFETY: each row belongs to one task, and no task reads before all are
                         // done.
-                        Some(rows) => unsafe { rows.prepare_row(kernels, at, input_of(at)) },
+                        Some(rows) => unsafe { rows.quantize_row(kernels, at, input_of(at)) },
                     }
                 }
                 Ok(())

@@ -11,7 +11,7 @@ use kv_core::backend::BackendError;
 
 use crate::activations::{Activations, PART, RowBuffer, SharedRows};
 use crate::kernels::Kernels;
-use crate::kernels::fetch::Level;
+use crate::kernels::prefetch::CacheLevel;
 use crate::matrix::Matrix;
 use crate::output::OutputColumns;
 use crate::plan::{GateEpilogue, MatMul, MatMulOutput};
@@ -83,7 +83,7 @@ impl QuantizedRow<'_> {
             if n_before + n_added == all.len() {
                 // SAFETY: no thread writes these columns any more, one alone completes them, and
                 // the rows are read when all tasks are done.
-                unsafe { self.row.prepare_part(kernels, part, values.range(all)) };
+                unsafe { self.row.quantize_part(kernels, part, values.range(all)) };
             }
         }
     }
@@ -145,7 +145,7 @@ impl GatedOutput<'_> {
             // The next rows are far apart in memory, and rarely in the cache.
             for row in (at + 1) * ROWS_PER_STORE..out.rows.min((at + 2) * ROWS_PER_STORE) {
                 let start = to.start().wrapping_add(start_of(row));
-                Level::of_streams().fetch(start.cast(), n * size_of::<f32>());
+                CacheLevel::for_streams().prefetch(start.cast(), n * size_of::<f32>());
             }
             kernel(gate_values, up);
             for (row, values) in (at * ROWS_PER_STORE..).zip(gate_values.chunks_exact(n)) {

@@ -10,7 +10,7 @@ use kv_core::backend::{BackendError, StepKind};
 
 use crate::activations::{ActivationKind, Activations, RowBuffer};
 use crate::kernels::Kernels;
-use crate::kernels::fetch::Level;
+use crate::kernels::prefetch::CacheLevel;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
 use crate::plan::{Epilogue, MatMul, MatMulOutput, Prologue, Step};
@@ -53,7 +53,7 @@ impl Run<'_> {
             return;
         };
         if let Prologue::RmsNorm { gain, .. } = &matmul.prologue {
-            Level::Second.fetch(gain.as_ptr().cast(), size_of_val(&**gain));
+            CacheLevel::L2.prefetch(gain.as_ptr().cast(), size_of_val(&**gain));
         }
         let n_tasks = self.n_pieces(matmul, n_tokens);
         let matrix = &first.matrix;
@@ -118,7 +118,7 @@ impl Run<'_> {
                 };
                 for shared in shared.iter().flatten() {
                     // SAFETY: each row belongs to one task, and no task reads before all are done.
-                    unsafe { shared.prepare_row(kernels, row, values) };
+                    unsafe { shared.quantize_row(kernels, row, values) };
                 }
             }
             Ok(())

@@ -1,5 +1,7 @@
-//! How many int8 multiplications and additions a core can do at all: the limit that prompts are
-//! compared with. Nothing is read from memory. Knows no format.
+//! The int8 peak of a core: how many multiplications and additions it can do at all, without
+//! memory.
+//!
+//! Prompt speeds are compared with it. Knows no format.
 
 use crate::isa::Isa;
 

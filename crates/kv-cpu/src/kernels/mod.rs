@@ -1,33 +1,30 @@
-//! [`Kernels`]: the table of small operations, chosen once for the machine at hand.
+//! [`Kernels`]: the table of kernels for one instruction set, chosen once for the machine at hand.
 //!
-//! `scalar.rs` is the specification: plain code to be checked by eye. Every other instruction set
-//! has a file (or folder) of its own with functions of the same names, tested against it. Within
-//! one table every function gives the same bits for the same arguments, and elementwise functions
-//! give an element the same bits wherever it stands in a slice of whatever length.
+//! A table has small vector operations, the quantization of activations, products of weight rows
+//! with activations (GEMV, skinny GEMM, GEMM), and how weights are packed for these.
+//! `isa/scalar` is the specification: plain code to be checked by eye. Every other folder of `isa`
+//! has the same files for the same jobs, tested against it: `vector`, `quantize`, `unpack` (block
+//! formats to int8), `dot` (dot products of int8), `gemv`, `float` (unquantized weights), `matmul`
+//! (which kernel multiplies what). Loops that are the same for all instruction sets are in `gemm`,
+//! `gemm_float`, `matmul_stored` and `vector`, generic over traits that the folders implement.
 //!
-//! Knows nothing of tokens, heads, layers or threads.
+//! Within one table every function gives the same bits for the same arguments, and elementwise
+//! functions give an element the same bits wherever it stands in a slice of whatever length.
+//! Knows nothing of tokens' meaning, heads, layers or threads.
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod ahead;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 pub(crate) mod exp;
-pub(crate) mod fetch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod floats;
+pub(crate) mod gemm;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod gemm_float;
+pub(crate) mod isa;
 pub mod limits;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod multiply;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
+mod matmul_stored;
+pub(crate) mod prefetch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) mod panel;
-mod scalar;
+mod row_tiles;
 mod scan;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod side_by_side;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
@@ -36,34 +33,34 @@ use std::ops::Range;
 use half::{bf16, f16};
 use kv_core::block::BlockFormat;
 
-use crate::activations::{Activations, Int8RowMut};
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use crate::activations::{Int8Row, Int8Rows};
 use crate::isa::{Isa, IsaError};
+use crate::operands::{Activations, Int8RowMut};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::operands::{Int8Row, Int8Rows};
 use crate::output::OutputColumns;
 
-// Quants of weights in the registers of this machine.
+// Block formats unpacked in the registers of this machine.
 #[cfg(target_arch = "x86_64")]
-use avx2::groups;
+use isa::avx2::unpack;
 #[cfg(target_arch = "aarch64")]
-use neon::groups;
-pub use scan::{Decay, LANES, Lanes, ScanTile};
+use isa::neon::unpack;
+pub use scan::{Decay, F32x16, SCAN_WIDTH, ScanTile};
 
 /// How rows of weights lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrangement {
+pub(crate) enum WeightLayout {
     /// One after the other, as in their file.
     Stored,
     /// Groups of [`PackFns::group_rows`] rows, interleaved.
-    Repacked,
+    Packed,
 }
 
 /// Some neighbouring rows of a weight matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRows<'a> {
     pub(crate) format: BlockFormat,
-    pub(crate) arrangement: Arrangement,
-    /// Whole rows of `row_bytes` each, or whole groups of repacked rows.
+    pub(crate) layout: WeightLayout,
+    /// Whole rows of `row_bytes` each, or whole groups of packed rows.
     pub(crate) bytes: &'a [u8],
     pub(crate) row_bytes: usize,
     /// Which row of the matrix, hence which column of the output, is the first.
@@ -73,9 +70,9 @@ pub(crate) struct WeightRows<'a> {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl WeightRows<'_> {
-    /// The activations of one token, and where its products with these rows go, or `None` where there
-    /// is no such token or place.
-    fn of_one_token<'a, 'o>(
+    /// The operands of GEMV: the activations of one token, and where its products with these rows
+    /// go. `None` where there is no such token or place.
+    fn gemv_operands<'a, 'o>(
         &self,
         acts: &Int8Rows<'a>,
         token: usize,
@@ -149,12 +146,12 @@ pub struct Kernels {
     pub f32_to_f16: fn(&[f32], &mut [f16]),
     /// Widens from half precision, exact: `(from, to)`.
     pub f16_to_f32: fn(&[f16], &mut [f32]),
-    /// Rounds to BF16, as [`crate::activations`] says: `(from, to)`.
+    /// Rounds to BF16, as [`crate::operands::bf16`] says: `(from, to)`.
     pub(crate) round_bf16: fn(&[f32], &mut [bf16]),
-    /// Prepares one row of activations for int8 matrices; see [`crate::activations`] for the rule.
+    /// Quantizes one row of activations to int8; see [`crate::operands::int8`] for the rule.
     pub(crate) quantize: fn(&[f32], Int8RowMut<'_>),
-    /// The dot products of weight rows with the activations of some tokens. An output has the same
-    /// bits whichever rows and tokens are multiplied beside it.
+    /// Products of weight rows with the activations of some tokens: GEMV for one token, GEMM for
+    /// more. An output has the same bits whichever other rows and tokens are multiplied with it.
     pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
     /// How weights are packed, if they are.
     pub(crate) pack: Option<&'static PackFns>,
@@ -201,22 +198,22 @@ impl Kernels {
             Isa::NeonDot => &NEON_DOT,
             #[cfg(target_arch = "aarch64")]
             Isa::NeonI8mm => &NEON_I8MM,
-            _ => &scalar::TABLE,
+            _ => &isa::scalar::TABLE,
         })
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-static AVX2: Kernels = avx2::TABLE;
+static AVX2: Kernels = isa::avx2::TABLE;
 #[cfg(target_arch = "x86_64")]
-static AVX_VNNI: Kernels = avx2::VNNI_TABLE;
+static AVX_VNNI: Kernels = isa::avx2::VNNI_TABLE;
 #[cfg(target_arch = "x86_64")]
-static AVX512: Kernels = avx512::TABLE;
+static AVX512: Kernels = isa::avx512::TABLE;
 #[cfg(target_arch = "x86_64")]
-static AVX512_BF16: Kernels = avx512::BF16_TABLE;
+static AVX512_BF16: Kernels = isa::avx512::BF16_TABLE;
 #[cfg(target_arch = "aarch64")]
-static NEON: Kernels = neon::TABLE;
+static NEON: Kernels = isa::neon::TABLE;
 #[cfg(target_arch = "aarch64")]
-static NEON_DOT: Kernels = neon::DOT_TABLE;
+static NEON_DOT: Kernels = isa::neon::DOT_TABLE;
 #[cfg(target_arch = "aarch64")]
-static NEON_I8MM: Kernels = neon::I8MM_TABLE;
+static NEON_I8MM: Kernels = isa::neon::I8MM_TABLE;

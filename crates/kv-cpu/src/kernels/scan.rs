@@ -1,16 +1,16 @@
 //! What scans compute: some rows through the states of 16 neighbouring channels, in plain Rust.
 //!
-//! This is the specification; every other instruction set is tested against it. Invariant: within one
-//! table a channel gets the same bits whichever channels lie beside it, and wherever a run of rows
-//! is cut. Knows nothing of sequences.
+//! This is the specification; every other instruction set is tested against it. Invariant: within
+//! one table a channel gets the same bits whichever channels lie beside it, and wherever a run of
+//! rows is cut. Knows nothing of sequences.
 
 /// Channels that are taken at once.
-pub const LANES: usize = 16;
+pub const SCAN_WIDTH: usize = 16;
 
 /// One value for each of these channels.
-pub type Lanes = [f32; LANES];
+pub type F32x16 = [f32; SCAN_WIDTH];
 
-/// Some rows through the states of at most [`LANES`] channels: with the decay `e` of a row, a
+/// Some rows through the states of at most [`SCAN_WIDTH`] channels: with the decay `e` of a row, a
 /// channel and a value, `h[k] = e h[k] + added b[k]` and `out += sum_k c[k] h[k]`.
 #[derive(Debug)]
 pub struct ScanTile<'a> {
@@ -21,7 +21,7 @@ pub struct ScanTile<'a> {
     /// By how much states decay.
     pub decay: Decay<'a>,
     /// What a row adds, but for B: one for each row.
-    pub added: &'a [Lanes],
+    pub added: &'a [F32x16],
     /// The rows of B and C.
     pub rows: &'a [u32],
     /// B; row `r` begins at `r * stride`.
@@ -31,7 +31,7 @@ pub struct ScanTile<'a> {
     /// From one row of B or C to the next.
     pub stride: usize,
     /// One for each row.
-    pub out: &'a mut [Lanes],
+    pub out: &'a mut [F32x16],
 }
 
 /// By how much states decay with a row.
@@ -40,12 +40,12 @@ pub enum Decay<'a> {
     /// Each value by itself, `2^(steps[row] * rates[k])`.
     PerValue {
         /// One for each row.
-        steps: &'a [Lanes],
+        steps: &'a [F32x16],
         /// One for each value of the state; not positive.
-        rates: &'a [Lanes],
+        rates: &'a [F32x16],
     },
     /// All values of a channel alike: one factor for each row.
-    PerChannel(&'a [Lanes]),
+    PerChannel(&'a [F32x16]),
 }
 
 impl ScanTile<'_> {
@@ -62,7 +62,7 @@ impl ScanTile<'_> {
         };
         n > 0
             && self.state.len().is_multiple_of(n)
-            && self.state.len() / n <= LANES
+            && self.state.len() / n <= SCAN_WIDTH
             && decays
             && [self.added.len(), self.out.len()] == [n_rows; 2]
             && fits(self.b)

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::kernels::Lanes;
+use crate::kernels::F32x16;
 
 /// Weights of the heads of an attention, where there are any: `[n_heads]` each.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct ConvKernel {
 pub(crate) struct ScanWeights {
     pub(crate) d_state: usize,
     /// The decay for powers of 2, `[tiles, d_state]`; 0 beyond the last channel.
-    pub(crate) rates: Vec<Lanes>,
+    pub(crate) rates: Vec<F32x16>,
     /// `[channels]`.
     pub(crate) d: Arc<[f32]>,
 }

@@ -10,7 +10,7 @@ use kv_core::ids::CellIdx;
 
 use super::ChannelOp;
 use crate::kernels::Kernels;
-use crate::kernels::fetch::Level;
+use crate::kernels::prefetch::CacheLevel;
 use crate::plan::ConvKernel;
 use crate::values::SharedValues;
 
@@ -61,7 +61,7 @@ impl CausalConv<'_> {
     fn prefetch(&self, groups: &[StateGroup], channels: &Range<usize>) {
         let prefetch = |values: *const f32, row: usize| {
             let start = values.wrapping_add(row * self.channels + channels.start);
-            Level::of_streams().fetch(start.cast(), channels.len() * size_of::<f32>());
+            CacheLevel::for_streams().prefetch(start.cast(), channels.len() * size_of::<f32>());
         };
         let ConvKernel {
             width, taps, bias, ..

@@ -1,17 +1,17 @@
 //! [`ChannelTile`]: the operands of a scan kernel, gathered for 16 neighbouring channels.
 //!
-//! Lanes beyond the last channel are 0 and reach no state. Knows nothing of states.
+//! F32x16 beyond the last channel are 0 and reach no state. Knows nothing of states.
 
 use std::ops::Range;
 
-use crate::kernels::{LANES, Lanes};
+use crate::kernels::{F32x16, SCAN_WIDTH};
 
 /// The largest number of tokens of a tile: its operands stay in the L1 cache.
 pub(super) const MAX_TILE_TOKENS: usize = 64;
 
 /// One value of each of 16 channels, for at most `N` tokens.
 pub(super) struct ChannelTile<const N: usize> {
-    values: [Lanes; N],
+    values: [F32x16; N],
     n_tokens: usize,
 }
 
@@ -19,7 +19,7 @@ impl<const N: usize> ChannelTile<N> {
     /// Zeros for `n_tokens` tokens.
     pub(super) fn zeros(n_tokens: usize) -> Self {
         Self {
-            values: [[0.0; LANES]; N],
+            values: [[0.0; SCAN_WIDTH]; N],
             n_tokens: n_tokens.min(N),
         }
     }
@@ -36,7 +36,7 @@ impl<const N: usize> ChannelTile<N> {
             let first = row as usize * width;
             let values = &from[first + channels.start..first + channels.end];
             // Full tiles are copied as one register.
-            match <&Lanes>::try_from(values) {
+            match <&F32x16>::try_from(values) {
                 Ok(values) => *lanes = *values,
                 Err(_) => lanes[..values.len()].copy_from_slice(values),
             }
@@ -45,12 +45,12 @@ impl<const N: usize> ChannelTile<N> {
     }
 
     /// `[tokens, 16]`.
-    pub(super) fn tokens(&self) -> &[Lanes] {
+    pub(super) fn tokens(&self) -> &[F32x16] {
         &self.values[..self.n_tokens]
     }
 
     /// `[tokens, 16]`, to be overwritten.
-    pub(super) fn tokens_mut(&mut self) -> &mut [Lanes] {
+    pub(super) fn tokens_mut(&mut self) -> &mut [F32x16] {
         &mut self.values[..self.n_tokens]
     }
 }

@@ -6,7 +6,7 @@
 use super::channel_tile::ChannelTile;
 use super::prefetch_after;
 use super::scan::{Scan, ScanVariant, TileIndices, TileInputs};
-use crate::kernels::{Decay, LANES};
+use crate::kernels::{Decay, SCAN_WIDTH};
 use crate::plan::ScanWeights;
 
 impl ScanVariant for ScanWeights {
@@ -16,7 +16,7 @@ impl ScanVariant for ScanWeights {
 
     fn tile_end(&self, first: usize, _channels: usize) -> usize {
         // Decay rates are stored by tiles.
-        first + LANES
+        first + SCAN_WIDTH
     }
 
     unsafe fn scan_tile<const N: usize>(
@@ -43,9 +43,9 @@ impl ScanVariant for ScanWeights {
                 *skip = x * d;
             }
         }
-        let first = own.start / LANES * n;
+        let first = own.start / SCAN_WIDTH * n;
         let rates = &weights.rates[first..first + n];
-        prefetch_after(rates.as_ptr().cast(), n * LANES);
+        prefetch_after(rates.as_ptr().cast(), n * SCAN_WIDTH);
         let inputs = TileInputs {
             decay: Decay::PerValue {
                 steps: steps.tokens(),

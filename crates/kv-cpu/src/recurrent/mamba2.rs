@@ -4,7 +4,7 @@
 
 use super::channel_tile::ChannelTile;
 use super::scan::{Scan, ScanVariant, TileIndices, TileInputs};
-use crate::kernels::{Decay, LANES};
+use crate::kernels::{Decay, SCAN_WIDTH};
 use crate::plan::HeadScanWeights;
 
 impl HeadScanWeights {
@@ -49,7 +49,7 @@ impl ScanVariant for HeadScanWeights {
         for (((added, skip), decay), (x, step)) in outputs.zip(x.tokens().iter().zip(steps)) {
             *added = x.map(|x| x * *step);
             *skip = x.map(|x| x * weights.d[head]);
-            *decay = [(*step * weights.a[head]).exp(); LANES];
+            *decay = [(*step * weights.a[head]).exp(); SCAN_WIDTH];
         }
         let inputs = TileInputs {
             decay: Decay::PerChannel(decays.tokens()),

@@ -16,7 +16,7 @@ use std::ops::Range;
 use kv_core::CellIdx;
 use kv_core::graph::StateGroup;
 
-use crate::kernels::fetch::Level;
+use crate::kernels::prefetch::CacheLevel;
 use crate::values::SharedValues;
 
 pub(crate) use causal_conv::CausalConv;
@@ -30,7 +30,7 @@ const PREFETCH_VALUES: usize = 1024;
 /// piece further on.
 fn prefetch_after(piece: *const f32, len: usize) {
     let from = piece.wrapping_add(PREFETCH_VALUES.max(len));
-    Level::of_streams().fetch(from.cast(), len * size_of::<f32>());
+    CacheLevel::for_streams().prefetch(from.cast(), len * size_of::<f32>());
 }
 
 /// A step of a recurrent layer that computes each channel by itself.

@@ -9,7 +9,7 @@ use kv_core::graph::StateGroup;
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
 use super::{ChannelOp, States};
-use crate::kernels::{Decay, Kernels, LANES, ScanTile};
+use crate::kernels::{Decay, Kernels, SCAN_WIDTH, ScanTile};
 use crate::values::SharedValues;
 
 /// The scan of one layer.
@@ -30,7 +30,7 @@ pub(crate) trait ScanVariant: Sync {
     /// State values of one channel.
     fn d_state(&self) -> usize;
 
-    /// The end of the channels from `first` on that may share a tile, which has [`LANES`] at most.
+    /// The end of the channels from `first` on that may share a tile, which has [`SCAN_WIDTH`] at most.
     fn tile_end(&self, first: usize, channels: usize) -> usize;
 
     /// Updates the states of a tile of channels with at most `N` tokens.
@@ -72,7 +72,7 @@ impl<V: ScanVariant> ChannelOp for Scan<'_, V> {
         let mut next = channels.start;
         while next < channels.end {
             let end = self.variant.tile_end(next, self.channels).min(channels.end);
-            let own = next..end.min(next + LANES);
+            let own = next..end.min(next + SCAN_WIDTH);
             next = own.end;
             let channels = &own;
             let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {

@@ -4,7 +4,7 @@
 
 use kv_core::weights::Weight;
 
-use crate::kernels::{Arrangement, PackFns};
+use crate::kernels::{PackFns, WeightLayout};
 use crate::storage::LINE;
 
 /// Bytes that a task packs, about.
@@ -56,10 +56,10 @@ impl PackedLayout {
         })
     }
 
-    pub(super) fn arrangement(&self) -> Arrangement {
+    pub(super) fn layout(&self) -> WeightLayout {
         match self.fns {
-            Some(_) => Arrangement::Repacked,
-            None => Arrangement::Stored,
+            Some(_) => WeightLayout::Packed,
+            None => WeightLayout::Stored,
         }
     }
 

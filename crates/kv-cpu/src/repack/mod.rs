@@ -25,7 +25,7 @@ use kv_core::weights::Weight;
 use memmap2::{Mmap, MmapMut};
 
 use self::layout::PackedLayout;
-use crate::kernels::{Arrangement, PackFns, WeightRows};
+use crate::kernels::{PackFns, WeightLayout, WeightRows};
 use crate::memory;
 use crate::storage::AlignedBytes;
 use crate::team::Lead;
@@ -88,7 +88,7 @@ impl PackedRows {
         let at = |row: usize| self.start + row * row_bytes;
         Some(WeightRows {
             format: weight.format(),
-            arrangement: self.layout.arrangement(),
+            layout: self.layout.layout(),
             bytes: self.memory.get(at(range.start)..at(range.end))?,
             row_bytes,
             first,
@@ -345,8 +345,8 @@ impl Packer {
     }
 }
 
-/// Writes the rows from `first` on, as many as `to` has room for. Returns whether their values could
-/// be packed.
+/// Writes the rows from `first` on, as many as `to` has room for. Returns whether their values
+/// could be packed.
 fn write_piece(
     weight: &Weight,
     layout: &PackedLayout,
@@ -375,7 +375,7 @@ fn write_piece(
     }
     let stored = WeightRows {
         format: weight.format(),
-        arrangement: Arrangement::Stored,
+        layout: WeightLayout::Stored,
         bytes: copy,
         row_bytes,
         first: 0,

@@ -4,7 +4,7 @@
 use core::arch::aarch64::{vld1q_u16, vst1q_f32};
 
 use crate::attend::portable::dequantize::{self as portable, blocks, dequantize_table, half};
-use crate::kernels::neon::{iq4_entries, widened};
+use crate::kernels::isa::neon::{f16_to_f32, iq4_entries};
 
 dequantize_table!("neon", f16, outlined portable::q8_0, iq4_nl);
 
@@ -16,7 +16,7 @@ fn f16(bytes: &[u8], values: &mut [f32]) {
     for (bytes, values) in bytes.iter().zip(values) {
         // SAFETY: 16 bytes are read and 8 values written; neither needs alignment.
         unsafe {
-            let [low, high] = widened(vld1q_u16(bytes.as_ptr().cast()));
+            let [low, high] = f16_to_f32(vld1q_u16(bytes.as_ptr().cast()));
             vst1q_f32(values.as_mut_ptr(), low);
             vst1q_f32(values.as_mut_ptr().add(4), high);
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::attend::portable::transpose::{Square, transpose_squares};
 use crate::attend::tile_kernels::KV_TILE;
-use crate::kernels::neon::transposed;
+use crate::kernels::isa::neon::transpose as transpose_8x8;
 
 /// See [`TileKernels::transpose`](crate::attend::tile_kernels::TileKernels).
 #[target_feature(enable = "neon")]
@@ -14,7 +14,7 @@ pub(super) fn transpose(rows: &[f32], lanes: Range<usize>, k: &mut [[f32; KV_TIL
         for (i, row) in values.iter_mut().enumerate() {
             row.copy_from_slice(&square.rows[i * square.stride..][..8]);
         }
-        for (column, values) in square.columns.iter_mut().zip(transposed(&values)) {
+        for (column, values) in square.columns.iter_mut().zip(transpose_8x8(&values)) {
             column[square.lane..][..8].copy_from_slice(&values);
         }
     });

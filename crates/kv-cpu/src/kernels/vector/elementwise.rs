@@ -3,22 +3,22 @@
 use half::f16;
 
 use super::slices::{Stored, map, padded, zip};
-use super::{Eight, Vector};
+use super::{Vector, Vector8};
 
 #[inline(always)]
-pub(in crate::kernels) fn dot_f32<E: Eight>(e: E, a: &[f32], b: &[f32]) -> f32 {
+pub(in crate::kernels) fn dot_f32<E: Vector8>(e: E, a: &[f32], b: &[f32]) -> f32 {
     dot(e, a, b)
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn dot_f16<E: Eight>(e: E, a: &[f32], b: &[f16]) -> f32 {
+pub(in crate::kernels) fn dot_f16<E: Vector8>(e: E, a: &[f32], b: &[f16]) -> f32 {
     dot(e, a, b)
 }
 
 /// Four accumulators hide the latency of the additions; what is left after whole groups of 32
 /// values goes to the first.
 #[inline(always)]
-fn dot<E: Eight, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
+fn dot<E: Vector8, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
     debug_assert_eq!(a.len(), b.len());
     let n = a.len().min(b.len());
     let (a, a_rest) = a[..n].as_chunks::<8>();
@@ -144,7 +144,7 @@ pub(in crate::kernels) fn max<const N: usize, E: Vector<N>>(e: E, x: &[f32]) -> 
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn rms_norm<E: Eight>(
+pub(in crate::kernels) fn rms_norm<E: Vector8>(
     e: E,
     x: &[f32],
     w: &[f32],

@@ -1,9 +1,9 @@
 //! The exponential and what is made of it: softmax, SiLU, GELU, softplus, soft caps.
 
 use super::slices::{map, zip};
-use super::{Eight, Vector};
+use super::{Vector, Vector8};
 use crate::kernels::exp::{LEAST, LN_2, SERIES};
-use crate::kernels::scalar::{ERFC_FALL, ERFC_TERMS, GELU_CUBIC, GELU_SLOPE};
+use crate::kernels::isa::scalar::vector::{ERFC_FALL, ERFC_TERMS, GELU_CUBIC, GELU_SLOPE};
 
 /// Coefficients of a polynomial in `f` for `2^f`, from that of `f^6` down to that of `f`: least
 /// greatest relative error on −1/2..1/2 (2e-9).
@@ -18,7 +18,7 @@ pub(in crate::kernels) const EXP2: [f32; 6] = [
 
 /// `2^x` for `x` up to 0, within 2 units in the last place; 0 where that is below the normal range.
 #[inline(always)]
-pub(super) fn exp2<E: Eight>(e: E, x: E::F) -> E::F {
+pub(super) fn exp2<E: Vector8>(e: E, x: E::F) -> E::F {
     let x = e.max(x, e.splat(-127.0));
     let n = e.round(x);
     let f = e.sub(x, n);
@@ -33,8 +33,8 @@ pub(super) fn exp2<E: Eight>(e: E, x: E::F) -> E::F {
 /// `e^x`, within 2 units in the last place; 0 and infinity beyond the range of `f32`, NaN for NaN.
 ///
 /// `x = n · ln 2 + r` with `|r| ≤ ln 2 / 2`, the Taylor series of `e^r` up to `r^7 / 7!` (the next
-/// term is below 6e-9), and `2^n` in two factors or by an instruction, so that nothing leaves the range of
-/// `f32` where the result is subnormal or just below infinity.
+/// term is below 6e-9), and `2^n` in two factors or by an instruction, so that nothing leaves the
+/// range of `f32` where the result is subnormal or just below infinity.
 #[inline(always)]
 fn exp<const N: usize, E: Vector<N>>(e: E, x: E::F) -> E::F {
     let x = e.max(e.splat(LEAST), e.min(e.splat(89.0), x));
@@ -56,7 +56,7 @@ fn times_sigmoid<const N: usize, E: Vector<N>>(e: E, x: E::F, y: E::F) -> E::F {
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn exp_sum<E: Eight>(e: E, x: &mut [f32], max: f32) -> f32 {
+pub(in crate::kernels) fn exp_sum<E: Vector8>(e: E, x: &mut [f32], max: f32) -> f32 {
     let max = e.splat(max);
     let mut total = e.splat(0.0);
     map(

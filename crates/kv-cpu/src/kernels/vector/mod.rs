@@ -1,10 +1,9 @@
-//! The small operations in one text for every instruction set with registers: eight or sixteen values at
-//! a time.
+//! Small vector operations in one text for all instruction sets: eight or sixteen values at a time.
 //!
-//! [`Vector`] is what an instruction set brings. Its bodies are inlined into functions that
-//! [`vector_table!`] compiles for the features at hand. Invariant: the last few elements of a slice go
-//! through the same instructions as the others, in a padded copy, so an element's bits do not depend on
-//! where it stands. Knows no instruction set.
+//! [`Vector`] is what an instruction set provides. The bodies are inlined into functions that
+//! [`vector_table!`] compiles for the features at hand. Invariant: the last few elements of a slice
+//! go through the same instructions as the others, in a padded copy, so an element's bits do not
+//! depend on where it stands. Knows no instruction set.
 
 pub(super) mod elementwise;
 pub(super) mod functions;
@@ -15,8 +14,8 @@ use half::f16;
 
 /// Proof that an instruction set is available, and what it does with `N` values at a time.
 ///
-/// These functions and everything that calls them, closures too, are inlined into the one that has the
-/// features: elsewhere the compiler would make a call of each instruction.
+/// These functions and everything that calls them, closures too, are inlined into the one that has
+/// the features: elsewhere the compiler would make a call of each instruction.
 pub(super) trait Vector<const N: usize>: Copy {
     /// `N` times `f32`.
     type F: Copy;
@@ -45,15 +44,15 @@ pub(super) trait Vector<const N: usize>: Copy {
     fn times_power_of_two(self, x: Self::F, n: Self::F) -> Self::F;
 }
 
-/// What scans and sums over lanes need beside: these are of eight whatever registers there are, so that
-/// instruction sets agree on their bits.
-pub(super) trait Eight: Vector<8> {
+/// What scans and sums over lanes need in addition: eight lanes whatever the registers are, so that
+/// all instruction sets give the same bits.
+pub(super) trait Vector8: Vector<8> {
     /// The sum of all lanes: those four apart first, then two, then one.
     fn sum(self, x: Self::F) -> f32;
     /// `2^n` for whole numbers in −126..=127, and 0 for −127.
     fn power_of_two(self, n: Self::F) -> Self::F;
     /// Rows as columns.
-    fn transposed(self, rows: [Self::F; 8]) -> [Self::F; 8];
+    fn transpose(self, rows: [Self::F; 8]) -> [Self::F; 8];
 }
 
 /// `$module::$name` for one instruction set, as a function pointer.
@@ -68,8 +67,8 @@ macro_rules! compiled {
     }};
 }
 
-/// The small operations of a table, then what is its own. `$vector` is an expression of type [`Vector`];
-/// the table must only be handed out where `$features` are available.
+/// The small operations of a table, then what is its own. `$vector` is an expression of type
+/// [`Vector`]; the table must only be handed out where `$features` are available.
 macro_rules! vector_table {
     ($features:literal, $vector:expr, $($own:ident: $value:expr),+ $(,)?) => {{
         use $crate::kernels::vector::compiled;
@@ -96,14 +95,15 @@ macro_rules! vector_table {
                 elementwise::f32_to_f16(from: &[f32], to: &mut [f16]) -> ()),
             f16_to_f32: compiled!($features, $vector,
                 elementwise::f16_to_f32(from: &[f16], to: &mut [f32]) -> ()),
-            round_bf16: $crate::kernels::scalar::round_bf16,
+            round_bf16: $crate::kernels::isa::scalar::vector::round_bf16,
             pack_bf16: None,
             $($own: $value,)+
         }
     }};
 }
 
-/// The same of an instruction set that takes eight values at a time ([`Eight`]), with sums and scans.
+/// The same of an instruction set that takes eight values at a time ([`Vector8`]), with sums and
+/// scans.
 macro_rules! eight_table {
     ($features:literal, $vector:expr, $($own:ident: $value:expr),+ $(,)?) => {
         $crate::kernels::vector::vector_table!($features, $vector,

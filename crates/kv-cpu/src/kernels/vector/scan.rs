@@ -1,30 +1,30 @@
-//! Scans, eight channels and eight values of their states at a time.
+//! Scans of recurrent layers, eight channels and eight values of their states at a time.
 //!
-//! A block of states is turned around when it is loaded, so that a register holds one value of eight
+//! A block of states is transposed when it is loaded, so that a register holds one value of eight
 //! channels, and back when it is stored. Knows nothing of sequences.
 
 use std::ops::Range;
 
-use super::Eight;
+use super::Vector8;
 use super::functions::exp2;
-use crate::kernels::scan::{Decay, LANES, Lanes, ScanTile};
+use crate::kernels::scan::{Decay, F32x16, SCAN_WIDTH, ScanTile};
 
 /// Channels, and values of a state, of one block.
 const BLOCK: usize = 8;
 
 /// One of the two halves of 16 lanes.
 #[inline(always)]
-fn half<E: Eight>(e: E, lanes: &Lanes, at: usize) -> E::F {
+fn half<E: Vector8>(e: E, lanes: &F32x16, at: usize) -> E::F {
     e.load(&lanes.as_chunks::<BLOCK>().0[at])
 }
 
 #[inline(always)]
-pub(in crate::kernels) fn scan_tile<E: Eight>(e: E, mut tile: ScanTile<'_>) {
+pub(in crate::kernels) fn scan_tile<E: Vector8>(e: E, mut tile: ScanTile<'_>) {
     assert!(tile.is_sound(), "{tile:?}");
     let n = tile.d_state;
     let n_channels = tile.state.len() / n;
     for first in (0..n).step_by(BLOCK) {
-        for at in 0..LANES / BLOCK {
+        for at in 0..SCAN_WIDTH / BLOCK {
             if at * BLOCK < n_channels {
                 let width = BLOCK.min(n - first);
                 block(e, &mut tile, at, first..first + width);
@@ -35,7 +35,7 @@ pub(in crate::kernels) fn scan_tile<E: Eight>(e: E, mut tile: ScanTile<'_>) {
 
 /// All rows through some values of the states of eight channels.
 #[inline(always)]
-fn block<E: Eight>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usize>) {
+fn block<E: Vector8>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usize>) {
     let n = tile.d_state;
     let channels = tile.state.chunks_exact_mut(n).skip(at * BLOCK).take(BLOCK);
     let mut padded = [[0.0f32; BLOCK]; BLOCK];
@@ -46,11 +46,11 @@ fn block<E: Eight>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usize
     for (h, padded) in h.iter_mut().zip(&padded) {
         *h = e.load(padded);
     }
-    let mut h = e.transposed(h);
+    let mut h = e.transpose(h);
     for t in 0..tile.rows.len() {
         step(e, tile, (at, t), values.clone(), &mut h);
     }
-    for (padded, h) in padded.iter_mut().zip(e.transposed(h)) {
+    for (padded, h) in padded.iter_mut().zip(e.transpose(h)) {
         e.store(padded, h);
     }
     let channels = tile.state.chunks_exact_mut(n).skip(at * BLOCK).take(BLOCK);
@@ -61,7 +61,7 @@ fn block<E: Eight>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usize
 
 /// Row `t` through these values, `h`.
 #[inline(always)]
-fn step<E: Eight>(
+fn step<E: Vector8>(
     e: E,
     tile: &mut ScanTile<'_>,
     (at, t): (usize, usize),

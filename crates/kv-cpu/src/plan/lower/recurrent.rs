@@ -8,7 +8,7 @@ use kv_core::graph::{ConvSpec, HeadScanSpec, Input, Node, Op, ScanSpec};
 use kv_core::layers::RecurrentMemory;
 
 use super::{Call, Lowering, Value, unsupported};
-use crate::kernels::{LANES, Lanes};
+use crate::kernels::{F32x16, SCAN_WIDTH};
 use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, StepOp};
 
 fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
@@ -20,10 +20,10 @@ fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> Backen
 }
 
 /// `a`, `[channels, d_state]`, for powers of 2 instead of e, tile by tile.
-fn rates(a: &[f32], d_state: usize) -> Vec<Lanes> {
+fn rates(a: &[f32], d_state: usize) -> Vec<F32x16> {
     let n = d_state.max(1);
-    let tile = |channels: &[f32]| -> Vec<Lanes> {
-        let mut lanes = vec![[0.0; LANES]; n];
+    let tile = |channels: &[f32]| -> Vec<F32x16> {
+        let mut lanes = vec![[0.0; SCAN_WIDTH]; n];
         for (lane, a) in channels.chunks_exact(n).enumerate() {
             for (lanes, a) in lanes.iter_mut().zip(a) {
                 lanes[lane] = a * std::f32::consts::LOG2_E;
@@ -31,7 +31,7 @@ fn rates(a: &[f32], d_state: usize) -> Vec<Lanes> {
         }
         lanes
     };
-    a.chunks(LANES * n).flat_map(tile).collect()
+    a.chunks(SCAN_WIDTH * n).flat_map(tile).collect()
 }
 
 /// An operation on the states of the `layer`-th recurrent layer of the layout.

@@ -1,0 +1,249 @@
+//! Unpacks block formats to int8, 32 quants at a time, in two registers.
+//!
+//! Where the bits of a value are is described at the formats' scalar decoders in `kv_core::block`.
+//! Knows nothing of scales, nor of activations.
+
+use std::arch::aarch64::*;
+
+use half::f16;
+use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
+
+use super::vector::{f16_to_f32, transpose_4x4};
+use crate::kernels::gemm::unpack_panel::Interleave;
+
+/// 32 quants.
+pub(in crate::kernels) type Quants = [int8x16_t; 2];
+/// 32 bytes.
+type Bytes = [uint8x16_t; 2];
+
+/// How blocks of `BYTES` bytes are unpacked.
+pub(in crate::kernels) trait Unpack<const BYTES: usize> {
+    /// Groups of 32 values in a block.
+    const GROUPS: usize;
+
+    /// The quants of group `g`, signed.
+    ///
+    /// # Safety
+    /// NEON is available.
+    unsafe fn quants(block: &[u8; BYTES], g: usize) -> Quants;
+}
+
+/// Implements [`Unpack`] from a function of the block's bytes.
+macro_rules! format {
+    ($name:ident: $bytes:literal bytes, $groups:literal groups, $quants:expr) => {
+        pub(in crate::kernels) struct $name;
+
+        impl Unpack<$bytes> for $name {
+            const GROUPS: usize = $groups;
+
+            #[inline]
+            #[target_feature(enable = "neon")]
+            unsafe fn quants(block: &[u8; $bytes], g: usize) -> Quants {
+                signed($quants(block, g))
+            }
+        }
+    };
+}
+
+format!(Q4_0: 18 bytes, 1 groups,
+    |b: &[u8; 18], _| less(nibbles(load16(b, 2)), 8));
+format!(Q4_1: 20 bytes, 1 groups,
+    |b: &[u8; 20], _| nibbles(load16(b, 4)));
+format!(Q5_0: 22 bytes, 1 groups,
+    |b: &[u8; 22], _| less(fives(nibbles(load16(b, 6)), word(b, 2)), 16));
+format!(Q5_1: 24 bytes, 1 groups,
+    |b: &[u8; 24], _| fives(nibbles(load16(b, 8)), word(b, 4)));
+format!(Q8_0: 34 bytes, 1 groups,
+    |b: &[u8; 34], _| load32(b, 2));
+format!(Iq4Nl: 18 bytes, 1 groups,
+    |b: &[u8; 18], _| lookup(&IQ4_VALUES, load16(b, 2)));
+format!(Mxfp4: 17 bytes, 1 groups,
+    |b: &[u8; 17], _| lookup(&MXFP4_VALUES, load16(b, 1)));
+format!(Iq4Xs: 136 bytes, 8 groups,
+    |b: &[u8; 136], g: usize| lookup(&IQ4_VALUES, load16(b, 8 + 16 * g)));
+format!(Q2K: 84 bytes, 8 groups,
+    |b: &[u8; 84], g: usize| bits::<3>(load32(b, 16 + 32 * (g / 4)), 2 * (g % 4)));
+format!(Q3K: 110 bytes, 8 groups,
+|b: &[u8; 110], g: usize| {
+    let third = bits::<1>(load32(b, 0), g);
+    let q = bits::<3>(load32(b, 32 + 32 * (g / 4)), 2 * (g % 4));
+    less(with::<2>(q, third), 4)
+});
+format!(Q4K: 144 bytes, 8 groups,
+    |b: &[u8; 144], g: usize| bits::<15>(load32(b, 16 + 32 * (g / 2)), 4 * (g % 2)));
+format!(Q5K: 176 bytes, 8 groups,
+|b: &[u8; 176], g: usize| {
+    let q = bits::<15>(load32(b, 48 + 32 * (g / 2)), 4 * (g % 2));
+    with::<4>(q, bits::<1>(load32(b, 16), g))
+});
+format!(Q6K: 210 bytes, 8 groups,
+|b: &[u8; 210], g: usize| {
+    let q = bits::<15>(load32(b, 64 * (g / 4) + 32 * (g % 2)), 4 * ((g / 2) % 2));
+    less(with::<4>(q, bits::<3>(load32(b, 128 + 32 * (g / 4)), 2 * (g % 4))), 32)
+});
+
+#[inline]
+fn word(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load16(block: &[u8], at: usize) -> uint8x16_t {
+    let bytes = &block[at..at + 16];
+    // SAFETY: 16 readable bytes; the load needs no alignment.
+    unsafe { vld1q_u8(bytes.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load32(block: &[u8], at: usize) -> Bytes {
+    [load16(block, at), load16(block, at + 16)]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn signed([low, high]: Bytes) -> Quants {
+    [vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(high)]
+}
+
+/// Low nibbles of 16 bytes, then their high nibbles.
+#[inline]
+#[target_feature(enable = "neon")]
+fn nibbles(bytes: uint8x16_t) -> Bytes {
+    [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
+}
+
+/// Each byte from bit `from` on, as much as the mask has.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bits<const MASK: u8>([low, high]: Bytes, from: usize) -> Bytes {
+    let (by, mask) = (vdupq_n_s8(-(from as i8)), vdupq_n_u8(MASK));
+    [
+        vandq_u8(vshlq_u8(low, by), mask),
+        vandq_u8(vshlq_u8(high, by), mask),
+    ]
+}
+
+/// Each byte of `q`, which is below `2^AT`, with more bits from there on.
+#[inline]
+#[target_feature(enable = "neon")]
+fn with<const AT: i32>(q: Bytes, more: Bytes) -> Bytes {
+    [
+        vsliq_n_u8::<AT>(q[0], more[0]),
+        vsliq_n_u8::<AT>(q[1], more[1]),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn less([low, high]: Bytes, offset: u8) -> Bytes {
+    let offset = vdupq_n_u8(offset);
+    [vsubq_u8(low, offset), vsubq_u8(high, offset)]
+}
+
+/// Nibbles with their fifth bits, which are those of a word.
+#[inline]
+#[target_feature(enable = "neon")]
+fn fives(q: Bytes, fifth: u32) -> Bytes {
+    // Bit `i` of a byte, in each of eight.
+    let bit_of = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+    let sixteen = vdupq_n_u8(16);
+    let more = |bytes: u32| {
+        let both = vcombine_u8(vdup_n_u8(bytes as u8), vdup_n_u8((bytes >> 8) as u8));
+        vandq_u8(vtstq_u8(both, bit_of), sixteen)
+    };
+    [
+        vorrq_u8(q[0], more(fifth)),
+        vorrq_u8(q[1], more(fifth >> 16)),
+    ]
+}
+
+/// The 32 values that 16 bytes of indices into a table stand for.
+#[inline]
+#[target_feature(enable = "neon")]
+fn lookup(table: &[i8; 16], bytes: uint8x16_t) -> Bytes {
+    // SAFETY: the table is 16 readable bytes; the load needs no alignment.
+    let table = unsafe { vld1q_u8(table.as_ptr().cast()) };
+    let [low, high] = nibbles(bytes);
+    [vqtbl1q_u8(table, low), vqtbl1q_u8(table, high)]
+}
+
+/// The table's entries of a block of `IQ4_NL`.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn iq4_entries(block: &[u8; 18]) -> [i8; 32] {
+    let mut entries = [0; 32];
+    let [low, high] = signed(lookup(&IQ4_VALUES, load16(block, 2)));
+    // SAFETY: 32 writable bytes; the stores need no alignment.
+    unsafe {
+        vst1q_s8(entries.as_mut_ptr(), low);
+        vst1q_s8(entries.as_mut_ptr().add(16), high);
+    }
+    entries
+}
+
+/// Quants plus an offset.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn offset_by([low, high]: Quants, offset: i8) -> Quants {
+    let offset = vdupq_n_s8(offset);
+    [vaddq_s8(low, offset), vaddq_s8(high, offset)]
+}
+
+/// From eight rows of eight words to eight words of eight rows.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn transpose(rows: [Quants; 8]) -> [Quants; 8] {
+    let mut columns = rows;
+    for half in 0..2 {
+        for first in [0, 4] {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| vreinterpretq_u32_s8(rows[first + i][half]));
+            for (i, words) in transpose_4x4([a, b, c, d]).into_iter().enumerate() {
+                columns[4 * half + i][first / 4] = vreinterpretq_s8_u32(words);
+            }
+        }
+    }
+    columns
+}
+
+/// Each pair of steps is eight columns of every row, which lie together: of the first four rows in
+/// one step, of the others in the next.
+pub(super) struct RowPairs;
+
+impl Interleave for RowPairs {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn steps(rows: [Quants; 8]) -> [Quants; 8] {
+        let mut steps = rows;
+        for (k, step) in steps.iter_mut().enumerate() {
+            for (pair, step) in step.iter_mut().enumerate() {
+                let row = k % 2 * 4 + pair * 2;
+                let [a, b] = [row, row + 1].map(|row| vreinterpretq_s64_s8(rows[row][k / 4]));
+                *step = vreinterpretq_s8_s64(match k / 2 % 2 {
+                    0 => vzip1q_s64(a, b),
+                    _ => vzip2q_s64(a, b),
+                });
+            }
+        }
+        steps
+    }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn store([low, high]: Quants, to: &mut [[u8; 4]; 8]) {
+    let to = to.as_mut_ptr().cast::<i8>();
+    // SAFETY: 32 writable bytes; the stores need no alignment.
+    unsafe {
+        vst1q_s8(to, low);
+        vst1q_s8(to.add(16), high);
+    }
+}
+
+/// A half-precision number, exactly.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn number(x: f16) -> f32 {
+    vgetq_lane_f32::<0>(f16_to_f32(vdupq_n_u16(x.to_bits()))[0])
+}
