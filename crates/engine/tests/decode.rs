@@ -258,8 +258,8 @@ fn a_configuration_is_checked_with_numbers() {
         "the context length is 0: it must be between 1 and 1073741824"
     );
     assert_eq!(
-        refused(|c| c.n_seqs = 257),
-        "the number of sequences is 257: it must be between 1 and 256"
+        refused(|c| c.n_seqs = 4097),
+        "the number of sequences is 4097: it must be between 1 and 4096"
     );
     assert_eq!(
         refused(|c| c.n_ubatch = 0),

@@ -1,4 +1,4 @@
-//! [`GridPos`]: where a token of an image lies, beside its position in the sequence.
+//! [`GridPos`]: the row and the column of a token in an image.
 //!
 //! Tokens of one image share a position and differ in row and column (M-RoPE: Wang et al.,
 //! arXiv 2409.12191). A token of text has its position in all three. Invariant: tokens at one

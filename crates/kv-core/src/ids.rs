@@ -84,7 +84,7 @@ impl fmt::Display for PosDelta {
 }
 
 /// The largest number of sequences that a memory can hold.
-pub const MAX_SEQS: usize = 256;
+pub const MAX_SEQS: usize = 4096;
 
 impl Pos {
     /// The position `n` tokens later, or `None` where that is not representable.

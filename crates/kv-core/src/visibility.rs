@@ -2,11 +2,13 @@
 //!
 //! Invariant (see [`Visibility::check`]): every row is in exactly one group; the runs of a group
 //! follow each other by position, ties by cell. So a kernel that walks them adds up in the same
-//! order however the cells are laid out, whoever else lives there and however the tokens came.
+//! order however the cells are laid out, whatever other sequences have cells there, and in whatever
+//! pieces the tokens came.
 //! Knows nothing of windows or sequences: those have been worked into runs and limits.
 
 use std::fmt;
 
+use crate::cells::CopyOrigin;
 use crate::ids::{CellIdx, Pos};
 use crate::window::PosRange;
 
@@ -24,16 +26,28 @@ pub struct Visibility {
 ///
 /// A row sees exactly the cells of `runs` whose position lies in its limits. A row that sees
 /// nothing is in a group, too: its attention is zero.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct VisibleGroup {
     /// Row numbers in the ubatch, ascending.
     pub rows: Vec<u32>,
-    /// Cells that cover what the rows see, by position, ties by cell.
+    /// Cells that cover what the rows see, by position, ties by cell. A memory that writes its
+    /// inputs over those of the step before keeps the runs that are still right: edit a clone.
     pub runs: Vec<CellRun>,
     /// For each of `rows`, the positions that it sees.
     pub limits: Vec<PosRange>,
+    /// What `runs` is a copy of, where it is a whole one.
+    pub(crate) origin: CopyOrigin,
 }
+
+/// Where runs were copied from makes no difference.
+impl PartialEq for VisibleGroup {
+    fn eq(&self, other: &Self) -> bool {
+        self.rows == other.rows && self.runs == other.runs && self.limits == other.limits
+    }
+}
+
+impl Eq for VisibleGroup {}
 
 /// `len` cells from `cell` on that hold the positions `pos`, `pos + 1`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +181,13 @@ impl Visibility {
 impl VisibleGroup {
     /// A group of rows; [`Visibility::check`] tells whether it is a sound one.
     pub fn new(rows: Vec<u32>, runs: Vec<CellRun>, limits: Vec<PosRange>) -> Self {
-        Self { rows, runs, limits }
+        let origin = CopyOrigin::default();
+        Self {
+            rows,
+            runs,
+            limits,
+            origin,
+        }
     }
 
     /// The cells that the `index`-th row of this group sees with their positions, by position.

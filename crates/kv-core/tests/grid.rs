@@ -47,7 +47,7 @@ fn batch(seq: u32, tokens: &[Token]) -> Batch {
 
 fn checked(batch: &Batch, last: Option<u32>) -> Result<ValidBatch, BatchError> {
     let held = |_| last.map(|last| PosRange::new(Pos(0), Pos(last)));
-    validate_with(batch, (&RULES, PositionRule::Grid), held)
+    validate_with(batch, &RULES, PositionRule::Grid, held)
 }
 
 fn memory(streams: Streams, window: Window) -> Unified {
@@ -64,8 +64,11 @@ fn memory(streams: Streams, window: Window) -> Unified {
 
 /// Evaluates tokens; gives what the last ubatch needs to know.
 fn feed(memory: &mut Unified, seq: u32, tokens: &[Token], n_ubatch: u32) -> MemoryInputs {
-    let rules = (&RULES, PositionRule::Grid);
-    let valid = validate_with(&batch(seq, tokens), rules, |seq| memory.positions(seq)).unwrap();
+    let rule = PositionRule::Grid;
+    let valid = validate_with(&batch(seq, tokens), &RULES, rule, |seq| {
+        memory.positions(seq)
+    })
+    .unwrap();
     let mut inputs = MemoryInputs::default();
     let mut steps = memory.begin(&valid, n_ubatch).unwrap();
     while steps.next(&mut inputs).is_some() {}
@@ -198,9 +201,9 @@ fn cells_keep_rows_and_columns_when_they_are_copied_and_moved() {
         memory
             .remove(Seqs::One(SeqId(0)), PosRange::from(Pos(0)..Pos(1)))
             .unwrap();
-        let n_holes = memory.n_holes();
-        let compacted = memory.compact().unwrap();
-        assert_eq!(compacted.n_cells, n_holes);
+        while memory.n_holes() > 0 {
+            assert!(memory.compact().unwrap().n_cells > 0);
+        }
         invariants::check(&memory).unwrap();
         assert_eq!(held(&memory, 0), all()[1..]);
         assert_eq!(held(&memory, 2), all());
@@ -246,8 +249,10 @@ fn a_failed_step_gives_images_back() {
     for rows in [RowsWritten::No, RowsWritten::Perhaps] {
         let mut memory = before.clone();
         feed(&mut memory, 0, &[text(6)], 8);
-        let rules = (&RULES, PositionRule::Grid);
-        let later = validate_with(&batch(0, &tokens[1..]), rules, |seq| memory.positions(seq));
+        let rule = PositionRule::Grid;
+        let later = validate_with(&batch(0, &tokens[1..]), &RULES, rule, |seq| {
+            memory.positions(seq)
+        });
         let at_six = memory.clone();
         let mut inputs = MemoryInputs::default();
         let mut steps = memory.begin(&later.unwrap(), 32).unwrap();
@@ -290,10 +295,10 @@ fn an_image_that_goes_on_in_a_later_batch_misses_nothing_of_its_window() {
     // Position 0 is beyond the window of 4 and goes; position 1 is seen from there.
     let inputs = feed(&mut memory, 0, &part(19..21), 8);
     assert_eq!(positions_seen(&inputs, 1), [1, 2, 3, 4]);
-    let rules = (&RULES, PositionRule::Grid);
+    let rule = PositionRule::Grid;
     let next = |memory: &Unified, seq, tokens: &[Token]| {
         let held = |seq| memory.positions(seq);
-        validate_with(&batch(seq, tokens), rules, held).unwrap()
+        validate_with(&batch(seq, tokens), &RULES, rule, held).unwrap()
     };
     // Neither another token of the image nor somebody else gets the cell of position 1.
     for (seq, token) in [(0, part(21..22)[0]), (1, self::text(0))] {
@@ -365,9 +370,9 @@ fn random_images_are_seen_as_a_naive_memory_says() {
                     }
                 }
             }
-            let rules = (&RULES, PositionRule::Grid);
+            let rule = PositionRule::Grid;
             let of = batch(seq as u32, &tokens);
-            let valid = validate_with(&of, rules, |seq| memory.positions(seq)).unwrap();
+            let valid = validate_with(&of, &RULES, rule, |seq| memory.positions(seq)).unwrap();
             let Ok(mut steps) = memory.begin(&valid, 1 + random(4)) else {
                 memory.clear();
                 naive = Default::default();

@@ -71,7 +71,7 @@ impl Case {
         let mut cells = KvCells::new(0..self.cells.len() as u32, 0..256);
         for (at, cell) in (0u32..).zip(&self.cells) {
             if let Ok(pos) = u32::try_from(cell.pos) {
-                cells.put(CellIdx(at), Cell::new(Pos(pos), cell.seqs));
+                cells.insert(CellIdx(at), &Cell::new(Pos(pos), cell.seqs.clone()));
             }
         }
         cells

@@ -389,8 +389,8 @@ fn configurations_that_make_no_memory_are_refused() {
         MemoryConfigError::SeqCount { n_seqs: 0 }
     );
     assert_eq!(
-        error(RecurrentConfig::new(257)).to_string(),
-        "a memory for 257 sequences: there must be 1 to 256"
+        error(RecurrentConfig::new(4097)).to_string(),
+        "a memory for 4097 sequences: there must be 1 to 4096"
     );
     let too_few = error(RecurrentConfig::new(2).with_snapshots(3).with_rows(4));
     assert!(

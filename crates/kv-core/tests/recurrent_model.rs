@@ -204,7 +204,7 @@ impl World {
                         .collect();
                     self.rows.compute(&inputs.states, &ids);
                     for (row, id) in ubatch.rows().zip(ids) {
-                        for seq in row.seqs {
+                        for seq in &row.seqs {
                             self.model[seq.as_usize()].push((row.pos, id), n_kept);
                         }
                     }
@@ -244,7 +244,7 @@ impl World {
                 assert!(config.n_rows() < enough.n_rows(), "{no_room}");
             }
             Refusal::CoupledStates { entry, a, b } => {
-                let set = batch.entries()[*entry as usize].seqs;
+                let set = &batch.entries()[*entry as usize].seqs;
                 assert!(set.contains(*a) && set.contains(*b));
                 let current = |seq| self.memory.states(seq).last().map(|s| s.row);
                 assert_ne!(current(*a), current(*b));

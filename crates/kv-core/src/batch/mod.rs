@@ -30,7 +30,7 @@ mod split;
 mod ubatch;
 mod validate;
 
-pub use split::{EqualLength, SetOrder, SplitError, SplitPolicy};
+pub use split::{EqualLength, SetOrder, SplitPolicy};
 pub use ubatch::{UBatch, UBatchRow, UBatchShape};
 pub use validate::{
     BatchError, BatchRules, MAX_POS, PositionRule, ValidBatch, ValidEntry, validate, validate_with,
@@ -40,7 +40,7 @@ pub use validate::{
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     entries: Vec<Entry>,
-    /// Rows of all embedding entries, wherever their entry says.
+    /// Rows of all embedding entries; each entry has its range.
     embeddings: Vec<f32>,
 }
 
@@ -96,7 +96,7 @@ impl Batch {
         batch
     }
 
-    /// Adds a token: of sequence 0, at the next position there, without output, unless told.
+    /// Adds a token: of sequence 0, at the next position there, without output, unless changed.
     pub fn push_token(&mut self, token: TokenId) -> EntryMut<'_> {
         self.push(Content::Token(token))
     }
@@ -147,8 +147,8 @@ impl EntryMut<'_> {
     }
 
     /// Puts the entry into several sequences at once: they share its cell.
-    pub fn in_sequences(self, seqs: SeqSet) -> Self {
-        self.0.seqs = seqs;
+    pub fn in_sequences(self, seqs: &SeqSet) -> Self {
+        self.0.seqs = seqs.clone();
         self.0.out_of_range = None;
         self
     }

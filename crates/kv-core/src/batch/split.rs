@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{UBatch, UBatchShape, ValidBatch};
+use super::{BatchError, UBatch, UBatchShape, ValidBatch};
 use crate::ids::SeqId;
 use crate::seq_set::SeqSet;
 
@@ -45,44 +45,6 @@ pub enum SetOrder {
     Consecutive,
 }
 
-/// A batch that cannot be cut as asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SplitError {
-    /// Ubatches without rows.
-    #[error("ubatches of 0 tokens hold no batch")]
-    NoRows,
-    /// The tail to be kept together leaves no room in a ubatch.
-    #[error("{keep_tail} last tokens cannot be kept in ubatches of {n_ubatch}: one more is needed")]
-    TailTooLong {
-        /// Tokens to be kept together.
-        keep_tail: u32,
-        /// Rows of a ubatch.
-        n_ubatch: u32,
-    },
-    /// A sequence that must not be cut and is longer than a ubatch.
-    #[error(
-        "the batch has {n_tokens} tokens of sequences {set}, which see each other and must be in \
-         one ubatch: it takes {n_ubatch}"
-    )]
-    SequenceTooLong {
-        /// The sequence, or all that share tokens with it.
-        set: SeqSet,
-        /// Its tokens in the batch.
-        n_tokens: usize,
-        /// Rows of a ubatch.
-        n_ubatch: u32,
-    },
-    /// An entry of several sequences where only single ones can be arranged.
-    #[error("entry {entry} belongs to {set}, but sequences must be single here")]
-    Coupled {
-        /// Number of the entry in its batch.
-        entry: usize,
-        /// Its sequences.
-        set: SeqSet,
-    },
-}
-
 impl SplitPolicy {
     /// The policy whose ubatches suit two memories, of which one wants these and the other those;
     /// `None` where no policy suits both.
@@ -108,10 +70,10 @@ impl SplitPolicy {
     /// Cuts `batch` into ubatches of at most `n_ubatch` rows.
     ///
     /// # Errors
-    /// [`SplitError`] where the batch cannot be cut this way.
-    pub fn split(self, batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, SplitError> {
+    /// [`BatchError`] where the batch cannot be cut this way.
+    pub fn split(self, batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, BatchError> {
         if n_ubatch == 0 {
-            return Err(SplitError::NoRows);
+            return Err(BatchError::NoRows);
         }
         match self {
             Self::InOrder => Ok(in_order(batch, n_ubatch as usize)),
@@ -131,7 +93,7 @@ fn in_order(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {
 }
 
 /// Fills ubatches with sequences, those that share tokens together, in the order in which they begin.
-fn whole_sequences(batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, SplitError> {
+fn whole_sequences(batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, BatchError> {
     let mut families: Vec<(SeqSet, Vec<u32>)> = Vec::new();
     for (number, entry) in (0u32..).zip(batch.entries()) {
         // In a valid batch sequences part but never join: who meets a family belongs to it whole.
@@ -140,14 +102,14 @@ fn whole_sequences(batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, Spl
             .find(|(set, _)| set.intersects(&entry.seqs));
         match family {
             Some((_, numbers)) => numbers.push(number),
-            None => families.push((entry.seqs, vec![number])),
+            None => families.push((entry.seqs.clone(), vec![number])),
         }
     }
     let mut ubatches: Vec<Vec<u32>> = Vec::new();
     for (set, numbers) in families {
         let n_tokens = numbers.len();
         if n_tokens > n_ubatch as usize {
-            return Err(SplitError::SequenceTooLong {
+            return Err(BatchError::SequenceTooLong {
                 set,
                 n_tokens,
                 n_ubatch,
@@ -170,11 +132,11 @@ fn per_sequence(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {
     let mut left: Vec<u32> = (0..entries.len() as u32).collect();
     let mut ubatches = Vec::new();
     while let Some(&first) = left.first() {
-        let mut set = entries[first as usize].seqs;
+        let mut set = &entries[first as usize].seqs;
         let mut piece = Vec::new();
         left.retain(|&i| {
-            let next = entries[i as usize].seqs;
-            let taken = piece.len() < n_ubatch && next.is_subset(&set);
+            let next = &entries[i as usize].seqs;
+            let taken = piece.len() < n_ubatch && next.is_subset(set);
             if taken {
                 piece.push(i);
                 set = next;
@@ -217,10 +179,10 @@ fn equal_length(
     batch: &ValidBatch,
     n_ubatch: u32,
     options: EqualLength,
-) -> Result<Vec<UBatch>, SplitError> {
+) -> Result<Vec<UBatch>, BatchError> {
     let EqualLength { order, keep_tail } = options;
     if keep_tail >= n_ubatch {
-        return Err(SplitError::TailTooLong {
+        return Err(BatchError::TailTooLong {
             keep_tail,
             n_ubatch,
         });
@@ -228,8 +190,8 @@ fn equal_length(
     if order == SetOrder::Consecutive {
         let mut entries = batch.entries().iter();
         if let Some(entry) = entries.position(|e| e.seqs.len() > 1) {
-            let set = batch.entries()[entry].seqs;
-            return Err(SplitError::Coupled { entry, set });
+            let set = batch.entries()[entry].seqs.clone();
+            return Err(BatchError::Coupled { entry, set });
         }
     }
     let (n_ubatch, keep_tail) = (n_ubatch as usize, keep_tail as usize);
@@ -282,10 +244,10 @@ fn queues_of(batch: &ValidBatch) -> Vec<SetQueue> {
     let mut queues: Vec<SetQueue> = Vec::new();
     let mut number_of = std::collections::HashMap::new();
     for (i, entry) in (0u32..).zip(batch.entries()) {
-        let q = *number_of.entry(entry.seqs).or_insert_with(|| {
+        let q = *number_of.entry(&entry.seqs).or_insert_with(|| {
             let (entries, n_done, n_taken) = (Vec::new(), 0, 0);
             queues.push(SetQueue {
-                set: entry.seqs,
+                set: entry.seqs.clone(),
                 entries,
                 n_done,
                 n_taken,
@@ -308,7 +270,7 @@ fn choose_sets(queues: &[SetQueue], order: SetOrder, n_ubatch: usize) -> Vec<usi
     let mut taken = SeqSet::EMPTY;
     let mut last: Option<SeqId> = None;
     for (_, q) in waiting {
-        let set = queues[q].set;
+        let set = &queues[q].set;
         let follows = match (order, last) {
             (SetOrder::Any, _) | (SetOrder::Consecutive, None) => true,
             (SetOrder::Consecutive, Some(last)) => set.first() == Some(SeqId(last.0 + 1)),

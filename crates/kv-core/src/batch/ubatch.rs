@@ -53,22 +53,24 @@ impl UBatch {
 
     /// What memories need of each row, in order.
     pub fn rows(&self) -> impl Iterator<Item = UBatchRow> + '_ {
-        let ids = self.seqs.iter().zip(&self.first_seqs);
-        let places = self.positions.iter().zip(&self.grids);
-        places
-            .zip(ids)
-            .map(|((&pos, &grid), (&seqs, &first_seq))| UBatchRow {
-                pos: Pos(pos),
-                grid,
-                seqs,
-                first_seq,
-            })
+        (0..self.n_tokens()).filter_map(|number| self.row(number))
+    }
+
+    /// What memories need of one row; `None` where there is no such row.
+    pub fn row(&self, number: u32) -> Option<UBatchRow> {
+        let at = number as usize;
+        Some(UBatchRow {
+            pos: Pos(*self.positions.get(at)?),
+            grid: *self.grids.get(at)?,
+            seqs: self.seqs.get(at)?.clone(),
+            first_seq: *self.first_seqs.get(at)?,
+        })
     }
 
     /// For each row position, row and column, as rotations of images take them.
     pub fn coordinates(&self) -> impl Iterator<Item = [u32; 3]> + '_ {
-        self.rows()
-            .map(|row| GridPos::coordinates(row.pos, row.grid))
+        let grids = self.positions.iter().zip(&self.grids);
+        grids.map(|(&pos, &grid)| GridPos::coordinates(Pos(pos), grid))
     }
 
     /// The rows of `batch` with these numbers, in this order.
@@ -92,7 +94,7 @@ impl UBatch {
             };
             ubatch.positions.push(entry.pos.0);
             ubatch.grids.push(entry.grid);
-            ubatch.seqs.push(entry.seqs);
+            ubatch.seqs.push(entry.seqs.clone());
             ubatch.first_seqs.push(entry.first_seq);
             if entry.output == Output::Wanted {
                 ubatch.output_rows.push(row);
@@ -109,7 +111,7 @@ impl UBatch {
 }
 
 /// One row of a ubatch, as memories see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UBatchRow {
     /// Its position.
     pub pos: Pos,

@@ -4,9 +4,11 @@
 //! in range, positions of a sequence neither go back nor leave holes, and what was appended
 //! follows what the memory holds. Knows nothing of how batches are cut or placed.
 
+use std::collections::HashMap;
+
 use super::{Batch, Content, Entry, Output};
 use crate::grid::GridPos;
-use crate::ids::{MAX_SEQS, Pos, SeqId, TokenId};
+use crate::ids::{Pos, SeqId, TokenId};
 use crate::seq_set::SeqSet;
 use crate::window::PosRange;
 
@@ -39,7 +41,7 @@ pub enum PositionRule {
 }
 
 /// One checked entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidEntry {
     /// Its position.
     pub pos: Pos,
@@ -84,7 +86,7 @@ impl ValidBatch {
     }
 }
 
-/// What is wrong with a batch. `entry` is the number of the entry, counted from 0.
+/// What is wrong with a batch, or why it cannot be cut into ubatches. `entry` is the number of the entry, counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -223,9 +225,41 @@ pub enum BatchError {
         /// That set.
         earlier: SeqSet,
     },
+    /// Ubatches without rows.
+    #[error("ubatches of 0 tokens hold no batch")]
+    NoRows,
+    /// The tail to be kept together leaves no room in a ubatch.
+    #[error("{keep_tail} last tokens cannot be kept in ubatches of {n_ubatch}: one more is needed")]
+    TailTooLong {
+        /// Tokens to be kept together.
+        keep_tail: u32,
+        /// Rows of a ubatch.
+        n_ubatch: u32,
+    },
+    /// A sequence that must not be cut and is longer than a ubatch.
+    #[error(
+        "the batch has {n_tokens} tokens of sequences {set}, which see each other and must be in \
+         one ubatch: it takes {n_ubatch}"
+    )]
+    SequenceTooLong {
+        /// The sequence, or all that share tokens with it.
+        set: SeqSet,
+        /// Its tokens in the batch.
+        n_tokens: usize,
+        /// Rows of a ubatch.
+        n_ubatch: u32,
+    },
+    /// An entry of several sequences where only single ones can be arranged.
+    #[error("entry {entry} belongs to {set}, but sequences must be single here")]
+    Coupled {
+        /// The entry.
+        entry: usize,
+        /// Its sequences.
+        set: SeqSet,
+    },
 }
 
-/// Checks a batch and fills in automatic positions. `positions` says which positions the memory
+/// Checks a batch and fills in automatic positions. `positions` gives the positions that the memory
 /// holds of a sequence; where nothing is remembered, pass `|_| None`.
 ///
 /// An automatic position follows the last one of the entry's first sequence, in the batch or else
@@ -239,16 +273,17 @@ pub fn validate(
     rules: &BatchRules,
     positions: impl Fn(SeqId) -> Option<PosRange>,
 ) -> Result<ValidBatch, BatchError> {
-    validate_with(batch, (rules, PositionRule::Linear), positions)
+    validate_with(batch, rules, PositionRule::Linear, positions)
 }
 
-/// The same, where positions follow each other as `rule` says.
+/// The same, with a rule of how positions follow each other.
 ///
 /// # Errors
 /// As [`validate`].
 pub fn validate_with(
     batch: &Batch,
-    (rules, rule): (&BatchRules, PositionRule),
+    rules: &BatchRules,
+    rule: PositionRule,
     positions: impl Fn(SeqId) -> Option<PosRange>,
 ) -> Result<ValidBatch, BatchError> {
     let n_entries = batch.entries.len();
@@ -266,7 +301,7 @@ pub fn validate_with(
         n_embd: rules.n_embd as usize,
         ..ValidBatch::default()
     };
-    let mut seen: Vec<Option<Seen>> = vec![None; MAX_SEQS.min(rules.n_seqs as usize)];
+    let mut seen: HashMap<SeqId, Seen> = HashMap::new();
     for (number, entry) in batch.entries.iter().enumerate() {
         add_content(&mut valid, batch, number, rules)?;
         let first_seq = check_sequences(number, entry, rules)?;
@@ -278,57 +313,54 @@ pub fn validate_with(
             number,
             grid: entry.grid,
             rule,
-            seqs: entry.seqs,
+            seqs: &entry.seqs,
             first_seq,
         };
         let pos = checked.position(entry.pos, &mut seen, &positions)?;
-        let (seqs, output) = (entry.seqs, entry.output);
         valid.entries.push(ValidEntry {
             pos,
             grid: entry.grid,
-            seqs,
+            seqs: entry.seqs.clone(),
             first_seq,
-            output,
+            output: entry.output,
         });
     }
     Ok(valid)
 }
 
-/// What the batch has said of a sequence so far.
-#[derive(Clone, Copy)]
+/// The last entry of a sequence in the batch so far.
 struct Seen {
     last: Pos,
     set: SeqSet,
 }
 
-struct Checked {
+struct Checked<'a> {
     number: usize,
     grid: Option<GridPos>,
     rule: PositionRule,
-    seqs: SeqSet,
+    seqs: &'a SeqSet,
     first_seq: SeqId,
 }
 
-impl Checked {
+impl Checked<'_> {
     /// The entry's position, checked for each of its sequences, which are brought up to it.
     fn position(
         &self,
         given: Option<Pos>,
-        seen: &mut [Option<Seen>],
+        seen: &mut HashMap<SeqId, Seen>,
         positions: &impl Fn(SeqId) -> Option<PosRange>,
     ) -> Result<Pos, BatchError> {
         let entry = self.number;
-        let before = |seq: SeqId| seen.get(seq.as_usize()).copied().flatten();
-        let pos = given.unwrap_or_else(|| match before(self.first_seq) {
+        let pos = given.unwrap_or_else(|| match seen.get(&self.first_seq) {
             Some(seen) => seen.last.next(),
             None => positions(self.first_seq).map_or(Pos(0), |has| has.last.next()),
         });
         if pos > MAX_POS {
             return Err(BatchError::PosOutOfRange { entry, pos });
         }
-        for seq in &self.seqs {
-            match before(seq) {
-                Some(Seen { last, .. }) if pos < last => {
+        for seq in self.seqs {
+            match seen.get(&seq) {
+                Some(&Seen { last, .. }) if pos < last => {
                     return Err(BatchError::WentBack {
                         entry,
                         seq,
@@ -336,7 +368,7 @@ impl Checked {
                         last,
                     });
                 }
-                Some(Seen { last, .. })
+                Some(&Seen { last, .. })
                     if self.rule == PositionRule::Linear && pos > last.next() =>
                 {
                     return Err(BatchError::Hole {
@@ -346,25 +378,21 @@ impl Checked {
                         last,
                     });
                 }
-                Some(Seen { set: earlier, .. }) if !self.seqs.is_subset(&earlier) => {
+                Some(Seen { set: earlier, .. }) if !self.seqs.is_subset(earlier) => {
                     return Err(BatchError::SetsOverlap {
                         entry,
-                        set: self.seqs,
+                        set: self.seqs.clone(),
                         seq,
-                        earlier,
+                        earlier: earlier.clone(),
                     });
                 }
                 Some(_) => {}
                 None => self.check_against_memory(seq, pos, positions)?,
             }
         }
-        for seq in &self.seqs {
-            if let Some(seen) = seen.get_mut(seq.as_usize()) {
-                *seen = Some(Seen {
-                    last: pos,
-                    set: self.seqs,
-                });
-            }
+        for seq in self.seqs {
+            let set = self.seqs.clone();
+            seen.insert(seq, Seen { last: pos, set });
         }
         Ok(pos)
     }

@@ -2,10 +2,11 @@
 //!
 //! Invariant (see `memory::invariants`): three views of one fact agree: a cell's own record, the
 //! map of free cells, and the runs of each of its sequences. No operation looks at all cells.
-//! Knows nothing of windows, streams beside its own, or rows.
+//! Knows nothing of windows, other streams, or KV rows.
 //!
-//! Cells are named by their number over all streams ([`CellIdx`]), so runs of one stream can be
-//! handed out as they are.
+//! A cell costs some nine bytes, plus 12 for each run: its position, the id of its sequence set, and
+//! its bits in the map. Cells are named by their number over all streams ([`CellIdx`]), so the runs
+//! of one stream can be handed out as they are.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,18 +19,21 @@ use crate::window::PosRange;
 
 mod free_map;
 mod seq_runs;
+mod set_table;
 
 pub use free_map::FreeMap;
+pub(crate) use seq_runs::CopyOrigin;
 pub use seq_runs::SeqRuns;
+use set_table::{SetId, SetTable};
 
 /// What a cell holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     /// Position of its token.
     pub pos: Pos,
     /// The sequences that the token belongs to, at least one.
     pub seqs: SeqSet,
-    /// Where it lies in an image; `None` for text.
+    /// Its row and column in an image; `None` for text.
     pub grid: Option<GridPos>,
 }
 
@@ -42,31 +46,58 @@ impl Cell {
 }
 
 /// The cells of one stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct KvCells {
     first_cell: CellIdx,
     first_seq: SeqId,
     free: FreeMap,
     /// By cell; meaningless where the cell is free.
     pos: Vec<Pos>,
-    /// By cell; empty where the cell is free.
-    seqs: Vec<SeqSet>,
-    /// Of the cells in use that hold tokens of images.
+    /// By cell; the empty set where the cell is free.
+    set_ids: Vec<SetId>,
+    sets: SetTable,
+    /// Of the used cells that hold tokens of images.
     grids: BTreeMap<CellIdx, GridPos>,
     /// By sequence, from `first_seq` on.
     runs: Vec<SeqRuns>,
 }
 
-/// What an edit took away.
+/// The runs of all sequences tell everything, and sets may have other ids in an equal value.
+impl PartialEq for KvCells {
+    fn eq(&self, other: &Self) -> bool {
+        let own = (self.first_cell, self.first_seq, &self.free);
+        own == (other.first_cell, other.first_seq, &other.free)
+            && self.grids == other.grids
+            && self.runs == other.runs
+    }
+}
+
+impl Eq for KvCells {}
+
+/// What an edit removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
-    /// Tokens taken from sequences; a token of two sequences counts twice.
+    /// Tokens removed from sequences; a token of two sequences counts twice.
     pub n_tokens: u32,
     /// Cells that became free.
     pub n_cells: u32,
     /// The smallest of them.
     pub lowest: Option<CellIdx>,
 }
+
+/// A token that moves from one cell to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellMove {
+    /// The cell that holds it.
+    pub from: CellIdx,
+    /// The cell that will hold it, free so far.
+    pub to: CellIdx,
+}
+
+/// The longest block of cells that is reserved for one sequence.
+const MAX_BLOCK: u32 = u64::BITS;
+/// Blocks that every sequence can have before there is none left.
+const MIN_BLOCKS_PER_SEQ: u32 = 4;
 
 impl KvCells {
     /// Free cells with these numbers, for these sequences.
@@ -77,7 +108,8 @@ impl KvCells {
             first_seq: SeqId(seqs.start),
             free: FreeMap::all_free(n_cells as u32),
             pos: vec![Pos(0); n_cells],
-            seqs: vec![SeqSet::EMPTY; n_cells],
+            set_ids: vec![SetId::EMPTY; n_cells],
+            sets: SetTable::default(),
             grids: BTreeMap::new(),
             runs: vec![SeqRuns::default(); seqs.len()],
         }
@@ -88,7 +120,7 @@ impl KvCells {
         self.free.n_cells()
     }
 
-    /// Number of cells in use.
+    /// Number of used cells.
     pub fn n_used(&self) -> u32 {
         self.free.n_cells() - self.free.n_free()
     }
@@ -104,21 +136,55 @@ impl KvCells {
         (first..first + self.runs.len() as u32).map(SeqId)
     }
 
+    /// Number of cells that are given to a sequence at a time, a power of two up to 64: so many
+    /// that sequences which grow together have long runs, and so few that all of them get blocks.
+    /// 1 where no other sequence can come between.
+    pub fn block_len(&self) -> u32 {
+        let n_seqs = self.runs.len() as u32;
+        if n_seqs < 2 {
+            return 1;
+        }
+        let n_each = self.n_cells() / n_seqs / MIN_BLOCKS_PER_SEQ;
+        n_each
+            .checked_ilog2()
+            .map_or(1, |log| MAX_BLOCK.min(1 << log))
+    }
+
     /// Which cells are free, counted from the first cell.
     pub fn free(&self) -> &FreeMap {
         &self.free
     }
 
     /// What a cell holds, or `None` where it is free or not of this stream.
-    #[inline]
     pub fn get(&self, cell: CellIdx) -> Option<Cell> {
-        let i = self.local(cell)?;
-        let seqs = self.seqs[i];
-        (!seqs.is_empty()).then(|| Cell {
+        let i = self.used(cell)?;
+        Some(Cell {
             pos: self.pos[i],
-            seqs,
+            seqs: self.sets.get(self.set_ids[i]),
             grid: self.grids.get(&cell).copied(),
         })
+    }
+
+    /// Whether a cell is used and all its sequences have a property; they are given with the
+    /// position of its token.
+    #[inline]
+    pub fn all_seqs(&self, cell: CellIdx, is_so: impl Fn(SeqId, Pos) -> bool) -> bool {
+        self.used(cell).is_some_and(|i| {
+            let pos = self.pos[i];
+            self.sets.all(self.set_ids[i], |seq| is_so(seq, pos))
+        })
+    }
+
+    /// Whether a cell belongs to two or more sequences.
+    #[inline]
+    pub fn is_shared(&self, cell: CellIdx) -> bool {
+        self.used(cell)
+            .is_some_and(|i| self.sets.is_shared(self.set_ids[i]))
+    }
+
+    /// The smallest id of the sequences of a cell, or `None` where it is free.
+    pub fn first_seq_of(&self, cell: CellIdx) -> Option<SeqId> {
+        self.sets.first(self.set_ids[self.used(cell)?])
     }
 
     /// The cells of a sequence; `None` where it cannot have any here.
@@ -132,20 +198,34 @@ impl KvCells {
         self.runs(seq)?.positions()
     }
 
-    /// Puts a token into a cell, in place of what was there.
-    pub fn put(&mut self, at: CellIdx, cell: Cell) {
+    /// Stores a token in a cell, in place of what was there.
+    pub fn insert(&mut self, at: CellIdx, cell: &Cell) {
         self.take(at);
-        for seq in &cell.seqs {
-            self.add_seq_at(at, cell.pos, seq);
+        let Some(i) = self.local(at) else { return };
+        let is_here = |seq: &SeqId| self.seq_index(*seq).is_some();
+        let seqs: SeqSet = match cell.seqs.iter().all(|seq| is_here(&seq)) {
+            true => cell.seqs.clone(),
+            false => cell.seqs.iter().filter(is_here).collect(),
+        };
+        if seqs.is_empty() {
+            return;
         }
+        for seq in &seqs {
+            if let Some(runs) = self.runs_mut(seq) {
+                runs.insert(cell.pos, at);
+            }
+        }
+        self.pos[i] = cell.pos;
+        self.set_ids[i] = self.sets.acquire(&seqs);
+        self.free.take(i as u32);
         if let Some(grid) = cell.grid {
-            self.set_grid(at, grid);
+            self.grids.insert(at, grid);
         }
     }
 
-    /// Says where the token of a cell lies in an image; no effect on a free cell.
+    /// Records the row and the column of a token in an image; no effect on a free cell.
     pub fn set_grid(&mut self, at: CellIdx, grid: GridPos) {
-        if self.get(at).is_some() {
+        if self.used(at).is_some() {
             self.grids.insert(at, grid);
         }
     }
@@ -163,39 +243,65 @@ impl KvCells {
                 runs.remove(cell.pos, at);
             }
         }
-        self.empty(at);
+        if let Some(i) = self.local(at) {
+            self.sets.release(self.set_ids[i]);
+        }
+        self.clear_cell(at);
         Some(cell)
     }
 
     /// Adds a sequence to the token of a cell; no effect on a free cell.
     pub fn add_seq(&mut self, at: CellIdx, seq: SeqId) {
-        if let Some(cell) = self.get(at) {
-            self.add_seq_at(at, cell.pos, seq);
+        if let Some(i) = self.used(at) {
+            let pos = self.pos[i];
+            self.add_run(
+                CellRun {
+                    cell: at,
+                    pos,
+                    len: 1,
+                },
+                seq,
+            );
         }
     }
 
-    /// Gives cells to a sequence at the positions of `run`: free cells come into use, others, which
+    /// Gives cells to a sequence at the positions of `run`: free cells become used; others, which
     /// hold these positions already, are shared from now on.
     pub fn add_run(&mut self, run: CellRun, seq: SeqId) {
+        if self.runs(seq).is_none() {
+            return;
+        }
+        let mut changes = SetChanges::default();
         for (cell, pos) in run.iter() {
-            self.add_seq_at(cell, pos, seq);
+            let Some(i) = self.local(cell) else { continue };
+            if let Some(runs) = self.runs_mut(seq) {
+                runs.insert(pos, cell);
+            }
+            self.pos[i] = pos;
+            self.free.take(i as u32);
+            self.set_ids[i] = changes.apply(&mut self.sets, self.set_ids[i], |set| {
+                set.insert(seq);
+            });
         }
     }
 
-    /// Takes the tokens of a sequence with positions in `range` from it; cells that are left without
-    /// a sequence become free. Returns the runs that the sequence lost, too.
+    /// Removes the tokens of a sequence with positions in `range` from it; cells that are left
+    /// without a sequence become free. Returns the runs that the sequence lost, too.
     pub fn remove(&mut self, seq: SeqId, range: PosRange) -> (Freed, Vec<CellRun>) {
         let Some(runs) = self.runs_mut(seq) else {
             return (Freed::default(), Vec::new());
         };
         let removed = runs.remove_range(range);
         let mut freed = Freed::default();
+        let mut changes = SetChanges::default();
         for (cell, _) in removed.iter().flat_map(|run| run.iter()) {
             let Some(i) = self.local(cell) else { continue };
-            self.seqs[i].remove(seq);
+            self.set_ids[i] = changes.apply(&mut self.sets, self.set_ids[i], |set| {
+                set.remove(seq);
+            });
             freed.n_tokens += 1;
-            if self.seqs[i].is_empty() {
-                self.empty(cell);
+            if self.set_ids[i] == SetId::EMPTY {
+                self.clear_cell(cell);
                 freed.n_cells += 1;
                 freed.lowest = Some(freed.lowest.map_or(cell, |lowest| lowest.min(cell)));
             }
@@ -203,21 +309,65 @@ impl KvCells {
         (freed, removed)
     }
 
-    fn add_seq_at(&mut self, at: CellIdx, pos: Pos, seq: SeqId) {
-        let Some(i) = self.local(at) else { return };
-        let Some(runs) = self.runs_mut(seq) else {
-            return;
-        };
-        runs.insert(pos, at);
-        self.pos[i] = pos;
-        self.seqs[i].insert(seq);
-        self.free.take(i as u32);
+    /// Moves tokens to free cells, all at once. No cell occurs twice.
+    pub fn move_cells(&mut self, moves: &[CellMove]) {
+        let mut seqs = SeqSet::EMPTY;
+        let mut known = SetId::EMPTY;
+        // By cell: where it goes, if it does.
+        let mut target: Vec<CellIdx> = Vec::new();
+        target.extend((0..self.n_cells()).map(|i| self.first_cell.offset(i)));
+        for &CellMove { from, to } in moves {
+            let (Some(i), Some(j)) = (self.used(from), self.local(to)) else {
+                continue;
+            };
+            let id = std::mem::take(&mut self.set_ids[i]);
+            if id != known {
+                seqs = seqs.union(&self.sets.get(id));
+                known = id;
+            }
+            (self.set_ids[j], self.pos[j]) = (id, self.pos[i]);
+            target[i] = to;
+            if let Some(grid) = self.grids.remove(&from) {
+                self.grids.insert(to, grid);
+            }
+            self.free.take(j as u32);
+            self.clear_cell(from);
+        }
+        let first_cell = self.first_cell;
+        for seq in &seqs {
+            let Some(runs) = self.runs_mut(seq) else {
+                continue;
+            };
+            let cells = runs.as_slice().iter().flat_map(|run| run.iter());
+            let target_of = |cell: CellIdx| {
+                let i = cell.0.checked_sub(first_cell.0);
+                i.and_then(|i| target.get(i as usize))
+                    .copied()
+                    .unwrap_or(cell)
+            };
+            let mut cells: Vec<(Pos, CellIdx)> =
+                cells.map(|(cell, pos)| (pos, target_of(cell))).collect();
+            cells.sort_unstable();
+            *runs = SeqRuns::from_ascending(cells.into_iter());
+        }
     }
 
-    fn empty(&mut self, at: CellIdx) {
+    /// Bytes on the heap for all that is kept of these cells.
+    pub fn heap_bytes(&self) -> usize {
+        let runs: usize = self.runs.iter().map(SeqRuns::heap_bytes).sum();
+        runs + self.runs.capacity() * size_of::<SeqRuns>()
+            + self.pos.capacity() * size_of::<Pos>()
+            + self.set_ids.capacity() * size_of::<SetId>()
+            + self.free.heap_bytes()
+            + self.sets.heap_bytes()
+            // Nodes of the tree are at least half full.
+            + self.grids.len() * 2 * size_of::<(CellIdx, GridPos)>()
+    }
+
+    /// Forgets what a cell held, but for its sequences.
+    fn clear_cell(&mut self, at: CellIdx) {
         if let Some(i) = self.local(at) {
-            self.seqs[i] = SeqSet::EMPTY;
-            self.pos[i] = Pos(0);
+            self.set_ids[i] = SetId::EMPTY;
             self.grids.remove(&at);
             self.free.release(i as u32);
         }
@@ -229,13 +379,49 @@ impl KvCells {
     }
 
     fn seq_index(&self, seq: SeqId) -> Option<usize> {
-        Some(seq.0.checked_sub(self.first_seq.0)? as usize)
+        let i = seq.0.checked_sub(self.first_seq.0)? as usize;
+        (i < self.runs.len()).then_some(i)
     }
 
     #[inline]
     fn local(&self, cell: CellIdx) -> Option<usize> {
         let i = cell.0.checked_sub(self.first_cell.0)?;
         (i < self.n_cells()).then_some(i as usize)
+    }
+
+    /// The number of a used cell in this stream.
+    #[inline]
+    fn used(&self, cell: CellIdx) -> Option<usize> {
+        let i = self.local(cell)?;
+        (self.set_ids[i] != SetId::EMPTY).then_some(i)
+    }
+}
+
+/// Changes the sets of one cell after the other. Neighbours usually have the same set, so the
+/// last change is remembered.
+#[derive(Default)]
+struct SetChanges {
+    last: Option<(SetId, SetId)>,
+}
+
+impl SetChanges {
+    /// The id of a cell's set after the change.
+    fn apply(&mut self, sets: &mut SetTable, before: SetId, change: impl Fn(&mut SeqSet)) -> SetId {
+        let after = match self.last {
+            Some((known, after)) if known == before => {
+                sets.retain(after);
+                after
+            }
+            _ => {
+                let mut set = sets.get(before);
+                change(&mut set);
+                sets.acquire(&set)
+            }
+        };
+        // A set that goes with its last cell here has no other cell that could be looked up.
+        sets.release(before);
+        self.last = Some((before, after));
+        after
     }
 }
 
@@ -270,8 +456,8 @@ mod tests {
     #[test]
     fn c9_c11_worked_example_of_cells() {
         let mut cells = KvCells::new(0..6, 0..2);
-        cells.put(CellIdx(0), Cell::new(Pos(0), set(&[0])));
-        cells.put(CellIdx(1), Cell::new(Pos(1), set(&[0])));
+        cells.insert(CellIdx(0), &Cell::new(Pos(0), set(&[0])));
+        cells.insert(CellIdx(1), &Cell::new(Pos(1), set(&[0])));
         cells.add_seq(CellIdx(0), SeqId(1));
         assert_eq!(draw(&cells), "0:{0,1} 1:{0} . . . .");
         let (freed, _) = cells.remove(SeqId(0), PosRange::from(Pos(0)..Pos(1)));
@@ -290,8 +476,8 @@ mod tests {
     #[test]
     fn cells_and_sequences_of_other_streams_are_left_alone() {
         let mut cells = KvCells::new(8..12, 3..4);
-        cells.put(CellIdx(2), Cell::new(Pos(0), set(&[3])));
-        cells.put(CellIdx(9), Cell::new(Pos(0), set(&[1])));
+        cells.insert(CellIdx(2), &Cell::new(Pos(0), set(&[3])));
+        cells.insert(CellIdx(9), &Cell::new(Pos(0), set(&[1])));
         assert_eq!(cells, KvCells::new(8..12, 3..4));
         assert_eq!(cells.seqs().collect::<Vec<_>>(), [SeqId(3)]);
         assert_eq!(cells.get(CellIdx(12)), None);

@@ -1,20 +1,89 @@
 //! The cells of one sequence, by position, as runs.
 //!
 //! Invariant: the concatenation of the runs is strictly ascending by (position, cell), and runs are
-//! as long as they can be. So equal contents are equal lists, whatever led there. Several cells may
-//! hold the same position.
+//! as long as they can be. So equal contents are equal lists, however they came about. Several cells
+//! may hold the same position. Knows nothing of other sequences.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ids::{CellIdx, Pos};
 use crate::visibility::CellRun;
 use crate::window::PosRange;
 
 /// Which cells hold the positions of one sequence.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct SeqRuns {
     runs: Vec<CellRun>,
+    epoch: Epoch,
 }
 
+/// Names one list of runs for as long as it only grows at its end; no two lists share one.
+///
+/// A copy made in the same epoch is up to date but for its last run and those after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Epoch(u64);
+
+/// What a copy of a sequence's runs was made of, so that [`SeqRuns::update_copy`] needs to write
+/// only what was added since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CopyOrigin(Option<(Epoch, usize)>);
+
+impl Epoch {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Default for SeqRuns {
+    fn default() -> Self {
+        Self {
+            runs: Vec::new(),
+            epoch: Epoch::new(),
+        }
+    }
+}
+
+/// The clone may grow in another way, so it begins an epoch of its own.
+impl Clone for SeqRuns {
+    fn clone(&self) -> Self {
+        Self {
+            runs: self.runs.clone(),
+            epoch: Epoch::new(),
+        }
+    }
+}
+
+impl PartialEq for SeqRuns {
+    fn eq(&self, other: &Self) -> bool {
+        self.runs == other.runs
+    }
+}
+
+impl Eq for SeqRuns {}
+
 impl SeqRuns {
+    /// The runs of these cells, which ascend by position and cell.
+    pub(super) fn from_ascending(cells: impl Iterator<Item = (Pos, CellIdx)>) -> Self {
+        let mut runs = Self::default();
+        for (pos, cell) in cells {
+            runs.append(pos, cell);
+        }
+        runs
+    }
+
+    /// Makes `copy` the list of all runs. `origin` tells what it was a copy of.
+    pub(crate) fn update_copy(&self, copy: &mut Vec<CellRun>, origin: &mut CopyOrigin) {
+        let n_kept = match origin.0 {
+            Some((epoch, n)) if epoch == self.epoch && n == copy.len() => n.saturating_sub(1),
+            _ => 0,
+        };
+        copy.truncate(n_kept);
+        copy.extend_from_slice(&self.runs[n_kept..]);
+        debug_assert_eq!(*copy, self.runs, "the copy was edited by somebody else");
+        *origin = CopyOrigin(Some((self.epoch, self.runs.len())));
+    }
+
     /// The smallest and the largest position, or `None` without cells.
     #[inline]
     pub fn positions(&self) -> Option<PosRange> {
@@ -51,6 +120,11 @@ impl SeqRuns {
 
     /// Adds a cell; no effect where it is there already.
     pub fn insert(&mut self, pos: Pos, cell: CellIdx) {
+        let last = self.runs.last();
+        if last.is_none_or(|last| (last.last_pos(), last.last_cell()) < (pos, cell)) {
+            return self.append(pos, cell);
+        }
+        self.epoch = Epoch::new();
         let at = self
             .runs
             .partition_point(|r| (r.pos, r.cell) <= (pos, cell));
@@ -64,11 +138,23 @@ impl SeqRuns {
                 return self.join(at);
             }
         }
+        self.reserve(1);
         self.runs.insert(at, CellRun { cell, pos, len: 1 });
         self.join(at + 1);
     }
 
-    /// Takes one cell out; no effect where it is not there.
+    /// Adds a cell after all others.
+    fn append(&mut self, pos: Pos, cell: CellIdx) {
+        match self.runs.last_mut() {
+            Some(last) if follows(*last, pos, cell) => last.len += 1,
+            _ => {
+                self.reserve(1);
+                self.runs.push(CellRun { cell, pos, len: 1 });
+            }
+        }
+    }
+
+    /// Removes one cell; no effect where it is not there.
     pub fn remove(&mut self, pos: Pos, cell: CellIdx) {
         let end = self
             .runs
@@ -79,10 +165,12 @@ impl SeqRuns {
         if offset >= run.len || run.cell.offset(offset) != cell {
             return;
         }
+        self.epoch = Epoch::new();
         let (left, right) = (cut(run, 0, offset), cut(run, offset + 1, run.len));
         match (left, right) {
             (Some(left), Some(right)) => {
                 self.runs[at] = left;
+                self.reserve(1);
                 self.runs.insert(end, right);
             }
             (Some(rest), None) | (None, Some(rest)) => self.runs[at] = rest,
@@ -93,16 +181,21 @@ impl SeqRuns {
         }
     }
 
-    /// Takes the cells whose positions lie in `range` out and returns them.
+    /// Removes the cells whose positions lie in `range` and returns them.
     pub fn remove_range(&mut self, range: PosRange) -> Vec<CellRun> {
         let removed: Vec<CellRun> = self.within(range).collect();
         let (start, end) = self.indices(range);
-        if start < end {
+        if (start, end) == (0, self.runs.len()) && removed == self.runs {
+            // Returns the memory, too.
+            *self = Self::default();
+        } else if start < end {
+            self.epoch = Epoch::new();
             let (first, last) = (self.runs[start], self.runs[end - 1]);
             let left = first.clip(before(range.first));
             let right = last.clip(PosRange::new(range.last.next(), PosRange::ALL.last));
             // Without a position behind the largest there is nothing to the right.
             let right = right.filter(|_| range.last < PosRange::ALL.last);
+            self.reserve(1);
             self.runs.splice(start..end, left.into_iter().chain(right));
         }
         removed
@@ -127,6 +220,7 @@ impl SeqRuns {
             return;
         }
         let left_len = if same_pos < cell { offset + 1 } else { offset };
+        self.reserve(2);
         let new = CellRun { cell, pos, len: 1 };
         let pieces = [
             cut(run, 0, left_len),
@@ -134,6 +228,19 @@ impl SeqRuns {
             cut(run, left_len, run.len),
         ];
         self.runs.splice(at..=at, pieces.into_iter().flatten());
+    }
+
+    /// Makes room for `n` more runs, growing by a quarter: there may be as many runs as cells, and
+    /// twice as much memory would be too much.
+    fn reserve(&mut self, n: usize) {
+        if self.runs.len() + n > self.runs.capacity() {
+            self.runs.reserve_exact(self.runs.len() / 4 + 4);
+        }
+    }
+
+    /// Bytes on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.runs.capacity() * size_of::<CellRun>()
     }
 
     /// Joins run `at` to the one before it where it continues that.
@@ -213,6 +320,7 @@ mod tests {
         fn runs_are_a_sorted_set_of_pairs(edits in prop::collection::vec(edit(), 0..60)) {
             let mut runs = SeqRuns::default();
             let mut pairs = BTreeSet::new();
+            let (mut copy, mut origin) = (Vec::new(), CopyOrigin::default());
             for edit in edits {
                 match edit {
                     Edit::Insert(p, c) => {
@@ -233,6 +341,10 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(runs.as_slice(), longest_runs(&pairs));
+                runs.update_copy(&mut copy, &mut origin);
+                prop_assert_eq!(&copy, runs.as_slice());
+                let again = pairs.iter().map(|&(p, c)| (Pos(p), CellIdx(c)));
+                prop_assert_eq!(&SeqRuns::from_ascending(again), &runs);
                 let last = |n: u32| pairs.iter().rev().find(|p| p.0 < n).map(|p| Pos(p.0));
                 for n in 0..14 {
                     prop_assert_eq!(runs.last_before(Pos(n)), last(n));
@@ -241,6 +353,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_copy_of_one_list_is_not_taken_for_that_of_another() {
+        let mut a = SeqRuns::default();
+        (0..4).for_each(|i| a.insert(Pos(i), CellIdx(2 * i)));
+        let (mut copy, mut origin) = (Vec::new(), CopyOrigin::default());
+        a.update_copy(&mut copy, &mut origin);
+        // Both grow by as many runs, in other cells.
+        let mut b = a.clone();
+        for i in 4..8 {
+            a.insert(Pos(i), CellIdx(2 * i));
+            b.insert(Pos(i), CellIdx(3 * i));
+        }
+        a.update_copy(&mut copy, &mut origin);
+        assert_eq!(copy, a.as_slice());
+        b.update_copy(&mut copy, &mut origin);
+        assert_eq!(copy, b.as_slice());
+        b.remove(Pos(2), CellIdx(4));
+        b.insert(Pos(2), CellIdx(5));
+        b.update_copy(&mut copy, &mut origin);
+        assert_eq!(copy, b.as_slice());
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub(super) fn copy(memory: &mut Unified, from: SeqId, to: SeqId, range: PosRange
             stream.cells.add_run(run, to);
         }
     } else {
-        copied.row_copies = put_copies(stream, to, (&runs, &grids), part);
+        copied.row_copies = insert_copies(stream, to, (&runs, &grids), part);
     }
     if let Some(forgotten) = stream.forgotten_mut(to) {
         missing
@@ -122,22 +122,22 @@ fn n_within(stream: &Stream, seq: SeqId, range: PosRange) -> u32 {
 }
 
 /// Gives `seq` cells of its own stream for the tokens in `runs` of another. There are enough.
-fn put_copies(
+fn insert_copies(
     stream: &mut Stream,
     seq: SeqId,
     (runs, grids): (&[CellRun], &BTreeMap<CellIdx, GridPos>),
     part: PartIdx,
 ) -> Vec<RowCopy> {
-    let n = runs.iter().map(|run| run.len).sum();
+    let n: u32 = runs.iter().map(|run| run.len).sum();
     let mut slot = Vec::new();
-    let free = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
-    let found = free.find(n, &mut slot);
+    let mut search = SlotSearch::new(&stream.cells, stream.head);
+    let found = search.find((0..n).map(|_| seq), &mut slot);
     debug_assert!(found.is_ok(), "room was checked before: {found:?}");
     let mut copies = Vec::new();
     for ((from, pos), &to) in runs.iter().flat_map(|run| run.iter()).zip(&slot) {
-        stream.cells.put(
+        stream.cells.insert(
             to,
-            Cell {
+            &Cell {
                 pos,
                 seqs: SeqSet::one(seq),
                 grid: grids.get(&from).copied(),

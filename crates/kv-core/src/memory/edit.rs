@@ -43,9 +43,11 @@ pub enum Edit {
     },
     /// Removes all other sequences.
     KeepOnly(SeqId),
-    /// Moves cells until those in use are the first of their stream. What tokens see stays the
-    /// same. Attention then reads fewer and longer runs of cells; it makes no room, since tokens go
-    /// to any free cells.
+    /// One pass of compaction: moves tokens to free cells, so that the cells of each sequence become
+    /// neighbours and the used ones the first of their stream. What tokens see stays the same.
+    /// Attention then reads fewer and longer runs of cells; it makes no room, since tokens go to any
+    /// free cells. Where the row copies fail, a clone of the memory before is still right. The last
+    /// pass moves nothing.
     Compact,
     /// Removes everything. Never refused.
     Clear,

@@ -2,7 +2,7 @@
 //!
 //! For tests and debugging: looks at every cell.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::pos_set::PosSet;
 use super::stream::Stream;
@@ -49,8 +49,9 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), String> {
         let head = stream.head;
         return Err(format!("the head is {head}, of {n_cells} cells"));
     }
+    let mut cells_of = cells_by_seq(stream);
     for seq in cells.seqs() {
-        let counted = runs_of_cells(stream, seq);
+        let counted = longest_runs(cells_of.remove(&seq).unwrap_or_default());
         let kept = cells.runs(seq).map_or(&[][..], |runs| runs.as_slice());
         if kept != counted {
             return Err(format!(
@@ -71,15 +72,22 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), String> {
     Ok(())
 }
 
-/// The longest runs that the cells of `seq` make, in order of position and cell.
-fn runs_of_cells(stream: &Stream, seq: SeqId) -> Vec<CellRun> {
+/// The cells of each sequence with their positions.
+fn cells_by_seq(stream: &Stream) -> BTreeMap<SeqId, Vec<(Pos, CellIdx)>> {
     let cells = &stream.cells;
-    let all = (0..cells.n_cells()).map(|i| cells.first_cell().offset(i));
-    let own: BTreeSet<(Pos, CellIdx)> = all
-        .filter_map(|at| cells.get(at).map(|held| (at, held)))
-        .filter(|(_, held)| held.seqs.contains(seq))
-        .map(|(at, held)| (held.pos, at))
-        .collect();
+    let mut by_seq: BTreeMap<SeqId, Vec<(Pos, CellIdx)>> = BTreeMap::new();
+    for at in (0..cells.n_cells()).map(|i| cells.first_cell().offset(i)) {
+        let Some(held) = cells.get(at) else { continue };
+        for seq in &held.seqs {
+            by_seq.entry(seq).or_default().push((held.pos, at));
+        }
+    }
+    by_seq
+}
+
+/// The longest runs that these cells make, in order of position and cell.
+fn longest_runs(mut own: Vec<(Pos, CellIdx)>) -> Vec<CellRun> {
+    own.sort_unstable();
     let mut runs: Vec<CellRun> = Vec::new();
     for (pos, cell) in own {
         match runs.last_mut() {

@@ -173,7 +173,7 @@ pub trait Memory {
         Ok(())
     }
 
-    /// Number of cells that [`Edit::Compact`] would move.
+    /// Number of tokens that passes of [`Edit::Compact`] have still to move.
     fn n_holes(&self) -> u32 {
         0
     }

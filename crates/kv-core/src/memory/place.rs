@@ -3,12 +3,13 @@
 //! Later ubatches see the memory as the earlier ones will leave it. Invariant: committing the steps
 //! in order finds every cell as it was planned. Knows nothing of rollbacks and edits.
 
+use std::collections::{BTreeMap, HashMap};
+
 use super::Memory as _;
 use super::refusal::{NeededFor, NoRoom, Refusal, WindowForgotten};
 use super::stream::Stream;
 use super::unified::{Streams, Unified};
-use crate::batch::{UBatch, UBatchRow};
-use crate::cells::FreeMap;
+use crate::batch::UBatch;
 use crate::ids::{CellIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::{Shortage, SlotSearch};
@@ -17,40 +18,47 @@ use crate::window::Window;
 /// Finds cells for ubatches that are committed one after the other: the cell of each token, by
 /// ubatch.
 pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<Vec<CellIdx>>, Refusal> {
-    let mut shadows: Vec<Shadow<'_>> = memory.streams.iter().map(Shadow::of).collect();
+    let mut shadows: BTreeMap<usize, Shadow<'_>> = BTreeMap::new();
     let repeating = repeating(memory, ubatches)?;
     let mut slots = Vec::with_capacity(ubatches.len());
     let mut slot = Vec::new();
     for (step, ubatch) in ubatches.iter().enumerate() {
         let rows = rows_by_stream(memory, ubatch)?;
-        let ubatch_rows: Vec<UBatchRow> = ubatch.rows().collect();
         let mut cells = vec![CellIdx(0); rows.len()];
-        for group in rows.chunk_by(|a, b| a.0 == b.0) {
-            let Some(&(stream, _)) = group.first() else {
+        for group in rows.chunk_by(|a, b| a.stream == b.stream) {
+            let Some(&StreamRow { stream: number, .. }) = group.first() else {
+                continue;
+            };
+            let Some(stream) = memory.streams.get(number) else {
                 continue;
             };
             slot.clear();
-            // Of who has no more tokens here, an image may go on at its position in a later batch.
-            let has_more = |seq: &SeqId| later(ubatches, step, *seq);
-            let images = shadows[stream].stream().in_images();
-            let images = images.iter().filter(|seq| !has_more(seq)).collect();
-            let again = repeating[step].union(images);
-            let search = shadows[stream]
-                .search(memory.config().window)
-                .with_repeating(again);
-            search
-                .find(group.len() as u32, &mut slot)
-                .map_err(|shortage| {
-                    let others = shadows.iter().enumerate().filter(|(s, _)| *s != stream);
-                    let n_free_elsewhere = others.map(|(_, shadow)| shadow.n_free()).sum();
-                    no_room(memory, step, (stream, n_free_elsewhere), shortage)
-                })?;
-            for (&(_, row), &cell) in group.iter().zip(&slot) {
-                cells[row as usize] = cell;
+            let window = memory.config().window;
+            let shadow = shadows.entry(number).or_insert_with(|| Shadow::of(stream));
+            let found = shadow.find(group, window, &mut slot, |images| {
+                // A sequence that has no more tokens in this plan may go on with an image at its
+                // position.
+                let has_more = |seq: &SeqId| later(ubatches, step, *seq);
+                let images = images.iter().filter(|seq| !has_more(seq)).collect();
+                repeating[step].union(&images)
+            });
+            if let Err(shortage) = found {
+                return Err(no_room(
+                    memory,
+                    &shadows,
+                    shortage,
+                    At {
+                        step,
+                        stream: number,
+                    },
+                )
+                .into());
             }
             if step + 1 < ubatches.len() {
-                let rows = group.iter().map(|&(_, row)| ubatch_rows[row as usize]);
-                shadows[stream].put(memory.config().window, slot.iter().copied().zip(rows));
+                shadow.insert(window, ubatch, group, &slot);
+            }
+            for (row, &cell) in group.iter().zip(&slot) {
+                cells[row.number as usize] = cell;
             }
         }
         slots.push(cells);
@@ -58,14 +66,24 @@ pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<Vec<Cel
     Ok(slots)
 }
 
-/// Row numbers of `ubatch` with their streams, by stream, else in order.
-fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>, Refusal> {
+/// A row of a ubatch and the stream that its token goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct StreamRow {
+    stream: usize,
+    number: u32,
+    first_seq: SeqId,
+}
+
+/// The rows of `ubatch` by stream, else in order.
+fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<StreamRow>, Refusal> {
     let mut rows = Vec::with_capacity(ubatch.entries.len());
-    for (number, row) in (0u32..).zip(ubatch.rows()) {
-        if let Some(beyond) = row.seqs.iter().find(|seq| seq.0 >= memory.config().n_seqs) {
+    let n_seqs = memory.config().n_seqs;
+    let sequences = ubatch.seqs.iter().zip(&ubatch.first_seqs);
+    for (number, (seqs, &first_seq)) in (0u32..).zip(sequences) {
+        if let Some(beyond) = seqs.iter().find(|seq| seq.0 >= n_seqs) {
             memory.check_seq(beyond)?;
         }
-        if memory.config().streams == Streams::PerSequence && row.seqs.len() > 1 {
+        if memory.config().streams == Streams::PerSequence && seqs.len() > 1 {
             let entry = ubatch
                 .entries
                 .get(number as usize)
@@ -73,10 +91,14 @@ fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<(usize, u32)>
                 .unwrap_or(number);
             return Err(Refusal::CoupledStreams {
                 entry,
-                set: row.seqs,
+                set: seqs.clone(),
             });
         }
-        rows.push((memory.stream_of(row.first_seq), number));
+        rows.push(StreamRow {
+            stream: memory.stream_of(first_seq),
+            number,
+            first_seq,
+        });
     }
     rows.sort_unstable();
     Ok(rows)
@@ -90,17 +112,16 @@ fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<SeqSet>, Windo
         return Ok(repeating);
     }
     // By sequence: its last position, and how many ubatches there are up to it.
-    let mut latest: Vec<Option<(usize, Pos)>> = (0..memory.config().n_seqs)
-        .map(|seq| Some((0, memory.positions(SeqId(seq))?.last)))
-        .collect();
+    let mut latest: HashMap<SeqId, Option<(usize, Pos)>> = HashMap::new();
     for (step, ubatch) in ubatches.iter().enumerate() {
-        for row in ubatch.rows() {
-            for seq in row.seqs {
-                let Some(latest) = latest.get_mut(seq.as_usize()) else {
-                    continue;
-                };
-                if let Some((n_before, pos)) = *latest
-                    && pos == row.pos
+        for (seqs, &pos) in ubatch.seqs.iter().zip(&ubatch.positions) {
+            let pos = Pos(pos);
+            for seq in seqs {
+                let latest = latest
+                    .entry(seq)
+                    .or_insert_with(|| Some((0, memory.positions(seq)?.last)));
+                if let Some((n_before, last)) = *latest
+                    && last == pos
                 {
                     if n_before == 0 {
                         check_repeat(memory, seq, pos)?;
@@ -110,7 +131,7 @@ fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<SeqSet>, Windo
                         seqs.insert(seq);
                     });
                 }
-                *latest = Some((step + 1, row.pos));
+                *latest = Some((step + 1, pos));
             }
         }
     }
@@ -119,8 +140,8 @@ fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<SeqSet>, Windo
 
 /// Whether a sequence has tokens in ubatch `step` or a later one.
 fn later(ubatches: &[UBatch], step: usize, seq: SeqId) -> bool {
-    let rows = ubatches.iter().skip(step).flat_map(UBatch::rows);
-    rows.into_iter().any(|row| row.seqs.contains(seq))
+    let mut sets = ubatches.iter().skip(step).flat_map(|ubatch| &ubatch.seqs);
+    sets.any(|seqs| seqs.contains(seq))
 }
 
 /// Whether a token at the last position of a sequence misses nothing that its window reaches.
@@ -140,11 +161,12 @@ fn check_repeat(memory: &Unified, seq: SeqId, last: Pos) -> Result<(), WindowFor
     }
 }
 
+/// Why ubatch `step` has no room in a stream.
 fn no_room(
     memory: &Unified,
-    ubatch: usize,
-    (stream, n_free_elsewhere): (usize, u32),
+    shadows: &BTreeMap<usize, Shadow<'_>>,
     shortage: Shortage,
+    At { step, stream }: At,
 ) -> NoRoom {
     let Shortage {
         n_wanted,
@@ -152,8 +174,14 @@ fn no_room(
         n_recyclable,
         n_cells,
     } = shortage;
+    let free_in = |number: usize, real: &Stream| match shadows.get(&number) {
+        Some(shadow) => shadow.n_free(),
+        None => real.cells.free().n_free(),
+    };
+    let streams = memory.streams.iter().enumerate();
+    let others = streams.filter(|(number, _)| *number != stream);
     NoRoom {
-        needed_for: NeededFor::Ubatch(ubatch),
+        needed_for: NeededFor::Ubatch(step),
         part: memory.config().part,
         stream: StreamIdx(stream as u32),
         window: memory.config().window,
@@ -161,85 +189,85 @@ fn no_room(
         n_free,
         n_recyclable,
         n_cells,
-        n_free_elsewhere,
+        n_free_elsewhere: others.map(|(number, real)| free_in(number, real)).sum(),
     }
 }
 
-/// A stream as it will be after some steps of a plan; shares what it can with the real one.
-struct Shadow<'a> {
-    stream: &'a Stream,
-    changed: Changed,
+/// A stream in a step of a plan.
+struct At {
+    step: usize,
+    stream: usize,
 }
 
-enum Changed {
-    Not,
-    /// With a full window only the free cells matter.
-    Free {
-        free: FreeMap,
-        head: u32,
+/// A stream as it will be after some steps of a plan; shares what it can with the real one.
+enum Shadow<'a> {
+    /// As it is, but for the cells that the search has found. With a full window that is all there
+    /// is to know.
+    Searched {
+        stream: &'a Stream,
+        search: SlotSearch<'a>,
     },
-    All(Box<Stream>),
+    /// Tokens were stored, which may have recycled others.
+    Changed(Box<Stream>),
 }
 
 impl<'a> Shadow<'a> {
     fn of(stream: &'a Stream) -> Self {
-        Self {
+        Self::Searched {
             stream,
-            changed: Changed::Not,
-        }
-    }
-
-    /// The stream, but for free cells: those are in `changed` where the window is full.
-    fn stream(&self) -> &Stream {
-        match &self.changed {
-            Changed::All(stream) => stream,
-            Changed::Not | Changed::Free { .. } => self.stream,
+            search: SlotSearch::new(&stream.cells, stream.head),
         }
     }
 
     fn n_free(&self) -> u32 {
-        match &self.changed {
-            Changed::Not => self.stream.cells.free().n_free(),
-            Changed::Free { free, .. } => free.n_free(),
-            Changed::All(stream) => stream.cells.free().n_free(),
+        match self {
+            Self::Searched { search, .. } => search.n_free(),
+            Self::Changed(stream) => stream.cells.free().n_free(),
         }
     }
 
-    fn search(&self, window: Window) -> SlotSearch<'_> {
-        match &self.changed {
-            Changed::Not => SlotSearch::new(&self.stream.cells, self.stream.head, window),
-            Changed::Free { free, head } => {
-                SlotSearch::in_free(free, self.stream.cells.first_cell(), *head)
+    /// Appends a cell for each of `rows` to `slot`. `repeating` gets the sequences that end in an
+    /// image.
+    fn find(
+        &mut self,
+        rows: &[StreamRow],
+        window: Window,
+        slot: &mut Vec<CellIdx>,
+        repeating: impl FnOnce(SeqSet) -> SeqSet,
+    ) -> Result<(), Shortage> {
+        let seqs = rows.iter().map(|row| row.first_seq);
+        match self {
+            Self::Searched { search, .. } if window == Window::Full => search.find(seqs, slot),
+            Self::Searched { stream, .. } => {
+                recycling_search(stream, window, repeating).find(seqs, slot)
             }
-            Changed::All(stream) => SlotSearch::new(&stream.cells, stream.head, window),
+            Self::Changed(stream) => recycling_search(stream, window, repeating).find(seqs, slot),
         }
     }
 
-    fn put(&mut self, window: Window, rows: impl Iterator<Item = (CellIdx, UBatchRow)>) {
-        if let Changed::Not = self.changed {
-            self.changed = match window {
-                Window::Full => {
-                    let free = self.stream.cells.free().clone();
-                    Changed::Free {
-                        free,
-                        head: self.stream.head,
-                    }
-                }
-                _ => Changed::All(Box::new(self.stream.clone())),
-            };
+    /// Stores the tokens of `rows` in the cells of `slot`.
+    fn insert(&mut self, window: Window, ubatch: &UBatch, rows: &[StreamRow], slot: &[CellIdx]) {
+        if window == Window::Full {
+            return;
         }
-        match &mut self.changed {
-            Changed::Not => {}
-            Changed::Free { free, head } => {
-                for (cell, _) in rows {
-                    let i = cell.0 - self.stream.cells.first_cell().0;
-                    free.take(i);
-                    *head = i + 1;
-                }
-            }
-            Changed::All(stream) => {
-                stream.put(rows);
-            }
+        if let Self::Searched { stream, .. } = self {
+            *self = Self::Changed(Box::new(stream.clone()));
+        }
+        if let Self::Changed(stream) = self {
+            let tokens = rows
+                .iter()
+                .zip(slot)
+                .filter_map(|(row, &cell)| Some((cell, ubatch.row(row.number)?)));
+            stream.insert(tokens);
         }
     }
+}
+
+fn recycling_search(
+    stream: &Stream,
+    window: Window,
+    repeating: impl FnOnce(SeqSet) -> SeqSet,
+) -> SlotSearch<'_> {
+    let repeating = repeating(stream.in_images());
+    SlotSearch::new(&stream.cells, stream.head).with_recycling(window, repeating)
 }

@@ -18,6 +18,11 @@ impl PosSet {
         &self.ranges
     }
 
+    /// Bytes on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.ranges.capacity() * size_of::<PosRange>()
+    }
+
     /// The largest position.
     pub(super) fn last(&self) -> Option<Pos> {
         self.ranges.last().map(|range| range.last)

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::PosChange;
-use crate::batch::{MAX_POS, SplitError};
+use crate::batch::{BatchError, MAX_POS};
 use crate::grid::GridPos;
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
@@ -28,7 +28,7 @@ pub enum Refusal {
     },
     /// The batch cannot be split as the memory needs it.
     #[error(transparent)]
-    Split(#[from] SplitError),
+    Split(#[from] BatchError),
     /// There are too few cells.
     #[error("{0}")]
     NoRoom(NoRoom),

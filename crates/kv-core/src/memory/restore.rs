@@ -75,7 +75,7 @@ impl Restored {
 }
 
 /// A saved token and the row that it had.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Token {
     row: CellIdx,
     cell: Cell,
@@ -107,7 +107,7 @@ pub(super) fn after(
         });
     }
     let mut after = memory.clone();
-    for seq in replaced {
+    for seq in &replaced {
         let stream = after.stream_of(seq);
         if let Some(stream) = after.streams.get_mut(stream) {
             stream.remove(seq, PosRange::ALL);
@@ -138,7 +138,7 @@ pub(super) fn after(
         let cells = free_cells(before.cells.free(), stream.cells.free(), n_wanted);
         for (token, i) in share.tokens.iter().zip(cells) {
             let to = stream.cells.first_cell().offset(i);
-            stream.cells.put(to, token.cell);
+            stream.cells.insert(to, &token.cell);
             stream.set_head_behind(to);
             restored.n_tokens += token.cell.seqs.len() as u32;
             if !before.cells.free().is_free(i) {
@@ -165,10 +165,12 @@ impl Share {
     /// What of a saved part goes to the sequences of a stream.
     fn of(saved: &PartSnapshot, into: RestoreInto, stream: &Stream) -> Self {
         let own: SeqSet = stream.cells.seqs().collect();
-        let token = |&CellRecord { row, cell }: &CellRecord| {
-            let seqs = into.map(cell.seqs).intersection(own);
-            let cell = Cell { seqs, ..cell };
-            (!seqs.is_empty()).then_some(Token { row, cell })
+        let token = |&CellRecord { row, ref cell }: &CellRecord| {
+            let seqs = into.map(&cell.seqs).intersection(&own);
+            (!seqs.is_empty()).then_some(Token {
+                row,
+                cell: Cell { seqs, ..*cell },
+            })
         };
         let forgotten = |(seq, ranges): &(SeqId, Vec<PosRange>)| {
             let seq = into.seq(*seq).filter(|seq| own.contains(*seq))?;
@@ -190,7 +192,7 @@ impl Share {
         }
         let mut ends: Vec<(SeqId, Pos)> = Vec::new();
         for token in &self.tokens {
-            for seq in token.cell.seqs {
+            for seq in &token.cell.seqs {
                 match ends.iter_mut().find(|(known, _)| *known == seq) {
                     Some((_, last)) => *last = token.cell.pos.max(*last),
                     None => ends.push((seq, token.cell.pos)),
@@ -242,7 +244,7 @@ fn add_row_write(writes: &mut Vec<RowWrite>, write: RowWrite) {
 
 /// What a memory holds of these sequences, in the order in which it is read best later: by sequence
 /// and position.
-pub(super) fn snapshot(memory: &Unified, seqs: SeqSet) -> PartSnapshot {
+pub(super) fn snapshot(memory: &Unified, seqs: &SeqSet) -> PartSnapshot {
     let mut cells = Vec::new();
     let mut forgotten = Vec::new();
     let mut met = SeqSet::EMPTY;

@@ -110,7 +110,7 @@ pub(super) fn check(
     check_text(stream, seq, changes, change)?;
     end_after(stream, seq, changes, change).check(seq, memory.config().window)?;
     let n_wanted = tokens(stream, seq, changes)
-        .filter(|&(cell, _)| is_shared(stream, cell))
+        .filter(|&(cell, _)| stream.cells.is_shared(cell))
         .count() as u32;
     let n_free = stream.cells.free().n_free();
     if n_wanted > n_free {
@@ -245,13 +245,6 @@ fn tokens(stream: &Stream, seq: SeqId, range: PosRange) -> impl Iterator<Item = 
         .flat_map(|run| run.iter())
 }
 
-fn is_shared(stream: &Stream, cell: CellIdx) -> bool {
-    stream
-        .cells
-        .get(cell)
-        .is_some_and(|held| held.seqs.len() > 1)
-}
-
 fn move_tokens(
     stream: &mut Stream,
     (seq, part): (SeqId, PartIdx),
@@ -259,11 +252,13 @@ fn move_tokens(
     change: PosChange,
 ) -> Edited {
     let moved: Vec<(CellIdx, Pos)> = tokens(stream, seq, range).collect();
-    let shared = moved.iter().filter(|(cell, _)| is_shared(stream, *cell));
+    let shared = moved
+        .iter()
+        .filter(|(cell, _)| stream.cells.is_shared(*cell));
     let n_shared = shared.count() as u32;
     let mut slot = Vec::new();
-    let search = SlotSearch::in_free(stream.cells.free(), stream.cells.first_cell(), stream.head);
-    let found = search.find(n_shared, &mut slot);
+    let mut search = SlotSearch::new(&stream.cells, stream.head);
+    let found = search.find((0..n_shared).map(|_| seq), &mut slot);
     debug_assert!(found.is_ok(), "room was checked before: {found:?}");
     let mut edited = Edited {
         n_tokens: moved.len() as u32,
@@ -284,7 +279,7 @@ fn move_tokens(
         let new = applied(change, pos);
         let seqs = SeqSet::one(seq);
         // Tokens of images do not move.
-        stream.cells.put(to, Cell::new(new, seqs));
+        stream.cells.insert(to, &Cell::new(new, seqs));
         let delta = PosDelta((i64::from(new.0) - i64::from(pos.0)) as i32);
         add_row_shift(&mut edited.row_shifts, part, to, delta);
     }

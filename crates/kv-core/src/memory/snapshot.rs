@@ -37,7 +37,7 @@ pub struct PartSnapshot {
 }
 
 /// A cell in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CellRecord {
     /// The row with its keys and values.
     pub row: CellIdx,
@@ -137,9 +137,9 @@ pub enum RestoreInto {
 
 impl RestoreInto {
     /// What a set of saved sequences becomes.
-    pub fn map(self, saved: SeqSet) -> SeqSet {
+    pub fn map(self, saved: &SeqSet) -> SeqSet {
         match self {
-            Self::All => saved,
+            Self::All => saved.clone(),
             Self::One { from, to } if saved.contains(from) => SeqSet::one(to),
             Self::One { .. } => SeqSet::EMPTY,
         }
@@ -159,7 +159,7 @@ impl RestoreInto {
         match self {
             Self::All => match saved.iter().find(|seq| seq.0 >= n_seqs) {
                 Some(seq) => Err(Refusal::NoSuchSequence { seq, n_seqs }),
-                None => Ok((0..n_seqs).map(SeqId).collect()),
+                None => Ok(SeqSet::first_n(n_seqs)),
             },
             Self::One { from: seq, .. } if !saved.contains(seq) => {
                 Err(Refusal::NotSaved { seq, saved })
@@ -238,8 +238,8 @@ impl Snapshot {
     pub fn seqs(&self) -> SeqSet {
         let tokens = self.parts.iter().flat_map(|part| &part.cells);
         let chains = self.states.iter().flatten();
-        let in_parts = tokens.fold(SeqSet::EMPTY, |all, t| all.union(t.cell.seqs));
-        in_parts.union(chains.map(|chain| chain.seq).collect())
+        let in_parts = tokens.fold(SeqSet::EMPTY, |all, t| all.union(&t.cell.seqs));
+        in_parts.union(&chains.map(|chain| chain.seq).collect())
     }
 
     /// The positions of a sequence that all parts remember, as
@@ -310,7 +310,7 @@ impl PartSnapshot {
     pub(super) fn ends(&self) -> Vec<Option<Pos>> {
         let mut ends: Vec<Option<Pos>> = vec![None; MAX_SEQS];
         for token in &self.cells {
-            for seq in token.cell.seqs {
+            for seq in &token.cell.seqs {
                 if let Some(end) = ends.get_mut(seq.as_usize()) {
                     *end = (*end).max(Some(token.cell.pos));
                 }

@@ -4,6 +4,8 @@
 //! Invariant: a sequence that forgot positions still has its last one, and its next token sees
 //! nothing of what is forgotten. Knows nothing of other streams.
 
+use std::collections::BTreeMap;
+
 use super::pos_set::PosSet;
 use super::refusal::WindowForgotten;
 use super::undo::StreamUndo;
@@ -61,9 +63,12 @@ impl Stream {
         self.forgotten.get_mut(i)
     }
 
-    /// Puts tokens into cells, which are free or hold what nobody sees any more. Of a sequence that
+    /// Stores tokens in cells, which are free or hold what nobody sees any more. Of a sequence that
     /// loses a token that way, all older ones go as well, so that what it has stays without holes.
-    pub(super) fn put(&mut self, rows: impl Iterator<Item = (CellIdx, UBatchRow)>) -> StreamUndo {
+    pub(super) fn insert(
+        &mut self,
+        rows: impl Iterator<Item = (CellIdx, UBatchRow)>,
+    ) -> StreamUndo {
         let mut undo = StreamUndo {
             head: self.head,
             ..StreamUndo::default()
@@ -80,15 +85,15 @@ impl Stream {
             if let Some(held) = self.cells.take(at) {
                 undo.recycled.push((at, held));
             }
-            self.cells.put(
+            self.cells.insert(
                 at,
-                Cell {
+                &Cell {
                     pos: row.pos,
                     seqs: row.seqs,
                     grid: row.grid,
                 },
             );
-            undo.placed.push(at);
+            undo.filled.push(at);
             self.set_head_behind(at);
         }
         for (seq, to) in newest_of_each(&undo.recycled) {
@@ -140,6 +145,12 @@ impl Stream {
             cells.any(|(cell, _)| grids.contains_key(&cell))
         };
         self.cells.seqs().filter(is_in_image).collect()
+    }
+
+    /// Bytes on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let ranges: usize = self.forgotten.iter().map(PosSet::heap_bytes).sum();
+        self.cells.heap_bytes() + ranges + self.forgotten.capacity() * size_of::<PosSet>()
     }
 
     /// The next slot search begins behind this cell.
@@ -215,14 +226,12 @@ impl SeqEnd {
 }
 
 /// The newest position that each sequence lost.
-fn newest_of_each(recycled: &[(CellIdx, Cell)]) -> Vec<(SeqId, Pos)> {
-    let mut newest: Vec<(SeqId, Pos)> = Vec::new();
+fn newest_of_each(recycled: &[(CellIdx, Cell)]) -> BTreeMap<SeqId, Pos> {
+    let mut newest: BTreeMap<SeqId, Pos> = BTreeMap::new();
     for (_, held) in recycled {
         for seq in &held.seqs {
-            match newest.iter_mut().find(|(s, _)| *s == seq) {
-                Some((_, pos)) => *pos = held.pos.max(*pos),
-                None => newest.push((seq, held.pos)),
-            }
+            let pos = newest.entry(seq).or_insert(held.pos);
+            *pos = held.pos.max(*pos);
         }
     }
     newest

@@ -25,7 +25,7 @@ pub(super) struct StreamUndo {
     /// Where the slot search began.
     pub(super) head: u32,
     /// Cells that were given to tokens.
-    pub(super) placed: Vec<CellIdx>,
+    pub(super) filled: Vec<CellIdx>,
     /// What those of them held that were in use.
     pub(super) recycled: Vec<(CellIdx, Cell)>,
     /// What else was forgotten because it is older.
@@ -58,11 +58,11 @@ impl StreamUndo {
         let runs = stream.cells.runs(seq).into_iter();
         runs.flat_map(|runs| runs.within(PosRange::new(pos, pos)))
             .flat_map(|run| run.iter())
-            .any(|(cell, _)| !self.placed.contains(&cell))
+            .any(|(cell, _)| !self.filled.contains(&cell))
     }
 
     pub(super) fn undo(self, stream: &mut Stream, rows: RowsWritten) {
-        for cell in self.placed {
+        for cell in self.filled {
             stream.cells.take(cell);
         }
         stream.head = self.head;
@@ -82,7 +82,7 @@ impl StreamUndo {
             stream.cells.set_grid(cell, grid);
         }
         for (cell, held) in self.recycled {
-            stream.cells.put(cell, held);
+            stream.cells.insert(cell, &held);
         }
         for (seq, forgotten) in self.forgotten {
             stream.set_forgotten(seq, forgotten);

@@ -18,7 +18,7 @@ use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
 use super::{Memory, MemoryInputs, Restored, compact, copy, restore};
-use crate::batch::{SplitPolicy, UBatch, UBatchRow};
+use crate::batch::{SplitPolicy, UBatch};
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
 use crate::seq_set::SeqSet;
@@ -124,6 +124,12 @@ impl Unified {
         self.streams.iter().map(|s| s.cells.n_used()).sum()
     }
 
+    /// Bytes of main memory that keep track of cells and sequences: no KV rows.
+    pub fn bookkeeping_bytes(&self) -> usize {
+        let streams: usize = self.streams.iter().map(Stream::heap_bytes).sum();
+        streams + self.streams.capacity() * size_of::<Stream>()
+    }
+
     /// What a cell holds, or `None` where it is free or does not exist.
     pub fn cell(&self, cell: CellIdx) -> Option<Cell> {
         let stream = (cell.0 / self.config.n_cells) as usize;
@@ -158,11 +164,11 @@ impl Unified {
     fn seqs(&self, seqs: Seqs) -> SeqSet {
         match seqs {
             Seqs::One(seq) => SeqSet::one(seq),
-            Seqs::All => (0..self.config.n_seqs).map(SeqId).collect(),
+            Seqs::All => SeqSet::first_n(self.config.n_seqs),
         }
     }
 
-    fn remove_each(&mut self, seqs: SeqSet, range: PosRange) -> Removed {
+    fn remove_each(&mut self, seqs: &SeqSet, range: PosRange) -> Removed {
         let mut freed = Freed::default();
         for seq in seqs {
             let stream = self.stream_of(seq);
@@ -189,21 +195,26 @@ impl Unified {
         let cells = cells.iter().copied();
         let mut undo = UnifiedUndo::default();
         if let [stream] = self.streams.as_mut_slice() {
-            undo.streams.push((0, stream.put(cells.zip(ubatch.rows()))));
+            undo.streams
+                .push((0, stream.insert(cells.zip(ubatch.rows()))));
             return undo;
         }
-        let mut rows: Vec<(usize, CellIdx, UBatchRow)> = cells
-            .zip(ubatch.rows())
-            .map(|(cell, row)| (self.stream_of(row.first_seq), cell, row))
+        let seqs = ubatch.first_seqs.iter();
+        let streams = seqs.map(|&seq| self.stream_of(seq));
+        let mut rows: Vec<(usize, u32, CellIdx)> = streams
+            .zip(cells)
+            .zip(0u32..)
+            .map(|((stream, cell), number)| (stream, number, cell))
             .collect();
-        rows.sort_by_key(|&(stream, ..)| stream);
+        rows.sort_unstable();
         for group in rows.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(number, ..)) = group.first() else {
                 continue;
             };
             if let Some(stream) = self.streams.get_mut(number) {
-                let tokens = group.iter().map(|&(_, cell, row)| (cell, row));
-                undo.streams.push((number, stream.put(tokens)));
+                let tokens = group.iter();
+                let tokens = tokens.filter_map(|&(_, row, cell)| Some((cell, ubatch.row(row)?)));
+                undo.streams.push((number, stream.insert(tokens)));
             }
         }
         undo
@@ -231,7 +242,7 @@ impl Unified {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        for seq in self.seqs(seqs) {
+        for seq in &self.seqs(seqs) {
             if let Some(stream) = self.streams.get(self.stream_of(seq)) {
                 let end = stream.end_without(seq, range);
                 end.check(seq, self.config.window)?;
@@ -250,7 +261,7 @@ impl Unified {
     }
 
     fn remove_all(&mut self) -> Removed {
-        let removed = self.remove_each(self.seqs(Seqs::All), PosRange::ALL);
+        let removed = self.remove_each(&self.seqs(Seqs::All), PosRange::ALL);
         for stream in &mut self.streams {
             stream.head = 0;
         }
@@ -338,13 +349,13 @@ impl Memory for Unified {
     fn apply(&mut self, edit: Edit) -> Result<Edited, Refusal> {
         self.check(&edit)?;
         Ok(match edit {
-            Edit::Remove { seqs, range } => self.remove_each(self.seqs(seqs), range).into(),
+            Edit::Remove { seqs, range } => self.remove_each(&self.seqs(seqs), range).into(),
             Edit::Copy { from, to, range } => copy::copy(self, from, to, range),
             Edit::Reposition { seq, range, change } => shift::shift(self, seq, range, change),
             Edit::KeepOnly(seq) => {
                 let mut others = self.seqs(Seqs::All);
                 others.remove(seq);
-                self.remove_each(others, PosRange::ALL).into()
+                self.remove_each(&others, PosRange::ALL).into()
             }
             Edit::Compact => self.compact_streams(),
             Edit::Clear => self.remove_all().into(),
@@ -352,14 +363,14 @@ impl Memory for Unified {
     }
 
     fn n_holes(&self) -> u32 {
-        self.streams.iter().map(compact::n_holes).sum()
+        self.streams.iter().map(compact::n_misplaced).sum()
     }
 
     fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        Ok(Snapshot::of_part(restore::snapshot(self, self.seqs(seqs))))
+        Ok(Snapshot::of_part(restore::snapshot(self, &self.seqs(seqs))))
     }
 
     fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {

@@ -4,10 +4,12 @@
 //! since they look at the same runs; a token of an image that does not see all others at its position
 //! is a group by itself. Knows nothing of how cells were chosen.
 
+use std::collections::HashMap;
+
 use crate::batch::UBatch;
-use crate::cells::KvCells;
+use crate::cells::{CopyOrigin, KvCells, SeqRuns};
 use crate::grid::GridPos;
-use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
+use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::{CellRun, Visibility, VisibleGroup};
 use crate::window::{Causality, PosRange, Window};
 
@@ -28,18 +30,36 @@ pub(super) fn write<'a>(
     let seqs = write_rows(ubatch, reach, visibility);
     let mut apart = Vec::new();
     for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
-        let Some(cells) = cells_of(seq) else { continue };
-        let hull = |all: PosRange, &limits: &PosRange| all.hull(limits);
-        let seen = group.limits.iter().fold(PosRange::EMPTY, hull);
-        let runs = cells.runs(seq).into_iter();
-        group.runs.extend(runs.flat_map(|runs| runs.within(seen)));
-        if reach.causality == Causality::Causal && !cells.grids().is_empty() {
+        write_runs(group, cells_of(seq).and_then(|cells| cells.runs(seq)));
+        if let Some(cells) = cells_of(seq)
+            && reach.causality == Causality::Causal
+            && !cells.grids().is_empty()
+        {
             set_apart(ubatch, cells, group, &mut apart);
         }
     }
     if !apart.is_empty() {
         visibility.groups.retain(|group| !group.rows.is_empty());
         visibility.groups.append(&mut apart);
+    }
+}
+
+/// Writes the runs that the rows of a group see, of those of their sequence.
+fn write_runs(group: &mut VisibleGroup, runs: Option<&SeqRuns>) {
+    let hull = |all: PosRange, &limits: &PosRange| all.hull(limits);
+    let seen = group.limits.iter().fold(PosRange::EMPTY, hull);
+    match (runs, runs.and_then(SeqRuns::positions)) {
+        // A decode step adds one token: all but the last run are there already.
+        (Some(runs), Some(has)) if seen.first <= has.first && has.last <= seen.last => {
+            runs.update_copy(&mut group.runs, &mut group.origin);
+        }
+        (runs, _) => {
+            group.runs.clear();
+            group
+                .runs
+                .extend(runs.into_iter().flat_map(|runs| runs.within(seen)));
+            group.origin = CopyOrigin::default();
+        }
     }
 }
 
@@ -90,6 +110,8 @@ fn set_apart(
 pub(super) fn write_within(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) {
     let seqs = write_rows(ubatch, reach, visibility);
     for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
+        group.runs.clear();
+        group.origin = CopyOrigin::default();
         let rows = (0u32..).map(CellIdx).zip(ubatch.rows());
         for (cell, row) in rows.filter(|(_, row)| row.seqs.contains(seq)) {
             match group.runs.last_mut() {
@@ -109,36 +131,38 @@ pub(super) fn write_within(ubatch: &UBatch, reach: Reach, visibility: &mut Visib
     }
 }
 
-/// Writes groups without runs and gives the sequence of each.
+/// Writes the rows of all groups and their limits, and gives the sequence of each. The runs are
+/// those of the step before.
 fn write_rows(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) -> Vec<SeqId> {
-    let mut group_of = [None::<usize>; MAX_SEQS];
+    let mut group_of: HashMap<SeqId, usize> = HashMap::new();
     let mut seqs: Vec<SeqId> = Vec::new();
+    let mut last: Option<(SeqId, usize)> = None;
     visibility.n_rows = ubatch.n_tokens();
-    for (number, row) in (0u32..).zip(ubatch.rows()) {
-        let Some(group) = group_of.get_mut(row.first_seq.as_usize()) else {
-            continue;
+    for (number, (&seq, &pos)) in (0u32..).zip(ubatch.first_seqs.iter().zip(&ubatch.positions)) {
+        let at = match last {
+            Some((known, at)) if known == seq => at,
+            _ => *group_of.entry(seq).or_insert_with(|| {
+                seqs.push(seq);
+                clear_group(&mut visibility.groups, seqs.len() - 1);
+                seqs.len() - 1
+            }),
         };
-        let group = *group.get_or_insert_with(|| {
-            seqs.push(row.first_seq);
-            emptied(&mut visibility.groups, seqs.len() - 1);
-            seqs.len() - 1
-        });
-        let group = &mut visibility.groups[group];
-        group.rows.push(number);
-        group
-            .limits
-            .push(reach.window.visible_keys(row.pos, reach.causality));
+        last = Some((seq, at));
+        if let Some(group) = visibility.groups.get_mut(at) {
+            let limits = reach.window.visible_keys(Pos(pos), reach.causality);
+            group.rows.push(number);
+            group.limits.push(limits);
+        }
     }
     visibility.groups.truncate(seqs.len());
     seqs
 }
 
-/// Makes group `at`, the first unused one, exist and be empty.
-fn emptied(groups: &mut Vec<VisibleGroup>, at: usize) {
+/// Makes group `at`, the first unused one, exist and have no rows.
+fn clear_group(groups: &mut Vec<VisibleGroup>, at: usize) {
     match groups.get_mut(at) {
         Some(group) => {
             group.rows.clear();
-            group.runs.clear();
             group.limits.clear();
         }
         None => groups.push(VisibleGroup::default()),

@@ -19,10 +19,10 @@ use crate::window::{PosRange, Window};
 
 /// The bytes of a part.
 pub(super) fn encode_part(part: &PartSnapshot) -> Vec<u8> {
-    let mut sets: Vec<SeqSet> = Vec::new();
+    let mut sets: Vec<&SeqSet> = Vec::new();
     let mut set_of = Vec::with_capacity(part.cells.len());
     for token in &part.cells {
-        let set = token.cell.seqs;
+        let set = &token.cell.seqs;
         // Tokens of one sequence follow one another.
         let known = sets.iter().rposition(|s| *s == set);
         set_of.push(known.unwrap_or_else(|| {
@@ -84,7 +84,7 @@ pub(super) fn decode_part(section: &Section<'_>) -> Result<PartSnapshot, StateEr
     let positions = fields.many(n_tokens)?;
     let mut cells = Vec::with_capacity(positions.len());
     for (row, (pos, set)) in (0u32..).zip(positions.into_iter().zip(fields.many(n_tokens)?)) {
-        let Some(&seqs) = sets.get(set as usize) else {
+        let Some(seqs) = sets.get(set as usize).cloned() else {
             return Err(fields.senseless(format!("there is no set {set} of {n_sets}")));
         };
         let cell = Cell {

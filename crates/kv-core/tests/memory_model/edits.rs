@@ -240,13 +240,26 @@ impl<M: Attention> World<M> {
     }
 
     pub(crate) fn compact(&mut self) {
-        let n_holes = self.memory.n_holes();
+        while self.memory.n_holes() > 0 {
+            let before = self.memory.clone();
+            let compacted = self.memory.compact().unwrap();
+            assert!(compacted.n_cells > 0, "a pass without progress");
+            let n_copied: u32 = compacted.row_copies.iter().map(|c| c.len).sum();
+            assert_eq!(n_copied, compacted.n_cells);
+            for copy in &compacted.row_copies {
+                let parts = before.parts();
+                let part = parts.iter().find(|p| p.config().part == copy.part);
+                let written = (0..copy.len).map(|i| copy.to.offset(i));
+                for cell in written {
+                    let held = part.unwrap().cell(cell);
+                    assert_eq!(held, None, "{copy:?} writes what is used");
+                }
+            }
+            self.copy_rows(&compacted.row_copies);
+            self.check();
+        }
         let compacted = self.memory.compact().unwrap();
-        assert_eq!(compacted.n_cells, n_holes);
-        let n_copied: u32 = compacted.row_copies.iter().map(|c| c.len).sum();
-        assert_eq!(n_copied, n_holes);
-        self.copy_rows(&compacted.row_copies);
-        assert_eq!(self.memory.n_holes(), 0);
+        assert_eq!((compacted.n_cells, compacted.row_copies.len()), (0, 0));
         for part in self.memory.parts() {
             let n_cells = part.config().n_cells;
             for first in (0..part.n_cells()).step_by(n_cells as usize) {

@@ -21,7 +21,9 @@ fn window() -> impl Strategy<Value = Window> {
 fn configs<const N: usize>() -> impl Strategy<Value = [UnifiedConfig; N]> {
     let streams = prop_oneof![2 => Just(Streams::Shared), 1 => Just(Streams::PerSequence)];
     let causality = prop_oneof![4 => Just(Causality::Causal), 1 => Just(Causality::NonCausal)];
-    let parts = prop::collection::vec((1u32..40, window()), N);
+    // The larger ones give cells to sequences in blocks.
+    let n_cells = prop_oneof![3 => 1u32..40, 1 => 40u32..200];
+    let parts = prop::collection::vec((n_cells, window()), N);
     (streams, causality, parts).prop_map(|(streams, causality, parts)| {
         // Numbered from 1, the last first.
         std::array::from_fn(|i| UnifiedConfig {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kv_core::batch::{
-    Batch, MAX_POS, PositionRule, SplitError, UBatchRow, ValidBatch, validate, validate_with,
+    Batch, BatchError, MAX_POS, PositionRule, UBatchRow, ValidBatch, validate, validate_with,
 };
 use kv_core::memory::{
     Memory, MemoryInputs, Plan, Refusal, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
@@ -204,7 +204,7 @@ impl<M: Attention> World<M> {
                     }
                     for (&id, row) in ids.iter().zip(&rows) {
                         self.grids.extend(row.grid.map(|grid| (id, grid)));
-                        for seq in row.seqs {
+                        for seq in &row.seqs {
                             self.model[seq.as_usize()].push((row.pos, id));
                         }
                     }
@@ -249,7 +249,7 @@ impl<M: Attention> World<M> {
             );
         }
         self.real.check_attention(part, (ids, visibility), |row| {
-            let row = rows[row];
+            let row = &rows[row];
             self.model_sees(&config, row.first_seq, (row.pos, row.grid))
         });
     }
@@ -282,7 +282,7 @@ impl<M: Attention> World<M> {
             entry.at_grid(Pos(pos), GridPos { y, x });
         }
         let rule = PositionRule::Grid;
-        validate_with(&batch, (&RULES, rule), |seq| self.memory.positions(seq)).unwrap()
+        validate_with(&batch, &RULES, rule, |seq| self.memory.positions(seq)).unwrap()
     }
 
     /// Every token of `seq` that a part holds has the row and the column that it came with.
@@ -390,7 +390,7 @@ impl<M: Attention> World<M> {
                 let per_sequence = streams.any(|streams| streams == Streams::PerSequence);
                 assert!(per_sequence && set.len() > 1);
             }
-            Refusal::Split(SplitError::SequenceTooLong { set, n_tokens, .. }) => {
+            Refusal::Split(BatchError::SequenceTooLong { set, n_tokens, .. }) => {
                 let is_causal = |p: &&Unified| p.config().causality == Causality::Causal;
                 assert!(!self.memory.parts().iter().any(is_causal));
                 let family = batch.entries().iter().filter(|e| e.seqs.intersects(set));

@@ -68,7 +68,7 @@ pub(crate) fn batch(entries: &[(u32, bool)], last: impl Fn(SeqId) -> Option<Pos>
             .map(SeqId)
             .collect();
         let first = seqs.first()?;
-        let entry = batch.push_token(TokenId(0)).in_sequences(seqs);
+        let entry = batch.push_token(TokenId(0)).in_sequences(&seqs);
         let next = match last[first.as_usize()] {
             Some(pos) if repeat && in_batch.contains(first) => {
                 entry.at(pos);
@@ -76,10 +76,10 @@ pub(crate) fn batch(entries: &[(u32, bool)], last: impl Fn(SeqId) -> Option<Pos>
             }
             pos => pos.map_or(Pos(0), Pos::next),
         };
-        for seq in seqs {
+        for seq in &seqs {
             last[seq.as_usize()] = Some(next);
         }
-        in_batch = in_batch.union(seqs);
+        in_batch = in_batch.union(&seqs);
     }
     Some(batch)
 }

@@ -192,7 +192,7 @@ impl Device {
             n_vocab: 1000,
             n_embd: 1,
         };
-        let batch = validate_with(batch, (&rules, rule), |seq| self.memory.positions(seq)).unwrap();
+        let batch = validate_with(batch, &rules, rule, |seq| self.memory.positions(seq)).unwrap();
         let plan = self.memory.plan(&batch, 5).unwrap();
         let mut inputs = MemoryInputs::default();
         for planned in &plan {

@@ -29,7 +29,7 @@ pub(crate) fn next_tokens(memory: &impl Memory, sets: &[(&[u32], u32)]) -> Valid
     for &(seqs, n) in sets {
         let seqs: SeqSet = seqs.iter().copied().map(SeqId).collect();
         for _ in 0..n {
-            batch.push_token(TokenId(0)).in_sequences(seqs);
+            batch.push_token(TokenId(0)).in_sequences(&seqs);
         }
     }
     let rules = BatchRules {

@@ -3,11 +3,13 @@
 //! Invariant: a ubatch reads states that the ubatches before it left, and writes rows that no
 //! sequence can be at when it begins. Knows nothing of edits.
 
+use std::collections::HashMap;
+
 use super::Recurrent;
 use super::chain::{Chain, KeptState};
 use crate::batch::UBatch;
 use crate::graph::{StateGroup, StateStore};
-use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
+use crate::ids::{CellIdx, Pos, SeqId};
 use crate::memory::{NeededFor, NoStateRoom, Refusal};
 use crate::seq_set::SeqSet;
 
@@ -39,6 +41,7 @@ pub(super) fn extend(
     groups: &[StateGroup],
 ) -> Vec<(SeqId, Option<Chain>)> {
     let mut before: Vec<(SeqId, Option<Chain>)> = Vec::new();
+    let mut met = SeqSet::EMPTY;
     let n_kept = memory.config.n_kept();
     for group in groups {
         let Some((set, first)) = group.rows.first().and_then(|&row| row_of(ubatch, row)) else {
@@ -59,9 +62,10 @@ pub(super) fn extend(
             }
         });
         let chain = Chain::extended(old.as_ref(), new, first, n_kept);
-        for seq in set {
+        for seq in &set {
             let was = memory.set_chain(seq, Some(chain.clone()));
-            if before.iter().all(|(known, _)| *known != seq) {
+            if !met.contains(seq) {
+                met.insert(seq);
                 before.push((seq, was));
             }
         }
@@ -72,7 +76,7 @@ pub(super) fn extend(
 fn row_of(ubatch: &UBatch, row: u32) -> Option<(SeqSet, Pos)> {
     let seqs = ubatch.seqs.get(row as usize)?;
     let pos = ubatch.positions.get(row as usize)?;
-    Some((*seqs, Pos(*pos)))
+    Some((seqs.clone(), Pos(*pos)))
 }
 
 /// A group under way.
@@ -140,12 +144,12 @@ fn groups_of(memory: &Recurrent, ubatch: &UBatch, step: usize) -> Result<Vec<Sta
 /// together part, each goes on in a group of its own.
 fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, Refusal> {
     let mut open: Vec<Open> = Vec::new();
-    let mut group_of = [None::<usize>; MAX_SEQS];
+    let mut group_of: HashMap<SeqId, usize> = HashMap::new();
     for (number, row) in (0u32..).zip(ubatch.rows()) {
         if let Some(beyond) = row.seqs.iter().find(|s| s.0 >= memory.config.n_seqs) {
             memory.check_seq(beyond)?;
         }
-        let known = group_of.get(row.first_seq.as_usize()).copied().flatten();
+        let known = group_of.get(&row.first_seq).copied();
         if let Some(group) = known.and_then(|at| open.get_mut(at))
             && group.set == row.seqs
         {
@@ -155,15 +159,13 @@ fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, Refusal
         let source = match known {
             Some(at) => Source::Group(at),
             None => {
-                check_coupling(memory, ubatch, number, row.seqs)?;
+                check_coupling(memory, ubatch, number, &row.seqs)?;
                 let current = memory.chain(row.first_seq).and_then(Chain::current);
                 current.map_or(Source::Zeros, |state| Source::Row(state.row))
             }
         };
-        for seq in row.seqs {
-            if let Some(group) = group_of.get_mut(seq.as_usize()) {
-                *group = Some(open.len());
-            }
+        for seq in &row.seqs {
+            group_of.insert(seq, open.len());
         }
         open.push(Open {
             set: row.seqs,
@@ -179,7 +181,7 @@ fn check_coupling(
     memory: &Recurrent,
     ubatch: &UBatch,
     row: u32,
-    set: SeqSet,
+    set: &SeqSet,
 ) -> Result<(), Refusal> {
     let current = |seq| Some(memory.chain(seq)?.current()?.row);
     let Some(a) = set.first() else {

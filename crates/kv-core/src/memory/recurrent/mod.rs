@@ -429,7 +429,7 @@ impl Memory for Recurrent {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        let histories = restore::histories(self, self.seqs(seqs));
+        let histories = restore::histories(self, &self.seqs(seqs));
         Ok(Snapshot::of_states(histories))
     }
 

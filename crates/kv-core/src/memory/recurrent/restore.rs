@@ -23,7 +23,7 @@ pub(super) fn after(
     let saved = snapshot.states().ok_or(Refusal::NoStates)?;
     let used_before = memory.used_rows();
     let mut after = memory.clone();
-    for seq in replaced {
+    for seq in &replaced {
         after.set_chain(seq, None);
     }
     let used = after.used_rows();
@@ -79,7 +79,7 @@ pub(super) fn after(
 }
 
 /// The states of these sequences.
-pub(super) fn histories(memory: &Recurrent, seqs: SeqSet) -> Vec<StateHistory> {
+pub(super) fn histories(memory: &Recurrent, seqs: &SeqSet) -> Vec<StateHistory> {
     let chains = seqs.iter().filter_map(|seq| {
         let chain = memory.chain(seq)?;
         Some(StateHistory {
