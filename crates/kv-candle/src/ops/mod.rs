@@ -1,19 +1,21 @@
-//! Operations that take more than a line of candle. They trust their operands: `execute` and the
-//! backend's own methods have checked shapes, cells and visibility.
+//! Operations that take more than a line of candle. They trust their operands: shapes, cells and
+//! visibility have been checked.
 
 mod attend;
-mod curves;
-mod dense;
+mod elementwise;
 mod experts;
+mod linear;
+mod norm;
 mod plain;
 mod recurrent;
 mod rope;
 mod store_rows;
 
 pub(crate) use attend::{Queries, attend};
-pub(crate) use curves::{clamped_gate, layer_norm, scale_by_position, soft_cap};
-pub(crate) use dense::{linear, rms_norm};
+pub(crate) use elementwise::{clamped_gate, scale_by_position, soft_cap};
 pub(crate) use experts::{Slots, expert_linear, expert_scale, route};
+pub(crate) use linear::linear;
+pub(crate) use norm::{layer_norm, rms_norm};
 pub(crate) use plain::{kq, kq_soft_max, kqv};
 pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};

@@ -1,17 +1,8 @@
-//! Operations on whole rows: matrix product and RMS norm.
+//! Norms of rows: layer norm and RMS norm.
 //!
 //! Knows nothing of cells.
 
 use candle_core::{D, Result, Tensor};
-
-/// `x W^T + b`: `x [n, in]`, `weight [out, in]`, `bias [out]` → `[n, out]`.
-pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let y = x.matmul(&weight.t()?)?;
-    match bias {
-        Some(bias) => y.broadcast_add(bias),
-        None => Ok(y),
-    }
-}
 
 /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension, with a gain `[dim]`, `[groups, dim]` or
 /// none.
@@ -25,4 +16,23 @@ pub(crate) fn rms_norm(x: &Tensor, gain: Option<&Tensor>, eps: f32) -> Result<Te
             gain.map_or(Ok(normed.clone()), |gain| normed.broadcast_mul(gain))
         }
     }
+}
+
+/// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension.
+pub(crate) fn layer_norm(
+    x: &Tensor,
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    eps: f32,
+) -> Result<Tensor> {
+    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let y = unit_norm(&centred, eps)?.broadcast_mul(weight)?;
+    match bias {
+        Some(bias) => y.broadcast_add(bias),
+        None => Ok(y),
+    }
+}
+
+fn unit_norm(x: &Tensor, eps: f32) -> Result<Tensor> {
+    let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
+    x.broadcast_div(&mean_square.affine(1.0, f64::from(eps))?.sqrt()?)
 }

@@ -1,28 +1,9 @@
-//! Norms and elementwise functions that some architectures have.
+//! Elementwise functions that some architectures have.
 //!
 //! Knows nothing of architectures.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 use kv_core::graph::PositionScale;
-
-/// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension.
-pub(crate) fn layer_norm(
-    x: &Tensor,
-    (weight, bias): (&Tensor, Option<&Tensor>),
-    eps: f32,
-) -> Result<Tensor> {
-    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-    let y = unit_norm(&centred, eps)?.broadcast_mul(weight)?;
-    match bias {
-        Some(bias) => y.broadcast_add(bias),
-        None => Ok(y),
-    }
-}
-
-fn unit_norm(x: &Tensor, eps: f32) -> Result<Tensor> {
-    let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
-    x.broadcast_div(&mean_square.affine(1.0, f64::from(eps))?.sqrt()?)
-}
 
 /// `cap * tanh(x / cap)`.
 pub(crate) fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {

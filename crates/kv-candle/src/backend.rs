@@ -1,0 +1,127 @@
+//! [`CandleBackend`]: the [`Backend`] of this crate, put together from its parts.
+
+use std::sync::Arc;
+
+use candle_core::{Device, DeviceLocation};
+use kv_core::backend::{
+    Backend, BackendError, BackendInfo, CustomOps, OnProgress, RowCopy, RowKind, RowSpan,
+    RowStorage,
+};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+use kv_core::weights::WeightSource;
+use kv_core::{KvType, LayerIdx};
+
+use crate::error;
+use crate::execute;
+use crate::program::Program;
+use crate::rows::Rows;
+use crate::weights::Weights;
+
+/// Runs graphs with candle's operations on one device.
+#[derive(Clone, Debug)]
+pub struct CandleBackend {
+    device: Device,
+    custom: CustomOps,
+}
+
+impl CandleBackend {
+    /// A backend on this device.
+    pub fn new(device: Device) -> Self {
+        Self {
+            device,
+            custom: CustomOps::new(),
+        }
+    }
+
+    /// A backend on the CPU.
+    pub fn cpu() -> Self {
+        Self::new(Device::Cpu)
+    }
+
+    /// The device that it runs on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Backend for CandleBackend {
+    type Rows = Rows;
+    type Weights = Weights;
+    type Program = Program;
+
+    fn info(&self) -> BackendInfo {
+        let device = match self.device.location() {
+            DeviceLocation::Cpu => "CPU".to_owned(),
+            DeviceLocation::Cuda { gpu_id } => format!("CUDA device {gpu_id}"),
+            DeviceLocation::Metal { gpu_id } => format!("Metal device {gpu_id}"),
+        };
+        BackendInfo {
+            name: error::NAME.to_owned(),
+            device,
+            kv_types: KvType::ALL.to_vec(),
+        }
+    }
+
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        self.custom.extend(&ops);
+        Ok(())
+    }
+
+    fn allocate(&self, layout: &RowLayout) -> Result<Rows, BackendError> {
+        Rows::allocate(layout, &self.device)
+    }
+
+    fn read_rows(&self, rows: &Rows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
+        rows.read(span, out)
+    }
+
+    fn write_rows(&self, rows: &mut Rows, span: RowSpan, bytes: &[u8]) -> Result<(), BackendError> {
+        rows.write(span, bytes)
+    }
+
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        _on_progress: OnProgress,
+    ) -> Result<Weights, BackendError> {
+        Ok(Weights::new(
+            source,
+            self.device.clone(),
+            self.custom.clone(),
+        ))
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        weights: &Weights,
+        layout: &RowLayout,
+    ) -> Result<Program, BackendError> {
+        Program::compile(graph, weights, layout)
+    }
+
+    fn run(
+        &self,
+        program: &mut Program,
+        rows: &mut Rows,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        execute::run(program, rows, inputs, outputs)
+    }
+
+    fn copy_rows(&self, rows: &mut Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
+        rows.copy(copies)
+    }
+}
+
+impl RowStorage for Rows {
+    fn layout(&self) -> &RowLayout {
+        Self::layout(self)
+    }
+
+    fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        self.n_bytes(layer, kind)
+    }
+}
