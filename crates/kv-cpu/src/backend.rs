@@ -12,9 +12,9 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
+use crate::available_memory;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
-use crate::memory;
 use crate::plan::Plan;
 use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
@@ -110,7 +110,7 @@ impl Backend for CpuBackend {
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
-        memory::of_machine()
+        available_memory::of_machine()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {

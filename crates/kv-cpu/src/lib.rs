@@ -8,6 +8,7 @@
 pub mod activations;
 mod arena;
 mod attend;
+mod available_memory;
 mod backend;
 mod execute;
 mod gemm_dequant_f32;
@@ -15,7 +16,6 @@ pub mod isa;
 pub mod kernels;
 mod kv_rows;
 pub mod matrix;
-mod memory;
 mod operands;
 pub mod output;
 mod plan;

@@ -69,7 +69,7 @@ impl AlignedBytes {
     }
 
     /// Bytes that all rows and programs of this process have committed or may still commit.
-    pub(crate) fn promised() -> usize {
+    pub(crate) fn allocated() -> usize {
         ALLOCATED.load(Ordering::Relaxed)
     }
 
