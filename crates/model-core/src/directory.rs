@@ -31,6 +31,17 @@ impl HfDirectory {
     /// [`ModelFileError`] as [`HfTranslation::open`], and where tensors and model do not agree.
     pub fn open(directory: impl AsRef<Path>, registry: &Registry) -> Result<Self, ModelFileError> {
         let translation = HfTranslation::open(directory, registry.hf_classes())?;
+        Self::from_translation(translation, registry)
+    }
+
+    /// A directory that was translated before, with its model checked as [`Self::open`] does.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] where tensors and model do not agree.
+    pub fn from_translation(
+        translation: HfTranslation,
+        registry: &Registry,
+    ) -> Result<Self, ModelFileError> {
         let model = model(&translation, registry)?;
         let label = translation.label().to_owned();
         let (metadata, weights) = translation.into_parts();

@@ -1,4 +1,4 @@
-//! The safetensors files of a directory: one, or several with an index.
+//! The safetensors files of a directory: one, or several with an index; or the same in memory.
 //!
 //! Invariant: every tensor of the list lies inside its mapped file (the safetensors crate checks
 //! the header), no name is there twice, and the files hold what the index promises.
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::SharedBytes;
+use kv_core::weights::{SharedBytes, WeightSource};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
@@ -75,6 +75,27 @@ impl TensorFiles {
                 ),
             }),
         }
+    }
+
+    /// Tensors in memory, under the names that they have in files.
+    pub(super) fn from_source(source: &dyn WeightSource) -> Result<Self, ModelFileError> {
+        let stored = |name: String| match source.require(&name) {
+            Ok(weight) => {
+                let stored = Stored {
+                    shape: weight.shape().to_vec(),
+                    format: Ok(weight.format()),
+                    bytes: weight.bytes().clone(),
+                };
+                Ok((name, stored))
+            }
+            Err(error) => Err(ModelFileError::Tensor {
+                reason: error.to_string(),
+                name,
+            }),
+        };
+        let tensors = source.names().into_iter().map(stored);
+        let tensors = tensors.collect::<Result<_, _>>()?;
+        Ok(Self { tensors })
     }
 
     fn add(&mut self, path: &Path) -> Result<(), ModelFileError> {

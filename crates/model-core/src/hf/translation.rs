@@ -6,7 +6,7 @@ use kv_core::weights::WeightSource;
 
 use super::files::TensorFiles;
 use super::keys::Keys;
-use super::{HfClasses, HfConfig, HfWeights, ModelFileError};
+use super::{HfClass, HfClasses, HfConfig, HfWeights, ModelFileError};
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::Metadata;
 
@@ -19,6 +19,56 @@ pub struct HfTranslation {
     weights: HfWeights,
 }
 
+/// A config of a known class, and the keys that it becomes.
+struct TranslatedConfig<'a> {
+    class: &'a HfClass,
+    config: HfConfig,
+    keys: Keys,
+}
+
+impl<'a> TranslatedConfig<'a> {
+    fn new(
+        config: HfConfig,
+        name: Option<&str>,
+        classes: &'a HfClasses,
+    ) -> Result<Self, ModelFileError> {
+        let class_name = class_of(&config)?;
+        let class = classes.get(class_name);
+        let class = class.ok_or_else(|| classes.unsupported(&config, class_name))?;
+        let config = config.with_defaults(class.defaults);
+        let mut keys = Keys::new(class.architecture);
+        keys.set_whole("general.architecture", class.architecture);
+        keys.set_whole("general.type", "model");
+        if let Some(name) = name {
+            keys.set_whole("general.name", name);
+        }
+        for key in class.keys.iter().copied().flatten() {
+            key.apply(&config, &mut keys)?;
+        }
+        Ok(Self {
+            class,
+            config,
+            keys,
+        })
+    }
+
+    fn with_tensors(
+        self,
+        label: String,
+        tensors: &TensorFiles,
+    ) -> Result<HfTranslation, ModelFileError> {
+        let (metadata, computed) = self.keys.into_parts();
+        let mut weights = HfWeights::new(self.class, &self.config, tensors, computed)?;
+        check_embedding(&self.config, &weights)?;
+        tie(&self.config, &mut weights)?;
+        Ok(HfTranslation {
+            label,
+            metadata,
+            weights,
+        })
+    }
+}
+
 impl HfTranslation {
     /// Opens a directory with a `config.json` and one or more safetensors files. A tokenizer is
     /// translated where there is a `tokenizer.json`. Whether the tensors make a model is not
@@ -29,31 +79,28 @@ impl HfTranslation {
     pub fn open(directory: impl AsRef<Path>, classes: &HfClasses) -> Result<Self, ModelFileError> {
         let directory = directory.as_ref();
         let config = HfConfig::open(&directory.join("config.json"))?;
-        let name = class_of(&config)?;
-        let class = classes.get(name);
-        let class = class.ok_or_else(|| classes.unsupported(&config, name))?;
-        let config = config.with_defaults(class.defaults);
-        let mut keys = Keys::new(class.architecture);
-        keys.set_whole("general.architecture", class.architecture);
-        keys.set_whole("general.type", "model");
-        if let Some(name) = directory.file_name() {
-            keys.set_whole("general.name", &*name.to_string_lossy());
-        }
-        for key in class.keys.iter().copied().flatten() {
-            key.apply(&config, &mut keys)?;
-        }
-        super::tokenizer::translate(directory, &config, &mut keys)?;
-        super::sentence::translate(directory, &mut keys)?;
-        let (metadata, computed) = keys.into_parts();
-        let files = TensorFiles::open(directory)?;
-        let mut weights = HfWeights::new(class, &config, &files, computed)?;
-        check_embedding(&config, &weights)?;
-        tie(&config, &mut weights)?;
-        Ok(Self {
-            label: format!("'{}'", directory.display()),
-            metadata,
-            weights,
-        })
+        let name = directory.file_name().map(|name| name.to_string_lossy());
+        let mut translated = TranslatedConfig::new(config, name.as_deref(), classes)?;
+        super::tokenizer::translate(directory, &translated.config, &mut translated.keys)?;
+        super::sentence::translate(directory, &mut translated.keys)?;
+        let tensors = TensorFiles::open(directory)?;
+        translated.with_tensors(format!("'{}'", directory.display()), &tensors)
+    }
+
+    /// A model in memory: a config, and tensors under the names that they have in safetensors
+    /// files. It has no tokenizer.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the key or tensor that is missing, wrong or not supported.
+    pub fn from_parts(
+        name: &str,
+        config: HfConfig,
+        tensors: &dyn WeightSource,
+        classes: &HfClasses,
+    ) -> Result<Self, ModelFileError> {
+        let translated = TranslatedConfig::new(config, Some(name), classes)?;
+        let tensors = TensorFiles::from_source(tensors)?;
+        translated.with_tensors(format!("'{name}'"), &tensors)
     }
 
     /// The metadata that a GGUF file of this model would have.
