@@ -1,17 +1,17 @@
-//! [`Case`]: a file or directory with a reference.
+//! [`Case`]: a model with a reference.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightSource};
+use kv_core::LayerIdx;
+use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
-use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 
-use crate::Reference;
+use crate::recorded::{Recorded, ssm_state};
+use crate::{Recipe, Reference, fixture};
 
-/// How a file's keys lie, beside the reference's.
+/// The order of the values of a key, next to the reference's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyOrder {
     /// The same.
@@ -22,63 +22,49 @@ pub enum KeyOrder {
     FirstPairs(usize),
 }
 
-/// A setting in place of the file's.
-#[derive(Clone, Copy, Debug)]
-pub enum Setting {
-    /// A whole number.
-    Count(u32),
-    /// A number.
-    Number(f32),
-    /// A text.
-    Text(&'static str),
+/// Where a model comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The recipe of the case's name.
+    Recipe,
+    /// A GGUF file of the case's name in this folder of the fixtures.
+    Gguf(&'static str),
 }
 
-/// A file with a reference: tokens, logits and continuations, and what layers remembered.
+/// The state of a layer after a prompt, where the reference recorded it.
+pub type StateReference = fn(&Reference, LayerIdx, usize) -> Option<Recorded>;
+
+/// A model with a reference: tokens, logits and continuations, keys, values and states.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Where both are.
-    pub folder: &'static str,
-    /// Adds the architectures that the file may be of.
-    pub register: fn(&mut Registry),
-    /// Name of the reference.
+    /// Name of the recipe, or of the GGUF file without its ending.
     pub name: &'static str,
-    /// Name of the GGUF file, without the ending, or of a model directory.
-    pub file: &'static str,
-    /// How the file's keys lie.
+    /// Adds the architectures that the model may be of.
+    pub register: fn(&mut Registry),
+    /// Where the model comes from.
+    pub source: Source,
+    /// The order of the values of its keys.
     pub keys: KeyOrder,
-    /// Settings in place of the file's: references with the same weights share a file.
-    pub settings: &'static [(&'static str, Setting)],
-    /// Vectors beside the file's tensors.
-    pub vectors: &'static [(&'static str, &'static [f32])],
-}
-
-/// A file's tensors and vectors beside them.
-struct Extended {
-    file: Arc<dyn WeightSource>,
-    vectors: Vec<Weight>,
-}
-
-impl WeightSource for Extended {
-    fn get(&self, name: &str) -> Option<Weight> {
-        let own = self.vectors.iter().find(|w| w.name() == name);
-        own.cloned().or_else(|| self.file.get(name))
-    }
-
-    fn names(&self) -> Vec<String> {
-        let own = self.vectors.iter().map(|w| w.name().to_owned());
-        self.file.names().into_iter().chain(own).collect()
-    }
+    /// Reads states from the reference.
+    pub states: StateReference,
 }
 
 impl Case {
-    /// The case of this name among `cases`.
-    pub fn named(cases: &'static [Self], name: &str) -> &'static Self {
-        cases.iter().find(|case| case.name == name).unwrap()
+    /// A recipe whose keys and states have the order of the reference.
+    pub const fn recipe(name: &'static str, register: fn(&mut Registry)) -> Self {
+        Self {
+            name,
+            register,
+            source: Source::Recipe,
+            keys: KeyOrder::Same,
+            states: ssm_state,
+        }
     }
 
-    /// Path of a file beside that of the case.
-    pub fn path(&self, file: &str) -> String {
-        format!("{}/{file}", self.folder)
+    /// The case of this name among `cases`.
+    pub fn named(cases: &'static [Self], name: &str) -> &'static Self {
+        let case = cases.iter().find(|case| case.name == name);
+        case.unwrap_or_else(|| panic!("no case {name}"))
     }
 
     /// The architectures.
@@ -88,37 +74,27 @@ impl Case {
         registry
     }
 
-    fn stored(&self) -> (Arc<dyn WeightSource>, Metadata) {
-        let directory = self.path(self.file);
-        if Path::new(&directory).is_dir() {
-            let directory = HfDirectory::open(directory, &self.registry()).unwrap();
-            let weights = Arc::clone(directory.weights());
-            return (weights, directory.metadata().clone());
-        }
-        let file = GgufFile::open(format!("{directory}.gguf")).unwrap();
-        let metadata = file.metadata().clone();
-        (Arc::new(file), metadata)
+    fn file(folder: &str, name: &str) -> PathBuf {
+        fixture(folder).join(name)
     }
 
-    /// The tensors, and what the file says with the case's settings.
+    /// The tensors and the metadata, in the names and keys of GGUF.
     pub fn open(&self) -> (Arc<dyn WeightSource>, Metadata) {
-        let (file, mut metadata) = self.stored();
-        for &(key, value) in self.settings {
-            match value {
-                Setting::Count(n) => metadata.insert(key, n),
-                Setting::Number(x) => metadata.insert(key, x),
-                Setting::Text(text) => metadata.insert(key, text),
-            };
+        match self.source {
+            Source::Recipe => {
+                let recipe = Recipe::named(self.name);
+                let directory = recipe.directory(&self.registry());
+                let directory = directory.unwrap_or_else(|e| panic!("{}: {e}", self.name));
+                let weights = Arc::clone(directory.weights());
+                (weights, directory.metadata().clone())
+            }
+            Source::Gguf(folder) => {
+                let path = Self::file(folder, &format!("{}.gguf", self.name));
+                let file = GgufFile::open(path).unwrap();
+                let metadata = file.metadata().clone();
+                (Arc::new(file), metadata)
+            }
         }
-        if self.vectors.is_empty() {
-            return (file, metadata);
-        }
-        let vectors = self.vectors.iter().map(|(name, values)| {
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            Weight::new(*name, vec![values.len()], BlockFormat::F32, bytes.into()).unwrap()
-        });
-        let vectors = vectors.collect();
-        (Arc::new(Extended { file, vectors }), metadata)
     }
 
     /// The model.
@@ -129,10 +105,12 @@ impl Case {
 
     /// What an independent implementation computed.
     pub fn reference(&self) -> Reference {
-        let directory = self.path(self.name);
-        match Path::new(&directory).is_dir() {
-            true => Reference::open(&format!("{directory}/reference.safetensors")),
-            false => Reference::open(&format!("{directory}.reference.safetensors")),
+        match self.source {
+            Source::Recipe => Recipe::named(self.name).reference(),
+            Source::Gguf(folder) => {
+                let name = format!("{}.reference.safetensors", self.name);
+                Reference::open(&Self::file(folder, &name))
+            }
         }
     }
 }

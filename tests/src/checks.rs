@@ -10,14 +10,19 @@ use kv_core::graph::{Graph, GraphShape};
 use kv_core::memory::Streams;
 use kv_core::{SeqId, TokenId};
 
-use crate::{Case, KeyOrder, Reference, Runner, Setup, candle, cpu, cpu_with, distance, last_rows};
+use crate::recorded::{RecordKey, Recorded};
+use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
 
 /// Largest difference of a logit that f32 arithmetic in another order may make. llama.cpp's own is up
 /// to 1.5e-4 for such models.
 pub const TOLERANCE: f32 = 2e-4;
 
-/// Where the reference cut the first two prompts when it fed them in two pieces.
-const RECORDED_CUTS: [usize; 2] = [27, 19];
+/// Where the first two prompts are cut into two pieces: the places where transformers gave the same
+/// for both pieces as for the whole.
+const CUTS: [usize; 2] = [27, 19];
+
+/// What a layer may hold.
+const KINDS: [RowKind; 4] = [RowKind::K, RowKind::V, RowKind::Conv, RowKind::State];
 
 /// One token.
 pub const ONE: GraphShape = GraphShape {
@@ -30,29 +35,38 @@ pub const MANY: GraphShape = GraphShape {
     n_outputs: 2,
 };
 
-/// Each prompt alone, cut into pieces of so many tokens, in ubatches of so many.
-fn in_pieces<B: Backend>(
-    backend: impl Fn() -> B,
-    case: &Case,
-    (piece, n_ubatch): (usize, u32),
-) -> Vec<Vec<f32>> {
+/// How a prompt comes in.
+#[derive(Clone, Copy, Debug)]
+struct Pieces {
+    /// Tokens of a batch.
+    n_tokens: usize,
+    /// Tokens of a ubatch, at most.
+    n_ubatch: u32,
+}
+
+impl Pieces {
+    const fn of(n_tokens: usize, n_ubatch: u32) -> Self {
+        Self { n_tokens, n_ubatch }
+    }
+}
+
+/// Each prompt alone, in pieces.
+fn in_pieces<B: Backend>(backend: impl Fn() -> B, case: &Case, pieces: Pieces) -> Vec<Vec<f32>> {
     let one = |prompt: &Vec<u32>| {
         let mut runner = Runner::new(backend(), case, &Setup::default());
-        let pieces = prompt.chunks(piece);
-        pieces
-            .flat_map(|tokens| runner.feed(0, tokens, n_ubatch))
+        let batches = prompt.chunks(pieces.n_tokens);
+        batches
+            .flat_map(|tokens| runner.feed(0, tokens, pieces.n_ubatch))
             .collect()
     };
     case.reference().prompts().iter().map(one).collect()
 }
 
-/// Each prompt alone, in the two pieces in which the reference was fed, where it was.
-fn in_recorded_pieces<B: Backend>(backend: impl Fn() -> B, case: &Case) -> Vec<Vec<f32>> {
+/// Each prompt alone, the first two in two pieces.
+fn in_two_pieces<B: Backend>(backend: impl Fn() -> B, case: &Case) -> Vec<Vec<f32>> {
     let one = |(at, prompt): (usize, &Vec<u32>)| {
         let mut runner = Runner::new(backend(), case, &Setup::default());
-        let cut = RECORDED_CUTS
-            .get(at)
-            .map_or(0, |&cut| cut.min(prompt.len()));
+        let cut = CUTS.get(at).map_or(0, |&cut| cut.min(prompt.len()));
         let (first, second) = prompt.split_at(cut);
         let pieces = [first, second].into_iter().filter(|p| !p.is_empty());
         pieces
@@ -64,7 +78,7 @@ fn in_recorded_pieces<B: Backend>(backend: impl Fn() -> B, case: &Case) -> Vec<V
 }
 
 fn alone<B: Backend>(backend: impl Fn() -> B, case: &Case) -> Vec<Vec<f32>> {
-    in_pieces(backend, case, (512, 512))
+    in_pieces(backend, case, Pieces::of(512, 512))
 }
 
 /// All three prompts in one batch, their tokens interleaved.
@@ -91,8 +105,7 @@ fn together<B: Backend>(backend: B, case: &Case, setup: &Setup, n_ubatch: u32) -
 fn assert_close(case: &Case, how: &str, logits: &[Vec<f32>]) {
     let reference = case.reference();
     for (prompt, ours) in logits.iter().enumerate() {
-        let theirs = reference.logits(prompt);
-        let off = distance(last_rows(ours, theirs.len()), &theirs);
+        let off = reference.logits(prompt).distance(ours);
         assert!(
             off < TOLERANCE,
             "{}, prompt {prompt}, {how}: off by {off}",
@@ -115,11 +128,12 @@ pub fn cpu_agrees(case: &Case) {
             );
         }
     }
-    for pieces in [(1, 512), (7, 512), (27, 512), (48, 7)] {
+    for (n_tokens, n_ubatch) in [(1, 512), (7, 512), (27, 512), (48, 7)] {
+        let pieces = Pieces::of(n_tokens, n_ubatch);
         let in_pieces = in_pieces(cpu, case, pieces);
         assert!(in_pieces == whole, "{}: pieces of {pieces:?}", case.name);
     }
-    assert!(in_recorded_pieces(cpu, case) == whole, "{}", case.name);
+    assert!(in_two_pieces(cpu, case) == whole, "{}", case.name);
 }
 
 /// So many threads give the same bits as others.
@@ -136,8 +150,12 @@ pub fn candle_agrees(case: &Case) {
         let together = together(candle(), case, &setup, n_ubatch);
         assert_close(case, &format!("together, {streams:?}"), &together);
     }
-    assert_close(case, "in two", &in_recorded_pieces(candle, case));
-    assert_close(case, "token by token", &in_pieces(candle, case, (1, 512)));
+    assert_close(case, "in two", &in_two_pieces(candle, case));
+    assert_close(
+        case,
+        "token by token",
+        &in_pieces(candle, case, Pieces::of(1, 512)),
+    );
 }
 
 /// The likeliest continuations are the reference's: all of them on the CPU, a shorter one on candle.
@@ -155,65 +173,38 @@ pub fn continuations_agree(case: &Case) {
     assert_eq!(ours, reference.greedy(2)[..12], "{}, candle", case.name);
 }
 
-/// The last inputs of a convolution, `[width - 1, channels]`: the reference keeps one more, as
-/// `[channels, width]`.
-fn conv_state(reference: &Reference, layer: LayerIdx) -> Option<Vec<f32>> {
-    let (shape, values) = reference.values(&format!("conv_state_l{layer}_0"))?;
-    let &[channels, width] = &*shape else {
-        return None;
-    };
-    let at = (1..width).flat_map(|k| (0..channels).map(move |c| c * width + k));
-    Some(at.map(|at| values[at]).collect())
-}
-
-/// Keys of every token, `[tokens, heads, dim]`, in the order of the file.
-fn keys(case: &Case, reference: &Reference, layer: LayerIdx) -> Option<Vec<f32>> {
-    let (shape, mut values) = reference.values(&format!("k_l{layer}_0"))?;
-    let n = match case.keys {
-        KeyOrder::Same => 0,
-        KeyOrder::Pairs => shape[2],
-        KeyOrder::FirstPairs(n) => n,
-    };
-    for head in values.chunks_exact_mut(shape[2]) {
-        let halves = head.to_vec();
-        for i in 0..n / 2 {
-            (head[2 * i], head[2 * i + 1]) = (halves[i], halves[i + n / 2]);
-        }
-    }
-    Some(values)
-}
-
-fn memories_on<B: Backend>(backend: B, case: &Case, tolerance: f32) -> usize {
+fn memories_on<B: Backend>(backend: impl Fn() -> B, case: &Case, tolerance: f32) -> usize {
     let reference = case.reference();
-    let mut runner = Runner::new(backend, case, &Setup::with_snapshots(3));
-    runner.feed(0, &reference.prompts()[0], 512);
     let mut n_compared = 0;
-    for (layer, _) in runner.model.layers().iter() {
-        let values = |what: &str| Some(reference.values(&format!("{what}_l{layer}_0"))?.1);
-        for (kind, wanted) in [
-            (RowKind::Conv, conv_state(&reference, layer)),
-            (RowKind::State, values("ssm_state")),
-            (RowKind::K, keys(case, &reference, layer)),
-            (RowKind::V, values("v")),
-        ] {
-            let Some(wanted) = wanted else { continue };
-            let off = distance(&runner.rows(layer, kind), &wanted);
-            assert!(
-                off < tolerance,
-                "{}, layer {layer}, {kind:?}: off by {off}",
-                case.name
-            );
+    for (prompt, tokens) in reference.prompts().iter().enumerate() {
+        let mut runner = Runner::new(backend(), case, &Setup::that_keeps_all_rows());
+        runner.feed(0, tokens, 512);
+        let layers: Vec<LayerIdx> = runner.model.layers().iter().map(|(l, _)| l).collect();
+        for (layer, kind) in layers.iter().flat_map(|&l| KINDS.map(|kind| (l, kind))) {
+            let key = RecordKey {
+                layer,
+                kind,
+                prompt,
+            };
+            let n_values = runner.n_values(layer, kind);
+            let Some(recorded) =
+                n_values.and_then(|n_values| Recorded::of(case, &reference, key, n_values))
+            else {
+                continue;
+            };
+            let off = recorded.distance(&runner.rows(layer, kind));
+            assert!(off < tolerance, "{}, {key:?}: off by {off}", case.name);
             n_compared += 1;
         }
     }
     n_compared
 }
 
-/// What layers remember of the first prompt is what the reference recorded, on both backends. Returns
-/// how many tensors it recorded.
+/// The keys, values and states that layers hold after each prompt are those that the reference
+/// recorded, on both backends. Returns how many rows or states were compared.
 pub fn memories_agree(case: &Case, tolerance: f32) -> usize {
-    let n_compared = memories_on(cpu(), case, tolerance);
-    assert_eq!(memories_on(candle(), case, tolerance), n_compared);
+    let n_compared = memories_on(cpu, case, tolerance);
+    assert_eq!(memories_on(candle, case, tolerance), n_compared);
     n_compared
 }
 

@@ -1,6 +1,7 @@
-//! What the tests of model crates share: [`Case`], a file with a reference; [`Runner`], a decode loop of
-//! a few lines, so that these tests depend on memory, model and backend alone; and the [`checks`] that
-//! every model has to pass.
+//! What the tests of model crates share: the fixtures and [`Recipe`], a model directory whose weights
+//! are generated; [`Case`], a model with a reference; [`Runner`], a decode loop of a few lines, so that
+//! these tests depend on memory, model and backend alone; and the [`checks`] that every model has to
+//! pass.
 //!
 //! Only tests depend on this crate: a panic is how a check fails. Knows no architecture by name.
 
@@ -8,17 +9,21 @@
 
 mod case;
 pub mod checks;
+mod recipe;
+pub mod recorded;
 mod reference;
 mod refusal;
 mod runner;
 
 use std::num::NonZero;
+use std::path::PathBuf;
 
 use kv_candle::CandleBackend;
 use kv_cpu::{CpuBackend, CpuConfig};
 
-pub use case::{Case, KeyOrder, Setting};
-pub use reference::Reference;
+pub use case::{Case, KeyOrder, Source, StateReference};
+pub use recipe::{Distribution, Recipe, TensorKey};
+pub use reference::{LogitsRows, Reference};
 pub use refusal::{refusal, remove_key};
 pub use runner::{Runner, Setup};
 
@@ -41,9 +46,9 @@ pub fn candle() -> CandleBackend {
     CandleBackend::cpu()
 }
 
-/// The last values, as many as a reference has.
-pub fn last_rows(values: &[f32], n: usize) -> &[f32] {
-    &values[values.len() - n..]
+/// A file or folder of the fixtures, by its path in `tests/fixtures`.
+pub fn fixture(path: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures")).join(path)
 }
 
 /// Largest absolute difference.

@@ -1,6 +1,7 @@
-//! [`Reference`]: what an independent implementation computed.
+//! [`Reference`]: what an independent implementation computed for three prompts.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 /// Numbers of an independent implementation for three prompts.
 #[derive(Clone, Debug)]
@@ -8,9 +9,20 @@ pub struct Reference {
     tensors: HashMap<String, (Vec<usize>, Vec<[u8; 4]>)>,
 }
 
+/// Logits of some tokens of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogitsRows {
+    /// Positions of the tokens in the prompt.
+    pub positions: Vec<usize>,
+    /// Logits, `[positions, vocab]`.
+    pub values: Vec<f32>,
+}
+
 impl Reference {
-    pub(crate) fn open(path: &str) -> Self {
-        let bytes = std::fs::read(path).unwrap();
+    /// Reads a file of tensors.
+    pub fn open(path: &Path) -> Self {
+        let bytes = std::fs::read(path);
+        let bytes = bytes.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let tensors = file.iter().map(|(name, tensor)| {
             let words = tensor.data().as_chunks::<4>().0.to_vec();
@@ -21,24 +33,43 @@ impl Reference {
         }
     }
 
-    fn ids(&self, name: &str) -> Vec<u32> {
-        let words = self.tensors[name].1.iter();
-        words.map(|b| u32::from_le_bytes(*b)).collect()
+    /// Whole numbers, where they are there.
+    pub fn ids(&self, name: &str) -> Option<Vec<u32>> {
+        let words = self.tensors.get(name)?.1.iter();
+        Some(words.map(|b| u32::from_le_bytes(*b)).collect())
     }
 
     /// All three prompts.
     pub fn prompts(&self) -> Vec<Vec<u32>> {
-        (0..3).map(|i| self.ids(&format!("ids_{i}"))).collect()
+        let prompts = (0..3).map(|i| self.ids(&format!("ids_{i}")).unwrap());
+        prompts.collect()
     }
 
-    /// What follows a prompt.
+    /// The greedy continuation of a prompt.
     pub fn greedy(&self, prompt: usize) -> Vec<u32> {
-        self.ids(&format!("greedy_{prompt}"))
+        self.ids(&format!("greedy_{prompt}")).unwrap()
     }
 
-    /// Logits of the last tokens of a prompt: of all of the first.
-    pub fn logits(&self, prompt: usize) -> Vec<f32> {
-        self.values(&format!("logits_{prompt}")).unwrap().1
+    /// The logits rows of a prompt that were kept: those of `rows_i`, or the last.
+    pub fn logits(&self, prompt: usize) -> LogitsRows {
+        let (shape, values) = self.values(&format!("logits_{prompt}")).unwrap();
+        let positions = match self.ids(&format!("rows_{prompt}")) {
+            Some(rows) => rows.into_iter().map(|row| row as usize).collect(),
+            None => {
+                let n_tokens = self.ids(&format!("ids_{prompt}")).unwrap().len();
+                (n_tokens - shape[0]..n_tokens).collect()
+            }
+        };
+        LogitsRows { positions, values }
+    }
+
+    /// How many tensors of keys, values and states were recorded.
+    pub fn n_recorded(&self) -> usize {
+        let is_state = |name: &&String| {
+            let kinds = ["k_l", "v_l", "conv_state", "ssm_state", "state"];
+            kinds.iter().any(|kind| name.starts_with(kind)) && !name.ends_with("_rows")
+        };
+        self.tensors.keys().filter(is_state).count()
     }
 
     /// Shape and values of a tensor, where there is one.
@@ -46,5 +77,31 @@ impl Reference {
         let (shape, words) = self.tensors.get(name)?;
         let values = words.iter().map(|b| f32::from_le_bytes(*b)).collect();
         Some((shape.clone(), values))
+    }
+}
+
+impl LogitsRows {
+    /// Largest absolute difference from the same tokens' logits among those of all tokens of the
+    /// prompt, `[tokens, vocab]`.
+    pub fn distance(&self, ours: &[f32]) -> f32 {
+        let n_vocab = self.values.len() / self.positions.len();
+        let rows = self.positions.iter();
+        let kept: Vec<f32> = rows
+            .flat_map(|&at| &ours[at * n_vocab..][..n_vocab])
+            .copied()
+            .collect();
+        crate::distance(&kept, &self.values)
+    }
+
+    /// Those of the first `n_tokens` tokens.
+    #[must_use]
+    pub fn of_first(self, n_tokens: usize) -> Self {
+        let n_vocab = self.values.len() / self.positions.len();
+        let n = self.positions.iter().filter(|&&at| at < n_tokens).count();
+        assert!(self.positions[..n].iter().all(|&at| at < n_tokens));
+        Self {
+            positions: self.positions[..n].to_vec(),
+            values: self.values[..n * n_vocab].to_vec(),
+        }
     }
 }

@@ -58,6 +58,13 @@ impl Setup {
         setup
     }
 
+    /// The usual one, in which windows drop no rows and states are kept.
+    pub fn that_keeps_all_rows() -> Self {
+        let mut setup = Self::with_snapshots(3);
+        setup.memory.swa = SwaSize::Full;
+        setup
+    }
+
     /// The usual one with so many earlier states of each sequence.
     pub fn with_snapshots(n_snapshots: u32) -> Self {
         let mut setup = Self::default();
@@ -192,27 +199,38 @@ impl<B: Backend> Runner<B> {
         text
     }
 
+    /// How many values [`Self::rows`] gives: `None` where the layer has no such rows.
+    pub fn n_values(&self, layer: LayerIdx, kind: RowKind) -> Option<usize> {
+        let n_rows = match kind {
+            RowKind::K | RowKind::V => self.n_tokens(),
+            RowKind::Conv | RowKind::State => 1,
+        };
+        Some(n_rows as usize * self.row_len(layer, kind)?)
+    }
+
+    fn n_tokens(&self) -> u32 {
+        let positions = self.memory.positions(SeqId(0)).unwrap();
+        positions.last.0 + 1
+    }
+
+    fn row_len(&self, layer: LayerIdx, kind: RowKind) -> Option<usize> {
+        let layers = self.model.layers();
+        let attention = layers.attention(layer);
+        let recurrent = layers.recurrent(layer);
+        match kind {
+            RowKind::K => attention.map(|memory| memory.kv_heads * memory.k_dim),
+            RowKind::V => attention.map(|memory| memory.kv_heads * memory.v_dim),
+            RowKind::Conv => recurrent.map(|memory| memory.conv_row),
+            RowKind::State => recurrent.map(|memory| memory.state_row),
+        }
+    }
+
     /// The rows of one kind that a sequence fed alone left behind: its state, or its keys or values
     /// in order of position.
     pub fn rows(&self, layer: LayerIdx, kind: RowKind) -> Vec<f32> {
-        let (first, n_rows, len) = match kind {
-            RowKind::K | RowKind::V => {
-                let n_tokens = self.memory.positions(SeqId(0)).unwrap().last.0 + 1;
-                let memory = self.model.layers().attention(layer).unwrap();
-                let dim = match kind {
-                    RowKind::K => memory.k_dim,
-                    _ => memory.v_dim,
-                };
-                (CellIdx(0), n_tokens, memory.kv_heads * dim)
-            }
-            RowKind::Conv | RowKind::State => {
-                let memory = self.model.layers().recurrent(layer).unwrap();
-                let len = match kind {
-                    RowKind::Conv => memory.conv_row,
-                    _ => memory.state_row,
-                };
-                (self.state_row(), 1, len)
-            }
+        let (first, n_rows) = match kind {
+            RowKind::K | RowKind::V => (CellIdx(0), self.n_tokens()),
+            RowKind::Conv | RowKind::State => (self.state_row(), 1),
         };
         let span = RowSpan {
             layer,
@@ -220,7 +238,7 @@ impl<B: Backend> Runner<B> {
             first,
             len: n_rows,
         };
-        let mut bytes = vec![0; n_rows as usize * len * 4];
+        let mut bytes = vec![0; self.n_values(layer, kind).unwrap() * 4];
         self.backend
             .read_rows(&self.rows, span, &mut bytes)
             .unwrap();

@@ -13,8 +13,7 @@ use std::path::{Path, PathBuf};
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use model_core::architecture::Registry;
-use model_core::directory::HfDirectory;
-use model_core::gguf::GgufFile;
+use model_tests::{Recipe, fixture};
 
 /// One architecture.
 struct Row {
@@ -23,8 +22,8 @@ struct Row {
     models: &'static str,
     /// Which layers see how much.
     windows: &'static str,
-    /// Files with a reference, without the ending, and safetensors directories, with a `/` at the
-    /// end.
+    /// Recipes; GGUF files with a reference (by path, without the ending); and directories of
+    /// encoders (with a `/` at the end).
     fixtures: &'static [&'static str],
     against: Reference,
     /// Largest difference of a logit, or of a value of an encoder's vectors, that the tests allow.
@@ -35,22 +34,9 @@ struct Row {
 #[derive(Clone, Copy)]
 enum Reference {
     Transformers,
-    LlamaCpp,
-    /// In float64; llama.cpp agrees as far as its table of GELU in half precision does.
-    Numpy,
     /// In float64, from the papers.
-    NumpyAlone,
+    Numpy,
 }
-
-/// Directories that are tested beside the files.
-const DIRECTORIES: &str = "crates/cli/tests/data/directories/";
-/// Files of `model-llama`.
-const LLAMA: &str = "crates/model-llama/tests/data/";
-/// Files of `model-mamba`.
-const MAMBA: &str = "crates/model-mamba/tests/data/";
-
-/// Directories of `model-bert`.
-const BERT: &str = "crates/model-bert/tests/data/";
 
 const fn row(
     architecture: &'static str,
@@ -78,9 +64,9 @@ const ROWS: &[Row] = &[
             "llama_gqa_untied",
             "llama_rope_llama3",
             "llama_rope_yarn",
-            "llama_rope_linear/",
-            "mistral_noswa/",
-            "mistral_swa8/",
+            "llama_rope_linear",
+            "mistral_noswa",
+            "mistral_swa8",
             "mixtral",
         ],
     ),
@@ -88,7 +74,7 @@ const ROWS: &[Row] = &[
         "llama4",
         "Llama 4 (text)",
         "chunks of 8192, every 4th layer full and unrotated",
-        &["llama4_chunk16"],
+        &["llama4_chunk16", "llama4_chunk8192"],
     ),
     row("qwen2", "Qwen 2 and 2.5", "none", &["qwen2"]),
     row("qwen3", "Qwen 3", "none", &["qwen3"]),
@@ -103,13 +89,19 @@ const ROWS: &[Row] = &[
         "gemma3",
         "Gemma 3 (text)",
         "five of six layers, or as the file says",
-        &["gemma3_iswa8", "stories-gemma3"],
+        &["gemma3_iswa8", "stories/stories-gemma3"],
     ),
     row(
         "phi3",
         "Phi-3, 3.5 and 4-mini, with LongRoPE",
         "all layers where the file names a window",
-        &["phi3", "phi3_partial_swa8/", "phi3_longrope/"],
+        &[
+            "phi3",
+            "phi3_partial",
+            "phi3_partial_swa8",
+            "phi3_longrope_long",
+            "phi3_longrope_short",
+        ],
     ),
     row(
         "cohere2",
@@ -117,32 +109,25 @@ const ROWS: &[Row] = &[
         "three of four layers; the others are unrotated",
         &["cohere2_swa8"],
     ),
-    Row {
-        against: Reference::LlamaCpp,
-        ..row("granite", "Granite 3", "none", &["granite"])
-    },
-    Row {
-        against: Reference::LlamaCpp,
-        ..row(
-            "smollm3",
-            "SmolLM 3",
-            "none; every 4th layer is unrotated",
-            &["smollm3"],
-        )
-    },
-    Row {
-        against: Reference::LlamaCpp,
-        ..row("olmo2", "OLMo 2", "none", &["olmo2"])
-    },
-    Row {
-        against: Reference::Numpy,
-        ..row(
-            "starcoder2",
-            "StarCoder 2",
-            "none; all layers where the file names a window",
-            &["starcoder2"],
-        )
-    },
+    row(
+        "granite",
+        "Granite 3",
+        "none",
+        &["granite", "gguf/granite_llama_cpp"],
+    ),
+    row(
+        "smollm3",
+        "SmolLM 3",
+        "none; every 4th layer is unrotated",
+        &["smollm3"],
+    ),
+    row("olmo2", "OLMo 2", "none", &["olmo2"]),
+    row(
+        "starcoder2",
+        "StarCoder 2",
+        "none; all layers where the file names a window",
+        &["starcoder2"],
+    ),
     row(
         "gpt-oss",
         "gpt-oss",
@@ -155,9 +140,10 @@ const ROWS: &[Row] = &[
         "none",
         &[
             "mamba",
-            "mamba_untied/",
+            "mamba_untied",
             "falcon_mamba",
-            "falcon_mamba_eps5/",
+            "falcon_mamba_eps5",
+            "stories/stories-mamba",
         ],
     ),
     row("mamba2", "Mamba-2", "none", &["mamba2"]),
@@ -169,25 +155,25 @@ const ROWS: &[Row] = &[
         &["bamba", "granitemoehybrid"],
     ),
     row("falcon-h1", "Falcon-H1", "none", &["falcon_h1"]),
-    row("rwkv4", "RWKV-4", "none", &["rwkv4/"]),
+    row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
     Row {
-        against: Reference::NumpyAlone,
+        against: Reference::Numpy,
         tolerance: "2e-6 (vectors)",
         ..row(
             "bert",
             "BERT and its sentence encoders (MiniLM, BGE, E5)",
             "none; tokens see later ones",
-            &["bert_tiny/"],
+            &["encoders/bert_tiny/"],
         )
     },
     Row {
-        against: Reference::NumpyAlone,
+        against: Reference::Numpy,
         tolerance: "2e-6 (vectors)",
         ..row(
             "modern-bert",
             "ModernBERT",
             "symmetric, two of three layers; tokens see later ones",
-            &["modern_bert_tiny/"],
+            &["encoders/modern_bert_tiny/"],
         )
     },
 ];
@@ -224,15 +210,6 @@ fn registry() -> Registry {
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// The folder of an architecture's files.
-fn folder(row: &Row) -> &'static str {
-    match row.architecture {
-        "mamba" | "mamba2" | "jamba" | "granitehybrid" | "falcon-h1" => MAMBA,
-        "bert" | "modern-bert" => BERT,
-        _ => LLAMA,
-    }
 }
 
 /// What kind of memory follows from these layers.
@@ -289,14 +266,12 @@ fn render_pair(page: &mut String, names: [&str; 2]) {
     render_diff(page, names, &graphs);
 }
 
-/// Mistral is no architecture of its own: two files of `llama`.
+/// Mistral is no architecture of its own: two recipes of `llama`.
 fn render_mistral(page: &mut String) {
-    let registry = registry();
-    let mistral = root().join(format!("{DIRECTORIES}mistral_swa8"));
-    let mistral = HfDirectory::open(mistral, &registry).unwrap();
-    let llama = GgufFile::open(root().join(format!("{LLAMA}llama_gqa_untied.gguf"))).unwrap();
-    let llama = registry.model(llama.metadata(), &llama).unwrap();
-    let graphs = [&llama, mistral.model()].map(|model| model.graph(SHAPE).unwrap());
+    let graphs = ["llama_gqa_untied", "mistral_swa8"].map(|name| {
+        let directory = Recipe::named(name).directory(&registry()).unwrap();
+        directory.model().graph(SHAPE).unwrap()
+    });
     render_diff(page, ["llama", "Mistral"], &graphs);
 }
 
@@ -326,14 +301,15 @@ fn render() -> String {
 
 Made by `crates/cli/tests/architectures.rs`, which fails when this page is stale; do not edit it by hand.
 
-Every file is a tiny model with random weights (except those named `stories`, which were trained). Logits are
-compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three sequences in one batch, where
-kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values and states that the
-reference recorded. Names with a `/` are safetensors directories; every other file but the `stories` has one too, which
-passes the same (`crates/cli/tests/directories.rs`). Of encoders, vectors are compared, alone and in batches. *Memory* is that of
-the whole model.
+Every fixture is a tiny model with generated weights (except those named `stories`, which were trained), listed in
+`tests/fixtures/MANIFEST.md`. Logits are compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three
+sequences in one batch, where kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values
+and states that the reference recorded. Names without a `/` are recipes of model directories, which compute the same bits as GGUF
+files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` is a stored GGUF file with llama.cpp's numbers;
+those in `stories/` are compared by greedy texts alone, and directories in `encoders/` by vectors, alone and in batches. *Memory* is
+that of the whole model.
 
-| architecture | models | memory | windows | files | reference | logits within |
+| architecture | models | memory | windows | fixtures | reference | logits within |
 | --- | --- | --- | --- | --- | --- | --- |
 "
     .to_owned();
@@ -342,9 +318,7 @@ the whole model.
         let example = registry.get(row.architecture).unwrap().example().unwrap();
         let against = match row.against {
             Reference::Transformers => "transformers, f32",
-            Reference::LlamaCpp => "llama.cpp, f32",
-            Reference::NumpyAlone => "numpy, f64",
-            Reference::Numpy => "numpy, f64; llama.cpp within its f16 table of GELU",
+            Reference::Numpy => "numpy, f64",
         };
         writeln!(
             page,
@@ -380,21 +354,23 @@ fn every_architecture_has_a_row_and_every_row_its_files() {
     known.sort();
     rows.sort();
     assert_eq!(rows, known);
-    for row in ROWS {
-        for name in row.fixtures {
-            let is_there = |path: String| root().join(path).exists();
-            if let Some(name) = name.strip_suffix('/') {
-                let own = format!("{}{name}/config.json", folder(row));
-                let tested = format!("{DIRECTORIES}{name}/config.json");
-                assert!(is_there(own) || is_there(tested), "{name}");
-                continue;
-            }
-            let has = |ending: &str| is_there(format!("{}{name}{ending}", folder(row)));
-            assert!(has(".gguf") || has("-f16.gguf"), "{name}");
+    let named: Vec<&str> = ROWS.iter().flat_map(|row| row.fixtures).copied().collect();
+    for recipe in Recipe::all_in(&fixture("recipes")) {
+        let name = recipe.name();
+        assert!(named.contains(&&*name), "no row has the recipe {name}");
+    }
+    for name in named {
+        let is_there = |path: String| fixture(&path).exists();
+        if let Some(name) = name.strip_suffix('/') {
+            assert!(is_there(format!("{name}/config.json")), "{name}");
+        } else if name.contains('/') {
+            let has = |endings: [&str; 2]| endings.map(|e| is_there(format!("{name}{e}")));
+            assert!(has([".gguf", "-f16.gguf"]).contains(&true), "{name}");
             let references = [".reference.safetensors", ".reference.json"];
-            assert!(references.iter().any(|ending| has(ending)), "{name}");
-            let tested = format!("{DIRECTORIES}{name}/config.json");
-            assert!(is_there(tested) || name.starts_with("stories"), "{name}");
+            assert!(has(references).contains(&true), "{name}");
+        } else {
+            let has = |file: &str| is_there(format!("recipes/{name}/{file}"));
+            assert!(has("recipe.json") && has("reference.safetensors"), "{name}");
         }
     }
 }

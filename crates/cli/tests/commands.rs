@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use support::{BACKENDS, cellar, json, model, output, references};
+use support::{BACKENDS, cellar, directory, json, model, output, references};
 
 #[test]
 fn help_lists_commands_and_flags() {
@@ -308,17 +308,17 @@ fn a_log_can_be_asked_for() {
 /// Vocabulary of 512 and 64 values, in `f32`, beside an output matrix of the same size.
 #[test]
 fn inspect_tells_what_is_only_looked_up() {
-    let untied = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../model-llama/tests/data/llama_gqa_untied.gguf"
-    );
-    let report = json(&["inspect", "--json", untied]);
+    let made = directory("llama_gqa_untied");
+    let untied = made.path().join("model.gguf").display().to_string();
+    let from = made.path().display().to_string();
+    output(&["convert", &from, &untied, "--type", "f32"]);
+    let report = json(&["inspect", "--json", &untied]);
     let looked_up = &report["tensors"]["looked_up"];
     assert_eq!(
         (&looked_up["n_values"], &looked_up["n_bytes"]),
         (&32_768.into(), &131_072.into())
     );
-    let (text, _) = output(&["inspect", untied]);
+    let (text, _) = output(&["inspect", &untied]);
     assert!(text.contains("look rows up in 128.00 KiB"), "{text}");
 }
 

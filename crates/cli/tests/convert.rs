@@ -7,23 +7,34 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
+use engine::{Engine, EngineConfig};
+use kv_core::backend::Backend;
+use kv_core::batch::Batch;
 use kv_core::block::BlockFormat;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, SeqId, TokenId};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufFile;
 use model_core::hf::HfTranslation;
-use support::{cellar, json, model, output};
+use model_core::model_file::OpenModel;
+use model_tests::checks::TOLERANCE;
+use model_tests::{Recipe, candle, cpu, fixture};
+use support::{cellar, directory, json, model, output};
 
-fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories/mistral_swa8")
+/// The directory made of a recipe, and a file converted from it, in one folder.
+struct Converted {
+    from: tempfile::TempDir,
+    to: PathBuf,
 }
 
-fn converted(name: &str, file_type: &str) -> (tempfile::TempDir, PathBuf) {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join(name);
-    let [from, to] = [directory(), out.clone()].map(|path| path.display().to_string());
-    output(&["convert", &from, &to, "--type", file_type]);
-    (dir, out)
+impl Converted {
+    fn new(recipe: &str, file_type: &str) -> Self {
+        let from = directory(recipe);
+        let to = from.path().join("model.gguf");
+        let paths = [from.path(), &to].map(|path| path.display().to_string());
+        output(&["convert", &paths[0], &paths[1], "--type", file_type]);
+        Self { from, to }
+    }
 }
 
 /// Logits of a few tokens, as bytes of the file.
@@ -42,33 +53,79 @@ fn logits(model: &Path) -> Vec<f32> {
 
 #[test]
 fn the_file_holds_what_the_directory_holds() {
-    let (_dir, path) = converted("model.gguf", "f32");
-    let file = GgufFile::open(&path).unwrap();
-    let mut registry = Registry::new();
-    model_llama::register(&mut registry);
-    let source = HfTranslation::open(directory(), registry.hf_classes()).unwrap();
-    assert_eq!(file.tensors().len(), source.weights().names().len());
-    for name in source.weights().names() {
-        let [ours, theirs] = [file.require(&name), source.weights().require(&name)];
-        assert_eq!(ours.unwrap().to_f32(), theirs.unwrap().to_f32(), "{name}");
-    }
+    let Converted { from, to } = Converted::new("mistral_swa8", "f32");
+    let file = GgufFile::open(&to).unwrap();
     assert_eq!(file.metadata().get::<u32>("general.file_type"), Ok(0));
     assert_eq!(
         file.metadata().get::<u32>("llama.attention.sliding_window"),
         Ok(8)
     );
-    assert!(logits(&path) == logits(&directory()), "the same bits");
+    assert!(logits(&to) == logits(from.path()), "the same bits");
     let prompt = ["Once upon", "--temp", "0", "-n", "8"];
     let text = |model: &Path| {
         let model = model.display().to_string();
         output(&[&["run", "-m", &model], &prompt[..]].concat()).0
     };
-    assert_eq!(text(&path), text(&directory()));
+    assert_eq!(text(&to), text(from.path()));
+}
+
+/// Logits of every token of a prompt.
+fn logits_of<B: Backend>(backend: B, open: &OpenModel, prompt: &[u32]) -> Vec<f32> {
+    let config = EngineConfig {
+        n_ctx: Some(64),
+        kv_types: KvType::F32.into(),
+        ..EngineConfig::default()
+    };
+    let (model, weights) = (open.model().clone(), open.weights());
+    let mut engine = Engine::new(backend, model, weights, &config).unwrap();
+    let mut batch = Batch::new();
+    for &id in prompt {
+        let entry = batch.push_token(TokenId(id)).in_sequence(SeqId(0));
+        entry.with_output();
+    }
+    engine.decode(&batch).unwrap().values().to_vec()
+}
+
+/// The file of every recipe has the keys and tensors of the directory, bit for bit, and computes the
+/// same bits, which are the reference's within what f32 arithmetic in another order may make.
+#[test]
+fn every_recipe_becomes_a_file_that_computes_the_same() {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
+    for recipe in Recipe::all_in(&fixture("recipes")) {
+        let name = recipe.name();
+        let Converted { from, to } = Converted::new(&name, "f32");
+        let source = HfTranslation::open(from.path(), registry.hf_classes()).unwrap();
+        let file = GgufFile::open(&to).unwrap();
+        assert_eq!(file.tensors().len(), source.weights().names().len());
+        for tensor in source.weights().names() {
+            let [ours, theirs] = [file.require(&tensor), source.weights().require(&tensor)];
+            let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+            assert_eq!(ours.info(), theirs.info(), "{name}: {tensor}");
+            assert!(**ours.bytes() == **theirs.bytes(), "{name}: {tensor}");
+        }
+        for (key, value) in source.metadata().iter() {
+            assert_eq!(file.metadata().value(key), Some(value), "{name}: {key}");
+        }
+        let reference = recipe.reference();
+        let prompts = reference.prompts();
+        let models = [from.path(), &to].map(|path| OpenModel::open(path, &registry).unwrap());
+        for (i, prompt) in prompts.iter().enumerate() {
+            let [ours, theirs] = [&models[1], &models[0]].map(|m| logits_of(cpu(), m, prompt));
+            assert!(ours == theirs, "{name}, prompt {i}: other bits");
+            let off = reference.logits(i).distance(&ours);
+            assert!(off < TOLERANCE, "{name}, prompt {i}: off by {off}");
+        }
+        let off = reference.logits(2);
+        let off = off.distance(&logits_of(candle(), &models[1], &prompts[2]));
+        assert!(off < TOLERANCE, "{name}, candle: off by {off}");
+    }
 }
 
 #[test]
 fn each_type_is_written_and_stays_near() {
-    let exact = logits(&directory());
+    let exact = logits(directory("mistral_swa8").path());
     for (name, format, tolerance) in [
         ("f16", BlockFormat::F16, 0.05),
         ("bf16", BlockFormat::BF16, 0.3),
@@ -76,13 +133,13 @@ fn each_type_is_written_and_stays_near() {
         ("q8_0", BlockFormat::Q8_0, 0.6),
         ("Q4_0", BlockFormat::Q4_0, 6.0),
     ] {
-        let (_dir, path) = converted("model.gguf", name);
-        let file = GgufFile::open(&path).unwrap();
+        let Converted { from: _dir, to } = Converted::new("mistral_swa8", name);
+        let file = GgufFile::open(&to).unwrap();
         let stored = file.require("blk.1.ffn_down.weight").unwrap().format();
         assert_eq!(stored, format, "{name}");
         let norm = file.require("blk.1.ffn_norm.weight").unwrap().format();
         assert_eq!(norm, BlockFormat::F32, "{name}");
-        let rounded = logits(&path);
+        let rounded = logits(&to);
         let off = rounded.iter().zip(&exact).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f32::max);
         assert!(off > 0.0 && off < tolerance, "{name}: off by {off}");
@@ -91,7 +148,8 @@ fn each_type_is_written_and_stays_near() {
 
 #[test]
 fn a_type_or_a_place_that_cannot_be_is_an_error() {
-    let from = directory().display().to_string();
+    let directory = directory("mistral_swa8");
+    let from = directory.path().display().to_string();
     let said = |args: &[&str], code: i32| {
         let done = cellar().args(args).assert().failure().code(code);
         String::from_utf8(done.get_output().stderr.clone()).unwrap()
@@ -108,7 +166,7 @@ fn a_type_or_a_place_that_cannot_be_is_an_error() {
 /// 1.7888 for chunks of 128.
 #[test]
 fn perplexity_is_that_of_llama_cpp() {
-    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/stories.txt");
+    let text = fixture("stories/stories.txt");
     let (text, model) = (text.display().to_string(), model().display().to_string());
     for (n_ctx, n_chunks, wanted) in [("64", 6, 1.9136), ("128", 3, 1.7888)] {
         let args = [

@@ -1,32 +1,28 @@
-//! Models straight from safetensors directories against an independent implementation
-//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come
-//! in; where the directory has a GGUF file too, its keys and tensors.
+//! Models straight from directories of safetensors against an independent implementation
+//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come in;
+//! and their keys and tensors against those of llama.cpp's converter.
 //!
-//! Without `CELLAR_FIXTURES` the directories of this repository are tested, most of which are put
-//! together from other files first (see [`recipes`]); with it, every directory below that folder
-//! that holds a `config.json` and a `reference.safetensors`.
+//! The directories are the recipes of the fixtures, or those in the folder that `CELLAR_FIXTURES`
+//! names.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod recipes;
-
 use std::collections::BTreeMap;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use engine::{Engine, EngineConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
-use kv_core::weights::WeightSource;
+use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
-use model_core::gguf::GgufFile;
-use model_core::hf::{HfTranslation, ModelFileError};
-use safetensors::tensor::TensorView;
+use model_core::hf::{HfConfig, HfTranslation, ModelFileError};
+use model_tests::{LogitsRows, Recipe, TensorKey, fixture};
 use serde_json::{Map, Value};
 
 /// Largest difference from the reference that f32 arithmetic in another order may make.
@@ -39,78 +35,26 @@ fn registry() -> Registry {
     registry
 }
 
-/// The directories below a folder that hold a file of this name.
-fn below(folder: &Path, file: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap();
-    let mut paths: Vec<PathBuf> = entries
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.join("config.json").exists() && path.join(file).exists())
-        .collect();
-    paths.sort();
-    paths
-}
-
-/// The models to test, and what they were put together in.
-struct Fixtures {
-    paths: Vec<PathBuf>,
-    _made: Option<tempfile::TempDir>,
-}
-
-/// Every directory with a model and its reference.
-fn fixtures() -> Fixtures {
-    if let Some(folder) = std::env::var_os("CELLAR_FIXTURES") {
-        let paths = below(Path::new(&folder), "reference.safetensors");
-        assert!(!paths.is_empty(), "no model in {}", folder.display());
-        return Fixtures { paths, _made: None };
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let folder = root.join("cli/tests/data/directories");
-    let made = tempfile::tempdir().unwrap();
-    let mut paths = below(&folder, "reference.safetensors");
-    for from in below(&folder, "recipe.json") {
-        let to = made.path().join(from.file_name().unwrap());
-        recipes::prepare(&root, &from, &to);
-        paths.push(to);
-    }
-    Fixtures {
-        paths,
-        _made: Some(made),
-    }
+/// Every recipe to test.
+fn recipes() -> Vec<Recipe> {
+    let folder = std::env::var_os("CELLAR_FIXTURES");
+    let folder = folder.map_or_else(|| fixture("recipes"), PathBuf::from);
+    let recipes = Recipe::all_in(&folder);
+    assert!(!recipes.is_empty(), "no recipe in {}", folder.display());
+    recipes
 }
 
 /// Every directory whose model can be computed.
-fn directories(fixtures: &Fixtures) -> Vec<(String, HfDirectory)> {
+fn directories() -> Vec<(Recipe, HfDirectory)> {
     let mut found = Vec::new();
-    for path in &fixtures.paths {
-        match HfDirectory::open(path, &registry()) {
-            Ok(directory) => found.push((path.display().to_string(), directory)),
+    for recipe in recipes() {
+        match recipe.directory(&registry()) {
+            Ok(directory) => found.push((recipe, directory)),
             Err(declined @ ModelFileError::Declined { .. }) => println!("{declined}"),
-            Err(error) => panic!("{}: {error}", path.display()),
+            Err(error) => panic!("{}: {error}", recipe.name()),
         }
     }
     found
-}
-
-struct Reference {
-    prompts: Vec<Vec<u32>>,
-    logits: Vec<Vec<f32>>,
-    greedy: Vec<Vec<u32>>,
-}
-
-fn reference(directory: &str) -> Reference {
-    let bytes = std::fs::read(Path::new(directory).join("reference.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let words = |name: String| -> Vec<[u8; 4]> {
-        let tensor = file.tensor(&name).unwrap();
-        tensor.data().as_chunks::<4>().0.to_vec()
-    };
-    let ids = |name: String| words(name).into_iter().map(u32::from_le_bytes).collect();
-    let numbers = |name: String| words(name).into_iter().map(f32::from_le_bytes).collect();
-    Reference {
-        prompts: (0..3).map(|i| ids(format!("ids_{i}"))).collect(),
-        logits: (0..3).map(|i| numbers(format!("logits_{i}"))).collect(),
-        greedy: (0..3).map(|i| ids(format!("greedy_{i}"))).collect(),
-    }
 }
 
 fn cpu() -> CpuBackend {
@@ -191,12 +135,9 @@ fn greedy<B: Backend>(mut engine: Engine<B>, prompt: &[u32], n: usize) -> Vec<u3
     out
 }
 
-fn assert_close(name: &str, how: &str, ours: &[Vec<f32>], theirs: &[Vec<f32>]) {
+fn assert_close(name: &str, how: &str, ours: &[Vec<f32>], theirs: &[LogitsRows]) {
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-        // Some references hold the last rows only.
-        let ours = &ours[ours.len() - theirs.len()..];
-        let distance = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
-        let distance = distance.fold(0.0, f32::max);
+        let distance = theirs.distance(ours);
         assert!(
             distance < TOLERANCE,
             "{name}, prompt {i}, {how}: off by {distance}"
@@ -205,33 +146,28 @@ fn assert_close(name: &str, how: &str, ours: &[Vec<f32>], theirs: &[Vec<f32>]) {
 }
 
 fn agrees<B: Backend>(backend: impl Fn() -> B) {
-    let fixtures = fixtures();
-    for (name, directory) in directories(&fixtures) {
-        let reference = reference(&name);
-        let alone: Vec<Vec<f32>> = reference
-            .prompts
+    for (recipe, directory) in directories() {
+        let (name, reference) = (recipe.name(), recipe.reference());
+        let prompts = reference.prompts();
+        let theirs = [0, 1, 2].map(|i| reference.logits(i));
+        let alone: Vec<Vec<f32>> = prompts
             .iter()
             .flat_map(|prompt| {
-                logits(
-                    engine(backend(), &directory, 512),
-                    std::slice::from_ref(prompt),
-                    512,
-                )
+                let engine = engine(backend(), &directory, 512);
+                logits(engine, std::slice::from_ref(prompt), 512)
             })
             .collect();
-        assert_close(&name, "alone", &alone, &reference.logits);
+        assert_close(&name, "alone", &alone, &theirs);
         for (n_ubatch, piece) in [(512, 512), (7, 512), (512, 20), (512, 1)] {
             let how = format!("three sequences, ubatch {n_ubatch}, pieces of {piece}");
-            let together = logits(
-                engine(backend(), &directory, n_ubatch),
-                &reference.prompts,
-                piece,
-            );
-            assert_close(&name, &how, &together, &reference.logits);
+            let engine = engine(backend(), &directory, n_ubatch);
+            let together = logits(engine, &prompts, piece);
+            assert_close(&name, &how, &together, &theirs);
         }
-        for (prompt, wanted) in reference.prompts.iter().zip(&reference.greedy) {
+        for (i, prompt) in prompts.iter().enumerate() {
+            let wanted = reference.greedy(i);
             let found = greedy(engine(backend(), &directory, 512), prompt, wanted.len());
-            assert_eq!(found, *wanted, "{name}: greedy");
+            assert_eq!(found, wanted, "{name}: greedy");
         }
     }
 }
@@ -246,24 +182,24 @@ fn candle_agrees_with_the_reference() {
     agrees(CandleBackend::cpu);
 }
 
+/// The first 16 tokens in a context of 16, which is the original length of the one recipe, whose
+/// other logits are those of a longer context; the other has the same weights and an original length
+/// that is never exceeded.
 #[test]
 fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let made = tempfile::tempdir().unwrap();
-    let from = root.join("cli/tests/data/directories/phi3_longrope");
-    recipes::prepare(&root, &from, made.path());
-    let directory = HfDirectory::open(made.path(), &registry()).unwrap();
-    // What was computed with the factors for short contexts.
-    let short = root.join("model-llama/tests/data/phi3_longrope_short.reference.safetensors");
-    std::fs::copy(short, made.path().join("reference.safetensors")).unwrap();
-    let reference = reference(&made.path().display().to_string());
-    let prompt = &reference.prompts[2..];
-    for n_ctx in [17, 32] {
+    let directory = Recipe::named("phi3_longrope_long");
+    let directory = directory.directory(&registry()).unwrap();
+    let reference = Recipe::named("phi3_longrope_short").reference();
+    let prompt = reference.prompts().swap_remove(2)[..16].to_vec();
+    let wanted = reference.logits(2).of_first(prompt.len());
+    assert!(wanted.positions.len() >= 2, "{:?}", wanted.positions);
+    let found = |n_ctx| {
         let engine = engine_within(n_ctx, cpu(), &directory, 512);
-        let found = logits(engine, prompt, 512);
-        assert_close("short", &format!("{n_ctx}"), &found, &reference.logits[2..]);
-    }
-    let [within, beyond] = [32, 33].map(|n_ctx| engine_within(n_ctx, cpu(), &directory, 512));
+        logits(engine, std::slice::from_ref(&prompt), 512)
+    };
+    assert_close("short", "16", &found(16), std::slice::from_ref(&wanted));
+    assert!(wanted.distance(&found(17)[0]) > 0.1);
+    let [within, beyond] = [16, 17].map(|n_ctx| engine_within(n_ctx, cpu(), &directory, 512));
     let error = within.fingerprint().check(beyond.fingerprint());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("rope_factors_long.weight"), "{error}");
@@ -272,18 +208,14 @@ fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
 /// What a directory says of a key (`{architecture}.{key}`), whose config is that of a fixture,
 /// changed.
 fn translated(name: &str, change: impl FnOnce(&mut Map<String, Value>), key: &str) -> Option<f32> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories");
-    let text = std::fs::read(folder.join(name).join("config.json")).unwrap();
-    let mut config: Map<String, Value> = serde_json::from_slice(&text).unwrap();
+    let mut config = Recipe::named(name).config().clone();
     change(&mut config);
     // Keys do not depend on tensors: there are none, and none is missed.
     config.insert("tie_word_embeddings".to_owned(), true.into());
-    let none = safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), None).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("model.safetensors"), none).unwrap();
-    let config = Value::Object(config).to_string();
-    std::fs::write(directory.path().join("config.json"), config).unwrap();
-    let translated = HfTranslation::open(directory.path(), registry().hf_classes()).unwrap();
+    let config = HfConfig::new("'config.json'", config);
+    let (none, registry) = (MemoryWeights::new(), registry());
+    let translated = HfTranslation::from_parts(name, config, &none, registry.hf_classes());
+    let translated = translated.unwrap();
     let metadata = translated.metadata();
     let architecture: &str = metadata.get("general.architecture").unwrap();
     let key = format!("{architecture}.{key}");
@@ -304,6 +236,7 @@ const LEFT_OUT: &str = "
     mistral_swa8    sliding_window           attention.sliding_window  4096     none
     mixtral         sliding_window           attention.sliding_window  none     none
     mixtral         rope_parameters          rope.freq_base            1000000  1000000
+    starcoder2      sliding_window           attention.sliding_window  none     none
     smollm3         rope_theta               rope.freq_base            2000000  10000
     llama4_chunk16  rope_parameters          rope.freq_base            500000   500000
     falcon_mamba    mixer_rms_eps            ssm.dt_b_c_rms_epsilon    1e-6     1e-6
@@ -316,49 +249,68 @@ fn keys_that_are_left_out_are_those_of_transformers() {
         let &[name, key, to, left_out, null] = &words[..] else {
             panic!("{line}");
         };
-        let found = translated(name, |config| drop(config.remove(key)), to);
-        assert_eq!(found, left_out.parse().ok(), "{line}");
-        let is_null = |config: &mut Map<String, Value>| config[key] = Value::Null;
+        let older = |config: &mut Map<String, Value>| {
+            // Older files have the base of the rotation at the top.
+            if key == "rope_theta" {
+                config.remove("rope_parameters");
+            }
+            config.remove(key);
+        };
+        assert_eq!(translated(name, older, to), left_out.parse().ok(), "{line}");
+        let is_null = |config: &mut Map<String, Value>| {
+            older(config);
+            config.insert(key.to_owned(), Value::Null);
+        };
         assert_eq!(translated(name, is_null, to), null.parse().ok(), "{line}");
     }
 }
 
-/// Keys that a directory need not have as the GGUF file has them.
-fn is_own(key: &str) -> bool {
-    !key.starts_with("general.") && !key.starts_with("tokenizer.")
+/// The sum of a tensor's values, each times a number that its index alone decides, and the size of
+/// the summands: another order of the values gives another sum.
+fn checksum(values: &[f32]) -> (f64, f64) {
+    let key = TensorKey::new("checksum", 0);
+    let products = values.iter().zip(0..);
+    let products = products.map(|(&v, i)| f64::from(v) * f64::from(key.unit(i)));
+    products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()))
 }
 
+/// The keys of a model and the names and shapes of its tensors as llama.cpp's converter writes them,
+/// and a checksum of each tensor's values: `gguf.txt` next to a recipe.
 #[test]
-fn keys_and_tensors_are_those_of_the_gguf_file() {
+fn keys_and_tensors_are_those_of_llama_cpps_converter() {
     let mut n_compared = 0;
-    let fixtures = fixtures();
-    let paths = fixtures.paths.iter();
-    for path in paths.filter(|path| path.join("model-f32.gguf").exists()) {
-        let name = path.display();
-        let translated = HfTranslation::open(path, registry().hf_classes()).unwrap();
+    for recipe in Recipe::all_in(&fixture("recipes")) {
+        let (name, path) = (recipe.name(), recipe.folder().join("gguf.txt"));
+        let Ok(golden) = std::fs::read_to_string(path) else {
+            continue;
+        };
         n_compared += 1;
-        let file = GgufFile::open(path.join("model-f32.gguf")).unwrap();
-        let ours: BTreeMap<_, _> = translated.metadata().iter().collect();
-        for (key, value) in file.metadata().iter().filter(|(key, _)| is_own(key)) {
-            match ours.get(key) {
-                Some(own) => assert_eq!(*own, value, "{name}: {key}"),
-                None => println!("{name}: no key {key}, which is {value:?}"),
+        let translated = recipe.translated(&registry()).unwrap();
+        let keys: BTreeMap<_, _> = translated.metadata().iter().collect();
+        let mut names = Vec::new();
+        for line in golden.lines() {
+            let words: Vec<&str> = line.split('\t').collect();
+            match words[..] {
+                ["key", key, value] => {
+                    let found = keys.get(key).map(|value| format!("{value:?}"));
+                    assert_eq!(found.as_deref(), Some(value), "{name}: {key}");
+                }
+                ["tensor", tensor, shape, format, sum] => {
+                    let weight = translated.weights().require(tensor).unwrap();
+                    assert_eq!(format!("{:?}", weight.shape()), shape, "{name}: {tensor}");
+                    assert_eq!(weight.format().to_string(), format, "{name}: {tensor}");
+                    let (found, size) = checksum(&weight.to_f32());
+                    let off = (found - sum.parse::<f64>().unwrap()).abs();
+                    // Functions are rounded by whoever computes them.
+                    assert!(off <= 1e-6 * size, "{name}: {tensor} has other values");
+                    names.push(tensor.to_owned());
+                }
+                _ => panic!("{name}: {line}"),
             }
         }
-        let (mut own_names, mut names) = (translated.weights().names(), file.names());
+        let mut own_names = translated.weights().names();
         own_names.sort();
-        names.sort();
         assert_eq!(own_names, names, "{name}");
-        for tensor in names {
-            let own = translated.weights().require(&tensor).unwrap();
-            let theirs = file.weight(&tensor).unwrap();
-            assert_eq!(own.info(), theirs.info(), "{name}: {tensor}");
-            let differ = own.to_f32().iter().zip(theirs.to_f32()).any(|(a, b)| {
-                // Functions are rounded by whoever computes them.
-                (a - b).abs() > 4e-7 * b.abs()
-            });
-            assert!(!differ, "{name}: {tensor} has other values");
-        }
     }
-    assert!(n_compared > 0, "no GGUF file to compare with");
+    assert!(n_compared >= 30, "{n_compared} compared");
 }

@@ -5,14 +5,13 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use model_tests::fixture;
 use support::{BACKENDS, cellar, failure, model, output};
 
 fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../model-bert/tests/data")
-        .join(name)
+    fixture("encoders").join(name)
 }
 
 fn bert() -> String {

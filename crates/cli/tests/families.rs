@@ -5,15 +5,11 @@
 
 mod support;
 
-use std::path::Path;
+use model_tests::fixture;
+use support::{BACKENDS, directory, output, references_in};
 
-use support::{BACKENDS, output, references_in};
-
-/// The models of other crates' tests, without the ending.
-const MODELS: [&str; 2] = [
-    "model-llama/tests/data/stories-gemma3",
-    "model-mamba/tests/data/stories-mamba",
-];
+/// Trained models without the ending.
+const MODELS: [&str; 2] = ["stories/stories-gemma3", "stories/stories-mamba"];
 
 #[test]
 fn greedy_text_is_the_reference_s_for_windows_and_states() {
@@ -23,7 +19,7 @@ fn greedy_text_is_the_reference_s_for_windows_and_states() {
         ["--kv-type", "f32", "--ubatch", "1"],
     ];
     for model in MODELS {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(model);
+        let path = fixture(model);
         let file = format!("{}-f16.gguf", path.display());
         let references = references_in(format!("{}.reference.json", path.display()));
         for backend in BACKENDS {
@@ -43,17 +39,8 @@ fn greedy_text_is_the_reference_s_for_windows_and_states() {
 /// operations.
 #[test]
 fn a_model_with_operations_of_its_own_runs_is_planned_and_becomes_a_file() {
-    let directories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories");
-    let made = tempfile::tempdir().unwrap();
-    for (of, file) in [
-        ("rwkv4", "config.json"),
-        ("rwkv4", "model.safetensors"),
-        // Any tokenizer of 512 tokens does.
-        ("mistral_swa8", "tokenizer.json"),
-        ("mistral_swa8", "tokenizer_config.json"),
-    ] {
-        std::fs::copy(directories.join(of).join(file), made.path().join(file)).unwrap();
-    }
+    // Any tokenizer of 512 tokens does.
+    let made = directory("rwkv4");
     let path = |name: &str| made.path().join(name).display().to_string();
     let directory = made.path().display().to_string();
     let (gguf, state) = (path("model.gguf"), path("text.state"));

@@ -15,8 +15,8 @@ use support::{
 /// Models of each kind of memory, without the ending.
 const MODELS: [&str; 3] = [
     "models/stories-llama",
-    "crates/model-llama/tests/data/stories-gemma3",
-    "crates/model-mamba/tests/data/stories-mamba",
+    "tests/fixtures/stories/stories-gemma3",
+    "tests/fixtures/stories/stories-mamba",
 ];
 
 fn path(model: &str) -> String {
@@ -528,7 +528,7 @@ fn margin(model: &str, ids: &[u32]) -> f32 {
 fn types_whose_blocks_do_not_divide_a_row_are_refused_with_the_numbers() {
     let (_dir, file, state) = place();
     std::fs::write(&file, "something else").unwrap();
-    let model = path("crates/model-llama/tests/data/granite.gguf");
+    let model = path("tests/fixtures/gguf/granite_llama_cpp.gguf");
     let base = ["run", "-m", &model, "Hi", "-n", "3", "--save-state", &state];
     for (args, wanted) in [
         (

@@ -7,20 +7,17 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
+use model_tests::{Recipe, fixture};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
-use support::{cellar, output};
-
-fn sound() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/directories/mistral_swa8")
-}
+use support::{cellar, directory, output};
 
 fn registry() -> Registry {
     let mut registry = Registry::new();
@@ -29,14 +26,9 @@ fn registry() -> Registry {
     registry
 }
 
-/// A copy that may be changed.
+/// A sound directory that may be changed.
 fn copy() -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(sound()).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
-    }
-    copy
+    directory("mistral_swa8")
 }
 
 fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
@@ -179,11 +171,10 @@ fn a_class_that_is_declined_is_declined_with_the_reason() {
 
 #[test]
 fn tensors_of_rwkv_are_named_by_both_names() {
-    let from = sound().with_file_name("rwkv4");
     let said = |change: &dyn Fn(&mut Tensors)| {
         let dir = tempfile::tempdir().unwrap();
-        fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
-        let mut all = tensors(&from.join("model.safetensors"));
+        Recipe::named("rwkv4").expand(dir.path());
+        let mut all = tensors(&dir.path().join("model.safetensors"));
         change(&mut all);
         write(&dir.path().join("model.safetensors"), &all, Dtype::F32);
         let error = HfDirectory::open(dir.path(), &registry()).unwrap_err();
@@ -262,7 +253,7 @@ fn keys_that_one_class_has_are_named_too() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.json");
-        let whole = sound().with_file_name(name).join("config.json");
+        let whole = fixture("recipes").join(name).join("config.json");
         fs::copy(whole, &config).unwrap();
         edit_json(&config, |config| config[key] = value);
         let error = HfDirectory::open(dir.path(), &registry()).unwrap_err();
@@ -377,8 +368,9 @@ fn several_files_in_16_bits_are_one_model() {
         index.to_string(),
     )
     .unwrap();
+    let sound = directory("mistral_swa8");
     let [sharded, single] =
-        [copy.path().to_owned(), sound()].map(|dir| HfDirectory::open(dir, &registry()).unwrap());
+        [&copy, &sound].map(|dir| HfDirectory::open(dir.path(), &registry()).unwrap());
     use kv_core::weights::WeightSource;
     assert_eq!(sharded.weights().names(), single.weights().names());
     for name in single.weights().names() {

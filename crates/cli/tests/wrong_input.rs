@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 
 use model_core::gguf::Value;
-use support::{cellar, edited, failure, model};
+use support::{cellar, directory, edited, failure, model};
 
 /// The commands that read a model, given this one.
 fn with_model(path: &Path) -> Vec<Vec<String>> {
@@ -389,7 +389,8 @@ fn long_contexts_that_cannot_be_are_usage_errors() {
 /// Before a text is told that would break off.
 #[test]
 fn a_context_that_cannot_be_shifted_is_refused_at_once() {
-    let model = "../model-mamba/tests/data/jamba.gguf";
+    let made = directory("jamba");
+    let model = &made.path().display().to_string();
     for way in [&["--context-shift"][..], &["--group-attention-factor", "2"]] {
         let (code, message) = failure(&[&["run", "-m", model, "Hi"], way].concat());
         assert_eq!(code, 1);

@@ -12,7 +12,7 @@ use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PosChange, Refusal, Seqs};
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
 use model_core::architecture::Registry;
-use model_core::model_file::ModelFile;
+use model_tests::Recipe;
 use support::{Moody, NEVER};
 
 const N_SNAPSHOTS: u32 = 4;
@@ -22,11 +22,7 @@ const MODELS: [&str; 2] = ["bamba", "falcon_h1"];
 fn engine(model: &str) -> Engine<Moody> {
     let mut registry = Registry::new();
     model_mamba::register(&mut registry);
-    let path = format!(
-        "{}/../model-mamba/tests/data/{model}.gguf",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let file = ModelFile::open(path, &registry).unwrap();
+    let directory = Recipe::named(model).directory(&registry).unwrap();
     let config = EngineConfig {
         n_ctx: Some(128),
         n_seqs: 3,
@@ -34,7 +30,8 @@ fn engine(model: &str) -> Engine<Moody> {
         n_snapshots: N_SNAPSHOTS,
         ..EngineConfig::default()
     };
-    Engine::new(Moody::new(), file.model().clone(), file.weights(), &config).unwrap()
+    let (model, weights) = (directory.model().clone(), directory.weights().clone());
+    Engine::new(Moody::new(), model, weights, &config).unwrap()
 }
 
 fn tokens(n: usize) -> Vec<TokenId> {

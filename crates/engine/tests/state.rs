@@ -26,8 +26,8 @@ use support::{Moody, NEVER};
 /// The models without their endings.
 const MODELS: [&str; 3] = [
     "models/stories-llama",
-    "crates/model-llama/tests/data/stories-gemma3",
-    "crates/model-mamba/tests/data/stories-mamba",
+    "tests/fixtures/stories/stories-gemma3",
+    "tests/fixtures/stories/stories-mamba",
 ];
 const A: SeqId = SeqId(0);
 const B: SeqId = SeqId(1);

@@ -18,7 +18,7 @@ use kv_core::{
     Causality, CellIdx, LayerIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup, Window,
 };
 
-const MASKS: &str = include_str!("../../kv-core/tests/data/masks.json");
+const MASKS: &str = include_str!("../../../tests/fixtures/kv-core/masks.json");
 
 #[derive(Deserialize)]
 struct Masks {

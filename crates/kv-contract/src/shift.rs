@@ -15,8 +15,8 @@ use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShap
 use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
 
-const CASES: &str = include_str!("../../kv-core/tests/data/rope_shift.json");
-const TENSORS: &[u8] = include_bytes!("../../kv-core/tests/data/rope_shift.safetensors");
+const CASES: &str = include_str!("../../../tests/fixtures/kv-core/rope_shift.json");
+const TENSORS: &[u8] = include_bytes!("../../../tests/fixtures/kv-core/rope_shift.safetensors");
 
 #[derive(Deserialize)]
 struct Cases {

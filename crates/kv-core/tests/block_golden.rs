@@ -11,7 +11,8 @@ struct Cursor(Vec<u8>, usize);
 
 impl Cursor {
     fn open() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/block_golden.bin");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../tests/fixtures/kv-core/block_golden.bin");
         Self(std::fs::read(path).unwrap(), 0)
     }
 

@@ -92,7 +92,8 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    let golden: Golden = serde_json::from_str(include_str!("data/masks.json")).unwrap();
+    let golden: Golden =
+        serde_json::from_str(include_str!("../../../tests/fixtures/kv-core/masks.json")).unwrap();
     assert_eq!(golden.cases.len(), 57);
     golden.cases
 }

@@ -24,7 +24,7 @@ struct Case {
 }
 
 fn equals_golden(name: &str) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_template");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/chat_templates");
     let source = std::fs::read_to_string(dir.join(format!("{name}.jinja"))).unwrap();
     let golden = std::fs::read_to_string(dir.join(format!("{name}.json"))).unwrap();
     let golden: Golden = serde_json::from_str(&golden).unwrap();

@@ -216,8 +216,7 @@ fn words_of_any_text_are_cut_where_the_library_cuts_them() {
 
 #[test]
 fn pieces_that_fall_back_to_bytes() {
-    let dir =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/tests/data/directories/mistral_swa8");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers/spm512");
     let both = Both::of_directory(&dir);
     for text in TEXTS {
         both.assert_equal(text);

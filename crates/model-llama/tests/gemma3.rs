@@ -6,17 +6,16 @@
 
 mod common;
 
-use common::case;
+use common::{STORIES, case};
 use kv_core::backend::Backend;
 use kv_core::memory::{Composite, Streams, SwaSize, Unified};
 use kv_core::{KvType, Window};
 use model_core::architecture::{Model, ModelError};
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};
-use model_tests::{Runner, Setup, best, candle, cpu, distance, last_rows};
+use model_tests::{Runner, Setup, best, candle, cpu, distance, fixture};
 use serde_json::Value;
 
-const STORIES: &str = "stories-gemma3-f16";
 /// Of the trained model.
 const N_SWA: u32 = 64;
 const N_VOCAB: usize = 1024;
@@ -28,7 +27,7 @@ struct Text {
 }
 
 fn texts() -> Vec<Text> {
-    let path = case(STORIES).path("stories-gemma3.reference.json");
+    let path = fixture("stories/stories-gemma3.reference.json");
     let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let ids = |value: &Value| {
         let ids = value.as_array().unwrap().iter();
@@ -69,12 +68,12 @@ fn just_enough(model: &dyn Model) -> Composite {
 
 #[test]
 fn layers_have_the_windows_and_rotations_of_the_file() {
-    for (name, n_swa, full_layers, base) in [
-        ("gemma3_iswa8", 8, vec![5], 1e6),
+    for (case, n_swa, full_layers, base) in [
+        (case("gemma3_iswa8"), 8, vec![5], 1e6),
         (STORIES, N_SWA, vec![3], 1e5),
     ] {
         let mut seen = 0;
-        Runner::with_memory(candle(), &case(name), &Setup::default(), |model| {
+        Runner::with_memory(candle(), &case, &Setup::default(), |model| {
             for (layer, _) in model.layers().iter() {
                 let window = match full_layers.contains(&layer.as_usize()) {
                     true => Window::Full,
@@ -107,7 +106,7 @@ fn recycled_windows_show_what_the_reference_saw<B: Backend>(backend: impl Fn() -
             let theirs = reference.logits(seq as usize);
             let pieces = prompt.chunks(piece);
             let ours: Vec<f32> = pieces.flat_map(|p| runner.feed(seq, p, 512)).collect();
-            let distance = distance(last_rows(&ours, theirs.len()), &theirs);
+            let distance = theirs.distance(&ours);
             assert!(
                 distance < TOLERANCE,
                 "{streams:?}, {n_cells} cells, pieces of {piece}: off by {distance}"
@@ -129,12 +128,8 @@ fn recycled_windows_show_what_the_reference_saw_on_candle() {
 fn greedy_texts_are_those_of_the_reference<B: Backend>(backend: impl Fn() -> B) {
     for kv_type in [KvType::F32, KvType::F16] {
         for memory in [by_layers, just_enough] {
-            let mut runner = Runner::with_memory(
-                backend(),
-                &case(STORIES),
-                &Setup::with_type(kv_type),
-                memory,
-            );
+            let mut runner =
+                Runner::with_memory(backend(), &STORIES, &Setup::with_type(kv_type), memory);
             for (seq, text) in (0..).zip(texts()) {
                 let logits = runner.feed(seq, &text.prompt, 512);
                 let mut next = best(logits.rchunks(N_VOCAB).next().unwrap());
@@ -165,12 +160,8 @@ fn prompts_longer_than_the_window_go_on_as_if_generated() {
         (512, by_layers as fn(&dyn Model) -> Composite),
         (7, just_enough),
     ] {
-        let mut runner = Runner::with_memory(
-            cpu(),
-            &case(STORIES),
-            &Setup::with_type(KvType::F16),
-            memory,
-        );
+        let mut runner =
+            Runner::with_memory(cpu(), &STORIES, &Setup::with_type(KvType::F16), memory);
         for (seq, text) in (0..).zip(texts()) {
             let tokens = [&text.prompt[..], &text.greedy[..]].concat();
             assert!(tokens.len() > 2 * N_SWA as usize);
@@ -196,7 +187,7 @@ fn a_windowed_part_gives_the_logits_of_a_full_one() {
     .concat();
     assert!(tokens.len() > 256);
     let with = |memory: &dyn Fn(&dyn Model) -> Composite| {
-        Runner::with_memory(cpu(), &case(STORIES), &Setup::default(), memory).feed(0, &tokens, 8)
+        Runner::with_memory(cpu(), &STORIES, &Setup::default(), memory).feed(0, &tokens, 8)
     };
     let windowed = with(&just_enough);
     let distance = distance(

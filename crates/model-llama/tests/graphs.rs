@@ -32,7 +32,7 @@ fn the_length_of_the_context_chooses_the_factors() {
     });
     let model = Case::named(CASES, "phi3_longrope_long").model();
     let within = |n_tokens| model.for_context(n_tokens).unwrap().graph(ONE).unwrap();
-    assert_eq!(within(32), short);
-    assert_eq!(within(33), long);
+    assert_eq!(within(16), short);
+    assert_eq!(within(17), long);
     assert!(Case::named(CASES, "phi3").model().for_context(33).is_none());
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::CASES;
 use kv_core::KvType;
-use model_tests::{Runner, Setup, candle, checks, cpu, distance, last_rows};
+use model_tests::{Runner, Setup, Source, candle, checks, cpu, distance};
 
 /// Largest difference of a key or value.
 const ROW_TOLERANCE: f32 = 5e-5;
@@ -15,27 +15,33 @@ model_tests::standard_tests!(CASES);
 #[test]
 fn keys_and_values_are_the_references() {
     for case in CASES {
-        let n = checks::memories_agree(case, ROW_TOLERANCE);
-        // Those of llama.cpp were not recorded.
-        let recorded = !["granite", "smollm3", "olmo2"].contains(&case.name);
-        assert_eq!(n >= 4, recorded, "{}: {n}", case.name);
+        let n_compared = checks::memories_agree(case, ROW_TOLERANCE);
+        assert_eq!(n_compared, case.reference().n_recorded(), "{}", case.name);
+        // llama.cpp's numbers are logits alone.
+        assert!(n_compared >= 12 || case.source != Source::Recipe);
     }
 }
 
+/// 11 bits of mantissa in K and V move these logits (spread 3) by up to 0.023.
+const F16_TOLERANCE: f32 = 0.03;
+/// A value half-way between two f16 may be rounded up by one backend and down by the other, which sum
+/// in another order: up to 0.0076 in a logit (phi3).
+const F16_TIE_TOLERANCE: f32 = 1e-2;
+
 #[test]
 fn f16_rows_stay_near_the_reference() {
-    // 11 bits of mantissa in K and V move these logits (spread 3) by a few hundredths.
     let setup = Setup::with_type(KvType::F16);
     for case in CASES {
         let reference = case.reference();
         let (prompt, theirs) = (&reference.prompts()[0], &reference.logits(0));
         let on_cpu = Runner::new(cpu(), case, &setup).feed(0, prompt, 512);
         let on_candle = Runner::new(candle(), case, &setup).feed(0, prompt, 512);
-        let off = distance(last_rows(&on_cpu, theirs.len()), theirs);
-        assert!(off < 0.05, "{}: off by {off}", case.name);
+        let off = theirs.distance(&on_cpu);
+        assert!(off < F16_TOLERANCE, "{}: off by {off}", case.name);
+        let apart = distance(&on_cpu, &on_candle);
         assert!(
-            distance(&on_cpu, &on_candle) < 5e-3,
-            "{}: backends round alike",
+            apart < F16_TIE_TOLERANCE,
+            "{}: backends apart by {apart}",
             case.name
         );
     }

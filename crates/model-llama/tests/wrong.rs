@@ -132,7 +132,7 @@ fn missing_tensors_are_named() {
         ("gpt_oss_swa8", "blk.2.ffn_up_exps.bias"),
         ("llama4_chunk16", "blk.3.ffn_down_shexp.weight"),
         ("phi3", "blk.0.attn_qkv.weight"),
-        ("olmo2", "blk.3.attn_q_norm.weight"),
+        ("olmo2", "blk.2.attn_q_norm.weight"),
         ("starcoder2", "output_norm.bias"),
         ("gemma2_swa8", "blk.1.post_ffw_norm.weight"),
     ] {

@@ -20,7 +20,13 @@ model_tests::standard_tests!(CASES);
 fn what_layers_remember_is_the_references() {
     for case in CASES {
         let n_compared = checks::memories_agree(case, STATE_TOLERANCE);
-        assert!(n_compared >= 6, "{}: {n_compared}", case.name);
+        // RWKV-4's five tensors hold the states of three layers for each of three blocks.
+        let n_recorded = match case.name {
+            "rwkv4" => 9,
+            _ => case.reference().n_recorded(),
+        };
+        assert_eq!(n_compared, n_recorded, "{}", case.name);
+        assert!(n_compared >= 2, "{}: {n_compared}", case.name);
     }
 }
 

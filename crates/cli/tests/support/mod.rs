@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use model_core::gguf::{GgufFile, GgufWriter};
+use model_tests::{Recipe, fixture};
 use serde::Deserialize;
 
 pub const BACKENDS: [&str; 2] = ["cpu", "candle"];
@@ -19,6 +20,17 @@ pub fn cellar() -> Command {
 
 pub fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories-llama-f16.gguf")
+}
+
+/// A model directory made of a recipe, with a tokenizer of 512 tokens.
+pub fn directory(recipe: &str) -> tempfile::TempDir {
+    let made = tempfile::tempdir().unwrap();
+    Recipe::named(recipe).expand(made.path());
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        let from = fixture("tokenizers/spm512").join(file);
+        std::fs::copy(from, made.path().join(file)).unwrap();
+    }
+    made
 }
 
 /// Standard output of a run that succeeds, and standard error.

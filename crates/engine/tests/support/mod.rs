@@ -41,7 +41,7 @@ pub fn stories() -> ModelFile {
 pub fn interleaved() -> ModelFile {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
-    let path = "../model-llama/tests/data/stories-gemma3-f16.gguf";
+    let path = "../../tests/fixtures/stories/stories-gemma3-f16.gguf";
     ModelFile::open(format!("{}/{path}", env!("CARGO_MANIFEST_DIR")), &registry).unwrap()
 }
 

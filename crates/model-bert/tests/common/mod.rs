@@ -6,16 +6,15 @@
 use std::path::{Path, PathBuf};
 
 use model_core::architecture::Registry;
+use model_tests::fixture;
 use serde_json::Value;
 
-/// Directories of `tests/data`.
+/// Directories of the fixtures' `encoders`.
 pub(crate) const BERT: &str = "bert_tiny";
 pub(crate) const MODERN: &str = "modern_bert_tiny";
 
 pub(crate) fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data")
-        .join(name)
+    fixture("encoders").join(name)
 }
 
 pub(crate) fn registry() -> Registry {
@@ -24,7 +23,7 @@ pub(crate) fn registry() -> Registry {
     registry
 }
 
-/// `tests/data/make_reference.py` wrote it.
+/// `make_reference.py` of that folder wrote it.
 pub(crate) struct Reference(Value);
 
 impl Reference {

@@ -8,11 +8,11 @@ use model_core::tokenizer::{SpecialSpacing, TokenKind, Tokenizer, TokenizerModel
 /// A file of the tokenizer tests.
 pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/tokenizer")
+        .join("../../tests/fixtures/tokenizers")
         .join(name)
 }
 
-/// Reads a vocabulary in the format that `tests/data/tokenizer/README.md` describes.
+/// Reads a vocabulary in the format that `MANIFEST.md` of the fixtures describes.
 pub(crate) fn spec(path: &Path) -> TokenizerSpec {
     let text = std::fs::read_to_string(path).unwrap();
     let mut spec = TokenizerSpec::new(TokenizerModel::Bpe, Vec::new());

@@ -2,36 +2,43 @@
 
 #![allow(dead_code)] // each test file uses a part of this
 
-use model_tests::{Case, KeyOrder, Setting};
+use kv_core::LayerIdx;
+use model_tests::recorded::Recorded;
+use model_tests::{Case, KeyOrder, Reference, Source};
 
 pub(crate) const fn case(name: &'static str) -> Case {
-    Case {
-        folder: concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data"),
-        register: model_mamba::register,
-        name,
-        file: name,
-        keys: KeyOrder::Same,
-        settings: &[],
-        vectors: &[],
-    }
+    Case::recipe(name, model_mamba::register)
 }
 
-/// The directories that are tested as such.
-const DIRECTORIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cli/tests/data/directories");
+/// The trained model, without a reference of logits.
+pub(crate) const STORIES: Case = Case {
+    source: Source::Gguf("stories"),
+    ..case("stories-mamba-f16")
+};
+
+/// The states of RWKV-4 in the reference: `stateS_P`, `[width, blocks]`, where S counts the channel
+/// mix's last input, the time mix's, and numerator, denominator and maximum of the average. A block
+/// has three layers of memory here: the time mix's last input, the average, the channel mix's.
+fn rwkv_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+    let (block, part) = (layer.as_usize() / 3, layer.as_usize() % 3);
+    let states: &[usize] = [&[1][..], &[2, 3, 4], &[0]][part];
+    let mut values = Vec::new();
+    for state in states {
+        let (shape, all) = reference.values(&format!("state{state}_{prompt}"))?;
+        values.extend(all.chunks(shape[1]).map(|blocks| blocks[block]));
+    }
+    Some(Recorded {
+        at: (0..values.len()).collect(),
+        values,
+    })
+}
 
 /// Every model with a reference of logits.
 pub(crate) const CASES: &[Case] = &[
     case("mamba"),
     case("mamba_untied"),
-    // The same weights with two settings; the file has the same for all norms.
-    Case {
-        file: "falcon_mamba",
-        ..case("falcon_mamba_eps5")
-    },
-    Case {
-        settings: &[("mamba.ssm.dt_b_c_rms_epsilon", Setting::Number(1e-6))],
-        ..case("falcon_mamba")
-    },
+    case("falcon_mamba"),
+    case("falcon_mamba_eps5"),
     case("mamba2"),
     Case {
         keys: KeyOrder::FirstPairs(8),
@@ -39,13 +46,13 @@ pub(crate) const CASES: &[Case] = &[
     },
     case("falcon_h1"),
     case("jamba"),
-    // Its keys do not rotate, but lie as if they did.
+    // Its keys do not rotate, but have the order of keys that do.
     Case {
         keys: KeyOrder::Pairs,
         ..case("granitemoehybrid")
     },
     Case {
-        folder: DIRECTORIES,
+        states: rwkv_state,
         ..case("rwkv4")
     },
 ];

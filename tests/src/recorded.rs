@@ -1,0 +1,115 @@
+//! [`Recorded`]: which keys, values and states the reference recorded, and where they are among those
+//! that the memory holds after the same prompt.
+
+use kv_core::LayerIdx;
+use kv_core::backend::RowKind;
+
+use crate::{Case, KeyOrder, Reference};
+
+/// Some values of a state, or of the rows of keys or values of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    /// Indices among the values of the memory.
+    pub at: Vec<usize>,
+    /// The reference's values there.
+    pub values: Vec<f32>,
+}
+
+/// Which rows or state the values are of.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordKey {
+    /// The layer.
+    pub layer: LayerIdx,
+    /// Keys, values, convolution inputs or a state.
+    pub kind: RowKind,
+    /// Which prompt.
+    pub prompt: usize,
+}
+
+impl Recorded {
+    /// The values that the reference has for a record; the memory holds `n_values` of them.
+    pub(crate) fn of(
+        case: &Case,
+        reference: &Reference,
+        key: RecordKey,
+        n_values: usize,
+    ) -> Option<Self> {
+        let RecordKey { layer, prompt, .. } = key;
+        match key.kind {
+            RowKind::K => last_rows(reference, &name("k", key), n_values, case.keys),
+            RowKind::V => last_rows(reference, &name("v", key), n_values, KeyOrder::Same),
+            RowKind::Conv => conv_state(reference, &name("conv_state", key), n_values),
+            RowKind::State => (case.states)(reference, layer, prompt),
+        }
+    }
+
+    /// Largest absolute difference from the values of the memory.
+    pub fn distance(&self, ours: &[f32]) -> f32 {
+        let ours: Vec<f32> = self.at.iter().map(|&at| ours[at]).collect();
+        crate::distance(&ours, &self.values)
+    }
+}
+
+fn name(what: &str, key: RecordKey) -> String {
+    format!("{what}_l{}_{}", key.layer, key.prompt)
+}
+
+/// Keys or values of the last tokens, `[tokens, heads, dim]`.
+fn last_rows(
+    reference: &Reference,
+    name: &str,
+    n_values: usize,
+    order: KeyOrder,
+) -> Option<Recorded> {
+    let (shape, mut values) = reference.values(name)?;
+    let n = match order {
+        KeyOrder::Same => 0,
+        KeyOrder::Pairs => shape[2],
+        KeyOrder::FirstPairs(n) => n,
+    };
+    for head in values.chunks_exact_mut(shape[2]) {
+        let halves = head.to_vec();
+        for i in 0..n / 2 {
+            (head[2 * i], head[2 * i + 1]) = (halves[i], halves[i + n / 2]);
+        }
+    }
+    let at = (n_values - values.len()..n_values).collect();
+    Some(Recorded { at, values })
+}
+
+/// Indices along axis 0 that a reference kept of a tensor.
+fn kept(reference: &Reference, name: &str, n: usize) -> Vec<usize> {
+    match reference.ids(&format!("{name}_rows")) {
+        Some(rows) => rows.into_iter().map(|row| row as usize).collect(),
+        None => (0..n).collect(),
+    }
+}
+
+/// The last inputs of a convolution, `[width - 1, channels]` in the memory: the reference has one
+/// more, as `[channels, width]`, and may have kept some channels only.
+fn conv_state(reference: &Reference, name: &str, n_values: usize) -> Option<Recorded> {
+    let (shape, values) = reference.values(name)?;
+    let width = shape[1];
+    let n_channels = n_values / (width - 1);
+    let channels = kept(reference, name, shape[0]);
+    let inputs = || (0..width - 1).flat_map(|k| channels.iter().zip(0..).map(move |c| (k, c)));
+    Some(Recorded {
+        at: inputs().map(|(k, (&c, _))| k * n_channels + c).collect(),
+        values: inputs()
+            .map(|(k, (_, row))| values[row * width + k + 1])
+            .collect(),
+    })
+}
+
+/// `ssm_state_lL_P`, of which some indices along axis 0 may have been kept only.
+pub fn ssm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+    let name = format!("ssm_state_l{layer}_{prompt}");
+    let (shape, values) = reference.values(&name)?;
+    let len = values.len() / shape[0];
+    let rows = kept(reference, &name, shape[0]);
+    let at = rows.iter().flat_map(|row| row * len..(row + 1) * len);
+    Some(Recorded {
+        at: at.collect(),
+        values,
+    })
+}
