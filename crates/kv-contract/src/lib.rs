@@ -24,6 +24,7 @@ pub mod experts;
 pub mod graphs;
 pub mod kv_types;
 pub mod masks;
+pub mod memory;
 mod one_op;
 pub mod ops;
 mod random;

@@ -5,8 +5,9 @@
 //! memory shares, reuses or goes back to, the state of a sequence must be the model's tokens.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-mod oracle;
-
+use kv_contract::memory::batches::{N_SEQS, RULES, RelativeRange, batch, entries, seq};
+use kv_contract::memory::run_cases;
+use kv_contract::memory::states::StateRows;
 use kv_core::batch::{ValidBatch, validate};
 use kv_core::graph::StateGroup;
 use kv_core::memory::{
@@ -14,8 +15,6 @@ use kv_core::memory::{
     RestoreInto, RowsTaken, RowsWritten, Seqs, Snapshot,
 };
 use kv_core::{Pos, PosRange, SeqId};
-use oracle::batches::{N_SEQS, RULES, RelativeRange, batch, entries, seq};
-use oracle::states::StateRows;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -122,7 +121,7 @@ impl World {
     fn new(config: RecurrentConfig) -> Self {
         let memory = Recurrent::new(config).unwrap();
         Self {
-            rows: StateRows::new(Some(&memory)),
+            rows: StateRows::new(memory.n_rows().states),
             memory,
             model: vec![ModelSeq::default(); N_SEQS as usize],
             n_tokens: 0,
@@ -379,7 +378,7 @@ impl World {
             let states = self.memory.states(seq);
             assert_eq!(states.len(), model.n_states, "states of sequence {seq}");
             let ids: Vec<u64> = model.tokens.iter().map(|t| t.1).collect();
-            self.rows.check(&self.memory, seq, &ids);
+            self.rows.check(states, seq, &ids);
             let first_kept = model.tokens.len() - states.len();
             for (n_tokens, state) in (first_kept + 1..).zip(states) {
                 assert_eq!(state.n_tokens as usize, n_tokens);
@@ -397,7 +396,7 @@ impl World {
 #[test]
 fn a_state_is_what_its_sequence_has_taken_in() {
     let cases = (config(), prop::collection::vec(op(), 1..40));
-    oracle::run(("recurrent", file!()), &cases, |(config, ops)| {
+    run_cases("recurrent", file!(), &cases, |(config, ops)| {
         let mut world = World::new(config);
         for op in &ops {
             world.apply(op);

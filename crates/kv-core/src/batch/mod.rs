@@ -113,6 +113,12 @@ impl Batch {
         self.entries.len()
     }
 
+    /// Number of entries that belong to a sequence.
+    pub fn n_entries_of(&self, seq: SeqId) -> usize {
+        let of_seq = |entry: &&Entry| entry.seqs.contains(seq);
+        self.entries.iter().filter(of_seq).count()
+    }
+
     /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -1,12 +1,10 @@
-//! The memories under test: what they are made of, and their parts.
+//! The memories of this project, of every kind and with random sizes and windows.
 
-use kv_core::memory::{
-    Composite, Memory, Recurrent, RecurrentConfig, Streams, Unified, UnifiedConfig,
-};
+use kv_core::memory::{Composite, Recurrent, RecurrentConfig, Streams, Unified, UnifiedConfig};
 use kv_core::{Causality, PartIdx, Window};
 use proptest::prelude::*;
 
-use crate::oracle::batches::N_SEQS;
+use super::batches::N_SEQS;
 
 fn window() -> impl Strategy<Value = Window> {
     prop_oneof![
@@ -37,19 +35,23 @@ fn configs<const N: usize>() -> impl Strategy<Value = [UnifiedConfig; N]> {
     })
 }
 
-pub(crate) fn unified() -> impl Strategy<Value = Unified> {
+/// One part, as a memory of its own.
+pub fn unified() -> impl Strategy<Value = Unified> {
     configs().prop_map(|[one]| Unified::new(one).unwrap())
 }
 
-pub(crate) fn iswa() -> impl Strategy<Value = Composite> {
+/// Parts with two windows.
+pub fn iswa() -> impl Strategy<Value = Composite> {
     configs::<2>().prop_map(|parts| Composite::iswa(&parts).unwrap())
 }
 
-pub(crate) fn three_windows() -> impl Strategy<Value = Composite> {
+/// Parts with three windows.
+pub fn three_windows() -> impl Strategy<Value = Composite> {
     configs::<3>().prop_map(|parts| Composite::iswa(&parts).unwrap())
 }
 
-fn recurrent() -> impl Strategy<Value = Recurrent> {
+/// Recurrent states, as a memory of their own.
+pub fn recurrent() -> impl Strategy<Value = Recurrent> {
     (0u32..5).prop_map(|n| Recurrent::new(RecurrentConfig::new(N_SEQS).with_snapshots(n)).unwrap())
 }
 
@@ -60,11 +62,13 @@ fn causal<const N: usize>() -> impl Strategy<Value = [Unified; N]> {
     configs().prop_map(move |parts| parts.map(unified))
 }
 
-pub(crate) fn hybrid() -> impl Strategy<Value = Composite> {
+/// One part and recurrent states.
+pub fn hybrid() -> impl Strategy<Value = Composite> {
     hybrid_of::<1>()
 }
 
-pub(crate) fn hybrid_iswa() -> impl Strategy<Value = Composite> {
+/// Parts with two windows and recurrent states.
+pub fn hybrid_iswa() -> impl Strategy<Value = Composite> {
     hybrid_of::<2>()
 }
 
@@ -75,29 +79,15 @@ fn hybrid_of<const N: usize>() -> impl Strategy<Value = Composite> {
     (causal(), recurrent()).prop_map(made)
 }
 
-/// A memory that consists of attention memories, and perhaps one recurrent one.
-pub(crate) trait Attention:
-    Memory<Slot: std::fmt::Debug> + Clone + PartialEq + std::fmt::Debug
-{
-    fn parts(&self) -> Vec<&Unified>;
-
-    fn recurrent(&self) -> Option<&Recurrent> {
-        None
-    }
-}
-
-impl Attention for Unified {
-    fn parts(&self) -> Vec<&Unified> {
-        vec![self]
-    }
-}
-
-impl Attention for Composite {
-    fn parts(&self) -> Vec<&Unified> {
-        self.parts().iter().collect()
-    }
-
-    fn recurrent(&self) -> Option<&Recurrent> {
-        self.states()
-    }
+/// A part with a full window and room for every test.
+pub fn roomy() -> Unified {
+    let config = UnifiedConfig {
+        part: PartIdx(0),
+        n_seqs: N_SEQS,
+        n_cells: 16,
+        streams: Streams::Shared,
+        window: Window::Full,
+        causality: Causality::Causal,
+    };
+    Unified::new(config).unwrap()
 }

@@ -7,9 +7,10 @@
 use kv_core::backend::null::{HostRows, NullBackend};
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::RowLayout;
-use kv_core::memory::Unified;
 use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
 use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
+
+use super::PartView;
 
 /// How far outputs may be from the definition's.
 const TOLERANCE: f64 = 1e-5;
@@ -65,8 +66,8 @@ pub(crate) struct RealRows {
 }
 
 impl RealRows {
-    pub(crate) fn new(parts: &[&Unified]) -> Self {
-        let layer = |part: &&Unified| {
+    pub(crate) fn new(parts: &[PartView]) -> Self {
+        let layer = |part: &PartView| {
             let number = part.config().part;
             let row = |dim| serde_json::json!({ "heads": 1, "dim": dim, "kv_type": "f32" });
             serde_json::json!({
@@ -77,7 +78,7 @@ impl RealRows {
         let layers: Vec<_> = parts.iter().map(layer).collect();
         // Parts of the tests are numbered as no map of layers would.
         let layout = serde_json::from_value(serde_json::json!({ "layers": layers })).unwrap();
-        let rope = |part: &&Unified| LayerRope {
+        let rope = |part: &PartView| LayerRope {
             layer: layer_of(part.config().part),
             rotation: Some(Rotation::new(rope(), None)),
         };

@@ -5,19 +5,17 @@ use std::collections::BTreeMap;
 use kv_core::batch::{
     Batch, BatchError, MAX_POS, PositionRule, UBatchRow, ValidBatch, validate, validate_with,
 };
-use kv_core::memory::{
-    Memory, MemoryInputs, Plan, Refusal, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
-};
+use kv_core::memory::{Edit, MemoryInputs, Plan, Refusal, RowsWritten, Streams, UnifiedConfig};
 use kv_core::{
     Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window,
 };
 
-use crate::attention::RealRows;
-use crate::memories::Attention;
-use crate::ops::{Attempt, Image, Op};
-use crate::oracle::batches::{N_SEQS, RULES, batch};
-use crate::oracle::states::StateRows;
-use crate::saves::Saved;
+use super::attention::RealRows;
+use super::batches::{N_SEQS, RULES, batch};
+use super::ops::{Attempt, Image, Op};
+use super::saves::Saved;
+use super::states::StateRows;
+use super::{MemoryUnderTest, PartView};
 
 /// What a row holds after a computation that failed half-way.
 pub(crate) const GARBAGE: Row = Row {
@@ -52,7 +50,7 @@ pub(crate) struct World<M> {
     pub(crate) saved: Option<Saved>,
 }
 
-impl<M: Attention> World<M> {
+impl<M: MemoryUnderTest> World<M> {
     pub(crate) fn new(memory: M) -> Self {
         let n_parts = memory.parts().len();
         let mut rows = vec![Vec::new(); n_parts + 1];
@@ -63,7 +61,7 @@ impl<M: Attention> World<M> {
         Self {
             empty: memory.clone(),
             real: RealRows::new(&memory.parts()),
-            states: StateRows::new(memory.recurrent()),
+            states: StateRows::new(memory.n_rows().states),
             memory,
             rows,
             model,
@@ -132,7 +130,12 @@ impl<M: Attention> World<M> {
                     self.batch(&batch, *attempt);
                 }
             }
-            Op::Image(image, attempt) => self.batch(&self.image(image), *attempt),
+            Op::Image(image, attempt) => {
+                let batch = self.image(image);
+                self.make_room(&batch);
+                let batch = self.valid_image(&self.image(image));
+                self.batch(&batch, *attempt);
+            }
             Op::Remove { seqs, range } => self.remove(*seqs, *range),
             Op::Copy { from, to, range } => self.copy(*from, *to, *range),
             Op::Reposition { seq, range, change } => {
@@ -143,7 +146,11 @@ impl<M: Attention> World<M> {
             Op::Save(seqs) => self.save(*seqs),
             Op::Restore { into, device } => self.restore(*into, *device),
             Op::KeepOnly(seq) => {
-                self.memory.keep_only(*seq).unwrap();
+                match self.memory.keep_only(*seq) {
+                    Ok(_) => {}
+                    Err(Refusal::Unsupported { .. }) => return,
+                    Err(refused) => panic!("{refused}"),
+                }
                 for (s, tokens) in (0u32..).zip(&mut self.model) {
                     if s != seq.0 {
                         tokens.clear();
@@ -255,7 +262,9 @@ impl<M: Attention> World<M> {
     }
 
     /// The batch, or `None` where these sequences cannot be together.
-    fn valid_batch(&self, entries: &[(u32, bool)]) -> Option<ValidBatch> {
+    fn valid_batch(&mut self, entries: &[(u32, bool)]) -> Option<ValidBatch> {
+        let before = batch(entries, |seq| self.last(seq))?;
+        self.make_room(&before);
         let batch = batch(entries, |seq| self.last(seq))?;
         let valid = validate(&batch, &RULES, |seq| self.memory.positions(seq)).ok()?;
         // Sequences that see different tokens at the same positions must not be coupled either;
@@ -271,7 +280,7 @@ impl<M: Attention> World<M> {
     }
 
     /// Tokens of an image, which fit any memory's rules.
-    fn image(&self, image: &Image) -> ValidBatch {
+    fn image(&self, image: &Image) -> Batch {
         let &Image { seq, ahead, .. } = image;
         let last = self.last(seq);
         let Pos(pos) = last.map_or(Pos(0), |last| Pos((last.0 + ahead).min(MAX_POS.0)));
@@ -281,14 +290,31 @@ impl<M: Attention> World<M> {
             let entry = batch.push_token(TokenId(0)).in_sequence(seq);
             entry.at_grid(Pos(pos), GridPos { y, x });
         }
+        batch
+    }
+
+    fn valid_image(&self, batch: &Batch) -> ValidBatch {
         let rule = PositionRule::Grid;
-        validate_with(&batch, &RULES, rule, |seq| self.memory.positions(seq)).unwrap()
+        validate_with(batch, &RULES, rule, |seq| self.memory.positions(seq)).unwrap()
+    }
+
+    /// Does what the memory evicts before a batch.
+    fn make_room(&mut self, batch: &Batch) {
+        for edit in self.memory.edits_before(batch) {
+            self.memory.check(&edit).unwrap();
+            match edit {
+                Edit::Remove { seqs, range } => self.remove_range(seqs, range),
+                Edit::Reposition { seq, range, change } => self.reposition(seq, range, change),
+                other => panic!("{other:?} makes no room"),
+            }
+        }
+        self.check();
     }
 
     /// Every token of `seq` that a part holds has the row and the column that it came with.
-    fn check_grids(&self, part: &Unified, seq: SeqId) {
+    fn check_grids(&self, part: &PartView, seq: SeqId) {
         let rows = &self.rows[part.config().part.as_usize()];
-        for (cell, pos) in part.runs(seq).iter().flat_map(|run| run.iter()) {
+        for (cell, pos) in part.held(seq) {
             let id = rows[cell.as_usize()].id;
             let held = part.cell(cell).unwrap().grid;
             let wanted = self.grids.get(&id).copied();
@@ -330,8 +356,8 @@ impl<M: Attention> World<M> {
                 if refused {
                     let mut sound = memory;
                     sound.rollback(undo, rows);
-                    let broken = |part: &&Unified| invariants::check(part).is_err();
-                    assert!(sound.parts().iter().any(broken), "refused without a reason");
+                    let broken = sound.check_bookkeeping();
+                    assert!(broken.is_err(), "refused without a reason");
                     break;
                 }
                 memory.rollback(undo, rows);
@@ -391,7 +417,7 @@ impl<M: Attention> World<M> {
                 assert!(per_sequence && set.len() > 1);
             }
             Refusal::Split(BatchError::SequenceTooLong { set, n_tokens, .. }) => {
-                let is_causal = |p: &&Unified| p.config().causality == Causality::Causal;
+                let is_causal = |p: &PartView| p.config().causality == Causality::Causal;
                 assert!(!self.memory.parts().iter().any(is_causal));
                 let family = batch.entries().iter().filter(|e| e.seqs.intersects(set));
                 assert_eq!(family.count(), *n_tokens);
@@ -401,6 +427,7 @@ impl<M: Attention> World<M> {
                 let current = |seq| memory.states(seq).last().map(|s| s.row);
                 assert_ne!(current(*a), current(*b));
             }
+            Refusal::Custom(_) => {}
             other => panic!("{other}"),
         }
     }
@@ -417,17 +444,18 @@ impl<M: Attention> World<M> {
             );
             if let Some(recurrent) = self.memory.recurrent() {
                 let tokens = self.model[seq.as_usize()].iter().map(|t| t.1);
-                self.states
-                    .check(recurrent, seq, &tokens.collect::<Vec<_>>());
+                let states = recurrent.states(seq);
+                self.states.check(states, seq, &tokens.collect::<Vec<_>>());
             }
             let next = self.last(seq).map_or(Pos(0), Pos::next);
             for part in self.memory.parts() {
                 let config = part.config();
-                self.check_grids(part, seq);
+                self.check_grids(&part, seq);
                 let limits = config.window.visible_keys(next, config.causality);
-                let runs = part.runs(seq).iter().filter_map(|run| run.clip(limits));
+                let seen = part.held(seq).into_iter();
+                let seen = seen.filter(|(_, pos)| limits.contains(*pos));
                 assert_eq!(
-                    self.held(config.part, runs.flat_map(|run| run.iter())),
+                    self.held(config.part, seen),
                     self.model_sees(config, seq, (next, None)),
                     "the next token of sequence {seq}, part {}",
                     config.part
@@ -443,9 +471,9 @@ impl<M: Attention> World<M> {
 }
 
 /// Each part is sound, and every sequence ends at the same position in all.
-pub(crate) fn check_parts<M: Attention>(memory: &M) {
+pub(crate) fn check_parts<M: MemoryUnderTest>(memory: &M) {
+    memory.check_bookkeeping().unwrap();
     for part in memory.parts() {
-        invariants::check(part).unwrap();
         for seq in (0..N_SEQS).map(SeqId) {
             let last = |has: Option<PosRange>| has.map(|has| has.last);
             assert_eq!(last(part.positions(seq)), last(memory.positions(seq)));

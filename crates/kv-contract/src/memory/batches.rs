@@ -1,13 +1,15 @@
-//! What both oracles do to sequences: batches of any entries, and ranges that are near a sequence's
+//! What the oracles do to sequences: batches of any entries, and ranges that are near a sequence's
 //! end.
 
 use kv_core::batch::{Batch, BatchRules};
 use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId};
 use proptest::prelude::*;
 
-pub(crate) const N_SEQS: u32 = 4;
+/// Sequences of a memory under test.
+pub const N_SEQS: u32 = 4;
 
-pub(crate) const RULES: BatchRules = BatchRules {
+/// What batches comply with.
+pub const RULES: BatchRules = BatchRules {
     n_batch: 64,
     n_seqs: N_SEQS,
     n_vocab: 1,
@@ -16,15 +18,25 @@ pub(crate) const RULES: BatchRules = BatchRules {
 
 /// A range by distance from a sequence's last position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum RelativeRange {
+pub enum RelativeRange {
+    /// Everything.
     All,
+    /// So many last positions.
     LastFrom(u32),
+    /// All but so many last positions.
     FirstTo(u32),
-    Middle { back: u32, len: u32 },
+    /// Some positions before the end.
+    Middle {
+        /// How far before the end they begin.
+        back: u32,
+        /// How many there are.
+        len: u32,
+    },
 }
 
 impl RelativeRange {
-    pub(crate) fn resolve(self, last: Option<Pos>) -> PosRange {
+    /// The range in a sequence with this last position.
+    pub fn resolve(self, last: Option<Pos>) -> PosRange {
         let end = last.map_or(0, |last| last.0 + 1);
         let back = |n| Pos(end.saturating_sub(n));
         match self {
@@ -36,13 +48,14 @@ impl RelativeRange {
     }
 }
 
-pub(crate) fn seq() -> impl Strategy<Value = SeqId> {
+/// Any sequence.
+pub fn seq() -> impl Strategy<Value = SeqId> {
     (0..N_SEQS).prop_map(SeqId)
 }
 
 /// Sequence sets as bits; `true` repeats the position of the entry before. Where anything goes, an
 /// entry is `n_alone` times as likely to be one sequence's as to be any set's.
-pub(crate) fn entries(n_alone: u32) -> impl Strategy<Value = Vec<(u32, bool)>> {
+pub fn entries(n_alone: u32) -> impl Strategy<Value = Vec<(u32, bool)>> {
     let one = (0..N_SEQS).prop_map(|s| 1 << s);
     let repeat = prop::bool::weighted(0.1);
     prop_oneof![
@@ -58,7 +71,7 @@ pub(crate) fn entries(n_alone: u32) -> impl Strategy<Value = Vec<(u32, bool)>> {
 }
 
 /// The batch of these entries, each behind what its sequence has; `None` where one has no sequence.
-pub(crate) fn batch(entries: &[(u32, bool)], last: impl Fn(SeqId) -> Option<Pos>) -> Option<Batch> {
+pub fn batch(entries: &[(u32, bool)], last: impl Fn(SeqId) -> Option<Pos>) -> Option<Batch> {
     let mut batch = Batch::new();
     let mut last: Vec<Option<Pos>> = (0..N_SEQS).map(|s| last(SeqId(s))).collect();
     let mut in_batch = SeqSet::EMPTY;

@@ -4,21 +4,21 @@
 //! goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
 
 use kv_core::graph::{StateGroup, check_states};
-use kv_core::memory::Recurrent;
+use kv_core::memory::KeptState;
 use kv_core::{CellIdx, SeqId};
 
 /// By row: the tokens of its state; `None` where nothing sound is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StateRows(Vec<Option<Vec<u64>>>);
+pub struct StateRows(Vec<Option<Vec<u64>>>);
 
 impl StateRows {
-    pub(crate) fn new(memory: Option<&Recurrent>) -> Self {
-        let n_rows = memory.map_or(0, |m| m.config().n_rows());
-        Self(vec![None; n_rows as usize])
+    /// Rows without states.
+    pub fn new(n_rows: usize) -> Self {
+        Self(vec![None; n_rows])
     }
 
     /// Every group takes its rows into the state that it begins with.
-    pub(crate) fn compute(&mut self, groups: &[StateGroup], ids: &[u64]) {
+    pub fn compute(&mut self, groups: &[StateGroup], ids: &[u64]) {
         if self.0.is_empty() {
             return assert!(groups.is_empty());
         }
@@ -38,22 +38,22 @@ impl StateRows {
     }
 
     /// The groups of a ubatch of so many tokens read and store rows that are there.
-    pub(crate) fn check_groups(&self, groups: &[StateGroup], n_tokens: u32) {
+    pub fn check_groups(&self, groups: &[StateGroup], n_tokens: u32) {
         check_states(groups, n_tokens, self.0.len() as u32).unwrap();
     }
 
     /// Takes a state as it was saved; `None` where it could not be written.
-    pub(crate) fn set(&mut self, to: CellIdx, state: Option<Vec<u64>>) {
+    pub fn set(&mut self, to: CellIdx, state: Option<Vec<u64>>) {
         self.0[to.as_usize()] = state;
     }
 
     /// The tokens of a state.
-    pub(crate) fn get(&self, row: CellIdx) -> Option<Vec<u64>> {
+    pub fn get(&self, row: CellIdx) -> Option<Vec<u64>> {
         self.0[row.as_usize()].clone()
     }
 
     /// What a computation that failed may leave where it was to store.
-    pub(crate) fn destroy(&mut self, groups: &[StateGroup]) {
+    pub fn destroy(&mut self, groups: &[StateGroup]) {
         for store in groups.iter().flat_map(|group| &group.stores) {
             self.0[store.to.as_usize()] = None;
         }
@@ -61,8 +61,7 @@ impl StateRows {
 
     /// Every state that `seq` can go back to is that after the tokens up to there; the last is after
     /// all of them.
-    pub(crate) fn check(&self, memory: &Recurrent, seq: SeqId, tokens: &[u64]) {
-        let states = memory.states(seq);
+    pub fn check(&self, states: &[KeptState], seq: SeqId, tokens: &[u64]) {
         let last = states.last().map_or(0, |state| state.n_tokens as usize);
         assert_eq!(last, tokens.len(), "tokens in the state of sequence {seq}");
         for state in states {

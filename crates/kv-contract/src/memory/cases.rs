@@ -4,9 +4,6 @@
 //! so long instead, `CELLAR_ORACLE_SEED` begins with the seed that a run before printed. A case that
 //! fails is made small and printed, and its seed is kept beside the test.
 
-pub(crate) mod batches;
-pub(crate) mod states;
-
 use std::time::{Duration, Instant};
 
 use proptest::strategy::Strategy;
@@ -32,8 +29,9 @@ fn random_seed() -> u64 {
 }
 
 /// Runs `test` on random values. `source_file` is the test's own, for the cases that are kept.
-pub(crate) fn run<S: Strategy>(
-    (name, source_file): (&'static str, &'static str),
+pub fn run_cases<S: Strategy>(
+    name: &'static str,
+    source_file: &'static str,
     strategy: &S,
     test: impl Fn(S::Value),
 ) {

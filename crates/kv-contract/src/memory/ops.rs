@@ -4,8 +4,8 @@ use kv_core::memory::{Division, PosChange, RestoreInto, RowsWritten, Seqs};
 use kv_core::{Pos, PosDelta, SeqId};
 use proptest::prelude::*;
 
-use crate::oracle::batches::{RelativeRange, entries, seq};
-use crate::saves::{Device, restore_into};
+use super::batches::{RelativeRange, entries, seq};
+use super::saves::{Device, restore_into};
 
 /// How a batch is computed.
 #[derive(Clone, Copy, Debug)]
