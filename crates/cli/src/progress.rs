@@ -1,9 +1,14 @@
 //! Progress bars on stderr, where that is a terminal; elsewhere nothing.
 
 use std::io::IsTerminal;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use kv_core::backend::OnProgress;
+
+/// All bars, so that two shown at a time keep to lines of their own.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// A progress line, removed when it is dropped.
 #[derive(Debug)]
@@ -33,6 +38,21 @@ impl Progress {
         Self::counted(message, n_tensors, "tensors")
     }
 
+    /// For weights that a backend loads or packs, and what it reports to.
+    pub(crate) fn weights() -> (Self, OnProgress) {
+        let bar = shown(ProgressBar::new(0));
+        let style = "packing weights [{bar:30}] {bytes}/{total_bytes} ({bytes_per_sec})";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        let reported = bar.clone();
+        let on_progress = OnProgress::new(move |progress| {
+            reported.set_length(progress.total);
+            reported.set_position(progress.done);
+        });
+        (Self(bar), on_progress)
+    }
+
     fn counted(message: impl Into<String>, n: usize, what: &str) -> Self {
         let bar = shown(ProgressBar::new(n as u64));
         let style = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {what} ({{per_sec}})");
@@ -57,7 +77,7 @@ impl Drop for Progress {
 
 fn shown(bar: ProgressBar) -> ProgressBar {
     if std::io::stderr().is_terminal() {
-        bar
+        BARS.add(bar)
     } else {
         ProgressBar::hidden()
     }

@@ -20,7 +20,7 @@ use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
 use crate::team::Team;
-use crate::weights::{ActivationChoice, CpuWeights};
+use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
 /// How the backend uses the machine. The default is all cores and the fastest instruction set, or
 /// the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
@@ -138,14 +138,15 @@ impl Backend for CpuBackend {
     fn load_weights(
         &self,
         source: Arc<dyn WeightSource>,
-        _on_progress: OnProgress,
+        on_progress: OnProgress,
     ) -> Result<CpuWeights, BackendError> {
-        Ok(CpuWeights::new(
-            source,
-            (self.activations, self.repack),
-            self.kernels,
-            self.custom.clone(),
-        ))
+        let options = WeightOptions {
+            activations: self.activations,
+            repack: self.repack,
+            custom: self.custom.clone(),
+            on_progress,
+        };
+        Ok(CpuWeights::new(source, self.kernels, options))
     }
 
     fn compile(

@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, CustomOps};
+use kv_core::backend::{BackendError, CustomOps, OnProgress};
 use kv_core::block::BlockFormat;
 use kv_core::graph::Graph;
 use kv_core::weights::WeightSource;
@@ -37,6 +37,17 @@ pub enum ActivationChoice {
     Always(ActivationKind),
 }
 
+/// How weights are used.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightOptions {
+    pub(crate) activations: ActivationChoice,
+    pub(crate) repack: RepackChoice,
+    /// What custom operations of the graphs compute.
+    pub(crate) custom: CustomOps,
+    /// Takes reports of packing.
+    pub(crate) on_progress: OnProgress,
+}
+
 /// Weights as they are in their file, and those that are packed.
 pub struct CpuWeights {
     pub(crate) source: Arc<dyn WeightSource>,
@@ -45,6 +56,7 @@ pub struct CpuWeights {
     /// What custom operations of its graphs compute.
     pub(crate) custom: CustomOps,
     repack: RepackChoice,
+    on_progress: OnProgress,
     packed: PackedWeights,
     kernels: &'static Kernels,
 }
@@ -52,11 +64,10 @@ pub struct CpuWeights {
 impl CpuWeights {
     pub(crate) fn new(
         source: Arc<dyn WeightSource>,
-        (choice, repack): (ActivationChoice, RepackChoice),
         kernels: &'static Kernels,
-        custom: CustomOps,
+        options: WeightOptions,
     ) -> Self {
-        let is_exact = match choice {
+        let is_exact = match options.activations {
             ActivationChoice::Always(kind) => kind == ActivationKind::F32,
             ActivationChoice::Auto => {
                 let is_quantizable =
@@ -67,8 +78,9 @@ impl CpuWeights {
         Self {
             source,
             is_exact,
-            custom,
-            repack,
+            custom: options.custom,
+            repack: options.repack,
+            on_progress: options.on_progress,
             packed: PackedWeights::default(),
             kernels,
         }
@@ -97,7 +109,8 @@ impl CpuWeights {
             ActivationKind::Bf16 => self.kernels.pack_bf16,
             _ => self.kernels.pack,
         };
-        self.packed.pack(graph, get, fns_of, lead)
+        self.packed
+            .pack(graph, get, fns_of, &self.on_progress, lead)
     }
 
     /// For which instruction set they are packed.

@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 use kv_contract::Random;
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, LoadProgress, OnProgress};
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
     Affine, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate,
@@ -315,7 +315,8 @@ fn experts() {
     }
 }
 
-/// Two programs share the matrices that both multiply with, and each has some of its own.
+/// Two programs share the matrices that both multiply with, and each has some of its own. Each
+/// matrix is packed once, and reported once.
 #[test]
 fn programs_share_packed_matrices() {
     let backend = CpuBackend::new(CpuConfig {
@@ -327,9 +328,10 @@ fn programs_share_packed_matrices() {
     for name in ["a", "b", "c"] {
         source.insert(weight(name, &[9 << 10, 1024], BlockFormat::Q8_0));
     }
-    let weights = backend
-        .load_weights(Arc::new(source), Default::default())
-        .unwrap();
+    let reports = Arc::<Mutex<Vec<LoadProgress>>>::default();
+    let observed = Arc::clone(&reports);
+    let on_progress = OnProgress::new(move |progress| observed.lock().unwrap().push(progress));
+    let weights = backend.load_weights(Arc::new(source), on_progress).unwrap();
     let layout = RowLayout::default();
     let mut packed_bytes = vec![];
     for names in [["a", "b"], ["b", "c"], ["a", "c"]] {
@@ -348,6 +350,13 @@ fn programs_share_packed_matrices() {
         0
     };
     assert_eq!(packed_bytes, [2 * n, 3 * n, 3 * n]);
+    let n = n as u64;
+    let report = |done, total| LoadProgress { done, total };
+    let expected = match n {
+        0 => vec![],
+        _ => vec![report(n, 2 * n), report(2 * n, 2 * n), report(n, n)],
+    };
+    assert_eq!(*reports.lock().unwrap(), expected);
 }
 
 /// Weights are of the backend that loaded them: another one may want another order.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, LoadProgress, OnProgress};
 use kv_core::block::{BlockFormat, dequantize};
 use kv_core::graph::{Graph, Op};
 use kv_core::weights::Weight;
@@ -165,6 +165,7 @@ impl PackedWeights {
         graph: &Graph,
         get: impl Fn(&str) -> Option<Weight>,
         fns_of: impl Fn(BlockFormat) -> Option<&'static PackFns>,
+        on_progress: &OnProgress,
         lead: &mut Lead<'_>,
     ) -> Result<(), BackendError> {
         let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,6 +182,10 @@ impl PackedWeights {
         let Some(mut packer) = Packer::new(&mut weights, lead.n_threads()) else {
             return Ok(());
         };
+        let mut progress = LoadProgress {
+            done: 0,
+            total: weights.iter().map(stored_bytes).sum(),
+        };
         let mut packed = Vec::with_capacity(weights.len());
         for (weight, layout) in &weights {
             if !packer.has_memory_for(layout.n_bytes()) {
@@ -191,6 +196,8 @@ impl PackedWeights {
             let start = packer.n_written;
             let layout = packer.pack(weight, *layout, lead)?;
             packed.extend(layout.map(|layout| (weight.name(), start, layout)));
+            progress.done += weight.bytes().len() as u64;
+            on_progress.report(progress);
         }
         let memory = packer.finish()?;
         for (name, start, layout) in packed {
@@ -204,6 +211,10 @@ impl PackedWeights {
         }
         Ok(())
     }
+}
+
+fn stored_bytes((weight, _): &(Weight, PackedLayout)) -> u64 {
+    weight.bytes().len() as u64
 }
 
 /// Writes packed matrices into one mapping, one after the other.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kv_contract::{in_blocks, tiny_llama, tiny_weights};
-use kv_core::backend::{BackendError, CustomOps};
+use kv_core::backend::{BackendError, CustomOps, OnProgress};
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Graph, GraphBuilder, GraphShape, Input, NodeId};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
@@ -17,7 +17,7 @@ use crate::kernels::Kernels;
 use crate::plan::Plan;
 use crate::plan::lower::{Lowered, lower};
 use crate::repack::RepackChoice;
-use crate::weights::{ActivationChoice, CpuWeights};
+use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
 /// Rows of 64 values that the caller hands in.
 pub(super) fn embeddings(b: &mut GraphBuilder) -> NodeId {
@@ -83,12 +83,13 @@ impl Scene {
 fn loaded(weights: &Arc<dyn WeightSource>) -> CpuWeights {
     CpuWeights::new(
         Arc::clone(weights),
-        (
-            ActivationChoice::Always(ActivationKind::Int8),
-            RepackChoice::Auto,
-        ),
         Kernels::for_isa(Isa::Scalar).unwrap(),
-        CustomOps::new(),
+        WeightOptions {
+            activations: ActivationChoice::Always(ActivationKind::Int8),
+            repack: RepackChoice::Auto,
+            custom: CustomOps::new(),
+            on_progress: OnProgress::default(),
+        },
     )
 }
 
