@@ -6,7 +6,7 @@
 
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
-use kv_core::{MAX_SEQS, SeqId, TokenId};
+use kv_core::{SeqId, TokenId};
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 use model_core::sentence::{Pooling, SentenceSettings, normalise};
@@ -15,6 +15,9 @@ use model_core::tokenizer::{EncodeOptions, Tokenizer};
 use crate::config::EngineConfig;
 use crate::decode::Engine;
 use crate::error::EngineError;
+
+/// Texts that are computed at once, at most; each is a sequence.
+const MAX_BATCH_TEXTS: usize = 256;
 
 /// The settings of an [`Embedder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +110,7 @@ impl<B: Backend> Embedder<B> {
             n_ctx: Some(count(context)),
             n_batch,
             n_ubatch: n_batch,
-            n_seqs: count(MAX_SEQS),
+            n_seqs: count(MAX_BATCH_TEXTS),
             ..EngineConfig::default()
         };
         let (model, weights) = (model.clone(), file.weights());
@@ -204,7 +207,12 @@ impl<B: Backend> Embedder<B> {
             n_tokens += AsRef::<[TokenId]>::as_ref(*text).len();
             n_tokens <= self.config.n_batch as usize
         };
-        texts.iter().take(MAX_SEQS).take_while(fits).count().max(1)
+        texts
+            .iter()
+            .take(MAX_BATCH_TEXTS)
+            .take_while(fits)
+            .count()
+            .max(1)
     }
 
     fn check(&self, index: usize, tokens: &[TokenId]) -> Result<(), EngineError> {
