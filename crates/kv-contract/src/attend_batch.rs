@@ -92,8 +92,8 @@ fn step(seqs: &[u32], windows: [Window; 2]) -> Step {
 /// Runs `graph` over `layout` and compares every output with its definition.
 fn compare<B: Backend>(subject: &Subject<B>, graph: &Graph, (layout, step): (&RowLayout, &Step)) {
     let weights = memory_weights(graph, 62);
-    let of = (layout, &mut Memory::default());
-    let wanted = evaluate(graph, &weights, of, &step.inputs());
+    let memory = &mut Memory::default();
+    let wanted = evaluate(graph, &weights, layout, memory, &step.inputs());
     for (got, wanted) in run(subject, graph, (layout, step)).iter().zip(&wanted) {
         assert_close("attention", got, wanted, subject.tolerance.attend);
     }

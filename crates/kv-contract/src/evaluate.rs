@@ -60,7 +60,8 @@ struct Evaluator<'a> {
 pub fn evaluate(
     graph: &Graph,
     weights: &dyn WeightSource,
-    (layout, memory): (&RowLayout, &mut Memory),
+    layout: &RowLayout,
+    memory: &mut Memory,
     inputs: &GraphInputs<'_>,
 ) -> Vec<Vec<f64>> {
     let mut evaluator = Evaluator {

@@ -79,8 +79,9 @@ impl<'a, B: Backend> Both<'a, B> {
     fn compare(&mut self, step: &Step) -> Vec<f64> {
         let got = self.run(step);
         let graph = self.graph(step);
-        let memory = (&self.layout, &mut self.memory);
-        let mut wanted = evaluate(&graph, &self.weights, memory, &step.inputs());
+        let inputs = step.inputs();
+        let (weights, layout) = (&self.weights, &self.layout);
+        let mut wanted = evaluate(&graph, weights, layout, &mut self.memory, &inputs);
         let wanted = wanted.swap_remove(0);
         assert_close("logits", &got, &wanted, self.tolerance());
         wanted
@@ -393,7 +394,8 @@ pub fn random_graphs_compute<B: Backend>(subject: &Subject<B>) {
         let wanted = evaluate(
             &graph,
             &weights,
-            (&layout, &mut Memory::default()),
+            &layout,
+            &mut Memory::default(),
             &step.inputs(),
         );
         let loaded = backend

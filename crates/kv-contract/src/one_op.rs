@@ -260,8 +260,8 @@ impl OneOp {
 
     /// What [`Self::run`] must give over the rows that `memory` holds.
     pub fn wanted(&self, layout: &RowLayout, memory: &mut Memory) -> Vec<f64> {
-        let of = (layout, memory);
-        let outputs = evaluate(&self.graph, &self.weights, of, &self.step.inputs());
+        let inputs = self.step.inputs();
+        let outputs = evaluate(&self.graph, &self.weights, layout, memory, &inputs);
         outputs.into_iter().next().unwrap_or_default()
     }
 }

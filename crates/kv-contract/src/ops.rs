@@ -65,7 +65,7 @@ pub(super) fn compare<B: Backend>(
     if !wants(|i| matches!(i, Input::Embeddings { .. })) {
         inputs.embeddings = &[];
     }
-    let wanted = evaluate(graph, &weights, (&layout, &mut Memory::default()), &inputs);
+    let wanted = evaluate(graph, &weights, &layout, &mut Memory::default(), &inputs);
     let loaded = backend
         .load_weights(Arc::new(weights), Default::default())
         .unwrap();

@@ -223,8 +223,8 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
         let n_tokens = step.embeddings.len() / self.sizes.dim();
         let graph = self.sizes.graph(n_tokens);
         let inputs = step.inputs();
-        let memory = (&self.layout, &mut self.evaluated);
-        let wanted = evaluate(&graph, &self.weights, memory, &inputs);
+        let (weights, layout) = (&self.weights, &self.layout);
+        let wanted = evaluate(&graph, weights, layout, &mut self.evaluated, &inputs);
         let mut program = backend.compile(&graph, &self.loaded, &self.layout).unwrap();
         let mut outputs = GraphOutputs::default();
         backend

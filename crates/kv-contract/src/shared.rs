@@ -306,7 +306,7 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
             let tokens = text(&mut random, 0, first, &cells);
             let step = scene.step(&tokens, Window::Full, &[]);
             let inputs = step.inputs();
-            let wanted = evaluate(&graph, &*weights, (&layout, &mut memory), &inputs);
+            let wanted = evaluate(&graph, &*weights, &layout, &mut memory, &inputs);
             let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
             let mut outputs = GraphOutputs::default();
             backend

@@ -70,8 +70,8 @@ impl Worked {
             states: &states,
             ..GraphInputs::default()
         };
-        let of = (&self.layout, &mut self.memory);
-        evaluate(&self.graph, &self.weights, of, &inputs).remove(0)
+        let (weights, layout) = (&self.weights, &self.layout);
+        evaluate(&self.graph, weights, layout, &mut self.memory, &inputs).remove(0)
     }
 }
 
