@@ -26,9 +26,9 @@ fn main() -> anyhow::Result<()> {
         n_predict: Some(60),
         ..GenerateOptions::default()
     };
-    let mut text = Generation::new(&mut engine, file.tokenizer(), options)?;
-    text.feed(&prompt, |_| ())?;
-    while let Some(piece) = text.next_piece()? {
+    let mut text = Generation::new(&engine, file.tokenizer(), options)?;
+    text.feed(&mut engine, &prompt, |_| ())?;
+    while let Some(piece) = text.next_piece(&mut engine)? {
         print!("{piece}");
     }
     println!("\n({:?})", text.finish_reason());

@@ -138,8 +138,11 @@ pub enum EngineError {
     /// There is nothing to continue.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// The last batch failed while it was computed, so its logits are gone.
-    #[error("there are no logits to choose a token from: the last batch failed")]
+    /// The prompt was not evaluated to its end, or choosing a token failed before.
+    #[error(
+        "there are no logits to choose a token from: the last prompt failed or was cancelled, or no \
+         token could be chosen"
+    )]
     NoLogits,
     /// The prompt does not fit.
     #[error(

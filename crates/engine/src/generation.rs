@@ -1,7 +1,9 @@
 //! [`Generation`]: one text, from its prompt to the reason why it ended.
 //!
 //! Invariant: the pieces concatenated are the decoded text up to the stop, each of whole
-//! characters; after the end there are none. Knows nothing of chat messages.
+//! characters; after the end there are none. The state of the text is separate from the engine,
+//! which each call borrows: texts in different sequences of one engine can take turns. Knows
+//! nothing of chat messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
 use crate::error::EngineError;
-use crate::sampler::{Sampler, SamplerConfig};
+use crate::sampler::{Sampler, SamplerConfig, Step, TokenOrigin};
 use crate::stop::StopStrings;
 use crate::timings::Timings;
 
@@ -93,7 +95,10 @@ pub struct PromptProgress {
     pub n_tokens: usize,
 }
 
-/// A text that is being generated.
+/// A text that is being generated, in one sequence of an engine.
+///
+/// Every call takes the engine that the generation was made for. Several generations, each with
+/// its own sequence, can take turns on one engine.
 ///
 /// ```
 /// use engine::{Engine, EngineConfig, GenerateOptions, Generation};
@@ -112,9 +117,10 @@ pub struct PromptProgress {
 ///         stop: vec!["The end".to_owned()],
 ///         ..GenerateOptions::default()
 ///     };
-///     let mut text = Generation::new(&mut engine, file.tokenizer(), options)?;
-///     text.feed(&prompt, |progress| println!("{} of {}", progress.n_done, progress.n_tokens))?;
-///     while let Some(piece) = text.next_piece()? {
+///     let mut text = Generation::new(&engine, file.tokenizer(), options)?;
+///     let on_progress = |p: engine::PromptProgress| println!("{} of {}", p.n_done, p.n_tokens);
+///     text.feed(&mut engine, &prompt, on_progress)?;
+///     while let Some(piece) = text.next_piece(&mut engine)? {
 ///         print!("{piece}");
 ///     }
 ///     println!("\n{:?} {:?}", text.finish_reason(), text.timings());
@@ -122,18 +128,14 @@ pub struct PromptProgress {
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Generation<'e, B: Backend> {
-    engine: &'e mut Engine<B>,
-    tokenizer: &'e Tokenizer,
+pub struct Generation {
+    tokenizer: Arc<Tokenizer>,
     options: GenerateOptions,
     sampler: Sampler,
     stop: StopStrings,
     decoder: Option<DecodeStream>,
     batch: Batch,
-    /// Whether the engine's last logits are those of this text.
-    has_logits: bool,
-    /// Chosen, but not evaluated yet.
-    pending: Option<TokenId>,
+    next: Next,
     tokens: Vec<TokenId>,
     text: String,
     finish: Option<FinishReason>,
@@ -142,26 +144,37 @@ pub struct Generation<'e, B: Backend> {
     grouped_to: Pos,
 }
 
-impl<'e, B: Backend> Generation<'e, B> {
+/// What the next token is chosen from.
+#[derive(Debug)]
+enum Next {
+    /// There was no prompt.
+    Prompt,
+    /// These logits, `[vocab]`: the prompt's last. A copy, as another text may use the engine
+    /// before the token is chosen.
+    Logits(Vec<f32>),
+    /// The logits of this token, which was chosen but not evaluated yet.
+    Pending(TokenId),
+    /// Nothing: choosing a token failed, or it ended the text.
+    Nothing,
+}
+
+impl Generation {
     /// A generation that continues the sequence of the options. It needs a prompt before the first
     /// piece of text.
     ///
     /// # Errors
-    /// [`EngineError::Config`] where an option is out of range; as [`Engine::check_long_context`] where this model's context cannot be shifted or grouped.
-    pub fn new(
-        engine: &'e mut Engine<B>,
-        tokenizer: &'e Tokenizer,
+    /// [`EngineError::Config`] where an option is out of range; as [`Engine::check_long_context`]
+    /// where this model's context cannot be shifted or grouped.
+    pub fn new<B: Backend, M: Memory + Clone>(
+        engine: &Engine<B, M>,
+        tokenizer: &Arc<Tokenizer>,
         options: GenerateOptions,
     ) -> Result<Self, EngineError> {
         engine.check_long_context(options.long_context)?;
-        let grouped_to = next_pos(engine, options.seq);
-        let mut sampler = Sampler::new(options.sampler.clone())?;
-        options.history.iter().for_each(|&t| sampler.accept(t));
         Ok(Self {
-            grouped_to,
-            engine,
-            tokenizer,
-            sampler,
+            grouped_to: next_pos(engine, options.seq),
+            tokenizer: Arc::clone(tokenizer),
+            sampler: Sampler::new(options.sampler.clone())?,
             stop: StopStrings::new(options.stop.iter().map(String::as_str))?,
             options,
             decoder: Some(DecodeStream::new(
@@ -169,8 +182,7 @@ impl<'e, B: Backend> Generation<'e, B> {
                 SpecialPieces::Skip,
             )),
             batch: Batch::new(),
-            has_logits: false,
-            pending: None,
+            next: Next::Prompt,
             tokens: Vec::new(),
             text: String::new(),
             finish: None,
@@ -178,66 +190,74 @@ impl<'e, B: Backend> Generation<'e, B> {
         })
     }
 
-    /// Evaluates a prompt ubatch by ubatch, calling `progress` after each.
+    /// The same with a step of the caller's before all others of the sampler: a grammar, a bias, a
+    /// list of tokens that are never chosen.
+    #[must_use]
+    pub fn with_step(mut self, step: Box<dyn Step>) -> Self {
+        self.sampler.push_front(step);
+        self
+    }
+
+    /// Evaluates a prompt ubatch by ubatch, calling `on_progress` after each. A text that was
+    /// cancelled goes on once the flag is reset.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`] and [`EngineError::PromptTooLong`] before anything is
     /// evaluated; others from [`Engine::decode`], where the pieces before stay evaluated.
-    pub fn feed(
+    pub fn feed<B: Backend, M: Memory + Clone>(
         &mut self,
+        engine: &mut Engine<B, M>,
         prompt: &[TokenId],
-        mut progress: impl FnMut(PromptProgress),
+        mut on_progress: impl FnMut(PromptProgress),
     ) -> Result<(), EngineError> {
-        let (n_prompt, n_used) = (prompt.len(), self.n_used());
-        let n_ctx = self.engine.settings().n_ctx as usize;
-        if n_prompt == 0 {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if n_prompt + n_used > n_ctx {
-            let seq = self.options.seq;
-            return Err(EngineError::PromptTooLong {
-                seq,
-                n_prompt,
-                n_ctx,
-                n_used,
-            });
-        }
+        self.check_prompt(engine, prompt)?;
         let started = Instant::now();
-        let mut n_done = 0;
-        for piece in prompt.chunks(self.engine.settings().n_ubatch.max(1) as usize) {
-            if self.options.cancel.is_cancelled() {
-                self.finish = Some(FinishReason::Cancelled);
+        for token in std::mem::take(&mut self.options.history) {
+            self.sampler.accept(token, TokenOrigin::Prompt);
+        }
+        let (n_tokens, mut n_done) = (prompt.len(), 0);
+        for piece in prompt.chunks(engine.settings().n_ubatch.max(1) as usize) {
+            if self.is_cancelled() {
                 break;
             }
+            if let Next::Pending(token) = self.next {
+                self.evaluate(engine, &[token], Output::Skip)?;
+                self.next = Next::Nothing;
+            }
             n_done += piece.len();
-            let output = if n_done == n_prompt {
-                Output::Wanted
+            self.next = Next::Nothing;
+            if n_done < n_tokens {
+                self.evaluate(engine, piece, Output::Skip)?;
             } else {
-                Output::Skip
-            };
-            self.evaluate(piece, output)?;
-            piece.iter().for_each(|&token| self.sampler.accept(token));
-            progress(PromptProgress {
-                n_done,
-                n_tokens: n_prompt,
-            });
+                self.evaluate(engine, piece, Output::Wanted)?;
+                self.next = Next::Logits(last_row(engine)?.to_vec());
+            }
+            for &token in piece {
+                self.sampler.accept(token, TokenOrigin::Prompt);
+            }
+            on_progress(PromptProgress { n_done, n_tokens });
         }
         self.timings.prompt.add(n_done, started.elapsed());
         Ok(())
     }
 
     /// The next piece of text, or `None` when it has ended. Pieces may be empty: a token may end
-    /// inside a character, or begin a stop string.
+    /// inside a character, or begin a stop string. What is held back for these reasons when the
+    /// text is cancelled stays held back, so that the text can go on once the flag is reset.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`] where no prompt was given, [`EngineError::NoLogits`] after a
-    /// batch that failed; otherwise as [`Engine::decode`] and [`Sampler::sample`].
-    pub fn next_piece(&mut self) -> Result<Option<String>, EngineError> {
-        let Some(token) = self.next_token()? else {
+    /// prompt that failed or was cancelled; otherwise as [`Engine::decode`] and
+    /// [`Sampler::sample`].
+    pub fn next_piece<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+    ) -> Result<Option<String>, EngineError> {
+        let Some(token) = self.next_token(engine)? else {
             return Ok(self.last_piece());
         };
         let decoded = match &mut self.decoder {
-            Some(decoder) => decoder.push(self.tokenizer, token)?,
+            Some(decoder) => decoder.push(&self.tokenizer, token)?,
             None => return Ok(None),
         };
         Ok(Some(self.release(&decoded)))
@@ -251,12 +271,10 @@ impl<'e, B: Backend> Generation<'e, B> {
     /// The last token of the text where it was chosen but not evaluated yet, so that it is not in
     /// the memory.
     pub fn pending(&self) -> Option<TokenId> {
-        self.pending
-    }
-
-    /// The engine, to inspect or to save.
-    pub fn engine(&self) -> &Engine<B> {
-        self.engine
+        match self.next {
+            Next::Pending(token) => Some(token),
+            _ => None,
+        }
     }
 
     /// The text so far, as far as it was returned.
@@ -274,87 +292,147 @@ impl<'e, B: Backend> Generation<'e, B> {
         self.timings
     }
 
+    fn check_prompt<B: Backend, M: Memory + Clone>(
+        &self,
+        engine: &Engine<B, M>,
+        prompt: &[TokenId],
+    ) -> Result<(), EngineError> {
+        let n_used = self.n_used(engine) + usize::from(self.pending().is_some());
+        let (n_prompt, n_ctx) = (prompt.len(), engine.settings().n_ctx as usize);
+        if n_prompt == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if n_prompt + n_used > n_ctx {
+            return Err(EngineError::PromptTooLong {
+                seq: self.options.seq,
+                n_prompt,
+                n_ctx,
+                n_used,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the flag is set; says so in the reason why the text ended, and takes that back where
+    /// the flag was reset.
+    fn is_cancelled(&mut self) -> bool {
+        let is_cancelled = self.options.cancel.is_cancelled();
+        match &self.finish {
+            None | Some(FinishReason::Cancelled) => {
+                self.finish = is_cancelled.then_some(FinishReason::Cancelled);
+                is_cancelled
+            }
+            Some(_) => false,
+        }
+    }
+
     /// Chooses the next token, or sets the reason why there is none.
-    fn next_token(&mut self) -> Result<Option<TokenId>, EngineError> {
-        if self.finish.is_some() {
+    fn next_token<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+    ) -> Result<Option<TokenId>, EngineError> {
+        if self.is_cancelled() || self.finish.is_some() {
             return Ok(None);
         }
-        if self.options.cancel.is_cancelled() {
-            self.finish = Some(FinishReason::Cancelled);
-            return Ok(None);
-        }
-        if self
-            .options
-            .n_predict
-            .is_some_and(|n| self.tokens.len() >= n)
-        {
+        let n_predict = self.options.n_predict;
+        if n_predict.is_some_and(|n| self.tokens.len() >= n) {
             self.finish = Some(FinishReason::Length);
             return Ok(None);
         }
         let started = Instant::now();
-        let n_evaluated = usize::from(self.pending.is_some());
-        if let Some(token) = self.pending
-            && !self.evaluate_pending(token)?
-        {
+        let n_evaluated = usize::from(self.pending().is_some());
+        let Some(token) = self.choose(engine)? else {
             self.finish = Some(FinishReason::ContextFull);
             return Ok(None);
-        }
-        if !self.has_logits {
-            return Err(EngineError::EmptyPrompt);
-        }
-        let logits = self.engine.last_logits().last();
-        let token = self.sampler.sample(logits.ok_or(EngineError::NoLogits)?)?;
+        };
         self.timings.generation.add(n_evaluated, started.elapsed());
         if self.tokenizer.is_end_of_generation(token) {
             self.finish = Some(FinishReason::EndOfGeneration { token });
             return Ok(None);
         }
-        self.sampler.accept(token);
+        self.sampler.accept(token, TokenOrigin::Generated);
         self.tokens.push(token);
-        self.pending = Some(token);
+        self.next = Next::Pending(token);
         Ok(Some(token))
     }
 
+    /// Chooses a token; `None` where there is no room to evaluate the pending one.
+    fn choose<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+    ) -> Result<Option<TokenId>, EngineError> {
+        match std::mem::replace(&mut self.next, Next::Nothing) {
+            Next::Prompt => {
+                self.next = Next::Prompt;
+                Err(EngineError::EmptyPrompt)
+            }
+            Next::Nothing => Err(EngineError::NoLogits),
+            Next::Logits(logits) => Ok(Some(self.sampler.sample(&logits)?)),
+            Next::Pending(token) => {
+                self.next = Next::Pending(token);
+                if !self.evaluate_pending(engine, token)? {
+                    return Ok(None);
+                }
+                self.next = Next::Nothing;
+                Ok(Some(self.sampler.sample(last_row(engine)?)?))
+            }
+        }
+    }
+
     /// Evaluates the pending token; returns whether there was room for it.
-    fn evaluate_pending(&mut self, token: TokenId) -> Result<bool, EngineError> {
-        if self.try_evaluate_pending(token)? {
+    fn evaluate_pending<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        token: TokenId,
+    ) -> Result<bool, EngineError> {
+        if self.try_evaluate(engine, token)? {
             return Ok(true);
         }
         let LongContext::Shift { n_keep } = self.options.long_context else {
             return Ok(false);
         };
-        self.engine.shift_context(self.options.seq, n_keep)?;
-        self.try_evaluate_pending(token)
+        engine.shift_context(self.options.seq, n_keep)?;
+        self.try_evaluate(engine, token)
     }
 
-    fn try_evaluate_pending(&mut self, token: TokenId) -> Result<bool, EngineError> {
-        if self.n_used() >= self.engine.settings().n_ctx as usize {
+    fn try_evaluate<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        token: TokenId,
+    ) -> Result<bool, EngineError> {
+        if self.n_used(engine) >= engine.settings().n_ctx as usize {
             return Ok(false);
         }
-        match self.evaluate(&[token], Output::Wanted) {
-            Ok(()) => {
-                self.pending = None;
-                Ok(true)
-            }
+        match self.evaluate(engine, &[token], Output::Wanted) {
+            Ok(()) => Ok(true),
             Err(EngineError::Refused(Refusal::NoRoom(_))) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// Groups tokens while there are enough of them.
-    fn group(&mut self, group: GroupAttention) -> Result<(), EngineError> {
+    fn group<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        group: GroupAttention,
+    ) -> Result<(), EngineError> {
         let seq = self.options.seq;
-        while next_pos(self.engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
-            self.engine.group(seq, self.grouped_to, group)?;
+        while next_pos(engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
+            engine.group(seq, self.grouped_to, group)?;
             self.grouped_to = Pos(self.grouped_to.0 + group.n_positions());
         }
         Ok(())
     }
 
     /// Evaluates tokens; `output` is that of the last.
-    fn evaluate(&mut self, tokens: &[TokenId], output: Output) -> Result<(), EngineError> {
+    fn evaluate<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        tokens: &[TokenId],
+        output: Output,
+    ) -> Result<(), EngineError> {
         if let LongContext::Group(group) = self.options.long_context {
-            self.group(group)?;
+            self.group(engine, group)?;
         }
         self.batch.clear();
         for (at, &token) in tokens.iter().enumerate() {
@@ -363,17 +441,17 @@ impl<'e, B: Backend> Generation<'e, B> {
                 entry.with_output();
             }
         }
-        self.has_logits |= self.engine.decode(&self.batch)?.n_rows() > 0;
+        engine.decode(&self.batch)?;
         Ok(())
     }
 
     /// How much of the context the sequence uses: its positions, or its tokens where several share
     /// one.
-    fn n_used(&self) -> usize {
+    fn n_used<B: Backend, M: Memory + Clone>(&self, engine: &Engine<B, M>) -> usize {
         let seq = self.options.seq;
         match self.options.long_context {
-            LongContext::Group(_) => self.engine.memory().n_tokens(seq) as usize,
-            _ => next_pos(self.engine, seq).as_usize(),
+            LongContext::Group(_) => engine.memory().n_tokens(seq) as usize,
+            _ => next_pos(engine, seq).as_usize(),
         }
     }
 
@@ -388,8 +466,12 @@ impl<'e, B: Backend> Generation<'e, B> {
         released.text
     }
 
-    /// The text that decoder and stop strings still hold back, once.
+    /// The text that decoder and stop strings still hold back, once; nothing where the text may go
+    /// on.
     fn last_piece(&mut self) -> Option<String> {
+        if self.finish == Some(FinishReason::Cancelled) {
+            return None;
+        }
         let rest = self.decoder.take()?.finish();
         let finish = self.finish.take();
         let mut piece = self.release(&rest);
@@ -402,7 +484,12 @@ impl<'e, B: Backend> Generation<'e, B> {
 }
 
 /// The position of the next token.
-fn next_pos<B: Backend>(engine: &Engine<B>, seq: SeqId) -> Pos {
+fn next_pos<B: Backend, M: Memory + Clone>(engine: &Engine<B, M>, seq: SeqId) -> Pos {
     let positions = engine.memory().positions(seq);
     positions.map_or(Pos(0), |has| has.last.next())
+}
+
+/// The logits of the last token that was evaluated, `[vocab]`.
+fn last_row<B: Backend, M: Memory + Clone>(engine: &Engine<B, M>) -> Result<&[f32], EngineError> {
+    engine.last_logits().last().ok_or(EngineError::NoLogits)
 }

@@ -236,9 +236,9 @@ fn generate(
         ..GenerateOptions::default()
     };
     let prompt = ids(&references()[0].ids);
-    let mut generation = Generation::new(&mut engine, file.tokenizer(), options)?;
-    generation.feed(&prompt, |_| {})?;
-    while generation.next_piece()?.is_some() {}
+    let mut generation = Generation::new(&engine, file.tokenizer(), options)?;
+    generation.feed(&mut engine, &prompt, |_| {})?;
+    while generation.next_piece(&mut engine)?.is_some() {}
     let finish = generation.finish_reason().unwrap().clone();
     let tokens = generation.tokens().to_vec();
     Ok(Generated {

@@ -4,13 +4,15 @@
 
 mod support;
 
-use engine::sampler::SamplerConfig;
+use std::sync::{Arc, Mutex};
+
+use engine::sampler::{Candidates, SamplerConfig, Step, TokenOrigin};
 use engine::{
     CancelFlag, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
     PromptProgress,
 };
 use kv_core::memory::Streams;
-use kv_core::{KvType, KvTypes};
+use kv_core::{KvType, KvTypes, SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
 use support::{engine, ids, references, stories};
 
@@ -31,16 +33,16 @@ struct Told {
 fn tell(prompt: &str, config: &EngineConfig, options: GenerateOptions) -> Told {
     let file = stories();
     let mut engine = engine(config);
-    let mut generation = Generation::new(&mut engine, file.tokenizer(), options).unwrap();
+    let mut generation = Generation::new(&engine, file.tokenizer(), options).unwrap();
     let prompt = file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
-    generation.feed(&prompt, |_| {}).unwrap();
+    generation.feed(&mut engine, &prompt, |_| {}).unwrap();
     let mut text = String::new();
-    while let Some(piece) = generation.next_piece().unwrap() {
+    while let Some(piece) = generation.next_piece(&mut engine).unwrap() {
         text += &piece;
     }
     assert_eq!(text, generation.text());
     assert_eq!(
-        generation.next_piece().unwrap(),
+        generation.next_piece(&mut engine).unwrap(),
         None,
         "nothing after the end"
     );
@@ -159,10 +161,10 @@ fn cancelling_ends_prompt_and_text() {
         cancel: cancel.clone(),
         ..greedy(5)
     };
-    let mut generation = Generation::new(&mut engine, file.tokenizer(), options).unwrap();
+    let mut generation = Generation::new(&engine, file.tokenizer(), options).unwrap();
     let mut seen = Vec::new();
     generation
-        .feed(&ids(&reference.ids), |progress| {
+        .feed(&mut engine, &ids(&reference.ids), |progress| {
             seen.push(progress);
             if progress.n_done == 4 {
                 cancel.cancel();
@@ -174,9 +176,138 @@ fn cancelling_ends_prompt_and_text() {
         seen,
         [2, 4].map(|n_done| PromptProgress { n_done, n_tokens })
     );
-    assert_eq!(generation.next_piece().unwrap(), None);
+    assert_eq!(generation.next_piece(&mut engine).unwrap(), None);
     assert_eq!(generation.finish_reason(), Some(&FinishReason::Cancelled));
     assert_eq!(generation.timings().prompt.n_tokens, 4);
+}
+
+#[test]
+fn a_cancelled_text_goes_on_once_the_flag_is_reset() {
+    let (file, reference) = (stories(), &references()[0]);
+    let mut engine = engine(&EngineConfig::default());
+    let cancel = CancelFlag::default();
+    let options = GenerateOptions {
+        cancel: cancel.clone(),
+        stop: vec!["named Bob".into()],
+        ..greedy(reference.greedy_ids.len())
+    };
+    let mut generation = Generation::new(&engine, file.tokenizer(), options).unwrap();
+    let prompt = ids(&reference.ids);
+    generation.feed(&mut engine, &prompt, |_| {}).unwrap();
+    let mut text = String::new();
+    // Token by token, with a cancelled call between any two: also where text is held back.
+    loop {
+        cancel.cancel();
+        assert_eq!(generation.next_piece(&mut engine).unwrap(), None);
+        assert_eq!(generation.finish_reason(), Some(&FinishReason::Cancelled));
+        cancel.reset();
+        match generation.next_piece(&mut engine).unwrap() {
+            Some(piece) => text += &piece,
+            None => break,
+        }
+        assert_eq!(generation.finish_reason(), None);
+    }
+    assert_eq!(text, reference.continuation);
+    assert_eq!(generation.finish_reason(), Some(&FinishReason::Length));
+    cancel.cancel();
+    assert_eq!(generation.next_piece(&mut engine).unwrap(), None);
+    assert_eq!(generation.finish_reason(), Some(&FinishReason::Length));
+}
+
+#[test]
+fn texts_take_turns_on_one_engine() {
+    let (file, references) = (stories(), references());
+    let kv_types = KvTypes::from(KvType::F32);
+    let mut engine = engine(&EngineConfig {
+        n_seqs: 2,
+        kv_types,
+        ..EngineConfig::default()
+    });
+    let mut texts: Vec<Generation> = (0..2)
+        .map(|seq| {
+            let options = GenerateOptions {
+                seq: SeqId(seq),
+                ..greedy(references[seq as usize].greedy_ids.len())
+            };
+            Generation::new(&engine, file.tokenizer(), options).unwrap()
+        })
+        .collect();
+    // Both prompts first: the logits of the first must survive the second.
+    for (text, reference) in texts.iter_mut().zip(&references) {
+        let prompt = ids(&reference.ids);
+        text.feed(&mut engine, &prompt, |_| {}).unwrap();
+    }
+    let mut n_live = 2;
+    while n_live > 0 {
+        let go_on = |text: &mut Generation| text.next_piece(&mut engine).unwrap().is_some();
+        n_live = texts.iter_mut().map(go_on).filter(|&live| live).count();
+    }
+    for (text, reference) in texts.iter().zip(&references) {
+        assert_eq!(text.text(), reference.continuation);
+    }
+}
+
+#[test]
+fn a_prompt_in_two_parts_is_one_prompt() {
+    let (file, reference) = (stories(), &references()[0]);
+    let mut engine = engine(&EngineConfig::default());
+    let options = greedy(reference.greedy_ids.len());
+    let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
+    let prompt = ids(&reference.ids);
+    // What follows a chosen token is evaluated after it.
+    text.feed(&mut engine, &prompt, |_| {}).unwrap();
+    text.next_piece(&mut engine).unwrap();
+    text.next_piece(&mut engine).unwrap();
+    let rest = ids(&reference.greedy_ids[2..4]);
+    text.feed(&mut engine, &rest, |_| {}).unwrap();
+    assert_eq!(text.pending(), None);
+    while text.next_piece(&mut engine).unwrap().is_some() {}
+    let told: Vec<u32> = text.tokens().iter().map(|t| t.0).collect();
+    let wanted = [&reference.greedy_ids[..2], &reference.greedy_ids[4..]].concat();
+    assert_eq!(told[..wanted.len()], wanted);
+}
+
+/// Never chooses some tokens, and notes where the tokens of the text come from.
+#[derive(Debug)]
+struct Without {
+    tokens: Vec<TokenId>,
+    accepted: Arc<Mutex<Vec<TokenOrigin>>>,
+}
+
+impl Step for Without {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
+        candidates.retain(|candidate| !self.tokens.contains(&candidate.token));
+    }
+
+    fn accept(&mut self, _: TokenId, origin: TokenOrigin) {
+        self.accepted.lock().unwrap().push(origin);
+    }
+}
+
+#[test]
+fn a_step_of_the_caller_s_comes_first() {
+    let (file, reference) = (stories(), &references()[0]);
+    let mut engine = engine(&EngineConfig::default());
+    let accepted = Arc::default();
+    let step = Without {
+        tokens: ids(&reference.greedy_ids[1..2]),
+        accepted: Arc::clone(&accepted),
+    };
+    let options = GenerateOptions {
+        history: vec![TokenId(5)],
+        ..greedy(3)
+    };
+    let text = Generation::new(&engine, file.tokenizer(), options).unwrap();
+    let mut text = text.with_step(Box::new(step));
+    text.feed(&mut engine, &ids(&reference.ids), |_| {})
+        .unwrap();
+    while text.next_piece(&mut engine).unwrap().is_some() {}
+    assert_eq!(text.tokens()[0].0, reference.greedy_ids[0]);
+    assert_ne!(text.tokens()[1].0, reference.greedy_ids[1]);
+    let accepted = accepted.lock().unwrap();
+    let n_given = 1 + reference.ids.len();
+    assert_eq!(accepted[..n_given], vec![TokenOrigin::Prompt; n_given]);
+    assert_eq!(accepted[n_given..], [TokenOrigin::Generated; 3]);
 }
 
 #[test]
@@ -186,17 +317,17 @@ fn prompts_that_cannot_be_are_refused_with_numbers() {
         n_ctx: Some(4),
         ..EngineConfig::default()
     });
-    let mut generation = Generation::new(&mut engine, file.tokenizer(), greedy(5)).unwrap();
+    let mut generation = Generation::new(&engine, file.tokenizer(), greedy(5)).unwrap();
     assert!(matches!(
-        generation.next_piece(),
+        generation.next_piece(&mut engine),
         Err(EngineError::EmptyPrompt)
     ));
     assert!(matches!(
-        generation.feed(&[], |_| {}),
+        generation.feed(&mut engine, &[], |_| {}),
         Err(EngineError::EmptyPrompt)
     ));
     let error = generation
-        .feed(&ids(&references()[0].ids), |_| {})
+        .feed(&mut engine, &ids(&references()[0].ids), |_| {})
         .unwrap_err();
     assert_eq!(
         error.to_string(),

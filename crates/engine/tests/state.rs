@@ -166,9 +166,9 @@ fn go_on(
         n_predict: Some(n),
         ..GenerateOptions::default()
     };
-    let mut text = Generation::new(engine, file.tokenizer(), options).unwrap();
-    text.feed(prompt, |_| ()).unwrap();
-    while text.next_piece().unwrap().is_some() {}
+    let mut text = Generation::new(&*engine, file.tokenizer(), options).unwrap();
+    text.feed(engine, prompt, |_| ()).unwrap();
+    while text.next_piece(engine).unwrap().is_some() {}
     text.tokens().to_vec()
 }
 

@@ -31,7 +31,7 @@ pub struct OpenModel {
 #[derive(Debug)]
 pub struct ModelFile {
     open: OpenModel,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
 }
 
 /// Where a model comes from.
@@ -125,13 +125,16 @@ impl ModelFile {
 
     fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
         match tokenizer(&open) {
-            Ok(tokenizer) => Ok(Self { open, tokenizer }),
+            Ok(tokenizer) => Ok(Self {
+                open,
+                tokenizer: Arc::new(tokenizer),
+            }),
             Err(reason) => Err(in_file(open.label(), reason)),
         }
     }
 
     /// The tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 

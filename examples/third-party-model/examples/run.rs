@@ -28,9 +28,9 @@ fn main() -> anyhow::Result<()> {
         n_predict: Some(30),
         ..GenerateOptions::default()
     };
-    let mut text = Generation::new(&mut engine, file.tokenizer(), options)?;
-    text.feed(&tokens, |_| ())?;
-    while let Some(piece) = text.next_piece()? {
+    let mut text = Generation::new(&engine, file.tokenizer(), options)?;
+    text.feed(&mut engine, &tokens, |_| ())?;
+    while let Some(piece) = text.next_piece(&mut engine)? {
         print!("{piece}");
     }
     println!();

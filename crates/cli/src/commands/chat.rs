@@ -145,11 +145,11 @@ impl Chat<'_> {
             history: self.evaluated.clone(),
             ..GenerateOptions::default()
         };
-        let mut generation = Generation::new(&mut self.engine, self.file.tokenizer(), options)?;
+        let mut generation = Generation::new(&self.engine, self.file.tokenizer(), options)?;
         let new = &ids[n_known..];
         let reading = Progress::tokens("reading", new.len());
         let mut n_read = 0;
-        let fed = generation.feed(new, |progress| {
+        let fed = generation.feed(&mut self.engine, new, |progress| {
             n_read = progress.n_done;
             reading.set(n_read);
         });
@@ -159,7 +159,7 @@ impl Chat<'_> {
         if n_read < new.len() {
             return Ok(None);
         }
-        while let Some(piece) = generation.next_piece()? {
+        while let Some(piece) = generation.next_piece(&mut self.engine)? {
             out.write_all(piece.as_bytes())?;
             out.flush()?;
         }

@@ -126,19 +126,19 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         history,
         ..Default::default()
     };
-    let mut generation = Generation::new(&mut engine, file.tokenizer(), options)?;
+    let mut generation = Generation::new(&engine, file.tokenizer(), options)?;
     // With -n 0 the last token stays pending: the run that continues needs its logits.
     let keeps_last = args.session.save_state.is_some() && n_predict == Some(0);
     let n_fed = match start.ids.split_last() {
         Some((_, [])) if keeps_last => 0,
-        Some((_, before)) if keeps_last => feed(&mut generation, before)?,
-        _ => feed(&mut generation, &start.ids)?,
+        Some((_, before)) if keeps_last => feed(&mut generation, &mut engine, before)?,
+        _ => feed(&mut generation, &mut engine, &start.ids)?,
     };
     if !args.chat && !args.no_echo {
         out.write_all(start.prompt.as_bytes())?;
         out.flush()?;
     }
-    while let Some(piece) = generation.next_piece()? {
+    while let Some(piece) = generation.next_piece(&mut engine)? {
         out.write_all(piece.as_bytes())?;
         out.flush()?;
     }
@@ -147,7 +147,7 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
         Some(path) => {
             let tokens = tokens_so_far(&generation, &start, n_fed);
             let kv_type = args.session.save_kv_type;
-            Some(session::save(generation.engine(), path, tokens, kv_type)?)
+            Some(session::save(&engine, path, tokens, kv_type)?)
         }
         None => None,
     };
@@ -182,10 +182,14 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
 }
 
 /// Evaluates the prompt and returns how many of its tokens were, before it was interrupted.
-fn feed(generation: &mut Generation<'_, BoxedBackend>, ids: &[TokenId]) -> anyhow::Result<usize> {
+fn feed(
+    generation: &mut Generation,
+    engine: &mut Engine<BoxedBackend>,
+    ids: &[TokenId],
+) -> anyhow::Result<usize> {
     let mut n_fed = 0;
     let reading = Progress::tokens("reading the prompt", ids.len());
-    let fed = generation.feed(ids, |progress| {
+    let fed = generation.feed(engine, ids, |progress| {
         n_fed = progress.n_done;
         reading.set(n_fed);
     });
@@ -200,11 +204,7 @@ fn feed(generation: &mut Generation<'_, BoxedBackend>, ids: &[TokenId]) -> anyho
 }
 
 /// All tokens of the text: those that were evaluated, and those that were not.
-fn tokens_so_far(
-    generation: &Generation<'_, BoxedBackend>,
-    start: &Start,
-    n_fed: usize,
-) -> SeqTokens {
+fn tokens_so_far(generation: &Generation, start: &Start, n_fed: usize) -> SeqTokens {
     let (fed, not_fed) = start.ids.split_at(n_fed.min(start.ids.len()));
     let generated = generation.tokens();
     let n_pending = usize::from(generation.pending().is_some()).min(generated.len());
@@ -338,12 +338,7 @@ impl ReportTimings {
     }
 }
 
-fn statistics(
-    generation: &Generation<'_, BoxedBackend>,
-    start: &Start,
-    info: &BackendInfo,
-    seed: u64,
-) -> String {
+fn statistics(generation: &Generation, start: &Start, info: &BackendInfo, seed: u64) -> String {
     let pace = |pace: Pace| match pace.tokens_per_second() {
         Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
         None => format!("{:.2} s", pace.time.as_secs_f64()),

@@ -13,7 +13,7 @@ mod steps;
 pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
 pub use config::{Penalties, SamplerConfig};
 pub use penalties::PenaltyStep;
-pub use steps::{MinP, Step, Temperature, TopK, TopP};
+pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopP};
 
 use kv_core::TokenId;
 use rand_chacha::ChaCha8Rng;
@@ -54,11 +54,11 @@ enum Pick {
 /// Chooses tokens, and remembers the text as far as its steps need it.
 ///
 /// ```
-/// use engine::sampler::{Sampler, SamplerConfig};
+/// use engine::sampler::{Sampler, SamplerConfig, TokenOrigin};
 ///
 /// let mut sampler = Sampler::new(SamplerConfig { seed: 7, ..SamplerConfig::default() })?;
 /// let token = sampler.sample(&[0.1, 2.5, -1.0])?;
-/// sampler.accept(token);
+/// sampler.accept(token, TokenOrigin::Generated);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -106,9 +106,9 @@ impl Sampler {
 
     /// Adds `token` to the text. Call it for the tokens of the prompt, too: penalties look back at
     /// the whole text.
-    pub fn accept(&mut self, token: TokenId) {
+    pub fn accept(&mut self, token: TokenId, origin: TokenOrigin) {
         for step in &mut self.steps {
-            step.accept(token);
+            step.accept(token, origin);
         }
     }
 

@@ -8,7 +8,7 @@ use kv_core::TokenId;
 
 use super::candidates::Candidates;
 use super::config::Penalties;
-use super::steps::Step;
+use super::steps::{Step, TokenOrigin};
 
 /// The last tokens of the text and their penalties.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Step for PenaltyStep {
         }
     }
 
-    fn accept(&mut self, token: TokenId) {
+    fn accept(&mut self, token: TokenId, _origin: TokenOrigin) {
         if self.config.last_n == 0 {
             return;
         }
@@ -88,7 +88,8 @@ mod tests {
 
     fn penalised(config: Penalties, text: &[u32], logits: &[f32]) -> Vec<f32> {
         let mut step = PenaltyStep::new(config);
-        text.iter().for_each(|&t| step.accept(TokenId(t)));
+        text.iter()
+            .for_each(|&t| step.accept(TokenId(t), TokenOrigin::Prompt));
         let mut buffers = CandidateBuffers::default();
         let mut candidates = Candidates::new(logits, &mut buffers).unwrap();
         step.apply(&mut candidates);
@@ -156,7 +157,7 @@ mod tests {
             ..Penalties::default()
         });
         let room = (step.recent.capacity(), step.counts.capacity());
-        (0..10_000).for_each(|t| step.accept(TokenId(t * 7919 % 1021)));
+        (0..10_000).for_each(|t| step.accept(TokenId(t * 7919 % 1021), TokenOrigin::Prompt));
         // A hash table counts slots of removed keys as used until it rehashes, at a random time.
         assert_eq!(step.recent.capacity(), room.0);
         assert!(

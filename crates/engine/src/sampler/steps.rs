@@ -9,13 +9,22 @@ use kv_core::TokenId;
 
 use super::candidates::{Candidates, weight};
 
+/// Where a token of the text comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenOrigin {
+    /// It was given: by the prompt, or by a text that is continued.
+    Prompt,
+    /// The sampler chose it.
+    Generated,
+}
+
 /// One step of a chain: changes logits or takes candidates out, and leaves at least one.
 pub trait Step: Debug + Send {
     /// Changes or selects the candidates for one token.
     fn apply(&mut self, candidates: &mut Candidates<'_>);
 
-    /// Called for each `token` that is added to the text, generated or given.
-    fn accept(&mut self, _token: TokenId) {}
+    /// Called for each `token` that is added to the text.
+    fn accept(&mut self, _token: TokenId, _origin: TokenOrigin) {}
 
     /// Forgets the text.
     fn reset(&mut self) {}

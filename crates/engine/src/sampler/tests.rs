@@ -40,7 +40,7 @@ fn greedy_applies_penalties() {
     let mut greedy = sampler(config);
     let logits = [3.0, 4.0];
     assert_eq!(greedy.sample(&logits), Ok(TokenId(1)));
-    greedy.accept(TokenId(1));
+    greedy.accept(TokenId(1), TokenOrigin::Generated);
     assert_eq!(greedy.sample(&logits), Ok(TokenId(0)));
     greedy.reset();
     assert_eq!(greedy.sample(&logits), Ok(TokenId(1)));
@@ -60,7 +60,7 @@ fn the_whole_chain_by_hand() {
     };
     config.penalties.presence = 4f32.ln();
     let mut chain = sampler(config);
-    chain.accept(TokenId(0));
+    chain.accept(TokenId(0), TokenOrigin::Prompt);
     let logits = [8f32, 4.0, 2.0, 1.0, 1.0].map(f32::ln);
     let got = chain.probabilities(&logits).unwrap();
     let wanted = [(1, 16.0 / 24.0), (0, 4.0 / 24.0), (2, 4.0 / 24.0)];
@@ -156,7 +156,7 @@ proptest! {
         text in prop::collection::vec(0u32..300, 0..20),
     ) {
         let mut chain = sampler(config);
-        text.iter().for_each(|&t| chain.accept(TokenId(t)));
+        text.iter().for_each(|&t| chain.accept(TokenId(t), TokenOrigin::Prompt));
         if logits.iter().all(|&l| l == f32::NEG_INFINITY) {
             let n_tokens = logits.len();
             prop_assert_eq!(chain.sample(&logits), Err(SampleError::NothingLeft { n_tokens }));
