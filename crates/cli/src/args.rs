@@ -42,6 +42,9 @@ Examples:
   cellar inspect MODEL.gguf -c 8192             show the model and the size of its memory
   cellar bench -m MODEL.gguf -p 512 -n 64
 
+Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced when
+it is complete, following links and keeping its mode; devices and pipes are written directly.
+
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_LOG=debug to log on stderr.
 Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine.")]
@@ -246,7 +249,7 @@ pub(crate) struct SessionArgs {
     /// next message
     #[arg(long, value_name = "FILE")]
     pub(crate) load_state: Option<PathBuf>,
-    /// Save the state at the end, also after Ctrl-C
+    /// Save the state at the end, also after Ctrl-C; with - the text goes to stderr
     #[arg(long, value_name = "FILE")]
     pub(crate) save_state: Option<PathBuf>,
     /// Type in which K and V are saved [default: as they are stored]
@@ -434,7 +437,7 @@ pub(crate) enum GraphCommand {
 /// `cellar graph diff`
 #[derive(Debug, Args)]
 pub(crate) struct GraphDiffArgs {
-    /// A model file, a graph as JSON, or the name of an architecture
+    /// A model file, a graph as JSON (- reads it from stdin), or the name of an architecture
     pub(crate) left: String,
     /// The same, to compare it with
     pub(crate) right: String,
@@ -537,11 +540,12 @@ pub(crate) struct StateInspectArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are not a whole
-number of blocks is stored in a larger type. The file gets its name when it is complete.
+number of blocks is stored in a larger type. The file is complete when it gets its name.
 
 Examples:
   cellar convert DIRECTORY model.gguf --type f16
-  cellar convert DIRECTORY model.gguf --type q4_k")]
+  cellar convert DIRECTORY model.gguf --type q4_k
+  cellar convert DIRECTORY - --type f16 | zstd > model.gguf.zst")]
 pub(crate) struct ConvertArgs {
     /// Directory with config.json, safetensors and tokenizer.json, or a GGUF file to requantise
     pub(crate) model: PathBuf,

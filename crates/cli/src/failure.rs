@@ -74,7 +74,16 @@ pub(crate) fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {text}");
         }
     }
+    if is_disk_full(error) {
+        line.push_str("; free some space, or choose another place");
+    }
     line
+}
+
+fn is_disk_full(error: &anyhow::Error) -> bool {
+    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+    let mut causes = error.chain().filter_map(|e| e.downcast_ref::<io::Error>());
+    causes.any(|e| full.contains(&e.kind()))
 }
 
 /// A text without line breaks and other control characters, which could come from a file.

@@ -1,8 +1,9 @@
-//! Ctrl-C: the first ends the text, the second ends the program.
+//! Ctrl-C: the first ends the text, the second ends the program; no partial file stays.
 
 use engine::CancelFlag;
 
 use crate::failure::Exit;
+use crate::output_file;
 
 /// A flag that Ctrl-C (or a termination signal) sets.
 ///
@@ -13,9 +14,22 @@ pub(crate) fn cancel_on_interrupt() -> anyhow::Result<CancelFlag> {
     let in_handler = flag.clone();
     ctrlc::set_handler(move || {
         if in_handler.is_cancelled() {
-            std::process::exit(i32::from(Exit::Interrupted.code()));
+            exit();
         }
         in_handler.cancel();
     })?;
     Ok(flag)
+}
+
+/// Ends the program at Ctrl-C (or a termination signal), without the file that it was writing.
+///
+/// # Errors
+/// Where the handler cannot be installed.
+pub(crate) fn exit_on_interrupt() -> anyhow::Result<()> {
+    Ok(ctrlc::set_handler(|| exit())?)
+}
+
+fn exit() -> ! {
+    let _no_new_files = output_file::remove_partial();
+    std::process::exit(i32::from(Exit::Interrupted.code()));
 }

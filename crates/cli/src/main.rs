@@ -1,15 +1,16 @@
 //! The program `cellar`: parses the command line, runs one command, and prints its error, once.
 
 mod args;
-mod atomic_write;
 mod backends;
 mod commands;
 mod failure;
 mod file_type;
+mod input;
 mod interrupt;
 mod kv_args;
 mod machine;
 mod models;
+mod output_file;
 mod progress;
 mod resolve;
 

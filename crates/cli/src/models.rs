@@ -1,20 +1,27 @@
 //! The architectures that the program knows, and the model that is compiled into it.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
+use anyhow::Context;
 use kv_core::weights::SharedBytes;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{OutputKind, Registry};
 use model_core::directory::HfDirectory;
-use model_core::error::ModelFileError;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::model_file::{ModelFile, OpenModel};
+
+use crate::input;
 
 /// The model in the binary; see `models/README.md`.
 static EMBEDDED: &[u8] = include_bytes!("../../../models/stories-llama-f16.gguf");
 
 /// The prompt of the model in the binary where none is given.
 pub(crate) const EMBEDDED_PROMPT: &str = "Once upon a time";
+
+/// The first bytes of a GGUF file.
+pub(crate) const GGUF_MAGIC: &[u8] = b"GGUF";
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,9 +82,12 @@ impl ModelSource {
     }
 
     /// Opens it without building the model of a GGUF file.
-    pub(crate) fn contents(&self) -> Result<Contents, ModelFileError> {
+    pub(crate) fn contents(&self) -> anyhow::Result<Contents> {
         Ok(match self {
             Self::Embedded => Contents::Gguf(GgufFile::from_bytes(embedded())?),
+            Self::File(path) if input::is_stdin(path) => {
+                Contents::Gguf(GgufFile::from_bytes(from_stdin()?)?)
+            }
             Self::File(path) if path.is_dir() => {
                 Contents::Directory(HfDirectory::open(path, &registry())?)
             }
@@ -86,21 +96,27 @@ impl ModelSource {
     }
 
     /// The model without its tokenizer.
-    pub(crate) fn open(&self) -> Result<OpenModel, ModelFileError> {
+    pub(crate) fn open(&self) -> anyhow::Result<OpenModel> {
         let registry = registry();
-        match self {
-            Self::Embedded => OpenModel::from_bytes(embedded(), &registry),
-            Self::File(path) => OpenModel::open(path, &registry),
-        }
+        Ok(match self {
+            Self::Embedded => OpenModel::from_bytes(embedded(), &registry)?,
+            Self::File(path) if input::is_stdin(path) => {
+                OpenModel::from_bytes(from_stdin()?, &registry)?
+            }
+            Self::File(path) => OpenModel::open(path, &registry)?,
+        })
     }
 
     /// The model with its tokenizer.
-    pub(crate) fn load(&self) -> Result<ModelFile, ModelFileError> {
+    pub(crate) fn load(&self) -> anyhow::Result<ModelFile> {
         let registry = registry();
-        match self {
-            Self::Embedded => ModelFile::from_bytes(embedded(), &registry),
-            Self::File(path) => ModelFile::open(path, &registry),
-        }
+        Ok(match self {
+            Self::Embedded => ModelFile::from_bytes(embedded(), &registry)?,
+            Self::File(path) if input::is_stdin(path) => {
+                ModelFile::from_bytes(from_stdin()?, &registry)?
+            }
+            Self::File(path) => ModelFile::open(path, &registry)?,
+        })
     }
 }
 
@@ -121,6 +137,27 @@ pub(crate) fn encoders() -> Vec<String> {
         example.is_ok_and(|model| model.output() == OutputKind::Embeddings)
     };
     registry.names().into_iter().filter(is_encoder).collect()
+}
+
+/// A GGUF file on standard input, which is read once.
+fn from_stdin() -> anyhow::Result<SharedBytes> {
+    static BYTES: Mutex<Option<SharedBytes>> = Mutex::new(None);
+    let mut bytes = BYTES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(bytes) = &*bytes {
+        return Ok(bytes.clone());
+    }
+    let read = || {
+        let mut stdin = input::stdin()?;
+        // What is no GGUF file may have no end.
+        let mut start = Vec::new();
+        stdin.by_ref().take(4).read_to_end(&mut start)?;
+        if start == GGUF_MAGIC {
+            start.extend(input::read_bytes(stdin)?);
+        }
+        anyhow::Ok(SharedBytes::from(start))
+    };
+    let read = read().context("cannot read the model on stdin")?;
+    Ok(bytes.insert(read).clone())
 }
 
 fn embedded() -> SharedBytes {

@@ -17,15 +17,7 @@ fn with_model(path: &Path) -> Vec<Vec<String>> {
         &["inspect", path],
         &["graph", "-m", path],
         &["tokenize", "-m", path, "Hi"],
-        &[
-            "logits",
-            "-m",
-            path,
-            "--tokens",
-            "1",
-            "--out",
-            "/dev/null/never",
-        ],
+        &["logits", "-m", path, "--tokens", "1", "--out", "/dev/null"],
         &["bench", "-m", path, "-p", "2", "-n", "2", "-r", "1"],
     ];
     commands

@@ -16,11 +16,15 @@ use model_core::gguf::{Announced, GgufWriter};
 
 use crate::args::ConvertArgs;
 use crate::failure::Exit;
+use crate::interrupt::exit_on_interrupt;
 use crate::machine;
 use crate::models::ModelSource;
+use crate::output_file;
 use crate::progress::Progress;
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    output_file::check("OUT", &args.out)?;
+    exit_on_interrupt()?;
     let model = ModelSource::File(args.model.clone()).open()?;
     let weights = model.weights();
     let mut metadata = model.metadata().clone();
@@ -56,24 +60,30 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     let progress = Progress::tensors("converting", announced.len());
     let mut n_done = 0;
     let writer = GgufWriter::with_metadata(metadata);
-    writer.write_each(&args.out, &announced, |announced| {
-        let weight = weights.require(&announced.name)?;
-        let converted = convert(&weight, announced.info.format)
-            .with_context(|| format!("tensor '{}'", announced.name))?;
-        n_done += 1;
-        progress.set(n_done);
-        anyhow::Ok(converted)
+    let n_bytes = output_file::write(&args.out, |file| {
+        writer.write_each(file, &announced, |announced| {
+            let weight = weights.require(&announced.name)?;
+            let converted = convert(&weight, announced.info.format)
+                .with_context(|| format!("tensor '{}'", announced.name))?;
+            n_done += 1;
+            progress.set(n_done);
+            anyhow::Ok(converted)
+        })
     })?;
     drop(progress);
-    let n_bytes = std::fs::metadata(&args.out).map_or(0, |found| found.len());
-    writeln!(
-        out,
+    let line = format!(
         "{}: {} tensors, {}",
         args.out.display(),
         announced.len(),
         machine::bytes(n_bytes)
-    )?;
-    out.flush()?;
+    );
+    if output_file::is_stdout(&args.out) {
+        // Where stderr is closed, nobody reads the summary.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    } else {
+        writeln!(out, "{line}")?;
+        out.flush()?;
+    }
     Ok(Exit::Done)
 }
 

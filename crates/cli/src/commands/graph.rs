@@ -10,10 +10,8 @@ use model_core::architecture::Model;
 
 use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs};
 use crate::failure::{Exit, usage};
-use crate::models::{ModelSource, registry};
-
-/// The first bytes of a GGUF file.
-const GGUF_MAGIC: &[u8] = b"GGUF";
+use crate::input;
+use crate::models::{GGUF_MAGIC, ModelSource, registry};
 
 pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if let Some(GraphCommand::Diff(args)) = &args.command {
@@ -66,7 +64,7 @@ fn of_file(source: &ModelSource) -> anyhow::Result<Arc<dyn Model>> {
 /// The graph of a model file, a graph written as JSON, or that of an architecture's example.
 fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
     let path = Path::new(name);
-    if !path.exists() {
+    if !path.exists() && !input::is_stdin(path) {
         let registry = registry();
         let Ok(architecture) = registry.get(name) else {
             let known = registry.names().join(", ");
@@ -77,13 +75,16 @@ fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
     if is_gguf(path) || path.is_dir() {
         return Ok(of_file(&ModelSource::File(path.to_owned()))?.graph(shape)?);
     }
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read '{}'", path.display()))?;
+    let text = input::text(path)?;
     Graph::from_json(&text).with_context(|| format!("'{name}' is neither a GGUF file nor a graph"))
 }
 
 fn is_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
+    // What a pipe gives can be read only once.
+    if !path.is_file() {
+        return false;
+    }
     let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && magic == GGUF_MAGIC
 }

@@ -1,6 +1,5 @@
 //! `cellar logits`: the logits of given tokens, in a safetensors file.
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
@@ -12,18 +11,19 @@ use kv_core::{KvType, SeqId, TokenId};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::args::LogitsArgs;
-use crate::atomic_write;
 use crate::failure::{Exit, usage};
+use crate::input;
+use crate::interrupt::exit_on_interrupt;
 use crate::machine;
 use crate::models::ModelSource;
+use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
 
 pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     let sequences = sequences(args)?;
-    if args.out.is_dir() {
-        anyhow::bail!("cannot write '{}': it is a directory", args.out.display());
-    }
+    output_file::check("--out", &args.out)?;
+    exit_on_interrupt()?;
     let file = ModelSource::new(args.model.model.as_deref()).open()?;
     let config = config(args, &sequences)?;
     let n_vocab = file.model().vocab_size();
@@ -38,8 +38,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
 fn sequences(args: &LogitsArgs) -> anyhow::Result<Vec<Vec<u32>>> {
     let sequences: Vec<Vec<u32>> = match &args.tokens_file {
         Some(path) => {
-            let cannot = || format!("cannot read '{}'", path.display());
-            let text = fs::read_to_string(path).with_context(cannot)?;
+            let text = input::text(path)?;
             let lines = text.lines().filter(|line| !line.trim().is_empty());
             lines.map(resolve::token_ids).collect::<Result<_, _>>()?
         }
@@ -140,7 +139,7 @@ fn evaluate(
     Ok(logits)
 }
 
-/// Writes the logits as tensors, atomically.
+/// Writes the logits as tensors.
 fn write_file(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Result<()> {
     let bytes: Vec<Vec<u8>> = logits
         .iter()
@@ -157,5 +156,5 @@ fn write_file(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Resul
         tensors.push((name, TensorView::new(Dtype::F32, shape, bytes)?));
     }
     let contents = safetensors::serialize(tensors, None)?;
-    atomic_write::replace(path, |file| Ok(file.write_all(&contents)?))
+    output_file::write(path, |file| Ok(file.write_all(&contents)?))
 }

@@ -19,12 +19,31 @@ mod session;
 mod state;
 mod tokenize;
 
+use std::io;
+
 use crate::args::Command;
 use crate::failure::Exit;
 
+/// Standard output, whose errors say so.
+struct Stdout(io::StdoutLock<'static>);
+
+impl io::Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(in_stdout)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(in_stdout)
+    }
+}
+
+fn in_stdout(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write to stdout: {error}"))
+}
+
 /// Runs a command.
 pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
-    let stdout = &mut std::io::stdout().lock();
+    let stdout = &mut Stdout(std::io::stdout().lock());
     match command {
         Command::Run(args) => run::run(&args, stdout),
         Command::Chat(args) => chat::run(&args, stdout),

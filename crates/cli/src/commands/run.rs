@@ -15,10 +15,11 @@ use serde::Serialize;
 
 use super::{messages, session};
 use crate::args::RunArgs;
-use crate::atomic_write;
 use crate::failure::{Exit, usage};
+use crate::input;
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::{EMBEDDED_PROMPT, ModelSource};
+use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
 
@@ -64,6 +65,14 @@ struct Start {
 }
 
 pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    match &args.session.save_state {
+        // The state is alone on stdout.
+        Some(path) if output_file::is_stdout(path) => generate(args, &mut std::io::stderr()),
+        _ => generate(args, out),
+    }
+}
+
+fn generate(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.model.model.as_deref());
     let sampler = resolve::sampler(&args.sampler)?;
     if let Some(at) = args.stop.iter().position(String::is_empty) {
@@ -72,9 +81,6 @@ pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> 
     resolve::long_context(&args.long_context, 0)?;
     session::check(args)?;
     let prompt = prompt(args, &source)?;
-    if let Some(path) = &args.session.save_state {
-        atomic_write::check(path)?;
-    }
     let cancel = cancel_on_interrupt()?;
     let started = Instant::now();
     let loading = Progress::spinner(format!("loading {}", source.name()));
@@ -219,7 +225,15 @@ fn tokens_so_far(generation: &Generation, start: &Start, n_fed: usize) -> SeqTok
 
 /// The prompt of the command line, or the beginning of the story.
 fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
-    let given = resolve::text(args.prompt(), args.file.as_deref())?;
+    let files = [&args.model.model, &args.session.load_state];
+    let stdin_is_taken = files
+        .into_iter()
+        .flatten()
+        .any(|path| input::is_stdin(path));
+    let given = match (args.prompt(), &args.file) {
+        (None, None) if stdin_is_taken => None,
+        (prompt, file) => resolve::text(prompt, file.as_deref())?,
+    };
     let given = match args.prompt() {
         Some(_) => given,
         None => given.map(resolve::without_last_line_break),

@@ -3,8 +3,6 @@
 //! Invariant: every saved state can be continued: a token that was chosen but not evaluated is part
 //! of it. Knows nothing of how text is generated.
 
-use std::fs;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
@@ -15,9 +13,8 @@ use kv_core::state::{SavedState, SeqTokens};
 use kv_core::{KvType, SeqId};
 
 use crate::args::RunArgs;
-use crate::atomic_write;
 use crate::failure::usage;
-use crate::machine;
+use crate::{input, output_file};
 
 /// The sequence of a run.
 pub(super) const SEQ: SeqId = SeqId(0);
@@ -27,6 +24,15 @@ pub(super) const SEQ: SeqId = SeqId(0);
 /// # Errors
 /// A usage error with the reason, and what can be done instead.
 pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
+    if let Some(path) = &args.session.save_state {
+        output_file::check("--save-state", path)?;
+        if args.json && output_file::is_stdout(path) {
+            return usage(
+                "--save-state - and --json both write to stdout: save the state in a file, or leave \
+                 out --json",
+            );
+        }
+    }
     if args.session.load_state.is_none() {
         return Ok(());
     }
@@ -45,37 +51,12 @@ pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bytes of a file, which should be a saved state.
-///
-/// # Errors
-/// Where it cannot be read, or is larger than this machine's memory.
-pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let cannot = || format!("cannot read '{}'", path.display());
-    if path.is_dir() {
-        anyhow::bail!("{}: it is a directory", cannot());
-    }
-    let mut file = fs::File::open(path).with_context(cannot)?;
-    let n_bytes = file.metadata().with_context(cannot)?.len();
-    if let Some(available) = machine::available_memory()
-        && n_bytes > available
-    {
-        let (wanted, free) = (machine::bytes(n_bytes), machine::bytes(available));
-        anyhow::bail!(
-            "{}: it takes {wanted}, but this machine has {free} free",
-            cannot()
-        );
-    }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).with_context(cannot)?;
-    Ok(bytes)
-}
-
 /// Restores the one sequence of a state, and returns its tokens.
 ///
 /// # Errors
 /// Where the file is not a state, is another model's, or does not fit; nothing has changed then.
 pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Result<SeqTokens> {
-    let bytes = read(path)?;
+    let bytes = input::bytes(path)?;
     let cannot = || format!("cannot load '{}'", path.display());
     let state = SavedState::parse(&bytes).with_context(cannot)?;
     let seqs = state.snapshot().seqs();
@@ -93,11 +74,10 @@ pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Re
     Ok(own.unwrap_or_default())
 }
 
-/// Saves the sequence of a run, replacing a file of this name, and returns the file's size in
-/// bytes.
+/// Saves the sequence of a run, and returns the state's size in bytes.
 ///
 /// # Errors
-/// Where it cannot be written; a file of this name is then unchanged.
+/// Where it cannot be written; a regular file of this name is then unchanged.
 pub(super) fn save(
     engine: &Engine<BoxedBackend>,
     path: &Path,
@@ -110,5 +90,5 @@ pub(super) fn save(
         tokens: &tokens,
         kv_type,
     };
-    atomic_write::replace(path, |file| Ok(engine.save_state(&options, file)?))
+    output_file::write(path, |file| Ok(engine.save_state(&options, file)?))
 }

@@ -10,9 +10,9 @@ use kv_core::memory::Snapshot;
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, Stored};
 use serde::Serialize;
 
-use super::session;
 use crate::args::{StateArgs, StateCommand, StateInspectArgs};
 use crate::failure::Exit;
+use crate::input;
 use crate::machine;
 
 /// Everything that is shown.
@@ -66,7 +66,7 @@ pub(super) fn run(args: &StateArgs, out: &mut impl Write) -> anyhow::Result<Exit
 }
 
 fn inspect(args: &StateInspectArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let bytes = session::read(&args.file)?;
+    let bytes = input::bytes(&args.file)?;
     let name = args.file.display().to_string();
     let state = SavedState::parse(&bytes).with_context(|| format!("cannot read '{name}'"))?;
     let snapshot = state.snapshot();

@@ -3,9 +3,7 @@
 //! Invariant: what is written reads back as it was given, in the same order.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
 
 use kv_core::weights::{Weight, WeightInfo};
 
@@ -14,7 +12,7 @@ use super::metadata::Metadata;
 use super::tensor::TensorType;
 use super::value::{Array, Value};
 use super::{MAGIC, MAX_DIMENSIONS};
-use crate::error::{GgufError, ModelFileError};
+use crate::error::GgufError;
 
 /// The version that is written.
 const VERSION: u32 = 3;
@@ -87,54 +85,40 @@ impl GgufWriter {
         Ok(bytes)
     }
 
-    /// Writes a temporary file and renames it, so that `path` never holds half a model.
-    ///
-    /// # Errors
-    /// [`ModelFileError`] where `general.alignment` is no power of two, or the system refuses;
-    /// `path` is then as it was.
-    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), ModelFileError> {
-        let path = path.as_ref();
-        let alignment = alignment(&self.metadata).map_err(|reason| in_file(path, reason))?;
-        let mut file = AtomicFile::create(path)?;
-        file.write(&self.header(&self.announced(), alignment as usize))?;
-        for weight in &self.weights {
-            file.write_padded(weight.bytes(), alignment as usize)?;
-        }
-        file.finish()
-    }
-
     /// Writes a file whose weights are made one after the other, for models that do not fit in
-    /// memory twice; weights that were added are not written.
+    /// memory twice; weights that were added are not written. Returns the bytes of the file.
     ///
     /// # Errors
-    /// The errors of `make`, and [`ModelFileError`] as [`GgufWriter::write`], for weights that
-    /// [`GgufWriter::add`] refuses, and where a weight is not what was announced; `path` is then as
-    /// it was.
-    pub fn write_each<E: From<ModelFileError>>(
+    /// The errors of `make` and of `out`; [`GgufError`] where `general.alignment` is no power of
+    /// two, for weights that [`GgufWriter::add`] refuses, and where a weight is not what was
+    /// announced. What was written by then is not a GGUF file.
+    pub fn write_each<E: From<GgufError> + From<io::Error>>(
         &self,
-        path: impl AsRef<Path>,
+        out: &mut impl Write,
         announced: &[Announced],
         mut make: impl FnMut(&Announced) -> Result<Weight, E>,
-    ) -> Result<(), E> {
-        let path = path.as_ref();
-        let refused = |reason| in_file(path, reason);
-        let alignment = alignment(&self.metadata).map_err(refused)? as usize;
-        check(announced).map_err(refused)?;
-        let mut file = AtomicFile::create(path)?;
-        file.write(&self.header(announced, alignment))?;
+    ) -> Result<u64, E> {
+        let alignment = alignment(&self.metadata)? as usize;
+        check(announced)?;
+        let header = self.header(announced, alignment);
+        out.write_all(&header)?;
+        let mut n_bytes = header.len() as u64;
         for announced in announced {
             let weight = make(announced)?;
             if weight.info() != announced.info {
-                let changed = GgufError::Changed {
+                return Err(E::from(GgufError::Changed {
                     name: announced.name.clone(),
                     wanted: announced.info.clone(),
                     got: weight.info(),
-                };
-                return Err(refused(changed).into());
+                }));
             }
-            file.write_padded(weight.bytes(), alignment)?;
+            let n = weight.bytes().len();
+            let n_padded = n.next_multiple_of(alignment);
+            out.write_all(weight.bytes())?;
+            out.write_all(&vec![0; n_padded - n])?;
+            n_bytes += n_padded as u64;
         }
-        Ok(file.finish()?)
+        Ok(n_bytes)
     }
 
     fn announced(&self) -> Vec<Announced> {
@@ -171,80 +155,6 @@ impl GgufWriter {
         }
         pad(&mut out, alignment);
         out
-    }
-}
-
-/// A file under a temporary name, which gets its own name when it is complete.
-struct AtomicFile<'p> {
-    path: &'p Path,
-    temporary: PathBuf,
-    /// `None` once the file is complete.
-    out: Option<BufWriter<File>>,
-}
-
-impl<'p> AtomicFile<'p> {
-    fn create(path: &'p Path) -> Result<Self, ModelFileError> {
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".part");
-        let temporary = PathBuf::from(temporary);
-        let file = File::create(&temporary).map_err(|source| cannot_write(path, source))?;
-        Ok(Self {
-            path,
-            temporary,
-            out: Some(BufWriter::new(file)),
-        })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), ModelFileError> {
-        let written = self.out.as_mut().map_or(Ok(()), |out| out.write_all(bytes));
-        written.map_err(|source| cannot_write(self.path, source))
-    }
-
-    fn write_padded(&mut self, bytes: &[u8], alignment: usize) -> Result<(), ModelFileError> {
-        self.write(bytes)?;
-        let n = bytes.len();
-        self.write(&vec![0; n.next_multiple_of(alignment) - n])
-    }
-
-    fn finish(mut self) -> Result<(), ModelFileError> {
-        let Some(out) = self.out.take() else {
-            return Ok(());
-        };
-        let renamed = out
-            .into_inner()
-            .map_err(|error| error.into_error())
-            .and_then(|file| file.sync_all())
-            .and_then(|()| fs::rename(&self.temporary, self.path));
-        if renamed.is_err() {
-            // The error to report is why writing failed.
-            let _ = fs::remove_file(&self.temporary);
-        }
-        renamed.map_err(|source| cannot_write(self.path, source))
-    }
-}
-
-impl Drop for AtomicFile<'_> {
-    /// Removes an incomplete file.
-    fn drop(&mut self) {
-        if self.out.take().is_some() {
-            // The error to report is why writing failed.
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-fn cannot_write(path: &Path, source: io::Error) -> ModelFileError {
-    ModelFileError::Io {
-        attempt: "write",
-        path: path.to_owned(),
-        source,
-    }
-}
-
-fn in_file(path: &Path, reason: GgufError) -> ModelFileError {
-    ModelFileError::Gguf {
-        file: format!("'{}'", path.display()),
-        reason,
     }
 }
 

@@ -1,0 +1,98 @@
+//! Input files, of which `-` is standard input.
+//!
+//! Invariant: standard input is read by one flag at most. Knows nothing of what is read.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, bail};
+
+use crate::failure::usage;
+use crate::machine;
+
+/// The longest text that is read.
+const MAX_TEXT: u64 = 256 << 20;
+
+/// Whether this path is standard input.
+pub(crate) fn is_stdin(path: &Path) -> bool {
+    ["-", "/dev/stdin"]
+        .iter()
+        .any(|name| path.as_os_str() == *name)
+}
+
+/// Opens a file, or standard input.
+///
+/// # Errors
+/// Where it is a directory or cannot be read; a usage error where standard input was opened before.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
+    if is_stdin(path) {
+        return Ok(Box::new(stdin()?));
+    }
+    let cannot = || format!("cannot read '{}'", path.display());
+    if path.is_dir() {
+        bail!("{}: it is a directory", cannot());
+    }
+    Ok(Box::new(File::open(path).with_context(cannot)?))
+}
+
+/// Standard input.
+///
+/// # Errors
+/// A usage error where it was opened before.
+pub(crate) fn stdin() -> anyhow::Result<io::StdinLock<'static>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::Relaxed) {
+        return usage("stdin is given twice: '-' can stand for one file only; name the other");
+    }
+    Ok(io::stdin().lock())
+}
+
+/// The UTF-8 text of a file, or of standard input.
+///
+/// # Errors
+/// Where it cannot be read, is longer than 256 MiB, or is no text.
+pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
+    let text = read_text(open(path)?);
+    text.with_context(|| format!("cannot read '{}'", path.display()))
+}
+
+/// The UTF-8 text that a reader gives.
+///
+/// # Errors
+/// Where it cannot be read, is longer than 256 MiB, or is no text.
+pub(crate) fn read_text(reader: impl Read) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let n_read = reader.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    if n_read as u64 > MAX_TEXT {
+        bail!("it is longer than {}", machine::bytes(MAX_TEXT));
+    }
+    Ok(text)
+}
+
+/// The bytes of a file, or of standard input.
+///
+/// # Errors
+/// Where it cannot be read, or is larger than this machine's free memory.
+pub(crate) fn bytes(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let cannot = || format!("cannot read '{}'", path.display());
+    read_bytes(open(path)?).with_context(cannot)
+}
+
+/// All bytes of a reader.
+///
+/// # Errors
+/// Where it cannot be read, or gives more than this machine's free memory.
+pub(crate) fn read_bytes(reader: impl Read) -> anyhow::Result<Vec<u8>> {
+    let available = machine::available_memory().unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    let n_read = reader.take(available).read_to_end(&mut bytes)?;
+    if n_read as u64 == available {
+        bail!(
+            "it takes more than the {} that this machine has free",
+            machine::bytes(available)
+        );
+    }
+    Ok(bytes)
+}
