@@ -3,7 +3,9 @@
 //! Invariant: a closed pipe (`cellar … | head -1`) is not a failure and prints nothing.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
+
+use crate::terminal::escape;
 
 /// The command line asks for something impossible.
 #[derive(Debug)]
@@ -86,11 +88,17 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
     causes.any(|e| full.contains(&e.kind()))
 }
 
-/// A text without line breaks and other control characters, which could come from a file.
+/// A text in one line, with one space between words, and without control characters, which could
+/// come from a file.
 pub(crate) fn words(text: &str) -> String {
-    let visible = |c: char| if c.is_control() { ' ' } else { c };
-    let clean: String = text.chars().map(visible).collect();
-    clean.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words: Vec<&str> = text.split_whitespace().collect();
+    escape(&words.join(" ")).into_owned()
+}
+
+/// Prints a warning on stderr.
+pub(crate) fn warn(text: &str) {
+    // Where stderr is closed, nobody reads warnings.
+    let _ = writeln!(io::stderr(), "warning: {}", words(text));
 }
 
 #[cfg(test)]

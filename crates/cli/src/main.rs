@@ -13,6 +13,7 @@ mod models;
 mod output_file;
 mod progress;
 mod resolve;
+mod terminal;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;

@@ -7,6 +7,8 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kv_core::backend::OnProgress;
 
+use crate::terminal::escape;
+
 /// All bars, so that two shown at a time keep to lines of their own.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
@@ -18,7 +20,7 @@ impl Progress {
     /// For work of unknown length.
     pub(crate) fn spinner(message: impl Into<String>) -> Self {
         let bar = shown(ProgressBar::new_spinner());
-        bar.set_message(message.into());
+        bar.set_message(escape(&message.into()).into_owned());
         bar.enable_steady_tick(Duration::from_millis(100));
         Self(bar)
     }
@@ -59,7 +61,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(&style) {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_message(message.into());
+        bar.set_message(escape(&message.into()).into_owned());
         Self(bar)
     }
 

@@ -18,6 +18,7 @@ use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::terminal;
 use load::{Depth, Load};
 use profile::{KindReport, Measured};
 
@@ -117,7 +118,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         generation_steps,
     };
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         print(&report, out)?;
     }
@@ -139,7 +140,8 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
     } = report;
     writeln!(
         out,
-        "{model} on {backend} ({device}), loaded in {load_ms:.0} ms"
+        "{} on {backend} ({device}), loaded in {load_ms:.0} ms",
+        terminal::escape(model)
     )?;
     let seqs = match (n_seqs, depth_tokens) {
         (1, _) => String::new(),

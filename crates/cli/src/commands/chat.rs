@@ -24,6 +24,7 @@ use crate::interrupt::cancel_on_interrupt;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::terminal::{Reader, write_text};
 use lines::{Command, Line, Lines};
 
 const SEQ: SeqId = SeqId(0);
@@ -159,9 +160,9 @@ impl Chat<'_> {
         if n_read < new.len() {
             return Ok(None);
         }
+        let reader = Reader::of(&std::io::stdout());
         while let Some(piece) = generation.next_piece(&mut self.engine)? {
-            out.write_all(piece.as_bytes())?;
-            out.flush()?;
+            write_text(out, reader, &piece)?;
         }
         writeln!(out)?;
         out.flush()?;

@@ -15,12 +15,13 @@ use kv_core::weights::{Weight, WeightInfo};
 use model_core::gguf::{Announced, GgufWriter};
 
 use crate::args::ConvertArgs;
-use crate::failure::Exit;
+use crate::failure::{Exit, warn};
 use crate::interrupt::exit_on_interrupt;
 use crate::machine;
 use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
+use crate::terminal;
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("OUT", &args.out)?;
@@ -29,11 +30,10 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     let weights = model.weights();
     let mut metadata = model.metadata().clone();
     if !metadata.contains("tokenizer.ggml.model") {
-        let _ = writeln!(
-            std::io::stderr(),
-            "warning: '{}' has no tokenizer.json, so the file will have no tokenizer",
+        warn(&format!(
+            "'{}' has no tokenizer.json, so the file will have no tokenizer",
             args.model.display()
-        );
+        ));
     }
     metadata.insert("general.file_type", args.file_type.number);
     metadata.insert("general.quantization_version", 2u32);
@@ -77,6 +77,7 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
         announced.len(),
         machine::bytes(n_bytes)
     );
+    let line = terminal::escape(&line);
     if output_file::is_stdout(&args.out) {
         // Where stderr is closed, nobody reads the summary.
         let _ = writeln!(std::io::stderr(), "{line}");

@@ -11,6 +11,7 @@ use crate::failure::{Exit, usage};
 use crate::models::{ModelSource, encoders};
 use crate::progress::Progress;
 use crate::resolve;
+use crate::terminal;
 
 pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let texts = texts(args)?;
@@ -54,7 +55,7 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
     while !rest.is_empty() {
         let (group, after) = rest.split_at(embedder.n_together(rest));
         for vector in embedder.embed_tokens(group)? {
-            write!(out, "{before}{}", serde_json::to_string(&vector)?)?;
+            write!(out, "{before}{}", terminal::json(&vector)?)?;
             before = ",\n";
         }
         rest = after;

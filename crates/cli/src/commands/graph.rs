@@ -12,6 +12,7 @@ use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs
 use crate::failure::{Exit, usage};
 use crate::input;
 use crate::models::{GGUF_MAGIC, ModelSource, registry};
+use crate::terminal;
 
 pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if let Some(GraphCommand::Diff(args)) = &args.command {
@@ -23,8 +24,8 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
     };
     let graph = model.graph(shape(args.shape)?)?;
     match args.format {
-        GraphFormat::Text => write!(out, "{}", graph.text())?,
-        GraphFormat::Dot => write!(out, "{}", graph.dot())?,
+        GraphFormat::Text => write!(out, "{}", terminal::escape_lines(&graph.text().to_string()))?,
+        GraphFormat::Dot => write!(out, "{}", terminal::escape_lines(&graph.dot().to_string()))?,
         GraphFormat::Json => writeln!(out, "{}", graph.to_json()?)?,
     }
     out.flush()?;
@@ -36,11 +37,11 @@ fn diff(args: &GraphDiffArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let [left, right] = [&args.left, &args.right].map(|name| graph_of(name, shape));
     let diff = left?.diff(&right?);
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&diff)?)?;
+        writeln!(out, "{}", terminal::json(&diff)?)?;
     } else if diff.is_empty() {
         writeln!(out, "the graphs are alike")?;
     } else {
-        write!(out, "{diff}")?;
+        write!(out, "{}", terminal::escape_lines(&diff.to_string()))?;
     }
     out.flush()?;
     Ok(Exit::Done)

@@ -18,6 +18,7 @@ use crate::args::InspectArgs;
 use crate::failure::{Exit, one_line};
 use crate::machine;
 use crate::models::{Contents, ModelSource, registry};
+use crate::terminal::{self, escape};
 
 /// Elements of a list that are shown.
 const N_SHOWN: usize = 8;
@@ -130,7 +131,7 @@ pub(super) fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<Ex
         model: model(&file, args).into(),
     };
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         print(&report, file.metadata(), out)?;
     }
@@ -214,12 +215,7 @@ fn tokenizer(metadata: &Metadata) -> anyhow::Result<TokenizerSummary> {
         spec.pre.clone(),
     );
     let tokenizer = Tokenizer::new(spec)?;
-    let named = |id| {
-        format!(
-            "{id} {}",
-            tokenizer.token_text(id).unwrap_or_default().escape_debug()
-        )
-    };
+    let named = |id| format!("{id} {}", tokenizer.token_text(id).unwrap_or_default());
     Ok(TokenizerSummary {
         n_tokens: tokenizer.n_tokens(),
         model,
@@ -309,7 +305,7 @@ fn to_json(value: &Value) -> serde_json::Value {
 fn short(value: &Value) -> String {
     match value {
         Value::String(text) => {
-            let mut shown: String = text.escape_debug().take(N_CHARS).collect();
+            let mut shown: String = escape(text).chars().take(N_CHARS).collect();
             if text.chars().count() > N_CHARS {
                 shown.push_str(&format!("… ({} characters)", text.chars().count()));
             }
@@ -340,13 +336,11 @@ fn print(report: &Report, metadata: &Metadata, out: &mut impl Write) -> std::io:
         (Some(version), _) => format!("GGUF version {version}"),
         (None, _) => "directory with safetensors, in the keys and names of GGUF".to_owned(),
     };
-    writeln!(out, "{}: {what}\n\nMetadata", report.file)?;
-    let width = metadata
-        .iter()
-        .map(|(key, _)| key.chars().count())
-        .max()
-        .unwrap_or(0);
-    for (key, value) in metadata.iter() {
+    writeln!(out, "{}: {what}\n\nMetadata", escape(&report.file))?;
+    let lines: Vec<_> = metadata.iter().map(|(k, v)| (escape(k), v)).collect();
+    let width = lines.iter().map(|(key, _)| key.chars().count());
+    let width = width.max().unwrap_or(0);
+    for (key, value) in lines {
         writeln!(out, "  {key:width$}  {}", short(value))?;
     }
     print_tensors(&report.tensors, out)?;
@@ -400,17 +394,19 @@ fn print_tensors(tensors: &Tensors, out: &mut impl Write) -> std::io::Result<()>
 }
 
 fn print_tokenizer(summary: &TokenizerSummary, out: &mut impl Write) -> std::io::Result<()> {
-    let or_nothing = |text: &Option<String>| text.clone().unwrap_or_else(|| "nothing".to_owned());
+    let or_nothing =
+        |text: &Option<String>| escape(text.as_deref().unwrap_or("nothing")).into_owned();
     let pre = summary
         .pre
         .as_ref()
-        .map_or_else(String::new, |pre| format!(", words as {pre}"));
+        .map_or_else(String::new, |pre| format!(", words as {}", escape(pre)));
     let template = if summary.has_chat_template {
         "yes"
     } else {
         "no"
     };
-    writeln!(out, "  {} tokens, {}{pre}", summary.n_tokens, summary.model)?;
+    let model = escape(&summary.model);
+    writeln!(out, "  {} tokens, {model}{pre}", summary.n_tokens)?;
     writeln!(
         out,
         "  text begins with   {}",
@@ -424,7 +420,7 @@ fn print_tokenizer(summary: &TokenizerSummary, out: &mut impl Write) -> std::io:
     writeln!(
         out,
         "  end of generation  {}",
-        summary.end_of_generation.join(", ")
+        escape(&summary.end_of_generation.join(", "))
     )?;
     writeln!(out, "  chat template      {template}")
 }
@@ -439,8 +435,8 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
     } = model;
     writeln!(
         out,
-        "  {architecture}: width {embedding_dim}, vocabulary of {vocab_size}, trained with \
-         {context_length} tokens"
+        "  {}: width {embedding_dim}, vocabulary of {vocab_size}, trained with {context_length} tokens",
+        escape(architecture)
     )?;
     let MemorySummary {
         n_ctx,

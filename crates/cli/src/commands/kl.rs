@@ -18,6 +18,7 @@ use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::terminal;
 
 /// Tokens whose logits are in memory at once.
 const PIECE: usize = 64;
@@ -75,7 +76,7 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     ];
     compare(&mut engines, &tokens, &mut report)?;
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         print(&report, out)?;
     }

@@ -19,6 +19,7 @@ use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::terminal;
 
 /// Default length of a chunk, as in llama.cpp.
 const DEFAULT_N_CTX: u32 = 512;
@@ -101,7 +102,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         n_scored: score.n,
     };
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         writeln!(
             out,

@@ -19,6 +19,7 @@ use crate::failure::Exit;
 use crate::machine;
 use crate::models::{Contents, ModelSource, registry};
 use crate::resolve;
+use crate::terminal;
 
 const KINDS: [PlannedKind; 5] = [
     PlannedKind::K,
@@ -105,7 +106,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         largest_n_ctx: available.and_then(|bytes| config.largest_n_ctx(&*model, bytes)),
     };
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         print(&report, &plan, out)?;
     }
@@ -163,6 +164,7 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
         n_ctx,
         ..
     } = report;
+    let architecture = terminal::escape(architecture);
     writeln!(out, "{architecture}: {n_ctx} tokens of {shared}")?;
     for part in &report.parts {
         let PartReport {

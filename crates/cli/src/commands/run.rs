@@ -15,13 +15,14 @@ use serde::Serialize;
 
 use super::{messages, session};
 use crate::args::RunArgs;
-use crate::failure::{Exit, usage};
+use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::{EMBEDDED_PROMPT, ModelSource};
 use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::terminal::{self, Reader, write_text};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -67,12 +68,16 @@ struct Start {
 pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     match &args.session.save_state {
         // The state is alone on stdout.
-        Some(path) if output_file::is_stdout(path) => generate(args, &mut std::io::stderr()),
-        _ => generate(args, out),
+        Some(path) if output_file::is_stdout(path) => {
+            let out = std::io::stderr();
+            let reader = Reader::of(&out);
+            generate(args, reader, &mut { out })
+        }
+        _ => generate(args, Reader::of(&std::io::stdout()), out),
     }
 }
 
-fn generate(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.model.model.as_deref());
     let sampler = resolve::sampler(&args.sampler)?;
     if let Some(at) = args.stop.iter().position(String::is_empty) {
@@ -141,12 +146,10 @@ fn generate(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         _ => feed(&mut generation, &mut engine, &start.ids)?,
     };
     if !args.chat && !args.no_echo {
-        out.write_all(start.prompt.as_bytes())?;
-        out.flush()?;
+        write_text(out, reader, &start.prompt)?;
     }
     while let Some(piece) = generation.next_piece(&mut engine)? {
-        out.write_all(piece.as_bytes())?;
-        out.flush()?;
+        write_text(out, reader, &piece)?;
     }
     writeln!(out)?;
     let saved_bytes = match &args.session.save_state {
@@ -175,7 +178,7 @@ fn generate(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
             saved_bytes,
             timings: ReportTimings::new(start.load, timings),
         };
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     }
     out.flush()?;
     let line = statistics(&generation, &start, &info, seed);
@@ -331,11 +334,9 @@ pub(super) fn warn_of_long_context(engine: &Engine<BoxedBackend>) {
         engine.model().context_length(),
     );
     if n_ctx > trained {
-        let _ = writeln!(
-            std::io::stderr(),
-            "warning: a context of {n_ctx} tokens is longer than the {trained} that the model was \
-             trained with"
-        );
+        warn(&format!(
+            "a context of {n_ctx} tokens is longer than the {trained} that the model was trained with"
+        ));
     }
 }
 

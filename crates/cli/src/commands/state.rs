@@ -14,6 +14,7 @@ use crate::args::{StateArgs, StateCommand, StateInspectArgs};
 use crate::failure::Exit;
 use crate::input;
 use crate::machine;
+use crate::terminal::{self, escape};
 
 /// Everything that is shown.
 #[derive(Debug, Serialize)]
@@ -90,7 +91,7 @@ fn inspect(args: &StateInspectArgs, out: &mut impl Write) -> anyhow::Result<Exit
         rows: rows(&state),
     };
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         print(&report, out)?;
     }
@@ -147,15 +148,15 @@ fn print(report: &Report<'_>, out: &mut impl Write) -> anyhow::Result<()> {
     writeln!(
         out,
         "{}: state, format version {}, {}, written by {}",
-        report.file,
+        escape(&report.file),
         report.format_version,
         machine::bytes(report.n_bytes),
-        report.written_by,
+        escape(report.written_by),
     )?;
     writeln!(
         out,
         "model: {}, {} layers, {} tokens in the vocabulary, {} weights of {} ({:016x})",
-        report.model.architecture,
+        escape(&report.model.architecture),
         report.model.layers.n_layers(),
         report.model.n_vocab,
         weights.n_weights,

@@ -10,6 +10,7 @@ use crate::args::TokenizeArgs;
 use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::resolve;
+use crate::terminal;
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -41,17 +42,14 @@ pub(super) fn run(args: &TokenizeArgs, out: &mut impl Write) -> anyhow::Result<E
     let piece = |&id| tokenizer.token_text(id).unwrap_or_default();
     if args.json {
         let pieces = tokens.iter().map(piece).collect();
-        writeln!(
-            out,
-            "{}",
-            serde_json::to_string(&Report {
-                tokens: &tokens,
-                pieces
-            })?
-        )?;
+        let report = Report {
+            tokens: &tokens,
+            pieces,
+        };
+        writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
         for id in &tokens {
-            writeln!(out, "{id:>7}  {}", piece(id).escape_debug())?;
+            writeln!(out, "{id:>7}  {}", terminal::escape(piece(id)))?;
         }
     }
     out.flush()?;
