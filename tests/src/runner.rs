@@ -154,6 +154,7 @@ impl<B: Backend> Runner<B> {
                 output_rows: &ubatch.output_rows,
                 parts: &inputs.parts,
                 states: &inputs.states,
+                cancel: None,
                 ..GraphInputs::default()
             };
             self.backend

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, OnProgress};
+use kv_core::backend::{Backend, CancelFlag, OnProgress};
 use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, ValidBatch, validate_with};
 use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op};
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
@@ -18,8 +18,9 @@ use model_core::architecture::{Model, OutputKind};
 
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
+use crate::guard::{Forgetting, Uncomputed};
 use crate::programs::ProgramCache;
-use crate::runner::{FailedStep, ProgramKey, Runner};
+use crate::runner::{BatchOutput, FailedStep, ProgramKey, Runner};
 
 /// A model on a backend, with what it remembers.
 ///
@@ -259,8 +260,28 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// have given their rows to later ubatches of the same call, one cannot return that far: the
     /// ubatches before stay, and [`Memory::positions`] says up to where.
     pub fn decode(&mut self, batch: &Batch) -> Result<Logits<'_>, EngineError> {
+        self.decode_or_cancel(batch, None)
+    }
+
+    /// As [`Engine::decode`], until `cancel` is set: that takes effect within a layer of the model.
+    ///
+    /// # Errors
+    /// [`EngineError::Cancelled`]; as [`Engine::decode`].
+    pub fn decode_until(
+        &mut self,
+        batch: &Batch,
+        cancel: &CancelFlag,
+    ) -> Result<Logits<'_>, EngineError> {
+        self.decode_or_cancel(batch, Some(cancel))
+    }
+
+    fn decode_or_cancel(
+        &mut self,
+        batch: &Batch,
+        cancel: Option<&CancelFlag>,
+    ) -> Result<Logits<'_>, EngineError> {
         self.check_output(OutputKind::Logits)?;
-        self.evaluate(batch)?;
+        self.evaluate(batch, cancel)?;
         Ok(Logits {
             values: &self.runner.rows_out,
             n_vocab: self.runner.settings.output_width(),
@@ -288,7 +309,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// As [`Engine::decode`].
     pub fn embed(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
         self.check_output(OutputKind::Embeddings)?;
-        self.evaluate(batch)?;
+        self.evaluate(batch, None)?;
         Ok(Embeddings {
             values: &self.runner.rows_out,
             dim: self.runner.settings.output_width(),
@@ -311,34 +332,43 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         })
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> Result<(), EngineError> {
+    fn evaluate(&mut self, batch: &Batch, cancel: Option<&CancelFlag>) -> Result<(), EngineError> {
         for edit in self.memory.edits_before(batch) {
             self.edit(edit)?;
         }
         let runner = &mut self.runner;
         let (rules, rule) = (&runner.settings.rules, runner.position_rule);
         let valid = validate_with(batch, rules, rule, |seq| self.memory.positions(seq))?;
-        let mut steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
-        let width = runner.settings.output_width();
-        runner.rows_out.resize(valid.n_outputs() * width, 0.0);
-        let places = output_places(&valid);
-        // Taken out while a step borrows the rest of the runner.
+        // Taken out while a step borrows the rest of the runner. Where a step fails or panics, no
+        // rows come out.
+        let mut output = BatchOutput {
+            places: output_places(&valid),
+            values: std::mem::take(&mut runner.rows_out),
+        };
+        resize_output(&mut output.values, valid.n_outputs(), &runner.settings)?;
         let mut inputs = std::mem::take(&mut runner.inputs);
+        let steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
+        let mut steps = Uncomputed::new(steps);
         let mut result = Ok(());
         while let Some(ubatch) = steps.next(&mut inputs) {
-            result = runner.step(ubatch, &inputs, &places);
+            result = runner.step(ubatch, &inputs, cancel, &mut output);
             if result.is_err() {
                 break;
             }
         }
         runner.inputs = inputs;
         // Runs that are under way may still fail: they can be undone until here.
-        let result = result.and_then(|()| runner.finish());
-        result.map_err(|FailedStep { error, rows }| {
-            steps.undo_all(rows);
-            runner.rows_out.clear();
-            error
-        })
+        match result.and_then(|()| runner.finish()) {
+            Ok(()) => {
+                steps.keep();
+                runner.rows_out = output.values;
+                Ok(())
+            }
+            Err(FailedStep { error, rows }) => {
+                steps.undo(rows);
+                Err(error)
+            }
+        }
     }
 
     /// Does an edit, and the work on rows that it leaves to do. Returns how many tokens were taken,
@@ -352,37 +382,41 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if let Edit::Reposition { .. } = edit {
             self.check_shift()?;
         }
-        // Compaction only writes rows of free cells, so the memory before is as good as it was.
-        let before = (edit == Edit::Compact).then(|| self.memory.clone());
-        let edited = self.memory.apply(edit)?;
-        let (n_tokens, n_cells) = (edited.n_tokens, edited.n_cells);
-        match before {
-            None => self.move_rows(edit, &edited)?,
-            Some(before) => {
-                if let Err(error) = self.runner.move_rows(&edited) {
-                    self.memory = before;
-                    return Err(error);
-                }
+        let edited = match edit {
+            // Only writes rows of free cells, so the memory before is as good as it was.
+            Edit::Compact => {
+                let mut compacted = self.memory.clone();
+                let edited = compacted.apply(edit)?;
+                self.runner.move_rows(&edited)?;
+                self.memory = compacted;
+                edited
             }
-        }
-        Ok(Removed { n_tokens, n_cells })
+            _ => {
+                let edited = self.memory.apply(edit)?;
+                self.move_rows(edit, &edited)?;
+                edited
+            }
+        };
+        Ok(Removed {
+            n_tokens: edited.n_tokens,
+            n_cells: edited.n_cells,
+        })
     }
 
     /// Does what an edit left to do with rows. Where that fails, keys and positions of the sequence
     /// that it changed may disagree, and the sequence is forgotten.
     pub(crate) fn move_rows(&mut self, edit: Edit, edited: &Edited) -> Result<(), EngineError> {
-        let Err(error) = self.runner.move_rows(edited) else {
-            return Ok(());
+        let removal = match edit {
+            Edit::Copy { to: seq, .. } | Edit::Reposition { seq, .. } => Edit::Remove {
+                seqs: Seqs::One(seq),
+                range: PosRange::ALL,
+            },
+            _ => Edit::Clear,
         };
-        match edit {
-            Edit::Copy { to: seq, .. } | Edit::Reposition { seq, .. } => {
-                self.memory.remove(Seqs::One(seq), PosRange::ALL)?;
-            }
-            _ => {
-                self.memory.clear();
-            }
-        }
-        Err(error)
+        let changed = Forgetting::new(&mut self.memory, removal);
+        self.runner.move_rows(edited)?;
+        changed.keep();
+        Ok(())
     }
 
     /// Takes the tokens with positions in `range` from sequences.
@@ -400,6 +434,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// As [`Engine::edit`].
     pub fn copy(&mut self, from: SeqId, to: SeqId, range: PosRange) -> Result<u32, EngineError> {
         Ok(self.edit(Edit::Copy { from, to, range })?.n_tokens)
+    }
+
+    /// Removes all other sequences.
+    ///
+    /// # Errors
+    /// [`EngineError::Refused`] where there is no such sequence; nothing has changed then.
+    pub fn keep_only(&mut self, seq: SeqId) -> Result<Removed, EngineError> {
+        self.edit(Edit::KeepOnly(seq))
     }
 
     /// Forgets everything.
@@ -423,6 +465,23 @@ impl<B: Backend, M: Memory> std::fmt::Debug for Engine<B, M> {
             .field("settings", &self.runner.settings)
             .finish_non_exhaustive()
     }
+}
+
+/// Makes room for `n_rows` output rows.
+fn resize_output(
+    values: &mut Vec<f32>,
+    n_rows: usize,
+    settings: &Settings,
+) -> Result<(), EngineError> {
+    let width = settings.output_width();
+    let out_of_memory = || EngineError::OutputTooLarge { n_rows, width };
+    let n_values = n_rows.checked_mul(width).ok_or_else(out_of_memory)?;
+    let missing = n_values.saturating_sub(values.len());
+    values
+        .try_reserve_exact(missing)
+        .map_err(|_| out_of_memory())?;
+    values.resize(n_values, 0.0);
+    Ok(())
 }
 
 /// For each entry whose output is wanted, the number of its logits row.

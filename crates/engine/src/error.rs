@@ -14,7 +14,8 @@ use model_core::tokenizer::TokenizerError;
 use crate::config::ConfigError;
 use crate::sampler::SampleError;
 
-/// Why an engine, a generation or an embedder refuses or fails. After any of these, the memory is what it was before the call.
+/// Why an engine, a generation or an embedder refuses or fails. After any of these, the memory is
+/// what it was before the call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -32,7 +33,10 @@ pub enum EngineError {
     Model(#[from] ModelError),
     /// The backend failed.
     #[error(transparent)]
-    Backend(#[from] BackendError),
+    Backend(BackendError),
+    /// The call's [`CancelFlag`](crate::CancelFlag) was set before the batch was computed.
+    #[error("cancelled")]
+    Cancelled,
     /// Logits were asked of a model that gives embeddings, or the other way round.
     #[error("the model '{architecture}' gives {got}, not {wanted}")]
     OtherOutput {
@@ -50,6 +54,17 @@ pub enum EngineError {
         wanted: usize,
         /// Values that came.
         got: usize,
+    },
+    /// No memory for the rows that come out.
+    #[error(
+        "no memory for {n_rows} output rows of {width} values: ask for the output of fewer tokens \
+         of a batch"
+    )]
+    OutputTooLarge {
+        /// Rows wanted.
+        n_rows: usize,
+        /// Values of each.
+        width: usize,
     },
     /// A state cannot be saved or restored.
     #[error(transparent)]
@@ -159,6 +174,15 @@ pub enum EngineError {
         /// Tokens that the sequence had before.
         n_used: usize,
     },
+}
+
+impl From<BackendError> for EngineError {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Cancelled => Self::Cancelled,
+            error => Self::Backend(error),
+        }
+    }
 }
 
 /// What becomes of the sequences that a restoration was to replace, where it fails.

@@ -6,10 +6,9 @@
 //! nothing of chat messages.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::{Batch, Output};
 use kv_core::memory::{Memory, Refusal};
 use kv_core::{Pos, SeqId, TokenId};
@@ -22,27 +21,6 @@ use crate::error::EngineError;
 use crate::sampler::{Sampler, SamplerConfig, Step, TokenOrigin};
 use crate::stop::StopStrings;
 use crate::timings::Timings;
-
-/// Ends a generation from another thread or a signal handler.
-#[derive(Clone, Debug, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
-
-impl CancelFlag {
-    /// Cancels the generation.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Resets the flag for the next generation.
-    pub fn reset(&self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether it is cancelled.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// The settings of a generation.
 #[derive(Clone, Debug, Default)]
@@ -103,7 +81,7 @@ pub struct PromptProgress {
 /// ```
 /// use engine::{Engine, EngineConfig, GenerateOptions, Generation};
 /// use engine::sampler::SamplerConfig;
-/// use kv_core::backend::Backend;
+/// use kv_core::backend::{Backend, CancelFlag};
 /// use model_core::model_file::ModelFile;
 /// use model_core::tokenizer::EncodeOptions;
 ///
@@ -220,24 +198,42 @@ impl Generation {
             if self.is_cancelled() {
                 break;
             }
-            if let Next::Pending(token) = self.next {
-                self.evaluate(engine, &[token], Output::Skip)?;
-                self.next = Next::Nothing;
+            let output = match n_done + piece.len() < n_tokens {
+                true => Output::Skip,
+                false => Output::Wanted,
+            };
+            match self.feed_piece(engine, piece, output) {
+                Err(EngineError::Cancelled) => {
+                    self.finish = Some(FinishReason::Cancelled);
+                    break;
+                }
+                fed => fed?,
             }
             n_done += piece.len();
-            self.next = Next::Nothing;
-            if n_done < n_tokens {
-                self.evaluate(engine, piece, Output::Skip)?;
-            } else {
-                self.evaluate(engine, piece, Output::Wanted)?;
-                self.next = Next::Logits(last_row(engine)?.to_vec());
-            }
-            for &token in piece {
-                self.sampler.accept(token, TokenOrigin::Prompt);
-            }
             on_progress(PromptProgress { n_done, n_tokens });
         }
         self.timings.prompt.add(n_done, started.elapsed());
+        Ok(())
+    }
+
+    /// Evaluates a piece of a prompt that fits a ubatch, after the pending token.
+    fn feed_piece<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        piece: &[TokenId],
+        output: Output,
+    ) -> Result<(), EngineError> {
+        if let Next::Pending(token) = self.next {
+            self.evaluate(engine, &[token], Output::Skip)?;
+        }
+        self.next = Next::Nothing;
+        self.evaluate(engine, piece, output)?;
+        if output == Output::Wanted {
+            self.next = Next::Logits(last_row(engine)?.to_vec());
+        }
+        for &token in piece {
+            self.sampler.accept(token, TokenOrigin::Prompt);
+        }
         Ok(())
     }
 
@@ -341,9 +337,17 @@ impl Generation {
         }
         let started = Instant::now();
         let n_evaluated = usize::from(self.pending().is_some());
-        let Some(token) = self.choose(engine)? else {
-            self.finish = Some(FinishReason::ContextFull);
-            return Ok(None);
+        let token = match self.choose(engine) {
+            Ok(Some(token)) => token,
+            Ok(None) => {
+                self.finish = Some(FinishReason::ContextFull);
+                return Ok(None);
+            }
+            Err(EngineError::Cancelled) => {
+                self.finish = Some(FinishReason::Cancelled);
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
         };
         self.timings.generation.add(n_evaluated, started.elapsed());
         if self.tokenizer.is_end_of_generation(token) {
@@ -391,8 +395,10 @@ impl Generation {
         let LongContext::Shift { n_keep } = self.options.long_context else {
             return Ok(false);
         };
-        engine.shift_context(self.options.seq, n_keep)?;
-        self.try_evaluate(engine, token)
+        match engine.shift_context(self.options.seq, n_keep) {
+            Err(EngineError::NothingToDiscard { .. }) => Ok(false),
+            shifted => shifted.and_then(|_| self.try_evaluate(engine, token)),
+        }
     }
 
     fn try_evaluate<B: Backend, M: Memory + Clone>(
@@ -441,7 +447,7 @@ impl Generation {
                 entry.with_output();
             }
         }
-        engine.decode(&self.batch)?;
+        engine.decode_until(&self.batch, &self.options.cancel)?;
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use kv_core::PartIdx;
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::{PositionRule, UBatch};
 use kv_core::graph::{
     BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs,
@@ -45,6 +45,14 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) batch: Vec<BatchVisibility>,
     /// Rows that came out, in the order of the batch.
     pub(crate) rows_out: Vec<f32>,
+}
+
+/// Where the rows of a batch go that come out.
+pub(crate) struct BatchOutput {
+    /// For each entry whose output is wanted, the number of its row.
+    pub(crate) places: Vec<Option<usize>>,
+    /// The rows, in the order of the batch.
+    pub(crate) values: Vec<f32>,
 }
 
 /// A step that failed, and whether rows may have been written by then.
@@ -85,12 +93,14 @@ impl<B: Backend> Runner<B> {
         })
     }
 
-    /// Computes the ubatch that was just committed, with what the memory says of it.
+    /// Computes the ubatch that was just committed, with what the memory says of it, unless
+    /// `cancel` is set by then.
     pub(crate) fn step(
         &mut self,
         ubatch: &UBatch,
         memory: &MemoryInputs,
-        places: &[Option<usize>],
+        cancel: Option<&CancelFlag>,
+        output: &mut BatchOutput,
     ) -> Result<(), FailedStep> {
         if self.position_rule == PositionRule::Grid {
             self.coordinates.clear();
@@ -103,8 +113,8 @@ impl<B: Backend> Runner<B> {
             n_tokens: ubatch.n_tokens() as usize,
             n_outputs: ubatch.output_rows.len(),
         };
-        self.run(shape, ubatch, memory)?;
-        self.take_rows(ubatch, places).map_err(|error| FailedStep {
+        self.run(shape, ubatch, memory, cancel)?;
+        self.take_rows(ubatch, output).map_err(|error| FailedStep {
             error,
             rows: RowsWritten::Perhaps,
         })
@@ -115,6 +125,7 @@ impl<B: Backend> Runner<B> {
         shape: GraphShape,
         ubatch: &UBatch,
         memory: &MemoryInputs,
+        cancel: Option<&CancelFlag>,
     ) -> Result<(), FailedStep> {
         let inputs = GraphInputs {
             tokens: &ubatch.tokens,
@@ -125,6 +136,7 @@ impl<B: Backend> Runner<B> {
             parts: &memory.parts,
             batch: &self.batch,
             states: &memory.states,
+            cancel,
         };
         let (backend, layout) = (&self.backend, &self.settings.layout);
         let mode = self.settings.attention;
@@ -164,7 +176,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Copies the output rows to the rows of their entries.
-    fn take_rows(&mut self, ubatch: &UBatch, places: &[Option<usize>]) -> Result<(), EngineError> {
+    fn take_rows(&mut self, ubatch: &UBatch, to: &mut BatchOutput) -> Result<(), EngineError> {
         let width = self.settings.output_width();
         let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * width);
         if values.len() != wanted {
@@ -175,10 +187,10 @@ impl<B: Backend> Runner<B> {
         }
         let place = |&row: &u32| {
             let entry = ubatch.entries.get(row as usize).map(|&e| e as usize);
-            entry.and_then(|e| places.get(e).copied().flatten())
+            entry.and_then(|e| to.places.get(e).copied().flatten())
         };
         let row_places = ubatch.output_rows.iter().map(place);
-        let is_all = wanted == self.rows_out.len();
+        let is_all = wanted == to.values.len();
         if is_all
             && row_places
                 .clone()
@@ -186,12 +198,12 @@ impl<B: Backend> Runner<B> {
         {
             // All rows in their order are not copied: a megabyte a token, where vocabularies are large.
             if let Some(first) = self.outputs.values.first_mut() {
-                std::mem::swap(first, &mut self.rows_out);
+                std::mem::swap(first, &mut to.values);
             }
             return Ok(());
         }
         for (place, values) in row_places.zip(values.chunks_exact(width.max(1))) {
-            let room = place.and_then(|at| self.rows_out.get_mut(at * width..(at + 1) * width));
+            let room = place.and_then(|at| to.values.get_mut(at * width..(at + 1) * width));
             if let Some(room) = room {
                 room.copy_from_slice(values);
             }

@@ -6,13 +6,14 @@
 
 use std::io::Write;
 
-use kv_core::KvType;
 use kv_core::backend::{Backend, RowStorage};
-use kv_core::memory::{Memory, RestoreInto, RowsTaken, Seqs};
+use kv_core::memory::{Edit, Memory, RestoreInto, RowsTaken, Seqs};
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, save};
+use kv_core::{KvType, PosRange};
 
 use crate::decode::Engine;
 use crate::error::{EngineError, Replaced};
+use crate::guard::Forgetting;
 
 /// What is saved, and how.
 #[derive(Clone, Copy, Debug)]
@@ -97,14 +98,22 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 .backend
                 .write_rows(&mut self.runner.rows, span, bytes)
         };
-        if let Err(source) = state.write_rows(&restored, &layout, &mut write) {
-            let replaced = match restored.rows_taken {
-                RowsTaken::Free => Replaced::Kept,
-                RowsTaken::InUse => {
-                    self.forget(into)?;
-                    Replaced::Forgotten
+        let (replaced, written) = match restored.rows_taken {
+            RowsTaken::Free => (
+                Replaced::Kept,
+                state.write_rows(&restored, &layout, &mut write),
+            ),
+            RowsTaken::InUse => {
+                // Until all rows are written, what they were before is lost.
+                let overwritten = Forgetting::new(&mut self.memory, removal(into));
+                let written = state.write_rows(&restored, &layout, &mut write);
+                if written.is_ok() {
+                    overwritten.keep();
                 }
-            };
+                (Replaced::Forgotten, written)
+            }
+        };
+        if let Err(source) = written {
             return Err(EngineError::RestoreRows { replaced, source });
         }
         self.memory = after;
@@ -120,16 +129,15 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             tokens: tokens.collect(),
         })
     }
+}
 
-    fn forget(&mut self, into: RestoreInto) -> Result<(), EngineError> {
-        match into {
-            RestoreInto::All => {
-                self.memory.clear();
-            }
-            RestoreInto::One { to, .. } => {
-                self.memory.remove(Seqs::One(to), kv_core::PosRange::ALL)?;
-            }
-        }
-        Ok(())
+/// Removes the sequences that a restoration replaces.
+fn removal(into: RestoreInto) -> Edit {
+    match into {
+        RestoreInto::All => Edit::Clear,
+        RestoreInto::One { to, .. } => Edit::Remove {
+            seqs: Seqs::One(to),
+            range: PosRange::ALL,
+        },
     }
 }

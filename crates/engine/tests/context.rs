@@ -9,6 +9,7 @@
 mod support;
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use engine::sampler::SamplerConfig;
@@ -339,11 +340,10 @@ fn groups_that_cannot_be_are_refused_with_numbers() {
 
 #[test]
 fn a_context_that_is_kept_whole_cannot_be_shifted() {
-    let error = generate(16, 60, LongContext::Shift { n_keep: 16 }).unwrap_err();
-    assert!(
-        matches!(error, EngineError::NothingToDiscard { n_keep: 16, .. }),
-        "{error}"
-    );
+    for n_keep in [15, 16, u32::MAX] {
+        let Generated { finish, .. } = generate(16, 60, LongContext::Shift { n_keep }).unwrap();
+        assert_eq!(finish, FinishReason::ContextFull, "{n_keep}");
+    }
 }
 
 #[test]
@@ -381,6 +381,23 @@ fn d15e_a_sequence_whose_keys_could_not_be_moved_is_forgotten() {
         .reposition(SEQ, PosRange::from(Pos(3)..), change)
         .unwrap_err();
     assert!(matches!(error, EngineError::Backend(_)), "{error}");
+    assert_eq!(engine.memory().positions(SEQ), None);
+    assert_holds(&engine, SeqId(1), &numbered(tokens[..5].to_vec()));
+}
+
+#[test]
+fn a_panic_while_keys_move_forgets_the_sequence() {
+    let tokens = tokens();
+    let mut engine = engine(&f32_config(64));
+    feed(&mut engine, SEQ, &tokens[..12]);
+    feed(&mut engine, SeqId(1), &tokens[..5]);
+    engine.backend().panics.store(true, Ordering::Relaxed);
+    engine.backend().writes_left.store(1, Ordering::Relaxed);
+    let change = PosChange::Shift(PosDelta(1));
+    let moved = catch_unwind(AssertUnwindSafe(|| {
+        engine.reposition(SEQ, PosRange::from(Pos(3)..), change)
+    }));
+    assert!(moved.is_err());
     assert_eq!(engine.memory().positions(SEQ), None);
     assert_holds(&engine, SeqId(1), &numbered(tokens[..5].to_vec()));
 }

@@ -11,6 +11,7 @@
 mod backend;
 #[path = "support/delegate.rs"]
 mod delegate;
+#[allow(dead_code)] // other tests use the rest
 #[path = "faults/model.rs"]
 mod model;
 

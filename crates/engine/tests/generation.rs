@@ -11,7 +11,7 @@ use engine::{
     CancelFlag, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
     PromptProgress,
 };
-use kv_core::memory::Streams;
+use kv_core::memory::{Memory, Streams};
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
 use support::{engine, ids, references, stories};
@@ -308,6 +308,36 @@ fn a_step_of_the_caller_s_comes_first() {
     let n_given = 1 + reference.ids.len();
     assert_eq!(accepted[..n_given], vec![TokenOrigin::Prompt; n_given]);
     assert_eq!(accepted[n_given..], [TokenOrigin::Generated; 3]);
+}
+
+#[test]
+fn cancelling_ends_a_prompt_within_a_ubatch() {
+    let (file, reference) = (stories(), &references()[0]);
+    let config = EngineConfig {
+        n_ubatch: 2,
+        ..EngineConfig::default()
+    };
+    let mut engine = engine(&config);
+    let in_run = engine.backend().cancel_in_run.clone();
+    let cancel = CancelFlag::default();
+    let options = GenerateOptions {
+        cancel: cancel.clone(),
+        ..greedy(5)
+    };
+    let mut generation = Generation::new(&engine, file.tokenizer(), options).unwrap();
+    let mut seen = Vec::new();
+    let prompt = ids(&reference.ids);
+    generation
+        .feed(&mut engine, &prompt, |progress| {
+            seen.push(progress.n_done);
+            *in_run.lock().unwrap() = Some(cancel.clone());
+        })
+        .unwrap();
+    assert_eq!(seen, [2]);
+    assert_eq!(generation.next_piece(&mut engine).unwrap(), None);
+    assert_eq!(generation.finish_reason(), Some(&FinishReason::Cancelled));
+    assert_eq!(generation.timings().prompt.n_tokens, 2);
+    assert_eq!(engine.memory().n_tokens(SeqId(0)), 2);
 }
 
 #[test]

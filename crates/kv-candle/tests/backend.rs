@@ -107,6 +107,7 @@ fn run(
         output_rows: &output_rows[..n_outputs],
         parts: &parts,
         states: &[],
+        cancel: None,
         ..GraphInputs::default()
     };
     let mut outputs = GraphOutputs::default();

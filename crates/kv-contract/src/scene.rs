@@ -114,6 +114,7 @@ impl Step {
             parts: &self.parts,
             batch: &self.batch,
             states: &self.states,
+            cancel: None,
         }
     }
 }

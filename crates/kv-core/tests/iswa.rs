@@ -7,7 +7,7 @@
 mod hybrids;
 
 use kv_core::backend::{RowCopy, RowShift};
-use kv_core::batch::{Batch, BatchRules, EqualLength, SetOrder, SplitPolicy, validate};
+use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::{
     Composite, Division, Edit, Memory, MemoryConfig, MemoryConfigError, MemoryInputs, Recurrent,

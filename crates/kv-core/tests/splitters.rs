@@ -1,10 +1,7 @@
 //! Batches: the rules of validation and the worked examples of the splitters.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-use kv_core::batch::{
-    Batch, BatchError, BatchRules, EqualLength, SetOrder, SplitPolicy, UBatchShape, ValidBatch,
-    validate,
-};
+use kv_core::batch::{Batch, BatchError, BatchRules, SplitPolicy, ValidBatch, validate};
 use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId};
 
 const RULES: BatchRules = BatchRules {
@@ -129,9 +126,9 @@ fn b20_d38_embedding_rows_follow_their_entries() {
             .with_output();
     }
     let valid = validate(&batch, &RULES, |_| None).unwrap();
-    let ubatches = SplitPolicy::PerSequence.split(&valid, 8).unwrap();
-    assert_eq!(ubatches[0].embeddings, [0.0, 10.0, 2.0, 12.0]);
-    assert_eq!(ubatches[1].embeddings, [1.0, 11.0, 3.0, 13.0]);
+    let ubatches = SplitPolicy::InOrder.split(&valid, 3).unwrap();
+    assert_eq!(ubatches[0].embeddings, [0.0, 10.0, 1.0, 11.0, 2.0, 12.0]);
+    assert_eq!(ubatches[1].embeddings, [3.0, 13.0]);
     assert!(ubatches[0].tokens.is_empty());
 }
 
@@ -218,30 +215,17 @@ fn valid(sets: &[&[u32]]) -> ValidBatch {
     validate(&batch(&entries), &RULES, |_| None).unwrap()
 }
 
-fn equal(order: SetOrder, keep_tail: u32) -> SplitPolicy {
-    SplitPolicy::EqualLength(EqualLength { order, keep_tail })
-}
-
-/// The entries of each ubatch, and its shape as `sets × tokens` unless it is in order.
+/// The entries of each ubatch.
 fn split(sets: &[&[u32]], policy: SplitPolicy, n_ubatch: u32) -> String {
     let ubatches = policy.split(&valid(sets), n_ubatch).unwrap();
     let piece = |u: &kv_core::batch::UBatch| {
         let entries: Vec<String> = u.entries.iter().map(u32::to_string).collect();
-        match u.shape {
-            UBatchShape::InOrder => format!("[{}]", entries.join(" ")),
-            UBatchShape::Equal {
-                n_sets,
-                tokens_per_set,
-            } => {
-                format!("[{}] {n_sets}x{tokens_per_set}", entries.join(" "))
-            }
-        }
+        format!("[{}]", entries.join(" "))
     };
     ubatches.iter().map(piece).collect::<Vec<_>>().join(", ")
 }
 
 const BLOCKS: &[&[u32]] = &[&[0], &[0], &[0], &[0], &[0], &[1], &[1], &[1], &[1]];
-const INTERLEAVED: &[&[u32]] = &[&[0], &[1], &[0], &[1], &[0], &[1], &[0], &[1], &[0]];
 
 #[test]
 fn b40_in_order() {
@@ -256,130 +240,11 @@ fn b40_in_order() {
 }
 
 #[test]
-fn b41_equal_length() {
-    for order in [SetOrder::Any, SetOrder::Consecutive] {
-        let policy = equal(order, 0);
-        assert_eq!(
-            split(BLOCKS, policy, 4),
-            "[0 1 5 6] 2x2, [2 3 7 8] 2x2, [4] 1x1"
-        );
-        assert_eq!(split(BLOCKS, policy, 512), "[0 1 2 3 5 6 7 8] 2x4, [4] 1x1");
-        assert_eq!(
-            split(INTERLEAVED, policy, 4),
-            "[0 2 1 3] 2x2, [4 6 5 7] 2x2, [8] 1x1"
-        );
-        assert_eq!(
-            split(INTERLEAVED, policy, 512),
-            "[0 2 4 6 1 3 5 7] 2x4, [8] 1x1"
-        );
-    }
-}
-
-#[test]
-fn b41_equal_length_keeps_tails_together() {
-    let keep = |n| equal(SetOrder::Any, n);
-    assert_eq!(
-        split(BLOCKS, keep(2), 4),
-        "[0 1 5 6] 2x2, [2 3 4] 1x3, [7 8] 1x2"
-    );
-    assert_eq!(
-        split(BLOCKS, keep(3), 4),
-        "[0 1] 1x2, [2 3 4] 1x3, [5 6 7 8] 1x4"
-    );
-    assert_eq!(
-        split(BLOCKS, keep(2), 512),
-        "[0 1 2 3 4] 1x5, [5 6 7 8] 1x4"
-    );
-    let lengths = |a: usize, b: usize| -> Vec<&'static [u32]> {
-        [vec![&[0u32][..]; a], vec![&[1u32][..]; b]].concat()
-    };
-    assert_eq!(split(&lengths(2, 3), keep(2), 4), "[0 1] 1x2, [2 3 4] 1x3");
-    assert_eq!(
-        split(&lengths(3, 3), keep(2), 4),
-        "[0 1 2] 1x3, [3 4 5] 1x3"
-    );
-    assert_eq!(split(&lengths(5, 0), keep(2), 4), "[0 1 2] 1x3, [3 4] 1x2");
-    assert_eq!(
-        split(&lengths(6, 0), keep(2), 4),
-        "[0 1 2 3] 1x4, [4 5] 1x2"
-    );
-    assert_eq!(
-        split(&lengths(3, 4), keep(2), 6),
-        "[0 1 2] 1x3, [3 4 5 6] 1x4"
-    );
-    let error = keep(4).split(&valid(BLOCKS), 4).unwrap_err();
-    assert_eq!(
-        error,
-        BatchError::TailTooLong {
-            keep_tail: 4,
-            n_ubatch: 4
-        }
-    );
-}
-
-#[test]
-fn b41_d8_a_ubatch_is_never_larger_than_n_ubatch() {
+fn b40_d8_a_ubatch_is_never_larger_than_n_ubatch() {
     let five: &[&[u32]] = &[&[0], &[1], &[2], &[3], &[4]];
-    assert_eq!(
-        split(five, equal(SetOrder::Any, 0), 4),
-        "[0 1 2 3] 4x1, [4] 1x1"
-    );
-    assert_eq!(
-        split(five, equal(SetOrder::Consecutive, 2), 4),
-        "[0 1 2 3] 4x1, [4] 1x1"
-    );
-}
-
-#[test]
-fn b41_the_order_of_sets() {
-    let one_each: &[&[u32]] = &[&[0], &[2], &[1]];
-    assert_eq!(
-        split(one_each, equal(SetOrder::Consecutive, 0), 8),
-        "[0 2] 2x1, [1] 1x1"
-    );
-    assert_eq!(split(one_each, equal(SetOrder::Any, 0), 8), "[0 1 2] 3x1");
-    let later_first: &[&[u32]] = &[&[1], &[1], &[0], &[0]];
-    let expected = "[0 1] 1x2, [2 3] 1x2";
-    assert_eq!(
-        split(later_first, equal(SetOrder::Consecutive, 0), 8),
-        expected
-    );
-}
-
-#[test]
-fn b41_d7_sets_that_share_sequences_wait_for_each_other() {
-    let coupled: &[&[u32]] = &[&[0, 1], &[0, 1], &[0], &[1]];
-    assert_eq!(
-        split(coupled, equal(SetOrder::Any, 0), 8),
-        "[0 1] 1x2, [2 3] 2x1"
-    );
-    let error = equal(SetOrder::Consecutive, 0)
-        .split(&valid(coupled), 8)
-        .unwrap_err();
-    assert_eq!(
-        error,
-        BatchError::Coupled {
-            entry: 0,
-            set: set(&[0, 1])
-        }
-    );
-}
-
-#[test]
-fn b42_per_sequence() {
-    assert_eq!(
-        split(BLOCKS, SplitPolicy::PerSequence, 4),
-        "[0 1 2 3] 1x4, [4] 1x1, [5 6 7 8] 1x4"
-    );
-    assert_eq!(
-        split(BLOCKS, SplitPolicy::PerSequence, 512),
-        "[0 1 2 3 4] 1x5, [5 6 7 8] 1x4"
-    );
-    let coupled: &[&[u32]] = &[&[0, 1], &[0, 1], &[0], &[1]];
-    assert_eq!(
-        split(coupled, SplitPolicy::PerSequence, 8),
-        "[0 1 2] 1x3, [3] 1x1"
-    );
+    for policy in [SplitPolicy::InOrder, SplitPolicy::WholeSequences] {
+        assert_eq!(split(five, policy, 4), "[0 1 2 3], [4]");
+    }
 }
 
 #[test]
@@ -401,12 +266,7 @@ fn whole_sequences_are_never_cut() {
 
 #[test]
 fn ubatches_need_rows() {
-    let policies = [
-        SplitPolicy::InOrder,
-        equal(SetOrder::Any, 0),
-        SplitPolicy::PerSequence,
-        SplitPolicy::WholeSequences,
-    ];
+    let policies = [SplitPolicy::InOrder, SplitPolicy::WholeSequences];
     for policy in &policies[..] {
         assert!(policy.split(&valid(BLOCKS), 0).is_err(), "{policy:?}");
     }
@@ -427,8 +287,9 @@ fn outputs_are_named_by_row() {
     }
     let valid = validate(&batch, &RULES, |_| None).unwrap();
     assert_eq!(valid.n_outputs(), 2);
-    let ubatches = SplitPolicy::PerSequence.split(&valid, 8).unwrap();
-    assert_eq!(ubatches[0].tokens, [0, 2]);
-    assert_eq!(ubatches[0].output_rows, [1]);
-    assert_eq!(ubatches[1].positions, [0, 1]);
+    let ubatches = SplitPolicy::InOrder.split(&valid, 3).unwrap();
+    assert_eq!(ubatches[0].tokens, [0, 1, 2]);
+    assert_eq!(ubatches[0].output_rows, [2]);
+    assert_eq!(ubatches[1].output_rows, [0]);
+    assert_eq!(ubatches[1].positions, [1]);
 }

@@ -200,6 +200,7 @@ impl CpuProgram {
         let result = run.rotations().and_then(|()| {
             run.profiler.record(|| (StepKind::Elementwise, 0));
             steps.iter().enumerate().try_for_each(|(at, step)| {
+                inputs.check_cancelled()?;
                 if step.matmul().is_some() {
                     run.prefetch_next_matmul(&steps[at + 1..]);
                 }

@@ -47,6 +47,7 @@ pub(crate) fn run(
         values: Vec::new(),
     };
     for node in program.graph.nodes() {
+        inputs.check_cancelled()?;
         let value = run.node(node, rows)?;
         run.values.push(value);
     }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
+use kv_core::backend::{CustomOp, CustomOps};
+use kv_core::graph::{
+    AttendSpec, CustomSizes, CustomSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
+};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::{MemoryWeights, WeightSource};
@@ -43,6 +46,8 @@ pub(crate) enum Remembers {
 #[derive(Debug)]
 pub(crate) struct Layered {
     layers: LayerMap,
+    /// Given the values behind each layer, with its number as the parameter `layer`.
+    op: Option<(String, CustomOps)>,
 }
 
 impl Layered {
@@ -58,6 +63,16 @@ impl Layered {
         };
         Self {
             layers: LayerMap::new(layers.iter().map(layer).collect()),
+            op: None,
+        }
+    }
+
+    /// The same with a custom operation behind each layer.
+    pub(crate) fn with_op(self, op: impl CustomOp + 'static) -> Self {
+        let name = op.name().to_owned();
+        Self {
+            op: Some((name, CustomOps::new().with(op))),
+            ..self
         }
     }
 
@@ -147,6 +162,11 @@ impl Model for Layered {
         WIDTH
     }
 
+    fn custom_ops(&self) -> CustomOps {
+        let ops = self.op.as_ref().map(|(_, ops)| ops.clone());
+        ops.unwrap_or_default()
+    }
+
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
         let b = &mut GraphBuilder::new(shape);
         let tokens = b.input(Input::Tokens)?;
@@ -164,6 +184,17 @@ impl Model for Layered {
                 }
             };
             x = b.add(&format!("sum-{layer}"), x, y)?;
+            if let Some((name, _)) = &self.op {
+                let spec = CustomSpec {
+                    params: [("layer".to_owned(), layer.0 as f32)].into(),
+                    ..CustomSpec::new(name)
+                };
+                let sizes = CustomSizes {
+                    weights: &[],
+                    width: WIDTH,
+                };
+                x = b.custom(&format!("op-{layer}"), &spec, &[x], sizes)?;
+            }
         }
         let wanted = b.input(Input::OutputRows)?;
         let x = b.take_rows("wanted", x, wanted)?;

@@ -6,10 +6,10 @@
 
 mod delegate;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use engine::{Engine, EngineConfig, EngineError};
+use engine::{CancelFlag, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowCopy, RowSpan};
@@ -83,6 +83,10 @@ pub struct Moody {
     pub copies_left: Arc<AtomicUsize>,
     /// Calls of `finish` that may still succeed.
     pub finishes_left: Arc<AtomicUsize>,
+    /// Whether failures are panics.
+    pub panics: AtomicBool,
+    /// Set when the next run begins.
+    pub cancel_in_run: Arc<Mutex<Option<CancelFlag>>>,
 }
 
 impl Moody {
@@ -95,7 +99,18 @@ impl Moody {
             writes_left: never(),
             copies_left: never(),
             finishes_left: never(),
+            panics: AtomicBool::new(false),
+            cancel_in_run: Arc::default(),
         }
+    }
+
+    fn fail(&self, left: &AtomicUsize) -> Result<(), BackendError> {
+        let result = failure(left);
+        assert!(
+            result.is_ok() || !self.panics.load(Ordering::Relaxed),
+            "a backend that panics"
+        );
+        result
     }
 }
 
@@ -127,7 +142,7 @@ impl Backend for Moody {
         span: RowSpan,
         bytes: &[u8],
     ) -> Result<(), BackendError> {
-        failure(&self.writes_left)?;
+        self.fail(&self.writes_left)?;
         self.inner.write_rows(rows, span, bytes)
     }
 
@@ -145,7 +160,7 @@ impl Backend for Moody {
         weights: &Self::Weights,
         layout: &RowLayout,
     ) -> Result<Self::Program, BackendError> {
-        failure(&self.compilations_left)?;
+        self.fail(&self.compilations_left)?;
         self.inner.compile(graph, weights, layout)
     }
 
@@ -156,17 +171,20 @@ impl Backend for Moody {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError> {
+        if let Some(cancel) = self.cancel_in_run.lock().unwrap().take() {
+            cancel.cancel();
+        }
         self.inner.run(program, rows, inputs, outputs)?;
-        failure(&self.runs_left)
+        self.fail(&self.runs_left)
     }
 
     fn finish(&self, rows: &mut Self::Rows) -> Result<(), BackendError> {
         self.inner.finish(rows)?;
-        failure(&self.finishes_left)
+        self.fail(&self.finishes_left)
     }
 
     fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
-        failure(&self.copies_left)?;
+        self.fail(&self.copies_left)?;
         self.inner.copy_rows(rows, copies)
     }
 }

@@ -162,6 +162,9 @@ pub enum BackendError {
         /// Why, for people.
         reason: String,
     },
+    /// The run's [`CancelFlag`](super::CancelFlag) was set. Some rows may have been written.
+    #[error("the run was cancelled")]
+    Cancelled,
     /// The device is gone, with all rows and weights that it held. Nothing can be undone then: the
     /// backend and whatever was made with it are to be dropped.
     #[error("the {backend} backend lost its device: {reason}")]

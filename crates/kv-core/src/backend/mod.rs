@@ -9,6 +9,7 @@
 //! A backend trusts its caller in what `kv-core` has validated (cells are free, positions grow) and
 //! checks what only it can know (weights, memory of the device).
 
+mod cancel;
 pub mod checks;
 mod copy;
 mod custom;
@@ -23,6 +24,7 @@ mod shift;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+pub use cancel::CancelFlag;
 pub use checks::{check_inputs, check_rows, check_weights};
 pub use custom::{
     CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, CustomStates, MAX_CUSTOM_OPERANDS,
@@ -124,9 +126,13 @@ pub trait Backend: Send + Sync + 'static {
     /// work under way: [`Backend::finish`] waits for it. Inputs may be changed or dropped as soon
     /// as it has returned.
     ///
+    /// A run polls [`GraphInputs::check_cancelled`] between the steps of the program, so that
+    /// cancelling takes effect within a layer.
+    ///
     /// # Errors
-    /// [`BackendError::Input`] where inputs do not have the graph's shape; device failures. Rows
-    /// outside the inputs' cells are never changed.
+    /// [`BackendError::Input`] where inputs do not have the graph's shape;
+    /// [`BackendError::Cancelled`]; device failures. Rows outside the inputs' cells are never
+    /// changed.
     fn run(
         &self,
         program: &mut Self::Program,

@@ -98,6 +98,8 @@ impl Backend for NullBackend {
             });
         }
         check_inputs(&program.graph, &program.layout, inputs)?;
+        // A backend that computes calls this before each node.
+        inputs.check_cancelled()?;
         let graph = &program.graph;
         let sizes = graph.outputs().iter().map(|&id| graph.node(id));
         let sizes = sizes.map(|node| node.map_or(0, Node::n_values));

@@ -30,8 +30,8 @@ mod split;
 mod ubatch;
 mod validate;
 
-pub use split::{EqualLength, SetOrder, SplitPolicy};
-pub use ubatch::{UBatch, UBatchRow, UBatchShape};
+pub use split::SplitPolicy;
+pub use ubatch::{UBatch, UBatchRow};
 pub use validate::{
     BatchError, BatchRules, MAX_POS, PositionRule, ValidBatch, ValidEntry, validate, validate_with,
 };

@@ -7,26 +7,10 @@ use crate::grid::GridPos;
 use crate::ids::{Pos, SeqId};
 use crate::seq_set::SeqSet;
 
-/// How the rows of a ubatch are arranged by sequence set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UBatchShape {
-    /// In the caller's order, whatever sequences they belong to.
-    InOrder,
-    /// Set after set, each with the same number of tokens.
-    Equal {
-        /// Number of sequence sets.
-        n_sets: u32,
-        /// Tokens of each set.
-        tokens_per_set: u32,
-    },
-}
-
 /// Rows that are evaluated together.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct UBatch {
-    /// How rows are arranged.
-    pub shape: UBatchShape,
     /// For each row, the number of its entry in the batch.
     pub entries: Vec<u32>,
     /// For each row its token, as graphs take it; empty where embeddings are given.
@@ -74,10 +58,9 @@ impl UBatch {
     }
 
     /// The rows of `batch` with these numbers, in this order.
-    pub(super) fn gather(batch: &ValidBatch, numbers: &[u32], shape: UBatchShape) -> Self {
+    pub(super) fn gather(batch: &ValidBatch, numbers: &[u32]) -> Self {
         let n = numbers.len();
         let mut ubatch = Self {
-            shape,
             entries: numbers.to_vec(),
             tokens: Vec::with_capacity(if batch.tokens.is_empty() { 0 } else { n }),
             embeddings: Vec::new(),

@@ -228,14 +228,6 @@ pub enum BatchError {
     /// Ubatches without rows.
     #[error("ubatches of 0 tokens hold no batch")]
     NoRows,
-    /// The tail to be kept together leaves no room in a ubatch.
-    #[error("{keep_tail} last tokens cannot be kept in ubatches of {n_ubatch}: one more is needed")]
-    TailTooLong {
-        /// Tokens to be kept together.
-        keep_tail: u32,
-        /// Rows of a ubatch.
-        n_ubatch: u32,
-    },
     /// A sequence that must not be cut and is longer than a ubatch.
     #[error(
         "the batch has {n_tokens} tokens of sequences {set}, which see each other and must be in \
@@ -248,14 +240,6 @@ pub enum BatchError {
         n_tokens: usize,
         /// Rows of a ubatch.
         n_ubatch: u32,
-    },
-    /// An entry of several sequences where only single ones can be arranged.
-    #[error("entry {entry} belongs to {set}, but sequences must be single here")]
-    Coupled {
-        /// The entry.
-        entry: usize,
-        /// Its sequences.
-        set: SeqSet,
     },
 }
 

@@ -3,6 +3,7 @@
 //! Knows nothing of how the values were found; executors check lengths against the graph's shape.
 
 use super::states::StateGroup;
+use crate::backend::{BackendError, CancelFlag};
 use crate::ids::CellIdx;
 use crate::visibility::Visibility;
 use crate::window::Window;
@@ -45,6 +46,8 @@ pub struct GraphInputs<'a> {
     pub batch: &'a [BatchVisibility],
     /// Which rows continue which recurrent state; empty without recurrent layers.
     pub states: &'a [StateGroup],
+    /// Cancels the run; `None` where nobody can.
+    pub cancel: Option<&'a CancelFlag>,
 }
 
 impl<'a> GraphInputs<'a> {
@@ -52,6 +55,17 @@ impl<'a> GraphInputs<'a> {
     pub fn batch_visibility(&self, window: Window) -> Option<&'a Visibility> {
         let found = self.batch.iter().find(|b| b.window == window);
         found.map(|b| &b.visibility)
+    }
+
+    /// Whether the run may go on: to be called between its steps.
+    ///
+    /// # Errors
+    /// [`BackendError::Cancelled`].
+    pub fn check_cancelled(&self) -> Result<(), BackendError> {
+        match self.cancel.is_some_and(CancelFlag::is_cancelled) {
+            true => Err(BackendError::Cancelled),
+            false => Ok(()),
+        }
     }
 }
 

@@ -51,23 +51,6 @@ fn h5_d29_what_one_part_cannot_do_is_done_in_neither() {
 
 #[test]
 fn the_stricter_policy_cuts_for_both() {
-    use SplitPolicy::{InOrder, PerSequence};
-    let equal = |order, keep_tail| SplitPolicy::EqualLength(EqualLength { order, keep_tail });
-    let both = |a: SplitPolicy, b: SplitPolicy| {
-        assert_eq!(a.and(b), b.and(a));
-        a.and(b)
-    };
-    let (any, consecutive) = (SetOrder::Any, SetOrder::Consecutive);
-    assert_eq!(both(InOrder, InOrder), Some(InOrder));
-    assert_eq!(both(InOrder, equal(any, 2)), Some(equal(any, 2)));
-    assert_eq!(both(InOrder, PerSequence), Some(PerSequence));
-    assert_eq!(
-        both(equal(any, 2), equal(consecutive, 1)),
-        Some(equal(consecutive, 2))
-    );
-    assert_eq!(both(equal(consecutive, 0), PerSequence), Some(PerSequence));
-    assert_eq!(both(equal(any, 1), PerSequence), None);
-
     let mut config = *part(0, 8, Window::Full, Streams::Shared).config();
     config.causality = Causality::NonCausal;
     let whole = Unified::new(config).unwrap();
