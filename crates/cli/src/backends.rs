@@ -1,18 +1,14 @@
-//! The backends by name. This is the only file of the program that names concrete backends
-//! (`.ci/tidy` checks it).
+//! The backends and their settings as flags name them. Opening them is the library's work.
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
+use cellar::{Activations, BackendKind, Repack};
 use clap::ValueEnum;
-use kv_candle::CandleBackend;
 use kv_core::backend::{BoxedBackend, Profile};
-use kv_cpu::activations::ActivationKind;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 
 use crate::failure::usage;
-use crate::machine;
 
 /// A backend on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -33,6 +29,15 @@ impl fmt::Display for BackendName {
     }
 }
 
+impl From<BackendName> for BackendKind {
+    fn from(name: BackendName) -> Self {
+        match name {
+            BackendName::Cpu => Self::Cpu,
+            BackendName::Candle => Self::Candle,
+        }
+    }
+}
+
 /// The type of activations on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ActivationsName {
@@ -46,12 +51,12 @@ pub(crate) enum ActivationsName {
     Int8,
 }
 
-impl From<ActivationsName> for ActivationChoice {
+impl From<ActivationsName> for Activations {
     fn from(name: ActivationsName) -> Self {
         match name {
             ActivationsName::Auto => Self::Auto,
-            ActivationsName::F32 => Self::Always(ActivationKind::F32),
-            ActivationsName::Int8 => Self::Always(ActivationKind::Int8),
+            ActivationsName::F32 => Self::F32,
+            ActivationsName::Int8 => Self::Int8,
         }
     }
 }
@@ -66,7 +71,7 @@ pub(crate) enum RepackName {
     Never,
 }
 
-impl From<RepackName> for RepackChoice {
+impl From<RepackName> for Repack {
     fn from(name: RepackName) -> Self {
         match name {
             RepackName::Auto => Self::Auto,
@@ -91,44 +96,17 @@ pub(crate) struct BackendOptions {
 /// Opens a backend.
 ///
 /// # Errors
-/// Where its threads cannot be started, this machine lacks the instruction set that the environment
-/// names, or the backend cannot profile and is asked to.
+/// As [`cellar::open_backend`]; a usage error where the backend cannot profile and is asked to.
 pub(crate) fn open(name: BackendName, options: BackendOptions) -> anyhow::Result<BoxedBackend> {
-    let BackendOptions {
-        n_threads,
-        activations,
-        repack,
-        profile,
-    } = options;
-    let n_threads = n_threads.and_then(|n| NonZeroUsize::new(n.into()));
-    let n_threads = n_threads.unwrap_or_else(machine::n_cores);
-    match name {
-        BackendName::Cpu => {
-            let config = CpuConfig {
-                n_threads: Some(n_threads),
-                activations: activations.into(),
-                repack: repack.into(),
-                ..CpuConfig::default()
-            };
-            let backend = CpuBackend::new(config)?;
-            Ok(BoxedBackend::new(match profile {
-                Some(profile) => backend.with_profile(profile),
-                None => backend,
-            }))
-        }
-        BackendName::Candle if profile.is_some() => {
-            usage("the candle backend does not profile its steps; --backend cpu does")
-        }
-        BackendName::Candle => {
-            // Candle computes on rayon's global pool, which a second backend shares.
-            static POOL: Once = Once::new();
-            let mut built = Ok(());
-            POOL.call_once(|| {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads.get());
-                built = pool.build_global();
-            });
-            built?;
-            Ok(BoxedBackend::new(CandleBackend::cpu()))
-        }
+    if name == BackendName::Candle && options.profile.is_some() {
+        return usage("the candle backend does not profile its steps; --backend cpu does");
     }
+    let n_threads = options.n_threads.and_then(|n| NonZeroUsize::new(n.into()));
+    Ok(cellar::open_backend(cellar::BackendOptions {
+        kind: Some(name.into()),
+        n_threads,
+        activations: options.activations.into(),
+        repack: options.repack.into(),
+        profile: options.profile,
+    })?)
 }

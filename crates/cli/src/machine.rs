@@ -1,6 +1,4 @@
-//! Memory and cores of this machine, as the system reports them. Decides nothing.
-
-use std::num::NonZeroUsize;
+//! Memory of this machine, as the system reports it. Decides nothing.
 
 use sysinfo::System;
 
@@ -11,13 +9,6 @@ pub(crate) fn available_memory() -> Option<u64> {
     let free = Some(system.available_memory()).filter(|&bytes| bytes > 0)?;
     let limit = system.cgroup_limits().map(|limits| limits.free_memory);
     Some(limit.map_or(free, |limit| limit.min(free)))
-}
-
-/// Physical cores that this process may use.
-pub(crate) fn n_cores() -> NonZeroUsize {
-    let allowed = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let physical = System::physical_core_count().and_then(NonZeroUsize::new);
-    physical.map_or(allowed, |physical| physical.min(allowed))
 }
 
 /// Formats a number of bytes in binary units.
@@ -51,7 +42,6 @@ mod tests {
 
     #[test]
     fn the_machine_has_something() {
-        assert!(n_cores() <= std::thread::available_parallelism().unwrap());
         assert!(available_memory().is_none_or(|bytes| bytes > 1 << 20));
     }
 }

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
+use cellar::architectures;
 use kv_core::weights::SharedBytes;
 use kv_core::weights::WeightSource;
-use model_core::architecture::{OutputKind, Registry};
+use model_core::architecture::OutputKind;
 use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::model_file::{ModelFile, OpenModel};
@@ -89,7 +90,7 @@ impl ModelSource {
                 Contents::Gguf(GgufFile::from_bytes(from_stdin()?)?)
             }
             Self::File(path) if path.is_dir() => {
-                Contents::Directory(HfDirectory::open(path, &registry())?)
+                Contents::Directory(HfDirectory::open(path, &architectures())?)
             }
             Self::File(path) => Contents::Gguf(GgufFile::open(path)?),
         })
@@ -97,7 +98,7 @@ impl ModelSource {
 
     /// The model without its tokenizer.
     pub(crate) fn open(&self) -> anyhow::Result<OpenModel> {
-        let registry = registry();
+        let registry = architectures();
         Ok(match self {
             Self::Embedded => OpenModel::from_bytes(embedded(), &registry)?,
             Self::File(path) if input::is_stdin(path) => {
@@ -109,7 +110,7 @@ impl ModelSource {
 
     /// The model with its tokenizer.
     pub(crate) fn load(&self) -> anyhow::Result<ModelFile> {
-        let registry = registry();
+        let registry = architectures();
         Ok(match self {
             Self::Embedded => ModelFile::from_bytes(embedded(), &registry)?,
             Self::File(path) if input::is_stdin(path) => {
@@ -120,18 +121,9 @@ impl ModelSource {
     }
 }
 
-/// Every architecture that this program knows.
-pub(crate) fn registry() -> Registry {
-    let mut registry = Registry::new();
-    model_llama::register(&mut registry);
-    model_mamba::register(&mut registry);
-    model_bert::register(&mut registry);
-    registry
-}
-
 /// The names of the architectures that output embeddings.
 pub(crate) fn encoders() -> Vec<String> {
-    let registry = registry();
+    let registry = architectures();
     let is_encoder = |name: &String| {
         let example = registry.get(name).and_then(|a| a.example());
         example.is_ok_and(|model| model.output() == OutputKind::Embeddings)

@@ -12,9 +12,9 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use crate::available_memory;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
+use crate::machine;
 use crate::plan::Plan;
 use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
@@ -22,11 +22,11 @@ use crate::storage::CpuRows;
 use crate::team::Team;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
-/// How the backend uses the machine. The default is all cores and the fastest instruction set, or
+/// How the backend uses the machine. The default is one thread for each physical core and the fastest instruction set, or
 /// the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Threads, the caller's included; all cores where not given.
+    /// Threads, the caller's included; one for each physical core where not given.
     pub n_threads: Option<NonZeroUsize>,
     /// Instruction set; the fastest where not given.
     pub isa: Option<Isa>,
@@ -67,8 +67,7 @@ impl CpuBackend {
             backend: "cpu",
             reason: e.to_string(),
         })?;
-        let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let team = Team::new(config.n_threads.unwrap_or_else(cores))?;
+        let team = Team::new(config.n_threads.unwrap_or_else(machine::n_cores))?;
         Ok(Self {
             kernels,
             team,
@@ -110,7 +109,7 @@ impl Backend for CpuBackend {
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
-        available_memory::of_machine()
+        machine::memory()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {

@@ -8,13 +8,13 @@
 pub mod activations;
 mod arena;
 mod attend;
-mod available_memory;
 mod backend;
 mod execute;
 mod gemm_dequant_f32;
 pub mod isa;
 pub mod kernels;
 mod kv_rows;
+mod machine;
 pub mod matrix;
 mod operands;
 pub mod output;

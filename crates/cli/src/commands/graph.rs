@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use cellar::architectures;
 use kv_core::graph::{Graph, GraphShape};
 use model_core::architecture::Model;
 
 use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs};
 use crate::failure::{Exit, usage};
 use crate::input;
-use crate::models::{GGUF_MAGIC, ModelSource, registry};
+use crate::models::{GGUF_MAGIC, ModelSource};
 use crate::terminal;
 
 pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -19,7 +20,7 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
         return diff(args, out);
     }
     let model = match &args.arch {
-        Some(name) => registry().get(name)?.example()?,
+        Some(name) => architectures().get(name)?.example()?,
         None => of_file(&ModelSource::new(args.model.model.as_deref()))?,
     };
     let graph = model.graph(shape(args.shape)?)?;
@@ -66,7 +67,7 @@ fn of_file(source: &ModelSource) -> anyhow::Result<Arc<dyn Model>> {
 fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
     let path = Path::new(name);
     if !path.exists() && !input::is_stdin(path) {
-        let registry = registry();
+        let registry = architectures();
         let Ok(architecture) = registry.get(name) else {
             let known = registry.names().join(", ");
             anyhow::bail!("'{name}' is neither a file nor a known architecture ({known})");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use cellar::architectures;
 use engine::{DEFAULT_N_CTX, EngineConfig};
 use kv_core::KvType;
 use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory, RowLayout};
@@ -17,7 +18,7 @@ use serde_json::json;
 use crate::args::InspectArgs;
 use crate::failure::{Exit, one_line};
 use crate::machine;
-use crate::models::{Contents, ModelSource, registry};
+use crate::models::{Contents, ModelSource};
 use crate::terminal::{self, escape};
 
 /// Elements of a list that are shown.
@@ -228,7 +229,7 @@ fn tokenizer(metadata: &Metadata) -> anyhow::Result<TokenizerSummary> {
 }
 
 fn model(file: &Contents, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
-    let model = registry().model(file.metadata(), file.weights())?;
+    let model = architectures().model(file.metadata(), file.weights())?;
     Ok(ModelSummary {
         architecture: model.architecture().to_owned(),
         context_length: model.context_length(),

@@ -6,6 +6,7 @@
 use std::io::Write;
 
 use anyhow::Context;
+use cellar::architectures;
 use engine::{EngineConfig, MemoryBudget, Settings};
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
@@ -17,7 +18,7 @@ use super::inspect::tensor_sizes;
 use crate::args::PlanArgs;
 use crate::failure::Exit;
 use crate::machine;
-use crate::models::{Contents, ModelSource, registry};
+use crate::models::{Contents, ModelSource};
 use crate::resolve;
 use crate::terminal;
 
@@ -79,7 +80,7 @@ struct KindReport {
 pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.file.as_deref());
     let file = source.contents()?;
-    let model = registry().model(file.metadata(), file.weights());
+    let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
     let config = EngineConfig {
         n_seqs: args.seqs,
@@ -300,8 +301,8 @@ mod tests {
 
     #[test]
     fn what_is_planned_is_what_every_architecture_gets_on_every_backend() {
-        for name in registry().names() {
-            let model = registry().get(&name).unwrap().example().unwrap();
+        for name in architectures().names() {
+            let model = architectures().get(&name).unwrap().example().unwrap();
             for backend in all_backends() {
                 let mut n_lines = 0;
                 for kv_type in backend.info().kv_types {
@@ -336,8 +337,8 @@ mod tests {
 
     #[test]
     fn the_largest_context_fits_and_one_more_token_does_not() {
-        for name in registry().names() {
-            let model = registry().get(&name).unwrap().example().unwrap();
+        for name in architectures().names() {
+            let model = architectures().get(&name).unwrap().example().unwrap();
             let config = EngineConfig::default();
             let least = EngineConfig {
                 n_ctx: Some(1),

@@ -25,8 +25,8 @@ use kv_core::weights::Weight;
 use memmap2::{Mmap, MmapMut};
 
 use self::layout::PackedLayout;
-use crate::available_memory;
 use crate::kernels::{PackFns, WeightLayout, WeightRows};
+use crate::machine;
 use crate::storage::AlignedBytes;
 use crate::team::Lead;
 
@@ -242,7 +242,7 @@ impl Packer {
         if n_bytes == 0 {
             return None;
         }
-        if !available_memory::has_room_for(n_bytes.saturating_add(AlignedBytes::allocated())) {
+        if !machine::has_room_for(n_bytes.saturating_add(AlignedBytes::allocated())) {
             tracing::info!(
                 n_bytes,
                 "no memory to pack weights: they are read as stored"
@@ -272,7 +272,7 @@ impl Packer {
         let end = self.n_written + n_bytes;
         if end > self.checked_until {
             let until = end.max(self.checked_until + MEMORY_CHECK_BYTES);
-            if !available_memory::has_room_for(until - self.n_written) {
+            if !machine::has_room_for(until - self.n_written) {
                 return false;
             }
             self.checked_until = until;

@@ -1,8 +1,9 @@
-//! How much memory the process may still allocate: what the system has available, and what its
-//! cgroup allows.
+//! Cores and memory of this machine: what the system has, and what the process's cgroup allows.
 //!
-//! If the system reports neither, any amount is taken to fit; allocating it may then fail. Knows
-//! nothing of weights.
+//! If the system does not report its memory, any amount is taken to fit; allocating it may then fail.
+//! Knows nothing of weights.
+
+use std::num::NonZeroUsize;
 
 use kv_core::backend::DeviceMemory;
 use sysinfo::System;
@@ -12,11 +13,11 @@ const RESERVED_PART: u64 = 8;
 
 /// Whether `n_bytes` more can be allocated without taking the memory of other programs.
 pub(crate) fn has_room_for(n_bytes: usize) -> bool {
-    of_machine().is_none_or(|m| n_bytes as u64 <= m.free - m.free / RESERVED_PART)
+    memory().is_none_or(|m| n_bytes as u64 <= m.free - m.free / RESERVED_PART)
 }
 
 /// What this process may allocate; file caches that the system can drop count as free.
-pub(crate) fn of_machine() -> Option<DeviceMemory> {
+pub(crate) fn memory() -> Option<DeviceMemory> {
     let mut system = System::new();
     system.refresh_memory();
     let machine = DeviceMemory {
@@ -34,6 +35,13 @@ pub(crate) fn of_machine() -> Option<DeviceMemory> {
     })
 }
 
+/// Physical cores that this process may use.
+pub(crate) fn n_cores() -> NonZeroUsize {
+    let allowed = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let physical = System::physical_core_count().and_then(NonZeroUsize::new);
+    physical.map_or(allowed, |physical| physical.min(allowed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,7 +50,12 @@ mod tests {
     fn no_machine_has_room_for_everything() {
         assert!(has_room_for(0));
         // A machine that does not report its memory is taken to have enough.
-        assert!(of_machine().is_none_or(|m| m.free > 1 << 20 && m.free <= m.total));
-        assert!(of_machine().is_none() || !has_room_for(usize::MAX));
+        assert!(memory().is_none_or(|m| m.free > 1 << 20 && m.free <= m.total));
+        assert!(memory().is_none() || !has_room_for(usize::MAX));
+    }
+
+    #[test]
+    fn no_more_cores_than_the_process_may_use() {
+        assert!(n_cores() <= std::thread::available_parallelism().unwrap());
     }
 }

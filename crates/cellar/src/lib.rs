@@ -1,0 +1,42 @@
+//! Language models in ten lines: from a GGUF file or a safetensors directory to text.
+//!
+//! ```no_run
+//! use cellar::{GenerateOptions, Model};
+//!
+//! let mut model = Model::open("model.gguf")?;
+//! let mut text = model.generate("Once upon a time", GenerateOptions::default())?;
+//! for piece in &mut text {
+//!     print!("{}", piece?);
+//! }
+//! println!("\n({:?})", text.finish_reason());
+//! # Ok::<(), cellar::Error>(())
+//! ```
+//!
+//! [`Model`] is a file on a backend with one text in memory; [`embedder`] gives vectors. This crate
+//! only puts things together: every part can be used alone, and all are re-exported. [`engine`]
+//! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
+//! [`model_core`] reads files, tokenizes and renders chat templates.
+//!
+//! Features: `cpu` (on by default), `candle`.
+
+mod architectures;
+mod backends;
+mod error;
+mod model;
+mod text;
+
+pub use architectures::architectures;
+pub use backends::{Activations, BackendKind, BackendOptions, Repack, open_backend};
+pub use engine;
+pub use engine::sampler::{Penalties, SamplerConfig};
+pub use engine::{
+    CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
+};
+pub use error::Error;
+pub use kv_core;
+pub use kv_core::{KvType, KvTypes, TokenId};
+pub use model::{Model, ModelOptions, embedder};
+pub use model_core;
+pub use model_core::chat_template::ChatMessage;
+pub use model_core::model_file::ModelFile;
+pub use text::Text;

@@ -1,0 +1,144 @@
+//! The convenient interface against the reference texts: greedy text, and what is evaluated again.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use cellar::engine::Timings;
+use cellar::{
+    BackendKind, BackendOptions, EngineConfig, Error, FinishReason, GenerateOptions, KvType,
+    KvTypes, LongContext, Model, ModelOptions, SamplerConfig,
+};
+use serde::Deserialize;
+
+const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models");
+
+/// One prompt with its greedy continuation by an independent implementation.
+#[derive(Debug, Deserialize)]
+struct Reference {
+    prompt: String,
+    ids: Vec<u32>,
+    greedy_ids: Vec<u32>,
+    continuation: String,
+}
+
+fn references() -> Vec<Reference> {
+    #[derive(Deserialize)]
+    struct File {
+        prompts: Vec<Reference>,
+    }
+    let text = std::fs::read_to_string(format!("{MODELS}/stories-llama.reference.json")).unwrap();
+    serde_json::from_str::<File>(&text).unwrap().prompts
+}
+
+fn open(kind: Option<BackendKind>, engine: EngineConfig) -> Model {
+    let options = ModelOptions {
+        backend: BackendOptions {
+            kind,
+            ..BackendOptions::default()
+        },
+        engine: EngineConfig {
+            kv_types: KvTypes::from(KvType::F32),
+            ..engine
+        },
+        ..ModelOptions::default()
+    };
+    Model::open_with(format!("{MODELS}/stories-llama-f16.gguf"), options).unwrap()
+}
+
+fn greedy(n_predict: usize) -> GenerateOptions {
+    GenerateOptions {
+        sampler: SamplerConfig::greedy(),
+        n_predict: Some(n_predict),
+        ..GenerateOptions::default()
+    }
+}
+
+fn timings_of(model: &mut Model, prompt: &str, n_predict: usize) -> Timings {
+    let mut text = model.generate(prompt, greedy(n_predict)).unwrap();
+    text.by_ref().for_each(|piece| drop(piece.unwrap()));
+    text.timings()
+}
+
+#[test]
+fn greedy_text_is_the_reference_s_on_every_backend() {
+    let candle = BackendKind::Candle;
+    for kind in [None, Some(BackendKind::Cpu), Some(candle)] {
+        let mut model = open(kind, EngineConfig::default());
+        for reference in references() {
+            let n = reference.greedy_ids.len();
+            let mut text = model.generate(&reference.prompt, greedy(n)).unwrap();
+            let pieces: Result<String, Error> = text.by_ref().collect();
+            assert_eq!(pieces.unwrap(), reference.continuation);
+            assert_eq!(text.text(), reference.continuation);
+            assert_eq!(text.finish_reason(), Some(&FinishReason::Length));
+            let text = model.generate(&reference.prompt, greedy(n)).unwrap();
+            assert_eq!(text.finish().unwrap(), reference.continuation);
+        }
+    }
+}
+
+#[test]
+fn only_new_tokens_of_a_prompt_are_evaluated() {
+    let mut model = open(None, EngineConfig::default());
+    let reference = &references()[0];
+    let n_prompt = reference.ids.len();
+    let first = timings_of(&mut model, &reference.prompt, 10);
+    assert_eq!(first.prompt.n_tokens, n_prompt);
+    // Its last token again, for its logits.
+    let again = timings_of(&mut model, &reference.prompt, 10);
+    assert_eq!(again.prompt.n_tokens, 1);
+    // The answer is known, but for its last token, which was not evaluated; three words are new.
+    let text = model.generate(&reference.prompt, greedy(10)).unwrap();
+    let longer = reference.prompt.clone() + &text.finish().unwrap() + " and she was";
+    let n_longer = encode(&model, &longer).len();
+    let known = n_prompt + 9;
+    let went_on = timings_of(&mut model, &longer, 0);
+    assert_eq!(went_on.prompt.n_tokens, n_longer - known);
+    let fresh = open(None, EngineConfig::default())
+        .generate(&longer, greedy(10))
+        .unwrap()
+        .finish();
+    let text = model.generate(&longer, greedy(10)).unwrap();
+    assert_eq!(text.finish().unwrap(), fresh.unwrap());
+}
+
+#[test]
+fn a_text_whose_context_was_shifted_is_not_taken_for_known() {
+    let config = EngineConfig {
+        n_ctx: Some(24),
+        ..EngineConfig::default()
+    };
+    let mut model = open(None, config);
+    let reference = &references()[0];
+    let options = GenerateOptions {
+        long_context: LongContext::Shift { n_keep: 2 },
+        ..greedy(40)
+    };
+    let text = model.generate(&reference.prompt, options).unwrap();
+    text.finish().unwrap();
+    let after = timings_of(&mut model, &reference.prompt, 1);
+    assert_eq!(after.prompt.n_tokens, reference.ids.len());
+}
+
+#[test]
+fn a_dropped_text_leaves_a_usable_model() {
+    let mut model = open(None, EngineConfig::default());
+    let reference = &references()[0];
+    let mut text = model.generate(&reference.prompt, greedy(20)).unwrap();
+    text.next().unwrap().unwrap();
+    drop(text);
+    let n = reference.greedy_ids.len();
+    let text = model.generate(&reference.prompt, greedy(n)).unwrap();
+    assert_eq!(text.finish().unwrap(), reference.continuation);
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Model::open("no-such-model.gguf").unwrap_err().to_string();
+    assert!(error.contains("no-such-model.gguf"), "{error}");
+}
+
+fn encode(model: &Model, text: &str) -> Vec<cellar::TokenId> {
+    use cellar::model_core::tokenizer::EncodeOptions;
+    let tokenizer = model.file().tokenizer();
+    tokenizer.encode(text, EncodeOptions::PROMPT)
+}
