@@ -4,7 +4,7 @@ use sysinfo::System;
 
 /// Bytes of memory that can be used without swapping, where the system reports them.
 pub(crate) fn available_memory() -> Option<u64> {
-    let mut system = System::new();
+    let mut system = System::new().ok()?;
     system.refresh_memory();
     let free = Some(system.available_memory()).filter(|&bytes| bytes > 0)?;
     let limit = system.cgroup_limits().map(|limits| limits.free_memory);

@@ -18,7 +18,7 @@ pub(crate) fn has_room_for(n_bytes: usize) -> bool {
 
 /// What this process may allocate; file caches that the system can drop count as free.
 pub(crate) fn memory() -> Option<DeviceMemory> {
-    let mut system = System::new();
+    let mut system = System::new().ok()?;
     system.refresh_memory();
     let machine = DeviceMemory {
         total: system.total_memory(),
@@ -38,7 +38,9 @@ pub(crate) fn memory() -> Option<DeviceMemory> {
 /// Physical cores that this process may use.
 pub(crate) fn n_cores() -> NonZeroUsize {
     let allowed = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let physical = System::physical_core_count().and_then(NonZeroUsize::new);
+    let physical = System::physical_core_count()
+        .ok()
+        .and_then(NonZeroUsize::new);
     physical.map_or(allowed, |physical| physical.min(allowed))
 }
 

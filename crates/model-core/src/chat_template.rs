@@ -7,7 +7,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::Kwargs;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 
@@ -127,8 +128,9 @@ impl ChatTemplate {
     /// [`ChatTemplateError::Syntax`] with the line.
     pub fn with_clock(source: &str, clock: Clock) -> Result<Self, ChatTemplateError> {
         let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build().map_err(syntax_error)?);
         environment.set_fuel(Some(FUEL));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -150,10 +152,7 @@ impl ChatTemplate {
         });
         environment
             .add_template_owned(NAME, open_generation_tags(source))
-            .map_err(|error| ChatTemplateError::Syntax {
-                line: error.line().unwrap_or(0),
-                message: describe(&error),
-            })?;
+            .map_err(syntax_error)?;
         Ok(Self { environment })
     }
 
@@ -170,14 +169,14 @@ impl ChatTemplate {
     ) -> Result<String, ChatTemplateError> {
         let none = Value::from(());
         let variables = context! {
-            messages => messages,
+            messages => Value::from(Serde(messages)),
             add_generation_prompt => prompt == GenerationPrompt::Add,
             bos_token => tokens.bos,
             eos_token => tokens.eos,
-            tools => none,
+            tools => none.clone(),
             documents => none,
         };
-        // The template engine has bugs that panic (2.24: `[][::-1]`), and the template is not ours.
+        // The template engine may have bugs that panic (2.24 had one), and the template is not ours.
         let run = AssertUnwindSafe(|| {
             self.environment
                 .get_template(NAME)
@@ -228,6 +227,13 @@ fn open_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+fn syntax_error(error: Error) -> ChatTemplateError {
+    ChatTemplateError::Syntax {
+        line: error.line().unwrap_or(0),
+        message: describe(&error),
+    }
 }
 
 fn describe(error: &Error) -> String {

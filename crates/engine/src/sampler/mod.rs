@@ -17,7 +17,7 @@ pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopP};
 
 use kv_core::TokenId;
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::config::ConfigError;
 pub use crate::config::MAX_LAST_N;
