@@ -4,7 +4,10 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, BoxedBackend, Profile};
+use kv_core::backend::{BackendError, BoxedBackend, CustomOps, Profile};
+use kv_core::graph::Graph;
+use kv_core::layers::RowLayout;
+use kv_core::weights::WeightSource;
 
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +86,79 @@ fn fastest() -> Result<BackendKind, BackendError> {
     })
 }
 
+/// What a backend would compute, to plan its memory.
+#[derive(Clone, Copy)]
+pub struct BackendWork<'a> {
+    /// The graphs that are compiled and kept.
+    pub graphs: &'a [Graph],
+    /// The weights, of which only shapes, formats, small vectors and the first rows matter.
+    pub weights: &'a Arc<dyn WeightSource>,
+    /// The rows of the memory.
+    pub layout: &'a RowLayout,
+    /// What custom operations of the graphs compute.
+    pub custom: &'a CustomOps,
+}
+
+/// What a backend takes in addition to the rows of the memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendMemory {
+    /// Weights in the backend's own layout.
+    pub packed: usize,
+    /// Of the packed weights, as they are stored: these do not stay in memory.
+    pub replaced: usize,
+    /// Scratch memory of the compiled graphs.
+    pub scratch: usize,
+}
+
+/// What a backend would take for this work, without packing weights; `None` where it cannot tell.
+///
+/// # Errors
+/// As [`open_backend`], and where the backend cannot compute the graphs.
+pub fn plan_backend_memory(
+    options: BackendOptions,
+    work: &BackendWork<'_>,
+) -> Result<Option<BackendMemory>, BackendError> {
+    match options.kind.map_or_else(fastest, Ok)? {
+        #[cfg(feature = "cpu")]
+        BackendKind::Cpu => plan_cpu_memory(options, work).map(Some),
+        #[cfg(feature = "candle")]
+        BackendKind::Candle => Ok(None),
+    }
+}
+
+#[cfg(feature = "cpu")]
+fn plan_cpu_memory(
+    options: BackendOptions,
+    work: &BackendWork<'_>,
+) -> Result<BackendMemory, BackendError> {
+    use kv_core::backend::{Backend, OnProgress};
+
+    let mut backend = cpu_backend(&options)?;
+    backend.set_custom_ops(work.custom.clone())?;
+    let weights = backend.load_weights(Arc::clone(work.weights), OnProgress::default())?;
+    let planned = backend.plan_memory(work.graphs, &weights, work.layout)?;
+    Ok(BackendMemory {
+        packed: planned.packed,
+        replaced: planned.replaced,
+        scratch: planned.programs,
+    })
+}
+
 #[cfg(feature = "cpu")]
 fn cpu(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
+    let backend = cpu_backend(&options)?;
+    Ok(BoxedBackend::new(match options.profile {
+        Some(profile) => backend.with_profile(profile),
+        None => backend,
+    }))
+}
+
+#[cfg(feature = "cpu")]
+fn cpu_backend(options: &BackendOptions) -> Result<kv_cpu::CpuBackend, BackendError> {
     use kv_cpu::activations::ActivationKind;
     use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 
-    let backend = CpuBackend::new(CpuConfig {
+    CpuBackend::new(CpuConfig {
         n_threads: options.n_threads,
         activations: match options.activations {
             Activations::Auto => ActivationChoice::Auto,
@@ -100,11 +170,7 @@ fn cpu(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
             Repack::Never => RepackChoice::Never,
         },
         ..CpuConfig::default()
-    })?;
-    Ok(BoxedBackend::new(match options.profile {
-        Some(profile) => backend.with_profile(profile),
-        None => backend,
-    }))
+    })
 }
 
 #[cfg(feature = "candle")]

@@ -26,7 +26,10 @@ mod model;
 mod text;
 
 pub use architectures::architectures;
-pub use backends::{Activations, BackendKind, BackendOptions, Repack, open_backend};
+pub use backends::{
+    Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, Repack, open_backend,
+    plan_backend_memory,
+};
 pub use engine;
 pub use engine::sampler::{Penalties, SamplerConfig};
 pub use engine::{

@@ -47,7 +47,8 @@ it is complete, following links and keeping its mode; devices and pipes are writ
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_LOG=debug to log on stderr.
-Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine.")]
+Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine, an empty
+one is the default.")]
 pub(crate) struct Cli {
     /// The command to run.
     #[command(subcommand)]
@@ -358,8 +359,9 @@ pub(crate) struct InspectArgs {
 /// `cellar plan`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads only the header of the file. Counts the bytes of KV rows and recurrent states that a backend
-allocates, layer by layer, but not its scratch memory.
+Reads only the header of the file. Counts the bytes of KV rows and recurrent states, layer by layer,
+and what the cpu backend adds: packed weights, and scratch memory for prompts of two ubatches or more.
+The total is what a process takes whose context is full.
 
 Examples:
   cellar plan MODEL.gguf -c 32768

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use cellar::{Activations, BackendKind, Repack};
+use cellar::{Activations, BackendKind, BackendMemory, BackendWork, Repack};
 use clap::ValueEnum;
 use kv_core::backend::{BoxedBackend, Profile};
 
@@ -101,12 +101,28 @@ pub(crate) fn open(name: BackendName, options: BackendOptions) -> anyhow::Result
     if name == BackendName::Candle && options.profile.is_some() {
         return usage("the candle backend does not profile its steps; --backend cpu does");
     }
-    let n_threads = options.n_threads.and_then(|n| NonZeroUsize::new(n.into()));
-    Ok(cellar::open_backend(cellar::BackendOptions {
+    Ok(cellar::open_backend(library_options(name, options))?)
+}
+
+/// What the backend would take for this work; `None` where it cannot tell.
+///
+/// # Errors
+/// As [`cellar::plan_backend_memory`].
+pub(crate) fn plan_memory(
+    name: BackendName,
+    options: BackendOptions,
+    work: &BackendWork<'_>,
+) -> anyhow::Result<Option<BackendMemory>> {
+    let options = library_options(name, options);
+    Ok(cellar::plan_backend_memory(options, work)?)
+}
+
+fn library_options(name: BackendName, options: BackendOptions) -> cellar::BackendOptions {
+    cellar::BackendOptions {
         kind: Some(name.into()),
-        n_threads,
+        n_threads: options.n_threads.and_then(|n| NonZeroUsize::new(n.into())),
         activations: options.activations.into(),
         repack: options.repack.into(),
         profile: options.profile,
-    })?)
+    }
 }

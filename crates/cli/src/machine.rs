@@ -1,6 +1,6 @@
 //! Memory of this machine, as the system reports it. Decides nothing.
 
-use sysinfo::System;
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 /// Bytes of memory that can be used without swapping, where the system reports them.
 pub(crate) fn available_memory() -> Option<u64> {
@@ -9,6 +9,15 @@ pub(crate) fn available_memory() -> Option<u64> {
     let free = Some(system.available_memory()).filter(|&bytes| bytes > 0)?;
     let limit = system.cgroup_limits().map(|limits| limits.free_memory);
     Some(limit.map_or(free, |limit| limit.min(free)))
+}
+
+/// Bytes of memory that this process has now, where the system reports them.
+pub(crate) fn own_memory() -> Option<u64> {
+    let own = sysinfo::get_current_pid().ok()?;
+    let mut system = System::new();
+    let memory = ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, memory);
+    system.process(own).map(|process| process.memory())
 }
 
 /// Formats a number of bytes in binary units.
@@ -42,6 +51,7 @@ mod tests {
 
     #[test]
     fn the_machine_has_something() {
+        assert!(own_memory().is_none_or(|bytes| bytes > 1 << 20));
         assert!(available_memory().is_none_or(|bytes| bytes > 1 << 20));
     }
 }

@@ -64,6 +64,51 @@ fn tokenize_lists_ids_and_pieces() {
 }
 
 #[test]
+fn an_empty_instruction_set_is_the_default() {
+    let info = |value: Option<&str>| {
+        let mut command = cellar();
+        command.args(["run", "-n", "1", "--json"]);
+        match value {
+            Some(value) => command.env("CELLAR_ISA", value),
+            None => command.env_remove("CELLAR_ISA"),
+        };
+        let stdout = command.assert().success().get_output().stdout.clone();
+        let stdout = String::from_utf8(stdout).unwrap();
+        let report: serde_json::Value =
+            serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+        report["device"].clone()
+    };
+    assert_eq!(info(Some("")), info(None));
+}
+
+#[test]
+fn plan_adds_up() {
+    for (args, is_known) in [
+        (&["plan", "--json"][..], true),
+        (
+            &[
+                "plan",
+                "--json",
+                "--repack",
+                "never",
+                "--attention",
+                "plain",
+            ],
+            true,
+        ),
+        (&["plan", "--json", "--backend", "candle"], false),
+    ] {
+        let report = json(args);
+        let bytes = |name: &str| report[name].as_u64().unwrap_or(0);
+        let backend = |name: &str| report["backend"][name].as_u64().unwrap_or(0);
+        let sum = bytes("memory") + bytes("mapped") + bytes("process");
+        let sum = sum + backend("packed") + backend("scratch");
+        assert_eq!(bytes("total"), sum, "{report}");
+        assert_eq!(backend("scratch") > 0, is_known, "{report}");
+    }
+}
+
+#[test]
 fn plan_shows_bytes_by_layer_part_and_kind() {
     let args = ["plan", "--json", "-c", "1000", "--kv-type", "f32", "--seqs"];
     let plan = |n_seqs| json(&[&args[..], &[n_seqs, "--streams"]].concat());

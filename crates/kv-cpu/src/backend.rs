@@ -36,6 +36,18 @@ pub struct CpuConfig {
     pub repack: RepackChoice,
 }
 
+/// What [`CpuBackend::plan_memory`] expects, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuMemoryPlan {
+    /// Packed weights. A float matrix with values that cannot be packed after its first rows takes
+    /// more.
+    pub packed: usize,
+    /// Of `packed`, as stored: these bytes of the file do not stay in memory.
+    pub replaced: usize,
+    /// The programs, all of which are kept.
+    pub programs: usize,
+}
+
 /// Computes on the CPU.
 pub struct CpuBackend {
     kernels: &'static Kernels,
@@ -83,6 +95,32 @@ impl CpuBackend {
     pub fn with_profile(mut self, profile: Arc<Profile>) -> Self {
         self.profile = Some(profile);
         self
+    }
+
+    /// What loading and compiling would allocate, without packing anything. Of the weights, small
+    /// vectors are read, and the first rows of float matrices.
+    ///
+    /// # Errors
+    /// As [`Backend::compile`].
+    pub fn plan_memory(
+        &self,
+        graphs: &[Graph],
+        weights: &CpuWeights,
+        layout: &RowLayout,
+    ) -> Result<CpuMemoryPlan, BackendError> {
+        let packing = weights.plan_packing(graphs);
+        let mut programs = 0;
+        for graph in graphs {
+            // Pages of the program are committed when they are written to: never.
+            let plan = Plan::new(graph, weights, layout)?;
+            let program = CpuProgram::new(plan, layout, self.team.n_threads())?;
+            programs += program.memory().total;
+        }
+        Ok(CpuMemoryPlan {
+            packed: packing.packed,
+            replaced: packing.replaced,
+            programs,
+        })
     }
 
     fn device(&self) -> String {

@@ -51,6 +51,10 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
+    pub(crate) fn n_bytes(&self) -> usize {
+        (self.cos.capacity() + self.sin.capacity()) * size_of::<f32>()
+    }
+
     pub(crate) fn new(n_tokens: usize, n_pairs: usize) -> Self {
         let zeros = || vec![0.0; n_tokens * n_pairs];
         Self {

@@ -99,12 +99,13 @@ impl Isa {
             .collect()
     }
 
-    /// The one named by the environment variable [`ISA_VARIABLE`], else the fastest.
+    /// The one named by the environment variable [`ISA_VARIABLE`]; the fastest where that is unset
+    /// or empty.
     ///
     /// # Errors
     /// [`IsaError`] where the variable names something unknown or that this machine does not have.
     pub fn from_environment() -> Result<Self, IsaError> {
-        match std::env::var_os(ISA_VARIABLE) {
+        match std::env::var_os(ISA_VARIABLE).filter(|name| !name.is_empty()) {
             Some(name) => Self::by_name(&name.to_string_lossy()),
             None => Ok(Self::detect()),
         }

@@ -43,6 +43,9 @@ pub struct ProgramMemory {
     pub arena: usize,
     /// What they would take if no two buffers shared memory.
     pub without_reuse: usize,
+    /// All that a run writes to: the arena, quantized activations, and the buffers of attention,
+    /// experts and rotations.
+    pub total: usize,
 }
 
 impl std::fmt::Debug for CpuProgram {
@@ -142,9 +145,22 @@ impl CpuProgram {
     /// Memory for intermediate values.
     pub fn memory(&self) -> ProgramMemory {
         let bytes = |n_values| n_values * size_of::<f32>();
+        let arena = bytes(self.plan.arena_len);
+        let of_thread = |scratch: &Mutex<Scratch>| match scratch.lock() {
+            Ok(scratch) => scratch.n_bytes(),
+            Err(poisoned) => poisoned.into_inner().n_bytes(),
+        };
+        let buffers = [
+            self.quantized.iter().map(RowBuffer::n_bytes).sum(),
+            self.angles.iter().map(Angles::n_bytes).sum(),
+            self.scratch.iter().map(of_thread).sum::<usize>(),
+            self.attention.n_bytes(),
+            self.experts.n_bytes(),
+        ];
         ProgramMemory {
-            arena: bytes(self.plan.arena_len),
+            arena,
             without_reuse: bytes(self.plan.total_len),
+            total: arena + buffers.iter().sum::<usize>(),
         }
     }
 

@@ -17,9 +17,9 @@ use kv_core::weights::WeightSource;
 
 use crate::activations::ActivationKind;
 use crate::isa::Isa;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, PackFns};
 use crate::matrix::{int8_kind, is_quantised};
-use crate::repack::{PackedRows, PackedWeights, RepackChoice};
+use crate::repack::{PackedRows, PackedWeights, PackingPlan, RepackChoice};
 use crate::team::Lead;
 
 /// Models with at most this many bytes of weights that could take quantized activations keep `f32`.
@@ -103,14 +103,28 @@ impl CpuWeights {
             return Ok(());
         }
         let get = |name: &str| self.source.get(name);
-        let fns_of = |format| match self.activations_for(format) {
-            // Packed quantised weights take int8 activations only.
+        let fns_of = |format| self.pack_fns(format);
+        self.packed
+            .pack(graph, get, fns_of, &self.on_progress, lead)
+    }
+
+    /// What [`CpuWeights::pack_for`] would take for these graphs.
+    pub(crate) fn plan_packing(&self, graphs: &[Graph]) -> PackingPlan {
+        if self.repack == RepackChoice::Never {
+            return PackingPlan::default();
+        }
+        let get = |name: &str| self.source.get(name);
+        PackedWeights::plan(graphs.iter(), get, |format| self.pack_fns(format))
+    }
+
+    /// How weights of this format are packed, if they are.
+    fn pack_fns(&self, format: BlockFormat) -> Option<&'static PackFns> {
+        match self.activations_for(format) {
+            // Packed quantized weights take int8 activations only.
             ActivationKind::F32 if is_quantised(format) => None,
             ActivationKind::Bf16 => self.kernels.pack_bf16,
             _ => self.kernels.pack,
-        };
-        self.packed
-            .pack(graph, get, fns_of, &self.on_progress, lead)
+        }
     }
 
     /// For which instruction set they are packed.

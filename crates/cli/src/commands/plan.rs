@@ -1,7 +1,9 @@
-//! `cellar plan`: the size of a model's memory, before anything is loaded or allocated.
+//! `cellar plan`: what a process takes that runs a model, before anything is loaded or allocated.
 //!
-//! Invariant: every number comes from the plan that the engine allocates by. Reads the file's
-//! header only.
+//! Invariant: every number comes from the plan that the engine and the backend allocate by. Reads
+//! the file's header only.
+
+mod backend;
 
 use std::io::Write;
 
@@ -12,11 +14,13 @@ use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
 use model_core::architecture::Model;
+use model_core::model_file::tokenizer_spec;
+use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use super::inspect::tensor_sizes;
 use crate::args::PlanArgs;
-use crate::failure::Exit;
+use crate::failure::{Exit, one_line};
 use crate::machine;
 use crate::models::{Contents, ModelSource};
 use crate::resolve;
@@ -47,12 +51,29 @@ struct Report {
     memory: u64,
     /// Of all tensors, as they are stored.
     weights: u64,
-    /// Memory and weights, without scratch memory.
+    /// What the backend adds; `None` where it cannot tell.
+    backend: Option<BackendReport>,
+    /// Why it cannot tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend_error: Option<String>,
+    /// Weights that are read from the file: those that are not packed.
+    mapped: u64,
+    /// This process with the header and the tokenizer of the model, where the system reports it.
+    process: Option<u64>,
+    /// What a process takes whose context is full: memory, packed and mapped weights, scratch,
+    /// and the process itself.
     total: u64,
     /// Free memory of this machine, where the system reports it.
     available: Option<u64>,
-    /// The largest context whose memory fits it.
+    /// The largest context with which the total fits it.
     largest_n_ctx: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct BackendReport {
+    /// Weights in the backend's own layout.
+    packed: u64,
+    scratch: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -89,7 +110,24 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     };
     let settings = config.settings(&*model)?;
     let plan = settings.memory_plan();
+    // Counted in what the process takes, like in one that runs the model.
+    let _tokenizer = tokenizer_spec(file.metadata()).ok().map(Tokenizer::new);
+    let process = machine::own_memory();
     let (weights, available) = (weight_bytes(&file), machine::available_memory());
+    let (backend, backend_error) =
+        match backend::memory(args, &*model, &settings, backend::weights(file)) {
+            Ok(backend) => (backend, None),
+            Err(error) => (None, Some(one_line(&error))),
+        };
+    let replaced = backend.map_or(0, |b| b.replaced as u64);
+    let mapped = weights.saturating_sub(replaced);
+    let backend = backend.map(|b| BackendReport {
+        packed: b.packed as u64,
+        scratch: b.scratch as u64,
+    });
+    let of_backend = backend.map_or(0, |b| b.packed.saturating_add(b.scratch));
+    let besides = [mapped, of_backend, process.unwrap_or(0)];
+    let besides = besides.into_iter().fold(0, u64::saturating_add);
     let report = Report {
         file: source.name(),
         architecture: model.architecture().to_owned(),
@@ -102,9 +140,17 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         n_bytes: plan.bytes(),
         memory: settings.memory_bytes(),
         weights,
-        total: settings.memory_bytes().saturating_add(weights),
+        backend,
+        backend_error,
+        mapped,
+        process,
+        total: settings.memory_bytes().saturating_add(besides),
         available,
-        largest_n_ctx: available.and_then(|bytes| config.largest_n_ctx(&*model, bytes)),
+        largest_n_ctx: available.and_then(|bytes| {
+            // What is free does not include this process.
+            let others = besides.saturating_sub(process.unwrap_or(0));
+            config.largest_n_ctx(&*model, bytes.saturating_sub(others))
+        }),
     };
     if args.json {
         writeln!(out, "{}", terminal::json(&report)?)?;
@@ -186,14 +232,22 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
         _ => print_layers(plan, out)?,
     }
     let lines = [
-        ("rows", report.n_bytes as u64),
-        ("with bookkeeping", report.memory),
-        ("weights", report.weights),
-        ("total", report.total),
+        ("rows", Some(report.n_bytes as u64)),
+        ("with bookkeeping", Some(report.memory)),
+        ("weights", Some(report.weights)),
+        ("  packed", report.backend.map(|b| b.packed)),
+        ("  from the file", Some(report.mapped)),
+        ("scratch", report.backend.map(|b| b.scratch)),
+        ("this process", report.process),
+        ("total", Some(report.total)),
     ];
     writeln!(out)?;
     for (name, n) in lines {
-        writeln!(out, "  {name:18} {:>12}", machine::bytes(n))?;
+        let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
+        writeln!(out, "  {name:18} {n:>12}")?;
+    }
+    if let Some(error) = &report.backend_error {
+        writeln!(out, "  the backend cannot compute this model: {error}")?;
     }
     let Some(available) = report.available else {
         return Ok(());

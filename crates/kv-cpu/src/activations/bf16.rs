@@ -25,6 +25,11 @@ pub struct Bf16Buffer {
 }
 
 impl Bf16Buffer {
+    /// Bytes that are allocated.
+    pub(crate) fn n_bytes(&self) -> usize {
+        self.values.capacity() * size_of::<Line>()
+    }
+
     /// Makes this `n_tokens` rows of `n_columns` values, whose content is unspecified until
     /// they are quantized. Allocates only to grow.
     pub fn reshape(&mut self, n_tokens: usize, n_columns: usize) {

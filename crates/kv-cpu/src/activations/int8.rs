@@ -32,6 +32,19 @@ pub struct Int8Buffer {
 }
 
 impl Int8Buffer {
+    /// Bytes that are allocated.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let of_4 = self.scales.capacity()
+            + self.sums.capacity()
+            + self.int_half_sums.capacity()
+            + self.negative_sums.capacity();
+        let of_2 = self.int_sums.capacity() + self.magnitudes.capacity();
+        self.quants.capacity() * size_of::<Line>()
+            + of_4 * 4
+            + of_2 * 2
+            + self.negative_half_sums.capacity() * 8
+    }
+
     /// No memory yet; a scale for every block.
     pub fn new() -> Self {
         Self::default()

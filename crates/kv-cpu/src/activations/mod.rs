@@ -54,6 +54,14 @@ impl RowBuffer {
         }
     }
 
+    /// Bytes that are allocated.
+    pub(crate) fn n_bytes(&self) -> usize {
+        match self {
+            Self::Int8(rows) => rows.n_bytes(),
+            Self::Bf16(rows) => rows.n_bytes(),
+        }
+    }
+
     /// The rows, for reading.
     pub fn rows(&self) -> Activations<'_> {
         match self {

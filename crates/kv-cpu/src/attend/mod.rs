@@ -114,6 +114,11 @@ fn heads_per_kv(spec: &AttendSpec) -> usize {
 }
 
 impl Workspace {
+    /// Bytes of queries and partials; the lists of tasks are small.
+    pub(crate) fn n_bytes(&self) -> usize {
+        self.split_k.n_bytes() + self.q.capacity() * size_of::<f32>()
+    }
+
     /// Makes room for `n_tokens` tokens.
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
         self.split_k.reserve(spec, n_tokens);

@@ -64,6 +64,25 @@ impl Scratch {
         }
     }
 
+    /// Bytes that are allocated.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let floats = [
+            &self.q,
+            &self.k_rows,
+            &self.v,
+            &self.temp,
+            &self.rescale,
+            &self.out,
+            &self.total_out,
+        ];
+        let n_floats: usize = floats.iter().map(|values| values.capacity()).sum();
+        let n_tiles = self.k.capacity() + self.weights.capacity();
+        let n_softmax = self.softmax.capacity() + self.total_softmax.capacity();
+        (n_floats + n_tiles * KV_TILE) * size_of::<f32>()
+            + self.q_blocks.capacity() * size_of::<QueryBlockI24>()
+            + n_softmax * size_of::<SoftmaxState>()
+    }
+
     /// Makes room for a layer's whole K or V rows, as plain attention reads them.
     pub(crate) fn reserve_rows(&mut self, layer: &LayerRows) {
         self.reserve_row(layer.k.len().max(layer.v.len()));

@@ -70,6 +70,11 @@ fn splits_per_round(spec: &AttendSpec, n_tokens: usize) -> usize {
 }
 
 impl SplitK {
+    /// Bytes of the partials.
+    pub(crate) fn n_bytes(&self) -> usize {
+        (self.partials.capacity() + self.totals.capacity()) * size_of::<f32>()
+    }
+
     /// Makes room for `n_tokens` tokens.
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
         if n_tokens > MAX_SPLIT_TOKENS {

@@ -62,6 +62,11 @@ pub(crate) struct ExpertBuffers {
 }
 
 impl ExpertBuffers {
+    /// Bytes of the rows; the lists of slots are small.
+    pub(crate) fn n_bytes(&self) -> usize {
+        (self.inputs.capacity() + self.products.capacity()) * size_of::<f32>()
+    }
+
     /// Makes room for `n_slots` slots of these experts.
     pub(crate) fn reserve(&mut self, experts: &Experts, n_slots: usize) {
         let (n_out, n_in) = (experts.n_rows(), experts.n_columns());

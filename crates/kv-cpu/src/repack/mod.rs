@@ -136,6 +136,15 @@ impl std::fmt::Debug for PackedRows {
     }
 }
 
+/// What packing takes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PackingPlan {
+    /// Of the packed matrices.
+    pub(crate) packed: usize,
+    /// Of the same matrices in their file, which is not read any more.
+    pub(crate) replaced: usize,
+}
+
 /// The packed matrices of a model, by name.
 #[derive(Default)]
 pub(crate) struct PackedWeights {
@@ -156,6 +165,31 @@ impl PackedWeights {
         all.values().map(n_bytes).sum()
     }
 
+    /// What packing the matrices of graphs would take, if there is memory for all of them. Of
+    /// floats, the first rows tell whether the values of a matrix can be packed.
+    pub(crate) fn plan<'g>(
+        graphs: impl Iterator<Item = &'g Graph>,
+        get: impl Fn(&str) -> Option<Weight>,
+        fns_of: impl Fn(BlockFormat) -> Option<&'static PackFns>,
+    ) -> PackingPlan {
+        let mut weights = Vec::new();
+        for graph in graphs {
+            select(graph, |_| false, &get, &fns_of, &mut weights);
+        }
+        let copies_stored = retain_worth_copying(&mut weights);
+        let as_packed = |(weight, layout): (Weight, PackedLayout)| {
+            if first_rows_pack(&weight, &layout) {
+                return Some((weight, layout));
+            }
+            let stored = PackedLayout::stored(&weight).filter(|_| copies_stored)?;
+            Some((weight, stored))
+        };
+        let weights: Vec<_> = weights.into_iter().filter_map(as_packed).collect();
+        let packed = weights.iter().map(|(_, layout)| layout.n_bytes()).sum();
+        let replaced = weights.iter().map(|(weight, _)| weight.bytes().len()).sum();
+        PackingPlan { packed, replaced }
+    }
+
     /// Packs those of a graph's matrices that are not packed yet, as far as there is memory.
     ///
     /// # Errors
@@ -170,15 +204,8 @@ impl PackedWeights {
     ) -> Result<(), BackendError> {
         let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let mut weights: Vec<(Weight, PackedLayout)> = Vec::new();
-        for name in graph.nodes().iter().filter_map(|n| matrix_of(&n.op)) {
-            let is_known = all.contains_key(name) || weights.iter().any(|(w, _)| w.name() == name);
-            let weight = Some(name).filter(|_| !is_known).and_then(&get);
-            let planned = weight.and_then(|weight| {
-                let layout = PackedLayout::new(&weight, fns_of(weight.format()))?;
-                Some((weight, layout))
-            });
-            weights.extend(planned);
-        }
+        let is_packed = |name: &str| all.contains_key(name);
+        select(graph, is_packed, get, fns_of, &mut weights);
         let Some(mut packer) = Packer::new(&mut weights, lead.n_threads()) else {
             return Ok(());
         };
@@ -213,6 +240,34 @@ impl PackedWeights {
     }
 }
 
+/// Adds the matrices of a graph that are not packed yet, with the layouts that they would get.
+fn select(
+    graph: &Graph,
+    is_packed: impl Fn(&str) -> bool,
+    get: impl Fn(&str) -> Option<Weight>,
+    fns_of: impl Fn(BlockFormat) -> Option<&'static PackFns>,
+    weights: &mut Vec<(Weight, PackedLayout)>,
+) {
+    for name in graph.nodes().iter().filter_map(|n| matrix_of(&n.op)) {
+        let is_known = is_packed(name) || weights.iter().any(|(w, _)| w.name() == name);
+        let weight = Some(name).filter(|_| !is_known).and_then(&get);
+        let planned = weight.and_then(|weight| {
+            let layout = PackedLayout::new(&weight, fns_of(weight.format()))?;
+            Some((weight, layout))
+        });
+        weights.extend(planned);
+    }
+}
+
+/// Removes weights that are not worth copying, and returns whether matrices that cannot be packed
+/// are copied as they are stored.
+fn retain_worth_copying(weights: &mut Vec<(Weight, PackedLayout)>) -> bool {
+    let n_bytes: usize = weights.iter().map(|(_, layout)| layout.n_bytes()).sum();
+    let copies_stored = HAS_HUGE_PAGES && n_bytes >= MIN_HUGE_PAGE_BYTES;
+    weights.retain(|(_, layout)| copies_stored || layout.fns.is_some());
+    copies_stored
+}
+
 fn stored_bytes((weight, _): &(Weight, PackedLayout)) -> u64 {
     weight.bytes().len() as u64
 }
@@ -236,8 +291,7 @@ impl Packer {
         let sum = |weights: &[(Weight, PackedLayout)]| -> usize {
             weights.iter().map(|(_, layout)| layout.n_bytes()).sum()
         };
-        let copies_stored = HAS_HUGE_PAGES && sum(weights) >= MIN_HUGE_PAGE_BYTES;
-        weights.retain(|(_, layout)| copies_stored || layout.fns.is_some());
+        let copies_stored = retain_worth_copying(weights);
         let n_bytes = sum(weights);
         if n_bytes == 0 {
             return None;
@@ -393,6 +447,16 @@ fn write_piece(
         n_columns: weight.n_columns(),
     };
     Ok((fns.pack)(&stored, to))
+}
+
+/// Whether the first group of rows can be packed: of blocks always.
+fn first_rows_pack(weight: &Weight, layout: &PackedLayout) -> bool {
+    if layout.fns.is_none() || weight.format().block_len() > 1 {
+        return true;
+    }
+    let mut group = vec![0; layout.group_rows().min(layout.n_rows) * layout.row_bytes];
+    // What cannot be read now cannot be packed later either: loading reports it.
+    write_piece(weight, layout, 0, &mut group, &mut Vec::new()).unwrap_or(false)
 }
 
 /// The weight that a node multiplies with.
