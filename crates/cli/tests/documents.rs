@@ -5,8 +5,7 @@
 use std::path::Path;
 
 /// A document, and the files that its code is from.
-const DOCUMENTS: [(&str, &[&str]); 3] = [
-    ("README.md", &["crates/cli/examples/embed.rs"]),
+const DOCUMENTS: [(&str, &[&str]); 2] = [
     (
         "CONTRIBUTING.md",
         &[
