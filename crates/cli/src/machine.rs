@@ -14,7 +14,7 @@ pub(crate) fn available_memory() -> Option<u64> {
 /// Bytes of memory that this process has now, where the system reports them.
 pub(crate) fn own_memory() -> Option<u64> {
     let own = sysinfo::get_current_pid().ok()?;
-    let mut system = System::new();
+    let mut system = System::new().ok()?;
     let memory = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, memory);
     system.process(own).map(|process| process.memory())

@@ -359,23 +359,30 @@ fn long_contexts_that_cannot_be_are_usage_errors() {
         assert_eq!(code, 2, "{args:?}: {message}");
         assert!(message.contains(wanted), "{args:?}: {message}");
     }
-    let kept = [
-        "run",
-        "Hi",
-        "-c",
-        "8",
-        "-n",
-        "40",
-        "--context-shift",
-        "--keep",
-        "9",
-    ];
-    let done = cellar().args(kept).assert().failure();
-    let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
-    assert!(
-        stderr.contains("8 positions, of which 10 are kept"),
-        "{stderr}"
-    );
+    for (keep, is_fine) in [("5", true), ("6", false), ("9", false)] {
+        let args = [
+            "run",
+            "Hi",
+            "-c",
+            "8",
+            "-n",
+            "20",
+            "--context-shift",
+            "--keep",
+            keep,
+        ];
+        if is_fine {
+            cellar().args(args).assert().success();
+            continue;
+        }
+        let (code, message) = failure(&args);
+        assert_eq!(code, 2, "{message}");
+        let wanted = format!(
+            "--keep {keep} leaves no tokens to drop from a context of 8: keep at most 5, or choose a \
+             larger --ctx"
+        );
+        assert_eq!(message, wanted);
+    }
 }
 
 /// Before a text is told that would break off.

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineError, FinishReason, GenerateOptions, Generation, Pace, Timings};
+use engine::{
+    Engine, EngineError, FinishReason, GenerateOptions, Generation, LongContext, Pace, Timings,
+};
 use kv_core::KvType;
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendInfo, BoxedBackend};
@@ -128,12 +130,14 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let history = start.history.clone().unwrap_or_default();
     let first = history.first().or(start.ids.first()).copied();
     let n_bos = u32::from(bos.is_some() && first == bos);
+    let long_context = resolve::long_context(&args.long_context, n_bos)?;
+    check_keep(long_context, n_ctx, n_bos)?;
     let options = GenerateOptions {
         sampler,
         n_predict,
         stop: args.stop.clone(),
         cancel,
-        long_context: resolve::long_context(&args.long_context, n_bos)?,
+        long_context,
         history,
         ..Default::default()
     };
@@ -188,6 +192,26 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         Some(FinishReason::Cancelled) => Exit::Interrupted,
         _ => Exit::Done,
     })
+}
+
+/// Checks that --keep leaves tokens to drop: half of the others go, which must be at least one.
+///
+/// # Errors
+/// A usage error with the largest number that works.
+fn check_keep(long_context: LongContext, n_ctx: u32, n_bos: u32) -> anyhow::Result<()> {
+    let LongContext::Shift { n_keep } = long_context else {
+        return Ok(());
+    };
+    let most = n_ctx.saturating_sub(2);
+    if n_keep <= most {
+        return Ok(());
+    }
+    usage(format!(
+        "--keep {} leaves no tokens to drop from a context of {n_ctx}: keep at most {}, or choose a \
+         larger --ctx",
+        n_keep - n_bos,
+        most.saturating_sub(n_bos)
+    ))
 }
 
 /// Evaluates the prompt and returns how many of its tokens were, before it was interrupted.
