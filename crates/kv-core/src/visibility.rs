@@ -152,27 +152,31 @@ impl Visibility {
     /// # Errors
     /// [`VisibilityError`], the first rule that is broken.
     pub fn check(&self, n_cells: u32) -> Result<(), VisibilityError> {
-        let mut seen = vec![0u32; self.n_rows as usize];
+        self.check_with(n_cells, &mut Vec::new())
+    }
+
+    /// The same with memory for the number of groups that each row is in: a second check of as many
+    /// rows allocates nothing.
+    ///
+    /// # Errors
+    /// As from [`Self::check`].
+    pub fn check_with(&self, n_cells: u32, n_groups: &mut Vec<u32>) -> Result<(), VisibilityError> {
+        let in_other_than_one = |row, n_groups| VisibilityError::RowNotInOneGroup {
+            row,
+            n_rows: self.n_rows,
+            n_groups,
+        };
+        n_groups.clear();
+        n_groups.resize(self.n_rows as usize, 0);
         for (number, group) in self.groups.iter().enumerate() {
             group.check(number, n_cells)?;
             for &row in &group.rows {
-                let Some(n) = seen.get_mut(row as usize) else {
-                    let n_rows = self.n_rows;
-                    return Err(VisibilityError::RowNotInOneGroup {
-                        row,
-                        n_rows,
-                        n_groups: 1,
-                    });
-                };
-                *n += 1;
+                let n = n_groups.get_mut(row as usize);
+                *n.ok_or_else(|| in_other_than_one(row, 1))? += 1;
             }
         }
-        match seen.iter().position(|&n| n != 1) {
-            Some(row) => Err(VisibilityError::RowNotInOneGroup {
-                row: row as u32,
-                n_rows: self.n_rows,
-                n_groups: seen[row],
-            }),
+        match (0..).zip(n_groups).find(|(_, n)| **n != 1) {
+            Some((row, n)) => Err(in_other_than_one(row, *n)),
             None => Ok(()),
         }
     }
@@ -219,6 +223,7 @@ impl VisibleGroup {
                 });
             }
         }
+        let mut before: Option<CellRun> = None;
         for &run in &self.runs {
             let end = run.cell.0.checked_add(run.len);
             let end_pos = run.pos.checked_add(run.len);
@@ -229,9 +234,7 @@ impl VisibleGroup {
                     n_cells,
                 });
             }
-        }
-        for pair in self.runs.windows(2) {
-            if let [previous, run] = *pair
+            if let Some(previous) = before.replace(run)
                 && (run.pos, run.cell) <= (previous.last_pos(), previous.last_cell())
             {
                 return Err(VisibilityError::RunsOutOfOrder {

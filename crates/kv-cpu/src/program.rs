@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use kv_core::backend::{BackendError, Profile, Profiler, StepKind};
-use kv_core::graph::{GraphInputs, GraphOutputs, StateMarks};
+use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
 
 use crate::activations::RowBuffer;
@@ -16,7 +16,7 @@ use crate::kernels::Kernels;
 use crate::plan::{AttentionOp, ExpertsOp, PlainStep, Plan, Prologue, StepOp};
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
-use crate::validate;
+use crate::validate::{Marks, check_inputs};
 use crate::values::{Buf, Frame, SharedValues};
 
 /// A compiled graph with its scratch memory.
@@ -30,8 +30,7 @@ pub struct CpuProgram {
     scratch: Vec<Mutex<Scratch>>,
     attention: Workspace,
     experts: ExpertBuffers,
-    seen: Vec<bool>,
-    marks: StateMarks,
+    marks: Marks,
     /// Empty between runs; kept for its capacity.
     outputs: Vec<SharedValues<'static>>,
 }
@@ -130,8 +129,7 @@ impl CpuProgram {
             scratch: scratch.into_iter().map(Mutex::new).collect(),
             attention,
             experts,
-            seen: vec![false; n_tokens],
-            marks: StateMarks::default(),
+            marks: Marks::default(),
             outputs: Vec::with_capacity(plan.output_lens.len()),
             plan,
         })
@@ -183,9 +181,11 @@ impl CpuProgram {
                 reason,
             });
         }
-        let shape = (self.plan.n_tokens, self.plan.n_outputs);
-        validate::inputs(&self.plan.needs, shape, inputs, &mut self.seen)?;
-        validate::states(&self.plan.needs, shape.0, inputs, &mut self.marks)?;
+        let shape = GraphShape {
+            n_tokens: self.plan.n_tokens,
+            n_outputs: self.plan.n_outputs,
+        };
+        check_inputs(&self.plan.needs, shape, inputs, &mut self.marks)?;
         let lead = team.lead();
         let profiler = Profiler::start(profile);
         let buffers = outputs.resize(self.plan.output_lens.iter().copied());

@@ -3,9 +3,9 @@
 //! Invariant: what passes here can neither panic nor reach outside a buffer later, and nothing has
 //! been changed before all has passed. Allocates only for the message of an error.
 
+use kv_core::Visibility;
 use kv_core::backend::BackendError;
-use kv_core::graph::{GraphInputs, PartInputs, StateMarks};
-use kv_core::{CellRun, Visibility};
+use kv_core::graph::{GraphInputs, GraphShape, PartInputs, StateMarks};
 
 use crate::plan::{Needs, PartNeeds};
 
@@ -31,13 +31,24 @@ fn expect_below(input: &'static str, values: &[u32], end: usize) -> Result<(), B
     }
 }
 
-/// Checks all inputs; `seen` has room for a mark for each token.
-pub(crate) fn inputs(
+/// Reusable memory for [`check_inputs`].
+#[derive(Default)]
+pub(crate) struct Marks {
+    groups_of_rows: Vec<u32>,
+    states: StateMarks,
+}
+
+/// Checks all inputs of a run of this shape.
+pub(crate) fn check_inputs(
     needs: &Needs,
-    (n_tokens, n_outputs): (usize, usize),
+    shape: GraphShape,
     inputs: &GraphInputs<'_>,
-    seen: &mut [bool],
+    marks: &mut Marks,
 ) -> Result<(), BackendError> {
+    let GraphShape {
+        n_tokens,
+        n_outputs,
+    } = shape;
     if let Some(end) = needs.tokens_below {
         expect_len("tokens", n_tokens, inputs.tokens.len())?;
         expect_below("tokens", inputs.tokens, end)?;
@@ -66,90 +77,53 @@ pub(crate) fn inputs(
                 format!("part {} is needed, {n} are given", part.part),
             ));
         };
-        check_part(part, given, seen)?;
+        check_part(part, given, n_tokens, marks)?;
     }
     for &window in &needs.batch {
         let Some(visibility) = inputs.batch_visibility(window) else {
             let reason = format!("the ubatch through {window} is needed and not given");
             return Err(refuse("batch", reason));
         };
-        self::visibility(visibility, n_tokens, seen)?;
+        check_visibility(visibility, n_tokens, n_tokens, marks)?;
     }
-    Ok(())
-}
-
-/// Checks the groups of rows of recurrent layers; `marks` is memory for that.
-pub(crate) fn states(
-    needs: &Needs,
-    n_tokens: usize,
-    inputs: &GraphInputs<'_>,
-    marks: &mut StateMarks,
-) -> Result<(), BackendError> {
     let Some(n_states) = needs.n_states else {
         return Ok(());
     };
-    let number = |n| u32::try_from(n).unwrap_or(u32::MAX);
-    marks
-        .check(inputs.states, number(n_tokens), number(n_states))
-        .map_err(|error| refuse("states", error.to_string()))
+    let sound = (marks.states).check(inputs.states, number(n_tokens), number(n_states));
+    sound.map_err(|error| refuse("states", error.to_string()))
 }
 
-fn check_part(part: &PartNeeds, given: &PartInputs, seen: &mut [bool]) -> Result<(), BackendError> {
+fn check_part(
+    part: &PartNeeds,
+    given: &PartInputs,
+    n_tokens: usize,
+    marks: &mut Marks,
+) -> Result<(), BackendError> {
     if part.cells {
-        expect_len("cells", seen.len(), given.cells.len())?;
+        expect_len("cells", n_tokens, given.cells.len())?;
         if let Some(cell) = given.cells.iter().find(|c| c.as_usize() >= part.n_cells) {
             return Err(refuse("cells", format!("cell {cell} of {}", part.n_cells)));
         }
     }
-    if part.visibility {
-        visibility(&given.visibility, part.n_cells, seen)?;
+    match part.visibility {
+        true => check_visibility(&given.visibility, n_tokens, part.n_cells, marks),
+        false => Ok(()),
     }
-    Ok(())
 }
 
-/// The rules of [`Visibility::check`], without allocating: `seen` has a mark for each row.
-pub(crate) fn visibility(
+/// Whether as many rows as there are tokens see cells that are there.
+fn check_visibility(
     visibility: &Visibility,
+    n_tokens: usize,
     n_cells: usize,
-    seen: &mut [bool],
+    marks: &mut Marks,
 ) -> Result<(), BackendError> {
     const INPUT: &str = "visibility";
-    expect_len(INPUT, seen.len(), visibility.n_rows as usize)?;
-    seen.fill(false);
-    for (number, group) in visibility.groups.iter().enumerate() {
-        let (n_rows, n_limits) = (group.rows.len(), group.limits.len());
-        if n_rows != n_limits {
-            let reason = format!("group {number} has {n_rows} rows but {n_limits} limits");
-            return Err(refuse(INPUT, reason));
-        }
-        for &row in &group.rows {
-            match seen.get_mut(row as usize) {
-                Some(mark) if !*mark => *mark = true,
-                Some(_) => return Err(refuse(INPUT, format!("row {row} occurs twice"))),
-                None => {
-                    let reason = format!("row {row} of {}", visibility.n_rows);
-                    return Err(refuse(INPUT, reason));
-                }
-            }
-        }
-        let mut previous: Option<CellRun> = None;
-        for &run in &group.runs {
-            let end = run.cell.as_usize() + run.len as usize;
-            if run.len == 0 || end > n_cells || run.pos.checked_add(run.len).is_none() {
-                let reason = format!("group {number}: run {run} does not lie in {n_cells} cells");
-                return Err(refuse(INPUT, reason));
-            }
-            if let Some(previous) = previous
-                && (run.pos, run.cell) <= (previous.last_pos(), previous.last_cell())
-            {
-                let reason = format!("group {number}: run {run} does not follow run {previous}");
-                return Err(refuse(INPUT, reason));
-            }
-            previous = Some(run);
-        }
-    }
-    match seen.iter().position(|seen| !seen) {
-        Some(row) => Err(refuse(INPUT, format!("row {row} is in no group"))),
-        None => Ok(()),
-    }
+    expect_len(INPUT, n_tokens, visibility.n_rows as usize)?;
+    let sound = visibility.check_with(number(n_cells), &mut marks.groups_of_rows);
+    sound.map_err(|error| refuse(INPUT, error.to_string()))
+}
+
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }
