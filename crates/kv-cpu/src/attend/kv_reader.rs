@@ -36,8 +36,9 @@ type ReadColumns = fn(StoredTile<'_>, &mut [[f32; KV_TILE]]);
 /// [`TileKernels::accumulate`](super::tile_kernels::TileKernels).
 type AccumulateStored = fn(&mut [f32], &[[f32; KV_TILE]], StoredLanes<'_>, &mut KvPrefetcher<'_>);
 
-/// Stored values of a tile and the lanes to add.
+/// Stored values of a tile and the lanes to add: AVX-512 alone reads them.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) struct StoredLanes<'a> {
     pub(super) lanes: Range<usize>,
     pub(super) stored: StoredTile<'a>,

@@ -125,19 +125,14 @@ fn has_few_l1_miss_buffers() -> bool {
 /// The processor's family, if it is AMD's.
 #[cfg(target_arch = "x86_64")]
 fn amd_family() -> Option<u32> {
-    use std::arch::x86_64::{__cpuid, CpuidResult};
+    use std::arch::x86_64::__cpuid;
 
-    #[allow(unused_unsafe)] // newer toolchains have it as a safe function
-    let cpuid = |leaf: u32| -> CpuidResult {
-        // SAFETY: every x86-64 has the instruction and these leaves.
-        unsafe { __cpuid(leaf) }
-    };
-    let maker = cpuid(0);
+    let maker = __cpuid(0);
     let name = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes);
     if name.as_flattened() != b"AuthenticAMD" {
         return None;
     }
-    let version = cpuid(1).eax;
+    let version = __cpuid(1).eax;
     // The family is the sum of two fields.
     Some((version >> 8 & 0xf) + (version >> 20 & 0xff))
 }
