@@ -4,7 +4,7 @@
 //! Knows neither formats nor instructions.
 
 /// Defines a function that multiplies stored rows with the tiles `$tile<$dot>`, for so many tokens
-/// a tile. GEMV is `gemv` of the caller's module `gemv`; unquantized weights go to `$float`.
+/// a tile; unquantized weights go to `$float`.
 macro_rules! matmul_stored {
     ($name:ident: $tile:ident<$dot:ty>, $features:literal, $float:path, $($n:literal),+) => {
         #[target_feature(enable = $features)]
@@ -14,13 +14,17 @@ macro_rules! matmul_stored {
             tokens: std::ops::Range<usize>,
             out: &mut $crate::output::OutputColumns<'_>,
         ) {
-            use $crate::kernels::gemm::unpack_panel::{QuantFormat, unpack_panel};
+            use $crate::kernels::gemm::unpack_panel::unpack_panel;
+            use $crate::kernels::quant_format::QuantFormat;
             use $crate::kernels::gemm::{UnpackPanelFn, dispatch, tile_isa::TileIsa};
+            use $crate::kernels::gemv_stored;
             use $crate::operands::{Activations, Int8Row};
 
-            type Interleave = <$tile<$dot> as TileIsa>::Interleave;
+            type Tile = $tile<$dot>;
+            type Interleave = <Tile as TileIsa>::Interleave;
+            const ROWS: usize = <Tile as TileIsa>::ROWS;
 
-            dispatch::tiles!(TILES: $tile<$dot>, unpack_stored, $features, $($n),+);
+            dispatch::tiles!(TILES: Tile, unpack_stored, $features, $($n),+);
 
             /// How rows of a format are unpacked to panels, eight rows at a time.
             #[target_feature(enable = $features)]
@@ -42,7 +46,7 @@ macro_rules! matmul_stored {
                 out: &mut [f32],
             ) {
                 // SAFETY: this function has the features of its dot products.
-                unsafe { gemv::gemv::<$dot, F, BYTES>(weights, acts, out) }
+                unsafe { gemv_stored::gemv::<Tile, F, ROWS, BYTES>(weights, acts, out) }
             }
 
             match acts {

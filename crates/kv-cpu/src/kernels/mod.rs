@@ -6,7 +6,7 @@
 //! has the same files for the same jobs, tested against it: `vector`, `quantize`, `unpack` (block
 //! formats to int8), `dot` (dot products of int8), `gemv`, `float` (unquantized weights), `matmul`
 //! (which kernel multiplies what). Loops that are the same for all instruction sets are in `gemm`,
-//! `gemm_float`, `matmul_stored` and `vector`, generic over traits that the folders implement.
+//! `gemm_float`, `gemv_stored`, `matmul_stored` and `vector`, generic over traits that the folders implement.
 //!
 //! Within one table every function gives the same bits for the same arguments, and elementwise
 //! functions give an element the same bits wherever it stands in a slice of whatever length.
@@ -17,13 +17,15 @@ pub(crate) mod exp;
 pub(crate) mod gemm;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod gemm_float;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod gemv_stored;
 pub(crate) mod isa;
 pub mod limits;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod matmul_stored;
 pub(crate) mod prefetch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod row_tiles;
+mod quant_format;
 mod scan;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use kv_core::block::BlockFormat;
 
-use super::unpack_panel::QuantFormat;
 use super::{Layout, PanelGemm, TileFn, UnpackPanelFn};
 use crate::kernels::WeightRows;
+use crate::kernels::quant_format::QuantFormat;
 use crate::operands::Int8Rows;
 use crate::output::OutputColumns;
 
@@ -80,7 +80,7 @@ pub(in crate::kernels) use tiles;
 macro_rules! for_format {
     ($format:expr, $function:ident($($argument:expr),*) $(, else $otherwise:expr)?) => {{
         use kv_core::block::BlockFormat as B;
-        use $crate::kernels::unpack as g;
+        use $crate::kernels::quant_format as g;
         match $format {
             B::Q4_0 => $function::<g::Q4_0, 18>($($argument),*),
             B::Q4_1 => $function::<g::Q4_1, 20>($($argument),*),

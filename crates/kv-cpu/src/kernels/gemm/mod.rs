@@ -41,7 +41,7 @@ pub(super) const STEP: usize = 4;
 
 /// Whether quants are multiplied as they are, signed; else as unsigned bytes, with the format's
 /// offset.
-const SIGNED: bool = cfg!(target_arch = "aarch64");
+pub(super) const SIGNED: bool = cfg!(target_arch = "aarch64");
 
 /// The scales of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,17 @@ impl Layout {
         match self {
             Self::Blocks | Self::BlocksByPowers | Self::Supers | Self::SuperHalves => false,
             Self::BlocksWithMinima | Self::SupersWithMinima | Self::SuperHalvesWithMinima => true,
+        }
+    }
+
+    /// Whether there are super-blocks.
+    pub(super) const fn has_supers(self) -> bool {
+        match self {
+            Self::Blocks | Self::BlocksByPowers | Self::BlocksWithMinima => false,
+            Self::Supers
+            | Self::SupersWithMinima
+            | Self::SuperHalves
+            | Self::SuperHalvesWithMinima => true,
         }
     }
 

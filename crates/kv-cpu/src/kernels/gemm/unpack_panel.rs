@@ -1,19 +1,19 @@
 //! Unpacks stored weight rows into a [`Panel`]: eight rows at a time, in registers, and
 //! interleaved.
 //!
-//! Knows block formats through [`unpack`] (their quants) and [`block_scales`] (their scales).
+//! Knows block formats through [`QuantFormat`].
 
 use std::ops::Range;
 
 use half::f16;
 use kv_core::block::mxfp4_scale;
 
-use super::block_scales::{self, BlockScales};
-use super::{BLOCKS, Layout, Panel, ROWS, SIGNED, STEP};
+use super::{BLOCKS, Panel, ROWS, STEP};
 use crate::kernels::WeightRows;
 use crate::kernels::gemm::prefetch::PanelPrefetch;
 use crate::kernels::prefetch::prefetch_l1;
-use crate::kernels::unpack::{self, Quants, Unpack};
+use crate::kernels::quant_format::QuantFormat;
+use crate::kernels::unpack::{self, Quants};
 use crate::operands::{BLOCK, SUPER_BLOCK};
 
 /// Rows that are interleaved at a time.
@@ -40,95 +40,6 @@ impl Interleave for Words {
     unsafe fn steps(rows: [Quants; EIGHT]) -> [Quants; EIGHT] {
         unpack::transpose(rows)
     }
-}
-
-/// A format that can be unpacked to a panel.
-pub(in crate::kernels) trait QuantFormat<const BYTES: usize>:
-    Unpack<BYTES>
-{
-    /// Its scales.
-    const LAYOUT: Layout;
-    /// What makes its quants unsigned, unless they are [`SIGNED`]: a power of two, or 0.
-    const OFFSET: i32;
-    /// How many bits they have then.
-    const BITS: u32;
-    /// As [`Layout::parts`].
-    const PARTS: usize = Self::LAYOUT.parts();
-    /// As [`Layout::has_minima`].
-    const MINIMA: bool = Self::LAYOUT.has_minima();
-    /// Whether scales of blocks are powers of two, of one byte, not numbers in half precision.
-    const POWERS: bool = matches!(Self::LAYOUT, Layout::BlocksByPowers);
-    /// Whether unsigned quants may be 64 or more.
-    const WIDE: bool = Self::BITS > 6;
-    /// The remaining offset where wide weights are multiplied as signed bytes.
-    const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
-    /// As [`TileArgs::narrow_steps`](super::TileArgs::narrow_steps): a pair of products is below
-    /// `2^(BITS + 8)`.
-    const NARROW_STEPS: usize = {
-        let (fit, all) = (1 << 7u32.saturating_sub(Self::BITS), Self::LAYOUT.steps());
-        if fit < all { fit } else { all }
-    };
-
-    /// As [`TileArgs::max_magnitude`](super::TileArgs::max_magnitude).
-    const MAX_MAGNITUDE: u16 = {
-        let most_weight = match Self::OFFSET {
-            0 => (1 << Self::BITS) - 1,
-            offset => offset as usize,
-        };
-        let halves = 2 / Self::PARTS;
-        (i16::MAX as usize / most_weight / halves) as u16
-    };
-
-    /// What is stored as the scale of a block.
-    #[inline(always)]
-    fn scale_bits(block: &[u8; BYTES]) -> u16 {
-        match Self::POWERS {
-            true => u16::from(block[0]),
-            false => u16::from_le_bytes([block[0], block[1]]),
-        }
-    }
-
-    /// What is stored as the minimum of a block, a number in half precision.
-    #[inline(always)]
-    fn minimum_bits(block: &[u8; BYTES]) -> u16 {
-        u16::from_le_bytes([block[2], block[3]])
-    }
-
-    /// Scales of a super-block.
-    fn super_scales_of(_block: &[u8; BYTES]) -> Option<BlockScales> {
-        None
-    }
-}
-
-macro_rules! packed {
-    ($($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)?;)+) => {
-        $(impl QuantFormat<$bytes> for unpack::$name {
-            const LAYOUT: Layout = Layout::$layout;
-            const OFFSET: i32 = if SIGNED { 0 } else { $offset };
-            const BITS: u32 = $bits;
-
-            $(#[inline(always)]
-            fn super_scales_of(block: &[u8; $bytes]) -> Option<BlockScales> {
-                Some($head(block))
-            })?
-        })+
-    };
-}
-
-packed! {
-    Q4_0, 18: Blocks, 4 bits, 8;
-    Q4_1, 20: BlocksWithMinima, 4 bits, 0;
-    Q5_0, 22: Blocks, 5 bits, 16;
-    Q5_1, 24: BlocksWithMinima, 5 bits, 0;
-    Q8_0, 34: Blocks, 8 bits, 128;
-    Iq4Nl, 18: Blocks, 8 bits, 128;
-    Mxfp4, 17: BlocksByPowers, 5 bits, 16;
-    Iq4Xs, 136: Supers, 8 bits, 128, block_scales::iq4_xs;
-    Q2K, 84: SuperHalvesWithMinima, 2 bits, 0, block_scales::q2_k;
-    Q3K, 110: SuperHalves, 3 bits, 4, block_scales::q3_k;
-    Q4K, 144: SupersWithMinima, 4 bits, 0, block_scales::q4_k;
-    Q5K, 176: SupersWithMinima, 5 bits, 0, block_scales::q4_k;
-    Q6K, 210: SuperHalves, 6 bits, 32, block_scales::q6_k;
 }
 
 /// Unpacks blocks of at most [`ROWS`] stored rows into a panel.

@@ -118,10 +118,8 @@ impl Dot for VnniEvex {
 }
 
 /// 256-bit registers.
-pub(super) struct Avx2Tile<D>(PhantomData<D>);
+pub(in crate::kernels) struct Avx2Tile<D>(PhantomData<D>);
 
-// The intrinsics are inlined where the caller has their features, as the trait demands.
-#[rustfmt::skip]
 impl<D: Dot> TileIsa for Avx2Tile<D> {
     type Int = __m256i;
     type Float = __m256;
@@ -129,26 +127,31 @@ impl<D: Dot> TileIsa for Avx2Tile<D> {
     const ROWS: usize = 8;
     const SIGNED_WIDE: bool = D::SIGNED_WIDE;
 
-    #[inline(always)]
-    unsafe fn zero() -> __m256i {
-        // SAFETY: the caller has AVX2 and FMA, as for all functions here.
-        unsafe { _mm256_setzero_si256() }
+    intrinsics! { unsafe;
+        zero() -> __m256i = _mm256_setzero_si256();
+        load(from: *const i32) -> __m256i = _mm256_loadu_si256(from.cast());
+        splat(x: i32) -> __m256i = _mm256_set1_epi32(x);
+        dot_pairs(acc: __m256i, w: __m256i, a: __m256i) -> __m256i =
+            _mm256_add_epi32(acc, _mm256_madd_epi16(w, a));
+        add(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
+        mul(a: __m256i, b: __m256i) -> __m256i = _mm256_mullo_epi32(a, b);
+        shift_left(a: __m256i, b: __m256i) -> __m256i = _mm256_sllv_epi32(a, b);
+        to_float(x: __m256i) -> __m256 = _mm256_cvtepi32_ps(x);
+        zero_f() -> __m256 = _mm256_setzero_ps();
+        load_f(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
+        store_f(to: *mut f32, x: __m256) -> () = _mm256_storeu_ps(to, x);
+        splat_f(x: f32) -> __m256 = _mm256_set1_ps(x);
+        mul_f(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        mul_add_f(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        sub_mul_f(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fnmadd_ps(a, b, c);
     }
-    #[inline(always)]
-    unsafe fn load(from: *const i32) -> __m256i {
-        // SAFETY: as above; the caller promises 32 readable bytes.
-        unsafe { _mm256_loadu_si256(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: i32) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_set1_epi32(x) }
-    }
+
     #[inline(always)]
     unsafe fn dot_bytes<const WIDE: bool>(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as above.
         unsafe { D::dot_bytes::<WIDE>(acc, w, a) }
     }
+
     #[inline(always)]
     unsafe fn dot_steps<const WIDE: bool, const T: usize>(
         steps: &Steps,
@@ -156,65 +159,5 @@ impl<D: Dot> TileIsa for Avx2Tile<D> {
     ) {
         // SAFETY: as above.
         unsafe { D::dot_steps::<WIDE, T>(steps, sums) }
-    }
-    #[inline(always)]
-    unsafe fn dot_pairs(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(w, a)) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_mullo_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn shift_left(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_sllv_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(x: __m256i) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_cvtepi32_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn zero_f() -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn load_f(from: *const f32) -> __m256 {
-        // SAFETY: as above; the caller promises 32 readable bytes.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn store_f(to: *mut f32, x: __m256) {
-        // SAFETY: as above; the caller promises 32 writable bytes.
-        unsafe { _mm256_storeu_ps(to, x) }
-    }
-    #[inline(always)]
-    unsafe fn splat_f(x: f32) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn mul_f(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add_f(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn sub_mul_f(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_fnmadd_ps(a, b, c) }
     }
 }

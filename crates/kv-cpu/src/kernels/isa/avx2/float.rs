@@ -23,47 +23,25 @@ pub(super) fn matmul(
 
 struct Avx2Float;
 
-// The intrinsics are inlined where the caller has their features, as the trait demands.
-#[rustfmt::skip]
 impl FloatIsa for Avx2Float {
     type Float = __m256;
     type Act = f32;
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the caller has the features, as for all functions here.
-        unsafe { _mm256_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> __m256 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> __m256 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe {
+    intrinsics! { unsafe;
+        zero() -> __m256 = _mm256_setzero_ps();
+        load(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
+        load_bf16(from: *const u8) -> __m256 = {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn sum(x: __m256) -> f32 {
-        // SAFETY: as above.
-        unsafe { super::vector::sum(x) }
+        };
+        mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        sum(x: __m256) -> f32 = super::vector::sum(x);
     }
 }
 
 impl F32Isa for Avx2Float {
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> __m256 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    intrinsics! { unsafe;
+        load_f16(from: *const u8) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
     }
 }

@@ -1,7 +1,7 @@
 //! Products of weight rows with activations, with and without VNNI.
 
 use super::dot::{Avx2Tile, Maddubs, Vnni};
-use super::{float, gemv};
+use super::float;
 use crate::kernels::matmul_stored::matmul_stored;
 
 matmul_stored!(matmul: Avx2Tile<Maddubs>, "avx2,fma,f16c", float::matmul, 1, 2, 3, 4);

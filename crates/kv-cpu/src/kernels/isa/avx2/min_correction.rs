@@ -8,30 +8,11 @@ use std::arch::x86_64::*;
 use crate::kernels::gemm::block_scales::BlockScales;
 use crate::operands::{Int8Row, SUPER_BLOCK};
 
-/// The factors and minima of a super-block: signed bytes.
+/// One super-block's factors and minima, and the sums of its activations.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct SuperFactors {
-    factors: __m128i,
-    minima: __m128i,
-}
-
-impl SuperFactors {
-    /// Those of a scales.
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    pub(in crate::kernels) fn of(scales: &BlockScales) -> Self {
-        Self {
-            factors: register(scales.factors),
-            minima: register(scales.minima),
-        }
-    }
-}
-
-/// One super-block's factors and minima min_correction the sums of its activations.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct MinCorrection<'a> {
+pub(super) struct MinCorrection<'a> {
     /// Signed bytes.
-    pub(in crate::kernels) factors: __m128i,
+    pub(super) factors: __m128i,
     minima: __m128i,
     /// Factors of a block: of the whole, or of its halves.
     parts: usize,
@@ -43,16 +24,11 @@ impl<'a> MinCorrection<'a> {
     /// For the super-block whose first block of activations is `first`.
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(in crate::kernels) fn of(
-        numbers: SuperFactors,
-        parts: usize,
-        acts: &Int8Row<'a>,
-        first: usize,
-    ) -> Self {
+    pub(super) fn of(scales: &BlockScales, parts: usize, acts: &Int8Row<'a>, first: usize) -> Self {
         let blocks = first..first + SUPER_BLOCK;
         Self {
-            factors: numbers.factors,
-            minima: numbers.minima,
+            factors: register(scales.factors),
+            minima: register(scales.minima),
             parts,
             sums: &acts.int_sums[blocks.clone()],
             half_sums: &acts.int_half_sums[blocks],
@@ -62,7 +38,7 @@ impl<'a> MinCorrection<'a> {
     /// `offset · Σ factor · Σ activations`, to be added over lanes.
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(in crate::kernels) fn offsets(&self, offset: i32) -> __m256i {
+    pub(super) fn offsets(&self, offset: i32) -> __m256i {
         let sums = match self.parts {
             1 => _mm256_zextsi128_si256(self.by_blocks(self.factors)),
             _ => self.by_halves(self.factors),
@@ -73,7 +49,7 @@ impl<'a> MinCorrection<'a> {
     /// `Σ minimum · Σ activations`, to be added over lanes.
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(in crate::kernels) fn minima(&self) -> __m128i {
+    pub(super) fn minima(&self) -> __m128i {
         if self.parts == 1 {
             return self.by_blocks(self.minima);
         }
@@ -110,7 +86,7 @@ fn register(bytes: u128) -> __m128i {
 /// The sums over the lanes of four registers.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(in crate::kernels) fn add_lanes_4(r: [__m128i; 4]) -> __m128i {
+pub(super) fn add_lanes_4(r: [__m128i; 4]) -> __m128i {
     let a = _mm_add_epi32(
         _mm_unpacklo_epi32(r[0], r[1]),
         _mm_unpackhi_epi32(r[0], r[1]),

@@ -5,12 +5,12 @@
 
 pub(in crate::kernels) mod dot;
 mod float;
-pub(in crate::kernels) mod gemv;
+mod gemv;
 mod matmul;
-pub(in crate::kernels) mod min_correction;
+mod min_correction;
 mod quantize;
 pub(in crate::kernels) mod unpack;
-pub(in crate::kernels) mod vector;
+mod vector;
 
 use half::f16;
 

@@ -1,96 +1,21 @@
-//! Unpacks block formats to int8, 32 quants at a time.
-//!
-//! Where the bits of a value are is described at the formats' scalar decoders in `kv_core::block`.
-//! Knows nothing of scales, nor of activations.
+//! Unpacks quants of few bits to int8, 32 at a time. Knows no format.
 
 use std::arch::x86_64::*;
 
 use half::f16;
-use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 
 /// 32 quants.
 pub(in crate::kernels) type Quants = __m256i;
 
-/// How blocks of `BYTES` bytes are unpacked.
-pub(in crate::kernels) trait Unpack<const BYTES: usize> {
-    /// Groups of 32 values in a block.
-    const GROUPS: usize;
-
-    /// The quants of group `g`, signed.
-    ///
-    /// # Safety
-    /// AVX2 is available.
-    unsafe fn quants(block: &[u8; BYTES], g: usize) -> Quants;
-}
-
-/// Implements [`Unpack`] from a function of the block's bytes.
-macro_rules! format {
-    ($name:ident: $bytes:literal bytes, $groups:literal groups, $quants:expr) => {
-        #[derive(Clone, Copy)]
-        pub(in crate::kernels) struct $name;
-
-        impl Unpack<$bytes> for $name {
-            const GROUPS: usize = $groups;
-
-            #[inline]
-            #[target_feature(enable = "avx2")]
-            unsafe fn quants(block: &[u8; $bytes], g: usize) -> __m256i {
-                $quants(block, g)
-            }
-        }
-    };
-}
-
-format!(Q4_0: 18 bytes, 1 groups,
-    |b: &[u8; 18], _| _mm256_sub_epi8(nibbles(load16(b, 2)), _mm256_set1_epi8(8)));
-format!(Q4_1: 20 bytes, 1 groups,
-    |b: &[u8; 20], _| nibbles(load16(b, 4)));
-format!(Q5_0: 22 bytes, 1 groups,
-    // Without its fifth bit a value is its low bits less 16: the upper four bits are set.
-    |b: &[u8; 22], _| _mm256_or_si256(
-        nibbles(load16(b, 6)),
-        _mm256_andnot_si256(bit_mask(word(b, 2)), _mm256_set1_epi8(-16))));
-format!(Q5_1: 24 bytes, 1 groups,
-    |b: &[u8; 24], _| _mm256_or_si256(
-        nibbles(load16(b, 8)),
-        _mm256_and_si256(bit_mask(word(b, 4)), _mm256_set1_epi8(16))));
-format!(Q8_0: 34 bytes, 1 groups,
-    |b: &[u8; 34], _| load32(b, 2));
-format!(Iq4Nl: 18 bytes, 1 groups,
-    |b: &[u8; 18], _| lookup(&IQ4_VALUES, load16(b, 2)));
-format!(Mxfp4: 17 bytes, 1 groups,
-    |b: &[u8; 17], _| lookup(&MXFP4_VALUES, load16(b, 1)));
-format!(Iq4Xs: 136 bytes, 8 groups,
-    |b: &[u8; 136], g: usize| lookup(&IQ4_VALUES, load16(b, 8 + 16 * g)));
-format!(Q2K: 84 bytes, 8 groups,
-    |b: &[u8; 84], g: usize| two_bits(load32(b, 16 + 32 * (g / 4)), g));
-format!(Q3K: 110 bytes, 8 groups,
-|b: &[u8; 110], g: usize| {
-    let third = bit(load32(b, 0), g);
-    let q = two_bits(load32(b, 32 + 32 * (g / 4)), g);
-    _mm256_sub_epi8(_mm256_or_si256(q, _mm256_slli_epi16::<2>(third)), _mm256_set1_epi8(4))
-});
-format!(Q4K: 144 bytes, 8 groups,
-    |b: &[u8; 144], g: usize| nibble(load32(b, 16 + 32 * (g / 2)), g % 2));
-format!(Q5K: 176 bytes, 8 groups,
-    |b: &[u8; 176], g: usize| _mm256_or_si256(
-        nibble(load32(b, 48 + 32 * (g / 2)), g % 2),
-        _mm256_slli_epi16::<4>(bit(load32(b, 16), g))));
-format!(Q6K: 210 bytes, 8 groups,
-|b: &[u8; 210], g: usize| {
-    let low = nibble(load32(b, 64 * (g / 4) + 32 * (g % 2)), (g / 2) % 2);
-    let high = two_bits(load32(b, 128 + 32 * (g / 4)), g);
-    _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16::<4>(high)), _mm256_set1_epi8(32))
-});
-
-#[inline]
-fn word(block: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+/// The same: quants need no other type than bytes.
+#[inline(always)]
+pub(in crate::kernels) fn signed(bytes: __m256i) -> Quants {
+    bytes
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load16(block: &[u8], at: usize) -> __m128i {
+pub(in crate::kernels) fn load16(block: &[u8], at: usize) -> __m128i {
     let bytes = &block[at..at + 16];
     // SAFETY: 16 readable bytes; the load needs no alignment.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
@@ -98,7 +23,7 @@ fn load16(block: &[u8], at: usize) -> __m128i {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load32(block: &[u8], at: usize) -> __m256i {
+pub(in crate::kernels) fn load32(block: &[u8], at: usize) -> __m256i {
     let bytes = &block[at..at + 32];
     // SAFETY: 32 readable bytes; the load needs no alignment.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
@@ -107,7 +32,7 @@ fn load32(block: &[u8], at: usize) -> __m256i {
 /// Low nibbles of 16 bytes, then their high nibbles.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn nibbles(bytes: __m128i) -> __m256i {
+pub(in crate::kernels) fn nibbles(bytes: __m128i) -> __m256i {
     let both = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
@@ -115,7 +40,7 @@ fn nibbles(bytes: __m128i) -> __m256i {
 /// The low (0) or high (1) nibbles of 32 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn nibble(bytes: __m256i, which: usize) -> __m256i {
+pub(in crate::kernels) fn nibble(bytes: __m256i, which: usize) -> __m256i {
     let bytes = if which == 0 {
         bytes
     } else {
@@ -124,20 +49,51 @@ fn nibble(bytes: __m256i, which: usize) -> __m256i {
     _mm256_and_si256(bytes, _mm256_set1_epi8(15))
 }
 
-/// Bits `2·(g % 4)` and the next of 32 bytes.
+/// Bits `2·which` and the next of 32 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn two_bits(bytes: __m256i, g: usize) -> __m256i {
-    let bytes = _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(2 * (g % 4) as i32));
+pub(in crate::kernels) fn two_bits(bytes: __m256i, which: usize) -> __m256i {
+    let bytes = _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(2 * which as i32));
     _mm256_and_si256(bytes, _mm256_set1_epi8(3))
 }
 
 /// Bit `g` of 32 bytes, as 0 or 1.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn bit(bytes: __m256i, g: usize) -> __m256i {
+pub(in crate::kernels) fn bit(bytes: __m256i, g: usize) -> __m256i {
     let bytes = _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(g as i32));
     _mm256_and_si256(bytes, _mm256_set1_epi8(1))
+}
+
+/// Values below `2^AT`, with more bits from there on.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn high_bits<const AT: i32>(low: __m256i, more: __m256i) -> __m256i {
+    _mm256_or_si256(low, _mm256_slli_epi16::<AT>(more))
+}
+
+/// Less an offset.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn less(q: __m256i, offset: i8) -> __m256i {
+    _mm256_sub_epi8(q, _mm256_set1_epi8(offset))
+}
+
+/// Nibbles with their fifth bits, which are those of a word.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn fives(q: __m256i, fifth: u32) -> __m256i {
+    _mm256_or_si256(q, _mm256_and_si256(bit_mask(fifth), _mm256_set1_epi8(16)))
+}
+
+/// The same, less 16: without its fifth bit, a value has the upper four bits set.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn signed_fives(q: __m256i, fifth: u32) -> __m256i {
+    _mm256_or_si256(
+        q,
+        _mm256_andnot_si256(bit_mask(fifth), _mm256_set1_epi8(-16)),
+    )
 }
 
 /// All bits of byte `i` set where bit `i` is.
@@ -158,7 +114,7 @@ fn bit_mask(bits: u32) -> __m256i {
 /// The 32 values that 16 bytes of indices into a table stand for.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn lookup(table: &[i8; 16], bytes: __m128i) -> __m256i {
+pub(in crate::kernels) fn lookup(table: &[i8; 16], bytes: __m128i) -> __m256i {
     // SAFETY: the table is 16 readable bytes; the load needs no alignment.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles(bytes))

@@ -19,106 +19,44 @@ impl Avx2 {
     }
 }
 
-/// Functions of registers, each an instruction.
-macro_rules! operations {
-    ($register:ty: $($name:ident($($x:ident),+) = $instruction:ident;)+) => {
-        $(#[inline(always)]
-        fn $name(self, $($x: $register),+) -> $register {
-            // SAFETY: the features are available: `self` is the proof.
-            unsafe { $instruction($($x),+) }
-        })+
-    };
-}
-pub(in crate::kernels) use operations;
-
 impl Vector<8> for Avx2 {
     type F = __m256;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        // SAFETY: the features are available, as for all functions here.
-        unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    fn load(self, from: &[f32; 8]) -> __m256 {
-        // SAFETY: as above; 32 readable bytes, and the load needs no alignment.
-        unsafe { _mm256_loadu_ps(from.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn load_f16(self, from: &[f16; 8]) -> __m256 {
-        // SAFETY: as above; `f16` is two bytes, so 16 bytes can be read.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
-    fn store(self, to: &mut [f32; 8], x: __m256) {
-        // SAFETY: as above; 32 writable bytes, and the store needs no alignment.
-        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
-    }
-
-    #[inline(always)]
-    fn store_f16(self, to: &mut [f16; 8], x: __m256) {
-        // SAFETY: as above; `f16` is two bytes, so 16 bytes can be written.
-        unsafe {
+    intrinsics! { proof;
+        splat(self, x: f32) -> __m256 = _mm256_set1_ps(x);
+        load(self, from: &[f32; 8]) -> __m256 = _mm256_loadu_ps(from.as_ptr());
+        load_f16(self, from: &[f16; 8]) -> __m256 =
+            _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
+        store(self, to: &mut [f32; 8], x: __m256) -> () = _mm256_storeu_ps(to.as_mut_ptr(), x);
+        store_f16(self, to: &mut [f16; 8], x: __m256) -> () = {
             let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
-            _mm_storeu_si128(to.as_mut_ptr().cast(), halves);
-        }
-    }
-
-    operations! { __m256:
-        add(a, b) = _mm256_add_ps;
-        sub(a, b) = _mm256_sub_ps;
-        mul(a, b) = _mm256_mul_ps;
-        div(a, b) = _mm256_div_ps;
-        mul_add(a, b, c) = _mm256_fmadd_ps;
-        max(a, b) = _mm256_max_ps;
-        min(a, b) = _mm256_min_ps;
-    }
-
-    #[inline(always)]
-    fn abs(self, x: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
-    }
-
-    #[inline(always)]
-    fn round(self, x: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
-    }
-
-    #[inline(always)]
-    fn times_power_of_two(self, x: __m256, n: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe {
+            _mm_storeu_si128(to.as_mut_ptr().cast(), halves)
+        };
+        add(self, a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(self, a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(self, a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        div(self, a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        max(self, a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        min(self, a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        abs(self, x: __m256) -> __m256 = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
+        round(self, x: __m256) -> __m256 =
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+        times_power_of_two(self, x: __m256, n: __m256) -> __m256 = {
             let n = _mm256_cvtps_epi32(n);
             let half = _mm256_srai_epi32::<1>(n);
             // Two factors: neither is subnormal or infinite where the result is not.
             let x = _mm256_mul_ps(x, power_of_two(half));
             _mm256_mul_ps(x, power_of_two(_mm256_sub_epi32(n, half)))
-        }
+        };
     }
 }
 
 impl Vector8 for Avx2 {
-    #[inline(always)]
-    fn sum(self, x: __m256) -> f32 {
-        // SAFETY: as above.
-        unsafe { sum(x) }
-    }
-
-    #[inline(always)]
-    fn power_of_two(self, n: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { power_of_two(_mm256_cvtps_epi32(n)) }
-    }
-
-    #[inline(always)]
-    fn transpose(self, rows: [__m256; 8]) -> [__m256; 8] {
-        // SAFETY: as above.
-        unsafe { transpose(rows) }
+    intrinsics! { proof;
+        sum(self, x: __m256) -> f32 = sum(x);
+        power_of_two(self, n: __m256) -> __m256 = power_of_two(_mm256_cvtps_epi32(n));
+        transpose(self, rows: [__m256; 8]) -> [__m256; 8] = transpose(rows);
     }
 }
 

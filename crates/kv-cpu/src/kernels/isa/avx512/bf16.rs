@@ -66,41 +66,22 @@ pub(super) fn round(from: &[f32], to: &mut [bf16]) {
 /// Registers of 32 columns, the two of a lane interleaved.
 pub(super) struct Bf16Pairs;
 
-// The intrinsics are inlined where the caller has their features, as the trait demands.
-#[rustfmt::skip]
 impl FloatIsa for Bf16Pairs {
     type Float = __m512;
     type Act = bf16;
     const LANES: usize = 32;
 
-    #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        // SAFETY: the caller has the features, as for all functions here.
-        unsafe { _mm512_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const bf16) -> __m512 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm512_loadu_ps(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> __m512 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm512_loadu_ps(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(weights: __m512, acts: __m512, acc: __m512) -> __m512 {
-        // SAFETY: as above; registers are taken for what they hold.
-        unsafe {
+    intrinsics! { unsafe;
+        zero() -> __m512 = _mm512_setzero_ps();
+        load(from: *const bf16) -> __m512 = _mm512_loadu_ps(from.cast());
+        load_bf16(from: *const u8) -> __m512 = _mm512_loadu_ps(from.cast());
+        mul_add(weights: __m512, acts: __m512, acc: __m512) -> __m512 = {
             let pairs = |x| std::mem::transmute::<__m512, __m512bh>(x);
             _mm512_dpbf16_ps(acc, pairs(weights), pairs(acts))
-        }
+        };
+        sum(x: __m512) -> f32 = Avx512Float::sum(x);
     }
-    #[inline(always)]
-    unsafe fn sum(x: __m512) -> f32 {
-        // SAFETY: as above.
-        unsafe { Avx512Float::sum(x) }
-    }
+
     #[inline(always)]
     unsafe fn sums<const N: usize>(x: [__m512; N]) -> [f32; N] {
         // SAFETY: as above.

@@ -23,41 +23,22 @@ pub(super) fn matmul(
 
 pub(super) struct Avx512Float;
 
-// The intrinsics are inlined where the caller has their features, as the trait demands.
-#[rustfmt::skip]
 impl FloatIsa for Avx512Float {
     type Float = __m512;
     type Act = f32;
     const LANES: usize = 16;
 
-    #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        // SAFETY: the caller has the features, as for all functions here.
-        unsafe { _mm512_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> __m512 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm512_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> __m512 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe {
+    intrinsics! { unsafe;
+        zero() -> __m512 = _mm512_setzero_ps();
+        load(from: *const f32) -> __m512 = _mm512_loadu_ps(from);
+        load_bf16(from: *const u8) -> __m512 = {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-        }
+        };
+        mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        sum(x: __m512) -> f32 = _mm512_reduce_add_ps(x);
     }
-    #[inline(always)]
-    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn sum(x: __m512) -> f32 {
-        // SAFETY: as above.
-        unsafe { _mm512_reduce_add_ps(x) }
-    }
+
     #[inline(always)]
     unsafe fn sums<const N: usize>(x: [__m512; N]) -> [f32; N] {
         let mut sums = [0.0; N];
@@ -76,10 +57,8 @@ impl FloatIsa for Avx512Float {
 }
 
 impl F32Isa for Avx512Float {
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> __m512 {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    intrinsics! { unsafe;
+        load_f16(from: *const u8) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
     }
 }
 

@@ -13,10 +13,11 @@ use super::{bf16, float, gemm_pairs, gemm_skinny, gemv, pack, packed_float};
 use crate::kernels::gemm::UnpackPanelFn;
 use crate::kernels::gemm::dispatch::{self, Tiles, for_format, tiles};
 use crate::kernels::gemm::tile_isa::TileIsa;
-use crate::kernels::gemm::unpack_panel::{QuantFormat, Words, unpack_panel};
-use crate::kernels::isa::avx2::dot::VnniEvex;
-use crate::kernels::isa::avx2::gemv as gemv_avx2;
+use crate::kernels::gemm::unpack_panel::{Words, unpack_panel};
+use crate::kernels::gemv_stored;
+use crate::kernels::isa::avx2::dot::{Avx2Tile, VnniEvex};
 use crate::kernels::isa::scalar;
+use crate::kernels::quant_format::QuantFormat;
 use crate::kernels::{WeightLayout, WeightRows};
 use crate::operands::{Activations, Int8Row, Int8Rows};
 use crate::output::OutputColumns;
@@ -82,7 +83,7 @@ pub(super) fn matmul(
             };
             match is_packed {
                 true => gemv_packed(&weights, &row, out),
-                false => gemv_stored(&weights, &row, out),
+                false => matmul_one(&weights, &row, out),
             }
         }
         Activations::Int8(rows) if is_packed && tokens.len() <= MAX_SKINNY_TOKENS => {
@@ -135,7 +136,10 @@ fn gemm_skinny_packed(
 
 /// GEMV on stored rows: AVX2's, with VNNI.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn gemv_stored(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
+fn matmul_one(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
+    type Tile = Avx2Tile<VnniEvex>;
+    const ROWS: usize = <Tile as TileIsa>::ROWS;
+
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn gemv<F: QuantFormat<BYTES>, const BYTES: usize>(
         weights: &WeightRows<'_>,
@@ -143,7 +147,7 @@ fn gemv_stored(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
         out: &mut [f32],
     ) {
         // SAFETY: this function has the features of `VnniEvex`.
-        unsafe { gemv_avx2::gemv::<VnniEvex, F, BYTES>(weights, acts, out) }
+        unsafe { gemv_stored::gemv::<Tile, F, ROWS, BYTES>(weights, acts, out) }
     }
     for_format!(weights.format, gemv(weights, acts, out));
 }

@@ -10,8 +10,7 @@ use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
 use super::block_scales::{self, GroupScales};
 use super::row_group::GroupBlock;
 use super::unpack_panel::STEPS;
-use crate::kernels::gemm::unpack_panel::QuantFormat;
-use crate::kernels::unpack as g;
+use crate::kernels::quant_format::{self as g, QuantFormat};
 
 /// Chunks that the same bytes hold, at most.
 pub(super) const MOST: usize = 4;

@@ -115,7 +115,8 @@ mod tests {
     use super::*;
     use crate::isa::Isa;
     use crate::kernels::gemm::dispatch::for_format;
-    use crate::kernels::gemm::unpack_panel::{QuantFormat, Words, unpack_panel as unpack_stored};
+    use crate::kernels::gemm::unpack_panel::{Words, unpack_panel as unpack_stored};
+    use crate::kernels::quant_format::QuantFormat;
     use crate::kernels::{WeightLayout, WeightRows};
 
     /// Every bit of a panel.

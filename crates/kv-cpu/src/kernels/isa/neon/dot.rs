@@ -37,14 +37,12 @@ pub(super) struct Widening;
 impl Dot for Widening {
     type Interleave = Words;
 
-    #[inline(always)]
-    unsafe fn dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller has NEON.
-        unsafe {
+    intrinsics! { unsafe;
+        dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t = {
             let low = vmull_s8(vget_low_s8(w), vget_low_s8(a));
             // No sum of two products exceeds 2 · 128 · 127.
             vpadalq_s16(acc, vpaddq_s16(low, vmull_high_s8(w, a)))
-        }
+        };
     }
 }
 
@@ -54,10 +52,8 @@ pub(super) struct DotProd;
 impl Dot for DotProd {
     type Interleave = Words;
 
-    #[inline(always)]
-    unsafe fn dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller has the extension.
-        unsafe { sdot(acc, w, a) }
+    intrinsics! { unsafe;
+        dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t = sdot(acc, w, a);
     }
 }
 
@@ -77,36 +73,42 @@ fn sdot(mut acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
 /// 128-bit registers.
 pub(super) struct NeonTile<D>(PhantomData<D>);
 
-// The intrinsics are inlined where the caller has their features, as the trait demands.
-#[rustfmt::skip]
 impl<D: Dot> TileIsa for NeonTile<D> {
     type Int = int32x4_t;
     type Float = float32x4_t;
     type Interleave = D::Interleave;
     const ROWS: usize = 4;
 
-    #[inline(always)]
-    unsafe fn zero() -> int32x4_t {
-        // SAFETY: the caller has NEON, as for all functions here.
-        unsafe { vdupq_n_s32(0) }
+    intrinsics! { unsafe;
+        zero() -> int32x4_t = vdupq_n_s32(0);
+        load(from: *const i32) -> int32x4_t = vld1q_s32(from);
+        splat(x: i32) -> int32x4_t = vdupq_n_s32(x);
+        dot_pairs(acc: int32x4_t, w: int32x4_t, a: int32x4_t) -> int32x4_t = {
+            let (w, a) = (vreinterpretq_s16_s32(w), vreinterpretq_s16_s32(a));
+            let low = vmull_s16(vget_low_s16(w), vget_low_s16(a));
+            vaddq_s32(acc, vpaddq_s32(low, vmull_high_s16(w, a)))
+        };
+        add(a: int32x4_t, b: int32x4_t) -> int32x4_t = vaddq_s32(a, b);
+        mul(a: int32x4_t, b: int32x4_t) -> int32x4_t = vmulq_s32(a, b);
+        shift_left(a: int32x4_t, b: int32x4_t) -> int32x4_t = vshlq_s32(a, b);
+        to_float(x: int32x4_t) -> float32x4_t = vcvtq_f32_s32(x);
+        zero_f() -> float32x4_t = vdupq_n_f32(0.0);
+        load_f(from: *const f32) -> float32x4_t = vld1q_f32(from);
+        store_f(to: *mut f32, x: float32x4_t) -> () = vst1q_f32(to, x);
+        splat_f(x: f32) -> float32x4_t = vdupq_n_f32(x);
+        mul_f(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        mul_add_f(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t =
+            vfmaq_f32(c, a, b);
+        sub_mul_f(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t =
+            vfmsq_f32(c, a, b);
     }
-    #[inline(always)]
-    unsafe fn load(from: *const i32) -> int32x4_t {
-        // SAFETY: as above; the caller promises 16 readable bytes.
-        unsafe { vld1q_s32(from) }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: i32) -> int32x4_t {
-        // SAFETY: as above.
-        unsafe { vdupq_n_s32(x) }
-    }
+
     #[inline(always)]
     unsafe fn dot_bytes<const WIDE: bool>(acc: int32x4_t, w: int32x4_t, a: int32x4_t) -> int32x4_t {
-        // SAFETY: as above, and the caller has what `D` needs.
-        unsafe {
-            D::dot(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(a))
-        }
+        // SAFETY: the caller has NEON, and what `D` needs.
+        unsafe { D::dot(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(a)) }
     }
+
     #[inline(always)]
     unsafe fn dot_steps<const WIDE: bool, const T: usize>(
         steps: &Steps,
@@ -114,69 +116,5 @@ impl<D: Dot> TileIsa for NeonTile<D> {
     ) {
         // SAFETY: as above.
         unsafe { D::dot_steps(steps, sums) }
-    }
-    #[inline(always)]
-    unsafe fn dot_pairs(acc: int32x4_t, w: int32x4_t, a: int32x4_t) -> int32x4_t {
-        // SAFETY: as above.
-        unsafe {
-            let (w, a) = (vreinterpretq_s16_s32(w), vreinterpretq_s16_s32(a));
-            let low = vmull_s16(vget_low_s16(w), vget_low_s16(a));
-            vaddq_s32(acc, vpaddq_s32(low, vmull_high_s16(w, a)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn add(a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        // SAFETY: as above.
-        unsafe { vaddq_s32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        // SAFETY: as above.
-        unsafe { vmulq_s32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn shift_left(a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        // SAFETY: as above.
-        unsafe { vshlq_s32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(x: int32x4_t) -> float32x4_t {
-        // SAFETY: as above.
-        unsafe { vcvtq_f32_s32(x) }
-    }
-    #[inline(always)]
-    unsafe fn zero_f() -> float32x4_t {
-        // SAFETY: as above.
-        unsafe { vdupq_n_f32(0.0) }
-    }
-    #[inline(always)]
-    unsafe fn load_f(from: *const f32) -> float32x4_t {
-        // SAFETY: as above; the caller promises 16 readable bytes.
-        unsafe { vld1q_f32(from) }
-    }
-    #[inline(always)]
-    unsafe fn store_f(to: *mut f32, x: float32x4_t) {
-        // SAFETY: as above; the caller promises 16 writable bytes.
-        unsafe { vst1q_f32(to, x) }
-    }
-    #[inline(always)]
-    unsafe fn splat_f(x: f32) -> float32x4_t {
-        // SAFETY: as above.
-        unsafe { vdupq_n_f32(x) }
-    }
-    #[inline(always)]
-    unsafe fn mul_f(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: as above.
-        unsafe { vmulq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add_f(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: as above.
-        unsafe { vfmaq_f32(c, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub_mul_f(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: as above.
-        unsafe { vfmsq_f32(c, a, b) }
     }
 }

@@ -25,50 +25,29 @@ pub(super) fn matmul(
 
 struct NeonFloat;
 
-// The intrinsics are inlined where the caller has their features, as the trait demands.
-#[rustfmt::skip]
 impl FloatIsa for NeonFloat {
     type Float = [float32x4_t; 2];
     type Act = f32;
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn zero() -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON, as for all functions here.
-        unsafe { [vdupq_n_f32(0.0); 2] }
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> [float32x4_t; 2] {
-        // SAFETY: as above; the caller promises the numbers, and the loads need no alignment.
-        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> [float32x4_t; 2] {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe {
+    intrinsics! { unsafe;
+        zero() -> [float32x4_t; 2] = [vdupq_n_f32(0.0); 2];
+        load(from: *const f32) -> [float32x4_t; 2] = [vld1q_f32(from), vld1q_f32(from.add(4))];
+        load_bf16(from: *const u8) -> [float32x4_t; 2] = {
             let bits = vld1q_u16(from.cast());
             [
                 vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(bits))),
                 vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_high_u16(bits))),
             ]
-        }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> [float32x4_t; 2] {
-        // SAFETY: as above.
-        unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
-    }
-    #[inline(always)]
-    unsafe fn sum(x: [float32x4_t; 2]) -> f32 {
-        // SAFETY: as above.
-        unsafe { vaddvq_f32(vaddq_f32(x[0], x[1])) }
+        };
+        mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> [float32x4_t; 2] =
+            [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])];
+        sum(x: [float32x4_t; 2]) -> f32 = vaddvq_f32(vaddq_f32(x[0], x[1]));
     }
 }
 
 impl F32Isa for NeonFloat {
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> [float32x4_t; 2] {
-        // SAFETY: as above; the caller promises the numbers, and the load needs no alignment.
-        unsafe { f16_to_f32(vld1q_u16(from.cast())) }
+    intrinsics! { unsafe;
+        load_f16(from: *const u8) -> [float32x4_t; 2] = f16_to_f32(vld1q_u16(from.cast()));
     }
 }

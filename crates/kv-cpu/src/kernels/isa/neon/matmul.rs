@@ -2,7 +2,7 @@
 
 use super::dot::{DotProd, NeonTile, Widening};
 use super::dot_i8mm::I8mm;
-use super::{float, gemv};
+use super::float;
 use crate::kernels::matmul_stored::matmul_stored;
 
 matmul_stored!(matmul: NeonTile<Widening>, "neon", float::matmul, 1, 2, 3, 4, 5, 6);

@@ -1,12 +1,9 @@
-//! Unpacks block formats to int8, 32 quants at a time, in two registers.
-//!
-//! Where the bits of a value are is described at the formats' scalar decoders in `kv_core::block`.
-//! Knows nothing of scales, nor of activations.
+//! Unpacks quants of few bits to int8, 32 at a time, in two registers. Knows no format.
 
 use std::arch::aarch64::*;
 
 use half::f16;
-use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
+use kv_core::block::IQ4_VALUES;
 
 use super::vector::{f16_to_f32, transpose_4x4};
 use crate::kernels::gemm::unpack_panel::Interleave;
@@ -14,82 +11,11 @@ use crate::kernels::gemm::unpack_panel::Interleave;
 /// 32 quants.
 pub(in crate::kernels) type Quants = [int8x16_t; 2];
 /// 32 bytes.
-type Bytes = [uint8x16_t; 2];
-
-/// How blocks of `BYTES` bytes are unpacked.
-pub(in crate::kernels) trait Unpack<const BYTES: usize> {
-    /// Groups of 32 values in a block.
-    const GROUPS: usize;
-
-    /// The quants of group `g`, signed.
-    ///
-    /// # Safety
-    /// NEON is available.
-    unsafe fn quants(block: &[u8; BYTES], g: usize) -> Quants;
-}
-
-/// Implements [`Unpack`] from a function of the block's bytes.
-macro_rules! format {
-    ($name:ident: $bytes:literal bytes, $groups:literal groups, $quants:expr) => {
-        pub(in crate::kernels) struct $name;
-
-        impl Unpack<$bytes> for $name {
-            const GROUPS: usize = $groups;
-
-            #[inline]
-            #[target_feature(enable = "neon")]
-            unsafe fn quants(block: &[u8; $bytes], g: usize) -> Quants {
-                signed($quants(block, g))
-            }
-        }
-    };
-}
-
-format!(Q4_0: 18 bytes, 1 groups,
-    |b: &[u8; 18], _| less(nibbles(load16(b, 2)), 8));
-format!(Q4_1: 20 bytes, 1 groups,
-    |b: &[u8; 20], _| nibbles(load16(b, 4)));
-format!(Q5_0: 22 bytes, 1 groups,
-    |b: &[u8; 22], _| less(fives(nibbles(load16(b, 6)), word(b, 2)), 16));
-format!(Q5_1: 24 bytes, 1 groups,
-    |b: &[u8; 24], _| fives(nibbles(load16(b, 8)), word(b, 4)));
-format!(Q8_0: 34 bytes, 1 groups,
-    |b: &[u8; 34], _| load32(b, 2));
-format!(Iq4Nl: 18 bytes, 1 groups,
-    |b: &[u8; 18], _| lookup(&IQ4_VALUES, load16(b, 2)));
-format!(Mxfp4: 17 bytes, 1 groups,
-    |b: &[u8; 17], _| lookup(&MXFP4_VALUES, load16(b, 1)));
-format!(Iq4Xs: 136 bytes, 8 groups,
-    |b: &[u8; 136], g: usize| lookup(&IQ4_VALUES, load16(b, 8 + 16 * g)));
-format!(Q2K: 84 bytes, 8 groups,
-    |b: &[u8; 84], g: usize| bits::<3>(load32(b, 16 + 32 * (g / 4)), 2 * (g % 4)));
-format!(Q3K: 110 bytes, 8 groups,
-|b: &[u8; 110], g: usize| {
-    let third = bits::<1>(load32(b, 0), g);
-    let q = bits::<3>(load32(b, 32 + 32 * (g / 4)), 2 * (g % 4));
-    less(with::<2>(q, third), 4)
-});
-format!(Q4K: 144 bytes, 8 groups,
-    |b: &[u8; 144], g: usize| bits::<15>(load32(b, 16 + 32 * (g / 2)), 4 * (g % 2)));
-format!(Q5K: 176 bytes, 8 groups,
-|b: &[u8; 176], g: usize| {
-    let q = bits::<15>(load32(b, 48 + 32 * (g / 2)), 4 * (g % 2));
-    with::<4>(q, bits::<1>(load32(b, 16), g))
-});
-format!(Q6K: 210 bytes, 8 groups,
-|b: &[u8; 210], g: usize| {
-    let q = bits::<15>(load32(b, 64 * (g / 4) + 32 * (g % 2)), 4 * ((g / 2) % 2));
-    less(with::<4>(q, bits::<3>(load32(b, 128 + 32 * (g / 4)), 2 * (g % 4))), 32)
-});
-
-#[inline]
-fn word(block: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
-}
+pub(in crate::kernels) type Bytes = [uint8x16_t; 2];
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn load16(block: &[u8], at: usize) -> uint8x16_t {
+pub(in crate::kernels) fn load16(block: &[u8], at: usize) -> uint8x16_t {
     let bytes = &block[at..at + 16];
     // SAFETY: 16 readable bytes; the load needs no alignment.
     unsafe { vld1q_u8(bytes.as_ptr()) }
@@ -97,20 +23,20 @@ fn load16(block: &[u8], at: usize) -> uint8x16_t {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn load32(block: &[u8], at: usize) -> Bytes {
+pub(in crate::kernels) fn load32(block: &[u8], at: usize) -> Bytes {
     [load16(block, at), load16(block, at + 16)]
 }
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn signed([low, high]: Bytes) -> Quants {
+pub(in crate::kernels) fn signed([low, high]: Bytes) -> Quants {
     [vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(high)]
 }
 
 /// Low nibbles of 16 bytes, then their high nibbles.
 #[inline]
 #[target_feature(enable = "neon")]
-fn nibbles(bytes: uint8x16_t) -> Bytes {
+pub(in crate::kernels) fn nibbles(bytes: uint8x16_t) -> Bytes {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
@@ -125,10 +51,31 @@ fn bits<const MASK: u8>([low, high]: Bytes, from: usize) -> Bytes {
     ]
 }
 
+/// The low (0) or high (1) nibbles of 32 bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn nibble(bytes: Bytes, which: usize) -> Bytes {
+    bits::<15>(bytes, 4 * which)
+}
+
+/// Bits `2·which` and the next of 32 bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn two_bits(bytes: Bytes, which: usize) -> Bytes {
+    bits::<3>(bytes, 2 * which)
+}
+
+/// Bit `g` of 32 bytes, as 0 or 1.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn bit(bytes: Bytes, g: usize) -> Bytes {
+    bits::<1>(bytes, g)
+}
+
 /// Each byte of `q`, which is below `2^AT`, with more bits from there on.
 #[inline]
 #[target_feature(enable = "neon")]
-fn with<const AT: i32>(q: Bytes, more: Bytes) -> Bytes {
+pub(in crate::kernels) fn high_bits<const AT: i32>(q: Bytes, more: Bytes) -> Bytes {
     [
         vsliq_n_u8::<AT>(q[0], more[0]),
         vsliq_n_u8::<AT>(q[1], more[1]),
@@ -137,7 +84,7 @@ fn with<const AT: i32>(q: Bytes, more: Bytes) -> Bytes {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn less([low, high]: Bytes, offset: u8) -> Bytes {
+pub(in crate::kernels) fn less([low, high]: Bytes, offset: u8) -> Bytes {
     let offset = vdupq_n_u8(offset);
     [vsubq_u8(low, offset), vsubq_u8(high, offset)]
 }
@@ -145,7 +92,7 @@ fn less([low, high]: Bytes, offset: u8) -> Bytes {
 /// Nibbles with their fifth bits, which are those of a word.
 #[inline]
 #[target_feature(enable = "neon")]
-fn fives(q: Bytes, fifth: u32) -> Bytes {
+pub(in crate::kernels) fn fives(q: Bytes, fifth: u32) -> Bytes {
     // Bit `i` of a byte, in each of eight.
     let bit_of = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
     let sixteen = vdupq_n_u8(16);
@@ -159,10 +106,17 @@ fn fives(q: Bytes, fifth: u32) -> Bytes {
     ]
 }
 
+/// The same, less 16.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn signed_fives(q: Bytes, fifth: u32) -> Bytes {
+    less(fives(q, fifth), 16)
+}
+
 /// The 32 values that 16 bytes of indices into a table stand for.
 #[inline]
 #[target_feature(enable = "neon")]
-fn lookup(table: &[i8; 16], bytes: uint8x16_t) -> Bytes {
+pub(in crate::kernels) fn lookup(table: &[i8; 16], bytes: uint8x16_t) -> Bytes {
     // SAFETY: the table is 16 readable bytes; the load needs no alignment.
     let table = unsafe { vld1q_u8(table.as_ptr().cast()) };
     let [low, high] = nibbles(bytes);

@@ -22,141 +22,80 @@ impl Neon {
 
 /// A function of each register.
 macro_rules! each {
-    ($function:path: $($x:ident),+) => {{
-        // SAFETY: NEON is available.
-        unsafe { [$function($($x[0]),+), $function($($x[1]),+)] }
-    }};
+    ($function:path: $($x:ident),+) => {
+        [$function($($x[0]),+), $function($($x[1]),+)]
+    };
 }
 
+type F = [float32x4_t; 2];
+
 impl Vector<8> for Neon {
-    type F = [float32x4_t; 2];
+    type F = F;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> Self::F {
-        // SAFETY: NEON is available.
-        unsafe { [vdupq_n_f32(x); 2] }
-    }
-
-    #[inline(always)]
-    fn load(self, from: &[f32; 8]) -> Self::F {
-        let from = from.as_ptr();
-        // SAFETY: NEON is available, and eight values can be read.
-        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }
-    }
-
-    #[inline(always)]
-    fn load_f16(self, from: &[f16; 8]) -> Self::F {
-        // SAFETY: NEON is available; `f16` is two bytes, so 16 bytes can be read.
-        unsafe { f16_to_f32(vld1q_u16(from.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
-    fn store(self, to: &mut [f32; 8], x: Self::F) {
-        let to = to.as_mut_ptr();
-        // SAFETY: NEON is available, and eight values can be written.
-        unsafe {
+    intrinsics! { proof;
+        splat(self, x: f32) -> F = [vdupq_n_f32(x); 2];
+        load(self, from: &[f32; 8]) -> F =
+            [vld1q_f32(from.as_ptr()), vld1q_f32(from.as_ptr().add(4))];
+        load_f16(self, from: &[f16; 8]) -> F = f16_to_f32(vld1q_u16(from.as_ptr().cast()));
+        store(self, to: &mut [f32; 8], x: F) -> () = {
+            let to = to.as_mut_ptr();
             vst1q_f32(to, x[0]);
-            vst1q_f32(to.add(4), x[1]);
-        }
-    }
-
-    #[inline(always)]
-    fn store_f16(self, to: &mut [f16; 8], x: Self::F) {
-        // SAFETY: NEON is available; `f16` is two bytes, so 16 bytes can be written.
-        unsafe { vst1q_u16(to.as_mut_ptr().cast(), f32_to_f16(x)) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(vaddq_f32: a, b)
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(vsubq_f32: a, b)
-    }
-
-    #[inline(always)]
-    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(vmulq_f32: a, b)
-    }
-
-    #[inline(always)]
-    fn div(self, a: Self::F, b: Self::F) -> Self::F {
-        each!(vdivq_f32: a, b)
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
-        each!(vfmaq_f32: c, a, b)
-    }
-
-    #[inline(always)]
-    fn abs(self, x: Self::F) -> Self::F {
-        each!(vabsq_f32: x)
-    }
-
-    #[inline(always)]
-    fn max(self, a: Self::F, b: Self::F) -> Self::F {
-        // The instruction for maxima gives NaN where either is.
-        let larger = each!(vcgtq_f32: a, b);
-        each!(vbslq_f32: larger, a, b)
-    }
-
-    #[inline(always)]
-    fn min(self, a: Self::F, b: Self::F) -> Self::F {
-        let smaller = each!(vcltq_f32: a, b);
-        each!(vbslq_f32: smaller, a, b)
-    }
-
-    #[inline(always)]
-    fn round(self, x: Self::F) -> Self::F {
-        each!(vrndnq_f32: x)
-    }
-
-    #[inline(always)]
-    fn times_power_of_two(self, x: Self::F, n: Self::F) -> Self::F {
-        let n = each!(vcvtq_s32_f32: n);
-        let half = each!(vshrq_n_s32::<1>: n);
-        let rest = each!(vsubq_s32: n, half);
-        // Two factors: neither is subnormal or infinite where the result is not.
-        let (a, b) = (each!(power_of_two: half), each!(power_of_two: rest));
-        self.mul(self.mul(x, a), b)
+            vst1q_f32(to.add(4), x[1])
+        };
+        store_f16(self, to: &mut [f16; 8], x: F) -> () =
+            vst1q_u16(to.as_mut_ptr().cast(), f32_to_f16(x));
+        add(self, a: F, b: F) -> F = each!(vaddq_f32: a, b);
+        sub(self, a: F, b: F) -> F = each!(vsubq_f32: a, b);
+        mul(self, a: F, b: F) -> F = each!(vmulq_f32: a, b);
+        div(self, a: F, b: F) -> F = each!(vdivq_f32: a, b);
+        mul_add(self, a: F, b: F, c: F) -> F = each!(vfmaq_f32: c, a, b);
+        abs(self, x: F) -> F = each!(vabsq_f32: x);
+        max(self, a: F, b: F) -> F = {
+            // The instruction for maxima gives NaN where either is.
+            let larger = each!(vcgtq_f32: a, b);
+            each!(vbslq_f32: larger, a, b)
+        };
+        min(self, a: F, b: F) -> F = {
+            let smaller = each!(vcltq_f32: a, b);
+            each!(vbslq_f32: smaller, a, b)
+        };
+        round(self, x: F) -> F = each!(vrndnq_f32: x);
+        times_power_of_two(self, x: F, n: F) -> F = {
+            let n = each!(vcvtq_s32_f32: n);
+            let half = each!(vshrq_n_s32::<1>: n);
+            let rest = each!(vsubq_s32: n, half);
+            // Two factors: neither is subnormal or infinite where the result is not.
+            let (a, b) = (each!(power_of_two: half), each!(power_of_two: rest));
+            self.mul(self.mul(x, a), b)
+        };
     }
 }
 
 impl Vector8 for Neon {
-    #[inline(always)]
-    fn sum(self, x: Self::F) -> f32 {
-        // SAFETY: NEON is available.
-        unsafe {
+    intrinsics! { proof;
+        sum(self, x: F) -> f32 = {
             let four = vaddq_f32(x[0], x[1]);
             let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
             vaddv_f32(two)
-        }
-    }
-
-    #[inline(always)]
-    fn power_of_two(self, n: Self::F) -> Self::F {
-        let n = each!(vcvtq_s32_f32: n);
-        each!(power_of_two: n)
-    }
-
-    #[inline(always)]
-    fn transpose(self, rows: [Self::F; 8]) -> [Self::F; 8] {
-        let square = |first: usize, half: usize| {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| rows[first + i][half]);
-            // SAFETY: NEON is available.
-            unsafe { transpose_4x4([a, b, c, d].map(|x| vreinterpretq_u32_f32(x))) }
         };
-        let [left, right] = [0, 1].map(|half| [square(0, half), square(4, half)]);
-        let mut columns = rows;
-        for (i, column) in columns.iter_mut().enumerate() {
-            let [upper, lower] = if i < 4 { left } else { right };
-            let words = [upper[i % 4], lower[i % 4]];
-            *column = each!(vreinterpretq_f32_u32: words);
-        }
-        columns
+        power_of_two(self, n: F) -> F = {
+            let n = each!(vcvtq_s32_f32: n);
+            each!(power_of_two: n)
+        };
+        transpose(self, rows: [F; 8]) -> [F; 8] = {
+            let square = |first: usize, half: usize| {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|i| rows[first + i][half]);
+                transpose_4x4([a, b, c, d].map(|x| vreinterpretq_u32_f32(x)))
+            };
+            let [left, right] = [0, 1].map(|half| [square(0, half), square(4, half)]);
+            let mut columns = rows;
+            for (i, column) in columns.iter_mut().enumerate() {
+                let [upper, lower] = if i < 4 { left } else { right };
+                let words = [upper[i % 4], lower[i % 4]];
+                *column = each!(vreinterpretq_f32_u32: words);
+            }
+            columns
+        };
     }
 }
 
@@ -201,7 +140,7 @@ pub(super) fn transpose_4x4([a, b, c, d]: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
     .map(|x| vreinterpretq_u32_u64(x))
 }
 
-/// Vector8 half-precision numbers, exactly. (The types of the standard library's functions for
+/// Eight half-precision numbers, exactly. (The types of the standard library's functions for
 /// these are younger than the Rust that this crate asks for.)
 #[inline]
 #[target_feature(enable = "neon")]
@@ -216,7 +155,7 @@ pub(crate) fn f16_to_f32(bits: uint16x8_t) -> [float32x4_t; 2] {
     [low, high]
 }
 
-/// Vector8 numbers in half precision, rounded to nearest, ties to even.
+/// Eight numbers in half precision, rounded to nearest, ties to even.
 #[inline]
 #[target_feature(enable = "neon")]
 fn f32_to_f16([low, high]: [float32x4_t; 2]) -> uint16x8_t {

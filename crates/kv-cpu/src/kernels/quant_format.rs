@@ -1,0 +1,154 @@
+//! [`QuantFormat`]: the block formats that are multiplied as int8, one entry each: where its scales
+//! and its quants are.
+//!
+//! Where the bits of a value are is described at the formats' scalar decoders in `kv_core::block`.
+//! Quants are unpacked 32 at a time by the functions of an instruction set ([`unpack`]); scales of
+//! super-blocks by [`block_scales`].
+
+use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
+
+use super::gemm::block_scales::{self, BlockScales};
+use super::gemm::{Layout, SIGNED};
+use super::unpack::{
+    Quants, bit, fives, high_bits, less, load16, load32, lookup, nibble, nibbles, signed,
+    signed_fives, two_bits,
+};
+use crate::operands::SUPER_BLOCK;
+
+/// A format of `BYTES` bytes a block that is multiplied as int8.
+pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
+    /// Groups of 32 values in a block.
+    const GROUPS: usize = if Self::LAYOUT.has_supers() {
+        SUPER_BLOCK
+    } else {
+        1
+    };
+    /// Its scales.
+    const LAYOUT: Layout;
+    /// What makes its quants unsigned, unless they are [`SIGNED`]: a power of two, or 0.
+    const OFFSET: i32;
+    /// How many bits they have then.
+    const BITS: u32;
+    /// As [`Layout::parts`].
+    const PARTS: usize = Self::LAYOUT.parts();
+    /// As [`Layout::has_minima`].
+    const MINIMA: bool = Self::LAYOUT.has_minima();
+    /// Whether scales of blocks are powers of two, of one byte, not numbers in half precision.
+    const POWERS: bool = matches!(Self::LAYOUT, Layout::BlocksByPowers);
+    /// Whether unsigned quants may be 64 or more.
+    const WIDE: bool = Self::BITS > 6;
+    /// The remaining offset where wide weights are multiplied as signed bytes.
+    const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
+    /// As [`TileArgs::narrow_steps`](super::gemm::TileArgs::narrow_steps): a pair of products is below
+    /// `2^(BITS + 8)`.
+    const NARROW_STEPS: usize = {
+        let (fit, all) = (1 << 7u32.saturating_sub(Self::BITS), Self::LAYOUT.steps());
+        if fit < all { fit } else { all }
+    };
+
+    /// As [`TileArgs::max_magnitude`](super::gemm::TileArgs::max_magnitude).
+    const MAX_MAGNITUDE: u16 = {
+        let most_weight = match Self::OFFSET {
+            0 => (1 << Self::BITS) - 1,
+            offset => offset as usize,
+        };
+        let halves = 2 / Self::PARTS;
+        (i16::MAX as usize / most_weight / halves) as u16
+    };
+
+    /// The quants of group `g`, signed.
+    ///
+    /// # Safety
+    /// AVX2 is available, or NEON.
+    unsafe fn quants(block: &[u8; BYTES], g: usize) -> Quants;
+
+    /// What is stored as the scale of a block.
+    #[inline(always)]
+    fn scale_bits(block: &[u8; BYTES]) -> u16 {
+        match Self::POWERS {
+            true => u16::from(block[0]),
+            false => u16::from_le_bytes([block[0], block[1]]),
+        }
+    }
+
+    /// What is stored as the minimum of a block, a number in half precision.
+    #[inline(always)]
+    fn minimum_bits(block: &[u8; BYTES]) -> u16 {
+        u16::from_le_bytes([block[2], block[3]])
+    }
+
+    /// Scales of a super-block.
+    fn super_scales_of(_block: &[u8; BYTES]) -> Option<BlockScales> {
+        None
+    }
+}
+
+/// A format from its layout, the bits and the offset of unsigned quants, the function of its scales
+/// where it has super-blocks, and how the quants of group `g` of block `b` are unpacked.
+macro_rules! format {
+    ($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)?;
+        ($b:ident, $g:pat) => $quants:expr) => {
+        #[derive(Clone, Copy)]
+        pub(in crate::kernels) struct $name;
+
+        impl QuantFormat<$bytes> for $name {
+            const LAYOUT: Layout = Layout::$layout;
+            const OFFSET: i32 = if SIGNED { 0 } else { $offset };
+            const BITS: u32 = $bits;
+
+            #[inline]
+            #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2"))]
+            #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+            unsafe fn quants($b: &[u8; $bytes], $g: usize) -> Quants {
+                signed($quants)
+            }
+
+            $(#[inline(always)]
+            fn super_scales_of(block: &[u8; $bytes]) -> Option<BlockScales> {
+                Some($head(block))
+            })?
+        }
+    };
+}
+
+format!(Q4_0, 18: Blocks, 4 bits, 8;
+    (b, _) => less(nibbles(load16(b, 2)), 8));
+format!(Q4_1, 20: BlocksWithMinima, 4 bits, 0;
+    (b, _) => nibbles(load16(b, 4)));
+format!(Q5_0, 22: Blocks, 5 bits, 16;
+    (b, _) => signed_fives(nibbles(load16(b, 6)), word(b, 2)));
+format!(Q5_1, 24: BlocksWithMinima, 5 bits, 0;
+    (b, _) => fives(nibbles(load16(b, 8)), word(b, 4)));
+format!(Q8_0, 34: Blocks, 8 bits, 128;
+    (b, _) => load32(b, 2));
+format!(Iq4Nl, 18: Blocks, 8 bits, 128;
+    (b, _) => lookup(&IQ4_VALUES, load16(b, 2)));
+format!(Mxfp4, 17: BlocksByPowers, 5 bits, 16;
+    (b, _) => lookup(&MXFP4_VALUES, load16(b, 1)));
+format!(Iq4Xs, 136: Supers, 8 bits, 128, block_scales::iq4_xs;
+    (b, g) => lookup(&IQ4_VALUES, load16(b, 8 + 16 * g)));
+format!(Q2K, 84: SuperHalvesWithMinima, 2 bits, 0, block_scales::q2_k;
+    (b, g) => two_bits(load32(b, 16 + 32 * (g / 4)), g % 4));
+format!(Q3K, 110: SuperHalves, 3 bits, 4, block_scales::q3_k;
+(b, g) => {
+    let low = two_bits(load32(b, 32 + 32 * (g / 4)), g % 4);
+    less(high_bits::<2>(low, bit(load32(b, 0), g)), 4)
+});
+format!(Q4K, 144: SupersWithMinima, 4 bits, 0, block_scales::q4_k;
+    (b, g) => nibble(load32(b, 16 + 32 * (g / 2)), g % 2));
+format!(Q5K, 176: SupersWithMinima, 5 bits, 0, block_scales::q4_k;
+(b, g) => {
+    let low = nibble(load32(b, 48 + 32 * (g / 2)), g % 2);
+    high_bits::<4>(low, bit(load32(b, 16), g))
+});
+format!(Q6K, 210: SuperHalves, 6 bits, 32, block_scales::q6_k;
+(b, g) => {
+    let low = nibble(load32(b, 64 * (g / 4) + 32 * (g % 2)), (g / 2) % 2);
+    let high = two_bits(load32(b, 128 + 32 * (g / 4)), g % 4);
+    less(high_bits::<4>(low, high), 32)
+});
+
+#[inline]
+fn word(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
