@@ -1,17 +1,13 @@
 //! The contract of attention as a node of a graph: among the tokens of a ubatch, and with sinks and
 //! linear biases, which come from weights and positions.
 
-use std::sync::Arc;
-
-use super::evaluate::{Memory, evaluate};
+use super::evaluate::{Memory, evaluate, floats};
 use super::ops::builder;
 use super::scene::{Scene, Step, Token, layout, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError};
 use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
-use kv_core::graph::{
-    Alibi, AttendSpec, Attention, BatchVisibility, Graph, GraphOutputs, Input, NodeId,
-};
+use kv_core::graph::{Alibi, AttendSpec, Attention, BatchVisibility, Graph, Input, NodeId};
 use kv_core::layers::RowLayout;
 use kv_core::memory::batch_visibility;
 use kv_core::{LayerIdx, PartIdx, SeqId, TokenId, Window};
@@ -89,12 +85,23 @@ fn step(seqs: &[u32], windows: [Window; 2]) -> Step {
     }
 }
 
+/// A token of one of two texts in turn.
+fn token(at: u32, pos: u32, cell: u32) -> Token {
+    let text = at as usize % 2;
+    Token {
+        id: 0,
+        text,
+        pos,
+        cell,
+    }
+}
+
 /// Runs `graph` over `layout` and compares every output with its definition.
-fn compare<B: Backend>(subject: &Subject<B>, graph: &Graph, (layout, step): (&RowLayout, &Step)) {
+fn compare<B: Backend>(subject: &Subject<B>, graph: &Graph, layout: &RowLayout, step: &Step) {
     let weights = memory_weights(graph, 62);
     let memory = &mut Memory::default();
     let wanted = evaluate(graph, &weights, layout, memory, &step.inputs());
-    for (got, wanted) in run(subject, graph, (layout, step)).iter().zip(&wanted) {
+    for (got, wanted) in run(subject, graph, layout, step).iter().zip(&wanted) {
         assert_close("attention", got, wanted, subject.tolerance.attend);
     }
 }
@@ -103,27 +110,14 @@ fn compare<B: Backend>(subject: &Subject<B>, graph: &Graph, (layout, step): (&Ro
 fn run<B: Backend>(
     subject: &Subject<B>,
     graph: &Graph,
-    (layout, step): (&RowLayout, &Step),
+    layout: &RowLayout,
+    step: &Step,
 ) -> Vec<Vec<f32>> {
-    let backend = &subject.backend;
     let weights = memory_weights(graph, 62);
-    let loaded = backend
-        .load_weights(Arc::new(weights), Default::default())
-        .unwrap();
-    let mut rows = backend.allocate(layout).unwrap();
-    let mut program = backend.compile(graph, &loaded, layout).unwrap();
-    let mut outputs = [GraphOutputs::default(), GraphOutputs::default()];
-    for outputs in &mut outputs {
-        backend
-            .run(&mut program, &mut rows, &step.inputs(), outputs)
-            .unwrap();
-    }
-    let [first, second] = outputs;
-    assert_eq!(
-        first.values, second.values,
-        "nothing is remembered from run to run"
-    );
-    first.values
+    let mut compiled = subject.compile(graph, &weights, layout).unwrap();
+    let [first, second] = [(); 2].map(|()| compiled.run(&step.inputs()).unwrap());
+    assert_eq!(first, second, "nothing is remembered from run to run");
+    first
 }
 
 /// Every token sees the whole of its sequence, or what a window leaves of it, and nobody else's.
@@ -134,7 +128,7 @@ pub fn tokens_attend_within_their_ubatch<B: Backend>(subject: &Subject<B>) {
         for seqs in [&[0][..], &[0; 70], &[1, 0, 0, 1, 2, 2, 2, 1, 0, 5, 1, 1]] {
             let graph = within(spec, seqs.len(), windows);
             let layout = RowLayout::default();
-            compare(subject, &graph, (&layout, &step(seqs, windows)));
+            compare(subject, &graph, &layout, &step(seqs, windows));
         }
     }
 }
@@ -150,15 +144,8 @@ pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
         ..SPEC
     };
     let cells = Random::new(63).permutation(N_CELLS);
-    let tokens: Vec<Token> = (0u32..)
-        .zip(&cells[..31])
-        .map(|(pos, &cell)| Token {
-            id: 0,
-            text: pos as usize % 2,
-            pos: 100 + pos / 2,
-            cell,
-        })
-        .collect();
+    let token = |(at, &cell)| token(at, 100 + at / 2, cell);
+    let tokens: Vec<Token> = (0..).zip(&cells[..31]).map(token).collect();
     let mut b = builder(tokens.len(), 0);
     let [q, k, v] = qkv(&mut b);
     let cells = b.input(Input::Cells { part }).unwrap();
@@ -169,23 +156,15 @@ pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
     let graph = b.finish(&[y.unwrap()]).unwrap();
     let mut step = Scene::default().step(&tokens, window, &[]);
     step.embeddings = Random::new(64).values(tokens.len() * DIM);
-    compare(subject, &graph, (&layout, &step));
+    compare(subject, &graph, &layout, &step);
     // In three nodes, over some of the cells: the same, and the tables are as defined.
     let n_kv = step.parts[0].cells.iter().map(|c| c.as_usize() + 1).max();
     for n_kv in [n_kv.unwrap(), N_CELLS] {
         let plain = graph.with_plain_attention(|_| n_kv).unwrap();
-        compare(subject, &plain, (&layout, &step));
-        let (got, wanted) = (
-            run(subject, &plain, (&layout, &step)),
-            run(subject, &graph, (&layout, &step)),
-        );
-        let wanted: Vec<f64> = wanted[0].iter().map(|&v| f64::from(v)).collect();
-        assert_close(
-            "plain and fused",
-            &got[0],
-            &wanted,
-            2.0 * subject.tolerance.attend,
-        );
+        compare(subject, &plain, &layout, &step);
+        let [got, wanted] = [&plain, &graph].map(|graph| run(subject, graph, &layout, &step));
+        let (wanted, allowed) = (floats(&wanted[0]), 2.0 * subject.tolerance.attend);
+        assert_close("plain and fused", &got[0], &wanted, allowed);
     }
 }
 
@@ -213,51 +192,31 @@ pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
             let kqv = b.kqv("kqv", layer, spec, [weights, stored]).unwrap();
             b.finish(&[kq, weights, kqv]).unwrap()
         };
-        let tokens: Vec<Token> = (0u32..5)
-            .map(|pos| Token {
-                id: 0,
-                text: pos as usize % 2,
-                pos,
-                cell: 3 * pos,
-            })
-            .collect();
+        let tokens = [0, 1, 2, 3, 4].map(|pos| token(pos, pos, 3 * pos));
         let mut step = Scene::default().step(&tokens, window, &[]);
         step.embeddings = Random::new(65).values(tokens.len() * DIM);
         let group = &mut step.parts[0].visibility.groups[1];
         group.limits[0] = kv_core::PosRange::EMPTY;
-        compare(subject, &graph(17), (&layout, &step));
-        compare(subject, &graph(13), (&layout, &step));
-        let short = graph(12);
-        let backend = &subject.backend;
-        let loaded = backend.load_weights(Arc::new(memory_weights(&short, 62)), Default::default());
-        let mut rows = backend.allocate(&layout).unwrap();
-        let mut program = backend.compile(&short, &loaded.unwrap(), &layout).unwrap();
-        let mut outputs = GraphOutputs::default();
-        let error = backend.run(&mut program, &mut rows, &step.inputs(), &mut outputs);
-        assert!(
-            matches!(error, Err(BackendError::Input { .. })),
-            "{error:?}"
-        );
+        compare(subject, &graph(17), &layout, &step);
+        compare(subject, &graph(13), &layout, &step);
+        let (short, weights) = (graph(12), memory_weights(&graph(12), 62));
+        let mut short = subject.compile(&short, &weights, &layout).unwrap();
+        let error = short.run(&step.inputs()).unwrap_err();
+        assert!(matches!(error, BackendError::Input { .. }), "{error:?}");
     }
 }
 
 /// A window that was not given, rows that are not there, too few positions.
 pub fn unsound_batch_visibilities_are_refused<B: Backend>(subject: &Subject<B>) {
-    let backend = &subject.backend;
     let windows = [Window::Symmetric(5), Window::Full];
     let alibi = Some(Alibi { max_bias: 8.0 });
     let graph = within(AttendSpec { alibi, ..SPEC }, 4, windows);
-    let loaded = backend
-        .load_weights(Arc::new(memory_weights(&graph, 62)), Default::default())
-        .unwrap();
-    let layout = RowLayout::default();
-    let mut rows = backend.allocate(&layout).unwrap();
-    let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
+    let (weights, layout) = (memory_weights(&graph, 62), RowLayout::default());
+    let mut compiled = subject.compile(&graph, &weights, &layout).unwrap();
     let mut run = |change: fn(&mut Step)| {
         let mut step = step(&[0, 0, 1, 1], windows);
         change(&mut step);
-        let mut outputs = GraphOutputs::default();
-        backend.run(&mut program, &mut rows, &step.inputs(), &mut outputs)
+        compiled.run(&step.inputs())
     };
     run(|_| {}).unwrap();
     let wrong: [fn(&mut Step); 5] = [

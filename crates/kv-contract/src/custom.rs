@@ -1,13 +1,11 @@
 //! The contract of custom operations: rows and states go in as they should, whatever is computed.
 
-use std::sync::Arc;
-
+use super::compiled::Compiled;
+use super::evaluate::floats;
 use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
-use kv_core::graph::{
-    CustomSizes, CustomSpec, Graph, GraphInputs, GraphOutputs, Input, StateGroup, StateStore,
-};
+use kv_core::graph::{CustomSizes, CustomSpec, Graph, GraphInputs, Input, StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{CellIdx, KvType, LayerIdx};
@@ -146,42 +144,25 @@ fn weights() -> MemoryWeights {
     weights
 }
 
-fn compile<B: Backend>(subject: &Subject<B>, graph: &Graph) -> Result<B::Program, BackendError> {
+fn compile<'a, B: Backend>(
+    subject: &'a Subject<B>,
+    graph: &Graph,
+) -> Result<Compiled<'a, B>, BackendError> {
     assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
-    let backend = &subject.backend;
-    let loaded = backend
-        .load_weights(Arc::new(weights()), Default::default())
-        .unwrap();
-    backend.compile(graph, &loaded, &layout(WIDTH))
-}
-
-/// Runs a compiled program over rows of the suite's layout.
-fn run<B: Backend>(
-    subject: &Subject<B>,
-    (program, rows): (&mut B::Program, &mut B::Rows),
-    inputs: &GraphInputs<'_>,
-) -> Result<Vec<Vec<f32>>, BackendError> {
-    let mut outputs = GraphOutputs::default();
-    subject.backend.run(program, rows, inputs, &mut outputs)?;
-    Ok(outputs.values)
+    subject.compile(graph, &weights(), &layout(WIDTH))
 }
 
 /// Every row is computed, once, and others use the result.
 pub fn rows_of_others_compute<B: Backend>(subject: &Subject<B>) {
     for n in [1, 3, 50] {
-        let mut program = compile(subject, &weigh_graph(n, &weigh())).unwrap();
-        let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
+        let mut compiled = compile(subject, &weigh_graph(n, &weigh())).unwrap();
         let inputs = step(n, 0, WIDTH, 9);
         let inputs = inputs.inputs();
-        let outputs = run(subject, (&mut program, &mut rows), &inputs).unwrap();
+        let outputs = compiled.run(&inputs).unwrap();
         let w = weights().get("w").unwrap().to_f32();
         let dot = |x: &[f32]| {
-            let sum: f64 = x
-                .iter()
-                .zip(&w)
-                .map(|(x, w)| f64::from(*x) * f64::from(*w))
-                .sum();
-            sum + 0.25
+            let pairs = floats(x).into_iter().zip(floats(&w));
+            pairs.map(|(x, w)| x * w).sum::<f64>() + 0.25
         };
         let want: Vec<f64> = inputs.embeddings.chunks_exact(WIDTH).map(dot).collect();
         let twice: Vec<f64> = want.iter().map(|y| 2.0 * y).collect();
@@ -210,18 +191,19 @@ fn group(rows: &[u32], source: Option<u32>, stores: &[(u32, u32)]) -> StateGroup
 /// of the recurrence from its beginning, bit for bit.
 pub fn states_of_others_continue_however_they_are_cut<B: Backend>(subject: &Subject<B>) {
     let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
+    let loaded = subject.load(&weights());
     let values = Random::new(5).values(16 * 2 * WIDTH);
     // Inputs by number, so that a row can be fed again.
     let mut feed = |inputs: &[usize], groups: &[StateGroup]| {
         let row = |&at: &usize| values[at * 2 * WIDTH..][..2 * WIDTH].to_vec();
         let embeddings: Vec<f32> = inputs.iter().flat_map(row).collect();
-        let mut program = compile(subject, &decay_graph(inputs.len())).unwrap();
+        let graph = decay_graph(inputs.len());
         let inputs = GraphInputs {
             embeddings: &embeddings,
             states: groups,
             ..GraphInputs::default()
         };
-        run(subject, (&mut program, &mut rows), &inputs).unwrap()[0].clone()
+        subject.run(&graph, &loaded, &mut rows, &inputs).remove(0)
     };
     let alone = |inputs: &[usize]| {
         let mut state = [0.0f32; WIDTH];
@@ -273,20 +255,12 @@ pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
         text,
         "custom operation 'contract.weigh' (node 'y'): [6] by [[6]]"
     );
-    let mut program = compile(
-        subject,
-        &weigh_graph(
-            2,
-            &CustomSpec {
-                params: Default::default(),
-                ..weigh()
-            },
-        ),
-    )
-    .unwrap();
-    let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
-    let inputs = step(2, 0, WIDTH, 9);
-    let failed = run(subject, (&mut program, &mut rows), &inputs.inputs());
+    let without_offset = CustomSpec {
+        params: Default::default(),
+        ..weigh()
+    };
+    let mut compiled = compile(subject, &weigh_graph(2, &without_offset)).unwrap();
+    let failed = compiled.run(&step(2, 0, WIDTH, 9).inputs());
     let text = failed.unwrap_err().to_string();
     assert_eq!(
         text,
@@ -294,30 +268,21 @@ pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
     );
 }
 
-/// A name that nobody registered, and a layer without states.
+/// A name that is not registered, and a layer without states.
 pub fn operations_of_nobody_are_refused<B: Backend>(subject: &Subject<B>) {
-    let nobody = CustomSpec {
-        name: "nobody".into(),
+    let unknown = CustomSpec {
+        name: "unknown".into(),
         ..weigh()
     };
-    let text = compile(subject, &weigh_graph(1, &nobody))
-        .err()
-        .unwrap()
-        .to_string();
+    let compiled = compile(subject, &weigh_graph(1, &unknown));
+    let text = compiled.err().unwrap().to_string();
     assert!(
-        text.starts_with("custom operation 'nobody' (node 'y'): not registered"),
+        text.starts_with("custom operation 'unknown' (node 'y'): not registered"),
         "{text}"
     );
     assert!(text.contains("contract.decay, contract.weigh"), "{text}");
-    let backend = &subject.backend;
-    let loaded = backend
-        .load_weights(Arc::new(weights()), Default::default())
-        .unwrap();
-    let empty = RowLayout::default();
-    let none = backend
-        .compile(&decay_graph(1), &loaded, &empty)
-        .err()
-        .unwrap();
+    let compiled = subject.compile(&decay_graph(1), &weights(), &RowLayout::default());
+    let none = compiled.err().unwrap();
     assert!(
         matches!(none, BackendError::NoRows { layer: LAYER }),
         "{none}"

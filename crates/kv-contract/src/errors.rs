@@ -1,13 +1,11 @@
 //! The contract of refusals: what is wrong is named, and nothing has changed.
 
-use std::sync::Arc;
-
 use super::ops::{builder, step};
 use super::rows::{dump, fill};
 use super::scene::{SPEC, Scene, Step, layout, memory_weights, text, tiny_layout};
 use super::{Random, Subject, tiny_llama};
 use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{Graph, GraphOutputs, GraphShape, Input};
+use kv_core::graph::{Graph, GraphShape, Input};
 use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{CellIdx, Pos, Window};
@@ -29,18 +27,10 @@ fn good_step() -> Step {
 
 fn compile_error<B: Backend>(
     subject: &Subject<B>,
-    weights: MemoryWeights,
+    weights: &MemoryWeights,
     layout: &RowLayout,
 ) -> BackendError {
-    let loaded = subject
-        .backend
-        .load_weights(Arc::new(weights), Default::default())
-        .unwrap();
-    subject
-        .backend
-        .compile(&graph(), &loaded, layout)
-        .map(|_| ())
-        .unwrap_err()
+    subject.compile(&graph(), weights, layout).err().unwrap()
 }
 
 /// A weight that is not there is an error with its name, node and shape.
@@ -52,7 +42,7 @@ pub fn a_missing_weight_is_named<B: Backend>(subject: &Subject<B>) {
         let others = all.names().into_iter().filter(|n| *n != missing);
         others.for_each(|n| weights.insert(all.get(&n).unwrap()));
         let wanted = all.get(&missing).unwrap().shape().to_vec();
-        match compile_error(subject, weights, &layout) {
+        match compile_error(subject, &weights, &layout) {
             BackendError::MissingWeight { name, node, shape } => {
                 assert!(name == missing && shape == wanted && graph().find(&node).is_some());
             }
@@ -73,7 +63,7 @@ pub fn a_weight_of_another_shape_is_named<B: Backend>(subject: &Subject<B>) {
         weights
             .insert_f32(&wrong, &shape, &vec![0.5; shape.iter().product()])
             .unwrap();
-        match compile_error(subject, weights, &layout) {
+        match compile_error(subject, &weights, &layout) {
             BackendError::WeightShape { name, wanted, got } => {
                 assert!(name == wrong && wanted == right && got == shape);
             }
@@ -87,11 +77,9 @@ pub fn a_layer_without_rows_is_refused<B: Backend>(subject: &Subject<B>) {
     let weights = memory_weights(&graph(), 54);
     let kv_type = subject.backend.info().kv_types[0];
     let dims = (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim);
-    let error = compile_error(subject, weights, &layout(1, N_CELLS, dims, kv_type));
-    assert!(
-        matches!(error, BackendError::NoRows { layer } if layer.0 == 1),
-        "{error}"
-    );
+    let error = compile_error(subject, &weights, &layout(1, N_CELLS, dims, kv_type));
+    let is_named = matches!(error, BackendError::NoRows { layer } if layer.0 == 1);
+    assert!(is_named, "{error}");
 }
 
 /// A graph whose rows have another shape than the memory's cannot be compiled.
@@ -105,43 +93,31 @@ pub fn rows_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
         (1, k * 2, v * 2),
     ] {
         let weights = memory_weights(&graph(), 55);
-        let error = compile_error(subject, weights, &layout(2, N_CELLS, dims, kv_type));
-        assert!(
-            matches!(error, BackendError::RowShape { .. }),
-            "{dims:?}: {error}"
-        );
+        let error = compile_error(subject, &weights, &layout(2, N_CELLS, dims, kv_type));
+        let is_shape = matches!(error, BackendError::RowShape { .. });
+        assert!(is_shape, "{dims:?}: {error}");
     }
 }
 
 /// Runs `edit`ed inputs and wants an input error (or one about rows) that leaves no trace.
 fn refused<B: Backend>(subject: &Subject<B>, what: &str, edit: impl Fn(&mut Step)) {
     let backend = &subject.backend;
-    let weights: Arc<dyn WeightSource> = Arc::new(memory_weights(&graph(), 56));
-    let loaded = backend.load_weights(weights, Default::default()).unwrap();
+    let weights = memory_weights(&graph(), 56);
     let layout = tiny_layout(N_CELLS, backend.info().kv_types[0]);
-    let mut program = backend.compile(&graph(), &loaded, &layout).unwrap();
-    let mut rows = backend.allocate(&layout).unwrap();
-    let before = fill(backend, &mut rows, 57);
-    let mut outputs = GraphOutputs::default();
+    let mut compiled = subject.compile(&graph(), &weights, &layout).unwrap();
+    let before = fill(backend, &mut compiled.rows, 57);
     let mut step = good_step();
     edit(&mut step);
-    let error = backend
-        .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
-        .expect_err(what);
-    assert!(
-        matches!(error, BackendError::Input { .. }),
-        "{what}: {error:?}"
-    );
-    assert!(
-        error.to_string().chars().any(|c| c.is_ascii_digit()),
-        "no numbers: {error}"
-    );
-    assert!(dump(backend, &rows) == before, "{what}: rows changed");
+    let error = compiled.run(&step.inputs()).expect_err(what);
+    let is_input = matches!(error, BackendError::Input { .. });
+    assert!(is_input, "{what}: {error:?}");
+    let numbers = error.to_string();
+    let numbers = numbers.chars().any(|c| c.is_ascii_digit());
+    assert!(numbers, "no numbers: {error}");
+    let after = dump(backend, &compiled.rows);
+    assert!(after == before, "{what}: rows changed");
     // The program is still good.
-    let good = good_step();
-    backend
-        .run(&mut program, &mut rows, &good.inputs(), &mut outputs)
-        .unwrap();
+    compiled.run(&good_step().inputs()).unwrap();
 }
 
 /// Inputs that are longer or shorter than the graph's shape.
@@ -170,10 +146,8 @@ pub fn positions_without_a_row_are_refused<B: Backend>(subject: &Subject<B>) {
     let positions = b.input(Input::Positions).unwrap();
     let y = b.embed("y", positions, "pos", [8, 4]).unwrap();
     let graph = b.finish(&[y]).unwrap();
-    let (backend, layout) = (&subject.backend, RowLayout::default());
-    let loaded = backend.load_weights(Arc::new(memory_weights(&graph, 3)), Default::default());
-    let mut program = backend.compile(&graph, &loaded.unwrap(), &layout).unwrap();
-    let mut rows = backend.allocate(&layout).unwrap();
+    let (weights, layout) = (memory_weights(&graph, 3), RowLayout::default());
+    let mut compiled = subject.compile(&graph, &weights, &layout).unwrap();
     let mut step = step(3, 3, 0, 1);
     for (positions, is_sound) in [
         ([7, 0, 1], true),
@@ -183,12 +157,7 @@ pub fn positions_without_a_row_are_refused<B: Backend>(subject: &Subject<B>) {
         step.positions = positions.into();
         let mut inputs = step.inputs();
         inputs.tokens = &[];
-        let run = backend.run(
-            &mut program,
-            &mut rows,
-            &inputs,
-            &mut GraphOutputs::default(),
-        );
+        let run = compiled.run(&inputs);
         let refused = matches!(run, Err(BackendError::Input { .. }));
         assert_eq!(refused, !is_sound, "{positions:?}: {run:?}");
     }
@@ -256,21 +225,14 @@ pub fn a_missing_part_is_refused<B: Backend>(subject: &Subject<B>) {
 
 /// Rows of another layout than the program's are refused and stay as they are.
 pub fn a_refused_run_changes_nothing<B: Backend>(subject: &Subject<B>) {
-    let backend = &subject.backend;
-    let loaded = backend
-        .load_weights(Arc::new(memory_weights(&graph(), 58)), Default::default())
-        .unwrap();
+    let (backend, weights) = (&subject.backend, memory_weights(&graph(), 58));
     let kv_type = backend.info().kv_types[0];
-    let mut program = backend
-        .compile(&graph(), &loaded, &tiny_layout(N_CELLS, kv_type))
-        .unwrap();
+    let layout = tiny_layout(N_CELLS, kv_type);
+    let mut compiled = subject.compile(&graph(), &weights, &layout).unwrap();
     for layout in [tiny_layout(4, kv_type), RowLayout::default()] {
-        let mut rows = backend.allocate(&layout).unwrap();
-        let before = fill(backend, &mut rows, 59);
-        let (step, mut outputs) = (good_step(), GraphOutputs::default());
-        backend
-            .run(&mut program, &mut rows, &step.inputs(), &mut outputs)
-            .unwrap_err();
-        assert!(dump(backend, &rows) == before);
+        compiled.rows = backend.allocate(&layout).unwrap();
+        let before = fill(backend, &mut compiled.rows, 59);
+        compiled.run(&good_step().inputs()).unwrap_err();
+        assert!(dump(backend, &compiled.rows) == before);
     }
 }

@@ -88,7 +88,8 @@ pub fn evaluate(
         .collect()
 }
 
-fn floats(values: &[f32]) -> Value {
+/// The same numbers in `f64`.
+pub(super) fn floats(values: &[f32]) -> Value {
     values.iter().map(|&v| f64::from(v)).collect()
 }
 

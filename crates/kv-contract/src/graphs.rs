@@ -1,8 +1,6 @@
 //! The contract of whole graphs: small models against the evaluator, and against themselves.
 
-use std::sync::Arc;
-
-use super::evaluate::{Memory, evaluate};
+use super::evaluate::{Memory, evaluate, floats};
 use super::rows::{dump, fill};
 use super::scene::{
     SPEC, Scene, Step, VOCAB, WIDTH, memory_weights, rope, text, tiny_layout, tiny_llama,
@@ -10,7 +8,7 @@ use super::scene::{
 use super::{Random, Subject, Token, assert_close};
 use kv_core::backend::Backend;
 use kv_core::graph::{
-    Activation, Affine, AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId,
+    Activation, Affine, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
 use kv_core::layers::RowLayout;
 use kv_core::rope::RopeStyle;
@@ -19,7 +17,7 @@ use kv_core::{KvType, LayerIdx, PartIdx, Window};
 
 const N_CELLS: usize = 64;
 
-/// A model in one backend's memory beside the same model in the evaluator's.
+/// A model in one backend's memory, and the same model in the evaluator's.
 struct Both<'a, B: Backend> {
     subject: &'a Subject<B>,
     graph_of: fn(GraphShape) -> Graph,
@@ -37,10 +35,7 @@ impl<'a, B: Backend> Both<'a, B> {
             n_outputs: 1,
         });
         let weights = memory_weights(&graph, 41);
-        let loaded = subject
-            .backend
-            .load_weights(Arc::new(weights.clone()), Default::default())
-            .unwrap();
+        let loaded = subject.load(&weights);
         let layout = tiny_layout(N_CELLS, kv_type);
         let rows = subject.backend.allocate(&layout).unwrap();
         Self {
@@ -64,15 +59,9 @@ impl<'a, B: Backend> Both<'a, B> {
 
     /// Runs on the backend only.
     fn run(&mut self, step: &Step) -> Vec<f32> {
-        let backend = &self.subject.backend;
-        let mut program = backend
-            .compile(&self.graph(step), &self.loaded, &self.layout)
-            .unwrap();
-        let mut outputs = GraphOutputs::default();
-        backend
-            .run(&mut program, &mut self.rows, &step.inputs(), &mut outputs)
-            .unwrap();
-        outputs.values.swap_remove(0)
+        let (graph, inputs) = (self.graph(step), step.inputs());
+        let (loaded, rows) = (&self.loaded, &mut self.rows);
+        self.subject.run(&graph, loaded, rows, &inputs).remove(0)
     }
 
     /// Runs on both and compares; gives the wanted values.
@@ -130,89 +119,56 @@ pub fn a_small_model_computes<B: Backend>(subject: &Subject<B>) {
 /// a soft cap, GELU, scaled embeddings, partial RoPE of the other style, an own output matrix.
 fn tiny_other(shape: GraphShape) -> Graph {
     let mut b = GraphBuilder::new(shape);
-    let (part, n) = (PartIdx(0), shape.n_tokens);
-    let window = Window::Sliding(12);
-    let tokens = b.input(Input::Tokens).unwrap();
-    let wanted = b.input(Input::OutputRows).unwrap();
-    let visibility = b.input(Input::Visibility { part, window }).unwrap();
-    let cells = b.input(Input::Cells { part }).unwrap();
-    let positions = b.input(Input::Positions).unwrap();
-    let AttendSpec {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-        ..
-    } = SPEC;
-    let embd = b.embed("embd", tokens, "embd.w", [VOCAB, WIDTH]).unwrap();
-    let mut x = b.scale("embd_scaled", embd, 8.0).unwrap();
-    for l in 0..2 {
-        let named = |s: &str| format!("{s}-{l}");
-        let spec = AttendSpec {
-            soft_cap: Some(1.5),
-            ..SPEC
+    other_logits(&mut b)
+        .and_then(|logits| b.finish(&[logits]))
+        .unwrap()
+}
+
+fn other_logits(b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
+    let (part, n, window) = (PartIdx(0), b.shape().n_tokens, Window::Sliding(12));
+    let tokens = b.input(Input::Tokens)?;
+    let wanted = b.input(Input::OutputRows)?;
+    let visibility = b.input(Input::Visibility { part, window })?;
+    let cells = b.input(Input::Cells { part })?;
+    let positions = b.input(Input::Positions)?;
+    let spec = AttendSpec {
+        soft_cap: Some(1.5),
+        ..SPEC
+    };
+    let (rope, eps) = (rope(RopeStyle::Neox, 8), 1e-6);
+    let embd = b.embed("embd", tokens, "embd.w", [VOCAB, WIDTH])?;
+    let mut x = b.scale("embd_scaled", embd, 8.0)?;
+    for layer in (0..2).map(LayerIdx) {
+        let b = &mut b.scope(layer);
+        let norm = b.rms_norm("attn_norm", x, "attn_norm.w", eps)?;
+        let heads = |b: &mut GraphBuilder, s: &str, heads: usize, dim: usize| {
+            let (w, bias) = (format!("{s}.w"), format!("{s}.b"));
+            let y = b.affine(s, norm, Affine::new(&w).bias(&bias), heads * dim)?;
+            b.reshape(&format!("{s}_heads"), y, &[n, heads, dim])
         };
-        let rope = rope(RopeStyle::Neox, 8);
-        let norm = b
-            .rms_norm(&named("attn_norm"), x, &named("attn_norm.w"), 1e-6)
-            .unwrap();
-        let heads = |b: &mut GraphBuilder, s: &str, heads: usize, dim: usize| -> NodeId {
-            let (w, bias) = (named(&format!("{s}.w")), named(&format!("{s}.b")));
-            let y = b
-                .affine(&named(s), norm, Affine::new(&w).bias(&bias), heads * dim)
-                .unwrap();
-            b.reshape(&named(&format!("{s}_heads")), y, &[n, heads, dim])
-                .unwrap()
-        };
-        let q = heads(&mut b, "q", n_heads, k_dim);
-        let q = b
-            .rms_norm(&named("q_norm"), q, &named("q_norm.w"), 1e-6)
-            .unwrap();
-        let q = b.rope(&named("q_rope"), q, positions, &rope).unwrap();
-        let k = heads(&mut b, "k", kv_heads, k_dim);
-        let k = b
-            .rms_norm(&named("k_norm"), k, &named("k_norm.w"), 1e-6)
-            .unwrap();
-        let k = b.rope(&named("k_rope"), k, positions, &rope).unwrap();
-        let v = heads(&mut b, "v", kv_heads, v_dim);
-        let stored = b
-            .store_kv(&named("store"), LayerIdx(l), [k, v, cells])
-            .unwrap();
-        let kqv = b
-            .attend(&named("kqv"), LayerIdx(l), spec, [q, stored, visibility])
-            .unwrap();
-        let out = b
-            .affine(
-                &named("o"),
-                kqv,
-                Affine::new(&named("o.w")).bias(&named("o.b")),
-                WIDTH,
-            )
-            .unwrap();
-        let out = b
-            .rms_norm(&named("post_norm"), out, &named("post_norm.w"), 1e-6)
-            .unwrap();
-        let residual = b.add(&named("attn_residual"), x, out).unwrap();
-        // Feed-forward beside the residual stream, from the same input.
-        let up = b
-            .linear(&named("up"), residual, &named("up.w"), 96)
-            .unwrap();
-        let gate = b
-            .linear(&named("gate"), residual, &named("gate.w"), 96)
-            .unwrap();
-        let hidden = b
-            .gate(&named("gated"), Activation::GeluTanh, gate, up)
-            .unwrap();
-        let down = b
-            .linear(&named("down"), hidden, &named("down.w"), WIDTH)
-            .unwrap();
-        x = b.add(&named("ffn_residual"), residual, down).unwrap();
+        let q = heads(b, "q", SPEC.n_heads, SPEC.k_dim)?;
+        let q = b.rms_norm("q_norm", q, "q_norm.w", eps)?;
+        let q = b.rope("q_rope", q, positions, &rope)?;
+        let k = heads(b, "k", SPEC.kv_heads, SPEC.k_dim)?;
+        let k = b.rms_norm("k_norm", k, "k_norm.w", eps)?;
+        let k = b.rope("k_rope", k, positions, &rope)?;
+        let v = heads(b, "v", SPEC.kv_heads, SPEC.v_dim)?;
+        let stored = b.store_kv("store", layer, [k, v, cells])?;
+        let kqv = b.attend("kqv", layer, spec, [q, stored, visibility])?;
+        let out = b.affine("o", kqv, Affine::new("o.w").bias("o.b"), WIDTH)?;
+        let out = b.rms_norm("post_norm", out, "post_norm.w", eps)?;
+        let residual = b.add("attn_residual", x, out)?;
+        // The feed-forward net takes the residual stream as it is.
+        let up = b.linear("up", residual, "up.w", 96)?;
+        let gate = b.linear("gate", residual, "gate.w", 96)?;
+        let hidden = b.gate("gated", Activation::GeluTanh, gate, up)?;
+        let down = b.linear("down", hidden, "down.w", WIDTH)?;
+        x = b.add("ffn_residual", residual, down)?;
     }
-    let x = b.rms_norm("norm", x, "norm.w", 1e-6).unwrap();
-    let x = b.take_rows("wanted", x, wanted).unwrap();
-    let logits = b.linear("logits", x, "head.w", VOCAB).unwrap();
-    let logits = b.scale("logits_scaled", logits, 0.5).unwrap();
-    b.finish(&[logits]).unwrap()
+    let x = b.rms_norm("norm", x, "norm.w", eps)?;
+    let x = b.take_rows("wanted", x, wanted)?;
+    let logits = b.linear("logits", x, "head.w", VOCAB)?;
+    b.scale("logits_scaled", logits, 0.5)
 }
 
 /// The same for a model with every option.
@@ -238,14 +194,10 @@ pub fn chunks_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {
             (all, both.tolerance())
         };
         let (whole, tolerance) = logits(&[40]);
-        let wanted: Vec<f64> = whole.iter().map(|&v| f64::from(v)).collect();
+        let wanted = floats(&whole);
         for sizes in [&[1; 40][..], &[7, 33], &[32, 1, 7]] {
-            assert_close(
-                &format!("chunks of {sizes:?}"),
-                &logits(sizes).0,
-                &wanted,
-                tolerance,
-            );
+            let what = format!("chunks of {sizes:?}");
+            assert_close(&what, &logits(sizes).0, &wanted, tolerance);
         }
     }
 }
@@ -268,14 +220,18 @@ pub fn strangers_do_not_matter<B: Backend>(subject: &Subject<B>) {
             let mut alone = Both::new(subject, tiny_llama, kv_type);
             let rows: Vec<u32> = (0..tokens.len() as u32).collect();
             let wanted = alone.run(&Scene::default().step(tokens, Window::Full, &rows));
-            let wanted: Vec<f64> = wanted.iter().map(|&v| f64::from(v)).collect();
             let own: Vec<f32> = mixed
                 .iter()
                 .zip(got.chunks_exact(VOCAB))
                 .filter(|(t, _)| t.text == tokens[0].text)
                 .flat_map(|(_, logits)| logits.iter().copied())
                 .collect();
-            assert_close("a text among strangers", &own, &wanted, alone.tolerance());
+            assert_close(
+                "one of three texts",
+                &own,
+                &floats(&wanted),
+                alone.tolerance(),
+            );
         }
     }
 }
@@ -320,34 +276,22 @@ pub fn a_program_runs_again_and_again<B: Backend>(subject: &Subject<B>) {
     let cells: Vec<u32> = (0..20).collect();
     let tokens = text(&mut Random::new(48), 0, 0, &cells);
     let mut both = Both::new(subject, tiny_llama, kv_type);
-    let mut other = Both::new(subject, tiny_llama, kv_type);
-    let backend = &subject.backend;
     let graph = tiny_llama(GraphShape {
         n_tokens: 2,
         n_outputs: 1,
     });
-    let mut program = backend
-        .compile(&graph, &other.loaded, &other.layout)
-        .unwrap();
-    let (mut scene, mut outputs) = (Scene::default(), GraphOutputs::default());
+    let compiled = subject.compile(&graph, &both.weights, &both.layout);
+    let (mut scene, mut compiled) = (Scene::default(), compiled.unwrap());
     for pair in tokens.chunks_exact(2) {
         let step = scene.step(pair, Window::Full, &[1]);
-        let wanted: Vec<f64> = both.run(&step).iter().map(|&v| f64::from(v)).collect();
-        backend
-            .run(&mut program, &mut other.rows, &step.inputs(), &mut outputs)
-            .unwrap();
-        assert_close(
-            "the same program",
-            outputs.first(),
-            &wanted,
-            subject.tolerance.graph,
-        );
+        let (wanted, tolerance) = (floats(&both.run(&step)), subject.tolerance.graph);
+        let got = compiled.run(&step.inputs()).unwrap();
+        assert_close("the same program", &got[0], &wanted, tolerance);
     }
 }
 
 /// Random graphs of elementwise operations, norms, products and rotations.
 pub fn random_graphs_compute<B: Backend>(subject: &Subject<B>) {
-    let backend = &subject.backend;
     for seed in 0..40 {
         let mut random = Random::new(1000 + seed);
         let (n, dim) = (1 + random.below(6), 32);
@@ -390,24 +334,10 @@ pub fn random_graphs_compute<B: Backend>(subject: &Subject<B>) {
             embeddings: random.values(n * dim),
             ..Step::default()
         };
-        let layout = RowLayout::default();
-        let wanted = evaluate(
-            &graph,
-            &weights,
-            &layout,
-            &mut Memory::default(),
-            &step.inputs(),
-        );
-        let loaded = backend
-            .load_weights(Arc::new(weights), Default::default())
-            .unwrap();
-        let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
-        let mut rows = backend.allocate(&layout).unwrap();
-        let mut got = GraphOutputs::default();
-        backend
-            .run(&mut program, &mut rows, &step.inputs(), &mut got)
-            .unwrap();
-        for (got, wanted) in got.values.iter().zip(&wanted) {
+        let (layout, inputs) = (RowLayout::default(), step.inputs());
+        let wanted = evaluate(&graph, &weights, &layout, &mut Memory::default(), &inputs);
+        let mut compiled = subject.compile(&graph, &weights, &layout).unwrap();
+        for (got, wanted) in compiled.run(&inputs).unwrap().iter().zip(&wanted) {
             let what = format!("seed {seed}:\n{}", graph.text());
             assert_close(&what, got, wanted, subject.tolerance.graph);
         }

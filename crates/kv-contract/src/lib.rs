@@ -16,6 +16,7 @@
 
 pub mod attend;
 pub mod attend_batch;
+mod compiled;
 pub mod custom;
 pub mod elementwise;
 pub mod errors;
@@ -144,6 +145,20 @@ impl<B: Backend> Subject<B> {
         }
     }
 
+    /// Checks that every declared failure is that of one of `tests`.
+    ///
+    /// # Panics
+    /// Where one is not: it would never be missed.
+    pub fn check_known(&self, tests: &[&str]) {
+        for known in &self.known {
+            let (test, reason) = (known.test, known.reason);
+            assert!(
+                tests.contains(&test),
+                "'{test}' is declared to fail ({reason}) but is no test of the suite"
+            );
+        }
+    }
+
     /// Runs one test of the suite; what [`backend_contract!`](crate::backend_contract) calls.
     ///
     /// # Panics
@@ -246,6 +261,11 @@ macro_rules! backend_contract {
         }
     };
     (@tests $make:expr; $($module:ident: $($test:ident),+;)+) => {
+        #[test]
+        fn declared_failures_are_tests_of_the_suite() {
+            ($make)().check_known(&[$($(stringify!($test)),+),+]);
+        }
+
         $($(
             #[test]
             fn $test() {
@@ -254,4 +274,18 @@ macro_rules! backend_contract {
             }
         )+)+
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kv_core::backend::null::NullBackend;
+
+    #[test]
+    #[should_panic(expected = "'no_such_test' is declared to fail (a reason) but is no test")]
+    fn a_declared_failure_of_no_test_is_refused() {
+        let known = [Known::fails("no_such_test", "a reason")];
+        let subject = Subject::new(NullBackend).with_known(&known);
+        subject.check_known(&["a_test"]);
+    }
 }

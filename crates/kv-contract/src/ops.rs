@@ -1,14 +1,12 @@
 //! The contract of each operation: alone in a graph, against its definition.
 
-use std::sync::Arc;
-
 use super::evaluate::{Memory, evaluate};
 use super::scene::{Step, memory_weights, rope};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
-    Activation, Affine, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, NormGain,
+    Activation, Affine, Graph, GraphBuilder, GraphShape, Input, NodeId, NormGain,
 };
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
@@ -35,9 +33,7 @@ pub(super) fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) 
             .collect(),
         output_rows: (0..n_outputs as u32).map(|r| 2 * r).collect(),
         embeddings: random.values(n_tokens * dim),
-        parts: Vec::new(),
-        batch: Vec::new(),
-        states: Vec::new(),
+        ..Step::default()
     }
 }
 
@@ -49,7 +45,6 @@ pub(super) fn compare<B: Backend>(
     step: &Step,
     tolerance: f64,
 ) {
-    let backend = &subject.backend;
     let layout = RowLayout::default();
     let mut inputs = step.inputs();
     // A graph gets tokens or embeddings, as it wants.
@@ -66,26 +61,12 @@ pub(super) fn compare<B: Backend>(
         inputs.embeddings = &[];
     }
     let wanted = evaluate(graph, &weights, &layout, &mut Memory::default(), &inputs);
-    let loaded = backend
-        .load_weights(Arc::new(weights), Default::default())
-        .unwrap();
-    let mut program = backend.compile(graph, &loaded, &layout).unwrap();
-    let mut rows = backend.allocate(&layout).unwrap();
-    // Buffers that held something else must be fine.
-    let mut outputs = GraphOutputs {
-        values: vec![vec![f32::NAN; 7]; 3],
-    };
-    backend
-        .run(&mut program, &mut rows, &inputs, &mut outputs)
-        .unwrap();
-    assert_eq!(outputs.values.len(), wanted.len());
-    for (at, (got, wanted)) in outputs.values.iter().zip(&wanted).enumerate() {
-        assert_close(
-            &format!("output {at} of\n{}", graph.text()),
-            got,
-            wanted,
-            tolerance,
-        );
+    let mut compiled = subject.compile(graph, &weights, &layout).unwrap();
+    let outputs = compiled.run(&inputs).unwrap();
+    assert_eq!(outputs.len(), wanted.len());
+    for (at, (got, wanted)) in outputs.iter().zip(&wanted).enumerate() {
+        let what = format!("output {at} of\n{}", graph.text());
+        assert_close(&what, got, wanted, tolerance);
     }
 }
 
@@ -102,13 +83,8 @@ pub(super) fn alone<B: Backend>(
         let y = build(&mut b, x);
         let graph = b.finish(&[y]).unwrap();
         let weights = memory_weights(&graph, 32);
-        compare(
-            subject,
-            &graph,
-            weights,
-            &step(n_tokens, n_outputs, dim, 1),
-            tolerance,
-        );
+        let step = step(n_tokens, n_outputs, dim, 1);
+        compare(subject, &graph, weights, &step, tolerance);
     }
 }
 
@@ -121,13 +97,8 @@ pub fn embed_looks_rows_up<B: Backend>(subject: &Subject<B>) {
         let graph = b.finish(&[y]).unwrap();
         let weights = memory_weights(&graph, 33);
         let step = step(n_tokens, n_outputs, 0, 11);
-        compare(
-            subject,
-            &graph,
-            weights,
-            &step,
-            subject.tolerance.elementwise,
-        );
+        let tolerance = subject.tolerance.elementwise;
+        compare(subject, &graph, weights, &step, tolerance);
     }
 }
 
@@ -195,13 +166,8 @@ pub fn embed_on_blocks<B: Backend>(subject: &Subject<B>) {
         let graph = b.finish(&[y]).unwrap();
         let mut weights = MemoryWeights::new();
         weights.insert(block_weight("w", &[9, 512], format));
-        compare(
-            subject,
-            &graph,
-            weights,
-            &step(6, 0, 0, 9),
-            subject.tolerance.elementwise,
-        );
+        let tolerance = subject.tolerance.elementwise;
+        compare(subject, &graph, weights, &step(6, 0, 0, 9), tolerance);
     }
 }
 
@@ -216,13 +182,8 @@ pub fn linear_on_blocks<B: Backend>(subject: &Subject<B>) {
             let graph = b.finish(&[y]).unwrap();
             let mut weights = MemoryWeights::new();
             weights.insert(block_weight("w", &[37, 512], format));
-            compare(
-                subject,
-                &graph,
-                weights,
-                &step(n_tokens, 0, 512, 1),
-                tolerance,
-            );
+            let step = step(n_tokens, 0, 512, 1);
+            compare(subject, &graph, weights, &step, tolerance);
         }
     }
 }
@@ -426,12 +387,6 @@ pub fn outputs_may_repeat<B: Backend>(subject: &Subject<B>) {
     let c = b.scale("c", a, 3.0).unwrap();
     let d = b.add("d", c, a).unwrap();
     let graph = b.finish(&[d, a, x, d, heads]).unwrap();
-    let tolerance = subject.tolerance.elementwise;
-    compare(
-        subject,
-        &graph,
-        MemoryWeights::new(),
-        &step(5, 0, 24, 1),
-        tolerance,
-    );
+    let (weights, tolerance) = (MemoryWeights::new(), subject.tolerance.elementwise);
+    compare(subject, &graph, weights, &step(5, 0, 24, 1), tolerance);
 }

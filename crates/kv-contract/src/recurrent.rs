@@ -2,15 +2,15 @@
 //! states that they leave behind.
 
 use std::ops::Range;
-use std::sync::Arc;
 
+use super::compiled::Compiled;
 use super::evaluate::{Memory, evaluate};
 use super::ops::{builder, compare, step};
 use super::scene::{Step, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::graph::{Activation, ConvSpec, Graph, GraphOutputs, Input, ScanSpec, StateGroup};
+use kv_core::graph::{Activation, ConvSpec, Graph, Input, ScanSpec, StateGroup};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
 use kv_core::weights::MemoryWeights;
@@ -160,9 +160,7 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
         Self {
             subject,
             sizes,
-            loaded: backend
-                .load_weights(Arc::new(weights.clone()), Default::default())
-                .unwrap(),
+            loaded: subject.load(&weights),
             rows: backend.allocate(&layout).unwrap(),
             weights,
             layout,
@@ -219,22 +217,17 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
 
     /// Runs one step on the backend and compares with the definition.
     pub(super) fn run(&mut self, step: &Step) -> Vec<Vec<f32>> {
-        let backend = &self.subject.backend;
         let n_tokens = step.embeddings.len() / self.sizes.dim();
-        let graph = self.sizes.graph(n_tokens);
-        let inputs = step.inputs();
+        let (graph, inputs) = (self.sizes.graph(n_tokens), step.inputs());
         let (weights, layout) = (&self.weights, &self.layout);
         let wanted = evaluate(&graph, weights, layout, &mut self.evaluated, &inputs);
-        let mut program = backend.compile(&graph, &self.loaded, &self.layout).unwrap();
-        let mut outputs = GraphOutputs::default();
-        backend
-            .run(&mut program, &mut self.rows, &inputs, &mut outputs)
-            .unwrap();
-        for (got, want) in outputs.values.iter().zip(&wanted) {
+        let (loaded, rows) = (&self.loaded, &mut self.rows);
+        let outputs = self.subject.run(&graph, loaded, rows, &inputs);
+        for (got, want) in outputs.iter().zip(&wanted) {
             let what = format!("{n_tokens} rows of {} values", self.sizes.dim());
             assert_close(&what, got, want, self.subject.tolerance.recurrent);
         }
-        outputs.values
+        outputs
     }
 }
 
@@ -264,13 +257,8 @@ pub fn columns_cut<B: Backend>(subject: &Subject<B>) {
         });
         let again = b.columns("again", outputs[2], 1..4).unwrap();
         let graph = b.finish(&[&outputs[..], &[again]].concat()).unwrap();
-        compare(
-            subject,
-            &graph,
-            MemoryWeights::new(),
-            &step(n, 0, 37, 1),
-            0.0,
-        );
+        let (weights, step) = (MemoryWeights::new(), step(n, 0, 37, 1));
+        compare(subject, &graph, weights, &step, 0.0);
     }
 }
 
@@ -331,10 +319,8 @@ pub fn going_back_to_a_snapshot_is_as_if_nothing_followed<B: Backend>(subject: &
     let mut both = Both::new(subject, SMALL);
     let prompt = both.step(&[0; 9]);
     both.run(&prompt);
-    both.memory
-        .copy(SeqId(0), SeqId(1), PosRange::ALL)
-        .map(drop)
-        .unwrap();
+    let copied = both.memory.copy(SeqId(0), SeqId(1), PosRange::ALL);
+    copied.map(drop).unwrap();
     let further = both.step(&[0, 0]);
     both.run(&further);
     let back = PosRange::from(Pos(9)..);
@@ -350,29 +336,16 @@ pub fn going_back_to_a_snapshot_is_as_if_nothing_followed<B: Backend>(subject: &
 
 /// A graph whose convolution or scan does not fit the layer's states, or has none.
 pub fn states_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
-    let backend = &subject.backend;
-    let loaded = backend
-        .load_weights(Arc::new(SMALL.weights()), Default::default())
-        .unwrap();
     let compile = |layout: &RowLayout| {
-        let program = backend.compile(&SMALL.graph(2), &loaded, layout);
-        program.map(|_| ()).unwrap_err()
+        let compiled = subject.compile(&SMALL.graph(2), &SMALL.weights(), layout);
+        compiled.err().unwrap()
     };
-    assert!(matches!(
-        compile(&RowLayout::default()),
-        BackendError::NoRows { layer: LAYER }
-    ));
-    for sizes in [
-        Sizes { width: 3, ..SMALL },
-        Sizes {
-            d_state: 5,
-            ..SMALL
-        },
-    ] {
-        assert!(matches!(
-            compile(&sizes.layout(4)),
-            BackendError::RowShape { layer: LAYER, .. }
-        ));
+    let none = compile(&RowLayout::default());
+    assert!(matches!(none, BackendError::NoRows { layer: LAYER }));
+    let (width, d_state) = (3, 5);
+    for other in [Sizes { width, ..SMALL }, Sizes { d_state, ..SMALL }] {
+        let error = compile(&other.layout(4));
+        assert!(matches!(error, BackendError::RowShape { layer: LAYER, .. }));
     }
 }
 
@@ -398,7 +371,11 @@ pub fn unsound_states_are_refused<B: Backend>(subject: &Subject<B>) {
     };
     let before = dump(&both.rows);
     let graph = SMALL.graph(3);
-    let mut program = backend.compile(&graph, &both.loaded, &both.layout).unwrap();
+    let mut compiled = Compiled {
+        backend,
+        program: backend.compile(&graph, &both.loaded, &both.layout).unwrap(),
+        rows: both.rows,
+    };
     let changes: [fn(&mut Vec<StateGroup>); 5] = [
         |groups| groups.clear(),
         |groups| groups[1].rows[0] = 2,
@@ -409,19 +386,11 @@ pub fn unsound_states_are_refused<B: Backend>(subject: &Subject<B>) {
     for change in changes {
         let mut step = good.clone();
         change(&mut step.states);
-        let mut outputs = GraphOutputs::default();
-        let error = backend.run(&mut program, &mut both.rows, &step.inputs(), &mut outputs);
-        let error = error.unwrap_err();
+        let error = compiled.run(&step.inputs()).unwrap_err();
         assert!(
-            matches!(
-                error,
-                BackendError::Input {
-                    input: "states",
-                    ..
-                }
-            ),
+            matches!(error, BackendError::Input { input: i, .. } if i == "states"),
             "{error}"
         );
-        assert!(dump(&both.rows) == before);
+        assert!(dump(&compiled.rows) == before);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Random;
 use kv_core::block::{BlockFormat, quantize};
 use kv_core::graph::{
-    Activation, AttendSpec, BatchVisibility, Graph, GraphBuilder, GraphInputs, GraphShape, Input,
-    PartInputs, StateGroup,
+    Activation, AttendSpec, BatchVisibility, Graph, GraphBuilder, GraphError, GraphInputs,
+    GraphShape, Input, NodeId, PartInputs, StateGroup,
 };
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
@@ -149,12 +149,9 @@ impl Scene {
         Step {
             tokens: tokens.iter().map(|t| t.id).collect(),
             positions: tokens.iter().map(|t| t.pos).collect(),
-            coordinates: Vec::new(),
             output_rows: output_rows.to_vec(),
-            embeddings: Vec::new(),
             parts: vec![part],
-            batch: Vec::new(),
-            states: Vec::new(),
+            ..Step::default()
         }
     }
 }
@@ -198,80 +195,46 @@ pub(super) fn rope(style: RopeStyle, n_rot: usize) -> RopeSpec {
 /// grouped heads, a gated feed-forward net, output head. Rows: 2 heads of 16 values, one part.
 pub fn tiny_llama(shape: GraphShape) -> Graph {
     let mut b = GraphBuilder::new(shape);
-    let part = PartIdx(0);
-    let n = shape.n_tokens;
-    let tokens = b.input(Input::Tokens).unwrap();
-    let positions = b.input(Input::Positions).unwrap();
-    let cells = b.input(Input::Cells { part }).unwrap();
-    let visibility = b
-        .input(Input::Visibility {
-            part,
-            window: Window::Full,
-        })
-        .unwrap();
-    let wanted = b.input(Input::OutputRows).unwrap();
-    let AttendSpec {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-        ..
-    } = SPEC;
-    let rope = rope(RopeStyle::Norm, k_dim);
-    let mut x = b.embed("embd", tokens, "embd.w", [VOCAB, WIDTH]).unwrap();
-    for l in 0..N_LAYERS {
-        let layer = LayerIdx(l as u32);
-        let named = |s: &str| format!("{s}-{l}");
-        let norm = b
-            .rms_norm(&named("attn_norm"), x, &named("attn_norm.w"), 1e-5)
-            .unwrap();
-        let q = b
-            .linear(&named("q"), norm, &named("q.w"), n_heads * k_dim)
-            .unwrap();
-        let q = b
-            .reshape(&named("q_heads"), q, &[n, n_heads, k_dim])
-            .unwrap();
-        let q = b.rope(&named("q_rope"), q, positions, &rope).unwrap();
-        let k = b
-            .linear(&named("k"), norm, &named("k.w"), kv_heads * k_dim)
-            .unwrap();
-        let k = b
-            .reshape(&named("k_heads"), k, &[n, kv_heads, k_dim])
-            .unwrap();
-        let k = b.rope(&named("k_rope"), k, positions, &rope).unwrap();
-        let v = b
-            .linear(&named("v"), norm, &named("v.w"), kv_heads * v_dim)
-            .unwrap();
-        let v = b
-            .reshape(&named("v_heads"), v, &[n, kv_heads, v_dim])
-            .unwrap();
-        let stored = b.store_kv(&named("store"), layer, [k, v, cells]).unwrap();
-        let kqv = b
-            .attend(&named("kqv"), layer, SPEC, [q, stored, visibility])
-            .unwrap();
-        let out = b
-            .linear(&named("attn_out"), kqv, &named("o.w"), WIDTH)
-            .unwrap();
-        x = b.add(&named("attn_residual"), out, x).unwrap();
-        let norm = b
-            .rms_norm(&named("ffn_norm"), x, &named("ffn_norm.w"), 1e-5)
-            .unwrap();
-        let gate = b
-            .linear(&named("gate"), norm, &named("gate.w"), HIDDEN)
-            .unwrap();
-        let up = b
-            .linear(&named("up"), norm, &named("up.w"), HIDDEN)
-            .unwrap();
-        let hidden = b.gate(&named("gated"), Activation::Silu, gate, up).unwrap();
-        let down = b
-            .linear(&named("down"), hidden, &named("down.w"), WIDTH)
-            .unwrap();
-        x = b.add(&named("ffn_residual"), down, x).unwrap();
+    llama_logits(&mut b)
+        .and_then(|logits| b.finish(&[logits]))
+        .unwrap()
+}
+
+fn llama_logits(b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
+    let (part, n, window) = (PartIdx(0), b.shape().n_tokens, Window::Full);
+    let tokens = b.input(Input::Tokens)?;
+    let positions = b.input(Input::Positions)?;
+    let cells = b.input(Input::Cells { part })?;
+    let visibility = b.input(Input::Visibility { part, window })?;
+    let wanted = b.input(Input::OutputRows)?;
+    let (rope, eps) = (rope(RopeStyle::Norm, SPEC.k_dim), 1e-5);
+    let mut x = b.embed("embd", tokens, "embd.w", [VOCAB, WIDTH])?;
+    for layer in (0..N_LAYERS as u32).map(LayerIdx) {
+        let b = &mut b.scope(layer);
+        let norm = b.rms_norm("attn_norm", x, "attn_norm.w", eps)?;
+        let heads = |b: &mut GraphBuilder, s: &str, heads: usize, dim: usize| {
+            let y = b.linear(s, norm, &format!("{s}.w"), heads * dim)?;
+            b.reshape(&format!("{s}_heads"), y, &[n, heads, dim])
+        };
+        let q = heads(b, "q", SPEC.n_heads, SPEC.k_dim)?;
+        let q = b.rope("q_rope", q, positions, &rope)?;
+        let k = heads(b, "k", SPEC.kv_heads, SPEC.k_dim)?;
+        let k = b.rope("k_rope", k, positions, &rope)?;
+        let v = heads(b, "v", SPEC.kv_heads, SPEC.v_dim)?;
+        let stored = b.store_kv("store", layer, [k, v, cells])?;
+        let kqv = b.attend("kqv", layer, SPEC, [q, stored, visibility])?;
+        let out = b.linear("attn_out", kqv, "o.w", WIDTH)?;
+        x = b.add("attn_residual", out, x)?;
+        let norm = b.rms_norm("ffn_norm", x, "ffn_norm.w", eps)?;
+        let gate = b.linear("gate", norm, "gate.w", HIDDEN)?;
+        let up = b.linear("up", norm, "up.w", HIDDEN)?;
+        let hidden = b.gate("gated", Activation::Silu, gate, up)?;
+        let down = b.linear("down", hidden, "down.w", WIDTH)?;
+        x = b.add("ffn_residual", down, x)?;
     }
-    let x = b.take_rows("wanted", x, wanted).unwrap();
-    let x = b.rms_norm("norm", x, "norm.w", 1e-5).unwrap();
-    let logits = b.linear("logits", x, "embd.w", VOCAB).unwrap();
-    b.finish(&[logits]).unwrap()
+    let x = b.take_rows("wanted", x, wanted)?;
+    let x = b.rms_norm("norm", x, "norm.w", eps)?;
+    b.linear("logits", x, "embd.w", VOCAB)
 }
 
 /// Random `F32` weights for every weight that `graph` names.

@@ -1,19 +1,17 @@
 //! The contract of layers without rows of their own, and of layers whose values are in their keys.
 
-use std::sync::Arc;
-
 use super::evaluate::{Memory, evaluate};
 use super::one_op::read_memory;
 use super::scene::{memory_weights, runs, text};
 use super::{Attend, OneOp, Random, Scene, StoreRows, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, RowStorage};
 use kv_core::cells::Cell;
-use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input};
+use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::{CellRecord, PartSnapshot, Restored, RowWrite, Snapshot};
 use kv_core::memory_plan::MemoryPlan;
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
-use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::weights::MemoryWeights;
 use kv_core::{
     CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup,
     Window,
@@ -58,14 +56,8 @@ const PLAIN: [KvType; 2] = [KvType::F32, KvType::F16];
 fn visibility() -> Visibility {
     let cells: Vec<(u32, u32)> = (0..60u32).map(|pos| (pos * 7 % 61, pos)).collect();
     let limits = (0..3).map(|r| PosRange::new(Pos(0), Pos(40 + 9 * r)));
-    Visibility::new(
-        3,
-        vec![VisibleGroup::new(
-            vec![0, 1, 2],
-            runs(&cells),
-            limits.collect(),
-        )],
-    )
+    let group = VisibleGroup::new(vec![0, 1, 2], runs(&cells), limits.collect());
+    Visibility::new(3, vec![group])
 }
 
 /// Attends and compares with the definition.
@@ -127,16 +119,9 @@ pub fn a_shared_layer_attends_over_another_s_rows<B: Backend>(subject: &Subject<
         fill(backend, &mut rows, &NARROW, 1);
         let q = Random::new(4).values(3 * NARROW.n_heads * NARROW.k_dim);
         let own = attend(backend, &mut rows, (1, NARROW), &q);
-        assert_eq!(
-            attend(backend, &mut rows, (3, NARROW), &q),
-            own,
-            "{kv_type}"
-        );
-        assert_ne!(
-            attend(backend, &mut rows, (2, NARROW), &q),
-            own,
-            "{kv_type}"
-        );
+        let [shared, other] = [3, 2].map(|l| attend(backend, &mut rows, (l, NARROW), &q));
+        assert_eq!(shared, own, "{kv_type}");
+        assert_ne!(other, own, "{kv_type}");
         let layer = LayerIdx(3);
         let span = RowSpan {
             layer,
@@ -194,16 +179,10 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
         }
         let q = Random::new(5).values(3 * spec.n_heads * spec.k_dim);
         let apart = attend(backend, &mut rows, (1, spec), &q);
-        assert_eq!(
-            attend(backend, &mut rows, (0, spec), &q),
-            apart,
-            "{kv_type}"
-        );
-        assert_eq!(
-            attend(backend, &mut rows, (2, spec), &q),
-            apart,
-            "{kv_type}"
-        );
+        let out = attend(backend, &mut rows, (0, spec), &q);
+        assert_eq!(out, apart, "{kv_type}");
+        let out = attend(backend, &mut rows, (2, spec), &q);
+        assert_eq!(out, apart, "{kv_type}");
         // Rows move whole.
         let copy = RowCopy {
             part: PartIdx(0),
@@ -213,11 +192,8 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
         };
         backend.copy_rows(&mut rows, &[copy]).unwrap();
         let apart = attend(backend, &mut rows, (1, spec), &q);
-        assert_eq!(
-            attend(backend, &mut rows, (0, spec), &q),
-            apart,
-            "{kv_type}"
-        );
+        let out = attend(backend, &mut rows, (0, spec), &q);
+        assert_eq!(out, apart, "{kv_type}");
     }
 }
 
@@ -288,31 +264,20 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
         let layout = layout(&layers(), kv_type);
         let mut rows = backend.allocate(&layout).unwrap();
         let (mut scene, mut memory) = (Scene::default(), Memory::default());
-        let weights = Arc::new(memory_weights(&graph(1), 7));
-        let loaded = backend
-            .load_weights(
-                Arc::clone(&weights) as Arc<dyn WeightSource>,
-                Default::default(),
-            )
-            .unwrap();
+        let weights = memory_weights(&graph(1), 7);
+        let loaded = subject.load(&weights);
         let mut first = 0;
         for n in [5usize, 1, 34] {
             let graph = graph(n);
-            assert_eq!(
-                Graph::from_json(&graph.to_json().unwrap()).as_ref(),
-                Ok(&graph)
-            );
+            let read_back = Graph::from_json(&graph.to_json().unwrap());
+            assert_eq!(read_back.as_ref(), Ok(&graph));
             let cells: Vec<u32> = (first..first + n as u32).map(|c| c * 3 % 67).collect();
             let tokens = text(&mut random, 0, first, &cells);
             let step = scene.step(&tokens, Window::Full, &[]);
             let inputs = step.inputs();
-            let wanted = evaluate(&graph, &*weights, &layout, &mut memory, &inputs);
-            let mut program = backend.compile(&graph, &loaded, &layout).unwrap();
-            let mut outputs = GraphOutputs::default();
-            backend
-                .run(&mut program, &mut rows, &inputs, &mut outputs)
-                .unwrap();
-            for (got, wanted) in outputs.values.iter().zip(&wanted) {
+            let wanted = evaluate(&graph, &weights, &layout, &mut memory, &inputs);
+            let outputs = subject.run(&graph, &loaded, &mut rows, &inputs);
+            for (got, wanted) in outputs.iter().zip(&wanted) {
                 let what = format!("{kv_type}, {n} tokens");
                 assert_close(&what, got, wanted, subject.tolerance.graph.max(1e-4));
             }
@@ -381,11 +346,9 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
 
 /// Storing to a layer in another way than its rows are laid out is refused before anything runs.
 pub fn stores_that_do_not_suit_their_rows_are_refused<B: Backend>(subject: &Subject<B>) {
-    let backend = &subject.backend;
-    let graph = graph(2);
-    let loaded = backend
-        .load_weights(Arc::new(memory_weights(&graph, 7)), Default::default())
-        .unwrap();
+    let (graph, weights) = (graph(2), memory_weights(&graph(2), 7));
+    let compile =
+        |layers: &[LayerMemory]| subject.compile(&graph, &weights, &layout(layers, KvType::F32));
     let own = LayerMemory::Attention;
     let latent = LayerMemory::Latent;
     let cases = [
@@ -404,12 +367,9 @@ pub fn stores_that_do_not_suit_their_rows_are_refused<B: Backend>(subject: &Subj
         ],
     ];
     for layers in cases {
-        let compiled = backend.compile(&graph, &loaded, &layout(&layers, KvType::F32));
-        assert!(
-            matches!(compiled, Err(BackendError::NoRows { .. })),
-            "{layers:?}"
-        );
+        let error = compile(&layers).err();
+        let is_refused = matches!(error, Some(BackendError::NoRows { .. }));
+        assert!(is_refused, "{layers:?}");
     }
-    let fits = backend.compile(&graph, &loaded, &layout(&layers(), KvType::F32));
-    assert!(fits.is_ok());
+    assert!(compile(&layers()).is_ok());
 }

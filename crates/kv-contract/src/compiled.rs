@@ -1,0 +1,78 @@
+//! [`Compiled`]: a graph on the backend under test, with rows to run over.
+//!
+//! Knows no graph and no wanted value.
+
+use std::sync::Arc;
+
+use super::Subject;
+use kv_core::backend::{Backend, BackendError, RowStorage};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+use kv_core::weights::MemoryWeights;
+
+/// A compiled graph and fresh rows.
+pub(crate) struct Compiled<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) program: B::Program,
+    pub(crate) rows: B::Rows,
+}
+
+impl<B: Backend> Compiled<'_, B> {
+    /// All outputs.
+    pub(crate) fn run(&mut self, inputs: &GraphInputs<'_>) -> Result<Vec<Vec<f32>>, BackendError> {
+        run(self.backend, &mut self.program, &mut self.rows, inputs)
+    }
+}
+
+impl<B: Backend> Subject<B> {
+    /// Weights on the backend.
+    pub(crate) fn load(&self, weights: &MemoryWeights) -> B::Weights {
+        let weights = Arc::new(weights.clone());
+        (self.backend)
+            .load_weights(weights, Default::default())
+            .unwrap()
+    }
+
+    /// A graph over fresh rows of a layout.
+    pub(crate) fn compile(
+        &self,
+        graph: &Graph,
+        weights: &MemoryWeights,
+        layout: &RowLayout,
+    ) -> Result<Compiled<'_, B>, BackendError> {
+        let backend = &self.backend;
+        Ok(Compiled {
+            backend,
+            program: backend.compile(graph, &self.load(weights), layout)?,
+            rows: backend.allocate(layout).unwrap(),
+        })
+    }
+
+    /// All outputs of a graph over rows that are there already.
+    pub(crate) fn run(
+        &self,
+        graph: &Graph,
+        weights: &B::Weights,
+        rows: &mut B::Rows,
+        inputs: &GraphInputs<'_>,
+    ) -> Vec<Vec<f32>> {
+        let mut program = (self.backend)
+            .compile(graph, weights, rows.layout())
+            .unwrap();
+        run(&self.backend, &mut program, rows, inputs).unwrap()
+    }
+}
+
+fn run<B: Backend>(
+    backend: &B,
+    program: &mut B::Program,
+    rows: &mut B::Rows,
+    inputs: &GraphInputs<'_>,
+) -> Result<Vec<Vec<f32>>, BackendError> {
+    // What was in the buffers before must not matter.
+    let mut outputs = GraphOutputs {
+        values: vec![vec![f32::NAN; 7]; 3],
+    };
+    backend.run(program, rows, inputs, &mut outputs)?;
+    Ok(outputs.values)
+}
