@@ -15,12 +15,6 @@ use model_core::model_file::{ModelFile, OpenModel};
 
 use crate::input;
 
-/// The model in the binary; see `models/README.md`.
-static EMBEDDED: &[u8] = include_bytes!("../../../models/stories-llama-f16.gguf");
-
-/// The prompt of the model in the binary where none is given.
-pub(crate) const EMBEDDED_PROMPT: &str = "Once upon a time";
-
 /// The first bytes of a GGUF file.
 pub(crate) const GGUF_MAGIC: &[u8] = b"GGUF";
 
@@ -153,5 +147,5 @@ fn from_stdin() -> anyhow::Result<SharedBytes> {
 }
 
 fn embedded() -> SharedBytes {
-    SharedBytes::new(std::sync::Arc::new(EMBEDDED))
+    SharedBytes::new(std::sync::Arc::new(cellar_stories::STORIES_LLAMA))
 }

@@ -20,7 +20,7 @@ use crate::args::RunArgs;
 use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
-use crate::models::{EMBEDDED_PROMPT, ModelSource};
+use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
@@ -268,7 +268,7 @@ fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<String> {
     match (given, source) {
         (Some(prompt), _) => Ok(prompt),
         (None, _) if args.session.load_state.is_some() && !args.chat => Ok(String::new()),
-        (None, ModelSource::Embedded) => Ok(EMBEDDED_PROMPT.to_owned()),
+        (None, ModelSource::Embedded) => Ok(cellar_stories::PROMPT.to_owned()),
         (None, ModelSource::File(_)) => {
             usage("no prompt: give one as an argument, with -f FILE, or through a pipe")
         }
