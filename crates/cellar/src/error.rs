@@ -2,7 +2,8 @@
 
 use engine::EngineError;
 use kv_core::backend::BackendError;
-use model_core::error::ModelFileError;
+use model_core::chat_template::ChatTemplateError;
+use model_core::error::{MetadataError, ModelFileError};
 
 /// Why a model cannot be opened or go on.
 #[derive(Debug, thiserror::Error)]
@@ -17,4 +18,16 @@ pub enum Error {
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The chat template is broken, or refuses the messages.
+    #[error(transparent)]
+    Template(#[from] ChatTemplateError),
+    /// The file's metadata is wrong.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// The model has no chat template.
+    #[error("the model has no chat template: it continues texts (Model::generate)")]
+    NoChatTemplate,
+    /// The chat template renders these messages to nothing.
+    #[error("the chat template makes nothing of these messages")]
+    EmptyChat,
 }

@@ -12,6 +12,20 @@
 //! # Ok::<(), cellar::Error>(())
 //! ```
 //!
+//! A chat is a list of messages that the caller keeps; only what is new of it is evaluated:
+//!
+//! ```no_run
+//! use cellar::{ChatMessage, GenerateOptions, Model};
+//!
+//! let mut model = Model::open("instruct.gguf")?;
+//! let mut messages = vec![ChatMessage::new("user", "Why is the sky blue?")];
+//! let answer = model.chat(&messages, GenerateOptions::default())?.finish()?;
+//! messages.push(ChatMessage::new("assistant", answer));
+//! messages.push(ChatMessage::new("user", "And at night?"));
+//! let answer = model.chat(&messages, GenerateOptions::default())?.finish()?;
+//! # Ok::<(), cellar::Error>(())
+//! ```
+//!
 //! [`Model`] is a file on a backend with one text in memory; [`embedder`] gives vectors. This crate
 //! only puts things together: every part can be used alone, and all are re-exported. [`engine`]
 //! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
@@ -21,6 +35,7 @@
 
 mod architectures;
 mod backends;
+mod chat;
 mod error;
 mod model;
 mod text;
@@ -30,6 +45,7 @@ pub use backends::{
     Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, Repack, open_backend,
     plan_backend_memory,
 };
+pub use chat::render_chat;
 pub use engine;
 pub use engine::sampler::{Penalties, SamplerConfig};
 pub use engine::{

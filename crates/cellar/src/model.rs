@@ -9,11 +9,13 @@ use engine::{Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, Genera
 use kv_core::backend::{BoxedBackend, OnProgress};
 use kv_core::memory::{Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
+use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::tokenizer::EncodeOptions;
 
 use crate::architectures::architectures;
 use crate::backends::{BackendOptions, open_backend};
+use crate::chat::render_chat;
 use crate::error::Error;
 use crate::text::Text;
 
@@ -85,6 +87,25 @@ impl Model {
     /// been evaluated when this returns.
     pub fn generate(&mut self, prompt: &str, options: GenerateOptions) -> Result<Text<'_>, Error> {
         let tokens = self.file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
+        self.generate_from(&tokens, options)
+    }
+
+    /// Answers messages, as the model's own chat template renders them. Messages that were answered
+    /// before are not evaluated again.
+    ///
+    /// # Errors
+    /// [`Error::NoChatTemplate`], [`Error::Template`] where the template refuses the messages;
+    /// otherwise as [`Model::generate`].
+    pub fn chat(
+        &mut self,
+        messages: &[ChatMessage],
+        options: GenerateOptions,
+    ) -> Result<Text<'_>, Error> {
+        let text = render_chat(&self.file, messages)?.ok_or(Error::NoChatTemplate)?;
+        if text.is_empty() {
+            return Err(Error::EmptyChat);
+        }
+        let tokens = self.file.tokenizer().encode(&text, EncodeOptions::CHAT);
         self.generate_from(&tokens, options)
     }
 

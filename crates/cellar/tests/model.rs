@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+use std::sync::Arc;
+
 use cellar::engine::Timings;
+use cellar::kv_core::weights::SharedBytes;
 use cellar::{
-    BackendKind, BackendOptions, EngineConfig, Error, FinishReason, GenerateOptions, KvType,
-    KvTypes, LongContext, Model, ModelOptions, SamplerConfig,
+    BackendKind, BackendOptions, ChatMessage, EngineConfig, Error, FinishReason, GenerateOptions,
+    KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig, architectures,
 };
 use serde::Deserialize;
 
@@ -141,4 +144,56 @@ fn encode(model: &Model, text: &str) -> Vec<cellar::TokenId> {
     use cellar::model_core::tokenizer::EncodeOptions;
     let tokenizer = model.file().tokenizer();
     tokenizer.encode(text, EncodeOptions::PROMPT)
+}
+
+/// The story model with this chat template, or with none.
+fn chat_model(template: Option<&str>) -> Model {
+    use cellar::model_core::gguf::{GgufFile, GgufWriter};
+
+    let file = GgufFile::open(format!("{MODELS}/stories-llama-f16.gguf")).unwrap();
+    let mut writer = GgufWriter::with_metadata(file.metadata().clone());
+    for tensor in file.tensors() {
+        writer.add(file.weight(tensor.name()).unwrap()).unwrap();
+    }
+    template.map(|text| writer.set("tokenizer.chat_template", text));
+    let bytes = SharedBytes::new(Arc::new(writer.to_bytes().unwrap()));
+    let file = ModelFile::from_bytes(bytes, &architectures()).unwrap();
+    Model::load(file, ModelOptions::default()).unwrap()
+}
+
+#[test]
+fn a_chat_evaluates_only_what_is_new() {
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    let mut model = chat_model(Some(template));
+    let mut messages = vec![ChatMessage::new("user", "Who is Lily?")];
+    let text = model.chat(&messages, greedy(8)).unwrap();
+    let answer = text.finish().unwrap();
+    let prompt = "user: Who is Lily?\nassistant:";
+    let mut fresh = chat_model(None);
+    let text = fresh.generate(prompt, greedy(8)).unwrap();
+    assert_eq!(text.finish().unwrap(), answer);
+
+    messages.push(ChatMessage::new("assistant", &answer));
+    messages.push(ChatMessage::new("user", "And Tom?"));
+    let mut text = model.chat(&messages, greedy(8)).unwrap();
+    text.by_ref().for_each(|piece| drop(piece.unwrap()));
+    let whole = format!("{prompt} {answer}\nuser: And Tom?\nassistant:");
+    let n_whole = encode(&fresh, &whole).len();
+    let n_first = encode(&fresh, prompt).len();
+    assert!(text.timings().prompt.n_tokens <= n_whole - n_first);
+}
+
+#[test]
+fn messages_that_cannot_be_rendered_are_refused() {
+    let chat = |template| {
+        let mut model = chat_model(template);
+        let messages = [ChatMessage::new("user", "Hello")];
+        model.chat(&messages, greedy(8)).map(drop).unwrap_err()
+    };
+    assert!(matches!(chat(None), Error::NoChatTemplate));
+    assert!(matches!(
+        chat(Some("{{ raise_exception('no') }}")),
+        Error::Template(_)
+    ));
+    assert!(matches!(chat(Some("{{ nothing }}")), Error::EmptyChat));
 }
