@@ -6,6 +6,7 @@
 mod chat;
 mod embed;
 mod measure;
+mod values;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ use crate::kv_args::KvArgs;
 pub(crate) use chat::ChatArgs;
 pub(crate) use embed::EmbedArgs;
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
+pub(crate) use values::{ContextSize, PredictLimit, Seed};
 
 /// Parses a number of at least 1.
 fn count() -> RangedI64ValueParser<u32> {
@@ -44,6 +46,9 @@ Examples:
 
 Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced when
 it is complete, following links and keeping its mode; devices and pipes are written directly.
+
+Flags of llama.cpp work: -c 0, -n -1, --seed -1, --ctx-size, --n-predict, -sys TEXT, -ngl 0, -ub N,
+-ctk TYPE, -ctv TYPE.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_LOG=debug to log on stderr.
@@ -114,16 +119,26 @@ pub(crate) struct EngineArgs {
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Context size: tokens that the memory holds [default: the trained length, at most 4096]
-    #[arg(short, long, value_name = "N",
-          allow_negative_numbers = true, value_parser = count())]
-    pub(crate) ctx: Option<u32>,
+    /// Layers on a GPU, which this build has no backend for: 0
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true,
+          allow_negative_numbers = true, value_parser = values::gpu_layers)]
+    pub(crate) gpu_layers: Option<u32>,
+    /// Context size: tokens that the memory holds; 0 takes the trained length [default: the trained
+    /// length, at most 4096]
+    #[arg(
+        short,
+        long,
+        visible_alias = "ctx-size",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub(crate) ctx: Option<ContextSize>,
     /// Maximum tokens of all sequences per call
-    #[arg(short, long, value_name = "N", default_value_t = 2048,
+    #[arg(short, long, alias = "batch-size", value_name = "N", default_value_t = 2048,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) batch: u32,
     /// Maximum tokens computed at once
-    #[arg(long, value_name = "N", default_value_t = 512,
+    #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = 512,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) ubatch: u32,
     #[command(flatten)]
@@ -162,7 +177,8 @@ pub(crate) struct SamplerArgs {
         long,
         value_name = "T",
         default_value_t = 0.8,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = values::non_negative
     )]
     pub(crate) temp: f32,
     /// Keep the K most likely tokens; 0 keeps all
@@ -178,7 +194,8 @@ pub(crate) struct SamplerArgs {
         long,
         value_name = "P",
         default_value_t = 0.95,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = values::probability
     )]
     pub(crate) top_p: f32,
     /// Keep tokens at least P times as likely as the most likely; 0 keeps all
@@ -186,7 +203,8 @@ pub(crate) struct SamplerArgs {
         long,
         value_name = "P",
         default_value_t = 0.05,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = values::probability
     )]
     pub(crate) min_p: f32,
     /// Penalty factor for repeated tokens; 1 turns it off
@@ -194,7 +212,8 @@ pub(crate) struct SamplerArgs {
         long,
         value_name = "X",
         default_value_t = 1.0,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = values::positive
     )]
     pub(crate) repeat_penalty: f32,
     /// Penalty for tokens that occurred
@@ -202,7 +221,8 @@ pub(crate) struct SamplerArgs {
         long,
         value_name = "X",
         default_value_t = 0.0,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = values::finite
     )]
     pub(crate) presence_penalty: f32,
     /// Penalty for each occurrence of a token
@@ -210,15 +230,16 @@ pub(crate) struct SamplerArgs {
         long,
         value_name = "X",
         default_value_t = 0.0,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = values::finite
     )]
     pub(crate) frequency_penalty: f32,
     /// How many tokens back penalties look; 0 turns them off
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) repeat_last_n: usize,
-    /// Random seed [default: a random one, shown in the statistics]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    /// Random seed; -1 takes a random one [default: a random one, shown in the statistics]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) seed: Option<Seed>,
 }
 
 /// What happens when a text gets longer than the context.
@@ -296,10 +317,16 @@ pub(crate) struct RunArgs {
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_option"])]
     pub(crate) file: Option<PathBuf>,
-    /// Maximum tokens to generate [default: 256; with --chat, as many as the context holds]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u32).range(0..))]
-    pub(crate) predict: Option<u32>,
+    /// Maximum tokens to generate; -1 takes as many as the context
+    /// holds [default: 256; with --chat, as many as the context holds]
+    #[arg(
+        short = 'n',
+        long,
+        visible_alias = "n-predict",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub(crate) predict: Option<PredictLimit>,
     /// Apply the model's chat template: the prompt is a message of the user
     #[arg(long)]
     pub(crate) chat: bool,
@@ -346,9 +373,14 @@ pub(crate) struct InspectArgs {
     /// GGUF file or model directory [default: the built-in model]
     pub(crate) file: Option<PathBuf>,
     /// Context size: tokens that the memory would hold [default: the trained length]
-    #[arg(short, long, value_name = "N",
-          allow_negative_numbers = true, value_parser = count())]
-    pub(crate) ctx: Option<u32>,
+    #[arg(
+        short,
+        long,
+        visible_alias = "ctx-size",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub(crate) ctx: Option<ContextSize>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     /// Print JSON

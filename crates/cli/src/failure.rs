@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use crate::advice::advice;
 use crate::terminal::escape;
 
 /// The command line asks for something impossible.
@@ -76,16 +77,10 @@ pub(crate) fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {text}");
         }
     }
-    if is_disk_full(error) {
-        line.push_str("; free some space, or choose another place");
+    if let Some(advice) = advice(error) {
+        line = format!("{line}; {}", words(&advice));
     }
     line
-}
-
-fn is_disk_full(error: &anyhow::Error) -> bool {
-    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
-    let mut causes = error.chain().filter_map(|e| e.downcast_ref::<io::Error>());
-    causes.any(|e| full.contains(&e.kind()))
 }
 
 /// A text in one line, with one space between words, and without control characters, which could

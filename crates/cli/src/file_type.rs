@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use kv_core::block::BlockFormat;
 
+use crate::advice::is_similar;
+
 /// A format in which models can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileType {
@@ -45,7 +47,10 @@ impl FromStr for FileType {
                 .iter()
                 .map(|t| t.format.name().to_lowercase())
                 .collect();
-            format!("known are {}", known.join(", "))
+            let wanted = name.to_lowercase();
+            let similar = known.iter().find(|known| is_similar(known, &wanted));
+            let similar = similar.map_or_else(String::new, |s| format!("; a similar one: '{s}'"));
+            format!("known are {}{similar}", known.join(", "))
         })
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     }
     let cannot = || format!("cannot read '{}'", path.display());
     if path.is_dir() {
-        bail!("{}: it is a directory", cannot());
+        bail!("{}: it is a directory; name a file in it", cannot());
     }
     Ok(Box::new(File::open(path).with_context(cannot)?))
 }

@@ -14,10 +14,10 @@ pub(crate) struct KvArgs {
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvType>,
     /// Type of stored K [default: as --kv-type]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, alias = "cache-type-k", value_name = "TYPE")]
     pub(crate) kv_type_k: Option<KvType>,
     /// Type of stored V [default: as --kv-type]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, alias = "cache-type-v", value_name = "TYPE")]
     pub(crate) kv_type_v: Option<KvType>,
     /// Type of K and V in some layers: 0-3=f16 or 5=q8_0/q4_0 (K/V); may be given several times,
     /// the last one for a layer counts

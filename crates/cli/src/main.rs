@@ -1,10 +1,12 @@
 //! The program `cellar`: parses the command line, runs one command, and prints its error, once.
 
+mod advice;
 mod args;
 mod backends;
 mod commands;
 mod failure;
 mod file_type;
+mod habits;
 mod input;
 mod interrupt;
 mod kv_args;
@@ -25,7 +27,7 @@ use crate::args::Cli;
 use crate::failure::{Exit, one_line, words};
 
 fn main() -> ExitCode {
-    let exit = match Cli::try_parse() {
+    let exit = match Cli::try_parse_from(habits::translate(std::env::args_os())) {
         Ok(cli) => {
             start_log();
             commands::run(cli.command).unwrap_or_else(|error| {
@@ -50,7 +52,19 @@ fn not_understood(error: &clap::Error) -> Exit {
             Exit::Done
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            complain("no command given; see 'cellar --help'");
+            let given: Vec<String> = std::env::args_os()
+                .skip(1)
+                .map(|arg| arg.to_string_lossy().into_owned())
+                .collect();
+            if given.is_empty() {
+                // Nobody reads a closed pipe.
+                let _ = write!(std::io::stdout(), "{}", error.render());
+                return Exit::Done;
+            }
+            let command = words(&given.join(" "));
+            complain(&format!(
+                "'cellar {command}' needs a command; see 'cellar {command} --help'"
+            ));
             Exit::WrongUsage
         }
         _ => {

@@ -122,7 +122,10 @@ impl Target {
             Ok(found) if found.is_file() => Ok(Self::Regular(target, Some(found))),
             Ok(_) => Ok(Self::Direct(target)),
             Err(_) if !parent(&target).is_dir() => {
-                bail!("there is no directory '{}'", parent(&target).display())
+                bail!(
+                    "there is no directory '{}'; create it, or choose another place",
+                    parent(&target).display()
+                )
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(Self::Regular(target, None))

@@ -16,10 +16,10 @@ use engine::{
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
 use kv_core::memory::{Streams, SwaSize};
-use model_core::architecture::OutputKind;
+use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 
-use crate::args::{AttentionName, EngineArgs, LongContextArgs, SamplerArgs};
+use crate::args::{AttentionName, ContextSize, EngineArgs, LongContextArgs, SamplerArgs, Seed};
 use crate::backends::{self, BackendOptions};
 use crate::failure::{UsageError, usage};
 use crate::input;
@@ -45,7 +45,10 @@ pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
             frequency: args.frequency_penalty,
             presence: args.presence_penalty,
         },
-        seed: args.seed.unwrap_or_else(random_seed),
+        seed: match args.seed {
+            Some(Seed::Fixed(seed)) => seed,
+            Some(Seed::Random) | None => random_seed(),
+        },
     };
     config
         .check()
@@ -77,10 +80,22 @@ fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish() & u64::from(u32::MAX)
 }
 
+/// The context size that a flag selects for this model.
+pub(crate) fn n_ctx(ctx: Option<ContextSize>, model: &dyn Model) -> Option<u32> {
+    ctx.map(|ctx| match ctx {
+        ContextSize::Tokens(n) => n,
+        ContextSize::Trained => u32::try_from(model.context_length()).unwrap_or(u32::MAX),
+    })
+}
+
 /// The engine's configuration, but for the number of sequences.
-pub(crate) fn engine_config(args: &EngineArgs, default_kv_type: KvType) -> EngineConfig {
+pub(crate) fn engine_config(
+    args: &EngineArgs,
+    model: &dyn Model,
+    default_kv_type: KvType,
+) -> EngineConfig {
     EngineConfig {
-        n_ctx: args.ctx,
+        n_ctx: n_ctx(args.ctx, model),
         n_batch: args.batch,
         n_ubatch: args.ubatch,
         kv_types: args.kv.types(default_kv_type),

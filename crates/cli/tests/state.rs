@@ -326,7 +326,7 @@ fn damaged_states_are_refused_in_one_line() {
     }
     let (code, message) = failure(&["state", "inspect", dir.path().to_str().unwrap()]);
     assert!(
-        code == 1 && message.ends_with("it is a directory"),
+        code == 1 && message.ends_with("it is a directory; name a file in it"),
         "{message}"
     );
 }

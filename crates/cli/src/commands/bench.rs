@@ -10,7 +10,6 @@ use std::time::Instant;
 use engine::EngineConfig;
 use kv_core::KvType;
 use kv_core::backend::{Backend, Profile};
-use kv_core::memory::Streams;
 use serde::Serialize;
 
 use crate::args::BenchArgs;
@@ -59,30 +58,32 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
     let profile = args.times.then(Arc::<Profile>::default);
     let mut load = Load::new(args, profile.clone());
-    let n_needed = match resolve::engine_config(&args.engine, KvType::F16).streams {
-        Streams::PerSequence => load.cells_of_one(),
-        Streams::Shared => load.cells_of_all(),
+    let n_needed = match args.engine.streams {
+        true => load.cells_of_one(),
+        false => load.cells_of_all(),
     };
     let Ok(n_needed) = u32::try_from(n_needed) else {
         return usage(format!(
-            "{n_needed} tokens are more than a context can hold"
+            "{n_needed} tokens are more than a context can hold; choose smaller -p, -n, --depth or \
+             --seqs"
         ));
     };
-    if let Some(n_ctx) = args.engine.ctx
-        && n_needed > n_ctx
-    {
-        return usage(format!(
-            "{n_needed} tokens do not fit the context of {n_ctx}"
-        ));
-    }
     let started = Instant::now();
     let source = ModelSource::new(args.model.model.as_deref());
     let file = source.open()?;
-    let n_ctx = Some(args.engine.ctx.unwrap_or(n_needed));
+    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
+    if let Some(n_ctx) = config.n_ctx
+        && n_needed > n_ctx
+    {
+        return usage(format!(
+            "{n_needed} tokens do not fit the context of {n_ctx}; choose a larger --ctx, or smaller \
+             -p, -n, --depth or --seqs"
+        ));
+    }
     let config = EngineConfig {
-        n_ctx,
+        n_ctx: Some(config.n_ctx.unwrap_or(n_needed)),
         n_seqs: args.seqs,
-        ..resolve::engine_config(&args.engine, KvType::F16)
+        ..config
     };
     let mut engine = resolve::open_profiled_engine(&file, &args.engine, &config, profile)?;
     let loaded = started.elapsed();

@@ -60,7 +60,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
             source.name()
         ));
     }
-    let config = resolve::engine_config(&args.engine, KvType::F16);
+    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine, &config)?;
     drop(loading);
     warn_of_long_context(&engine);

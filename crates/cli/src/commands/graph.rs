@@ -20,7 +20,11 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
         return diff(args, out);
     }
     let model = match &args.arch {
-        Some(name) => architectures().get(name)?.example()?,
+        Some(name) => {
+            let architectures = architectures();
+            let known = architectures.get(name);
+            known.with_context(|| format!("--arch {name}"))?.example()?
+        }
         None => of_file(&ModelSource::new(args.model.model.as_deref()))?,
     };
     let graph = model.graph(shape(args.shape)?)?;

@@ -19,6 +19,7 @@ use crate::args::InspectArgs;
 use crate::failure::{Exit, one_line};
 use crate::machine;
 use crate::models::{Contents, ModelSource};
+use crate::resolve;
 use crate::terminal::{self, escape};
 
 /// Elements of a list that are shown.
@@ -241,7 +242,7 @@ fn model(file: &Contents, args: &InspectArgs) -> anyhow::Result<ModelSummary> {
 
 fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary> {
     let trained = u32::try_from(model.context_length()).unwrap_or(DEFAULT_N_CTX);
-    let n_ctx = args.ctx.unwrap_or(trained);
+    let n_ctx = resolve::n_ctx(args.ctx, model).unwrap_or(trained);
     let kv_types = args.kv.types(KvType::F16);
     let config = EngineConfig {
         n_ctx: Some(n_ctx),

@@ -10,6 +10,7 @@ use kv_core::backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
+use model_core::architecture::Model;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};
 use serde::Serialize;
 
@@ -54,7 +55,7 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if tokens.len() < 2 {
         return usage("the text has less than two tokens: there is nothing to predict");
     }
-    let config = config(args, tokens.len())?;
+    let config = config(args, &**file.model(), tokens.len())?;
     let layout = |types: &KvTypes| {
         let layers = file.model().layers();
         RowLayout::new(layers, &vec![1; layers.parts().len()], types)
@@ -85,15 +86,15 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
 }
 
 /// Room for the whole text, taken in pieces.
-fn config(args: &KlArgs, n_tokens: usize) -> anyhow::Result<EngineConfig> {
-    let config = resolve::engine_config(&args.engine, KvType::F32);
-    if let Some(n_ctx) = args.engine.ctx
+fn config(args: &KlArgs, model: &dyn Model, n_tokens: usize) -> anyhow::Result<EngineConfig> {
+    let config = resolve::engine_config(&args.engine, model, KvType::F32);
+    if let Some(n_ctx) = config.n_ctx
         && n_tokens > n_ctx as usize
     {
         anyhow::bail!("{n_tokens} tokens do not fit the context of {n_ctx}: choose a larger --ctx");
     }
     Ok(EngineConfig {
-        n_ctx: Some(args.engine.ctx.unwrap_or(u32::try_from(n_tokens)?)),
+        n_ctx: Some(config.n_ctx.unwrap_or(u32::try_from(n_tokens)?)),
         n_batch: config.n_batch.max(u32::try_from(PIECE)?),
         ..config
     })

@@ -8,6 +8,7 @@ use engine::{Engine, EngineConfig};
 use kv_core::backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
+use model_core::architecture::Model;
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::args::LogitsArgs;
@@ -25,7 +26,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     output_file::check("--out", &args.out)?;
     exit_on_interrupt()?;
     let file = ModelSource::new(args.model.model.as_deref()).open()?;
-    let config = config(args, &sequences)?;
+    let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
     check_room(&sequences, n_vocab)?;
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
@@ -40,26 +41,33 @@ fn sequences(args: &LogitsArgs) -> anyhow::Result<Vec<Vec<u32>>> {
         Some(path) => {
             let text = input::text(path)?;
             let lines = text.lines().filter(|line| !line.trim().is_empty());
-            lines.map(resolve::token_ids).collect::<Result<_, _>>()?
+            let ids = lines.map(resolve::token_ids).collect::<Result<_, _>>();
+            ids.with_context(|| format!("--tokens-file '{}'", path.display()))?
         }
         None => args
             .tokens
             .iter()
-            .map(|list| resolve::token_ids(list))
+            .map(|list| resolve::token_ids(list).with_context(|| format!("--tokens {list}")))
             .collect::<Result<_, _>>()?,
     };
     if args.tokens.is_empty() && args.tokens_file.is_none() {
         return usage("no tokens: give --tokens 1,2,3 or --tokens-file FILE");
     }
     if sequences.is_empty() || sequences.iter().any(Vec::is_empty) {
-        return usage("a sequence without tokens: give at least one id");
+        return usage(
+            "--tokens or --tokens-file has a sequence without tokens: give at least one id",
+        );
     }
     Ok(sequences)
 }
 
 /// Sizes that take all sequences at once, unless flags set them.
-fn config(args: &LogitsArgs, sequences: &[Vec<u32>]) -> anyhow::Result<EngineConfig> {
-    let config = resolve::engine_config(&args.engine, KvType::F32);
+fn config(
+    args: &LogitsArgs,
+    model: &dyn Model,
+    sequences: &[Vec<u32>],
+) -> anyhow::Result<EngineConfig> {
+    let config = resolve::engine_config(&args.engine, model, KvType::F32);
     let n_tokens: usize = sequences.iter().map(Vec::len).sum();
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
     let n_needed = if args.engine.streams {
@@ -67,14 +75,14 @@ fn config(args: &LogitsArgs, sequences: &[Vec<u32>]) -> anyhow::Result<EngineCon
     } else {
         n_tokens
     };
-    if let Some(n_ctx) = args.engine.ctx
+    if let Some(n_ctx) = config.n_ctx
         && n_needed > n_ctx as usize
     {
         anyhow::bail!("{n_needed} tokens do not fit the context of {n_ctx}: choose a larger --ctx");
     }
     let count = |n: usize| u32::try_from(n).context("more tokens than can be counted");
     Ok(EngineConfig {
-        n_ctx: Some(args.engine.ctx.unwrap_or(count(n_needed)?)),
+        n_ctx: Some(config.n_ctx.unwrap_or(count(n_needed)?)),
         n_batch: config.n_batch.max(count(n_tokens)?),
         n_ubatch: args.engine.ubatch.min(args.engine.batch),
         n_seqs: count(sequences.len())?,

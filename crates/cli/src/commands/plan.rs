@@ -106,7 +106,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,
-        ..resolve::engine_config(&args.engine, KvType::F16)
+        ..resolve::engine_config(&args.engine, &*model, KvType::F16)
     };
     let settings = config.settings(&*model)?;
     let plan = settings.memory_plan();

@@ -16,7 +16,7 @@ use model_core::tokenizer::{AddSpecial, EncodeOptions};
 use serde::Serialize;
 
 use super::{messages, session};
-use crate::args::RunArgs;
+use crate::args::{PredictLimit, RunArgs};
 use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
@@ -94,7 +94,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let file = source.load()?;
     resolve::continues_texts(&file)?;
     let (prompt, mut ids) = encode(&file, args, prompt)?;
-    let config = resolve::engine_config(&args.engine, KvType::F16);
+    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
     if let Some(kv_type) = args.session.save_kv_type {
         engine.check_save_type(kv_type)?;
@@ -123,7 +123,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let n_ctx = engine.settings().n_ctx;
     let n_predict = match (args.predict, args.chat) {
         (None, false) => Some(resolve::DEFAULT_N_PREDICT),
-        (predict, _) => predict.map(|n| n as usize),
+        (predict, _) => predict.and_then(PredictLimit::tokens),
     };
     let seed = sampler.seed;
     let bos = file.tokenizer().special_ids().bos;
