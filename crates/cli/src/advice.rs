@@ -67,8 +67,14 @@ fn not_found(path: &Path) -> Option<String> {
     (!near.is_empty()).then(|| format!("similar names there: {}", list(&near)))
 }
 
-/// Whether one may be a misspelling of the other.
-pub(crate) fn is_similar(a: &str, b: &str) -> bool {
+/// The name of which `given` may be a misspelling.
+pub(crate) fn most_similar<'n>(given: &str, names: &[&'n str]) -> Option<&'n str> {
+    let similar = names.iter().filter(|name| is_similar(given, name));
+    let distance = |name: &&&str| strsim::damerau_levenshtein(given, name);
+    similar.min_by_key(distance).copied()
+}
+
+fn is_similar(a: &str, b: &str) -> bool {
     strsim::jaro_winkler(a, b) > 0.85
 }
 

@@ -485,7 +485,8 @@ pub(crate) struct GraphDiffArgs {
 /// `cellar tokenize`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints one token per line: its id and its text. The text is the argument, the file given with -f, or
+Prints one token per line: its id, and the text that it writes; bytes that are no UTF-8 by themselves
+as <0xF0>. The text is the argument, the file given with -f, or
 standard input, unchanged.
 
 Examples:
@@ -505,7 +506,8 @@ pub(crate) struct TokenizeArgs {
     /// Treat the names of special tokens as plain text
     #[arg(long)]
     pub(crate) no_special: bool,
-    /// Print one JSON object: tokens (ids) and pieces
+    /// Print one JSON object: tokens (ids), pieces (the text of each; null where it is not UTF-8),
+    /// and not_utf8 (index and bytes of these)
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -574,18 +576,21 @@ pub(crate) struct StateInspectArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are not a whole
-number of blocks is stored in a larger type. The file is complete when it gets its name.
+number of blocks is stored in a larger type, and the output matrix in at least 6 bits per value. The
+mixes q4_k_m and q5_k_m are those of llama-quantize: attention V and FFN down take Q6_K in the first
+and last eighth of the layers and in every third between them. The file is complete when it gets its name.
 
 Examples:
   cellar convert DIRECTORY model.gguf --type f16
-  cellar convert DIRECTORY model.gguf --type q4_k
+  cellar convert DIRECTORY model.gguf --type q4_k_m
   cellar convert DIRECTORY - --type f16 | zstd > model.gguf.zst")]
 pub(crate) struct ConvertArgs {
     /// Directory with config.json, safetensors and tokenizer.json, or a GGUF file to requantise
     pub(crate) model: PathBuf,
     /// Output file
     pub(crate) out: PathBuf,
-    /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_0, q5_1, q4_k, q4_0, q4_1 or q3_k
+    /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k, q5_0, q5_1, q4_k_m, q4_k, q4_0,
+    /// q4_1 or q3_k
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) file_type: FileType,
 }

@@ -5,35 +5,61 @@ use std::str::FromStr;
 
 use kv_core::block::BlockFormat;
 
-use crate::advice::is_similar;
+use crate::advice::most_similar;
 
-/// A format in which models can be written.
+/// A type of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileType {
-    /// How matrices are stored.
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// How most matrices are stored.
     pub(crate) format: BlockFormat,
+    /// Which matrices are stored otherwise.
+    pub(crate) mix: Mix,
     /// Its number in `general.file_type`.
     pub(crate) number: u32,
 }
 
-const FILE_TYPES: [FileType; 12] = {
+/// Which matrices are stored in larger formats than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mix {
+    /// None but the output matrix.
+    Uniform,
+    /// Those of llama.cpp's types `_M`.
+    Medium,
+}
+
+const FILE_TYPES: [FileType; 14] = {
     use BlockFormat::*;
-    const fn of(format: BlockFormat, number: u32) -> FileType {
-        FileType { format, number }
+    const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
+        FileType {
+            name,
+            format,
+            mix: Mix::Uniform,
+            number,
+        }
+    }
+    const fn medium(name: &'static str, format: BlockFormat, number: u32) -> FileType {
+        FileType {
+            mix: Mix::Medium,
+            ..of(name, format, number)
+        }
     }
     [
-        of(F32, 0),
-        of(F16, 1),
-        of(BF16, 32),
-        of(Q4_0, 2),
-        of(Q4_1, 3),
-        of(Q5_0, 8),
-        of(Q5_1, 9),
-        of(Q8_0, 7),
-        of(Q3_K, 12),
-        of(Q4_K, 14),
-        of(Q5_K, 16),
-        of(Q6_K, 18),
+        of("f32", F32, 0),
+        of("f16", F16, 1),
+        of("bf16", BF16, 32),
+        of("q8_0", Q8_0, 7),
+        of("q6_k", Q6_K, 18),
+        medium("q5_k_m", Q5_K, 17),
+        of("q5_k", Q5_K, 16),
+        of("q5_0", Q5_0, 8),
+        of("q5_1", Q5_1, 9),
+        medium("q4_k_m", Q4_K, 15),
+        of("q4_k", Q4_K, 14),
+        of("q4_0", Q4_0, 2),
+        of("q4_1", Q4_1, 3),
+        of("q3_k", Q3_K, 12),
     ]
 };
 
@@ -41,14 +67,10 @@ impl FromStr for FileType {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let is = |t: &&FileType| t.format.name().eq_ignore_ascii_case(name);
+        let is = |t: &&FileType| t.name.eq_ignore_ascii_case(name);
         FILE_TYPES.iter().find(is).copied().ok_or_else(|| {
-            let known: Vec<String> = FILE_TYPES
-                .iter()
-                .map(|t| t.format.name().to_lowercase())
-                .collect();
-            let wanted = name.to_lowercase();
-            let similar = known.iter().find(|known| is_similar(known, &wanted));
+            let known = FILE_TYPES.map(|t| t.name);
+            let similar = most_similar(&name.to_lowercase(), &known);
             let similar = similar.map_or_else(String::new, |s| format!("; a similar one: '{s}'"));
             format!("known are {}{similar}", known.join(", "))
         })

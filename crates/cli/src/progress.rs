@@ -1,10 +1,11 @@
 //! Progress bars on stderr, where that is a terminal; elsewhere nothing.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use kv_core::backend::OnProgress;
 
 use crate::terminal::escape;
@@ -35,9 +36,9 @@ impl Progress {
         Self::counted(message, n_texts, "texts")
     }
 
-    /// For work counted in tensors.
-    pub(crate) fn tensors(message: impl Into<String>, n_tensors: usize) -> Self {
-        Self::counted(message, n_tensors, "tensors")
+    /// For work counted in values.
+    pub(crate) fn values(message: impl Into<String>, n_values: usize) -> Self {
+        Self::counted(message, n_values, "values")
     }
 
     /// For weights that a backend loads or packs, and what it reports to.
@@ -55,13 +56,19 @@ impl Progress {
         (Self(bar), on_progress)
     }
 
-    fn counted(message: impl Into<String>, n: usize, what: &str) -> Self {
+    fn counted(message: impl Into<String>, n: usize, what: &'static str) -> Self {
         let bar = shown(ProgressBar::new(n as u64));
-        let style = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {what} ({{per_sec}})");
+        let style = format!("{{msg}} [{{bar:30}}] {{human_pos}}/{{human_len}} {what} ({{rate}})");
         if let Ok(style) = ProgressStyle::with_template(&style) {
-            bar.set_style(style.progress_chars("=> "));
+            let rate = move |state: &ProgressState, out: &mut dyn fmt::Write| {
+                // Nobody reads a bar that cannot be written.
+                let _ = out.write_str(&rate(state, what));
+            };
+            bar.set_style(style.progress_chars("=> ").with_key("rate", rate));
         }
         bar.set_message(escape(&message.into()).into_owned());
+        // The first step may take long: its time is shown.
+        bar.enable_steady_tick(Duration::from_millis(200));
         Self(bar)
     }
 
@@ -75,6 +82,15 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
+}
+
+/// How fast the work goes and how long it takes; before anything is done, for how long it has.
+fn rate(state: &ProgressState, what: &str) -> String {
+    if state.pos() == 0 {
+        return format!("{} s", state.elapsed().as_secs());
+    }
+    let (rate, left) = (state.per_sec(), HumanDuration(state.eta()));
+    format!("{rate:.0} {what}/s, {left:#} left")
 }
 
 fn shown(bar: ProgressBar) -> ProgressBar {

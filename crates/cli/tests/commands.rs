@@ -63,6 +63,33 @@ fn tokenize_lists_ids_and_pieces() {
     );
 }
 
+/// A character that the vocabulary lacks is several tokens of one byte each.
+#[test]
+fn pieces_are_text_and_other_bytes_are_apart() {
+    let text = "One \u{1F642} day";
+    let report = json(&["tokenize", text, "--json", "--no-bos"]);
+    let pieces = report["pieces"].as_array().unwrap();
+    assert_eq!(pieces.len(), report["tokens"].as_array().unwrap().len());
+    let bytes_at = |index: usize| {
+        let others = report["not_utf8"].as_array().unwrap();
+        let other = others.iter().find(|other| other["index"] == index).unwrap();
+        serde_json::from_value::<Vec<u8>>(other["bytes"].clone()).unwrap()
+    };
+    let mut written = Vec::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        match piece.as_str() {
+            Some(piece) => written.extend(piece.bytes()),
+            None => written.extend(bytes_at(index)),
+        }
+    }
+    assert_eq!(String::from_utf8(written).unwrap().trim_start(), text);
+    assert_eq!(report["not_utf8"].as_array().unwrap().len(), 4);
+    let (lines, _) = output(&["tokenize", text, "--no-bos"]);
+    for wanted in ["' One'", "'<0xF0>'", "'<0x82>'", "' day'"] {
+        assert!(lines.contains(wanted), "{wanted}: {lines}");
+    }
+}
+
 #[test]
 fn an_empty_instruction_set_is_the_default() {
     let info = |value: Option<&str>| {

@@ -11,7 +11,7 @@ use engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::block::BlockFormat;
-use kv_core::weights::WeightSource;
+use kv_core::weights::{Weight, WeightSource};
 use kv_core::{KvType, SeqId, TokenId};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufFile;
@@ -19,7 +19,7 @@ use model_core::hf::HfTranslation;
 use model_core::model_file::OpenModel;
 use model_tests::checks::TOLERANCE;
 use model_tests::{Recipe, candle, cpu, fixture};
-use support::{cellar, directory, json, model, output};
+use support::{cellar, directory, edited, json, model, output};
 
 /// The directory made of a recipe, and a file converted from it, in one folder.
 struct Converted {
@@ -143,6 +143,63 @@ fn each_type_is_written_and_stays_near() {
         let off = rounded.iter().zip(&exact).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f32::max);
         assert!(off > 0.0 && off < tolerance, "{name}: off by {off}");
+    }
+}
+
+#[test]
+fn a_mix_has_its_number_and_quantizing_again_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a.gguf", "b.gguf"].map(|n| dir.path().join(n).display().to_string());
+    let stories = model().display().to_string();
+    let (_, stderr) = output(&["convert", &stories, &first, "--type", "q4_k_m"]);
+    assert_eq!(stderr, "", "f16 is no quantized format");
+    let number = |path: &str| {
+        let file = GgufFile::open(path).unwrap();
+        file.metadata().get::<u32>("general.file_type").unwrap()
+    };
+    assert_eq!(number(&first), 15);
+    output(&["convert", &stories, &first, "--type", "q8_0"]);
+    let (_, stderr) = output(&["convert", &first, &second, "--type", "q4_0"]);
+    let wanted = "tensors are quantized already (Q8_0) and are quantized again";
+    assert!(
+        stderr.starts_with("warning: ") && stderr.contains(wanted),
+        "{stderr}"
+    );
+    for lossless in ["f32", "q8_0"] {
+        let (_, stderr) = output(&["convert", &first, &second, "--type", lossless]);
+        assert_eq!(stderr, "", "{lossless}");
+    }
+}
+
+/// A matrix of 256 columns takes the format of its place in a mix, and is close to the original.
+#[test]
+fn a_mix_stores_some_matrices_in_more_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let [from, to] = ["from.gguf", "to.gguf"].map(|name| dir.path().join(name));
+    let values: Vec<f32> = (0..4 * 256).map(|i| (i as f32 * 0.37).sin()).collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let names = ["ffn_down_extra", "ffn_up_extra"].map(|name| format!("blk.5.{name}.weight"));
+    let edited = edited(|writer| {
+        for name in &names {
+            let weight = Weight::new(name, vec![4, 256], BlockFormat::F32, bytes.clone().into());
+            writer.add(weight.unwrap()).unwrap();
+        }
+    });
+    std::fs::write(&from, edited).unwrap();
+    let paths = [&from, &to].map(|path| path.display().to_string());
+    output(&["convert", &paths[0], &paths[1], "--type", "q4_k_m"]);
+    let file = GgufFile::open(&to).unwrap();
+    let formats = [(BlockFormat::Q6_K, 0.05), (BlockFormat::Q4_K, 0.12)];
+    for (name, (format, tolerance)) in names.iter().zip(formats) {
+        let weight = file.require(name).unwrap();
+        assert_eq!(weight.format(), format, "{name}");
+        let off = weight
+            .to_f32()
+            .iter()
+            .zip(&values)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
+        assert!(off < tolerance, "{name}: off by {off}");
     }
 }
 

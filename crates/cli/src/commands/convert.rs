@@ -1,9 +1,9 @@
 //! `cellar convert`: writes a model directory as a GGUF file, in a format of choice.
 //!
-//! Vectors, and matrices that are small or that llama.cpp keeps exact, are stored as F32; a matrix
-//! whose rows are not a whole number of blocks takes the next format whose blocks fit. The output
-//! matrix (or the embedding, where the two are tied) gets at least 6 bits per value, because its
-//! errors affect every token.
+//! Invariant: tensors keep their names and values, up to the rounding of their formats; [`mix`]
+//! chooses these.
+
+mod mix;
 
 use std::io::Write;
 
@@ -13,6 +13,7 @@ use candle_core::{Device, Tensor};
 use kv_core::block::{BlockFormat, quantize};
 use kv_core::weights::{Weight, WeightInfo};
 use model_core::gguf::{Announced, GgufWriter};
+use model_core::model_file::OpenModel;
 
 use crate::args::ConvertArgs;
 use crate::failure::{Exit, warn};
@@ -22,6 +23,7 @@ use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::terminal;
+use mix::{Heads, ModelTraits, NamedShape};
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("OUT", &args.out)?;
@@ -39,25 +41,29 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     metadata.insert("general.quantization_version", 2u32);
     let mut names = weights.names();
     names.sort_by_key(|name| natural(name));
-    let head = if names.iter().any(|name| name == "output.weight") {
-        "output.weight"
-    } else {
-        "token_embd.weight"
-    };
-    let announced: Vec<Announced> = names
+    let infos = names.iter().map(|name| weights.describe(name));
+    let infos: Vec<WeightInfo> = infos.collect::<Result<_, _>>()?;
+    let tensors: Vec<NamedShape> = names
         .into_iter()
-        .map(|name| {
-            let WeightInfo { shape, .. } = weights.describe(&name)?;
-            let role = match name == head {
-                true => Role::Output,
-                false => Role::Other,
-            };
-            let format = format_of(&name, &shape, args.file_type.format, role);
-            let info = WeightInfo { shape, format };
-            anyhow::Ok(Announced { name, info })
+        .zip(&infos)
+        .map(|(name, WeightInfo { shape, .. })| NamedShape {
+            name,
+            shape: shape.clone(),
         })
-        .collect::<Result<_, _>>()?;
-    let progress = Progress::tensors("converting", announced.len());
+        .collect();
+    let formats = mix::formats(args.file_type, traits(&model, &tensors), &tensors);
+    warn_of_requantizing(&infos, &formats);
+    let announced: Vec<Announced> = tensors
+        .into_iter()
+        .zip(formats)
+        .map(|(NamedShape { name, shape }, format)| Announced {
+            name,
+            info: WeightInfo { shape, format },
+        })
+        .collect();
+    let n_values = |shape: &[usize]| -> usize { shape.iter().product() };
+    let n_all = announced.iter().map(|a| n_values(&a.info.shape)).sum();
+    let progress = Progress::values("converting", n_all);
     let mut n_done = 0;
     let writer = GgufWriter::with_metadata(metadata);
     let n_bytes = output_file::write(&args.out, |file| {
@@ -65,7 +71,7 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
             let weight = weights.require(&announced.name)?;
             let converted = convert(&weight, announced.info.format)
                 .with_context(|| format!("tensor '{}'", announced.name))?;
-            n_done += 1;
+            n_done += n_values(&announced.info.shape);
             progress.set(n_done);
             anyhow::Ok(converted)
         })
@@ -99,42 +105,44 @@ fn natural(name: &str) -> (Option<u32>, String) {
     }
 }
 
-/// What a tensor is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// It makes the logits.
-    Output,
-    /// Anything else.
-    Other,
+/// What the choice of formats depends on.
+fn traits(model: &OpenModel, tensors: &[NamedShape]) -> ModelTraits {
+    let metadata = model.metadata();
+    let architecture = model.model().architecture();
+    let count =
+        |key: &str| -> Option<u32> { metadata.get::<u32>(&format!("{architecture}.{key}")).ok() };
+    let layers = tensors
+        .iter()
+        .filter_map(|tensor| mix::layer_of(&tensor.name));
+    let heads = ["attention.head_count", "attention.head_count_kv"].map(count);
+    ModelTraits {
+        n_layers: layers.max().map_or(0, |last| last + 1),
+        n_experts: count("expert_count").unwrap_or(0) as usize,
+        heads: match heads {
+            [Some(n), Some(n_kv)] if n_kv < n => Heads::Shared,
+            _ => Heads::Own,
+        },
+    }
 }
 
-/// How a tensor is stored in a file of type `wanted`.
-fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
-    let exact = [
-        "ffn_gate_inp.weight",
-        "ssm_conv1d.weight",
-        "ssm_norm.weight",
-        "position_embd.weight",
-        "token_types.weight",
-    ];
-    let is_exact = exact.iter().any(|end| name.ends_with(end));
-    if shape.len() < 2 || is_exact || !name.ends_with(".weight") {
-        return BlockFormat::F32;
-    }
-    let columns = shape.last().copied().unwrap_or(1);
-    let small = !matches!(
-        wanted,
-        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 | BlockFormat::Q8_0
-    );
-    let wanted = match role == Role::Output && small {
-        true => BlockFormat::Q6_K,
-        false => wanted,
+/// Quantizing again what was quantized adds one rounding to another.
+fn warn_of_requantizing(infos: &[WeightInfo], formats: &[BlockFormat]) {
+    let is_requantized = |(info, format): &(&WeightInfo, &BlockFormat)| {
+        info.format.block_len() > 1 && info.format != **format && format.block_len() > 1
     };
-    let fits = |format: &BlockFormat| columns.is_multiple_of(format.block_len());
-    [wanted, BlockFormat::Q8_0, BlockFormat::F16]
-        .into_iter()
-        .find(fits)
-        .unwrap_or(BlockFormat::F32)
+    let requantized = infos.iter().zip(formats).filter(is_requantized);
+    let mut names: Vec<&str> = requantized.map(|(info, _)| info.format.name()).collect();
+    let n = names.len();
+    if n == 0 {
+        return;
+    }
+    names.sort_unstable();
+    names.dedup();
+    warn(&format!(
+        "{n} tensors are quantized already ({}) and are quantized again, which loses accuracy; \
+         convert the original model",
+        names.join(", ")
+    ));
 }
 
 /// The same weight in another format.
@@ -169,21 +177,6 @@ fn ggml_type(format: BlockFormat) -> Option<GgmlDType> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_tensor_gets_a_format_that_fits() {
-        let of = |name, shape: &[usize], wanted| format_of(name, shape, wanted, Role::Other);
-        use BlockFormat::*;
-        assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], Q4_K), Q4_K);
-        assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], Q4_K), Q8_0);
-        assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], Q4_0), F16);
-        assert_eq!(of("blk.0.attn_norm.weight", &[512], F16), F32);
-        assert_eq!(of("blk.0.ffn_gate_inp.weight", &[4, 512], Q8_0), F32);
-        assert_eq!(of("blk.0.ffn_up_exps.bias", &[4, 512], Q8_0), F32);
-        assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
-        let head = |wanted| format_of("output.weight", &[8, 512], wanted, Role::Output);
-        assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
-    }
 
     #[test]
     fn quantised_values_are_close_to_the_originals() {

@@ -1,0 +1,261 @@
+//! In which format each tensor of a converted model is stored.
+//!
+//! Vectors, and matrices that are small or that llama.cpp keeps exact, are stored as F32; a matrix
+//! whose rows are not a whole number of blocks takes the next format whose blocks fit. The output
+//! matrix (or the embedding, where the two are tied) gets at least 6 bits per value, because its
+//! errors affect every token.
+//!
+//! The mixes `q4_k_m` and `q5_k_m` follow `llama-quantize`: attention V and FFN down take Q6_K in the
+//! first and last eighth of the layers and in every third between them; a joined QKV matrix takes
+//! the next larger format; in models of 8 experts, attention K and V take Q8_0, and with `q4_k_m`
+//! the attention output Q5_K; in models of 80 layers whose heads share KV heads, V takes at least
+//! Q5_K. Knows nothing of values.
+
+use kv_core::block::BlockFormat;
+
+use crate::file_type::{FileType, Mix};
+
+/// A tensor of the model that is converted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamedShape {
+    /// Its name.
+    pub(super) name: String,
+    /// Outermost first.
+    pub(super) shape: Vec<usize>,
+}
+
+/// What the choice of formats depends on, besides the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ModelTraits {
+    /// Layers of the model.
+    pub(super) n_layers: usize,
+    /// Experts of a layer; 0 where there are none.
+    pub(super) n_experts: usize,
+    /// Whether several query heads share a KV head.
+    pub(super) heads: Heads,
+}
+
+/// How query heads share KV heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heads {
+    /// Each has its own.
+    Own,
+    /// Several share one.
+    Shared,
+}
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It makes the logits.
+    Output,
+    /// Anything else.
+    Other,
+}
+
+/// The format of each tensor in a file of this type; tensors are in the order of the file.
+pub(super) fn formats(
+    file_type: FileType,
+    model: ModelTraits,
+    tensors: &[NamedShape],
+) -> Vec<BlockFormat> {
+    let has_output = tensors.iter().any(|tensor| tensor.name == "output.weight");
+    let output = if has_output {
+        "output.weight"
+    } else {
+        "token_embd.weight"
+    };
+    let is_value = |name: &str| name.ends_with("attn_v.weight") || is_joined(name);
+    let n_values = tensors.iter().filter(|t| is_value(&t.name)).count();
+    let mut n_values_before = 0;
+    let format = |tensor: &NamedShape| {
+        let NamedShape { name, shape } = tensor;
+        let role = match name == output {
+            true => Role::Output,
+            false => Role::Other,
+        };
+        let wanted = match file_type.mix {
+            Mix::Uniform => file_type.format,
+            Mix::Medium => {
+                let place = Place {
+                    value: (n_values_before, n_values),
+                    layer: (layer_of(name).unwrap_or(0), model.n_layers),
+                    model,
+                };
+                n_values_before += usize::from(is_value(name));
+                place.medium(name, file_type.format)
+            }
+        };
+        format_of(name, shape, wanted, role)
+    };
+    tensors.iter().map(format).collect()
+}
+
+/// Where a matrix is among those of its kind: its index, and their number.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Among the matrices of attention V.
+    value: (usize, usize),
+    /// Among the layers.
+    layer: (usize, usize),
+    model: ModelTraits,
+}
+
+impl Place {
+    /// The format in the mix around `base`.
+    fn medium(self, name: &str, base: BlockFormat) -> BlockFormat {
+        let has_eight_experts = self.model.n_experts == 8;
+        let more_bits = |(index, n)| match needs_more_bits(index, n) {
+            true => BlockFormat::Q6_K,
+            false => base,
+        };
+        if is_joined(name) {
+            return match base {
+                BlockFormat::Q4_K => BlockFormat::Q5_K,
+                _ => BlockFormat::Q6_K,
+            };
+        }
+        match name.rsplit_once('.').map_or(name, |(start, _)| start) {
+            start if start.ends_with("attn_v") && has_eight_experts => BlockFormat::Q8_0,
+            start if start.ends_with("attn_k") && has_eight_experts => BlockFormat::Q8_0,
+            start if start.ends_with("attn_v") => match more_bits(self.value) {
+                BlockFormat::Q4_K if self.is_70b() => BlockFormat::Q5_K,
+                format => format,
+            },
+            start if start.contains("ffn_down") => more_bits(self.layer),
+            start if start.ends_with("attn_output") && has_eight_experts => BlockFormat::Q5_K,
+            _ => base,
+        }
+    }
+
+    /// By what llama.cpp knows models of 70 billion weights: their V is small.
+    fn is_70b(self) -> bool {
+        self.model.n_layers == 80 && self.model.heads == Heads::Shared
+    }
+}
+
+/// The first and the last eighth, and every third between them.
+fn needs_more_bits(index: usize, n: usize) -> bool {
+    index < n / 8 || index >= 7 * n / 8 || (index - n / 8) % 3 == 2
+}
+
+/// Queries, keys and values in one matrix.
+fn is_joined(name: &str) -> bool {
+    name.ends_with("attn_qkv.weight")
+}
+
+/// The number in a name such as `blk.3.attn_v.weight`.
+pub(super) fn layer_of(name: &str) -> Option<usize> {
+    let rest = name.strip_prefix("blk.")?;
+    rest.split_once('.')?.0.parse().ok()
+}
+
+/// How a tensor is stored that should be of format `wanted`.
+fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
+    let exact = [
+        "ffn_gate_inp.weight",
+        "ssm_conv1d.weight",
+        "ssm_norm.weight",
+        "position_embd.weight",
+        "token_types.weight",
+    ];
+    let is_exact = exact.iter().any(|end| name.ends_with(end));
+    if shape.len() < 2 || is_exact || !name.ends_with(".weight") {
+        return BlockFormat::F32;
+    }
+    let columns = shape.last().copied().unwrap_or(1);
+    let small = !matches!(
+        wanted,
+        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 | BlockFormat::Q8_0
+    );
+    let wanted = match role == Role::Output && small {
+        true => BlockFormat::Q6_K,
+        false => wanted,
+    };
+    let fits = |format: &BlockFormat| columns.is_multiple_of(format.block_len());
+    [wanted, BlockFormat::Q8_0, BlockFormat::F16]
+        .into_iter()
+        .find(fits)
+        .unwrap_or(BlockFormat::F32)
+}
+
+#[cfg(test)]
+mod tests {
+    use BlockFormat::*;
+
+    use super::*;
+
+    #[test]
+    fn each_tensor_gets_a_format_that_fits() {
+        let of = |name, shape: &[usize], wanted| format_of(name, shape, wanted, Role::Other);
+        assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], Q4_K), Q4_K);
+        assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], Q4_K), Q8_0);
+        assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], Q4_0), F16);
+        assert_eq!(of("blk.0.attn_norm.weight", &[512], F16), F32);
+        assert_eq!(of("blk.0.ffn_gate_inp.weight", &[4, 512], Q8_0), F32);
+        assert_eq!(of("blk.0.ffn_up_exps.bias", &[4, 512], Q8_0), F32);
+        assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
+        let head = |wanted| format_of("output.weight", &[8, 512], wanted, Role::Output);
+        assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
+    }
+
+    /// The formats of these tensors of each layer, as letters, in a mix.
+    fn mixed(file_type: &str, model: ModelTraits, tensor: &str) -> String {
+        let tensors: Vec<NamedShape> = (0..model.n_layers)
+            .map(|layer| NamedShape {
+                name: format!("blk.{layer}.{tensor}.weight"),
+                shape: vec![256, 256],
+            })
+            .collect();
+        let formats = formats(file_type.parse().unwrap(), model, &tensors);
+        let digit = |format: &BlockFormat| format.name().chars().nth(1).unwrap();
+        formats.iter().map(digit).collect()
+    }
+
+    /// Of a model of 32 layers (Llama 2 7B), `llama-quantize` stores V and FFN down of layers 0 to
+    /// 3, 6, 9, … 27, and 28 to 31 as Q6_K.
+    #[test]
+    fn mixes_are_those_of_llama_cpp() {
+        let model = ModelTraits {
+            n_layers: 32,
+            n_experts: 0,
+            heads: Heads::Shared,
+        };
+        let wanted = "66664464464464464464464464466666";
+        for tensor in ["attn_v", "ffn_down"] {
+            assert_eq!(mixed("q4_k_m", model, tensor), wanted);
+            assert_eq!(mixed("Q5_K_M", model, tensor), wanted.replace('4', "5"));
+        }
+        for tensor in ["attn_q", "attn_k", "attn_output", "ffn_up", "ffn_gate"] {
+            assert_eq!(mixed("q4_k_m", model, tensor), "4".repeat(32), "{tensor}");
+        }
+        assert_eq!(mixed("q4_k_m", model, "attn_qkv"), "5".repeat(32));
+        assert_eq!(mixed("q5_k_m", model, "attn_qkv"), "6".repeat(32));
+        assert_eq!(mixed("q4_k", model, "attn_v"), "4".repeat(32));
+        let large = ModelTraits {
+            n_layers: 80,
+            ..model
+        };
+        assert!(!mixed("q4_k_m", large, "attn_v").contains('4'));
+    }
+
+    #[test]
+    fn eight_experts_take_larger_attention() {
+        let model = ModelTraits {
+            n_layers: 8,
+            n_experts: 8,
+            heads: Heads::Shared,
+        };
+        for tensor in ["attn_k", "attn_v"] {
+            assert_eq!(mixed("q4_k_m", model, tensor), "8".repeat(8));
+        }
+        assert_eq!(mixed("q4_k_m", model, "attn_output"), "5".repeat(8));
+        assert_eq!(mixed("q4_k_m", model, "ffn_down_exps"), "64464466");
+    }
+
+    #[test]
+    fn layers_are_read_from_names() {
+        assert_eq!(layer_of("blk.12.attn_v.weight"), Some(12));
+        assert_eq!(layer_of("output.weight"), None);
+    }
+}
