@@ -63,9 +63,11 @@ impl Custom {
     /// Computes `node`; `states` is `[n_states, n_state]` where it has some.
     pub(crate) fn run(
         &self,
-        (node, spec): (&Node, &CustomSpec),
+        node: &Node,
+        spec: &CustomSpec,
         operands: &[&Tensor],
-        (states, groups): (Option<&Tensor>, &[StateGroup]),
+        states: Option<&Tensor>,
+        groups: &[StateGroup],
     ) -> Result<Tensor, BackendError> {
         let host = |t: &&Tensor| t.flatten_all()?.to_vec1::<f32>();
         let values: Vec<Vec<f32>> = operands
@@ -91,7 +93,7 @@ impl Custom {
                     n_state: self.n_state,
                 };
                 call.recur(groups, states, &mut out)?;
-                self.put(tensor, groups, &all).on_device()?;
+                self.store(tensor, groups, &all).on_device()?;
             }
             None => call.rows(0..node.n_rows(), &mut out)?,
         }
@@ -101,7 +103,12 @@ impl Custom {
         Tensor::from_vec(out, node.shape.as_slice(), device).on_device()
     }
 
-    fn put(&self, tensor: &Tensor, groups: &[StateGroup], all: &[f32]) -> candle_core::Result<()> {
+    fn store(
+        &self,
+        tensor: &Tensor,
+        groups: &[StateGroup],
+        all: &[f32],
+    ) -> candle_core::Result<()> {
         for store in groups.iter().flat_map(|group| &group.stores) {
             let at = store.to.as_usize();
             let row = &all[at * self.n_state..(at + 1) * self.n_state];

@@ -175,11 +175,11 @@ impl Run<'_> {
             }
             Op::StoreKv { layer } => {
                 let [k, v] = self.operands(node)?;
-                return self.store(node, (*layer, 2), [k, v]);
+                return self.store(node, *layer, 2, [k, v]);
             }
             Op::StoreK { layer } => {
                 let [k] = self.operands(node)?;
-                return self.store(node, (*layer, 1), [k, k]);
+                return self.store(node, *layer, 1, [k, k]);
             }
             Op::LayerNorm { weight, bias, eps } => {
                 let bias = bias.as_deref().map(|b| program.weight(b, node));
@@ -227,7 +227,7 @@ impl Run<'_> {
             }
             Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
             Op::ClampedGate { slope, limit } => {
-                ops::clamped_gate(self.operands(node)?, (*slope, *limit))
+                ops::clamped_gate(self.operands(node)?, *slope, *limit)
             }
             Op::ScaleByPosition { scale } => {
                 let Ids { ids, .. } = ids(&program.graph, node, 1, inputs)?;
@@ -302,7 +302,8 @@ impl Run<'_> {
     fn store(
         &self,
         node: &Node,
-        (layer, at): (LayerIdx, usize),
+        layer: LayerIdx,
+        at: usize,
         rows: [&Tensor; 2],
     ) -> Result<Option<Tensor>, BackendError> {
         let part = part_of(&self.program.graph, node, at)?;
@@ -326,7 +327,7 @@ impl Run<'_> {
             .map(|layer| self.rows.states(layer))
             .transpose()?;
         let states = states.map(|(_, tensors)| &tensors.state);
-        custom.run((node, spec), &operands, (states, self.inputs.states))
+        custom.run(node, spec, &operands, states, self.inputs.states)
     }
 
     /// The operands of an attention other than its rows.

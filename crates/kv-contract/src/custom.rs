@@ -120,7 +120,7 @@ fn weigh_graph(n: usize, spec: &CustomSpec) -> Graph {
     let mut b = builder(n, 0);
     let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
     let y = b.custom("y", spec, &[x], sizes(&[&[WIDTH]], 1)).unwrap();
-    // What is made of a result of someone else's, and the operand afterwards.
+    // An operation on a custom one's result, and the operand afterwards.
     let twice = b.scale("twice", y, 2.0).unwrap();
     b.finish(&[y, twice, x]).unwrap()
 }
@@ -152,8 +152,8 @@ fn compile<'a, B: Backend>(
     subject.compile(graph, &weights(), &layout(WIDTH))
 }
 
-/// Every row is computed, once, and others use the result.
-pub fn rows_of_others_compute<B: Backend>(subject: &Subject<B>) {
+/// Every row is computed, once, and other operations use the result.
+pub fn custom_rows_compute<B: Backend>(subject: &Subject<B>) {
     for n in [1, 3, 50] {
         let mut compiled = compile(subject, &weigh_graph(n, &weigh())).unwrap();
         let inputs = step(n, 0, WIDTH, 9);
@@ -189,7 +189,7 @@ fn group(rows: &[u32], source: Option<u32>, stores: &[(u32, u32)]) -> StateGroup
 
 /// Two sequences, rows mixed, with a snapshot in between and going back to it: every result is that
 /// of the recurrence from its beginning, bit for bit.
-pub fn states_of_others_continue_however_they_are_cut<B: Backend>(subject: &Subject<B>) {
+pub fn custom_states_continue_however_they_are_cut<B: Backend>(subject: &Subject<B>) {
     let mut rows = subject.backend.allocate(&layout(WIDTH)).unwrap();
     let loaded = subject.load(&weights());
     let values = Random::new(5).values(16 * 2 * WIDTH);
@@ -243,7 +243,7 @@ pub fn states_of_others_continue_however_they_are_cut<B: Backend>(subject: &Subj
 }
 
 /// An implementation's objection comes out when compiling, its failure when running.
-pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
+pub fn what_custom_operations_refuse_is_reported<B: Backend>(subject: &Subject<B>) {
     let mut b = builder(2, 0);
     let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
     let y = b
@@ -269,7 +269,7 @@ pub fn what_others_refuse_is_said<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A name that is not registered, and a layer without states.
-pub fn operations_of_nobody_are_refused<B: Backend>(subject: &Subject<B>) {
+pub fn unregistered_operations_are_refused<B: Backend>(subject: &Subject<B>) {
     let unknown = CustomSpec {
         name: "unknown".into(),
         ..weigh()

@@ -140,12 +140,12 @@ impl Evaluator<'_> {
                 rows.flat_map(|row| row[*first..first + len].iter().copied())
                     .collect()
             }
-            Op::Conv { layer, conv } => self.conv(node, (*layer, conv), memory),
-            Op::Scan { layer, scan } => self.scan(node, (*layer, scan), memory),
-            Op::ScanHeads { layer, scan } => self.scan_heads(node, (*layer, scan), memory),
+            Op::Conv { layer, conv } => self.conv(node, *layer, conv, memory),
+            Op::Scan { layer, scan } => self.scan(node, *layer, scan, memory),
+            Op::ScanHeads { layer, scan } => self.scan_heads(node, *layer, scan, memory),
             Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, memory),
             Op::LayerNorm { weight, bias, eps } => {
-                self.layer_norm(node, (weight, bias.as_deref()), f64::from(*eps))
+                self.layer_norm(node, weight, bias.as_deref(), f64::from(*eps))
             }
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
             Op::SoftCap { cap } => {
@@ -167,9 +167,9 @@ impl Evaluator<'_> {
                 let visibility = &self.inputs.parts[part.as_usize()].visibility;
                 let (_, rows) = self.layout.attended(*layer).unwrap();
                 let row_of = |cell: CellIdx| &memory.rows[&(rows.layer, cell.0)];
-                self.attend(node, (spec, sinks.as_deref()), visibility, row_of)
+                self.attend(node, spec, sinks.as_deref(), visibility, row_of)
             }
-            Op::AttendBatch { spec, sinks } => self.attend_batch(node, (spec, sinks.as_deref())),
+            Op::AttendBatch { spec, sinks } => self.attend_batch(node, spec, sinks.as_deref()),
             Op::Custom { custom } => {
                 panic!(
                     "'{}' has no definition here: its tests bring their own",
@@ -177,7 +177,7 @@ impl Evaluator<'_> {
                 )
             }
             Op::Kq { layer, spec } => self.kq(node, *layer, spec, memory),
-            Op::KqSoftMax { spec, sinks } => self.kq_soft_max(node, (spec, sinks.as_deref())),
+            Op::KqSoftMax { spec, sinks } => self.kq_soft_max(node, spec, sinks.as_deref()),
             Op::Kqv { layer, spec } => self.kqv(node, *layer, spec, memory),
             Op::TakeRows => {
                 let (x, rows) = (self.operand(node, 0), self.operand(node, 1));
@@ -240,7 +240,7 @@ impl Evaluator<'_> {
         groups.zip(gains).flat_map(norm).collect()
     }
 
-    fn layer_norm(&self, node: &Node, (weight, bias): (&str, Option<&str>), eps: f64) -> Value {
+    fn layer_norm(&self, node: &Node, weight: &str, bias: Option<&str>, eps: f64) -> Value {
         let (gain, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
         let norm = |x: &[f64]| -> Value {
             let mean = x.iter().sum::<f64>() / x.len() as f64;

@@ -248,8 +248,8 @@ macro_rules! backend_contract {
                 convolutions_and_scans_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
-            custom: rows_of_others_compute, states_of_others_continue_however_they_are_cut,
-                what_others_refuse_is_said, operations_of_nobody_are_refused;
+            custom: custom_rows_compute, custom_states_continue_however_they_are_cut,
+                what_custom_operations_refuse_is_reported, unregistered_operations_are_refused;
             scan_heads: scans_by_heads_compute, head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,

@@ -102,7 +102,7 @@ pub fn embed_looks_rows_up<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// `Embed` by positions, as in models that learnt a row for each, beside rows of tokens.
+/// `Embed` by positions, as in models that learnt a row for each, added to rows of tokens.
 pub fn embed_looks_positions_up<B: Backend>(subject: &Subject<B>) {
     for (n_tokens, n_outputs) in SIZES {
         let mut b = builder(n_tokens, n_outputs);
@@ -230,7 +230,7 @@ pub fn rms_norm_divides<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// `RopeSections` in both orders and styles, whole and partial, with a rotation of text beside it.
+/// `RopeSections` in both orders and styles, whole and partial, added to a rotation of text.
 pub fn rope_sections_rotate<B: Backend>(subject: &Subject<B>) {
     let consecutive = SectionOrder::Consecutive;
     let cases = [

@@ -262,7 +262,7 @@ pub fn columns_cut<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// States start as zeros; what is written reads back, and nothing beside it changes.
+/// States start as zeros; what is written reads back, and nothing else changes.
 pub fn fresh_states_are_zero_and_read_back<B: Backend>(subject: &Subject<B>) {
     let (backend, n_rows) = (&subject.backend, 5);
     let layout = SMALL.layout(n_rows);

@@ -64,7 +64,8 @@ fn visibility() -> Visibility {
 fn attend<B: Backend>(
     backend: &B,
     rows: &mut B::Rows,
-    (layer, spec): (u32, AttendSpec),
+    layer: u32,
+    spec: AttendSpec,
     q: &[f32],
 ) -> Vec<f32> {
     let layout = rows.layout().clone();
@@ -118,8 +119,8 @@ pub fn a_shared_layer_attends_over_another_s_rows<B: Backend>(subject: &Subject<
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, &NARROW, 1);
         let q = Random::new(4).values(3 * NARROW.n_heads * NARROW.k_dim);
-        let own = attend(backend, &mut rows, (1, NARROW), &q);
-        let [shared, other] = [3, 2].map(|l| attend(backend, &mut rows, (l, NARROW), &q));
+        let own = attend(backend, &mut rows, 1, NARROW, &q);
+        let [shared, other] = [3, 2].map(|l| attend(backend, &mut rows, l, NARROW, &q));
         assert_eq!(shared, own, "{kv_type}");
         assert_ne!(other, own, "{kv_type}");
         let layer = LayerIdx(3);
@@ -178,10 +179,10 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
             fill(backend, &mut rows, &spec, layer);
         }
         let q = Random::new(5).values(3 * spec.n_heads * spec.k_dim);
-        let apart = attend(backend, &mut rows, (1, spec), &q);
-        let out = attend(backend, &mut rows, (0, spec), &q);
+        let apart = attend(backend, &mut rows, 1, spec, &q);
+        let out = attend(backend, &mut rows, 0, spec, &q);
         assert_eq!(out, apart, "{kv_type}");
-        let out = attend(backend, &mut rows, (2, spec), &q);
+        let out = attend(backend, &mut rows, 2, spec, &q);
         assert_eq!(out, apart, "{kv_type}");
         // Rows move whole.
         let copy = RowCopy {
@@ -191,8 +192,8 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
             len: 4,
         };
         backend.copy_rows(&mut rows, &[copy]).unwrap();
-        let apart = attend(backend, &mut rows, (1, spec), &q);
-        let out = attend(backend, &mut rows, (0, spec), &q);
+        let apart = attend(backend, &mut rows, 1, spec, &q);
+        let out = attend(backend, &mut rows, 0, spec, &q);
         assert_eq!(out, apart, "{kv_type}");
     }
 }
@@ -210,7 +211,7 @@ pub fn latents_of_every_type_are_attended<B: Backend>(subject: &Subject<B>) {
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, &spec, 0);
         let q = Random::new(8).values(3 * spec.n_heads * spec.k_dim);
-        let out = attend(backend, &mut rows, (0, spec), &q);
+        let out = attend(backend, &mut rows, 0, spec, &q);
         assert!(out.iter().any(|o| o.abs() > 0.01), "{kv_type}");
     }
 }
@@ -287,7 +288,7 @@ pub fn graphs_with_shared_and_latent_layers_compute<B: Backend>(subject: &Subjec
 }
 
 /// A state of latents and shared rows is read from a backend's rows and written to others:
-/// attention over them gives the same bits, and no row is asked for that is not there.
+/// attention over them gives the same bits, and no row is read that is not there.
 pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let mirrored = |i: u32| CellIdx(N_CELLS as u32 - 1 - i);
@@ -337,7 +338,7 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
         state.write_rows(&restored, &layout, &mut write).unwrap();
         for (layer, spec) in [(0, LATENT), (1, NARROW), (2, LATENT)] {
             let q = Random::new(9).values(3 * spec.n_heads * spec.k_dim);
-            let of = |rows: &mut B::Rows| attend(backend, rows, (layer, spec), &q);
+            let of = |rows: &mut B::Rows| attend(backend, rows, layer, spec, &q);
             let (restored, saved) = (of(&mut others), of(&mut rows));
             assert_eq!(restored, saved, "{kv_type}, layer {layer}");
         }

@@ -51,7 +51,7 @@ pub enum IsaError {
     /// This machine does not have it.
     #[error("this machine has no {isa}; it has: {}", Names(available))]
     Unavailable {
-        /// The instruction set asked for.
+        /// The requested instruction set.
         isa: Isa,
         /// What could be chosen instead.
         available: Vec<Isa>,

@@ -236,7 +236,8 @@ impl Matrix {
     /// Whether there are so many rows of activations, and as many columns as the matrix has.
     fn expect_rows(
         &self,
-        (n_tokens, n_columns): (usize, usize),
+        n_tokens: usize,
+        n_columns: usize,
         out: &OutputColumns<'_>,
     ) -> Result<(), BackendError> {
         expect_len("columns of the activations", self.n_columns, n_columns)?;
@@ -250,10 +251,10 @@ impl Matrix {
                 expect_len("activations", out.n_tokens() * self.n_columns, values.len())
             }
             (wanted, Activations::Int8(rows)) if wanted == rows.kind() => {
-                self.expect_rows((rows.n_tokens(), rows.n_columns()), out)
+                self.expect_rows(rows.n_tokens(), rows.n_columns(), out)
             }
             (ActivationKind::Bf16, Activations::Bf16(rows)) => {
-                self.expect_rows((rows.n_tokens(), rows.n_columns()), out)
+                self.expect_rows(rows.n_tokens(), rows.n_columns(), out)
             }
             (wanted, _) => {
                 let (name, format) = (self.weight.name(), self.weight.format());

@@ -77,7 +77,7 @@ impl<'a> SharedValues<'a> {
     /// The values in `range`; what lies outside is left out.
     ///
     /// # Safety
-    /// While the result is in use, nobody else reads or writes this range.
+    /// While the result is in use, no other thread reads or writes this range.
     pub(crate) unsafe fn range(&self, range: Range<usize>) -> &'a mut [f32] {
         debug_assert!(range.start <= range.end && range.end <= self.len);
         let end = range.end.min(self.len);
@@ -99,13 +99,13 @@ impl<'a> Frame<'a> {
     /// The values of a buffer, for reading.
     ///
     /// # Safety
-    /// Nobody writes this buffer while the result is in use.
+    /// No thread writes this buffer while the result is in use.
     pub(crate) unsafe fn read(&self, buf: Buf) -> &'a [f32] {
         match buf.loc {
             BufLoc::Embeddings => &self.embeddings[..buf.len()],
             _ => {
                 let values = self.write(buf);
-                // SAFETY: inside the borrowed buffer, and the caller promises that nobody writes.
+                // SAFETY: inside the borrowed buffer, and the caller promises that none writes.
                 unsafe { std::slice::from_raw_parts(values.start, values.len) }
             }
         }

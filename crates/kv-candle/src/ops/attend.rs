@@ -13,7 +13,7 @@ use crate::rows::{KvTensors, RowTensor};
 /// Rows that are attended together: bounds the table of scores.
 const MAX_ROWS: usize = 256;
 
-/// What an attention takes beside keys and values.
+/// What an attention takes besides keys and values.
 #[derive(Clone, Copy)]
 pub(crate) struct Queries<'a> {
     /// `[n, heads, k_dim]`.

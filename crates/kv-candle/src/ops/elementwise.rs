@@ -12,7 +12,7 @@ pub(crate) fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
 }
 
 /// `g / (1 + e^(-slope g)) * (u + 1)` with both operands clamped at `limit`.
-pub(crate) fn clamped_gate([gate, up]: [&Tensor; 2], (slope, limit): (f32, f32)) -> Result<Tensor> {
+pub(crate) fn clamped_gate([gate, up]: [&Tensor; 2], slope: f32, limit: f32) -> Result<Tensor> {
     let (slope, limit) = (f64::from(slope), f64::from(limit));
     let gate = gate.minimum(limit)?;
     let up = up.clamp(-limit, limit)?.affine(1.0, 1.0)?;

@@ -1,4 +1,4 @@
-//! Attention in three steps, over the first cells of a part whoever uses them.
+//! Attention in three steps, over the first cells of a part, whichever sequences use them.
 //!
 //! A masked cell's weight is exactly 0, but its value is multiplied: rows that hold infinities reach
 //! everybody, unlike in `attend`. K and V are read by rows, as they are stored.
@@ -12,7 +12,7 @@ use crate::rows::RowTensor;
 /// `[n, heads, n_kv]` scores of `q [n, heads, k_dim]` against the first rows of `keys`.
 pub(crate) fn kq(keys: &RowTensor, spec: &AttendSpec, q: &Tensor, n_kv: usize) -> Result<Tensor> {
     let (n, shared) = (q.dim(0)?, spec.n_heads / spec.kv_heads);
-    let keys = by_head(keys, (spec.kv_heads, spec.k_dim), n_kv)?;
+    let keys = by_head(keys, spec.kv_heads, spec.k_dim, n_kv)?;
     let q = q
         .reshape((n, spec.kv_heads, shared, spec.k_dim))?
         .transpose(0, 1)?
@@ -71,7 +71,7 @@ pub(crate) fn kq_soft_max(spec: &AttendSpec, queries: Queries<'_>) -> Result<Ten
 pub(crate) fn kqv(values: &RowTensor, spec: &AttendSpec, weights: &Tensor) -> Result<Tensor> {
     let (n, _, n_kv) = weights.dims3()?;
     let shared = spec.n_heads / spec.kv_heads;
-    let values = by_head(values, (spec.kv_heads, spec.v_dim), n_kv)?;
+    let values = by_head(values, spec.kv_heads, spec.v_dim, n_kv)?;
     let weights = weights
         .reshape((n, spec.kv_heads, shared, n_kv))?
         .transpose(0, 1)?
@@ -85,7 +85,7 @@ pub(crate) fn kqv(values: &RowTensor, spec: &AttendSpec, weights: &Tensor) -> Re
 }
 
 /// The first `n_kv` rows as `[heads, n_kv, dim]`.
-fn by_head(rows: &RowTensor, (heads, dim): (usize, usize), n_kv: usize) -> Result<Tensor> {
+fn by_head(rows: &RowTensor, heads: usize, dim: usize, n_kv: usize) -> Result<Tensor> {
     let values = rows.values(&rows.tensor.narrow(0, 0, n_kv)?)?;
     values
         .reshape((n_kv, heads, dim))?

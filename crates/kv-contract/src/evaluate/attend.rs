@@ -21,7 +21,8 @@ impl Evaluator<'_> {
     pub(super) fn attend<'r>(
         &self,
         node: &Node,
-        (spec, sinks): (&AttendSpec, Option<&str>),
+        spec: &AttendSpec,
+        sinks: Option<&str>,
         visibility: &Visibility,
         row_of: impl Fn(CellIdx) -> &'r [Value; 2],
     ) -> Value {
@@ -46,7 +47,7 @@ impl Evaluator<'_> {
                     .collect();
                 let kv_head = head / (spec.n_heads / spec.kv_heads);
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                out.extend(attend_head(spec, (q, kv_head), &seen, sink));
+                out.extend(attend_head(spec, q, kv_head, &seen, sink));
             }
         }
         out
@@ -60,8 +61,8 @@ impl Evaluator<'_> {
         spec: &AttendSpec,
         memory: &Memory,
     ) -> Value {
-        let of = (spec, spec.k_dim, node.shape[2]);
-        let keys = rows_by_cell(memory, (layer, 0), of);
+        let row_len = spec.kv_heads * spec.k_dim;
+        let keys = rows_by_cell(memory, layer, 0, row_len, node.shape[2]);
         let q = self.operand(node, 0).chunks_exact(spec.k_dim);
         let score = |(i, q): (usize, &[f64])| -> Value {
             let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
@@ -85,7 +86,7 @@ impl Evaluator<'_> {
         memory: &Memory,
     ) -> Value {
         let n_kv = self.shape(node.operands[0])[2];
-        let values = rows_by_cell(memory, (layer, 1), (spec, spec.v_dim, n_kv));
+        let values = rows_by_cell(memory, layer, 1, spec.kv_heads * spec.v_dim, n_kv);
         let weights = self.operand(node, 0).chunks_exact(n_kv);
         let sum = |(i, weights): (usize, &[f64])| -> Value {
             let kv_head = i % spec.n_heads / (spec.n_heads / spec.kv_heads);
@@ -96,11 +97,7 @@ impl Evaluator<'_> {
         weights.enumerate().flat_map(sum).collect()
     }
 
-    pub(super) fn kq_soft_max(
-        &self,
-        node: &Node,
-        (spec, sinks): (&AttendSpec, Option<&str>),
-    ) -> Value {
+    pub(super) fn kq_soft_max(&self, node: &Node, spec: &AttendSpec, sinks: Option<&str>) -> Value {
         let part = self.part(node.operands[1]);
         let visibility = &self.inputs.parts[part.as_usize()].visibility;
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
@@ -135,7 +132,12 @@ impl Evaluator<'_> {
         out
     }
 
-    pub(super) fn attend_batch(&self, node: &Node, of: (&AttendSpec, Option<&str>)) -> Value {
+    pub(super) fn attend_batch(
+        &self,
+        node: &Node,
+        spec: &AttendSpec,
+        sinks: Option<&str>,
+    ) -> Value {
         let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
             Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
             ref other => panic!("{other:?} is no visibility of the ubatch"),
@@ -146,19 +148,23 @@ impl Evaluator<'_> {
             rows.map(<[f64]>::to_vec).collect::<Vec<_>>()
         });
         let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
-        self.attend(node, of, visibility.unwrap(), |cell| &rows[cell.as_usize()])
+        self.attend(node, spec, sinks, visibility.unwrap(), |cell| {
+            &rows[cell.as_usize()]
+        })
     }
 }
 
 /// K (`kind` 0) or V rows of the first cells, zeros where nothing was stored.
 fn rows_by_cell(
     memory: &Memory,
-    (layer, kind): (LayerIdx, usize),
-    (spec, dim, n_kv): (&AttendSpec, usize, usize),
+    layer: LayerIdx,
+    kind: usize,
+    row_len: usize,
+    n_kv: usize,
 ) -> Vec<Value> {
     let row = |cell: u32| match memory.rows.get(&(layer, cell)) {
         Some(rows) => rows[kind].clone(),
-        None => vec![0.0; spec.kv_heads * dim],
+        None => vec![0.0; row_len],
     };
     (0..n_kv as u32).map(row).collect()
 }
@@ -171,7 +177,8 @@ struct Seen<'a> {
 
 fn attend_head(
     spec: &AttendSpec,
-    (q, kv_head): (&[f64], usize),
+    q: &[f64],
+    kv_head: usize,
     seen: &[Seen<'_>],
     sink: Option<f64>,
 ) -> Value {

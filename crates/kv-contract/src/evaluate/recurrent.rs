@@ -9,27 +9,36 @@ use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
 
 use super::{Evaluator, Memory, StateKind, Value};
 
+/// The states of a layer.
+struct States {
+    layer: LayerIdx,
+    kind: StateKind,
+    /// Values of one.
+    len: usize,
+}
+
 impl Evaluator<'_> {
     /// Walks all groups of rows: `token(state, row)` gives the outputs of a row.
     fn recur(
         &self,
         node: &Node,
-        (layer, kind, len): (LayerIdx, StateKind, usize),
+        states: States,
         memory: &mut Memory,
         token: impl Fn(&mut Vec<f64>, usize) -> Vec<f64>,
     ) -> Value {
         let mut out = vec![0.0; node.n_values()];
         for group in self.inputs.states {
             let mut state = match group.source {
-                None => vec![0.0; len],
-                Some(row) => memory.states[&(layer, kind, row)].clone(),
+                None => vec![0.0; states.len],
+                Some(row) => memory.states[&(states.layer, states.kind, row)].clone(),
             };
             for (n_rows, &row) in (1u32..).zip(&group.rows) {
                 let row = row as usize;
                 let result = token(&mut state, row);
                 out[row * node.row_len()..][..node.row_len()].copy_from_slice(&result);
                 for store in group.stores.iter().filter(|store| store.n_rows == n_rows) {
-                    memory.states.insert((layer, kind, store.to), state.clone());
+                    let key = (states.layer, states.kind, store.to);
+                    memory.states.insert(key, state.clone());
                 }
             }
         }
@@ -39,15 +48,20 @@ impl Evaluator<'_> {
     pub(super) fn conv(
         &self,
         node: &Node,
-        (layer, conv): (LayerIdx, &ConvSpec),
+        layer: LayerIdx,
+        conv: &ConvSpec,
         memory: &mut Memory,
     ) -> Value {
         let (channels, width) = (node.row_len(), conv.width);
         let weight = self.weight(&conv.weight);
         let bias = conv.bias.as_ref().map(|b| self.weight(b));
         let x = self.operand(node, 0);
-        let len = (width - 1) * channels;
-        self.recur(node, (layer, StateKind::Conv, len), memory, |state, row| {
+        let states = States {
+            layer,
+            kind: StateKind::Conv,
+            len: (width - 1) * channels,
+        };
+        self.recur(node, states, memory, |state, row| {
             state.extend_from_slice(&x[row * channels..][..channels]);
             let y = (0..channels).map(|i| {
                 let taps = (0..width).map(|k| weight[i * width + k] * state[k * channels + i]);
@@ -62,14 +76,19 @@ impl Evaluator<'_> {
     pub(super) fn scan(
         &self,
         node: &Node,
-        (layer, scan): (LayerIdx, &ScanSpec),
+        layer: LayerIdx,
+        scan: &ScanSpec,
         memory: &mut Memory,
     ) -> Value {
         let (channels, n) = (node.row_len(), scan.d_state);
         let (a, d) = (self.weight(&scan.a), self.weight(&scan.d));
         let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
-        let of = (layer, StateKind::Scan, channels * n);
-        self.recur(node, of, memory, |state, row| {
+        let states = States {
+            layer,
+            kind: StateKind::Scan,
+            len: channels * n,
+        };
+        self.recur(node, states, memory, |state, row| {
             let y = (0..channels).map(|i| {
                 let (x, dt) = (x[row * channels + i], dt[row * channels + i]);
                 let step = dt.exp().ln_1p();
@@ -88,15 +107,20 @@ impl Evaluator<'_> {
     pub(super) fn scan_heads(
         &self,
         node: &Node,
-        (layer, scan): (LayerIdx, &HeadScanSpec),
+        layer: LayerIdx,
+        scan: &HeadScanSpec,
         memory: &mut Memory,
     ) -> Value {
         let (channels, n) = (node.row_len(), scan.d_state);
         let (head_dim, per_group) = (channels / scan.n_heads, scan.n_heads / scan.n_groups);
         let [a, d, bias] = [&scan.a, &scan.d, &scan.dt_bias].map(|name| self.weight(name));
         let [x, dt, b, c] = [0, 1, 2, 3].map(|at| self.operand(node, at));
-        let of = (layer, StateKind::Scan, channels * n);
-        self.recur(node, of, memory, |state, row| {
+        let states = States {
+            layer,
+            kind: StateKind::Scan,
+            len: channels * n,
+        };
+        self.recur(node, states, memory, |state, row| {
             let y = (0..channels).map(|i| {
                 let head = i / head_dim;
                 let narrow = (row * scan.n_groups + head / per_group) * n;

@@ -31,7 +31,7 @@ fn rope() -> RopeSpec {
     }
 }
 
-/// `N` values of a token, between -1 and 1, the same whenever they are asked for.
+/// `N` values of a token, between -1 and 1, the same at every call.
 fn values<const N: usize>(id: u64, kind: u64) -> [f32; N] {
     let mut state = (id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ kind;
     std::array::from_fn(|_| {
@@ -86,7 +86,7 @@ impl RealRows {
             rows: NullBackend.allocate(&layout).unwrap(),
             ropes: parts.iter().map(rope).collect(),
         };
-        // Nobody may count on what was never stored.
+        // What was never stored may be anything.
         for part in parts {
             let cells: Vec<CellIdx> = (0..part.n_cells()).map(CellIdx).collect();
             real.destroy(part.config().part, &cells);
@@ -159,7 +159,8 @@ impl RealRows {
     pub(crate) fn check_attention(
         &self,
         part: PartIdx,
-        (ids, visibility): (&[u64], &Visibility),
+        ids: &[u64],
+        visibility: &Visibility,
         sees: impl Fn(usize) -> Vec<(Pos, u64)>,
     ) {
         for (row, &id) in (0u32..).zip(ids) {

@@ -2,7 +2,7 @@
 //!
 //! `PROPTEST_CASES` is the number of cases of each test, `CELLAR_ORACLE_SECONDS` runs each test for
 //! so long instead, `CELLAR_ORACLE_SEED` begins with the seed that a run before printed. A case that
-//! fails is made small and printed, and its seed is kept beside the test.
+//! fails is made small and printed, and its seed is kept next to the test.
 
 use std::time::{Duration, Instant};
 

@@ -55,7 +55,7 @@ pub fn recurrent() -> impl Strategy<Value = Recurrent> {
     (0u32..5).prop_map(|n| Recurrent::new(RecurrentConfig::new(N_SEQS).with_snapshots(n)).unwrap())
 }
 
-/// Parts that can be beside recurrent states, which no later token changes.
+/// Parts that go with recurrent states, which no later token changes.
 fn causal<const N: usize>() -> impl Strategy<Value = [Unified; N]> {
     let causality = Causality::Causal;
     let unified = move |c| Unified::new(UnifiedConfig { causality, ..c }).unwrap();

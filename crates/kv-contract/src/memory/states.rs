@@ -1,4 +1,4 @@
-//! Recurrent states, alone or beside attention: what the simulated backend holds of them.
+//! Recurrent states, alone or with attention: what the simulated backend holds of them.
 //!
 //! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses or
 //! goes back to, the state of a sequence must be all tokens of the model's sequence, in order.

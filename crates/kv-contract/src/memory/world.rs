@@ -93,7 +93,8 @@ impl<M: MemoryUnderTest> World<M> {
         &self,
         config: &UnifiedConfig,
         seq: SeqId,
-        (pos, grid): (Pos, Option<GridPos>),
+        pos: Pos,
+        grid: Option<GridPos>,
     ) -> Vec<(Pos, u64)> {
         let tokens = self.model[seq.as_usize()].iter().copied();
         let place = |pos, grid| GridPos::coordinates(pos, grid);
@@ -227,7 +228,7 @@ impl<M: MemoryUnderTest> World<M> {
                         let positions = rows.iter().map(|row| row.pos);
                         let tokens: Vec<_> = ids.iter().copied().zip(positions).collect();
                         self.real.store(part, &cells, &tokens);
-                        self.check_visible(part, &inputs, (&rows, &ids));
+                        self.check_visible(part, &inputs, &rows, &ids);
                     }
                     n_done += 1;
                 }
@@ -238,12 +239,7 @@ impl<M: MemoryUnderTest> World<M> {
     }
 
     /// What each row of a ubatch sees of a part is what the model says.
-    fn check_visible(
-        &self,
-        part: PartIdx,
-        inputs: &MemoryInputs,
-        (rows, ids): (&[UBatchRow], &[u64]),
-    ) {
+    fn check_visible(&self, part: PartIdx, inputs: &MemoryInputs, rows: &[UBatchRow], ids: &[u64]) {
         let visibility = &inputs.parts[part.as_usize()].visibility;
         let n_cells = self.rows[part.as_usize()].len();
         visibility.check(n_cells as u32).unwrap();
@@ -251,13 +247,13 @@ impl<M: MemoryUnderTest> World<M> {
         for (number, row) in (0u32..).zip(rows) {
             assert_eq!(
                 self.held(part, visibility.row(number)),
-                self.model_sees(&config, row.first_seq, (row.pos, row.grid)),
+                self.model_sees(&config, row.first_seq, row.pos, row.grid),
                 "part {part}, row {number}"
             );
         }
-        self.real.check_attention(part, (ids, visibility), |row| {
+        self.real.check_attention(part, ids, visibility, |row| {
             let row = &rows[row];
-            self.model_sees(&config, row.first_seq, (row.pos, row.grid))
+            self.model_sees(&config, row.first_seq, row.pos, row.grid)
         });
     }
 
@@ -456,7 +452,7 @@ impl<M: MemoryUnderTest> World<M> {
                 let seen = seen.filter(|(_, pos)| limits.contains(*pos));
                 assert_eq!(
                     self.held(config.part, seen),
-                    self.model_sees(config, seq, (next, None)),
+                    self.model_sees(config, seq, next, None),
                     "the next token of sequence {seq}, part {}",
                     config.part
                 );

@@ -250,21 +250,6 @@ impl KvCells {
         Some(cell)
     }
 
-    /// Adds a sequence to the token of a cell; no effect on a free cell.
-    pub fn add_seq(&mut self, at: CellIdx, seq: SeqId) {
-        if let Some(i) = self.used(at) {
-            let pos = self.pos[i];
-            self.add_run(
-                CellRun {
-                    cell: at,
-                    pos,
-                    len: 1,
-                },
-                seq,
-            );
-        }
-    }
-
     /// Gives cells to a sequence at the positions of `run`: free cells become used; others, which
     /// hold these positions already, are shared from now on.
     pub fn add_run(&mut self, run: CellRun, seq: SeqId) {
@@ -458,7 +443,12 @@ mod tests {
         let mut cells = KvCells::new(0..6, 0..2);
         cells.insert(CellIdx(0), &Cell::new(Pos(0), set(&[0])));
         cells.insert(CellIdx(1), &Cell::new(Pos(1), set(&[0])));
-        cells.add_seq(CellIdx(0), SeqId(1));
+        let shared = CellRun {
+            cell: CellIdx(0),
+            pos: Pos(0),
+            len: 1,
+        };
+        cells.add_run(shared, SeqId(1));
         assert_eq!(draw(&cells), "0:{0,1} 1:{0} . . . .");
         let (freed, _) = cells.remove(SeqId(0), PosRange::from(Pos(0)..Pos(1)));
         assert_eq!((freed.n_tokens, freed.n_cells), (1, 0));

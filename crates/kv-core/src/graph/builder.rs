@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::op::{DType, Input, Op};
+use super::op::{Input, Op};
 use super::spec::{Given, Inferred};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
@@ -179,11 +179,6 @@ impl GraphBuilder {
     /// Shape of a node added earlier; empty for an unknown one.
     pub fn shape_of(&self, id: NodeId) -> &[usize] {
         self.graph.node(id).map_or(&[], |n| &n.shape)
-    }
-
-    /// Element type of a node added earlier; `None` for an unknown one.
-    pub fn dtype_of(&self, id: NodeId) -> Option<DType> {
-        self.graph.node(id).map(|n| n.dtype)
     }
 
     /// The finished graph, whose results are `outputs`.

@@ -86,7 +86,7 @@ pub(super) fn copy(memory: &mut Unified, from: SeqId, to: SeqId, range: PosRange
             stream.cells.add_run(run, to);
         }
     } else {
-        copied.row_copies = insert_copies(stream, to, (&runs, &grids), part);
+        copied.row_copies = insert_copies(stream, to, &runs, &grids, part);
     }
     if let Some(forgotten) = stream.forgotten_mut(to) {
         missing
@@ -125,7 +125,8 @@ fn n_within(stream: &Stream, seq: SeqId, range: PosRange) -> u32 {
 fn insert_copies(
     stream: &mut Stream,
     seq: SeqId,
-    (runs, grids): (&[CellRun], &BTreeMap<CellIdx, GridPos>),
+    runs: &[CellRun],
+    grids: &BTreeMap<CellIdx, GridPos>,
     part: PartIdx,
 ) -> Vec<RowCopy> {
     let n: u32 = runs.iter().map(|run| run.len).sum();

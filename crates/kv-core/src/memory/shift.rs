@@ -139,7 +139,7 @@ pub(super) fn shift(
     let (number, part) = (memory.stream_of(seq), memory.config().part);
     let changes = change.changes(range);
     match memory.streams.get_mut(number) {
-        Some(stream) if !changes.is_empty() => move_tokens(stream, (seq, part), changes, change),
+        Some(stream) if !changes.is_empty() => move_tokens(stream, seq, part, changes, change),
         _ => Edited::default(),
     }
 }
@@ -247,7 +247,8 @@ fn tokens(stream: &Stream, seq: SeqId, range: PosRange) -> impl Iterator<Item = 
 
 fn move_tokens(
     stream: &mut Stream,
-    (seq, part): (SeqId, PartIdx),
+    seq: SeqId,
+    part: PartIdx,
     range: PosRange,
     change: PosChange,
 ) -> Edited {

@@ -94,7 +94,7 @@ impl Bf16Shared<'_> {
     /// Quantizes row `token` from its `n_columns` values.
     ///
     /// # Safety
-    /// While this runs, no other thread quantizes the same row, and nobody reads the rows.
+    /// While this runs, no other thread quantizes the same row, and no thread reads the rows.
     pub unsafe fn quantize_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
         let fits = token < self.n_tokens && values.len() == self.n_columns;
         debug_assert!(fits);
@@ -107,7 +107,7 @@ impl Bf16Shared<'_> {
     /// Quantizes part `part` of the first row: [`PART`] values, or those that are left.
     ///
     /// # Safety
-    /// While this runs, no other thread quantizes the same values, and nobody reads the rows.
+    /// While this runs, no other thread quantizes the same values, and no thread reads the rows.
     pub(crate) unsafe fn quantize_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
         let first = part * PART;
         let fits = self.n_tokens > 0 && first + values.len() <= self.n_columns;

@@ -98,7 +98,7 @@ impl Int8Buffer {
             .take(shared.n_tokens)
             .enumerate()
         {
-            // SAFETY: `shared` came from `&mut self` and stays on this thread: nobody else reads
+            // SAFETY: `shared` came from `&mut self` and stays on this thread: no other reads
             // or writes the rows.
             unsafe { shared.quantize_row(kernels, token, values) };
         }
@@ -176,7 +176,7 @@ impl<'a> Int8Shared<'a> {
     /// Quantizes row `token` from its `n_columns` values.
     ///
     /// # Safety
-    /// While this runs, no other thread quantizes the same row and nobody reads
+    /// While this runs, no other thread quantizes the same row and no thread reads
     /// the rows.
     pub unsafe fn quantize_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
         debug_assert!(token < self.n_tokens && values.len() == self.n_columns);
@@ -187,13 +187,13 @@ impl<'a> Int8Shared<'a> {
         let values = &values[..values.len().min(self.n_columns)];
         // SAFETY: `token` is one of `n_tokens` rows of `n` blocks each; the rest is promised to
         // this function.
-        unsafe { self.quantize_blocks(kernels, (token * n, n), values) };
+        unsafe { self.quantize_blocks(kernels, token * n, n, values) };
     }
 
     /// Quantizes part `part` of the first row: [`PART`] values, or those that are left.
     ///
     /// # Safety
-    /// While this runs, no other thread quantizes the same values and nobody reads the rows.
+    /// While this runs, no other thread quantizes the same values and no thread reads the rows.
     pub(crate) unsafe fn quantize_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
         let first = part * PADDING;
         let there = self.n_tokens > 0 && first < padded_blocks(self.n_columns);
@@ -202,7 +202,7 @@ impl<'a> Int8Shared<'a> {
         if fits {
             // SAFETY: rows are whole parts, and the first one has this part; the rest is promised
             // to this function.
-            unsafe { self.quantize_blocks(kernels, (first, PADDING), values) };
+            unsafe { self.quantize_blocks(kernels, first, PADDING, values) };
         }
     }
 
@@ -210,14 +210,9 @@ impl<'a> Int8Shared<'a> {
     ///
     /// # Safety
     /// There are so many blocks, which hold the values, and no other thread uses them meanwhile.
-    unsafe fn quantize_blocks(
-        &self,
-        kernels: &Kernels,
-        (first, n): (usize, usize),
-        values: &[f32],
-    ) {
+    unsafe fn quantize_blocks(&self, kernels: &Kernels, first: usize, n: usize, values: &[f32]) {
         // SAFETY: the buffer that is borrowed for `'a` holds these blocks, and the caller promises
-        // that nobody else uses them meanwhile.
+        // that no other thread uses them meanwhile.
         let row = unsafe {
             Int8RowMut {
                 span: self.span,

@@ -100,7 +100,7 @@ impl SharedRows<'_> {
     /// Quantizes row `token` from its values.
     ///
     /// # Safety
-    /// While this runs, no other thread quantizes the same row, and nobody reads the rows.
+    /// While this runs, no other thread quantizes the same row, and no thread reads the rows.
     pub unsafe fn quantize_row(&self, kernels: &Kernels, token: usize, values: &[f32]) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -114,7 +114,7 @@ impl SharedRows<'_> {
     /// Quantizes part `part` of the first row: [`PART`] values, or those that are left.
     ///
     /// # Safety
-    /// While this runs, no other thread quantizes the same values, and nobody reads the rows.
+    /// While this runs, no other thread quantizes the same values, and no thread reads the rows.
     pub(crate) unsafe fn quantize_part(&self, kernels: &Kernels, part: usize, values: &[f32]) {
         // SAFETY: as the caller promises.
         unsafe {

@@ -56,7 +56,7 @@ macro_rules! matmul_stored {
                         dispatch::for_format!(weights.format, gemv_stored(&weights, &row, out));
                     }
                 }
-                // Only asked for where there are dot products of BF16.
+                // Only where there are dot products of BF16.
                 Activations::Bf16(_) => {
                     $crate::kernels::isa::scalar::matmul::matmul(weights, acts, tokens, out);
                 }

@@ -97,8 +97,8 @@ pub(crate) struct PackFns {
     pub(crate) pack: fn(&WeightRows<'_>, &mut [u8]) -> bool,
     /// Columns of a block that [`PackFns::stored_block`] returns.
     pub(crate) block_len: fn(BlockFormat) -> usize,
-    /// One block of a group of packed rows as it was stored: `(row in the group, block)`.
-    pub(crate) stored_block: fn(&WeightRows<'_>, (usize, usize), &mut [u8]),
+    /// One block of a group of packed rows as it was stored: the row in the group, then the block.
+    pub(crate) stored_block: fn(&WeightRows<'_>, usize, usize, &mut [u8]),
 }
 
 /// One function per small operation. Where slices should have equal lengths and do not (a failed

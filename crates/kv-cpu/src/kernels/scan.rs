@@ -1,7 +1,7 @@
 //! What scans compute: some rows through the states of 16 neighbouring channels, in plain Rust.
 //!
 //! This is the specification; every other instruction set is tested against it. Invariant: within
-//! one table a channel gets the same bits whichever channels lie beside it, and wherever a run of
+//! one table a channel gets the same bits whichever channels are next to it, and wherever a run of
 //! rows is cut. Knows nothing of sequences.
 
 /// Channels that are taken at once.

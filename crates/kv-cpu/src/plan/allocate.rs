@@ -157,7 +157,7 @@ mod tests {
     fn no_buffer_is_overwritten_before_its_last_reader() {
         for (n_tokens, n_outputs) in [(1, 1), (7, 2), (5, 0)] {
             let plan = plan(n_tokens, n_outputs);
-            // Whoever wrote a value of the arena last: what is read must still be whole.
+            // The step that wrote a value of the arena last: what is read must still be whole.
             let mut writer: Vec<Option<(usize, Buf)>> = vec![None; plan.arena_len];
             for (at, step) in plan.steps.iter().enumerate() {
                 let (reads, writes) = (&step.reads, &step.writes);
@@ -169,7 +169,7 @@ mod tests {
                     let first = owners.next().copied().flatten();
                     assert!(
                         start == end || first.is_some(),
-                        "step {at} reads what nobody wrote"
+                        "step {at} reads what no step wrote"
                     );
                     assert!(owners.all(|o| *o == first), "step {at} reads a torn buffer");
                     if let Some((_, owner)) = first {

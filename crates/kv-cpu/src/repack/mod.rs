@@ -122,7 +122,7 @@ impl PackedRows {
         let block_len = (fns.block_len)(format);
         let block = block.get_mut(..format.row_bytes(block_len)?)?;
         for (b, values) in out.chunks_exact_mut(block_len).enumerate() {
-            (fns.stored_block)(&rows, (row - first, b), block);
+            (fns.stored_block)(&rows, row - first, b, block);
             dequantize(format, block, values);
         }
         Some(())
@@ -351,7 +351,7 @@ impl Packer {
             self.write(weight, &layout, lead)?;
         }
         self.n_written += layout.n_bytes();
-        // Nobody will read the stored rows again.
+        // The stored rows are not read again.
         let stored_row_bytes = weight.bytes().len() / weight.n_rows().max(1);
         weight.bytes().release(0..layout.n_rows * stored_row_bytes);
         Ok(Some(layout))

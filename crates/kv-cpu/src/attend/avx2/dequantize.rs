@@ -3,9 +3,8 @@
 
 use core::arch::x86_64::*;
 
-use kv_core::block::IQ4_VALUES;
-
-use crate::attend::portable::dequantize::{self as portable, BLOCK_LEN, blocks, dequantize_table};
+use crate::attend::portable::dequantize::{self as portable, blocks, dequantize_table};
+use crate::kernels::isa::avx2::iq4_entries;
 
 dequantize_table!("avx2,f16c", f16, outlined portable::q8_0, iq4_nl);
 
@@ -35,38 +34,10 @@ fn f16(bytes: &[u8], values: &mut [f32]) {
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
 pub(in crate::attend) fn iq4_nl(bytes: &[u8], values: &mut [f32]) {
-    blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 18], values| {
-        let d = half([*d0, *d1]);
-        let entries = iq4_entries(qs);
-        for (entry, v) in entries.iter().zip(values) {
+    blocks(bytes, values, |block: &[u8; 18], values| {
+        let d = half([block[0], block[1]]);
+        for (entry, v) in iq4_entries(block).iter().zip(values) {
             *v = d * f32::from(*entry);
         }
     });
-}
-
-/// The table entries of an `IQ4_NL` block, looked up by a byte shuffle.
-#[target_feature(enable = "ssse3")]
-#[inline]
-fn iq4_entries(qs: &[u8; 16]) -> [i8; BLOCK_LEN] {
-    let mut entries = [0; BLOCK_LEN];
-    let (low, high) = entries.split_at_mut(16);
-    // SAFETY: 16 bytes are read from each of two arrays of 16 bytes.
-    let (table, qs) = unsafe {
-        (
-            _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()),
-            _mm_loadu_si128(qs.as_ptr().cast()),
-        )
-    };
-    let mask = _mm_set1_epi8(15);
-    let indices = [
-        (low, _mm_and_si128(qs, mask)),
-        (high, _mm_and_si128(_mm_srli_epi16::<4>(qs), mask)),
-    ];
-    for (to, indices) in indices {
-        // SAFETY: each half of the entries has 16 bytes.
-        unsafe {
-            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm_shuffle_epi8(table, indices));
-        }
-    }
-    entries
 }

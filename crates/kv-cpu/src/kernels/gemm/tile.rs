@@ -165,7 +165,7 @@ pub(in crate::kernels) unsafe fn supers<
                 for part in 0..PARTS {
                     let mut sums = [[L::zero(); VECTORS]; T];
                     if !MINIMA && !SIGNED {
-                        set_offsets::<L, PARTS, T>(args, (b, part), &mut sums);
+                        set_offsets::<L, PARTS, T>(args, b, part, &mut sums);
                     }
                     dot_steps::<L, WIDE, T>(args, b, part * STEPS / PARTS, &mut sums);
                     add_factored::<L, T>(args, b * PARTS + part, &sums, &mut total);
@@ -205,7 +205,8 @@ pub(in crate::kernels) unsafe fn offsets<L: TileIsa>(
 #[inline(always)]
 unsafe fn set_offsets<L: TileIsa, const PARTS: usize, const T: usize>(
     args: &TileArgs<'_>,
-    (b, part): (usize, usize),
+    b: usize,
+    part: usize,
     sums: &mut Sums<L::Int, T>,
 ) {
     let acts = &args.acts;

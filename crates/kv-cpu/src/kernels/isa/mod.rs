@@ -25,7 +25,7 @@ macro_rules! intrinsics {
     };
 }
 #[cfg(target_arch = "x86_64")]
-pub(in crate::kernels) mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod avx512;
 #[cfg(target_arch = "aarch64")]

@@ -14,6 +14,7 @@ mod vector;
 
 use half::f16;
 
+pub(crate) use self::unpack::iq4_entries;
 use self::vector::Avx2;
 use crate::isa::Isa;
 use crate::kernels::vector::eight_table;

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
+use kv_core::block::IQ4_VALUES;
 
 /// 32 quants.
 pub(in crate::kernels) type Quants = __m256i;
@@ -118,6 +119,17 @@ pub(in crate::kernels) fn lookup(table: &[i8; 16], bytes: __m128i) -> __m256i {
     // SAFETY: the table is 16 readable bytes; the load needs no alignment.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles(bytes))
+}
+
+/// The table's entries of a block of `IQ4_NL`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn iq4_entries(block: &[u8; 18]) -> [i8; 32] {
+    let mut entries = [0; 32];
+    let quants = lookup(&IQ4_VALUES, load16(block, 2));
+    // SAFETY: 32 writable bytes; the store needs no alignment.
+    unsafe { _mm256_storeu_si256(entries.as_mut_ptr().cast(), quants) };
+    entries
 }
 
 /// Quants plus an offset.

@@ -75,7 +75,7 @@ pub(super) fn matmul(
             packed_float::f32::matmul(&weights, values, tokens, out);
         }
         Activations::F32(values) => float::matmul(&weights, values, tokens, out),
-        // Only asked for where there are dot products of BF16.
+        // Only where there are dot products of BF16.
         Activations::Bf16(_) => scalar::matmul::matmul(weights, acts, tokens, out),
         Activations::Int8(rows) if tokens.len() == 1 => {
             let Some((row, out)) = weights.gemv_operands(&rows, tokens.start, out) else {

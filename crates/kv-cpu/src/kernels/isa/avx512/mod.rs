@@ -51,7 +51,7 @@ pub(in crate::kernels) const TABLE: Kernels = vector_table!("avx512f,avx2,fma,f1
         // SAFETY: as above.
         pack: |stored, to| unsafe { pack::pack(stored, to) },
         // SAFETY: as above.
-        stored_block: |weights, at, to| unsafe { pack::stored_block(weights, at, to) },
+        stored_block: |weights, row, b, to| unsafe { pack::stored_block(weights, row, b, to) },
     }),
 );
 
@@ -71,8 +71,8 @@ pub(in crate::kernels) const BF16_TABLE: Kernels = Kernels {
         // SAFETY: as above.
         pack: |stored, to| unsafe { packed_float::bf16::pack(stored, to) },
         // SAFETY: as above.
-        stored_block: |weights, at, to| unsafe {
-            packed_float::bf16::stored_block(weights, at, to)
+        stored_block: |weights, row, b, to| unsafe {
+            packed_float::bf16::stored_block(weights, row, b, to)
         },
     }),
     ..TABLE

@@ -287,16 +287,17 @@ fn store(words: __m512i, to: &mut [u8; WORD16]) {
 
 /// Block `b` of row `row` of the first group, as it was stored.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn stored_block(weights: &WeightRows<'_>, (row, b): (usize, usize), to: &mut [u8]) {
+pub(super) fn stored_block(weights: &WeightRows<'_>, row: usize, b: usize, to: &mut [u8]) {
     if weights.format.block_len() == 1 {
-        return packed_float::f32::stored_block(weights, (row, b), to);
+        return packed_float::f32::stored_block(weights, row, b, to);
     }
-    for_format!(weights.format, stored_block_of(weights, (row, b), to));
+    for_format!(weights.format, stored_block_of(weights, row, b, to));
 }
 
 fn stored_block_of<F: UnpackGroup<BYTES>, const BYTES: usize>(
     weights: &WeightRows<'_>,
-    (row, b): (usize, usize),
+    row: usize,
+    b: usize,
     to: &mut [u8],
 ) {
     let n_blocks = blocks_of(weights.format, weights.n_columns);

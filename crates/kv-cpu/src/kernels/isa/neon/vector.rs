@@ -141,7 +141,7 @@ pub(super) fn transpose_4x4([a, b, c, d]: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
 }
 
 /// Eight half-precision numbers, exactly. (The types of the standard library's functions for
-/// these are younger than the Rust that this crate asks for.)
+/// these are younger than the Rust that this crate needs.)
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn f16_to_f32(bits: uint16x8_t) -> [float32x4_t; 2] {

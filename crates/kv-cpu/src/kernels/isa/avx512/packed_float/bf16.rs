@@ -154,7 +154,8 @@ unsafe fn values(block: *const u8, scale: [u8; SCALE]) -> [__m512i; 2] {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(in super::super) fn stored_block(
     weights: &WeightRows<'_>,
-    (row, b): (usize, usize),
+    row: usize,
+    b: usize,
     to: &mut [u8],
 ) {
     let block = block_of(weights, row, b);

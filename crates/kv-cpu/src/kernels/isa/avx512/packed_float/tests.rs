@@ -64,7 +64,7 @@ fn is_repacked_by(fns: &PackFns, format: BlockFormat, bytes: &[u8]) -> bool {
     let n_bytes = (fns.block_len)(format) * format.block_bytes();
     for (b, wanted) in bytes.chunks_exact(n_bytes).enumerate() {
         let mut got = vec![0; n_bytes];
-        (fns.stored_block)(&repacked, (0, b), &mut got);
+        (fns.stored_block)(&repacked, 0, b, &mut got);
         assert_eq!(wanted, got, "{format}: block {b}");
     }
     true
@@ -144,7 +144,7 @@ fn f16_is_kept_where_it_was_rounded_from_fewer_bits() {
     assert!(is_repacked(format, &f16(&large)));
     let mut with_odd = f16(&large);
     with_odd[9] = 1;
-    assert!(is_refused(format, &with_odd), "2^-24 beside 2^15");
+    assert!(is_refused(format, &with_odd), "2^-24 with 2^15");
     with_odd[9] = 0x7c00;
     assert!(is_refused(format, &with_odd), "infinity");
 }
