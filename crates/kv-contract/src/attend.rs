@@ -30,16 +30,19 @@ struct Case<'a> {
 
 /// Attention without sinks.
 fn compare<B: Backend>(subject: &Subject<B>, spec: AttendSpec, visibility: &Visibility) {
-    let case = Case {
-        spec,
-        visibility,
-        sinks: None,
-        magnitude: 1.0,
-    };
-    case.compare(subject);
+    Case::new(spec, visibility).compare(subject);
 }
 
-impl Case<'_> {
+impl<'a> Case<'a> {
+    fn new(spec: AttendSpec, visibility: &'a Visibility) -> Self {
+        Self {
+            spec,
+            visibility,
+            sinks: None,
+            magnitude: 1.0,
+        }
+    }
+
     /// Compares a backend with the definition, for every type that it declares.
     fn compare<B: Backend>(&self, subject: &Subject<B>) {
         for kv_type in subject.backend.info().kv_types {
@@ -102,15 +105,8 @@ fn causal(cells: &[u32], n_rows: u32, window: Window) -> VisibleGroup {
 
 /// One row and many, few cells and many, in order.
 pub fn attends_over_everything<B: Backend>(subject: &Subject<B>) {
-    for (n_rows, n_cells) in [
-        (1, 1),
-        (1, 31),
-        (1, 32),
-        (1, 33),
-        (1, 130),
-        (5, 40),
-        (37, 100),
-    ] {
+    let sizes = [(1, 1), (1, 31), (1, 32), (1, 33), (1, 130)];
+    for (n_rows, n_cells) in sizes.into_iter().chain([(5, 40), (37, 100)]) {
         let cells: Vec<u32> = (0..n_cells).collect();
         let visibility = Visibility::new(n_rows, vec![causal(&cells, n_rows, Window::Full)]);
         compare(subject, SPEC, &visibility);
@@ -138,16 +134,10 @@ pub fn attends_over_scattered_cells<B: Backend>(subject: &Subject<B>) {
     let visibility = Visibility::new(9, vec![causal(&cells, 9, Window::Full)]);
     compare(subject, SPEC, &visibility);
     // Every third position was removed.
-    let holed: Vec<(u32, u32)> = cells
-        .iter()
-        .copied()
-        .zip(0..)
-        .filter(|(_, pos)| pos % 3 != 1)
-        .collect();
-    let limits = (0..9)
-        .map(|r| PosRange::new(Pos(5), Pos(70 + 2 * r)))
-        .collect();
-    let group = VisibleGroup::new((0..9).collect(), runs(&holed), limits);
+    let holed = cells.into_iter().zip(0..).filter(|(_, pos)| pos % 3 != 1);
+    let holed: Vec<(u32, u32)> = holed.collect();
+    let limits = (0..9).map(|r| PosRange::new(Pos(5), Pos(70 + 2 * r)));
+    let group = VisibleGroup::new((0..9).collect(), runs(&holed), limits.collect());
     compare(subject, SPEC, &Visibility::new(9, vec![group]));
 }
 
@@ -157,25 +147,18 @@ pub fn attends_over_shared_cells<B: Backend>(subject: &Subject<B>) {
     let text = |rows: [u32; 2], own: u32| {
         let mut cells = shared.clone();
         cells.extend((0..3).map(|i| (own + i, 40 + i)));
-        let limits = [41, 42]
-            .map(|last| PosRange::new(Pos(0), Pos(last)))
-            .to_vec();
-        VisibleGroup::new(rows.to_vec(), runs(&cells), limits)
+        let limits = [41, 42].map(|last| PosRange::new(Pos(0), Pos(last)));
+        VisibleGroup::new(rows.to_vec(), runs(&cells), limits.to_vec())
     };
-    let visibility = Visibility::new(
-        6,
-        vec![text([0, 3], 50), text([1, 5], 43), text([2, 4], 60)],
-    );
-    compare(subject, SPEC, &visibility);
+    let groups = vec![text([0, 3], 50), text([1, 5], 43), text([2, 4], 60)];
+    compare(subject, SPEC, &Visibility::new(6, groups));
 }
 
 /// Several cells at one position, as with images: ties go by cell.
 pub fn attends_over_cells_of_one_position<B: Backend>(subject: &Subject<B>) {
     let cells: Vec<(u32, u32)> = (0..80).map(|cell| (cell, 20 + cell / 5)).collect();
-    let limits = (0..4)
-        .map(|r| PosRange::new(Pos(20 + r), Pos(30 + r)))
-        .collect();
-    let group = VisibleGroup::new((0..4).collect(), runs(&cells), limits);
+    let limits = (0..4).map(|r| PosRange::new(Pos(20 + r), Pos(30 + r)));
+    let group = VisibleGroup::new((0..4).collect(), runs(&cells), limits.collect());
     compare(subject, SPEC, &Visibility::new(4, vec![group]));
 }
 
@@ -233,22 +216,12 @@ pub fn attends_with_sinks<B: Backend>(subject: &Subject<B>) {
         soft_cap: Some(3.0),
         ..SPEC
     };
-    let sinks = [0.0, -3.0, 2.5, 60.0, f32::NEG_INFINITY, -80.0];
-    Case {
-        spec,
-        visibility: &visibility,
-        sinks: Some(&sinks),
-        magnitude: 1.0,
-    }
-    .compare(subject);
     let one = Visibility::new(1, vec![causal(&cells, 1, Window::Sliding(3))]);
-    Case {
-        spec,
-        visibility: &one,
-        sinks: Some(&sinks),
-        magnitude: 1.0,
+    for visibility in [&visibility, &one] {
+        let mut case = Case::new(spec, visibility);
+        case.sinks = Some(&[0.0, -3.0, 2.5, 60.0, f32::NEG_INFINITY, -80.0]);
+        case.compare(subject);
     }
-    .compare(subject);
 }
 
 /// Linear biases, for numbers of heads that are powers of two and others, on keys before and behind
@@ -269,13 +242,9 @@ pub fn attends_with_linear_biases<B: Backend>(subject: &Subject<B>) {
         };
         for n_rows in [1, 7] {
             let visibility = Visibility::new(n_rows, vec![causal(&cells, n_rows, Window::Full)]);
-            Case {
-                spec,
-                visibility: &visibility,
-                sinks,
-                magnitude: 1.0,
-            }
-            .compare(subject);
+            let mut case = Case::new(spec, &visibility);
+            case.sinks = sinks;
+            case.compare(subject);
         }
     }
 }
@@ -284,12 +253,8 @@ pub fn attends_with_linear_biases<B: Backend>(subject: &Subject<B>) {
 pub fn attends_with_large_scores<B: Backend>(subject: &Subject<B>) {
     let cells: Vec<u32> = (0..100).collect();
     let visibility = Visibility::new(6, vec![causal(&cells, 6, Window::Full)]);
-    let case = Case {
-        spec: SPEC,
-        visibility: &visibility,
-        sinks: None,
-        magnitude: 300.0,
-    };
+    let mut case = Case::new(SPEC, &visibility);
+    case.magnitude = 300.0;
     case.compare(subject);
 }
 

@@ -8,7 +8,7 @@ use kv_core::backend::{Backend, BackendError};
 use kv_core::graph::{Graph, GraphShape, Input};
 use kv_core::layers::RowLayout;
 use kv_core::weights::{MemoryWeights, WeightSource};
-use kv_core::{CellIdx, Pos, Window};
+use kv_core::{CellIdx, Pos, Visibility, Window};
 
 const N_CELLS: usize = 16;
 
@@ -122,22 +122,20 @@ fn refused<B: Backend>(subject: &Subject<B>, what: &str, edit: impl Fn(&mut Step
 
 /// Inputs that are longer or shorter than the graph's shape.
 pub fn inputs_of_the_wrong_length_are_refused<B: Backend>(subject: &Subject<B>) {
-    refused(subject, "a token too many", |s| s.tokens.push(1));
-    refused(subject, "no tokens", |s| s.tokens.clear());
-    refused(subject, "a position too few", |s| s.positions.truncate(2));
-    refused(subject, "an output row too few", |s| {
-        s.output_rows.truncate(1)
-    });
-    refused(subject, "a cell too many", |s| {
-        s.parts[0].cells.push(CellIdx(1))
-    });
-    refused(subject, "no cells", |s| s.parts[0].cells.clear());
+    let refuse = |what: &str, edit: fn(&mut Step)| refused(subject, what, edit);
+    refuse("a token too many", |s| s.tokens.push(1));
+    refuse("no tokens", |s| s.tokens.clear());
+    refuse("a position too few", |s| s.positions.truncate(2));
+    refuse("an output row too few", |s| s.output_rows.truncate(1));
+    refuse("a cell too many", |s| s.parts[0].cells.push(CellIdx(1)));
+    refuse("no cells", |s| s.parts[0].cells.clear());
 }
 
 /// Token ids beyond the vocabulary.
 pub fn tokens_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
-    refused(subject, "token 96 of 96", |s| s.tokens[1] = 96);
-    refused(subject, "the largest token", |s| s.tokens[2] = u32::MAX);
+    let refuse = |what: &str, edit: fn(&mut Step)| refused(subject, what, edit);
+    refuse("token 96 of 96", |s| s.tokens[1] = 96);
+    refuse("the largest token", |s| s.tokens[2] = u32::MAX);
 }
 
 /// Positions beyond the rows that were learnt for them.
@@ -165,57 +163,42 @@ pub fn positions_without_a_row_are_refused<B: Backend>(subject: &Subject<B>) {
 
 /// Cells beyond the memory.
 pub fn cells_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
-    refused(subject, "cell 16 of 16", |s| {
-        s.parts[0].cells[0] = CellIdx(16)
-    });
-    refused(subject, "the largest cell", |s| {
+    let refuse = |what: &str, edit: fn(&mut Step)| refused(subject, what, edit);
+    refuse("cell 16 of 16", |s| s.parts[0].cells[0] = CellIdx(16));
+    refuse("the largest cell", |s| {
         s.parts[0].cells[2] = CellIdx(u32::MAX)
     });
 }
 
 /// Output rows beyond the tokens.
 pub fn output_rows_out_of_range_are_refused<B: Backend>(subject: &Subject<B>) {
-    refused(subject, "row 3 of 3", |s| s.output_rows[1] = 3);
-    refused(subject, "the largest row", |s| s.output_rows[1] = u32::MAX);
+    let refuse = |what: &str, edit: fn(&mut Step)| refused(subject, what, edit);
+    refuse("row 3 of 3", |s| s.output_rows[1] = 3);
+    refuse("the largest row", |s| s.output_rows[1] = u32::MAX);
 }
 
 /// Visibilities that name rows or cells that there are none of, or break their own rules.
 pub fn unsound_visibilities_are_refused<B: Backend>(subject: &Subject<B>) {
-    refused(subject, "row 3 of 3", |s| {
-        s.parts[0].visibility.groups[0].rows[2] = 3
+    let refuse = |what: &str, edit: fn(&mut Visibility)| {
+        refused(subject, what, |s| edit(&mut s.parts[0].visibility));
+    };
+    refuse("row 3 of 3", |v| v.groups[0].rows[2] = 3);
+    refuse("a row twice", |v| v.groups[0].rows[1] = 0);
+    refuse("a row in two groups", |v| {
+        v.groups.push(v.groups[0].clone())
     });
-    refused(subject, "a row twice", |s| {
-        s.parts[0].visibility.groups[0].rows[1] = 0
+    refuse("a row in no group", |v| v.groups.clear());
+    refuse("a limit too few", |v| v.groups[0].limits.truncate(2));
+    refuse("a run beyond the cells", |v| v.groups[0].runs[0].len = 13);
+    refuse("a run of the largest length", |v| {
+        v.groups[0].runs[0].len = u32::MAX;
     });
-    refused(subject, "a row in two groups", |s| {
-        let again = s.parts[0].visibility.groups[0].clone();
-        s.parts[0].visibility.groups.push(again);
+    refuse("an empty run", |v| v.groups[0].runs[0].len = 0);
+    refuse("a position beyond the largest", |v| {
+        v.groups[0].runs.last_mut().unwrap().pos = Pos(u32::MAX);
     });
-    refused(subject, "a row in no group", |s| {
-        s.parts[0].visibility.groups.clear()
-    });
-    refused(subject, "a limit too few", |s| {
-        s.parts[0].visibility.groups[0].limits.pop();
-    });
-    refused(subject, "a run beyond the cells", |s| {
-        s.parts[0].visibility.groups[0].runs[0].len = 13;
-    });
-    refused(subject, "a run of the largest length", |s| {
-        s.parts[0].visibility.groups[0].runs[0].len = u32::MAX;
-    });
-    refused(subject, "an empty run", |s| {
-        s.parts[0].visibility.groups[0].runs[0].len = 0
-    });
-    refused(subject, "a position beyond the largest", |s| {
-        let runs = &mut s.parts[0].visibility.groups[0].runs;
-        runs.last_mut().unwrap().pos = Pos(u32::MAX);
-    });
-    refused(subject, "runs that are not in order", |s| {
-        s.parts[0].visibility.groups[0].runs.reverse();
-    });
-    refused(subject, "another number of rows", |s| {
-        s.parts[0].visibility.n_rows = 4
-    });
+    refuse("runs that are not in order", |v| v.groups[0].runs.reverse());
+    refuse("another number of rows", |v| v.n_rows = 4);
 }
 
 /// A part of the memory that no inputs are given for.
