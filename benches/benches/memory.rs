@@ -9,7 +9,8 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use kv_core::Window;
 use kv_core::memory::{MemoryInputs, Unified};
 
-/// A memory that holds `n` tokens of each of `n_seqs` sequences, interleaved as they were generated.
+/// A memory that holds `n` tokens of each of `n_seqs` sequences, interleaved as they were
+/// generated.
 fn filled(n_cells: u32, n_seqs: u32, n: u32) -> Result<Unified, Failure> {
     let mut filled = memory(n_cells, n_seqs, Window::Full)?;
     for _ in 0..n {

@@ -1,4 +1,5 @@
-//! `docs/performance.svg`: the ratios in the tables of `docs/performance.md`, one dot per processor.
+//! `docs/performance.svg`: the ratios in the tables of `docs/performance.md`, one dot per
+//! processor.
 //!
 //! The picture is drawn here, and a stale one fails the test. A table is recognised by its columns
 //! `model`, `phase` (or `what`) and `ratio`, a processor by the heading above. Knows no numbers.

@@ -13,8 +13,8 @@ use kv_core::{SeqId, TokenId};
 use crate::recorded::{RecordKey, Recorded};
 use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
 
-/// Largest difference of a logit that f32 arithmetic in another order may make. llama.cpp's own is up
-/// to 1.5e-4 for such models.
+/// Largest difference of a logit that f32 arithmetic in another order may make. llama.cpp's own is
+/// up to 1.5e-4 for such models.
 pub const TOLERANCE: f32 = 2e-4;
 
 /// Where the first two prompts are cut into two pieces: the places where transformers gave the same
@@ -114,7 +114,8 @@ fn assert_close(case: &Case, how: &str, logits: &[Vec<f32>]) {
     }
 }
 
-/// The CPU backend's logits are the reference's, and the same bits whichever way the tokens come in.
+/// The CPU backend's logits are the reference's, and the same bits whichever way the tokens come
+/// in.
 pub fn cpu_agrees(case: &Case) {
     let whole = alone(cpu, case);
     assert_close(case, "alone", &whole);
@@ -158,7 +159,8 @@ pub fn candle_agrees(case: &Case) {
     );
 }
 
-/// The likeliest continuations are the reference's: all of them on the CPU, a shorter one on candle.
+/// The likeliest continuations are the reference's: all of them on the CPU, a shorter one on
+/// candle.
 pub fn continuations_agree(case: &Case) {
     let reference = case.reference();
     for (prompt, tokens) in reference.prompts().iter().enumerate() {
@@ -241,8 +243,8 @@ pub fn differ_in_the_output_matrix_alone(tied: &Case, untied: &Case) {
     assert_eq!(names, ["result_output"]);
 }
 
-/// Tests of cases that every crate with models has: logits and continuations on both backends, threads,
-/// and the graphs.
+/// Tests of cases that every crate with models has: logits and continuations on both backends,
+/// threads, and the graphs.
 #[macro_export]
 macro_rules! standard_tests {
     ($cases:expr) => {

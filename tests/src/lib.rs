@@ -1,7 +1,7 @@
-//! What the tests of model crates share: the fixtures and [`Recipe`], a model directory whose weights
-//! are generated; [`Case`], a model with a reference; [`Runner`], a decode loop of a few lines, so that
-//! these tests depend on memory, model and backend alone; and the [`checks`] that every model has to
-//! pass.
+//! What the tests of model crates share: the fixtures and [`Recipe`], a model directory whose
+//! weights are generated; [`Case`], a model with a reference; [`Runner`], a decode loop of a few
+//! lines, so that these tests depend on memory, model and backend alone; and the [`checks`] that
+//! every model has to pass.
 //!
 //! Only tests depend on this crate: a panic is how a check fails. Knows no architecture by name.
 

@@ -2,8 +2,8 @@
 //!
 //! A recipe stores `config.json`, the name, shape, mean and scale of every tensor, and a seed. The
 //! values come from a hash of the name and the element's index, which `recipe.py` computes to the
-//! same bits; `fixtures/MANIFEST.md` defines it. Invariant: a tensor depends on its own line and the
-//! seed alone. Knows no architecture.
+//! same bits; `fixtures/MANIFEST.md` defines it. Invariant: a tensor depends on its own line and
+//! the seed alone. Knows no architecture.
 
 use std::collections::BTreeMap;
 use std::fs;

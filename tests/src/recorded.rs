@@ -1,5 +1,5 @@
-//! [`Recorded`]: which keys, values and states the reference recorded, and where they are among those
-//! that the memory holds after the same prompt.
+//! [`Recorded`]: which keys, values and states the reference recorded, and where they are among
+//! those that the memory holds after the same prompt.
 
 use kv_core::LayerIdx;
 use kv_core::backend::RowKind;

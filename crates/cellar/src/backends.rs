@@ -62,8 +62,9 @@ pub struct BackendOptions {
 /// Opens a backend.
 ///
 /// # Errors
-/// [`BackendError`] where its threads cannot be started, this machine lacks the instruction set that
-/// the environment names, it cannot profile and is asked to, or the crate was built without any.
+/// [`BackendError`] where its threads cannot be started, this machine lacks the instruction set
+/// that the environment names, it cannot profile and is asked to, or the crate was built without
+/// any.
 pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
     match options.kind.map_or_else(fastest, Ok)? {
         #[cfg(feature = "cpu")]

@@ -1,4 +1,5 @@
-//! Chat messages to the text that a model was trained on. Knows nothing of how an answer is written.
+//! Chat messages to the text that a model was trained on. Knows nothing of how an answer is
+//! written.
 
 use kv_core::TokenId;
 use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateTokens};

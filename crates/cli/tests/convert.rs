@@ -86,8 +86,8 @@ fn logits_of<B: Backend>(backend: B, open: &OpenModel, prompt: &[u32]) -> Vec<f3
     engine.decode(&batch).unwrap().values().to_vec()
 }
 
-/// The file of every recipe has the keys and tensors of the directory, bit for bit, and computes the
-/// same bits, which are the reference's within what f32 arithmetic in another order may make.
+/// The file of every recipe has the keys and tensors of the directory, bit for bit, and computes
+/// the same bits, which are the reference's within what f32 arithmetic in another order may make.
 #[test]
 fn every_recipe_becomes_a_file_that_computes_the_same() {
     let mut registry = Registry::new();

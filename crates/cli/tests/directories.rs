@@ -1,6 +1,6 @@
 //! Models straight from directories of safetensors against an independent implementation
-//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come in;
-//! and their keys and tensors against those of llama.cpp's converter.
+//! (transformers, f32): logits and greedy tokens on both backends, whichever way the tokens come
+//! in; and their keys and tensors against those of llama.cpp's converter.
 //!
 //! The directories are the recipes of the fixtures, or those in the folder that `CELLAR_FIXTURES`
 //! names.
@@ -183,8 +183,8 @@ fn candle_agrees_with_the_reference() {
 }
 
 /// The first 16 tokens in a context of 16, which is the original length of the one recipe, whose
-/// other logits are those of a longer context; the other has the same weights and an original length
-/// that is never exceeded.
+/// other logits are those of a longer context; the other has the same weights and an original
+/// length that is never exceeded.
 #[test]
 fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
     let directory = Recipe::named("phi3_longrope_long");
@@ -274,8 +274,8 @@ fn checksum(values: &[f32]) -> (f64, f64) {
     products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()))
 }
 
-/// The keys of a model and the names and shapes of its tensors as llama.cpp's converter writes them,
-/// and a checksum of each tensor's values: `gguf.txt` next to a recipe.
+/// The keys of a model and the names and shapes of its tensors as llama.cpp's converter writes
+/// them, and a checksum of each tensor's values: `gguf.txt` next to a recipe.
 #[test]
 fn keys_and_tensors_are_those_of_llama_cpps_converter() {
     let mut n_compared = 0;

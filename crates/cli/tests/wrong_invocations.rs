@@ -1,5 +1,5 @@
-//! Wrong invocations of every command, generated from the help texts: each fails with exit code 1 or
-//! 2, without output, and with one line on stderr that names the flag, the value and a remedy.
+//! Wrong invocations of every command, generated from the help texts: each fails with exit code 1
+//! or 2, without output, and with one line on stderr that names the flag, the value and a remedy.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 

@@ -49,8 +49,8 @@ pub struct EngineConfig {
     pub swa: SwaSize,
     /// How attention is computed.
     pub attention: AttentionMode,
-    /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so many
-    /// tokens. Each costs as much as the state itself, twice.
+    /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so
+    /// many tokens. Each costs as much as the state itself, twice.
     pub n_snapshots: u32,
     /// Compiled shapes that are kept; the least recently used one makes room for a new one.
     pub n_programs: usize,

@@ -100,7 +100,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Moves the tokens of a sequence with positions in `range` to other positions, and rotates
-    /// their keys. Sequences that share them keep them where they are. Returns how many tokens moved.
+    /// their keys. Sequences that share them keep them where they are. Returns how many tokens
+    /// moved.
     ///
     /// # Errors
     /// As [`Engine::edit`].

@@ -1,9 +1,9 @@
 //! [`Engine`]: evaluates batches with one model on one backend, and remembers them.
 //!
 //! A batch is validated, planned, and then taken ubatch by ubatch: commit, compile the graph of its
-//! shape (or find it compiled), run. Invariant: a call that fails leaves the memory as it was before
-//! the call, at whichever ubatch it failed, or where a window forbids that, as it was before a ubatch
-//! of the call. Knows nothing of text or of how tokens are chosen.
+//! shape (or find it compiled), run. Invariant: a call that fails leaves the memory as it was
+//! before the call, at whichever ubatch it failed, or where a window forbids that, as it was before
+//! a ubatch of the call. Knows nothing of text or of how tokens are chosen.
 
 use std::sync::Arc;
 
@@ -86,8 +86,8 @@ impl<'e> Embeddings<'e> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// An engine with the memory that the model's layers declare. Loads the weights into the backend
-    /// and allocates the memory.
+    /// An engine with the memory that the model's layers declare. Loads the weights into the
+    /// backend and allocates the memory.
     ///
     /// # Errors
     /// [`EngineError::Config`] before anything is allocated; [`EngineError::Backend`] where the
@@ -376,8 +376,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     ///
     /// # Errors
     /// [`EngineError::Refused`], and [`EngineError::CannotShift`] where keys cannot move: nothing
-    /// has changed then. [`EngineError::Backend`] where rows could not be changed: the sequence that
-    /// was copied to or moved is forgotten whole then; a compaction has changed nothing.
+    /// has changed then. [`EngineError::Backend`] where rows could not be changed: the sequence
+    /// that was copied to or moved is forgotten whole then; a compaction has changed nothing.
     pub fn edit(&mut self, edit: Edit) -> Result<Removed, EngineError> {
         if let Edit::Reposition { .. } = edit {
             self.check_shift()?;
@@ -427,8 +427,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.edit(Edit::Remove { seqs, range })
     }
 
-    /// Makes the tokens of `to` with positions in `range` the same as those of `from`, and copies the
-    /// rows that they do not share. Returns how many tokens `to` was given.
+    /// Makes the tokens of `to` with positions in `range` the same as those of `from`, and copies
+    /// the rows that they do not share. Returns how many tokens `to` was given.
     ///
     /// # Errors
     /// As [`Engine::edit`].

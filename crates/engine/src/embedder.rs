@@ -90,7 +90,8 @@ impl<B: Backend> Embedder<B> {
     /// Loads an encoder into a backend.
     ///
     /// # Errors
-    /// [`EngineError`], before anything is loaded where the model is not an encoder or has no pooling.
+    /// [`EngineError`], before anything is loaded where the model is not an encoder or has no
+    /// pooling.
     pub fn new(backend: B, file: &OpenModel, config: &EmbedderConfig) -> Result<Self, EngineError> {
         let model = file.model();
         let architecture = || model.architecture().to_owned();

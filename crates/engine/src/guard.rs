@@ -1,8 +1,8 @@
 //! Drop guards: what becomes of a memory when its backend fails, or panics, before rows and tokens
 //! agree.
 //!
-//! Invariant: a guard that is dropped without [`Uncomputed::keep`] or [`Forgetting::keep`] leaves no
-//! token without its rows. Knows nothing of graphs.
+//! Invariant: a guard that is dropped without [`Uncomputed::keep`] or [`Forgetting::keep`] leaves
+//! no token without its rows. Knows nothing of graphs.
 
 use kv_core::batch::UBatch;
 use kv_core::memory::{Edit, Memory, MemoryInputs, RowsWritten, Steps};

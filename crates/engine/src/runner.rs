@@ -1,8 +1,8 @@
 //! [`Runner`]: a model on a backend, with the rows of its memory: everything of an engine but the
 //! memory itself.
 //!
-//! Compiles the graph of a ubatch's shape, or finds it compiled, and runs it. Invariant: a step that
-//! fails says whether rows may have been written. Knows nothing of plans.
+//! Compiles the graph of a ubatch's shape, or finds it compiled, and runs it. Invariant: a step
+//! that fails says whether rows may have been written. Knows nothing of plans.
 
 use std::sync::Arc;
 
@@ -196,7 +196,8 @@ impl<B: Backend> Runner<B> {
                 .clone()
                 .eq((0..ubatch.output_rows.len()).map(Some))
         {
-            // All rows in their order are not copied: a megabyte a token, where vocabularies are large.
+            // All rows in their order are not copied: a megabyte a token, where vocabularies are
+            // large.
             if let Some(first) = self.outputs.values.first_mut() {
                 std::mem::swap(first, &mut to.values);
             }

@@ -1,7 +1,7 @@
 //! Saving and restoring what an [`Engine`] remembers.
 //!
-//! A restoration is all or nothing: bytes are checked whole, cells are found, and only then rows are
-//! written, into cells that nobody uses as long as there are enough. The state says nothing of
+//! A restoration is all or nothing: bytes are checked whole, cells are found, and only then rows
+//! are written, into cells that nobody uses as long as there are enough. The state says nothing of
 //! samplers. Knows no files.
 
 use std::io::Write;
@@ -42,8 +42,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         &self.fingerprint
     }
 
-    /// Whether keys and values of this model can be saved as `kv_type`: to be asked before a text is
-    /// computed that could not be saved then.
+    /// Whether keys and values of this model can be saved as `kv_type`: to be asked before a text
+    /// is computed that could not be saved then.
     ///
     /// # Errors
     /// [`EngineError::State`] for the first layer whose rows are no whole blocks.

@@ -173,8 +173,8 @@ fn a_failure_at_any_ubatch_leaves_no_trace() {
             .values()
             .to_vec()
     };
-    // Ten tokens in ubatches of three: four runs, two shapes that are not compiled yet, and one wait
-    // for all of them.
+    // Ten tokens in ubatches of three: four runs, two shapes that are not compiled yet, and one
+    // wait for all of them.
     type Counter = fn(&Moody) -> &AtomicUsize;
     let runs: Counter = |backend| &backend.runs_left;
     let compilations: Counter = |backend| &backend.compilations_left;

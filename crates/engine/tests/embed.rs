@@ -1,5 +1,5 @@
-//! Models whose tokens see later ones of their batch, with a memory and without, and whose final rows
-//! come out.
+//! Models whose tokens see later ones of their batch, with a memory and without, and whose final
+//! rows come out.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::sync::Arc;

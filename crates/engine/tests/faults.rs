@@ -1,9 +1,9 @@
 //! Computations that fail at every node of every ubatch, for every kind of memory.
 //!
 //! A backend computes a graph up to a node, with all that this stores, and fails there. The memory
-//! must be as it was before the call, found so by recounting, or, where states were stored over that
-//! the call began with, as it was before one of its ubatches; and going on must give the same logits,
-//! bit for bit, as if nothing had failed: what the failures stored is never looked at.
+//! must be as it was before the call, found so by recounting, or, where states were stored over
+//! that the call began with, as it was before one of its ubatches; and going on must give the same
+//! logits, bit for bit, as if nothing had failed: what the failures stored is never looked at.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 

@@ -42,7 +42,8 @@ fn next<B: Backend>(engine: &mut Engine<B>, tokens: &[TokenId]) -> (TokenId, f32
     (TokenId(all[0].1), all[0].0 - all[1].0)
 }
 
-/// The greedy texts of both, up to the first near tie of `f32`; gives how many tokens were the same.
+/// The greedy texts of both, up to the first near tie of `f32`; gives how many tokens were the
+/// same.
 fn same_text<B: Backend>(
     backend: impl Fn() -> B,
     file: &ModelFile,

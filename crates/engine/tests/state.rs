@@ -221,8 +221,8 @@ fn two_texts_beside_each_other_go_on_after_an_interruption_as_if_there_were_none
     }
 }
 
-/// Greedy texts of two sequences whose tokens are always in one batch; half-way they move into another
-/// engine.
+/// Greedy texts of two sequences whose tokens are always in one batch; half-way they move into
+/// another engine.
 fn side_by_side<D: Backend>(new: impl Fn() -> Engine<D>, two: [&Reference; 2]) -> [Vec<u32>; 2] {
     let mut engine = new();
     let mut next = two.map(|reference| reference.ids.clone());

@@ -120,7 +120,8 @@ fn run<B: Backend>(
     first
 }
 
-/// Every token sees the whole of its sequence, or what a window leaves of it, and no other sequence.
+/// Every token sees the whole of its sequence, or what a window leaves of it, and no other
+/// sequence.
 pub fn tokens_attend_within_their_ubatch<B: Backend>(subject: &Subject<B>) {
     let alibi = Some(Alibi { max_bias: 8.0 });
     let windows = [Window::Symmetric(5), Window::Full];

@@ -251,8 +251,8 @@ pub fn shifts_change_the_named_keys_only<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// Keys that are rotated before they are stored and keys that are not, in neighbouring layers, come out
-/// of a move as what they are: whether a row is rotated is a matter of its own shape, and RoPE
+/// Keys that are rotated before they are stored and keys that are not, in neighbouring layers, come
+/// out of a move as what they are: whether a row is rotated is a matter of its own shape, and RoPE
 /// turns what was rotated back first, also where it turns a part of the head only.
 pub fn d15c_d15d_rotations_do_not_mix<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;

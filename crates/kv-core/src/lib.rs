@@ -3,8 +3,8 @@
 //!
 //! In reading order: [`ids`] (index types), [`layers`] (what a model declares), [`batch`] (what a
 //! caller submits), [`memory`] with [`cells`], [`slot`], [`window`] and [`visibility`] (what is
-//! remembered where, and who sees it), [`memory_plan`] (what that costs), [`graph`] (what is computed), [`backend`] (who computes it),
-//! [`weights`] and [`block`] (what it is computed with).
+//! remembered where, and who sees it), [`memory_plan`] (what that costs), [`graph`] (what is
+//! computed), [`backend`] (who computes it), [`weights`] and [`block`] (what it is computed with).
 //! Nothing here knows a tensor library, a thread or a file.
 
 pub mod backend;

@@ -78,8 +78,8 @@ impl MemoryPlan {
         Self::with_snapshots(layout, 0)
     }
 
-    /// The same, where the last `n_snapshot_rows` states of each recurrent layer are there only to be
-    /// gone back to.
+    /// The same, where the last `n_snapshot_rows` states of each recurrent layer are there only to
+    /// be gone back to.
     pub fn with_snapshots(layout: &RowLayout, n_snapshot_rows: usize) -> Self {
         let attention = layout.layers().iter().flat_map(attention_rows);
         let states = layout.states().iter();

@@ -5,8 +5,8 @@
 //! the head, whose cells are all usable. So sequences that grow together keep long runs. Where no
 //! such block is left, any usable cell will do, in ring order, too: no capacity is lost.
 //!
-//! Reads [`KvCells`] and changes nothing. Invariant: a slot has exactly one cell for each token, all
-//! different, each free or holding a token that nobody can see any more. Slots need not be
+//! Reads [`KvCells`] and changes nothing. Invariant: a slot has exactly one cell for each token,
+//! all different, each free or holding a token that nobody can see any more. Slots need not be
 //! contiguous. Knows nothing of ubatches or KV rows.
 
 use std::collections::HashMap;

@@ -179,8 +179,8 @@ fn layers_that_remember_nothing_are_evaluated_as_if_for_the_first_time() {
     assert_eq!((memory.n_used(), memory.n_holes()), (0, 0));
 }
 
-/// Of one sequence or of all, from a memory of any shape, whose windows slid and whose sequences share
-/// their beginnings.
+/// Of one sequence or of all, from a memory of any shape, whose windows slid and whose sequences
+/// share their beginnings.
 #[test]
 fn d1_everything_can_go_from_every_memory() {
     let (full, near) = (attention(Window::Full), attention(Window::Sliding(8)));

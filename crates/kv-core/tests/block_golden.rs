@@ -83,13 +83,14 @@ fn blocks_decode_and_encode_as_elsewhere() {
     assert_eq!(golden.1, golden.0.len(), "all of the file was read");
 }
 
-/// What each type loses on rows like a model's, by the root mean square: `sin(0.013 i² + i)`, the same
-/// on a pedestal of 30, and the same with two opposite outliers in each block. The numbers are those
-/// of the independent implementation for the same rows.
+/// What each type loses on rows like a model's, by the root mean square: `sin(0.013 i² + i)`, the
+/// same on a pedestal of 30, and the same with two opposite outliers in each block. The numbers are
+/// those of the independent implementation for the same rows.
 ///
-/// Types with a minimum of their own (`q4_1`, `q5_1`) lose nothing on a pedestal, where the others lose
-/// almost everything. With opposite outliers it is the other way round: their steps begin at the
-/// smallest value, so 0 is none of them, and all small values of a block are off by the same amount.
+/// Types with a minimum of their own (`q4_1`, `q5_1`) lose nothing on a pedestal, where the others
+/// lose almost everything. With opposite outliers it is the other way round: their steps begin at
+/// the smallest value, so 0 is none of them, and all small values of a block are off by the same
+/// amount.
 #[test]
 fn what_narrow_types_lose_depends_on_where_their_steps_begin() {
     let base = |i: u32| (f64::from(i).powi(2) * 0.013 + f64::from(i)).sin();

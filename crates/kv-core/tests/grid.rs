@@ -1,5 +1,5 @@
-//! Tokens of images: which positions may follow which, who sees whom at one position, and that cells
-//! keep rows and columns whatever happens to them.
+//! Tokens of images: which positions may follow which, who sees whom at one position, and that
+//! cells keep rows and columns whatever happens to them.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use std::collections::BTreeMap;

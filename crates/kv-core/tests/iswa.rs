@@ -1,5 +1,5 @@
-//! Worked examples of memories with several parts: what is placed together, what is remembered after
-//! a window slid, and what is refused in both parts because one refuses it.
+//! Worked examples of memories with several parts: what is placed together, what is remembered
+//! after a window slid, and what is refused in both parts because one refuses it.
 
 #![allow(clippy::unwrap_used)] // a test
 

@@ -1,4 +1,5 @@
-//! States: what comes back, where it may go, and that whatever is wrong with the bytes changes nothing.
+//! States: what comes back, where it may go, and that whatever is wrong with the bytes changes
+//! nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 

@@ -188,8 +188,8 @@ fn a_stranger_never_takes_the_last_token_of_a_sequence() {
     assert!(f.decode(&[(&[1], 1)]).is_err());
 }
 
-/// Not for a batch, whatever the window and the streams: no attention has a span that holes use up, so
-/// there is nothing that [`Memory::compact`] could be offered for.
+/// Not for a batch, whatever the window and the streams: no attention has a span that holes use up,
+/// so there is nothing that [`Memory::compact`] could be offered for.
 #[test]
 fn d16_holes_are_never_why_there_is_no_room() {
     use Streams::{PerSequence, Shared};

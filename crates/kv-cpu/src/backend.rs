@@ -22,8 +22,8 @@ use crate::storage::CpuRows;
 use crate::team::Team;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
-/// How the backend uses the machine. The default is one thread for each physical core and the fastest instruction set, or
-/// the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
+/// How the backend uses the machine. The default is one thread for each physical core and the
+/// fastest instruction set, or the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuConfig {
     /// Threads, the caller's included; one for each physical core where not given.

@@ -1,7 +1,7 @@
 //! Cores and memory of this machine: what the system has, and what the process's cgroup allows.
 //!
-//! If the system does not report its memory, any amount is taken to fit; allocating it may then fail.
-//! Knows nothing of weights.
+//! If the system does not report its memory, any amount is taken to fit; allocating it may then
+//! fail. Knows nothing of weights.
 
 use std::num::NonZeroUsize;
 

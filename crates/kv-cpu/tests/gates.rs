@@ -1,5 +1,6 @@
-//! Gates of two products with biases, and the matrix that reads them: computed with their products for many rows and for
-//! one, which is rounded meanwhile, and where rows are rounded for a few. The bits are the same.
+//! Gates of two products with biases, and the matrix that reads them: computed with their products
+//! for many rows and for one, which is rounded meanwhile, and where rows are rounded for a few. The
+//! bits are the same.
 
 #![allow(clippy::unwrap_used)]
 
@@ -88,7 +89,8 @@ impl Case {
     }
 }
 
-/// Random weights; in long blocks, which nothing makes of numbers, random bytes (clear bits bound their scales).
+/// Random weights; in long blocks, which nothing makes of numbers, random bytes (clear bits bound
+/// their scales).
 fn weights(graph: &Graph, format: BlockFormat) -> Arc<dyn WeightSource> {
     let plain = tiny_weights(graph, 5);
     if format.block_len() <= 32 {

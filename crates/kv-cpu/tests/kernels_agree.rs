@@ -372,8 +372,8 @@ fn random_weight(format: BlockFormat, n_rows: usize, n_columns: usize, seed: u64
     Weight::new("w", vec![n_rows, n_columns], format, bytes.into()).unwrap()
 }
 
-/// Gives each scale and minimum of a block a value: as near as half precision comes, or the power of
-/// two below.
+/// Gives each scale and minimum of a block a value: as near as half precision comes, or the power
+/// of two below.
 fn set_scales(format: BlockFormat, block: &mut [u8], mut scale: impl FnMut() -> f32) {
     if format == BlockFormat::MXFP4 {
         // The exponent of a float, which has the same bias.
@@ -548,8 +548,8 @@ fn extreme_quants_do_not_overflow() {
     }
 }
 
-/// Eight tokens whose quants are the values, with signs alike or not, and whose magnitudes sum up to `sum` in each half of a
-/// block but the first, where one value is the largest.
+/// Eight tokens whose quants are the values, with signs alike or not, and whose magnitudes sum up
+/// to `sum` in each half of a block but the first, where one value is the largest.
 fn rows_of_sum(n: usize, sum: usize) -> Vec<f32> {
     let mut x = vec![0.0; 8 * n];
     for (token, row) in x.chunks_mut(n).enumerate() {
@@ -663,8 +663,8 @@ fn powers_of_two_of_any_size_are_exact() {
 }
 
 /// Sums within blocks are exact, and what is made of them is one chain of fused additions: whatever
-/// the width of registers, for one token and for several, and for rows so long that only few of them
-/// are taken together.
+/// the width of registers, for one token and for several, and for rows so long that only few of
+/// them are taken together.
 #[test]
 fn int8_products_are_the_same_bits_with_registers_of_any_width() {
     for format in BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1) {

@@ -12,7 +12,8 @@ use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 
-/// The logits of some tokens of the tiny model, with the steps added to a profile, where there is one.
+/// The logits of some tokens of the tiny model, with the steps added to a profile, where there is
+/// one.
 fn tiny(profile: Option<Arc<Profile>>) -> Vec<f32> {
     let layout = tiny_layout(64, KvType::F16);
     let mut backend = CpuBackend::new(CpuConfig::default()).unwrap();

@@ -1,5 +1,5 @@
-//! Packed weights against the same weights as stored: every bit the same, on every instruction set of
-//! this machine.
+//! Packed weights against the same weights as stored: every bit the same, on every instruction set
+//! of this machine.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -118,8 +118,8 @@ fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
     }
 }
 
-/// Whether some weights of this test are packed: where there are kernels for it, matrices whose rows
-/// come in sixteens, and large ones everywhere (copied to huge pages).
+/// Whether some weights of this test are packed: where there are kernels for it, matrices whose
+/// rows come in sixteens, and large ones everywhere (copied to huge pages).
 fn is_packed(isa: Isa, weights: &[Weight]) -> bool {
     let has_kernels = isa.is_avx512();
     let is_large = |w: &Weight| cfg!(target_os = "linux") && w.bytes().len() >= 8 << 20;
@@ -142,7 +142,8 @@ fn builder(n_tokens: usize, columns: usize) -> (GraphBuilder, kv_core::graph::No
     (b, x)
 }
 
-/// Every format, rows that are no whole panel and no whole group, columns of one block and of several panels.
+/// Every format, rows that are no whole panel and no whole group, columns of one block and of
+/// several panels.
 #[test]
 fn matrices() {
     for format in BlockFormat::ALL {

@@ -1,5 +1,5 @@
-//! [`CLASSES`]: how directories of encoders are translated. Data over the tables that [`model_core::hf`]
-//! shares. Heads that predict tokens are left out: an encoder gives rows.
+//! [`CLASSES`]: how directories of encoders are translated. Data over the tables that
+//! [`model_core::hf`] shares. Heads that predict tokens are left out: an encoder gives rows.
 
 use model_core::gguf::Array;
 use model_core::hf::{

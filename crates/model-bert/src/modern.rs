@@ -1,5 +1,5 @@
-//! [`ModernBert`]: rotary positions, two of three layers see a symmetric window, gated feed-forward blocks,
-//! norms before the blocks (Warner et al., arXiv 2412.13663).
+//! [`ModernBert`]: rotary positions, two of three layers see a symmetric window, gated feed-forward
+//! blocks, norms before the blocks (Warner et al., arXiv 2412.13663).
 
 use std::sync::Arc;
 

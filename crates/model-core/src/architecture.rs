@@ -1,4 +1,5 @@
-//! [`Architecture`] and [`Model`]: what an author of a model writes, and the registry that finds it.
+//! [`Architecture`] and [`Model`]: what an author of a model writes, and the registry that finds
+//! it.
 //!
 //! An architecture turns a file's metadata into a [`Model`]; a model declares what its layers
 //! remember and builds a graph for any shape. Invariant: a model does not know on which

@@ -176,7 +176,8 @@ impl ChatTemplate {
             tools => none.clone(),
             documents => none,
         };
-        // The template engine may have bugs that panic (2.24 had one), and the template is not ours.
+        // The template engine may have bugs that panic (2.24 had one), and the template is not
+        // ours.
         let run = AssertUnwindSafe(|| {
             self.environment
                 .get_template(NAME)

@@ -1,8 +1,8 @@
 //! The errors of files and of the models in them. Each names the file, key or tensor, with numbers.
 //!
-//! [`ModelFileError`] is about a path; [`GgufError`], [`MetadataError`] and [`ModelError`] are about
-//! contents, wherever these come from. Invariant: an error either prints its cause or returns it as
-//! its source, never both. Decides nothing.
+//! [`ModelFileError`] is about a path; [`GgufError`], [`MetadataError`] and [`ModelError`] are
+//! about contents, wherever these come from. Invariant: an error either prints its cause or returns
+//! it as its source, never both. Decides nothing.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! [`SentenceSettings`]: how the rows that an encoder gives for the tokens of a text become one vector.
+//! [`SentenceSettings`]: how the rows that an encoder gives for the tokens of a text become one
+//! vector.
 //!
 //! Keys are `{architecture}.pooling_type` of the GGUF specification and, of our own, since GGUF has
 //! none, `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a

@@ -24,8 +24,8 @@ fn keys_and_values_are_the_references() {
 
 /// 11 bits of mantissa in K and V move these logits (spread 3) by up to 0.023.
 const F16_TOLERANCE: f32 = 0.03;
-/// A value half-way between two f16 may be rounded up by one backend and down by the other, which sum
-/// in another order: up to 0.0076 in a logit (phi3).
+/// A value half-way between two f16 may be rounded up by one backend and down by the other, which
+/// sum in another order: up to 0.0076 in a logit (phi3).
 const F16_TIE_TOLERANCE: f32 = 1e-2;
 
 #[test]

@@ -3,11 +3,11 @@
 //! Falcon-H1.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
-//! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does not
-//! grow with the text. Knows nothing of devices or memories.
+//! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does
+//! not grow with the text. Knows nothing of devices or memories.
 //!
-//! [`Rwkv`] is RWKV-4, whose blocks shift tokens and average values with operations of their own, which
-//! the model brings along (`Model::custom_ops`).
+//! [`Rwkv`] is RWKV-4, whose blocks shift tokens and average values with operations of their own,
+//! which the model brings along (`Model::custom_ops`).
 //!
 //! ```
 //! use model_core::architecture::Registry;

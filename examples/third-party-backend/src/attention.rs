@@ -1,7 +1,7 @@
 //! Attention over stored rows: for every query the softmax over what it sees, in double precision.
 //!
-//! Invariant: a row reads the cells that its visibility shows and no others. Knows no windows and no
-//! sequences: the visibility says it all.
+//! Invariant: a row reads the cells that its visibility shows and no others. Knows no windows and
+//! no sequences: the visibility says it all.
 
 use kv_core::backend::checks::{part_inputs, part_of};
 use kv_core::backend::null::HostRows;

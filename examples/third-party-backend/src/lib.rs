@@ -1,9 +1,9 @@
-//! A backend for Cellar in plain loops: what the Llama family needs, in single precision with sums in
-//! double precision, on one thread.
+//! A backend for Cellar in plain loops: what the Llama family needs, in single precision with sums
+//! in double precision, on one thread.
 //!
-//! It begins where [`kv_core::backend::null`] ends: rows are that backend's [`HostRows`], and what is
-//! checked is the same; here a run computes. Invariant: a graph that compiles can be run; an operation
-//! that [`compute`] does not know is an error when it is compiled.
+//! It begins where [`kv_core::backend::null`] ends: rows are that backend's [`HostRows`], and what
+//! is checked is the same; here a run computes. Invariant: a graph that compiles can be run; an
+//! operation that [`compute`] does not know is an error when it is compiled.
 
 mod attention;
 mod compute;

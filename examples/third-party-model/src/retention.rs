@@ -1,8 +1,8 @@
 //! [`Retention`]: attention whose scores decay with distance, computed as a recurrence.
 //!
-//! For each head `h` with decay `gamma_h = 1 - 2^(-5 - h)` and the state `S`, `[k_dim, v_dim]`, every token
-//! does `S = gamma_h S + k^T v`, `y = q S` (arXiv 2307.08621, equation 6). Knows nothing of sequences:
-//! it is handed rows of one at a time, and the state before them.
+//! For each head `h` with decay `gamma_h = 1 - 2^(-5 - h)` and the state `S`, `[k_dim, v_dim]`,
+//! every token does `S = gamma_h S + k^T v`, `y = q S` (arXiv 2307.08621, equation 6). Knows
+//! nothing of sequences: it is handed rows of one at a time, and the state before them.
 
 use kv_core::LayerIdx;
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
@@ -11,8 +11,8 @@ use kv_core::graph::CustomSpec;
 /// The name in graphs.
 const NAME: &str = "retnet.retention";
 
-/// The operation, with operands q and k `[tokens, heads * k_dim]`, v `[tokens, heads * v_dim]` and the
-/// states, to `[tokens, heads * v_dim]`. Setting: `heads`.
+/// The operation, with operands q and k `[tokens, heads * k_dim]`, v `[tokens, heads * v_dim]` and
+/// the states, to `[tokens, heads * v_dim]`. Setting: `heads`.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention;
 

@@ -1,7 +1,7 @@
 //! Attention in three steps, over the first cells of a part, whichever sequences use them.
 //!
-//! A masked cell's weight is exactly 0, but its value is multiplied: rows that hold infinities reach
-//! everybody, unlike in `attend`. K and V are read by rows, as they are stored.
+//! A masked cell's weight is exactly 0, but its value is multiplied: rows that hold infinities
+//! reach everybody, unlike in `attend`. K and V are read by rows, as they are stored.
 
 use candle_core::{D, Result, Tensor};
 use kv_core::graph::AttendSpec;

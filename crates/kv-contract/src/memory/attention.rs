@@ -1,8 +1,8 @@
 //! Attention of the simulated backend, and attention from the definition.
 //!
 //! The backend only stores bytes: copying and shifting rows are the bodies of the trait. They are
-//! compared with a store that keeps K and V of every token of every sequence, in `f64`, and never moves
-//! or forgets anything. Keys are rotated to the position that a token has in the end.
+//! compared with a store that keeps K and V of every token of every sequence, in `f64`, and never
+//! moves or forgets anything. Keys are rotated to the position that a token has in the end.
 
 use kv_core::backend::null::{HostRows, NullBackend};
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};

@@ -1,8 +1,8 @@
 //! How an oracle is run: random cases from a seed that is printed, as many or for as long as asked.
 //!
 //! `PROPTEST_CASES` is the number of cases of each test, `CELLAR_ORACLE_SECONDS` runs each test for
-//! so long instead, `CELLAR_ORACLE_SEED` begins with the seed that a run before printed. A case that
-//! fails is made small and printed, and its seed is kept next to the test.
+//! so long instead, `CELLAR_ORACLE_SEED` begins with the seed that a run before printed. A case
+//! that fails is made small and printed, and its seed is kept next to the test.
 
 use std::time::{Duration, Instant};
 

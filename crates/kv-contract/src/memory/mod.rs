@@ -3,18 +3,18 @@
 //! The oracle keeps every token of every sequence that was not removed on purpose, and asks
 //! [`Window`](kv_core::Window) who sees whom. So whatever cells a memory reuses, shares, copies or
 //! gives back after a failure, the tokens that a row sees must be the oracle's, and attention over
-//! the rows that it sees must be attention over the oracle's. A simulated backend holds one token id
-//! for each row, and overwrites rows as a real one does; also the position that the row's key is
-//! rotated to, which must be the one that its cell says, K and V themselves, and recurrent states as
-//! the list of their tokens.
+//! the rows that it sees must be attention over the oracle's. A simulated backend holds one token
+//! id for each row, and overwrites rows as a real one does; also the position that the row's key is
+//! rotated to, which must be the one that its cell says, K and V themselves, and recurrent states
+//! as the list of their tokens.
 //!
 //! Plans are undone exactly, edits are checked before they are done, states go through their bytes
 //! and come back. A memory may refuse what it does not have ([`Refusal::Unsupported`]) or for a
 //! reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and sequences can
 //! always be removed whole.
 //!
-//! A memory runs the suite with one line, [`memory_contract!`](crate::memory_contract); it says with
-//! [`MemoryUnderTest`] which token is in which cell.
+//! A memory runs the suite with one line, [`memory_contract!`](crate::memory_contract); it says
+//! with [`MemoryUnderTest`] which token is in which cell.
 //!
 //! [`Refusal::Unsupported`]: kv_core::memory::Refusal::Unsupported
 //! [`Refusal::Custom`]: kv_core::memory::Refusal::Custom

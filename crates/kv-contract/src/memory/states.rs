@@ -1,7 +1,7 @@
 //! Recurrent states, alone or with attention: what the simulated backend holds of them.
 //!
-//! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses or
-//! goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
+//! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses
+//! or goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
 
 use kv_core::graph::{StateGroup, check_states};
 use kv_core::memory::KeptState;
@@ -59,8 +59,8 @@ impl StateRows {
         }
     }
 
-    /// Every state that `seq` can go back to is that after the tokens up to there; the last is after
-    /// all of them.
+    /// Every state that `seq` can go back to is that after the tokens up to there; the last is
+    /// after all of them.
     pub fn check(&self, states: &[KeptState], seq: SeqId, tokens: &[u64]) {
         let last = states.last().map_or(0, |state| state.n_tokens as usize);
         assert_eq!(last, tokens.len(), "tokens in the state of sequence {seq}");

@@ -1,8 +1,8 @@
 //! What a caller submits: entries of tokens or embeddings, with sequences and wanted outputs.
 //!
-//! A [`Batch`] only records; [`validate()`] checks everything that a caller can get wrong, once, and
-//! gives a [`ValidBatch`] that the rest of the crate trusts. [`SplitPolicy::split`] cuts that into
-//! [`UBatch`]es. Knows nothing of cells.
+//! A [`Batch`] only records; [`validate()`] checks everything that a caller can get wrong, once,
+//! and gives a [`ValidBatch`] that the rest of the crate trusts. [`SplitPolicy::split`] cuts that
+//! into [`UBatch`]es. Knows nothing of cells.
 //!
 //! ```
 //! use kv_core::batch::{Batch, BatchRules, validate};

@@ -41,7 +41,8 @@ fn in_order(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {
     pieces.map(|piece| UBatch::gather(batch, piece)).collect()
 }
 
-/// Fills ubatches with sequences, those that share tokens together, in the order in which they begin.
+/// Fills ubatches with sequences, those that share tokens together, in the order in which they
+/// begin.
 fn whole_sequences(batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, BatchError> {
     let mut families: Vec<(SeqSet, Vec<u32>)> = Vec::new();
     for (number, entry) in (0u32..).zip(batch.entries()) {

@@ -86,7 +86,8 @@ impl ValidBatch {
     }
 }
 
-/// What is wrong with a batch, or why it cannot be cut into ubatches. `entry` is the number of the entry, counted from 0.
+/// What is wrong with a batch, or why it cannot be cut into ubatches. `entry` is the number of the
+/// entry, counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {

@@ -1,8 +1,8 @@
 //! Which cells are free, as a bitmap with two summaries.
 //!
-//! Invariant: a bit of `any_free` is set where the word has a free cell, one of `all_free` where all
-//! 64 cells of the word are free; bits beyond the last cell are never set. Numbers here count from 0
-//! in one stream. Knows nothing of what cells hold.
+//! Invariant: a bit of `any_free` is set where the word has a free cell, one of `all_free` where
+//! all 64 cells of the word are free; bits beyond the last cell are never set. Numbers here count
+//! from 0 in one stream. Knows nothing of what cells hold.
 
 const BITS: u32 = u64::BITS;
 

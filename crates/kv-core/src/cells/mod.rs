@@ -4,9 +4,9 @@
 //! map of free cells, and the runs of each of its sequences. No operation looks at all cells.
 //! Knows nothing of windows, other streams, or KV rows.
 //!
-//! A cell costs some nine bytes, plus 12 for each run: its position, the id of its sequence set, and
-//! its bits in the map. Cells are named by their number over all streams ([`CellIdx`]), so the runs
-//! of one stream can be handed out as they are.
+//! A cell costs some nine bytes, plus 12 for each run: its position, the id of its sequence set,
+//! and its bits in the map. Cells are named by their number over all streams ([`CellIdx`]), so the
+//! runs of one stream can be handed out as they are.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! The cells of one sequence, by position, as runs.
 //!
 //! Invariant: the concatenation of the runs is strictly ascending by (position, cell), and runs are
-//! as long as they can be. So equal contents are equal lists, however they came about. Several cells
-//! may hold the same position. Knows nothing of other sequences.
+//! as long as they can be. So equal contents are equal lists, however they came about. Several
+//! cells may hold the same position. Knows nothing of other sequences.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! The storage of all layers: what follows from a [`LayerMap`], a number of cells and KV types.
 //!
-//! Invariant: every layer that the map gives rows or states has them here once, ascending; the bytes
-//! of a layout can be counted. Allocates nothing.
+//! Invariant: every layer that the map gives rows or states has them here once, ascending; the
+//! bytes of a layout can be counted. Allocates nothing.
 
 use serde::{Deserialize, Serialize};
 

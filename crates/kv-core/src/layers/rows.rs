@@ -1,6 +1,7 @@
 //! The storage of one layer: rows of K and V for each cell, or states for each sequence.
 //!
-//! Invariant: a layer's bytes follow from its shapes alone. Does not know where a backend keeps them.
+//! Invariant: a layer's bytes follow from its shapes alone. Does not know where a backend keeps
+//! them.
 
 use serde::{Deserialize, Serialize};
 

@@ -5,11 +5,11 @@
 //! tokens of each by position; a shared cell is laid out with the smallest of its sequences. A
 //! stream whose sequences lie like that in any order is left alone. One call is one pass: it writes
 //! free cells only, so that a pass whose copies fail can be undone by forgetting it, and the next
-//! pass fills what this one has left. Where few cells are free, that would take too many passes: the
-//! last cells fill the holes then, and sequences stay in pieces.
+//! pass fills what this one has left. Where few cells are free, that would take too many passes:
+//! the last cells fill the holes then, and sequences stay in pieces.
 //!
-//! A slot need not be contiguous, so compaction never makes room: it makes runs longer, and shortens
-//! what a dense mask spans. Knows nothing of windows.
+//! A slot need not be contiguous, so compaction never makes room: it makes runs longer, and
+//! shortens what a dense mask spans. Knows nothing of windows.
 
 use super::copy::add_row_copy;
 use super::edit::Edited;
@@ -17,8 +17,8 @@ use super::stream::Stream;
 use crate::cells::{CellMove, KvCells, SeqRuns};
 use crate::ids::{PartIdx, SeqId};
 
-/// Used cells for each free one up to which sequences are laid out anew. A pass places about as many
-/// tokens as cells are free, so this bounds the number of passes.
+/// Used cells for each free one up to which sequences are laid out anew. A pass places about as
+/// many tokens as cells are free, so this bounds the number of passes.
 const MAX_USED_PER_FREE: u32 = 64;
 
 /// Where the tokens of a stream are and where they belong, by number of the cell in the stream.

@@ -88,8 +88,8 @@ impl Composite {
         }
     }
 
-    /// Parts and states as one memory. They must be empty, or hold the same sequences up to the same
-    /// positions. There must be at least one.
+    /// Parts and states as one memory. They must be empty, or hold the same sequences up to the
+    /// same positions. There must be at least one.
     ///
     /// # Errors
     /// [`MemoryConfigError`] where they do not suit each other.
@@ -186,7 +186,8 @@ impl Composite {
     }
 }
 
-/// Of two refusals the one that counts: where the first may be cured by smaller ubatches, the other.
+/// Of two refusals the one that counts: where the first may be cured by smaller ubatches, the
+/// other.
 fn more_serious(first: Option<Refusal>, second: Option<Refusal>) -> Refusal {
     match (first, second) {
         (Some(curable), Some(other)) if curable.smaller_may_fit() => other,

@@ -1,5 +1,5 @@
-//! [`MemoryConfig`]: how much is to be remembered, whatever the model's layers are, and the sizes that
-//! follow from it.
+//! [`MemoryConfig`]: how much is to be remembered, whatever the model's layers are, and the sizes
+//! that follow from it.
 //!
 //! Invariant: sizes are known, and refused where they are impossible, before anything is allocated.
 //! Knows nothing of bytes.
@@ -133,8 +133,9 @@ impl MemoryConfig {
         }
     }
 
-    /// Cells of each part over all streams, by number of the part: the rows that a backend needs for
-    /// it, as [`RowLayout::new`](crate::layers::RowLayout::new) takes them. Makes no memory yet.
+    /// Cells of each part over all streams, by number of the part: the rows that a backend needs
+    /// for it, as [`RowLayout::new`](crate::layers::RowLayout::new) takes them. Makes no memory
+    /// yet.
     ///
     /// # Errors
     /// [`MemoryConfigError`], as from [`Composite::new`](super::Composite::new).

@@ -1,5 +1,5 @@
-//! Giving a sequence the tokens of another: by sharing cells within a stream, by copying rows between
-//! streams.
+//! Giving a sequence the tokens of another: by sharing cells within a stream, by copying rows
+//! between streams.
 //!
 //! Invariant: checked whole before anything changes; row copies are returned, never queued.
 

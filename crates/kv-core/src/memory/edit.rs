@@ -1,4 +1,5 @@
-//! [`Edit`]: what can be done to sequences, as data, and [`Edited`]: the device work that it implies.
+//! [`Edit`]: what can be done to sequences, as data, and [`Edited`]: the device work that it
+//! implies.
 //!
 //! Invariant: an edit is done whole or refused, and what is left to do with rows is returned, never
 //! queued. Removals leave nothing to do, so a sequence can always be dropped, also after the device
@@ -43,11 +44,11 @@ pub enum Edit {
     },
     /// Removes all other sequences.
     KeepOnly(SeqId),
-    /// One pass of compaction: moves tokens to free cells, so that the cells of each sequence become
-    /// neighbours and the used ones the first of their stream. What tokens see stays the same.
-    /// Attention then reads fewer and longer runs of cells; it makes no room, since tokens go to any
-    /// free cells. Where the row copies fail, a clone of the memory before is still right. The last
-    /// pass moves nothing.
+    /// One pass of compaction: moves tokens to free cells, so that the cells of each sequence
+    /// become neighbours and the used ones the first of their stream. What tokens see stays the
+    /// same. Attention then reads fewer and longer runs of cells; it makes no room, since tokens go
+    /// to any free cells. Where the row copies fail, a clone of the memory before is still right.
+    /// The last pass moves nothing.
     Compact,
     /// Removes everything. Never refused.
     Clear,

@@ -1,7 +1,7 @@
 //! Memory of encoders: none.
 //!
-//! A [`Composite`] without parts and states. Every batch is evaluated as if it were the first, and a
-//! sequence's tokens are in one ubatch, since they see each other there and nowhere else:
+//! A [`Composite`] without parts and states. Every batch is evaluated as if it were the first, and
+//! a sequence's tokens are in one ubatch, since they see each other there and nowhere else:
 //! [`batch_visibility`] writes what they see.
 
 use super::composite::Composite;

@@ -2,9 +2,9 @@
 //! everything, or layers have windows of any number of kinds.
 //!
 //! A [`Composite`] of one [`Unified`] part for each window, with the same streams. A windowed part
-//! needs only the cells that its window can show, and recycles them. Invariant: since a windowed part
-//! remembers no token that a full one does not, its positions are those of the whole: full layers
-//! see what lies before them, but a sequence can no longer return to it.
+//! needs only the cells that its window can show, and recycles them. Invariant: since a windowed
+//! part remembers no token that a full one does not, its positions are those of the whole: full
+//! layers see what lies before them, but a sequence can no longer return to it.
 
 use serde::{Deserialize, Serialize};
 

@@ -2,15 +2,15 @@
 //!
 //! Evaluating a batch has two halves. **Planning** takes `&self`: the batch is split into ubatches,
 //! and each is given a slot, or the reason why there is none; nothing has changed yet.
-//! **Committing** cannot fail: [`Steps`] takes one ubatch after the other into the memory and writes
-//! the inputs that the graph needs. If its computation fails, the step is undone.
+//! **Committing** cannot fail: [`Steps`] takes one ubatch after the other into the memory and
+//! writes the inputs that the graph needs. If its computation fails, the step is undone.
 //!
 //! An [`Edit`] of sequences is checked whole before anything changes and returns the device work
 //! that it implies ([`Edited`]); nothing is queued for later.
 //!
 //! [`Composite`] is the memory of every model of this project: attention parts with windows and
-//! optional recurrent states. [`Unified`] and [`Recurrent`] are what it consists of, and memories on
-//! their own. Third parties write their own `Memory`: nine methods are required.
+//! optional recurrent states. [`Unified`] and [`Recurrent`] are what it consists of, and memories
+//! on their own. Third parties write their own `Memory`: nine methods are required.
 //!
 //! Invariant: how a memory is laid out, what it recycles and in which pieces tokens came is not
 //! visible to a model: a token sees the same tokens whatever happened around it. A call that would

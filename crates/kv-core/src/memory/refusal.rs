@@ -1,7 +1,7 @@
 //! [`Refusal`]: why a memory refuses a batch, an edit, a rollback or a restore, with numbers.
 //!
-//! Invariant: a refused call has changed nothing. A memory outside this crate gives its own reason as
-//! [`Refusal::Custom`].
+//! Invariant: a refused call has changed nothing. A memory outside this crate gives its own reason
+//! as [`Refusal::Custom`].
 
 use std::error::Error;
 use std::fmt;

@@ -39,8 +39,8 @@ pub struct StateWrite {
 /// Which rows a restoration writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowsTaken {
-    /// Only such as no sequence used: until they are written, a clone of the memory before is as good
-    /// as it was.
+    /// Only such as no sequence used: until they are written, a clone of the memory before is as
+    /// good as it was.
     #[default]
     Free,
     /// Some of the sequences that it replaced.

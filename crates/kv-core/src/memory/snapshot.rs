@@ -243,7 +243,8 @@ impl Snapshot {
     }
 
     /// The positions of a sequence that all parts remember, as
-    /// [`Memory::positions`](super::Memory::positions) would give them; `None` where it has no tokens.
+    /// [`Memory::positions`](super::Memory::positions) would give them; `None` where it has no
+    /// tokens.
     pub fn positions(&self, seq: SeqId) -> Option<PosRange> {
         let in_parts = self.parts.iter().map(|part| part.positions(seq));
         let chains = self.states.iter().map(|chains| {
@@ -254,8 +255,8 @@ impl Snapshot {
         in_parts.chain(chains).reduce(both).flatten()
     }
 
-    /// Number of tokens of a sequence, in the part that holds most of them; `None` where only states
-    /// remember it.
+    /// Number of tokens of a sequence, in the part that holds most of them; `None` where only
+    /// states remember it.
     pub fn n_tokens(&self, seq: SeqId) -> Option<u32> {
         let own = |part: &PartSnapshot| {
             let tokens = part.cells.iter();

@@ -1,5 +1,5 @@
-//! One stream of a [`Unified`](super::Unified) memory: its cells, where the next slot search begins,
-//! and what its sequences have forgotten.
+//! One stream of a [`Unified`](super::Unified) memory: its cells, where the next slot search
+//! begins, and what its sequences have forgotten.
 //!
 //! Invariant: a sequence that forgot positions still has its last one, and its next token sees
 //! nothing of what is forgotten. Knows nothing of other streams.

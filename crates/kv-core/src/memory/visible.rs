@@ -1,8 +1,8 @@
 //! From cells to visibility: what the rows of a ubatch see of one part.
 //!
-//! A row sees the cells of its first sequence, within its window. Rows of one sequence form a group,
-//! since they look at the same runs; a token of an image that does not see all others at its position
-//! is a group by itself. Knows nothing of how cells were chosen.
+//! A row sees the cells of its first sequence, within its window. Rows of one sequence form a
+//! group, since they look at the same runs; a token of an image that does not see all others at its
+//! position is a group by itself. Knows nothing of how cells were chosen.
 
 use std::collections::HashMap;
 

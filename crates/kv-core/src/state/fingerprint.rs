@@ -2,8 +2,9 @@
 //!
 //! Two models with the same fingerprint give the same rows for the same tokens. Weights are told
 //! apart by the names, shapes and formats of all that the graph uses and by samples of their bytes,
-//! so no more than a few pages of each are read. That finds other models, other trainings of one and
-//! other quantisations; it does not find a single value that somebody changed. Knows nothing of files.
+//! so no more than a few pages of each are read. That finds other models, other trainings of one
+//! and other quantisations; it does not find a single value that somebody changed. Knows nothing of
+//! files.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ use crate::layers::LayerMap;
 use crate::rope::RopeSpec;
 use crate::weights::WeightSource;
 
-/// Pieces of each weight's bytes that are looked at: all over it, its first and last bytes included.
+/// Pieces of each weight's bytes that are looked at: all over it, its first and last bytes
+/// included.
 const N_SAMPLES: usize = 8;
 /// Bytes of a piece.
 const SAMPLE: usize = 512;
@@ -52,7 +54,8 @@ pub struct WeightsId {
     pub n_weights: usize,
     /// Their bytes.
     pub n_bytes: u64,
-    /// XXH64 of their names, shapes, formats and samples of their bytes, in the order of their names.
+    /// XXH64 of their names, shapes, formats and samples of their bytes, in the order of their
+    /// names.
     pub hash: u64,
 }
 
@@ -114,7 +117,8 @@ impl Fingerprint {
     }
 }
 
-/// Some of `text` around where it begins to differ from `other`; descriptions of many layers are long.
+/// Some of `text` around where it begins to differ from `other`; descriptions of many layers are
+/// long.
 fn first_difference(text: &str, other: &str) -> String {
     const N_AROUND: usize = 40;
     let same = text.chars().zip(other.chars()).take_while(|(a, b)| a == b);

@@ -5,9 +5,9 @@
 //! section   tag[4] flags:u32 len:u64 checksum:u64 | payload[len] | checksum:u64
 //! ```
 //!
-//! All numbers are little-endian; checksums are XXH64, seeded with the number of the section, so that
-//! sections cannot change places. Invariant: a length is believed only after its checksum was right
-//! and where so many bytes are there. Knows nothing of what sections hold.
+//! All numbers are little-endian; checksums are XXH64, seeded with the number of the section, so
+//! that sections cannot change places. Invariant: a length is believed only after its checksum was
+//! right and where so many bytes are there. Knows nothing of what sections hold.
 
 use std::io::{self, Write};
 

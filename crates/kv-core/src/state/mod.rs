@@ -5,10 +5,11 @@
 //! the model that computed it all. `docs/state-format.md` describes the bytes.
 //!
 //! Saving is one pass over the rows, into anything that takes bytes. Reading has two halves:
-//! [`SavedState::parse`] checks every byte and copies no rows; [`Memory::restore`] says which rows are
-//! to be written, and [`SavedState::write_rows`] hands them out, converted where rows are stored in
-//! another way here. Invariant: whatever the bytes are, parsing ends in a value or an error; it takes
-//! memory in proportion to the bytes that are there. Knows neither files nor devices.
+//! [`SavedState::parse`] checks every byte and copies no rows; [`Memory::restore`] says which rows
+//! are to be written, and [`SavedState::write_rows`] hands them out, converted where rows are
+//! stored in another way here. Invariant: whatever the bytes are, parsing ends in a value or an
+//! error; it takes memory in proportion to the bytes that are there. Knows neither files nor
+//! devices.
 //!
 //! [`Memory::restore`]: crate::memory::Memory::restore
 //! [`Snapshot`]: crate::memory::Snapshot

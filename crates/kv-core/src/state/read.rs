@@ -139,7 +139,8 @@ impl<'a> SavedState<'a> {
     /// layout stores them.
     ///
     /// # Errors
-    /// What `write` gives, at once. [`BackendError::NoRows`] where [`SavedState::check_rows`] refuses.
+    /// What `write` gives, at once. [`BackendError::NoRows`] where [`SavedState::check_rows`]
+    /// refuses.
     pub fn write_rows(
         &self,
         restored: &Restored,

@@ -1,8 +1,8 @@
 //! A snapshot and token ids as bytes of sections, and back.
 //!
-//! Rows are numbered anew: the token with number `i` of a part has row `i` in that part's sections of
-//! rows. All numbers are `u32`, little-endian. Invariant: nothing is taken that is not there, so a
-//! count that lies costs no memory. What the numbers mean together is checked by
+//! Rows are numbered anew: the token with number `i` of a part has row `i` in that part's sections
+//! of rows. All numbers are `u32`, little-endian. Invariant: nothing is taken that is not there, so
+//! a count that lies costs no memory. What the numbers mean together is checked by
 //! [`Snapshot::new`](crate::memory::Snapshot::new).
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! XXH64, the checksum of states: 64 bits, fast on any machine, computed as bytes pass by.
 //!
 //! Written from Yann Collet's specification of the algorithm ("xxHash fast digest algorithm",
-//! version 0.2.0). It finds accidents, not attacks. Invariant: the same bytes in the same order give
-//! the same number, in whichever pieces they come.
+//! version 0.2.0). It finds accidents, not attacks. Invariant: the same bytes in the same order
+//! give the same number, in whichever pieces they come.
 
 const P1: u64 = 0x9E37_79B1_85EB_CA87;
 const P2: u64 = 0xC2B2_AE3D_27D4_EB4F;

@@ -331,8 +331,8 @@ impl Device {
         }
     }
 
-    /// Everything that a sequence remembers, whichever rows it is in: by part the positions with the
-    /// values of their keys and values, then its states.
+    /// Everything that a sequence remembers, whichever rows it is in: by part the positions with
+    /// the values of their keys and values, then its states.
     pub(crate) fn seen(&self, seq: SeqId) -> Vec<(Pos, Vec<u8>)> {
         let snapshot = self.memory.snapshot(Seqs::One(seq)).unwrap();
         let mut seen = Vec::new();

@@ -1,5 +1,5 @@
-//! States with tokens of images: rows and columns come back with their tokens, wherever those go, and
-//! what is done to them afterwards is done as if they had never been away.
+//! States with tokens of images: rows and columns come back with their tokens, wherever those go,
+//! and what is done to them afterwards is done as if they had never been away.
 
 use kv_core::batch::{Batch, PositionRule};
 use kv_core::layers::{LayerMap, LayerMemory};
@@ -156,7 +156,8 @@ fn images_come_back_wherever_they_go_and_go_on() {
                 }
                 device.check();
             }
-            // Its first token is beyond the window of the next one, so its cell may have been needed.
+            // Its first token is beyond the window of the next one, so its cell may have been
+            // needed.
             for part in places(&device, TWO) {
                 assert!(part.len() >= 10 && all(&PICTURE).ends_with(&part));
             }

@@ -1,5 +1,5 @@
-//! States of layers whose values are in their keys, and of layers without rows of their own: what is
-//! stored once is saved once, and nothing is saved of what is not there.
+//! States of layers whose values are in their keys, and of layers without rows of their own: what
+//! is stored once is saved once, and nothing is saved of what is not there.
 
 use kv_core::backend::RowKind;
 use kv_core::layers::{AttentionMemory, LayerMemory};

@@ -6,7 +6,8 @@
 //! has the same files for the same jobs, tested against it: `vector`, `quantize`, `unpack` (block
 //! formats to int8), `dot` (dot products of int8), `gemv`, `float` (unquantized weights), `matmul`
 //! (which kernel multiplies what). Loops that are the same for all instruction sets are in `gemm`,
-//! `gemm_float`, `gemv_stored`, `matmul_stored` and `vector`, generic over traits that the folders implement.
+//! `gemm_float`, `gemv_stored`, `matmul_stored` and `vector`, generic over traits that the folders
+//! implement.
 //!
 //! Within one table every function gives the same bits for the same arguments, and elementwise
 //! functions give an element the same bits wherever it stands in a slice of whatever length.

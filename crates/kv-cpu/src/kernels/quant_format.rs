@@ -39,8 +39,8 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
     const WIDE: bool = Self::BITS > 6;
     /// The remaining offset where wide weights are multiplied as signed bytes.
     const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
-    /// As [`TileArgs::narrow_steps`](super::gemm::TileArgs::narrow_steps): a pair of products is below
-    /// `2^(BITS + 8)`.
+    /// As [`TileArgs::narrow_steps`](super::gemm::TileArgs::narrow_steps): a pair of products is
+    /// below `2^(BITS + 8)`.
     const NARROW_STEPS: usize = {
         let (fit, all) = (1 << 7u32.saturating_sub(Self::BITS), Self::LAYOUT.steps());
         if fit < all { fit } else { all }

@@ -30,7 +30,8 @@ pub(crate) trait ScanVariant: Sync {
     /// State values of one channel.
     fn d_state(&self) -> usize;
 
-    /// The end of the channels from `first` on that may share a tile, which has [`SCAN_WIDTH`] at most.
+    /// The end of the channels from `first` on that may share a tile, which has [`SCAN_WIDTH`] at
+    /// most.
     fn tile_end(&self, first: usize, channels: usize) -> usize;
 
     /// Updates the states of a tile of channels with at most `N` tokens.

@@ -22,9 +22,10 @@ pub(super) enum Contractions {
 }
 
 impl WordSplitter {
-    /// The first word by `[^\r\n\p{L}\p{N}]?U*L+C?|[^\r\n\p{L}\p{N}]?U+L*C?|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n/]*|…`,
-    /// where `U` is `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`, `L` is `[\p{Ll}\p{Lm}\p{Lo}\p{M}]` and `C` are
-    /// the contractions, and what follows is as in Llama 3's.
+    /// The first word by
+    /// `[^\r\n\p{L}\p{N}]?U*L+C?|[^\r\n\p{L}\p{N}]?U+L*C?|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n/]*|…`,
+    /// where `U` is `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`, `L` is `[\p{Ll}\p{Lm}\p{Lo}\p{M}]` and `C`
+    /// are the contractions, and what follows is as in Llama 3's.
     pub(super) fn cased_word(&self, text: &str, cased: Cased) -> usize {
         if let Some(letters) = self.cased_letters(text) {
             let behind = match cased.contractions {

@@ -16,8 +16,8 @@ enum Pattern {
     Gpt2,
     /// The alternatives `(?i:'s|'t|'re|'ve|'m|'ll|'d)`, `[^\r\n\p{L}\p{N}]?\p{L}+`, `\p{N}{1,D}`,
     /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`, `\s*[\r\n]+`, `\s+(?!\S)` and `\s+` in this order, with `D`
-    /// digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only ASCII letters
-    /// are matched in any case.
+    /// digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only ASCII
+    /// letters are matched in any case.
     Llama3 { digits: usize, marks: Marks },
     /// Two alternatives of letters, by their case; see [`super::cased`].
     Cased(Cased),

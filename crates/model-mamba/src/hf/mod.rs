@@ -1,5 +1,5 @@
-//! [`classes`]: how directories of Mamba models and hybrids are translated. Data over the tables that
-//! [`model_core::hf`] shares.
+//! [`classes`]: how directories of Mamba models and hybrids are translated. Data over the tables
+//! that [`model_core::hf`] shares.
 
 mod hybrid;
 mod hybrid_tensors;

@@ -1,5 +1,5 @@
-//! [`Wkv`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and the less
-//! the longer ago they were, computed as a recurrence (Peng et al., arXiv 2305.13048).
+//! [`Wkv`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and the
+//! less the longer ago they were, computed as a recurrence (Peng et al., arXiv 2305.13048).
 //!
 //! Numerator and denominator are kept divided by `e^max`, so that no exponential overflows.
 //! Invariant: the denominator is at least 1 from the first token on, so a 0 there tells a memory

@@ -57,8 +57,8 @@ pub(super) fn memory(
     }))
 }
 
-/// The weights of a GGUF file; of a directory, whose weights are computed when they are read, others
-/// of the same shapes.
+/// The weights of a GGUF file; of a directory, whose weights are computed when they are read,
+/// others of the same shapes.
 pub(super) fn weights(file: Contents) -> Arc<dyn WeightSource> {
     match file {
         Contents::Gguf(file) => Arc::new(file),
@@ -96,8 +96,8 @@ fn graph(shape: GraphShape, model: &dyn Model, settings: &Settings) -> anyhow::R
 /// Bytes at the beginning of a weight that are not zero: more than a group of rows that is packed.
 const N_FILLED: usize = 1 << 20;
 
-/// Weights with the shapes and formats of a model. Their values are zeros, whose pages nobody reads,
-/// but for the first ones: F16 and F32 take all of their bits there, as most values do.
+/// Weights with the shapes and formats of a model. Their values are zeros, whose pages nobody
+/// reads, but for the first ones: F16 and F32 take all of their bits there, as most values do.
 struct Shapes(HashMap<String, WeightInfo>);
 
 impl Shapes {

@@ -1,7 +1,7 @@
 //! [`Chain`]: the states that a sequence can be at: its current one and the snapshots before it.
 //!
-//! Invariant: never empty; each state has taken in exactly one token more than the one before it; no
-//! row occurs twice. Knows nothing of other sequences.
+//! Invariant: never empty; each state has taken in exactly one token more than the one before it;
+//! no row occurs twice. Knows nothing of other sequences.
 
 use crate::ids::{CellIdx, Pos};
 use crate::window::PosRange;

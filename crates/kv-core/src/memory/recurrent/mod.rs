@@ -100,8 +100,8 @@ impl RecurrentConfig {
     }
 }
 
-/// The memory of all recurrent layers of a model. Two are equal where their sequences are at the same
-/// states.
+/// The memory of all recurrent layers of a model. Two are equal where their sequences are at the
+/// same states.
 #[derive(Clone, Debug)]
 pub struct Recurrent {
     config: RecurrentConfig,
@@ -379,8 +379,9 @@ impl Memory for Recurrent {
         Ok(())
     }
 
-    /// Exact for the step that was committed last, whatever was written: a step only writes rows that
-    /// no sequence could be at. Of one before it, states that later steps overwrote are forgotten.
+    /// Exact for the step that was committed last, whatever was written: a step only writes rows
+    /// that no sequence could be at. Of one before it, states that later steps overwrote are
+    /// forgotten.
     fn rollback(&mut self, undo: RecurrentUndo, rows: RowsWritten) {
         for (seq, chain) in &undo.before {
             let chain = chain.clone().and_then(|chain| match rows {

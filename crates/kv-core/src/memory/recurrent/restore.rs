@@ -1,7 +1,7 @@
 //! Restoring saved states into a recurrent memory with any number of snapshots.
 //!
-//! Sequences that shared a state share it again. Where fewer snapshots are kept here, the oldest are
-//! left out. Invariant: checked whole before anything changes. Knows nothing of bytes.
+//! Sequences that shared a state share it again. Where fewer snapshots are kept here, the oldest
+//! are left out. Invariant: checked whole before anything changes. Knows nothing of bytes.
 
 use std::collections::BTreeMap;
 

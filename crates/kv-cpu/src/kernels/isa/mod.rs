@@ -1,7 +1,8 @@
 //! One folder for each family of instruction sets, with the same file names for the same jobs; see
 //! [`crate::kernels`].
 
-/// Functions of a trait that are a few instructions each: `name(arguments) -> result = expression;`.
+/// Functions of a trait that are a few instructions each:
+/// `name(arguments) -> result = expression;`.
 ///
 /// After `unsafe;` the caller promises the instruction set, and the memory that pointers lead to.
 /// After `proof;` they are methods of a value that is only there where the instruction set is;

@@ -381,8 +381,8 @@ mod tests {
     use super::super::unpack_panel::STEPS;
     use super::*;
 
-    /// The places of a block's words, as a product takes them: first those without quants, then those of
-    /// each step.
+    /// The places of a block's words, as a product takes them: first those without quants, then
+    /// those of each step.
     fn places_met<F: UnpackGroup<BYTES>, const BYTES: usize>() {
         let words_of = |read: usize| {
             let pieces = F::PIECES_OF[read].into_iter().take(F::TAKES);
