@@ -1,5 +1,5 @@
 //! Vectors of tiny encoders are those that an independent implementation computed in float64: on
-//! both backends, alone and beside others.
+//! both backends, alone and with others.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

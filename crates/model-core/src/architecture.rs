@@ -126,8 +126,8 @@ impl Registry {
         self
     }
 
-    /// Records why a class of safetensors models has no translation, for the error of whoever opens
-    /// one.
+    /// Records why a class of safetensors models has no translation, for the error
+    /// on opening one.
     pub fn decline_hf(&mut self, class: &'static str, reason: &'static str) -> &mut Self {
         self.hf.decline(class, reason);
         self

@@ -38,8 +38,8 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     }
     let file = File::open(path)?;
     // SAFETY: private to this process, never written to, and read as plain bytes, of which every
-    // value is valid. That nobody else changes or shortens the file meanwhile, no reader of a map
-    // can see to on any of our systems: the documentation of those who open files forbids it.
+    // value is valid. No reader of a map can keep other processes from changing or shortening
+    // the file meanwhile: the documentation of the functions that open files forbids it.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(SharedBytes::new(Arc::new(Mapped { map, file })))
 }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_lie_beside_the_first() {
+    fn parts_lie_next_to_the_first() {
         let paths = other_parts(Path::new("dir/m-00001-of-00003.gguf"), 3);
         let wanted = ["dir/m-00002-of-00003.gguf", "dir/m-00003-of-00003.gguf"];
         assert_eq!(paths, Ok(wanted.map(PathBuf::from).to_vec()));

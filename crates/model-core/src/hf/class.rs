@@ -55,7 +55,7 @@ impl HfClasses {
         self.classes.push(class);
     }
 
-    /// Records why a class has no translation, for the error of whoever opens a model of it.
+    /// Records why a class has no translation, for the error on opening a model of it.
     pub fn decline(&mut self, class: &'static str, reason: &'static str) {
         self.declined.push(Declined { class, reason });
     }

@@ -52,7 +52,7 @@ impl TensorFiles {
             let file = file.ok_or_else(|| {
                 config.wrong(
                     &format!("weight_map.{tensor}"),
-                    "the name of a file beside it",
+                    "the name of a file next to it",
                 )
             })?;
             places.insert(tensor.as_str(), file);

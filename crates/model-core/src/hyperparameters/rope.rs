@@ -86,7 +86,7 @@ impl Hyperparameters<'_> {
             return Ok(None);
         }
         if optional_weight(weights, ROPE_FACTORS)?.is_some() {
-            let reason = format!("tensor '{ROPE_FACTORS}' is not possible beside LongRoPE's");
+            let reason = format!("tensor '{ROPE_FACTORS}' is not possible with LongRoPE's");
             return Err(self.wrong("rope.scaling.type", reason));
         }
         let original_context = self.original_context()? as usize;
@@ -104,7 +104,7 @@ impl Hyperparameters<'_> {
         }
         let key = "rope.scaling.factor";
         if let Some(factor) = self.positive(key)?.filter(|&factor| factor != 1.0) {
-            let reason = format!("{factor} is not supported beside LongRoPE's factors");
+            let reason = format!("{factor} is not supported with LongRoPE's factors");
             return Err(self.wrong(key, reason));
         }
         let own = self.positive("rope.scaling.attn_factor")?;

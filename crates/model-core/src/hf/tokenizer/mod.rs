@@ -103,7 +103,7 @@ pub(super) fn translate(
 }
 
 /// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`, or else by the
-/// names that BERT's always have. Generation may end with up to three tokens; those beside the
+/// names that BERT's always have. Generation may end with up to three tokens; those after the
 /// first become end of turn and end of message.
 fn special_ids(
     tokens: &Tokens,
