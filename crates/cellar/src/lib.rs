@@ -26,7 +26,7 @@
 //! # Ok::<(), cellar::Error>(())
 //! ```
 //!
-//! [`Model`] is a file on a backend with one text in memory; [`embedder`] gives vectors. This crate
+//! [`Model`] is a file on a backend with a text in each sequence; [`embedder`] gives vectors. This crate
 //! only puts things together: every part can be used alone, and all are re-exported. [`engine`]
 //! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
 //! [`model_core`] reads files, tokenizes and renders chat templates.
@@ -53,9 +53,9 @@ pub use engine::{
 };
 pub use error::Error;
 pub use kv_core;
-pub use kv_core::{KvType, KvTypes, TokenId};
+pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
 pub use model::{Model, ModelOptions, embedder};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
-pub use text::Text;
+pub use text::{Text, TextState};

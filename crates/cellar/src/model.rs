@@ -1,11 +1,13 @@
-//! [`Model`]: a file on a backend, with one text in memory.
+//! [`Model`]: a file on a backend, with a text in each sequence of its memory.
 //!
 //! Invariant: the tokens that are noted are those in the memory, so that a text which begins as the
-//! last one did evaluates only what is new. Knows nothing of chat messages.
+//! last one of its sequence did evaluates only what is new. Knows nothing of how text is chosen.
 
 use std::path::Path;
 
-use engine::{Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions};
+use engine::{
+    Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions, Generation,
+};
 use kv_core::backend::{BoxedBackend, OnProgress};
 use kv_core::memory::{Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
@@ -17,10 +19,7 @@ use crate::architectures::architectures;
 use crate::backends::{BackendOptions, open_backend};
 use crate::chat::render_chat;
 use crate::error::Error;
-use crate::text::Text;
-
-/// The sequence of the text.
-pub(crate) const SEQ: SeqId = SeqId(0);
+use crate::text::{Text, TextState};
 
 /// How a model is opened.
 #[derive(Debug, Default)]
@@ -33,16 +32,17 @@ pub struct ModelOptions {
     pub on_progress: OnProgress,
 }
 
-/// A model on a backend, with one text in memory.
+/// A model on a backend, with a text in each sequence of its memory
+/// ([`EngineConfig::n_seqs`], 1 by default).
 ///
-/// Texts that begin alike are evaluated once: a prompt that continues or repeats the last text
-/// costs only its new tokens. For many texts at once, take [`Model::into_engine`].
+/// A prompt that begins as the last text of its sequence did costs only its new tokens. Texts in
+/// different sequences can take turns: [`Model::begin`].
 #[derive(Debug)]
 pub struct Model {
     file: ModelFile,
     engine: Engine<BoxedBackend>,
-    /// The tokens in the memory.
-    pub(crate) evaluated: Vec<TokenId>,
+    /// The tokens in the memory, by sequence.
+    evaluated: Vec<Vec<TokenId>>,
 }
 
 impl Model {
@@ -72,22 +72,22 @@ impl Model {
         let (model, weights) = (file.model().clone(), file.weights());
         let progress = options.on_progress;
         let engine = Engine::with_progress(backend, model, weights, &options.engine, progress)?;
+        let evaluated = vec![Vec::new(); engine.settings().rules.n_seqs as usize];
         Ok(Self {
             file,
             engine,
-            evaluated: Vec::new(),
+            evaluated,
         })
     }
 
-    /// Continues a prompt: an iterator of pieces of text. The sequence and history of the options
-    /// have no effect.
+    /// Continues a prompt: an iterator of pieces of text.
     ///
     /// # Errors
-    /// [`Error`], as [`engine::Generation::new`] and [`engine::Generation::feed`]: the prompt has
-    /// been evaluated when this returns.
+    /// As [`Model::begin`]: the prompt has been evaluated when this returns.
     pub fn generate(&mut self, prompt: &str, options: GenerateOptions) -> Result<Text<'_>, Error> {
         let tokens = self.file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
-        self.generate_from(&tokens, options)
+        let state = self.begin(&tokens, options)?;
+        Ok(Text::new(self, state))
     }
 
     /// Answers messages, as the model's own chat template renders them. Messages that were answered
@@ -101,31 +101,48 @@ impl Model {
         messages: &[ChatMessage],
         options: GenerateOptions,
     ) -> Result<Text<'_>, Error> {
-        let text = render_chat(&self.file, messages)?.ok_or(Error::NoChatTemplate)?;
-        if text.is_empty() {
-            return Err(Error::EmptyChat);
-        }
-        let tokens = self.file.tokenizer().encode(&text, EncodeOptions::CHAT);
-        self.generate_from(&tokens, options)
+        let tokens = self.chat_tokens(messages)?;
+        let state = self.begin(&tokens, options)?;
+        Ok(Text::new(self, state))
     }
 
-    /// Continues a prompt of tokens.
+    /// The tokens of messages, as the model's own chat template renders them.
     ///
     /// # Errors
-    /// As [`Model::generate`].
-    pub fn generate_from(
+    /// As [`Model::chat`].
+    pub fn chat_tokens(&self, messages: &[ChatMessage]) -> Result<Vec<TokenId>, Error> {
+        let text = render_chat(&self.file, messages)?.ok_or(Error::NoChatTemplate)?;
+        match text.is_empty() {
+            true => Err(Error::EmptyChat),
+            false => Ok(self.file.tokenizer().encode(&text, EncodeOptions::CHAT)),
+        }
+    }
+
+    /// Evaluates what is new of a prompt, in the sequence of the options, and returns the state of
+    /// the text, which [`TextState::next_piece`] takes further. The history of the options has no
+    /// effect.
+    ///
+    /// # Errors
+    /// [`Error`], as [`engine::Generation::new`] and [`engine::Generation::feed`].
+    pub fn begin(
         &mut self,
         prompt: &[TokenId],
         options: GenerateOptions,
-    ) -> Result<Text<'_>, Error> {
-        let n_known = self.keep_prefix(prompt)?;
+    ) -> Result<TextState, Error> {
+        let seq = options.seq;
+        let n_known = self.keep_prefix(seq, prompt)?;
         let (known, new) = prompt.split_at(n_known);
         let options = GenerateOptions {
-            seq: SEQ,
             history: known.to_vec(),
             ..options
         };
-        Text::begin(self, new, options)
+        let tokenizer = self.file.tokenizer();
+        let mut generation = Generation::new(&self.engine, tokenizer, options)?;
+        let mut n_done = 0;
+        let fed = generation.feed(&mut self.engine, new, |progress| n_done = progress.n_done);
+        self.note(seq, &new[..n_done]);
+        fed?;
+        Ok(TextState::new(generation, seq))
     }
 
     /// The file, its tokenizer and metadata.
@@ -146,40 +163,53 @@ impl Model {
         }
     }
 
-    pub(crate) fn engine_mut(&mut self) -> &mut Engine<BoxedBackend> {
+    /// The engine, to edit its memory. Sequences whose tokens are no longer where they were are
+    /// evaluated anew.
+    pub fn engine_mut(&mut self) -> &mut Engine<BoxedBackend> {
         &mut self.engine
     }
 
-    /// Removes what follows the common prefix with `tokens` from the memory, and returns how many
-    /// tokens stay. The last of `tokens` is never among them: a text begins with its logits.
-    pub(crate) fn keep_prefix(&mut self, tokens: &[TokenId]) -> Result<usize, EngineError> {
-        // A context that was shifted no longer has the tokens where they were.
-        let positions = self.engine.memory().positions(SEQ);
-        let n_positions = positions.map_or(0, |has| has.last.next().as_usize());
-        if n_positions != self.evaluated.len() {
-            self.forget();
+    /// Notes tokens that were evaluated in a sequence.
+    pub(crate) fn note(&mut self, seq: SeqId, tokens: &[TokenId]) {
+        if let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) {
+            evaluated.extend(tokens);
         }
-        let both = tokens.iter().zip(&self.evaluated);
-        let n_same = both.take_while(|(new, old)| new == old).count();
+    }
+
+    /// Removes what follows the common prefix with `tokens` from a sequence, and returns how many
+    /// tokens stay. The last of `tokens` is never among them: a text begins with its logits.
+    fn keep_prefix(&mut self, seq: SeqId, tokens: &[TokenId]) -> Result<usize, EngineError> {
+        let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) else {
+            // The engine refuses the sequence, with its number.
+            return Ok(0);
+        };
+        // A context that was shifted no longer has the tokens where they were.
+        let positions = self.engine.memory().positions(seq);
+        let n_positions = positions.map_or(0, |has| has.last.next().as_usize());
+        let both = tokens.iter().zip(&*evaluated);
+        let n_same = match n_positions == evaluated.len() {
+            true => both.take_while(|(new, old)| new == old).count(),
+            false => 0,
+        };
         let n_same = n_same.min(tokens.len().saturating_sub(1));
-        if n_same == self.evaluated.len() {
+        if n_same == n_positions {
             return Ok(n_same);
         }
         let first = u32::try_from(n_same).unwrap_or(u32::MAX);
-        let rest = PosRange::from(Pos(first)..);
-        match self.engine.remove(Seqs::One(SEQ), rest) {
-            Ok(_) => self.evaluated.truncate(n_same),
+        evaluated.truncate(n_same);
+        match self
+            .engine
+            .remove(Seqs::One(seq), PosRange::from(Pos(first)..))
+        {
+            Ok(_) => Ok(n_same),
             // A recurrent state does not go back so far.
-            Err(EngineError::Refused(_)) => self.forget(),
-            Err(error) => return Err(error),
+            Err(EngineError::Refused(_)) => {
+                evaluated.clear();
+                self.engine.remove(Seqs::One(seq), PosRange::ALL)?;
+                Ok(0)
+            }
+            Err(error) => Err(error),
         }
-        Ok(self.evaluated.len())
-    }
-
-    /// Empties the memory.
-    pub(crate) fn forget(&mut self) {
-        let _ = self.engine.clear();
-        self.evaluated.clear();
     }
 }
 

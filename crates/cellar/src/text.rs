@@ -1,42 +1,47 @@
-//! [`Text`]: a text that a model is writing, as an iterator of pieces.
+//! [`Text`]: a text that a model is writing, as an iterator of pieces; [`TextState`], the same
+//! without a borrowed model.
 //!
 //! Invariant: the model notes every token that was evaluated, whenever the text is dropped. Knows
 //! nothing of how tokens are chosen.
 
-use engine::{EngineError, FinishReason, GenerateOptions, Generation, Timings};
-use kv_core::TokenId;
+use engine::{FinishReason, Generation, Timings};
+use kv_core::{SeqId, TokenId};
 
 use crate::error::Error;
 use crate::model::Model;
 
-/// A text that a [`Model`] is writing: an iterator of its pieces, each of whole characters. Pieces
-/// may be empty.
+/// The state of a text in one sequence of a [`Model`], which each call borrows.
 #[derive(Debug)]
-pub struct Text<'m> {
-    model: &'m mut Model,
+pub struct TextState {
     generation: Generation,
+    seq: SeqId,
     /// Tokens of the text that the model has noted.
     n_noted: usize,
 }
 
-impl<'m> Text<'m> {
-    /// Evaluates the tokens of the prompt that are new.
-    pub(crate) fn begin(
-        model: &'m mut Model,
-        new: &[TokenId],
-        options: GenerateOptions,
-    ) -> Result<Self, Error> {
-        let tokenizer = model.file().tokenizer();
-        let mut generation = Generation::new(model.engine(), tokenizer, options)?;
-        let mut n_done = 0;
-        let fed = generation.feed(model.engine_mut(), new, |progress| n_done = progress.n_done);
-        model.evaluated.extend(&new[..n_done]);
-        fed?;
-        Ok(Self {
-            model,
+impl TextState {
+    pub(crate) fn new(generation: Generation, seq: SeqId) -> Self {
+        Self {
             generation,
+            seq,
             n_noted: 0,
-        })
+        }
+    }
+
+    /// The next piece of text, of whole characters; `None` when it has ended. Pieces may be empty.
+    ///
+    /// # Errors
+    /// [`Error`], as [`Generation::next_piece`].
+    pub fn next_piece(&mut self, model: &mut Model) -> Result<Option<String>, Error> {
+        let piece = self.generation.next_piece(model.engine_mut());
+        let tokens = self.generation.tokens();
+        let n_pending = usize::from(self.generation.pending().is_some());
+        let n_evaluated = tokens.len().saturating_sub(n_pending);
+        if let Some(new) = tokens.get(self.n_noted..n_evaluated) {
+            model.note(self.seq, new);
+            self.n_noted = n_evaluated;
+        }
+        Ok(piece?)
     }
 
     /// The text so far.
@@ -58,26 +63,37 @@ impl<'m> Text<'m> {
     pub fn timings(&self) -> Timings {
         self.generation.timings()
     }
+}
+
+/// A text that a [`Model`] is writing: an iterator of its pieces, each of whole characters. Pieces
+/// may be empty.
+#[derive(Debug)]
+pub struct Text<'m> {
+    model: &'m mut Model,
+    state: TextState,
+}
+
+impl<'m> Text<'m> {
+    pub(crate) fn new(model: &'m mut Model, state: TextState) -> Self {
+        Self { model, state }
+    }
 
     /// Writes to the end and returns the whole text.
     ///
     /// # Errors
     /// [`Error`], as [`Generation::next_piece`].
     pub fn finish(mut self) -> Result<String, Error> {
-        while self.next_piece()?.is_some() {}
+        while self.state.next_piece(self.model)?.is_some() {}
         Ok(self.text().to_owned())
     }
+}
 
-    fn next_piece(&mut self) -> Result<Option<String>, EngineError> {
-        let piece = self.generation.next_piece(self.model.engine_mut());
-        let tokens = self.generation.tokens();
-        let n_pending = usize::from(self.generation.pending().is_some());
-        let n_evaluated = tokens.len().saturating_sub(n_pending);
-        if let Some(new) = tokens.get(self.n_noted..n_evaluated) {
-            self.model.evaluated.extend(new);
-            self.n_noted = n_evaluated;
-        }
-        piece
+/// What is known of the text so far.
+impl std::ops::Deref for Text<'_> {
+    type Target = TextState;
+
+    fn deref(&self) -> &TextState {
+        &self.state
     }
 }
 
@@ -85,6 +101,6 @@ impl Iterator for Text<'_> {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_piece().map_err(Error::from).transpose()
+        self.state.next_piece(self.model).transpose()
     }
 }

@@ -8,7 +8,8 @@ use cellar::engine::Timings;
 use cellar::kv_core::weights::SharedBytes;
 use cellar::{
     BackendKind, BackendOptions, ChatMessage, EngineConfig, Error, FinishReason, GenerateOptions,
-    KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig, architectures,
+    KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig, SeqId, TextState,
+    architectures,
 };
 use serde::Deserialize;
 
@@ -120,6 +121,49 @@ fn a_text_whose_context_was_shifted_is_not_taken_for_known() {
     text.finish().unwrap();
     let after = timings_of(&mut model, &reference.prompt, 1);
     assert_eq!(after.prompt.n_tokens, reference.ids.len());
+}
+
+#[test]
+fn texts_in_two_sequences_take_turns() {
+    let config = EngineConfig {
+        n_seqs: 2,
+        ..EngineConfig::default()
+    };
+    let mut model = open(None, config);
+    let references = references();
+    let mut texts: Vec<TextState> = (0..2)
+        .map(|seq| {
+            let reference = &references[seq as usize];
+            let options = GenerateOptions {
+                seq: SeqId(seq),
+                ..greedy(reference.greedy_ids.len())
+            };
+            let prompt = encode(&model, &reference.prompt);
+            model.begin(&prompt, options).unwrap()
+        })
+        .collect();
+    let mut n_live = 2;
+    while n_live > 0 {
+        let go_on = |text: &mut TextState| text.next_piece(&mut model).unwrap().is_some();
+        n_live = texts.iter_mut().map(go_on).filter(|&live| live).count();
+    }
+    for (text, reference) in texts.iter().zip(&references) {
+        assert_eq!(text.text(), reference.continuation);
+    }
+    // Each sequence has kept its own text.
+    let prompt = encode(&model, &references[1].prompt);
+    let options = GenerateOptions {
+        seq: SeqId(1),
+        ..greedy(1)
+    };
+    let again = model.begin(&prompt, options.clone()).unwrap();
+    assert_eq!(again.timings().prompt.n_tokens, 1);
+    let options = GenerateOptions {
+        seq: SeqId(2),
+        ..options
+    };
+    let error = model.begin(&prompt, options).unwrap_err().to_string();
+    assert!(error.contains("sequence 2"), "{error}");
 }
 
 #[test]
