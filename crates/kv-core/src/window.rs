@@ -152,6 +152,14 @@ impl PosRange {
         self.first <= pos && pos <= self.last
     }
 
+    /// Number of positions.
+    pub fn len(self) -> u64 {
+        match self.is_empty() {
+            true => 0,
+            false => u64::from(self.last.0) - u64::from(self.first.0) + 1,
+        }
+    }
+
     /// Whether it has no position.
     #[inline]
     pub fn is_empty(self) -> bool {

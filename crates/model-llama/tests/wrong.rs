@@ -185,3 +185,18 @@ fn granite_without_trained_positions_does_not_rotate() {
             .contains("rope(")
     );
 }
+
+/// In a moment: the graph of a header that lies is built before its tensors are missed.
+#[test]
+fn thousands_of_layers_without_tensors_are_refused_at_once() {
+    let started = std::time::Instant::now();
+    let text = error(
+        "llama_gqa_tied",
+        |metadata| {
+            metadata.insert("llama.block_count", 3335u32);
+        },
+        "",
+    );
+    assert!(text.contains("blk."), "{text}");
+    assert!(started.elapsed().as_secs() < 2, "{:?}", started.elapsed());
+}

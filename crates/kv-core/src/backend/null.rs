@@ -169,15 +169,15 @@ impl HostRows {
     pub fn zeroed(backend: &'static str, layout: &RowLayout) -> Result<Self, BackendError> {
         let mut stored = Vec::new();
         let mut add = |layer, kind, wanted: usize| {
-            let mut bytes = Vec::new();
-            bytes
+            // Whether it can be had; zeros that nobody touched take no pages.
+            Vec::<u8>::new()
                 .try_reserve_exact(wanted)
                 .map_err(|_| BackendError::OutOfMemory {
                     backend,
                     wanted,
                     what: format!("{kind:?} rows of layer {layer}"),
                 })?;
-            bytes.resize(wanted, 0);
+            let bytes = vec![0; wanted];
             stored.push(Stored { layer, kind, bytes });
             Ok::<_, BackendError>(())
         };

@@ -51,9 +51,9 @@ pub struct KvCells {
     first_cell: CellIdx,
     first_seq: SeqId,
     free: FreeMap,
-    /// By cell; meaningless where the cell is free.
+    /// By cell, up to the last that was ever used; meaningless where the cell is free.
     pos: Vec<Pos>,
-    /// By cell; the empty set where the cell is free.
+    /// As many; the empty set where the cell is free.
     set_ids: Vec<SetId>,
     sets: SetTable,
     /// Of the used cells that hold tokens of images.
@@ -107,8 +107,8 @@ impl KvCells {
             first_cell: CellIdx(cells.start),
             first_seq: SeqId(seqs.start),
             free: FreeMap::all_free(n_cells as u32),
-            pos: vec![Pos(0); n_cells],
-            set_ids: vec![SetId::EMPTY; n_cells],
+            pos: Vec::new(),
+            set_ids: Vec::new(),
             sets: SetTable::default(),
             grids: BTreeMap::new(),
             runs: vec![SeqRuns::default(); seqs.len()],
@@ -215,6 +215,7 @@ impl KvCells {
                 runs.insert(cell.pos, at);
             }
         }
+        self.reach(i);
         self.pos[i] = cell.pos;
         self.set_ids[i] = self.sets.acquire(&seqs);
         self.free.take(i as u32);
@@ -262,6 +263,7 @@ impl KvCells {
             if let Some(runs) = self.runs_mut(seq) {
                 runs.insert(pos, cell);
             }
+            self.reach(i);
             self.pos[i] = pos;
             self.free.take(i as u32);
             self.set_ids[i] = changes.apply(&mut self.sets, self.set_ids[i], |set| {
@@ -300,7 +302,7 @@ impl KvCells {
         let mut known = SetId::EMPTY;
         // By cell: where it goes, if it does.
         let mut target: Vec<CellIdx> = Vec::new();
-        target.extend((0..self.n_cells()).map(|i| self.first_cell.offset(i)));
+        target.extend((0..self.pos.len() as u32).map(|i| self.first_cell.offset(i)));
         for &CellMove { from, to } in moves {
             let (Some(i), Some(j)) = (self.used(from), self.local(to)) else {
                 continue;
@@ -310,6 +312,7 @@ impl KvCells {
                 seqs = seqs.union(&self.sets.get(id));
                 known = id;
             }
+            self.reach(j);
             (self.set_ids[j], self.pos[j]) = (id, self.pos[i]);
             target[i] = to;
             if let Some(grid) = self.grids.remove(&from) {
@@ -352,10 +355,27 @@ impl KvCells {
     /// Forgets what a cell held, but for its sequences.
     fn clear_cell(&mut self, at: CellIdx) {
         if let Some(i) = self.local(at) {
-            self.set_ids[i] = SetId::EMPTY;
+            if let Some(id) = self.set_ids.get_mut(i) {
+                *id = SetId::EMPTY;
+            }
             self.grids.remove(&at);
             self.free.release(i as u32);
         }
+    }
+
+    /// Makes room for what is kept of cell `i`.
+    #[inline]
+    fn reach(&mut self, i: usize) {
+        if i < self.pos.len() {
+            return;
+        }
+        // At most doubled, and no more than there are cells.
+        let n_cells = self.n_cells() as usize;
+        let n = (i + 1).max(self.pos.len() * 2).min(n_cells);
+        self.pos.reserve_exact(n - self.pos.len());
+        self.pos.resize(n, Pos(0));
+        self.set_ids.reserve_exact(n - self.set_ids.len());
+        self.set_ids.resize(n, SetId::EMPTY);
     }
 
     fn runs_mut(&mut self, seq: SeqId) -> Option<&mut SeqRuns> {
@@ -378,7 +398,8 @@ impl KvCells {
     #[inline]
     fn used(&self, cell: CellIdx) -> Option<usize> {
         let i = self.local(cell)?;
-        (self.set_ids[i] != SetId::EMPTY).then_some(i)
+        let id = self.set_ids.get(i)?;
+        (*id != SetId::EMPTY).then_some(i)
     }
 }
 

@@ -151,6 +151,8 @@ impl<'a> Claim<'a> {
 pub struct GraphBuilder {
     graph: Graph,
     names: HashMap<String, NodeId>,
+    /// By name, which of the graph's weights it is.
+    weights: HashMap<String, usize>,
     /// The layer whose names nodes and weights get.
     pub(super) layer: Option<LayerIdx>,
 }
@@ -167,6 +169,7 @@ impl GraphBuilder {
         Self {
             graph,
             names: HashMap::new(),
+            weights: HashMap::new(),
             layer: None,
         }
     }
@@ -255,8 +258,9 @@ impl GraphBuilder {
         }
         let mut new_weights: Vec<WeightUse> = Vec::new();
         for (weight, shape) in op.spec().weights().zip(inferred.weights) {
-            let mut known = self.graph.weights.iter().chain(&new_weights);
-            match known.find(|w| w.name == weight) {
+            let known = self.weights.get(weight);
+            let known = known.and_then(|&at| self.graph.weights.get(at));
+            match known.or_else(|| new_weights.iter().find(|w| w.name == weight)) {
                 Some(known) if known.shape == shape => {}
                 Some(known) => {
                     return Err(GraphError::WeightShape {
@@ -271,7 +275,11 @@ impl GraphBuilder {
                 }),
             }
         }
-        self.graph.weights.extend(new_weights);
+        for new in new_weights {
+            self.weights
+                .insert(new.name.clone(), self.graph.weights.len());
+            self.graph.weights.push(new);
+        }
         // A graph of 2^32 nodes cannot be held in memory.
         let id = NodeId(u32::try_from(self.graph.nodes.len()).unwrap_or(u32::MAX));
         self.names.insert(name.clone(), id);
@@ -361,6 +369,19 @@ mod tests {
                 name: "embd".into()
             })
         );
+    }
+
+    #[test]
+    fn many_weights_take_time_in_proportion() {
+        let started = std::time::Instant::now();
+        let mut b = builder();
+        let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
+        for i in 0..100_000 {
+            b.linear(&format!("y{i}"), x, &format!("a.weight.of.layer.{i}"), 6)
+                .unwrap();
+        }
+        // Comparing each name with all names before it took a minute.
+        assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
     }
 
     #[test]

@@ -176,10 +176,16 @@ impl LayerMap {
     /// The part over which `layer` attends, or `None` where it does not.
     pub fn part_of(&self, layer: LayerIdx) -> Option<PartIdx> {
         let layer = self.attends_over(layer);
-        let at = self
-            .parts()
-            .iter()
-            .position(|p| p.layers.contains(&layer))?;
-        u32::try_from(at).ok().map(PartIdx)
+        let own = self.attention(layer)?.window;
+        // Parts are numbered in the order in which their windows first occur.
+        let mut windows: Vec<Window> = Vec::new();
+        for (other, _) in self.iter() {
+            match self.attention(other).map(|attention| attention.window) {
+                Some(window) if window == own => break,
+                Some(window) if !windows.contains(&window) => windows.push(window),
+                _ => {}
+            }
+        }
+        u32::try_from(windows.len()).ok().map(PartIdx)
     }
 }

@@ -67,10 +67,12 @@ impl Layout {
         } else {
             without_holes(cells)
         };
-        let behind = (n_used..cells.n_cells()).filter(|&i| cells.free().is_free(i));
+        let next = |from| cells.free().next_free(from);
+        let behind = std::iter::successors(next(n_used), |&i| next(i + 1));
         Self {
             source,
-            free_behind: behind.collect(),
+            // At most one for each token that is in the way.
+            free_behind: behind.take(n_used as usize).collect(),
         }
     }
 

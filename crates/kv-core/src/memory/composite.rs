@@ -21,6 +21,7 @@ use crate::batch::{SplitPolicy, UBatch};
 use crate::graph::StateGroup;
 use crate::ids::{CellIdx, SeqId};
 use crate::layers::LayerMap;
+use crate::seq_set::SeqSet;
 use crate::window::PosRange;
 
 /// Attention parts and recurrent states as one memory.
@@ -232,6 +233,17 @@ impl Memory for Composite {
         of_parts.chain(of_states).max().unwrap_or(0)
     }
 
+    /// Of the part that was given most of them: others may lack what a state restored left out.
+    fn token_ranges(&self, seq: SeqId) -> Vec<PosRange> {
+        let of_parts = self.parts.iter().map(|part| part.token_ranges(seq));
+        let of_states = self.states.iter().map(|states| states.token_ranges(seq));
+        let n_tokens = |ranges: &Vec<PosRange>| ranges.iter().map(|range| range.len()).sum::<u64>();
+        of_parts
+            .chain(of_states)
+            .max_by_key(n_tokens)
+            .unwrap_or_default()
+    }
+
     fn split_policy(&self) -> SplitPolicy {
         self.split_policy
     }
@@ -329,10 +341,14 @@ impl Memory for Composite {
         for part in &self.parts {
             all = all.and(part.snapshot(seqs)?);
         }
-        match &self.states {
-            Some(states) => Ok(all.and(states.snapshot(seqs)?)),
-            None => Ok(all),
+        if let Some(states) = &self.states {
+            all = all.and(states.snapshot(seqs)?);
         }
+        let seqs = match seqs {
+            Seqs::One(seq) => SeqSet::one(seq),
+            Seqs::All => SeqSet::first_n(self.n_seqs),
+        };
+        Ok(all.of_seqs(&seqs))
     }
 
     fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {

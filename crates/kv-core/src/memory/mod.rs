@@ -157,6 +157,12 @@ pub trait Memory {
         has.map_or(0, |has| has.last.0 - has.first.0 + 1)
     }
 
+    /// Positions of the tokens that a sequence was given and that were not removed, also where a
+    /// window has recycled their cells. Tokens that share a position are in ranges of their own.
+    fn token_ranges(&self, seq: SeqId) -> Vec<PosRange> {
+        self.positions(seq).into_iter().collect()
+    }
+
     /// Edits that make room for a batch, to be done in this order before it is validated: what a
     /// memory evicts. A batch that fails later does not bring back what they removed.
     fn edits_before(&self, _batch: &Batch) -> Vec<Edit> {

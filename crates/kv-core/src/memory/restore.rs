@@ -4,10 +4,11 @@
 //! rows until everything is written, as long as there is room for both. Invariant: checked whole
 //! before anything changes; row writes are returned, never queued. Knows nothing of bytes.
 
+use std::collections::BTreeMap;
+
 use super::pos_set::PosSet;
 use super::snapshot::{CellRecord, PartSnapshot, RestoreInto, Snapshot};
-use super::stream::Stream;
-use super::unified::Unified;
+use super::unified::{Streams, Unified};
 use super::{NeededFor, NoRoom, Refusal};
 use crate::cells::{Cell, FreeMap};
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
@@ -82,6 +83,7 @@ struct Token {
 }
 
 /// What one stream is given.
+#[derive(Default)]
 struct Share {
     tokens: Vec<Token>,
     forgotten: Vec<(SeqId, PosSet)>,
@@ -114,8 +116,14 @@ pub(super) fn after(
         }
     }
     let mut restored = Restored::default();
-    for (number, (before, stream)) in (0u32..).zip(memory.streams.iter().zip(&mut after.streams)) {
-        let mut share = Share::of(saved, into, stream);
+    let shares = shares(saved, into, &after);
+    for (number, share) in shares {
+        let mut share = share;
+        let (Some(before), Some(stream)) =
+            (memory.streams.get(number), after.streams.get_mut(number))
+        else {
+            continue;
+        };
         let n_cells = stream.cells.n_cells();
         let n_free = stream.cells.free().n_free();
         if share.tokens.len() > n_free as usize {
@@ -126,7 +134,7 @@ pub(super) fn after(
             return Err(Refusal::NoRoom(NoRoom {
                 needed_for: NeededFor::Restore,
                 part: config.part,
-                stream: StreamIdx(number),
+                stream: StreamIdx(number as u32),
                 window: config.window,
                 n_wanted,
                 n_free,
@@ -161,60 +169,67 @@ pub(super) fn after(
     Ok((after, restored))
 }
 
-impl Share {
-    /// What of a saved part goes to the sequences of a stream.
-    fn of(saved: &PartSnapshot, into: RestoreInto, stream: &Stream) -> Self {
-        let own: SeqSet = stream.cells.seqs().collect();
-        let token = |&CellRecord { row, ref cell }: &CellRecord| {
-            let seqs = into.map(&cell.seqs).intersection(&own);
-            (!seqs.is_empty()).then_some(Token {
-                row,
-                cell: Cell { seqs, ..*cell },
-            })
+/// What of a saved part goes to the sequences of each stream, by number of the stream.
+fn shares(saved: &PartSnapshot, into: RestoreInto, memory: &Unified) -> BTreeMap<usize, Share> {
+    let mut shares: BTreeMap<usize, Share> = BTreeMap::new();
+    for &CellRecord { row, ref cell } in &saved.cells {
+        let seqs = into.map(&cell.seqs);
+        let mut give = |stream, seqs| {
+            let cell = Cell { seqs, ..*cell };
+            let share = shares.entry(stream).or_default();
+            share.tokens.push(Token { row, cell });
         };
-        let forgotten = |(seq, ranges): &(SeqId, Vec<PosRange>)| {
-            let seq = into.seq(*seq).filter(|seq| own.contains(*seq))?;
-            let mut set = PosSet::default();
-            ranges.iter().for_each(|range| set.insert(*range));
-            Some((seq, set))
-        };
-        Self {
-            tokens: saved.cells.iter().filter_map(token).collect(),
-            forgotten: saved.forgotten.iter().filter_map(forgotten).collect(),
+        match (memory.config().streams, seqs.first()) {
+            (_, None) => {}
+            (Streams::Shared, Some(_)) => give(0, seqs),
+            (Streams::PerSequence, Some(_)) => {
+                for seq in &seqs {
+                    give(memory.stream_of(seq), SeqSet::one(seq));
+                }
+            }
         }
     }
+    for (seq, ranges) in &saved.forgotten {
+        if let Some(seq) = into.seq(*seq) {
+            let mut set = PosSet::default();
+            ranges.iter().for_each(|range| set.insert(*range));
+            let share = shares.entry(memory.stream_of(seq)).or_default();
+            share.forgotten.push((seq, set));
+        }
+    }
+    shares
+}
 
+impl Share {
     /// Leaves out the tokens that a window hides from every token to come, as a memory would that
     /// needs their cells.
     fn forget_hidden(&mut self, window: Window) {
         if window == Window::Full {
             return;
         }
-        let mut ends: Vec<(SeqId, Pos)> = Vec::new();
+        let mut ends: BTreeMap<SeqId, Pos> = BTreeMap::new();
         for token in &self.tokens {
             for seq in &token.cell.seqs {
-                match ends.iter_mut().find(|(known, _)| *known == seq) {
-                    Some((_, last)) => *last = token.cell.pos.max(*last),
-                    None => ends.push((seq, token.cell.pos)),
-                }
+                let last = ends.entry(seq).or_insert(token.cell.pos);
+                *last = token.cell.pos.max(*last);
             }
         }
-        for (seq, last) in ends {
+        let mut forgotten: BTreeMap<SeqId, PosSet> =
+            std::mem::take(&mut self.forgotten).into_iter().collect();
+        for Token { cell, .. } in &mut self.tokens {
             // A token at the last position again sees furthest back.
-            let oldest = window.oldest_key(last);
-            let known = self.forgotten.iter().position(|(s, _)| *s == seq);
-            let known = known.unwrap_or_else(|| {
-                self.forgotten.push((seq, PosSet::default()));
-                self.forgotten.len() - 1
-            });
-            for token in self.tokens.iter_mut().filter(|t| t.cell.pos < oldest) {
-                if token.cell.seqs.remove(seq)
-                    && let Some((_, forgotten)) = self.forgotten.get_mut(known)
-                {
-                    forgotten.insert(PosRange::new(token.cell.pos, token.cell.pos));
-                }
+            let is_hidden = |seq: &SeqId| {
+                let last = ends.get(seq);
+                last.is_some_and(|&last| cell.pos < window.oldest_key(last))
+            };
+            let hidden: Vec<SeqId> = cell.seqs.iter().filter(is_hidden).collect();
+            for seq in hidden {
+                cell.seqs.remove(seq);
+                let forgotten = forgotten.entry(seq).or_default();
+                forgotten.insert(PosRange::new(cell.pos, cell.pos));
             }
         }
+        self.forgotten = forgotten.into_iter().collect();
         self.tokens.retain(|token| !token.cell.seqs.is_empty());
     }
 }

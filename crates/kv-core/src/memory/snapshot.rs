@@ -21,6 +21,8 @@ use crate::window::{PosRange, Window};
 pub struct Snapshot {
     parts: Vec<PartSnapshot>,
     states: Option<Vec<StateHistory>>,
+    /// Sequences that were saved without tokens.
+    empty: SeqSet,
 }
 
 /// What is held of sequences in one part.
@@ -161,7 +163,9 @@ impl RestoreInto {
                 Some(seq) => Err(Refusal::NoSuchSequence { seq, n_seqs }),
                 None => Ok(SeqSet::first_n(n_seqs)),
             },
-            Self::One { from: seq, .. } if !saved.contains(seq) => {
+            Self::One { from: seq, .. }
+                if !saved.contains(seq) && !snapshot.empty.contains(seq) =>
+            {
                 Err(Refusal::NotSaved { seq, saved })
             }
             Self::One { to: seq, .. } if seq.0 >= n_seqs => {
@@ -191,7 +195,11 @@ impl Snapshot {
             once("sequence", chain.seq.0, &mut seqs)?;
             chain.check()?;
         }
-        let snapshot = Self { parts, states };
+        let snapshot = Self {
+            parts,
+            states,
+            empty: SeqSet::EMPTY,
+        };
         snapshot.check_ends()?;
         Ok(snapshot)
     }
@@ -201,6 +209,7 @@ impl Snapshot {
         Self {
             parts: vec![part],
             states: None,
+            empty: SeqSet::EMPTY,
         }
     }
 
@@ -209,7 +218,17 @@ impl Snapshot {
         Self {
             parts: Vec::new(),
             states: Some(chains),
+            empty: SeqSet::EMPTY,
         }
+    }
+
+    /// The same of these sequences: those of them that have no tokens are restored as such.
+    #[must_use]
+    pub fn of_seqs(mut self, seqs: &SeqSet) -> Self {
+        let with_tokens = self.seqs();
+        let empty = seqs.iter().filter(|seq| !with_tokens.contains(*seq));
+        self.empty = empty.collect();
+        self
     }
 
     /// The snapshot of two parts of one memory.
@@ -232,6 +251,11 @@ impl Snapshot {
     /// The recurrent states by sequence, or `None` without recurrent layers.
     pub fn states(&self) -> Option<&[StateHistory]> {
         self.states.as_deref()
+    }
+
+    /// The sequences that were saved without tokens.
+    pub fn empty_seqs(&self) -> &SeqSet {
+        &self.empty
     }
 
     /// The sequences that have tokens.

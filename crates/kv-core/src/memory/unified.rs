@@ -292,6 +292,15 @@ impl Memory for Unified {
         self.runs(seq).iter().map(|run| run.len).sum()
     }
 
+    fn token_ranges(&self, seq: SeqId) -> Vec<PosRange> {
+        let runs = self.runs(seq).iter();
+        let held = runs.map(|run| PosRange::new(run.pos, run.last_pos()));
+        let stream = self.streams.get(self.stream_of(seq));
+        let forgotten = stream.and_then(|stream| stream.forgotten(seq));
+        let recycled = forgotten.map_or(&[][..], |forgotten| forgotten.ranges());
+        held.chain(recycled.iter().copied()).collect()
+    }
+
     fn split_policy(&self) -> SplitPolicy {
         match self.config.causality {
             Causality::Causal => SplitPolicy::InOrder,
@@ -370,7 +379,9 @@ impl Memory for Unified {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        Ok(Snapshot::of_part(restore::snapshot(self, &self.seqs(seqs))))
+        let seqs = self.seqs(seqs);
+        let part = restore::snapshot(self, &seqs);
+        Ok(Snapshot::of_part(part).of_seqs(&seqs))
     }
 
     fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {

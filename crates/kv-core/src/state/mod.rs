@@ -18,6 +18,8 @@ mod error;
 mod fingerprint;
 mod frame;
 mod read;
+#[cfg(test)]
+mod refusals;
 mod rows;
 mod snapshot;
 #[cfg(test)]

@@ -10,9 +10,10 @@ use super::snapshot::{decode_part, decode_states, decode_tokens};
 use super::write::{META, Meta, PART, ROWS, STATES, TOKENS};
 use super::{SeqTokens, WriteRows};
 use crate::backend::{BackendError, RowKind, RowSpan};
-use crate::ids::{CellIdx, LayerIdx};
+use crate::ids::{CellIdx, LayerIdx, MAX_SEQS, SeqId};
 use crate::layers::RowLayout;
 use crate::memory::{Restored, Snapshot};
+use crate::seq_set::SeqSet;
 
 /// Bytes of converted rows that are held at once.
 const PIECE: usize = 1 << 20;
@@ -69,7 +70,7 @@ impl<'a> SavedState<'a> {
                 (n, Some(chains))
             }
         };
-        let snapshot = Snapshot::new(parts, chains)?;
+        let snapshot = Snapshot::new(parts, chains)?.of_seqs(&empty_seqs(&meta)?);
         let rows = rows(&meta, &sections, &snapshot, n_states)?;
         let state = Self {
             version,
@@ -80,7 +81,7 @@ impl<'a> SavedState<'a> {
             tokens,
             rows,
         };
-        state.check_tokens()?;
+        check_tokens(&state.tokens, state.fingerprint.n_vocab)?;
         Ok(state)
     }
 
@@ -181,22 +182,22 @@ impl<'a> SavedState<'a> {
         };
         formats(layout, |_| 0).into_iter().map(pair).collect()
     }
+}
 
-    fn check_tokens(&self) -> Result<(), StateError> {
-        let n_vocab = self.fingerprint.n_vocab;
-        for tokens in &self.tokens {
-            let mut all = tokens.evaluated.iter().chain(&tokens.pending);
-            if let Some(&token) = all.find(|token| token.0 >= n_vocab) {
-                let seq = tokens.seq;
-                return Err(StateError::Token {
-                    seq,
-                    token,
-                    n_vocab,
-                });
-            }
+/// Whether all tokens are of the vocabulary.
+pub(super) fn check_tokens(tokens: &[SeqTokens], n_vocab: u32) -> Result<(), StateError> {
+    for tokens in tokens {
+        let mut all = tokens.evaluated.iter().chain(&tokens.pending);
+        if let Some(&token) = all.find(|token| token.0 >= n_vocab) {
+            let seq = tokens.seq;
+            return Err(StateError::Token {
+                seq,
+                token,
+                n_vocab,
+            });
         }
-        Ok(())
     }
+    Ok(())
 }
 
 impl Pairing<'_, '_> {
@@ -282,6 +283,19 @@ fn differ(
 
 fn parse_meta(section: &Section<'_>) -> Result<Meta, StateError> {
     serde_json::from_slice(section.payload).map_err(|error| senseless(META, error.to_string()))
+}
+
+/// The sequences that were saved without tokens.
+fn empty_seqs(meta: &Meta) -> Result<SeqSet, StateError> {
+    let mut seqs = SeqSet::EMPTY;
+    for &[first, last] in &meta.empty {
+        if last as usize >= MAX_SEQS {
+            let reason = format!("sequence {last} is beyond {}", MAX_SEQS - 1);
+            return Err(senseless(META, reason));
+        }
+        seqs = seqs.union(&(first..=last).map(SeqId).collect());
+    }
+    Ok(seqs)
 }
 
 /// Each section of rows with what describes it; as many rows as the snapshot has.

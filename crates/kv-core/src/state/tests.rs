@@ -18,7 +18,7 @@ use crate::memory::{
 use crate::weights::MemoryWeights;
 use crate::window::{Causality, PosRange, Window};
 
-fn layers() -> LayerMap {
+pub(super) fn layers() -> LayerMap {
     let attention = |window| {
         LayerMemory::Attention(AttentionMemory {
             kv_heads: 1,
@@ -39,7 +39,7 @@ fn layers() -> LayerMap {
 }
 
 /// An empty memory of two windows and states, and its rows.
-fn memory() -> (Composite, RowLayout) {
+pub(super) fn memory() -> (Composite, RowLayout) {
     let config = MemoryConfig {
         n_ctx: 12,
         n_seqs: 2,
@@ -56,7 +56,7 @@ fn memory() -> (Composite, RowLayout) {
     (Composite::new(&layers, &config).unwrap(), layout)
 }
 
-fn fingerprint() -> Fingerprint {
+pub(super) fn fingerprint() -> Fingerprint {
     let shape = GraphShape {
         n_tokens: 1,
         n_outputs: 0,
@@ -65,7 +65,7 @@ fn fingerprint() -> Fingerprint {
     Fingerprint::new("test", 10, &layers(), &graph, &MemoryWeights::new())
 }
 
-fn state() -> Vec<u8> {
+pub(super) fn state() -> Vec<u8> {
     let (mut memory, layout) = memory();
     let rules = BatchRules {
         n_batch: 16,
@@ -98,7 +98,7 @@ fn state() -> Vec<u8> {
 }
 
 /// A state of these sections, with every checksum right.
-fn framed(sections: &[(Tag, Vec<u8>)]) -> Vec<u8> {
+pub(super) fn framed(sections: &[(Tag, Vec<u8>)]) -> Vec<u8> {
     let n_bytes = total(sections.iter().map(|s| s.1.len() as u64)).unwrap();
     let mut bytes = Vec::new();
     let mut frame = FrameWriter::new(&mut bytes, sections.len() as u32, n_bytes).unwrap();
@@ -108,7 +108,7 @@ fn framed(sections: &[(Tag, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
-fn sections(bytes: &[u8]) -> Vec<(Tag, Vec<u8>)> {
+pub(super) fn sections(bytes: &[u8]) -> Vec<(Tag, Vec<u8>)> {
     let (_, sections) = frame::read(bytes).unwrap();
     let own = |s: &frame::Section<'_>| (s.tag, s.payload.to_vec());
     sections.iter().map(own).collect()

@@ -7,15 +7,17 @@ use serde::{Deserialize, Serialize};
 use super::error::StateError;
 use super::fingerprint::Fingerprint;
 use super::frame::{FrameWriter, Tag, total};
+use super::read::check_tokens;
 use super::rows::{Converter, RowFormat, Stored, formats};
 use super::snapshot::{encode_part, encode_states, encode_tokens};
 use super::{ReadRows, SeqTokens};
 use crate::backend::RowSpan;
 use crate::hadamard::HeadRotation;
-use crate::ids::CellIdx;
+use crate::ids::{CellIdx, SeqId};
 use crate::kv_type::KvType;
 use crate::layers::{RowLayout, RowShape, ValueRows};
 use crate::memory::Snapshot;
+use crate::seq_set::SeqSet;
 
 pub(super) const META: Tag = *b"META";
 pub(super) const TOKENS: Tag = *b"TOKN";
@@ -34,6 +36,9 @@ pub(super) struct Meta {
     pub(super) fingerprint: Fingerprint,
     /// What the sections of rows hold, in order.
     pub(super) rows: Vec<RowFormat>,
+    /// Sequences that were saved without tokens: the first and the last of each range.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) empty: Vec<[u32; 2]>,
 }
 
 /// What is to be saved.
@@ -64,12 +69,14 @@ pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), StateErr
 /// Writes a state and returns its bytes. `read` gives the stored bytes of a span of rows.
 ///
 /// # Errors
-/// [`StateError`]; what was written by then is not a state.
+/// [`StateError::Token`] before anything is written; [`StateError`], where what was written by then
+/// is not a state.
 pub fn save(
     state: &StateToSave<'_>,
     read: &mut ReadRows<'_>,
     out: &mut dyn Write,
 ) -> Result<u64, StateError> {
+    check_tokens(state.tokens, state.fingerprint.n_vocab)?;
     let snapshot = state.snapshot;
     let state_rows = snapshot.state_rows();
     let n_rows = |part| match part {
@@ -86,6 +93,7 @@ pub fn save(
         written_by: concat!("cellar ", env!("CARGO_PKG_VERSION")).to_owned(),
         fingerprint: state.fingerprint.clone(),
         rows: saved.clone(),
+        empty: ranges(snapshot.empty_seqs()),
     })?;
     let mut sections = vec![(META, meta), (TOKENS, encode_tokens(state.tokens))];
     for part in snapshot.parts() {
@@ -151,6 +159,18 @@ fn saved_as(
             kv_type,
         }),
     }
+}
+
+/// The ids of sequences as ranges.
+fn ranges(seqs: &SeqSet) -> Vec<[u32; 2]> {
+    let mut ranges: Vec<[u32; 2]> = Vec::new();
+    for SeqId(seq) in seqs {
+        match ranges.last_mut() {
+            Some([_, last]) if *last + 1 == seq => *last = seq,
+            _ => ranges.push([seq, seq]),
+        }
+    }
+    ranges
 }
 
 /// Rows that follow one another: the first, and how many.

@@ -20,14 +20,13 @@ pub(super) fn find_slots(
     ubatches: &[UBatch],
 ) -> Result<Vec<Vec<StateGroup>>, Refusal> {
     let mut slots = Vec::with_capacity(ubatches.len());
-    let mut shadow = None;
+    // The memory as the ubatches so far will leave it.
+    let mut shadow: Option<Recurrent> = None;
     for (step, ubatch) in ubatches.iter().enumerate() {
-        let now = shadow.as_ref().unwrap_or(memory);
-        let groups = groups_of(now, ubatch, step)?;
+        let groups = groups_of(shadow.as_ref().unwrap_or(memory), ubatch, step)?;
         if step + 1 < ubatches.len() {
-            let mut after = now.clone();
-            extend(&mut after, ubatch, &groups);
-            shadow = Some(after);
+            let after = shadow.get_or_insert_with(|| memory.clone());
+            extend(after, ubatch, &groups);
         }
         slots.push(groups);
     }
@@ -100,12 +99,8 @@ fn groups_of(memory: &Recurrent, ubatch: &UBatch, step: usize) -> Result<Vec<Sta
     let n_kept = memory.config.n_kept();
     let n_stores = |group: &Open| group.rows.len().min(n_kept);
     let n_wanted = open.iter().map(n_stores).sum::<usize>() as u32;
-    let used = memory.used_rows();
-    let n_free = used.iter().filter(|used| !**used).count() as u32;
-    let mut free = (0u32..)
-        .zip(&used)
-        .filter(|(_, used)| !**used)
-        .map(|(row, _)| CellIdx(row));
+    let n_free = memory.free.n_free();
+    let mut free = memory.free_rows();
     let mut groups: Vec<StateGroup> = Vec::with_capacity(open.len());
     for group in open {
         let n_rows = group.rows.len() as u32;

@@ -31,6 +31,7 @@ use super::shift::PosChange;
 use super::snapshot::{RestoreInto, Snapshot};
 use super::{Memory, MemoryInputs};
 use crate::batch::UBatch;
+use crate::cells::FreeMap;
 use crate::graph::StateGroup;
 use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
 use crate::seq_set::SeqSet;
@@ -107,8 +108,14 @@ pub struct Recurrent {
     config: RecurrentConfig,
     /// By sequence; `None` where it has no tokens.
     chains: Vec<Option<Chain>>,
-    /// By row: how often it was given to a step. Never goes back: what was overwritten stays so.
-    n_stored: Vec<u64>,
+    /// By row: of how many chains it is.
+    n_chains: Vec<u32>,
+    /// The rows of no chain.
+    free: FreeMap,
+    /// Number of steps and restorations so far. Never goes back: what was overwritten stays so.
+    n_steps: u64,
+    /// By row: the last of them that it was given to.
+    stored_in: Vec<u64>,
 }
 
 impl PartialEq for Recurrent {
@@ -124,8 +131,8 @@ impl Eq for Recurrent {}
 pub struct RecurrentUndo {
     /// What the sequences of the step were.
     before: Vec<(SeqId, Option<Chain>)>,
-    /// How often each row had been given to a step, this one included.
-    n_stored: Vec<u64>,
+    /// Its number.
+    step: u64,
 }
 
 impl Recurrent {
@@ -153,7 +160,10 @@ impl Recurrent {
         Ok(Self {
             config,
             chains: vec![None; n_seqs as usize],
-            n_stored: vec![0; n_rows as usize],
+            n_chains: vec![0; n_rows as usize],
+            free: FreeMap::all_free(n_rows),
+            n_steps: 0,
+            stored_in: vec![0; n_rows as usize],
         })
     }
 
@@ -170,7 +180,7 @@ impl Recurrent {
 
     /// Number of rows that hold a state some sequence can be at.
     pub fn n_used(&self) -> u32 {
-        self.used_rows().iter().filter(|used| **used).count() as u32
+        self.config.n_rows - self.free.n_free()
     }
 
     fn chain(&self, seq: SeqId) -> Option<&Chain> {
@@ -180,18 +190,36 @@ impl Recurrent {
     /// Gives a sequence another chain and returns the one before.
     fn set_chain(&mut self, seq: SeqId, chain: Option<Chain>) -> Option<Chain> {
         let slot = self.chains.get_mut(seq.as_usize())?;
-        std::mem::replace(slot, chain)
-    }
-
-    /// For each row whether some sequence can be at it.
-    fn used_rows(&self) -> Vec<bool> {
-        let mut used = vec![false; self.config.n_rows as usize];
-        for state in self.chains.iter().flatten().flat_map(Chain::states) {
-            if let Some(used) = used.get_mut(state.row.as_usize()) {
-                *used = true;
+        for KeptState { row, .. } in chain.iter().flat_map(Chain::states) {
+            if let Some(n) = self.n_chains.get_mut(row.as_usize()) {
+                *n += 1;
+                self.free.take(row.0);
             }
         }
-        used
+        let before = std::mem::replace(slot, chain);
+        for KeptState { row, .. } in before.iter().flat_map(Chain::states) {
+            if let Some(n) = self.n_chains.get_mut(row.as_usize()) {
+                *n = n.saturating_sub(1);
+                if *n == 0 {
+                    self.free.release(row.0);
+                }
+            }
+        }
+        before
+    }
+
+    /// The rows that no sequence can be at, ascending.
+    fn free_rows(&self) -> impl Iterator<Item = CellIdx> + '_ {
+        let next = |from| self.free.next_free(from);
+        let rows = std::iter::successors(next(0), move |&row| next(row + 1));
+        rows.map(CellIdx)
+    }
+
+    /// Notes that a step or a restoration writes a row.
+    fn note_stored(&mut self, row: CellIdx) {
+        if let Some(step) = self.stored_in.get_mut(row.as_usize()) {
+            *step = self.n_steps;
+        }
     }
 
     fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
@@ -233,7 +261,8 @@ impl Recurrent {
 
     /// Whether no step after that of `undo` was given this row.
     fn is_intact(&self, undo: &RecurrentUndo, row: CellIdx) -> bool {
-        self.n_stored.get(row.as_usize()) == undo.n_stored.get(row.as_usize())
+        let stored_in = self.stored_in.get(row.as_usize());
+        stored_in.is_none_or(|&step| step <= undo.step)
     }
 
     /// Gives sequences other chains and counts what went.
@@ -264,14 +293,13 @@ impl Recurrent {
         ubatch: &UBatch,
         groups: &[StateGroup],
     ) -> RecurrentUndo {
+        self.n_steps += 1;
         for store in groups.iter().flat_map(|group| &group.stores) {
-            if let Some(n) = self.n_stored.get_mut(store.to.as_usize()) {
-                *n += 1;
-            }
+            self.note_stored(store.to);
         }
         RecurrentUndo {
             before: find_slots::extend(self, ubatch, groups),
-            n_stored: self.n_stored.clone(),
+            step: self.n_steps,
         }
     }
 
@@ -430,8 +458,9 @@ impl Memory for Recurrent {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
         }
-        let histories = restore::histories(self, &self.seqs(seqs));
-        Ok(Snapshot::of_states(histories))
+        let seqs = self.seqs(seqs);
+        let histories = restore::histories(self, &seqs);
+        Ok(Snapshot::of_states(histories).of_seqs(&seqs))
     }
 
     fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {

@@ -21,19 +21,15 @@ pub(super) fn after(
     let n_rows = memory.config.n_rows;
     let replaced = into.replaced(snapshot, memory.config.n_seqs)?;
     let saved = snapshot.states().ok_or(Refusal::NoStates)?;
-    let used_before = memory.used_rows();
     let mut after = memory.clone();
     for seq in &replaced {
         after.set_chain(seq, None);
     }
-    let used = after.used_rows();
-    let free_rows = |in_use: bool| {
-        let rows = (0u32..).zip(used_before.iter().zip(&used));
-        rows.filter(move |(_, (before, now))| !**now && **before == in_use)
-            .map(|(row, _)| CellIdx(row))
-    };
+    let n_free = after.free.n_free();
+    let is_free = |row: &CellIdx| memory.free.is_free(row.0);
     // What is in use until it is replaced comes last.
-    let mut free = free_rows(false).chain(free_rows(true));
+    let replaced: Vec<CellIdx> = after.free_rows().filter(|row| !is_free(row)).collect();
+    let mut free = memory.free_rows().chain(replaced);
     let mut restored = Restored::default();
     let mut rows: BTreeMap<CellIdx, Option<CellIdx>> = BTreeMap::new();
     for chain in saved {
@@ -55,7 +51,6 @@ pub(super) fn after(
         after.set_chain(seq, Some(chain));
     }
     if rows.values().any(Option::is_none) {
-        let n_free = used.iter().filter(|used| !**used).count() as u32;
         let n_wanted = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         return Err(Refusal::NoStateRoom(NoStateRoom {
             needed_for: NeededFor::Restore,
@@ -64,15 +59,14 @@ pub(super) fn after(
             n_rows,
         }));
     }
+    // What the rows held is gone, as if a step had stored there.
+    after.n_steps += 1;
     for (from, to) in rows {
         let Some(to) = to else { continue };
-        if used_before.get(to.as_usize()) == Some(&true) {
+        if !is_free(&to) {
             restored.rows_taken = RowsTaken::InUse;
         }
-        // What the row held is gone, as if a step had stored there.
-        if let Some(n) = after.n_stored.get_mut(to.as_usize()) {
-            *n += 1;
-        }
+        after.note_stored(to);
         restored.state_writes.push(StateWrite { from, to });
     }
     Ok((after, restored))
