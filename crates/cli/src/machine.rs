@@ -7,7 +7,10 @@ pub(crate) fn available_memory() -> Option<u64> {
     let mut system = System::new().ok()?;
     system.refresh_memory();
     let free = Some(system.available_memory()).filter(|&bytes| bytes > 0)?;
-    let limit = system.cgroup_limits().map(|limits| limits.free_memory);
+    // Not the group's free memory: it counts file caches, which the system can drop, as used.
+    let limit = system
+        .cgroup_limits()
+        .map(|limits| limits.total_memory.saturating_sub(limits.rss));
     Some(limit.map_or(free, |limit| limit.min(free)))
 }
 

@@ -1,8 +1,9 @@
 //! Checks the memory's size against a [`MemoryBudget`] before anything is allocated.
 //!
 //! Invariant: an error over the budget reports the numbers and the largest context that would fit.
-//! Knows nothing of the machine: the caller sets the budget.
+//! Knows nothing of the machine: the caller or the backend sets the budget.
 
+use kv_core::backend::DeviceMemory;
 use kv_core::memory_plan::MemoryPlan;
 use model_core::architecture::Model;
 
@@ -54,6 +55,18 @@ impl EngineConfig {
             }
         }
         (fitting > 0).then_some(fitting)
+    }
+
+    /// The same with what the device has free as the budget, where that is the budget and is known.
+    pub(crate) fn within(&self, device: Option<DeviceMemory>) -> Self {
+        let budget = match (self.budget, device) {
+            (MemoryBudget::Device, Some(device)) => MemoryBudget::Bytes(device.free),
+            (budget, _) => budget,
+        };
+        Self {
+            budget,
+            ..self.clone()
+        }
     }
 
     /// Whether these settings stay within the budget.

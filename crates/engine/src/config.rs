@@ -64,8 +64,14 @@ pub const MAX_LAST_N: usize = 1 << 20;
 /// How many bytes the memory of an engine may take, its rows and what is kept of its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryBudget {
-    /// As many as it takes: the backend refuses what the device does not have.
+    /// At most what the backend's device has free ([`Backend::memory`]). Where that is not known,
+    /// allocating may be refused.
+    ///
+    /// [`Backend::memory`]: kv_core::backend::Backend::memory
     #[default]
+    Device,
+    /// As many as can be allocated, more than the device has free too: a system may give memory
+    /// that it does not have, and end the program once it is used.
     Unlimited,
     /// At most this many.
     Bytes(u64),
@@ -211,7 +217,7 @@ impl Default for EngineConfig {
             attention: AttentionMode::Fused,
             n_snapshots: 0,
             n_programs: 8,
-            budget: MemoryBudget::Unlimited,
+            budget: MemoryBudget::Device,
         }
     }
 }

@@ -7,11 +7,15 @@
 //! keys agree after every call; a refused call changes nothing.
 
 use kv_core::backend::{Backend, RowSpan};
-use kv_core::memory::{Division, Edit, Memory, PosChange, Seqs};
+use kv_core::memory::{Division, Edit, Memory, PosChange, Refusal, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 
 use crate::decode::Engine;
 use crate::error::EngineError;
+
+/// Passes after which a compaction has not ended: a [`Composite`](kv_core::memory::Composite) takes
+/// fewer than a tenth.
+const MAX_COMPACT_PASSES: u32 = 1024;
 
 /// How a text goes on that gets longer than the context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,37 +119,45 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         Ok(edited.n_tokens)
     }
 
-    /// Keeps the first `n_keep` positions of a sequence, removes half of the others, and moves the
-    /// rest down to close the gap. Returns how many positions were removed.
+    /// Keeps the first `n_keep` tokens of a sequence, removes half of the others, and moves the
+    /// rest down to close the gap. Tokens that share a position with one that is kept are kept too.
+    /// Returns how many tokens were removed, with those whose cells a window had recycled.
     ///
     /// # Errors
-    /// [`EngineError::NothingToDiscard`] where fewer than two positions follow those that are
-    /// kept; otherwise as [`Engine::remove`] and [`Engine::reposition`].
+    /// [`EngineError::Refused`] where there is no such sequence; [`EngineError::NothingToDiscard`]
+    /// where fewer than two tokens follow those that are kept; otherwise as [`Engine::remove`] and
+    /// [`Engine::reposition`].
     pub fn shift_context(&mut self, seq: SeqId, n_keep: u32) -> Result<u32, EngineError> {
         self.check_shift()?;
-        let n_past = self.memory.positions(seq).map_or(0, |has| has.last.0 + 1);
-        let n_discard = n_past.saturating_sub(n_keep) / 2;
-        if n_discard == 0 {
+        let n_seqs = self.memory.n_seqs();
+        if seq.0 >= n_seqs {
+            return Err(Refusal::NoSuchSequence { seq, n_seqs }.into());
+        }
+        let tokens = TokenPositions(self.memory.token_ranges(seq));
+        let n_tokens = tokens.n_tokens();
+        let n_discard = n_tokens.saturating_sub(n_keep) / 2;
+        let from = tokens.position_after(n_keep);
+        let behind = tokens.position_after(n_keep.saturating_add(n_discard));
+        if n_discard == 0 || from >= behind {
             return Err(EngineError::NothingToDiscard {
                 seq,
-                n_past,
+                n_tokens,
                 n_keep,
             });
         }
         // Removal and move are one edit: both happen, or neither.
         let mut memory = self.memory.clone();
-        let behind = Pos(n_keep + n_discard);
-        memory.remove(Seqs::One(seq), PosRange::from(Pos(n_keep)..behind))?;
-        // Positions fit `i32`, and a half of them does.
+        memory.remove(Seqs::One(seq), PosRange::from(from..behind))?;
+        // Positions fit `i32`, and so do their differences.
         let edit = Edit::Reposition {
             seq,
             range: PosRange::from(behind..),
-            change: PosChange::Shift(PosDelta(-(n_discard as i32))),
+            change: PosChange::Shift(PosDelta(-((behind.0 - from.0) as i32))),
         };
         let edited = memory.apply(edit)?;
         self.memory = memory;
         self.move_rows(edit, &edited)?;
-        Ok(n_discard)
+        Ok(tokens.n_before(behind) - tokens.n_before(from))
     }
 
     /// Lets the tokens at `width` positions from `first` on share positions in groups, and moves
@@ -185,15 +197,19 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     ///
     /// # Errors
     /// [`EngineError::Backend`] where KV rows could not be copied; the passes before have moved
-    /// their tokens then, and nothing is lost.
+    /// their tokens then, and nothing is lost. [`EngineError::EndlessCompaction`] where a memory
+    /// goes on to move tokens.
     pub fn compact(&mut self) -> Result<u32, EngineError> {
-        let mut n_moved = 0;
-        loop {
+        let mut n_moved: u32 = 0;
+        for _ in 0..MAX_COMPACT_PASSES {
             match self.edit(Edit::Compact)?.n_cells {
                 0 => return Ok(n_moved),
-                n => n_moved += n,
+                n => n_moved = n_moved.saturating_add(n),
             }
         }
+        Err(EngineError::EndlessCompaction {
+            n_passes: MAX_COMPACT_PASSES,
+        })
     }
 
     /// Reads the stored bytes of some rows, to look at.
@@ -205,5 +221,56 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             .runner
             .backend
             .read_rows(&self.runner.rows, span, out)?)
+    }
+}
+
+/// Positions of a sequence's tokens, see [`Memory::token_ranges`].
+struct TokenPositions(Vec<PosRange>);
+
+impl TokenPositions {
+    fn n_tokens(&self) -> u32 {
+        self.n_before(Pos(u32::MAX))
+    }
+
+    /// Number of tokens before a position.
+    fn n_before(&self, pos: Pos) -> u32 {
+        let before = |range: &PosRange| range.intersection(PosRange::from(..pos)).len();
+        let n: u64 = self.0.iter().map(before).sum();
+        u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    /// The first position before which there are `n` tokens or more; the last possible one where
+    /// there are fewer.
+    fn position_after(&self, n: u32) -> Pos {
+        let (mut too_few, mut enough) = (0, u32::MAX);
+        if n == 0 {
+            return Pos(0);
+        }
+        while enough - too_few > 1 {
+            let middle = too_few + (enough - too_few) / 2;
+            match self.n_before(Pos(middle)) >= n {
+                true => enough = middle,
+                false => too_few = middle,
+            }
+        }
+        Pos(enough)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_counted_and_positions_are_not() {
+        let range = |first, last| PosRange::new(Pos(first), Pos(last));
+        // Two tokens at position 12; a hole behind 13.
+        let tokens = TokenPositions(vec![range(10, 13), range(12, 12), range(20, 22)]);
+        assert_eq!(tokens.n_tokens(), 8);
+        let after = |n| tokens.position_after(n).0;
+        assert_eq!([after(0), after(1), after(2)], [0, 11, 12]);
+        assert_eq!([after(3), after(4), after(5)], [13, 13, 14]);
+        assert_eq!([after(6), after(8)], [21, 23]);
+        assert_eq!(tokens.n_before(Pos(13)), 4);
     }
 }

@@ -113,6 +113,7 @@ impl<B: Backend> Engine<B> {
         config: &EngineConfig,
         on_progress: OnProgress,
     ) -> Result<Self, EngineError> {
+        let config = config.within(backend.memory());
         let settings = config.settings(&*model)?;
         let memory = settings.memory()?;
         let loaded = Loaded {
@@ -137,6 +138,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         config: &EngineConfig,
         memory: M,
     ) -> Result<Self, EngineError> {
+        let config = config.within(backend.memory());
         let settings = config.settings_for(&*model, &memory)?;
         let loaded = Loaded {
             model,

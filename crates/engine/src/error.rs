@@ -91,16 +91,22 @@ pub enum EngineError {
     },
     /// A context that cannot be made shorter.
     #[error(
-        "sequence {seq} has {n_past} positions, of which {n_keep} are kept: too few are left to \
+        "sequence {seq} has {n_tokens} tokens, of which {n_keep} are kept: too few are left to \
          drop half of them"
     )]
     NothingToDiscard {
         /// The sequence.
         seq: SeqId,
-        /// Positions that it has.
-        n_past: u32,
-        /// Positions that are kept.
+        /// Tokens that it has.
+        n_tokens: u32,
+        /// Tokens that are kept.
         n_keep: u32,
+    },
+    /// A memory that moves tokens in every pass of a compaction.
+    #[error("after {n_passes} passes of compaction the memory still moves tokens")]
+    EndlessCompaction {
+        /// Passes that were done.
+        n_passes: u32,
     },
     /// Groups of tokens that cannot be.
     #[error(

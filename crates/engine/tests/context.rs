@@ -177,8 +177,58 @@ fn s21_half_of_what_is_not_kept_is_dropped() {
     let error = engine.shift_context(SEQ, 17).unwrap_err();
     let numbers = (18, 17);
     assert!(
-        matches!(error, EngineError::NothingToDiscard { n_past, n_keep, .. }
-            if (n_past, n_keep) == numbers),
+        matches!(error, EngineError::NothingToDiscard { n_tokens, n_keep, .. }
+            if (n_tokens, n_keep) == numbers),
+        "{error}"
+    );
+}
+
+#[test]
+fn tokens_are_counted_where_positions_do_not_begin_at_0() {
+    let tokens = tokens();
+    let mut engine = engine(&f32_config(64));
+    feed(&mut engine, SEQ, &tokens[..32]);
+    // A sequence at positions 20 to 31, with a hole at 24 and 25.
+    for gone in [PosRange::from(..Pos(20)), PosRange::from(Pos(24)..Pos(26))] {
+        engine.remove(Seqs::One(SEQ), gone).unwrap();
+    }
+    // Ten tokens: two are kept, four are dropped (22, 23, 26, 27), four move down.
+    assert_eq!(engine.shift_context(SEQ, 2).unwrap(), 4);
+    let wanted: Vec<_> = [20, 21, 28, 29, 30, 31].into_iter().zip(20..).collect();
+    let wanted: Vec<_> = wanted
+        .into_iter()
+        .map(|(i, pos)| (tokens[i], pos))
+        .collect();
+    assert_holds(&engine, SEQ, &wanted);
+}
+
+#[test]
+fn a_shift_of_a_sequence_that_is_not_there_says_so() {
+    let mut engine = engine(&f32_config(64));
+    let error = engine.shift_context(SeqId(2), 0).unwrap_err();
+    let EngineError::Refused(Refusal::NoSuchSequence { seq, n_seqs }) = error else {
+        panic!("{error}");
+    };
+    assert_eq!((seq, n_seqs), (SeqId(2), 2));
+    let error = engine.shift_context(SEQ, 0).unwrap_err();
+    assert!(
+        matches!(error, EngineError::NothingToDiscard { n_tokens: 0, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn keeping_one_sequence_removes_the_others() {
+    let tokens = tokens();
+    let mut engine = engine(&f32_config(64));
+    feed(&mut engine, SEQ, &tokens[..5]);
+    feed(&mut engine, SeqId(1), &tokens[..3]);
+    assert_eq!(engine.keep_only(SeqId(1)).unwrap().n_tokens, 5);
+    assert_eq!(engine.memory().positions(SEQ), None);
+    assert_holds(&engine, SeqId(1), &numbered(tokens[..3].to_vec()));
+    let error = engine.keep_only(SeqId(2)).unwrap_err();
+    assert!(
+        matches!(error, EngineError::Refused(Refusal::NoSuchSequence { .. })),
         "{error}"
     );
 }

@@ -1,5 +1,5 @@
 //! Runs that end before their last step, because they are cancelled or because something of a third
-//! party panics: the memory answers as before the call, and going on gives the same logits, bit for
+//! party panics, and a compaction that would never end: the memory answers as before the call, and going on gives the same logits, bit for
 //! bit, as if nothing had happened.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
@@ -12,14 +12,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use engine::{CancelFlag, Engine, EngineConfig, EngineError};
+use engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::backend::null::NullBackend;
-use kv_core::backend::{Backend, CustomOp, CustomRows, CustomShape};
+use kv_core::backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape};
 use kv_core::batch::{Batch, SplitPolicy, UBatch};
 use kv_core::memory::{
     Composite, Edit, Edited, Memory, MemoryInputs, Plan, PlannedUBatch, Refusal, RowCounts,
-    RowsWritten,
+    RowsWritten, SwaSize,
 };
 use kv_core::{KvType, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
@@ -277,7 +277,60 @@ impl Memory for Panicky {
     }
 
     fn apply(&mut self, edit: Edit) -> Result<Edited, Refusal> {
-        self.inner.apply(edit)
+        let edited = self.inner.apply(edit)?;
+        match edit {
+            // It never is content.
+            Edit::Compact => Ok(Edited {
+                n_cells: 1,
+                ..edited
+            }),
+            _ => Ok(edited),
+        }
+    }
+}
+
+/// A context of 2^30 tokens is an error with numbers where the backend knows what its device has,
+/// and no abort where it does not.
+#[test]
+fn a_context_larger_than_the_machine_is_refused() {
+    let model = || Arc::new(Layered::new(&LAYERS));
+    let config = EngineConfig {
+        n_ctx: Some(1 << 30),
+        swa: SwaSize::Full,
+        ..EngineConfig::default()
+    };
+    let weights = model().random_weights();
+    let on_cpu = Engine::new(cpu(), model(), weights.clone(), &config).unwrap_err();
+    let on_candle =
+        Engine::new(CandleBackend::cpu(), model(), weights.clone(), &config).unwrap_err();
+    for error in [on_cpu, on_candle] {
+        let EngineError::Config(ConfigError::OverBudget {
+            n_ctx,
+            available,
+            largest_n_ctx: Some(largest),
+            ..
+        }) = error
+        else {
+            panic!("{error}");
+        };
+        assert!(n_ctx == 1 << 30 && largest < n_ctx && available > 0);
+    }
+    // A backend that does not know what its device has.
+    let f32_config = EngineConfig {
+        n_seqs: 1,
+        kv_types: KvType::F32.into(),
+        ..config
+    };
+    match Engine::new(NullBackend, model(), weights, &f32_config) {
+        // Zeros that nobody touched take no memory.
+        Ok(mut engine) => assert_eq!(engine.decode(&tokens(0, 2)).unwrap().n_rows(), 2),
+        Err(error) => assert!(
+            matches!(
+                error,
+                EngineError::Backend(BackendError::OutOfMemory { .. })
+            ),
+            "{error}"
+        ),
     }
 }
 
@@ -312,4 +365,10 @@ fn a_panic_of_a_memory_between_commit_and_run_leaves_no_trace() {
         assert_eq!(engine.memory().inner, before, "{n_calls}");
     }
     assert_eq!(engine.decode(&call()).unwrap().values(), logits);
+    let error = engine.compact().unwrap_err();
+    assert!(
+        matches!(error, EngineError::EndlessCompaction { n_passes: 1024 }),
+        "{error}"
+    );
+    assert_eq!(engine.memory().positions(SeqId(0)).unwrap().len(), 12);
 }

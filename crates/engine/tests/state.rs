@@ -390,3 +390,38 @@ fn d19_weights_of_another_training_are_told_apart() {
     );
     assert!(differ, "{error}");
 }
+
+#[test]
+fn a_sequence_without_tokens_comes_back_as_such() {
+    let file = model(MODELS[0]);
+    let mut engine = cpu(&file, &config(KvType::F16));
+    let bytes = save(&engine, Seqs::One(A));
+    feed(&mut engine, B, &tokens(0, 5));
+    let state = SavedState::parse(&bytes).unwrap();
+    let into = RestoreInto::One { from: A, to: B };
+    assert_eq!(engine.restore_state(&state, into).unwrap().n_tokens, 0);
+    assert_eq!(engine.memory().positions(B), None);
+}
+
+#[test]
+fn tokens_outside_the_vocabulary_are_not_saved() {
+    let file = model(MODELS[0]);
+    let engine = cpu(&file, &config(KvType::F16));
+    let n_vocab = engine.settings().rules.n_vocab;
+    let tokens = [SeqTokens {
+        seq: A,
+        evaluated: vec![TokenId(n_vocab)],
+        pending: Vec::new(),
+    }];
+    let options = SaveOptions {
+        seqs: Seqs::All,
+        tokens: &tokens,
+        kv_type: None,
+    };
+    let error = engine.save_state(&options, &mut Vec::new()).unwrap_err();
+    let wanted = TokenId(n_vocab);
+    assert!(
+        matches!(error, EngineError::State(StateError::Token { token, .. }) if token == wanted),
+        "{error}"
+    );
+}
