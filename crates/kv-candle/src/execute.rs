@@ -11,7 +11,7 @@ use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, N
 use kv_core::{LayerIdx, Visibility};
 
 use crate::error::{OnDevice, failure};
-use crate::ops::{self, Queries};
+use crate::ops::{self, AffineTensors, Queries};
 use crate::program::{Program, Rotation, unsupported};
 use crate::rows::{KvTensors, RowTensor, Rows};
 
@@ -151,11 +151,8 @@ impl Run<'_> {
                 .weight(weight, node)?
                 .index_select(&self.indices(node, 0)?, 0),
             Op::Linear { weight, bias } => {
-                let bias = bias
-                    .as_deref()
-                    .map(|b| program.weight(b, node))
-                    .transpose()?;
-                ops::linear(self.operand(node, 0)?, program.weight(weight, node)?, bias)
+                let affine = self.affine(node, weight, bias.as_deref())?;
+                ops::linear(self.operand(node, 0)?, affine)
             }
             Op::RmsNorm { weight, eps } => {
                 let gain = weight.as_deref().map(|w| program.weight(w, node));
@@ -182,16 +179,13 @@ impl Run<'_> {
                 return self.store(node, *layer, 1, [k, k]);
             }
             Op::LayerNorm { weight, bias, eps } => {
-                let bias = bias.as_deref().map(|b| program.weight(b, node));
-                let weights = (program.weight(weight, node)?, bias.transpose()?);
-                ops::layer_norm(self.operand(node, 0)?, weights, *eps)
+                let affine = self.affine(node, weight, bias.as_deref())?;
+                ops::layer_norm(self.operand(node, 0)?, affine, *eps)
             }
             Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
             Op::ExpertLinear { weight, bias } => {
-                let bias = bias.as_deref().map(|b| program.weight(b, node));
-                let weights = (program.weight(weight, node)?, bias.transpose()?);
-                let slots = self.slots(node)?;
-                ops::expert_linear(self.operand(node, 0)?, &slots, weights)
+                let affine = self.affine(node, weight, bias.as_deref())?;
+                ops::expert_linear(self.operand(node, 0)?, &self.slots(node)?, affine)
             }
             Op::ExpertScale => ops::expert_scale(self.operand(node, 0)?, &self.slots(node)?),
             Op::ExpertSum => self.operand(node, 0)?.sum(1),
@@ -202,6 +196,20 @@ impl Run<'_> {
             _ => self.elementwise(node)?,
         };
         result.map(Some).on_device()
+    }
+
+    /// A weight and perhaps its bias.
+    fn affine(
+        &self,
+        node: &Node,
+        weight: &str,
+        bias: Option<&str>,
+    ) -> Result<AffineTensors<'_>, BackendError> {
+        let bias = bias.map(|b| self.program.weight(b, node));
+        Ok(AffineTensors {
+            weight: self.program.weight(weight, node)?,
+            bias: bias.transpose()?,
+        })
     }
 
     /// The result of an elementwise operation.
@@ -243,14 +251,9 @@ impl Run<'_> {
         Ok(match &node.op {
             Op::Conv { layer, conv } => {
                 let (_, tensors) = self.rows.states(*layer)?;
-                let bias = conv.bias.as_deref().map(|b| program.weight(b, node));
-                let weights = (program.weight(&conv.weight, node)?, bias.transpose()?);
-                ops::conv(
-                    &tensors.conv,
-                    self.operand(node, 0)?,
-                    weights,
-                    inputs.states,
-                )
+                let affine = self.affine(node, &conv.weight, conv.bias.as_deref())?;
+                let x = self.operand(node, 0)?;
+                ops::conv(&tensors.conv, x, affine, inputs.states)
             }
             Op::Scan { layer, scan } => {
                 let (_, tensors) = self.rows.states(*layer)?;
@@ -260,8 +263,8 @@ impl Run<'_> {
             Op::ScanHeads { layer, scan } => {
                 let (_, tensors) = self.rows.states(*layer)?;
                 let weights = self.weights(node, [&scan.a, &scan.d, &scan.dt_bias])?;
-                let rest = (scan, inputs.states);
-                ops::scan_heads(&tensors.state, self.operands(node)?, weights, rest)
+                let operands = self.operands(node)?;
+                ops::scan_heads(&tensors.state, operands, weights, scan, inputs.states)
             }
             Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;

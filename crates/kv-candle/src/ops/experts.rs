@@ -5,6 +5,8 @@
 use candle_core::{Device, Result, Tensor};
 use kv_core::graph::{RouteSpec, slots};
 
+use super::AffineTensors;
+
 /// The route of every row of `logits [n, experts]`.
 pub(crate) fn route(logits: &Tensor, spec: &RouteSpec) -> Result<Tensor> {
     let mut routes = Vec::with_capacity(logits.elem_count());
@@ -65,8 +67,9 @@ fn indices(ids: impl Iterator<Item = usize>, device: &Device) -> Result<Tensor> 
 pub(crate) fn expert_linear(
     x: &Tensor,
     slots: &Slots,
-    (weight, bias): (&Tensor, Option<&Tensor>),
+    affine: AffineTensors<'_>,
 ) -> Result<Tensor> {
+    let AffineTensors { weight, bias } = affine;
     let (_, n_out, n_in) = weight.dims3()?;
     let (rows, shared_by) = slots.rows(x)?;
     let n_slots = slots.n_rows * slots.n_used;

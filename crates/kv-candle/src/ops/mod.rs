@@ -20,3 +20,10 @@ pub(crate) use plain::{kq, kq_soft_max, kqv};
 pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};
 pub(crate) use store_rows::store_rows;
+
+/// A weight and perhaps its bias.
+#[derive(Clone, Copy)]
+pub(crate) struct AffineTensors<'a> {
+    pub(crate) weight: &'a candle_core::Tensor,
+    pub(crate) bias: Option<&'a candle_core::Tensor>,
+}

@@ -4,6 +4,8 @@
 
 use candle_core::{D, Result, Tensor};
 
+use super::AffineTensors;
+
 /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension, with a gain `[dim]`, `[groups, dim]` or
 /// none.
 pub(crate) fn rms_norm(x: &Tensor, gain: Option<&Tensor>, eps: f32) -> Result<Tensor> {
@@ -19,14 +21,10 @@ pub(crate) fn rms_norm(x: &Tensor, gain: Option<&Tensor>, eps: f32) -> Result<Te
 }
 
 /// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension.
-pub(crate) fn layer_norm(
-    x: &Tensor,
-    (weight, bias): (&Tensor, Option<&Tensor>),
-    eps: f32,
-) -> Result<Tensor> {
+pub(crate) fn layer_norm(x: &Tensor, affine: AffineTensors<'_>, eps: f32) -> Result<Tensor> {
     let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-    let y = unit_norm(&centred, eps)?.broadcast_mul(weight)?;
-    match bias {
+    let y = unit_norm(&centred, eps)?.broadcast_mul(affine.weight)?;
+    match affine.bias {
         Some(bias) => y.broadcast_add(bias),
         None => Ok(y),
     }

@@ -6,14 +6,17 @@ use candle_core::{D, DType, Result, Tensor};
 use kv_core::CellIdx;
 use kv_core::graph::{HeadScanSpec, StateGroup};
 
+use super::AffineTensors;
+
 /// `x [n, channels]` through the kernel `[channels, width]`, with states
 /// `[n_states, (width - 1) * channels]`, oldest input first.
 pub(crate) fn conv(
     states: &Tensor,
     x: &Tensor,
-    (weight, bias): (&Tensor, Option<&Tensor>),
+    affine: AffineTensors<'_>,
     groups: &[StateGroup],
 ) -> Result<Tensor> {
+    let AffineTensors { weight, bias } = affine;
     let (channels, width) = weight.dims2()?;
     by_groups(x, groups, |group, rows| {
         let new = x.index_select(rows, 0)?;
@@ -83,7 +86,8 @@ pub(crate) fn scan_heads(
     states: &Tensor,
     [x, dt, b, c]: [&Tensor; 4],
     [a, d, dt_bias]: [&Tensor; 3],
-    (spec, groups): (&HeadScanSpec, &[StateGroup]),
+    spec: &HeadScanSpec,
+    groups: &[StateGroup],
 ) -> Result<Tensor> {
     let (_, channels) = x.dims2()?;
     let (heads, n) = (spec.n_heads, spec.d_state);

@@ -124,8 +124,13 @@ unsafe fn load_rest_of_acts<C: FloatIsa>(from: *const C::Act, n: usize) -> C::Fl
     }
 }
 
-/// Rows of activations, and how far one begins after the other.
-type Acts<'a, C> = (&'a [<C as FloatIsa>::Act], usize);
+/// Rows of activations.
+#[derive(Clone, Copy)]
+pub(super) struct FloatRows<'a, A> {
+    pub(super) values: &'a [A],
+    /// From the first value of one row to that of the next.
+    pub(super) stride: usize,
+}
 
 /// All weight rows times some tokens of `f32`, `ROWS` and [`TILE_TOKENS`] at a time: as many sums
 /// as there are registers for.
@@ -139,7 +144,10 @@ pub(super) unsafe fn matmul<C: F32Isa, const ROWS: usize>(
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
-    let acts = (acts, weights.n_columns);
+    let acts = FloatRows {
+        values: acts,
+        stride: weights.n_columns,
+    };
     // SAFETY: as the caller promises.
     unsafe {
         match weights.format {
@@ -160,7 +168,7 @@ pub(super) unsafe fn matmul<C: F32Isa, const ROWS: usize>(
 #[inline(always)]
 pub(super) unsafe fn matmul_bf16<C: FloatIsa, const ROWS: usize>(
     weights: &WeightRows<'_>,
-    acts: Acts<'_, C>,
+    acts: FloatRows<'_, C::Act>,
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
@@ -180,12 +188,12 @@ pub(super) unsafe fn matmul_bf16<C: FloatIsa, const ROWS: usize>(
 #[inline(always)]
 unsafe fn each<C: FloatIsa, S: Stored<C>, const ROWS: usize>(
     weights: &WeightRows<'_>,
-    acts: Acts<'_, C>,
+    acts: FloatRows<'_, C::Act>,
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
     let n = weights.n_columns;
-    let (values, stride) = acts;
+    let FloatRows { values, stride } = acts;
     let inside =
         weights.row_bytes == n * S::BYTES && n <= stride && tokens.end * stride <= values.len();
     debug_assert!(inside);
@@ -211,12 +219,12 @@ unsafe fn each<C: FloatIsa, S: Stored<C>, const ROWS: usize>(
             // SAFETY: these rows and tokens exist; the caller promises the instruction set.
             unsafe {
                 match n {
-                    1 => tiles::<C, S, 1>(weights, acts, (row, some.clone()), out),
-                    2 => tiles::<C, S, 2>(weights, acts, (row, some.clone()), out),
+                    1 => tiles::<C, S, 1>(weights, acts, row, some.clone(), out),
+                    2 => tiles::<C, S, 2>(weights, acts, row, some.clone(), out),
                     _ if some.len() == 1 => {
-                        tile::<C, S, 1, GEMV_ROWS, true>(weights, acts, (row, start), out);
+                        tile::<C, S, 1, GEMV_ROWS, true>(weights, acts, row, start, out);
                     }
-                    _ => tiles::<C, S, ROWS>(weights, acts, (row, some.clone()), out),
+                    _ => tiles::<C, S, ROWS>(weights, acts, row, some.clone(), out),
                 }
             }
             row += n;
@@ -231,23 +239,23 @@ unsafe fn each<C: FloatIsa, S: Stored<C>, const ROWS: usize>(
 #[inline(always)]
 unsafe fn tiles<C: FloatIsa, S: Stored<C>, const R: usize>(
     weights: &WeightRows<'_>,
-    acts: Acts<'_, C>,
-    (row, tokens): (usize, Range<usize>),
+    acts: FloatRows<'_, C::Act>,
+    row: usize,
+    tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
     for token in tokens.clone().step_by(TILE_TOKENS) {
-        let at = (row, token);
         // SAFETY: as the caller promises.
         unsafe {
             match tokens.end - token {
-                1 => tile::<C, S, 1, R, true>(weights, acts, at, out),
-                2 => tile::<C, S, 2, R, true>(weights, acts, at, out),
-                3 => tile::<C, S, 3, R, true>(weights, acts, at, out),
+                1 => tile::<C, S, 1, R, true>(weights, acts, row, token, out),
+                2 => tile::<C, S, 2, R, true>(weights, acts, row, token, out),
+                3 => tile::<C, S, 3, R, true>(weights, acts, row, token, out),
                 _ if token == tokens.start => {
-                    tile::<C, S, TILE_TOKENS, R, true>(weights, acts, at, out)
+                    tile::<C, S, TILE_TOKENS, R, true>(weights, acts, row, token, out)
                 }
                 // The first tokens have prefetched the next rows.
-                _ => tile::<C, S, TILE_TOKENS, R, false>(weights, acts, at, out),
+                _ => tile::<C, S, TILE_TOKENS, R, false>(weights, acts, row, token, out),
             }
         }
     }
@@ -266,8 +274,9 @@ unsafe fn tile<
     const PREFETCHES: bool,
 >(
     weights: &WeightRows<'_>,
-    (acts, stride_of_acts): Acts<'_, C>,
-    (row, token): (usize, usize),
+    acts: FloatRows<'_, C::Act>,
+    row: usize,
+    token: usize,
     out: &mut OutputColumns<'_>,
 ) {
     let n = weights.n_columns;
@@ -275,7 +284,7 @@ unsafe fn tile<
     // SAFETY: these columns of these rows and tokens exist.
     unsafe {
         let w = weights.bytes.as_ptr().add(row * weights.row_bytes);
-        let a = acts.as_ptr().add(token * stride_of_acts);
+        let a = acts.values.as_ptr().add(token * acts.stride);
         let mut acc = [[C::zero(); R]; T];
         let level = CacheLevel::for_streams();
         let first = weights.first + row;
@@ -298,13 +307,13 @@ unsafe fn tile<
                         CacheLevel::L1 => {
                             Prefetcher::new::<R>(at, LINE, weights.row_bytes).prefetch(from, r);
                         }
-                        CacheLevel::L2 => prefetch_next_tile::<R>(w, (at, r), weights.row_bytes),
+                        CacheLevel::L2 => prefetch_next_tile::<R>(w, at, r, weights.row_bytes),
                     }
                 }
                 *x = S::load(from);
             }
             for (t, acc) in acc.iter_mut().enumerate() {
-                let a = C::load(a.add(t * stride_of_acts + column));
+                let a = C::load(a.add(t * acts.stride + column));
                 for (acc, x) in acc.iter_mut().zip(x) {
                     *acc = C::mul_add(x, a, *acc);
                 }
@@ -312,7 +321,7 @@ unsafe fn tile<
         }
         if whole < n {
             for (t, acc) in acc.iter_mut().enumerate() {
-                let a = load_rest_of_acts::<C>(a.add(t * stride_of_acts + whole), n - whole);
+                let a = load_rest_of_acts::<C>(a.add(t * acts.stride + whole), n - whole);
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let from = w.add(r * weights.row_bytes + whole * S::BYTES);
                     *acc = C::mul_add(load_rest::<C, S>(from, n - whole), a, *acc);

@@ -156,7 +156,8 @@ pub(in crate::kernels) fn prefetch_stream<const L2: bool>(line: *const u8) {
 #[inline(always)]
 pub(in crate::kernels) fn prefetch_next_tile<const N: usize>(
     first: *const u8,
-    (at, row): (usize, usize),
+    at: usize,
+    row: usize,
     row_bytes: usize,
 ) {
     let [far, near] = STREAM_DISTANCES;

@@ -200,7 +200,7 @@ impl PanelGemm<'_> {
         out: &mut OutputColumns<'_>,
     ) {
         // SAFETY: as the caller promises.
-        PANEL.with_borrow_mut(|panel| unsafe { self.rows(weights, (acts, tokens), panel, out) });
+        PANEL.with_borrow_mut(|panel| unsafe { self.rows(weights, acts, tokens, panel, out) });
     }
 
     /// All rows times some tokens, by way of a panel.
@@ -210,7 +210,8 @@ impl PanelGemm<'_> {
     unsafe fn rows(
         &self,
         weights: &WeightRows<'_>,
-        (acts, tokens): (&Int8Rows<'_>, Range<usize>),
+        acts: &Int8Rows<'_>,
+        tokens: Range<usize>,
         panel: &mut Panel,
         out: &mut OutputColumns<'_>,
     ) {

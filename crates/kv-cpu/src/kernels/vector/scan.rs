@@ -48,7 +48,7 @@ fn block<E: Vector8>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usi
     }
     let mut h = e.transpose(h);
     for t in 0..tile.rows.len() {
-        step(e, tile, (at, t), values.clone(), &mut h);
+        step(e, tile, at, t, values.clone(), &mut h);
     }
     for (padded, h) in padded.iter_mut().zip(e.transpose(h)) {
         e.store(padded, h);
@@ -64,7 +64,8 @@ fn block<E: Vector8>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usi
 fn step<E: Vector8>(
     e: E,
     tile: &mut ScanTile<'_>,
-    (at, t): (usize, usize),
+    at: usize,
+    t: usize,
     values: Range<usize>,
     h: &mut [E::F; BLOCK],
 ) {

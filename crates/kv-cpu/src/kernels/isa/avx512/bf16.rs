@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::float::Avx512Float;
 use super::packed_float;
-use crate::kernels::gemm_float::{self, FloatIsa};
+use crate::kernels::gemm_float::{self, FloatIsa, FloatRows};
 use crate::kernels::{WeightLayout, WeightRows};
 use crate::operands::Bf16Rows;
 use crate::output::OutputColumns;
@@ -41,7 +41,10 @@ pub(super) fn matmul_stored(
     tokens: Range<usize>,
     out: &mut OutputColumns<'_>,
 ) {
-    let acts = (acts.values(), acts.stride());
+    let acts = FloatRows {
+        values: acts.values(),
+        stride: acts.stride(),
+    };
     // SAFETY: this function has the features of its registers.
     unsafe { gemm_float::matmul_bf16::<Bf16Pairs, ROWS>(weights, acts, tokens, out) }
 }

@@ -44,7 +44,7 @@ pub(super) unsafe fn supers<const PARTS: usize, const MINIMA: bool, const T: usi
                     true => minima::<PARTS, T>(args, s, v),
                     false => totals,
                 };
-                add_super::<MINIMA, T>(args, (s, v), &totals, &minima);
+                add_super::<MINIMA, T>(args, s, v, &totals, &minima);
             }
         }
     }
@@ -88,8 +88,8 @@ unsafe fn totals<const PARTS: usize, const MINIMA: bool, const FIT: bool, const 
     for pair in 0..n_pairs {
         // SAFETY: as the caller promises, the panel has these factors, and all tokens these blocks.
         unsafe {
-            let low = sums::<PARTS, MINIMA, T>(args, (s, 2 * pair), v);
-            let high = sums::<PARTS, MINIMA, T>(args, (s, 2 * pair + 1), v);
+            let low = sums::<PARTS, MINIMA, T>(args, s, 2 * pair, v);
+            let high = sums::<PARTS, MINIMA, T>(args, s, 2 * pair + 1, v);
             let factors = args.panel.factors.as_ptr().add((s * n_pairs + pair) * 2);
             let first = _mm512_load_si512((*factors).as_ptr().add(row).cast());
             let second = _mm512_load_si512((*factors.add(1)).as_ptr().add(row).cast());
@@ -118,12 +118,13 @@ unsafe fn totals<const PARTS: usize, const MINIMA: bool, const FIT: bool, const 
 #[inline(always)] // or the compiler calls it, and registers go through memory
 unsafe fn sums<const PARTS: usize, const MINIMA: bool, const T: usize>(
     args: &TileArgs<'_>,
-    (s, part): (usize, usize),
+    s: usize,
+    part: usize,
     v: usize,
 ) -> [__m512i; T] {
     let (acts, row) = (&args.acts, args.row + v * LANES);
     let (b, steps) = (s * SUPER_BLOCK + part / PARTS, STEPS / PARTS);
-    if v == 0 && part % PARTS == 0 {
+    if v == 0 && part.is_multiple_of(PARTS) {
         tile::prefetch_next_tokens::<T>(args, b);
     }
     let first = args.token * acts.row_blocks + args.blocks.start + b;
@@ -194,7 +195,8 @@ unsafe fn minima<const PARTS: usize, const T: usize>(
 #[target_feature(enable = "avx512f")]
 unsafe fn add_super<const MINIMA: bool, const T: usize>(
     args: &TileArgs<'_>,
-    (s, v): (usize, usize),
+    s: usize,
+    v: usize,
     totals: &[__m512i; T],
     minima: &[__m512i; T],
 ) {

@@ -207,7 +207,7 @@ fn prefetch_blocks<S: PackedFloat, const R: usize>(
         }
         CacheLevel::L2 => {
             for line in 0..S::TOGETHER * S::BYTES / LINE {
-                prefetch_next_tile::<R>(rows, (at, line), row_bytes);
+                prefetch_next_tile::<R>(rows, at, line, row_bytes);
             }
         }
     }
