@@ -44,16 +44,16 @@ Examples:
   cellar inspect MODEL.gguf -c 8192             show the model and the size of its memory
   cellar bench -m MODEL.gguf -p 512 -n 64
 
-Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced when
-it is complete, following links and keeping its mode; devices and pipes are written directly.
+Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced
+when it is complete, following links and keeping its mode; devices and pipes are written directly.
 
 Flags of llama.cpp work: -c 0, -n -1, --seed -1, --ctx-size, --n-predict, -sys TEXT, -ngl 0, -ub N,
 -ctk TYPE, -ctv TYPE.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_LOG=debug to log on stderr.
-Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine, an empty
-one is the default.")]
+Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine,
+and an empty one is the default.")]
 pub(crate) struct Cli {
     /// The command to run.
     #[command(subcommand)]
@@ -485,9 +485,8 @@ pub(crate) struct GraphDiffArgs {
 /// `cellar tokenize`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints one token per line: its id, and the text that it writes; bytes that are no UTF-8 by themselves
-as <0xF0>. The text is the argument, the file given with -f, or
-standard input, unchanged.
+Prints one token per line: its id, and the text that it writes; bytes that are no UTF-8 by
+themselves as <0xF0>. The text is the argument, the file given with -f, or standard input, unchanged.
 
 Examples:
   cellar tokenize \"Hello world\"

@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::io::IsTerminal;
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, LazyLock};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
-use kv_core::backend::OnProgress;
+use kv_core::backend::{OnProgress, RunProgress};
 
 use crate::terminal::escape;
 
@@ -16,6 +19,70 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 /// A progress line, removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
+
+/// How often a bar follows a run.
+const FOLLOW: Duration = Duration::from_millis(100);
+
+/// A progress line for tokens, which moves within a run.
+#[derive(Debug)]
+pub(crate) struct PromptBar {
+    bar: Progress,
+    run: RunProgress,
+    /// Tokens of the runs that are done.
+    n_done: Arc<AtomicUsize>,
+    /// Ends the thread that moves the bar, when it is dropped.
+    ends: Option<mpsc::Sender<()>>,
+    follower: Option<JoinHandle<()>>,
+}
+
+impl PromptBar {
+    /// For a prompt that is evaluated in ubatches of at most `n_ubatch` tokens.
+    pub(crate) fn new(message: impl Into<String>, n_tokens: usize, n_ubatch: usize) -> Self {
+        let bar = Progress::tokens(message, n_tokens);
+        let (run, n_done) = (RunProgress::default(), Arc::<AtomicUsize>::default());
+        let (ends, ended) = mpsc::channel();
+        let shown = (bar.0.clone(), run.clone(), Arc::clone(&n_done));
+        let follower = (!bar.0.is_hidden()).then(|| {
+            std::thread::spawn(move || {
+                let (bar, run, n_done) = shown;
+                while ended.recv_timeout(FOLLOW) == Err(RecvTimeoutError::Timeout) {
+                    let done = n_done.load(Ordering::Relaxed);
+                    let n_in_run = n_ubatch.min(n_tokens.saturating_sub(done));
+                    let within = run.fraction() * n_in_run as f64;
+                    bar.set_position(done as u64 + within as u64);
+                }
+            })
+        });
+        Self {
+            bar,
+            run,
+            n_done,
+            ends: Some(ends),
+            follower,
+        }
+    }
+
+    /// What runs report to.
+    pub(crate) fn run(&self) -> RunProgress {
+        self.run.clone()
+    }
+
+    /// Shows that so many tokens are evaluated.
+    pub(crate) fn set(&self, n_done: usize) {
+        self.run.report(0, 1);
+        self.n_done.store(n_done, Ordering::Relaxed);
+        self.bar.set(n_done);
+    }
+}
+
+impl Drop for PromptBar {
+    /// Before the bar is removed, nobody moves it any more.
+    fn drop(&mut self) {
+        self.ends.take();
+        // A thread that panicked moves nothing either.
+        let _ = self.follower.take().map(JoinHandle::join);
+    }
+}
 
 impl Progress {
     /// For work of unknown length.

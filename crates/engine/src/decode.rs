@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, CancelFlag, OnProgress};
+use kv_core::backend::{Backend, CancelFlag, OnProgress, RunProgress};
 use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, ValidBatch, validate_with};
 use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op};
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
@@ -222,6 +222,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             coordinates: Vec::new(),
             batch,
             rows_out: Vec::new(),
+            progress: None,
         };
         Ok(Self {
             runner,
@@ -248,6 +249,11 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// What it remembers, to look at.
     pub fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// Reports to `progress` how far each run has come, for another thread that shows it.
+    pub fn set_run_progress(&mut self, progress: Option<RunProgress>) {
+        self.runner.progress = progress;
     }
 
     /// Number of compiled shapes.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use kv_core::PartIdx;
-use kv_core::backend::{Backend, CancelFlag};
+use kv_core::backend::{Backend, CancelFlag, RunProgress};
 use kv_core::batch::{PositionRule, UBatch};
 use kv_core::graph::{
     BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs,
@@ -45,6 +45,8 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) batch: Vec<BatchVisibility>,
     /// Rows that came out, in the order of the batch.
     pub(crate) rows_out: Vec<f32>,
+    /// Takes how far each run has come.
+    pub(crate) progress: Option<RunProgress>,
 }
 
 /// Where the rows of a batch go that come out.
@@ -137,6 +139,7 @@ impl<B: Backend> Runner<B> {
             batch: &self.batch,
             states: &memory.states,
             cancel,
+            progress: self.progress.as_ref(),
         };
         let (backend, layout) = (&self.backend, &self.settings.layout);
         let mode = self.settings.attention;

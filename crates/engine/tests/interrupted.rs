@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::backend::null::NullBackend;
-use kv_core::backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape};
+use kv_core::backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape, RunProgress};
 use kv_core::batch::{Batch, SplitPolicy, UBatch};
 use kv_core::memory::{
     Composite, Edit, Edited, Memory, MemoryInputs, Plan, PlannedUBatch, Refusal, RowCounts,
@@ -150,8 +150,13 @@ fn cancelled_runs_leave_no_trace<B: Backend>(backend: impl Fn() -> B) {
     let before = engine.memory().clone();
     let cancel = CancelFlag::default();
     interrupt.tell(Interruption::Cancel(cancel.clone()));
+    let progress = RunProgress::default();
+    engine.set_run_progress(Some(progress.clone()));
     let error = engine.decode_until(&call(), &cancel).unwrap_err();
     assert!(matches!(error, EngineError::Cancelled), "{error}");
+    // The run that ended in its middle had reported that far.
+    let fraction = progress.fraction();
+    assert!(0.2 < fraction && fraction < 0.9, "{fraction}");
     // The layer behind saw only the first ubatch.
     let n_rows = interrupt.n_rows();
     assert_eq!((n_rows[0], n_rows[2]), (2 * N_UBATCH, N_UBATCH));

@@ -36,6 +36,7 @@ pub(crate) fn run(
     run.find_angles()?;
     for (at, node) in graph.nodes().iter().enumerate() {
         inputs.check_cancelled()?;
+        inputs.report_step(at, n_nodes);
         let result = run.compute(node)?;
         if let Some(tensor) = &result
             && tensor.dims() != node.shape

@@ -115,6 +115,7 @@ impl Step {
             batch: &self.batch,
             states: &self.states,
             cancel: None,
+            progress: None,
         }
     }
 }

@@ -217,6 +217,7 @@ impl CpuProgram {
             run.profiler.record(|| (StepKind::Elementwise, 0));
             steps.iter().enumerate().try_for_each(|(at, step)| {
                 inputs.check_cancelled()?;
+                inputs.report_step(at, steps.len());
                 if step.matmul().is_some() {
                     run.prefetch_next_matmul(&steps[at + 1..]);
                 }

@@ -79,11 +79,11 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
     };
     let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
-    let progress = Progress::tokens("evaluating", tokens.len());
     let mut score = Score::default();
     let n_chunks = chunks
         .len()
         .min(args.chunks.map_or(usize::MAX, |n| n as usize));
+    let progress = Progress::tokens("evaluating", n_chunks * n_ctx as usize);
     for (number, chunk) in chunks.take(n_chunks).enumerate() {
         let mut chunk = chunk.to_vec();
         if let (Some(first), Some(bos)) = (chunk.first_mut(), tokenizer.adds_first()) {

@@ -22,7 +22,7 @@ use crate::input;
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::ModelSource;
 use crate::output_file;
-use crate::progress::Progress;
+use crate::progress::{Progress, PromptBar};
 use crate::resolve;
 use crate::terminal::{self, Reader, write_text};
 
@@ -221,11 +221,14 @@ fn feed(
     ids: &[TokenId],
 ) -> anyhow::Result<usize> {
     let mut n_fed = 0;
-    let reading = Progress::tokens("reading the prompt", ids.len());
+    let n_ubatch = engine.settings().n_ubatch as usize;
+    let reading = PromptBar::new("reading the prompt", ids.len(), n_ubatch);
+    engine.set_run_progress(Some(reading.run()));
     let fed = generation.feed(engine, ids, |progress| {
         n_fed = progress.n_done;
         reading.set(n_fed);
     });
+    engine.set_run_progress(None);
     drop(reading);
     match fed {
         Err(error @ EngineError::PromptTooLong { .. }) => {

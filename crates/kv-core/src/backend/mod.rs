@@ -32,7 +32,7 @@ pub use custom::{
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::{BackendError, expect_len};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
-pub use progress::{LoadProgress, OnProgress};
+pub use progress::{LoadProgress, OnProgress, RunProgress};
 pub use rows::{RowCopy, RowKind, RowShift, RowSpan, RowStorage};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
@@ -127,7 +127,8 @@ pub trait Backend: Send + Sync + 'static {
     /// as it has returned.
     ///
     /// A run polls [`GraphInputs::check_cancelled`] between the steps of the program, so that
-    /// cancelling takes effect within a layer.
+    /// cancelling takes effect within a layer, and reports each with
+    /// [`GraphInputs::report_step`].
     ///
     /// # Errors
     /// [`BackendError::Input`] where inputs do not have the graph's shape;

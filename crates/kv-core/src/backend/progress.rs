@@ -1,7 +1,9 @@
-//! [`OnProgress`]: who is told how far loading weights has come. Knows nothing of weights.
+//! How far loading weights has come ([`OnProgress`]), and how far a run has ([`RunProgress`]). Knows
+//! nothing of weights and graphs.
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How far loading weights has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,28 @@ impl OnProgress {
     }
 }
 
+/// How far the present run has come, for another thread to read. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct RunProgress(Arc<AtomicU64>);
+
+impl RunProgress {
+    /// Reports that so many of a run's steps are done.
+    pub fn report(&self, done: u32, total: u32) {
+        let both = (u64::from(done) << 32) | u64::from(total);
+        self.0.store(both, Ordering::Relaxed);
+    }
+
+    /// The part of the run that is done, between 0 and 1; 0 before the first report.
+    pub fn fraction(&self) -> f64 {
+        let both = self.0.load(Ordering::Relaxed);
+        let (done, total) = (both >> 32, both & u64::from(u32::MAX));
+        match total {
+            0 => 0.0,
+            total => (done as f64 / total as f64).min(1.0),
+        }
+    }
+}
+
 impl fmt::Debug for OnProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
@@ -46,6 +70,16 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+
+    #[test]
+    fn a_run_is_somewhere_between_its_beginning_and_its_end() {
+        let progress = RunProgress::default();
+        assert_eq!(progress.fraction(), 0.0);
+        progress.clone().report(3, 4);
+        assert_eq!(progress.fraction(), 0.75);
+        progress.report(5, 4);
+        assert_eq!(progress.fraction(), 1.0);
+    }
 
     #[test]
     fn reports_reach_the_observer() {

@@ -3,7 +3,7 @@
 //! Knows nothing of how the values were found; executors check lengths against the graph's shape.
 
 use super::states::StateGroup;
-use crate::backend::{BackendError, CancelFlag};
+use crate::backend::{BackendError, CancelFlag, RunProgress};
 use crate::ids::CellIdx;
 use crate::visibility::Visibility;
 use crate::window::Window;
@@ -48,6 +48,8 @@ pub struct GraphInputs<'a> {
     pub states: &'a [StateGroup],
     /// Cancels the run; `None` where nobody can.
     pub cancel: Option<&'a CancelFlag>,
+    /// Takes how far the run has come; `None` where nobody reads it.
+    pub progress: Option<&'a RunProgress>,
 }
 
 impl<'a> GraphInputs<'a> {
@@ -65,6 +67,14 @@ impl<'a> GraphInputs<'a> {
         match self.cancel.is_some_and(CancelFlag::is_cancelled) {
             true => Err(BackendError::Cancelled),
             false => Ok(()),
+        }
+    }
+
+    /// Reports that so many steps of the run are done.
+    pub fn report_step(&self, done: usize, n_steps: usize) {
+        if let Some(progress) = self.progress {
+            let count = |n| u32::try_from(n).unwrap_or(u32::MAX);
+            progress.report(count(done), count(n_steps));
         }
     }
 }
