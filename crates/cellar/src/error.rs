@@ -24,6 +24,12 @@ pub enum Error {
     /// The file's metadata is wrong.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
+    /// A state of no sequence, or of several.
+    #[error("the state has {n_seqs} sequences, and one is needed")]
+    SequencesOfState {
+        /// Sequences in it.
+        n_seqs: usize,
+    },
     /// The model has no chat template.
     #[error("the model has no chat template: it continues texts (Model::generate)")]
     NoChatTemplate,

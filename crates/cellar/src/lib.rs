@@ -38,6 +38,7 @@ mod backends;
 mod chat;
 mod error;
 mod model;
+mod sequences;
 mod text;
 
 pub use architectures::architectures;

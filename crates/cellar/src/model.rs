@@ -169,6 +169,19 @@ impl Model {
         &mut self.engine
     }
 
+    /// The tokens that were evaluated in a sequence.
+    pub(crate) fn evaluated(&self, seq: SeqId) -> &[TokenId] {
+        let evaluated = self.evaluated.get(seq.as_usize());
+        evaluated.map_or(&[], Vec::as_slice)
+    }
+
+    /// Notes that a sequence has these tokens and no others.
+    pub(crate) fn set_evaluated(&mut self, seq: SeqId, tokens: Vec<TokenId>) {
+        if let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) {
+            *evaluated = tokens;
+        }
+    }
+
     /// Notes tokens that were evaluated in a sequence.
     pub(crate) fn note(&mut self, seq: SeqId, tokens: &[TokenId]) {
         if let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) {

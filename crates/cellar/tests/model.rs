@@ -167,6 +167,38 @@ fn texts_in_two_sequences_take_turns() {
 }
 
 #[test]
+fn a_sequence_can_be_copied_saved_and_restored() {
+    let config = EngineConfig {
+        n_seqs: 2,
+        ..EngineConfig::default()
+    };
+    let mut model = open(None, config.clone());
+    let reference = &references()[0];
+    let n = reference.greedy_ids.len();
+    let prompt = encode(&model, &reference.prompt);
+    model.begin(&prompt, greedy(0)).unwrap();
+    let (first, other) = (SeqId(0), SeqId(1));
+    assert_eq!(model.copy(first, other).unwrap() as usize, prompt.len());
+    let mut state = Vec::new();
+    model.save(other, &mut state).unwrap();
+
+    let mut restored = open(None, config);
+    assert_eq!(restored.restore(other, &state).unwrap(), prompt);
+    for (model, seq) in [(&mut model, other), (&mut restored, other)] {
+        let options = GenerateOptions { seq, ..greedy(n) };
+        let mut text = model.begin(&prompt, options).unwrap();
+        assert_eq!(text.timings().prompt.n_tokens, 1, "the rest is known");
+        while text.next_piece(model).unwrap().is_some() {}
+        assert_eq!(text.text(), reference.continuation);
+    }
+    let half = &state[..state.len() / 2];
+    assert!(matches!(
+        restored.restore(first, half),
+        Err(Error::Engine(_))
+    ));
+}
+
+#[test]
 fn a_dropped_text_leaves_a_usable_model() {
     let mut model = open(None, EngineConfig::default());
     let reference = &references()[0];

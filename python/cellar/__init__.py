@@ -1,0 +1,12 @@
+"""Language models from GGUF files and safetensors directories.
+
+    import cellar
+
+    model = cellar.Model("model.gguf")
+    for piece in model.generate("Once upon a time", max_tokens=60):
+        print(piece, end="", flush=True)
+"""
+
+from ._native import CellarError, Embedder, Memory, Model, Text, __version__
+
+__all__ = ["CellarError", "Embedder", "Memory", "Model", "Text", "__version__"]
