@@ -4,8 +4,12 @@
 //! [`crate::resolve`] does.
 
 mod chat;
+mod describe;
 mod embed;
+#[cfg(feature = "hub")]
+mod hub;
 mod measure;
+mod state;
 mod values;
 
 use std::path::PathBuf;
@@ -20,8 +24,12 @@ use crate::file_type::FileType;
 use crate::kv_args::KvArgs;
 
 pub(crate) use chat::ChatArgs;
+pub(crate) use describe::{CompletionsArgs, ManArgs};
 pub(crate) use embed::EmbedArgs;
+#[cfg(feature = "hub")]
+pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
+pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use values::{ContextSize, PredictLimit, Seed};
 
 /// Parses a number of at least 1.
@@ -36,7 +44,7 @@ fn count_or_none() -> RangedI64ValueParser<u32> {
 
 /// Runs language models, with KV caches and recurrent states as composable parts.
 #[derive(Debug, Parser)]
-#[command(name = "cellar", version, max_term_width = 100)]
+#[command(name = "cellar", version, long_version = env!("CELLAR_VERSION"), max_term_width = 100)]
 #[command(after_help = "\
 Examples:
   cellar run                                    generate a story with the built-in model
@@ -89,13 +97,27 @@ pub(crate) enum Command {
     Embed(EmbedArgs),
     /// Write a model directory as a GGUF file.
     Convert(ConvertArgs),
+    /// Download a model from the Hugging Face Hub.
+    #[cfg(feature = "hub")]
+    Pull(PullArgs),
+    /// List the downloaded models.
+    #[cfg(feature = "hub")]
+    List(ListArgs),
+    /// Remove a downloaded model.
+    #[cfg(feature = "hub")]
+    Rm(RmArgs),
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+    /// Write manual pages.
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// The model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// GGUF file (the first part of a split model), or a directory with config.json and
-    /// safetensors [default: the built-in model]
+    /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
+    /// or the name of a downloaded model: OWNER/NAME:QUANT [default: the built-in model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -541,34 +563,6 @@ pub(crate) struct LogitsArgs {
     pub(crate) chunks: Vec<u32>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-}
-
-/// `cellar state`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  cellar state inspect book.state
-  cellar state inspect book.state --json")]
-pub(crate) struct StateArgs {
-    #[command(subcommand)]
-    pub(crate) command: StateCommand,
-}
-
-/// The subcommands of `cellar state`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum StateCommand {
-    /// Verify the checksums of a state and show its contents
-    Inspect(StateInspectArgs),
-}
-
-/// `cellar state inspect`
-#[derive(Debug, Args)]
-pub(crate) struct StateInspectArgs {
-    /// Saved state
-    pub(crate) file: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// `cellar convert`

@@ -29,6 +29,21 @@ pub(crate) fn exit_on_interrupt() -> anyhow::Result<()> {
     Ok(ctrlc::set_handler(|| exit())?)
 }
 
+/// The same, after a line on stderr.
+///
+/// # Errors
+/// Where the handler cannot be installed.
+#[cfg(feature = "hub")]
+pub(crate) fn exit_on_interrupt_saying(note: String) -> anyhow::Result<()> {
+    use std::io::Write;
+
+    Ok(ctrlc::set_handler(move || {
+        // Where stderr is closed, nobody reads notes. The line break ends a progress bar.
+        let _ = writeln!(std::io::stderr(), "\n{}", crate::failure::words(&note));
+        exit()
+    })?)
+}
+
 fn exit() -> ! {
     let _no_new_files = output_file::remove_partial();
     std::process::exit(i32::from(Exit::Interrupted.code()));

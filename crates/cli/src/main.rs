@@ -3,6 +3,7 @@
 mod advice;
 mod args;
 mod backends;
+mod by_name;
 mod commands;
 mod failure;
 mod file_type;

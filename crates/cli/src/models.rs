@@ -13,6 +13,7 @@ use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::model_file::{ModelFile, OpenModel};
 
+use crate::by_name::locate;
 use crate::input;
 
 /// The first bytes of a GGUF file.
@@ -23,7 +24,7 @@ pub(crate) const GGUF_MAGIC: &[u8] = b"GGUF";
 pub(crate) enum ModelSource {
     /// The binary itself.
     Embedded,
-    /// A GGUF file, or a directory with safetensors files.
+    /// A GGUF file, a directory with safetensors files, or the name of a downloaded model.
     File(PathBuf),
 }
 
@@ -83,10 +84,12 @@ impl ModelSource {
             Self::File(path) if input::is_stdin(path) => {
                 Contents::Gguf(GgufFile::from_bytes(from_stdin()?)?)
             }
-            Self::File(path) if path.is_dir() => {
-                Contents::Directory(HfDirectory::open(path, &architectures())?)
-            }
-            Self::File(path) => Contents::Gguf(GgufFile::open(path)?),
+            Self::File(path) => match locate(path)? {
+                path if path.is_dir() => {
+                    Contents::Directory(HfDirectory::open(&path, &architectures())?)
+                }
+                path => Contents::Gguf(GgufFile::open(&path)?),
+            },
         })
     }
 
@@ -98,7 +101,7 @@ impl ModelSource {
             Self::File(path) if input::is_stdin(path) => {
                 OpenModel::from_bytes(from_stdin()?, &registry)?
             }
-            Self::File(path) => OpenModel::open(path, &registry)?,
+            Self::File(path) => OpenModel::open(&locate(path)?, &registry)?,
         })
     }
 
@@ -110,7 +113,7 @@ impl ModelSource {
             Self::File(path) if input::is_stdin(path) => {
                 ModelFile::from_bytes(from_stdin()?, &registry)?
             }
-            Self::File(path) => ModelFile::open(path, &registry)?,
+            Self::File(path) => ModelFile::open(&locate(path)?, &registry)?,
         })
     }
 }

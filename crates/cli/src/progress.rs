@@ -123,6 +123,33 @@ impl Progress {
         (Self(bar), on_progress)
     }
 
+    /// For bytes, of which some are there already.
+    #[cfg(feature = "hub")]
+    pub(crate) fn bytes(message: impl Into<String>, n_bytes: u64, n_present: u64) -> Self {
+        let bar = shown(ProgressBar::new(n_bytes));
+        let style = "{msg} [{bar:30}] {bytes}/{total_bytes} ({bytes_per_sec}, {eta})";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(escape(&message.into()).into_owned());
+        bar.set_position(n_present);
+        // The rate is that of what comes.
+        bar.reset_eta();
+        Self(bar)
+    }
+
+    /// Shows that so many bytes are there.
+    #[cfg(feature = "hub")]
+    pub(crate) fn set_bytes(&self, n_bytes: u64) {
+        self.0.set_position(n_bytes);
+    }
+
+    /// Hides all bars while something else is printed.
+    #[cfg(feature = "hub")]
+    pub(crate) fn suspend(print: impl FnOnce()) {
+        BARS.suspend(print);
+    }
+
     fn counted(message: impl Into<String>, n: usize, what: &'static str) -> Self {
         let bar = shown(ProgressBar::new(n as u64));
         let style = format!("{{msg}} [{{bar:30}}] {{human_pos}}/{{human_len}} {what} ({{rate}})");

@@ -31,7 +31,8 @@ Examples:
   cellar embed -m MODEL.gguf -f lines.txt > vectors.json
   cellar embed -m MODEL.gguf -f lines.txt --truncate | jq '.[0] | length'")]
 pub(crate) struct EmbedArgs {
-    /// Encoder: a GGUF file, or a directory with config.json and safetensors
+    /// Encoder: a GGUF file, a directory with config.json and safetensors, or the name of a
+    /// downloaded model
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: PathBuf,
     /// Texts, one per argument

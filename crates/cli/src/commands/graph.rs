@@ -10,6 +10,7 @@ use kv_core::graph::{Graph, GraphShape};
 use model_core::architecture::Model;
 
 use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs};
+use crate::by_name::locate;
 use crate::failure::{Exit, usage};
 use crate::input;
 use crate::models::{GGUF_MAGIC, ModelSource};
@@ -69,7 +70,7 @@ fn of_file(source: &ModelSource) -> anyhow::Result<Arc<dyn Model>> {
 
 /// The graph of a model file, a graph written as JSON, or that of an architecture's example.
 fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
-    let path = Path::new(name);
+    let path = &*locate(Path::new(name))?;
     if !path.exists() && !input::is_stdin(path) {
         let registry = architectures();
         let Ok(architecture) = registry.get(name) else {

@@ -6,14 +6,21 @@
 mod bench;
 mod chat;
 mod convert;
+mod describe;
 mod embed;
 mod graph;
 mod inspect;
 mod kl;
+#[cfg(feature = "hub")]
+mod list;
 mod logits;
 mod messages;
 mod perplexity;
 mod plan;
+#[cfg(feature = "hub")]
+mod pull;
+#[cfg(feature = "hub")]
+mod rm;
 mod run;
 mod session;
 mod state;
@@ -58,5 +65,13 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Perplexity(args) => perplexity::run(&args, stdout),
         Command::Embed(args) => embed::run(&args, stdout),
         Command::Convert(args) => convert::run(&args, stdout),
+        #[cfg(feature = "hub")]
+        Command::Pull(args) => pull::run(&args, stdout),
+        #[cfg(feature = "hub")]
+        Command::List(args) => list::run(&args, stdout),
+        #[cfg(feature = "hub")]
+        Command::Rm(args) => rm::run(&args, stdout),
+        Command::Completions(args) => describe::completions(&args, stdout),
+        Command::Man(args) => describe::man(&args),
     }
 }
