@@ -109,8 +109,8 @@ def test_what_is_wrong_is_named(model, tmp_path):
         cellar.Model(tmp_path / "bad.gguf")
     with pytest.raises(ValueError, match="q9"):
         cellar.Model(STORIES, kv_type="q9")
-    with pytest.raises(TypeError, match="temprature"):
-        model.generate("Once", temprature=1)
+    with pytest.raises(TypeError, match="warmth"):
+        model.generate("Once", warmth=1)
     with pytest.raises(ValueError, match="top-p 2"):
         model.generate("Once", top_p=2)
     with pytest.raises(cellar.CellarError, match="chat template"):

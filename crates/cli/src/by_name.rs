@@ -5,8 +5,6 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use crate::input;
-
 /// The path itself where it exists or is no model's name; or else the model of that name in the
 /// cache.
 ///
@@ -15,6 +13,8 @@ use crate::input;
 #[cfg(feature = "hub")]
 pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
     use cellar_hub::{Cache, HubError, ModelName};
+
+    use crate::input;
 
     if path.exists() || input::is_stdin(path) || is_file_name(path) {
         return Ok(Cow::Borrowed(path));

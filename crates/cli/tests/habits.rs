@@ -72,8 +72,8 @@ fn typos_are_answered_with_what_is_similar() {
     }
     let dir = tempfile::tempdir().unwrap();
     fs::copy(model(), dir.path().join("stories.gguf")).unwrap();
-    let typo = dir.path().join("storys.gguf");
-    let (code, message) = failure(&["run", "Hi", "-m", typo.to_str().unwrap()]);
+    let wrong = dir.path().join("stories2.gguf");
+    let (code, message) = failure(&["run", "Hi", "-m", wrong.to_str().unwrap()]);
     assert_eq!(code, 1);
     assert!(
         message.ends_with("similar names there: 'stories.gguf'"),
