@@ -9,6 +9,7 @@ mod embed;
 #[cfg(feature = "hub")]
 mod hub;
 mod measure;
+mod run;
 mod state;
 mod values;
 
@@ -29,6 +30,7 @@ pub(crate) use embed::EmbedArgs;
 #[cfg(feature = "hub")]
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
+pub(crate) use run::RunArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use values::{ContextSize, PredictLimit, Seed};
 
@@ -48,7 +50,8 @@ fn count_or_none() -> RangedI64ValueParser<u32> {
 #[command(after_help = "\
 Examples:
   cellar run                                    generate a story with the built-in model
-  cellar run -m MODEL.gguf --chat \"What is 2+2?\"
+  cellar run -m MODEL.gguf \"What is 2+2?\"
+  cellar MODEL.gguf                             chat with a model
   cellar inspect MODEL.gguf -c 8192             show the model and the size of its memory
   cellar bench -m MODEL.gguf -p 512 -n 64
 
@@ -71,7 +74,7 @@ pub(crate) struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Continue a text, or answer a message with --chat.
+    /// Answer a message, or continue a text.
     Run(RunArgs),
     /// Chat with a model, one message per line.
     Chat(ChatArgs),
@@ -289,8 +292,7 @@ pub(crate) struct LongContextArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Saved states")]
 pub(crate) struct SessionArgs {
-    /// Continue from a saved state: the prompt, if any, follows its text; with --chat it is the
-    /// next message
+    /// Continue from a saved state: the prompt, if any, is the next message, or follows the text
     #[arg(long, value_name = "FILE")]
     pub(crate) load_state: Option<PathBuf>,
     /// Save the state at the end, also after Ctrl-C; with - the text goes to stderr
@@ -299,90 +301,6 @@ pub(crate) struct SessionArgs {
     /// Type in which K and V are saved [default: as they are stored]
     #[arg(long, value_name = "TYPE", requires = "save_state")]
     pub(crate) save_kv_type: Option<KvType>,
-}
-
-/// `cellar run`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-The prompt is the argument (with or without -p), the file given with -f, or standard input; one line
-break at the end of a file or of standard input is dropped. Without a prompt, the built-in model
-generates a story. The prompt is printed before its continuation; the answer to a message (--chat) is
-printed alone.
-
-Examples:
-  cellar run \"Once upon a time\" --temp 0
-  cellar run -m MODEL.gguf --chat -f question.txt --seed 7
-  echo \"One day\" | cellar run -n 40 --json | tail -1
-  cellar run -m MODEL.gguf -f book.txt -n 0 --save-state book.state
-  cellar run -m MODEL.gguf --load-state book.state \"In short,\"
-  cellar run -m MODEL.gguf --chat --load-state chat.state --save-state chat.state \"And then?\"
-
-A saved state holds the tokens, their keys and values, and recurrent states. It holds no options:
-sampling, seed, --stop and the context size are those of each run. With -n 0 the prompt is evaluated
-and nothing is generated. Without a prompt, a loaded text continues where it ended. With --chat, the
-prompt is the message after the loaded answer; the template sees no earlier messages.
-
-Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// Text to continue, or the message to answer
-    prompt: Option<String>,
-    /// The prompt, as an option
-    #[arg(
-        short,
-        long = "prompt",
-        value_name = "PROMPT",
-        conflicts_with = "prompt"
-    )]
-    prompt_option: Option<String>,
-    /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_option"])]
-    pub(crate) file: Option<PathBuf>,
-    /// Maximum tokens to generate; -1 takes as many as the context
-    /// holds [default: 256; with --chat, as many as the context holds]
-    #[arg(
-        short = 'n',
-        long,
-        visible_alias = "n-predict",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
-    pub(crate) predict: Option<PredictLimit>,
-    /// Apply the model's chat template: the prompt is a message of the user
-    #[arg(long)]
-    pub(crate) chat: bool,
-    /// System message before the prompt
-    #[arg(long, value_name = "TEXT", requires = "chat")]
-    pub(crate) system: Option<String>,
-    /// Do not add the model's begin-of-sequence token
-    #[arg(long, conflicts_with = "chat")]
-    pub(crate) no_bos: bool,
-    /// Stop the text before this string; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) stop: Vec<String>,
-    #[command(flatten)]
-    pub(crate) long_context: LongContextArgs,
-    #[command(flatten)]
-    pub(crate) session: SessionArgs,
-    /// Print only the generated text
-    #[arg(long)]
-    pub(crate) no_echo: bool,
-    /// Print one JSON object on the last line: text (generated), tokens (its ids), prompt_tokens
-    /// (their number), timings, …
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) sampler: SamplerArgs,
-    #[command(flatten, next_help_heading = "Computation and memory")]
-    pub(crate) engine: EngineArgs,
-}
-
-impl RunArgs {
-    /// The prompt on the command line, with -p or without.
-    pub(crate) fn prompt(&self) -> Option<&str> {
-        self.prompt.as_deref().or(self.prompt_option.as_deref())
-    }
 }
 
 /// `cellar inspect`

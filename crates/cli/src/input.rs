@@ -22,6 +22,29 @@ pub(crate) fn is_stdin(path: &Path) -> bool {
         .any(|name| path.as_os_str() == *name)
 }
 
+/// Whether standard input is a pipe, a socket or a file: something that ends.
+#[cfg(unix)]
+pub(crate) fn stdin_is_piped() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+
+    let own = io::stdin().as_fd().try_clone_to_owned();
+    let metadata = own.and_then(|fd| File::from(fd).metadata());
+    // A closed standard input has no metadata.
+    metadata.is_ok_and(|metadata| {
+        let kind = metadata.file_type();
+        kind.is_fifo() || kind.is_socket() || kind.is_file()
+    })
+}
+
+/// Whether standard input is no terminal.
+#[cfg(not(unix))]
+pub(crate) fn stdin_is_piped() -> bool {
+    use std::io::IsTerminal;
+
+    !io::stdin().is_terminal()
+}
+
 /// Opens a file, or standard input.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 use engine::CancelFlag;
 
 use crate::failure::Exit;
+use crate::keyboard;
 use crate::output_file;
 
 /// A flag that Ctrl-C (or a termination signal) sets.
@@ -46,5 +47,6 @@ pub(crate) fn exit_on_interrupt_saying(note: String) -> anyhow::Result<()> {
 
 fn exit() -> ! {
     let _no_new_files = output_file::remove_partial();
+    keyboard::restore();
     std::process::exit(i32::from(Exit::Interrupted.code()));
 }

@@ -5,17 +5,20 @@ mod args;
 mod backends;
 mod by_name;
 mod commands;
+mod constraint;
 mod failure;
 mod file_type;
 mod habits;
 mod input;
 mod interrupt;
+mod keyboard;
 mod kv_args;
 mod machine;
 mod models;
 mod output_file;
 mod progress;
 mod resolve;
+mod shortcut;
 mod terminal;
 
 use std::io::{IsTerminal, Write};
@@ -28,7 +31,8 @@ use crate::args::Cli;
 use crate::failure::{Exit, one_line, words};
 
 fn main() -> ExitCode {
-    let exit = match Cli::try_parse_from(habits::translate(std::env::args_os())) {
+    let args = habits::translate(shortcut::expand(std::env::args_os()));
+    let exit = match Cli::try_parse_from(args) {
         Ok(cli) => {
             start_log();
             commands::run(cli.command).unwrap_or_else(|error| {

@@ -59,7 +59,13 @@ impl Reader {
 /// # Errors
 /// Those of the stream.
 pub(crate) fn write_text(out: &mut impl Write, reader: Reader, text: &str) -> io::Result<()> {
-    let shown = match reader {
+    out.write_all(shown_text(reader, text).as_bytes())?;
+    out.flush()
+}
+
+/// The text that [`write_text`] writes.
+pub(crate) fn shown_text(reader: Reader, text: &str) -> Cow<'_, str> {
+    match reader {
         Reader::Program => Cow::Borrowed(text),
         Reader::Terminal => {
             let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
@@ -68,9 +74,7 @@ pub(crate) fn write_text(out: &mut impl Write, reader: Reader, text: &str) -> io
                 c => c.escape_default().collect(),
             })
         }
-    };
-    out.write_all(shown.as_bytes())?;
-    out.flush()
+    }
 }
 
 fn escape_where(

@@ -69,7 +69,7 @@ fn a_prompt_comes_from_argument_file_or_pipe() {
 }
 
 #[test]
-fn json_is_the_last_line() {
+fn json_is_all_of_the_output() {
     let reference = &references()[0];
     let args = [
         "run",
@@ -104,7 +104,45 @@ fn json_is_the_last_line() {
         assert!(report["timings"][key].as_f64().unwrap() > 0.0, "{key}");
     }
     let (stdout, _) = output(&args);
-    assert_eq!(stdout.lines().count(), 2);
+    assert_eq!(stdout.lines().count(), 1);
+}
+
+#[test]
+fn json_lines_stream_the_pieces_and_end_with_the_report() {
+    let args = ["run", "--temp", "0", "-n", "12"];
+    let report = json(&[&args[..], &["--json"]].concat());
+    let (stdout, _) = output(&[&args[..], &["--jsonl"]].concat());
+    let lines: Vec<serde_json::Value> = stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let (last, pieces) = lines.split_last().unwrap();
+    assert_eq!(last["text"], report["text"]);
+    let text: String = pieces
+        .iter()
+        .map(|line| line["piece"].as_str().unwrap())
+        .collect();
+    assert_eq!(report["text"], text);
+    let tokens: Vec<&serde_json::Value> = pieces.iter().map(|line| &line["token"]).collect();
+    assert_eq!(serde_json::json!(tokens), report["tokens"]);
+    let (code, message) = support::failure(&["run", "--json", "--jsonl"]);
+    assert!(
+        code == 2 && message.contains("cannot be used with"),
+        "{message}"
+    );
+}
+
+#[test]
+fn thinking_is_apart_from_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = with_template(&dir, "{{ messages[0].content }}<think>\n");
+    let base = ["run", "-m", &model, "--temp", "0", "-n", "8", "Hello"];
+    assert_eq!(output(&base).0, "\n", "hidden in a pipe");
+    let shown = output(&[&base[..], &["--show-thinking"]].concat()).0;
+    let report = json(&[&base[..], &["--json"]].concat());
+    assert_eq!(report["thinking"], shown.trim());
+    assert_eq!(report["answer"], "");
+    assert_eq!(report["text"].as_str().unwrap().trim(), shown.trim());
 }
 
 #[test]
@@ -159,6 +197,87 @@ fn chat_renders_the_model_s_template_with_one_bos() {
         !stdout.starts_with("<s>"),
         "the rendered prompt is not shown"
     );
+}
+
+#[test]
+fn a_model_with_a_template_answers_unless_it_is_told_not_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = with_template(
+        &dir,
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:",
+    );
+    let base = ["run", "-m", &model, "--temp", "0", "-n", "3", "Hello"];
+    let prompt = |more: &[&str]| json(&[&base[..], &["--json"], more].concat())["prompt"].clone();
+    for flags in [&[][..], &["--chat"]] {
+        assert_eq!(prompt(flags), "user: Hello\nassistant:", "{flags:?}");
+    }
+    for flags in [&["--raw"][..], &["--no-bos"]] {
+        assert_eq!(prompt(flags), "Hello", "{flags:?}");
+    }
+    let system = prompt(&["--system", "Be kind."]);
+    assert_eq!(system, "system: Be kind.\nuser: Hello\nassistant:");
+    assert!(
+        output(&[&base[..], &["--raw"]].concat())
+            .0
+            .starts_with("Hello")
+    );
+    assert!(!output(&base).0.starts_with("Hello"), "an answer alone");
+    let refused = |args: &[&str]| support::failure(args);
+    let (code, message) = refused(&["run", "Hello", "--system", "Be kind."]);
+    assert!(
+        code == 2 && message.contains("--system needs a chat template"),
+        "{message}"
+    );
+    let broken = with_template(&dir, "{{ raise_exception('no way') }}");
+    let (code, message) = refused(&["run", "-m", &broken, "Hello"]);
+    assert!(
+        code == 1 && message.contains("no way; --raw continues"),
+        "{message}"
+    );
+}
+
+#[test]
+fn standard_input_comes_before_the_argument() {
+    let prompt = |input: &str, args: &[&str]| {
+        let base = ["run", "-n", "0", "--json"];
+        let mut command = cellar();
+        let done = command.args([&base[..], args].concat()).write_stdin(input);
+        let stdout = done.assert().success().get_output().stdout.clone();
+        let text = String::from_utf8(stdout).unwrap();
+        let report: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        report["prompt"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(
+        prompt("One\nday\n", &["Who was it?"]),
+        "One\nday\n\nWho was it?"
+    );
+    assert_eq!(prompt("One day\n", &["-p", "Who?"]), "One day\n\nWho?");
+    assert_eq!(prompt("", &["Who?"]), "Who?");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    std::fs::write(&file, "One night").unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(prompt("One day\n", &["-f", file]), "One night");
+}
+
+#[test]
+fn a_pipe_that_stays_open_is_named() {
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("cellar"))
+        .args(["run", "Hello", "-n", "0"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    stderr.read_line(&mut line).unwrap();
+    assert!(
+        line.starts_with("(waiting for the end of standard input"),
+        "{line}"
+    );
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -5,20 +5,30 @@
 
 use clap::Args;
 
+use crate::commands::answer::ShowThinking;
+
 use super::{EngineArgs, ModelArgs, SamplerArgs, count};
 
 /// `cellar chat`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line is a message; a line that ends with \\ continues on the next one. The conversation stays in
-the memory: for each answer, only the new message is evaluated.
+Each line is a message; a line that ends with \\ continues on the next one, and lines that are pasted
+belong together. The conversation stays in the memory: for each answer, only the new message is
+evaluated. When the context is full, the model no longer sees the oldest messages.
 
-  /clear   forget the conversation except the system message
-  /help    show these commands
-  /exit    end the program, as Ctrl-D does
+  /clear             begin again with the system message alone
+  /undo, /regen      forget the last message and its answer; answer it again
+  /system [TEXT]     show or change the system message
+  /save, /load FILE  save the conversation as JSON; continue a saved one
+  /set [NAME VALUE]  show or change settings such as temp
+  /show, /stats      show messages, prompt or template; show sizes and speeds
+  /help, /exit       show all commands; end the program, as Ctrl-D does
 
-Ctrl-C ends an answer; at the prompt it ends the program. Without a terminal, messages are the lines
-of standard input, and only answers are printed.
+Ctrl-C ends an answer or clears a line; twice on an empty line it ends the program. Without a
+terminal, messages are the lines of standard input, and only answers are printed.
+
+Lines typed at a terminal are kept in $XDG_STATE_HOME/cellar/history (by default in ~/.local/state);
+CELLAR_HISTORY names another file, and --no-history or an empty CELLAR_HISTORY keeps none.
 
 Examples:
   cellar chat -m MODEL.gguf
@@ -37,6 +47,13 @@ pub(crate) struct ChatArgs {
     /// Stop an answer before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
+    /// Print the thinking of reasoning models: auto dims it on a terminal and hides it elsewhere
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t,
+          num_args = 0..=1, require_equals = true, default_missing_value = "always")]
+    pub(crate) show_thinking: ShowThinking,
+    /// Neither read nor keep the lines typed at a terminal
+    #[arg(long)]
+    pub(crate) no_history: bool,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]

@@ -1,47 +1,59 @@
 //! `cellar chat`: a conversation, one message per line.
 //!
-//! Invariant: the model evaluates the conversation as its template renders it; the part of it that
-//! is in the memory is not evaluated again, and other tokens are removed. Knows of terminals only
-//! whether there is one.
+//! Invariant: a message that cannot be answered is no part of the conversation, and with a person at
+//! a terminal no error but a closed terminal ends the program. Knows nothing of tokens.
 
+mod commands;
+mod conversation;
 mod lines;
+mod responder;
+mod settings;
 
 use std::io::Write;
+use std::path::Path;
 
-use engine::sampler::SamplerConfig;
-use engine::{CancelFlag, Engine, EngineError, FinishReason, GenerateOptions, Generation};
-use kv_core::backend::BoxedBackend;
-use kv_core::memory::Seqs;
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
-use model_core::chat_template::ChatMessage;
+use anyhow::Context;
+use engine::{CancelFlag, FinishReason, Pace};
+use kv_core::KvType;
 use model_core::model_file::ModelFile;
-use model_core::tokenizer::EncodeOptions;
 
-use super::{messages, run::warn_of_long_context};
+use super::answer::AnswerPrinter;
+use super::run::warn_of_long_context;
 use crate::args::ChatArgs;
 use crate::failure::{Exit, one_line, usage};
+use crate::input;
 use crate::interrupt::cancel_on_interrupt;
+use crate::keyboard;
 use crate::models::ModelSource;
+use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
-use crate::terminal::{Reader, write_text};
-use lines::{Command, Line, Lines};
-
-const SEQ: SeqId = SeqId(0);
-
-const HELP: &str = "a line is a message; \\ at its end continues it. /clear forgets the \
-                    conversation, /exit or Ctrl-D ends the program, Ctrl-C ends an answer";
+use crate::terminal::{Reader, escape, escape_lines};
+use commands::{Command, HELP, Line, SystemChange, Topic};
+use conversation::{Conversation, Turn};
+use lines::{Input, Lines, history_path};
+use responder::{Responder, Response};
+use settings::Settings;
 
 /// A conversation with a model.
 struct Chat<'f> {
-    file: &'f ModelFile,
-    engine: Engine<BoxedBackend>,
-    args: &'f ChatArgs,
-    sampler: SamplerConfig,
-    cancel: CancelFlag,
-    messages: Vec<ChatMessage>,
-    /// Tokens in the memory.
-    evaluated: Vec<TokenId>,
+    model: String,
+    template: &'f str,
+    responder: Responder<'f>,
+    conversation: Conversation,
+    settings: Settings,
+    /// Answers to the same message before this one, which had other seeds.
+    n_again: u64,
+    /// Whether the user knows that turns were dropped.
+    has_told_of_dropped: bool,
+    last: Option<Response>,
+}
+
+/// What happens after a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Line,
+    End,
 }
 
 pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -50,177 +62,281 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         return usage(format!("--stop number {} is empty", at + 1));
     }
+    let history = match args.no_history {
+        true => None,
+        false => history_path()?,
+    };
     let cancel = cancel_on_interrupt()?;
+    let _restore = keyboard::RestoreOnDrop;
+    keyboard::silence_keys();
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
     resolve::continues_texts(&file)?;
-    if file.chat_template()?.is_none() {
-        return usage(format!(
-            "{} has no chat template: 'cellar run' continues its texts; -m selects another model",
-            source.name()
-        ));
-    }
+    let template = template_of(&file, &source)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine, &config)?;
     drop(loading);
     warn_of_long_context(&engine);
+    let stop = args.stop.clone();
     let mut chat = Chat {
-        file: &file,
-        engine,
-        args,
-        sampler,
-        cancel,
-        messages: Vec::new(),
-        evaluated: Vec::new(),
+        model: source.name(),
+        template,
+        responder: Responder::new(&file, engine, template, cancel.clone(), stop),
+        conversation: Conversation::new(args.system.clone()),
+        settings: Settings {
+            sampler,
+            n_predict: args.predict.map(|n| n as usize),
+            show_thinking: args.show_thinking,
+        },
+        n_again: 0,
+        has_told_of_dropped: false,
+        last: None,
     };
-    chat.clear();
-    let mut lines = Lines::open()?;
+    let mut lines = Lines::open(history)?;
     if lines.is_terminal() {
-        complain(HELP);
+        remark("/help lists the commands; Ctrl-D ends the program");
     }
-    loop {
-        // At the prompt, a signal ends the program.
-        chat.cancel.cancel();
-        let line = lines.next()?;
-        chat.cancel.reset();
-        match line {
-            Line::End | Line::Command(Command::Exit) => break,
-            Line::Command(Command::Clear) => chat.clear(),
-            Line::Command(Command::Help) => complain(HELP),
-            Line::Message(message) => match chat.answer(message, out) {
-                Err(error) if lines.is_terminal() && Exit::of(&error) == Exit::Failed => {
-                    complain(&format!("error: {}", one_line(&error)));
-                }
-                answered => answered?,
-            },
-        }
-    }
+    talk(&mut chat, &mut lines, &cancel, out)?;
     Ok(Exit::Done)
 }
 
+/// Takes lines until there are no more.
+fn talk(
+    chat: &mut Chat<'_>,
+    lines: &mut Lines,
+    cancel: &CancelFlag,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let mut was_interrupted = false;
+    loop {
+        // At the prompt, a signal ends the program.
+        cancel.cancel();
+        let input = lines.next()?;
+        cancel.reset();
+        let text = match input {
+            Input::End => return Ok(()),
+            Input::Interrupt if was_interrupted => return Ok(()),
+            Input::Interrupt => {
+                remark("Ctrl-C again ends the program");
+                was_interrupted = true;
+                continue;
+            }
+            Input::Text(text) => text,
+        };
+        was_interrupted = false;
+        match chat.take(&text, out) {
+            Ok(Next::Line) => {}
+            Ok(Next::End) => return Ok(()),
+            Err(error) if lines.is_terminal() && Exit::of(&error) != Exit::Done => {
+                let _ = writeln!(std::io::stderr(), "error: {}", one_line(&error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn template_of<'f>(file: &'f ModelFile, source: &ModelSource) -> anyhow::Result<&'f str> {
+    match file.chat_template()? {
+        Some(template) => Ok(template),
+        None => usage(format!(
+            "{} has no chat template: 'cellar run' continues its texts; -m selects another model",
+            source.name()
+        )),
+    }
+}
+
 /// Prints a remark for the user on stderr.
-fn complain(text: &str) {
+fn remark(text: &str) {
     // Where stderr is closed, nobody reads remarks.
-    let _ = writeln!(std::io::stderr(), "({text})");
+    let _ = writeln!(std::io::stderr(), "({})", escape(text));
+}
+
+/// Prints what the user asked for on stderr: stdout is for answers.
+fn print(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escape_lines(text));
 }
 
 impl Chat<'_> {
-    /// Begins again, with the system message alone.
-    fn clear(&mut self) {
-        let system = self.args.system.iter();
-        self.messages = system
-            .map(|text| ChatMessage::new("system", text))
-            .collect();
+    /// Answers a message or obeys a command.
+    fn take(&mut self, text: &str, out: &mut impl Write) -> anyhow::Result<Next> {
+        match commands::parse(text)? {
+            None => Ok(Next::Line),
+            Some(Line::Command(command)) => self.obey(command, out),
+            Some(Line::Message(message)) => {
+                self.n_again = 0;
+                self.answer(message, out)?;
+                Ok(Next::Line)
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command, out: &mut impl Write) -> anyhow::Result<Next> {
+        match command {
+            Command::Exit => return Ok(Next::End),
+            Command::Help => print(HELP),
+            Command::Clear => self.replace(Conversation::new(self.conversation.system.clone())),
+            Command::Save(path) => self.save(&path)?,
+            Command::Load(path) => self.load(&path)?,
+            Command::System(SystemChange::Show) => match &self.conversation.system {
+                Some(text) => print(text),
+                None => remark("there is no system message"),
+            },
+            Command::System(SystemChange::Set(text)) => self.conversation.system = Some(text),
+            Command::System(SystemChange::Remove) => self.conversation.system = None,
+            Command::Regenerate => self.answer_again(out)?,
+            Command::Undo => match self.conversation.pop() {
+                Some(turn) => remark(&format!("forgotten: {}", turn.user)),
+                None => return usage("there is no message to forget"),
+            },
+            Command::Statistics => print(&self.statistics()),
+            Command::Set(name, value) => self.settings.set(&name, &value)?,
+            Command::Show(topic) => self.show(topic)?,
+        }
+        Ok(Next::Line)
+    }
+
+    fn replace(&mut self, conversation: Conversation) {
+        self.conversation = conversation;
+        self.has_told_of_dropped = false;
+        self.last = None;
     }
 
     /// Answers a message. One that fails is not part of the conversation.
     fn answer(&mut self, message: String, out: &mut impl Write) -> anyhow::Result<()> {
-        self.messages.push(ChatMessage::new("user", message));
-        let answer = self.generate_answer(out);
-        match answer {
-            Ok(Some(text)) => self.messages.push(ChatMessage::new("assistant", text)),
-            Ok(None) => drop(self.messages.pop()),
-            Err(error) => {
-                self.messages.pop();
-                self.forget();
-                return Err(error);
+        let mut settings = self.settings.clone();
+        let n_messages = self.conversation.n_messages() as u64;
+        let seed = &mut settings.sampler.seed;
+        *seed = seed.wrapping_add(n_messages).wrapping_add(self.n_again);
+        let mut printer =
+            AnswerPrinter::new(settings.show_thinking, Reader::of(&std::io::stdout()));
+        let n_dropped = self.conversation.n_dropped();
+        let conversation = &mut self.conversation;
+        let response =
+            self.responder
+                .answer(conversation, &message, &settings, |section, part| {
+                    Ok(printer.print(section, part, out)?)
+                })?;
+        let Some(response) = response else {
+            return Ok(());
+        };
+        printer.finish(out)?;
+        self.tell_of_dropped(n_dropped);
+        if response.finish == Some(FinishReason::ContextFull) {
+            remark("the answer fills the context: start with a larger --ctx");
+        }
+        self.conversation.push(Turn {
+            user: message,
+            answer: response.answer.clone(),
+        });
+        self.last = Some(response);
+        Ok(())
+    }
+
+    /// Says once that the model does not see the oldest turns any more.
+    fn tell_of_dropped(&mut self, n_before: usize) {
+        if self.conversation.n_dropped() > n_before && !self.has_told_of_dropped {
+            self.has_told_of_dropped = true;
+            remark(&format!(
+                "the context of {} tokens is full: the model no longer sees the oldest messages; \
+                 --ctx makes it larger",
+                self.responder.n_ctx()
+            ));
+        }
+    }
+
+    fn answer_again(&mut self, out: &mut impl Write) -> anyhow::Result<()> {
+        let Some(turn) = self.conversation.pop() else {
+            return usage("there is no message to answer again");
+        };
+        self.n_again += 1;
+        let n_turns = self.conversation.turns().len();
+        let answered = self.answer(turn.user.clone(), out);
+        if self.conversation.turns().len() == n_turns {
+            self.conversation.push(turn);
+        }
+        answered
+    }
+
+    /// Writes the conversation, but never over another kind of file.
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let is_other = path.is_file()
+            && std::fs::read_to_string(path)
+                .map_err(anyhow::Error::from)
+                .and_then(|text| Conversation::from_json(&text))
+                .is_err();
+        if is_other {
+            return usage(format!(
+                "'{}' is there and is no saved conversation: choose another name",
+                path.display()
+            ));
+        }
+        let json = self.conversation.to_json(self.model.clone())?;
+        output_file::write(path, |file| Ok(writeln!(file, "{json}")?))?;
+        remark(&format!(
+            "saved: {} messages in '{}'",
+            self.conversation.n_messages(),
+            path.display()
+        ));
+        Ok(())
+    }
+
+    fn load(&mut self, path: &Path) -> anyhow::Result<()> {
+        if input::is_stdin(path) {
+            return usage("/load needs the name of a file: stdin brings messages");
+        }
+        let text = input::text(path)?;
+        let conversation = Conversation::from_json(&text)
+            .with_context(|| format!("'{}' is no saved conversation", path.display()))?;
+        self.replace(conversation);
+        remark(&format!(
+            "loaded: {} messages of '{}'",
+            self.conversation.n_messages(),
+            path.display()
+        ));
+        Ok(())
+    }
+
+    fn show(&self, topic: Topic) -> anyhow::Result<()> {
+        match topic {
+            Topic::Settings => print(&self.settings.to_string()),
+            Topic::Template => print(self.template),
+            Topic::Prompt => print(&self.responder.prompt(&self.conversation, None)?),
+            Topic::Messages => {
+                if let Some(text) = &self.conversation.system {
+                    print(&format!("system: {text}"));
+                }
+                for turn in self.conversation.turns() {
+                    let answer = turn.answer.text.trim_start();
+                    print(&format!("> {}\n{answer}", turn.user));
+                }
             }
         }
         Ok(())
     }
 
-    /// Streams the answer and returns it; `None` where it was ended before it began.
-    fn generate_answer(&mut self, out: &mut impl Write) -> anyhow::Result<Option<String>> {
-        let ids = self.conversation()?;
-        self.recall(&ids)?;
-        let n_known = self.evaluated.len();
-        tracing::debug!(n_known, n_new = ids.len() - n_known, "reading a message");
-        let mut sampler = self.sampler.clone();
-        sampler.seed = sampler.seed.wrapping_add(self.messages.len() as u64);
-        let options = GenerateOptions {
-            seq: SEQ,
-            sampler,
-            n_predict: self.args.predict.map(|n| n as usize),
-            stop: self.args.stop.clone(),
-            cancel: self.cancel.clone(),
-            history: self.evaluated.clone(),
-            ..GenerateOptions::default()
-        };
-        let mut generation = Generation::new(&self.engine, self.file.tokenizer(), options)?;
-        let new = &ids[n_known..];
-        let reading = Progress::tokens("reading", new.len());
-        let mut n_read = 0;
-        let fed = generation.feed(&mut self.engine, new, |progress| {
-            n_read = progress.n_done;
-            reading.set(n_read);
-        });
-        drop(reading);
-        fed.map_err(with_advice)?;
-        self.evaluated.extend(&new[..n_read]);
-        if n_read < new.len() {
-            return Ok(None);
+    fn statistics(&self) -> String {
+        let (n_used, n_ctx) = (self.responder.n_evaluated(), self.responder.n_ctx());
+        let n_messages = self.conversation.n_messages();
+        let n_dropped = 2 * self.conversation.n_dropped();
+        let mut text = format!(
+            "model: {}\nmessages: {n_messages}, of which the model no longer sees {n_dropped}\n\
+             context: {n_used} of {n_ctx} tokens",
+            self.model
+        );
+        if let Some(last) = &self.last {
+            let pace = |pace: Pace| match pace.tokens_per_second() {
+                Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
+                None => format!("{:.2} s", pace.time.as_secs_f64()),
+            };
+            text += &format!(
+                "\nlast answer: read {} tokens in {} ({} were known), generated {} in {}",
+                last.timings.prompt.n_tokens,
+                pace(last.timings.prompt),
+                last.n_known,
+                last.n_generated,
+                pace(last.timings.generation),
+            );
         }
-        let reader = Reader::of(&std::io::stdout());
-        while let Some(piece) = generation.next_piece(&mut self.engine)? {
-            write_text(out, reader, &piece)?;
-        }
-        writeln!(out)?;
-        out.flush()?;
-        if generation.finish_reason() == Some(&FinishReason::ContextFull) {
-            complain("the context is full: /clear, or start with a larger --ctx");
-        }
-        let generated = generation.tokens();
-        let n_pending = usize::from(generation.pending().is_some());
-        let n_evaluated = generated.len() - n_pending.min(generated.len());
-        self.evaluated.extend(&generated[..n_evaluated]);
-        Ok(Some(generation.text().to_owned()))
-    }
-
-    /// The tokens of all messages, up to where the answer begins.
-    fn conversation(&self) -> anyhow::Result<Vec<TokenId>> {
-        let text = messages::render(self.file, &self.messages)?.unwrap_or_default();
-        let ids = self.file.tokenizer().encode(&text, EncodeOptions::CHAT);
-        match ids.is_empty() {
-            true => anyhow::bail!("the chat template makes nothing of this message"),
-            false => Ok(ids),
-        }
-    }
-
-    /// Removes everything after the common prefix with `ids` from the memory. The last of `ids` is
-    /// always evaluated again: the answer begins with its logits.
-    fn recall(&mut self, ids: &[TokenId]) -> Result<(), EngineError> {
-        let both = ids.iter().zip(&self.evaluated);
-        let n_same = both.take_while(|(new, old)| new == old).count();
-        let n_same = n_same.min(ids.len().saturating_sub(1));
-        if n_same == self.evaluated.len() {
-            return Ok(());
-        }
-        let first = u32::try_from(n_same).unwrap_or(u32::MAX);
-        match self
-            .engine
-            .remove(Seqs::One(SEQ), PosRange::from(Pos(first)..))
-        {
-            Ok(_) => self.evaluated.truncate(n_same),
-            // A recurrent state does not go back so far.
-            Err(EngineError::Refused(_)) => self.forget(),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn forget(&mut self) {
-        let _ = self.engine.clear();
-        self.evaluated.clear();
-    }
-}
-
-fn with_advice(error: EngineError) -> anyhow::Error {
-    match error {
-        EngineError::PromptTooLong { .. } => {
-            anyhow::anyhow!(
-                "{error}; /clear forgets the conversation, --ctx makes the context larger"
-            )
-        }
-        error => error.into(),
+        text
     }
 }

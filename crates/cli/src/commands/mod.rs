@@ -3,6 +3,7 @@
 //! All output goes through an [`std::io::Write`], so that a closed pipe is an error value and not a
 //! panic.
 
+pub(crate) mod answer;
 mod bench;
 mod chat;
 mod convert;

@@ -1,0 +1,119 @@
+//! The flags of `cellar run`.
+//!
+//! Invariant: flags that contradict each other are refused here where neither model nor files are
+//! needed to know it. Knows nothing of how prompts are read.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs};
+use crate::commands::answer::ShowThinking;
+use crate::constraint::ConstraintArgs;
+
+/// `cellar run`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A model with a chat template answers: the prompt is a message, and only the answer is printed. With
+--raw, and with a model that has no template, the text goes on: the prompt is printed before its
+continuation.
+
+The prompt is the argument (with or without -p), the file given with -f, or standard input; one line
+break at the end of a file or of standard input is dropped. What a pipe or a file brings on standard
+input comes before the argument, with an empty line between them. Without a prompt, the built-in
+model generates a story.
+
+Examples:
+  cellar run \"Once upon a time\" --temp 0
+  cellar run -m MODEL.gguf -f question.txt --seed 7
+  cat notes.txt | cellar run -m MODEL.gguf \"Summarise this.\"
+  echo \"One day\" | cellar run -n 40 --json
+  cellar run -m MODEL.gguf --schema person.json \"Who was Ada Lovelace?\"
+  cellar run -m MODEL.gguf --raw -f book.txt -n 0 --save-state book.state
+  cellar run -m MODEL.gguf --raw --load-state book.state \"In short,\"
+  cellar run -m MODEL.gguf --load-state chat.state --save-state chat.state \"And then?\"
+
+A saved state holds the tokens, their keys and values, and recurrent states. It holds no options:
+sampling, seed, --stop and the context size are those of each run. With -n 0 the prompt is evaluated
+and nothing is generated. Without a prompt, a loaded text continues where it ended. Where a model
+with a chat template loads a state, the prompt is the message after the loaded answer (with --raw: it
+follows the text); the template sees no earlier messages.
+
+With --schema or --grammar only the generated text is printed, and it is complete, or the exit code is
+1. Keywords of a schema that are not supported are errors.
+
+Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text to continue, or the message to answer
+    prompt: Option<String>,
+    /// The prompt, as an option
+    #[arg(
+        short,
+        long = "prompt",
+        value_name = "PROMPT",
+        conflicts_with = "prompt"
+    )]
+    prompt_option: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_option"])]
+    pub(crate) file: Option<PathBuf>,
+    /// Maximum tokens to generate; -1 takes as many as the context
+    /// holds [default: 256; for an answer, as many as the context holds]
+    #[arg(
+        short = 'n',
+        long,
+        visible_alias = "n-predict",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    pub(crate) predict: Option<PredictLimit>,
+    /// Require a chat template, which models that have one use anyway: the prompt is a message
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Continue the prompt as it is, without the model's chat template
+    #[arg(long, conflicts_with = "chat")]
+    pub(crate) raw: bool,
+    /// System message before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "no_bos"])]
+    pub(crate) system: Option<String>,
+    /// Continue the prompt (--raw) without the model's begin-of-sequence token
+    #[arg(long, conflicts_with = "chat")]
+    pub(crate) no_bos: bool,
+    /// Stop the text before this string; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) long_context: LongContextArgs,
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+    /// Print only the generated text, not the prompt that it continues
+    #[arg(long)]
+    pub(crate) no_echo: bool,
+    /// Print one JSON object instead of the text: text (generated), tokens (its ids),
+    /// prompt_tokens (their number), timings, …
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a JSON object per piece of text while it is generated (piece, token), and last the
+    /// object of --json
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) jsonl: bool,
+    /// Print the thinking of reasoning models: auto dims it on a terminal and hides it elsewhere
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t,
+          num_args = 0..=1, require_equals = true, default_missing_value = "always")]
+    pub(crate) show_thinking: ShowThinking,
+    #[command(flatten)]
+    pub(crate) constraint: ConstraintArgs,
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Computation and memory")]
+    pub(crate) engine: EngineArgs,
+}
+
+impl RunArgs {
+    /// The prompt on the command line, with -p or without.
+    pub(crate) fn prompt(&self) -> Option<&str> {
+        self.prompt.as_deref().or(self.prompt_option.as_deref())
+    }
+}

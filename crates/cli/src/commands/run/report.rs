@@ -1,0 +1,112 @@
+//! What `cellar run` reports at the end: an object as JSON, and a line of statistics.
+//!
+//! Invariant: keys of the object are only ever added. Knows nothing of how text is generated.
+
+use std::time::Duration;
+
+use engine::{FinishReason, Generation, Pace, Timings};
+use kv_core::TokenId;
+use kv_core::backend::BackendInfo;
+use serde::Serialize;
+
+use crate::commands::answer::Answer;
+
+/// The object that `--json` prints.
+#[derive(Debug, Serialize)]
+pub(super) struct Report<'a> {
+    pub(super) text: &'a str,
+    /// The text without thinking, where there was any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) answer: Option<&'a str>,
+    /// The thinking in the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) thinking: Option<&'a str>,
+    pub(super) tokens: &'a [TokenId],
+    pub(super) prompt: &'a str,
+    pub(super) prompt_tokens: usize,
+    pub(super) prompt_ids: &'a [TokenId],
+    pub(super) finish: Option<&'a FinishReason>,
+    pub(super) seed: u64,
+    pub(super) model: String,
+    pub(super) backend: &'a str,
+    pub(super) device: &'a str,
+    pub(super) n_ctx: u32,
+    /// Tokens of the loaded state that were evaluated before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) loaded_tokens: Option<usize>,
+    /// Bytes of the state that was saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) saved_bytes: Option<u64>,
+    pub(super) timings: ReportTimings,
+}
+
+/// How long it took.
+#[derive(Debug, Serialize)]
+pub(super) struct ReportTimings {
+    load_ms: f64,
+    prompt_ms: f64,
+    prompt_tokens_per_second: Option<f64>,
+    generation_ms: f64,
+    generation_tokens_per_second: Option<f64>,
+}
+
+impl ReportTimings {
+    /// The times of loading, and of a generation.
+    pub(super) fn new(load: Duration, timings: Timings) -> Self {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        Self {
+            load_ms: ms(load),
+            prompt_ms: ms(timings.prompt.time),
+            prompt_tokens_per_second: timings.prompt.tokens_per_second(),
+            generation_ms: ms(timings.generation.time),
+            generation_tokens_per_second: timings.generation.tokens_per_second(),
+        }
+    }
+}
+
+/// The text without its thinking, and the thinking.
+pub(super) fn answer_parts(answer: Option<&Answer>) -> (Option<&str>, Option<&str>) {
+    match answer {
+        Some(Answer {
+            thinking: Some(thinking),
+            text,
+        }) => (Some(text.trim_start()), Some(thinking.trim())),
+        _ => (None, None),
+    }
+}
+
+/// The line of statistics.
+pub(super) fn statistics(
+    generation: &Generation,
+    load: Duration,
+    info: &BackendInfo,
+    seed: u64,
+) -> String {
+    let pace = |pace: Pace| match pace.tokens_per_second() {
+        Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
+        None => format!("{:.2} s", pace.time.as_secs_f64()),
+    };
+    let Timings {
+        prompt,
+        generation: own,
+    } = generation.timings();
+    let finish = match generation.finish_reason() {
+        Some(FinishReason::EndOfGeneration { .. }) => "the model ended it",
+        Some(FinishReason::StopString { .. }) => "a stop string",
+        Some(FinishReason::Length) => "--predict reached",
+        Some(FinishReason::ContextFull) => "the context is full",
+        Some(FinishReason::Cancelled) => "interrupted",
+        _ => "unknown",
+    };
+    format!(
+        "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {} | end: {finish} | \
+         seed {seed} | {} ({})",
+        load.as_secs_f64(),
+        prompt.n_tokens,
+        pace(prompt),
+        generation.tokens().len(),
+        pace(own),
+        info.name,
+        info.device,
+    )
+}

@@ -1,0 +1,132 @@
+//! `--schema` and `--grammar`: what a text is held to.
+//!
+//! Invariant: where a file is given, the text is held to it or the program fails; a program built
+//! without the feature `grammar` refuses the flags. Knows nothing of how texts are generated.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use engine::sampler::Step;
+use model_core::tokenizer::Tokenizer;
+
+/// What a text is held to.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Constrained texts")]
+pub(crate) struct ConstraintArgs {
+    /// Generate JSON that this JSON schema allows
+    #[arg(long, value_name = "FILE")]
+    pub(crate) schema: Option<PathBuf>,
+    /// Generate a text of this grammar, in llguidance's Lark syntax
+    #[arg(long, value_name = "FILE", conflicts_with = "schema")]
+    pub(crate) grammar: Option<PathBuf>,
+}
+
+#[cfg(not(feature = "grammar"))]
+pub(crate) use absent::{Constraint, Failure};
+#[cfg(feature = "grammar")]
+pub(crate) use present::{Constraint, Failure};
+
+#[cfg(feature = "grammar")]
+mod present {
+    use std::path::Path;
+
+    use anyhow::Context;
+    use cellar_grammar::{Grammar, GrammarCompiler, GrammarFailure};
+
+    use super::{ConstraintArgs, Step, Tokenizer};
+    use crate::input;
+
+    /// A compiled schema or grammar.
+    #[derive(Debug)]
+    pub(crate) struct Constraint(Grammar);
+
+    /// Why no token was left.
+    #[derive(Debug)]
+    pub(crate) struct Failure(GrammarFailure);
+
+    impl Constraint {
+        /// What the flags ask for.
+        ///
+        /// # Errors
+        /// Where the file cannot be read or compiled.
+        pub(crate) fn new(
+            args: &ConstraintArgs,
+            tokenizer: &Tokenizer,
+        ) -> anyhow::Result<Option<Self>> {
+            let cannot = |path: &Path| format!("cannot use '{}'", path.display());
+            let grammar = match (&args.schema, &args.grammar) {
+                (Some(path), _) => {
+                    let text = input::text(path)?;
+                    let compiled = GrammarCompiler::new(tokenizer)
+                        .and_then(|compiler| compiler.json_schema(&text));
+                    compiled.with_context(|| cannot(path))?
+                }
+                (None, Some(path)) => {
+                    let text = input::text(path)?;
+                    let compiled =
+                        GrammarCompiler::new(tokenizer).and_then(|compiler| compiler.lark(&text));
+                    compiled.with_context(|| cannot(path))?
+                }
+                (None, None) => return Ok(None),
+            };
+            Ok(Some(Self(grammar)))
+        }
+
+        /// The step that holds one text to it, and what tells why it failed.
+        pub(crate) fn step(&self) -> (Box<dyn Step>, Failure) {
+            let step = self.0.step();
+            let failure = Failure(step.failure());
+            (Box::new(step), failure)
+        }
+    }
+
+    impl Failure {
+        /// The reason; `None` where there was no failure.
+        pub(crate) fn reason(&self) -> Option<String> {
+            let reason = self.0.reason()?;
+            Some(format!("the schema or grammar cannot go on: {reason}"))
+        }
+    }
+}
+
+/// A program without grammars.
+#[cfg(not(feature = "grammar"))]
+mod absent {
+    use super::{ConstraintArgs, Step, Tokenizer};
+    use crate::failure::usage;
+
+    /// There is none.
+    #[derive(Debug)]
+    pub(crate) enum Constraint {}
+
+    /// There is none.
+    #[derive(Debug)]
+    pub(crate) enum Failure {}
+
+    impl Constraint {
+        /// Nothing.
+        ///
+        /// # Errors
+        /// A usage error where the flags ask for something.
+        pub(crate) fn new(args: &ConstraintArgs, _: &Tokenizer) -> anyhow::Result<Option<Self>> {
+            match (&args.schema, &args.grammar) {
+                (None, None) => Ok(None),
+                _ => {
+                    usage("--schema and --grammar need a program built with the feature 'grammar'")
+                }
+            }
+        }
+
+        /// Nothing.
+        pub(crate) fn step(&self) -> (Box<dyn Step>, Failure) {
+            match *self {}
+        }
+    }
+
+    impl Failure {
+        /// Nothing.
+        pub(crate) fn reason(&self) -> Option<String> {
+            match *self {}
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! [`GrammarCompiler`]: from the text of a schema or grammar to a [`Grammar`] over the tokens of
+//! one tokenizer.
+//!
+//! Invariant: a grammar that was compiled uses nothing that it ignores. Knows nothing of sampling.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use kv_core::TokenId;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use model_core::tokenizer::{SpecialPieces, TokenKind, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::error::GrammarError;
+use crate::locate::locate;
+use crate::step::GrammarStep;
+
+/// Compiles grammars for one tokenizer. Making one takes time in proportion to the vocabulary, so
+/// keep it where several texts are constrained.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+    /// Tokens of the vocabulary.
+    n_tokens: usize,
+}
+
+/// A compiled grammar.
+pub struct Grammar {
+    matcher: Matcher,
+    n_tokens: usize,
+}
+
+impl GrammarCompiler {
+    /// A compiler for the tokens of this tokenizer.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEndToken`] and [`GrammarError::Tokenizer`].
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+        let cannot = |reason: String| GrammarError::Tokenizer { reason };
+        let ends: Vec<u32> = tokenizer.end_of_generation().map(|id| id.0).collect();
+        let Some(&end) = ends.first() else {
+            return Err(GrammarError::NoEndToken);
+        };
+        let n_tokens = tokenizer.n_tokens();
+        let vocab_size = u32::try_from(n_tokens).map_err(|error| cannot(error.to_string()))?;
+        let ids = (0..vocab_size).map(TokenId);
+        let words: Vec<Vec<u8>> = ids.map(|id| word(tokenizer, id)).collect();
+        let info = TokRxInfo::new(vocab_size, end);
+        let factory = guarded(|| {
+            let trie = TokTrie::from(&info, &words).with_eos_tokens(&ends);
+            let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let mut factory =
+                ParserFactory::new_simple(&environment).map_err(|error| error.to_string())?;
+            factory.quiet();
+            factory.limits_mut().verbose_errors = false;
+            Ok(factory)
+        });
+        Ok(Self {
+            factory: factory.map_err(cannot)?,
+            n_tokens,
+        })
+    }
+
+    /// Compiles a JSON schema, given as JSON.
+    ///
+    /// # Errors
+    /// [`GrammarError::NotJson`], or [`GrammarError::Schema`] with a pointer to the part that is
+    /// wrong or not supported.
+    pub fn json_schema(&self, schema: &str) -> Result<Grammar, GrammarError> {
+        let schema: Value =
+            serde_json::from_str(schema).map_err(|error| GrammarError::NotJson {
+                line: error.line(),
+                column: error.column(),
+                reason: error.to_string(),
+            })?;
+        let compile = |schema: &Value| {
+            self.compile(TopLevelGrammar::from_json_schema(with_short_spaces(schema)))
+        };
+        compile(&schema).map_err(|reason| {
+            let check = |part: &Value| compile(part).map(drop);
+            let (pointer, reason) = locate(&schema, reason, check);
+            GrammarError::Schema { pointer, reason }
+        })
+    }
+
+    /// Compiles a grammar in the Lark syntax of `llguidance`, whose first rule is called `start`.
+    ///
+    /// # Errors
+    /// [`GrammarError::Grammar`].
+    pub fn lark(&self, grammar: &str) -> Result<Grammar, GrammarError> {
+        if grammar.contains("::=") {
+            let reason = "it looks like GBNF ('::='): write it in Lark ('start: \"a\" | \"b\"')";
+            return Err(GrammarError::Grammar {
+                reason: reason.to_owned(),
+            });
+        }
+        let compiled = self.compile(TopLevelGrammar::from_lark(grammar.to_owned()));
+        compiled.map_err(|reason| GrammarError::Grammar { reason })
+    }
+
+    fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
+        guarded(|| {
+            let parser = self.factory.create_parser(grammar);
+            let matcher = Matcher::new(parser);
+            match matcher.get_error() {
+                Some(error) => Err(first_line(&error)),
+                None => Ok(Grammar {
+                    matcher,
+                    n_tokens: self.n_tokens,
+                }),
+            }
+        })
+    }
+}
+
+impl Grammar {
+    /// A sampler step that holds one text to the grammar, for
+    /// [`Generation::with_step`](engine::Generation::with_step).
+    pub fn step(&self) -> GrammarStep {
+        GrammarStep::new(self.matcher.deep_clone(), self.n_tokens)
+    }
+}
+
+impl std::fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarCompiler")
+            .field("n_tokens", &self.n_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammar")
+            .field("n_tokens", &self.n_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bytes of a token for the grammar. Those of control tokens begin with a byte that no text
+/// has, so that only a grammar that names them allows them; tokens without text have none.
+fn word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
+    match tokenizer.token_kind(id) {
+        Some(TokenKind::Control) => {
+            let text = tokenizer.token_text(id).unwrap_or_default();
+            [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat()
+        }
+        Some(TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte) => {
+            tokenizer.piece(id, SpecialPieces::Skip).unwrap_or_default()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// White space between the parts of JSON: small models would write it for ever.
+const SPACES: &str = r" |\n[ \t]{0,20}";
+
+/// The schema with limited white space, unless it has options of `llguidance` itself.
+fn with_short_spaces(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Value::Object(members) = &mut schema {
+        let options = json!({ "whitespace_pattern": SPACES });
+        members.entry("x-guidance").or_insert(options);
+    }
+    schema
+}
+
+/// Runs code of `llguidance`, which may panic where a grammar surprises it.
+fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("the compiler panicked".to_owned()))
+}
+
+/// The message without the grammar that `llguidance` appends to it.
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,28 @@
+//! Constrains generated texts to a JSON schema or a grammar, with `llguidance`.
+//!
+//! Invariant: no token is ever chosen that the grammar does not allow. Where the allowed tokens
+//! cannot be computed, none is left, and generation ends with an error instead of going on without
+//! the grammar. When the text is complete, only tokens that end generation are left. Knows nothing
+//! of models, only of tokenizers.
+//!
+//! ```
+//! use cellar_grammar::{GrammarCompiler, GrammarError};
+//! use engine::Generation;
+//! use model_core::tokenizer::Tokenizer;
+//!
+//! fn constrain(text: Generation, tokenizer: &Tokenizer) -> Result<Generation, GrammarError> {
+//!     let schema = r#"{"type": "object", "properties": {"age": {"type": "integer"}},
+//!                      "required": ["age"], "additionalProperties": false}"#;
+//!     let grammar = GrammarCompiler::new(tokenizer)?.json_schema(schema)?;
+//!     Ok(text.with_step(Box::new(grammar.step())))
+//! }
+//! ```
+
+mod compiler;
+mod error;
+mod locate;
+mod step;
+
+pub use compiler::{Grammar, GrammarCompiler};
+pub use error::GrammarError;
+pub use step::{GrammarFailure, GrammarStep};
