@@ -92,16 +92,18 @@ mod present {
 /// A program without grammars.
 #[cfg(not(feature = "grammar"))]
 mod absent {
+    use std::convert::Infallible;
+
     use super::{ConstraintArgs, Step, Tokenizer};
     use crate::failure::usage;
 
     /// There is none.
     #[derive(Debug)]
-    pub(crate) enum Constraint {}
+    pub(crate) struct Constraint(Infallible);
 
     /// There is none.
     #[derive(Debug)]
-    pub(crate) enum Failure {}
+    pub(crate) struct Failure;
 
     impl Constraint {
         /// Nothing.
@@ -119,14 +121,14 @@ mod absent {
 
         /// Nothing.
         pub(crate) fn step(&self) -> (Box<dyn Step>, Failure) {
-            match *self {}
+            match self.0 {}
         }
     }
 
     impl Failure {
         /// Nothing.
         pub(crate) fn reason(&self) -> Option<String> {
-            match *self {}
+            None
         }
     }
 }

@@ -195,7 +195,7 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
         other => panic!("{other}"),
     };
     for (schema, wanted) in [
-        (r#"{"type": "strin"}"#, "/type"),
+        (r#"{"type": "strong"}"#, "/type"),
         (r#"{"not": {"type": "string"}}"#, "/not"),
         (
             r#"{"type": "object", "properties": {"a": {"items": {"type": "array", "uniqueItems": true}}}}"#,

@@ -74,11 +74,7 @@ impl CpuBackend {
         let kernels = match config.isa {
             Some(isa) => Kernels::for_isa(isa),
             None => Kernels::from_environment(),
-        };
-        let kernels = kernels.map_err(|e| BackendError::Unavailable {
-            backend: "cpu",
-            reason: e.to_string(),
-        })?;
+        }?;
         let team = Team::new(config.n_threads.unwrap_or_else(machine::n_cores))?;
         Ok(Self {
             kernels,

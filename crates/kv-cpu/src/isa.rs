@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kv_core::backend::BackendError;
+
 /// Name of the environment variable that forces an instruction set.
 pub const ISA_VARIABLE: &str = "CELLAR_ISA";
 
@@ -31,31 +33,6 @@ pub enum Isa {
     NeonDot,
     /// AArch64 with products of int8 matrices, in addition to what [`Isa::NeonDot`] needs.
     NeonI8mm,
-}
-
-/// A forced instruction set that cannot be used.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum IsaError {
-    /// No instruction set has this name.
-    #[error(
-        "unknown instruction set '{name}'; this machine has: {}",
-        Names(available)
-    )]
-    Unknown {
-        /// The name given.
-        name: String,
-        /// What could be chosen instead.
-        available: Vec<Isa>,
-    },
-    /// This machine does not have it.
-    #[error("this machine has no {isa}; it has: {}", Names(available))]
-    Unavailable {
-        /// The requested instruction set.
-        isa: Isa,
-        /// What could be chosen instead.
-        available: Vec<Isa>,
-    },
 }
 
 struct Names<'a>(&'a [Isa]);
@@ -103,8 +80,8 @@ impl Isa {
     /// or empty.
     ///
     /// # Errors
-    /// [`IsaError`] where the variable names something unknown or that this machine does not have.
-    pub fn from_environment() -> Result<Self, IsaError> {
+    /// [`BackendError::Unavailable`] where the variable names something unknown or that this machine does not have.
+    pub fn from_environment() -> Result<Self, BackendError> {
         match std::env::var_os(ISA_VARIABLE).filter(|name| !name.is_empty()) {
             Some(name) => Self::by_name(&name.to_string_lossy()),
             None => Ok(Self::detect()),
@@ -114,14 +91,22 @@ impl Isa {
     /// The one with this name, if this machine has it.
     ///
     /// # Errors
-    /// [`IsaError`] where the name is unknown or this machine does not have it.
-    pub fn by_name(name: &str) -> Result<Self, IsaError> {
+    /// [`BackendError::Unavailable`] where the name is unknown or this machine does not have it.
+    pub fn by_name(name: &str) -> Result<Self, BackendError> {
         let isa: Self = name.parse()?;
-        let available = Self::all_available();
-        if !isa.is_available() {
-            return Err(IsaError::Unavailable { isa, available });
-        }
+        isa.check()?;
         Ok(isa)
+    }
+
+    /// Whether this machine has it.
+    ///
+    /// # Errors
+    /// [`BackendError::Unavailable`] where it does not, with what there is instead.
+    pub(crate) fn check(self) -> Result<(), BackendError> {
+        match self.is_available() {
+            true => Ok(()),
+            false => Err(unavailable(&format!("this machine has no {self}; it has"))),
+        }
     }
 
     /// Whether this machine has it.
@@ -242,16 +227,22 @@ impl fmt::Display for Isa {
 }
 
 impl FromStr for Isa {
-    type Err = IsaError;
+    type Err = BackendError;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = Self::ALL
             .into_iter()
             .find(|isa| isa.name().eq_ignore_ascii_case(name));
-        known.ok_or_else(|| IsaError::Unknown {
-            name: name.to_owned(),
-            available: Self::all_available(),
-        })
+        let unknown = || format!("unknown instruction set '{name}'; this machine has");
+        known.ok_or_else(|| unavailable(&unknown()))
+    }
+}
+
+/// An instruction set that cannot be used, with those that can.
+fn unavailable(what: &str) -> BackendError {
+    BackendError::Unavailable {
+        backend: "cpu",
+        reason: format!("{what}: {}", Names(&Isa::all_available())),
     }
 }
 
@@ -269,7 +260,7 @@ mod tests {
     #[test]
     fn names_read_back() {
         for isa in Isa::all_available() {
-            assert_eq!(Isa::by_name(&isa.to_string().to_uppercase()), Ok(isa));
+            assert_eq!(Isa::by_name(&isa.to_string().to_uppercase()).unwrap(), isa);
         }
     }
 

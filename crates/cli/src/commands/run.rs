@@ -202,13 +202,11 @@ fn begin(
         history,
         ..Default::default()
     };
-    let mut generation = Generation::new(engine, file.tokenizer(), options)?;
-    let mut failure = None;
-    if let Some(constraint) = &start.constraint {
-        let (step, why) = constraint.step();
-        generation = generation.with_step(step);
-        failure = Some(why);
-    }
+    let generation = Generation::new(engine, file.tokenizer(), options)?;
+    let (generation, failure) = match start.constraint.as_ref().map(Constraint::step) {
+        Some((step, failure)) => (generation.with_step(step), Some(failure)),
+        None => (generation, None),
+    };
     Ok(Text {
         generation,
         seed,

@@ -34,9 +34,10 @@ mod vector;
 use std::ops::Range;
 
 use half::{bf16, f16};
+use kv_core::backend::BackendError;
 use kv_core::block::BlockFormat;
 
-use crate::isa::{Isa, IsaError};
+use crate::isa::Isa;
 use crate::operands::{Activations, Int8RowMut};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::operands::{Int8Row, Int8Rows};
@@ -172,20 +173,17 @@ impl Kernels {
     /// The table for the fastest instruction set, or for the one that the environment names.
     ///
     /// # Errors
-    /// [`IsaError`] where the environment names one that this machine does not have.
-    pub fn from_environment() -> Result<&'static Self, IsaError> {
+    /// [`BackendError::Unavailable`] where the environment names one that this machine does not have.
+    pub fn from_environment() -> Result<&'static Self, BackendError> {
         Self::for_isa(Isa::from_environment()?)
     }
 
     /// The table for one instruction set.
     ///
     /// # Errors
-    /// [`IsaError::Unavailable`] where this machine does not have it.
-    pub fn for_isa(isa: Isa) -> Result<&'static Self, IsaError> {
-        if !isa.is_available() {
-            let available = Isa::all_available();
-            return Err(IsaError::Unavailable { isa, available });
-        }
+    /// [`BackendError::Unavailable`] where this machine does not have it.
+    pub fn for_isa(isa: Isa) -> Result<&'static Self, BackendError> {
+        isa.check()?;
         Ok(match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &AVX2,

@@ -311,7 +311,7 @@ mod tests {
             assert_eq!(split(&format, "", text), spoken(text), "{text}");
         }
         // It was ended while it thought.
-        assert_eq!(split(&format, "", "<think>Hm</thi"), thought("Hm</thi", ""));
+        assert_eq!(split(&format, "", "<think>Hm</t"), thought("Hm</t", ""));
     }
 
     #[test]
