@@ -1,4 +1,4 @@
-//! `cellar MODEL.gguf`, short for `cellar chat -m MODEL.gguf`.
+//! `cellar MODEL.gguf` or `cellar OWNER/NAME`, short for `cellar chat -m …`.
 //!
 //! Invariant: the name of a command is never taken for a model. Knows no flags: those after the
 //! model are the flags of `cellar chat`.
@@ -19,7 +19,7 @@ pub(crate) fn expand(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     args
 }
 
-/// Whether this is a model file or directory, there or not, and no command.
+/// Whether this is a model file or directory, there or not, or a model's name, and no command.
 fn names_model(first: &OsString) -> bool {
     let is_flag = first.as_encoded_bytes().starts_with(b"-");
     let cli = Cli::command();
@@ -30,7 +30,9 @@ fn names_model(first: &OsString) -> bool {
     });
     let path = Path::new(first);
     let is_gguf = path.extension().is_some_and(|end| end == "gguf");
-    !is_flag && !is_command && (is_gguf || path.exists())
+    // Whether the model is there is found out when it is opened.
+    let is_name = path.is_relative() && path.components().count() == 2;
+    !is_flag && !is_command && (is_gguf || is_name || path.exists())
 }
 
 #[cfg(test)]
@@ -45,6 +47,7 @@ mod tests {
     fn a_model_opens_a_chat() {
         let chat = ["cellar", "chat", "-m", "absent.gguf", "-c", "64"];
         assert_eq!(expanded(&["cellar", "absent.gguf", "-c", "64"]), chat);
+        assert_eq!(expanded(&["cellar", "owner/name:Q8_0"])[1], "chat");
         // The package's own directory is there.
         assert_eq!(expanded(&["cellar", "src"])[1], "chat");
     }

@@ -9,7 +9,7 @@ use kv_core::graph::{
     Activation, Affine, Graph, GraphBuilder, GraphShape, Input, NodeId, NormGain,
 };
 use kv_core::layers::RowLayout;
-use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
 use kv_core::weights::{MemoryWeights, Weight};
 
 /// Rows of the graphs here, and how many of them are wanted.
@@ -261,6 +261,7 @@ pub fn rope_rotates<B: Backend>(subject: &Subject<B>) {
         beta_fast: 32.0,
         beta_slow: 1.0,
         attention_factor: 1.138,
+        ramp: YarnRamp::Whole,
     };
     let specs = [
         rope(RopeStyle::Norm, 16),

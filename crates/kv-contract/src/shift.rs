@@ -12,7 +12,7 @@ use super::{Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, RowKind, RowShift, RowSpan};
 use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
-use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
+use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation, YarnRamp};
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
 
 const CASES: &str = include_str!("../../../tests/fixtures/kv-core/rope_shift.json");
@@ -54,6 +54,7 @@ impl Case {
                 beta_fast: yarn.beta_fast,
                 beta_slow: yarn.beta_slow,
                 attention_factor: self.mscale,
+                ramp: YarnRamp::Whole,
             },
             None => RopeScaling::Linear { factor },
         };

@@ -43,6 +43,9 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Factor on the rotated values; `0.1 ln(factor) + 1` in the paper.
         attention_factor: f64,
+        /// Where the ramp begins and ends.
+        #[serde(default, skip_serializing_if = "YarnRamp::is_whole")]
+        ramp: YarnRamp,
     },
     /// By [`RopeSpec::factors`] alone; values scaled by `attention_factor` (LongRoPE: Ding et al.,
     /// arXiv
@@ -51,6 +54,25 @@ pub enum RopeScaling {
         /// Factor on the rotated values.
         attention_factor: f64,
     },
+}
+
+/// Where the ramp of YaRN begins and ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum YarnRamp {
+    /// At whole pairs: its beginning is rounded down and its end up, as YaRN's authors do.
+    #[default]
+    Whole,
+    /// Where the numbers of rotations are reached exactly (gpt-oss; `truncate: false` in
+    /// transformers).
+    Exact,
+}
+
+impl YarnRamp {
+    /// Whether it is the default.
+    pub fn is_whole(&self) -> bool {
+        *self == Self::Whole
+    }
 }
 
 /// The rotary embedding of one layer.
@@ -95,6 +117,7 @@ impl RopeSpec {
                 original_context,
                 beta_fast,
                 beta_slow,
+                ramp,
                 ..
             } => {
                 // Index of the pair that rotates `rotations` times over the original context.
@@ -103,8 +126,12 @@ impl RopeSpec {
                         f64::from(original_context) / (rotations * std::f64::consts::TAU);
                     self.n_rot as f64 * wavelength.ln() / (2.0 * self.base.ln())
                 };
-                let low = pair_of(beta_fast).floor().max(0.0);
-                let high = pair_of(beta_slow).ceil().min(self.n_rot as f64 - 1.0);
+                let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
+                let (low, high) = match ramp {
+                    YarnRamp::Whole => (low.floor(), high.ceil()),
+                    YarnRamp::Exact => (low, high),
+                };
+                let (low, high) = (low.max(0.0), high.min(self.n_rot as f64 - 1.0));
                 let ramp = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                 own / factor * ramp + own * (1.0 - ramp)
             }
@@ -260,6 +287,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: 1.208,
+            ramp: YarnRamp::Whole,
         };
         let factors = [1.0, 2.0, 3.0, 4.0];
         let at = |pos| {
@@ -320,6 +348,40 @@ mod tests {
         assert_eq!(neox, [-3.0, -4.0, 1.0, 2.0]);
     }
 
+    /// The published gpt-oss: 64 values, base 150000, 4096 tokens stretched 32 times. Between pairs
+    /// 8.09 and 17.4 the ramp is linear in the pair's number (transformers,
+    /// `_compute_yarn_parameters`).
+    #[test]
+    fn an_exact_ramp_begins_and_ends_between_pairs() {
+        let spec = |ramp| RopeSpec {
+            n_rot: 64,
+            base: 150_000.0,
+            scaling: RopeScaling::Yarn {
+                factor: 32.0,
+                original_context: 4096,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                attention_factor: 1.0,
+                ramp,
+            },
+            factors: None,
+            style: RopeStyle::Neox,
+        };
+        let exact = spec(YarnRamp::Exact).frequencies(None);
+        let whole = spec(YarnRamp::Whole).frequencies(None);
+        let own = |pair: usize| 150_000f64.powf(-2.0 * pair as f64 / 64.0);
+        let (low, high) = (8.092779116, 17.398024502);
+        for pair in 0..32 {
+            let ramp = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            let wanted = own(pair) * (1.0 - ramp) + own(pair) / 32.0 * ramp;
+            let off = (exact[pair] / wanted - 1.0).abs();
+            assert!(off < 1e-6, "pair {pair}: {} {wanted}", exact[pair]);
+        }
+        // Rounded, the ramp is from 8 to 18.
+        assert!((whole[13] / (own(13) * (0.5 + 0.5 / 32.0)) - 1.0).abs() < 1e-9);
+        assert!((exact[13] / whole[13] - 1.0).abs() > 0.01);
+    }
+
     #[test]
     fn yarn_keeps_high_and_divides_low_frequencies() {
         let mut spec = plain(RopeStyle::Neox, 64);
@@ -330,6 +392,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: 0.1 * 4f64.ln() + 1.0,
+            ramp: YarnRamp::Whole,
         };
         let yarn = spec.frequencies(None);
         assert_eq!(yarn[0], own[0]);

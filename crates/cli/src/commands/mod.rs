@@ -15,7 +15,6 @@ mod kl;
 #[cfg(feature = "hub")]
 mod list;
 mod logits;
-mod messages;
 mod perplexity;
 mod plan;
 #[cfg(feature = "hub")]

@@ -66,7 +66,7 @@ pub(crate) fn rotate(x: &Tensor, rope: &RopeSpec, [cos, sin]: &[Tensor; 2]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kv_core::rope::RopeScaling;
+    use kv_core::rope::{RopeScaling, YarnRamp};
 
     #[test]
     fn both_styles_equal_the_scalar_rotation_of_each_head() {
@@ -76,6 +76,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: 1.138,
+            ramp: YarnRamp::Whole,
         };
         let (positions, heads, dim) = ([0, 1, 77, 4000], 3, 10);
         let values: Vec<f32> = (0..120).map(|i| (i as f32 * 0.7).sin()).collect();

@@ -6,6 +6,9 @@
 
 use std::f64::consts::TAU;
 
+use kv_core::rope::YarnRamp;
+use serde_json::Value;
+
 use super::rules::head_dim;
 use super::{HfConfig, Keys, ModelFileError};
 
@@ -53,6 +56,8 @@ pub enum RopeKind {
         beta_slow: Option<f64>,
         /// Factor on rotated values, where it is not the formula's.
         attention: Option<f64>,
+        /// Whether the ramp between begins and ends at whole frequencies.
+        ramp: YarnRamp,
     },
     /// One divisor for each frequency, for short and for long texts.
     LongRope {
@@ -144,6 +149,7 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, ModelFi
             },
         }
     };
+    check_known(config, object)?;
     match config.optional_text(path)?.unwrap_or("default") {
         "default" => Ok(RopeKind::Plain),
         "linear" => Ok(RopeKind::Linear {
@@ -171,6 +177,10 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, ModelFi
                 beta_fast: positive("beta_fast")?,
                 beta_slow: positive("beta_slow")?,
                 attention,
+                ramp: match config.optional_flag(&at("truncate"))? {
+                    Some(false) => YarnRamp::Exact,
+                    _ => YarnRamp::Whole,
+                },
             })
         }
         "longrope" | "su" => {
@@ -188,6 +198,45 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, ModelFi
             })
         }
         _ => Err(config.wrong(path, "one of: default, linear, llama3, yarn, longrope")),
+    }
+}
+
+/// The settings that are read here. `max_position_embeddings` and `finetuned` change nothing.
+const KNOWN: [&str; 18] = [
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "finetuned",
+    "high_freq_factor",
+    "long_factor",
+    "low_freq_factor",
+    "max_position_embeddings",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_theta",
+    "rope_type",
+    "short_factor",
+    "truncate",
+    "type",
+];
+
+/// Checks that there are no other settings: ignored, they would give other logits.
+fn check_known(config: &HfConfig, object: &str) -> Result<(), ModelFileError> {
+    let Some(Value::Object(settings)) = config.value(object) else {
+        return Ok(());
+    };
+    // Those of single layer types are objects of their own.
+    let unknown = settings
+        .iter()
+        .find(|(key, value)| !value.is_object() && !KNOWN.contains(&key.as_str()));
+    match unknown {
+        Some((key, _)) => {
+            Err(config.wrong(&format!("{object}.{key}"), "a setting that Cellar knows"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -231,7 +280,9 @@ impl RopeSettings {
                 beta_fast,
                 beta_slow,
                 attention,
+                ramp,
             } => {
+                keys.set("rope.scaling.yarn_truncate", ramp.is_whole());
                 keys.set("rope.scaling.type", "yarn");
                 keys.set("rope.scaling.factor", *factor as f32);
                 let original = super::class::as_u32(*original);
@@ -329,6 +380,28 @@ mod tests {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}"#;
         assert_eq!(read(text, Some("full_attention")).unwrap().theta, 1e6);
         assert_eq!(read(text, Some("sliding_attention")).unwrap().theta, 1e4);
+    }
+
+    #[test]
+    fn the_ramp_of_yarn_is_read_and_what_is_unknown_is_named() {
+        let with = |setting: &str| {
+            let text = format!(
+                r#"{{"max_position_embeddings": 64, "rope_parameters": {{"rope_type": "yarn", "factor": 4{setting}}}}}"#
+            );
+            read(&text, None)
+        };
+        let ramp = |setting: &str| match with(setting).unwrap().kind {
+            RopeKind::Yarn { ramp, .. } => ramp,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(ramp(""), YarnRamp::Whole);
+        assert_eq!(ramp(r#", "truncate": true"#), YarnRamp::Whole);
+        assert_eq!(ramp(r#", "truncate": false"#), YarnRamp::Exact);
+        let error = with(r#", "llama_4_scaling_beta": 0.1"#).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "'config.json': 'rope_parameters.llama_4_scaling_beta' is 0.1, not a setting that Cellar knows"
+        );
     }
 
     #[test]

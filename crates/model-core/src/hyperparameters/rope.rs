@@ -2,7 +2,7 @@
 //!
 //! Invariant: a setting that is not supported is an error that names its key.
 
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle, YarnRamp};
 use kv_core::weights::WeightSource;
 
 use super::{Hyperparameters, optional_weight};
@@ -149,6 +149,16 @@ impl Hyperparameters<'_> {
         }
     }
 
+    /// What the key says that Cellar's conversions write. Other GGUF files have none: gpt-oss was
+    /// trained with an exact ramp, all others with a whole one.
+    fn yarn_ramp(&self) -> Result<YarnRamp, ModelError> {
+        let truncates = self.optional::<bool>("rope.scaling.yarn_truncate")?;
+        Ok(match truncates.unwrap_or(self.architecture != "gpt-oss") {
+            true => YarnRamp::Whole,
+            false => YarnRamp::Exact,
+        })
+    }
+
     fn yarn(&self, factor: f64) -> Result<RopeScaling, ModelError> {
         let own = self.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
         Ok(RopeScaling::Yarn {
@@ -159,6 +169,7 @@ impl Hyperparameters<'_> {
                 .unwrap_or(32.0),
             beta_slow: self.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             attention_factor: own * (0.1 * factor.ln() + 1.0),
+            ramp: self.yarn_ramp()?,
         })
     }
 }

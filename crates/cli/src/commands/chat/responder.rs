@@ -15,7 +15,6 @@ use model_core::tokenizer::{EncodeOptions, TokenKind};
 use super::conversation::Conversation;
 use super::settings::Settings;
 use crate::commands::answer::{Answer, Section, ThinkingFormat};
-use crate::commands::messages;
 use crate::progress::{Progress, PromptBar};
 
 const SEQ: SeqId = SeqId(0);
@@ -94,7 +93,7 @@ impl<'f> Responder<'f> {
         next: Option<&str>,
     ) -> anyhow::Result<String> {
         let messages = conversation.messages(&self.format, next);
-        Ok(messages::render(self.file, &messages)?.unwrap_or_default())
+        Ok(cellar::render_chat(self.file, &messages)?.unwrap_or_default())
     }
 
     /// Answers a message, calling `on_part` for each part of the answer. `None` where it was

@@ -9,7 +9,6 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::{AddSpecial, EncodeOptions};
 
 use crate::args::RunArgs;
-use crate::commands::messages;
 use crate::failure::usage;
 use crate::input;
 use crate::models::ModelSource;
@@ -160,7 +159,7 @@ fn next_turn(file: &ModelFile, user: &str) -> anyhow::Result<String> {
 }
 
 fn rendered(file: &ModelFile, messages: &[ChatMessage]) -> anyhow::Result<String> {
-    match messages::render(file, messages) {
+    match cellar::render_chat(file, messages) {
         Ok(Some(text)) => Ok(text),
         Ok(None) => anyhow::bail!("this model has no chat template: run it without --chat"),
         Err(error) => anyhow::bail!("{error}; --raw continues the prompt without the template"),

@@ -3,7 +3,7 @@
 use crate::graph::op::{Input, Op};
 use crate::graph::spec::{Given, Inferred, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
-use crate::rope::{RopeScaling, RopeSections, RopeSpec};
+use crate::rope::{RopeScaling, RopeSections, RopeSpec, YarnRamp};
 
 /// The result of a rotation: the shape of the heads.
 fn rotated(given: &Given<'_>, rope: &RopeSpec) -> Result<Inferred, String> {
@@ -44,11 +44,18 @@ fn with_rope<'a>(spec: OpSpec<'a>, rope: &'a RopeSpec) -> OpSpec<'a> {
             beta_fast,
             beta_slow,
             attention_factor,
-        } => spec
-            .setting("yarn", factor)
-            .setting("original_context", original_context)
-            .setting("beta", format!("{beta_fast}/{beta_slow}"))
-            .setting("attention_factor", format!("{attention_factor:.6}")),
+            ramp,
+        } => {
+            let spec = spec
+                .setting("yarn", factor)
+                .setting("original_context", original_context)
+                .setting("beta", format!("{beta_fast}/{beta_slow}"))
+                .setting("attention_factor", format!("{attention_factor:.6}"));
+            match ramp {
+                YarnRamp::Whole => spec,
+                YarnRamp::Exact => spec.setting("ramp", "exact"),
+            }
+        }
         RopeScaling::LongRope { attention_factor } => {
             spec.setting("attention_factor", format!("{attention_factor:.6}"))
         }
