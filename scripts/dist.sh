@@ -27,6 +27,12 @@ c_compiler() {
   [ "$arch" = "${host%%-*}" ] && command -v cc
 }
 
+# Prints the program that links for a target.
+linker() {
+  local arch=${1%%-*}
+  if [ "$arch" = "${host%%-*}" ]; then echo cc; else echo "$arch-linux-gnu-gcc"; fi
+}
+
 # Copies the licence files of every crate that is compiled in.
 third_party() {
   local crate licence dir file
@@ -58,7 +64,9 @@ build() {
   fi
   variable=$(tr 'a-z-' 'A-Z_' <<<"$target")
   export "CC_${target//-/_}=$compiler" "CFLAGS_${target//-/_}=-O2 -U_FORTIFY_SOURCE"
-  export "CARGO_TARGET_${variable}_LINKER=$compiler"
+  # musl's compiler wrapper links static position-independent programs with the wrong start files, and
+  # they crash; Rust brings its own, for which any linker of the architecture does.
+  export "CARGO_TARGET_${variable}_LINKER=$(linker "$target")"
   export "CARGO_TARGET_${variable}_RUSTFLAGS=$rustflags"
   printf '== %s (%s)\n' "$target" "$compiler"
   if ! cargo build --release --locked -p cellar-cli --target "$target"; then
