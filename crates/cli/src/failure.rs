@@ -3,10 +3,10 @@
 //! Invariant: a closed pipe (`cellar … | head -1`) is not a failure and prints nothing.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 
 use crate::advice::advice;
-use crate::terminal::escape;
+use crate::terminal::{escape, note};
 
 /// The command line asks for something impossible.
 #[derive(Debug)]
@@ -92,8 +92,7 @@ pub(crate) fn words(text: &str) -> String {
 
 /// Prints a warning on stderr.
 pub(crate) fn warn(text: &str) {
-    // Where stderr is closed, nobody reads warnings.
-    let _ = writeln!(io::stderr(), "warning: {}", words(text));
+    note(format_args!("warning: {}", words(text)));
 }
 
 #[cfg(test)]

@@ -36,11 +36,9 @@ pub(crate) fn exit_on_interrupt() -> anyhow::Result<()> {
 /// Where the handler cannot be installed.
 #[cfg(feature = "hub")]
 pub(crate) fn exit_on_interrupt_saying(note: String) -> anyhow::Result<()> {
-    use std::io::Write;
-
     Ok(ctrlc::set_handler(move || {
-        // Where stderr is closed, nobody reads notes. The line break ends a progress bar.
-        let _ = writeln!(std::io::stderr(), "\n{}", crate::failure::words(&note));
+        // The line break ends a progress bar.
+        crate::terminal::note(format_args!("\n{}", crate::failure::words(&note)));
         exit()
     })?)
 }

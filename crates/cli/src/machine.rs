@@ -1,17 +1,11 @@
 //! Memory of this machine, as the system reports it. Decides nothing.
 
+use kv_core::backend::DeviceMemory;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// Bytes of memory that can be used without swapping, where the system reports them.
+/// Bytes of memory that this process may still take, where the system reports them.
 pub(crate) fn available_memory() -> Option<u64> {
-    let mut system = System::new().ok()?;
-    system.refresh_memory();
-    let free = Some(system.available_memory()).filter(|&bytes| bytes > 0)?;
-    // Not the group's free memory: it counts file caches, which the system can drop, as used.
-    let limit = system
-        .cgroup_limits()
-        .map(|limits| limits.total_memory.saturating_sub(limits.rss));
-    Some(limit.map_or(free, |limit| limit.min(free)))
+    DeviceMemory::of_host().map(|memory| memory.free)
 }
 
 /// Bytes of memory that this process has now, where the system reports them.

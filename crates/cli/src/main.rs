@@ -86,8 +86,7 @@ fn not_understood(error: &clap::Error) -> Exit {
 }
 
 fn complain(line: &str) {
-    // Where stderr is closed, nobody reads the error.
-    let _ = writeln!(std::io::stderr(), "error: {line}");
+    terminal::note(format_args!("error: {line}"));
 }
 
 fn start_log() {

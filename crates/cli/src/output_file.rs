@@ -99,7 +99,7 @@ pub(crate) fn write<T>(
 pub(crate) fn remove_partial() -> impl Drop {
     let partial = lock_partial();
     for path in partial.iter() {
-        // The process ends; there is nobody to tell.
+        // The process ends: a failure cannot be reported any more.
         let _ = fs::remove_file(path);
     }
     partial

@@ -76,7 +76,7 @@ impl PromptBar {
 }
 
 impl Drop for PromptBar {
-    /// Before the bar is removed, nobody moves it any more.
+    /// No one moves the bar any more before it is removed.
     fn drop(&mut self) {
         self.ends.take();
         // A thread that panicked moves nothing either.

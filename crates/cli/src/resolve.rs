@@ -2,7 +2,7 @@
 //!
 //! Invariant: the settings can be used as they are. Reads prompts; computes nothing.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use crate::failure::{UsageError, usage};
 use crate::input;
 use crate::machine;
 use crate::progress::Progress;
+use crate::terminal;
 
 /// How long standard input may take before a remark on it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -243,10 +244,9 @@ pub(crate) fn piped_text() -> anyhow::Result<Option<String>> {
     // Who starts the program with a pipe that stays open sees why nothing happens.
     let waiting = thread::spawn(move || {
         if is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            let _ = writeln!(
-                std::io::stderr(),
+            terminal::note(
                 "(waiting for the end of standard input, which comes before the prompt; \
-                 '< /dev/null' leaves it out)"
+                 '< /dev/null' leaves it out)",
             );
         }
     });

@@ -6,6 +6,7 @@
 //! passes [`write_text`]. Knows nothing of where strings are from.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
@@ -20,6 +21,12 @@ pub(crate) fn escape(text: &str) -> Cow<'_, str> {
 pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
     let is_unsafe = |c| is_control(c) && c != '\n';
     escape_where(text, is_unsafe, |c| c.escape_default().collect())
+}
+
+/// Writes a line to stderr. Where stderr is closed there is no reader, and the line is dropped. What
+/// comes from a file is to be escaped before.
+pub(crate) fn note(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// A value as one line of JSON. Characters that [`escape`] escapes are escaped as in JSON.

@@ -12,8 +12,6 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, LayerIdx};
 
-use sysinfo::System;
-
 use crate::error;
 use crate::execute;
 use crate::program::Program;
@@ -67,22 +65,7 @@ impl Backend for CandleBackend {
 
     /// That of the machine where tensors are in it; candle does not say what another device has.
     fn memory(&self) -> Option<DeviceMemory> {
-        if !self.device.is_cpu() {
-            return None;
-        }
-        let mut system = System::new().ok()?;
-        system.refresh_memory();
-        let (total, free) = (system.total_memory(), system.available_memory());
-        // A limit of the process's group counts; its file caches can be dropped.
-        let group = system.cgroup_limits().map(|group| {
-            let free = group.total_memory.saturating_sub(group.rss);
-            (group.total_memory, free)
-        });
-        let (of_group, free_of_group) = group.unwrap_or((total, free));
-        (free > 0).then(|| DeviceMemory {
-            total: total.min(of_group),
-            free: free.min(free_of_group),
-        })
+        self.device.is_cpu().then(DeviceMemory::of_host).flatten()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {

@@ -143,7 +143,7 @@ impl Backend for CpuBackend {
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
-        machine::memory()
+        DeviceMemory::of_host()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {

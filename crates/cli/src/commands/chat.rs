@@ -28,7 +28,7 @@ use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
-use crate::terminal::{Reader, escape, escape_lines};
+use crate::terminal::{Reader, escape, escape_lines, note};
 use commands::{Command, HELP, Line, SystemChange, Topic};
 use conversation::{Conversation, Turn};
 use lines::{Input, Lines, history_path};
@@ -128,7 +128,7 @@ fn talk(
             Ok(Next::Line) => {}
             Ok(Next::End) => return Ok(()),
             Err(error) if lines.is_terminal() && Exit::of(&error) != Exit::Done => {
-                let _ = writeln!(std::io::stderr(), "error: {}", one_line(&error));
+                note(format_args!("error: {}", one_line(&error)));
             }
             Err(error) => return Err(error),
         }
@@ -147,13 +147,12 @@ fn template_of<'f>(file: &'f ModelFile, source: &ModelSource) -> anyhow::Result<
 
 /// Prints a remark for the user on stderr.
 fn remark(text: &str) {
-    // Where stderr is closed, nobody reads remarks.
-    let _ = writeln!(std::io::stderr(), "({})", escape(text));
+    note(format_args!("({})", escape(text)));
 }
 
 /// Prints what the user asked for on stderr: stdout is for answers.
 fn print(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", escape_lines(text));
+    note(escape_lines(text));
 }
 
 impl Chat<'_> {

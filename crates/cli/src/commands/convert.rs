@@ -85,8 +85,7 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     );
     let line = terminal::escape(&line);
     if output_file::is_stdout(&args.out) {
-        // Where stderr is closed, nobody reads the summary.
-        let _ = writeln!(std::io::stderr(), "{line}");
+        terminal::note(line);
     } else {
         writeln!(out, "{line}")?;
         out.flush()?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::args::ListArgs;
 use crate::failure::Exit;
 use crate::machine::bytes;
-use crate::terminal::{escape, json};
+use crate::terminal::{escape, json, note};
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -35,17 +35,14 @@ impl From<CachedModel> for Row {
 pub(super) fn run(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let cache = Cache::from_env()?;
     let rows: Vec<Row> = cache.models().into_iter().map(Row::from).collect();
-    let mut notes = std::io::stderr();
     if args.json {
         writeln!(out, "{}", json(&rows)?)?;
     } else if rows.is_empty() {
         let root = cache.root().display().to_string();
-        // Where stderr is closed, nobody reads notes.
-        let _ = writeln!(
-            notes,
+        note(format_args!(
             "no models in {}; 'cellar pull OWNER/NAME' downloads one",
             escape(&root)
-        );
+        ));
     } else {
         let width = rows.iter().map(|row| row.name.chars().count()).max();
         let width = width.unwrap_or(0);
@@ -62,11 +59,10 @@ pub(super) fn run(args: &ListArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     }
     let n_incomplete = cache.n_incomplete_bytes();
     if n_incomplete > 0 && !args.json {
-        let _ = writeln!(
-            notes,
+        note(format_args!(
             "interrupted downloads hold {}; 'cellar pull' continues them",
             bytes(n_incomplete)
-        );
+        ));
     }
     out.flush()?;
     Ok(Exit::Done)

@@ -9,6 +9,7 @@ use crate::failure::{Exit, words};
 use crate::interrupt;
 use crate::machine::bytes;
 use crate::progress::Progress;
+use crate::terminal;
 
 pub(super) fn run(args: &PullArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let hub = Hub::new(HubConfig::from_env()?);
@@ -74,8 +75,5 @@ fn list(variants: &[VariantSize]) -> String {
 
 /// Prints a line on stderr, above the progress bar.
 fn note(text: &str) {
-    Progress::suspend(|| {
-        // Where stderr is closed, nobody reads notes.
-        let _ = writeln!(std::io::stderr(), "{}", words(text));
-    });
+    Progress::suspend(|| terminal::note(words(text)));
 }

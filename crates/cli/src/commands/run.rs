@@ -130,9 +130,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         writeln!(out, "{}", terminal::json(&report)?)?;
     }
     out.flush()?;
-    let line = statistics(generation, start.load, &info, text.seed);
-    // Where stderr is closed, nobody reads the statistics.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    terminal::note(statistics(generation, start.load, &info, text.seed));
     text.exit()
 }
 

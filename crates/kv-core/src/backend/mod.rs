@@ -15,6 +15,8 @@ mod copy;
 mod custom;
 mod dynamic;
 mod error;
+#[cfg(feature = "host")]
+mod host;
 pub mod null;
 mod profile;
 mod progress;

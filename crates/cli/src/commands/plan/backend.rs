@@ -96,8 +96,8 @@ fn graph(shape: GraphShape, model: &dyn Model, settings: &Settings) -> anyhow::R
 /// Bytes at the beginning of a weight that are not zero: more than a group of rows that is packed.
 const N_FILLED: usize = 1 << 20;
 
-/// Weights with the shapes and formats of a model. Their values are zeros, whose pages nobody
-/// reads, but for the first ones: F16 and F32 take all of their bits there, as most values do.
+/// Weights with the shapes and formats of a model. Their values are zeros, whose pages are never
+/// read, but for the first ones: F16 and F32 take all of their bits there, as most values do.
 struct Shapes(HashMap<String, WeightInfo>);
 
 impl Shapes {
