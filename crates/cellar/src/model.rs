@@ -7,6 +7,7 @@ use std::path::Path;
 
 use engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions, Generation,
+    PromptProgress,
 };
 use kv_core::backend::{BoxedBackend, OnProgress};
 use kv_core::memory::{Memory, Seqs};
@@ -72,12 +73,17 @@ impl Model {
         let (model, weights) = (file.model().clone(), file.weights());
         let progress = options.on_progress;
         let engine = Engine::with_progress(backend, model, weights, &options.engine, progress)?;
+        Ok(Self::with_engine(file, engine))
+    }
+
+    /// A model on an engine of the caller's, which was made of this file.
+    pub fn with_engine(file: ModelFile, engine: Engine<BoxedBackend>) -> Self {
         let evaluated = vec![Vec::new(); engine.settings().rules.n_seqs as usize];
-        Ok(Self {
+        Self {
             file,
             engine,
             evaluated,
-        })
+        }
     }
 
     /// Continues a prompt: an iterator of pieces of text.
@@ -129,6 +135,19 @@ impl Model {
         prompt: &[TokenId],
         options: GenerateOptions,
     ) -> Result<TextState, Error> {
+        self.begin_with(prompt, options, |_| ())
+    }
+
+    /// The same, calling `on_progress` after each ubatch with what is done of the new tokens.
+    ///
+    /// # Errors
+    /// As [`Model::begin`].
+    pub fn begin_with(
+        &mut self,
+        prompt: &[TokenId],
+        options: GenerateOptions,
+        mut on_progress: impl FnMut(PromptProgress),
+    ) -> Result<TextState, Error> {
         let seq = options.seq;
         let n_known = self.keep_prefix(seq, prompt)?;
         let (known, new) = prompt.split_at(n_known);
@@ -139,7 +158,10 @@ impl Model {
         let tokenizer = self.file.tokenizer();
         let mut generation = Generation::new(&self.engine, tokenizer, options)?;
         let mut n_done = 0;
-        let fed = generation.feed(&mut self.engine, new, |progress| n_done = progress.n_done);
+        let fed = generation.feed(&mut self.engine, new, |progress| {
+            n_done = progress.n_done;
+            on_progress(progress);
+        });
         self.note(seq, &new[..n_done]);
         fed?;
         Ok(TextState::new(generation, seq))
@@ -170,7 +192,7 @@ impl Model {
     }
 
     /// The tokens that were evaluated in a sequence.
-    pub(crate) fn evaluated(&self, seq: SeqId) -> &[TokenId] {
+    pub fn evaluated(&self, seq: SeqId) -> &[TokenId] {
         let evaluated = self.evaluated.get(seq.as_usize());
         evaluated.map_or(&[], Vec::as_slice)
     }
@@ -191,7 +213,11 @@ impl Model {
 
     /// Removes what follows the common prefix with `tokens` from a sequence, and returns how many
     /// tokens stay. The last of `tokens` is never among them: a text begins with its logits.
-    fn keep_prefix(&mut self, seq: SeqId, tokens: &[TokenId]) -> Result<usize, EngineError> {
+    /// [`Model::begin`] does it first; before, it tells how much there is to evaluate.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] where the memory could not be changed.
+    pub fn keep_prefix(&mut self, seq: SeqId, tokens: &[TokenId]) -> Result<usize, EngineError> {
         let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) else {
             // The engine refuses the sequence, with its number.
             return Ok(0);
@@ -205,11 +231,11 @@ impl Model {
             false => 0,
         };
         let n_same = n_same.min(tokens.len().saturating_sub(1));
+        evaluated.truncate(n_same);
         if n_same == n_positions {
             return Ok(n_same);
         }
         let first = u32::try_from(n_same).unwrap_or(u32::MAX);
-        evaluated.truncate(n_same);
         match self
             .engine
             .remove(Seqs::One(seq), PosRange::from(Pos(first)..))

@@ -34,14 +34,27 @@ impl TextState {
     /// [`Error`], as [`Generation::next_piece`].
     pub fn next_piece(&mut self, model: &mut Model) -> Result<Option<String>, Error> {
         let piece = self.generation.next_piece(model.engine_mut());
-        let tokens = self.generation.tokens();
-        let n_pending = usize::from(self.generation.pending().is_some());
-        let n_evaluated = tokens.len().saturating_sub(n_pending);
-        if let Some(new) = tokens.get(self.n_noted..n_evaluated) {
+        let n_evaluated = self.evaluated().len();
+        if let Some(new) = self.evaluated().get(self.n_noted..) {
             model.note(self.seq, new);
             self.n_noted = n_evaluated;
         }
         Ok(piece?)
+    }
+
+    /// The tokens of the text that were evaluated: all but the last, which is evaluated when the
+    /// next one is chosen.
+    pub fn evaluated(&self) -> &[TokenId] {
+        let tokens = self.generation.tokens();
+        match self.generation.pending().and(tokens.split_last()) {
+            Some((_, evaluated)) => evaluated,
+            None => tokens,
+        }
+    }
+
+    /// The last token where it was chosen but not evaluated yet.
+    pub fn pending(&self) -> Option<TokenId> {
+        self.generation.pending()
     }
 
     /// The text so far.

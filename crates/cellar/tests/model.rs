@@ -199,6 +199,18 @@ fn a_sequence_can_be_copied_saved_and_restored() {
 }
 
 #[test]
+fn a_memory_that_was_cleared_is_noted() {
+    let mut model = open(None, EngineConfig::default());
+    let reference = &references()[0];
+    timings_of(&mut model, &reference.prompt, 10);
+    let _ = model.engine_mut().clear();
+    let after = timings_of(&mut model, &reference.prompt, 10);
+    assert_eq!(after.prompt.n_tokens, reference.ids.len());
+    let again = timings_of(&mut model, &reference.prompt, 10);
+    assert_eq!(again.prompt.n_tokens, 1);
+}
+
+#[test]
 fn a_dropped_text_leaves_a_usable_model() {
     let mut model = open(None, EngineConfig::default());
     let reference = &references()[0];

@@ -13,6 +13,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
+use cellar::Model;
 use engine::{CancelFlag, FinishReason, Pace};
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
@@ -36,10 +37,10 @@ use responder::{Responder, Response};
 use settings::Settings;
 
 /// A conversation with a model.
-struct Chat<'f> {
+struct Chat {
     model: String,
-    template: &'f str,
-    responder: Responder<'f>,
+    template: String,
+    responder: Responder,
     conversation: Conversation,
     settings: Settings,
     /// Answers to the same message before this one, which had other seeds.
@@ -72,16 +73,17 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
     resolve::continues_texts(&file)?;
-    let template = template_of(&file, &source)?;
+    let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine, &config)?;
     drop(loading);
     warn_of_long_context(&engine);
+    let model = Model::with_engine(file, engine);
     let stop = args.stop.clone();
     let mut chat = Chat {
         model: source.name(),
+        responder: Responder::new(model, &template, cancel.clone(), stop),
         template,
-        responder: Responder::new(&file, engine, template, cancel.clone(), stop),
         conversation: Conversation::new(args.system.clone()),
         settings: Settings {
             sampler,
@@ -102,7 +104,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
 
 /// Takes lines until there are no more.
 fn talk(
-    chat: &mut Chat<'_>,
+    chat: &mut Chat,
     lines: &mut Lines,
     cancel: &CancelFlag,
     out: &mut impl Write,
@@ -155,7 +157,7 @@ fn print(text: &str) {
     note(escape_lines(text));
 }
 
-impl Chat<'_> {
+impl Chat {
     /// Answers a message or obeys a command.
     fn take(&mut self, text: &str, out: &mut impl Write) -> anyhow::Result<Next> {
         match commands::parse(text)? {
@@ -298,7 +300,7 @@ impl Chat<'_> {
     fn show(&self, topic: Topic) -> anyhow::Result<()> {
         match topic {
             Topic::Settings => print(&self.settings.to_string()),
-            Topic::Template => print(self.template),
+            Topic::Template => print(&self.template),
             Topic::Prompt => print(&self.responder.prompt(&self.conversation, None)?),
             Topic::Messages => {
                 if let Some(text) = &self.conversation.system {
