@@ -64,7 +64,13 @@ fn not_found(path: &Path) -> Option<String> {
     }
     let wanted = path.file_name()?.to_str()?;
     let near = names_in(parent, |name| is_similar(wanted, name));
-    (!near.is_empty()).then(|| format!("similar names there: {}", list(&near)))
+    if !near.is_empty() {
+        return Some(format!("similar names there: {}", list(&near)));
+    }
+    let is_bare = parent == Path::new(".") && path.extension().is_none();
+    (is_bare && cfg!(feature = "hub")).then(|| {
+        "check the path; models by name are OWNER/NAME ('cellar list', 'cellar pull')".to_owned()
+    })
 }
 
 /// The name of which `given` may be a misspelling.

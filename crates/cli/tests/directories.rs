@@ -301,7 +301,7 @@ fn keys_and_tensors_are_those_of_llama_cpps_converter() {
                     assert_eq!(weight.format().to_string(), format, "{name}: {tensor}");
                     let (found, size) = checksum(&weight.to_f32());
                     let off = (found - sum.parse::<f64>().unwrap()).abs();
-                    // Functions are rounded by whoever computes them.
+                    // Functions are rounded by each program that computes them.
                     assert!(off <= 1e-6 * size, "{name}: {tensor} has other values");
                     names.push(tensor.to_owned());
                 }

@@ -70,6 +70,12 @@ fn typos_are_answered_with_what_is_similar() {
             "{message}"
         );
     }
+    let (code, message) = failure(&["run", "Hi", "-m", "qwen"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains("models by name are OWNER/NAME"),
+        "{message}"
+    );
     let dir = tempfile::tempdir().unwrap();
     fs::copy(model(), dir.path().join("stories.gguf")).unwrap();
     let wrong = dir.path().join("stories2.gguf");

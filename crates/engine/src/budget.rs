@@ -9,7 +9,7 @@ use model_core::architecture::Model;
 
 use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, MemoryBudget, Settings};
 
-/// Bytes that are kept of each cell beside its rows: who is in it, and where.
+/// Bytes that are kept of each cell in addition to its rows: its sequences and position.
 const BYTES_PER_CELL: u64 = 128;
 
 impl Settings {

@@ -347,6 +347,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let runner = &mut self.runner;
         let (rules, rule) = (&runner.settings.rules, runner.position_rule);
         let valid = validate_with(batch, rules, rule, |seq| self.memory.positions(seq))?;
+        // A batch that is refused leaves the last one's rows.
+        let steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
         // Taken out while a step borrows the rest of the runner. Where a step fails or panics, no
         // rows come out.
         let mut output = BatchOutput {
@@ -355,7 +357,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         };
         resize_output(&mut output.values, valid.n_outputs(), &runner.settings)?;
         let mut inputs = std::mem::take(&mut runner.inputs);
-        let steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
         let mut steps = Uncomputed::new(steps);
         let mut result = Ok(());
         while let Some(ubatch) = steps.next(&mut inputs) {

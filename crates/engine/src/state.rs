@@ -1,7 +1,7 @@
 //! Saving and restoring what an [`Engine`] remembers.
 //!
 //! A restoration is all or nothing: bytes are checked whole, cells are found, and only then rows
-//! are written, into cells that nobody uses as long as there are enough. The state says nothing of
+//! are written, into unused cells as long as there are enough. The state says nothing of
 //! samplers. Knows no files.
 
 use std::io::Write;

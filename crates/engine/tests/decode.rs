@@ -211,6 +211,8 @@ fn what_does_not_fit_changes_nothing() {
         .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
         .unwrap();
     let before = engine.memory().clone();
+    let logits = engine.last_logits().values().to_vec();
+    assert!(!logits.is_empty());
     let refused = engine
         .decode(&Batch::prompt(SeqId(0), prompt.iter().copied()))
         .unwrap_err();
@@ -226,6 +228,7 @@ fn what_does_not_fit_changes_nothing() {
         "entry 0: token 1024 is not below the vocabulary's 1024"
     );
     assert!(*engine.memory() == before);
+    assert_eq!(engine.last_logits().values(), logits);
 }
 
 #[test]

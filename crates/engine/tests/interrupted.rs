@@ -327,7 +327,7 @@ fn a_context_larger_than_the_machine_is_refused() {
         ..config
     };
     match Engine::new(NullBackend, model(), weights, &f32_config) {
-        // Zeros that nobody touched take no memory.
+        // Untouched zeros take no memory.
         Ok(mut engine) => assert_eq!(engine.decode(&tokens(0, 2)).unwrap().n_rows(), 2),
         Err(error) => assert!(
             matches!(

@@ -121,7 +121,7 @@ impl Step {
 }
 
 impl Scene {
-    /// Adds `tokens` and says how they are run together: every token sees its own text through
+    /// Adds `tokens` and returns how they are run together: every token sees its own text through
     /// `window`; rows of one text form one group.
     pub fn step(&mut self, tokens: &[Token], window: Window, output_rows: &[u32]) -> Step {
         self.seen.extend_from_slice(tokens);

@@ -6,7 +6,7 @@
 //! such block is left, any usable cell will do, in ring order, too: no capacity is lost.
 //!
 //! Reads [`KvCells`] and changes nothing. Invariant: a slot has exactly one cell for each token,
-//! all different, each free or holding a token that nobody can see any more. Slots need not be
+//! all different, each free or holding a token that no other can see any more. Slots need not be
 //! contiguous. Knows nothing of ubatches or KV rows.
 
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ pub struct Shortage {
     pub n_wanted: u32,
     /// Cells that are free.
     pub n_free: u32,
-    /// Cells in use that nobody can see any more.
+    /// Cells in use that no token can see any more.
     pub n_recyclable: u32,
     /// All cells of the stream.
     pub n_cells: u32,

@@ -59,8 +59,8 @@ impl SharedBytes {
         })
     }
 
-    /// Copies `to.len()` of these bytes, from byte `start` on, for whoever reads them once. Returns
-    /// whether they exist.
+    /// Copies `to.len()` of these bytes, from byte `start` on, for callers that read them once.
+    /// Returns whether they exist.
     pub fn copy(&self, start: usize, to: &mut [u8]) -> bool {
         let end = start
             .checked_add(to.len())

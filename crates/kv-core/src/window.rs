@@ -2,7 +2,7 @@
 //!
 //! Invariant: what a query may see is one interval of positions, and its lower end never moves
 //! back when the query's position grows. That makes visibility a slice of a sorted list and
-//! "nobody will ever see this again" a comparison. Knows nothing of cells or sequences.
+//! "no token will ever see this again" a comparison. Knows nothing of cells or sequences.
 
 use std::fmt;
 use std::ops::{Range, RangeFrom, RangeInclusive, RangeTo};

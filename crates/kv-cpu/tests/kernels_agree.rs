@@ -746,7 +746,7 @@ fn in_threads(matrix: &Matrix, kernels: &'static Kernels, x: &[f32]) -> Vec<f32>
                 scope.spawn(move || {
                     let rows = x.chunks(matrix.n_columns()).enumerate();
                     for (token, values) in rows.skip(first).step_by(2) {
-                        // SAFETY: the two threads prepare different rows, which nobody reads yet.
+                        // SAFETY: the two threads prepare different rows, which are not read yet.
                         unsafe { shared.quantize_row(kernels, token, values) };
                     }
                 });

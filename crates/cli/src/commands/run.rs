@@ -267,7 +267,7 @@ fn feed(
 }
 
 impl Text {
-    /// The next piece; where a grammar failed, the error says why.
+    /// The next piece. Where a grammar failed, the error has the reason.
     fn next_piece(&mut self, engine: &mut Engine<BoxedBackend>) -> anyhow::Result<Option<String>> {
         let piece = self.generation.next_piece(engine);
         piece.map_err(

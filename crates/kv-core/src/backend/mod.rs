@@ -75,7 +75,7 @@ pub trait Backend: Send + Sync + 'static {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
-    /// The device's memory, where it is known, for whoever wants to know whether something fits
+    /// The device's memory, where it is known, so that callers find out whether something fits
     /// before it is allocated.
     fn memory(&self) -> Option<DeviceMemory> {
         None

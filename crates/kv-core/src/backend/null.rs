@@ -169,7 +169,7 @@ impl HostRows {
     pub fn zeroed(backend: &'static str, layout: &RowLayout) -> Result<Self, BackendError> {
         let mut stored = Vec::new();
         let mut add = |layer, kind, wanted: usize| {
-            // Whether it can be had; zeros that nobody touched take no pages.
+            // Whether it can be had; untouched zeros take no pages.
             Vec::<u8>::new()
                 .try_reserve_exact(wanted)
                 .map_err(|_| BackendError::OutOfMemory {

@@ -46,9 +46,9 @@ pub struct GraphInputs<'a> {
     pub batch: &'a [BatchVisibility],
     /// Which rows continue which recurrent state; empty without recurrent layers.
     pub states: &'a [StateGroup],
-    /// Cancels the run; `None` where nobody can.
+    /// Cancels the run; `None` where it cannot be cancelled.
     pub cancel: Option<&'a CancelFlag>,
-    /// Takes how far the run has come; `None` where nobody reads it.
+    /// Takes how far the run has come; `None` where it is not followed.
     pub progress: Option<&'a RunProgress>,
 }
 

@@ -1,6 +1,6 @@
 //! Moving tokens of a sequence to other positions.
 //!
-//! A move keeps the order of tokens: nobody is overtaken, and nobody falls off an end. Invariant:
+//! A move keeps the order of tokens: none is overtaken, and none falls off an end. Invariant:
 //! checked whole before anything changes. Only the named sequence moves: where others share its
 //! cells, it is given cells of its own first. The work on rows is returned, never queued.
 

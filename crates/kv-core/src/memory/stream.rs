@@ -63,8 +63,9 @@ impl Stream {
         self.forgotten.get_mut(i)
     }
 
-    /// Stores tokens in cells, which are free or hold what nobody sees any more. Of a sequence that
-    /// loses a token that way, all older ones go as well, so that what it has stays without holes.
+    /// Stores tokens in cells, which are free or hold what no token sees any more. Of a sequence
+    /// that loses a token that way, all older ones go as well, so that what it has stays without
+    /// holes.
     pub(super) fn insert(
         &mut self,
         rows: impl Iterator<Item = (CellIdx, UBatchRow)>,

@@ -195,7 +195,7 @@ fn images_that_came_back_are_copied_compacted_and_saved_again() {
     }
 }
 
-/// Whether a shape remembers tokens, and no states beside them.
+/// Whether a shape remembers tokens, and no states.
 fn attends_only(layers: &[LayerMemory]) -> bool {
     let map = LayerMap::new(layers.to_vec());
     let recurs = map.iter().any(|(layer, _)| map.recurrent(layer).is_some());

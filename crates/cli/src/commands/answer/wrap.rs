@@ -1,7 +1,7 @@
 //! Word wrap of a text that arrives in pieces.
 //!
-//! Invariant: a line is broken only at spaces and beside wide characters, and never inside a fenced
-//! block of code; without a width the text is unchanged. Knows nothing of terminals.
+//! Invariant: a line is broken only at spaces and next to wide characters, and never inside a
+//! fenced block of code; without a width the text is unchanged. Knows nothing of terminals.
 
 use unicode_width::UnicodeWidthChar;
 

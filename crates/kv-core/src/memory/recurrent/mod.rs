@@ -11,7 +11,7 @@
 //! sequence is a chain of at most `1 + n_snapshots` rows, and going back to one of them only drops
 //! the newer. What is not in the chain is refused.
 //!
-//! What it costs: a ubatch can store as many rows as all sequences keep, beside those, so
+//! What it costs: a ubatch can store as many rows as all sequences keep, in addition to those, so
 //! `2 * n_seqs * (1 + n_snapshots)` rows always suffice, and that is how many
 //! [`RecurrentConfig::new`] asks for: twice what in-place updates need. Where not all sequences are
 //! in use, [`RecurrentConfig::with_rows`] takes fewer, and plans can be refused.
@@ -86,7 +86,7 @@ impl RecurrentConfig {
         self.n_seqs
     }
 
-    /// States kept of each sequence beside its current one.
+    /// States kept of each sequence in addition to its current one.
     pub fn n_snapshots(&self) -> u32 {
         self.n_snapshots
     }

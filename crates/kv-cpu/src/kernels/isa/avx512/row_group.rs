@@ -13,7 +13,7 @@ use crate::kernels::WeightRows;
 pub(super) const ROWS: usize = 16;
 
 /// A block of `BYTES` bytes of sixteen rows. Its words are those of its first bytes on, or begin
-/// after `BYTES % 4` bytes in blocks of 32 values; what is beside them are its last bytes or these
+/// after `BYTES % 4` bytes in blocks of 32 values; what is not in words are its last bytes or these
 /// first ones.
 ///
 /// All functions need AVX-512, which is what makes them unsafe to call.
