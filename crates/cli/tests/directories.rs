@@ -205,9 +205,13 @@ fn the_length_of_the_context_chooses_the_factors_of_long_rope() {
     assert!(error.contains("rope_factors_long.weight"), "{error}");
 }
 
-/// What a directory says of a key (`{architecture}.{key}`), whose config is that of a fixture,
-/// changed.
-fn translated(name: &str, change: impl FnOnce(&mut Map<String, Value>), key: &str) -> Option<f32> {
+/// The value of a key (`{architecture}.{key}`) of a directory whose config is that of a fixture,
+/// changed; or why there is no such directory.
+fn translated(
+    name: &str,
+    change: impl FnOnce(&mut Map<String, Value>),
+    key: &str,
+) -> Result<Option<f32>, String> {
     let mut config = Recipe::named(name).config().clone();
     change(&mut config);
     // Keys do not depend on tensors: there are none, and none is missed.
@@ -215,12 +219,12 @@ fn translated(name: &str, change: impl FnOnce(&mut Map<String, Value>), key: &st
     let config = HfConfig::new("'config.json'", config);
     let (none, registry) = (MemoryWeights::new(), registry());
     let translated = HfTranslation::from_parts(name, config, &none, registry.hf_classes());
-    let translated = translated.unwrap();
+    let translated = translated.map_err(|e| e.to_string())?;
     let metadata = translated.metadata();
     let architecture: &str = metadata.get("general.architecture").unwrap();
     let key = format!("{architecture}.{key}");
     let count = metadata.get::<u32>(&key).map(|n| n as f32);
-    count.or_else(|_| metadata.get(&key)).ok()
+    Ok(count.or_else(|_| metadata.get(&key)).ok())
 }
 
 /// Fixture, key, the key of metadata that it becomes; what that is where the key is left out, as
@@ -229,8 +233,12 @@ const LEFT_OUT: &str = "
     gemma2_swa8     query_pre_attn_scalar    attention.scale           0.0625   none
     gemma2_swa8     attn_logit_softcapping   attn_logit_softcapping    50       none
     gemma2_swa8     final_logit_softcapping  final_logit_softcapping   30       none
+    gemma2_swa8     sliding_window           attention.sliding_window  4096     refused
+    gemma2_swa8     head_dim                 attention.key_length      256      16
     gemma3_iswa8    query_pre_attn_scalar    attention.scale           0.0625   none
     gemma3_iswa8    attn_logit_softcapping   attn_logit_softcapping    none     none
+    gemma3_iswa8    final_logit_softcapping  final_logit_softcapping   none     none
+    gemma3_iswa8    sliding_window           attention.sliding_window  4096     refused
     gemma3_iswa8    rope_parameters          rope.freq_base            1000000  1000000
     gemma3_iswa8    rope_parameters          rope.freq_base_swa        10000    10000
     mistral_swa8    sliding_window           attention.sliding_window  4096     none
@@ -256,12 +264,34 @@ fn keys_that_are_left_out_are_those_of_transformers() {
             }
             config.remove(key);
         };
-        assert_eq!(translated(name, older, to), left_out.parse().ok(), "{line}");
+        let found = translated(name, older, to).unwrap();
+        assert_eq!(found, left_out.parse().ok(), "{line}");
         let is_null = |config: &mut Map<String, Value>| {
             older(config);
             config.insert(key.to_owned(), Value::Null);
         };
-        assert_eq!(translated(name, is_null, to), null.parse().ok(), "{line}");
+        match (translated(name, is_null, to), null) {
+            (Err(error), "refused") => assert!(error.contains(key), "{line}: {error}"),
+            (found, _) => assert_eq!(found, Ok(null.parse().ok()), "{line}"),
+        }
+    }
+}
+
+/// Configs of Gemma have 4 KV heads where they do not say how many, whatever the number of query
+/// heads; `null` is as many as query heads.
+#[test]
+fn gemma_has_four_kv_heads_where_the_config_does_not_say() {
+    for name in ["gemma2_swa8", "gemma3_iswa8"] {
+        let kv_heads = |null: Option<Value>| {
+            let change = |config: &mut Map<String, Value>| {
+                config.insert("num_attention_heads".to_owned(), 8.into());
+                config.remove("num_key_value_heads");
+                config.extend(null.map(|null| ("num_key_value_heads".to_owned(), null)));
+            };
+            translated(name, change, "attention.head_count_kv").unwrap()
+        };
+        assert_eq!(kv_heads(None), Some(4.0), "{name}");
+        assert_eq!(kv_heads(Some(Value::Null)), Some(8.0), "{name}");
     }
 }
 

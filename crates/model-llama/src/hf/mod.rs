@@ -199,6 +199,7 @@ const GEMMA2: HfClass = HfClass {
     ],
     defaults: &[
         ("head_dim", 256),
+        ("num_key_value_heads", 4),
         ("query_pre_attn_scalar", 256),
         ("sliding_window", 4096),
         ("attn_logit_softcapping", 50),
@@ -218,6 +219,7 @@ const GEMMA3: HfClass = HfClass {
     ],
     defaults: &[
         ("head_dim", 256),
+        ("num_key_value_heads", 4),
         ("query_pre_attn_scalar", 256),
         ("sliding_window", 4096),
         ("rope_theta", 1_000_000),
