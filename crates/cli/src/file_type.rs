@@ -29,7 +29,7 @@ pub(crate) enum Mix {
     Medium,
 }
 
-const FILE_TYPES: [FileType; 14] = {
+pub(crate) const FILE_TYPES: [FileType; 14] = {
     use BlockFormat::*;
     const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
@@ -59,7 +59,7 @@ const FILE_TYPES: [FileType; 14] = {
         of("q4_k", Q4_K, 14),
         of("q4_0", Q4_0, 2),
         of("q4_1", Q4_1, 3),
-        of("q3_k", Q3_K, 12),
+        of("q3_k", Q3_K, 11),
     ]
 };
 

@@ -1,15 +1,15 @@
 //! In which format each tensor of a converted model is stored.
 //!
-//! Vectors, and matrices that are small or that llama.cpp keeps exact, are stored as F32; a matrix
-//! whose rows are not a whole number of blocks takes the next format whose blocks fit. The output
-//! matrix (or the embedding, where the two are tied) gets at least 6 bits per value, because its
-//! errors affect every token.
+//! As `llama-quantize` stores them. Vectors, norms, and matrices that are small, are stored as F32;
+//! a matrix whose rows are not a whole number of blocks takes the next larger format of smaller
+//! blocks. The output matrix (or the embedding, where the two are tied) gets at least 6 bits per
+//! value, because its errors affect every token.
 //!
-//! The mixes `q4_k_m` and `q5_k_m` follow `llama-quantize`: attention V and FFN down take Q6_K in the
-//! first and last eighth of the layers and in every third between them; a joined QKV matrix takes
-//! the next larger format; in models of 8 experts, attention K and V take Q8_0, and with `q4_k_m`
-//! the attention output Q5_K; in models of 80 layers whose heads share KV heads, V takes at least
-//! Q5_K. Knows nothing of values.
+//! In the mixes `q4_k_m` and `q5_k_m`, attention V (also where it is joined with Q and K) and FFN
+//! down take Q6_K in the first and last eighth of the layers and in every third between them; in
+//! models of 8 experts, attention K and V take Q8_0, and with `q4_k_m` the attention output Q5_K;
+//! in models of 80 layers whose heads share KV heads, V takes at least Q5_K. Knows nothing of
+//! values.
 
 use kv_core::block::BlockFormat;
 
@@ -65,9 +65,11 @@ pub(super) fn formats(
     } else {
         "token_embd.weight"
     };
-    let is_value = |name: &str| name.ends_with("attn_v.weight") || is_joined(name);
-    let n_values = tensors.iter().filter(|t| is_value(&t.name)).count();
-    let mut n_values_before = 0;
+    let mut counters = Counters {
+        value: 0,
+        down: 0,
+        n_values: tensors.iter().filter(|t| is_value(&t.name)).count(),
+    };
     let format = |tensor: &NamedShape| {
         let NamedShape { name, shape } = tensor;
         let role = match name == output {
@@ -76,61 +78,61 @@ pub(super) fn formats(
         };
         let wanted = match file_type.mix {
             Mix::Uniform => file_type.format,
-            Mix::Medium => {
-                let place = Place {
-                    value: (n_values_before, n_values),
-                    layer: (layer_of(name).unwrap_or(0), model.n_layers),
-                    model,
-                };
-                n_values_before += usize::from(is_value(name));
-                place.medium(name, file_type.format)
-            }
+            Mix::Medium => counters.medium(model, name, file_type.format),
         };
         format_of(name, shape, wanted, role)
     };
     tensors.iter().map(format).collect()
 }
 
-/// Where a matrix is among those of its kind: its index, and their number.
-#[derive(Clone, Copy)]
-struct Place {
-    /// Among the matrices of attention V.
-    value: (usize, usize),
-    /// Among the layers.
-    layer: (usize, usize),
-    model: ModelTraits,
+/// How many matrices of a kind came before, in the order of the file.
+struct Counters {
+    /// Of attention V.
+    value: usize,
+    /// Of FFN down.
+    down: usize,
+    /// All matrices of attention V.
+    n_values: usize,
 }
 
-impl Place {
-    /// The format in the mix around `base`.
-    fn medium(self, name: &str, base: BlockFormat) -> BlockFormat {
-        let has_eight_experts = self.model.n_experts == 8;
-        let more_bits = |(index, n)| match needs_more_bits(index, n) {
+impl Counters {
+    /// The format of the next matrix in the mix around `base`.
+    fn medium(&mut self, model: ModelTraits, name: &str, base: BlockFormat) -> BlockFormat {
+        let has_eight_experts = model.n_experts == 8;
+        let more_bits = |index, n| match needs_more_bits(index, n) {
             true => BlockFormat::Q6_K,
             false => base,
         };
-        if is_joined(name) {
-            return match base {
-                BlockFormat::Q4_K => BlockFormat::Q5_K,
-                _ => BlockFormat::Q6_K,
+        if is_value(name) {
+            let index = self.value;
+            self.value += 1;
+            return match more_bits(index, self.n_values) {
+                _ if has_eight_experts => BlockFormat::Q8_0,
+                BlockFormat::Q4_K if model.is_70b() => BlockFormat::Q5_K,
+                format => format,
             };
         }
-        match name.rsplit_once('.').map_or(name, |(start, _)| start) {
-            start if start.ends_with("attn_v") && has_eight_experts => BlockFormat::Q8_0,
+        if name.contains("ffn_down") {
+            // A layer of experts may have several.
+            let index = match model.n_experts {
+                0 | 1 => self.down,
+                _ => layer_of(name).unwrap_or(0),
+            };
+            self.down += 1;
+            return more_bits(index, model.n_layers);
+        }
+        match name.strip_suffix(".weight").unwrap_or(name) {
             start if start.ends_with("attn_k") && has_eight_experts => BlockFormat::Q8_0,
-            start if start.ends_with("attn_v") => match more_bits(self.value) {
-                BlockFormat::Q4_K if self.is_70b() => BlockFormat::Q5_K,
-                format => format,
-            },
-            start if start.contains("ffn_down") => more_bits(self.layer),
             start if start.ends_with("attn_output") && has_eight_experts => BlockFormat::Q5_K,
             _ => base,
         }
     }
+}
 
+impl ModelTraits {
     /// By what llama.cpp knows models of 70 billion weights: their V is small.
     fn is_70b(self) -> bool {
-        self.model.n_layers == 80 && self.model.heads == Heads::Shared
+        self.n_layers == 80 && self.heads == Heads::Shared
     }
 }
 
@@ -139,9 +141,10 @@ fn needs_more_bits(index: usize, n: usize) -> bool {
     index < n / 8 || index >= 7 * n / 8 || (index - n / 8) % 3 == 2
 }
 
-/// Queries, keys and values in one matrix.
-fn is_joined(name: &str) -> bool {
-    name.ends_with("attn_qkv.weight")
+/// Attention V, alone or joined with others.
+fn is_value(name: &str) -> bool {
+    let ends = ["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"];
+    ends.iter().any(|end| name.ends_with(end))
 }
 
 /// The number in a name such as `blk.3.attn_v.weight`.
@@ -153,9 +156,9 @@ pub(super) fn layer_of(name: &str) -> Option<usize> {
 /// How a tensor is stored that should be of format `wanted`.
 fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
     let exact = [
+        "_norm.weight",
         "ffn_gate_inp.weight",
         "ssm_conv1d.weight",
-        "ssm_norm.weight",
         "position_embd.weight",
         "token_types.weight",
     ];
@@ -173,25 +176,42 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         false => wanted,
     };
     let fits = |format: &BlockFormat| columns.is_multiple_of(format.block_len());
-    [wanted, BlockFormat::Q8_0, BlockFormat::F16]
+    [wanted, of_smaller_blocks(wanted), BlockFormat::F16]
         .into_iter()
         .find(fits)
         .unwrap_or(BlockFormat::F32)
 }
 
+/// The next larger format of blocks of 32.
+fn of_smaller_blocks(format: BlockFormat) -> BlockFormat {
+    match format {
+        BlockFormat::Q3_K => BlockFormat::Q4_0,
+        BlockFormat::Q4_K => BlockFormat::Q5_0,
+        BlockFormat::Q5_K => BlockFormat::Q5_1,
+        _ => BlockFormat::Q8_0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use BlockFormat::*;
 
     use super::*;
+    use crate::file_type::FILE_TYPES;
 
     #[test]
     fn each_tensor_gets_a_format_that_fits() {
         let of = |name, shape: &[usize], wanted| format_of(name, shape, wanted, Role::Other);
         assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], Q4_K), Q4_K);
-        assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], Q4_K), Q8_0);
+        for (wanted, fits) in [(Q3_K, Q4_0), (Q4_K, Q5_0), (Q5_K, Q5_1), (Q6_K, Q8_0)] {
+            assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], wanted), fits);
+            assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], wanted), F16);
+        }
         assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], Q4_0), F16);
         assert_eq!(of("blk.0.attn_norm.weight", &[512], F16), F32);
+        assert_eq!(of("blk.0.attn_q_norm.weight", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ffn_gate_inp.weight", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ffn_up_exps.bias", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
@@ -222,15 +242,13 @@ mod tests {
             heads: Heads::Shared,
         };
         let wanted = "66664464464464464464464464466666";
-        for tensor in ["attn_v", "ffn_down"] {
+        for tensor in ["attn_v", "attn_qkv", "ffn_down"] {
             assert_eq!(mixed("q4_k_m", model, tensor), wanted);
             assert_eq!(mixed("Q5_K_M", model, tensor), wanted.replace('4', "5"));
         }
         for tensor in ["attn_q", "attn_k", "attn_output", "ffn_up", "ffn_gate"] {
             assert_eq!(mixed("q4_k_m", model, tensor), "4".repeat(32), "{tensor}");
         }
-        assert_eq!(mixed("q4_k_m", model, "attn_qkv"), "5".repeat(32));
-        assert_eq!(mixed("q5_k_m", model, "attn_qkv"), "6".repeat(32));
         assert_eq!(mixed("q4_k", model, "attn_v"), "4".repeat(32));
         let large = ModelTraits {
             n_layers: 80,
@@ -251,6 +269,50 @@ mod tests {
         }
         assert_eq!(mixed("q4_k_m", model, "attn_output"), "5".repeat(8));
         assert_eq!(mixed("q4_k_m", model, "ffn_down_exps"), "64464466");
+    }
+
+    /// Every matrix has the type that it has in files made with `llama-quantize`:
+    /// `tests/fixtures/gguf/types`.
+    #[test]
+    fn types_are_those_of_files_made_with_llama_quantize() {
+        let folder = model_tests::fixture("gguf/types");
+        let mut n_files = 0;
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let (mut values, mut tensors, mut wanted) = (HashMap::new(), Vec::new(), Vec::new());
+            for line in text.lines().filter(|line| !line.starts_with('#')) {
+                let words: Vec<&str> = line.split('\t').collect();
+                if let [name, shape, format] = words[..]
+                    && shape.contains('x')
+                {
+                    let shape = shape.split('x').map(|n| n.parse().unwrap()).collect();
+                    let name = name.to_owned();
+                    tensors.push(NamedShape { name, shape });
+                    wanted.push(format.to_owned());
+                } else {
+                    let numbers = words[1..].iter().map(|n| n.parse().unwrap());
+                    values.insert(words[0], numbers.collect::<Vec<usize>>());
+                }
+            }
+            let number = values["type"][0];
+            let file_type = FILE_TYPES.iter().find(|t| t.number as usize == number);
+            let model = ModelTraits {
+                n_layers: values["layers"][0],
+                n_experts: values["experts"][0],
+                heads: match values["heads"][..] {
+                    [n, n_kv] if n_kv < n => Heads::Shared,
+                    _ => Heads::Own,
+                },
+            };
+            let found = formats(*file_type.unwrap(), model, &tensors);
+            for ((tensor, found), wanted) in tensors.iter().zip(found).zip(wanted) {
+                let name = &tensor.name;
+                assert_eq!(found.name(), wanted, "{}: {name}", path.display());
+            }
+            n_files += 1;
+        }
+        assert!(n_files >= 3, "{n_files} files");
     }
 
     #[test]
