@@ -11,6 +11,7 @@ mod hub;
 mod measure;
 mod run;
 mod state;
+mod texts;
 mod values;
 
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
 pub(crate) use run::RunArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
+pub(crate) use texts::TextArgs;
 pub(crate) use values::{ContextSize, PredictLimit, Seed};
 
 /// Parses a number of at least 1.
@@ -96,7 +98,7 @@ pub(crate) enum Command {
     State(StateArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
-    /// Print embedding vectors of texts, with an encoder.
+    /// Print embedding vectors of texts.
     Embed(EmbedArgs),
     /// Write a model directory as a GGUF file.
     Convert(ConvertArgs),

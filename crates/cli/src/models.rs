@@ -8,7 +8,6 @@ use anyhow::Context;
 use cellar::architectures;
 use kv_core::weights::SharedBytes;
 use kv_core::weights::WeightSource;
-use model_core::architecture::OutputKind;
 use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::model_file::{ModelFile, OpenModel};
@@ -116,16 +115,6 @@ impl ModelSource {
             Self::File(path) => ModelFile::open(&locate(path)?, &registry)?,
         })
     }
-}
-
-/// The names of the architectures that output embeddings.
-pub(crate) fn encoders() -> Vec<String> {
-    let registry = architectures();
-    let is_encoder = |name: &String| {
-        let example = registry.get(name).and_then(|a| a.example());
-        example.is_ok_and(|model| model.output() == OutputKind::Embeddings)
-    };
-    registry.names().into_iter().filter(is_encoder).collect()
 }
 
 /// A GGUF file on standard input, which is read once.

@@ -14,7 +14,7 @@ use anyhow::Context;
 use engine::sampler::{Penalties, SamplerConfig};
 use engine::{
     AttentionMode, ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext,
-    MemoryBudget,
+    LongTexts, MemoryBudget,
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
@@ -22,7 +22,9 @@ use kv_core::memory::{Streams, SwaSize};
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 
-use crate::args::{AttentionName, ContextSize, EngineArgs, LongContextArgs, SamplerArgs, Seed};
+use crate::args::{
+    AttentionName, ContextSize, EngineArgs, LongContextArgs, SamplerArgs, Seed, TextArgs,
+};
 use crate::backends::{self, BackendOptions};
 use crate::failure::{UsageError, usage};
 use crate::input;
@@ -134,15 +136,41 @@ fn budget(args: &EngineArgs) -> MemoryBudget {
     }
 }
 
+/// What becomes of texts that are too long.
+pub(crate) fn long_texts(args: &TextArgs) -> LongTexts {
+    match args.truncate {
+        true => LongTexts::Truncate,
+        false => LongTexts::Refuse,
+    }
+}
+
+/// Opens the backend for whole texts.
+///
+/// # Errors
+/// As [`backends::open`].
+pub(crate) fn text_backend(args: &TextArgs) -> anyhow::Result<BoxedBackend> {
+    let options = BackendOptions {
+        n_threads: args.threads,
+        activations: args.activations,
+        repack: args.repack,
+        profile: None,
+    };
+    backends::open(args.backend, options)
+}
+
 /// Checks that a model has logits.
 ///
 /// # Errors
-/// A usage error where it is an encoder.
+/// A usage error where it is an encoder or a reranker.
 pub(crate) fn continues_texts(file: &OpenModel) -> anyhow::Result<()> {
     match file.model().output() {
         OutputKind::Logits => Ok(()),
         OutputKind::Embeddings => usage(format!(
-            "'{}' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them",
+            "'{}' gives vectors here and continues no text; 'cellar embed' prints them",
+            file.model().architecture()
+        )),
+        OutputKind::Scores { .. } => usage(format!(
+            "'{}' is a reranker: it scores texts and continues none; 'cellar rerank' is for it",
             file.model().architecture()
         )),
     }

@@ -1,5 +1,5 @@
 //! `cellar embed`: what sentence-transformers computes, from a directory and from the GGUF file
-//! made of it.
+//! made of it, with an encoder and with a decoder.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -22,7 +22,11 @@ struct Reference(serde_json::Value);
 
 impl Reference {
     fn read() -> Self {
-        let text = std::fs::read(data("bert_tiny.reference.json")).unwrap();
+        Self::of("bert_tiny")
+    }
+
+    fn of(name: &str) -> Self {
+        let text = std::fs::read(data(&format!("{name}.reference.json"))).unwrap();
         Self(serde_json::from_slice(&text).unwrap())
     }
 
@@ -80,6 +84,91 @@ fn texts_become_the_vectors_of_the_reference() {
     assert!(raw[0].iter().zip(&wanted).all(near));
 }
 
+/// As Qwen3-Embedding is published: the last token's row, of a class of texts.
+#[test]
+fn texts_become_the_vectors_of_a_decoder() {
+    let reference = Reference::of("qwen3_embed_tiny");
+    let directory = data("qwen3_embed_tiny").display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = dir.path().join("qwen3.gguf").display().to_string();
+    output(&["convert", &directory, &gguf, "--type", "f32"]);
+    let texts = reference.texts();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for model in [&directory, &gguf] {
+        for backend in BACKENDS {
+            for (flags, key) in [
+                (&[][..], "last"),
+                (&["--pooling", "mean", "--batch", "40"], "mean"),
+            ] {
+                let before = ["-m", model, "--backend", backend];
+                let args = [&before[..], flags, &["--"], &texts].concat();
+                assert_close(&embed(&args), &reference.vectors(key));
+            }
+        }
+    }
+}
+
+#[test]
+fn vectors_are_as_long_as_the_files_or_flags_say() {
+    let reference = Reference::of("qwen3_embed_tiny");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("qwen3");
+    std::fs::create_dir_all(copy.join("1_Pooling")).unwrap();
+    let original = data("qwen3_embed_tiny");
+    for name in [
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(original.join(name), copy.join(name)).unwrap();
+    }
+    let model = copy.display().to_string();
+    let text = reference.texts().swap_remove(0);
+    let raw: Vec<f32> = serde_json::from_value(reference.0["last_as_it_is_0"].clone()).unwrap();
+    let unit = reference.vectors("last").swap_remove(0);
+    let check = |flags: &[&str], wanted: &[f32]| {
+        let got = embed(&[&["-m", &model], flags, &[&text]].concat());
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-5;
+        assert!(got[0].iter().zip(wanted).all(near), "{flags:?}: {got:?}");
+    };
+    // Nothing says it.
+    check(&[], &unit);
+    check(&["--normalize", "none"], &raw);
+    check(&["--no-normalize"], &raw);
+    // The list of modules has no normalisation.
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
+    std::fs::write(copy.join("modules.json"), modules).unwrap();
+    check(&[], &raw);
+    check(&["--normalize", "unit"], &unit);
+    let gguf = dir.path().join("qwen3.gguf").display().to_string();
+    output(&["convert", &model, &gguf, "--type", "f32"]);
+    let got = embed(&["-m", &gguf, &text]);
+    assert_close(&got, &embed(&["-m", &model, &text]));
+    let (code, said) = failure(&["embed", "-m", &model, "--normalize", "2", "x"]);
+    assert_eq!(code, 2);
+    assert!(said.contains("--normalize"), "{said}");
+}
+
+#[test]
+fn the_longest_text_of_a_decoder_is_a_choice() {
+    let model = data("qwen3_embed_tiny").display().to_string();
+    let text = "the cat ".repeat(20);
+    let (code, said) = failure(&["embed", "-m", &model, "--ctx", "9", &text]);
+    assert_eq!(code, 1);
+    assert!(
+        said.contains("but the model takes 9; make it shorter"),
+        "{said}"
+    );
+    let cut = embed(&["-m", &model, "--ctx", "9", "--truncate", &text]);
+    assert_eq!(cut.len(), 1);
+    let (code, said) = failure(&["embed", "-m", &model, &"zq ".repeat(60)]);
+    assert_eq!(code, 1);
+    assert!(said.contains("takes 96"), "{said}");
+}
+
 #[test]
 fn lines_of_a_file_and_of_a_pipe_are_texts() {
     let reference = Reference::read();
@@ -133,14 +222,17 @@ fn a_long_text_is_refused_with_numbers_or_cut() {
 fn models_of_the_other_kind_are_told_where_they_belong() {
     let (generative, encoder) = (model().display().to_string(), bert());
     let (code, said) = failure(&["embed", "-m", &generative, "a cat"]);
-    assert_eq!(code, 2);
+    assert_eq!(code, 1);
     assert_eq!(
         said,
-        "'llama' continues texts and gives no vectors: 'cellar run' is for it; 'cellar embed' takes an \
-         encoder (bert, modern-bert)"
+        "the model does not say how the rows of a text become one vector ('llama.pooling_type' is \
+         missing); choose with --pooling: most encoders were made for mean or cls, decoders for last"
     );
-    let wanted =
-        "'bert' is an encoder: it gives vectors and continues no text; 'cellar embed' prints them";
+    assert_eq!(
+        embed(&["-m", &generative, "--pooling", "mean", "a cat"]).len(),
+        1
+    );
+    let wanted = "'bert' gives vectors here and continues no text; 'cellar embed' prints them";
     for args in [
         &["run", "-m", &encoder, "a cat"][..],
         &["run", "-m", &encoder, "--chat", "a cat"],

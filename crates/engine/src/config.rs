@@ -196,7 +196,7 @@ pub struct Settings {
     pub layout: RowLayout,
     /// Compiled shapes that are kept.
     pub n_programs: usize,
-    /// Whether the model gives logits or embeddings.
+    /// What the model gives.
     pub output: OutputKind,
     /// How attention is computed.
     pub attention: AttentionMode,
@@ -321,11 +321,13 @@ impl EngineConfig {
 }
 
 impl Settings {
-    /// Values of one row that comes out: the vocabulary's tokens, or the width of an embedding.
+    /// Values of one row that comes out: the vocabulary's tokens, the width of an embedding, or the
+    /// labels of a classifier.
     pub fn output_width(&self) -> usize {
         match self.output {
             OutputKind::Logits => self.rules.n_vocab as usize,
             OutputKind::Embeddings => self.rules.n_embd as usize,
+            OutputKind::Scores { n_labels } => n_labels,
         }
     }
 

@@ -288,7 +288,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         batch: &Batch,
         cancel: Option<&CancelFlag>,
     ) -> Result<Logits<'_>, EngineError> {
-        self.check_output(OutputKind::Logits)?;
+        if self.runner.settings.output != OutputKind::Logits {
+            return Err(self.other_output("logits"));
+        }
         self.evaluate(batch, cancel)?;
         Ok(Logits {
             values: &self.runner.rows_out,
@@ -298,11 +300,11 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
 
     /// The logits of the last batch that was decoded, as [`Engine::decode`] returned them: no rows
     /// before the first one, after a batch that failed while it was computed, and with a model that
-    /// gives embeddings.
+    /// gives no logits.
     pub fn last_logits(&self) -> Logits<'_> {
         let values = match self.runner.settings.output {
             OutputKind::Logits => self.runner.rows_out.as_slice(),
-            OutputKind::Embeddings => &[],
+            OutputKind::Embeddings | OutputKind::Scores { .. } => &[],
         };
         Logits {
             values,
@@ -311,12 +313,15 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Evaluates a batch with a model that gives embeddings: the final rows of the entries whose
-    /// output is wanted, not pooled and not normalised.
+    /// output is wanted, not pooled and not normalised. Of a model that gives scores, these.
     ///
     /// # Errors
     /// As [`Engine::decode`].
     pub fn embed(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
-        self.check_output(OutputKind::Embeddings)?;
+        match self.runner.settings.output {
+            OutputKind::Embeddings | OutputKind::Scores { .. } => {}
+            OutputKind::Logits => return Err(self.other_output("embeddings")),
+        }
         self.evaluate(batch, None)?;
         Ok(Embeddings {
             values: &self.runner.rows_out,
@@ -324,20 +329,18 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         })
     }
 
-    fn check_output(&self, wanted: OutputKind) -> Result<(), EngineError> {
-        let name = |kind| match kind {
+    fn other_output(&self, wanted: &'static str) -> EngineError {
+        let got = match self.runner.settings.output {
             OutputKind::Logits => "logits",
             OutputKind::Embeddings => "embeddings",
+            OutputKind::Scores { .. } => "scores",
         };
-        let got = self.runner.settings.output;
-        if got == wanted {
-            return Ok(());
+        let architecture = self.runner.model.architecture().to_owned();
+        EngineError::OtherOutput {
+            architecture,
+            wanted,
+            got,
         }
-        Err(EngineError::OtherOutput {
-            architecture: self.runner.model.architecture().to_owned(),
-            wanted: name(wanted),
-            got: name(got),
-        })
     }
 
     fn evaluate(&mut self, batch: &Batch, cancel: Option<&CancelFlag>) -> Result<(), EngineError> {

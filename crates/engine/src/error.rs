@@ -125,9 +125,9 @@ pub enum EngineError {
     /// A token that cannot be turned into text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A model that continues texts.
-    #[error("'{architecture}' continues texts: it gives logits, not vectors")]
-    NoEncoder {
+    /// A model whose rows cannot be had: it ranks texts, or its architecture has no such form.
+    #[error("'{architecture}' gives no vectors of texts")]
+    NoVectors {
         /// The model's architecture.
         architecture: String,
     },

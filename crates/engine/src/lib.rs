@@ -18,6 +18,7 @@ mod runner;
 pub mod sampler;
 mod state;
 pub mod stop;
+mod texts;
 mod timings;
 
 pub use config::{
@@ -25,9 +26,10 @@ pub use config::{
 };
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
-pub use embedder::{Embedder, EmbedderConfig, LongTexts, Normalization};
+pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
 pub use generation::{FinishReason, GenerateOptions, Generation, PromptProgress};
 pub use kv_core::backend::CancelFlag;
+pub use model_core::sentence::{Normalization, Pooling};
 pub use state::{RestoredState, SaveOptions};
 pub use timings::{Pace, Timings};

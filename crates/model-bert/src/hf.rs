@@ -3,7 +3,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    DECODER_KEYS, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SIZE_KEYS,
     TensorRule, layer_types, same,
 };
 
@@ -41,7 +41,7 @@ pub(crate) const CLASSES: &[HfClass] = &[
 const BERT: HfClass = HfClass {
     name: "BertModel",
     architecture: "bert",
-    keys: &[DECODER_KEYS, BERT_KEYS],
+    keys: &[SIZE_KEYS, BERT_KEYS],
     tensors: &[BERT_TENSORS],
     unused: &[
         "embeddings.position_ids",
@@ -167,7 +167,7 @@ const BERT_HEADS: &[&str] = &[
 const MODERN_BERT: HfClass = HfClass {
     name: "ModernBertModel",
     architecture: "modern-bert",
-    keys: &[DECODER_KEYS, MODERN_KEYS],
+    keys: &[SIZE_KEYS, MODERN_KEYS],
     tensors: &[MODERN_TENSORS],
     ..HfClass::EMPTY
 };

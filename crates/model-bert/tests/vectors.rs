@@ -157,7 +157,7 @@ fn vectors_stay_as_long_as_they_are_where_that_is_asked() {
     let reference = Reference::of(BERT);
     let file = OpenModel::open(data(BERT), &registry()).unwrap();
     let config = EmbedderConfig {
-        normalization: Normalization::None,
+        normalization: Some(Normalization::None),
         ..EmbedderConfig::default()
     };
     let mut embedder = Embedder::new(cpu(), &file, &config).unwrap();

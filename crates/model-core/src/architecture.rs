@@ -53,6 +53,12 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The same model without its output matrix: its output is the final row of every wanted token,
+    /// after the last norm. `None` where there is no such model, or it gives rows already.
+    fn without_head(&self) -> Option<Arc<dyn Model>> {
+        None
+    }
+
     /// Custom operations of its graphs. The engine registers them with the backend before it loads
     /// first, in addition to its own.
     fn custom_ops(&self) -> CustomOps {
@@ -60,7 +66,8 @@ pub trait Model: fmt::Debug + Send + Sync {
     }
 
     /// The computation for a ubatch of this shape. Its one output is the logits,
-    /// `[outputs, vocab]`, or the final rows, `[outputs, dim]`: see [`Model::output`].
+    /// `[outputs, vocab]`, the final rows, `[outputs, dim]`, or scores, `[outputs, labels]`: see
+    /// [`Model::output`].
     ///
     /// # Errors
     /// [`ModelError::Graph`] where the model's sizes do not fit together.
@@ -75,7 +82,17 @@ pub enum OutputKind {
     Logits,
     /// The final row of every wanted token, as wide as the embedding rows: an encoder.
     Embeddings,
+    /// A score for every label of the model, from the row of a text's first token: a classifier,
+    /// or with one label a reranker.
+    Scores {
+        /// Scores of a text.
+        n_labels: usize,
+    },
 }
+
+/// Key of our own, after the architecture's name: true where a decoder has no output matrix, not
+/// even that of its embedding. GGUF has none.
+pub(crate) const NO_HEAD: &str = "without_output";
 
 /// A family of models: knows which metadata it needs.
 pub trait Architecture: Send + Sync {
@@ -169,9 +186,12 @@ impl Registry {
         metadata: &Metadata,
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
-        let model = self
-            .get(metadata.get("general.architecture")?)?
-            .model(metadata, weights)?;
+        let name: &str = metadata.get("general.architecture")?;
+        let model = self.get(name)?.model(metadata, weights)?;
+        let model = match metadata.optional(&format!("{name}.{NO_HEAD}"))? {
+            Some(true) => model.without_head().unwrap_or(model),
+            Some(false) | None => model,
+        };
         check_tensors(&*model, weights)?;
         Ok(model)
     }

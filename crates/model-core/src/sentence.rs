@@ -1,8 +1,8 @@
-//! [`SentenceSettings`]: how the rows that an encoder gives for the tokens of a text become one
+//! [`SentenceSettings`]: how the rows that a model gives for the tokens of a text become one
 //! vector.
 //!
-//! Keys are `{architecture}.pooling_type` of the GGUF specification and, of our own, since GGUF has
-//! none, `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a
+//! Keys are `{architecture}.pooling_type` of the GGUF specification and, since it has none for
+//! them, `{architecture}.normalize_embeddings` and `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a
 //! vector of the width of a row. Knows no architecture and no file but its metadata.
 
 use crate::error::ModelError;
@@ -17,6 +17,18 @@ pub enum Pooling {
     Cls,
     /// The last.
     Last,
+    /// The first, which went through a classification head: the scores of a reranker.
+    Rank,
+}
+
+/// The length of vectors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Normalization {
+    /// 1, so that a dot product is the cosine similarity.
+    #[default]
+    Unit,
+    /// As pooled.
+    None,
 }
 
 /// A file's settings for whole texts.
@@ -24,6 +36,8 @@ pub enum Pooling {
 pub struct SentenceSettings {
     /// How rows become one, where the file specifies it.
     pub pooling: Option<Pooling>,
+    /// The length of vectors, where the file specifies it.
+    pub normalization: Option<Normalization>,
     /// The longest text that the model was made for, in tokens with their marks, where that is less
     /// than its context.
     pub max_tokens: Option<usize>,
@@ -31,6 +45,8 @@ pub struct SentenceSettings {
 
 /// Key of [`SentenceSettings::pooling`], after the architecture's name.
 pub(crate) const POOLING: &str = "pooling_type";
+/// Key of [`SentenceSettings::normalization`], after the architecture's name: true for length 1.
+pub(crate) const NORMALIZE: &str = "normalize_embeddings";
 /// Key of [`SentenceSettings::max_tokens`], after the architecture's name.
 pub(crate) const MAX_TOKENS: &str = "max_sequence_length";
 
@@ -41,6 +57,7 @@ impl Pooling {
             Self::Mean => 1,
             Self::Cls => 2,
             Self::Last => 3,
+            Self::Rank => 4,
         }
     }
 
@@ -48,7 +65,7 @@ impl Pooling {
     pub fn pool(self, rows: &[f32], dim: usize) -> Vec<f32> {
         let mut each = rows.chunks_exact(dim.max(1));
         let one = match self {
-            Self::Cls => each.next(),
+            Self::Cls | Self::Rank => each.next(),
             Self::Last => each.next_back(),
             Self::Mean => {
                 let n = each.len().max(1) as f64;
@@ -83,14 +100,17 @@ impl SentenceSettings {
             Some(1) => Some(Pooling::Mean),
             Some(2) => Some(Pooling::Cls),
             Some(3) => Some(Pooling::Last),
-            Some(4) => {
-                let reason = "4: models that rank pairs of texts are not supported".to_owned();
-                return Err(wrong(POOLING, reason));
-            }
+            Some(4) => Some(Pooling::Rank),
             Some(other) => {
-                let reason = format!("{other} is not one of: 0 to 3 (none, mean, first, last)");
+                let reason =
+                    format!("{other} is not one of: 0 to 4 (none, mean, first, last, rank)");
                 return Err(wrong(POOLING, reason));
             }
+        };
+        let normalization = match metadata.optional::<bool>(&key(NORMALIZE))? {
+            Some(true) => Some(Normalization::Unit),
+            Some(false) => Some(Normalization::None),
+            None => None,
         };
         let max_tokens = match metadata.optional::<u32>(&key(MAX_TOKENS))? {
             Some(0) => return Err(wrong(MAX_TOKENS, "0 is not possible".to_owned())),
@@ -98,6 +118,7 @@ impl SentenceSettings {
         };
         Ok(Self {
             pooling,
+            normalization,
             max_tokens,
         })
     }
@@ -123,6 +144,7 @@ mod tests {
         assert_eq!(Pooling::Mean.pool(&rows, 2), [1.0, 3.0]);
         assert_eq!(Pooling::Cls.pool(&rows, 2), [1.0, 2.0]);
         assert_eq!(Pooling::Last.pool(&rows, 2), [-1.0, 1.0]);
+        assert_eq!(Pooling::Rank.pool(&rows, 2), [1.0, 2.0]);
         assert_eq!(Pooling::Mean.pool(&[], 2), [0.0, 0.0]);
         assert_eq!(Pooling::Cls.pool(&[], 2), [0.0, 0.0]);
     }
@@ -148,7 +170,14 @@ mod tests {
             SentenceSettings::read(&file).unwrap(),
             SentenceSettings::default()
         );
-        for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Last] {
+        for (normalize, normalization) in
+            [(true, Normalization::Unit), (false, Normalization::None)]
+        {
+            file.insert("bert.normalize_embeddings", normalize);
+            let settings = SentenceSettings::read(&file).unwrap();
+            assert_eq!(settings.normalization, Some(normalization));
+        }
+        for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Rank] {
             file.insert("bert.pooling_type", pooling.code());
             file.insert("bert.max_sequence_length", 256u32);
             let settings = SentenceSettings::read(&file).unwrap();
@@ -161,18 +190,10 @@ mod tests {
             refused(&file),
             "bert.max_sequence_length: 0 is not possible"
         );
-        for (code, wanted) in [
-            (
-                4u32,
-                "bert.pooling_type: 4: models that rank pairs of texts are not supported",
-            ),
-            (
-                9,
-                "bert.pooling_type: 9 is not one of: 0 to 3 (none, mean, first, last)",
-            ),
-        ] {
-            file.insert("bert.pooling_type", code);
-            assert_eq!(refused(&file), wanted);
-        }
+        file.insert("bert.pooling_type", 9u32);
+        assert_eq!(
+            refused(&file),
+            "bert.pooling_type: 9 is not one of: 0 to 4 (none, mean, first, last, rank)"
+        );
     }
 }

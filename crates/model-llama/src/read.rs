@@ -268,6 +268,10 @@ impl Architecture for LlamaLike {
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
         let hyper = Hyperparameters::new(metadata, self.name);
+        if hyper.optional::<bool>("attention.causal")? == Some(false) {
+            let reason = "false is not supported: tokens of a decoder see no later ones";
+            return Err(hyper.wrong("attention.causal", reason.to_owned()));
+        }
         let dim = hyper.count("embedding_length")?;
         let decoder = Decoder {
             vocab: hyper.vocab(weights, dim)?,

@@ -5,10 +5,9 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
-use model_core::sentence::Pooling;
+use model_core::sentence::{Normalization, Pooling};
 
-use super::count;
-use crate::backends::{ActivationsName, BackendName, RepackName};
+use super::texts::TextArgs;
 
 /// `cellar embed`
 #[derive(Debug, Args)]
@@ -17,10 +16,11 @@ Prints a JSON list with one vector per text, in order, one vector per line. Text
 or the lines of -f or of standard input, including empty ones. Several texts are computed at once;
 the vector of a text does not depend on the others.
 
-Vectors have length 1, so the dot product of two is their cosine similarity: near 1 for texts of the
-same meaning, near 0 for unrelated ones. Pooling (how the rows of all tokens become one vector) is
-read from the model: 1_Pooling/config.json of a sentence-transformers directory, or pooling_type of a
-GGUF file.
+The model is an encoder, or a decoder, whose tokens see no later ones. Pooling (how the rows of all
+tokens become one vector) is read from the model: 1_Pooling/config.json of a sentence-transformers
+directory, or pooling_type of a GGUF file; a model without it needs --pooling. Vectors have length 1,
+so the dot product of two is their cosine similarity (near 1 for texts of the same meaning, near 0 for
+unrelated ones), unless modules.json of the directory has no Normalize.
 
 A text with more tokens than the model takes is an error that reports both numbers; --truncate cuts
 off its end, as sentence-transformers does. Prefixes that some models expect (\"query: \") are part of
@@ -29,10 +29,10 @@ the text.
 Examples:
   cellar embed -m all-MiniLM-L6-v2/ \"How is the weather today?\" \"Is it raining?\"
   cellar embed -m MODEL.gguf -f lines.txt > vectors.json
+  cellar embed -m Qwen3-Embedding-0.6B/ --pooling last \"What is the capital of France?\"
   cellar embed -m MODEL.gguf -f lines.txt --truncate | jq '.[0] | length'")]
 pub(crate) struct EmbedArgs {
-    /// Encoder: a GGUF file, a directory with config.json and safetensors, or the name of a
-    /// downloaded model
+    /// GGUF file, directory with config.json and safetensors, or the name of a downloaded model
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: PathBuf,
     /// Texts, one per argument
@@ -41,32 +41,35 @@ pub(crate) struct EmbedArgs {
     /// Read texts from a file, one per line
     #[arg(short, long, value_name = "FILE", conflicts_with = "texts")]
     pub(crate) file: Option<PathBuf>,
-    /// Cut off tokens beyond the model's limit instead of failing
-    #[arg(long, action = ArgAction::SetTrue)]
-    pub(crate) truncate: bool,
     /// How the rows of a text become one vector [default: as in the model's files]
     #[arg(long, value_enum)]
     pub(crate) pooling: Option<PoolingName>,
-    /// Do not scale vectors to length 1
-    #[arg(long, action = ArgAction::SetTrue)]
+    /// Length of vectors [default: as in the model's files, and where they do not say it, unit]
+    #[arg(long, value_enum)]
+    pub(crate) normalize: Option<NormalizeName>,
+    /// The same as --normalize none
+    #[arg(long, action = ArgAction::SetTrue, conflicts_with = "normalize")]
     pub(crate) no_normalize: bool,
-    /// Backend that computes
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) backend: BackendName,
-    /// Type of the activations that the cpu backend multiplies with quantised weights
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) activations: ActivationsName,
-    /// Whether the cpu backend repacks weights into an interleaved SIMD layout
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) repack: RepackName,
-    /// Threads that compute [default: one per physical core]
-    #[arg(short, long, value_name = "N",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: Option<u16>,
-    /// Tokens of several texts computed at once; a longer text is computed alone
-    #[arg(short, long, value_name = "N", default_value_t = 2048,
-          allow_negative_numbers = true, value_parser = count())]
-    pub(crate) batch: u32,
+    #[command(flatten)]
+    pub(crate) compute: TextArgs,
+}
+
+/// [`Normalization`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NormalizeName {
+    /// 1
+    Unit,
+    /// As pooled
+    None,
+}
+
+impl From<NormalizeName> for Normalization {
+    fn from(name: NormalizeName) -> Self {
+        match name {
+            NormalizeName::Unit => Self::Unit,
+            NormalizeName::None => Self::None,
+        }
+    }
 }
 
 /// [`Pooling`] on the command line.

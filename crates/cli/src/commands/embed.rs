@@ -2,13 +2,12 @@
 
 use std::io::Write;
 
-use engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
+use engine::{Embedder, EmbedderConfig, EngineError, Normalization};
 use model_core::architecture::OutputKind;
 
 use crate::args::EmbedArgs;
-use crate::backends::{self, BackendOptions};
 use crate::failure::{Exit, usage};
-use crate::models::{ModelSource, encoders};
+use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
 use crate::terminal;
@@ -17,35 +16,27 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let texts = texts(args)?;
     let source = ModelSource::File(args.model.clone());
     let open = source.open()?;
-    if open.model().output() != OutputKind::Embeddings {
+    if let OutputKind::Scores { .. } = open.model().output() {
         return usage(format!(
-            "'{}' continues texts and gives no vectors: 'cellar run' is for it; 'cellar embed' \
-             takes an encoder ({})",
-            open.model().architecture(),
-            encoders().join(", ")
+            "'{}' is a reranker and gives no vectors: 'cellar rerank' is for it",
+            args.model.display()
         ));
     }
     drop(open);
     let file = source.load()?;
+    let max_tokens = resolve::n_ctx(args.compute.ctx, &**file.model());
+    let normalization = match args.no_normalize {
+        true => Some(Normalization::None),
+        false => args.normalize.map(Into::into),
+    };
     let config = EmbedderConfig {
         pooling: args.pooling.map(Into::into),
-        normalization: match args.no_normalize {
-            true => Normalization::None,
-            false => Normalization::Unit,
-        },
-        long_texts: match args.truncate {
-            true => LongTexts::Truncate,
-            false => LongTexts::Refuse,
-        },
-        n_batch: args.batch,
+        normalization,
+        long_texts: resolve::long_texts(&args.compute),
+        max_tokens,
+        n_batch: args.compute.batch,
     };
-    let options = BackendOptions {
-        n_threads: args.threads,
-        activations: args.activations,
-        repack: args.repack,
-        profile: None,
-    };
-    let backend = backends::open(args.backend, options)?;
+    let backend = resolve::text_backend(&args.compute)?;
     let mut embedder = Embedder::new(backend, &file, &config).map_err(with_advice)?;
     let tokens = embedder
         .tokens(file.tokenizer(), &texts)
@@ -85,7 +76,10 @@ fn with_advice(error: EngineError) -> anyhow::Error {
             anyhow::anyhow!("{error}; make it shorter, or cut its end off with --truncate")
         }
         EngineError::NoPooling { .. } => {
-            anyhow::anyhow!("{error}; choose with --pooling: most models were made for mean or cls")
+            anyhow::anyhow!(
+                "{error}; choose with --pooling: most encoders were made for mean or cls, decoders \
+                 for last"
+            )
         }
         other => other.into(),
     }

@@ -92,15 +92,33 @@ impl Decoder {
         Some(chosen)
     }
 
-    /// The computation for a ubatch of `shape`.
+    /// The computation for a ubatch of `shape`, which gives logits.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph, GraphError> {
         let mut b = GraphBuilder::new(shape);
+        let rows = self.final_rows(&mut b)?;
+        let logits = self.head(&mut b, rows)?;
+        b.finish(&[logits])
+    }
+
+    /// The computation for a ubatch of `shape`, which gives the rows after the last norm.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the settings do not fit together.
+    pub fn rows_graph(&self, shape: GraphShape) -> Result<Graph, GraphError> {
+        let mut b = GraphBuilder::new(shape);
+        let rows = self.final_rows(&mut b)?;
+        b.finish(&[rows])
+    }
+
+    /// The rows of wanted tokens after the last norm.
+    fn final_rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
+        let shape = b.shape();
         let tokens = b.input(Input::Tokens)?;
         let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        let mut x = scaled(&mut b, "inp_scaled", x, self.multipliers.embedding)?;
+        let mut x = scaled(b, "inp_scaled", x, self.multipliers.embedding)?;
         let memory = self.memory();
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
@@ -116,9 +134,7 @@ impl Decoder {
             };
             x = self.layer(&mut b.scope(index), at, layer, x)?;
         }
-        let x = self.norm.build(&mut b, "result_norm", x, "output_norm")?;
-        let logits = self.head(&mut b, x)?;
-        b.finish(&[logits])
+        self.norm.build(b, "result_norm", x, "output_norm")
     }
 
     fn head(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {

@@ -1,4 +1,5 @@
-//! [`DecoderModel`]: a decoder with a name and a trained context length.
+//! [`DecoderModel`]: a decoder with a name and a trained context length, which gives logits or
+//! final rows.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 
 use super::Decoder;
-use crate::architecture::Model;
+use crate::architecture::{Model, OutputKind};
 use crate::error::ModelError;
 
 /// A decoder with a name and a trained context length.
@@ -16,6 +17,16 @@ pub struct DecoderModel {
     decoder: Decoder,
     memory: LayerMap,
     context_length: usize,
+    head: Head,
+}
+
+/// What follows the last norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Head {
+    /// The output matrix.
+    Logits,
+    /// Nothing.
+    None,
 }
 
 impl DecoderModel {
@@ -26,6 +37,7 @@ impl DecoderModel {
             memory: decoder.memory(),
             decoder,
             context_length,
+            head: Head::Logits,
         }
     }
 
@@ -58,11 +70,33 @@ impl Model for DecoderModel {
 
     fn for_context(&self, n_tokens: usize) -> Option<Arc<dyn Model>> {
         let decoder = self.decoder.for_context(n_tokens)?;
-        let model = Self::new(self.architecture, decoder, self.context_length);
-        Some(Arc::new(model))
+        Some(Arc::new(Self {
+            decoder,
+            ..self.clone()
+        }))
+    }
+
+    fn output(&self) -> OutputKind {
+        match self.head {
+            Head::Logits => OutputKind::Logits,
+            Head::None => OutputKind::Embeddings,
+        }
+    }
+
+    fn without_head(&self) -> Option<Arc<dyn Model>> {
+        match self.head {
+            Head::None => None,
+            Head::Logits => Some(Arc::new(Self {
+                head: Head::None,
+                ..self.clone()
+            })),
+        }
     }
 
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
-        Ok(self.decoder.graph(shape)?)
+        Ok(match self.head {
+            Head::Logits => self.decoder.graph(shape)?,
+            Head::None => self.decoder.rows_graph(shape)?,
+        })
     }
 }

@@ -20,6 +20,19 @@ pub struct HfClass {
     /// What transformers takes for a key that is not there, where a reader would refuse that or
     /// take something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
+    /// Whether models of the class have an output matrix.
+    pub head: HfHead,
+}
+
+/// Whether a class of models has an output matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HfHead {
+    /// One of its own, or that of the embedding.
+    #[default]
+    Logits,
+    /// None (`LlamaModel` and the like): a model of vectors. Names of tensors may lack their
+    /// `model.`.
+    None,
 }
 
 impl HfClass {
@@ -31,6 +44,7 @@ impl HfClass {
         tensors: &[],
         unused: &[],
         defaults: &[],
+        head: HfHead::Logits,
     };
 }
 

@@ -29,12 +29,12 @@ mod tokenizer;
 mod translation;
 mod weights;
 
-pub use class::{Expected, HfClass, HfClasses, Key};
+pub use class::{Expected, HfClass, HfClasses, HfHead, Key};
 pub use config::HfConfig;
 pub use keys::Keys;
 pub use rope::{RopeKind, RopeSettings, rope_keys};
 pub use rules::{
-    DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, SILU, TRAINED_LENGTH, WIDTH_KEYS,
+    DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH, WIDTH_KEYS,
     full_attention, head_dim, layer_types, window_of_all, windows_by_layer,
 };
 pub use steps::{Heads, RowFactors, Step};

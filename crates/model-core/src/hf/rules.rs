@@ -27,8 +27,21 @@ pub const TRAINED_LENGTH: Key = Key::Count {
     from: "max_position_embeddings",
 };
 
-/// Sizes of a decoder.
+/// Sizes of a decoder, whose tokens see no later ones.
 pub const DECODER_KEYS: &[Key] = &[
+    Key::All(SIZE_KEYS),
+    Key::Only {
+        from: "is_causal",
+        is: Expected::Flag(true),
+    },
+    Key::Only {
+        from: "use_bidirectional_attention",
+        is: Expected::Flag(false),
+    },
+];
+
+/// Sizes of a model.
+pub const SIZE_KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
     TRAINED_LENGTH,
     Key::Count {

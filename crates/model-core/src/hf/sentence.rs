@@ -3,14 +3,13 @@
 //! [`crate::sentence`].
 //!
 //! Invariant: a module that would change vectors and that is not known is an error that names it.
-//! That vectors are normalised is not kept: callers choose whether they are.
 
 use std::path::Path;
 
 use serde_json::Value;
 
 use super::{HfConfig, Keys, ModelFileError};
-use crate::sentence::{MAX_TOKENS, POOLING, Pooling};
+use crate::sentence::{MAX_TOKENS, NORMALIZE, POOLING, Pooling};
 
 /// Names of the flags of pooling, of which one is true, and of their short forms.
 const MODES: &[(&str, &str, Option<Pooling>)] = &[
@@ -32,7 +31,11 @@ const USUAL_FOLDER: &str = "1_Pooling";
 /// Translates what is there; a directory of a model alone has none of it.
 pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), ModelFileError> {
     let folder = match directory.join("modules.json") {
-        list if list.exists() => pooling_folder(&list)?,
+        list if list.exists() => {
+            let modules = Modules::read(&list)?;
+            keys.set(NORMALIZE, modules.normalize);
+            modules.pooling_folder
+        }
         _ => Some(USUAL_FOLDER.to_owned()),
     };
     let config = folder.map(|folder| directory.join(folder).join("config.json"));
@@ -67,35 +70,48 @@ fn refuse_default_prompt(config: &Path) -> Result<(), ModelFileError> {
     }
 }
 
-/// The folder of the pooling in a list of modules.
-fn pooling_folder(list: &Path) -> Result<Option<String>, ModelFileError> {
-    let format = |reason: String| ModelFileError::Format {
-        path: list.to_owned(),
-        reason,
-    };
-    let text = std::fs::read(list).map_err(|source| ModelFileError::Io {
-        attempt: "read",
-        path: list.to_owned(),
-        source,
-    })?;
-    let modules: Vec<Value> = serde_json::from_slice(&text)
-        .map_err(|error| format(format!("no list of modules: {error}")))?;
-    let mut folder = None;
-    for (at, module) in modules.iter().enumerate() {
-        let text = |key: &str| module.get(key).and_then(Value::as_str);
-        let kind = text("type").ok_or_else(|| format(format!("module {at} has no 'type'")))?;
-        match kind.rsplit('.').next() {
-            Some("Transformer" | "Normalize") => {}
-            Some("Pooling") => folder = text("path").filter(|p| is_plain(p)).map(str::to_owned),
-            _ => {
-                let known = "Transformer, Pooling, Normalize";
-                return Err(format(format!(
-                    "module '{kind}' is not supported; known are: {known}"
-                )));
+/// What a list of modules says.
+#[derive(Debug, Default)]
+struct Modules {
+    /// The folder of the pooling, where there is one.
+    pooling_folder: Option<String>,
+    /// Whether vectors get length 1.
+    normalize: bool,
+}
+
+impl Modules {
+    fn read(list: &Path) -> Result<Self, ModelFileError> {
+        let format = |reason: String| ModelFileError::Format {
+            path: list.to_owned(),
+            reason,
+        };
+        let text = std::fs::read(list).map_err(|source| ModelFileError::Io {
+            attempt: "read",
+            path: list.to_owned(),
+            source,
+        })?;
+        let modules: Vec<Value> = serde_json::from_slice(&text)
+            .map_err(|error| format(format!("no list of modules: {error}")))?;
+        let mut read = Self::default();
+        for (at, module) in modules.iter().enumerate() {
+            let text = |key: &str| module.get(key).and_then(Value::as_str);
+            let kind = text("type").ok_or_else(|| format(format!("module {at} has no 'type'")))?;
+            match kind.rsplit('.').next() {
+                Some("Transformer") => {}
+                Some("Normalize") => read.normalize = true,
+                Some("Pooling") => {
+                    read.pooling_folder = text("path").filter(|p| is_plain(p)).map(str::to_owned);
+                }
+                _ => {
+                    let known = "Transformer, Pooling, Normalize";
+                    return Err(format(format!(
+                        "module '{kind}' is not supported; known are: {known}"
+                    )));
+                }
             }
         }
+        Ok(read)
     }
-    Ok(folder)
 }
 
 /// Whether a path stays inside the directory.

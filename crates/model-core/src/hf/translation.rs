@@ -6,7 +6,8 @@ use kv_core::weights::WeightSource;
 
 use super::files::TensorFiles;
 use super::keys::Keys;
-use super::{HfClass, HfClasses, HfConfig, HfWeights, ModelFileError};
+use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
+use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::Metadata;
 
@@ -42,6 +43,9 @@ impl<'a> TranslatedConfig<'a> {
         if let Some(name) = name {
             keys.set_whole("general.name", name);
         }
+        if class.head == HfHead::None {
+            keys.set(NO_HEAD, true);
+        }
         for key in class.keys.iter().copied().flatten() {
             key.apply(&config, &mut keys)?;
         }
@@ -60,7 +64,10 @@ impl<'a> TranslatedConfig<'a> {
         let (metadata, computed) = self.keys.into_parts();
         let mut weights = HfWeights::new(self.class, &self.config, tensors, computed)?;
         check_embedding(&self.config, &weights)?;
-        tie(&self.config, &mut weights)?;
+        match self.class.head {
+            HfHead::Logits => tie(&self.config, &mut weights)?,
+            HfHead::None => weights.forget(OUTPUT),
+        }
         Ok(HfTranslation {
             label,
             metadata,

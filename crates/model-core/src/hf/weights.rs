@@ -26,6 +26,16 @@ pub struct TensorRule {
 }
 
 impl TensorRule {
+    /// The same for files whose names lack this beginning.
+    fn without(self, prefix: &str) -> Self {
+        let rest = |name: &'static str| name.strip_prefix(prefix);
+        match (self.from_place, rest(self.from_place), rest(self.from)) {
+            ("", _, Some(from)) => Self { from, ..self },
+            (_, Some(from_place), _) => Self { from_place, ..self },
+            _ => self,
+        }
+    }
+
     /// Pattern of the GGUF name.
     fn to(&self) -> String {
         format!("{}{}", self.to_place, self.to)
@@ -52,6 +62,9 @@ pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) 
         steps,
     }
 }
+
+/// What the names of a decoder begin with, but for its output matrix.
+const BODY: &str = "model.";
 
 /// What a GGUF tensor is made of.
 #[derive(Clone, Debug)]
@@ -89,7 +102,11 @@ impl HfWeights {
         files: &TensorFiles,
         computed: Vec<Weight>,
     ) -> Result<Self, ModelFileError> {
-        let rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
+        let mut rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
+        // A model that was saved without its class of texts, as sentence-transformers does.
+        if !files.tensors.keys().any(|name| name.starts_with(BODY)) {
+            rules.iter_mut().for_each(|rule| *rule = rule.without(BODY));
+        }
         let mut sources = BTreeMap::new();
         let mut used = HashSet::new();
         for rule in &rules {

@@ -6,7 +6,7 @@ mod tensors;
 
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS,
-    GRANITE_FACTORS, HfClass, INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS,
+    GRANITE_FACTORS, HfClass, HfHead, INPUT_NORM, Key, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS,
     ROPE_KEYS, SILU, full_attention, window_of_all,
 };
 
@@ -42,15 +42,15 @@ const LLAMA: HfClass = HfClass {
 pub(crate) const CLASSES: &[HfClass] = &[
     LLAMA,
     HfClass {
-        name: "MistralForCausalLM",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            ROPE_KEYS,
-            &[SILU, Key::With(window_of_all)],
-        ],
-        defaults: &[("sliding_window", 4096)],
+        name: "LlamaModel",
+        head: HfHead::None,
         ..LLAMA
+    },
+    MISTRAL,
+    HfClass {
+        name: "MistralModel",
+        head: HfHead::None,
+        ..MISTRAL
     },
     HfClass {
         name: "MixtralForCausalLM",
@@ -73,10 +73,15 @@ pub(crate) const CLASSES: &[HfClass] = &[
     },
     QWEN2,
     HfClass {
-        name: "Qwen3ForCausalLM",
-        architecture: "qwen3",
-        defaults: &[("head_dim", 128)],
+        name: "Qwen2Model",
+        head: HfHead::None,
         ..QWEN2
+    },
+    QWEN3,
+    HfClass {
+        name: "Qwen3Model",
+        head: HfHead::None,
+        ..QWEN3
     },
     HfClass {
         name: "Qwen3MoeForCausalLM",
@@ -163,6 +168,19 @@ pub(crate) const CLASSES: &[HfClass] = &[
     OLMO2,
     STARCODER2,
 ];
+
+/// Llama with a window.
+const MISTRAL: HfClass = HfClass {
+    name: "MistralForCausalLM",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        &[SILU, Key::With(window_of_all)],
+    ],
+    defaults: &[("sliding_window", 4096)],
+    ..LLAMA
+};
 
 /// Llama with factors of its own.
 const GRANITE: HfClass = HfClass {
@@ -275,4 +293,11 @@ const QWEN2: HfClass = HfClass {
         GATED_TENSORS,
     ],
     ..LLAMA
+};
+
+const QWEN3: HfClass = HfClass {
+    name: "Qwen3ForCausalLM",
+    architecture: "qwen3",
+    defaults: &[("head_dim", 128)],
+    ..QWEN2
 };

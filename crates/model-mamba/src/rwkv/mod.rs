@@ -21,7 +21,7 @@ use kv_core::graph::{
 };
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::weights::WeightSource;
-use model_core::architecture::{Architecture, Model, ModelError};
+use model_core::architecture::{Architecture, Model, ModelError, OutputKind};
 use model_core::blocks::TOKEN_EMBEDDING;
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
@@ -83,13 +83,18 @@ impl BlockState {
 struct RwkvModel {
     sizes: Sizes,
     layers: LayerMap,
+    output: OutputKind,
 }
 
 impl RwkvModel {
     fn new(sizes: Sizes) -> Self {
         let of_block = BlockState::ALL.map(|state| state.memory(&sizes));
         let layers = LayerMap::new(of_block.repeat(sizes.n_blocks));
-        Self { sizes, layers }
+        Self {
+            sizes,
+            layers,
+            output: OutputKind::Logits,
+        }
     }
 }
 
@@ -226,6 +231,20 @@ impl Model for RwkvModel {
         self.sizes.dim
     }
 
+    fn output(&self) -> OutputKind {
+        self.output
+    }
+
+    fn without_head(&self) -> Option<Arc<dyn Model>> {
+        match self.output {
+            OutputKind::Logits => Some(Arc::new(Self {
+                output: OutputKind::Embeddings,
+                ..self.clone()
+            })),
+            _ => None,
+        }
+    }
+
     fn custom_ops(&self) -> CustomOps {
         ops::ops()
     }
@@ -249,8 +268,13 @@ impl Model for RwkvModel {
         }
         let weights = Affine::new("output_norm.weight").bias("output_norm.bias");
         let x = b.layer_norm("result_norm", x, weights, eps)?;
-        let logits = b.linear("result_output", x, &sizes.output_weight, sizes.vocab)?;
-        Ok(b.finish(&[logits])?)
+        let x = match self.output {
+            OutputKind::Logits => {
+                b.linear("result_output", x, &sizes.output_weight, sizes.vocab)?
+            }
+            _ => x,
+        };
+        Ok(b.finish(&[x])?)
     }
 }
 

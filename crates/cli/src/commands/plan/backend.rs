@@ -71,7 +71,7 @@ fn shapes(args: &PlanArgs, model: &dyn Model, settings: &Settings) -> Vec<GraphS
     let n_ubatch = settings.n_ubatch.min(settings.n_ctx) as usize;
     let n_seqs = args.seqs as usize;
     let shapes = match model.output() {
-        OutputKind::Embeddings => vec![(n_ubatch, n_ubatch)],
+        OutputKind::Embeddings | OutputKind::Scores { .. } => vec![(n_ubatch, n_ubatch)],
         OutputKind::Logits => vec![(n_ubatch, 0), (n_ubatch, 1), (n_seqs, n_seqs)],
     };
     let shape = |(n_tokens, n_outputs)| GraphShape {

@@ -6,6 +6,7 @@
 //! vocabularies that ask for Unicode normalisation (NFC) are read without it, as GGUF has no key
 //! for it and as llama.cpp reads them.
 
+mod around;
 mod pre;
 mod tokens;
 mod vocab_txt;
@@ -15,6 +16,7 @@ use std::path::Path;
 use super::class::as_u32;
 use super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::{Array, Metadata};
+use around::{Added, Around};
 use pre::Kind;
 use tokens::Tokens;
 
@@ -66,28 +68,36 @@ pub(super) fn translate(
         let merges = std::mem::take(&mut tokens.merges);
         keys.set_whole("tokenizer.ggml.merges", Array::String(merges));
     }
-    special_ids(
-        &tokens,
-        kind,
+    let around = Around::read(&json, &tokens)?;
+    let roles = RoleFiles {
         config,
-        [settings.as_ref(), generation.as_ref()],
-        keys,
-    )?;
+        settings: settings.as_ref(),
+        generation: generation.as_ref(),
+        around,
+    };
+    special_ids(&tokens, kind, &roles, keys)?;
     if let Some(space) = pre::space_prefix(&json, kind) {
         keys.set_whole("tokenizer.ggml.add_space_prefix", space);
     }
-    let (first, last) = added_around(&json, &tokens)?;
     for (name, found, other) in [
-        ("bos", first, "add_bos_token"),
-        ("eos", last, "add_eos_token"),
+        ("bos", around.first, "add_bos_token"),
+        ("eos", around.last, "add_eos_token"),
     ] {
         let said = match &settings {
             Some(settings) => settings.optional_flag(other)?,
             None => None,
         };
-        if let Some(add) = found.or(said) {
+        if let Some(add) = found.map(Added::is_something).or(said) {
             keys.set_whole(&format!("tokenizer.ggml.add_{name}_token"), add);
         }
+    }
+    if let Some(n_between) = around.n_between
+        && keys
+            .metadata()
+            .contains("tokenizer.ggml.seperator_token_id")
+    {
+        // Between the texts of a pair: the end of the first, and perhaps a separator.
+        keys.set_whole("tokenizer.ggml.add_sep_token", n_between > 1);
     }
     if kind == Kind::WordPiece {
         let n_types = config.optional_count("type_vocab_size")?.unwrap_or(2);
@@ -102,16 +112,29 @@ pub(super) fn translate(
     Ok(())
 }
 
+/// What says which tokens have a role.
+struct RoleFiles<'a> {
+    config: &'a HfConfig,
+    /// `tokenizer_config.json`
+    settings: Option<&'a HfConfig>,
+    /// `generation_config.json`
+    generation: Option<&'a HfConfig>,
+    around: Around,
+}
+
 /// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`, or else by the
 /// names that BERT's always have. Generation may end with up to three tokens; those after the
-/// first become end of turn and end of message.
+/// first become end of turn and end of message. What is added after a text comes first of all: it
+/// is not always what ends a generation (Qwen3-Embedding).
 fn special_ids(
     tokens: &Tokens,
     kind: Kind,
-    config: &HfConfig,
-    [settings, generation]: [Option<&HfConfig>; 2],
+    roles: &RoleFiles<'_>,
     keys: &mut Keys,
 ) -> Result<(), ModelFileError> {
+    let RoleFiles {
+        config, settings, ..
+    } = *roles;
     let by_text = |role: &str| -> Result<Option<u32>, ModelFileError> {
         let Some(settings) = settings else {
             return Ok(None);
@@ -149,12 +172,19 @@ fn special_ids(
         }
     }
     let mut ends: Vec<u32> = by_text("eos")?.into_iter().collect();
-    for config in [generation, Some(config)].into_iter().flatten() {
+    for config in [roles.generation, Some(config)].into_iter().flatten() {
         for id in token_ids(config, "eos_token_id")? {
             if !ends.contains(&id) {
                 ends.push(id);
             }
         }
+    }
+    // BERT has no end but its separator, which is found above.
+    if let (Some(Added::Token(last)), Some(&first)) = (roles.around.last, ends.first())
+        && last != first
+    {
+        ends.retain(|&id| id != last);
+        ends.insert(0, last);
     }
     for (name, id) in ["eos", "eot", "eom"].into_iter().zip(ends) {
         keys.set_whole(&format!("tokenizer.ggml.{name}_token_id"), id);
@@ -178,45 +208,6 @@ fn token_ids(config: &HfConfig, key: &str) -> Result<Vec<u32>, ModelFileError> {
             Some(-1.0) | None => Ok(Vec::new()),
             Some(number) => id(number).map(|id| vec![id]).ok_or_else(wrong),
         },
-    }
-}
-
-/// Whether the post-processor adds tokens around a text, where there is one.
-fn added_around(
-    json: &HfConfig,
-    tokens: &Tokens,
-) -> Result<(Option<bool>, Option<bool>), ModelFileError> {
-    let mut at = "post_processor".to_owned();
-    if json.optional_text("post_processor.type")? == Some("Sequence") {
-        let is_template = |i: &usize| {
-            let key = format!("post_processor.processors.{i}.type");
-            json.optional_text(&key).ok().flatten() == Some("TemplateProcessing")
-        };
-        match (0..8).find(is_template) {
-            Some(i) => at = format!("post_processor.processors.{i}"),
-            None => return Ok((None, None)),
-        }
-    }
-    match json.optional_text(&format!("{at}.type"))? {
-        Some("TemplateProcessing") => {
-            let key = format!("{at}.single");
-            let pieces = json.value(&key).and_then(|v| v.as_array());
-            let pieces = pieces.ok_or_else(|| json.wrong(&key, "a list"))?;
-            let special = |piece: Option<&serde_json::Value>| {
-                piece.is_some_and(|piece| piece.get("SpecialToken").is_some())
-            };
-            Ok((Some(special(pieces.first())), Some(special(pieces.last()))))
-        }
-        // BERT and RoBERTa: both marks around every text.
-        Some("BertProcessing" | "RobertaProcessing") => Ok((Some(true), Some(true))),
-        Some("ByteLevel") | None => {
-            let _ = tokens;
-            Ok((None, None))
-        }
-        Some(_) => Err(json.wrong(
-            &format!("{at}.type"),
-            "one of: TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence",
-        )),
     }
 }
 

@@ -1,0 +1,220 @@
+//! [`TextEngine`]: lists of tokens in, one pooled row each out.
+//!
+//! Several texts are computed at once, each in its own sequence that sees no other; what the memory
+//! holds of them is forgotten before the next ones. Invariant: the row of a text does not depend on
+//! the other texts, as far as the backend guarantees. Knows nothing of strings.
+
+use std::sync::Arc;
+
+use kv_core::backend::Backend;
+use kv_core::batch::Batch;
+use kv_core::layers::{LayerMap, LayerMemory};
+use kv_core::{Causality, KvType, SeqId, TokenId};
+use model_core::architecture::Model;
+use model_core::model_file::OpenModel;
+use model_core::sentence::Pooling;
+
+use crate::config::{DEFAULT_N_CTX, EngineConfig};
+use crate::decode::Engine;
+use crate::error::EngineError;
+
+/// Texts that are computed at once, at most; each is a sequence.
+const MAX_BATCH_TEXTS: usize = 256;
+
+/// The same for models that keep a state for each sequence, which may be large.
+const MAX_BATCH_STATES: usize = 16;
+
+/// Tokens that a model with a memory computes at once.
+const MEMORY_UBATCH: u32 = 512;
+
+/// The tokens of one text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TextTokens<'a> {
+    pub(crate) tokens: &'a [TokenId],
+}
+
+/// How texts are computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TextSettings {
+    /// How the rows of a text become one.
+    pub(crate) pooling: Pooling,
+    /// The longest text, in tokens, where the file or the caller says it.
+    pub(crate) max_tokens: Option<usize>,
+    /// Tokens of several texts that are computed at once.
+    pub(crate) n_batch: u32,
+}
+
+/// An engine for whole texts.
+#[derive(Debug)]
+pub(crate) struct TextEngine<B: Backend> {
+    pub(crate) engine: Engine<B>,
+    pub(crate) pooling: Pooling,
+    /// The longest text, in tokens.
+    pub(crate) max_tokens: usize,
+    n_batch: u32,
+    /// Texts that are computed at once, at most.
+    max_texts: usize,
+}
+
+impl<B: Backend> TextEngine<B> {
+    /// Loads a model that gives rows of texts, which may be another one than the file's.
+    pub(crate) fn new(
+        backend: B,
+        file: &OpenModel,
+        model: Arc<dyn Model>,
+        settings: TextSettings,
+    ) -> Result<Self, EngineError> {
+        let trained = model.context_length();
+        let memory = TextMemory::of(model.layers());
+        let longest = match memory {
+            TextMemory::None => trained,
+            TextMemory::Cells | TextMemory::States => trained.min(DEFAULT_N_CTX as usize),
+        };
+        let max_tokens = settings.max_tokens.unwrap_or(longest).min(trained);
+        // Cells do not depend on the batch: the context's length chooses the rotation (LongRoPE).
+        let n_batch = match memory {
+            TextMemory::None => settings.n_batch.max(count(max_tokens)),
+            TextMemory::Cells | TextMemory::States => count(max_tokens),
+        };
+        let n_ubatch = match (memory, model.causality()) {
+            (TextMemory::None, _) | (_, Causality::NonCausal) => n_batch,
+            _ => n_batch.min(MEMORY_UBATCH),
+        };
+        let max_texts = match memory {
+            TextMemory::None | TextMemory::Cells => MAX_BATCH_TEXTS,
+            TextMemory::States => MAX_BATCH_STATES,
+        };
+        let config = EngineConfig {
+            n_ctx: Some(match memory {
+                TextMemory::None => count(trained),
+                TextMemory::Cells | TextMemory::States => n_batch,
+            }),
+            n_batch,
+            n_ubatch,
+            n_seqs: count(max_texts),
+            // Texts are forgotten soon, and vectors are compared to the last digit.
+            kv_types: KvType::F32.into(),
+            ..EngineConfig::default()
+        };
+        Ok(Self {
+            engine: Engine::new(backend, model, file.weights(), &config)?,
+            pooling: settings.pooling,
+            max_tokens,
+            n_batch: settings.n_batch.min(n_batch),
+            max_texts,
+        })
+    }
+
+    /// That text number `index` can be computed.
+    pub(crate) fn check(&self, index: usize, tokens: &[TokenId]) -> Result<(), EngineError> {
+        let limit = self.max_tokens;
+        match tokens.len() {
+            0 => Err(EngineError::EmptyText { index }),
+            n_tokens if n_tokens > limit => Err(EngineError::TextTooLong {
+                index,
+                n_tokens,
+                limit,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many of the first texts, of so many tokens, are computed at once: at least one.
+    pub(crate) fn n_together(&self, n_tokens: impl Iterator<Item = usize>) -> usize {
+        let mut total = 0;
+        let fits = |n: &usize| {
+            total += n;
+            total <= self.n_batch as usize
+        };
+        n_tokens
+            .take(self.max_texts)
+            .take_while(fits)
+            .count()
+            .max(1)
+    }
+
+    /// The pooled row of each text.
+    ///
+    /// # Errors
+    /// [`EngineError::TextTooLong`], [`EngineError::EmptyText`], before anything is computed, and
+    /// [`EngineError`].
+    pub(crate) fn rows(&mut self, texts: &[TextTokens<'_>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        for (index, text) in texts.iter().enumerate() {
+            self.check(index, text.tokens)?;
+        }
+        let mut rows = Vec::with_capacity(texts.len());
+        let mut rest = texts;
+        while !rest.is_empty() {
+            let n = self.n_together(rest.iter().map(|text| text.tokens.len()));
+            let (group, after) = rest.split_at(n);
+            self.group(group, &mut rows)?;
+            rest = after;
+        }
+        Ok(rows)
+    }
+
+    fn group(
+        &mut self,
+        texts: &[TextTokens<'_>],
+        pooled: &mut Vec<Vec<f32>>,
+    ) -> Result<(), EngineError> {
+        let mut batch = Batch::new();
+        let mut n_rows = Vec::with_capacity(texts.len());
+        for (text, seq) in texts.iter().zip((0..).map(SeqId)) {
+            let n_tokens = text.tokens.len();
+            let wanted = match self.pooling {
+                Pooling::Mean => 0..n_tokens,
+                Pooling::Cls | Pooling::Rank => 0..1,
+                Pooling::Last => n_tokens.saturating_sub(1)..n_tokens,
+            };
+            for (at, &token) in text.tokens.iter().enumerate() {
+                let entry = batch.push_token(token).in_sequence(seq);
+                if wanted.contains(&at) {
+                    entry.with_output();
+                }
+            }
+            n_rows.push(wanted.len());
+        }
+        self.engine.clear();
+        let rows = self.engine.embed(&batch)?;
+        let dim = rows.dim();
+        let mut rest = rows.values();
+        for n in n_rows {
+            let (own, after) = rest.split_at((n * dim).min(rest.len()));
+            rest = after;
+            pooled.push(self.pooling.pool(own, dim));
+        }
+        Ok(())
+    }
+}
+
+/// What a model remembers of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextMemory {
+    /// Nothing: its tokens see each other within a ubatch.
+    None,
+    /// Rows of its tokens.
+    Cells,
+    /// A state for each sequence, perhaps with rows of tokens.
+    States,
+}
+
+impl TextMemory {
+    fn of(layers: &LayerMap) -> Self {
+        let mut memory = Self::None;
+        for (index, layer) in layers.iter() {
+            if layers.recurrent(index).is_some() {
+                return Self::States;
+            }
+            if layer != LayerMemory::Nothing {
+                memory = Self::Cells;
+            }
+        }
+        memory
+    }
+}
+
+/// A number of tokens or sequences, which models keep below `u32::MAX`.
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
