@@ -133,6 +133,7 @@ impl<B: Backend> Runner<B> {
             tokens: &ubatch.tokens,
             embeddings: &ubatch.embeddings,
             positions: &ubatch.positions,
+            token_types: &ubatch.token_types,
             coordinates: &self.coordinates,
             output_rows: &ubatch.output_rows,
             parts: &memory.parts,

@@ -195,6 +195,7 @@ impl Evaluator<'_> {
             Input::Tokens => integers(self.inputs.tokens),
             Input::Embeddings { .. } => floats(self.inputs.embeddings),
             Input::Positions => integers(self.inputs.positions),
+            Input::TokenTypes => integers(self.inputs.token_types),
             Input::Coordinates => integers(self.inputs.coordinates.as_flattened()),
             Input::OutputRows => integers(self.inputs.output_rows),
             Input::Cells { part } => {

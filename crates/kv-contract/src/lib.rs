@@ -231,7 +231,7 @@ macro_rules! backend_contract {
             attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
                 plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;
-            ops: embed_looks_rows_up, embed_looks_positions_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
+            ops: embed_looks_rows_up, embed_looks_positions_and_types_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates,
                 rope_sections_rotate, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,

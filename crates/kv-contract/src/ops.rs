@@ -33,6 +33,7 @@ pub(super) fn step(n_tokens: usize, n_outputs: usize, dim: usize, vocab: usize) 
             .collect(),
         output_rows: (0..n_outputs as u32).map(|r| 2 * r).collect(),
         embeddings: random.values(n_tokens * dim),
+        token_types: (0..n_tokens).map(|_| random.below(2) as u32).collect(),
         ..Step::default()
     }
 }
@@ -102,14 +103,18 @@ pub fn embed_looks_rows_up<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// `Embed` by positions, as in models that learnt a row for each, added to rows of tokens.
-pub fn embed_looks_positions_up<B: Backend>(subject: &Subject<B>) {
+/// `Embed` by positions and by types, as in models that learnt a row for each, added to rows of
+/// tokens.
+pub fn embed_looks_positions_and_types_up<B: Backend>(subject: &Subject<B>) {
     for (n_tokens, n_outputs) in SIZES {
         let mut b = builder(n_tokens, n_outputs);
-        let [tokens, positions] = [Input::Tokens, Input::Positions].map(|i| b.input(i).unwrap());
+        let inputs = [Input::Tokens, Input::Positions, Input::TokenTypes];
+        let [tokens, positions, types] = inputs.map(|i| b.input(i).unwrap());
         let x = b.embed("x", tokens, "w", [11, 24]).unwrap();
         let p = b.embed("p", positions, "pos", [3000, 24]).unwrap();
-        let y = b.add("y", x, p).unwrap();
+        let t = b.embed("t", types, "types", [2, 24]).unwrap();
+        let x = b.add("x_p", x, p).unwrap();
+        let y = b.add("y", x, t).unwrap();
         let graph = b.finish(&[y]).unwrap();
         let weights = memory_weights(&graph, 35);
         let step = step(n_tokens, n_outputs, 0, 11);

@@ -88,6 +88,8 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// Positions.
     pub positions: Vec<u32>,
+    /// Types of the tokens, where the graph wants them.
+    pub token_types: Vec<u32>,
     /// Position, row and column, where the graph wants them.
     pub coordinates: Vec<[u32; 3]>,
     /// Rows whose logits are wanted.
@@ -109,6 +111,7 @@ impl Step {
             tokens: &self.tokens,
             embeddings: &self.embeddings,
             positions: &self.positions,
+            token_types: &self.token_types,
             coordinates: &self.coordinates,
             output_rows: &self.output_rows,
             parts: &self.parts,

@@ -62,6 +62,10 @@ pub(crate) fn check_inputs(
             expect_below("positions", inputs.positions, end)?;
         }
     }
+    if let Some(end) = needs.types_below {
+        expect_len("token types", n_tokens, inputs.token_types.len())?;
+        expect_below("token types", inputs.token_types, end)?;
+    }
     if needs.coordinates {
         expect_len("coordinates", n_tokens, inputs.coordinates.len())?;
     }

@@ -149,6 +149,7 @@ fn check_input(
         Input::Tokens => lengths("tokens", node.n_values(), inputs.tokens.len()),
         Input::Embeddings { .. } => lengths("embeddings", node.n_values(), inputs.embeddings.len()),
         Input::Positions => lengths("positions", node.n_values(), inputs.positions.len()),
+        Input::TokenTypes => lengths("token types", node.n_values(), inputs.token_types.len()),
         Input::Coordinates => lengths("coordinates", node.n_rows(), inputs.coordinates.len()),
         Input::OutputRows => lengths("output_rows", node.n_values(), inputs.output_rows.len()),
         Input::Cells { part } => {
@@ -207,6 +208,7 @@ pub fn ids<'a>(
     let (input, ids) = match operand(graph, node, at)?.op {
         Op::Input(Input::Tokens) => ("tokens", inputs.tokens),
         Op::Input(Input::Positions) => ("positions", inputs.positions),
+        Op::Input(Input::TokenTypes) => ("token types", inputs.token_types),
         Op::Input(Input::OutputRows) => ("output_rows", inputs.output_rows),
         ref op => return Err(misplaced(node, op, "a list of numbers")),
     };

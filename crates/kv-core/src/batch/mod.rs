@@ -61,6 +61,7 @@ struct Entry {
     pos: Option<Pos>,
     /// `None`: text.
     grid: Option<GridPos>,
+    token_type: u32,
     seqs: SeqSet,
     /// A sequence id that no set can hold, kept for the error message.
     out_of_range: Option<SeqId>,
@@ -136,6 +137,7 @@ impl Batch {
             content,
             pos: None,
             grid: None,
+            token_type: 0,
             seqs: SeqSet::one(SeqId(0)),
             out_of_range: None,
             output: Output::Skip,
@@ -169,6 +171,13 @@ impl EntryMut<'_> {
     pub fn at_grid(self, pos: Pos, grid: GridPos) -> Self {
         self.0.pos = Some(pos);
         self.0.grid = Some(grid);
+        self
+    }
+
+    /// Gives the entry's type, which is 0 without it: which text of a pair it belongs to, where the
+    /// graph takes [`Input::TokenTypes`](crate::graph::Input::TokenTypes).
+    pub fn of_type(self, token_type: u32) -> Self {
+        self.0.token_type = token_type;
         self
     }
 

@@ -19,6 +19,8 @@ pub struct UBatch {
     pub embeddings: Vec<f32>,
     /// For each row its position, as graphs take it.
     pub positions: Vec<u32>,
+    /// For each row its type, as graphs take it.
+    pub token_types: Vec<u32>,
     /// For each row its place in an image; `None` for text.
     pub grids: Vec<Option<GridPos>>,
     /// For each row its sequences, at least one.
@@ -65,6 +67,7 @@ impl UBatch {
             tokens: Vec::with_capacity(if batch.tokens.is_empty() { 0 } else { n }),
             embeddings: Vec::new(),
             positions: Vec::with_capacity(n),
+            token_types: Vec::with_capacity(n),
             grids: Vec::with_capacity(n),
             seqs: Vec::with_capacity(n),
             first_seqs: Vec::with_capacity(n),
@@ -76,6 +79,7 @@ impl UBatch {
                 continue;
             };
             ubatch.positions.push(entry.pos.0);
+            ubatch.token_types.push(entry.token_type);
             ubatch.grids.push(entry.grid);
             ubatch.seqs.push(entry.seqs.clone());
             ubatch.first_seqs.push(entry.first_seq);

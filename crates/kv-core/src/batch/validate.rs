@@ -47,6 +47,8 @@ pub struct ValidEntry {
     pub pos: Pos,
     /// Its place in an image; `None` for text.
     pub grid: Option<GridPos>,
+    /// Its type: which text of a pair it belongs to.
+    pub token_type: u32,
     /// Its sequences, at least one.
     pub seqs: SeqSet,
     /// The sequence with the smallest id, whose tokens it sees.
@@ -305,6 +307,7 @@ pub fn validate_with(
         valid.entries.push(ValidEntry {
             pos,
             grid: entry.grid,
+            token_type: entry.token_type,
             seqs: entry.seqs.clone(),
             first_seq,
             output: entry.output,

@@ -35,6 +35,8 @@ pub struct GraphInputs<'a> {
     pub embeddings: &'a [f32],
     /// Position of each token.
     pub positions: &'a [u32],
+    /// Type of each token.
+    pub token_types: &'a [u32],
     /// Position, row and column of each token; empty where the graph takes text only.
     pub coordinates: &'a [[u32; 3]],
     /// Rows whose logits are wanted, ascending.

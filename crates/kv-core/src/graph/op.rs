@@ -43,6 +43,8 @@ pub enum Input {
     },
     /// Positions of the tokens in their sequences, `u32 [tokens]`.
     Positions,
+    /// Types of the tokens (which text of a pair they belong to), `u32 [tokens]`.
+    TokenTypes,
     /// Position, row and column of the tokens, `u32 [tokens, 3]`; for text all three are the
     /// position.
     Coordinates,

@@ -21,11 +21,12 @@ impl Run<'_> {
         }
     }
 
-    /// The rows of a matrix by token or position.
+    /// The rows of a matrix by token, position or type.
     fn embed(&mut self, matrix: &Matrix, by: EmbedBy, out: Buf) -> Result<(), BackendError> {
         let ids = match by {
             EmbedBy::Token => self.inputs.tokens,
             EmbedBy::Position => self.inputs.positions,
+            EmbedBy::TokenType => self.inputs.token_types,
         };
         let kernels = self.kernels;
         self.rows(out, &|row, values| {

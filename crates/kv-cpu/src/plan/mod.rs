@@ -47,6 +47,8 @@ pub(crate) struct Needs {
     pub(crate) positions: bool,
     /// Positions, below this number.
     pub(crate) positions_below: Option<usize>,
+    /// Types of tokens, below this number.
+    pub(crate) types_below: Option<usize>,
     /// Position, row and column.
     pub(crate) coordinates: bool,
     pub(crate) output_rows: bool,

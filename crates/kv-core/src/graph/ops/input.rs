@@ -11,6 +11,7 @@ impl Input {
             Self::Tokens => "inp_tokens".to_owned(),
             Self::Embeddings { .. } => "inp_embd".to_owned(),
             Self::Positions => "inp_pos".to_owned(),
+            Self::TokenTypes => "inp_types".to_owned(),
             Self::Coordinates => "inp_coordinates".to_owned(),
             Self::OutputRows => "inp_out_rows".to_owned(),
             Self::Cells { part } => format!("inp_cells.{part}"),
@@ -31,6 +32,7 @@ pub(in crate::graph) fn input<'a>(input: Input) -> OpSpec<'a> {
         Input::Tokens => "tokens",
         Input::Embeddings { .. } => "embeddings",
         Input::Positions => "positions",
+        Input::TokenTypes => "token_types",
         Input::Coordinates => "coordinates",
         Input::OutputRows => "output_rows",
         Input::Cells { .. } => "cells",
@@ -41,7 +43,9 @@ pub(in crate::graph) fn input<'a>(input: Input) -> OpSpec<'a> {
     let spec = OpSpec::new(name, 0, move |given| {
         let n_tokens = given.graph.n_tokens;
         Ok(match input {
-            Input::Tokens | Input::Positions | Input::Cells { .. } => ids(vec![n_tokens]),
+            Input::Tokens | Input::Positions | Input::TokenTypes | Input::Cells { .. } => {
+                ids(vec![n_tokens])
+            }
             Input::Embeddings { dim } => Inferred::f32([n_tokens, dim]),
             Input::Coordinates => ids(vec![n_tokens, 3]),
             Input::OutputRows => ids(vec![given.graph.n_outputs]),

@@ -179,6 +179,7 @@ impl<'a> Lowering<'a> {
                 self.values.insert(id, Value::Embeddings(id));
             }
             Input::Positions => needs.positions = true,
+            Input::TokenTypes => needs.types_below = needs.types_below.or(Some(usize::MAX)),
             Input::Coordinates => needs.coordinates = true,
             Input::OutputRows => needs.output_rows = true,
             Input::Cells { part } => self.part(part).cells = true,

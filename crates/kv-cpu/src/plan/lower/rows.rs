@@ -31,6 +31,8 @@ pub(crate) enum EmbedBy {
     Token,
     /// Its position.
     Position,
+    /// Its type.
+    TokenType,
 }
 
 impl RowsOp {
@@ -58,12 +60,13 @@ impl<'a> Lowering<'a> {
         call.map(|(op, reads)| Some((StepOp::Rows(op), reads)))
     }
 
-    /// Rows of a matrix by token or by position.
+    /// Rows of a matrix by token, by position or by type.
     fn embed(&mut self, node: &'a Node, weight: &'a str) -> Result<RowsCall, BackendError> {
         let operand = node.operands.first().and_then(|&id| self.graph.node(id));
         let by = match operand.map(|o| &o.op) {
             Some(Op::Input(Input::Tokens)) => EmbedBy::Token,
             Some(Op::Input(Input::Positions)) => EmbedBy::Position,
+            Some(Op::Input(Input::TokenTypes)) => EmbedBy::TokenType,
             _ => return Err(unsupported(node)),
         };
         if node.n_rows() != self.graph.shape().n_tokens {
@@ -73,6 +76,7 @@ impl<'a> Lowering<'a> {
         let below = match by {
             EmbedBy::Token => &mut self.needs.tokens_below,
             EmbedBy::Position => &mut self.needs.positions_below,
+            EmbedBy::TokenType => &mut self.needs.types_below,
         };
         *below = Some(below.map_or(matrix.n_rows(), |b| b.min(matrix.n_rows())));
         Ok((RowsOp::Embed { matrix, by }, Vec::new()))
