@@ -15,7 +15,7 @@ use kv_core::weights::{SharedBytes, WeightSource};
 use crate::architecture::{Model, Registry};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
-use crate::gguf::{FromValue, GgufFile, Metadata};
+use crate::gguf::{Array, FromValue, GgufFile, Metadata};
 use crate::tokenizer::{
     SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
 };
@@ -200,6 +200,23 @@ pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> 
         special: special_ids(keys)?,
         add_bos: keys.optional("add_bos_token")?,
         add_eos: keys.optional("add_eos_token")?,
+        add_sep: keys.optional("add_sep_token")?,
+        remove_extra_whitespaces: keys.optional("remove_extra_whitespaces")?,
+        char_map: match keys.optional::<&Array>("precompiled_charsmap")? {
+            None => Vec::new(),
+            Some(Array::U8(bytes)) => bytes.clone(),
+            // As llama.cpp reads it, whatever the sign is.
+            Some(Array::I8(bytes)) => bytes.iter().map(|byte| byte.cast_unsigned()).collect(),
+            Some(_) => {
+                return Err(ModelError::Setting {
+                    key: "tokenizer.ggml.precompiled_charsmap".to_owned(),
+                    reason: "it is no list of bytes".to_owned(),
+                });
+            }
+        },
+        unicode_form: keys
+            .optional::<&str>("unicode_normalization")?
+            .map(str::to_owned),
         add_space_prefix: keys.optional("add_space_prefix")?,
         special_spacing: special_spacing(metadata)?,
     })
@@ -228,6 +245,7 @@ fn special_ids(keys: Keys<'_>) -> Result<SpecialIds, MetadataError> {
         eot: keys.id("eot")?,
         eom: keys.id("eom")?,
         unk: keys.id("unknown")?,
+        sep: keys.id("seperator")?,
         pad: keys.id("padding")?,
         fim_pre: keys.id("fim_pre")?,
         fim_suf: keys.id("fim_suf")?,

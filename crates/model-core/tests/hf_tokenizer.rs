@@ -334,8 +334,92 @@ fn what_cannot_be_kept_is_named() {
     let error = said(unigram);
     assert_eq!(
         error,
-        "'DIR/tokenizer.json': 'model.type' is \"Unigram\", not one of: BPE, WordPiece"
+        "'DIR/tokenizer.json': 'normalizer.type' is \"BertNormalizer\", not one of: Precompiled, NFKC, \
+         Replace, Strip"
     );
+    let mut words = word_piece();
+    words["model"]["type"] = json!("WordLevel");
+    let error = said(words);
+    assert_eq!(
+        error,
+        "'DIR/tokenizer.json': 'model.type' is \"WordLevel\", not one of: BPE, WordPiece, Unigram"
+    );
+    let mut bytes = unigram_json();
+    bytes["model"]["byte_fallback"] = json!(true);
+    let error = said(bytes);
+    assert_eq!(
+        error,
+        "'DIR/tokenizer.json': 'model.byte_fallback' is true, not false"
+    );
+    let mut pieces = unigram_json();
+    pieces["model"]["vocab"][4] = json!(["a"]);
+    let error = said(pieces);
+    assert!(error.contains("'model.vocab.4' is "), "{error}");
+    assert!(error.ends_with("not a text and a score"), "{error}");
+    let mut table = unigram_json();
+    table["normalizer"]["precompiled_charsmap"] = json!("no base64!");
+    let error = said(table);
+    assert!(error.ends_with("not base64"), "{error}");
+}
+
+/// XLM-RoBERTa's way: pieces behind a table.
+fn unigram_json() -> Value {
+    let path = "../../tests/fixtures/encoders/xlm_roberta_rerank_tiny/tokenizer.json";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn unigram(json: &Value) -> Both {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let roles = json!({"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"});
+    fs::write(dir.path().join("tokenizer_config.json"), roles.to_string()).unwrap();
+    Both::of_directory(dir.path())
+}
+
+fn unigram_text() -> impl Strategy<Value = String> {
+    let characters = "aacdehiimnorstt  \t\u{3000}ﬁＡＢ…☃ég.!IRDWS";
+    let character = prop::sample::select(characters.chars().collect::<Vec<_>>());
+    let text = prop::collection::vec(character, 0..30);
+    text.prop_map(|text| text.into_iter().collect())
+}
+
+#[test]
+fn unigram_pieces_of_any_text() {
+    let with_table = unigram(&unigram_json());
+    let mut json = unigram_json();
+    json["normalizer"] = json!({"type": "Sequence", "normalizers": [
+        {"type": "NFKC"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+    ]});
+    json["pre_tokenizer"] = json["pre_tokenizer"]["pretokenizers"][1].clone();
+    let with_nfkc = unigram(&json);
+    proptest!(ProptestConfig::with_cases(500), |(text in unigram_text())| {
+        with_table.assert_equal(&text);
+        // White space at the end is left out on purpose.
+        with_nfkc.assert_equal(text.trim_end());
+    });
+}
+
+#[test]
+fn pairs_of_texts() {
+    let bert = "../../tests/fixtures/encoders/bert_rerank_tiny";
+    let bert = Both::of_directory(&Path::new(env!("CARGO_MANIFEST_DIR")).join(bert));
+    for (both, texts) in [
+        (unigram(&unigram_json()), ["the cat", "a bird sat"]),
+        (bert, ["the cat sat", "Unhappiest dogs!"]),
+    ] {
+        for [first, second] in [texts, [texts[0], ""], ["", texts[1]], ["", ""]] {
+            let ours = both.ours.encode_pair(first, second, SpecialText::Parse);
+            let theirs = both.theirs.encode((first, second), true).unwrap();
+            let ids: Vec<u32> = ours.tokens.iter().map(|id| id.0).collect();
+            assert_eq!(ids, theirs.get_ids(), "{first:?} {second:?}");
+            let sequences = theirs.get_sequence_ids();
+            if let Some(start) = sequences.iter().position(|&of| of == Some(1)) {
+                assert_eq!(ours.second, start, "{first:?} {second:?}");
+            }
+        }
+    }
 }
 
 #[test]

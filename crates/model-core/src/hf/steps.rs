@@ -57,6 +57,8 @@ pub enum Step {
     Column,
     /// A vector in as many rows as the value of this key.
     Rows(&'static str),
+    /// Without the first rows: as many as this.
+    RowsAfter(fn(&HfConfig) -> Result<usize, ModelFileError>),
     /// 1 added to every value.
     PlusOne,
     /// `-exp(x)`
@@ -78,6 +80,7 @@ pub(super) enum Action {
     Squeezed,
     Column,
     Rows(usize),
+    RowsAfter(usize),
     PlusOne,
     NegativeExp,
     Scaled(f32),
@@ -114,6 +117,7 @@ impl Step {
             Self::Squeezed => Action::Squeezed,
             Self::Column => Action::Column,
             Self::Rows(key) => Action::Rows(config.count(key)?),
+            Self::RowsAfter(n) => Action::RowsAfter(n(config)?),
             Self::PlusOne => Action::PlusOne,
             Self::NegativeExp => Action::NegativeExp,
             Self::Scaled(key) => Action::Scaled(config.optional_number(key)?.unwrap_or(1.0) as f32),
@@ -182,6 +186,10 @@ impl Action {
                     false => Err(format!("{found} rows where the config asks for {wanted}")),
                 }
             }
+            Self::RowsAfter(n) => match *shape {
+                [rows, columns] if rows > n => Ok(vec![rows - n, columns]),
+                _ => Err(format!("shape {shape:?} has no rows after the first {n}")),
+            },
             Self::PlusOne | Self::NegativeExp | Self::Scaled(_) => Ok(shape.to_vec()),
         }
     }
@@ -235,6 +243,10 @@ impl Action {
                 })
             }
             Self::Squeezed | Self::Column | Self::Rows(_) => values.bytes.clone(),
+            Self::RowsAfter(n) => {
+                let rows = values.shape.first().copied().unwrap_or(0);
+                values.gather(rows, rows.saturating_sub(n), |row| row + n)
+            }
             Self::PlusOne => values.map(|_, v| v + 1.0),
             Self::NegativeExp => values.map(|_, v| -v.exp()),
             Self::Scaled(1.0) => values.bytes.clone(),
@@ -373,6 +385,9 @@ mod tests {
         assert_eq!(applied(&Action::Squeezed, &[3, 1, 2]).0, [3, 2]);
         assert_eq!(applied(&Action::Column, &[3]).0, [3, 1]);
         assert_eq!(applied(&Action::Rows(2), &[4]).0, [2, 2]);
+        let (shape, rows) = applied(&Action::RowsAfter(2), &[3, 2]);
+        assert_eq!((shape, rows), (vec![1, 2], vec![4., 5.]));
+        assert!(Action::RowsAfter(3).shape(&[3, 2]).is_err());
         assert_eq!(applied(&Action::PlusOne, &[2]).1, [1., 2.]);
         assert_eq!(applied(&Action::NegativeExp, &[1]).1, [-1.]);
         let scaled = Action::ScaledRows(vec![(1, 2.0), (2, 0.5)]);

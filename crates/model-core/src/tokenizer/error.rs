@@ -8,7 +8,9 @@
 #[non_exhaustive]
 pub enum TokenizerError {
     /// The kind of tokenizer is not one that this crate has.
-    #[error("tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"bert\")")]
+    #[error(
+        "tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"bert\", \"t5\")"
+    )]
     UnknownModel {
         /// The name as the file gives it (`tokenizer.ggml.model`).
         name: String,
@@ -115,6 +117,18 @@ pub enum TokenizerError {
         id: u32,
         /// The number of tokens.
         n_tokens: usize,
+    },
+    /// The table that normalises texts is broken (`tokenizer.ggml.precompiled_charsmap`).
+    #[error("the table of tokenizer.ggml.precompiled_charsmap is broken: {reason}")]
+    CharMap {
+        /// What is wrong with it, with numbers.
+        reason: String,
+    },
+    /// A way to normalise texts that is not known.
+    #[error("the normalisation {name:?} of texts is not supported (supported: \"nfkc\")")]
+    UnknownForm {
+        /// The name as the file gives it (`tokenizer.ggml.unicode_normalization`).
+        name: String,
     },
     /// The table of letters could not be built.
     #[error("the character class {class:?} is not available: {reason}")]

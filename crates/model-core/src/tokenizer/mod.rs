@@ -7,13 +7,16 @@ mod bpe;
 mod byte_level;
 mod cased;
 mod char_class;
+mod char_map;
 mod error;
 mod merge;
+mod pair;
 mod roles;
 mod spec;
 mod special;
 mod spm;
 mod stream;
+mod unigram;
 mod vocab;
 mod word_piece;
 mod words;
@@ -21,15 +24,19 @@ mod words;
 use kv_core::TokenId;
 
 pub use error::TokenizerError;
+pub use pair::TokenPair;
 pub use spec::{SpecialIds, SpecialSpacing, TokenKind, TokenizerModel, TokenizerSpec};
 pub use special::SpecialText;
 pub use stream::{DecodeFrom, DecodeStream};
 pub use vocab::SpecialPieces;
 
 use bpe::{Bpe, WholeWords};
+use char_map::{CharMap, TextForm};
+use pair::Between;
 use roles::Roles;
 use special::{Fragment, SpecialMatcher};
 use spm::{SpacePrefix, Spm};
+use unigram::{ExtraSpace, Preparation, Unigram};
 use vocab::Vocab;
 use word_piece::WordPiece;
 use words::WordSplitter;
@@ -78,6 +85,7 @@ enum Algorithm {
     Spm(Spm, SpacePrefix),
     Bpe(Box<Bpe>),
     WordPiece(Box<WordPiece>),
+    Unigram(Box<Unigram>),
 }
 
 /// A tokenizer.
@@ -91,6 +99,8 @@ pub struct Tokenizer {
     first: Option<TokenId>,
     /// What a text ends with.
     last: Option<TokenId>,
+    /// What stands between the texts of a pair.
+    between: Between,
 }
 
 impl Tokenizer {
@@ -109,11 +119,7 @@ impl Tokenizer {
         let (algorithm, bos_by_default) = match spec.model {
             TokenizerModel::Spm => {
                 let spm = Spm::new(&vocab, &spec.scores, roles.ids.unk)?;
-                let prefix = match spec.add_space_prefix {
-                    Some(false) => SpacePrefix::None,
-                    Some(true) | None => SpacePrefix::Add,
-                };
-                (Algorithm::Spm(spm, prefix), true)
+                (Algorithm::Spm(spm, space_prefix(&spec)), true)
             }
             TokenizerModel::Bpe => {
                 let pre = spec.pre.as_deref().ok_or(TokenizerError::MissingPre)?;
@@ -132,6 +138,12 @@ impl Tokenizer {
                 let pieces = WordPiece::new(roles.ids.unk)?;
                 (Algorithm::WordPiece(Box::new(pieces)), true)
             }
+            TokenizerModel::Unigram => {
+                eos_by_default = true;
+                let preparation = preparation(&spec)?;
+                let unigram = Unigram::new(&vocab, &spec.scores, roles.ids.unk, preparation)?;
+                (Algorithm::Unigram(Box::new(unigram)), false)
+            }
         };
         let first = match (spec.add_bos, roles.ids.bos) {
             (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "bos" }),
@@ -141,6 +153,10 @@ impl Tokenizer {
             (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "eos" }),
             (wanted, eos) => eos.filter(|_| wanted.unwrap_or(eos_by_default)),
         };
+        let between = match (spec.model, spec.add_sep) {
+            (TokenizerModel::WordPiece, _) | (_, Some(false)) => Between::One,
+            _ => Between::Two,
+        };
         let specials = SpecialMatcher::new(&vocab, spec.special_spacing);
         Ok(Self {
             vocab,
@@ -149,6 +165,7 @@ impl Tokenizer {
             algorithm,
             first,
             last,
+            between,
         })
     }
 
@@ -165,6 +182,9 @@ impl Tokenizer {
                 }
                 (Fragment::Text(text), Algorithm::WordPiece(pieces)) => {
                     pieces.encode(&self.vocab, text, &mut out);
+                }
+                (Fragment::Text(text), Algorithm::Unigram(unigram)) => {
+                    unigram.encode(&self.vocab, text, &mut out);
                 }
                 (Fragment::Text(text), Algorithm::Spm(spm, prefix)) => {
                     let prefix = if after_special {
@@ -191,6 +211,29 @@ impl Tokenizer {
         }
         out.extend(last);
         out
+    }
+
+    /// The tokens of two texts that a model reads together, with the marks around and between them:
+    /// `[CLS] first [SEP] second [SEP]` of BERT, `<s> first </s></s> second </s>` of RoBERTa.
+    pub fn encode_pair(&self, first: &str, second: &str, special: SpecialText) -> TokenPair {
+        let options = EncodeOptions {
+            add: AddSpecial::Never,
+            special,
+        };
+        let mut tokens: Vec<TokenId> = self.first.into_iter().collect();
+        tokens.extend(self.encode(first, options));
+        tokens.extend(self.last);
+        if self.between == Between::Two {
+            tokens.extend(self.roles.ids.sep.or(self.last));
+        }
+        let start = tokens.len();
+        tokens.extend(self.encode(second, options));
+        tokens.extend(self.last);
+        TokenPair {
+            tokens,
+            second: start,
+            n_closing: usize::from(self.last.is_some()),
+        }
     }
 
     /// The text of whole `ids`, from the start of a text. Bytes that are no UTF-8 become U+FFFD.
@@ -276,7 +319,35 @@ impl Tokenizer {
     fn drops_first_space(&self) -> bool {
         matches!(
             self.algorithm,
-            Algorithm::Spm(_, SpacePrefix::Add) | Algorithm::WordPiece(_)
+            Algorithm::Spm(_, SpacePrefix::Add) | Algorithm::WordPiece(_) | Algorithm::Unigram(_)
         )
     }
+}
+
+fn space_prefix(spec: &TokenizerSpec) -> SpacePrefix {
+    match spec.add_space_prefix {
+        Some(false) => SpacePrefix::None,
+        Some(true) | None => SpacePrefix::Add,
+    }
+}
+
+/// How a text is prepared before Unigram cuts it.
+fn preparation(spec: &TokenizerSpec) -> Result<Preparation, TokenizerError> {
+    let form = match (spec.char_map.as_slice(), spec.unicode_form.as_deref()) {
+        ([], None) => TextForm::AsIs,
+        ([], Some("nfkc")) => TextForm::Nfkc,
+        ([], Some(name)) => {
+            let name = name.to_owned();
+            return Err(TokenizerError::UnknownForm { name });
+        }
+        (table, _) => TextForm::Table(CharMap::new(table)?),
+    };
+    Ok(Preparation {
+        form,
+        prefix: space_prefix(spec),
+        extra_space: match spec.remove_extra_whitespaces {
+            Some(false) => ExtraSpace::Keep,
+            Some(true) | None => ExtraSpace::Remove,
+        },
+    })
 }

@@ -186,6 +186,7 @@ fn check_range(vocab: &Vocab, ids: &SpecialIds) -> Result<(), TokenizerError> {
         ("eot", ids.eot),
         ("eom", ids.eom),
         ("unknown", ids.unk),
+        ("seperator", ids.sep),
         ("padding", ids.pad),
         ("fim_pre", ids.fim_pre),
         ("fim_suf", ids.fim_suf),

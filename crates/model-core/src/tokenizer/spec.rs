@@ -20,6 +20,8 @@ pub enum TokenizerModel {
     /// `"bert"`: WordPiece of an uncased vocabulary. Words are cut from the left into the longest
     /// tokens.
     WordPiece,
+    /// `"t5"`: SentencePiece Unigram. A word is cut into the tokens whose scores add up to the most.
+    Unigram,
 }
 
 impl TokenizerModel {
@@ -32,6 +34,7 @@ impl TokenizerModel {
             "llama" => Ok(Self::Spm),
             "gpt2" => Ok(Self::Bpe),
             "bert" => Ok(Self::WordPiece),
+            "t5" => Ok(Self::Unigram),
             _ => Err(TokenizerError::UnknownModel {
                 name: name.to_owned(),
             }),
@@ -95,6 +98,8 @@ pub struct SpecialIds {
     pub eom: Option<TokenId>,
     /// Stands for text without a token (`unknown_token_id`).
     pub unk: Option<TokenId>,
+    /// Stands between the texts of a pair (`seperator_token_id`; the misspelling is GGUF's).
+    pub sep: Option<TokenId>,
     /// Fills the end of shorter rows (`padding_token_id`).
     pub pad: Option<TokenId>,
     /// Fill in the middle: before the text that comes before the gap.
@@ -131,7 +136,8 @@ pub struct TokenizerSpec {
     pub pre: Option<String>,
     /// The texts of the tokens, by id (`tokenizer.ggml.tokens`).
     pub tokens: Vec<String>,
-    /// One score a token (`tokenizer.ggml.scores`). SPM needs them; BPE may leave them empty.
+    /// One score a token (`tokenizer.ggml.scores`). SPM and Unigram need them; BPE may leave them
+    /// empty.
     pub scores: Vec<f32>,
     /// One kind a token (`tokenizer.ggml.token_type`), or none where all are normal.
     pub kinds: Vec<TokenKind>,
@@ -142,10 +148,24 @@ pub struct TokenizerSpec {
     /// Whether a text starts with BOS (`tokenizer.ggml.add_bos_token`). Without this key:
     /// yes for SPM and for the pre-tokenizers of Llama 3, no for others.
     pub add_bos: Option<bool>,
-    /// Whether a text ends with EOS (`tokenizer.ggml.add_eos_token`). Without this key: no.
+    /// Whether a text ends with EOS (`tokenizer.ggml.add_eos_token`). Without this key: yes for
+    /// WordPiece and Unigram, no for others.
     pub add_eos: Option<bool>,
-    /// Whether SPM puts a space before a text (`tokenizer.ggml.add_space_prefix`). Where the file
-    /// is absent: yes. BPE does not read it.
+    /// Whether a separator follows the end of the first text of a pair
+    /// (`tokenizer.ggml.add_sep_token`). Without this key: yes, but in WordPiece, where the separator
+    /// is the end.
+    pub add_sep: Option<bool>,
+    /// Whether Unigram removes white space at the ends of a text and leaves one space of each run
+    /// (`tokenizer.ggml.remove_extra_whitespaces`). Without this key: yes.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// The table by which Unigram normalises a text (`tokenizer.ggml.precompiled_charsmap`); empty
+    /// where there is none.
+    pub char_map: Vec<u8>,
+    /// How Unigram normalises a text without a table: `"nfkc"` or not at all. The key,
+    /// `tokenizer.ggml.unicode_normalization`, is our own: GGUF has none.
+    pub unicode_form: Option<String>,
+    /// Whether SPM and Unigram put a space before a text (`tokenizer.ggml.add_space_prefix`). Where
+    /// the key is absent: yes. BPE does not read it.
     pub add_space_prefix: Option<bool>,
     /// What becomes of white space after special tokens.
     pub special_spacing: SpecialSpacing,
@@ -164,6 +184,10 @@ impl TokenizerSpec {
             special: SpecialIds::default(),
             add_bos: None,
             add_eos: None,
+            add_sep: None,
+            remove_extra_whitespaces: None,
+            char_map: Vec::new(),
+            unicode_form: None,
             add_space_prefix: None,
             special_spacing: SpecialSpacing::default(),
         }

@@ -125,13 +125,13 @@ impl Vocab {
                 self.id(&plain)
             }),
             TokenizerModel::Bpe => self.id(&byte_level::byte_to_char(byte).to_string()),
-            TokenizerModel::WordPiece => None,
+            TokenizerModel::WordPiece | TokenizerModel::Unigram => None,
         }
     }
 
     fn named_byte(&self, text: &str) -> Option<u8> {
         match self.model {
-            TokenizerModel::Spm => {
+            TokenizerModel::Spm | TokenizerModel::Unigram => {
                 let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
                 let exact = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
                 exact.then(|| u8::from_str_radix(hex, 16).ok())?
@@ -165,7 +165,10 @@ impl Vocab {
             }
             (TokenKind::Byte, _) => out.extend(self.named_byte(text)),
             (TokenKind::Unused | TokenKind::Undefined, _) => {}
-            (TokenKind::Normal, TokenizerModel::Spm | TokenizerModel::WordPiece) => {
+            (
+                TokenKind::Normal,
+                TokenizerModel::Spm | TokenizerModel::WordPiece | TokenizerModel::Unigram,
+            ) => {
                 let mut parts = text.split(SPM_SPACE);
                 out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
                 for part in parts {

@@ -110,7 +110,7 @@ impl WordSplitter {
                 };
                 (Pattern::Cased(cased), CutOut::Nothing, traits)
             }
-            "gpt-2" | "phi-2" | "mpt" | "olmo" | "modern-bert" => {
+            "gpt-2" | "phi-2" | "mpt" | "olmo" | "modern-bert" | "roberta-bpe" => {
                 (Pattern::Gpt2, CutOut::Nothing, plain)
             }
             "starcoder" | "refact" | "command-r" | "smollm" => {

@@ -2,13 +2,15 @@
 //! with `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
 //!
 //! Invariant: what is written makes the tokenizer that the files describe, or there is an error
-//! that names the part that cannot be kept. One thing is left out on purpose: byte-level
+//! that names the part that cannot be kept. Two things are left out on purpose: byte-level
 //! vocabularies that ask for Unicode normalisation (NFC) are read without it, as GGUF has no key
-//! for it and as llama.cpp reads them.
+//! for it and as llama.cpp reads them; white space at the end of a text is no token of Unigram
+//! vocabularies, as in SentencePiece.
 
 mod around;
 mod pre;
 mod tokens;
+mod unigram;
 mod vocab_txt;
 
 use std::path::Path;
@@ -61,7 +63,7 @@ pub(super) fn translate(
     tokens.pad(config.optional_count("vocab_size")?.unwrap_or(0));
     keys.set_whole("tokenizer.ggml.model", kind.gguf_model());
     keys.set_whole("tokenizer.ggml.pre", kind.gguf_pre());
-    if kind == Kind::Spm {
+    if matches!(kind, Kind::Spm | Kind::Unigram) {
         let scores = tokens.scores();
         keys.set_whole("tokenizer.ggml.scores", Array::F32(scores));
     } else if !tokens.merges.is_empty() {
@@ -76,6 +78,9 @@ pub(super) fn translate(
         around,
     };
     special_ids(&tokens, kind, &roles, keys)?;
+    if kind == Kind::Unigram {
+        unigram::text_form(&json, keys)?;
+    }
     if let Some(space) = pre::space_prefix(&json, kind) {
         keys.set_whole("tokenizer.ggml.add_space_prefix", space);
     }
@@ -165,6 +170,7 @@ fn special_ids(
                 .first()
                 .copied(),
         };
+        let id = id.or(tokens.unknown.filter(|_| role == "unk"));
         let usual = || tokens.id(&format!("[{}]", role.to_uppercase()));
         let id = id.or_else(|| (kind == Kind::WordPiece).then(usual).flatten());
         if let Some(id) = id {

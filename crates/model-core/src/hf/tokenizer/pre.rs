@@ -14,6 +14,8 @@ pub(super) enum Kind {
     Bpe(&'static str),
     /// Words, cut from the left.
     WordPiece,
+    /// Words, cut where scores add up to the most.
+    Unigram,
 }
 
 /// Expressions that cut words, in the spelling of published files, with the name that GGUF gives
@@ -71,7 +73,11 @@ impl Kind {
                     _ => Err(json.wrong("pre_tokenizer.type", "BertPreTokenizer")),
                 }
             }
-            Some(_) => Err(json.wrong(key, "one of: BPE, WordPiece")),
+            Some("Unigram") => {
+                super::unigram::check(json)?;
+                Ok(Self::Unigram)
+            }
+            Some(_) => Err(json.wrong(key, "one of: BPE, WordPiece, Unigram")),
         }
     }
 
@@ -81,13 +87,14 @@ impl Kind {
             Self::Spm => "llama",
             Self::Bpe(_) => "gpt2",
             Self::WordPiece => "bert",
+            Self::Unigram => "t5",
         }
     }
 
     /// `tokenizer.ggml.pre`
     pub(super) fn gguf_pre(self) -> &'static str {
         match self {
-            Self::Spm => "default",
+            Self::Spm | Self::Unigram => "default",
             Self::Bpe(name) => name,
             Self::WordPiece => "bert-bge",
         }
@@ -95,7 +102,7 @@ impl Kind {
 }
 
 /// Keys of an object and, where it is a sequence, of its parts.
-fn parts(json: &HfConfig, at: &str, list: &str) -> Vec<String> {
+pub(super) fn parts(json: &HfConfig, at: &str, list: &str) -> Vec<String> {
     if json.value(at).is_none() {
         return Vec::new();
     }
@@ -218,7 +225,7 @@ pub(super) fn space_prefix(json: &HfConfig, kind: Kind) -> Option<bool> {
         scheme.ok().flatten() == Some("never") || old.ok().flatten() == Some(false)
     };
     match kind {
-        Kind::Spm => {
+        Kind::Spm | Kind::Unigram => {
             let prepends = parts(json, "normalizer", "normalizers")
                 .iter()
                 .any(|part| is(part, "Prepend"));

@@ -30,23 +30,24 @@ pub(super) struct Tokens {
     ids: HashMap<String, u32>,
     /// `"left right"`, those that join first come first.
     pub(super) merges: Vec<String>,
+    /// Those of the file, where it has them.
+    own_scores: Vec<f32>,
+    /// What stands for text in no token, by the file's number.
+    pub(super) unknown: Option<u32>,
 }
 
 impl Tokens {
     pub(super) fn read(json: &HfConfig, kind: Kind) -> Result<Self, ModelFileError> {
-        let key = "model.vocab";
-        let vocab = json.value(key).and_then(Value::as_object);
-        let vocab = vocab.ok_or_else(|| json.missing(key, "an object of texts and ids"))?;
         let mut tokens = Self {
             texts: Vec::new(),
-            ids: HashMap::with_capacity(vocab.len()),
+            ids: HashMap::new(),
             merges: merges(json)?,
+            own_scores: Vec::new(),
+            unknown: None,
         };
-        for (text, id) in vocab {
-            let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
-            let is_byte = kind == Kind::Spm && is_byte(text);
-            let of = if is_byte { Type::Byte } else { Type::Normal };
-            tokens.insert(json, id, text, of)?;
+        match kind {
+            Kind::Unigram => tokens.take_scored(json)?,
+            _ => tokens.take_numbered(json, kind)?,
         }
         let added = json.value("added_tokens").and_then(Value::as_array);
         for (i, token) in added.into_iter().flatten().enumerate() {
@@ -61,14 +62,59 @@ impl Tokens {
             };
             tokens.insert(json, id.and_then(|id| usize::try_from(id).ok()), text, of)?;
         }
-        if let Some(unknown) = json.optional_text("model.unk_token")?
-            && let Some(Some((_, of))) = tokens
-                .id(unknown)
-                .and_then(|id| tokens.texts.get_mut(id as usize))
+        let by_text = json.optional_text("model.unk_token")?;
+        let unknown = tokens.unknown.or(by_text.and_then(|text| tokens.id(text)));
+        if let Some(id) = unknown
+            && let Some(Some((_, of))) = tokens.texts.get_mut(id as usize)
         {
             *of = Type::Unknown;
         }
         Ok(tokens)
+    }
+
+    /// Takes a vocabulary of texts and ids.
+    fn take_numbered(&mut self, json: &HfConfig, kind: Kind) -> Result<(), ModelFileError> {
+        let key = "model.vocab";
+        let vocab = json.value(key).and_then(Value::as_object);
+        let vocab = vocab.ok_or_else(|| json.missing(key, "an object of texts and ids"))?;
+        self.ids.reserve(vocab.len());
+        for (text, id) in vocab {
+            let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
+            let is_byte = kind == Kind::Spm && is_byte(text);
+            let of = if is_byte { Type::Byte } else { Type::Normal };
+            self.insert(json, id, text, of)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a vocabulary of texts and scores, in the order of the ids.
+    fn take_scored(&mut self, json: &HfConfig) -> Result<(), ModelFileError> {
+        let key = "model.vocab";
+        let vocab = json.value(key).and_then(Value::as_array);
+        let vocab = vocab.ok_or_else(|| json.missing(key, "a list of texts and scores"))?;
+        self.ids.reserve(vocab.len());
+        for (id, piece) in vocab.iter().enumerate() {
+            let of_piece = match piece.as_array().map(Vec::as_slice) {
+                Some([Value::String(text), Value::Number(score)]) => {
+                    score.as_f64().map(|score| (text, score))
+                }
+                _ => None,
+            };
+            let Some((text, score)) = of_piece else {
+                return Err(json.wrong(&format!("{key}.{id}"), "a text and a score"));
+            };
+            self.insert(json, Some(id), text, Type::Normal)?;
+            self.own_scores.push(score as f32);
+        }
+        let unknown = json.optional_number("model.unk_id")?;
+        self.unknown = match unknown {
+            None => None,
+            Some(id) if id.fract() == 0.0 && (0.0..vocab.len() as f64).contains(&id) => {
+                Some(id as u32)
+            }
+            Some(_) => return Err(json.wrong("model.unk_id", "a token's number")),
+        };
+        Ok(())
     }
 
     /// Sets a token; a text that is there already may only get another type.
@@ -122,8 +168,15 @@ impl Tokens {
         }
     }
 
-    /// One score a token: the earlier a merge makes it, the higher. What no merge makes comes last.
+    /// One score a token: the file's; or without these, the earlier a merge makes it, the higher.
+    /// What no merge makes comes last.
     pub(super) fn scores(&self) -> Vec<f32> {
+        if !self.own_scores.is_empty() {
+            let mut scores = self.own_scores.clone();
+            // Marks that are no pieces, and tokens that only embeddings have.
+            scores.resize(self.texts.len(), 0.0);
+            return scores;
+        }
         let mut ranks: HashMap<u32, usize> = HashMap::with_capacity(self.merges.len());
         for merge in &self.merges {
             let made = merge
