@@ -191,7 +191,7 @@ impl<B: Backend> Embedder<B> {
         texts: &[impl AsRef<[TokenId]>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         let tokens = texts.iter().map(AsRef::as_ref);
-        let texts: Vec<_> = tokens.map(|tokens| TextTokens { tokens }).collect();
+        let texts: Vec<_> = tokens.map(TextTokens::of_text).collect();
         let mut vectors = self.texts.rows(&texts)?;
         if self.normalization == Normalization::Unit {
             vectors.iter_mut().for_each(|vector| normalise(vector));

@@ -131,6 +131,20 @@ pub enum EngineError {
         /// The model's architecture.
         architecture: String,
     },
+    /// A model that scores no texts.
+    #[error("'{architecture}' gives no scores of texts: it has no classification head")]
+    NoScores {
+        /// The model's architecture.
+        architecture: String,
+    },
+    /// A model that gives several scores of a text, none of which is that of a pair.
+    #[error("'{architecture}' is a classifier with {n_labels} labels: a reranker has one")]
+    ManyLabels {
+        /// The model's architecture.
+        architecture: String,
+        /// Its labels.
+        n_labels: usize,
+    },
     /// Neither the file nor the caller selects a pooling.
     #[error(
         "the model does not say how the rows of a text become one vector \

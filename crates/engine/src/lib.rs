@@ -2,7 +2,8 @@
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Generation`] (a text from its prompt to its
-//! end; with an example), [`Embedder`] (vectors of texts). Generic over backends and models; names
+//! end; with an example), [`Embedder`] (vectors of texts), [`Reranker`] (scores of
+//! pairs). Generic over backends and models; names
 //! none of them.
 
 mod budget;
@@ -14,6 +15,7 @@ mod error;
 mod generation;
 mod guard;
 mod programs;
+mod reranker;
 mod runner;
 pub mod sampler;
 mod state;
@@ -31,5 +33,6 @@ pub use error::{EngineError, Replaced};
 pub use generation::{FinishReason, GenerateOptions, Generation, PromptProgress};
 pub use kv_core::backend::CancelFlag;
 pub use model_core::sentence::{Normalization, Pooling};
+pub use reranker::{Ranked, Reranker, RerankerConfig};
 pub use state::{RestoredState, SaveOptions};
 pub use timings::{Pace, Timings};

@@ -13,6 +13,7 @@ use kv_core::{Causality, KvType, SeqId, TokenId};
 use model_core::architecture::Model;
 use model_core::model_file::OpenModel;
 use model_core::sentence::Pooling;
+use model_core::tokenizer::TokenPair;
 
 use crate::config::{DEFAULT_N_CTX, EngineConfig};
 use crate::decode::Engine;
@@ -31,6 +32,24 @@ const MEMORY_UBATCH: u32 = 512;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TextTokens<'a> {
     pub(crate) tokens: &'a [TokenId],
+    /// Where the second text of a pair begins, whose tokens have another type.
+    second: usize,
+}
+
+impl<'a> TextTokens<'a> {
+    /// One text.
+    pub(crate) fn of_text(tokens: &'a [TokenId]) -> Self {
+        let second = tokens.len();
+        Self { tokens, second }
+    }
+
+    /// Two texts that are read together.
+    pub(crate) fn of_pair(pair: &'a TokenPair) -> Self {
+        Self {
+            tokens: &pair.tokens,
+            second: pair.second,
+        }
+    }
 }
 
 /// How texts are computed.
@@ -169,6 +188,7 @@ impl<B: Backend> TextEngine<B> {
             };
             for (at, &token) in text.tokens.iter().enumerate() {
                 let entry = batch.push_token(token).in_sequence(seq);
+                let entry = entry.of_type(u32::from(at >= text.second));
                 if wanted.contains(&at) {
                     entry.with_output();
                 }

@@ -89,6 +89,7 @@ impl Architecture for Bert {
             norm: norm(hyper.layer_norm_eps()?),
             norms: EncoderNorms::PostNorm,
             layers: vec![layer(heads, read::qkv_weights(weights)?, hidden, activation); n_layers],
+            head: read::score_head(&hyper, weights, dim)?,
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, context_length)))
     }
@@ -109,6 +110,7 @@ impl Architecture for Bert {
             norm: norm(1e-12),
             norms: EncoderNorms::PostNorm,
             layers: vec![layer(heads, QkvWeights::Separate, 3072, Activation::GeluErf); 2],
+            head: None,
         };
         Ok(Arc::new(EncoderModel::new(NAME, encoder, 512)))
     }

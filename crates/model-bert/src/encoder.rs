@@ -1,9 +1,12 @@
-//! [`Encoder`]: embedding, layers of attention within the ubatch and feed-forward, final rows.
+//! [`Encoder`]: embedding, layers of attention within the ubatch and feed-forward, final rows, or
+//! scores of them.
 //!
 //! Invariant: only output rows pass through the last feed-forward block. Weight names are those of
 //! GGUF files. Knows no architecture by name.
 
-use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, TableRow};
+use kv_core::graph::{
+    Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, TableRow,
+};
 use kv_core::{LayerIdx, PartIdx};
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm, TOKEN_EMBEDDING};
 
@@ -41,7 +44,8 @@ pub struct Encoder {
     pub dim: usize,
     /// Positions with a learned row, where positions are rows.
     pub positions: Option<usize>,
-    /// Token types with a learned row, where there are such rows; all tokens have the first.
+    /// Token types with a learned row, where there are such rows. With a head, tokens have types
+    /// of their own; without one, all have the first.
     pub token_types: Option<usize>,
     /// Every norm.
     pub norm: Norm,
@@ -49,10 +53,36 @@ pub struct Encoder {
     pub norms: EncoderNorms,
     /// The layers, in order.
     pub layers: Vec<EncoderLayer>,
+    /// What makes scores of rows, where there is something.
+    pub head: Option<ScoreHead>,
+}
+
+/// Name of the matrix of a head's dense layer.
+pub(crate) const HEAD_DENSE: &str = "cls.weight";
+/// Name of the matrix that gives a head's scores.
+pub(crate) const HEAD_OUTPUT: &str = "cls.output.weight";
+
+/// What makes scores of a text from the row of its first token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoreHead {
+    /// Scores of a text.
+    pub n_labels: usize,
+    /// What comes before the matrix that gives them.
+    pub dense: HeadDense,
+}
+
+/// What comes before the matrix of scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadDense {
+    /// Nothing.
+    None,
+    /// A dense layer and tanh.
+    Tanh,
 }
 
 impl Encoder {
-    /// The computation for a ubatch of `shape`, which gives `[outputs, dim]`.
+    /// The computation for a ubatch of `shape`, which gives `[outputs, dim]`, or with a head
+    /// `[outputs, labels]`.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
@@ -77,14 +107,37 @@ impl Encoder {
         if self.norms == EncoderNorms::PreNorm {
             x = self.norm.build(&mut b, "result_norm", x, "output_norm")?;
         }
+        if let Some(head) = self.head {
+            x = self.scores(&mut b, head, x)?;
+        }
         b.finish(&[x])
     }
 
-    /// Rows of tokens, positions and the first token type, normed.
+    fn scores(
+        &self,
+        b: &mut GraphBuilder,
+        head: ScoreHead,
+        mut x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        if head.dense == HeadDense::Tanh {
+            let dense = Affine::new(HEAD_DENSE).bias("cls.bias");
+            x = b.affine("cls", x, dense, self.dim)?;
+            // A cap of 1 is tanh itself.
+            x = b.soft_cap("cls_tanh", x, 1.0)?;
+        }
+        let output = Affine::new(HEAD_OUTPUT).bias("cls.output.bias");
+        b.affine("result_scores", x, output, head.n_labels)
+    }
+
+    /// Rows of tokens, positions and token types, normed.
     fn embedding(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
         let tokens = b.input(Input::Tokens)?;
         let mut x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        if let Some(n_rows) = self.token_types {
+        if let (Some(n_types @ 2..), Some(_)) = (self.token_types, self.head) {
+            let types = b.input(Input::TokenTypes)?;
+            let rows = b.embed("type_embd", types, TOKEN_TYPES, [n_types, self.dim])?;
+            x = b.add("inp_typed", x, rows)?;
+        } else if let Some(n_rows) = self.token_types {
             let first = TableRow {
                 weight: TOKEN_TYPES,
                 n_rows,

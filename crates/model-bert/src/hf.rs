@@ -1,11 +1,13 @@
 //! [`CLASSES`]: how directories of encoders are translated. Data over the tables that
-//! [`model_core::hf`] shares. Heads that predict tokens are left out: an encoder gives rows.
+//! [`model_core::hf`] shares. Heads that predict tokens are left out: an encoder gives rows, or the
+//! scores of a classification head.
 
 use model_core::gguf::Array;
 use model_core::hf::{
     Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SIZE_KEYS,
-    TensorRule, layer_types, same,
+    Step, TensorRule, layer_types, same, with,
 };
+use model_core::sentence::Pooling;
 
 use crate::read::{ACTIVATION, ACTIVATIONS};
 
@@ -14,15 +16,40 @@ pub(crate) const CLASSES: &[HfClass] = &[
     BERT,
     HfClass {
         name: "BertForMaskedLM",
-        tensors: &[BERT_MASKED_TENSORS, BERT_OLD_NORMS],
+        tensors: &[BERT_MASKED_TENSORS, BERT_MASKED_POSITIONS, BERT_OLD_NORMS],
         unused: BERT_HEADS,
         ..BERT
     },
     HfClass {
         name: "BertForPreTraining",
-        tensors: &[BERT_MASKED_TENSORS, BERT_OLD_NORMS],
+        tensors: &[BERT_MASKED_TENSORS, BERT_MASKED_POSITIONS, BERT_OLD_NORMS],
         unused: BERT_HEADS,
         ..BERT
+    },
+    HfClass {
+        name: "BertForSequenceClassification",
+        keys: &[SIZE_KEYS, BERT_KEYS, RANK],
+        tensors: &[
+            BERT_MASKED_TENSORS,
+            BERT_MASKED_POSITIONS,
+            BERT_OLD_NORMS,
+            BERT_SCORES,
+        ],
+        unused: &["bert.embeddings.position_ids"],
+        ..BERT
+    },
+    ROBERTA,
+    HfClass {
+        name: "RobertaForSequenceClassification",
+        ..ROBERTA_SCORER
+    },
+    HfClass {
+        name: "XLMRobertaModel",
+        ..ROBERTA
+    },
+    HfClass {
+        name: "XLMRobertaForSequenceClassification",
+        ..ROBERTA_SCORER
     },
     MODERN_BERT,
     HfClass {
@@ -42,7 +69,7 @@ const BERT: HfClass = HfClass {
     name: "BertModel",
     architecture: "bert",
     keys: &[SIZE_KEYS, BERT_KEYS],
-    tensors: &[BERT_TENSORS],
+    tensors: &[BERT_TENSORS, BERT_POSITIONS],
     unused: &[
         "embeddings.position_ids",
         "pooler.dense.weight",
@@ -72,17 +99,45 @@ const BERT_KEYS: &[Key] = &[
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
 ];
 
-/// The tensors of BERT after a prefix.
+/// RoBERTa (Liu et al., arXiv 1907.11692) and XLM-RoBERTa: BERT whose positions begin after that of
+/// the padding, with one token type.
+const ROBERTA: HfClass = HfClass {
+    name: "RobertaModel",
+    keys: &[SIZE_KEYS, BERT_KEYS, ROBERTA_KEYS],
+    tensors: &[BERT_TENSORS, ROBERTA_POSITIONS],
+    ..BERT
+};
+
+const ROBERTA_SCORER: HfClass = HfClass {
+    keys: &[SIZE_KEYS, BERT_KEYS, ROBERTA_KEYS, RANK],
+    tensors: &[
+        ROBERTA_SCORER_TENSORS,
+        ROBERTA_SCORER_POSITIONS,
+        ROBERTA_SCORES,
+    ],
+    unused: &[
+        "roberta.embeddings.position_ids",
+        "roberta.pooler.dense.weight",
+        "roberta.pooler.dense.bias",
+    ],
+    ..ROBERTA
+};
+
+const ROBERTA_KEYS: &[Key] = &[Key::With(roberta_length)];
+
+/// What comes out are the scores of pairs.
+const RANK: &[Key] = &[Key::Constant {
+    to: "pooling_type",
+    value: Pooling::Rank.code(),
+}];
+
+/// The tensors of BERT after a prefix, without positions.
 macro_rules! bert_tensors {
     ($prefix:literal) => {
         &[
             same(
                 "token_embd.weight",
                 concat!($prefix, "embeddings.word_embeddings.weight"),
-            ),
-            same(
-                "position_embd.weight",
-                concat!($prefix, "embeddings.position_embeddings.weight"),
             ),
             same(
                 "token_types.weight",
@@ -123,6 +178,40 @@ macro_rules! bert_tensors {
 
 const BERT_TENSORS: &[TensorRule] = bert_tensors!("");
 const BERT_MASKED_TENSORS: &[TensorRule] = bert_tensors!("bert.");
+const ROBERTA_SCORER_TENSORS: &[TensorRule] = bert_tensors!("roberta.");
+
+const BERT_POSITIONS: &[TensorRule] = &[same(
+    "position_embd.weight",
+    "embeddings.position_embeddings.weight",
+)];
+const BERT_MASKED_POSITIONS: &[TensorRule] = &[same(
+    "position_embd.weight",
+    "bert.embeddings.position_embeddings.weight",
+)];
+const ROBERTA_POSITIONS: &[TensorRule] = &[with(
+    "position_embd.weight",
+    "embeddings.position_embeddings.weight",
+    &[Step::RowsAfter(first_position)],
+)];
+const ROBERTA_SCORER_POSITIONS: &[TensorRule] = &[with(
+    "position_embd.weight",
+    "roberta.embeddings.position_embeddings.weight",
+    &[Step::RowsAfter(first_position)],
+)];
+
+/// The pooler and the scores.
+const BERT_SCORES: &[TensorRule] = &[
+    same("cls.weight", "bert.pooler.dense.weight"),
+    same("cls.bias", "bert.pooler.dense.bias"),
+    same("cls.output.weight", "classifier.weight"),
+    same("cls.output.bias", "classifier.bias"),
+];
+const ROBERTA_SCORES: &[TensorRule] = &[
+    same("cls.weight", "classifier.dense.weight"),
+    same("cls.bias", "classifier.dense.bias"),
+    same("cls.output.weight", "classifier.out_proj.weight"),
+    same("cls.output.bias", "classifier.out_proj.bias"),
+];
 
 /// Norms of files that were made by the first implementation.
 const BERT_OLD_NORMS: &[TensorRule] = &[
@@ -226,6 +315,28 @@ macro_rules! modern_tensors {
 
 const MODERN_TENSORS: &[TensorRule] = modern_tensors!("");
 const MODERN_MASKED_TENSORS: &[TensorRule] = modern_tensors!("model.");
+
+/// The row of the position table that the first token has.
+fn first_position(config: &HfConfig) -> Result<usize, ModelFileError> {
+    match config.optional_number("pad_token_id")? {
+        None => Ok(2),
+        Some(id) if id.fract() == 0.0 && (0.0..1e9).contains(&id) => Ok(id as usize + 1),
+        Some(_) => Err(config.wrong("pad_token_id", "a token id")),
+    }
+}
+
+/// The rows before the first position are no positions.
+fn roberta_length(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "max_position_embeddings";
+    let first = first_position(config)?;
+    match config.count(key)?.checked_sub(first) {
+        None | Some(0) => Err(config.wrong(key, format!("a number above {first}"))),
+        Some(n) => {
+            keys.set("context_length", count(n));
+            Ok(())
+        }
+    }
+}
 
 fn not_causal(_: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set("attention.causal", false);

@@ -1,6 +1,9 @@
 //! Encoders: BERT (Devlin et al., arXiv 1810.04805) and ModernBERT (Warner et al., arXiv
 //! 2412.13663), whose local layers see a symmetric window.
 //!
+//! With a classification head, BERT (and RoBERTa and XLM-RoBERTa, which are files of its architecture
+//! with other tokenizers) scores pairs of texts.
+//!
 //! An encoder remembers nothing: its tokens see each other, later ones too, within one ubatch, and
 //! what comes out is a row for each of them. What becomes of rows is [`model_core::sentence`]'s.
 //! Sizes are read from the file; attention, feed-forward and norms are shared blocks, and
@@ -22,7 +25,7 @@ mod modern;
 mod read;
 
 pub use bert::Bert;
-pub use encoder::{Encoder, EncoderLayer, EncoderNorms};
+pub use encoder::{Encoder, EncoderLayer, EncoderNorms, HeadDense, ScoreHead};
 pub use model::EncoderModel;
 pub use modern::ModernBert;
 

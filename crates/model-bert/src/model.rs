@@ -1,13 +1,13 @@
-//! [`EncoderModel`]: an encoder with a name and a trained context length.
+//! [`EncoderModel`]: an encoder with a name and a trained context length, which gives rows or scores.
 
 use kv_core::Causality;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::{LayerMap, LayerMemory};
 use model_core::architecture::{Model, ModelError, OutputKind};
 
-use crate::encoder::Encoder;
+use crate::encoder::{Encoder, ScoreHead};
 
-/// A model that gives a row for every token and remembers nothing.
+/// A model that gives a row for every token, or scores of the first, and remembers nothing.
 #[derive(Clone, Debug)]
 pub struct EncoderModel {
     architecture: &'static str,
@@ -55,7 +55,10 @@ impl Model for EncoderModel {
     }
 
     fn output(&self) -> OutputKind {
-        OutputKind::Embeddings
+        match self.encoder.head {
+            None => OutputKind::Embeddings,
+            Some(ScoreHead { n_labels, .. }) => OutputKind::Scores { n_labels },
+        }
     }
 
     fn causality(&self) -> Causality {

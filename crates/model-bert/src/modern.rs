@@ -104,6 +104,7 @@ impl Architecture for ModernBert {
             token_types: None,
             norm: norm(hyper.layer_norm_eps()?),
             norms: EncoderNorms::PreNorm,
+            head: None,
             layers: windows(&hyper, n_layers)?
                 .into_iter()
                 .map(of_layer)
@@ -140,6 +141,7 @@ impl Architecture for ModernBert {
             token_types: None,
             norm: norm(1e-5),
             norms: EncoderNorms::PreNorm,
+            head: None,
             layers: layers
                 .map(|(window, rope)| layer(heads, window, rope, hidden, activation))
                 .into(),

@@ -7,6 +7,9 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::QkvWeights;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
+use model_core::sentence::Pooling;
+
+use crate::encoder::{HEAD_DENSE, HEAD_OUTPUT, HeadDense, ScoreHead};
 
 /// Key of the activation's name.
 pub(crate) const ACTIVATION: &str = "hidden_activation";
@@ -68,5 +71,35 @@ pub(crate) fn refuse_causal(hyper: &Hyperparameters<'_>) -> Result<(), ModelErro
             Err(hyper.wrong("attention.causal", reason))
         }
         _ => Ok(()),
+    }
+}
+
+/// The classification head, where the file has one. Files of llama.cpp have its tensors with or
+/// without the key that names the pooling.
+pub(crate) fn score_head(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+    dim: usize,
+) -> Result<Option<ScoreHead>, ModelError> {
+    let ranks = hyper.optional::<u32>("pooling_type")? == Some(Pooling::Rank.code());
+    let dense = match optional_weight(weights, HEAD_DENSE)? {
+        Some(_) => HeadDense::Tanh,
+        None => HeadDense::None,
+    };
+    let missing = |shape| ModelError::MissingTensor {
+        name: HEAD_OUTPUT.to_owned(),
+        shape,
+    };
+    match optional_weight(weights, HEAD_OUTPUT)? {
+        Some(weight) => match *weight.shape() {
+            [n_labels, _] => Ok(Some(ScoreHead { n_labels, dense })),
+            ref got => Err(ModelError::TensorShape {
+                name: HEAD_OUTPUT.to_owned(),
+                wanted: vec![1, dim],
+                got: got.to_vec(),
+            }),
+        },
+        None if ranks || dense == HeadDense::Tanh => Err(missing(vec![1, dim])),
+        None => Ok(None),
     }
 }
