@@ -26,7 +26,8 @@
 //! # Ok::<(), cellar::Error>(())
 //! ```
 //!
-//! [`Model`] is a file on a backend with a text in each sequence; [`embedder`] gives vectors. This crate
+//! [`Model`] is a file on a backend with a text in each sequence; [`embedder`] gives vectors,
+//! [`reranker`] scores. This crate
 //! only puts things together: every part can be used alone, and all are re-exported. [`engine`]
 //! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
 //! [`model_core`] reads files, tokenizes and renders chat templates.
@@ -51,11 +52,12 @@ pub use engine;
 pub use engine::sampler::{Penalties, SamplerConfig};
 pub use engine::{
     CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
+    Ranked, Reranker, RerankerConfig,
 };
 pub use error::Error;
 pub use kv_core;
 pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
-pub use model::{Model, ModelOptions, embedder};
+pub use model::{Model, ModelOptions, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions, Generation,
-    PromptProgress,
+    PromptProgress, Reranker, RerankerConfig,
 };
 use kv_core::backend::{BoxedBackend, OnProgress};
 use kv_core::memory::{Memory, Seqs};
@@ -261,14 +261,26 @@ pub struct ModelEngine {
     pub engine: Engine<BoxedBackend>,
 }
 
-/// Opens an encoder (BERT, ModernBERT) for vectors of texts: [`Embedder::embed`].
+/// Opens an encoder or a decoder for vectors of texts: [`Embedder::embed`].
 ///
 /// # Errors
-/// [`Error`]: the file is not usable, or has no encoder.
+/// [`Error`]: the file is not usable, gives no vectors, or does not say how texts are pooled.
 pub fn embedder(
     file: &OpenModel,
     backend: BackendOptions,
     config: &EmbedderConfig,
 ) -> Result<Embedder<BoxedBackend>, Error> {
     Ok(Embedder::new(open_backend(backend)?, file, config)?)
+}
+
+/// Opens a cross-encoder for scores of documents: [`Reranker::rank`].
+///
+/// # Errors
+/// [`Error`]: the file is not usable, or does not give one score for a pair of texts.
+pub fn reranker(
+    file: &OpenModel,
+    backend: BackendOptions,
+    config: &RerankerConfig,
+) -> Result<Reranker<BoxedBackend>, Error> {
+    Ok(Reranker::new(open_backend(backend)?, file, config)?)
 }

@@ -9,6 +9,7 @@ mod embed;
 #[cfg(feature = "hub")]
 mod hub;
 mod measure;
+mod rerank;
 mod run;
 mod state;
 mod texts;
@@ -31,6 +32,7 @@ pub(crate) use embed::EmbedArgs;
 #[cfg(feature = "hub")]
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
+pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use texts::TextArgs;
@@ -100,6 +102,8 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Print embedding vectors of texts.
     Embed(EmbedArgs),
+    /// Order documents by how well they answer a query.
+    Rerank(RerankArgs),
     /// Write a model directory as a GGUF file.
     Convert(ConvertArgs),
     /// Download a model from the Hugging Face Hub.

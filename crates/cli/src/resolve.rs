@@ -136,6 +136,25 @@ fn budget(args: &EngineArgs) -> MemoryBudget {
     }
 }
 
+/// The arguments, or the lines of a file or pipe; at least one.
+///
+/// # Errors
+/// A usage error, `wanted`, where there is none; where the file or pipe cannot be read.
+pub(crate) fn lines(
+    arguments: &[String],
+    file: Option<&Path>,
+    wanted: &str,
+) -> anyhow::Result<Vec<String>> {
+    if !arguments.is_empty() {
+        return Ok(arguments.to_vec());
+    }
+    let lines = text(None, file)?;
+    match lines.map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()) {
+        Some(lines) if !lines.is_empty() => Ok(lines),
+        _ => usage(wanted.to_owned()),
+    }
+}
+
 /// What becomes of texts that are too long.
 pub(crate) fn long_texts(args: &TextArgs) -> LongTexts {
     match args.truncate {

@@ -158,12 +158,16 @@ const ROWS: &[Row] = &[
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
     Row {
         against: Reference::Numpy,
-        tolerance: "2e-6 (vectors)",
+        tolerance: "2e-6 (vectors), 5e-6 (scores)",
         ..row(
             "bert",
-            "BERT and its sentence encoders (MiniLM, BGE, E5)",
+            "BERT, RoBERTa, XLM-RoBERTa; their sentence encoders (MiniLM, BGE, E5) and rerankers",
             "none; tokens see later ones",
-            &["encoders/bert_tiny/"],
+            &[
+                "encoders/bert_tiny/",
+                "encoders/bert_rerank_tiny/",
+                "encoders/xlm_roberta_rerank_tiny/",
+            ],
         )
     },
     Row {
@@ -306,8 +310,11 @@ Every fixture is a tiny model with generated weights (except those named `storie
 sequences in one batch, where kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values
 and states that the reference recorded. Names without a `/` are recipes of model directories, which compute the same bits as GGUF
 files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` is a stored GGUF file with llama.cpp's numbers;
-those in `stories/` are compared by greedy texts alone, and directories in `encoders/` by vectors, alone and in batches. *Memory* is
-that of the whole model.
+those in `stories/` are compared by greedy texts alone, and directories in `encoders/` by vectors or
+scores, alone and in batches. *Memory* is that of the whole model.
+
+Every decoder gives vectors too (`cellar embed`): `crates/cellar/tests/embed.rs` compares final rows times the output matrix with
+the logits of the reference.
 
 | architecture | models | memory | windows | fixtures | reference | logits within |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -25,6 +25,7 @@ fn help_lists_commands_and_flags() {
         "perplexity",
         "convert",
         "embed",
+        "rerank",
     ] {
         assert!(top.contains(command), "{command}");
         let (help, _) = output(&[command, "--help"]);

@@ -72,7 +72,7 @@ fn a_truncated_model_at_fifty_places() {
 fn models_that_cannot_be_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other.gguf");
-    let cases: [(&str, Value, &str); 5] = [
+    let cases: [(&str, Value, &str); 6] = [
         (
             "general.architecture",
             "elephant".into(),
@@ -88,11 +88,16 @@ fn models_that_cannot_be_run() {
             7u32.into(),
             "tensor 'blk.6.attn_norm.weight' is missing; the model needs it as [128]",
         ),
-        // The unigram tokenizers of T5 and XLM-R.
+        // That of RWKV.
         (
             "tokenizer.ggml.model",
-            "t5".into(),
-            "tokenizer: tokenizer model \"t5\" is not supported",
+            "rwkv".into(),
+            "tokenizer: tokenizer model \"rwkv\" is not supported",
+        ),
+        (
+            "tokenizer.ggml.precompiled_charsmap",
+            "table".into(),
+            "metadata 'tokenizer.ggml.precompiled_charsmap' is ",
         ),
         (
             "tokenizer.ggml.model",

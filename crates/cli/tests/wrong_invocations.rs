@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use support::{failure, output};
 
 /// The commands, with what each needs to be run.
-const COMMANDS: [(&[&str], &[&str]); 14] = [
+const COMMANDS: [(&[&str], &[&str]); 15] = [
     (&["run"], &[]),
     (&["chat"], &[]),
     (&["inspect"], &[]),
@@ -24,6 +24,7 @@ const COMMANDS: [(&[&str], &[&str]); 14] = [
     (&["state", "inspect"], &["/absent/state"]),
     (&["perplexity"], &[]),
     (&["embed"], &["--model=/absent/model"]),
+    (&["rerank"], &["--model=/absent/model", "--query=q"]),
     (&["convert"], &["/absent/model", "/dev/null", "--type=f16"]),
 ];
 

@@ -16,11 +16,11 @@ Prints a JSON list with one vector per text, in order, one vector per line. Text
 or the lines of -f or of standard input, including empty ones. Several texts are computed at once;
 the vector of a text does not depend on the others.
 
-The model is an encoder, or a decoder, whose tokens see no later ones. Pooling (how the rows of all
-tokens become one vector) is read from the model: 1_Pooling/config.json of a sentence-transformers
-directory, or pooling_type of a GGUF file; a model without it needs --pooling. Vectors have length 1,
-so the dot product of two is their cosine similarity (near 1 for texts of the same meaning, near 0 for
-unrelated ones), unless modules.json of the directory has no Normalize.
+The model is an encoder, or a decoder, whose tokens see no later ones. Pooling (how the rows of
+all tokens become one vector) is read from the model: 1_Pooling/config.json of a
+sentence-transformers directory, or pooling_type of a GGUF file; a model without it needs
+--pooling. Vectors have length 1, unless modules.json of the directory has no Normalize: the dot
+product of two is then their cosine similarity, near 1 for texts of the same meaning.
 
 A text with more tokens than the model takes is an error that reports both numbers; --truncate cuts
 off its end, as sentence-transformers does. Prefixes that some models expect (\"query: \") are part of

@@ -13,7 +13,8 @@ use crate::resolve;
 use crate::terminal;
 
 pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let texts = texts(args)?;
+    let wanted = "no texts: give them as arguments, with -f FILE, or through a pipe, one a line";
+    let texts = resolve::lines(&args.texts, args.file.as_deref(), wanted)?;
     let source = ModelSource::File(args.model.clone());
     let open = source.open()?;
     if let OutputKind::Scores { .. } = open.model().output() {
@@ -55,18 +56,6 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
     writeln!(out, "]")?;
     out.flush()?;
     Ok(Exit::Done)
-}
-
-/// The arguments, or the lines of a file or pipe; at least one.
-fn texts(args: &EmbedArgs) -> anyhow::Result<Vec<String>> {
-    if !args.texts.is_empty() {
-        return Ok(args.texts.clone());
-    }
-    let lines = resolve::text(None, args.file.as_deref())?;
-    match lines.map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()) {
-        Some(lines) if !lines.is_empty() => Ok(lines),
-        _ => usage("no texts: give them as arguments, with -f FILE, or through a pipe, one a line"),
-    }
 }
 
 /// Adds what can be done on the command line.

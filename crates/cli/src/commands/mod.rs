@@ -19,6 +19,7 @@ mod perplexity;
 mod plan;
 #[cfg(feature = "hub")]
 mod pull;
+mod rerank;
 #[cfg(feature = "hub")]
 mod rm;
 mod run;
@@ -64,6 +65,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::State(args) => state::run(&args, stdout),
         Command::Perplexity(args) => perplexity::run(&args, stdout),
         Command::Embed(args) => embed::run(&args, stdout),
+        Command::Rerank(args) => rerank::run(&args, stdout),
         Command::Convert(args) => convert::run(&args, stdout),
         #[cfg(feature = "hub")]
         Command::Pull(args) => pull::run(&args, stdout),

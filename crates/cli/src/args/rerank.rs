@@ -1,0 +1,51 @@
+//! The flags of `cellar rerank`.
+//!
+//! Knows neither models nor how scores are computed.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::texts::TextArgs;
+
+/// `cellar rerank`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads the query and each document together and prints how well it answers: the best first, one
+document per line, with its score and its number. Documents are the arguments, or the lines of -f or
+of standard input. Several pairs are computed at once; a score does not depend on the others.
+
+The model is a cross-encoder with a head of one label: BERT, RoBERTa or XLM-RoBERTa
+(BertForSequenceClassification and so on). Scores are what the head gives: they compare documents of
+one query, and their sigmoid is between 0 and 1.
+
+A query and a document with more tokens than the model takes are an error that reports both numbers;
+--truncate cuts off the end of the document.
+
+Examples:
+  cellar rerank -m bge-reranker-v2-m3/ --query \"What is a panda?\" \"A bear.\" \"It rains.\"
+  cellar rerank -m MODEL.gguf --query \"How do I exit vim?\" -f lines.txt --top 3
+  grep -rh vim notes/ | cellar rerank -m MODEL.gguf --query \"How do I exit vim?\" --json | jq '.[0]'")]
+pub(crate) struct RerankArgs {
+    /// GGUF file, directory with config.json and safetensors, or the name of a downloaded model
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// What documents are to answer
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) query: String,
+    /// Documents, one per argument
+    #[arg(value_name = "DOCUMENT")]
+    pub(crate) documents: Vec<String>,
+    /// Read documents from a file, one per line
+    #[arg(short, long, value_name = "FILE", conflicts_with = "documents")]
+    pub(crate) file: Option<PathBuf>,
+    /// Print only the best N documents
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) top: Option<NonZeroUsize>,
+    /// Print a JSON list of index (from 0, as given), score and document, the best first
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) compute: TextArgs,
+}
