@@ -1,0 +1,119 @@
+// The dialect of the kernels as C++ that the simulator runs: a fiber for each thread.
+#ifndef CELLAR_DIALECT
+#define CELLAR_DIALECT
+#include "../sim/fibers.h"
+#define DEV
+#define TG
+#define FN static inline
+#define TABLE static const
+#define IN(n, T, x) const T *x
+#define OUT(n, T, x) T *x
+#define INOUT(n, T, x) T *x
+#define ARGS(n, T, x) const T x
+#define KERNEL(name, threads, ...)                                                                  \
+  static void name(__VA_ARGS__);                                                                    \
+  static const sim::Registered name##_registered(#name, threads, name);                             \
+  static void name(__VA_ARGS__)
+#define SHARED(T, x, n) T *x = (T *)sim::shared(__COUNTER__, sizeof(T) * (n))
+#define TID (sim::block->tid)
+#define LANE (sim::block->tid & 31u)
+#define WARP (sim::block->tid >> 5)
+#define GROUP_X (sim::block->x)
+#define GROUP_Y (sim::block->y)
+#define UNROLL
+
+struct alignas(16) Quad {
+  uint32_t x, y, z, w;
+};
+struct alignas(16) Float4 {
+  float x, y, z, w;
+};
+
+// Threads.
+FN void sync_group() { sim::sync_group(); }
+FN void sync_warp() { sim::sync_warp(); }
+template <class T> FN T warp_xor(T v, uint32_t mask) { return sim::exchange(v, LANE ^ mask); }
+template <class T> FN T warp_from(T v, uint32_t lane) { return sim::exchange(v, lane); }
+// Added up in the order of the CUDA dialect, in one exchange.
+FN float warp_sum(float v) {
+  float all[32];
+  sim::gather(v, all);
+  for (uint32_t o = 16; o; o >>= 1)
+    for (uint32_t l = 0; l < o; ++l) all[l] = all[l] + all[l + o];
+  return all[0];
+}
+FN float warp_max(float v) {
+  float all[32];
+  sim::gather(v, all);
+  float most = all[0];
+  for (uint32_t l = 1; l < 32; ++l) most = fmaxf(most, all[l]);
+  return most;
+}
+FN uint32_t atomic_add(DEV uint32_t *at, uint32_t v) {
+  uint32_t before = *at;
+  *at += v;
+  return before;
+}
+
+// Numbers.
+FN float bits_float(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+FN uint32_t float_bits(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+FN float half_float(uint16_t u) { return sim::half_float(u); }
+FN uint16_t float_half(float f) { return sim::float_half(f); }
+FN int dot4(int a, int b, int c) {
+  for (int i = 0; i < 32; i += 8) c += int(int8_t(uint32_t(a) >> i)) * int(int8_t(uint32_t(b) >> i));
+  return c;
+}
+FN float fma_f(float a, float b, float c) { return fmaf(a, b, c); }
+FN float max_f(float a, float b) { return fmaxf(a, b); }
+FN float min_f(float a, float b) { return fminf(a, b); }
+FN float abs_f(float a) { return fabsf(a); }
+FN float sqrt_f(float a) { return sqrtf(a); }
+FN float exp_f(float a) { return expf(a); }
+FN float log_f(float a) { return logf(a); }
+FN float log1p_f(float a) { return log1pf(a); }
+FN float tanh_f(float a) { return tanhf(a); }
+FN float erf_f(float a) { return erff(a); }
+FN float rint_f(float a) { return rintf(a); }
+FN float trunc_f(float a) { return truncf(a); }
+
+// Bytes arrive at the wait, not before: a forgotten wait reads what was there.
+FN void copy_async16(TG void *to, DEV const void *from) { sim::copy_async(to, from, 16); }
+FN void copy_commit() { sim::copy_commit(); }
+template <int n> FN void copy_wait() { sim::copy_wait(n); }
+
+struct FragA {
+  uint32_t r[4];
+};
+struct FragB {
+  uint32_t r[2];
+};
+struct FragD {
+  float r[4];
+};
+FN uint32_t frag_row(uint32_t lane, uint32_t i) { return lane / 4 + i / 2 * 8; }
+FN uint32_t frag_column(uint32_t lane, uint32_t i) { return lane % 4 * 2 + i % 2; }
+// In PTX's layout of registers: r[0] of A has columns 0 to 7 of rows 0 to 7, r[1] of rows 8 to 15,
+// r[2] and r[3] the same of columns 8 to 15.
+FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
+  FragA as[32];
+  FragB bs[32];
+  sim::gather(a, as);
+  sim::gather(b, bs);
+  uint32_t g = LANE / 4, t = LANE % 4;
+  for (uint32_t i = 0; i < 4; ++i)
+    for (uint32_t k = 0; k < 16; ++k) {
+      uint32_t pair = k % 8 / 2, shift = k % 2 * 16;
+      uint32_t x = as[g * 4 + pair].r[i / 2 + k / 8 * 2], y = bs[(t * 2 + i % 2) * 4 + pair].r[k / 8];
+      d.r[i] += half_float(uint16_t(x >> shift)) * half_float(uint16_t(y >> shift));
+    }
+}
+#endif

@@ -1,0 +1,107 @@
+// The dialect of the kernels as CUDA C++ (nvcc, NVRTC). Its words are described in kernels/README.md.
+#ifndef CELLAR_DIALECT
+#define CELLAR_DIALECT
+#ifdef __CUDACC_RTC__
+typedef unsigned char uint8_t;
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef int int32_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+#define DEV
+#define TG
+#define FN __device__ __forceinline__
+#define TABLE static __device__ const
+#define IN(n, T, x) const T *__restrict__ x
+#define OUT(n, T, x) T *__restrict__ x
+#define INOUT(n, T, x) T *x
+#define ARGS(n, T, x) const T x
+#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define SHARED(T, x, n) __shared__ __align__(16) T x[n]
+#define TID (threadIdx.x)
+#define LANE (threadIdx.x & 31u)
+#define WARP (threadIdx.x >> 5)
+#define GROUP_X (blockIdx.x)
+#define GROUP_Y (blockIdx.y)
+#define UNROLL _Pragma("unroll")
+
+struct __align__(16) Quad {
+  uint32_t x, y, z, w;
+};
+struct __align__(16) Float4 {
+  float x, y, z, w;
+};
+
+// Threads.
+FN void sync_group() { __syncthreads(); }
+FN void sync_warp() { __syncwarp(); }
+template <class T> FN T warp_xor(T v, uint32_t mask) { return __shfl_xor_sync(~0u, v, mask); }
+template <class T> FN T warp_from(T v, uint32_t lane) { return __shfl_sync(~0u, v, lane); }
+FN float warp_sum(float v) {
+  for (uint32_t o = 16; o; o >>= 1) v += warp_xor(v, o);
+  return v;
+}
+FN float warp_max(float v) {
+  for (uint32_t o = 16; o; o >>= 1) v = fmaxf(v, warp_xor(v, o));
+  return v;
+}
+FN uint32_t atomic_add(DEV uint32_t *at, uint32_t v) { return atomicAdd(at, v); }
+
+// Numbers.
+FN float bits_float(uint32_t u) { return __uint_as_float(u); }
+FN uint32_t float_bits(float f) { return __float_as_uint(f); }
+FN float half_float(uint16_t u) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(u));
+  return f;
+}
+FN uint16_t float_half(float f) {
+  uint16_t u;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(u) : "f"(f));
+  return u;
+}
+FN int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
+FN float fma_f(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FN float max_f(float a, float b) { return fmaxf(a, b); }
+FN float min_f(float a, float b) { return fminf(a, b); }
+FN float abs_f(float a) { return fabsf(a); }
+FN float sqrt_f(float a) { return __fsqrt_rn(a); }
+FN float exp_f(float a) { return expf(a); }
+FN float log_f(float a) { return logf(a); }
+FN float log1p_f(float a) { return log1pf(a); }
+FN float tanh_f(float a) { return tanhf(a); }
+FN float erf_f(float a) { return erff(a); }
+FN float rint_f(float a) { return rintf(a); }
+FN float trunc_f(float a) { return truncf(a); }
+
+// 16 bytes from device memory to shared memory, complete at the wait that leaves at most n later
+// groups under way; then a sync_group shows them to other threads.
+FN void copy_async16(TG void *to, DEV const void *from) {
+  uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+FN void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int n> FN void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
+
+// D[16, 8] += A[16, 16] B[8, 16]^T by one warp: halves in, floats out. Of A's and B's rows a lane
+// has pairs of neighbours: row lane / 4 (and 8 further), columns 2 (lane % 4) (and 8 further).
+struct FragA {
+  uint32_t r[4];
+};
+struct FragB {
+  uint32_t r[2];
+};
+struct FragD {
+  float r[4];
+};
+FN uint32_t frag_row(uint32_t lane, uint32_t i) { return lane / 4 + i / 2 * 8; }
+FN uint32_t frag_column(uint32_t lane, uint32_t i) { return lane % 4 * 2 + i % 2; }
+FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(d.r[0]), "+f"(d.r[1]), "+f"(d.r[2]), "+f"(d.r[3])
+               : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+}
+#endif

@@ -1,0 +1,200 @@
+// The scheduler of the simulator: what fibers.h declares, and launches from Rust.
+#include "fibers.h"
+#include <algorithm>
+#include <memory>
+
+namespace sim {
+
+thread_local Block *block = nullptr;
+const Kernel *kernels = nullptr;
+static constexpr size_t kStackBytes = 128 << 10;
+
+void yield() {
+  Block *b = block;
+  uint32_t tid = b->tid;
+  if (!_setjmp(b->fibers[tid].state)) _longjmp(b->scheduler, 1);
+  b->tid = tid;
+}
+
+void fail(const char *error) {
+  block->error = error;
+  _longjmp(block->scheduler, 1);
+}
+
+void wait(Barrier &barrier) {
+  uint32_t generation = barrier.generation;
+  if (++barrier.arrived >= barrier.alive) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+    ++block->progress;
+  } else {
+    while (barrier.generation == generation) yield();
+  }
+}
+
+static void leave(Barrier &barrier) {
+  --barrier.alive;
+  if (barrier.alive && barrier.arrived >= barrier.alive) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  }
+}
+
+void sync_group() { wait(block->group); }
+void sync_warp() { wait(block->warps[block->tid / 32]); }
+
+void *shared(int key, size_t bytes) {
+  for (const Shared &s : block->shared)
+    if (s.key == key) return block->memory + s.at;
+  size_t at = block->shared_used;
+  if (at + bytes > kSharedBytes) fail("more than 48 KiB of shared memory");
+  block->shared_used = (at + bytes + 15) / 16 * 16;
+  block->shared.push_back({key, at});
+  return block->memory + at;
+}
+
+void copy_async(void *to, const void *from, uint32_t len) {
+  if ((uintptr_t(to) | uintptr_t(from)) % len) fail("an asynchronous copy that is not aligned");
+  Fiber &f = block->fibers[block->tid];
+  f.copies.push_back({to, from, len, f.copy_group});
+}
+
+void copy_commit() { ++block->fibers[block->tid].copy_group; }
+
+void copy_wait(uint32_t n_under_way) {
+  Fiber &f = block->fibers[block->tid];
+  auto arrives = [&](const AsyncCopy &c) { return c.group + n_under_way < f.copy_group; };
+  for (const AsyncCopy &c : f.copies)
+    if (arrives(c)) memcpy(c.to, c.from, c.len);
+  f.copies.erase(std::remove_if(f.copies.begin(), f.copies.end(), arrives), f.copies.end());
+}
+
+float half_float(uint16_t bits) {
+  uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 0) {
+    float value = float(mantissa) * 5.9604644775390625e-8f; // 2^-24
+    return sign ? -value : value;
+  }
+  uint32_t u = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
+  float value;
+  memcpy(&value, &u, 4);
+  return value;
+}
+
+// Rounds to nearest, ties to even.
+uint16_t float_half(float value) {
+  uint32_t u;
+  memcpy(&u, &value, 4);
+  uint16_t sign = u >> 16 & 0x8000;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return sign | 0x7fff;
+  if (u >= 0x477ff000) return sign | 0x7c00;
+  if (u < 0x38800000) { // below the smallest normal half: a multiple of 2^-24
+    float magnitude;
+    memcpy(&magnitude, &u, 4);
+    return sign | uint16_t(nearbyintf(magnitude * 16777216.0f));
+  }
+  u += 0xfff + (u >> 13 & 1);
+  return sign | uint16_t((u - 0x38000000) >> 13);
+}
+
+// What a fiber does for ever: a thread of one block after the other.
+static void run_threads() {
+  for (;;) {
+    Block *b = block;
+    b->call(b->kernel, b->args);
+    Fiber &f = b->fibers[b->tid];
+    f.done = true;
+    ++b->progress;
+    leave(b->group);
+    leave(b->warps[b->tid / 32]);
+    yield();
+  }
+}
+
+// Runs a thread until it waits or ends.
+static void resume(Block &b, uint32_t tid) {
+  Fiber &f = b.fibers[tid];
+  b.tid = tid;
+  if (_setjmp(b.scheduler)) return;
+  if (f.made) _longjmp(f.state, 1);
+  f.made = true;
+  getcontext(&f.context);
+  f.stack.resize(kStackBytes);
+  f.context.uc_stack.ss_sp = f.stack.data();
+  f.context.uc_stack.ss_size = f.stack.size();
+  f.context.uc_link = nullptr;
+  makecontext(&f.context, run_threads, 0);
+  setcontext(&f.context);
+}
+
+static void start(Block &b, uint32_t n_threads) {
+  if (b.fibers.size() < n_threads) b.fibers.resize(n_threads);
+  b.group = {n_threads, 0, 0};
+  for (uint32_t w = 0; w < (n_threads + 31) / 32; ++w) b.warps[w] = {std::min(32u, n_threads - w * 32), 0, 0};
+  b.shared.clear();
+  b.shared_used = 0;
+  memset(b.memory, 0xff, sizeof b.memory); // NaN, and numbers that nothing indexes
+  memset(b.slots, 0xff, sizeof b.slots);
+  for (uint32_t tid = 0; tid < n_threads; ++tid) {
+    Fiber &f = b.fibers[tid];
+    f.done = false;
+    f.copy_group = 0;
+    f.copies.clear();
+  }
+}
+
+static void run_block(Block &b, uint32_t n_threads, bool reverse) {
+  start(b, n_threads);
+  for (uint32_t left = n_threads; left;) {
+    uint64_t before = b.progress;
+    left = 0;
+    for (uint32_t i = 0; i < n_threads; ++i) {
+      uint32_t tid = reverse ? n_threads - 1 - i : i;
+      if (b.fibers[tid].done) continue;
+      ++left;
+      resume(b, tid);
+      if (b.error) return;
+    }
+    if (left && b.progress == before) {
+      b.error = "a barrier that not all threads reach";
+      return;
+    }
+  }
+}
+
+} // namespace sim
+
+extern "C" const sim::Kernel *cellar_sim_find(const char *name) {
+  for (const sim::Kernel *k = sim::kernels; k; k = k->next)
+    if (!strcmp(k->name, name)) return k;
+  return nullptr;
+}
+extern "C" const sim::Kernel *cellar_sim_next(const sim::Kernel *k) { return k ? k->next : sim::kernels; }
+extern "C" const char *cellar_sim_name(const sim::Kernel *k) { return k->name; }
+extern "C" uint32_t cellar_sim_threads(const sim::Kernel *k) { return k->threads; }
+extern "C" uint32_t cellar_sim_n_args(const sim::Kernel *k) { return k->n_args; }
+// The size of an argument's value; 0 where it is a buffer.
+extern "C" uint32_t cellar_sim_arg(const sim::Kernel *k, uint32_t i) { return k->pointers[i] ? 0 : k->sizes[i]; }
+
+// Runs a grid of blocks; returns what went wrong, or null.
+extern "C" const char *cellar_sim_launch(const sim::Kernel *k, uint32_t x, uint32_t y, void *const *args, int reverse) {
+  static thread_local std::unique_ptr<sim::Block> own;
+  if (!own) own = std::make_unique<sim::Block>();
+  sim::Block &b = *own;
+  sim::block = &b;
+  b.n_threads = k->threads;
+  b.kernel = k->kernel;
+  b.call = k->call;
+  b.args = args;
+  b.error = nullptr;
+  for (b.y = 0; b.y < y; ++b.y)
+    for (b.x = 0; b.x < x; ++b.x) {
+      sim::run_block(b, k->threads, reverse);
+      if (b.error) {
+        own.reset(); // fibers that wait are dropped with their stacks
+        return b.error;
+      }
+    }
+  return nullptr;
+}

@@ -1,0 +1,128 @@
+// Runs the threads of a thread block as fibers of one CPU thread: barriers, exchanges within a warp,
+// poisoned shared memory, copies that arrive when they are waited for.
+//
+// A block's threads run one after the other, each until it waits, in ascending or descending order:
+// what two orders give differs where a barrier is missing. Knows nothing of kernels.
+#ifndef CELLAR_SIM_FIBERS
+#define CELLAR_SIM_FIBERS
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+#include <ucontext.h>
+
+namespace sim {
+
+// Threads that wait for each other. A thread that ends is no longer waited for.
+struct Barrier {
+  uint32_t alive = 0, arrived = 0, generation = 0;
+};
+
+struct AsyncCopy {
+  void *to;
+  const void *from;
+  uint32_t len, group;
+};
+
+struct Fiber {
+  ucontext_t context;
+  jmp_buf state;
+  std::vector<char> stack;
+  bool made = false, done = false;
+  uint32_t copy_group = 0;
+  std::vector<AsyncCopy> copies;
+};
+
+struct Shared {
+  int key;
+  size_t at;
+};
+
+constexpr size_t kSharedBytes = 48 << 10, kMaxThreads = 1024, kSlotBytes = 32;
+
+// The block under way on this CPU thread.
+struct Block {
+  uint32_t tid = 0, x = 0, y = 0, n_threads = 0;
+  std::vector<Fiber> fibers;
+  jmp_buf scheduler;
+  Barrier group;
+  Barrier warps[kMaxThreads / 32];
+  alignas(16) char slots[kMaxThreads][kSlotBytes];
+  std::vector<Shared> shared;
+  size_t shared_used = 0;
+  alignas(16) char memory[kSharedBytes];
+  uint64_t progress = 0;
+  const char *error = nullptr;
+  void (*call)(void (*)(), void *const *) = nullptr;
+  void (*kernel)() = nullptr;
+  void *const *args = nullptr;
+};
+extern thread_local Block *block;
+
+// Gives the CPU to the block's other threads.
+void yield();
+// Ends the launch with an error.
+[[noreturn]] void fail(const char *error);
+void wait(Barrier &barrier);
+void sync_group();
+void sync_warp();
+// The shared array `key` of the kernel, the same for all threads of the block.
+void *shared(int key, size_t bytes);
+void copy_async(void *to, const void *from, uint32_t len);
+void copy_commit();
+void copy_wait(uint32_t n_under_way);
+float half_float(uint16_t bits);
+uint16_t float_half(float value);
+
+// The values of a warp's lanes; of lanes that have ended, what they last had.
+template <class T> void gather(const T &value, T (&all)[32]) {
+  static_assert(sizeof(T) <= kSlotBytes, "too large for an exchange");
+  uint32_t tid = block->tid, first = tid & ~31u;
+  memcpy(block->slots[tid], &value, sizeof(T));
+  sync_warp();
+  for (uint32_t lane = 0; lane < 32; ++lane) memcpy(&all[lane], block->slots[first + lane], sizeof(T));
+  sync_warp();
+}
+
+template <class T> T exchange(T value, uint32_t lane) {
+  T all[32];
+  gather(value, all);
+  return all[lane & 31u];
+}
+
+// A kernel by name, with the sizes of its arguments: 8 for a buffer, and of its settings.
+struct Kernel {
+  const char *name;
+  uint32_t threads, n_args;
+  uint32_t sizes[32];
+  bool pointers[32];
+  void (*kernel)();
+  void (*call)(void (*)(), void *const *);
+  const Kernel *next;
+};
+extern const Kernel *kernels;
+
+template <class T> constexpr bool is_pointer = false;
+template <class T> constexpr bool is_pointer<T *> = true;
+
+struct Registered {
+  Kernel entry;
+  template <class... P> Registered(const char *name, uint32_t threads, void (*kernel)(P...)) {
+    static_assert(sizeof...(P) <= 32, "too many arguments");
+    entry = {name, threads, uint32_t(sizeof...(P)), {uint32_t(sizeof(P))...}, {is_pointer<P>...}, (void (*)())kernel,
+             &Registered::call<P...>, kernels};
+    kernels = &entry;
+  }
+  template <class... P> static void call(void (*kernel)(), void *const *args) {
+    call_each((void (*)(P...))kernel, args, std::index_sequence_for<P...>());
+  }
+  template <class... P, size_t... I>
+  static void call_each(void (*kernel)(P...), void *const *args, std::index_sequence<I...>) {
+    kernel(*(typename std::remove_const<P>::type *)args[I]...);
+  }
+};
+
+} // namespace sim
+#endif

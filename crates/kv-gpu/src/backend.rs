@@ -1,0 +1,132 @@
+//! [`GpuBackend`]: the [`Backend`] of this crate, put together from its parts.
+
+use std::sync::{Arc, Mutex};
+
+use kv_core::KvType;
+use kv_core::backend::{
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan, check_rows,
+};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+use kv_core::weights::WeightSource;
+
+use crate::config::GpuConfig;
+use crate::device::Device;
+use crate::lower::{Context, lower};
+use crate::program::{GpuProgram, Kernels, Shared};
+use crate::rows::GpuRows;
+use crate::weights::GpuWeights;
+
+/// Runs graphs on one device.
+#[derive(Debug)]
+pub struct GpuBackend<D: Device> {
+    shared: Arc<Shared<D>>,
+    config: GpuConfig,
+    custom: CustomOps,
+}
+
+impl<D: Device> GpuBackend<D> {
+    /// A backend on this device.
+    pub fn new(device: D, config: GpuConfig) -> Self {
+        let shared = Shared {
+            device,
+            kernels: Kernels::default(),
+            arena: Mutex::default(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            config,
+            custom: CustomOps::new(),
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.shared.device
+    }
+}
+
+impl<D: Device> Backend for GpuBackend<D> {
+    type Rows = GpuRows<D>;
+    type Weights = GpuWeights<D>;
+    type Program = GpuProgram<D>;
+
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            name: self.device().name().to_owned(),
+            device: self.device().description(),
+            kv_types: KvType::ALL.to_vec(),
+        }
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        self.device().memory()
+    }
+
+    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
+        self.custom.extend(&ops);
+        Ok(())
+    }
+
+    fn allocate(&self, layout: &RowLayout) -> Result<GpuRows<D>, BackendError> {
+        GpuRows::allocate(self.device(), layout)
+    }
+
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<GpuWeights<D>, BackendError> {
+        Ok(GpuWeights::new(source, self.custom.clone(), on_progress))
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        weights: &GpuWeights<D>,
+        layout: &RowLayout,
+    ) -> Result<GpuProgram<D>, BackendError> {
+        check_rows(graph, layout)?;
+        let lowered = lower(Context {
+            device: self.device(),
+            kernels: &self.shared.kernels,
+            config: self.config,
+            graph,
+            weights,
+            layout,
+        })?;
+        GpuProgram::new(Arc::clone(&self.shared), graph, layout, lowered)
+    }
+
+    fn run(
+        &self,
+        program: &mut GpuProgram<D>,
+        rows: &mut GpuRows<D>,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        program.run(rows, inputs, outputs)
+    }
+
+    fn finish(&self, _rows: &mut GpuRows<D>) -> Result<(), BackendError> {
+        self.device().wait()
+    }
+
+    fn read_rows(
+        &self,
+        rows: &GpuRows<D>,
+        span: RowSpan,
+        out: &mut [u8],
+    ) -> Result<(), BackendError> {
+        self.device().read(rows.span(span, out.len())?, out)
+    }
+
+    fn write_rows(
+        &self,
+        rows: &mut GpuRows<D>,
+        span: RowSpan,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        self.device().write(rows.span(span, bytes.len())?, bytes)
+    }
+}

@@ -1,0 +1,18 @@
+//! [`GpuConfig`]: how a GPU backend computes.
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Activations as blocks of int8 that meet quantized weights, halves in products of many tokens.
+    #[default]
+    Fast,
+    /// Floats everywhere: slow prompts, for tests and comparisons.
+    Precise,
+}
+
+/// Settings of a [`GpuBackend`](crate::GpuBackend).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuConfig {
+    /// How products are computed.
+    pub precision: Precision,
+}

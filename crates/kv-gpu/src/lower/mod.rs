@@ -1,0 +1,263 @@
+//! [`Lower`]: turns a graph into steps, node by node.
+//!
+//! Each family of operations has a file that says which kernels compute it. Invariant: a value's
+//! place in scratch memory is not used for another before its last reader. Knows no device.
+
+mod elementwise;
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use kv_core::LayerIdx;
+use kv_core::backend::{BackendError, RowKind};
+use kv_core::graph::{DType, Graph, Node, NodeId, Op};
+use kv_core::layers::RowLayout;
+
+use crate::arena::{Scratch, ScratchPlan};
+use crate::config::GpuConfig;
+use crate::device::Device;
+use crate::inputs::{InputPlan, numbered};
+use crate::program::{Grid, Kernels, Launch, Operand, Step};
+use crate::rows::GpuRows;
+use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
+
+/// What a graph is lowered with.
+pub(crate) struct Context<'a, D: Device> {
+    pub(crate) device: &'a D,
+    pub(crate) kernels: &'a Kernels<D>,
+    pub(crate) config: GpuConfig,
+    pub(crate) graph: &'a Graph,
+    pub(crate) weights: &'a GpuWeights<D>,
+    pub(crate) layout: &'a RowLayout,
+}
+
+/// A graph that is being lowered.
+pub(crate) struct Lower<'a, D: Device> {
+    pub(crate) context: Context<'a, D>,
+    pub(crate) inputs: InputPlan,
+    pub(crate) steps: Vec<Step<D>>,
+    scratch: ScratchPlan,
+    /// By node: the node whose place its value is in, itself except for reshaped values.
+    root: Vec<NodeId>,
+    /// By node that is a root: the last node that reads the value.
+    last_use: Vec<usize>,
+    places: Vec<Option<Scratch>>,
+    /// Places that are needed until the node under way is done.
+    temporary: Vec<Scratch>,
+    /// Nodes that were lowered together with an earlier one.
+    done: Vec<bool>,
+}
+
+/// A graph that was lowered.
+pub(crate) struct Lowered<D: Device> {
+    pub(crate) steps: Vec<Step<D>>,
+    pub(crate) inputs: InputPlan,
+    pub(crate) scratch_bytes: usize,
+    /// Where the graph's outputs are; `None` where they have no values.
+    pub(crate) outputs: Vec<Option<Operand<D>>>,
+}
+
+/// Lowers a graph whose weights and rows were checked.
+pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>, BackendError> {
+    let graph = context.graph;
+    let mut lower = Lower::new(context);
+    for (id, node) in numbered(graph) {
+        if !lower.done[id.as_usize()] && has_work(node) {
+            lower.node(id, node)?;
+        }
+        lower.release(id.as_usize());
+    }
+    let outputs = graph.outputs().iter().map(|&id| lower.value(id));
+    Ok(Lowered {
+        outputs: outputs.collect(),
+        scratch_bytes: lower.scratch.bytes(),
+        steps: lower.steps,
+        inputs: lower.inputs,
+    })
+}
+
+/// Whether there is anything to compute: values, or rows to store.
+fn has_work(node: &Node) -> bool {
+    !matches!(node.op, Op::Input(_)) && (node.dtype == DType::None || node.n_values() > 0)
+}
+
+impl<'a, D: Device> Lower<'a, D> {
+    fn new(context: Context<'a, D>) -> Self {
+        let graph = context.graph;
+        let n = graph.nodes().len();
+        let mut root: Vec<NodeId> = Vec::with_capacity(n);
+        for (id, node) in numbered(graph) {
+            let of = match (&node.op, node.operands.first()) {
+                (Op::Reshape, Some(&from)) => root[from.as_usize()],
+                _ => id,
+            };
+            root.push(of);
+        }
+        let mut last_use: Vec<usize> = (0..n).collect();
+        for (at, node) in graph.nodes().iter().enumerate() {
+            for operand in &node.operands {
+                last_use[root[operand.as_usize()].as_usize()] = at;
+            }
+        }
+        for output in graph.outputs() {
+            last_use[root[output.as_usize()].as_usize()] = n;
+        }
+        Self {
+            inputs: InputPlan::new(graph),
+            steps: Vec::new(),
+            scratch: ScratchPlan::default(),
+            root,
+            last_use,
+            places: vec![None; n],
+            temporary: Vec::new(),
+            done: vec![false; n],
+            context,
+        }
+    }
+
+    /// Lowers one node.
+    fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
+        match &node.op {
+            Op::Reshape => Ok(()),
+            Op::Add | Op::Mul => elementwise::lower(self, id, node),
+            _ => Err(self.unsupported(node)),
+        }
+    }
+
+    /// Gives back the places of values whose last reader was node `at`.
+    fn release(&mut self, at: usize) {
+        for place in self.temporary.drain(..) {
+            self.scratch.give_back(place);
+        }
+        let Some(node) = self.context.graph.nodes().get(at) else {
+            return;
+        };
+        let own = [self.root[at]];
+        let read = node.operands.iter().map(|id| self.root[id.as_usize()]);
+        for root in read.chain(own).collect::<Vec<_>>() {
+            if self.last_use[root.as_usize()] <= at
+                && let Some(place) = self.places[root.as_usize()].take()
+            {
+                self.scratch.give_back(place);
+            }
+        }
+    }
+
+    /// Where a node's values are; `None` where it has none or was not lowered.
+    fn value(&self, id: NodeId) -> Option<Operand<D>> {
+        let root = *self.root.get(id.as_usize())?;
+        if let Some(word) = self.inputs.value(root) {
+            return Some(Operand::Inputs(word * 4));
+        }
+        let place = self.places.get(root.as_usize()).copied().flatten()?;
+        Some(Operand::Scratch(place.at))
+    }
+
+    /// Where operand number `at` of a node is.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where it has no values, which no builder lets pass.
+    pub(crate) fn operand(&self, node: &Node, at: usize) -> Result<Operand<D>, BackendError> {
+        let value = node.operands.get(at).and_then(|&id| self.value(id));
+        value.ok_or_else(|| BackendError::Input {
+            input: "graph",
+            reason: format!("node '{}' has no operand {at}", node.name),
+        })
+    }
+
+    /// A place for the values of node `id`.
+    pub(crate) fn result(&mut self, id: NodeId) -> Operand<D> {
+        let n_values = self.context.graph.node(id).map_or(0, Node::n_values);
+        let place = self.scratch.take(n_values * 4);
+        self.places[id.as_usize()] = Some(place);
+        Operand::Scratch(place.at)
+    }
+
+    /// A place that is needed until the node under way is done.
+    pub(crate) fn temporary(&mut self, bytes: usize) -> Operand<D> {
+        let place = self.scratch.take(bytes);
+        self.temporary.push(place);
+        Operand::Scratch(place.at)
+    }
+
+    /// A weight that `node` names, on the device.
+    ///
+    /// # Errors
+    /// As [`GpuWeights::get`].
+    pub(crate) fn weight(
+        &self,
+        name: &str,
+        node: &Node,
+        form: WeightForm,
+    ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
+        let Context {
+            device, weights, ..
+        } = self.context;
+        weights.get(device, &self.host_weight(name, node)?, form)
+    }
+
+    /// A weight that `node` names, on the host.
+    ///
+    /// # Errors
+    /// Where it is absent or has another shape.
+    pub(crate) fn host_weight(
+        &self,
+        name: &str,
+        node: &Node,
+    ) -> Result<kv_core::weights::Weight, BackendError> {
+        let Context { graph, weights, .. } = self.context;
+        let used = graph.weights().iter().find(|w| w.name == name);
+        weights.host(name, used.map_or(&[][..], |w| &w.shape), &node.name)
+    }
+
+    /// The buffer of some rows.
+    ///
+    /// # Errors
+    /// [`BackendError::NoRows`].
+    pub(crate) fn rows(&self, layer: LayerIdx, kind: RowKind) -> Result<Operand<D>, BackendError> {
+        GpuRows::<D>::number(self.context.layout, layer, kind).map(Operand::Rows)
+    }
+
+    /// Adds a launch. `settings` is the kernel's last argument.
+    ///
+    /// # Errors
+    /// Where the device has no such kernel.
+    pub(crate) fn launch(
+        &mut self,
+        kernel: &'static str,
+        grid: Grid,
+        operands: Vec<Operand<D>>,
+        settings: &impl Pod,
+    ) -> Result<(), BackendError> {
+        let Context {
+            device, kernels, ..
+        } = self.context;
+        self.steps.push(Step::Launch(Launch {
+            kernel: kernels.get(device, kernel)?,
+            grid,
+            operands,
+            settings: bytemuck::bytes_of(settings).to_vec(),
+        }));
+        Ok(())
+    }
+
+    /// The error for an operation, or a variant of one, that this version does not know.
+    pub(crate) fn unsupported(&self, node: &Node) -> BackendError {
+        BackendError::UnsupportedOp {
+            backend: self.context.device.name(),
+            op: node.op.name(),
+            node: node.name.clone(),
+        }
+    }
+}
+
+/// A number of values or rows as kernels take it.
+///
+/// # Errors
+/// [`BackendError::Input`] where it has more than 32 bits.
+pub(crate) fn word(n: usize) -> Result<u32, BackendError> {
+    u32::try_from(n).map_err(|_| BackendError::Input {
+        input: "graph",
+        reason: format!("{n} values are more than a kernel can count"),
+    })
+}

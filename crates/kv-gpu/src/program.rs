@@ -1,0 +1,340 @@
+//! [`GpuProgram`]: the steps of a graph, and how they are run, recorded and run again.
+//!
+//! Launches are recorded at the second run with the same buffers and grids, and replayed from then
+//! on. Invariant: what differs from run to run is in the inputs, never in a launch's settings.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kv_core::backend::{BackendError, RowStorage, check_inputs};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs, Node};
+use kv_core::layers::RowLayout;
+
+use crate::arena::Arena;
+use crate::device::{Argument, Device, Region};
+use crate::inputs::{InputPlan, RunCounts};
+use crate::lower::Lowered;
+use crate::rows::GpuRows;
+use crate::weights::DeviceWeight;
+
+/// Recordings that a program keeps.
+const MAX_RECORDINGS: usize = 16;
+
+/// The kernels that programs use, by name.
+#[derive(Debug)]
+pub(crate) struct Kernels<D: Device>(Mutex<HashMap<&'static str, Arc<D::Kernel>>>);
+
+impl<D: Device> Default for Kernels<D> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<D: Device> Kernels<D> {
+    /// A kernel, looked up on the device once.
+    pub(crate) fn get(
+        &self,
+        device: &D,
+        name: &'static str,
+    ) -> Result<Arc<D::Kernel>, BackendError> {
+        let mut known = locked(&self.0);
+        if let Some(kernel) = known.get(name) {
+            return Ok(Arc::clone(kernel));
+        }
+        let kernel = Arc::new(device.kernel(name)?);
+        known.insert(name, Arc::clone(&kernel));
+        Ok(kernel)
+    }
+}
+
+/// What all programs of a backend share.
+#[derive(Debug)]
+pub(crate) struct Shared<D: Device> {
+    pub(crate) device: D,
+    pub(crate) kernels: Kernels<D>,
+    pub(crate) arena: Mutex<Arena<D>>,
+}
+
+/// The lock's data; whoever panicked with it left nothing half done.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something that a kernel reads or writes.
+#[derive(Debug)]
+pub(crate) enum Operand<D: Device> {
+    /// Scratch memory, from a byte on.
+    Scratch(usize),
+    /// The inputs, from a byte on.
+    Inputs(usize),
+    /// A buffer of the rows, by its number.
+    Rows(usize),
+    /// A weight.
+    Weight(Arc<DeviceWeight<D>>),
+}
+
+impl<D: Device> Clone for Operand<D> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Scratch(at) => Self::Scratch(*at),
+            Self::Inputs(at) => Self::Inputs(*at),
+            Self::Rows(number) => Self::Rows(*number),
+            Self::Weight(weight) => Self::Weight(Arc::clone(weight)),
+        }
+    }
+}
+
+/// Thread blocks of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grid {
+    /// The same in every run.
+    Fixed([u32; 2]),
+    /// `x` blocks for each piece of few rows of a visibility.
+    Few { x: u32, visibility: usize },
+    /// `x` blocks for each piece of many rows of a visibility.
+    Many { x: u32, visibility: usize },
+    /// `x` blocks for each chain of states.
+    Chains { x: u32 },
+}
+
+impl Grid {
+    fn blocks(self, counts: &RunCounts) -> [u32; 2] {
+        let pieces = |visibility: usize| counts.pieces.get(visibility).copied().unwrap_or_default();
+        match self {
+            Self::Fixed(grid) => grid,
+            Self::Few { x, visibility } => [x, pieces(visibility).few],
+            Self::Many { x, visibility } => [x, pieces(visibility).many],
+            Self::Chains { x } => [x, counts.n_chains],
+        }
+    }
+}
+
+/// A launch of a kernel.
+#[derive(Debug)]
+pub(crate) struct Launch<D: Device> {
+    pub(crate) kernel: Arc<D::Kernel>,
+    pub(crate) grid: Grid,
+    pub(crate) operands: Vec<Operand<D>>,
+    pub(crate) settings: Vec<u8>,
+}
+
+/// One step of a program.
+#[derive(Debug)]
+pub(crate) enum Step<D: Device> {
+    /// A kernel.
+    Launch(Launch<D>),
+}
+
+/// What a recording is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RecordingKey {
+    rows: u64,
+    arena: u64,
+    inputs: u64,
+    counts: RunCounts,
+}
+
+/// A compiled graph.
+#[derive(Debug)]
+pub struct GpuProgram<D: Device> {
+    shared: Arc<Shared<D>>,
+    graph: Graph,
+    layout: RowLayout,
+    inputs: InputPlan,
+    steps: Vec<Step<D>>,
+    scratch_bytes: usize,
+    outputs: Vec<Option<Operand<D>>>,
+    /// The inputs on the host, in words, and on the device.
+    words: Vec<u32>,
+    block: Option<D::Buffer>,
+    block_bytes: usize,
+    /// Counts the blocks that were allocated.
+    n_blocks: u64,
+    /// Keys that were seen once (`None`) or recorded; the last used last.
+    recordings: Vec<(RecordingKey, Option<D::Recording>)>,
+}
+
+impl<D: Device> GpuProgram<D> {
+    pub(crate) fn new(
+        shared: Arc<Shared<D>>,
+        graph: &Graph,
+        layout: &RowLayout,
+        lowered: Lowered<D>,
+    ) -> Result<Self, BackendError> {
+        // Now, so that no run fails for want of memory.
+        locked(&shared.arena).reserve(&shared.device, lowered.scratch_bytes)?;
+        Ok(Self {
+            shared,
+            graph: graph.clone(),
+            layout: layout.clone(),
+            inputs: lowered.inputs,
+            steps: lowered.steps,
+            scratch_bytes: lowered.scratch_bytes,
+            outputs: lowered.outputs,
+            words: Vec::new(),
+            block: None,
+            block_bytes: 0,
+            n_blocks: 0,
+            recordings: Vec::new(),
+        })
+    }
+
+    /// Bytes of scratch memory that runs need.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    /// Runs the program once.
+    pub(crate) fn run(
+        &mut self,
+        rows: &mut GpuRows<D>,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        if rows.layout() != &self.layout {
+            return Err(BackendError::Input {
+                input: "rows",
+                reason: "they have another layout than the program".to_owned(),
+            });
+        }
+        check_inputs(&self.graph, &self.layout, inputs)?;
+        inputs.check_cancelled()?;
+        let shared = Arc::clone(&self.shared);
+        // One program after the other: they share the arena.
+        let mut arena = locked(&shared.arena);
+        arena.reserve(&shared.device, self.scratch_bytes)?;
+        let counts = self.upload(inputs)?.rounded();
+        self.launch_all(&arena, rows, (inputs, counts))?;
+        self.read_outputs(&arena, outputs)
+    }
+
+    /// Writes the inputs to the device.
+    fn upload(&mut self, inputs: &GraphInputs<'_>) -> Result<RunCounts, BackendError> {
+        let device = &self.shared.device;
+        let counts = self.inputs.write(&self.graph, inputs, &mut self.words)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        if bytes.len() > self.block_bytes || self.block.is_none() {
+            device.wait()?;
+            let room = bytes.len().next_power_of_two().max(4096);
+            self.block = Some(device.allocate(room, "the inputs of a run")?);
+            self.block_bytes = room;
+            self.n_blocks += 1;
+        }
+        if let Some(buffer) = &self.block {
+            device.write(Region { buffer, at: 0 }, bytes)?;
+        }
+        Ok(counts)
+    }
+
+    fn launch_all(
+        &mut self,
+        arena: &Arena<D>,
+        rows: &GpuRows<D>,
+        (inputs, counts): (&GraphInputs<'_>, RunCounts),
+    ) -> Result<(), BackendError> {
+        let key = RecordingKey {
+            rows: rows.id(),
+            arena: arena.generation(),
+            inputs: self.n_blocks,
+            counts,
+        };
+        let known = self.recordings.iter().position(|(known, _)| *known == key);
+        let entry = known.map(|at| self.recordings.remove(at));
+        let buffers = Buffers {
+            scratch: arena.buffer(),
+            inputs: self.block.as_ref(),
+            rows,
+        };
+        let device = &self.shared.device;
+        let recording = match entry {
+            Some((_, Some(recording))) => Some(recording),
+            Some((_, None)) => {
+                let steps = &self.steps;
+                let mut launches = || {
+                    steps
+                        .iter()
+                        .try_for_each(|step| buffers.run(device, step, &key.counts))
+                };
+                Some(device.record(&mut launches)?)
+            }
+            None => None,
+        };
+        match &recording {
+            Some(recording) => device.replay(recording)?,
+            None => {
+                let n_steps = self.steps.len();
+                for (at, step) in self.steps.iter().enumerate() {
+                    inputs.check_cancelled()?;
+                    inputs.report_step(at, n_steps);
+                    buffers.run(device, step, &key.counts)?;
+                }
+            }
+        }
+        if self.recordings.len() >= MAX_RECORDINGS {
+            self.recordings.remove(0);
+        }
+        self.recordings.push((key, recording));
+        Ok(())
+    }
+
+    fn read_outputs(
+        &self,
+        arena: &Arena<D>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        let wanted = self.graph.outputs().iter();
+        let sizes = wanted.map(|&id| self.graph.node(id).map_or(0, Node::n_values));
+        for (values, from) in outputs.resize(sizes).iter_mut().zip(&self.outputs) {
+            let (buffer, at) = match from {
+                Some(Operand::Scratch(at)) => (arena.buffer(), *at),
+                Some(Operand::Inputs(at)) => (self.block.as_ref(), *at),
+                _ => continue,
+            };
+            if let Some(buffer) = buffer {
+                let region = Region { buffer, at };
+                self.shared
+                    .device
+                    .read(region, bytemuck::cast_slice_mut(values))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The buffers of a run.
+struct Buffers<'a, D: Device> {
+    scratch: Option<&'a D::Buffer>,
+    inputs: Option<&'a D::Buffer>,
+    rows: &'a GpuRows<D>,
+}
+
+impl<D: Device> Buffers<'_, D> {
+    fn run(&self, device: &D, step: &Step<D>, counts: &RunCounts) -> Result<(), BackendError> {
+        let Step::Launch(launch) = step;
+        let grid = launch.grid.blocks(counts);
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let operands = launch.operands.iter().map(|operand| {
+            let region = self.region(operand);
+            let region = region.ok_or_else(|| BackendError::Device {
+                backend: device.name(),
+                reason: "a buffer of a program is not there".to_owned(),
+            });
+            region.map(Argument::Buffer)
+        });
+        let mut arguments = operands.collect::<Result<Vec<_>, _>>()?;
+        arguments.push(Argument::Settings(&launch.settings));
+        device.launch(&launch.kernel, grid, &arguments)
+    }
+
+    fn region<'s>(&'s self, operand: &'s Operand<D>) -> Option<Region<'s, D>> {
+        let (buffer, at) = match operand {
+            Operand::Scratch(at) => (self.scratch?, *at),
+            Operand::Inputs(at) => (self.inputs?, *at),
+            Operand::Rows(number) => (self.rows.buffer(*number)?, 0),
+            Operand::Weight(weight) => (&weight.buffer, 0),
+        };
+        Some(Region { buffer, at })
+    }
+}

@@ -1,0 +1,133 @@
+//! [`GpuRows`]: K and V rows and recurrent states in buffers of a device.
+//!
+//! Invariant: a buffer holds the bytes that [`RowShape`](kv_core::layers::RowShape) defines, row
+//! after row. Knows nothing of graphs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kv_core::LayerIdx;
+use kv_core::backend::{BackendError, RowKind, RowSpan, RowStorage, expect_len};
+use kv_core::layers::RowLayout;
+
+use crate::device::{Device, Region};
+
+/// Rows of all layers on one device.
+#[derive(Debug)]
+pub struct GpuRows<D: Device> {
+    layout: RowLayout,
+    stored: Vec<Stored<D>>,
+    id: u64,
+}
+
+/// One kind of rows of one layer.
+#[derive(Debug)]
+struct Stored<D: Device> {
+    layer: LayerIdx,
+    kind: RowKind,
+    bytes: usize,
+    buffer: D::Buffer,
+}
+
+impl<D: Device> GpuRows<D> {
+    /// All rows of `layout`, zeros.
+    pub(crate) fn allocate(device: &D, layout: &RowLayout) -> Result<Self, BackendError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mut stored = Vec::new();
+        let mut add = |layer, kind: RowKind, bytes: usize| {
+            let what = format!("{kind:?} rows of layer {layer}");
+            let buffer = device.allocate(bytes, &what)?;
+            stored.push(Stored {
+                layer,
+                kind,
+                bytes,
+                buffer,
+            });
+            Ok::<_, BackendError>(())
+        };
+        for rows in layout.layers() {
+            add(rows.layer, RowKind::K, rows.n_rows * rows.k.bytes())?;
+            if let Some(v) = rows.stored_v() {
+                add(rows.layer, RowKind::V, rows.n_rows * v.bytes())?;
+            }
+        }
+        for states in layout.states() {
+            let bytes = |len: usize| states.n_rows * len * size_of::<f32>();
+            add(states.layer, RowKind::Conv, bytes(states.row.conv_row))?;
+            add(states.layer, RowKind::State, bytes(states.row.state_row))?;
+        }
+        Ok(Self {
+            layout: layout.clone(),
+            stored,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// What tells these rows from all others of the process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The number of the buffer of some rows of `layout`, which all rows of this layout have.
+    pub(crate) fn number(
+        layout: &RowLayout,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<usize, BackendError> {
+        let mut all = Vec::new();
+        for rows in layout.layers() {
+            all.push((rows.layer, RowKind::K));
+            all.extend(rows.stored_v().map(|_| (rows.layer, RowKind::V)));
+        }
+        for states in layout.states() {
+            all.extend([
+                (states.layer, RowKind::Conv),
+                (states.layer, RowKind::State),
+            ]);
+        }
+        let found = all.iter().position(|&it| it == (layer, kind));
+        found.ok_or(BackendError::NoRows { layer })
+    }
+
+    /// A buffer by its number.
+    pub(crate) fn buffer(&self, number: usize) -> Option<&D::Buffer> {
+        self.stored.get(number).map(|stored| &stored.buffer)
+    }
+
+    /// The buffer of some rows.
+    pub(crate) fn buffer_of(
+        &self,
+        layer: LayerIdx,
+        kind: RowKind,
+    ) -> Result<&D::Buffer, BackendError> {
+        self.find(layer, kind).map(|stored| &stored.buffer)
+    }
+
+    fn find(&self, layer: LayerIdx, kind: RowKind) -> Result<&Stored<D>, BackendError> {
+        let found = self
+            .stored
+            .iter()
+            .find(|s| (s.layer, s.kind) == (layer, kind));
+        found.ok_or(BackendError::NoRows { layer })
+    }
+
+    /// The region of a span whose bytes the caller has, and their number is checked.
+    pub(crate) fn span(&self, span: RowSpan, bytes: usize) -> Result<Region<'_, D>, BackendError> {
+        let range = span.byte_range(&self.layout)?;
+        expect_len("bytes of rows", range.len(), bytes)?;
+        let buffer = self.buffer_of(span.layer, span.kind)?;
+        Ok(Region {
+            buffer,
+            at: range.start,
+        })
+    }
+}
+
+impl<D: Device> RowStorage for GpuRows<D> {
+    fn layout(&self) -> &RowLayout {
+        &self.layout
+    }
+
+    fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
+        self.find(layer, kind).map(|stored| stored.bytes)
+    }
+}

@@ -1,0 +1,377 @@
+//! [`Sim`]: a device that runs the kernels on the CPU, for tests.
+//!
+//! The kernels are those that GPUs run, compiled as C++; a thread is a fiber (`kernels/sim`).
+//! Invariant: a launch that writes outside of the buffers it was given is an
+//! error. It is slow, and shows neither speed nor data races beyond two
+//! orders of threads.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use kv_core::backend::{BackendError, DeviceMemory};
+
+use crate::device::{Argument, Device, Region};
+
+/// Bytes before and after a buffer that no kernel may write.
+const GUARD: usize = 256;
+/// What they hold: NaN, where floats are read.
+const POISON: u8 = 0xff;
+
+#[repr(C)]
+struct RawKernel {
+    _opaque: [u8; 0],
+}
+
+// The functions of kernels/sim/fibers.cpp.
+unsafe extern "C" {
+    fn cellar_sim_find(name: *const c_char) -> *const RawKernel;
+    fn cellar_sim_next(kernel: *const RawKernel) -> *const RawKernel;
+    fn cellar_sim_name(kernel: *const RawKernel) -> *const c_char;
+    fn cellar_sim_threads(kernel: *const RawKernel) -> u32;
+    fn cellar_sim_n_args(kernel: *const RawKernel) -> u32;
+    fn cellar_sim_arg(kernel: *const RawKernel, i: u32) -> u32;
+    fn cellar_sim_launch(
+        kernel: *const RawKernel,
+        x: u32,
+        y: u32,
+        args: *const *mut c_void,
+        reverse: c_int,
+    ) -> *const c_char;
+}
+
+/// In which order the threads of a block run between barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The first thread first.
+    Forward,
+    /// The last thread first.
+    Reverse,
+}
+
+/// The simulator.
+#[derive(Clone, Copy, Debug)]
+pub struct Sim {
+    order: Order,
+}
+
+impl Sim {
+    /// A device whose threads run in this order.
+    pub fn new(order: Order) -> Self {
+        Self { order }
+    }
+
+    /// The names of all kernels.
+    pub fn kernels() -> Vec<String> {
+        let mut names = Vec::new();
+        let mut kernel = std::ptr::null();
+        loop {
+            // SAFETY: null or a kernel of the list, which is never changed.
+            kernel = unsafe { cellar_sim_next(kernel) };
+            if kernel.is_null() {
+                names.sort();
+                return names;
+            }
+            // SAFETY: a kernel of the list, whose name is a literal.
+            let name = unsafe { CStr::from_ptr(cellar_sim_name(kernel)) };
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+}
+
+/// Bytes between two guards.
+pub struct SimBuffer {
+    /// In 16-byte units, so that they are aligned.
+    units: UnsafeCell<Vec<u128>>,
+    len: usize,
+}
+
+// SAFETY: the bytes are changed by `Device`'s methods alone, whose callers order them: a buffer is
+// written and launched on by one thread at a time, as on a device's queue.
+unsafe impl Sync for SimBuffer {}
+
+impl std::fmt::Debug for SimBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimBuffer({} bytes)", self.len)
+    }
+}
+
+impl SimBuffer {
+    fn base(&self) -> *mut u8 {
+        // SAFETY: only the pointer is read; the vector is never changed in length.
+        unsafe { (*self.units.get()).as_mut_ptr().cast() }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.len.div_ceil(16) * 16 + 2 * GUARD
+    }
+
+    /// The `len` bytes from `at` on.
+    fn bytes(&self, at: usize, len: usize) -> Result<*mut u8, BackendError> {
+        match at.checked_add(len).is_some_and(|end| end <= self.len) {
+            // SAFETY: inside of the allocation, see `n_bytes`.
+            true => Ok(unsafe { self.base().add(GUARD + at) }),
+            false => Err(failure(format!(
+                "bytes {at}..{} of a buffer of {}",
+                at + len,
+                self.len
+            ))),
+        }
+    }
+
+    fn is_intact(&self) -> bool {
+        // SAFETY: all bytes of the allocation; nothing writes meanwhile (one queue).
+        let all = unsafe { std::slice::from_raw_parts(self.base(), self.n_bytes()) };
+        let (before, rest) = all.split_at(GUARD);
+        let after = &rest[self.len..];
+        before.iter().chain(after).all(|&b| b == POISON)
+    }
+}
+
+/// A kernel of the simulator.
+#[derive(Clone, Copy, Debug)]
+pub struct SimKernel(*const RawKernel);
+
+// SAFETY: kernels are constants.
+unsafe impl Send for SimKernel {}
+// SAFETY: as above.
+unsafe impl Sync for SimKernel {}
+
+/// Launches with copies of their arguments.
+#[derive(Debug, Default)]
+pub struct SimRecording(Vec<Launch>);
+
+#[derive(Debug)]
+struct Launch {
+    kernel: SimKernel,
+    grid: [u32; 2],
+    arguments: Vec<Given>,
+}
+
+/// An argument: a buffer's address, or settings.
+#[derive(Debug)]
+enum Given {
+    Address(*mut u8),
+    Settings(Vec<u32>),
+}
+
+// SAFETY: the addresses are those of buffers that outlive a recording, as `Device::record` says.
+unsafe impl Send for Given {}
+
+thread_local! {
+    /// What is being recorded on this thread.
+    static RECORDING: std::cell::RefCell<Option<SimRecording>> =
+        const { std::cell::RefCell::new(None) };
+}
+
+/// Settings, aligned.
+fn words(bytes: &[u8]) -> Vec<u32> {
+    let words = bytes.chunks_exact(4);
+    words.map(bytemuck::pod_read_unaligned).collect()
+}
+
+fn failure(reason: String) -> BackendError {
+    BackendError::Device {
+        backend: "sim",
+        reason,
+    }
+}
+
+impl SimKernel {
+    fn name(self) -> String {
+        // SAFETY: a kernel of the list.
+        let name = unsafe { CStr::from_ptr(cellar_sim_name(self.0)) };
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Checks number and kind of the arguments.
+    fn check(self, arguments: &[Argument<'_, Sim>]) -> Result<(), BackendError> {
+        // SAFETY: a kernel of the list.
+        let n = unsafe { cellar_sim_n_args(self.0) };
+        let name = self.name();
+        if n as usize != arguments.len() {
+            let got = arguments.len();
+            return Err(failure(format!("{name} takes {n} arguments, got {got}")));
+        }
+        for (i, argument) in (0..n).zip(arguments) {
+            // SAFETY: below the number of arguments.
+            let wanted = unsafe { cellar_sim_arg(self.0, i) } as usize;
+            let got = match argument {
+                Argument::Buffer(_) => 0,
+                Argument::Settings(bytes) => bytes.len(),
+            };
+            if wanted != got {
+                return Err(failure(format!(
+                    "argument {i} of {name}: {wanted} bytes of settings (0: a buffer), got {got}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Launch {
+    fn run(&self, order: Order) -> Result<(), BackendError> {
+        let mut addresses: Vec<*mut u8> = Vec::new();
+        for given in &self.arguments {
+            addresses.push(match given {
+                Given::Address(at) => *at,
+                Given::Settings(_) => std::ptr::null_mut(),
+            });
+        }
+        let values = self.arguments.iter().zip(&mut addresses);
+        let pointers: Vec<*mut c_void> = values
+            .map(|(given, address)| match given {
+                Given::Address(_) => std::ptr::from_mut(address).cast(),
+                Given::Settings(words) => words.as_ptr().cast_mut().cast(),
+            })
+            .collect();
+        let reverse = c_int::from(order == Order::Reverse);
+        let [x, y] = self.grid;
+        // SAFETY: number, kinds and sizes of the arguments were checked; addresses are of buffers
+        // that are alive. What a kernel does with them is what this device is for: tests find out.
+        let error = unsafe { cellar_sim_launch(self.kernel.0, x, y, pointers.as_ptr(), reverse) };
+        if error.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a literal.
+        let error = unsafe { CStr::from_ptr(error) }.to_string_lossy();
+        Err(failure(format!("{}: {error}", self.kernel.name())))
+    }
+}
+
+impl Device for Sim {
+    type Buffer = SimBuffer;
+    type Kernel = SimKernel;
+    type Recording = SimRecording;
+
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn description(&self) -> String {
+        format!("simulator, threads {:?}", self.order).to_lowercase()
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<SimBuffer, BackendError> {
+        let n_units = bytes.div_ceil(16) + 2 * GUARD / 16;
+        let mut units: Vec<u128> = Vec::new();
+        units
+            .try_reserve_exact(n_units)
+            .map_err(|_| BackendError::OutOfMemory {
+                backend: "sim",
+                wanted: bytes,
+                what: what.to_owned(),
+            })?;
+        units.resize(n_units, 0);
+        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut units);
+        all[..GUARD].fill(POISON);
+        all[GUARD + bytes..].fill(POISON);
+        Ok(SimBuffer {
+            units: UnsafeCell::new(units),
+            len: bytes,
+        })
+    }
+
+    fn write(&self, to: Region<'_, Self>, bytes: &[u8]) -> Result<(), BackendError> {
+        let at = to.buffer.bytes(to.at, bytes.len())?;
+        // SAFETY: in bounds; the host's bytes are no buffer's.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, from: Region<'_, Self>, bytes: &mut [u8]) -> Result<(), BackendError> {
+        let at = from.buffer.bytes(from.at, bytes.len())?;
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        from: Region<'_, Self>,
+        to: Region<'_, Self>,
+        len: usize,
+    ) -> Result<(), BackendError> {
+        let from = from.buffer.bytes(from.at, len)?;
+        let to = to.buffer.bytes(to.at, len)?;
+        // SAFETY: both in bounds.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
+    }
+
+    fn kernel(&self, name: &str) -> Result<SimKernel, BackendError> {
+        let none = || failure(format!("there is no kernel '{name}'"));
+        let text = CString::new(name).map_err(|_| none())?;
+        // SAFETY: a string that ends with 0.
+        let kernel = unsafe { cellar_sim_find(text.as_ptr()) };
+        match kernel.is_null() {
+            true => Err(none()),
+            false => Ok(SimKernel(kernel)),
+        }
+    }
+
+    fn launch(
+        &self,
+        kernel: &SimKernel,
+        grid: [u32; 2],
+        arguments: &[Argument<'_, Self>],
+    ) -> Result<(), BackendError> {
+        kernel.check(arguments)?;
+        let given = arguments.iter().map(|argument| {
+            Ok(match argument {
+                Argument::Buffer(region) => Given::Address(region.buffer.bytes(region.at, 0)?),
+                Argument::Settings(bytes) => Given::Settings(words(bytes)),
+            })
+        });
+        let launch = Launch {
+            kernel: *kernel,
+            grid,
+            arguments: given.collect::<Result<_, BackendError>>()?,
+        };
+        let recorded = RECORDING.with_borrow_mut(|recording| match recording {
+            Some(recording) => {
+                recording.0.push(launch);
+                None
+            }
+            None => Some(launch),
+        });
+        let Some(launch) = recorded else {
+            return Ok(());
+        };
+        launch.run(self.order)?;
+        for (i, argument) in arguments.iter().enumerate() {
+            if let Argument::Buffer(region) = argument
+                && !region.buffer.is_intact()
+            {
+                let name = kernel.name();
+                return Err(failure(format!("{name} wrote outside of its argument {i}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn record(
+        &self,
+        launches: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<SimRecording, BackendError> {
+        RECORDING.with_borrow_mut(|recording| *recording = Some(SimRecording::default()));
+        let outcome = launches();
+        let recording = RECORDING.with_borrow_mut(Option::take);
+        outcome.map(|()| recording.unwrap_or_default())
+    }
+
+    fn replay(&self, recording: &SimRecording) -> Result<(), BackendError> {
+        recording
+            .0
+            .iter()
+            .try_for_each(|launch| launch.run(self.order))
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
