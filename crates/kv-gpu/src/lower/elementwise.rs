@@ -2,19 +2,21 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
-use kv_core::graph::{Node, NodeId, Op};
+use kv_core::graph::{Activation, Node, NodeId, Op};
 
 use super::{Lower, word};
 use crate::device::Device;
 use crate::program::Grid;
+
+/// Threads of a block of these kernels, and of those of `rows.k` and `rope.k`.
+pub(super) const THREADS: u32 = 256;
 
 /// `ElementwiseArgs` of `elementwise.k`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 struct Settings {
     n: u32,
-    function: u32,
-    row_len: u32,
+    activation: u32,
     a: f32,
     b: f32,
 }
@@ -25,18 +27,48 @@ pub(super) fn lower<D: Device>(
     id: NodeId,
     node: &Node,
 ) -> Result<(), BackendError> {
-    let n = word(node.n_values())?;
-    let settings = Settings {
-        n,
+    let mut settings = Settings {
+        n: word(node.n_values())?,
         ..Settings::default()
     };
-    let grid = Grid::Fixed([n.div_ceil(256), 1]);
     let kernel = match node.op {
         Op::Add => "add",
         Op::Mul => "mul",
+        Op::Gate { activation } => {
+            settings.activation = number(activation).ok_or_else(|| lower.unsupported(node))?;
+            "gate"
+        }
+        Op::Activate { activation } => {
+            settings.activation = number(activation).ok_or_else(|| lower.unsupported(node))?;
+            "activate"
+        }
+        Op::ClampedGate { slope, limit } => {
+            [settings.a, settings.b] = [slope, limit];
+            "clamped_gate"
+        }
+        Op::Scale { factor } => {
+            settings.a = factor;
+            "scale"
+        }
+        Op::SoftCap { cap } => {
+            settings.a = cap;
+            "soft_cap"
+        }
         _ => return Err(lower.unsupported(node)),
     };
-    let (x, z) = (lower.operand(node, 0)?, lower.operand(node, 1)?);
-    let y = lower.result(id);
-    lower.launch(kernel, grid, vec![x, z, y], &settings)
+    let operands = (0..node.operands.len()).map(|at| lower.operand(node, at));
+    let mut operands = operands.collect::<Result<Vec<_>, _>>()?;
+    operands.push(lower.result(id));
+    let grid = Grid::Fixed([settings.n.div_ceil(THREADS), 1]);
+    lower.launch(kernel, grid, operands, &settings)
+}
+
+/// What kernels call an activation.
+pub(super) fn number(activation: Activation) -> Option<u32> {
+    match activation {
+        Activation::Silu => Some(0),
+        Activation::GeluTanh => Some(1),
+        Activation::GeluErf => Some(2),
+        _ => None,
+    }
 }

@@ -4,6 +4,9 @@
 //! place in scratch memory is not used for another before its last reader. Knows no device.
 
 mod elementwise;
+mod norm;
+mod rope;
+mod rows;
 
 use std::sync::Arc;
 
@@ -119,7 +122,18 @@ impl<'a, D: Device> Lower<'a, D> {
     fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
         match &node.op {
             Op::Reshape => Ok(()),
-            Op::Add | Op::Mul => elementwise::lower(self, id, node),
+            Op::Add
+            | Op::Mul
+            | Op::Gate { .. }
+            | Op::ClampedGate { .. }
+            | Op::Activate { .. }
+            | Op::Scale { .. }
+            | Op::SoftCap { .. } => elementwise::lower(self, id, node),
+            Op::Columns { .. } | Op::TakeRows | Op::AddRow { .. } | Op::ScaleByPosition { .. } => {
+                rows::lower(self, id, node)
+            }
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } => norm::lower(self, id, node),
+            Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             _ => Err(self.unsupported(node)),
         }
     }
@@ -163,6 +177,14 @@ impl<'a, D: Device> Lower<'a, D> {
             input: "graph",
             reason: format!("node '{}' has no operand {at}", node.name),
         })
+    }
+
+    /// The node that is operand number `at` of a node.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where there is none, which no builder lets pass.
+    pub(crate) fn operand_node(&self, node: &Node, at: usize) -> Result<&'a Node, BackendError> {
+        kv_core::backend::checks::operand(self.context.graph, node, at)
     }
 
     /// A place for the values of node `id`.

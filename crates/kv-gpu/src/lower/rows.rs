@@ -1,0 +1,64 @@
+//! Rows: some of them, some of their columns, sums with a row, factors by position.
+
+use bytemuck::{Pod, Zeroable};
+use kv_core::backend::BackendError;
+use kv_core::graph::{Node, NodeId, Op};
+
+use super::elementwise::THREADS;
+use super::{Lower, word};
+use crate::device::Device;
+use crate::program::{Grid, Operand};
+use crate::weights::WeightForm;
+
+/// `RowsArgs` of `rows.k`.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Settings {
+    n: u32,
+    row_len: u32,
+    width: u32,
+    first: u32,
+    every: u32,
+    strength: f32,
+}
+
+/// Lowers an operation on rows.
+pub(super) fn lower<D: Device>(
+    lower: &mut Lower<'_, D>,
+    id: NodeId,
+    node: &Node,
+) -> Result<(), BackendError> {
+    let mut settings = Settings {
+        n: word(node.n_values())?,
+        row_len: word(node.row_len())?,
+        ..Settings::default()
+    };
+    let mut operands = vec![lower.operand(node, 0)?];
+    let kernel = match &node.op {
+        Op::Columns { first } => {
+            settings.first = word(*first)?;
+            settings.width = word(lower.operand_node(node, 0)?.row_len())?;
+            "columns"
+        }
+        Op::TakeRows => {
+            operands.push(lower.operand(node, 1)?);
+            "take_rows"
+        }
+        Op::AddRow { weight, row } => {
+            settings.first = word(*row)?;
+            let weight = lower.weight(weight, node, WeightForm::Floats)?;
+            operands.push(Operand::Weight(weight));
+            "add_row"
+        }
+        Op::ScaleByPosition { scale } => {
+            settings.every = scale.every.max(1);
+            settings.strength = scale.strength;
+            operands.push(lower.operand(node, 1)?);
+            "scale_by_position"
+        }
+        _ => return Err(lower.unsupported(node)),
+    };
+    operands.push(lower.result(id));
+    let grid = Grid::Fixed([settings.n.div_ceil(THREADS), 1]);
+    lower.launch(kernel, grid, operands, &settings)
+}
