@@ -1,0 +1,156 @@
+//! [`CudaKernel`]: a kernel that the driver has compiled, and where its PTX comes from.
+
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUresult};
+use kv_core::backend::BackendError;
+
+use crate::context::Context;
+use crate::driver::{failed, failure, unavailable};
+use crate::ptx::{Ptx, Signature};
+
+/// A folder whose PTX files are used instead of the PTX in this crate, to try out kernels.
+const PTX_DIR: &str = "CELLAR_PTX_DIR";
+
+/// The kernels of kv-gpu; `ptx/make` writes it.
+const KERNELS: &str = include_str!("../ptx/kernels.ptx");
+
+/// The kernels in this crate, or those of the folder that the environment names.
+///
+/// # Errors
+/// Where the folder cannot be read or has no PTX.
+pub(crate) fn kernels() -> Result<Ptx, BackendError> {
+    let mut ptx = Ptx::default();
+    match std::env::var_os(PTX_DIR).filter(|folder| !folder.is_empty()) {
+        None => ptx.add(KERNELS).map_err(failure)?,
+        Some(folder) => add_folder(&mut ptx, Path::new(&folder)).map_err(|reason| {
+            let folder = folder.display();
+            failure(format!("{PTX_DIR} is '{folder}': {reason}"))
+        })?,
+    }
+    Ok(ptx)
+}
+
+fn add_folder(ptx: &mut Ptx, folder: &Path) -> Result<(), String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| error.to_string())?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths: Vec<_> = paths
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
+    paths.sort();
+    if paths.is_empty() {
+        return Err("it has no .ptx file".to_owned());
+    }
+    for path in paths {
+        let in_file = |reason: String| format!("{}: {reason}", path.display());
+        let text = std::fs::read_to_string(&path).map_err(|error| in_file(error.to_string()))?;
+        ptx.add(&text).map_err(in_file)?;
+    }
+    Ok(())
+}
+
+/// A kernel on a device.
+#[derive(Clone, Debug)]
+pub struct CudaKernel {
+    pub(crate) module: Arc<Module>,
+    pub(crate) name: String,
+    pub(crate) signature: Signature,
+}
+
+/// A module that the driver has loaded, with one kernel.
+#[derive(Debug)]
+pub(crate) struct Module {
+    context: Arc<Context>,
+    raw: sys::CUmodule,
+    /// Its kernel.
+    pub(crate) function: sys::CUfunction,
+}
+
+// SAFETY: the driver's handles may be used from every thread; see `Context`.
+unsafe impl Send for Module {}
+// SAFETY: as above; a module is never changed.
+unsafe impl Sync for Module {}
+
+impl CudaKernel {
+    /// Has the driver compile a kernel.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`] where there is none of this name, or the driver refuses it.
+    pub(crate) fn load(
+        context: &Arc<Context>,
+        ptx: &Ptx,
+        name: &str,
+    ) -> Result<Self, BackendError> {
+        let Some((text, signature)) = ptx.module(name) else {
+            return Err(failure(format!("there is no kernel '{name}'")));
+        };
+        if !(1..=1024).contains(&signature.n_threads) {
+            let n = signature.n_threads;
+            return Err(failure(format!("kernel '{name}' has {n} threads a block")));
+        }
+        let doing = format!("loading kernel '{name}'");
+        let raw = load(context, text)?.map_err(failed(&doing))?;
+        let mut module = Module {
+            context: Arc::clone(context),
+            raw,
+            function: std::ptr::null_mut(),
+        };
+        let entry = CString::new(name).map_err(|_| failure("a kernel's name has a zero byte"))?;
+        // SAFETY: the module was loaded just now.
+        let function = unsafe { result::module::get_function(raw, entry) };
+        module.function = function.map_err(failed(&doing))?;
+        Ok(Self {
+            module: Arc::new(module),
+            name: name.to_owned(),
+            signature,
+        })
+    }
+}
+
+/// Checks that the driver takes PTX of this version and target.
+///
+/// # Errors
+/// [`BackendError::Unavailable`] where it does not.
+pub(crate) fn check(context: &Arc<Context>, ptx: &Ptx) -> Result<(), BackendError> {
+    let text = format!("{}.visible .entry probe()\n{{\nret;\n}}\n", ptx.header());
+    match load(context, text)? {
+        Ok(raw) => {
+            // SAFETY: loaded just now, and used by nothing.
+            unsafe { result::module::unload(raw) }.map_err(failed("unloading a module"))
+        }
+        Err(DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION)) => {
+            let version = ptx.header();
+            let version = version.lines().next().unwrap_or_default();
+            Err(unavailable(format!(
+                "the NVIDIA driver is too old: it does not take PTX of '{version}'"
+            )))
+        }
+        Err(error) => {
+            let error = failed("loading a module")(error);
+            Err(unavailable(format!("{}: {error}", context.name())))
+        }
+    }
+}
+
+fn load(
+    context: &Context,
+    text: String,
+) -> Result<Result<sys::CUmodule, DriverError>, BackendError> {
+    context.bind()?;
+    let text = CString::new(text).map_err(|_| failure("the PTX has a zero byte"))?;
+    // SAFETY: a text that ends with 0, which is read before this returns.
+    Ok(unsafe { result::module::load_data(text.as_ptr().cast()) })
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // It may still run. What fails here cannot be mended.
+        let _ = self.context.wait();
+        // SAFETY: loaded by `load`; recordings that use it have a share of it.
+        let _ = unsafe { result::module::unload(self.raw) };
+    }
+}
