@@ -4,14 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use kv_core::KvType;
 use kv_core::backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan, check_rows,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowShift,
+    RowSpan, check_rows,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
+use kv_core::rope::LayerRope;
 use kv_core::weights::WeightSource;
 
 use crate::config::GpuConfig;
 use crate::device::Device;
+use crate::edits;
 use crate::lower::{Context, lower};
 use crate::program::{GpuProgram, Kernels, Shared};
 use crate::rows::GpuRows;
@@ -128,5 +131,18 @@ impl<D: Device> Backend for GpuBackend<D> {
         bytes: &[u8],
     ) -> Result<(), BackendError> {
         self.device().write(rows.span(span, bytes.len())?, bytes)
+    }
+
+    fn copy_rows(&self, rows: &mut GpuRows<D>, copies: &[RowCopy]) -> Result<(), BackendError> {
+        edits::copy_rows(self.device(), rows, copies)
+    }
+
+    fn shift_rows(
+        &self,
+        rows: &mut GpuRows<D>,
+        shifts: &[RowShift],
+        ropes: &[LayerRope],
+    ) -> Result<(), BackendError> {
+        edits::shift_rows(&self.shared, rows, shifts, ropes)
     }
 }

@@ -9,6 +9,7 @@ mod arena;
 mod backend;
 mod config;
 mod device;
+mod edits;
 mod inputs;
 mod lower;
 mod program;

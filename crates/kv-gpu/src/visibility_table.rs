@@ -8,7 +8,8 @@
 //! The header, [`HEADER_WORDS`] words, has the numbers and places of the tables:
 //! `n_few, few_at, n_many, many_at, runs_at, rows_at, merge_at`. Places are word numbers within the
 //! inputs. The tables, in words:
-//! * runs: `cell, pos, len`, those of each group by position;
+//! * runs: `cell, pos, len, cells of the group before it`, those of each group by position; the
+//!   table begins at a multiple of 4 words;
 //! * rows: `row, first_pos, last_pos`, by group, what each row sees;
 //! * few: `rows entry, first run, end run, first_pos, last_pos, slot`;
 //! * many: `first rows entry, rows, first run, end run, first_pos, last_pos, slot` where the slot of
@@ -21,6 +22,8 @@ use kv_core::{CellRun, PosRange, Visibility, VisibleGroup};
 pub(crate) const HEADER_WORDS: usize = 8;
 /// Words of an entry of the pieces of few rows, and of many.
 pub(crate) const PIECE_WORDS: usize = 8;
+/// Words of a run; tables begin at multiples of it.
+const RUN_WORDS: usize = 4;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 /// Rows from which a group is cut into tiles.
@@ -80,6 +83,7 @@ pub(crate) fn write(
         many: (tables.many.len() / PIECE_WORDS) as u32,
     };
     let mut append = |table: &[u32]| {
+        words.resize(words.len().next_multiple_of(RUN_WORDS), 0);
         let at = words.len() as u32;
         words.extend_from_slice(table);
         at
@@ -127,9 +131,11 @@ struct Tile<'a> {
 
 impl Tables {
     fn add(&mut self, group: &VisibleGroup, limits: PieceLimits) {
-        let first_run = (self.runs.len() / 3) as u32;
+        let first_run = (self.runs.len() / RUN_WORDS) as u32;
+        let mut before = 0;
         for run in &group.runs {
-            self.runs.extend([run.cell.0, run.pos.0, run.len]);
+            self.runs.extend([run.cell.0, run.pos.0, run.len, before]);
+            before += run.len;
         }
         let tile_rows = match group.rows.len() < MANY {
             true => 1,

@@ -3,10 +3,12 @@
 //! Each family of operations has a file that says which kernels compute it. Invariant: a value's
 //! place in scratch memory is not used for another before its last reader. Knows no device.
 
+mod attend;
 mod elementwise;
 mod norm;
 mod rope;
 mod rows;
+mod store;
 
 use std::sync::Arc;
 
@@ -23,6 +25,8 @@ use crate::inputs::{InputPlan, numbered};
 use crate::program::{Grid, Kernels, Launch, Operand, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
+
+pub(crate) use store::StoredRows;
 
 /// What a graph is lowered with.
 pub(crate) struct Context<'a, D: Device> {
@@ -134,6 +138,8 @@ impl<'a, D: Device> Lower<'a, D> {
             }
             Op::RmsNorm { .. } | Op::LayerNorm { .. } => norm::lower(self, id, node),
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
+            Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
+            Op::Attend { .. } | Op::AttendBatch { .. } => attend::lower(self, id, node),
             _ => Err(self.unsupported(node)),
         }
     }
@@ -185,6 +191,22 @@ impl<'a, D: Device> Lower<'a, D> {
     /// [`BackendError::Input`] where there is none, which no builder lets pass.
     pub(crate) fn operand_node(&self, node: &Node, at: usize) -> Result<&'a Node, BackendError> {
         kv_core::backend::checks::operand(self.context.graph, node, at)
+    }
+
+    /// The word of the inputs at which the values of an operand that is an input begin.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where it is no input, which no builder lets pass.
+    pub(crate) fn input_word(
+        &self,
+        node: &Node,
+        operand: Option<NodeId>,
+    ) -> Result<u32, BackendError> {
+        let at = operand.and_then(|id| self.inputs.value(id));
+        word(at.ok_or_else(|| BackendError::Input {
+            input: "graph",
+            reason: format!("an operand of node '{}' is no input", node.name),
+        })?)
     }
 
     /// A place for the values of node `id`.

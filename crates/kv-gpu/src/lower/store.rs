@@ -1,0 +1,115 @@
+//! K and V rows to their cells.
+
+use bytemuck::{Pod, Zeroable};
+use kv_core::KvType;
+use kv_core::backend::{BackendError, RowKind};
+use kv_core::graph::{Node, NodeId, Op};
+use kv_core::layers::RowShape;
+
+use super::{Lower, word};
+use crate::device::Device;
+use crate::program::{Grid, Operand};
+
+/// Values that a thread block stores.
+const CHUNK: u32 = 256;
+
+/// `KvRows` of `store.k`.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct StoredRows {
+    len: u32,
+    row_bytes: u32,
+    kv_type: u32,
+    group: u32,
+}
+
+/// `StoreArgs` of `store.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Settings {
+    cells: u32,
+    k_chunks: u32,
+    k: StoredRows,
+    v: StoredRows,
+}
+
+/// `HadamardArgs` of `store.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct HadamardSettings {
+    n: u32,
+    group: u32,
+}
+
+impl StoredRows {
+    pub(crate) fn new(shape: &RowShape) -> Result<Self, BackendError> {
+        Ok(Self {
+            len: word(shape.len())?,
+            row_bytes: word(shape.bytes())?,
+            kv_type: kv_type_number(shape.kv_type),
+            group: word(shape.rotation.group())?,
+        })
+    }
+
+    /// Values of a row.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    fn chunks(&self) -> u32 {
+        self.len.div_ceil(CHUNK)
+    }
+}
+
+/// The number by which kernels know a type.
+pub(crate) fn kv_type_number(kv_type: KvType) -> u32 {
+    let number = KvType::ALL.iter().position(|t| *t == kv_type);
+    number.map_or(u32::MAX, |number| number as u32)
+}
+
+/// Lowers the storing of K, and of V where the layer has V rows.
+pub(super) fn lower<D: Device>(
+    lower: &mut Lower<'_, D>,
+    _id: NodeId,
+    node: &Node,
+) -> Result<(), BackendError> {
+    let (Op::StoreKv { layer } | Op::StoreK { layer }) = node.op else {
+        return Err(lower.unsupported(node));
+    };
+    let rows = lower.context.layout.layer(layer);
+    let rows = *rows.ok_or(BackendError::NoRows { layer })?;
+    let k = StoredRows::new(&rows.k)?;
+    let stored_v = rows.stored_v();
+    let v = stored_v.as_ref().map_or(Ok(k), StoredRows::new)?;
+    let v_chunks = stored_v.map_or(0, |_| v.chunks());
+    let v_kind = stored_v.map_or(RowKind::K, |_| RowKind::V);
+    let cells = node.operands.last().copied();
+    let settings = Settings {
+        cells: lower.input_word(node, cells)?,
+        k_chunks: k.chunks(),
+        k,
+        v,
+    };
+    let n_rows = word(lower.context.graph.shape().n_tokens)?;
+    let operands = vec![
+        lower.operand(node, 0)?,
+        lower.operand(node, usize::from(stored_v.is_some()))?,
+        Operand::Inputs(0),
+        lower.rows(layer, RowKind::K)?,
+        lower.rows(layer, v_kind)?,
+    ];
+    let grid = Grid::Fixed([k.chunks() + v_chunks, n_rows]);
+    lower.launch("store_kv", grid, operands, &settings)
+}
+
+/// Rotates groups of the `n` values at `from` to `to`.
+pub(super) fn hadamard<D: Device>(
+    lower: &mut Lower<'_, D>,
+    from: Operand<D>,
+    to: Operand<D>,
+    [n, group]: [u32; 2],
+) -> Result<(), BackendError> {
+    let grid = Grid::Fixed([n.div_ceil(CHUNK), 1]);
+    let settings = HadamardSettings { n, group };
+    lower.launch("hadamard", grid, vec![from, to], &settings)
+}
