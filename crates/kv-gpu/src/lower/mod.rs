@@ -6,6 +6,7 @@
 mod attend;
 mod elementwise;
 mod norm;
+mod recurrent;
 mod rope;
 mod rows;
 mod store;
@@ -140,6 +141,9 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
             Op::Attend { .. } | Op::AttendBatch { .. } => attend::lower(self, id, node),
+            Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
+                recurrent::lower(self, id, node)
+            }
             _ => Err(self.unsupported(node)),
         }
     }
