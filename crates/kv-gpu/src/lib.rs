@@ -8,6 +8,7 @@
 mod arena;
 mod backend;
 mod config;
+mod custom;
 mod device;
 mod edits;
 mod inputs;

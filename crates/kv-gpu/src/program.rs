@@ -11,6 +11,7 @@ use kv_core::graph::{Graph, GraphInputs, GraphOutputs, Node};
 use kv_core::layers::RowLayout;
 
 use crate::arena::Arena;
+use crate::custom::HostStep;
 use crate::device::{Argument, Device, Region};
 use crate::inputs::{InputPlan, RunCounts};
 use crate::lower::Lowered;
@@ -123,6 +124,8 @@ pub(crate) struct Launch<D: Device> {
 pub(crate) enum Step<D: Device> {
     /// A kernel.
     Launch(Launch<D>),
+    /// A custom operation.
+    Host(Box<HostStep<D>>),
 }
 
 /// What a recording is for.
@@ -248,16 +251,16 @@ impl<D: Device> GpuProgram<D> {
         let device = &self.shared.device;
         let recording = match entry {
             Some((_, Some(recording))) => Some(recording),
-            Some((_, None)) => {
+            Some((_, None)) if self.can_be_recorded() => {
                 let steps = &self.steps;
                 let mut launches = || {
                     steps
                         .iter()
-                        .try_for_each(|step| buffers.run(device, step, &key.counts))
+                        .try_for_each(|step| buffers.run(device, step, (&key.counts, inputs)))
                 };
                 Some(device.record(&mut launches)?)
             }
-            None => None,
+            Some((_, None)) | None => None,
         };
         match &recording {
             Some(recording) => device.replay(recording)?,
@@ -266,7 +269,7 @@ impl<D: Device> GpuProgram<D> {
                 for (at, step) in self.steps.iter().enumerate() {
                     inputs.check_cancelled()?;
                     inputs.report_step(at, n_steps);
-                    buffers.run(device, step, &key.counts)?;
+                    buffers.run(device, step, (&key.counts, inputs))?;
                 }
             }
         }
@@ -275,6 +278,12 @@ impl<D: Device> GpuProgram<D> {
         }
         self.recordings.push((key, recording));
         Ok(())
+    }
+
+    /// Whether all steps are launches: what the host computes cannot be replayed.
+    fn can_be_recorded(&self) -> bool {
+        let is_launch = |step: &Step<D>| matches!(step, Step::Launch(_));
+        self.steps.iter().all(is_launch)
     }
 
     fn read_outputs(
@@ -302,39 +311,53 @@ impl<D: Device> GpuProgram<D> {
 }
 
 /// The buffers of a run.
-struct Buffers<'a, D: Device> {
+pub(crate) struct Buffers<'a, D: Device> {
     scratch: Option<&'a D::Buffer>,
     inputs: Option<&'a D::Buffer>,
     rows: &'a GpuRows<D>,
 }
 
 impl<D: Device> Buffers<'_, D> {
-    fn run(&self, device: &D, step: &Step<D>, counts: &RunCounts) -> Result<(), BackendError> {
-        let Step::Launch(launch) = step;
+    fn run(
+        &self,
+        device: &D,
+        step: &Step<D>,
+        (counts, inputs): (&RunCounts, &GraphInputs<'_>),
+    ) -> Result<(), BackendError> {
+        let launch = match step {
+            Step::Launch(launch) => launch,
+            Step::Host(step) => return step.run(device, self, inputs.states),
+        };
         let grid = launch.grid.blocks(counts);
         if grid.contains(&0) {
             return Ok(());
         }
-        let operands = launch.operands.iter().map(|operand| {
-            let region = self.region(operand);
-            let region = region.ok_or_else(|| BackendError::Device {
-                backend: device.name(),
-                reason: "a buffer of a program is not there".to_owned(),
-            });
-            region.map(Argument::Buffer)
-        });
+        let operands = launch.operands.iter();
+        let operands = operands.map(|operand| self.region(device, operand).map(Argument::Buffer));
         let mut arguments = operands.collect::<Result<Vec<_>, _>>()?;
         arguments.push(Argument::Settings(&launch.settings));
         device.launch(&launch.kernel, grid, &arguments)
     }
 
-    fn region<'s>(&'s self, operand: &'s Operand<D>) -> Option<Region<'s, D>> {
+    /// Where an operand is.
+    ///
+    /// # Errors
+    /// Where its buffer was not allocated, which no program lets happen.
+    pub(crate) fn region<'s>(
+        &'s self,
+        device: &D,
+        operand: &'s Operand<D>,
+    ) -> Result<Region<'s, D>, BackendError> {
         let (buffer, at) = match operand {
-            Operand::Scratch(at) => (self.scratch?, *at),
-            Operand::Inputs(at) => (self.inputs?, *at),
-            Operand::Rows(number) => (self.rows.buffer(*number)?, 0),
-            Operand::Weight(weight) => (&weight.buffer, 0),
+            Operand::Scratch(at) => (self.scratch, *at),
+            Operand::Inputs(at) => (self.inputs, *at),
+            Operand::Rows(number) => (self.rows.buffer(*number), 0),
+            Operand::Weight(weight) => (Some(&weight.buffer), 0),
         };
-        Some(Region { buffer, at })
+        let buffer = buffer.ok_or_else(|| BackendError::Device {
+            backend: device.name(),
+            reason: "a buffer of a program is not there".to_owned(),
+        })?;
+        Ok(Region { buffer, at })
     }
 }

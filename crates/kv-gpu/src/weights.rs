@@ -10,13 +10,14 @@ use kv_core::backend::{BackendError, CustomOps, OnProgress};
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightError, WeightSource};
 
+use crate::custom::HostOps;
 use crate::device::{Device, Region};
 
 /// The weights of a model.
 pub struct GpuWeights<D: Device> {
     source: Arc<dyn WeightSource>,
     /// What custom operations of its graphs compute.
-    pub(crate) custom: CustomOps,
+    pub(crate) custom: HostOps,
     uploaded: Mutex<HashMap<Key, Arc<DeviceWeight<D>>>>,
     _on_progress: OnProgress,
 }
@@ -53,7 +54,7 @@ impl<D: Device> GpuWeights<D> {
     ) -> Self {
         Self {
             source,
-            custom,
+            custom: HostOps::new(custom),
             uploaded: Mutex::default(),
             _on_progress: on_progress,
         }

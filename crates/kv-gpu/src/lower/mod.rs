@@ -4,6 +4,7 @@
 //! place in scratch memory is not used for another before its last reader. Knows no device.
 
 mod attend;
+mod custom;
 mod elementwise;
 mod norm;
 mod recurrent;
@@ -84,9 +85,10 @@ pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>, Ba
     })
 }
 
-/// Whether there is anything to compute: values, or rows to store.
+/// Whether there is anything to compute: values, or rows or states to store.
 fn has_work(node: &Node) -> bool {
-    !matches!(node.op, Op::Input(_)) && (node.dtype == DType::None || node.n_values() > 0)
+    let stores = node.dtype == DType::None || matches!(node.op, Op::Custom { .. });
+    !matches!(node.op, Op::Input(_)) && (stores || node.n_values() > 0)
 }
 
 impl<'a, D: Device> Lower<'a, D> {
@@ -141,6 +143,7 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
             Op::Attend { .. } | Op::AttendBatch { .. } => attend::lower(self, id, node),
+            Op::Custom { custom } => custom::lower(self, (id, node), custom),
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
                 recurrent::lower(self, id, node)
             }
