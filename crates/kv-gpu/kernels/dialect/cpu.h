@@ -72,6 +72,13 @@ FN int dot4(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += int(int8_t(uint32_t(a) >> i)) * int(int8_t(uint32_t(b) >> i));
   return c;
 }
+// Four of the eight bytes of a and b, by the low three bits of the selector's nibbles.
+FN uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t select) {
+  uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t r = 0;
+  for (uint32_t i = 0; i < 4; ++i) r |= uint32_t(bytes >> (select >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return r;
+}
 FN float fma_f(float a, float b, float c) { return fmaf(a, b, c); }
 FN float max_f(float a, float b) { return fmaxf(a, b); }
 FN float min_f(float a, float b) { return fminf(a, b); }

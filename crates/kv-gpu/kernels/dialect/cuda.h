@@ -64,6 +64,7 @@ FN uint16_t float_half(float f) {
   return u;
 }
 FN int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
+FN uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
 FN float fma_f(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FN float max_f(float a, float b) { return fmaxf(a, b); }
 FN float min_f(float a, float b) { return fminf(a, b); }
