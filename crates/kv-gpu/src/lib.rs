@@ -13,6 +13,7 @@ mod device;
 mod edits;
 mod inputs;
 mod lower;
+mod planes;
 mod program;
 mod rows;
 #[cfg(feature = "sim")]

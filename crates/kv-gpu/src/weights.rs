@@ -1,25 +1,62 @@
 //! [`GpuWeights`]: the weights of a model, on the device from their first use on.
 //!
-//! Invariant: a weight is uploaded once, also where several graphs and operations use it. Knows
-//! nothing of operations.
+//! Invariant: a weight is uploaded once, also where several graphs and operations use it; what is
+//! in blocks is split into planes on the device, in pieces of bounded size. Knows nothing of
+//! operations.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::{BackendError, CustomOps, OnProgress};
+use kv_core::backend::{BackendError, CustomOps, LoadProgress, OnProgress};
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightError, WeightSource};
 
 use crate::custom::HostOps;
-use crate::device::{Device, Region};
+use crate::device::{Argument, Device, Region};
+use crate::lower::word;
+use crate::planes::Planes;
+use crate::program::Kernels;
+
+/// Bytes of a weight that are uploaded at once.
+const STAGING_BYTES: usize = 16 << 20;
 
 /// The weights of a model.
 pub struct GpuWeights<D: Device> {
     source: Arc<dyn WeightSource>,
     /// What custom operations of its graphs compute.
     pub(crate) custom: HostOps,
-    uploaded: Mutex<HashMap<Key, Arc<DeviceWeight<D>>>>,
-    _on_progress: OnProgress,
+    uploaded: Mutex<Uploaded<D>>,
+    on_progress: OnProgress,
+}
+
+/// What is on the device, and what it is brought there with.
+struct Uploaded<D: Device> {
+    weights: HashMap<Key, Arc<DeviceWeight<D>>>,
+    /// Stored blocks on their way to planes.
+    staging: Option<D::Buffer>,
+    staging_bytes: usize,
+    /// The same on the host.
+    piece: Vec<u8>,
+    progress: LoadProgress,
+}
+
+impl<D: Device> Default for Uploaded<D> {
+    fn default() -> Self {
+        Self {
+            weights: HashMap::new(),
+            staging: None,
+            staging_bytes: 0,
+            piece: Vec::new(),
+            progress: LoadProgress::default(),
+        }
+    }
+}
+
+/// What weights are uploaded with.
+#[derive(Debug)]
+pub(crate) struct Uploader<'a, D: Device> {
+    pub(crate) device: &'a D,
+    pub(crate) kernels: &'a Kernels<D>,
 }
 
 /// A weight, and in which form.
@@ -44,6 +81,7 @@ pub(crate) struct DeviceWeight<D: Device> {
     pub(crate) buffer: D::Buffer,
     pub(crate) format: BlockFormat,
     pub(crate) shape: Vec<usize>,
+    pub(crate) planes: Planes,
 }
 
 impl<D: Device> GpuWeights<D> {
@@ -56,7 +94,7 @@ impl<D: Device> GpuWeights<D> {
             source,
             custom: HostOps::new(custom),
             uploaded: Mutex::default(),
-            _on_progress: on_progress,
+            on_progress,
         }
     }
 
@@ -88,7 +126,7 @@ impl<D: Device> GpuWeights<D> {
     /// A weight on the device.
     pub(crate) fn get(
         &self,
-        device: &D,
+        uploader: &Uploader<'_, D>,
         weight: &Weight,
         form: WeightForm,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
@@ -98,30 +136,39 @@ impl<D: Device> GpuWeights<D> {
         };
         // A map of finished weights is whole even where a holder of the lock panicked.
         let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = uploaded.get(&key) {
+        if let Some(known) = uploaded.weights.get(&key) {
             return Ok(Arc::clone(known));
         }
-        let new = Arc::new(upload(device, weight, form)?);
-        uploaded.insert(key, Arc::clone(&new));
+        let new = Arc::new(match form {
+            WeightForm::Floats => upload_floats(uploader.device, weight)?,
+            WeightForm::Stored => uploaded.upload_blocks(uploader, weight)?,
+        });
+        uploaded.weights.insert(key, Arc::clone(&new));
+        self.report(&mut uploaded.progress, weight.bytes().len());
         Ok(new)
+    }
+
+    fn report(&self, progress: &mut LoadProgress, bytes: usize) {
+        if progress.total == 0 {
+            let names = self.source.names();
+            let infos = names
+                .iter()
+                .filter_map(|name| self.source.describe(name).ok());
+            let bytes = infos.map(|info| {
+                let n_values: usize = info.shape.iter().product();
+                info.format.row_bytes(n_values).unwrap_or_default() as u64
+            });
+            progress.total = bytes.sum();
+        }
+        progress.done += bytes as u64;
+        self.on_progress.report(*progress);
     }
 }
 
-fn upload<D: Device>(
-    device: &D,
-    weight: &Weight,
-    form: WeightForm,
-) -> Result<DeviceWeight<D>, BackendError> {
-    let what = format!("weight '{}'", weight.name());
-    let floats;
-    let (format, bytes) = match form {
-        WeightForm::Floats => {
-            floats = weight.to_f32();
-            (BlockFormat::F32, bytemuck::cast_slice::<f32, u8>(&floats))
-        }
-        WeightForm::Stored => (weight.format(), &**weight.bytes()),
-    };
-    let buffer = device.allocate(bytes.len(), &what)?;
+fn upload_floats<D: Device>(device: &D, weight: &Weight) -> Result<DeviceWeight<D>, BackendError> {
+    let floats = weight.to_f32();
+    let bytes: &[u8] = bytemuck::cast_slice(&floats);
+    let buffer = device.allocate(bytes.len(), &what(weight))?;
     let to = Region {
         buffer: &buffer,
         at: 0,
@@ -129,14 +176,78 @@ fn upload<D: Device>(
     device.write(to, bytes)?;
     Ok(DeviceWeight {
         buffer,
-        format,
+        format: BlockFormat::F32,
         shape: weight.shape().to_vec(),
+        planes: Planes::default(),
     })
+}
+
+fn what(weight: &Weight) -> String {
+    format!("weight '{}'", weight.name())
+}
+
+impl<D: Device> Uploaded<D> {
+    fn upload_blocks(
+        &mut self,
+        uploader: &Uploader<'_, D>,
+        weight: &Weight,
+    ) -> Result<DeviceWeight<D>, BackendError> {
+        let (device, format) = (uploader.device, weight.format());
+        let (stored, block_bytes) = (weight.bytes(), format.block_bytes());
+        let planes = Planes::new(format, stored.len() / block_bytes)?;
+        let buffer = device.allocate(planes.bytes(), &what(weight))?;
+        let piece_bytes = (STAGING_BYTES / block_bytes * block_bytes).min(stored.len());
+        if self.staging_bytes < piece_bytes {
+            device.wait()?;
+            self.staging = Some(device.allocate(piece_bytes, "weights that are uploaded")?);
+            self.staging_bytes = piece_bytes;
+        }
+        let Some(staging) = &self.staging else {
+            return Err(BackendError::Input {
+                input: "weights",
+                reason: format!("weight '{}' has no values", weight.name()),
+            });
+        };
+        let staging = Region {
+            buffer: staging,
+            at: 0,
+        };
+        let kernel = uploader.kernels.get(device, "split")?;
+        for start in (0..stored.len()).step_by(piece_bytes.max(1)) {
+            let len = piece_bytes.min(stored.len() - start);
+            self.piece.resize(len, 0);
+            if !stored.copy(start, &mut self.piece) {
+                return Err(BackendError::Device {
+                    backend: device.name(),
+                    reason: format!("weight '{}' can no longer be read", weight.name()),
+                });
+            }
+            stored.release(start..start + len);
+            device.write(staging, &self.piece)?;
+            let settings = planes.split(word(start / block_bytes)?, word(len / block_bytes)?);
+            let to = Region {
+                buffer: &buffer,
+                at: 0,
+            };
+            let arguments = [
+                Argument::Buffer(staging),
+                Argument::Buffer(to),
+                Argument::Settings(bytemuck::bytes_of(&settings)),
+            ];
+            device.launch(&kernel, [word(len.div_ceil(256))?, 1], &arguments)?;
+        }
+        Ok(DeviceWeight {
+            buffer,
+            format,
+            shape: weight.shape().to_vec(),
+            planes,
+        })
+    }
 }
 
 impl<D: Device> std::fmt::Debug for GpuWeights<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        write!(f, "GpuWeights({} on the device)", uploaded.len())
+        write!(f, "GpuWeights({} on the device)", uploaded.weights.len())
     }
 }

@@ -6,6 +6,7 @@
 mod attend;
 mod custom;
 mod elementwise;
+mod embed;
 mod norm;
 mod recurrent;
 mod rope;
@@ -26,7 +27,7 @@ use crate::device::Device;
 use crate::inputs::{InputPlan, numbered};
 use crate::program::{Grid, Kernels, Launch, Operand, Step};
 use crate::rows::GpuRows;
-use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
+use crate::weights::{DeviceWeight, GpuWeights, Uploader, WeightForm};
 
 pub(crate) use store::StoredRows;
 
@@ -129,6 +130,7 @@ impl<'a, D: Device> Lower<'a, D> {
     fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
         match &node.op {
             Op::Reshape => Ok(()),
+            Op::Embed { .. } => embed::lower(self, id, node),
             Op::Add
             | Op::Mul
             | Op::Gate { .. }
@@ -242,9 +244,13 @@ impl<'a, D: Device> Lower<'a, D> {
         form: WeightForm,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
         let Context {
-            device, weights, ..
+            device,
+            kernels,
+            weights,
+            ..
         } = self.context;
-        weights.get(device, &self.host_weight(name, node)?, form)
+        let uploader = Uploader { device, kernels };
+        weights.get(&uploader, &self.host_weight(name, node)?, form)
     }
 
     /// A weight that `node` names, on the host.
