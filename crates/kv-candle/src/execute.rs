@@ -190,6 +190,7 @@ impl Run<'_> {
             }
             Op::ExpertScale => ops::expert_scale(self.operand(node, 0)?, &self.slots(node)?),
             Op::ExpertSum => self.operand(node, 0)?.sum(1),
+            Op::TopK { k } => ops::top_k(self.operand(node, 0)?, *k),
             Op::Custom { custom } => return self.custom(node, custom).map(Some),
             Op::TakeRows => self
                 .operand(node, 0)?

@@ -162,6 +162,7 @@ impl Evaluator<'_> {
                 out.extend(x.iter().map(|x| x * weight));
             }),
             Op::ExpertSum => self.expert_sum(node),
+            Op::TopK { k } => self.top_k(node, *k),
             Op::Attend { layer, spec, sinks } => {
                 let part = self.part(node.operands[2]);
                 let visibility = &self.inputs.parts[part.as_usize()].visibility;
@@ -304,6 +305,24 @@ impl Evaluator<'_> {
         };
         let rows = self.operand(node, 0).chunks_exact(node.row_len());
         rows.flat_map(route).collect()
+    }
+
+    fn top_k(&self, node: &Node, k: usize) -> Value {
+        let width = self.shape(node.operands[0])[1];
+        let row = |x: &[f64]| {
+            let mut order: Vec<usize> = (0..x.len()).collect();
+            order.sort_by(|&a, &b| x[b].total_cmp(&x[a]).then(a.cmp(&b)));
+            order.truncate(k);
+            let sum: f64 = x.iter().map(|x| x.exp()).sum();
+            let values = order.iter().map(|&i| x[i]);
+            let columns = order.iter().map(|&i| i as f64);
+            let row: Vec<f64> = values.chain(columns).chain([sum.ln()]).collect();
+            row
+        };
+        self.operand(node, 0)
+            .chunks_exact(width)
+            .flat_map(row)
+            .collect()
     }
 
     fn expert_linear(&self, node: &Node, weight: &str, bias: Option<&str>) -> Value {

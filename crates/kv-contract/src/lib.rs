@@ -234,7 +234,7 @@ macro_rules! backend_contract {
             ops: embed_looks_rows_up, embed_looks_positions_and_types_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
                 embed_on_blocks, rms_norm_divides, rope_rotates,
                 rope_sections_rotate, reshape_keeps_values, add_adds,
-                mul_multiplies, scale_scales, gate_activates, take_rows_takes, operands_survive,
+                mul_multiplies, scale_scales, gate_activates, take_rows_takes, top_k_finds, operands_survive,
                 outputs_may_repeat;
             graphs: a_small_model_computes, a_small_model_with_every_option_computes,
                 chunks_give_what_the_whole_gives, a_run_changes_only_its_own_cells,

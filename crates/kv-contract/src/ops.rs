@@ -364,6 +364,42 @@ pub fn take_rows_takes<B: Backend>(subject: &Subject<B>) {
     });
 }
 
+/// The largest values, the first of equal ones, and the logarithm of the sum of all exponentials.
+pub fn top_k_finds<B: Backend>(subject: &Subject<B>) {
+    for (width, k) in [(1, 1), (37, 37), (300, 5), (5000, 64), (9001, 200)] {
+        for n in [1, 3] {
+            let graph = |sorted: bool| {
+                let mut b = GraphBuilder::new(GraphShape {
+                    n_tokens: n,
+                    n_outputs: 0,
+                });
+                let x = b.input(Input::Embeddings { dim: width }).unwrap();
+                // Zeros of both signs: many equal values.
+                let equal = b.scale("equal", x, 0.0).unwrap();
+                let outputs = [(x, "x"), (equal, "equal")].map(|(of, name)| {
+                    let top = b.top_k(&format!("{name}_top"), of, k).unwrap();
+                    let columns = match sorted {
+                        true => 0..2 * k,
+                        false => 2 * k..2 * k + 1,
+                    };
+                    b.columns(name, top, columns).unwrap()
+                });
+                b.finish(&outputs).unwrap()
+            };
+            let step = step(n, 0, width, 1);
+            compare(subject, &graph(true), MemoryWeights::new(), &step, 0.0);
+            let tolerance = subject.tolerance.elementwise;
+            compare(
+                subject,
+                &graph(false),
+                MemoryWeights::new(),
+                &step,
+                tolerance,
+            );
+        }
+    }
+}
+
 /// An operand that is used again later still has its values then.
 pub fn operands_survive<B: Backend>(subject: &Subject<B>) {
     alone(subject, 24, subject.tolerance.elementwise * 10.0, |b, x| {

@@ -10,6 +10,7 @@ mod plain;
 mod recurrent;
 mod rope;
 mod store_rows;
+mod top_k;
 
 pub(crate) use attend::{Queries, attend};
 pub(crate) use elementwise::{clamped_gate, scale_by_position, soft_cap};
@@ -20,6 +21,7 @@ pub(crate) use plain::{kq, kq_soft_max, kqv};
 pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};
 pub(crate) use store_rows::store_rows;
+pub(crate) use top_k::top_k;
 
 /// A weight and perhaps its bias.
 #[derive(Clone, Copy)]

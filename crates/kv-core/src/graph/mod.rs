@@ -42,6 +42,7 @@ pub use ops::custom::{CustomSizes, CustomSpec};
 pub use ops::elementwise::{ClampedGate, PositionScale};
 pub use ops::experts::{RouteGate, RouteSpec, RouteSum, slots};
 pub use ops::norm::NormGain;
+pub use ops::top_k::TopK;
 pub use scope::Scope;
 pub use spec::{Attribute, AttributeValue, OpScope, OpSpec};
 pub use states::{StateGroup, StateMarks, StateStore, check_states};

@@ -384,6 +384,13 @@ pub enum Op {
     },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
+    /// The largest values of every row, from the largest down, with their columns and the logarithm
+    /// of the sum of all exponentials: rows of [`TopK`](super::TopK).
+    /// `(x [n, width]) -> [n, 2 k + 1]`.
+    TopK {
+        /// How many.
+        k: usize,
+    },
     /// An operation on rows that is registered with the backend
     /// ([`CustomOp`](crate::backend::CustomOp)). `(x [n, ..] …, states where it has one) -> [n,
     /// width]`.
@@ -430,6 +437,7 @@ impl Op {
             Self::ExpertSum => experts::expert_sum(),
             Self::ScanHeads { layer, scan } => recurrent::scan_heads(*layer, scan),
             Self::TakeRows => dense::take_rows(),
+            Self::TopK { k } => ops::top_k::top_k(*k),
             Self::Custom { custom } => ops::custom::custom(custom),
         }
     }

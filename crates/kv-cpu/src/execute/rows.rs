@@ -1,6 +1,7 @@
 //! Steps that copy rows, whole or in part.
 
 use kv_core::backend::BackendError;
+use kv_core::graph::TopK;
 
 use crate::matrix::Matrix;
 use crate::plan::{EmbedBy, RowsOp, Step};
@@ -18,6 +19,7 @@ impl Run<'_> {
             RowsOp::TakeRows => self.take_rows(bufs),
             RowsOp::Columns { first } => self.columns(*first, bufs),
             RowsOp::Copy => self.columns(0, bufs),
+            RowsOp::TopK => self.top_k(bufs),
         }
     }
 
@@ -53,6 +55,17 @@ impl Run<'_> {
         let (wanted, width) = (self.inputs.output_rows, out.width);
         self.rows(out, &|row, values| {
             values.copy_from_slice(&x[wanted[row] as usize * width..][..width]);
+            Ok(())
+        })
+    }
+
+    /// The largest values of every row.
+    fn top_k(&mut self, [x, out]: [Buf; 2]) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let width = x.width;
+        self.rows(out, &|row, to| {
+            TopK::of(&values[row * width..(row + 1) * width], to);
             Ok(())
         })
     }

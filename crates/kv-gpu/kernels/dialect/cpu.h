@@ -54,6 +54,7 @@ FN uint32_t atomic_add(DEV uint32_t *at, uint32_t v) {
   *at += v;
   return before;
 }
+FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) { return atomic_add(at, v); }
 
 // Numbers.
 FN float bits_float(uint32_t u) {

@@ -49,6 +49,7 @@ FN float warp_max(float v) {
   return v;
 }
 FN uint32_t atomic_add(DEV uint32_t *at, uint32_t v) { return atomicAdd(at, v); }
+FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) { return atomicAdd(at, v); }
 
 // Numbers.
 FN float bits_float(uint32_t u) { return __uint_as_float(u); }

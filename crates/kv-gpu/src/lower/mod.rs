@@ -12,6 +12,7 @@ mod recurrent;
 mod rope;
 mod rows;
 mod store;
+mod top_k;
 
 use std::sync::Arc;
 
@@ -149,6 +150,8 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
                 recurrent::lower(self, id, node)
             }
+            Op::Add | Op::Mul => elementwise::lower(self, id, node),
+            Op::TopK { k } => top_k::lower(self, id, node, *k),
             _ => Err(self.unsupported(node)),
         }
     }

@@ -13,3 +13,4 @@ pub(super) mod norm;
 pub(super) mod plain_attention;
 pub(super) mod recurrent;
 pub(super) mod rope;
+pub(super) mod top_k;

@@ -22,6 +22,8 @@ pub(crate) enum RowsOp {
     Columns { first: usize },
     /// All rows. `(x)`.
     Copy,
+    /// The largest values of every row. `(x)`.
+    TopK,
 }
 
 /// What selects the row of a matrix.
@@ -55,6 +57,7 @@ impl<'a> Lowering<'a> {
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
             Op::Columns { first } => self.columns(node, *first),
             Op::TakeRows => self.take_rows(node),
+            Op::TopK { .. } => Ok((RowsOp::TopK, vec![self.operand(node, 0)?])),
             _ => return Ok(None),
         };
         call.map(|(op, reads)| Some((StepOp::Rows(op), reads)))
