@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kv_core::backend::{Backend, CancelFlag, OnProgress, RunProgress};
 use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, ValidBatch, validate_with};
-use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op};
+use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op, TopK};
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
@@ -20,7 +20,7 @@ use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::programs::ProgramCache;
-use crate::runner::{BatchOutput, FailedStep, ProgramKey, Runner};
+use crate::runner::{BatchOutput, FailedStep, ProgramKey, RowsOut, Runner};
 
 /// A model on a backend, with what it remembers.
 ///
@@ -176,6 +176,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let key = ProgramKey {
             shape,
             n_kv: Vec::new(),
+            rows: RowsOut::Whole,
         };
         programs.get_or_compile(key, || {
             let graph = model.graph(shape)?;
@@ -222,6 +223,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             coordinates: Vec::new(),
             batch,
             rows_out: Vec::new(),
+            rows_kind: RowsOut::Whole,
             progress: None,
         };
         Ok(Self {
@@ -291,20 +293,49 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if self.runner.settings.output != OutputKind::Logits {
             return Err(self.other_output("logits"));
         }
-        self.evaluate(batch, cancel)?;
+        self.evaluate(batch, RowsOut::Whole, cancel)?;
         Ok(Logits {
             values: &self.runner.rows_out,
             n_vocab: self.runner.settings.output_width(),
         })
     }
 
+    /// Evaluates a batch and has the candidates of a sampler found where the logits are: those of
+    /// the last entry whose output is wanted. See [`Sampler::n_candidates`].
+    ///
+    /// [`Sampler::n_candidates`]: crate::sampler::Sampler::n_candidates
+    ///
+    /// # Errors
+    /// As [`Engine::decode_until`]; where the vocabulary has fewer than `k` tokens.
+    pub fn decode_candidates(
+        &mut self,
+        batch: &Batch,
+        k: usize,
+        cancel: &CancelFlag,
+    ) -> Result<Option<TopK<'_>>, EngineError> {
+        if self.runner.settings.output != OutputKind::Logits {
+            return Err(self.other_output("logits"));
+        }
+        self.evaluate(batch, RowsOut::Candidates(k), Some(cancel))?;
+        Ok(self.last_candidates())
+    }
+
+    /// What [`Engine::decode_candidates`] returned, if it evaluated the last batch.
+    pub fn last_candidates(&self) -> Option<TopK<'_>> {
+        let RowsOut::Candidates(k) = self.runner.rows_kind else {
+            return None;
+        };
+        let rows = self.runner.rows_out.chunks_exact(TopK::row_len(k));
+        rows.last().and_then(TopK::read)
+    }
+
     /// The logits of the last batch that was decoded, as [`Engine::decode`] returned them: no rows
-    /// before the first one, after a batch that failed while it was computed, and with a model that
-    /// gives no logits.
+    /// before the first one, after a batch that failed while it was computed, after
+    /// [`Engine::decode_candidates`], and with a model that gives embeddings.
     pub fn last_logits(&self) -> Logits<'_> {
-        let values = match self.runner.settings.output {
-            OutputKind::Logits => self.runner.rows_out.as_slice(),
-            OutputKind::Embeddings | OutputKind::Scores { .. } => &[],
+        let values = match (self.runner.settings.output, self.runner.rows_kind) {
+            (OutputKind::Logits, RowsOut::Whole) => self.runner.rows_out.as_slice(),
+            _ => &[],
         };
         Logits {
             values,
@@ -318,11 +349,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// # Errors
     /// As [`Engine::decode`].
     pub fn embed(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
-        match self.runner.settings.output {
-            OutputKind::Embeddings | OutputKind::Scores { .. } => {}
-            OutputKind::Logits => return Err(self.other_output("embeddings")),
-        }
-        self.evaluate(batch, None)?;
+        self.check_output(OutputKind::Embeddings)?;
+        self.evaluate(batch, RowsOut::Whole, None)?;
         Ok(Embeddings {
             values: &self.runner.rows_out,
             dim: self.runner.settings.output_width(),
@@ -343,7 +371,12 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         }
     }
 
-    fn evaluate(&mut self, batch: &Batch, cancel: Option<&CancelFlag>) -> Result<(), EngineError> {
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        rows: RowsOut,
+        cancel: Option<&CancelFlag>,
+    ) -> Result<(), EngineError> {
         for edit in self.memory.edits_before(batch) {
             self.edit(edit)?;
         }
@@ -358,7 +391,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             places: output_places(&valid),
             values: std::mem::take(&mut runner.rows_out),
         };
-        resize_output(&mut output.values, valid.n_outputs(), &runner.settings)?;
+        runner.rows_kind = rows;
+        resize_output(&mut output.values, valid.n_outputs(), runner.row_width())?;
         let mut inputs = std::mem::take(&mut runner.inputs);
         let mut steps = Uncomputed::new(steps);
         let mut result = Ok(());
@@ -480,12 +514,7 @@ impl<B: Backend, M: Memory> std::fmt::Debug for Engine<B, M> {
 }
 
 /// Makes room for `n_rows` output rows.
-fn resize_output(
-    values: &mut Vec<f32>,
-    n_rows: usize,
-    settings: &Settings,
-) -> Result<(), EngineError> {
-    let width = settings.output_width();
+fn resize_output(values: &mut Vec<f32>, n_rows: usize, width: usize) -> Result<(), EngineError> {
     let out_of_memory = || EngineError::OutputTooLarge { n_rows, width };
     let n_values = n_rows.checked_mul(width).ok_or_else(out_of_memory)?;
     let missing = n_values.saturating_sub(values.len());

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::{Batch, Output};
+use kv_core::graph::TopK;
 use kv_core::memory::{Memory, Refusal};
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
@@ -40,6 +41,9 @@ pub struct GenerateOptions {
     /// Tokens that the sequence has already, for penalties.
     pub history: Vec<TokenId>,
 }
+
+/// The most candidates that a device is asked for; with more, rows of logits are read back.
+const MAX_CANDIDATES: usize = 512;
 
 /// Why a text ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,13 +131,41 @@ pub struct Generation {
 enum Next {
     /// There was no prompt.
     Prompt,
-    /// These logits, `[vocab]`: the prompt's last. A copy, as another text may use the engine
-    /// before the token is chosen.
-    Logits(Vec<f32>),
+    /// The prompt's last row. A copy, as another text may use the engine before the token is
+    /// chosen.
+    Row(LastRow),
     /// The logits of this token, which was chosen but not evaluated yet.
     Pending(TokenId),
     /// Nothing: choosing a token failed, or it ended the text.
     Nothing,
+}
+
+/// A copy of what a token is chosen from.
+#[derive(Debug)]
+enum LastRow {
+    /// Logits, `[vocab]`.
+    Logits(Vec<f32>),
+    /// The largest of them, a row of [`TopK`].
+    Candidates(Vec<f32>),
+}
+
+impl LastRow {
+    fn of<B: Backend, M: Memory + Clone>(engine: &Engine<B, M>) -> Result<Self, EngineError> {
+        match engine.last_candidates() {
+            Some(top) => Ok(Self::Candidates(top.to_row())),
+            None => Ok(Self::Logits(last_row(engine)?.to_vec())),
+        }
+    }
+
+    fn sample(&self, sampler: &mut Sampler) -> Result<TokenId, EngineError> {
+        let sampled = match self {
+            Self::Logits(logits) => sampler.sample(logits),
+            Self::Candidates(row) => {
+                sampler.sample_top(TopK::read(row).ok_or(EngineError::NoLogits)?)
+            }
+        };
+        Ok(sampled?)
+    }
 }
 
 impl Generation {
@@ -229,7 +261,7 @@ impl Generation {
         self.next = Next::Nothing;
         self.evaluate(engine, piece, output)?;
         if output == Output::Wanted {
-            self.next = Next::Logits(last_row(engine)?.to_vec());
+            self.next = Next::Row(LastRow::of(engine)?);
         }
         for &token in piece {
             self.sampler.accept(token, TokenOrigin::Prompt);
@@ -371,14 +403,18 @@ impl Generation {
                 Err(EngineError::EmptyPrompt)
             }
             Next::Nothing => Err(EngineError::NoLogits),
-            Next::Logits(logits) => Ok(Some(self.sampler.sample(&logits)?)),
+            Next::Row(row) => Ok(Some(row.sample(&mut self.sampler)?)),
             Next::Pending(token) => {
                 self.next = Next::Pending(token);
                 if !self.evaluate_pending(engine, token)? {
                     return Ok(None);
                 }
                 self.next = Next::Nothing;
-                Ok(Some(self.sampler.sample(last_row(engine)?)?))
+                let sampled = match engine.last_candidates() {
+                    Some(top) => self.sampler.sample_top(top),
+                    None => self.sampler.sample(last_row(engine)?),
+                };
+                Ok(Some(sampled?))
             }
         }
     }
@@ -447,7 +483,16 @@ impl Generation {
                 entry.with_output();
             }
         }
-        engine.decode_until(&self.batch, &self.options.cancel)?;
+        let n_vocab = engine.settings().rules.n_vocab as usize;
+        let enough = self.sampler.n_candidates();
+        match enough.filter(|&k| k <= MAX_CANDIDATES.min(n_vocab)) {
+            Some(k) if engine.backend().prefers_candidates() => {
+                engine.decode_candidates(&self.batch, k, &self.options.cancel)?;
+            }
+            _ => {
+                engine.decode_until(&self.batch, &self.options.cancel)?;
+            }
+        }
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use kv_core::PartIdx;
 use kv_core::backend::{Backend, CancelFlag, RunProgress};
 use kv_core::batch::{PositionRule, UBatch};
 use kv_core::graph::{
-    BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs,
+    BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs, TopK,
 };
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
@@ -43,8 +43,9 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) coordinates: Vec<[u32; 3]>,
     /// What tokens see of their ubatch, for each window of the graph.
     pub(crate) batch: Vec<BatchVisibility>,
-    /// Rows that came out, in the order of the batch.
+    /// Rows that came out, in the order of the batch, and what they are.
     pub(crate) rows_out: Vec<f32>,
+    pub(crate) rows_kind: RowsOut,
     /// Takes how far each run has come.
     pub(crate) progress: Option<RunProgress>,
 }
@@ -55,6 +56,16 @@ pub(crate) struct BatchOutput {
     pub(crate) places: Vec<Option<usize>>,
     /// The rows, in the order of the batch.
     pub(crate) values: Vec<f32>,
+}
+
+/// What the rows that come out are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RowsOut {
+    /// Logits or embeddings, as the model gives them.
+    #[default]
+    Whole,
+    /// So many candidates of each row of logits: rows of [`TopK`].
+    Candidates(usize),
 }
 
 /// A step that failed, and whether rows may have been written by then.
@@ -69,6 +80,7 @@ pub(crate) struct ProgramKey {
     pub(crate) shape: GraphShape,
     /// With plain attention, the cells of each part that its tables reach.
     pub(crate) n_kv: Vec<usize>,
+    pub(crate) rows: RowsOut,
 }
 
 impl<B: Backend> Runner<B> {
@@ -84,6 +96,14 @@ impl<B: Backend> Runner<B> {
             backend.shift_rows(rows, &edited.row_shifts, ropes)?;
         }
         Ok(())
+    }
+
+    /// Values of a row that comes out.
+    pub(crate) fn row_width(&self) -> usize {
+        match self.rows_kind {
+            RowsOut::Whole => self.settings.output_width(),
+            RowsOut::Candidates(k) => TopK::row_len(k),
+        }
     }
 
     /// Waits for the runs that are under way.
@@ -143,7 +163,7 @@ impl<B: Backend> Runner<B> {
             progress: self.progress.as_ref(),
         };
         let (backend, layout) = (&self.backend, &self.settings.layout);
-        let mode = self.settings.attention;
+        let (mode, rows_kind) = (self.settings.attention, self.rows_kind);
         let n_kv = match mode {
             AttentionMode::Fused => Vec::new(),
             AttentionMode::Plain => cells_in_reach(&memory.parts, layout),
@@ -151,6 +171,7 @@ impl<B: Backend> Runner<B> {
         let key = ProgramKey {
             shape,
             n_kv: n_kv.clone(),
+            rows: self.rows_kind,
         };
         let program = self
             .programs
@@ -163,6 +184,12 @@ impl<B: Backend> Runner<B> {
                         let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
                         let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
                         plain.map_err(ModelError::Graph)?
+                    }
+                };
+                let graph = match rows_kind {
+                    RowsOut::Whole => graph,
+                    RowsOut::Candidates(k) => {
+                        graph.with_candidates(k).map_err(ModelError::Graph)?
                     }
                 };
                 Ok(backend.compile(&graph, &self.weights, layout)?)
@@ -181,7 +208,7 @@ impl<B: Backend> Runner<B> {
 
     /// Copies the output rows to the rows of their entries.
     fn take_rows(&mut self, ubatch: &UBatch, to: &mut BatchOutput) -> Result<(), EngineError> {
-        let width = self.settings.output_width();
+        let width = self.row_width();
         let (values, wanted) = (self.outputs.first(), ubatch.output_rows.len() * width);
         if values.len() != wanted {
             return Err(EngineError::WrongLogits {

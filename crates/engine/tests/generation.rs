@@ -76,6 +76,53 @@ fn greedy_text_is_the_reference_s() {
     }
 }
 
+/// Texts are the same whether the graph finds the candidates or rows of logits come back.
+#[test]
+fn candidates_of_the_graph_give_the_same_text() {
+    use std::sync::atomic::Ordering;
+
+    let file = stories();
+    let prompt = file
+        .tokenizer()
+        .encode("Once upon a time", EncodeOptions::PROMPT);
+    let tell = |sampler: SamplerConfig, prefers_candidates: bool| {
+        let mut engine = engine(&EngineConfig::default());
+        let backend = engine.backend();
+        backend
+            .prefers_candidates
+            .store(prefers_candidates, Ordering::Relaxed);
+        let options = GenerateOptions {
+            sampler,
+            ..greedy(24)
+        };
+        let mut generation = Generation::new(&engine, file.tokenizer(), options).unwrap();
+        generation.feed(&mut engine, &prompt, |_| {}).unwrap();
+        while generation.next_piece(&mut engine).unwrap().is_some() {}
+        let found = engine.last_candidates().is_some();
+        (generation.tokens().to_vec(), found)
+    };
+    let seeded = SamplerConfig {
+        seed: 5,
+        ..SamplerConfig::default()
+    };
+    let mut penalized = seeded.clone();
+    penalized.penalties.repeat = 1.3;
+    let all = SamplerConfig {
+        top_k: None,
+        ..seeded.clone()
+    };
+    for (config, finds) in [
+        (SamplerConfig::greedy(), true),
+        (seeded, true),
+        (penalized, true),
+        (all, false),
+    ] {
+        let (whole, found) = tell(config.clone(), false);
+        assert!(!found);
+        assert_eq!(tell(config.clone(), true), (whole, finds), "{config:?}");
+    }
+}
+
 #[test]
 fn a_seed_tells_the_same_story() {
     let options = |seed| GenerateOptions {

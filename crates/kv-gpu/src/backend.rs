@@ -66,6 +66,10 @@ impl<D: Device> Backend for GpuBackend<D> {
         self.device().memory()
     }
 
+    fn prefers_candidates(&self) -> bool {
+        true
+    }
+
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
         self.custom.extend(&ops);
         Ok(())

@@ -11,6 +11,7 @@ use std::cmp::Ordering;
 use std::mem;
 
 use kv_core::TokenId;
+use kv_core::graph::TopK;
 
 use super::SampleError;
 
@@ -100,6 +101,37 @@ impl<'a> Candidates<'a> {
             likeliest,
             buffers,
             stage: Stage::Logits,
+            order: Order::ById,
+        })
+    }
+
+    /// The tokens that were found to have the largest logits, with those.
+    ///
+    /// # Errors
+    /// As [`Candidates::new`].
+    pub fn of_top(top: TopK<'_>, buffers: &'a mut CandidateBuffers) -> Result<Self, SampleError> {
+        if top.log_sum_exp.is_nan() {
+            return Err(SampleError::NotNumbers);
+        }
+        let CandidateBuffers {
+            changed, selected, ..
+        } = buffers;
+        changed.clear();
+        selected.clear();
+        let candidate = |(column, logit): (u32, f32)| Candidate {
+            token: TokenId(column),
+            // As everywhere: one zero.
+            logit: logit + 0.0,
+        };
+        selected.extend(top.iter().map(candidate));
+        selected.sort_unstable_by_key(|candidate| candidate.token);
+        let likeliest = selected.iter().copied().reduce(likelier);
+        let n_tokens = selected.len();
+        Ok(Self {
+            logits: &[],
+            likeliest: likeliest.ok_or(SampleError::NothingLeft { n_tokens })?,
+            buffers,
+            stage: Stage::Selected,
             order: Order::ById,
         })
     }

@@ -16,6 +16,7 @@ pub use penalties::PenaltyStep;
 pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopP};
 
 use kv_core::TokenId;
+use kv_core::graph;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -34,6 +35,9 @@ pub enum SampleError {
         /// Its logit.
         logit: f32,
     },
+    /// Some logit is NaN or plus infinity; which is not known where candidates were found elsewhere.
+    #[error("a logit is not a number, or infinite")]
+    NotNumbers,
     /// Every token is excluded.
     #[error("none of {n_tokens} tokens can be chosen")]
     NothingLeft {
@@ -66,6 +70,8 @@ pub struct Sampler {
     config: SamplerConfig,
     steps: Vec<Box<dyn Step>>,
     pick: Pick,
+    /// Whether the caller added steps.
+    has_own_steps: bool,
     buffers: CandidateBuffers,
 }
 
@@ -90,6 +96,7 @@ impl Sampler {
             config,
             steps,
             pick,
+            has_own_steps: false,
             buffers: CandidateBuffers::default(),
         })
     }
@@ -102,6 +109,7 @@ impl Sampler {
     /// Adds a step before all others.
     pub fn push_front(&mut self, step: Box<dyn Step>) {
         self.steps.insert(0, step);
+        self.has_own_steps = true;
     }
 
     /// Adds `token` to the text. Call it for the tokens of the prompt, too: penalties look back at
@@ -125,11 +133,50 @@ impl Sampler {
     /// # Errors
     /// [`SampleError`] where a logit is not a number or every token is excluded.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, SampleError> {
-        let (candidates, best) = narrow(logits, &mut self.steps, &mut self.buffers)?;
-        match &mut self.pick {
-            Pick::Best => Ok(best.token),
-            Pick::Draw(rng) => draw(&candidates, unit(rng)).ok_or_else(|| nothing_left(logits)),
-        }
+        let candidates = Candidates::new(logits, &mut self.buffers)?;
+        pick(
+            &mut self.pick,
+            narrow(candidates, &mut self.steps, logits.len())?,
+        )
+    }
+
+    /// How many of the most likely tokens are enough to choose the same token as from all;
+    /// `None` where it may take all: without top-k, with steps of the caller's, with penalties that
+    /// can raise a logit.
+    pub fn n_candidates(&self) -> Option<usize> {
+        let Penalties {
+            last_n,
+            repeat,
+            frequency,
+            presence,
+        } = self.config.penalties;
+        let lowers = repeat >= 1.0 && frequency >= 0.0 && presence >= 0.0;
+        let n_lowered = match self.config.penalties.are_active() {
+            true if lowers => last_n,
+            true => return None,
+            false => 0,
+        };
+        let n_kept = match (&self.pick, self.config.top_k) {
+            _ if self.has_own_steps => return None,
+            (Pick::Best, _) => 1,
+            (Pick::Draw(_), Some(k)) => k.get() as usize,
+            (Pick::Draw(_), None) => return None,
+        };
+        // One more, so that top-k still has something to leave out, and sorts.
+        n_kept.checked_add(n_lowered)?.checked_add(1)
+    }
+
+    /// As [`Sampler::sample`], from the [`Sampler::n_candidates`] most likely tokens.
+    ///
+    /// # Errors
+    /// [`SampleError`] where a logit is not a number or every token is excluded.
+    pub fn sample_top(&mut self, top: graph::TopK<'_>) -> Result<TokenId, SampleError> {
+        let candidates = Candidates::of_top(top, &mut self.buffers)?;
+        let n_tokens = top.iter().count();
+        pick(
+            &mut self.pick,
+            narrow(candidates, &mut self.steps, n_tokens)?,
+        )
     }
 
     /// The tokens that could be chosen with their probabilities, which add up to 1. Draws nothing.
@@ -137,7 +184,8 @@ impl Sampler {
     /// # Errors
     /// As [`Sampler::sample`].
     pub fn probabilities(&mut self, logits: &[f32]) -> Result<Vec<(TokenId, f64)>, SampleError> {
-        let (candidates, best) = narrow(logits, &mut self.steps, &mut self.buffers)?;
+        let candidates = Candidates::new(logits, &mut self.buffers)?;
+        let (candidates, best) = narrow(candidates, &mut self.steps, logits.len())?;
         if matches!(self.pick, Pick::Best) {
             return Ok(vec![(best.token, 1.0)]);
         }
@@ -147,25 +195,31 @@ impl Sampler {
     }
 }
 
-/// What the steps leave of all tokens, and the most likely of these.
+/// What the steps leave of `n_tokens` tokens, and the most likely of these.
 fn narrow<'a>(
-    logits: &'a [f32],
+    mut candidates: Candidates<'a>,
     steps: &mut [Box<dyn Step>],
-    buffers: &'a mut CandidateBuffers,
+    n_tokens: usize,
 ) -> Result<(Candidates<'a>, Candidate), SampleError> {
-    let mut candidates = Candidates::new(logits, buffers)?;
     for step in steps {
         step.apply(&mut candidates);
     }
     match candidates.best() {
         Some(best) if best.logit > f32::NEG_INFINITY => Ok((candidates, best)),
-        _ => Err(nothing_left(logits)),
+        _ => Err(SampleError::NothingLeft { n_tokens }),
     }
 }
 
-fn nothing_left(logits: &[f32]) -> SampleError {
-    let n_tokens = logits.len();
-    SampleError::NothingLeft { n_tokens }
+/// The token that is chosen from what the steps left.
+fn pick(
+    how: &mut Pick,
+    (candidates, best): (Candidates<'_>, Candidate),
+) -> Result<TokenId, SampleError> {
+    match how {
+        Pick::Best => Ok(best.token),
+        // Some candidate has a weight, as the best has one.
+        Pick::Draw(rng) => Ok(draw(&candidates, unit(rng)).unwrap_or(best.token)),
+    }
 }
 
 fn narrowing_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {

@@ -179,6 +179,28 @@ proptest! {
         }
     }
 
+    /// The most likely tokens are enough where the sampler says so.
+    #[test]
+    fn candidates_choose_as_all_logits_do(
+        mut config in any_config(),
+        top_k in 1u32..6,
+        logits in any_logits(),
+        text in prop::collection::vec(0u32..20, 0..30),
+    ) {
+        config.top_k = NonZeroU32::new(top_k);
+        let [mut whole, mut top] = [sampler(config.clone()), sampler(config)];
+        for chain in [&mut whole, &mut top] {
+            text.iter().for_each(|&t| chain.accept(TokenId(t), TokenOrigin::Prompt));
+        }
+        let Some(k) = top.n_candidates() else { return Ok(()) };
+        let mut row = vec![0.0; graph::TopK::row_len(k.min(logits.len()))];
+        graph::TopK::of(&logits, &mut row);
+        for _ in 0..5 {
+            let from_all = whole.sample(&logits).ok();
+            prop_assert_eq!(top.sample_top(graph::TopK::read(&row).unwrap()).ok(), from_all);
+        }
+    }
+
     #[test]
     fn a_logit_that_is_no_number_is_an_error(
         config in any_config(),

@@ -85,6 +85,8 @@ pub struct Moody {
     pub finishes_left: Arc<AtomicUsize>,
     /// Whether failures are panics.
     pub panics: AtomicBool,
+    /// Whether it wants candidates found by its graphs.
+    pub prefers_candidates: AtomicBool,
     /// Set when the next run begins.
     pub cancel_in_run: Arc<Mutex<Option<CancelFlag>>>,
 }
@@ -100,6 +102,7 @@ impl Moody {
             copies_left: never(),
             finishes_left: never(),
             panics: AtomicBool::new(false),
+            prefers_candidates: AtomicBool::new(false),
             cancel_in_run: Arc::default(),
         }
     }
@@ -135,6 +138,10 @@ impl Backend for Moody {
     type Program = <CandleBackend as Backend>::Program;
 
     delegate::rows_of_inner!();
+
+    fn prefers_candidates(&self) -> bool {
+        self.prefers_candidates.load(Ordering::Relaxed)
+    }
 
     fn write_rows(
         &self,

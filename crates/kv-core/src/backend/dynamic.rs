@@ -26,6 +26,7 @@ type Done = Result<(), BackendError>;
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
     fn dyn_memory(&self) -> Option<DeviceMemory>;
+    fn dyn_prefers_candidates(&self) -> bool;
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done;
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Box<dyn RowStorage>, BackendError>;
     fn dyn_load(
@@ -72,6 +73,10 @@ impl<B: Backend> DynBackend for B {
 
     fn dyn_memory(&self) -> Option<DeviceMemory> {
         self.memory()
+    }
+
+    fn dyn_prefers_candidates(&self) -> bool {
+        self.prefers_candidates()
     }
 
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done {
@@ -182,6 +187,10 @@ impl Backend for BoxedBackend {
 
     fn memory(&self) -> Option<DeviceMemory> {
         self.0.dyn_memory()
+    }
+
+    fn prefers_candidates(&self) -> bool {
+        self.0.dyn_prefers_candidates()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Done {

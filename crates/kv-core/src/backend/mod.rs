@@ -81,6 +81,13 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// Whether an engine should have the candidates of a sampler found by the graph
+    /// ([`Graph::with_candidates`]), where they suffice, instead of reading rows of logits back:
+    /// for devices with memory of their own.
+    fn prefers_candidates(&self) -> bool {
+        false
+    }
+
     /// Takes implementations of custom operations: graphs that are compiled with weights loaded
     /// from now on may name them. One with the name of another replaces it.
     ///

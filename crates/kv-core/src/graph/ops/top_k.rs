@@ -54,6 +54,12 @@ impl<'a> TopK<'a> {
         columns.zip(self.values.iter().copied())
     }
 
+    /// The row that it was read from.
+    pub fn to_row(&self) -> Vec<f32> {
+        let rest = self.values.iter().chain(self.columns).copied();
+        rest.chain([self.log_sum_exp]).collect()
+    }
+
     /// The definition: the row of the result for `x`, into `out`, whose length says how many.
     pub fn of(x: &[f32], out: &mut [f32]) {
         let Some((log_sum_exp, rest)) = out.split_last_mut() else {
