@@ -375,7 +375,7 @@ pub fn top_k_finds<B: Backend>(subject: &Subject<B>) {
                 });
                 let x = b.input(Input::Embeddings { dim: width }).unwrap();
                 // Zeros of both signs: many equal values.
-                let equal = b.scale("equal", x, 0.0).unwrap();
+                let equal = b.scale("zeros", x, 0.0).unwrap();
                 let outputs = [(x, "x"), (equal, "equal")].map(|(of, name)| {
                     let top = b.top_k(&format!("{name}_top"), of, k).unwrap();
                     let columns = match sorted {
