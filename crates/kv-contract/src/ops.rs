@@ -374,8 +374,9 @@ pub fn top_k_finds<B: Backend>(subject: &Subject<B>) {
                     n_outputs: 0,
                 });
                 let x = b.input(Input::Embeddings { dim: width }).unwrap();
-                // Zeros of both signs: many equal values.
-                let equal = b.scale("zeros", x, 0.0).unwrap();
+                // Zeros of one sign: many equal values.
+                let zeros = b.scale("zeros", x, 0.0).unwrap();
+                let equal = b.mul("equal_values", zeros, zeros).unwrap();
                 let outputs = [(x, "x"), (equal, "equal")].map(|(of, name)| {
                     let top = b.top_k(&format!("{name}_top"), of, k).unwrap();
                     let columns = match sorted {

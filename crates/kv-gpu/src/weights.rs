@@ -27,6 +27,8 @@ pub struct GpuWeights<D: Device> {
     pub(crate) custom: HostOps,
     uploaded: Mutex<Uploaded<D>>,
     on_progress: OnProgress,
+    /// Whether memory is only counted.
+    is_plan: bool,
 }
 
 /// What is on the device, and what it is brought there with.
@@ -95,6 +97,19 @@ impl<D: Device> GpuWeights<D> {
             custom: HostOps::new(custom),
             uploaded: Mutex::default(),
             on_progress,
+            is_plan: false,
+        }
+    }
+
+    /// The same for a plan: memory is counted, no block is uploaded.
+    pub(crate) fn planned(
+        source: Arc<dyn WeightSource>,
+        custom: CustomOps,
+        on_progress: OnProgress,
+    ) -> Self {
+        Self {
+            is_plan: true,
+            ..Self::new(source, custom, on_progress)
         }
     }
 
@@ -141,6 +156,7 @@ impl<D: Device> GpuWeights<D> {
         }
         let new = Arc::new(match form {
             WeightForm::Floats => upload_floats(uploader.device, weight)?,
+            WeightForm::Stored if self.is_plan => allocate_blocks(uploader.device, weight)?,
             WeightForm::Stored => uploaded.upload_blocks(uploader, weight)?,
         });
         uploaded.weights.insert(key, Arc::clone(&new));
@@ -182,6 +198,21 @@ fn upload_floats<D: Device>(device: &D, weight: &Weight) -> Result<DeviceWeight<
     })
 }
 
+/// Room for the planes of a weight.
+fn allocate_blocks<D: Device>(
+    device: &D,
+    weight: &Weight,
+) -> Result<DeviceWeight<D>, BackendError> {
+    let format = weight.format();
+    let planes = Planes::new(format, weight.bytes().len() / format.block_bytes())?;
+    Ok(DeviceWeight {
+        buffer: device.allocate(planes.bytes(), &what(weight))?,
+        format,
+        shape: weight.shape().to_vec(),
+        planes,
+    })
+}
+
 fn what(weight: &Weight) -> String {
     format!("weight '{}'", weight.name())
 }
@@ -192,10 +223,10 @@ impl<D: Device> Uploaded<D> {
         uploader: &Uploader<'_, D>,
         weight: &Weight,
     ) -> Result<DeviceWeight<D>, BackendError> {
-        let (device, format) = (uploader.device, weight.format());
-        let (stored, block_bytes) = (weight.bytes(), format.block_bytes());
-        let planes = Planes::new(format, stored.len() / block_bytes)?;
-        let buffer = device.allocate(planes.bytes(), &what(weight))?;
+        let (device, stored) = (uploader.device, weight.bytes());
+        let block_bytes = weight.format().block_bytes();
+        let planned = allocate_blocks(device, weight)?;
+        let (planes, buffer) = (planned.planes, &planned.buffer);
         let piece_bytes = (STAGING_BYTES / block_bytes * block_bytes).min(stored.len());
         if self.staging_bytes < piece_bytes {
             device.wait()?;
@@ -225,10 +256,7 @@ impl<D: Device> Uploaded<D> {
             stored.release(start..start + len);
             device.write(staging, &self.piece)?;
             let settings = planes.split(word(start / block_bytes)?, word(len / block_bytes)?);
-            let to = Region {
-                buffer: &buffer,
-                at: 0,
-            };
+            let to = Region { buffer, at: 0 };
             let arguments = [
                 Argument::Buffer(staging),
                 Argument::Buffer(to),
@@ -236,12 +264,7 @@ impl<D: Device> Uploaded<D> {
             ];
             device.launch(&kernel, [word(len.div_ceil(256))?, 1], &arguments)?;
         }
-        Ok(DeviceWeight {
-            buffer,
-            format,
-            shape: weight.shape().to_vec(),
-            planes,
-        })
+        Ok(planned)
     }
 }
 

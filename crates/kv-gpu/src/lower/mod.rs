@@ -150,7 +150,6 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
                 recurrent::lower(self, id, node)
             }
-            Op::Add | Op::Mul => elementwise::lower(self, id, node),
             Op::TopK { k } => top_k::lower(self, id, node, *k),
             _ => Err(self.unsupported(node)),
         }

@@ -1,0 +1,151 @@
+//! [`plan_memory`]: what graphs would take on a device, without a device.
+//!
+//! Invariant: graphs are lowered as they are for a run, so the numbers are those of the backend.
+//! Weights are not read, except small vectors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kv_core::backend::{
+    BackendError, CustomOps, DeviceMemory, OnProgress, check_rows, check_weights,
+};
+use kv_core::graph::Graph;
+use kv_core::layers::RowLayout;
+use kv_core::weights::WeightSource;
+
+use crate::config::GpuConfig;
+use crate::device::{Argument, Device, Region};
+use crate::lower::{Context, lower};
+use crate::program::Kernels;
+use crate::weights::GpuWeights;
+
+/// What graphs take on a device beside the rows of the memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuMemoryPlan {
+    /// Weights, in planes.
+    pub weights: usize,
+    /// Scratch memory, which all programs share.
+    pub scratch: usize,
+}
+
+/// What is computed, to plan its memory.
+#[derive(Clone, Copy)]
+pub struct GpuWork<'a> {
+    /// The graphs that are compiled.
+    pub graphs: &'a [Graph],
+    /// Their weights.
+    pub weights: &'a Arc<dyn WeightSource>,
+    /// The rows of the memory.
+    pub layout: &'a RowLayout,
+    /// What custom operations of the graphs compute.
+    pub custom: &'a CustomOps,
+}
+
+impl std::fmt::Debug for GpuWork<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GpuWork({} graphs)", self.graphs.len())
+    }
+}
+
+/// Plans the memory of a backend with this configuration.
+///
+/// # Errors
+/// As [`Backend::compile`](kv_core::backend::Backend::compile).
+pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan, BackendError> {
+    let device = Counter::default();
+    let (source, custom) = (Arc::clone(work.weights), work.custom.clone());
+    let weights = GpuWeights::planned(source, custom, OnProgress::default());
+    let kernels = Kernels::default();
+    let mut scratch = 0;
+    for graph in work.graphs {
+        check_rows(graph, work.layout)?;
+        check_weights(graph, &**work.weights)?;
+        let lowered = lower(Context {
+            device: &device,
+            kernels: &kernels,
+            config,
+            graph,
+            weights: &weights,
+            layout: work.layout,
+        })?;
+        scratch = scratch.max(lowered.scratch_bytes);
+    }
+    Ok(GpuMemoryPlan {
+        weights: device.allocated.into_inner(),
+        scratch,
+    })
+}
+
+/// A device that counts what is allocated and does nothing.
+#[derive(Debug, Default)]
+struct Counter {
+    allocated: AtomicUsize,
+}
+
+impl Device for Counter {
+    type Buffer = ();
+    type Kernel = ();
+    type Recording = ();
+
+    fn name(&self) -> &'static str {
+        "gpu"
+    }
+
+    fn description(&self) -> String {
+        "a plan".to_owned()
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    fn allocate(&self, bytes: usize, _what: &str) -> Result<(), BackendError> {
+        self.allocated.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write(&self, _to: Region<'_, Self>, _bytes: &[u8]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn read(&self, _from: Region<'_, Self>, _bytes: &mut [u8]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        _from: Region<'_, Self>,
+        _to: Region<'_, Self>,
+        _len: usize,
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn kernel(&self, _name: &str) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn launch(
+        &self,
+        _kernel: &(),
+        _grid: [u32; 2],
+        _arguments: &[Argument<'_, Self>],
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn record(
+        &self,
+        launches: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        launches()
+    }
+
+    fn replay(&self, _recording: &()) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
