@@ -50,9 +50,12 @@ FN Piece attend_piece(DEV const uint32_t *inputs, uint32_t header, uint32_t many
   return piece;
 }
 
-// Cell and position of cell number `number` of the group whose runs the piece looks at.
-FN void attend_cell(DEV const uint32_t *inputs, uint32_t runs, Piece piece, uint32_t number, TG uint32_t *cell,
-                    TG uint32_t *pos) {
+struct Cell {
+  uint32_t cell, pos;
+};
+
+// Cell number `number` of the group whose runs the piece looks at.
+FN Cell attend_cell(DEV const uint32_t *inputs, uint32_t runs, Piece piece, uint32_t number) {
   uint32_t low = piece.first_run, high = piece.end_run;
   while (high - low > 1) {
     uint32_t middle = (low + high) / 2;
@@ -62,8 +65,8 @@ FN void attend_cell(DEV const uint32_t *inputs, uint32_t runs, Piece piece, uint
       high = middle;
   }
   Quad run = attend_run(inputs, runs, low);
-  *cell = run.x + (number - run.w);
-  *pos = run.y + (number - run.w);
+  Cell cell = {run.x + (number - run.w), run.y + (number - run.w)};
+  return cell;
 }
 
 // What each query sees, in shared memory.
@@ -87,6 +90,18 @@ FN AttendQuery attend_query(DEV const uint32_t *inputs, AttendArgs a, Piece piec
     query.slope = alibi_slope(head, a.n_heads, a.max_bias);
   }
   return query;
+}
+
+// A score with its linear bias, or -inf where the query does not see the position.
+FN float attend_bias(AttendQuery query, AttendArgs a, uint32_t pos, float score) {
+  if (pos < query.first || pos > query.last) return bits_float(0xff800000u);
+  if (!a.alibi) return score;
+  return fma_f(query.slope, float(pos > query.pos ? pos - query.pos : query.pos - pos), score);
+}
+
+FN float attend_scale(AttendArgs a, float product) {
+  float score = product * a.scale;
+  return a.soft_cap > 0.0f ? a.soft_cap * tanh_f(score / a.soft_cap) : score;
 }
 
 // Products of queries with the keys of `n` cells, in lanes that share a cell, 8 columns each.
@@ -143,11 +158,7 @@ FN void attend_weights(TG const AttendQuery *queries, AttendArgs a, TG const uin
     AttendQuery query = queries[g];
     float before = state[g], most = before;
     for (uint32_t c = tid % 32; c < n; c += 32) {
-      float s = scores[c * G + g] * a.scale;
-      if (a.soft_cap > 0.0f) s = a.soft_cap * tanh_f(s / a.soft_cap);
-      uint32_t at = pos[c];
-      if (a.alibi) s = fma_f(query.slope, float(at > query.pos ? at - query.pos : query.pos - at), s);
-      if (at < query.first || at > query.last) s = bits_float(0xff800000u);
+      float s = attend_bias(query, a, pos[c], attend_scale(a, scores[c * G + g]));
       scores[c * G + g] = s;
       most = max_f(most, s);
     }

@@ -23,11 +23,12 @@ const MAX_V_DIM: usize = 2048;
 /// `AttendArgs` of `kv_pieces.h`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
-struct Settings {
-    header: u32,
-    positions: u32,
-    many: u32,
-    n_heads: u32,
+pub(super) struct Settings {
+    /// The first word of the visibility's header, and of the rows' positions.
+    pub(super) header: u32,
+    pub(super) positions: u32,
+    pub(super) many: u32,
+    pub(super) n_heads: u32,
     kv_heads: u32,
     k_dim: u32,
     v_dim: u32,
@@ -36,11 +37,44 @@ struct Settings {
     k_row_bytes: u32,
     v_row_bytes: u32,
     v_stride: u32,
-    sums: u32,
+    pub(super) sums: u32,
     alibi: u32,
     scale: f32,
     soft_cap: f32,
     max_bias: f32,
+}
+
+impl Settings {
+    /// Those of a specification.
+    pub(super) fn of_spec(spec: &AttendSpec) -> Result<Self, BackendError> {
+        Ok(Self {
+            n_heads: word(spec.n_heads)?,
+            kv_heads: word(spec.kv_heads)?,
+            k_dim: word(spec.k_dim)?,
+            v_dim: word(spec.v_dim)?,
+            alibi: u32::from(spec.alibi.is_some()),
+            scale: spec.scale,
+            soft_cap: spec.soft_cap.unwrap_or(0.0),
+            max_bias: spec.alibi.map_or(0.0, |alibi| alibi.max_bias),
+            ..Self::default()
+        })
+    }
+
+    /// The same with the rows that are attended over.
+    pub(super) fn new<D: Device>(
+        attended: &Attended<D>,
+        spec: &AttendSpec,
+    ) -> Result<Self, BackendError> {
+        let (v_row_bytes, v_stride) = attended.value_rows();
+        Ok(Self {
+            k_type: kv_type_number(attended.k_shape.kv_type),
+            v_type: kv_type_number(attended.v_shape.kv_type),
+            k_row_bytes: word(attended.k_shape.bytes())?,
+            v_row_bytes: word(v_row_bytes)?,
+            v_stride: word(v_stride)?,
+            ..Self::of_spec(spec)?
+        })
+    }
 }
 
 /// `MergeArgs` of `attend.k`.
@@ -104,7 +138,7 @@ impl<D: Device> Attended<D> {
     }
 
     /// Bytes of a stored row that the values are in, and the values from head to head in it.
-    pub(super) fn value_rows(&self) -> (usize, usize) {
+    fn value_rows(&self) -> (usize, usize) {
         let holder = match self.values {
             ValueRows::Own => self.v_shape,
             ValueRows::InKeys => self.k_shape,
@@ -150,7 +184,7 @@ pub(super) fn lower<D: Device>(
             None => 0,
         },
         sums: word(n_slots * 2)?,
-        ..settings(&attended, spec)?
+        ..Settings::new(&attended, spec)?
     };
     let y = lower.result(id);
     launch_pieces(lower, &attended, (q, partial.clone()), settings, visibility)?;
@@ -167,37 +201,22 @@ pub(super) fn lower<D: Device>(
     let operands = vec![partial, Operand::Inputs(0), sinks, y.clone()];
     let grid = Grid::Fixed([n_values.div_ceil(256), 1]);
     lower.launch("attend_merge", grid, operands, &merge)?;
-    match attended.v_shape.rotation {
-        HeadRotation::None => Ok(()),
-        rotation => {
-            let group = word(rotation.group())?;
-            hadamard(lower, y.clone(), y, [n_values, group])
-        }
-    }
+    rotate_back(lower, &attended, y, n_values)
 }
 
-/// What follows from rows and specification alone.
-fn settings<D: Device>(
+/// Rotates results back where values are rotated, in place.
+pub(super) fn rotate_back<D: Device>(
+    lower: &mut Lower<'_, D>,
     attended: &Attended<D>,
-    spec: &AttendSpec,
-) -> Result<Settings, BackendError> {
-    let (v_row_bytes, v_stride) = attended.value_rows();
-    Ok(Settings {
-        n_heads: word(spec.n_heads)?,
-        kv_heads: word(spec.kv_heads)?,
-        k_dim: word(spec.k_dim)?,
-        v_dim: word(spec.v_dim)?,
-        k_type: kv_type_number(attended.k_shape.kv_type),
-        v_type: kv_type_number(attended.v_shape.kv_type),
-        k_row_bytes: word(attended.k_shape.bytes())?,
-        v_row_bytes: word(v_row_bytes)?,
-        v_stride: word(v_stride)?,
-        alibi: u32::from(spec.alibi.is_some()),
-        scale: spec.scale,
-        soft_cap: spec.soft_cap.unwrap_or(0.0),
-        max_bias: spec.alibi.map_or(0.0, |alibi| alibi.max_bias),
-        ..Settings::default()
-    })
+    y: Operand<D>,
+    n_values: u32,
+) -> Result<(), BackendError> {
+    let rotation = attended.v_shape.rotation;
+    if rotation.is_none() {
+        return Ok(());
+    }
+    let sizes = [n_values, word(rotation.group())?];
+    hadamard(lower, y.clone(), y, sizes)
 }
 
 /// The queries, rotated as the keys are.

@@ -8,6 +8,7 @@ mod custom;
 mod elementwise;
 mod embed;
 mod norm;
+mod plain_attention;
 mod recurrent;
 mod rope;
 mod rows;
@@ -151,6 +152,9 @@ impl<'a, D: Device> Lower<'a, D> {
                 recurrent::lower(self, id, node)
             }
             Op::TopK { k } => top_k::lower(self, id, node, *k),
+            Op::Kq { .. } | Op::KqSoftMax { .. } | Op::Kqv { .. } => {
+                plain_attention::lower(self, id, node)
+            }
             _ => Err(self.unsupported(node)),
         }
     }
