@@ -14,7 +14,7 @@ struct AttendArgs {
   float scale, soft_cap, max_bias;
 };
 
-enum : uint32_t { kChunk = 256, kAttendThreads = 256, kHeldCells = 4 };
+enum : uint32_t { kChunk = 256, kAttendThreads = 256 };
 
 // The negated slope of a head's linear biases, see Alibi::slopes.
 FN float alibi_slope(uint32_t head, uint32_t n_heads, float max_bias) {
@@ -104,10 +104,23 @@ FN float attend_scale(AttendArgs a, float product) {
   return a.soft_cap > 0.0f ? a.soft_cap * tanh_f(score / a.soft_cap) : score;
 }
 
+// Values `i` to `i + 7` of a row, zeros from `end` on. Rows of class 5 have any type and any length.
+template <uint32_t kv_class> FN Eight attend_load(uint32_t type, DEV const uint8_t *row, uint32_t i, uint32_t end) {
+  if (kv_class < 5) return kv_load8<kv_class>(type, row, i);
+  Eight y;
+  UNROLL for (uint32_t j = 0; j < 8; ++j) y.v[j] = 0.0f;
+  for (uint32_t j = 0; j < 8 && i + j < end; ++j) {
+    float x = kv_load(type, row, i + j);
+    UNROLL for (uint32_t l = 0; l < 8; ++l) if (l == j) y.v[l] = x;
+  }
+  return y;
+}
+
 // Products of queries with the keys of `n` cells, in lanes that share a cell, 8 columns each.
-template <uint32_t type, uint32_t G, bool wide>
+template <uint32_t kv_class, uint32_t G>
 FN void attend_scores(DEV const float *q, TG const AttendQuery *queries, DEV const uint8_t *k, AttendArgs a,
                       uint32_t kv_head, TG const uint32_t *cells, uint32_t n, TG float *scores, uint32_t tid) {
+  constexpr uint32_t held = kv_class == 5 ? 1 : G == 1 ? 4 : 2; // cells that are loaded together
   uint32_t lanes = 8, lane = tid % 32;
   while (lanes < 32 && lanes * 8 < a.k_dim) lanes *= 2;
   uint32_t part = tid / lanes, parts = kAttendThreads / lanes, end = (kv_head + 1) * a.k_dim;
@@ -118,15 +131,15 @@ FN void attend_scores(DEV const float *q, TG const AttendQuery *queries, DEV con
       bool is = queries[g].q != ~0u && column + j < a.k_dim;
       query[g][j] = is ? q[uint64_t(queries[g].q) * a.k_dim + column + j] : 0.0f;
     }
-    for (uint32_t base = 0; base < n; base += parts * kHeldCells) {
-      Eight key[kHeldCells];
-      UNROLL for (uint32_t u = 0; u < kHeldCells; ++u) {
+    for (uint32_t base = 0; base < n; base += parts * held) {
+      Eight key[held];
+      UNROLL for (uint32_t u = 0; u < held; ++u) {
         uint32_t c = base + u * parts + part;
         key[u] = {{0, 0, 0, 0, 0, 0, 0, 0}};
         if (c < n && column < a.k_dim)
-          key[u] = kv_load_head<type, wide>(k + uint64_t(cells[c]) * a.k_row_bytes, i, end);
+          key[u] = attend_load<kv_class>(a.k_type, k + uint64_t(cells[c]) * a.k_row_bytes, i, end);
       }
-      UNROLL for (uint32_t u = 0; u < kHeldCells; ++u) {
+      UNROLL for (uint32_t u = 0; u < held; ++u) {
         float dots[G];
         UNROLL for (uint32_t g = 0; g < G; ++g) {
           dots[g] = 0.0f;
@@ -185,20 +198,21 @@ template <uint32_t G> struct AttendSums {
 };
 
 // Adds the weighted values of `n` cells, 8 columns a thread, in threads that share a cell.
-template <uint32_t type, uint32_t G, bool wide>
+template <uint32_t kv_class, uint32_t G>
 FN AttendSums<G> attend_values(AttendSums<G> sums, DEV const uint8_t *v, AttendArgs a, uint32_t kv_head,
                                TG const uint32_t *cells, uint32_t n, TG const float *weights, uint32_t threads,
                                uint32_t tid) {
+  constexpr uint32_t held = kv_class == 5 ? 1 : G == 1 ? 4 : 2;
   uint32_t column = tid % threads * 8, part = tid / threads, parts = kAttendThreads / threads;
   uint32_t i = kv_head * a.v_stride + column, end = kv_head * a.v_stride + a.v_dim;
   if (column >= a.v_dim) return sums;
-  for (uint32_t base = part; base < n; base += parts * kHeldCells) {
-    Eight value[kHeldCells];
-    UNROLL for (uint32_t u = 0; u < kHeldCells; ++u) {
+  for (uint32_t base = part; base < n; base += parts * held) {
+    Eight value[held];
+    UNROLL for (uint32_t u = 0; u < held; ++u) {
       uint32_t c = base + u * parts;
-      if (c < n) value[u] = kv_load_head<type, wide>(v + uint64_t(cells[c]) * a.v_row_bytes, i, end);
+      if (c < n) value[u] = attend_load<kv_class>(a.v_type, v + uint64_t(cells[c]) * a.v_row_bytes, i, end);
     }
-    UNROLL for (uint32_t u = 0; u < kHeldCells; ++u) {
+    UNROLL for (uint32_t u = 0; u < held; ++u) {
       uint32_t c = base + u * parts;
       if (c >= n) continue;
       UNROLL for (uint32_t g = 0; g < G; ++g) {

@@ -252,9 +252,7 @@ fn launch_pieces<D: Device>(
         let (kernel, at_once) = match queries {
             _ if !is_wide => ("attend_odd", 1),
             0 | 1 => ("attend_1", 1),
-            2 => ("attend_2", 2),
-            3 | 4 => ("attend_4", 4),
-            _ => ("attend_8", 8),
+            _ => ("attend_4", 4),
         };
         let x = settings.kv_heads * queries.div_ceil(at_once);
         let grid = match many {
