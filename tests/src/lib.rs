@@ -9,6 +9,7 @@
 
 mod case;
 pub mod checks;
+pub mod gpu;
 mod recipe;
 pub mod recorded;
 mod reference;
