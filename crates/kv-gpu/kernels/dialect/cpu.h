@@ -69,6 +69,7 @@ FN uint32_t float_bits(float f) {
 }
 FN float half_float(uint16_t u) { return sim::half_float(u); }
 FN uint16_t float_half(float f) { return sim::float_half(f); }
+FN uint32_t pack_halves(float low, float high) { return uint32_t(float_half(high)) << 16 | float_half(low); }
 FN int dot4(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += int(int8_t(uint32_t(a) >> i)) * int(int8_t(uint32_t(b) >> i));
   return c;

@@ -64,6 +64,11 @@ FN uint16_t float_half(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(u) : "f"(f));
   return u;
 }
+FN uint32_t pack_halves(float low, float high) {
+  uint32_t u;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
+  return u;
+}
 FN int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
 FN uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
 FN float fma_f(float a, float b, float c) { return __fmaf_rn(a, b, c); }

@@ -3,10 +3,12 @@
 //! Each family of operations has a file that says which kernels compute it. Invariant: a value's
 //! place in scratch memory is not used for another before its last reader. Knows no device.
 
+mod activations;
 mod attend;
 mod custom;
 mod elementwise;
 mod embed;
+mod linear;
 mod norm;
 mod plain_attention;
 mod recurrent;
@@ -31,6 +33,7 @@ use crate::program::{Grid, Kernels, Launch, Operand, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, Uploader, WeightForm};
 
+use activations::Quantized;
 pub(crate) use store::StoredRows;
 
 /// What a graph is lowered with.
@@ -56,6 +59,8 @@ pub(crate) struct Lower<'a, D: Device> {
     places: Vec<Option<Scratch>>,
     /// Places that are needed until the node under way is done.
     temporary: Vec<Scratch>,
+    /// Values that were made ready for products, until their last reader.
+    quantized: Vec<Quantized>,
     /// Nodes that were lowered together with an earlier one.
     done: Vec<bool>,
 }
@@ -123,6 +128,7 @@ impl<'a, D: Device> Lower<'a, D> {
             last_use,
             places: vec![None; n],
             temporary: Vec::new(),
+            quantized: Vec::new(),
             done: vec![false; n],
             context,
         }
@@ -132,6 +138,7 @@ impl<'a, D: Device> Lower<'a, D> {
     fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
         match &node.op {
             Op::Reshape => Ok(()),
+            Op::Linear { .. } => linear::lower(self, id, node),
             Op::Embed { .. } => embed::lower(self, id, node),
             Op::Add
             | Op::Mul
@@ -170,11 +177,13 @@ impl<'a, D: Device> Lower<'a, D> {
         let own = [self.root[at]];
         let read = node.operands.iter().map(|id| self.root[id.as_usize()]);
         for root in read.chain(own).collect::<Vec<_>>() {
-            if self.last_use[root.as_usize()] <= at
-                && let Some(place) = self.places[root.as_usize()].take()
-            {
-                self.scratch.give_back(place);
+            if self.last_use[root.as_usize()] > at {
+                continue;
             }
+            let own = self.places[root.as_usize()].take();
+            let quantized = self.quantized.extract_if(.., |q| q.root == root);
+            let places = own.into_iter().chain(quantized.map(|q| q.place));
+            places.for_each(|place| self.scratch.give_back(place));
         }
     }
 

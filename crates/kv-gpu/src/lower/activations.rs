@@ -1,0 +1,115 @@
+//! Activations made ready for products, once for all products of a value.
+
+use bytemuck::{Pod, Zeroable};
+use kv_core::backend::BackendError;
+use kv_core::graph::{Node, NodeId};
+
+use super::{Lower, word};
+use crate::arena::Scratch;
+use crate::device::Device;
+use crate::program::{Grid, Operand};
+
+/// Columns of a tile of products with halves: their rows are multiples of it.
+const TILE_COLUMNS: u32 = 64;
+
+/// What products read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ActivationForm {
+    /// The values themselves.
+    Floats,
+    /// Blocks of 32 signed bytes.
+    Int8,
+    /// Rows of halves, each with a factor.
+    Halves,
+}
+
+/// A value in another form than its own.
+#[derive(Debug)]
+pub(super) struct Quantized {
+    pub(super) root: NodeId,
+    form: ActivationForm,
+    pub(super) place: Scratch,
+}
+
+/// `QuantizeArgs` of `quantize.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Settings {
+    n_rows: u32,
+    n_columns: u32,
+    padded: u32,
+}
+
+/// Activations as a kernel gets them: rows of `n_columns` values.
+#[derive(Debug)]
+pub(crate) struct Activations<D: Device> {
+    pub(crate) operand: Operand<D>,
+    pub(crate) n_rows: u32,
+    pub(crate) n_columns: u32,
+    /// Values of a row of halves.
+    pub(crate) padded: u32,
+}
+
+impl<D: Device> Lower<'_, D> {
+    /// The first operand of `node` as rows in this form.
+    ///
+    /// # Errors
+    /// Where it has no values, or more than kernels can count.
+    pub(crate) fn activations(
+        &mut self,
+        node: &Node,
+        form: ActivationForm,
+    ) -> Result<Activations<D>, BackendError> {
+        let (values, of) = (self.operand(node, 0)?, self.operand_node(node, 0)?);
+        let n_columns = of.shape.last().copied().unwrap_or(1);
+        let settings = Settings {
+            n_rows: word(of.n_values() / n_columns.max(1))?,
+            n_columns: word(n_columns)?,
+            padded: word(n_columns)?.next_multiple_of(TILE_COLUMNS),
+        };
+        let operand = match form {
+            ActivationForm::Floats => values,
+            _ => self.quantized(node, form, settings)?,
+        };
+        Ok(Activations {
+            operand,
+            n_rows: settings.n_rows,
+            n_columns: settings.n_columns,
+            padded: settings.padded,
+        })
+    }
+
+    fn quantized(
+        &mut self,
+        node: &Node,
+        form: ActivationForm,
+        settings: Settings,
+    ) -> Result<Operand<D>, BackendError> {
+        let root = node.operands.first().map(|id| self.root[id.as_usize()]);
+        let mut known = self.quantized.iter();
+        if let Some(known) = known.find(|q| Some(q.root) == root && q.form == form) {
+            return Ok(Operand::Scratch(known.place.at));
+        }
+        let (n_rows, n_columns) = (settings.n_rows as usize, settings.n_columns as usize);
+        let (kernel, n_groups, bytes) = match form {
+            ActivationForm::Halves => {
+                let row = 2 * settings.padded as usize + size_of::<f32>();
+                ("quantize_halves", settings.n_rows, n_rows * row)
+            }
+            _ => {
+                let n_blocks = n_rows * n_columns / 32;
+                let n_groups = word(n_blocks)?.div_ceil(4);
+                ("quantize_int8", n_groups, n_blocks * 40)
+            }
+        };
+        let values = self.operand(node, 0)?;
+        let place = self.scratch.take(bytes);
+        if let Some(root) = root {
+            self.quantized.push(Quantized { root, form, place });
+        }
+        let to = Operand::Scratch(place.at);
+        let grid = Grid::Fixed([n_groups, 1]);
+        self.launch(kernel, grid, vec![values, to.clone()], &settings)?;
+        Ok(to)
+    }
+}
