@@ -187,6 +187,11 @@ impl<D: Device> GpuProgram<D> {
         self.scratch_bytes
     }
 
+    /// Launches of kernels and operations on the host of a run.
+    pub fn n_steps(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Runs the program once.
     pub(crate) fn run(
         &mut self,

@@ -140,6 +140,7 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Reshape => Ok(()),
             Op::Linear { .. } => linear::lower(self, id, node),
             Op::Embed { .. } => embed::lower(self, id, node),
+            Op::Add if norm::lower_with_sum(self, id, node)? => Ok(()),
             Op::Add
             | Op::Mul
             | Op::Gate { .. }
@@ -195,6 +196,24 @@ impl<'a, D: Device> Lower<'a, D> {
         }
         let place = self.places.get(root.as_usize()).copied().flatten()?;
         Some(Operand::Scratch(place.at))
+    }
+
+    /// Whether a value is there, or is the norm of one that is, and was computed now.
+    fn compute_ahead(&mut self, id: NodeId) -> Result<bool, BackendError> {
+        let root = self.root.get(id.as_usize()).copied().unwrap_or(id);
+        let Some(node) = self.context.graph.node(root) else {
+            return Ok(false);
+        };
+        if self.value(root).is_some() {
+            return Ok(true);
+        }
+        let can_be = matches!(node.op, Op::RmsNorm { .. })
+            && node.operands.iter().all(|&id| self.value(id).is_some());
+        if can_be {
+            self.node(root, node)?;
+            self.done[root.as_usize()] = true;
+        }
+        Ok(can_be)
     }
 
     /// Where operand number `at` of a node is.

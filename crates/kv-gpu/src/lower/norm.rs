@@ -6,6 +6,7 @@ use kv_core::graph::{Node, NodeId, Op};
 
 use super::{Lower, word};
 use crate::device::Device;
+use crate::inputs::numbered;
 use crate::program::{Grid, Operand};
 use crate::weights::WeightForm;
 
@@ -32,24 +33,12 @@ pub(super) fn lower<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     let x = lower.operand(node, 0)?;
-    let dim = node.shape.last().copied().unwrap_or(1).max(1);
-    let settings = Settings {
-        n_rows: word(node.n_values() / dim)?,
-        dim: word(dim)?,
-        ..Settings::default()
-    };
+    let settings = Settings::of(node)?;
     let by_block = Grid::Fixed([settings.n_rows, 1]);
     match &node.op {
         Op::RmsNorm { weight, eps } => {
-            // Without a gain, its place is taken by something that is not read.
-            let (gain, n_gains) = match weight {
-                Some(name) => {
-                    let gain = lower.weight(name, node, WeightForm::Floats)?;
-                    let n_gains = gain.shape.iter().product::<usize>() / dim;
-                    (Operand::Weight(gain), word(n_gains)?)
-                }
-                None => (x.clone(), 0),
-            };
+            let (gain, settings) = rms_settings(lower, node, (weight.as_deref(), *eps))?;
+            let gain = gain.unwrap_or_else(|| x.clone());
             let (kernel, grid) = match settings.dim <= MAX_SHORT {
                 true => {
                     let n_blocks = settings.n_rows.div_ceil(WARPS);
@@ -58,11 +47,6 @@ pub(super) fn lower<D: Device>(
                 false => ("rms_norm", by_block),
             };
             let y = lower.result(id);
-            let settings = Settings {
-                n_gains,
-                eps: *eps,
-                ..settings
-            };
             lower.launch(kernel, grid, vec![x, gain, y], &settings)
         }
         Op::LayerNorm { weight, bias, eps } => {
@@ -81,5 +65,63 @@ pub(super) fn lower<D: Device>(
             lower.launch("layer_norm", by_block, operands, &settings)
         }
         _ => Err(lower.unsupported(node)),
+    }
+}
+
+/// Lowers a sum together with the RMS norm of it, where the graph has one; whether it has.
+pub(super) fn lower_with_sum<D: Device>(
+    lower: &mut Lower<'_, D>,
+    id: NodeId,
+    node: &Node,
+) -> Result<bool, BackendError> {
+    let graph = lower.context.graph;
+    let mut later = numbered(graph).skip(id.as_usize() + 1);
+    let norm_of_it = later.find_map(|(norm, other)| match &other.op {
+        Op::RmsNorm { weight, eps } if other.operands == [id] => {
+            Some((norm, other, (weight.as_deref(), *eps)))
+        }
+        _ => None,
+    });
+    let Some((norm_id, norm, spec)) = norm_of_it else {
+        return Ok(false);
+    };
+    let (gain, settings) = rms_settings(lower, norm, spec)?;
+    let (x, z) = (lower.operand(node, 0)?, lower.operand(node, 1)?);
+    let gain = gain.unwrap_or_else(|| x.clone());
+    let (sum, y) = (lower.result(id), lower.result(norm_id));
+    lower.done[norm_id.as_usize()] = true;
+    let grid = Grid::Fixed([settings.n_rows, 1]);
+    lower.launch("add_rms_norm", grid, vec![x, z, gain, sum, y], &settings)?;
+    Ok(true)
+}
+
+/// The gain of an RMS norm, where it has one, and the settings of its kernels. Without a gain,
+/// kernels are given something else that they do not read.
+fn rms_settings<D: Device>(
+    lower: &Lower<'_, D>,
+    node: &Node,
+    (weight, eps): (Option<&str>, f32),
+) -> Result<(Option<Operand<D>>, Settings), BackendError> {
+    let gain = weight.map(|name| lower.weight(name, node, WeightForm::Floats));
+    let gain = gain.transpose()?;
+    let settings = Settings::of(node)?;
+    let n_values: usize = gain.as_ref().map_or(0, |gain| gain.shape.iter().product());
+    let settings = Settings {
+        n_gains: word(n_values)? / settings.dim,
+        eps,
+        ..settings
+    };
+    Ok((gain.map(Operand::Weight), settings))
+}
+
+impl Settings {
+    /// Rows and values of a row of `node`.
+    fn of(node: &Node) -> Result<Self, BackendError> {
+        let dim = node.shape.last().copied().unwrap_or(1).max(1);
+        Ok(Self {
+            n_rows: word(node.n_values() / dim)?,
+            dim: word(dim)?,
+            ..Self::default()
+        })
     }
 }

@@ -1,0 +1,124 @@
+//! Norms and rotations at sizes that the contract suite does not have, and what is fused.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Case, builder, weights};
+use kv_contract::Random;
+use kv_core::graph::{Affine, Graph, GraphBuilder, GraphInputs, Input, NodeId, NormGain};
+use kv_core::layers::RowLayout;
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+
+/// Runs a graph on `n` random rows of `dim` values, often enough that launches are replayed;
+/// returns its number of steps.
+fn check(n: usize, dim: usize, graph: &Graph) -> usize {
+    let mut random = Random::new(3);
+    let positions: Vec<u32> = (0..n).map(|_| random.below(5000) as u32).collect();
+    let runs: Vec<Vec<f32>> = (0..3).map(|_| random.values(n * dim)).collect();
+    let steps: Vec<GraphInputs<'_>> = runs
+        .iter()
+        .map(|embeddings| GraphInputs {
+            embeddings,
+            positions: &positions,
+            ..GraphInputs::default()
+        })
+        .collect();
+    let case = Case {
+        graph,
+        weights: &weights(graph, 1.0),
+        layout: &RowLayout::default(),
+        tolerance: 1e-5,
+    };
+    case.check(&steps)
+}
+
+/// A graph on rows of `dim` values, the results of `build` being its outputs.
+fn graph(
+    n: usize,
+    dim: usize,
+    build: impl FnOnce(&mut GraphBuilder, NodeId) -> Vec<NodeId>,
+) -> Graph {
+    let mut b = builder(n);
+    let x = b.input(Input::Embeddings { dim }).unwrap();
+    let outputs = build(&mut b, x);
+    b.finish(&outputs).unwrap()
+}
+
+#[test]
+fn rows_of_any_length_are_normed() {
+    for (n, dim) in [(1, 1), (3, 33), (9, 256), (2, 257), (1, 1100)] {
+        let graph = graph(n, dim, |b, x| {
+            let groups = b.reshape("groups", x, &[n, 1, dim]).unwrap();
+            let gain = NormGain::PerGroup("groups.w");
+            let bias = Affine::new("l").bias("b");
+            vec![
+                b.rms_norm("rms", x, "w", 1e-6).unwrap(),
+                b.rms_norm_with("grouped", groups, gain, 1e-3).unwrap(),
+                b.layer_norm("layer", x, bias, 1e-5).unwrap(),
+            ]
+        });
+        assert_eq!(check(n, dim, &graph), 3);
+    }
+}
+
+#[test]
+fn a_sum_and_its_norm_are_one_launch() {
+    for (n, dim) in [(1, 700), (5, 31)] {
+        // The sum has other readers, one of which is a second norm.
+        let fused = graph(n, dim, |b, x| {
+            let twice = b.scale("twice", x, 2.0).unwrap();
+            let sum = b.add("sum", x, twice).unwrap();
+            let other = b.mul("other", twice, x).unwrap();
+            let normed = b.rms_norm("normed", sum, "w", 1e-6).unwrap();
+            let gain = NormGain::None;
+            let again = b.rms_norm_with("again", sum, gain, 1e-2).unwrap();
+            let y = b.mul("y", normed, sum).unwrap();
+            let z = b.add("z", other, again).unwrap();
+            vec![b.add("all", y, z).unwrap()]
+        });
+        // Without `normed`, which is computed with `sum`.
+        assert_eq!(check(n, dim, &fused), 7);
+        let reshaped = graph(n, 2 * dim, |b, x| {
+            let sum = b.add("sum", x, x).unwrap();
+            let heads = b.reshape("heads", sum, &[n, 2, dim]).unwrap();
+            vec![b.rms_norm("normed", heads, "w", 1e-6).unwrap()]
+        });
+        assert_eq!(check(n, 2 * dim, &reshaped), 2);
+    }
+}
+
+fn rope(style: RopeStyle, n_rot: usize) -> RopeSpec {
+    RopeSpec {
+        style,
+        n_rot,
+        base: 10_000.0,
+        scaling: RopeScaling::LongRope {
+            attention_factor: 1.25,
+        },
+        factors: Some("factors".into()),
+    }
+}
+
+#[test]
+fn queries_and_keys_are_rotated_in_one_launch() {
+    for (n, style, n_rot) in [
+        (1, RopeStyle::Neox, 10),
+        (7, RopeStyle::Norm, 6),
+        (3, RopeStyle::Neox, 0),
+    ] {
+        let (dim, rope) = (10, rope(style, n_rot));
+        // Keys are normed after queries are rotated, but before both are used.
+        let graph = graph(n, 4 * dim, |b, x| {
+            let positions = b.input(Input::Positions).unwrap();
+            let k = b.columns("k", x, dim..2 * dim).unwrap();
+            let q = b.reshape("q", x, &[n, 4, dim]).unwrap();
+            let q = b.rope("q.rope", q, positions, &rope).unwrap();
+            let k = b.reshape("k.heads", k, &[n, 1, dim]).unwrap();
+            let k = b.rms_norm("k.norm", k, "w", 1e-5).unwrap();
+            let k = b.rope("k.rope", k, positions, &rope).unwrap();
+            let later = b.rope("later", q, positions, &rope).unwrap();
+            vec![q, k, later]
+        });
+        assert_eq!(check(n, 4 * dim, &graph), 4);
+    }
+}
