@@ -13,9 +13,10 @@
 //! 3. `kv-contract/src/evaluate.rs`: its definition in `f64`, which tests compare with;
 //! 4. `kv-candle/src/execute.rs`: the same in tensor operations;
 //! 5. `kv-cpu/src/plan/lower/FAMILY.rs`: its step operation, and the lowering of its nodes;
-//! 6. `kv-cpu/src/execute/FAMILY.rs`: the kernel that the step runs.
+//! 6. `kv-cpu/src/execute/FAMILY.rs`: the kernel that the step runs;
+//! 7. `kv-gpu/src/lower/FAMILY.rs` and a kernel in `kv-gpu/kernels`.
 //!
-//! A backend that lacks an operation refuses its graphs by name, so 4 to 6 may come later.
+//! A backend that lacks an operation refuses its graphs by name, so 4 to 7 may come later.
 
 mod alibi;
 mod builder;
