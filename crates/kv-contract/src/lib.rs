@@ -42,6 +42,7 @@ use kv_core::backend::{Backend, BackendError};
 use kv_core::block::BlockFormat;
 
 pub use one_op::{Attend, OneOp, StoreRows};
+pub use ops::block_weight;
 pub use random::Random;
 pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 

@@ -124,7 +124,7 @@ pub fn embed_looks_positions_and_types_up<B: Backend>(subject: &Subject<B>) {
 }
 
 /// A weight of random blocks with scales of a sensible size.
-pub(super) fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
+pub fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     let mut random = Random::new(34);
     let (n, len, size) = (
         shape.iter().product::<usize>(),

@@ -21,6 +21,7 @@
 #define GROUP_X (sim::block->x)
 #define GROUP_Y (sim::block->y)
 #define UNROLL
+#define NO_UNROLL
 
 struct alignas(16) Quad {
   uint32_t x, y, z, w;

@@ -27,6 +27,7 @@ typedef unsigned long long uint64_t;
 #define GROUP_X (blockIdx.x)
 #define GROUP_Y (blockIdx.y)
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 
 struct __align__(16) Quad {
   uint32_t x, y, z, w;

@@ -8,6 +8,7 @@ mod attend;
 mod custom;
 mod elementwise;
 mod embed;
+mod experts;
 mod linear;
 mod norm;
 mod plain_attention;
@@ -138,6 +139,9 @@ impl<'a, D: Device> Lower<'a, D> {
     fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
         match &node.op {
             Op::Reshape => Ok(()),
+            Op::Route { .. } | Op::ExpertLinear { .. } | Op::ExpertScale | Op::ExpertSum => {
+                experts::lower(self, id, node)
+            }
             Op::Linear { .. } => linear::lower(self, id, node),
             Op::Embed { .. } => embed::lower(self, id, node),
             Op::Add if norm::lower_with_sum(self, id, node)? => Ok(()),
@@ -255,7 +259,12 @@ impl<'a, D: Device> Lower<'a, D> {
     /// A place for the values of node `id`.
     pub(crate) fn result(&mut self, id: NodeId) -> Operand<D> {
         let n_values = self.context.graph.node(id).map_or(0, Node::n_values);
-        let place = self.scratch.take(n_values * 4);
+        self.result_with(id, n_values * 4)
+    }
+
+    /// A place for the values of node `id` and what belongs to them, `bytes` together.
+    pub(crate) fn result_with(&mut self, id: NodeId, bytes: usize) -> Operand<D> {
+        let place = self.scratch.take(bytes);
         self.places[id.as_usize()] = Some(place);
         Operand::Scratch(place.at)
     }
