@@ -349,7 +349,10 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// # Errors
     /// As [`Engine::decode`].
     pub fn embed(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
-        self.check_output(OutputKind::Embeddings)?;
+        match self.runner.settings.output {
+            OutputKind::Embeddings | OutputKind::Scores { .. } => {}
+            OutputKind::Logits => return Err(self.other_output("embeddings")),
+        }
         self.evaluate(batch, RowsOut::Whole, None)?;
         Ok(Embeddings {
             values: &self.runner.rows_out,

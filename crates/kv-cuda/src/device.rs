@@ -78,13 +78,7 @@ impl Device for CudaDevice {
     }
 
     fn description(&self) -> String {
-        let CudaDeviceInfo {
-            name,
-            capability,
-            driver,
-            ..
-        } = &self.info;
-        format!("{name}, compute capability {capability}, driver for CUDA {driver}")
+        self.info.to_string()
     }
 
     fn memory(&self) -> Option<DeviceMemory> {

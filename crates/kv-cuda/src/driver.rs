@@ -54,6 +54,21 @@ pub struct CudaDeviceInfo {
     pub driver: Version,
 }
 
+impl fmt::Display for CudaDeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            capability,
+            driver,
+            ..
+        } = self;
+        write!(
+            f,
+            "{name}, compute capability {capability}, driver for CUDA {driver}"
+        )
+    }
+}
+
 /// The GPUs of this machine that can be used.
 ///
 /// # Errors
@@ -77,32 +92,61 @@ pub(crate) fn failure(reason: impl Into<String>) -> BackendError {
     }
 }
 
+/// Why the driver does not start.
+#[derive(Clone, Debug)]
+struct NotStarted {
+    reason: String,
+    /// Whether a GPU may be there all the same.
+    is_gpu_present: bool,
+}
+
 /// Loads the driver, once in a process.
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] where there is none, or an old one, or it has no device.
 pub(crate) fn start() -> Result<Version, BackendError> {
-    static STARTED: OnceLock<Result<Version, String>> = OnceLock::new();
-    let started = STARTED.get_or_init(|| {
+    started().clone().map_err(|not| unavailable(not.reason))
+}
+
+/// Whether this machine has a GPU of NVIDIA with a driver, be it that neither can be used here.
+pub fn is_gpu_present() -> bool {
+    match started() {
+        Ok(_) => true,
+        Err(not) => not.is_gpu_present,
+    }
+}
+
+fn started() -> &'static Result<Version, NotStarted> {
+    static STARTED: OnceLock<Result<Version, NotStarted>> = OnceLock::new();
+    STARTED.get_or_init(|| {
+        let not = |is_gpu_present: bool, reason: String| NotStarted {
+            reason,
+            is_gpu_present,
+        };
         let library = match cfg!(windows) {
             true => "nvcuda.dll",
             false => "libcuda.so.1",
         };
-        // SAFETY: the driver's library has no initialisers with conditions.
+        // SAFETY: the driver's library may be loaded at any time.
         if !unsafe { sys::is_culib_present() } {
-            return Err(format!("no NVIDIA driver: {library} was not found"));
+            let reason = format!("no NVIDIA driver: {library} was not found");
+            return Err(not(false, reason));
         }
         result::init().map_err(|DriverError(code)| match code {
-            CUresult::CUDA_ERROR_NO_DEVICE => no_device(),
+            CUresult::CUDA_ERROR_NO_DEVICE => not(false, no_device()),
             CUresult::CUDA_ERROR_STUB_LIBRARY => {
-                format!("no NVIDIA driver: the {library} that was found is a stub for linking")
+                let reason = format!("no NVIDIA driver: {library} is a stub for linking");
+                not(false, reason)
             }
-            code => format!("the NVIDIA driver does not start: {}", text(code)),
+            code => {
+                let reason = format!("the NVIDIA driver does not start: {}", text(code));
+                not(true, reason)
+            }
         })?;
         let mut version = 0;
         // SAFETY: writes one int.
         let asked = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
-        asked.map_err(|DriverError(code)| text(code))?;
+        asked.map_err(|DriverError(code)| not(true, text(code)))?;
         let version = u32::try_from(version).unwrap_or_default();
         let version = Version {
             major: version / 1000,
@@ -110,13 +154,15 @@ pub(crate) fn start() -> Result<Version, BackendError> {
         };
         match version >= OLDEST_DRIVER {
             true => Ok(version),
-            false => Err(format!(
-                "the NVIDIA driver is too old: it knows CUDA {version}, and {OLDEST_DRIVER} or \
-                 newer is needed"
+            false => Err(not(
+                true,
+                format!(
+                    "the NVIDIA driver is too old: it knows CUDA {version}, and {OLDEST_DRIVER} or \
+                     newer is needed"
+                ),
             )),
         }
-    });
-    started.clone().map_err(unavailable)
+    })
 }
 
 fn no_device() -> String {

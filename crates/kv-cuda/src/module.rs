@@ -1,12 +1,14 @@
 //! [`CudaKernel`]: a kernel that the driver has compiled, and where its PTX comes from.
 
 use std::ffi::CString;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use kv_core::backend::BackendError;
+use lzma_rust2::LzmaReader;
 
 use crate::context::Context;
 use crate::driver::{failed, failure, unavailable};
@@ -16,7 +18,7 @@ use crate::ptx::{Ptx, Signature};
 const PTX_DIR: &str = "CELLAR_PTX_DIR";
 
 /// The kernels of kv-gpu; `ptx/make` writes it.
-const KERNELS: &str = include_str!("../ptx/kernels.ptx");
+const KERNELS: &[u8] = include_bytes!("../ptx/kernels.ptx.lzma");
 
 /// The kernels in this crate, or those of the folder that the environment names.
 ///
@@ -25,13 +27,22 @@ const KERNELS: &str = include_str!("../ptx/kernels.ptx");
 pub(crate) fn kernels() -> Result<Ptx, BackendError> {
     let mut ptx = Ptx::default();
     match std::env::var_os(PTX_DIR).filter(|folder| !folder.is_empty()) {
-        None => ptx.add(KERNELS).map_err(failure)?,
+        None => ptx.add(&built_in()?).map_err(failure)?,
         Some(folder) => add_folder(&mut ptx, Path::new(&folder)).map_err(|reason| {
             let folder = folder.display();
             failure(format!("{PTX_DIR} is '{folder}': {reason}"))
         })?,
     }
     Ok(ptx)
+}
+
+/// The PTX in this crate as text.
+fn built_in() -> Result<String, BackendError> {
+    let refused = |error: std::io::Error| failure(format!("the PTX in the program: {error}"));
+    let mut text = String::new();
+    let mut reader = LzmaReader::new_mem_limit(KERNELS, u32::MAX, None).map_err(refused)?;
+    reader.read_to_string(&mut text).map_err(refused)?;
+    Ok(text)
 }
 
 fn add_folder(ptx: &mut Ptx, folder: &Path) -> Result<(), String> {
@@ -152,5 +163,39 @@ impl Drop for Module {
         let _ = self.context.wait();
         // SAFETY: loaded by `load`; recordings that use it have a share of it.
         let _ = unsafe { result::module::unload(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ptx::Parameter;
+
+    #[test]
+    fn the_kernels_in_this_crate_can_be_launched() {
+        let mut ptx = Ptx::default();
+        ptx.add(&built_in().unwrap()).unwrap();
+        let header = ".version 7.0\n.target sm_80\n.address_size 64\n";
+        assert_eq!(ptx.header(), header);
+        assert!(ptx.names().count() > 20);
+        for name in ptx.names() {
+            let (_, signature) = ptx.module(name).unwrap();
+            let n = signature.n_threads;
+            assert!(
+                n.is_multiple_of(32) && (32..=1024).contains(&n),
+                "{name}: {n}"
+            );
+            let (last, buffers) = signature.parameters.split_last().unwrap();
+            assert!(matches!(last, Parameter::Settings(_)), "{name}");
+            assert!(buffers.iter().all(|p| *p == Parameter::Buffer), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_ptx_is_an_error() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let error = add_folder(&mut Ptx::default(), &folder).unwrap_err();
+        assert_eq!(error, "it has no .ptx file");
+        assert!(add_folder(&mut Ptx::default(), Path::new("none/of/these")).is_err());
     }
 }

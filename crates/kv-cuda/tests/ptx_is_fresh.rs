@@ -1,10 +1,12 @@
-//! `ptx/kernels.ptx` was made from the kernels as they are. `ptx/make` makes it again.
+//! `ptx/kernels.ptx.lzma` was made from the kernels as they are. `ptx/make` makes it again.
 
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use lzma_rust2::LzmaReader;
 use sha2::{Digest, Sha256};
 
 /// The files of a folder with this extension, in the order in which `ptx/make` takes them.
@@ -37,7 +39,10 @@ fn the_ptx_is_that_of_the_kernels() {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    let ptx = fs::read_to_string(crate_folder.join("ptx/kernels.ptx")).unwrap();
+    let packed = fs::read(crate_folder.join("ptx/kernels.ptx.lzma")).unwrap();
+    let mut ptx = String::new();
+    let mut reader = LzmaReader::new_mem_limit(&packed[..], u32::MAX, None).unwrap();
+    reader.read_to_string(&mut ptx).unwrap();
     let first = ptx.lines().next().unwrap();
     assert!(
         first.contains(&format!("sources {hash},")),

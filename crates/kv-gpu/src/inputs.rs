@@ -212,6 +212,7 @@ impl InputPlan {
                     let cells = &part_inputs(inputs, part)?.cells;
                     to.iter_mut().zip(cells).for_each(|(to, cell)| *to = cell.0);
                 }
+                Input::TokenTypes => fill(to, inputs.token_types),
                 Input::Visibility { .. } | Input::BatchVisibility { .. } | Input::States => {}
             }
         }

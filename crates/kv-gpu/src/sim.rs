@@ -27,7 +27,6 @@ unsafe extern "C" {
     fn cellar_sim_find(name: *const c_char) -> *const RawKernel;
     fn cellar_sim_next(kernel: *const RawKernel) -> *const RawKernel;
     fn cellar_sim_name(kernel: *const RawKernel) -> *const c_char;
-    fn cellar_sim_threads(kernel: *const RawKernel) -> u32;
     fn cellar_sim_n_args(kernel: *const RawKernel) -> u32;
     fn cellar_sim_arg(kernel: *const RawKernel, i: u32) -> u32;
     fn cellar_sim_launch(

@@ -13,7 +13,7 @@ use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
 /// A builder for graphs of this many tokens, all of which are wanted.
-pub fn builder(n_tokens: usize) -> GraphBuilder {
+pub(crate) fn builder(n_tokens: usize) -> GraphBuilder {
     GraphBuilder::new(GraphShape {
         n_tokens,
         n_outputs: n_tokens,
@@ -21,7 +21,7 @@ pub fn builder(n_tokens: usize) -> GraphBuilder {
 }
 
 /// Random weights around `centre`.
-pub fn weights(graph: &Graph, centre: f32) -> MemoryWeights {
+pub(crate) fn weights(graph: &Graph, centre: f32) -> MemoryWeights {
     let (mut random, mut weights) = (Random::new(7), MemoryWeights::new());
     for used in graph.weights() {
         let n = used.shape.iter().product();
@@ -34,16 +34,16 @@ pub fn weights(graph: &Graph, centre: f32) -> MemoryWeights {
 }
 
 /// A graph with what it runs on.
-pub struct Case<'a> {
-    pub graph: &'a Graph,
-    pub weights: &'a MemoryWeights,
-    pub layout: &'a RowLayout,
-    pub tolerance: f64,
+pub(crate) struct Case<'a> {
+    pub(crate) graph: &'a Graph,
+    pub(crate) weights: &'a MemoryWeights,
+    pub(crate) layout: &'a RowLayout,
+    pub(crate) tolerance: f64,
 }
 
 impl Case<'_> {
     /// Runs `steps` one after the other and compares all outputs; returns the program's steps.
-    pub fn check(&self, steps: &[GraphInputs<'_>]) -> usize {
+    pub(crate) fn check(&self, steps: &[GraphInputs<'_>]) -> usize {
         let all = [Order::Forward, Order::Reverse].map(|order| self.check_in(order, steps));
         assert_eq!(all[0], all[1]);
         all[0]

@@ -12,7 +12,7 @@ use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
 /// A graph over rows of `dim` values.
-pub fn graph(
+pub(crate) fn graph(
     n_tokens: usize,
     dim: usize,
     build: impl FnOnce(&mut GraphBuilder, NodeId) -> Vec<NodeId>,
@@ -27,7 +27,7 @@ pub fn graph(
 }
 
 /// The outputs of a graph on the simulator.
-pub fn run(
+pub(crate) fn run(
     graph: &Graph,
     weights: &MemoryWeights,
     inputs: &GraphInputs<'_>,
@@ -50,7 +50,7 @@ pub fn run(
 
 /// Compares a graph with its definition, within `precise` or `fast`, in either order of threads,
 /// which must not matter at all.
-pub fn compare(graph: &Graph, weights: &MemoryWeights, x: &[f32], [precise, fast]: [f64; 2]) {
+pub(crate) fn compare(graph: &Graph, weights: &MemoryWeights, x: &[f32], [precise, fast]: [f64; 2]) {
     let inputs = GraphInputs {
         embeddings: x,
         ..GraphInputs::default()
