@@ -50,7 +50,12 @@ pub(crate) fn run(
 
 /// Compares a graph with its definition, within `precise` or `fast`, in either order of threads,
 /// which must not matter at all.
-pub(crate) fn compare(graph: &Graph, weights: &MemoryWeights, x: &[f32], [precise, fast]: [f64; 2]) {
+pub(crate) fn compare(
+    graph: &Graph,
+    weights: &MemoryWeights,
+    x: &[f32],
+    [precise, fast]: [f64; 2],
+) {
     let inputs = GraphInputs {
         embeddings: x,
         ..GraphInputs::default()
