@@ -2,7 +2,7 @@
 //! runs.
 //!
 //! The kernels (`kernels/`) are written once, in a dialect that becomes CUDA C++, Metal, or C++ for
-//! the simulator [`sim`], which runs every kernel in tests on machines without a GPU. Knows no
+//! the simulator `sim`, which runs every kernel in tests on machines without a GPU. Knows no
 //! vendor's library: those are in the crates of the devices.
 
 mod arena;
