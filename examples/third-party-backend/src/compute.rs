@@ -9,7 +9,7 @@ use kv_core::backend::BackendError;
 use kv_core::backend::checks::{Ids, ids, part_inputs, part_of};
 use kv_core::backend::null::HostRows;
 use kv_core::backend::{RowKind, RowSpan};
-use kv_core::graph::{Activation, Graph, GraphInputs, Input, Node, Op};
+use kv_core::graph::{Activation, Graph, GraphInputs, Input, Node, Op, TopK};
 use kv_core::rope::RopeSpec;
 use kv_core::{CellIdx, LayerIdx};
 
@@ -19,7 +19,8 @@ use crate::{LoopsProgram, NAME};
 pub(crate) fn check(node: &Node) -> Result<(), BackendError> {
     match &node.op {
         Op::Input(_) | Op::Embed { .. } | Op::Linear { .. } | Op::RmsNorm { .. } => Ok(()),
-        Op::Rope { .. } | Op::Reshape | Op::Columns { .. } | Op::TakeRows => Ok(()),
+        Op::Rope { .. } | Op::Reshape | Op::Columns { .. } => Ok(()),
+        Op::TakeRows | Op::TopK { .. } => Ok(()),
         Op::Add | Op::Mul | Op::Scale { .. } => Ok(()),
         Op::Gate { activation } | Op::Activate { activation }
             if activation_of(*activation).is_some() =>
@@ -96,6 +97,7 @@ impl Run<'_> {
                 let Ids { ids, .. } = ids(self.graph(), node, 1, self.inputs)?;
                 select(self.operand(node, 0), ids, node.row_len())
             }
+            Op::TopK { k } => self.top_k(node, *k),
             Op::Columns { first } => {
                 let x = self.operand(node, 0);
                 let width = x.len() / node.n_rows().max(1);
@@ -122,6 +124,17 @@ impl Run<'_> {
     fn pairs(&self, node: &Node, f: impl Fn(f32, f32) -> f32) -> Vec<f32> {
         let pairs = self.operand(node, 0).iter().zip(self.operand(node, 1));
         pairs.map(|(&a, &b)| f(a, b)).collect()
+    }
+
+    /// The largest values of every row, as [`TopK`] lays them out.
+    fn top_k(&self, node: &Node, k: usize) -> Vec<f32> {
+        let x = self.operand(node, 0);
+        let mut out = vec![0.0; node.n_rows() * TopK::row_len(k)];
+        let rows = x.chunks_exact((x.len() / node.n_rows().max(1)).max(1));
+        for (row, out) in rows.zip(out.chunks_exact_mut(TopK::row_len(k))) {
+            TopK::of(row, out);
+        }
+        out
     }
 
     /// GEMM: `[n, columns]` by `[rows, columns]` gives `[n, rows]`.
