@@ -4,9 +4,10 @@ use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
 use kv_core::graph::{Node, NodeId};
 
-use super::{Lower, word};
+use super::{Lower, linear, word};
 use crate::arena::Scratch;
 use crate::device::Device;
+use crate::inputs::numbered;
 use crate::program::{Grid, Operand};
 
 /// Columns of a tile of products with halves: their rows are multiples of it.
@@ -77,6 +78,35 @@ impl<D: Device> Lower<'_, D> {
             n_columns: settings.n_columns,
             padded: settings.padded,
         })
+    }
+
+    /// A place for the values of node `id` as blocks of int8, and their number, where a later
+    /// product wants them so and they are whole blocks of `run` values in a row. Otherwise a place
+    /// that is not written, and 0.
+    pub(super) fn int8_beside(
+        &mut self,
+        id: NodeId,
+        run: usize,
+    ) -> Result<(Operand<D>, u32), BackendError> {
+        let graph = self.context.graph;
+        let n_blocks = graph.node(id).map_or(0, |node| node.n_values() / 32);
+        let mut wanted = false;
+        for (reader, node) in numbered(graph).skip(id.as_usize() + 1) {
+            let x = node.operands.first();
+            if !self.done[reader.as_usize()] && x.is_some_and(|x| self.root[x.as_usize()] == id) {
+                wanted |= linear::reads_int8(self, node)?;
+            }
+        }
+        if !wanted || !run.is_multiple_of(32) {
+            return Ok((Operand::Inputs(0), 0));
+        }
+        let place = self.scratch.take(n_blocks * 40);
+        self.quantized.push(Quantized {
+            root: id,
+            form: ActivationForm::Int8,
+            place,
+        });
+        Ok((Operand::Scratch(place.at), word(n_blocks)?))
     }
 
     fn quantized(

@@ -17,6 +17,7 @@ pub(super) const THREADS: u32 = 256;
 struct Settings {
     n: u32,
     activation: u32,
+    n_blocks: u32,
     a: f32,
     b: f32,
 }
@@ -59,6 +60,11 @@ pub(super) fn lower<D: Device>(
     let operands = (0..node.operands.len()).map(|at| lower.operand(node, at));
     let mut operands = operands.collect::<Result<Vec<_>, _>>()?;
     operands.push(lower.result(id));
+    if matches!(kernel, "gate" | "clamped_gate" | "activate") {
+        let (blocks, n_blocks) = lower.int8_beside(id, node.n_values())?;
+        settings.n_blocks = n_blocks;
+        operands.push(blocks);
+    }
     let grid = Grid::Fixed([settings.n.div_ceil(THREADS), 1]);
     lower.launch(kernel, grid, operands, &settings)
 }

@@ -149,6 +149,18 @@ pub(super) fn format_of<D: Device>(
         .map(|weight| weight.format())
 }
 
+/// Whether a node is a product that reads activations as blocks of int8.
+pub(super) fn reads_int8<D: Device>(
+    lower: &Lower<'_, D>,
+    node: &Node,
+) -> Result<bool, BackendError> {
+    if names(node).is_none() || node.n_rows() > MAX_GEMV_TOKENS {
+        return Ok(false);
+    }
+    let (form, _) = gemv_kernels(format_of(lower, node)?, lower.context.config.precision);
+    Ok(form == ActivationForm::Int8)
+}
+
 /// The matrix of a product, with a place for its result.
 pub(super) fn matrix<D: Device>(
     lower: &mut Lower<'_, D>,

@@ -202,7 +202,7 @@ impl<'a, D: Device> Lower<'a, D> {
         Some(Operand::Scratch(place.at))
     }
 
-    /// Whether a value is there, or is the norm of one that is, and was computed now.
+    /// Whether a value is there, or is a norm or a product of one that is, and was computed now.
     fn compute_ahead(&mut self, id: NodeId) -> Result<bool, BackendError> {
         let root = self.root.get(id.as_usize()).copied().unwrap_or(id);
         let Some(node) = self.context.graph.node(root) else {
@@ -211,7 +211,7 @@ impl<'a, D: Device> Lower<'a, D> {
         if self.value(root).is_some() {
             return Ok(true);
         }
-        let can_be = matches!(node.op, Op::RmsNorm { .. })
+        let can_be = matches!(node.op, Op::RmsNorm { .. } | Op::Linear { .. })
             && node.operands.iter().all(|&id| self.value(id).is_some());
         if can_be {
             self.node(root, node)?;

@@ -23,6 +23,7 @@ struct Settings {
     dim: u32,
     n_gains: u32,
     has_bias: u32,
+    n_blocks: u32,
     eps: f32,
 }
 
@@ -47,7 +48,12 @@ pub(super) fn lower<D: Device>(
                 false => ("rms_norm", by_block),
             };
             let y = lower.result(id);
-            lower.launch(kernel, grid, vec![x, gain, y], &settings)
+            let (blocks, n_blocks) = lower.int8_beside(id, settings.dim as usize)?;
+            let settings = Settings {
+                n_blocks,
+                ..settings
+            };
+            lower.launch(kernel, grid, vec![x, gain, y, blocks], &settings)
         }
         Op::LayerNorm { weight, bias, eps } => {
             let gain = Operand::Weight(lower.weight(weight, node, WeightForm::Floats)?);
@@ -90,8 +96,14 @@ pub(super) fn lower_with_sum<D: Device>(
     let gain = gain.unwrap_or_else(|| x.clone());
     let (sum, y) = (lower.result(id), lower.result(norm_id));
     lower.done[norm_id.as_usize()] = true;
+    let (blocks, n_blocks) = lower.int8_beside(norm_id, settings.dim as usize)?;
+    let settings = Settings {
+        n_blocks,
+        ..settings
+    };
     let grid = Grid::Fixed([settings.n_rows, 1]);
-    lower.launch("add_rms_norm", grid, vec![x, z, gain, sum, y], &settings)?;
+    let operands = vec![x, z, gain, sum, y, blocks];
+    lower.launch("add_rms_norm", grid, operands, &settings)?;
     Ok(true)
 }
 

@@ -6,7 +6,7 @@ use kv_core::graph::{Node, NodeId, Op};
 use kv_core::rope::{RopeSections, RopeSpec, RopeStyle};
 
 use super::elementwise::THREADS;
-use super::{Lower, word};
+use super::{Lower, store, word};
 use crate::device::Device;
 use crate::inputs::numbered;
 use crate::program::{Grid, Operand};
@@ -14,7 +14,7 @@ use crate::program::{Grid, Operand};
 /// How many nodes after queries' rotation keys' may be.
 const REACH: usize = 4;
 
-/// `RopeArgs` of `rope.k`.
+/// `RopeArgs` of `blocks/rope.h`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Settings {
@@ -24,6 +24,13 @@ pub(super) struct Settings {
     n_pairs: u32,
     halves: u32,
     n_more_heads: u32,
+}
+
+impl Settings {
+    /// Values of a row of the first operand.
+    pub(super) fn row_len(&self) -> u32 {
+        self.n_heads * self.dim
+    }
 }
 
 /// Lowers a rotary embedding.
@@ -39,29 +46,52 @@ pub(super) fn lower<D: Device>(
     };
     let angles = angles(lower, node, rope, sections)?;
     let settings = settings(node, rope)?;
+    let x = lower.operand(node, 0)?;
     let Some((second_id, second)) = partner(lower, id, node)? else {
-        let operands = vec![lower.operand(node, 0)?, angles, lower.result(id)];
-        let grid = grid(&[node], &settings)?;
-        return lower.launch("rope", grid, operands, &settings);
+        let x_out = lower.result(id);
+        let operands = vec![x.clone(), x, angles, x_out.clone(), x_out];
+        return lower.launch("rope", grid(&[node])?, operands, &settings);
     };
     let settings = Settings {
         n_more_heads: word(second.shape[1])?,
         ..settings
     };
-    let (x, z) = (lower.operand(node, 0)?, lower.operand(second, 0)?);
-    let (x_out, z_out) = (lower.result(id), lower.result(second_id));
     lower.done[second_id.as_usize()] = true;
-    let grid = grid(&[node, second], &settings)?;
+    if let Some(store) = store_of(lower, second_id)? {
+        let x_out = lower.result(id);
+        return store::lower_with_rope(lower, store, second, [x, angles, x_out], settings);
+    }
+    let z = lower.operand(second, 0)?;
+    let (x_out, z_out) = (lower.result(id), lower.result(second_id));
     let operands = vec![x, z, angles, x_out, z_out];
-    lower.launch("rope_two", grid, operands, &settings)
+    lower.launch("rope", grid(&[node, second])?, operands, &settings)
 }
 
-/// A thread for each pair of values and for each value that is not in one.
-fn grid(nodes: &[&Node], settings: &Settings) -> Result<Grid, BackendError> {
+/// A thread for each value.
+fn grid(nodes: &[&Node]) -> Result<Grid, BackendError> {
     let n_values: usize = nodes.iter().map(|node| node.n_values()).sum();
-    let (dim, n_pairs) = (settings.dim.max(1) as usize, settings.n_pairs as usize);
-    let n = word(n_values / dim * (dim - n_pairs))?;
-    Ok(Grid::Fixed([n.div_ceil(THREADS), 1]))
+    Ok(Grid::Fixed([word(n_values)?.div_ceil(THREADS), 1]))
+}
+
+/// The node that stores the keys `id`, where nothing else reads them and its values are there.
+fn store_of<'a, D: Device>(
+    lower: &mut Lower<'a, D>,
+    id: NodeId,
+) -> Result<Option<(NodeId, &'a Node)>, BackendError> {
+    let root = |lower: &Lower<'_, D>, id: &NodeId| lower.root[id.as_usize()];
+    let mut readers = numbered(lower.context.graph)
+        .skip(id.as_usize() + 1)
+        .filter(|(_, node)| !matches!(node.op, Op::Reshape))
+        .filter(|(_, node)| node.operands.iter().any(|of| root(lower, of) == id));
+    let (Some((at, store)), None) = (readers.next(), readers.next()) else {
+        return Ok(None);
+    };
+    drop(readers);
+    // An output is read at the end of the graph.
+    let only_reader = lower.last_use[id.as_usize()] == at.as_usize();
+    let stores = matches!(store.op, Op::StoreKv { .. }) && root(lower, &store.operands[0]) == id;
+    let there = only_reader && stores && lower.compute_ahead(store.operands[1])?;
+    Ok(there.then_some((at, store)))
 }
 
 /// The same rotation of other values soon after, whose operand is there, or can be: keys.

@@ -1,0 +1,204 @@
+//! What is computed together: fewer launches, the same values, and nothing where others read it too.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+
+use kv_contract::{Random, block_weight};
+use kv_core::backend::{Backend, RowKind, RowSpan};
+use kv_core::block::BlockFormat;
+use kv_core::graph::{
+    Activation, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, NodeId,
+    PartInputs,
+};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_core::weights::MemoryWeights;
+use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
+use kv_gpu::sim::{Order, Sim};
+use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use support::{compare, graph};
+
+/// The launches and other steps of a graph.
+fn n_steps(graph: &Graph, weights: &MemoryWeights, precision: Precision) -> usize {
+    let backend = GpuBackend::new(Sim::new(Order::Forward), GpuConfig { precision });
+    let source = Arc::new(weights.clone());
+    let weights = backend.load_weights(source, Default::default()).unwrap();
+    let program = backend.compile(graph, &weights, &RowLayout::default());
+    program.unwrap().n_steps()
+}
+
+/// Norms, sums and gates that products of `n` tokens read, rows of `dim` values.
+fn block(b: &mut GraphBuilder, x: NodeId) -> Vec<NodeId> {
+    let normed = b.rms_norm("normed", x, "gain", 1e-6).unwrap();
+    let gate = b.linear("gate", normed, "gate.w", 64).unwrap();
+    let up = b.linear("up", normed, "up.w", 64).unwrap();
+    let gated = b.gate("gated", Activation::Silu, gate, up).unwrap();
+    let down = b.linear("down", gated, "down.w", 320).unwrap();
+    let sum = b.add("sum", x, down).unwrap();
+    let again = b.rms_norm("again", sum, "gain", 1e-6).unwrap();
+    let hidden = b.linear("hidden", again, "up.w", 64).unwrap();
+    let hidden = b.activate("active", Activation::GeluTanh, hidden).unwrap();
+    vec![b.linear("out", hidden, "down.w", 320).unwrap(), sum]
+}
+
+#[test]
+fn products_read_what_norms_and_gates_have_quantized() {
+    let mut weights = MemoryWeights::new();
+    for (name, shape) in [
+        ("gate.w", [64, 320]),
+        ("up.w", [64, 320]),
+        ("down.w", [320, 64]),
+    ] {
+        weights.insert(block_weight(name, &shape, BlockFormat::Q8_0));
+    }
+    let mut random = Random::new(9);
+    weights
+        .insert_f32("gain", &[320], &random.values(320))
+        .unwrap();
+    for n_tokens in [1, 5, 9] {
+        let graph = graph(n_tokens, 320, block);
+        let x = random.values(n_tokens * 320);
+        compare(&graph, &weights, &x, [1e-5, 3e-2]);
+        // norm, gate and up, gate, down, sum with norm, up, activation, down
+        assert_eq!(n_steps(&graph, &weights, Precision::Precise), 8);
+        // The same; with more tokens, gate and up by themselves and four values turned to halves.
+        let fast = if n_tokens > 8 { 8 + 1 + 4 } else { 8 };
+        assert_eq!(n_steps(&graph, &weights, Precision::Fast), fast);
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_are_quantized_by_themselves() {
+    let graph = graph(2, 96, |b, x| {
+        let heads = b.reshape("heads", x, &[2, 4, 24]).unwrap();
+        let normed = b.rms_norm("normed", heads, "gain", 1e-6).unwrap();
+        let flat = b.reshape("flat", normed, &[2, 96]).unwrap();
+        vec![b.linear("y", flat, "w", 7).unwrap()]
+    });
+    let mut weights = MemoryWeights::new();
+    weights.insert(block_weight("w", &[7, 96], BlockFormat::Q4_0));
+    weights.insert_f32("gain", &[24], &[1.0; 24]).unwrap();
+    let x = Random::new(10).values(2 * 96);
+    compare(&graph, &weights, &x, [1e-5, 3e-2]);
+    assert_eq!(n_steps(&graph, &weights, Precision::Fast), 3);
+}
+
+/// Rows for one layer of two heads, 48 values of K and 160 of V each.
+fn layout(kv_type: KvType) -> RowLayout {
+    let memory = LayerMemory::Attention(AttentionMemory {
+        kv_heads: 2,
+        k_dim: 48,
+        v_dim: 160,
+        window: Window::Full,
+    });
+    let map = LayerMap::new(vec![memory]);
+    RowLayout::new(&map, &[8], kv_type).unwrap()
+}
+
+/// What a graph gives besides storing keys and values.
+#[derive(Clone, Copy)]
+enum Given {
+    Queries,
+    QueriesAndKeys,
+}
+
+/// Queries and keys are rotated, keys and values stored.
+fn stored(given: Given, style: RopeStyle) -> Graph {
+    let mut b = GraphBuilder::new(GraphShape {
+        n_tokens: 3,
+        n_outputs: 3,
+    });
+    let dim = 3 * 48 + 2 * 48 + 2 * 160;
+    let x = b.input(Input::Embeddings { dim }).unwrap();
+    let positions = b.input(Input::Positions).unwrap();
+    let cells = b.input(Input::Cells { part: PartIdx(0) }).unwrap();
+    let rope = RopeSpec {
+        style,
+        n_rot: 32,
+        base: 10_000.0,
+        scaling: RopeScaling::None,
+        factors: None,
+    };
+    let mut first = 0;
+    let mut heads = |b: &mut GraphBuilder, name: &str, n: usize, dim: usize| {
+        let columns = b.columns(name, x, first..first + n * dim).unwrap();
+        first += n * dim;
+        b.reshape(&format!("{name}.heads"), columns, &[3, n, dim])
+            .unwrap()
+    };
+    let (q, k) = (heads(&mut b, "q", 3, 48), heads(&mut b, "k", 2, 48));
+    let v = heads(&mut b, "v", 2, 160);
+    let q = b.rope("q.rope", q, positions, &rope).unwrap();
+    let k = b.rope("k.rope", k, positions, &rope).unwrap();
+    b.store_kv("store", LayerIdx(0), [k, v, cells]).unwrap();
+    let outputs = match given {
+        Given::Queries => vec![q],
+        Given::QueriesAndKeys => vec![q, k],
+    };
+    b.finish(&outputs).unwrap()
+}
+
+/// Runs a graph; the queries, the stored bytes and the number of steps.
+fn run_stored(graph: &Graph, kv_type: KvType, order: Order) -> (Vec<f32>, Vec<u8>, usize) {
+    let layout = layout(kv_type);
+    let precision = Precision::Fast;
+    let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
+    let source = Arc::new(MemoryWeights::new());
+    let weights = backend.load_weights(source, Default::default()).unwrap();
+    let mut program = backend.compile(graph, &weights, &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let parts = [PartInputs {
+        cells: vec![CellIdx(6), CellIdx(0), CellIdx(3)],
+        ..PartInputs::default()
+    }];
+    let inputs = GraphInputs {
+        embeddings: &Random::new(11).values(3 * 560),
+        positions: &[5, 900, 0],
+        parts: &parts,
+        ..GraphInputs::default()
+    };
+    let mut outputs = GraphOutputs::default();
+    backend
+        .run(&mut program, &mut rows, &inputs, &mut outputs)
+        .unwrap();
+    let mut bytes = Vec::new();
+    for (kind, len) in [(RowKind::K, 96), (RowKind::V, 320)] {
+        let mut part = vec![0; kv_type.row_bytes(len) * 8];
+        let span = RowSpan {
+            layer: LayerIdx(0),
+            kind,
+            first: CellIdx(0),
+            len: 8,
+        };
+        backend.read_rows(&rows, span, &mut part).unwrap();
+        bytes.extend(part);
+    }
+    (outputs.values.swap_remove(0), bytes, program.n_steps())
+}
+
+#[test]
+fn rotated_keys_are_stored_at_once() {
+    for style in [RopeStyle::Neox, RopeStyle::Norm] {
+        let (fused, apart) = (
+            stored(Given::Queries, style),
+            stored(Given::QueriesAndKeys, style),
+        );
+        for kv_type in KvType::ALL {
+            for order in [Order::Forward, Order::Reverse] {
+                let (q, bytes, n) = run_stored(&fused, kv_type, order);
+                let (wanted_q, wanted, n_apart) = run_stored(&apart, kv_type, order);
+                // Columns three times, and both at once, or one after the other.
+                assert_eq!((n, n_apart), (4, 5), "{kv_type}");
+                assert_eq!(q, wanted_q, "{kv_type}");
+                assert!(
+                    bytes == wanted,
+                    "{kv_type}, {style:?}: other bytes are stored"
+                );
+                assert!(bytes.iter().any(|&byte| byte != 0));
+            }
+        }
+    }
+}
