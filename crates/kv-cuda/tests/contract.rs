@@ -1,14 +1,25 @@
-//! The contract suite on a GPU.
+//! The contract suite on a GPU, in both precisions.
 
 mod common;
+#[path = "../../kv-gpu/tests/tolerance/mod.rs"]
+mod tolerance;
 
 use kv_contract::Subject;
 use kv_cuda::CudaDevice;
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
-fn precise() -> Subject<GpuBackend<CudaDevice>> {
-    let precision = Precision::Precise;
+fn subject(precision: Precision) -> Subject<GpuBackend<CudaDevice>> {
     Subject::new(GpuBackend::new(common::device(), GpuConfig { precision }))
 }
 
-kv_contract::backend_contract!(precise);
+mod precise {
+    use super::{Precision, subject};
+
+    kv_contract::backend_contract!(|| subject(Precision::Precise));
+}
+
+mod fast {
+    use super::{Precision, subject, tolerance};
+
+    kv_contract::backend_contract!(|| { subject(Precision::Fast).with_tolerance(tolerance::FAST) });
+}

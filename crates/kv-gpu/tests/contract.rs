@@ -1,12 +1,17 @@
-//! The contract suite on the simulator, whose threads run in either order.
+//! The contract suite on the simulator, whose threads run in either order, in both precisions.
+
+mod tolerance;
 
 use kv_contract::Subject;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
+fn backend(order: Order, precision: Precision) -> GpuBackend<Sim> {
+    GpuBackend::new(Sim::new(order), GpuConfig { precision })
+}
+
 fn precise(order: Order) -> Subject<GpuBackend<Sim>> {
-    let precision = Precision::Precise;
-    Subject::new(GpuBackend::new(Sim::new(order), GpuConfig { precision }))
+    Subject::new(backend(order, Precision::Precise))
 }
 
 mod forward {
@@ -15,4 +20,13 @@ mod forward {
 
 mod reverse {
     kv_contract::backend_contract!(|| super::precise(super::Order::Reverse));
+}
+
+/// With activations of int8 and products on tensor cores.
+mod fast {
+    use super::{Order, Precision, Subject, backend, tolerance};
+
+    kv_contract::backend_contract!(|| {
+        Subject::new(backend(Order::Reverse, Precision::Fast)).with_tolerance(tolerance::FAST)
+    });
 }

@@ -1,14 +1,13 @@
 //! Convolutions and scans at odd sizes, over groups that continue each other within a run.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Case, builder, weights};
 use kv_contract::Random;
 use kv_core::graph::{ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, ScanSpec};
 use kv_core::graph::{StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::{CellIdx, KvType, LayerIdx};
+
+use crate::support::{Case, builder, weights};
 
 const LAYER: LayerIdx = LayerIdx(0);
 
@@ -86,9 +85,8 @@ fn check(graph: &Graph, dim: usize, dt: std::ops::Range<usize>, memory: Recurren
         graph,
         weights: &weights,
         layout: &layout,
-        tolerance: 1e-5,
     };
-    case.check(&steps);
+    case.check(&steps, 1e-5);
 }
 
 #[test]

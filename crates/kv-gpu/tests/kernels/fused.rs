@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
 use std::sync::Arc;
 
 use kv_contract::{Random, block_weight};
@@ -17,13 +15,14 @@ use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::MemoryWeights;
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
-use kv_gpu::sim::{Order, Sim};
-use kv_gpu::{GpuBackend, GpuConfig, Precision};
-use support::{compare, graph};
+use kv_gpu::{Device, GpuBackend, Precision};
+
+use crate::devices::backends;
+use crate::support::{compare, graph};
 
 /// The launches and other steps of a graph.
 fn n_steps(graph: &Graph, weights: &MemoryWeights, precision: Precision) -> usize {
-    let backend = GpuBackend::new(Sim::new(Order::Forward), GpuConfig { precision });
+    let backend = backends(precision).swap_remove(0);
     let source = Arc::new(weights.clone());
     let weights = backend.load_weights(source, Default::default()).unwrap();
     let program = backend.compile(graph, &weights, &RowLayout::default());
@@ -142,10 +141,12 @@ fn stored(given: Given, style: RopeStyle) -> Graph {
 }
 
 /// Runs a graph; the queries, the stored bytes and the number of steps.
-fn run_stored(graph: &Graph, kv_type: KvType, order: Order) -> (Vec<f32>, Vec<u8>, usize) {
+fn run_stored<D: Device>(
+    backend: &GpuBackend<D>,
+    graph: &Graph,
+    kv_type: KvType,
+) -> (Vec<f32>, Vec<u8>, usize) {
     let layout = layout(kv_type);
-    let precision = Precision::Fast;
-    let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
     let source = Arc::new(MemoryWeights::new());
     let weights = backend.load_weights(source, Default::default()).unwrap();
     let mut program = backend.compile(graph, &weights, &layout).unwrap();
@@ -187,9 +188,9 @@ fn rotated_keys_are_stored_at_once() {
             stored(Given::QueriesAndKeys, style),
         );
         for kv_type in KvType::ALL {
-            for order in [Order::Forward, Order::Reverse] {
-                let (q, bytes, n) = run_stored(&fused, kv_type, order);
-                let (wanted_q, wanted, n_apart) = run_stored(&apart, kv_type, order);
+            for backend in &backends(Precision::Fast) {
+                let (q, bytes, n) = run_stored(backend, &fused, kv_type);
+                let (wanted_q, wanted, n_apart) = run_stored(backend, &apart, kv_type);
                 // Columns three times, and both at once, or one after the other.
                 assert_eq!((n, n_apart), (4, 5), "{kv_type}");
                 assert_eq!(q, wanted_q, "{kv_type}");

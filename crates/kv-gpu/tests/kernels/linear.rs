@@ -3,15 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod support;
-
 use kv_contract::{Random, block_weight};
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Affine, GraphBuilder, GraphInputs, GraphShape, Input};
 use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_gpu::Precision;
-use kv_gpu::sim::Order;
-use support::{compare, graph, run};
+
+use crate::support::{compare, graph, run};
 
 /// Widths of rows of a format: its shortest, an odd one, and one that four warps share.
 fn widths(format: BlockFormat) -> &'static [usize] {
@@ -56,11 +54,9 @@ fn planes_hold_what_the_scalar_decoding_gives() {
                 ..GraphInputs::default()
             };
             let wanted = weights.get("w").unwrap().to_f32();
-            for order in [Order::Forward, Order::Reverse] {
-                let got = run(&graph, &weights, &inputs, Precision::Fast, order);
-                // Bit for bit.
-                assert_eq!(got[0], wanted, "{format}, rows of {width}");
-            }
+            let got = run(&graph, &weights, inputs, Precision::Fast);
+            // Bit for bit.
+            assert_eq!(got[0], wanted, "{format}, rows of {width}");
         }
     }
 }
@@ -142,7 +138,7 @@ fn activations_of_any_size_are_multiplied() {
                     embeddings: &x,
                     ..GraphInputs::default()
                 };
-                let got = run(&graph, &weights, &inputs, Precision::Fast, Order::Forward);
+                let got = run(&graph, &weights, inputs, Precision::Fast);
                 assert!(got[0].iter().all(|&y| y == 0.0), "{:?}", got[0]);
             }
             false => compare(&graph, &weights, &x, [1e-6, 1e-2]),
@@ -165,7 +161,7 @@ fn values_that_are_not_finite_are_seen_in_products() {
             embeddings: &x,
             ..GraphInputs::default()
         };
-        let got = run(&graph, &weights, &inputs, precision, Order::Forward);
+        let got = run(&graph, &weights, inputs, precision);
         assert!(got[0][..5].iter().all(|y| y.is_nan()), "{:?}", got[0]);
         assert!(got[0][5..].iter().all(|y| y.is_finite()), "{:?}", got[0]);
     }

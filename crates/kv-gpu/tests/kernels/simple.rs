@@ -1,13 +1,12 @@
 //! Norms and rotations at sizes that the contract suite does not have, and what is fused.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Case, builder, weights};
 use kv_contract::Random;
-use kv_core::graph::{Affine, Graph, GraphBuilder, GraphInputs, Input, NodeId, NormGain};
+use kv_core::graph::{Affine, Graph, GraphInputs, Input, NormGain};
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+
+use crate::support::{Case, graph, weights};
 
 /// Runs a graph on `n` random rows of `dim` values, often enough that launches are replayed;
 /// returns its number of steps.
@@ -27,21 +26,8 @@ fn check(n: usize, dim: usize, graph: &Graph) -> usize {
         graph,
         weights: &weights(graph, 1.0),
         layout: &RowLayout::default(),
-        tolerance: 1e-5,
     };
-    case.check(&steps)
-}
-
-/// A graph on rows of `dim` values, the results of `build` being its outputs.
-fn graph(
-    n: usize,
-    dim: usize,
-    build: impl FnOnce(&mut GraphBuilder, NodeId) -> Vec<NodeId>,
-) -> Graph {
-    let mut b = builder(n);
-    let x = b.input(Input::Embeddings { dim }).unwrap();
-    let outputs = build(&mut b, x);
-    b.finish(&outputs).unwrap()
+    case.check(&steps, 1e-5)
 }
 
 #[test]

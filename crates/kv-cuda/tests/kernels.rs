@@ -1,0 +1,24 @@
+//! The tests of kv-gpu's kernels at odd sizes, on a GPU.
+
+mod common;
+#[path = "../../kv-gpu/tests/kernels/fused.rs"]
+mod fused;
+#[path = "../../kv-gpu/tests/kernels/linear.rs"]
+mod linear;
+#[path = "../../kv-gpu/tests/kernels/recurrent.rs"]
+mod recurrent;
+#[path = "../../kv-gpu/tests/kernels/simple.rs"]
+mod simple;
+#[path = "../../kv-gpu/tests/kernels/support.rs"]
+mod support;
+
+mod devices {
+    use kv_cuda::CudaDevice;
+    use kv_gpu::{GpuBackend, GpuConfig, Precision};
+
+    /// One: the order of threads is the GPU's.
+    pub(crate) fn backends(precision: Precision) -> Vec<GpuBackend<CudaDevice>> {
+        let device = crate::common::device();
+        vec![GpuBackend::new(device, GpuConfig { precision })]
+    }
+}

@@ -1,0 +1,11 @@
+//! Kernels at odd sizes on the simulator, in both orders of threads. kv-cuda compiles the same
+//! modules for a GPU.
+
+mod bandwidth;
+mod devices;
+mod fused;
+mod linear;
+mod rates;
+mod recurrent;
+mod simple;
+mod support;
