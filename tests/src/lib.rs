@@ -47,9 +47,19 @@ pub fn candle() -> CandleBackend {
     CandleBackend::cpu()
 }
 
+/// The root folder of the repository: the one that `CELLAR_ROOT` names, for test programs that were
+/// moved to another machine, or the one that this crate was built in.
+pub fn root() -> PathBuf {
+    let moved = std::env::var_os("CELLAR_ROOT").filter(|root| !root.is_empty());
+    moved.map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/..")),
+        PathBuf::from,
+    )
+}
+
 /// A file or folder of the fixtures, by its path in `tests/fixtures`.
 pub fn fixture(path: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures")).join(path)
+    root().join("tests/fixtures").join(path)
 }
 
 /// Largest absolute difference.

@@ -123,6 +123,11 @@ impl<B: Backend> Runner<B> {
         }
     }
 
+    /// Forgets what was compiled, so that the next batch is compiled anew.
+    pub fn forget_programs(&mut self) {
+        self.programs.clear();
+    }
+
     /// Feeds a batch; logits of the wanted entries in order of the batch.
     pub fn decode(&mut self, batch: &Batch, n_ubatch: u32) -> Vec<Vec<f32>> {
         let n_vocab = self.model.vocab_size();

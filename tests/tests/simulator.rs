@@ -1,38 +1,101 @@
 //! Whole models on the simulator of GPU kernels: a Llama, sliding windows, Mamba-2 and a mixture of
-//! experts, with sequences that share batches.
+//! experts, with sequences that share batches; and all that `cuda.rs` checks on a GPU, in small.
 
+mod gpu;
+
+use gpu::texts::Length;
+use gpu::{encoders, fixtures, replays, soak, states, texts, tolerance};
+use kv_core::KvType;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
-use model_tests::{Case, gpu};
-
-/// What int8 activations and halves move these logits by, in units of what f32 may.
-const FAST: f32 = 400.0;
+use model_tests::Case;
+use model_tests::gpu::distance_from_cpu;
 
 fn sim(order: Order, precision: Precision) -> GpuBackend<Sim> {
     GpuBackend::new(Sim::new(order), GpuConfig { precision })
 }
 
-fn agrees(case: &Case) {
-    gpu::logits_agree(sim(Order::Forward, Precision::Precise), case, 1.0);
-    gpu::logits_agree(sim(Order::Reverse, Precision::Fast), case, FAST);
+fn precise() -> GpuBackend<Sim> {
+    sim(Order::Forward, Precision::Precise)
+}
+
+fn fast() -> GpuBackend<Sim> {
+    sim(Order::Reverse, Precision::Fast)
+}
+
+fn agree(cases: &[Case]) {
+    for (backend, precision) in [
+        (precise as fn() -> _, Precision::Precise),
+        (fast, Precision::Fast),
+    ] {
+        let distance = |case: &Case| distance_from_cpu(backend(), case);
+        fixtures::assert_near(cases, tolerance(precision), distance);
+    }
+}
+
+fn agrees(name: &'static str) {
+    agree(&[Case::recipe(name, gpu::register)]);
 }
 
 #[test]
 fn a_llama_agrees() {
-    agrees(&Case::recipe("llama_gqa_untied", model_llama::register));
+    agrees("llama_gqa_untied");
 }
 
 #[test]
 fn sliding_windows_agree() {
-    agrees(&Case::recipe("gemma3_iswa8", model_llama::register));
+    agrees("gemma3_iswa8");
 }
 
 #[test]
 fn mamba_2_agrees() {
-    agrees(&Case::recipe("mamba2", model_mamba::register));
+    agrees("mamba2");
 }
 
 #[test]
 fn a_mixture_of_experts_agrees() {
-    agrees(&Case::recipe("mixtral", model_llama::register));
+    agrees("mixtral");
+}
+
+#[test]
+#[ignore = "takes minutes: every model of the fixtures"]
+fn every_fixture_agrees() {
+    agree(&fixtures::all());
+}
+
+#[test]
+fn encoders_agree() {
+    encoders::vectors_agree(precise(), "modern_bert_tiny", 1e-5);
+    encoders::scores_agree(precise(), "roberta_classifier", 1e-4);
+}
+
+#[test]
+fn stories_begin_as_the_references() {
+    let length = Length {
+        n_prompts: 1,
+        n_tokens: 3,
+    };
+    texts::stories_are_the_references(precise, length);
+    texts::choices_are_the_cpus(fast, length, 0.1);
+}
+
+#[test]
+fn states_move_between_simulator_and_cpu() {
+    let case = Case::recipe("gemma3_iswa8", gpu::register);
+    states::states_move(precise, &case, KvType::F16, 0.05);
+    let case = Case::recipe("mamba2", gpu::register);
+    states::states_move(precise, &case, KvType::F32, 1e-3);
+}
+
+#[test]
+fn replays_change_no_bit() {
+    for name in ["llama_gqa_untied", "mamba2"] {
+        let case = Case::recipe(name, gpu::register);
+        replays::replays_change_no_bit(|| Sim::new(Order::Forward), &case);
+    }
+}
+
+#[test]
+fn random_operations_leave_both_the_same() {
+    soak::soak(precise, 28, soak::Until::Operations(25));
 }

@@ -1,0 +1,95 @@
+//! Whole models on a GPU: every fixture, the texts of trained models, states that move between GPU
+//! and CPU, replays, and random operations on memories for `CELLAR_SOAK_SECONDS`.
+
+#[path = "../../crates/kv-cuda/tests/common/mod.rs"]
+mod common;
+mod gpu;
+
+use std::time::Duration;
+
+use gpu::texts::{Length, MODELS};
+use gpu::{encoders, fixtures, replays, soak, states, texts, tolerance};
+use kv_core::KvType;
+use kv_cuda::CudaDevice;
+use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use model_tests::gpu::{distance_from_cpu, distance_from_reference};
+use model_tests::{Case, Recipe, fixture};
+
+fn backend(precision: Precision) -> GpuBackend<CudaDevice> {
+    GpuBackend::new(common::device(), GpuConfig { precision })
+}
+
+fn precise() -> GpuBackend<CudaDevice> {
+    backend(Precision::Precise)
+}
+
+fn fast() -> GpuBackend<CudaDevice> {
+    backend(Precision::Fast)
+}
+
+#[test]
+fn fixtures_agree_precise() {
+    let limit = tolerance(Precision::Precise);
+    fixtures::assert_near(&fixtures::all(), limit, |case| {
+        distance_from_reference(precise, case).max(distance_from_cpu(precise(), case))
+    });
+}
+
+#[test]
+fn fixtures_agree_fast() {
+    let limit = tolerance(Precision::Fast);
+    fixtures::assert_near(&fixtures::all(), limit, |case| {
+        distance_from_reference(fast, case).max(distance_from_cpu(fast(), case))
+    });
+}
+
+#[test]
+fn encoders_agree() {
+    for name in ["bert_tiny", "modern_bert_tiny"] {
+        encoders::vectors_agree(precise(), name, 1e-5);
+        encoders::vectors_agree(fast(), name, 1e-2);
+    }
+    let names = ["xlm_roberta_reranker", "roberta_classifier"];
+    let n_recipes = Recipe::all_in(&fixture("encoders")).len();
+    assert_eq!(n_recipes, names.len(), "one of them is not tested");
+    for name in names {
+        encoders::scores_agree(precise(), name, 1e-4);
+    }
+}
+
+#[test]
+fn stories_are_the_references() {
+    texts::stories_are_the_references(precise, Length::WHOLE);
+}
+
+#[test]
+fn choices_are_the_cpus() {
+    texts::choices_are_the_cpus(fast, Length::WHOLE, 0.1);
+}
+
+#[test]
+fn states_move() {
+    for case in &MODELS {
+        states::states_move(precise, case, KvType::F32, 1e-3);
+        states::states_move(precise, case, KvType::F16, 0.05);
+    }
+    for name in ["gemma3_iswa8", "mamba2", "jamba"] {
+        let case = Case::recipe(name, gpu::register);
+        states::states_move(precise, &case, KvType::F32, 1e-3);
+    }
+}
+
+#[test]
+fn replays_change_no_bit() {
+    for case in &fixtures::all() {
+        replays::replays_change_no_bit(common::device, case);
+    }
+}
+
+#[test]
+fn random_operations() {
+    let seconds = std::env::var("CELLAR_SOAK_SECONDS");
+    let seconds = seconds.map_or(10, |text| text.parse().unwrap());
+    let until = soak::Until::Elapsed(Duration::from_secs(seconds));
+    soak::soak(precise, 28, until);
+}

@@ -1,0 +1,48 @@
+//! Every model of the fixtures that has logits of an independent implementation.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use model_tests::{Case, Source, fixture};
+
+use super::register;
+
+/// Every model with a reference, by name.
+pub(crate) fn all() -> Vec<Case> {
+    let entries = std::fs::read_dir(fixture("recipes")).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("recipe.json").exists())
+        .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    assert!(names.len() > 30, "{names:?}");
+    // The names of cases live as long as the program.
+    let names = names.into_iter().map(|name| &*Box::leak(name.into()));
+    let mut cases: Vec<Case> = names.map(|name| Case::recipe(name, register)).collect();
+    cases.push(Case {
+        source: Source::Gguf("gguf"),
+        ..Case::recipe("granite_llama_cpp", register)
+    });
+    cases
+}
+
+/// Checks all cases, whichever of them fail, and prints how far each is off.
+///
+/// # Panics
+/// Where one is off by `limit` or more, or panics.
+pub(crate) fn assert_near(cases: &[Case], limit: f32, distance: impl Fn(&Case) -> f32) {
+    let mut failed = Vec::new();
+    for case in cases {
+        let name = case.name;
+        match catch_unwind(AssertUnwindSafe(|| distance(case))) {
+            Ok(off) => {
+                println!("{name}: off by {off:.1e}");
+                if off >= limit || off.is_nan() {
+                    failed.push(format!("{name}: off by {off}, at most {limit}"));
+                }
+            }
+            Err(_) => failed.push(format!("{name}: panicked")),
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}

@@ -1,0 +1,56 @@
+//! Tests of whole models on any device: `simulator.rs` and `cuda.rs` call them.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(dead_code)] // each of the two uses a part of this
+
+pub(crate) mod encoders;
+pub(crate) mod fixtures;
+pub(crate) mod replays;
+pub(crate) mod soak;
+pub(crate) mod states;
+pub(crate) mod texts;
+
+use std::sync::Arc;
+
+use engine::{Engine, EngineConfig};
+use kv_core::backend::Backend;
+use kv_core::weights::WeightSource;
+use kv_gpu::Precision;
+use model_core::architecture::{Model, Registry};
+use model_tests::{Case, checks};
+
+/// How far logits may be off, whose spread is about 3.
+pub(crate) fn tolerance(precision: Precision) -> f32 {
+    match precision {
+        Precision::Precise => checks::TOLERANCE,
+        // What int8 activations and halves move them by.
+        Precision::Fast => 400.0 * checks::TOLERANCE,
+    }
+}
+
+/// Adds every architecture.
+pub(crate) fn register(registry: &mut Registry) {
+    model_bert::register(registry);
+    model_llama::register(registry);
+    model_mamba::register(registry);
+}
+
+/// A model with its weights.
+#[derive(Clone)]
+pub(crate) struct Opened {
+    pub(crate) model: Arc<dyn Model>,
+    pub(crate) weights: Arc<dyn WeightSource>,
+}
+
+impl Opened {
+    pub(crate) fn new(case: &Case) -> Self {
+        let (weights, metadata) = case.open();
+        let model = case.registry().model(&metadata, &*weights).unwrap();
+        Self { model, weights }
+    }
+
+    pub(crate) fn engine<B: Backend>(&self, backend: B, config: &EngineConfig) -> Engine<B> {
+        let (model, weights) = (Arc::clone(&self.model), Arc::clone(&self.weights));
+        Engine::new(backend, model, weights, config).unwrap()
+    }
+}
