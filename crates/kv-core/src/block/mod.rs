@@ -18,4 +18,4 @@ pub use format::BlockFormat;
 pub use iq4::{IQ4_VALUES, iq4_xs_scales};
 pub use k_quants::{q3_k_scales, q4_k_scales};
 pub use mxfp4::{MXFP4_VALUES, mxfp4_scale};
-pub use quantize::{QuantizeError, quantize, quantize_into};
+pub use quantize::{QuantizeError, quantize, quantize_into, quantize_weighted};

@@ -30,6 +30,7 @@ mod ops;
 mod scope;
 mod spec;
 mod states;
+mod taps;
 
 pub use alibi::Alibi;
 pub use builder::{Affine, GraphBuilder, GraphError, TableRow};
@@ -47,6 +48,7 @@ pub use ops::top_k::TopK;
 pub use scope::Scope;
 pub use spec::{Attribute, AttributeValue, OpScope, OpSpec};
 pub use states::{StateGroup, StateMarks, StateStore, check_states};
+pub use taps::MatMulInput;
 
 use builder::Claim;
 use serde::{Deserialize, Serialize};

@@ -1,11 +1,16 @@
 //! Encoding values into the simple block formats: for conversions, K/V rows and test data.
 //!
 //! One scale is chosen per block from its extreme values, as described at each function; there is
-//! no search for a better one. The K formats and IQ4_XS cannot be written.
+//! no search for a better one, except with the importance of columns ([`quantize_weighted`]). The K
+//! formats and IQ4_XS cannot be written.
+
+mod weighted;
 
 use half::{bf16, f16};
 
 use super::{BlockFormat, IQ4_VALUES};
+
+pub use weighted::quantize_weighted;
 
 /// A row that cannot be encoded.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
@@ -37,6 +42,14 @@ pub enum QuantizeError {
         /// Bytes that they take.
         wanted: usize,
         /// Bytes of the output.
+        got: usize,
+    },
+    /// Not every value has an importance.
+    #[error("{n_values} values need as many importances, not {got}")]
+    WrongImportance {
+        /// Values given.
+        n_values: usize,
+        /// Importances given.
         got: usize,
     },
 }
