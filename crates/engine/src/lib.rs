@@ -2,8 +2,8 @@
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Generation`] (a text from its prompt to its
-//! end; with an example), [`Embedder`] (vectors of texts), [`Reranker`] (scores of
-//! pairs). Generic over backends and models; names
+//! end; with an example), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
+//! [`RecordingBackend`] (what weight matrices multiply). Generic over backends and models; names
 //! none of them.
 
 mod budget;
@@ -14,6 +14,7 @@ mod embedder;
 mod error;
 mod generation;
 mod guard;
+mod importance;
 mod programs;
 mod reranker;
 mod runner;
@@ -31,6 +32,7 @@ pub use decode::{Embeddings, Engine, Logits};
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
 pub use generation::{FinishReason, GenerateOptions, Generation, PromptProgress};
+pub use importance::{ActivationSums, RecordedMatrices, RecordingBackend, RecordingProgram};
 pub use kv_core::backend::CancelFlag;
 pub use model_core::sentence::{Normalization, Pooling};
 pub use reranker::{Ranked, Reranker, RerankerConfig};

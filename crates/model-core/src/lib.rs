@@ -13,6 +13,7 @@ pub mod error;
 pub mod gguf;
 pub mod hf;
 pub mod hyperparameters;
+pub mod imatrix;
 mod map;
 pub mod model_file;
 pub mod sentence;

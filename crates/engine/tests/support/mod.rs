@@ -4,7 +4,7 @@
 // Each test file uses a part of this, and a panic is how a test fails.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
-mod delegate;
+pub mod delegate;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
