@@ -31,7 +31,7 @@ pub(crate) use describe::{CompletionsArgs, ManArgs};
 pub(crate) use embed::EmbedArgs;
 #[cfg(feature = "hub")]
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
-pub(crate) use measure::{BenchArgs, KlArgs, PerplexityArgs};
+pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
 pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
@@ -106,6 +106,8 @@ pub(crate) enum Command {
     Rerank(RerankArgs),
     /// Write a model directory as a GGUF file.
     Convert(ConvertArgs),
+    /// Measure which columns of weight matrices matter, for 'convert --imatrix'.
+    Imatrix(ImatrixArgs),
     /// Download a model from the Hugging Face Hub.
     #[cfg(feature = "hub")]
     Pull(PullArgs),
@@ -500,6 +502,7 @@ and last eighth of the layers and in every third between them. The file is compl
 Examples:
   cellar convert DIRECTORY model.gguf --type f16
   cellar convert DIRECTORY model.gguf --type q4_k_m
+  cellar convert DIRECTORY model.gguf --type q4_k_m --imatrix imatrix.gguf
   cellar convert DIRECTORY - --type f16 | zstd > model.gguf.zst")]
 pub(crate) struct ConvertArgs {
     /// Directory with config.json, safetensors and tokenizer.json, or a GGUF file to requantise
@@ -510,4 +513,8 @@ pub(crate) struct ConvertArgs {
     /// q4_1 or q3_k
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) file_type: FileType,
+    /// Importance matrix of 'cellar imatrix' or llama-imatrix (GGUF or .dat): matrices of 6 bits
+    /// per value and fewer are quantized so that errors in important columns are small
+    #[arg(long, value_name = "FILE")]
+    pub(crate) imatrix: Option<PathBuf>,
 }

@@ -14,7 +14,7 @@ use anyhow::Context;
 use engine::sampler::{Penalties, SamplerConfig};
 use engine::{
     AttentionMode, ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext,
-    LongTexts, MemoryBudget,
+    LongTexts, MemoryBudget, RecordingBackend,
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
@@ -219,13 +219,39 @@ pub(crate) fn open_profiled_engine(
     profile: Option<Arc<Profile>>,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
+    load(file, open_backend(args, profile)?, config)
+}
+
+/// The same with a backend that records what weight matrices multiply.
+///
+/// # Errors
+/// As [`open_engine`].
+pub(crate) fn open_recording_engine(
+    file: &OpenModel,
+    args: &EngineArgs,
+    config: &EngineConfig,
+    recorder: impl FnOnce(BoxedBackend) -> RecordingBackend<BoxedBackend>,
+) -> anyhow::Result<Engine<BoxedBackend>> {
+    continues_texts(file)?;
+    let backend = recorder(open_backend(args, None)?);
+    load(file, BoxedBackend::new(backend), config)
+}
+
+fn open_backend(args: &EngineArgs, profile: Option<Arc<Profile>>) -> anyhow::Result<BoxedBackend> {
     let options = BackendOptions {
         n_threads: args.threads,
         activations: args.activations,
         repack: args.repack,
         profile,
     };
-    let backend = backends::open(args.backend, options)?;
+    backends::open(args.backend, options)
+}
+
+fn load(
+    file: &OpenModel,
+    backend: BoxedBackend,
+    config: &EngineConfig,
+) -> anyhow::Result<Engine<BoxedBackend>> {
     let mut config = config.clone();
     if let (Some(memory), MemoryBudget::Bytes(budget)) = (backend.memory(), &mut config.budget) {
         *budget = memory.free;

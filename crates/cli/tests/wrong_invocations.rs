@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use support::{failure, output};
 
 /// The commands, with what each needs to be run.
-const COMMANDS: [(&[&str], &[&str]); 15] = [
+const COMMANDS: [(&[&str], &[&str]); 16] = [
     (&["run"], &[]),
     (&["chat"], &[]),
     (&["inspect"], &[]),
@@ -26,6 +26,7 @@ const COMMANDS: [(&[&str], &[&str]); 15] = [
     (&["embed"], &["--model=/absent/model"]),
     (&["rerank"], &["--model=/absent/model", "--query=q"]),
     (&["convert"], &["/absent/model", "/dev/null", "--type=f16"]),
+    (&["imatrix"], &[]),
 ];
 
 /// A flag with a value, as a help text lists it.
@@ -68,7 +69,9 @@ fn wrong_values(placeholder: &str) -> &'static [&'static str] {
 fn without_text(command: &[&str], flag: &str) -> Option<&'static str> {
     match (command, flag) {
         (["logits"], "--model") => Some("--tokens=1"),
-        (["run" | "tokenize" | "kl" | "perplexity"], "--model") => Some("--file=/dev/null"),
+        (["run" | "tokenize" | "kl" | "perplexity" | "imatrix"], "--model") => {
+            Some("--file=/dev/null")
+        }
         _ => None,
     }
 }

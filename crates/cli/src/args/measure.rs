@@ -1,6 +1,6 @@
-//! The flags of the commands that measure: `kl`, `bench` and `perplexity`.
+//! The flags of the commands that measure: `kl`, `bench`, `perplexity` and `imatrix`.
 //!
-//! Invariant: each can print one JSON object and has the model and engine flags of other commands.
+//! Invariant: each has the model and engine flags of other commands.
 //! Knows nothing of how things are measured: [`crate::commands`] does.
 
 use std::path::PathBuf;
@@ -104,6 +104,43 @@ pub(crate) struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// `cellar imatrix`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Evaluates the text in chunks of --ctx tokens [default: 512] and sums, for each weight matrix of the
+layers, the squares of the columns that it multiplies; for matrices of experts by expert. The file is
+what 'cellar convert --imatrix' and llama-quantize read. Take a text like those the model will see,
+of some hundred chunks.
+
+Examples:
+  cellar imatrix -m MODEL.gguf -f calibration.txt
+  cellar imatrix -m DIRECTORY -f calibration.txt -o model.imatrix.gguf --chunks 100
+  cellar convert DIRECTORY model.gguf --type q4_k_m --imatrix imatrix.gguf")]
+pub(crate) struct ImatrixArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Output file, in GGUF form
+    #[arg(
+        short,
+        long,
+        visible_alias = "output",
+        value_name = "FILE",
+        default_value = "imatrix.gguf"
+    )]
+    pub(crate) out: PathBuf,
+    /// Stop after this many chunks [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    pub(crate) chunks: Option<u32>,
+    /// Also record the output matrix, and others outside of layers
+    #[arg(long)]
+    pub(crate) process_output: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -3,6 +3,7 @@
 //! Invariant: tensors keep their names and values, up to the rounding of their formats; [`mix`]
 //! chooses these.
 
+mod importance;
 mod mix;
 
 use std::io::Write;
@@ -23,10 +24,12 @@ use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::terminal;
+use importance::Weighting;
 use mix::{Heads, ModelTraits, NamedShape};
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("OUT", &args.out)?;
+    let weighting = args.imatrix.as_deref().map(Weighting::open).transpose()?;
     exit_on_interrupt()?;
     let model = ModelSource::File(args.model.clone()).open()?;
     let weights = model.weights();
@@ -53,6 +56,10 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
         .collect();
     let formats = mix::formats(args.file_type, traits(&model, &tensors), &tensors);
     warn_of_requantizing(&infos, &formats);
+    if let Some(weighting) = &weighting {
+        weighting.check(&tensors, &formats)?;
+        weighting.describe(&mut metadata);
+    }
     let announced: Vec<Announced> = tensors
         .into_iter()
         .zip(formats)
@@ -69,7 +76,7 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     let n_bytes = output_file::write(&args.out, |file| {
         writer.write_each(file, &announced, |announced| {
             let weight = weights.require(&announced.name)?;
-            let converted = convert(&weight, announced.info.format)
+            let converted = convert(&weight, announced.info.format, weighting.as_ref())
                 .with_context(|| format!("tensor '{}'", announced.name))?;
             n_done += n_values(&announced.info.shape);
             progress.set(n_done);
@@ -144,22 +151,35 @@ fn warn_of_requantizing(infos: &[WeightInfo], formats: &[BlockFormat]) {
     ));
 }
 
-/// The same weight in another format.
-fn convert(weight: &Weight, format: BlockFormat) -> anyhow::Result<Weight> {
+/// The same weight in another format, with the importance of its columns, where it is known.
+fn convert(
+    weight: &Weight,
+    format: BlockFormat,
+    weighting: Option<&Weighting>,
+) -> anyhow::Result<Weight> {
     if weight.format() == format {
         return Ok(weight.clone());
     }
     let values = weight.to_f32();
-    let bytes = match ggml_type(format) {
-        None => quantize(format, &values)?,
-        Some(of) => {
-            let n_values = values.len();
-            let tensor = Tensor::from_vec(values, n_values, &Device::Cpu)?;
-            QTensor::quantize(&tensor, of)?.data()?.into_owned()
-        }
+    let weighted = match weighting {
+        Some(weighting) => weighting.quantize(weight, &values, format)?,
+        None => None,
+    };
+    let bytes = match weighted {
+        Some(bytes) => bytes,
+        None => encode(&values, format)?,
     };
     let (name, shape) = (weight.name(), weight.shape().to_vec());
     Ok(Weight::new(name, shape, format, bytes.into())?)
+}
+
+/// Values in this format, all columns alike.
+fn encode(values: &[f32], format: BlockFormat) -> anyhow::Result<Vec<u8>> {
+    let Some(of) = ggml_type(format) else {
+        return Ok(quantize(format, values)?);
+    };
+    let tensor = Tensor::from_slice(values, values.len(), &Device::Cpu)?;
+    Ok(QTensor::quantize(&tensor, of)?.data()?.into_owned())
 }
 
 /// Formats that candle quantises, searching for scales; `kv-core` rounds to the others.
@@ -188,7 +208,7 @@ mod tests {
             (BlockFormat::Q4_K, 0.12),
             (BlockFormat::Q8_0, 0.005),
         ] {
-            let converted = convert(&weight, format).unwrap().to_f32();
+            let converted = convert(&weight, format, None).unwrap().to_f32();
             let worst = converted.iter().zip(&values).map(|(a, b)| (a - b).abs());
             let worst = worst.fold(0.0, f32::max);
             assert!(worst < tolerance, "{format}: off by {worst}");

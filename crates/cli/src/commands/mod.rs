@@ -10,6 +10,7 @@ mod convert;
 mod describe;
 mod embed;
 mod graph;
+mod imatrix;
 mod inspect;
 mod kl;
 #[cfg(feature = "hub")]
@@ -67,6 +68,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Embed(args) => embed::run(&args, stdout),
         Command::Rerank(args) => rerank::run(&args, stdout),
         Command::Convert(args) => convert::run(&args, stdout),
+        Command::Imatrix(args) => imatrix::run(&args, stdout),
         #[cfg(feature = "hub")]
         Command::Pull(args) => pull::run(&args, stdout),
         #[cfg(feature = "hub")]

@@ -1,0 +1,359 @@
+//! `cellar convert --imatrix`: which importance each column of a matrix has, and quantization with
+//! it.
+//!
+//! Invariant: an importance matrix fits the model, or nothing is converted. K formats are quantized
+//! by candle, others by `kv-core`; both search for the scales of least weighted error.
+
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use kv_core::block::{BlockFormat, quantize_weighted};
+use kv_core::weights::Weight;
+use model_core::gguf::Metadata;
+use model_core::imatrix::ImportanceMatrix;
+
+use super::ggml_type;
+use super::mix::NamedShape;
+use crate::failure::warn;
+use crate::input;
+
+/// What a column counts at least, as a part of the mean of its matrix: a column that was always 0
+/// in the text is not lost.
+const LEAST_IMPORTANCE: f32 = 1e-6;
+
+/// An importance matrix of the model that is converted.
+#[derive(Debug)]
+pub(super) struct Weighting {
+    path: PathBuf,
+    matrix: ImportanceMatrix,
+}
+
+impl Weighting {
+    /// Reads a file, or standard input.
+    ///
+    /// # Errors
+    /// Where it cannot be read or is no importance matrix.
+    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            matrix: ImportanceMatrix::from_bytes(path, input::bytes(path)?)?,
+        })
+    }
+
+    /// Checks that it was made with this model, and says what is quantized without it.
+    ///
+    /// # Errors
+    /// Where an entry names no tensor, or one of another shape.
+    pub(super) fn check(
+        &self,
+        tensors: &[NamedShape],
+        formats: &[BlockFormat],
+    ) -> anyhow::Result<()> {
+        let of_another = format!("'{}' is of another model", self.path.display());
+        let shape_of = |name: &str| tensors.iter().find(|t| t.name == name).map(|t| &t.shape);
+        let entries = &self.matrix.entries;
+        let unknown: Vec<&String> = entries.keys().filter(|n| shape_of(n).is_none()).collect();
+        if let Some(first) = unknown.first() {
+            anyhow::bail!(
+                "{of_another}: {} of its {} entries name no tensor of this one, the first '{first}'; \
+                 make one with 'cellar imatrix', or choose the file of this model",
+                unknown.len(),
+                entries.len(),
+            );
+        }
+        for (name, entry) in entries {
+            let shape = shape_of(name).map_or(&[][..], Vec::as_slice);
+            if entry.mean_squares(shape).is_none() {
+                anyhow::bail!(
+                    "{of_another}: its '{name}' has {} columns in all, but the tensor here is \
+                     {shape:?} and has {}; make one with 'cellar imatrix', or choose the file of \
+                     this model",
+                    entry.sums.len(),
+                    n_columns(shape),
+                );
+            }
+        }
+        let weighted = tensors
+            .iter()
+            .zip(formats)
+            .filter(|(_, f)| takes_weights(**f));
+        let weighted: Vec<&str> = weighted.map(|(tensor, _)| tensor.name.as_str()).collect();
+        let without: Vec<&str> = weighted
+            .iter()
+            .copied()
+            .filter(|&name| !entries.contains_key(name))
+            .collect();
+        if weighted.is_empty() {
+            warn("--imatrix changes nothing: files of this type have no format that takes weights");
+        } else if let Some(first) = without.first() {
+            warn(&format!(
+                "{} of {} quantized tensors have no entry in '{}' and are quantized without \
+                 weights, the first '{first}'",
+                without.len(),
+                weighted.len(),
+                self.path.display(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Records in the file what it was made with, as llama-quantize does.
+    pub(super) fn describe(&self, metadata: &mut Metadata) {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let name = self.path.file_name().map(|name| name.to_string_lossy());
+        metadata.insert("quantize.imatrix.file", &*name.unwrap_or_default());
+        if let Some(dataset) = self.matrix.datasets.first() {
+            metadata.insert("quantize.imatrix.dataset", dataset.as_str());
+        }
+        let n_entries = count(self.matrix.entries.len());
+        metadata.insert("quantize.imatrix.entries_count", n_entries);
+        metadata.insert("quantize.imatrix.chunks_count", self.matrix.n_chunks);
+    }
+
+    /// The values of a weight in this format, if that takes weights and there is an entry.
+    ///
+    /// # Errors
+    /// Where a block cannot be encoded.
+    pub(super) fn quantize(
+        &self,
+        weight: &Weight,
+        values: &[f32],
+        format: BlockFormat,
+    ) -> anyhow::Result<Option<Vec<u8>>> {
+        let entry = self.matrix.entries.get(weight.name());
+        let means = entry.and_then(|entry| entry.mean_squares(weight.shape()));
+        let columns = weight.shape().last().copied().unwrap_or(0);
+        match means {
+            Some(mut means) if takes_weights(format) && columns > 0 => {
+                means.chunks_exact_mut(columns).for_each(raise_least);
+                quantize_matrices(values, &means, columns, format).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Columns of all matrices of a weight.
+fn n_columns(shape: &[usize]) -> usize {
+    let (columns, outer) = match shape {
+        [outer @ .., _, columns] => (*columns, outer),
+        _ => return 0,
+    };
+    columns * outer.iter().product::<usize>()
+}
+
+fn takes_weights(format: BlockFormat) -> bool {
+    use BlockFormat::*;
+    matches!(
+        format,
+        Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | Q3_K | Q4_K | Q5_K | Q6_K
+    )
+}
+
+/// Gives each column of a matrix some importance; the same, where none has any.
+fn raise_least(importance: &mut [f32]) {
+    let sum: f64 = importance.iter().map(|&x| f64::from(x)).sum();
+    let mean = (sum / importance.len().max(1) as f64) as f32;
+    match mean > 0.0 && mean.is_finite() {
+        true => {
+            let scaled = importance.iter_mut();
+            scaled.for_each(|x| *x = (*x / mean).max(LEAST_IMPORTANCE));
+        }
+        false => importance.fill(1.0),
+    }
+}
+
+/// Quantizes the matrices of a weight, `[matrices, rows, columns]`, on all cores, with the
+/// importance of their columns, `[matrices, columns]`.
+fn quantize_matrices(
+    values: &[f32],
+    importance: &[f32],
+    columns: usize,
+    format: BlockFormat,
+) -> anyhow::Result<Vec<u8>> {
+    let n_matrices = (importance.len() / columns).max(1);
+    let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let matrix_len = values.len() / n_matrices;
+    let piece_len = (matrix_len / columns).div_ceil(n_threads).max(1) * columns;
+    let mut bytes = Vec::new();
+    for (values, importance) in values
+        .chunks(matrix_len.max(1))
+        .zip(importance.chunks_exact(columns))
+    {
+        let pieces = thread::scope(|scope| {
+            let start = |values| scope.spawn(move || quantize_rows(values, importance, format));
+            let running: Vec<_> = values.chunks(piece_len).map(start).collect();
+            let done = running.into_iter().map(|piece| match piece.join() {
+                Ok(done) => done,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            done.collect::<anyhow::Result<Vec<Vec<u8>>>>()
+        })?;
+        pieces
+            .iter()
+            .for_each(|piece| bytes.extend_from_slice(piece));
+    }
+    Ok(bytes)
+}
+
+/// Rows of one matrix.
+fn quantize_rows(
+    values: &[f32],
+    importance: &[f32],
+    format: BlockFormat,
+) -> anyhow::Result<Vec<u8>> {
+    let columns = importance.len();
+    if let Some(of) = ggml_type(format) {
+        return quantize_k(values, importance, of);
+    }
+    let mut bytes = Vec::new();
+    for row in values.chunks_exact(columns) {
+        bytes.extend(quantize_weighted(format, row, importance)?);
+    }
+    Ok(bytes)
+}
+
+fn quantize_k(values: &[f32], importance: &[f32], of: GgmlDType) -> anyhow::Result<Vec<u8>> {
+    let shape = (values.len() / importance.len(), importance.len());
+    let tensor = Tensor::from_slice(values, shape, &Device::Cpu)?;
+    let quantized = QTensor::quantize_imatrix(&tensor, importance, of)?;
+    Ok(quantized.data()?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use model_core::imatrix::Importance;
+
+    use super::super::encode;
+    use super::*;
+
+    const COLUMNS: usize = 512;
+    const ROWS: usize = 12;
+
+    /// Numbers that look random, nearly normal.
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next() + next() + next()).collect()
+    }
+
+    fn weight(values: &[f32], shape: &[usize]) -> Weight {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Weight::new("w", shape.to_vec(), BlockFormat::F32, bytes.into()).unwrap()
+    }
+
+    fn weighting(sums: Vec<f32>, n_matrices: usize) -> Weighting {
+        let counts = vec![3.0; n_matrices];
+        let entry = Importance { sums, counts };
+        Weighting {
+            path: "i.gguf".into(),
+            matrix: ImportanceMatrix {
+                entries: BTreeMap::from([("w".to_owned(), entry)]),
+                ..ImportanceMatrix::default()
+            },
+        }
+    }
+
+    fn read(bytes: Vec<u8>, format: BlockFormat, shape: &[usize]) -> Vec<f32> {
+        let weight = Weight::new("w", shape.to_vec(), format, bytes.into());
+        weight.unwrap().to_f32()
+    }
+
+    /// The error weighted by importance goes down for each format; by expert, each with its own.
+    #[test]
+    fn the_weighted_error_goes_down_for_each_format() {
+        let shape = [2, ROWS, COLUMNS];
+        let values = noise(2 * ROWS * COLUMNS, 1);
+        let sums: Vec<f32> = noise(2 * COLUMNS, 2)
+            .iter()
+            .map(|x| (2.5 * x).exp())
+            .collect();
+        let (plain, weights) = (weight(&values, &shape), weighting(sums.clone(), 2));
+        let formats = BlockFormat::ALL.into_iter().filter(|f| takes_weights(*f));
+        let mut n_formats = 0;
+        for format in formats {
+            let error = |bytes: Vec<u8>| -> f64 {
+                let read = read(bytes, format, &shape);
+                let rows = read.chunks(COLUMNS).zip(values.chunks(COLUMNS)).enumerate();
+                let of_row = |(row, (a, b)): (usize, (&[f32], &[f32]))| -> f64 {
+                    let importance = &sums[row / ROWS * COLUMNS..];
+                    let each = a.iter().zip(b).zip(importance);
+                    each.map(|((a, b), w)| f64::from(w * (a - b) * (a - b)))
+                        .sum()
+                };
+                rows.map(of_row).sum()
+            };
+            let before = error(encode(&values, format).unwrap());
+            let weighted = weights.quantize(&plain, &values, format).unwrap();
+            let after = error(weighted.unwrap());
+            eprintln!("{format}: {:.3}", after / before);
+            assert!(after < 0.95 * before, "{format}: {before} became {after}");
+            n_formats += 1;
+        }
+        assert_eq!(n_formats, 9);
+    }
+
+    /// Columns that were always 0 in the text, and matrices that saw none, give finite numbers near
+    /// the originals.
+    #[test]
+    fn columns_without_importance_are_kept() {
+        let values = noise(ROWS * COLUMNS, 5);
+        let one = |column| {
+            let mut sums = vec![0.0; COLUMNS];
+            sums[column] = 1e9;
+            sums
+        };
+        for sums in [vec![0.0; COLUMNS], one(77), vec![f32::MAX; COLUMNS]] {
+            let weights = weighting(sums, 1);
+            let shape = [ROWS, COLUMNS];
+            for format in BlockFormat::ALL.into_iter().filter(|f| takes_weights(*f)) {
+                let quantized = weights.quantize(&weight(&values, &shape), &values, format);
+                let read = read(quantized.unwrap().unwrap(), format, &shape);
+                let worst = read.iter().zip(&values).map(|(a, b)| (a - b).abs());
+                // A NaN is not below.
+                assert!(worst.clone().all(|off| off < 3.0), "{format}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_formats_and_names_take_no_weights() {
+        let values = noise(ROWS * COLUMNS, 5);
+        let plain = weight(&values, &[ROWS, COLUMNS]);
+        let weights = weighting(vec![1.0; COLUMNS], 1);
+        for format in [BlockFormat::Q8_0, BlockFormat::F16, BlockFormat::F32] {
+            assert_eq!(weights.quantize(&plain, &values, format).unwrap(), None);
+        }
+        let shape = plain.shape().to_vec();
+        let other = Weight::new("v", shape, BlockFormat::F32, plain.bytes().clone());
+        let quantized = weights.quantize(&other.unwrap(), &values, BlockFormat::Q4_0);
+        assert_eq!(quantized.unwrap(), None);
+    }
+
+    #[test]
+    fn an_importance_matrix_of_another_model_is_refused_with_numbers() {
+        let tensor = |name: &str, shape: &[usize]| NamedShape {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+        };
+        let weights = weighting(vec![1.0; COLUMNS], 1);
+        let check = |tensors: &[NamedShape]| weights.check(tensors, &[BlockFormat::Q4_0]);
+        assert!(check(&[tensor("w", &[8, COLUMNS])]).is_ok());
+        let refused = check(&[tensor("w", &[8, 256])]).unwrap_err().to_string();
+        let wanted = "its 'w' has 512 columns in all, but the tensor here is [8, 256] and has 256";
+        assert!(refused.contains(wanted), "{refused}");
+        let refused = check(&[tensor("v", &[8, COLUMNS])])
+            .unwrap_err()
+            .to_string();
+        let wanted = "1 of its 1 entries name no tensor of this one, the first 'w'";
+        assert!(refused.contains(wanted), "{refused}");
+    }
+}
