@@ -61,7 +61,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<ImportanceMatrix, String> {
         let values = values.as_chunks::<4>().0.iter().copied();
         let entry = Importance {
             sums: values.map(f32::from_le_bytes).collect(),
-            counts: vec![n_calls as f32],
+            // Of no calls, the values are the mean squares.
+            counts: vec![n_calls.max(1) as f32],
         };
         if matrix.entries.insert(name.clone(), entry).is_some() {
             return Err(format!("'{name}' is there twice"));

@@ -64,6 +64,12 @@ fn the_older_form_is_read_with_its_end_and_without() {
     let without = ImportanceMatrix::parse(bytes.clone()).unwrap();
     assert_eq!(without.entries["a.weight"], dense());
     assert_eq!((without.n_chunks, without.datasets.len()), (0, 0));
+    let at = 4 + 4 + "a.weight".len();
+    let mut no_calls = bytes.clone();
+    no_calls[at..at + 4].fill(0);
+    let means =
+        ImportanceMatrix::parse(no_calls).unwrap().entries["a.weight"].mean_squares(&[8, 3]);
+    assert_eq!(means, Some(vec![2.0, 4.0, 0.0]));
     bytes.extend(7i32.to_le_bytes());
     bytes.extend(4i32.to_le_bytes());
     bytes.extend(b"text");
