@@ -497,7 +497,8 @@ pub(crate) struct LogitsArgs {
 Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are not a whole
 number of blocks is stored in a larger type, and the output matrix in at least 6 bits per value. The
 mixes q4_k_m and q5_k_m are those of llama-quantize: attention V and FFN down take Q6_K in the first
-and last eighth of the layers and in every third between them. The file is complete when it gets its name.
+and last eighth of the layers and in every third between them. With --imatrix, FFN down of the first
+eighth takes Q4_1 in q4_0, and Q5_1 in q5_0. The file is complete when it gets its name.
 
 Examples:
   cellar convert DIRECTORY model.gguf --type f16

@@ -25,7 +25,7 @@ use crate::output_file;
 use crate::progress::Progress;
 use crate::terminal;
 use importance::Weighting;
-use mix::{Heads, ModelTraits, NamedShape};
+use mix::{Columns, Heads, ModelTraits, NamedShape};
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("OUT", &args.out)?;
@@ -54,7 +54,11 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
             shape: shape.clone(),
         })
         .collect();
-    let formats = mix::formats(args.file_type, traits(&model, &tensors), &tensors);
+    let columns = weighting
+        .as_ref()
+        .map_or(Columns::Alike, |_| Columns::Weighted);
+    let traits = traits(&model, &tensors, columns);
+    let formats = mix::formats(args.file_type, traits, &tensors);
     warn_of_requantizing(&infos, &formats);
     if let Some(weighting) = &weighting {
         weighting.check(&tensors, &formats)?;
@@ -112,7 +116,7 @@ fn natural(name: &str) -> (Option<u32>, String) {
 }
 
 /// What the choice of formats depends on.
-fn traits(model: &OpenModel, tensors: &[NamedShape]) -> ModelTraits {
+fn traits(model: &OpenModel, tensors: &[NamedShape], columns: Columns) -> ModelTraits {
     let metadata = model.metadata();
     let architecture = model.model().architecture();
     let count =
@@ -128,6 +132,7 @@ fn traits(model: &OpenModel, tensors: &[NamedShape]) -> ModelTraits {
             [Some(n), Some(n_kv)] if n_kv < n => Heads::Shared,
             _ => Heads::Own,
         },
+        columns,
     }
 }
 

@@ -8,8 +8,9 @@
 //! In the mixes `q4_k_m` and `q5_k_m`, attention V (also where it is joined with Q and K) and FFN
 //! down take Q6_K in the first and last eighth of the layers and in every third between them; in
 //! models of 8 experts, attention K and V take Q8_0, and with `q4_k_m` the attention output Q5_K;
-//! in models of 80 layers whose heads share KV heads, V takes at least Q5_K. Knows nothing of
-//! values.
+//! in models of 80 layers whose heads share KV heads, V takes at least Q5_K. With an importance
+//! matrix, FFN down of the first eighth of the layers takes Q4_1 in files of `q4_0`, and Q5_1 in
+//! those of `q5_0`. Knows nothing of values.
 
 use kv_core::block::BlockFormat;
 
@@ -33,6 +34,17 @@ pub(super) struct ModelTraits {
     pub(super) n_experts: usize,
     /// Whether several query heads share a KV head.
     pub(super) heads: Heads,
+    /// Whether there is an importance matrix.
+    pub(super) columns: Columns,
+}
+
+/// What is known of the columns of matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Columns {
+    /// Nothing: they count alike.
+    Alike,
+    /// How important each is.
+    Weighted,
 }
 
 /// How query heads share KV heads.
@@ -77,7 +89,7 @@ pub(super) fn formats(
             false => Role::Other,
         };
         let wanted = match file_type.mix {
-            Mix::Uniform => file_type.format,
+            Mix::Uniform => counters.uniform(model, name, file_type.format),
             Mix::Medium => counters.medium(model, name, file_type.format),
         };
         format_of(name, shape, wanted, role)
@@ -96,6 +108,30 @@ struct Counters {
 }
 
 impl Counters {
+    /// The format of the next matrix in a file of `base`.
+    fn uniform(&mut self, model: ModelTraits, name: &str, base: BlockFormat) -> BlockFormat {
+        let with_minimum = match (model.columns, base) {
+            (Columns::Weighted, BlockFormat::Q4_0) => BlockFormat::Q4_1,
+            (Columns::Weighted, BlockFormat::Q5_0) => BlockFormat::Q5_1,
+            _ => return base,
+        };
+        match name.contains("ffn_down") && self.next_down(model, name) < model.n_layers / 8 {
+            true => with_minimum,
+            false => base,
+        }
+    }
+
+    /// The place of the next FFN down among those of the model.
+    fn next_down(&mut self, model: ModelTraits, name: &str) -> usize {
+        // A layer of experts may have several.
+        let index = match model.n_experts {
+            0 | 1 => self.down,
+            _ => layer_of(name).unwrap_or(0),
+        };
+        self.down += 1;
+        index
+    }
+
     /// The format of the next matrix in the mix around `base`.
     fn medium(&mut self, model: ModelTraits, name: &str, base: BlockFormat) -> BlockFormat {
         let has_eight_experts = model.n_experts == 8;
@@ -113,13 +149,7 @@ impl Counters {
             };
         }
         if name.contains("ffn_down") {
-            // A layer of experts may have several.
-            let index = match model.n_experts {
-                0 | 1 => self.down,
-                _ => layer_of(name).unwrap_or(0),
-            };
-            self.down += 1;
-            return more_bits(index, model.n_layers);
+            return more_bits(self.next_down(model, name), model.n_layers);
         }
         match name.strip_suffix(".weight").unwrap_or(name) {
             start if start.ends_with("attn_k") && has_eight_experts => BlockFormat::Q8_0,
@@ -219,15 +249,20 @@ mod tests {
         assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
     }
 
-    /// The formats of these tensors of each layer, as letters, in a mix.
-    fn mixed(file_type: &str, model: ModelTraits, tensor: &str) -> String {
+    /// The formats of these tensors of each layer.
+    fn of_layers(file_type: &str, model: ModelTraits, tensor: &str) -> Vec<BlockFormat> {
         let tensors: Vec<NamedShape> = (0..model.n_layers)
             .map(|layer| NamedShape {
                 name: format!("blk.{layer}.{tensor}.weight"),
                 shape: vec![256, 256],
             })
             .collect();
-        let formats = formats(file_type.parse().unwrap(), model, &tensors);
+        formats(file_type.parse().unwrap(), model, &tensors)
+    }
+
+    /// The same as letters.
+    fn mixed(file_type: &str, model: ModelTraits, tensor: &str) -> String {
+        let formats = of_layers(file_type, model, tensor);
         let digit = |format: &BlockFormat| format.name().chars().nth(1).unwrap();
         formats.iter().map(digit).collect()
     }
@@ -240,6 +275,7 @@ mod tests {
             n_layers: 32,
             n_experts: 0,
             heads: Heads::Shared,
+            columns: Columns::Alike,
         };
         let wanted = "66664464464464464464464464466666";
         for tensor in ["attn_v", "attn_qkv", "ffn_down"] {
@@ -263,12 +299,42 @@ mod tests {
             n_layers: 8,
             n_experts: 8,
             heads: Heads::Shared,
+            columns: Columns::Alike,
         };
         for tensor in ["attn_k", "attn_v"] {
             assert_eq!(mixed("q4_k_m", model, tensor), "8".repeat(8));
         }
         assert_eq!(mixed("q4_k_m", model, "attn_output"), "5".repeat(8));
         assert_eq!(mixed("q4_k_m", model, "ffn_down_exps"), "64464466");
+    }
+
+    /// As in llama.cpp, whose `Q4_0` and `Q5_0` lose much in the first FFN down matrices.
+    #[test]
+    fn the_first_down_matrices_take_minima_with_an_importance_matrix() {
+        let alike = ModelTraits {
+            n_layers: 17,
+            n_experts: 0,
+            heads: Heads::Own,
+            columns: Columns::Alike,
+        };
+        let weighted = ModelTraits {
+            columns: Columns::Weighted,
+            ..alike
+        };
+        let experts = ModelTraits {
+            n_experts: 4,
+            ..weighted
+        };
+        for (file_type, base, first) in [("q4_0", Q4_0, Q4_1), ("q5_0", Q5_0, Q5_1)] {
+            let wanted = [&[first; 2][..], &[base; 15]].concat();
+            assert_eq!(of_layers(file_type, weighted, "ffn_down"), wanted);
+            assert_eq!(of_layers(file_type, experts, "ffn_down_exps"), wanted);
+            assert_eq!(of_layers(file_type, weighted, "ffn_up"), [base; 17]);
+            assert_eq!(of_layers(file_type, alike, "ffn_down"), [base; 17]);
+        }
+        for (file_type, base) in [("q4_1", Q4_1), ("q8_0", Q8_0), ("q4_k", Q4_K)] {
+            assert_eq!(of_layers(file_type, weighted, "ffn_down"), [base; 17]);
+        }
     }
 
     /// Every matrix has the type that it has in files made with `llama-quantize`:
@@ -304,6 +370,7 @@ mod tests {
                     [n, n_kv] if n_kv < n => Heads::Shared,
                     _ => Heads::Own,
                 },
+                columns: Columns::Alike,
             };
             let found = formats(*file_type.unwrap(), model, &tensors);
             for ((tensor, found), wanted) in tensors.iter().zip(found).zip(wanted) {
