@@ -198,16 +198,19 @@ fn the_next_token_misses_nothing() {
     );
 }
 
-fn memory() -> Composite {
-    Composite::unified(UnifiedConfig {
+fn config() -> UnifiedConfig {
+    UnifiedConfig {
         part: PartIdx(0),
         n_seqs: 3,
         n_cells: 16,
         streams: Streams::Shared,
         window: Window::Full,
         causality: Causality::Causal,
-    })
-    .unwrap()
+    }
+}
+
+fn memory() -> Composite {
+    Composite::unified(config()).unwrap()
 }
 
 fn feed(memory: &mut Composite, seq: SeqId) {
@@ -242,6 +245,31 @@ fn a_sequence_without_tokens_is_saved_and_restored_as_such() {
     let into = RestoreInto::One { from: A, to: A };
     let error = target.restore(&snapshot, into).unwrap_err();
     assert!(matches!(error, Refusal::NotSaved { seq: A, .. }), "{error}");
+}
+
+#[test]
+fn a_memory_of_another_kind_refuses_a_snapshot_and_stays_as_it_is() {
+    let mut saved = memory();
+    feed(&mut saved, A);
+    let snapshot = saved.snapshot(Seqs::All).unwrap();
+    let refused = |change: &dyn Fn(&mut UnifiedConfig)| {
+        let mut config = config();
+        change(&mut config);
+        let mut memory = Composite::unified(config).unwrap();
+        feed(&mut memory, B);
+        let before = memory.clone();
+        let error = memory.restore(&snapshot, RestoreInto::All).unwrap_err();
+        assert_eq!(memory, before);
+        error
+    };
+    let part = PartIdx(1);
+    let window = Window::Full;
+    let error = refused(&|config| config.part = part);
+    assert_eq!(error, Refusal::NoPart { part, window });
+    let (part, here) = (PartIdx(0), Window::Sliding(8));
+    let error = refused(&|config| config.window = here);
+    let saved = Window::Full;
+    assert_eq!(error, Refusal::OtherWindow { part, saved, here });
 }
 
 /// What is kept of cells costs memory once they are used.

@@ -17,9 +17,6 @@ pub enum StateError {
     /// The bytes could not be written.
     #[error("the state could not be written")]
     Write(#[from] io::Error),
-    /// What describes the state cannot be put into words.
-    #[error("the state cannot be described")]
-    Describe(#[from] serde_json::Error),
     /// Rows that cannot be stored as this type.
     #[error(
         "layer {layer}: rows of {len} values cannot be saved as {kv_type}, whose blocks hold \

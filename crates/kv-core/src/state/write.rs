@@ -1,6 +1,6 @@
 //! Saving: one pass over the rows, a piece at a time.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +94,8 @@ pub fn save(
         fingerprint: state.fingerprint.clone(),
         rows: saved.clone(),
         empty: ranges(snapshot.empty_seqs()),
-    })?;
+    })
+    .map_err(io::Error::from)?;
     let mut sections = vec![(META, meta), (TOKENS, encode_tokens(state.tokens))];
     for part in snapshot.parts() {
         sections.push((PART, encode_part(part)));
