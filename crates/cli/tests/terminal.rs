@@ -189,6 +189,46 @@ fn words_wrap_at_the_width_of_the_terminal() {
 }
 
 #[test]
+fn a_resize_during_an_answer_changes_the_width_of_what_follows() {
+    let flags = ["-n", "400"];
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let mut terminal = Terminal::open(&flags);
+    let plain = words(&terminal.piped(&flags, "Hello\n"));
+    for (before, after) in [(60, 25), (25, 60)] {
+        terminal.resize(before);
+        terminal.keys("Hello\r");
+        terminal.wait("\r\n");
+        // Two lines have come, and many are to come.
+        let mut first = terminal.wait("\r\n");
+        first = first + "\n" + &terminal.wait("\r\n");
+        terminal.resize(after);
+        let rest = terminal.until_prompt();
+        assert_eq!(
+            words(&(first.clone() + "\n" + &rest)),
+            plain,
+            "nothing is lost"
+        );
+        let width = |lines: &[&str]| lines.iter().map(|line| line.len()).max().unwrap();
+        let begun: Vec<&str> = first.lines().collect();
+        let (before, after) = (usize::from(before), usize::from(after));
+        assert!((before - 12..=before).contains(&width(&begun)), "{first}");
+        // Some lines may have been on their way.
+        let rest: Vec<&str> = rest.lines().collect();
+        let late = &rest[rest.len() / 2..];
+        assert!(
+            (after - 12..=after).contains(&width(late)),
+            "{after}: {rest:#?}"
+        );
+        terminal.ask("/undo");
+    }
+    terminal.close();
+}
+
+#[test]
 fn keys_during_an_answer_wait_for_the_next_prompt() {
     let flags = ["-n", "400"];
     let mut terminal = Terminal::open(&flags);
