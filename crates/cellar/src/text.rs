@@ -4,6 +4,7 @@
 //! Invariant: the model notes every token that was evaluated, whenever the text is dropped. Knows
 //! nothing of how tokens are chosen.
 
+use engine::sampler::Step;
 use engine::{FinishReason, Generation, Timings};
 use kv_core::{SeqId, TokenId};
 
@@ -26,6 +27,13 @@ impl TextState {
             seq,
             n_noted: 0,
         }
+    }
+
+    /// The same with a step of the caller's before all others of the sampler, such as a grammar.
+    #[must_use]
+    pub fn with_step(mut self, step: Box<dyn Step>) -> Self {
+        self.generation = self.generation.with_step(step);
+        self
     }
 
     /// The next piece of text, of whole characters; `None` when it has ended. Pieces may be empty.

@@ -1,11 +1,13 @@
 //! `--schema` and `--grammar`: what a text is held to.
 //!
 //! Invariant: where a file is given, the text is held to it or the program fails; a program built
-//! without the feature `grammar` refuses the flags. Knows nothing of how texts are generated.
+//! without the feature `grammar` refuses the flags. Knows nothing of how texts are generated, only
+//! of how they end.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use engine::FinishReason;
 use engine::sampler::Step;
 use model_core::tokenizer::Tokenizer;
 
@@ -19,6 +21,26 @@ pub(crate) struct ConstraintArgs {
     /// Generate a text of this grammar, in llguidance's Lark syntax
     #[arg(long, value_name = "FILE", conflicts_with = "schema")]
     pub(crate) grammar: Option<PathBuf>,
+}
+
+/// Checks that nothing ended a constrained text before its schema or grammar did. One that was
+/// cancelled is as long as its reader wanted.
+///
+/// # Errors
+/// What ended it.
+pub(crate) fn check_complete(finish: Option<&FinishReason>) -> anyhow::Result<()> {
+    match finish {
+        Some(FinishReason::Length) => anyhow::bail!(
+            "the text is incomplete: --predict ended it before the schema or grammar did"
+        ),
+        Some(FinishReason::StopString { text }) => {
+            anyhow::bail!("the text is incomplete: the stop string {text:?} ended it")
+        }
+        Some(FinishReason::ContextFull) => {
+            anyhow::bail!("the text is incomplete: the context is full; choose a larger --ctx")
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(not(feature = "grammar"))]

@@ -1,4 +1,5 @@
-//! `cellar run --schema` and `--grammar`: what is printed is complete, or the program fails.
+//! `--schema` and `--grammar` of `cellar run` and `cellar chat`: what is printed is complete, or it
+//! is a failure.
 
 #![cfg(feature = "grammar")]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
@@ -7,7 +8,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{failure, json, output};
+use support::{cellar, failure, json, output, with_template};
 
 fn file(dir: &Path, name: &str, text: &str) -> String {
     let path = dir.join(name);
@@ -110,4 +111,86 @@ fn what_cannot_be_used_is_refused_before_any_text() {
     );
     let (code, message) = failure(&["run", "Hi", "--schema", "/nowhere.json"]);
     assert!(code == 1 && message.contains("/nowhere.json"), "{message}");
+}
+
+const TEMPLATE: &str =
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+
+/// A conversation through a pipe: its exit code, stdout and stderr.
+fn chat(args: &[&str], input: &str) -> (i32, String, String) {
+    let mut command = cellar();
+    command.arg("chat").args(args).write_stdin(input.to_owned());
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let code = output.status.code().unwrap();
+    (code, text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn every_answer_of_a_chat_is_json_of_the_schema() {
+    let dir = tempfile::tempdir().unwrap();
+    let schema = file(dir.path(), "schema.json", SCHEMA);
+    // A template that begins thinking: what the schema allows is the answer nevertheless.
+    let thinks = TEMPLATE.replace("assistant:", "assistant:<think>");
+    for template in [TEMPLATE, &thinks] {
+        let model = with_template(&dir, template);
+        let flags = ["-m", &model, "--schema", &schema, "--seed", "5"];
+        // Sampling is set in the middle, and an answer is given again.
+        let input = "Who?\n/set temp 1.5\nAnd then?\n/regen\n/clear\nWho else?\n";
+        let (code, stdout, stderr) = chat(&flags, input);
+        assert_eq!(code, 0, "{stderr}");
+        let answers = serde_json::Deserializer::from_str(&stdout).into_iter();
+        let answers: Vec<serde_json::Value> = answers.map(Result::unwrap).collect();
+        assert_eq!(answers.len(), 4, "{stdout}");
+        for answer in answers {
+            assert_eq!(answer.as_object().unwrap().len(), 3, "{stdout}");
+            let kind = answer["kind"].as_str().unwrap();
+            assert!(["cat", "dog"].contains(&kind), "{stdout}");
+        }
+    }
+}
+
+#[test]
+fn a_grammar_begins_anew_at_each_message() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = with_template(&dir, TEMPLATE);
+    let grammar = file(dir.path(), "answer.lark", "start: \"yes\" | \"no\"");
+    let flags = ["-m", &model, "--grammar", &grammar, "--temp", "0"];
+    let (code, stdout, stderr) = chat(&flags, "Is it?\nAnd this?\n/show messages\n");
+    assert_eq!(code, 0, "{stderr}");
+    let answers: Vec<&str> = stdout.lines().collect();
+    assert_eq!(answers.len(), 2, "{stdout}");
+    for answer in &answers {
+        assert!(["yes", "no"].contains(answer), "{stdout}");
+    }
+    // The answers are in the conversation as they were printed.
+    let shown = format!("> Is it?\n{}\n> And this?\n{}\n", answers[0], answers[1]);
+    assert!(stderr.contains(&shown), "{stderr}");
+}
+
+#[test]
+fn a_chat_refuses_what_cannot_be_used_and_what_is_incomplete() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = with_template(&dir, TEMPLATE);
+    let schema = file(dir.path(), "schema.json", SCHEMA);
+    let with = |flags: &[&str]| chat(&[&["-m", &*model], flags].concat(), "Who?\nWho else?\n");
+    let (code, stdout, stderr) = with(&["--schema", &schema, "-n", "3"]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("the text is incomplete: --predict ended it"));
+    assert_eq!(stdout.matches('\n').count(), 1, "its line ends: {stdout:?}");
+    let (code, _, stderr) = with(&["--schema", &schema, "--stop", "\"kind"]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(
+        stderr.contains("the stop string \"\\\"kind\" ended it"),
+        "{stderr}"
+    );
+    let wrong = file(dir.path(), "wrong.json", r#"{"not": {}}"#);
+    let (code, stdout, stderr) = with(&["--schema", &wrong]);
+    assert_eq!((code, &*stdout), (1, ""), "{stderr}");
+    assert!(stderr.contains("the schema at '/not'"), "{stderr}");
+    for flag in ["--schema", "--grammar"] {
+        let (code, _, stderr) = with(&[flag, "-"]);
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("stdin brings messages"), "{stderr}");
+    }
 }

@@ -311,3 +311,23 @@ fn lines_are_remembered_across_runs() {
     assert_ne!(terminal.ask("Who?"), answer);
     terminal.close();
 }
+
+#[cfg(feature = "grammar")]
+#[test]
+fn an_incomplete_answer_is_an_error_and_no_part_of_the_conversation() {
+    let dir = tempfile::tempdir().unwrap();
+    let grammar = dir.path().join("answer.lark");
+    std::fs::write(&grammar, r#"start: "one long answer of many words""#).unwrap();
+    let flags = ["--grammar", grammar.to_str().unwrap()];
+    let mut terminal = Terminal::open_in(dir, &flags);
+    // As wide as it is, it is one line: a constrained text is not wrapped.
+    terminal.resize(20);
+    assert_eq!(terminal.ask("Hello"), "one long answer of many words");
+    terminal.ask("/set predict 2");
+    let cut = terminal.ask("And?");
+    let (text, error) = cut.split_once('\n').unwrap();
+    assert!("one long answer of many words".starts_with(text), "{cut}");
+    assert!(error.starts_with("error: the text is incomplete"), "{cut}");
+    assert_eq!(terminal.ask("/undo"), "(forgotten: Hello)");
+    terminal.close();
+}

@@ -6,6 +6,7 @@
 use clap::Args;
 
 use crate::commands::answer::ShowThinking;
+use crate::constraint::ConstraintArgs;
 
 use super::{EngineArgs, ModelArgs, SamplerArgs, count};
 
@@ -30,9 +31,14 @@ terminal, messages are the lines of standard input, and only answers are printed
 Lines typed at a terminal are kept in $XDG_STATE_HOME/cellar/history (by default in ~/.local/state);
 CELLAR_HISTORY names another file, and --no-history or an empty CELLAR_HISTORY keeps none.
 
+With --schema or --grammar each answer is one text that the schema or grammar allows, printed
+without thinking. An answer that --predict, --stop or a full context ends too early is an error and
+no part of the conversation.
+
 Examples:
   cellar chat -m MODEL.gguf
   cellar chat -m MODEL.gguf --system \"Answer in one sentence.\" -c 8192 --kv-type q8_0
+  cellar chat -m MODEL.gguf --schema person.json
   printf 'Hello!\\nAnd in French?\\n' | cellar chat -m MODEL.gguf --temp 0")]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
@@ -54,6 +60,8 @@ pub(crate) struct ChatArgs {
     /// Neither read nor keep the lines typed at a terminal
     #[arg(long)]
     pub(crate) no_history: bool,
+    #[command(flatten)]
+    pub(crate) constraint: ConstraintArgs,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]

@@ -36,6 +36,7 @@ pub(crate) struct AnswerPrinter {
     shows_thinking: bool,
     reader: Reader,
     wrapper: Wrapper,
+    wraps: bool,
     section: Section,
     /// Whether thinking came before the answer.
     has_thought: bool,
@@ -54,10 +55,17 @@ impl AnswerPrinter {
             },
             reader,
             wrapper: Wrapper::default(),
+            wraps: true,
             section: Section::Answer,
             has_thought: false,
             has_begun: false,
         }
+    }
+
+    /// The same without word wrap: a line break in a JSON string would be part of it.
+    pub(crate) fn unwrapped(mut self) -> Self {
+        self.wraps = false;
+        self
     }
 
     /// Prints a part of the answer.
@@ -88,9 +96,8 @@ impl AnswerPrinter {
             if !self.has_begun && section == Section::Thinking {
                 out.write_all(DIM.as_bytes())?;
             }
-            let text = self
-                .wrapper
-                .push(&shown_text(self.reader, part), keyboard::width());
+            let width = keyboard::width().filter(|_| self.wraps);
+            let text = self.wrapper.push(&shown_text(self.reader, part), width);
             out.write_all(text.as_bytes())?;
         } else {
             out.write_all(part.as_bytes())?;
@@ -107,6 +114,17 @@ impl AnswerPrinter {
         self.end_section(out)?;
         writeln!(out)?;
         out.flush()
+    }
+
+    /// Ends the line of an answer that failed, where it has begun.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub(crate) fn end_line(&mut self, out: &mut impl Write) -> io::Result<()> {
+        match self.has_begun || self.has_thought {
+            true => self.finish(out),
+            false => Ok(()),
+        }
     }
 
     fn begin(&mut self, section: Section, out: &mut impl Write) -> io::Result<()> {

@@ -21,6 +21,7 @@ use model_core::model_file::ModelFile;
 use super::answer::AnswerPrinter;
 use super::run::warn_of_long_context;
 use crate::args::ChatArgs;
+use crate::constraint::Constraint;
 use crate::failure::{Exit, one_line, usage};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
@@ -63,6 +64,17 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         return usage(format!("--stop number {} is empty", at + 1));
     }
+    let constrained = [&args.constraint.schema, &args.constraint.grammar];
+    if let Some(path) = constrained
+        .into_iter()
+        .flatten()
+        .find(|p| input::is_stdin(p))
+    {
+        return usage(format!(
+            "'{}' cannot be a schema or grammar of a chat: stdin brings messages; name a file",
+            path.display()
+        ));
+    }
     let history = match args.no_history {
         true => None,
         false => history_path()?,
@@ -74,6 +86,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let file = source.load()?;
     resolve::continues_texts(&file)?;
     let template = template_of(&file, &source)?.to_owned();
+    let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine, &config)?;
     drop(loading);
@@ -82,7 +95,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let stop = args.stop.clone();
     let mut chat = Chat {
         model: source.name(),
-        responder: Responder::new(model, &template, cancel.clone(), stop),
+        responder: Responder::new(model, &template, cancel.clone(), stop).constrained(constraint),
         template,
         conversation: Conversation::new(args.system.clone()),
         settings: Settings {
@@ -210,15 +223,23 @@ impl Chat {
         *seed = seed.wrapping_add(n_messages).wrapping_add(self.n_again);
         let mut printer =
             AnswerPrinter::new(settings.show_thinking, Reader::of(&std::io::stdout()));
+        if self.responder.is_constrained() {
+            printer = printer.unwrapped();
+        }
         let n_dropped = self.conversation.n_dropped();
         let conversation = &mut self.conversation;
-        let response =
-            self.responder
-                .answer(conversation, &message, &settings, |section, part| {
-                    Ok(printer.print(section, part, out)?)
-                })?;
-        let Some(response) = response else {
-            return Ok(());
+        let response = self
+            .responder
+            .answer(conversation, &message, &settings, |section, part| {
+                Ok(printer.print(section, part, out)?)
+            });
+        let response = match response {
+            Ok(Some(response)) => response,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                printer.end_line(out)?;
+                return Err(error);
+            }
         };
         printer.finish(out)?;
         self.tell_of_dropped(n_dropped);

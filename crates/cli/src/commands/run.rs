@@ -21,7 +21,7 @@ use model_core::model_file::ModelFile;
 
 use super::session;
 use crate::args::{PredictLimit, RunArgs};
-use crate::constraint::{Constraint, Failure};
+use crate::constraint::{self, Constraint, Failure};
 use crate::failure::{Exit, usage, warn};
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::ModelSource;
@@ -281,19 +281,13 @@ impl Text {
     /// How the program ends: a constrained text must be complete.
     fn exit(&self) -> anyhow::Result<Exit> {
         let finish = self.generation.finish_reason();
-        match (finish, &self.failure) {
-            (Some(FinishReason::Cancelled), _) => Ok(Exit::Interrupted),
-            (Some(FinishReason::Length), Some(_)) => anyhow::bail!(
-                "the text is incomplete: --predict ended it before the schema or grammar did"
-            ),
-            (Some(FinishReason::StopString { text }), Some(_)) => {
-                anyhow::bail!("the text is incomplete: the stop string {text:?} ended it")
-            }
-            (Some(FinishReason::ContextFull), Some(_)) => {
-                anyhow::bail!("the text is incomplete: the context is full; choose a larger --ctx")
-            }
-            _ => Ok(Exit::Done),
+        if finish == Some(&FinishReason::Cancelled) {
+            return Ok(Exit::Interrupted);
         }
+        if self.failure.is_some() {
+            constraint::check_complete(finish)?;
+        }
+        Ok(Exit::Done)
     }
 }
 

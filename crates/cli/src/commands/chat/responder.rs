@@ -11,7 +11,8 @@ use model_core::tokenizer::{EncodeOptions, TokenKind};
 
 use super::conversation::Conversation;
 use super::settings::Settings;
-use crate::commands::answer::{Answer, Section, ThinkingFormat};
+use crate::commands::answer::{Answer, Section, Splitter, ThinkingFormat};
+use crate::constraint::{self, Constraint, Failure};
 use crate::progress::{Progress, PromptBar};
 
 const SEQ: SeqId = SeqId(0);
@@ -22,6 +23,8 @@ pub(super) struct Responder {
     format: ThinkingFormat,
     cancel: CancelFlag,
     stop: Vec<String>,
+    /// What each answer is held to, from its first token on.
+    constraint: Option<Constraint>,
 }
 
 /// How long a prompt may be.
@@ -56,7 +59,19 @@ impl Responder {
             format: ThinkingFormat::of_template(template),
             cancel,
             stop,
+            constraint: None,
         }
+    }
+
+    /// The same where every answer is held to a schema or grammar.
+    pub(super) fn constrained(mut self, constraint: Option<Constraint>) -> Self {
+        self.constraint = constraint;
+        self
+    }
+
+    /// Whether answers are held to a schema or grammar.
+    pub(super) fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
     }
 
     /// Tokens in the memory.
@@ -87,8 +102,8 @@ impl Responder {
     /// `conversation`.
     ///
     /// # Errors
-    /// Where the message does not fit the context, `on_part` fails, or the engine does; the memory
-    /// is empty then.
+    /// Where the message does not fit the context, `on_part` fails, or the engine does; where the
+    /// answer ended before the schema or grammar did. The memory is empty then.
     pub(super) fn answer(
         &mut self,
         conversation: &mut Conversation,
@@ -133,14 +148,24 @@ impl Responder {
         if text.finish_reason() == Some(&FinishReason::Cancelled) {
             return Ok(None);
         }
-        let mut splitter = self.format.splitter(&prompt);
+        let failure = match self.constraint.as_ref().map(Constraint::step) {
+            Some((step, failure)) => {
+                text = text.with_step(step);
+                Some(failure)
+            }
+            None => None,
+        };
+        // What a grammar allows is the answer itself.
+        let mut splitter = failure.is_none().then(|| self.format.splitter(&prompt));
         let mut answer = Answer::default();
         let mut n_tokens = 0;
         loop {
             if text.pending().is_some() && self.n_evaluated() >= self.n_ctx() {
                 self.make_room(conversation, user, text.evaluated())?;
             }
-            let Some(piece) = text.next_piece(&mut self.model)? else {
+            let piece = text.next_piece(&mut self.model);
+            let piece = piece.map_err(|error| with_reason(error, failure.as_ref()))?;
+            let Some(piece) = piece else {
                 break;
             };
             let tokens = text.tokens();
@@ -150,14 +175,21 @@ impl Responder {
                 .last()
                 .filter(|_| is_new)
                 .and_then(|&id| self.control(id));
-            for (section, part) in splitter.push(&piece, control) {
+            let parts = match &mut splitter {
+                Some(splitter) => splitter.push(&piece, control),
+                None => vec![(Section::Answer, piece)],
+            };
+            for (section, part) in parts {
                 answer.push(section, &part);
                 on_part(section, &part)?;
             }
         }
-        if let Some((section, part)) = splitter.finish() {
+        if let Some((section, part)) = splitter.and_then(Splitter::finish) {
             answer.push(section, &part);
             on_part(section, &part)?;
+        }
+        if failure.is_some() {
+            constraint::check_complete(text.finish_reason())?;
         }
         Ok(Some(Response {
             answer,
@@ -248,6 +280,14 @@ impl Responder {
             Some(TokenKind::Control) => tokenizer.token_text(id),
             _ => None,
         }
+    }
+}
+
+/// An error with the reason why the grammar left no token, where that is the cause.
+fn with_reason(error: cellar::Error, failure: Option<&Failure>) -> anyhow::Error {
+    match failure.and_then(Failure::reason) {
+        Some(reason) => anyhow::Error::from(error).context(reason),
+        None => error.into(),
     }
 }
 
