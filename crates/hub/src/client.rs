@@ -7,6 +7,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::CertificateError;
 use serde::Deserialize;
 use ureq::http::{HeaderMap, Response, StatusCode};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -338,9 +339,36 @@ fn root_certificates() -> RootCerts {
 }
 
 fn unreachable(address: &str, error: &ureq::Error) -> HubError {
-    HubError::Unreachable {
-        host: url::origin(address).unwrap_or_else(|| address.to_owned()),
-        reason: error.to_string(),
+    let host = url::origin(address).unwrap_or_else(|| address.to_owned());
+    match certificate_error(error) {
+        Some(reason @ CertificateError::UnknownIssuer) => HubError::Untrusted {
+            host,
+            reason: reason.to_string(),
+            hint: "; if the authority that signed its certificate is yours, set SSL_CERT_FILE to a \
+                   PEM file of trusted certificates that has it",
+        },
+        Some(reason) => HubError::Untrusted {
+            host,
+            reason: reason.to_string(),
+            hint: "",
+        },
+        None => HubError::Unreachable {
+            host,
+            reason: error.to_string(),
+        },
+    }
+}
+
+/// What is wrong with the server's certificate, where that is why there is no connection.
+fn certificate_error(error: &ureq::Error) -> Option<&CertificateError> {
+    let error = match error {
+        ureq::Error::Rustls(error) => error,
+        ureq::Error::Io(error) => error.get_ref()?.downcast_ref()?,
+        _ => return None,
+    };
+    match error {
+        rustls::Error::InvalidCertificate(reason) => Some(reason),
+        _ => None,
     }
 }
 

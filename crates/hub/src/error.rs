@@ -51,6 +51,16 @@ pub enum HubError {
         /// What the network reports.
         reason: String,
     },
+    /// The endpoint's certificate is not to be trusted.
+    #[error("cannot trust {host}: {reason}{hint}")]
+    Untrusted {
+        /// The host.
+        host: String,
+        /// What is wrong with the certificate.
+        reason: String,
+        /// What helps, or nothing.
+        hint: &'static str,
+    },
     /// The repository does not exist, or is hidden from this account.
     #[error("{endpoint} has no model repository '{repo}', or it is private; {hint}")]
     NoRepository {

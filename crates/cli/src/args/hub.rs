@@ -17,7 +17,8 @@ Models are kept in the cache that Hugging Face's tools share. Sizes and hashes a
 that ends early, by Ctrl-C too, is continued by the same command.
 
 Variables: HF_TOKEN (or the file HF_HOME/token) for gated and private models; HF_ENDPOINT, another
-server; HF_HOME or HF_HUB_CACHE, the place of the cache; HF_HUB_OFFLINE=1 forbids downloads.
+server; HF_HOME or HF_HUB_CACHE, the place of the cache; HF_HUB_OFFLINE=1 forbids downloads;
+SSL_CERT_FILE, a PEM file of the certificates to trust instead of this machine's.
 
 Examples:
   cellar pull OWNER/NAME-GGUF

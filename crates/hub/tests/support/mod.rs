@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -85,6 +85,11 @@ enum Role {
     Content,
 }
 
+/// Both directions of a connection.
+pub trait Connection: Read + Write {}
+
+impl<C: Read + Write> Connection for C {}
+
 /// A hub with one repository.
 #[derive(Clone)]
 pub struct HubServer {
@@ -95,9 +100,22 @@ pub struct HubServer {
 impl HubServer {
     /// Starts it; it ends with the process.
     pub fn start(repo: &str) -> Self {
+        Self::start_over("http://127.0.0.1", repo, |stream| Some(Box::new(stream)))
+    }
+
+    /// Starts it with another scheme and name of this machine.
+    pub fn start_over(
+        origin: &str,
+        repo: &str,
+        accept: impl Fn(TcpStream) -> Option<Box<dyn Connection>> + Send + Sync + 'static,
+    ) -> Self {
+        let accept = Arc::new(accept);
         let hub = TcpListener::bind("127.0.0.1:0").unwrap();
         let content = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
+        let address = |listener: &TcpListener| {
+            let port = listener.local_addr().unwrap().port();
+            format!("{origin}:{port}")
+        };
         let state = Arc::new(Mutex::new(State {
             repo: repo.to_owned(),
             content: address(&content),
@@ -105,11 +123,15 @@ impl HubServer {
         }));
         let endpoint = address(&hub);
         for (listener, role) in [(hub, Role::Hub), (content, Role::Content)] {
-            let state = Arc::clone(&state);
+            let (state, accept) = (Arc::clone(&state), Arc::clone(&accept));
             thread::spawn(move || {
                 for stream in listener.incoming() {
-                    let state = Arc::clone(&state);
-                    thread::spawn(move || answer(stream.unwrap(), &state, role));
+                    let (state, accept) = (Arc::clone(&state), Arc::clone(&accept));
+                    thread::spawn(move || {
+                        if let Some(connection) = accept(stream.unwrap()) {
+                            answer(connection, &state, role);
+                        }
+                    });
                 }
             });
         }
@@ -169,7 +191,7 @@ pub fn sha256(bytes: &[u8]) -> String {
         })
 }
 
-fn answer(stream: TcpStream, state: &Mutex<State>, role: Role) {
+fn answer(stream: Box<dyn Connection>, state: &Mutex<State>, role: Role) {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
@@ -201,7 +223,7 @@ fn answer(stream: TcpStream, state: &Mutex<State>, role: Role) {
         response.body.clear();
     }
     // A client that has seen enough hangs up.
-    let _ = response.send(reader.get_mut());
+    let _ = response.send(&mut **reader.get_mut());
 }
 
 struct Answer {
@@ -233,7 +255,7 @@ impl Answer {
         self
     }
 
-    fn send(&self, stream: &mut TcpStream) -> std::io::Result<()> {
+    fn send(&self, stream: &mut dyn Connection) -> std::io::Result<()> {
         let mut head = format!("HTTP/1.1 {} Text\r\nconnection: close\r\n", self.status);
         for (name, value) in &self.headers {
             write!(head, "{name}: {value}\r\n").unwrap();
