@@ -57,6 +57,23 @@ refusal() {
   fi
 }
 
+# The program tells a story with the model in it, and refuses a GPU that is hidden.
+program() {
+  local log=$folder/logs/program.log started=$SECONDS
+  local story=("$bin/cellar" run --backend cuda --temp 0 -n 40 'Once upon a time')
+  if "${story[@]}" >"$log" 2>"$log.errors" && [ -s "$log" ]; then
+    row 'the program tells a story' ok $((SECONDS - started)) ''
+  else
+    tail -n 5 "$log.errors"
+    row 'the program tells a story' FAILED $((SECONDS - started)) "$log.errors"
+  fi
+  if CUDA_VISIBLE_DEVICES='' "${story[@]}" >"$log.hidden" 2>&1; then
+    row 'the program refuses a hidden GPU' FAILED 0 "$log.hidden"
+  else
+    row 'the program refuses a hidden GPU' ok 0 "$(tail -n 1 "$log.hidden" | tr '|' ' ')"
+  fi
+}
+
 sanitizer() {
   local tool=$1 program=$2
   shift 2
@@ -92,6 +109,7 @@ if [ -n "$sanitize" ]; then
 else
   row 'compute-sanitizer' 'not found' 0 'install it with the CUDA toolkit'
 fi
+program
 tests 'GEMV: at least 70 % of copies' bandwidth "$bin/bandwidth" --nocapture
 rates=$(sed -n 's/.*RATE \(.*\) \([0-9]* GB\/s.*\)$/| \1 | \2 |/p' "$folder/logs/bandwidth.log")
 
