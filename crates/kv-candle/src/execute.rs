@@ -4,7 +4,7 @@
 //! (no outputs wanted) are never made, so no operation meets an empty tensor. Does not know how
 //! an operation is computed where it takes more than a few lines.
 
-use candle_core::{Device, Tensor};
+use candle_core::{D, Device, Tensor};
 use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
@@ -84,6 +84,7 @@ fn activate(activation: Activation, x: &Tensor) -> Option<candle_core::Result<Te
         // Candle's `gelu` is the tanh form; the exact one is its `gelu_erf`.
         Activation::GeluTanh => Some(x.gelu()),
         Activation::GeluErf => Some(x.gelu_erf()),
+        Activation::Sigmoid => Some(candle_nn::ops::sigmoid(x)),
         _ => None,
     }
 }
@@ -168,7 +169,8 @@ impl Run<'_> {
             }
             Op::Reshape => self.operand(node, 0)?.reshape(shape),
             Op::Columns { first } => {
-                let columns = self.operand(node, 0)?.narrow(1, *first, node.row_len());
+                let len = node.shape.last().copied().unwrap_or(0);
+                let columns = self.operand(node, 0)?.narrow(D::Minus1, *first, len);
                 columns.and_then(|c| c.contiguous())
             }
             Op::StoreKv { layer } => {
@@ -267,6 +269,15 @@ impl Run<'_> {
                 let weights = self.weights(node, [&scan.a, &scan.d, &scan.dt_bias])?;
                 let operands = self.operands(node)?;
                 ops::scan_heads(&tensors.state, operands, weights, scan, inputs.states)
+            }
+            Op::Decay { decay } => {
+                let weights = self.weights(node, [&decay.a, &decay.dt_bias])?;
+                ops::decay(self.operand(node, 0)?, weights, decay)
+            }
+            Op::Delta { layer, delta } => {
+                let (_, tensors) = self.rows.states(*layer)?;
+                let operands = self.operands(node)?;
+                ops::delta(&tensors.state, operands, delta, inputs.states)
             }
             Op::Attend { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;

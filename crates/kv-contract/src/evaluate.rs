@@ -135,14 +135,18 @@ impl Evaluator<'_> {
             }
             Op::Activate { activation } => self.each(node, activation_of(*activation)),
             Op::Columns { first } => {
-                let (width, len) = (self.shape(node.operands[0])[1], node.row_len());
-                let rows = self.operand(node, 0).chunks_exact(width.max(1));
+                let (x, len) = (self.shape(node.operands[0]), node.shape.last().unwrap());
+                let rows = self
+                    .operand(node, 0)
+                    .chunks_exact((*x.last().unwrap()).max(1));
                 rows.flat_map(|row| row[*first..first + len].iter().copied())
                     .collect()
             }
             Op::Conv { layer, conv } => self.conv(node, *layer, conv, memory),
             Op::Scan { layer, scan } => self.scan(node, *layer, scan, memory),
             Op::ScanHeads { layer, scan } => self.scan_heads(node, *layer, scan, memory),
+            Op::Decay { decay } => self.decay(node, decay),
+            Op::Delta { layer, delta } => self.delta(node, *layer, delta, memory),
             Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, memory),
             Op::LayerNorm { weight, bias, eps } => {
                 self.layer_norm(node, weight, bias.as_deref(), f64::from(*eps))
@@ -447,6 +451,7 @@ fn activation_of(activation: Activation) -> fn(f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         },
+        Activation::Sigmoid => |x| 1.0 / (1.0 + (-x).exp()),
         Activation::GeluErf => |x| 0.5 * x * erfc(-x / std::f64::consts::SQRT_2),
         activation => panic!("the reference evaluator does not know {activation:?}"),
     }

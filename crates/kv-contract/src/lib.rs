@@ -18,6 +18,7 @@ pub mod attend;
 pub mod attend_batch;
 mod compiled;
 pub mod custom;
+pub mod delta_rule;
 pub mod elementwise;
 pub mod errors;
 pub mod evaluate;
@@ -245,12 +246,14 @@ macro_rules! backend_contract {
                 positions_scale, elementwise_nodes_leave_operands_alone;
             experts: routes_choose_and_weigh, experts_compute,
                 experts_on_scaled_inputs_compute, experts_on_blocks;
-            recurrent: activate_activates, columns_cut, fresh_states_are_zero_and_read_back,
+            recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
             custom: custom_rows_compute, custom_states_continue_however_they_are_cut,
                 what_custom_operations_refuse_is_reported, unregistered_operations_are_refused;
+            delta_rule: sigmoid_gates, decays_fall, delta_rules_compute, delta_states_go_back,
+                delta_states_of_another_shape_are_refused;
             scan_heads: scans_by_heads_compute, head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,

@@ -170,6 +170,10 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
         }
     }
 
+    pub(super) fn memory(&mut self) -> &mut Recurrent {
+        &mut self.memory
+    }
+
     /// Prompts and single tokens of several sequences, mixed in any order, run after run.
     pub(super) fn run_mixed(&mut self) {
         for seqs in [
@@ -244,6 +248,35 @@ pub fn activate_activates<B: Backend>(subject: &Subject<B>) {
             compare(subject, &graph, MemoryWeights::new(), &inputs, tolerance);
         }
     }
+}
+
+/// The named columns of every head, and no others.
+pub fn columns_of_heads_cut<B: Backend>(subject: &Subject<B>) {
+    for n in [1, 5] {
+        let mut b = builder(n, 0);
+        let x = b.input(Input::Embeddings { dim: 36 }).unwrap();
+        let heads = b.reshape("heads", x, &[n, 3, 12]).unwrap();
+        let outputs = [0..12, 0..6, 6..12, 5..8].map(|columns| {
+            let name = format!("{columns:?}");
+            b.columns(&name, heads, columns).unwrap()
+        });
+        assert_eq!(b.shape_of(outputs[3]), [n, 3, 3]);
+        let graph = b.finish(&outputs).unwrap();
+        let (weights, step) = (MemoryWeights::new(), step(n, 0, 36, 1));
+        compare(subject, &graph, weights, &step, 0.0);
+    }
+    // Halves of the heads of a product, which backends may compute apart.
+    let mut b = builder(3, 0);
+    let x = b.input(Input::Embeddings { dim: 32 }).unwrap();
+    let all = b.linear("all", x, "w", 64).unwrap();
+    let heads = b.reshape("heads", all, &[3, 4, 16]).unwrap();
+    let halves = [0..8, 8..16].map(|columns| {
+        let name = format!("{columns:?}");
+        b.columns(&name, heads, columns).unwrap()
+    });
+    let graph = b.finish(&halves).unwrap();
+    let (weights, step) = (memory_weights(&graph, 83), step(3, 0, 32, 1));
+    compare(subject, &graph, weights, &step, subject.tolerance.linear);
 }
 
 /// The named columns, and no others.

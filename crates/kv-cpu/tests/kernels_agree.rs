@@ -120,10 +120,11 @@ fn dot_products_and_maxima() {
 fn elementwise_operations() {
     type Binary = fn(&Kernels) -> fn(&mut [f32], &[f32]);
     // Products may be fused with sums, so errors are measured against the largest operand.
-    let binary: [(&str, Binary, f32); 5] = [
+    let binary: [(&str, Binary, f32); 6] = [
         ("add", |k| k.add, 0.0),
         ("mul", |k| k.mul, 0.0),
         ("silu_mul", |k| k.silu_mul, 1e-6),
+        ("sigmoid_mul", |k| k.sigmoid_mul, 1e-6),
         ("gelu_tanh_mul", |k| k.gelu_tanh_mul, 4e-6),
         ("gelu_erf_mul", |k| k.gelu_erf_mul, 4e-6),
     ];

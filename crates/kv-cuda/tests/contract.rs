@@ -1,6 +1,8 @@
 //! The contract suite on a GPU, in both precisions.
 
 mod common;
+#[path = "../../kv-gpu/tests/known/mod.rs"]
+mod known;
 #[path = "../../kv-gpu/tests/tolerance/mod.rs"]
 mod tolerance;
 
@@ -9,7 +11,8 @@ use kv_cuda::CudaDevice;
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
 fn subject(precision: Precision) -> Subject<GpuBackend<CudaDevice>> {
-    Subject::new(GpuBackend::new(common::device(), GpuConfig { precision }))
+    let backend = GpuBackend::new(common::device(), GpuConfig { precision });
+    Subject::new(backend).with_known(known::KNOWN)
 }
 
 mod precise {

@@ -1,17 +1,19 @@
 //! The contract suite on the simulator, whose threads run in either order, in both precisions.
 
+mod known;
 mod tolerance;
 
 use kv_contract::Subject;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
-fn backend(order: Order, precision: Precision) -> GpuBackend<Sim> {
-    GpuBackend::new(Sim::new(order), GpuConfig { precision })
+fn subject(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
+    let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
+    Subject::new(backend).with_known(known::KNOWN)
 }
 
 fn precise(order: Order) -> Subject<GpuBackend<Sim>> {
-    Subject::new(backend(order, Precision::Precise))
+    subject(order, Precision::Precise)
 }
 
 mod forward {
@@ -24,9 +26,9 @@ mod reverse {
 
 /// With activations of int8 and products on tensor cores.
 mod fast {
-    use super::{Order, Precision, Subject, backend, tolerance};
+    use super::{Order, Precision, subject, tolerance};
 
     kv_contract::backend_contract!(|| {
-        Subject::new(backend(Order::Reverse, Precision::Fast)).with_tolerance(tolerance::FAST)
+        subject(Order::Reverse, Precision::Fast).with_tolerance(tolerance::FAST)
     });
 }

@@ -99,10 +99,11 @@ impl Run<'_> {
             }
             Op::TopK { k } => self.top_k(node, *k),
             Op::Columns { first } => {
-                let x = self.operand(node, 0);
-                let width = x.len() / node.n_rows().max(1);
-                let rows = x.chunks_exact(width.max(1));
-                rows.flat_map(|row| &row[*first..first + node.row_len()])
+                // Of rows, or of every head.
+                let last = |node: &Node| node.shape.last().copied().unwrap_or(0);
+                let width = self.graph().node(node.operands[0]).map_or(0, last);
+                let rows = self.operand(node, 0).chunks_exact(width.max(1));
+                rows.flat_map(|row| &row[*first..first + last(node)])
                     .copied()
                     .collect()
             }
@@ -239,6 +240,7 @@ fn activation_of(activation: Activation) -> Option<fn(f32) -> f32> {
             let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         }),
+        Activation::Sigmoid => Some(|x| 1.0 / (1.0 + (-x).exp())),
         // The exact GELU needs an error function, which the standard library does not have.
         _ => None,
     }

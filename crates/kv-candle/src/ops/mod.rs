@@ -2,6 +2,7 @@
 //! visibility have been checked.
 
 mod attend;
+mod delta_rule;
 mod elementwise;
 mod experts;
 mod linear;
@@ -13,6 +14,7 @@ mod store_rows;
 mod top_k;
 
 pub(crate) use attend::{Queries, attend};
+pub(crate) use delta_rule::{decay, delta};
 pub(crate) use elementwise::{clamped_gate, scale_by_position, soft_cap};
 pub(crate) use experts::{Slots, expert_linear, expert_scale, route};
 pub(crate) use linear::linear;

@@ -126,7 +126,7 @@ pub(crate) fn scan_heads(
 }
 
 /// Results of all groups, put back in the order of the rows.
-fn by_groups(
+pub(super) fn by_groups(
     x: &Tensor,
     groups: &[StateGroup],
     result: impl Fn(&StateGroup, &Tensor) -> Result<Tensor>,
@@ -148,7 +148,7 @@ fn by_groups(
 }
 
 /// The state that a group begins with.
-fn source(states: &Tensor, group: &StateGroup) -> Result<Tensor> {
+pub(super) fn source(states: &Tensor, group: &StateGroup) -> Result<Tensor> {
     match group.source {
         None => Tensor::zeros((1, states.dim(1)?), DType::F32, states.device()),
         // A copy: candle would refuse to write to the storage that it reads.
@@ -156,14 +156,14 @@ fn source(states: &Tensor, group: &StateGroup) -> Result<Tensor> {
     }
 }
 
-fn put(states: &Tensor, state: &Tensor, to: CellIdx) -> Result<()> {
+pub(super) fn put(states: &Tensor, state: &Tensor, to: CellIdx) -> Result<()> {
     let row = state.contiguous()?.reshape((1, states.dim(1)?))?;
     states.slice_set(&row, 0, to.as_usize())
 }
 
 /// `ln(1 + e^x)` without overflow, and without losing `e^x` in the 1:
 /// `ln(1 + u) = ln(w) u / (w - 1)` where `w` is `1 + u` as rounded (Kahan).
-fn softplus(x: &Tensor) -> Result<Tensor> {
+pub(super) fn softplus(x: &Tensor) -> Result<Tensor> {
     let u = x.abs()?.neg()?.exp()?;
     let w = (&u + 1.0)?;
     let rounded = (&w - 1.0)?;

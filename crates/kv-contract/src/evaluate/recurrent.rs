@@ -5,7 +5,7 @@
 //! devices or when one is kept.
 
 use kv_core::LayerIdx;
-use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
+use kv_core::graph::{ConvSpec, DecaySpec, DeltaSpec, HeadScanSpec, Node, ScanSpec};
 
 use super::{Evaluator, Memory, StateKind, Value};
 
@@ -133,6 +133,53 @@ impl Evaluator<'_> {
                     y += c[narrow + k] * *h;
                 }
                 y
+            });
+            y.collect()
+        })
+    }
+
+    pub(super) fn decay(&self, node: &Node, decay: &DecaySpec) -> Value {
+        let (a, bias) = (self.weight(&decay.a), self.weight(&decay.dt_bias));
+        let columns = node.row_len();
+        let per_head = columns / decay.n_heads;
+        let values = self.operand(node, 0).iter().enumerate();
+        let factor = |(at, x): (usize, &f64)| {
+            let i = at % columns;
+            (a[i / per_head] * (x + bias[i]).exp().ln_1p()).exp()
+        };
+        values.map(factor).collect()
+    }
+
+    pub(super) fn delta(
+        &self,
+        node: &Node,
+        layer: LayerIdx,
+        delta: &DeltaSpec,
+        memory: &mut Memory,
+    ) -> Value {
+        let (channels, n) = (node.row_len(), delta.k_dim);
+        let (v_dim, keys) = (channels / delta.n_heads, delta.key_heads * n);
+        let [q, k, v, decay, beta] = [0, 1, 2, 3, 4].map(|at| self.operand(node, at));
+        let n_decays = self.shape(node.operands[3])[1];
+        let states = States {
+            layer,
+            kind: StateKind::Scan,
+            len: channels * n,
+        };
+        self.recur(node, states, memory, |state, row| {
+            let y = (0..channels).map(|i| {
+                let head = i / v_dim;
+                let first = row * keys + delta.key_head(head) * n;
+                let (q, k) = (&q[first..first + n], &k[first..first + n]);
+                let s = &mut state[i * n..(i + 1) * n];
+                for (at, s) in s.iter_mut().enumerate() {
+                    let decays = n_decays / delta.n_heads;
+                    *s *= decay[row * n_decays + head * decays + at % decays];
+                }
+                let known: f64 = s.iter().zip(k).map(|(s, k)| s * k).sum();
+                let change = beta[row * delta.n_heads + head] * (v[row * channels + i] - known);
+                s.iter_mut().zip(k).for_each(|(s, k)| *s += change * k);
+                f64::from(delta.scale) * s.iter().zip(q).map(|(s, q)| s * q).sum::<f64>()
             });
             y.collect()
         })

@@ -89,6 +89,10 @@ pub fn check_rows(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError>
                 let len = scan.d_state * node.row_len();
                 check_state(states_of(layout, layer)?, RowKind::State, len)?;
             }
+            Op::Delta { layer, ref delta } => {
+                let len = delta.k_dim * node.row_len();
+                check_state(states_of(layout, layer)?, RowKind::State, len)?;
+            }
             Op::Kq { layer, ref spec } => {
                 check_table(layout, layer, spec, node)?;
             }

@@ -41,6 +41,7 @@ pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, ConvSpec, DType, HeadScanSpec, Input, Op, ScanSpec};
 pub use ops::attend::Attention;
 pub use ops::custom::{CustomSizes, CustomSpec};
+pub use ops::delta_rule::{DecaySpec, DeltaSpec, KeySharing};
 pub use ops::elementwise::{ClampedGate, PositionScale};
 pub use ops::experts::{RouteGate, RouteSpec, RouteSum, slots};
 pub use ops::norm::NormGain;

@@ -10,9 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::alibi::Alibi;
 use super::ops::custom::CustomSpec;
+use super::ops::delta_rule::{DecaySpec, DeltaSpec};
 use super::ops::elementwise::PositionScale;
 use super::ops::experts::RouteSpec;
-use super::ops::{self, attend, dense, elementwise, experts, norm, plain_attention, recurrent};
+use super::ops::{
+    self, attend, delta_rule, dense, elementwise, experts, norm, plain_attention, recurrent,
+};
 use super::spec::OpSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::{RopeSections, RopeSpec};
@@ -83,6 +86,8 @@ pub enum Activation {
     GeluTanh,
     /// `x/2 (1 + erf(x / sqrt(2)))`: GELU itself, same paper.
     GeluErf,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
 }
 
 /// How one layer attends.
@@ -280,7 +285,8 @@ pub enum Op {
         /// The function.
         activation: Activation,
     },
-    /// Columns from `first` on, as many as the result has. `(x [n, width]) -> [n, len]`.
+    /// Columns from `first` on of the last dimension, as many as the result has.
+    /// `(x [n, .., width]) -> [n, .., len]`.
     Columns {
         /// The first column.
         first: usize,
@@ -382,6 +388,27 @@ pub enum Op {
         #[serde(flatten)]
         scan: HeadScanSpec,
     },
+    /// Decay factors `y[t, i] = exp(A[j] softplus(x[t, i] + dt_bias[i]))`, where `j` is the head
+    /// that column `i` belongs to. `(x [n, columns]) -> same`.
+    Decay {
+        /// Heads and weights.
+        #[serde(flatten)]
+        decay: DecaySpec,
+    },
+    /// The gated delta rule (Yang, Kautz and Hatamizadeh, arXiv 2412.06464) along each sequence.
+    /// A value head `j` has a state `S [v_dim, k_dim]`, and with the `q` and `k` of its key head
+    /// every token does `S = S diag(decay[t, j])`, `S += beta[t, j] (v[t, j] - S k) k^T`,
+    /// `y[t, j] = scale S q`. The decay is one number for each head, or one for each key value
+    /// (Kimi Linear, arXiv 2510.26692). `(q [tokens, key_heads * k_dim], k likewise,
+    /// v [tokens, heads * v_dim], decay [tokens, heads] or [tokens, heads * k_dim],
+    /// beta [tokens, heads], states) -> [tokens, heads * v_dim]`.
+    Delta {
+        /// Whose state.
+        layer: LayerIdx,
+        /// Heads and widths.
+        #[serde(flatten)]
+        delta: DeltaSpec,
+    },
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
     /// The largest values of every row, from the largest down, with their columns and the logarithm
@@ -436,6 +463,8 @@ impl Op {
             Self::ExpertScale => experts::expert_scale(),
             Self::ExpertSum => experts::expert_sum(),
             Self::ScanHeads { layer, scan } => recurrent::scan_heads(*layer, scan),
+            Self::Decay { decay } => delta_rule::decay(decay),
+            Self::Delta { layer, delta } => delta_rule::delta(*layer, delta),
             Self::TakeRows => dense::take_rows(),
             Self::TopK { k } => ops::top_k::top_k(*k),
             Self::Custom { custom } => ops::custom::custom(custom),
@@ -464,6 +493,7 @@ impl fmt::Display for Activation {
             Self::Silu => "silu",
             Self::GeluTanh => "gelu_tanh",
             Self::GeluErf => "gelu_erf",
+            Self::Sigmoid => "sigmoid",
         })
     }
 }

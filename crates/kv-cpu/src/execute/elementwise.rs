@@ -30,6 +30,7 @@ pub(super) fn gate_kernel(
         Activation::Silu => Ok(kernels.silu_mul),
         Activation::GeluTanh => Ok(kernels.gelu_tanh_mul),
         Activation::GeluErf => Ok(kernels.gelu_erf_mul),
+        Activation::Sigmoid => Ok(kernels.sigmoid_mul),
         other => Err(BackendError::UnsupportedOp {
             backend: "cpu",
             op: "gate",

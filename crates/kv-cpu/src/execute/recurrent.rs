@@ -4,9 +4,10 @@
 //! [`crate::recurrent`]'s.
 
 use kv_core::backend::BackendError;
+use kv_core::graph::DeltaSpec;
 
 use crate::plan::{ConvKernel, RecurrentOp, Step};
-use crate::recurrent::{CausalConv, ChannelOp, Scan, ScanVariant, States};
+use crate::recurrent::{CausalConv, ChannelOp, Delta, Scan, ScanVariant, States};
 use crate::storage::CpuRows;
 use crate::values::{Buf, SharedValues};
 
@@ -22,7 +23,8 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let (RecurrentOp::Conv { layer, .. }
         | RecurrentOp::Scan { layer, .. }
-        | RecurrentOp::ScanHeads { layer, .. }) = op;
+        | RecurrentOp::ScanHeads { layer, .. }
+        | RecurrentOp::Delta { layer, .. }) = op;
         let Some([inputs, states]) = rows.states_mut(*layer) else {
             return Ok(());
         };
@@ -30,6 +32,7 @@ impl Run<'_> {
             RecurrentOp::Conv { kernel, .. } => self.conv(kernel, inputs, step),
             RecurrentOp::Scan { weights, .. } => self.scan(&**weights, states, step),
             RecurrentOp::ScanHeads { weights, .. } => self.scan(&**weights, states, step),
+            RecurrentOp::Delta { delta, .. } => self.delta(delta, states, step),
         }
     }
 
@@ -74,6 +77,30 @@ impl Run<'_> {
             out: self.frame.write(out),
         };
         self.channels(out.width, &scan)
+    }
+
+    /// The delta rule of one layer: of queries, keys, values, decays and learning rates.
+    fn delta(
+        &mut self,
+        spec: &DeltaSpec,
+        states: &mut [f32],
+        step: &Step<Buf>,
+    ) -> Result<(), BackendError> {
+        let (inputs, out) = ([0, 1, 2, 3, 4].map(|at| step.read(at)), step.write());
+        let delta = Delta {
+            kernels: self.kernels,
+            spec,
+            channels: out.width,
+            decays: inputs[3].width,
+            // SAFETY: allocation lets no step write what it reads.
+            inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
+            states: States {
+                row_len: out.width * spec.k_dim,
+                values: SharedValues::new(states),
+            },
+            out: self.frame.write(out),
+        };
+        self.channels(out.width, &delta)
     }
 
     /// All channels of a layer, divided among the team.

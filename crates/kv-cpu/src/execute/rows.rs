@@ -4,7 +4,7 @@ use kv_core::backend::BackendError;
 use kv_core::graph::TopK;
 
 use crate::matrix::Matrix;
-use crate::plan::{EmbedBy, RowsOp, Step};
+use crate::plan::{DecayWeights, EmbedBy, RowsOp, Step};
 use crate::values::Buf;
 
 use super::Run;
@@ -18,6 +18,8 @@ impl Run<'_> {
             RowsOp::AddRow { added } => self.add_row(added, bufs),
             RowsOp::TakeRows => self.take_rows(bufs),
             RowsOp::Columns { first } => self.columns(*first, bufs),
+            RowsOp::HeadColumns { first, n_heads } => self.head_columns(*first, *n_heads, bufs),
+            RowsOp::Decay(weights) => self.decay(weights, bufs),
             RowsOp::Copy => self.columns(0, bufs),
             RowsOp::TopK => self.top_k(bufs),
         }
@@ -66,6 +68,40 @@ impl Run<'_> {
         let width = x.width;
         self.rows(out, &|row, to| {
             TopK::of(&values[row * width..(row + 1) * width], to);
+            Ok(())
+        })
+    }
+
+    /// Columns of every head of every row, from `first` on.
+    fn head_columns(
+        &mut self,
+        first: usize,
+        n_heads: usize,
+        [x, out]: [Buf; 2],
+    ) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let (width, len) = (x.width / n_heads, out.width / n_heads);
+        self.rows(out, &|row, to| {
+            let heads = values[row * x.width..][..x.width].chunks_exact(width.max(1));
+            for (to, head) in to.chunks_exact_mut(len.max(1)).zip(heads) {
+                to.copy_from_slice(&head[first..first + len]);
+            }
+            Ok(())
+        })
+    }
+
+    /// Decay factors `e^(a softplus(x + dt_bias))`.
+    fn decay(&mut self, weights: &DecayWeights, [x, out]: [Buf; 2]) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let (kernels, width) = (self.kernels, out.width);
+        self.rows(out, &|row, to| {
+            to.copy_from_slice(&values[row * width..][..to.len()]);
+            (kernels.add)(to, &weights.dt_bias);
+            (kernels.softplus)(to);
+            (kernels.mul)(to, &weights.rates);
+            (kernels.exp_sum)(to, 0.0);
             Ok(())
         })
     }

@@ -13,6 +13,7 @@
 //! functions give an element the same bits wherever it stands in a slice of whatever length.
 //! Knows nothing of tokens' meaning, heads, layers or threads.
 
+mod delta;
 pub(crate) mod exp;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) mod gemm;
@@ -44,6 +45,7 @@ use crate::operands::{Int8Row, Int8Rows};
 use crate::output::OutputColumns;
 
 // Block formats unpacked in the registers of this machine.
+pub use delta::{DeltaDecay, DeltaTile, MAX_DELTA_KEYS};
 #[cfg(target_arch = "x86_64")]
 use isa::avx2::unpack;
 #[cfg(target_arch = "aarch64")]
@@ -140,12 +142,16 @@ pub struct Kernels {
     /// `gate[i] = gelu(gate[i]) · up[i]` with GELU itself, `x/2 · erfc(−x / sqrt(2))` (same paper),
     /// relative error below 2e-6 above −5 and 1e-5 below: `(gate, up)`.
     pub gelu_erf_mul: fn(&mut [f32], &[f32]),
+    /// `gate[i] = up[i] / (1 + e^−gate[i])`: `(gate, up)`.
+    pub sigmoid_mul: fn(&mut [f32], &[f32]),
     /// `x[i] = ln(1 + e^x[i])`.
     pub softplus: fn(&mut [f32]),
     /// `acc[i] += a[i] · b[i]`: `(acc, a, b)`.
     pub multiply_add: fn(&mut [f32], &[f32], &[f32]),
     /// Some rows through the states of some channels; see [`ScanTile`].
     pub scan_tile: fn(ScanTile<'_>),
+    /// Some tokens through the states of some channels of a head; see [`DeltaTile`].
+    pub delta_tile: fn(DeltaTile<'_>),
     /// Rounds to half precision, ties to even: `(from, to)`.
     pub f32_to_f16: fn(&[f32], &mut [f16]),
     /// Widens from half precision, exact: `(from, to)`.

@@ -26,7 +26,9 @@ pub(crate) use lower::{
     PlainAttentionOp, PlainStep, RecurrentOp, RowsOp,
 };
 pub(crate) use step::{Epilogue, GateEpilogue, MatMul, MatMulOutput, Prologue, Step, StepOp};
-pub(crate) use step_weights::{ConvKernel, HeadScanWeights, HeadWeights, ScanWeights};
+pub(crate) use step_weights::{
+    ConvKernel, DecayWeights, HeadScanWeights, HeadWeights, ScanWeights,
+};
 
 /// The angles of one kind of rotation.
 #[derive(Clone, Debug)]

@@ -33,6 +33,13 @@ pub(crate) struct ScanWeights {
     pub(crate) d: Arc<[f32]>,
 }
 
+/// Weights of decay factors, `[columns]` each.
+#[derive(Debug)]
+pub(crate) struct DecayWeights {
+    pub(crate) rates: Vec<f32>,
+    pub(crate) dt_bias: Arc<[f32]>,
+}
+
 /// Weights of a scan by heads, `[heads]` each.
 #[derive(Debug)]
 pub(crate) struct HeadScanWeights {

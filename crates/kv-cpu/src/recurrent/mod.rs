@@ -1,4 +1,5 @@
-//! Recurrent layers (Mamba, Mamba-2): causal convolution and selective scan over recurrent states.
+//! Recurrent layers (Mamba, Mamba-2, gated DeltaNet): causal convolution, selective scan and delta
+//! rule over recurrent states.
 //!
 //! A task takes a range of channels through all groups of tokens, so tasks do not depend on each
 //! other. Invariant: a channel's results depend neither on how channels are divided into tasks nor
@@ -7,6 +8,7 @@
 
 mod causal_conv;
 mod channel_tile;
+mod delta;
 mod mamba;
 mod mamba2;
 mod scan;
@@ -20,6 +22,7 @@ use crate::kernels::prefetch::CacheLevel;
 use crate::values::SharedValues;
 
 pub(crate) use causal_conv::CausalConv;
+pub(crate) use delta::Delta;
 pub(crate) use scan::{Scan, ScanVariant};
 
 /// Distance of prefetches in arrays that are read from beginning to end, in values: some hundred

@@ -36,8 +36,11 @@ pub(super) fn lower<D: Device>(
     let mut operands = vec![lower.operand(node, 0)?];
     let kernel = match &node.op {
         Op::Columns { first } => {
+            // Of every head, where rows have heads.
+            let last = |node: &Node| word(node.shape.last().copied().unwrap_or(0));
             settings.first = word(*first)?;
-            settings.width = word(lower.operand_node(node, 0)?.row_len())?;
+            settings.row_len = last(node)?;
+            settings.width = last(lower.operand_node(node, 0)?)?;
             "columns"
         }
         Op::TakeRows => {

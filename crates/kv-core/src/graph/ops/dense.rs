@@ -42,8 +42,10 @@ pub(in crate::graph) fn columns<'a>(first: usize) -> OpSpec<'a> {
     let spec = OpSpec::new("columns", 1, move |given| {
         let (len, end) = (given.width(), first.checked_add(given.width()));
         match (given.shape(0), end) {
-            (&[n, width], Some(end)) if end <= width => Ok(Inferred::f32([n, len])),
-            _ => Err(format!("[n, at least {}]", first.saturating_add(len))),
+            ([rest @ .., width], Some(end)) if !rest.is_empty() && end <= *width => {
+                Ok(Inferred::f32([rest, &[len]].concat()))
+            }
+            _ => Err(format!("[n, .., at least {}]", first.saturating_add(len))),
         }
     });
     spec.setting("first", first)
@@ -135,7 +137,7 @@ impl GraphBuilder {
         self.push(name, Op::Reshape, &[x], Claim::shape(shape))
     }
 
-    /// Some columns of `x [n, width]`.
+    /// Some columns of `x [n, .., width]`: of every row, or of every head.
     ///
     /// # Errors
     /// [`GraphError::Shape`] where `x` does not have them.

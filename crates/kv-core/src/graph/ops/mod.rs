@@ -5,6 +5,7 @@
 
 pub(super) mod attend;
 pub(super) mod custom;
+pub(super) mod delta_rule;
 pub(super) mod dense;
 pub(super) mod elementwise;
 pub(super) mod experts;

@@ -107,6 +107,21 @@ pub(in crate::kernels) fn silu_mul<const N: usize, E: Vector<N>>(
 }
 
 #[inline(always)]
+pub(in crate::kernels) fn sigmoid_mul<const N: usize, E: Vector<N>>(
+    e: E,
+    gate: &mut [f32],
+    up: &[f32],
+) {
+    zip(
+        e,
+        gate,
+        up,
+        #[inline(always)]
+        |x, up| times_sigmoid(e, up, x),
+    );
+}
+
+#[inline(always)]
 pub(in crate::kernels) fn gelu_tanh_mul<const N: usize, E: Vector<N>>(
     e: E,
     gate: &mut [f32],

@@ -5,6 +5,7 @@
 //! go through the same instructions as the others, in a padded copy, so an element's bits do not
 //! depend on where it stands. Knows no instruction set.
 
+pub(super) mod delta;
 pub(super) mod elementwise;
 pub(super) mod functions;
 pub(super) mod scan;
@@ -46,13 +47,17 @@ pub(super) trait Vector<const N: usize>: Copy {
 
 /// What scans and sums over lanes need in addition: eight lanes whatever the registers are, so that
 /// all instruction sets give the same bits.
-pub(super) trait Vector8: Vector<8> {
+pub(super) trait Vector8: Transpose<8> {
     /// The sum of all lanes: those four apart first, then two, then one.
     fn sum(self, x: Self::F) -> f32;
     /// `2^n` for whole numbers in −126..=127, and 0 for −127.
     fn power_of_two(self, n: Self::F) -> Self::F;
+}
+
+/// What takes states of `N` channels, whose values are neighbours in memory, as lanes.
+pub(super) trait Transpose<const N: usize>: Vector<N> {
     /// Rows as columns.
-    fn transpose(self, rows: [Self::F; 8]) -> [Self::F; 8];
+    fn transpose(self, rows: [Self::F; N]) -> [Self::F; N];
 }
 
 /// `$module::$name` for one instruction set, as a function pointer.
@@ -88,9 +93,13 @@ macro_rules! vector_table {
                 functions::gelu_tanh_mul(gate: &mut [f32], up: &[f32]) -> ()),
             gelu_erf_mul: compiled!($features, $vector,
                 functions::gelu_erf_mul(gate: &mut [f32], up: &[f32]) -> ()),
+            sigmoid_mul: compiled!($features, $vector,
+                functions::sigmoid_mul(gate: &mut [f32], up: &[f32]) -> ()),
             softplus: compiled!($features, $vector, functions::softplus(x: &mut [f32]) -> ()),
             multiply_add: compiled!($features, $vector,
                 elementwise::multiply_add(acc: &mut [f32], a: &[f32], b: &[f32]) -> ()),
+            delta_tile: compiled!($features, $vector,
+                delta::delta_tile(tile: $crate::kernels::DeltaTile<'_>) -> ()),
             f32_to_f16: compiled!($features, $vector,
                 elementwise::f32_to_f16(from: &[f32], to: &mut [f16]) -> ()),
             f16_to_f32: compiled!($features, $vector,

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use kv_core::LayerIdx;
 use kv_core::backend::BackendError;
-use kv_core::graph::{ConvSpec, HeadScanSpec, Input, Node, Op, ScanSpec};
+use kv_core::graph::{ConvSpec, DeltaSpec, HeadScanSpec, Input, Node, Op, ScanSpec};
 use kv_core::layers::RecurrentMemory;
 
 use super::{Call, Lowering, Value, unsupported};
-use crate::kernels::{F32x16, SCAN_WIDTH};
+use crate::kernels::{F32x16, MAX_DELTA_KEYS, SCAN_WIDTH};
 use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, StepOp};
 
 fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
@@ -52,6 +52,8 @@ pub(crate) enum RecurrentOp {
         layer: usize,
         weights: Arc<HeadScanWeights>,
     },
+    /// `(q, k, v, decay, beta)`.
+    Delta { layer: usize, delta: DeltaSpec },
 }
 
 /// An operation and the values that it reads.
@@ -63,6 +65,7 @@ impl<'a> Lowering<'a> {
             Op::Conv { layer, conv } => self.conv(node, *layer, conv),
             Op::Scan { layer, scan } => self.scan(node, *layer, scan),
             Op::ScanHeads { layer, scan } => self.scan_heads(node, *layer, scan),
+            Op::Delta { layer, delta } => self.delta(node, *layer, *delta),
             _ => return Ok(None),
         };
         call.map(|(op, reads)| Some((StepOp::Recurrent(op), reads)))
@@ -149,9 +152,40 @@ impl<'a> Lowering<'a> {
         Ok((RecurrentOp::ScanHeads { layer: at, weights }, inputs))
     }
 
-    /// The four operands of a scan, of these widths, before the states.
-    fn scan_inputs(&self, node: &Node, widths: [usize; 4]) -> Result<Vec<Value>, BackendError> {
-        self.operand_input(node, 4, |i| matches!(i, Input::States))?;
+    fn delta(
+        &mut self,
+        node: &'a Node,
+        layer: LayerIdx,
+        delta: DeltaSpec,
+    ) -> Result<RecurrentCall, BackendError> {
+        let DeltaSpec {
+            n_heads,
+            key_heads,
+            k_dim,
+            ..
+        } = delta;
+        let (channels, keys) = (node.row_len(), key_heads * k_dim);
+        let divides = |n: usize, of: usize| n > 0 && of.is_multiple_of(n);
+        let (_, decays) = self.operand(node, 3)?.shape(self.graph);
+        let fits = divides(n_heads, channels)
+            && divides(key_heads, n_heads)
+            && (1..=MAX_DELTA_KEYS).contains(&k_dim)
+            && (decays == n_heads || decays == n_heads * k_dim);
+        if !fits {
+            return Err(unsupported(node));
+        }
+        let inputs = self.scan_inputs(node, [keys, keys, channels, decays, n_heads])?;
+        let layer = self.scan_state(layer, channels * k_dim)?;
+        Ok((RecurrentOp::Delta { layer, delta }, inputs))
+    }
+
+    /// The operands of a scan, of these widths, before the states.
+    fn scan_inputs<const N: usize>(
+        &self,
+        node: &Node,
+        widths: [usize; N],
+    ) -> Result<Vec<Value>, BackendError> {
+        self.operand_input(node, N, |i| matches!(i, Input::States))?;
         let inputs = widths.into_iter().enumerate().map(|(at, width)| {
             let input = self.operand(node, at)?;
             self.whole_ubatch(node, input, width).map(|()| input)

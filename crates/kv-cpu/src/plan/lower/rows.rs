@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kv_core::backend::{BackendError, StepKind};
-use kv_core::graph::{Input, Node, Op};
+use kv_core::graph::{DecaySpec, Input, Node, Op};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::matrix::Matrix;
-use crate::plan::StepOp;
+use crate::plan::{DecayWeights, StepOp};
 
 /// An operation that copies rows, whole or in part.
 #[derive(Clone, Debug)]
@@ -20,6 +20,10 @@ pub(crate) enum RowsOp {
     TakeRows,
     /// Columns of every row, from `first` on. `(x)`.
     Columns { first: usize },
+    /// The same of each of the `n_heads` heads of every row. `(x)`.
+    HeadColumns { first: usize, n_heads: usize },
+    /// Decay factors from step sizes. `(x)`.
+    Decay(Arc<DecayWeights>),
     /// All rows. `(x)`.
     Copy,
     /// The largest values of every row. `(x)`.
@@ -56,6 +60,7 @@ impl<'a> Lowering<'a> {
             Op::Embed { weight } => self.embed(node, weight),
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
             Op::Columns { first } => self.columns(node, *first),
+            Op::Decay { decay } => self.decay(node, decay),
             Op::TakeRows => self.take_rows(node),
             Op::TopK { .. } => Ok((RowsOp::TopK, vec![self.operand(node, 0)?])),
             _ => return Ok(None),
@@ -104,10 +109,37 @@ impl<'a> Lowering<'a> {
     fn columns(&self, node: &Node, first: usize) -> Result<RowsCall, BackendError> {
         let x = self.operand(node, 0)?;
         let (rows, width) = x.shape(self.graph);
-        if rows != node.n_rows() || first.saturating_add(node.row_len()) > width {
+        let (n_heads, len) = match *node.shape {
+            [_, ref heads @ .., len] => (heads.iter().product::<usize>().max(1), len),
+            _ => return Err(unsupported(node)),
+        };
+        if rows != node.n_rows() || first.saturating_add(len) > width / n_heads {
             return Err(unsupported(node));
         }
-        Ok((RowsOp::Columns { first }, vec![x]))
+        let op = match n_heads {
+            1 => RowsOp::Columns { first },
+            _ => RowsOp::HeadColumns { first, n_heads },
+        };
+        Ok((op, vec![x]))
+    }
+
+    fn decay(&mut self, node: &'a Node, decay: &'a DecaySpec) -> Result<RowsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        let (rates, dt_bias) = (
+            self.vector(&decay.a, node)?,
+            self.vector(&decay.dt_bias, node)?,
+        );
+        let per_head = node.row_len() / rates.len().max(1);
+        let rates = rates.iter().flat_map(|&a| std::iter::repeat_n(a, per_head));
+        let weights = DecayWeights {
+            rates: rates.collect(),
+            dt_bias,
+        };
+        match [weights.rates.len(), weights.dt_bias.len()] == [node.row_len(); 2] {
+            true => Ok((RowsOp::Decay(Arc::new(weights)), vec![x])),
+            false => Err(unsupported(node)),
+        }
     }
 
     fn take_rows(&self, node: &Node) -> Result<RowsCall, BackendError> {

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use crate::kernels::vector::{Vector, Vector8};
+use crate::kernels::vector::{Transpose, Vector, Vector8};
 
 /// AVX2, FMA and F16C are available.
 #[derive(Clone, Copy)]
@@ -56,6 +56,11 @@ impl Vector8 for Avx2 {
     intrinsics! { proof;
         sum(self, x: __m256) -> f32 = sum(x);
         power_of_two(self, n: __m256) -> __m256 = power_of_two(_mm256_cvtps_epi32(n));
+    }
+}
+
+impl Transpose<8> for Avx2 {
+    intrinsics! { proof;
         transpose(self, rows: [__m256; 8]) -> [__m256; 8] = transpose(rows);
     }
 }

@@ -104,6 +104,7 @@ mod tests {
                 let mut values = [
                     normed,
                     changed(&|to| (k.silu_mul)(to, &y)),
+                    changed(&|to| (k.sigmoid_mul)(to, &y)),
                     changed(&|to| (k.gelu_tanh_mul)(to, &y)),
                     changed(&|to| (k.gelu_erf_mul)(to, &y)),
                     changed(&|to| (k.softplus)(to)),

@@ -123,7 +123,7 @@ fn mask(n: usize) -> __mmask16 {
 /// Rows as columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(r: [__m512; SCAN_WIDTH]) -> [__m512; SCAN_WIDTH] {
+pub(super) fn transpose(r: [__m512; SCAN_WIDTH]) -> [__m512; SCAN_WIDTH] {
     // Pairs of rows, then fours: four rows of the columns 4 l + j in the l-th quarter.
     let mut fours = r;
     for g in [0, 4, 8, 12] {

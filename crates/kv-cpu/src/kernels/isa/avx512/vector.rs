@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use crate::kernels::vector::Vector;
+use crate::kernels::vector::{Transpose, Vector};
 
 /// AVX-512 is available.
 #[derive(Clone, Copy)]
@@ -43,5 +43,11 @@ impl Vector<16> for Avx512 {
         round(self, x: __m512) -> __m512 =
             _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
         times_power_of_two(self, x: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(x, n);
+    }
+}
+
+impl Transpose<16> for Avx512 {
+    intrinsics! { proof;
+        transpose(self, rows: [__m512; 16]) -> [__m512; 16] = super::scan::transpose(rows);
     }
 }

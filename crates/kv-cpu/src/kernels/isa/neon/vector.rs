@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use half::f16;
 
-use crate::kernels::vector::{Vector, Vector8};
+use crate::kernels::vector::{Transpose, Vector, Vector8};
 
 /// NEON is available.
 #[derive(Clone, Copy)]
@@ -82,6 +82,11 @@ impl Vector8 for Neon {
             let n = each!(vcvtq_s32_f32: n);
             each!(power_of_two: n)
         };
+    }
+}
+
+impl Transpose<8> for Neon {
+    intrinsics! { proof;
         transpose(self, rows: [F; 8]) -> [F; 8] = {
             let square = |first: usize, half: usize| {
                 let [a, b, c, d] = [0, 1, 2, 3].map(|i| rows[first + i][half]);

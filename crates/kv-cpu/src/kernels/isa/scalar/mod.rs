@@ -8,7 +8,7 @@ pub(in crate::kernels) mod quantize;
 pub(in crate::kernels) mod vector;
 
 use crate::isa::Isa;
-use crate::kernels::{Kernels, scan};
+use crate::kernels::{Kernels, delta, scan};
 
 pub(in crate::kernels) static TABLE: Kernels = Kernels {
     isa: Isa::Scalar,
@@ -26,9 +26,11 @@ pub(in crate::kernels) static TABLE: Kernels = Kernels {
     silu_mul: vector::silu_mul,
     gelu_tanh_mul: vector::gelu_tanh_mul,
     gelu_erf_mul: vector::gelu_erf_mul,
+    sigmoid_mul: vector::sigmoid_mul,
     softplus: scan::softplus,
     multiply_add: scan::multiply_add,
     scan_tile: scan::scan_tile,
+    delta_tile: delta::delta_tile,
     f32_to_f16: vector::f32_to_f16,
     f16_to_f32: vector::f16_to_f32,
     round_bf16: vector::round_bf16,

@@ -69,6 +69,13 @@ pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+pub(super) fn sigmoid_mul(gate: &mut [f32], up: &[f32]) {
+    debug_assert_eq!(gate.len(), up.len());
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = up / (1.0 + (-*gate).exp());
+    }
+}
+
 /// Twice the factor `sqrt(2 / π)` of GELU's tanh form.
 pub(in crate::kernels) const GELU_SLOPE: f32 = 1.595_769;
 /// The cubic term of GELU's tanh form.

@@ -1,0 +1,112 @@
+//! [`Delta`]: the gated delta rule of one layer, up to 16 neighbouring channels of a head at a time.
+//!
+//! A channel is one value of one head; its state is a row of key values. Knows nothing of sequences.
+
+use std::ops::Range;
+
+use kv_core::graph::{DeltaSpec, StateGroup};
+
+use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
+use super::{ChannelOp, States};
+use crate::kernels::{DeltaDecay, DeltaTile, Kernels, SCAN_WIDTH};
+use crate::values::SharedValues;
+
+/// The delta rule of one layer.
+pub(crate) struct Delta<'a> {
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) spec: &'a DeltaSpec,
+    pub(crate) channels: usize,
+    /// Decays of a token: one for each head, or one for each key value of each.
+    pub(crate) decays: usize,
+    /// q, k `[tokens, key_heads, k_dim]`, v `[tokens, channels]`, decay, beta `[tokens, heads]`.
+    pub(crate) inputs: [&'a [f32]; 5],
+    /// Rows are `[channels, k_dim]`.
+    pub(crate) states: States<'a>,
+    /// `[tokens, channels]`.
+    pub(crate) out: SharedValues<'a>,
+}
+
+impl ChannelOp for Delta<'_> {
+    unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
+        let n = self.spec.k_dim;
+        let v_dim = (self.channels / self.spec.n_heads.max(1)).max(1);
+        let mut next = channels.start;
+        while next < channels.end {
+            // Tiles end with their head.
+            let head_end = (next / v_dim + 1) * v_dim;
+            let own = next..head_end.min(channels.end).min(next + SCAN_WIDTH);
+            next = own.end;
+            let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
+                // SAFETY: as the caller of `run` promises.
+                1 => unsafe { self.advance::<1>(state, rows, &own) },
+                _ => rows.chunks(MAX_TILE_TOKENS).for_each(|rows| {
+                    // SAFETY: as the caller of `run` promises.
+                    unsafe { self.advance::<MAX_TILE_TOKENS>(state, rows, &own) };
+                }),
+            };
+            // SAFETY: as the caller of `run` promises.
+            unsafe {
+                self.states
+                    .advance_groups(groups, &(own.start * n..own.end * n), advance)
+            }
+        }
+    }
+}
+
+impl Delta<'_> {
+    /// Updates the states of some channels of one head with at most `N` tokens and writes their
+    /// outputs.
+    ///
+    /// # Safety
+    /// As for [`ChannelOp::run`].
+    unsafe fn advance<const N: usize>(
+        &self,
+        state: &mut [f32],
+        rows: &[u32],
+        channels: &Range<usize>,
+    ) {
+        let (n_heads, k_dim) = (self.spec.n_heads, self.spec.k_dim);
+        let head = channels.start / (self.channels / n_heads).max(1);
+        let first_key = self.spec.key_head(head) * k_dim;
+        let [q, k, v, decay, beta] = self.inputs;
+        let of_head = |values: &[f32]| -> [f32; N] {
+            let mut of_tokens = [0.0; N];
+            for (to, &row) in of_tokens.iter_mut().zip(rows) {
+                *to = values[row as usize * n_heads + head];
+            }
+            of_tokens
+        };
+        let factors = match self.decays == n_heads {
+            true => of_head(decay),
+            false => [0.0; N],
+        };
+        let v = ChannelTile::<N>::gather(v, self.channels, rows, channels);
+        let mut out = ChannelTile::<N>::zeros(rows.len());
+        (self.kernels.delta_tile)(DeltaTile {
+            state,
+            k_dim,
+            scale: self.spec.scale,
+            decay: match self.decays == n_heads {
+                true => DeltaDecay::PerHead(&factors[..rows.len()]),
+                false => DeltaDecay::PerKey {
+                    factors: &decay[head * k_dim..],
+                    stride: self.decays,
+                },
+            },
+            rows,
+            q: &q[first_key..],
+            k: &k[first_key..],
+            stride: self.spec.key_heads * k_dim,
+            v: v.tokens(),
+            beta: &of_head(beta)[..rows.len()],
+            out: out.tokens_mut(),
+        });
+        for (&row, out) in rows.iter().zip(out.tokens()) {
+            let first = row as usize * self.channels;
+            let range = first + channels.start..first + channels.end;
+            // SAFETY: as the caller promises, no other task has these channels of any row.
+            let to = unsafe { self.out.range(range) };
+            to.copy_from_slice(&out[..channels.len()]);
+        }
+    }
+}
