@@ -12,7 +12,7 @@ use kv_core::weights::WeightSource;
 use model_core::gguf::GgufFile;
 use model_core::imatrix::{Importance, ImportanceMatrix};
 use model_tests::fixture;
-use support::{BACKENDS, cellar, directory, failure, json, model, output};
+use support::{BACKENDS, cellar, directory, failure, model, output};
 
 fn stories() -> String {
     fixture("stories/stories.txt").display().to_string()
@@ -155,15 +155,6 @@ fn a_weighted_model_is_nearer_to_its_original() {
         let n_entries = matrix.entries.len() as u32;
         assert_eq!(metadata.get(&key("entries_count")), Ok(n_entries));
         assert!(!plain.metadata().contains(&key("file")));
-    }
-    let perplexity = |name: &str| {
-        let path = dir.path().join(name).display().to_string();
-        let text = stories();
-        let args = ["perplexity", "-m", &path, "-f", &text, "-c", "64", "--json"];
-        json(&args)["perplexity"].as_f64().unwrap()
-    };
-    for name in ["plain.gguf", "weighted.gguf"] {
-        eprintln!("{name}: {}", perplexity(name));
     }
 }
 
