@@ -85,8 +85,8 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
     resolve::continues_texts(&file)?;
-    let template = template_of(&file, &source)?.to_owned();
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
+    let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine, &config)?;
     drop(loading);
