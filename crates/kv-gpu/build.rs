@@ -32,7 +32,8 @@ mod sim {
             .flag("-U_FORTIFY_SOURCE")
             .link_lib_modifier("+whole-archive")
             .file(kernels.join("sim/fibers.cpp"));
-        for kernel in kernel_files(&kernels) {
+        let checks = kernels.join("sim/checks.k");
+        for kernel in kernel_files(&kernels).into_iter().chain([checks]) {
             build.file(wrapper(&out, &kernels, &kernel));
         }
         build.compile("cellar_kernels");

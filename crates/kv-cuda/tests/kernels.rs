@@ -1,5 +1,7 @@
 //! The tests of kv-gpu's kernels at odd sizes, on a GPU.
 
+#[path = "../../kv-gpu/tests/kernels/attend.rs"]
+mod attend;
 mod common;
 #[path = "../../kv-gpu/tests/kernels/fused.rs"]
 mod fused;

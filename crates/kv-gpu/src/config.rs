@@ -3,7 +3,8 @@
 /// How products are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// Activations as blocks of int8 that meet quantized weights, halves in products of many tokens.
+    /// Activations as blocks of int8 that meet quantized weights, halves in products of many tokens
+    /// and in attention of eight rows or more.
     #[default]
     Fast,
     /// Floats everywhere: slow prompts, for tests and comparisons.

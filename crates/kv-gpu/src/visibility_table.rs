@@ -25,7 +25,7 @@ pub(crate) const PIECE_WORDS: usize = 8;
 /// Words of a run; tables begin at multiples of it.
 const RUN_WORDS: usize = 4;
 /// Rows of a tile.
-pub(crate) const TILE_ROWS: usize = 16;
+pub(crate) const TILE_ROWS: usize = 64;
 /// Rows from which a group is cut into tiles.
 const MANY: usize = 8;
 
@@ -253,20 +253,20 @@ mod tests {
 
     #[test]
     fn many_rows_are_tiled_and_blind_rows_have_no_slots() {
-        let mut group = causal(0..20, 1000, vec![run(0, 0, 1020)]);
+        let mut group = causal(0..68, 900, vec![run(0, 0, 968)]);
         group.limits[3] = PosRange::EMPTY;
         let mut words = vec![0; HEADER_WORDS];
-        let blind = VisibleGroup::new(vec![20], vec![], vec![PosRange::new(Pos(0), Pos(9))]);
-        let visibility = Visibility::new(21, vec![group, blind]);
-        let counts = write(&visibility, PieceLimits::of(21), &mut words, 0);
+        let blind = VisibleGroup::new(vec![68], vec![], vec![PosRange::new(Pos(0), Pos(9))]);
+        let visibility = Visibility::new(69, vec![group, blind]);
+        let counts = write(&visibility, PieceLimits::of(69), &mut words, 0);
         assert_eq!(counts, PieceCounts { few: 0, many: 4 });
         let (many, rows, merge) = (words[3] as usize, words[5] as usize, words[6] as usize);
-        assert_eq!(words[many..many + 7], [0, 16, 0, 1, 0, 511, 0]);
-        assert_eq!(words[many + 8..many + 15], [0, 16, 0, 1, 512, 1015, 16]);
-        assert_eq!(words[many + 16..many + 23], [16, 4, 0, 1, 0, 511, 32]);
+        assert_eq!(words[many..many + 7], [0, 64, 0, 1, 0, 511, 0]);
+        assert_eq!(words[many + 8..many + 15], [0, 64, 0, 1, 512, 963, 64]);
+        assert_eq!(words[many + 16..many + 23], [64, 4, 0, 1, 0, 511, 128]);
         assert_eq!(words[rows + 9..rows + 12], [3, 1, 0]);
-        assert_eq!(words[merge + 51..merge + 57], [33, 2, 4, 34, 2, 4]);
-        assert_eq!(words[merge + 60..merge + 63], [0, 0, 0]);
+        assert_eq!(words[merge + 195..merge + 201], [129, 2, 4, 130, 2, 4]);
+        assert_eq!(words[merge + 204..merge + 207], [0, 0, 0]);
     }
 
     /// Partial results never need more slots than programs have memory for.

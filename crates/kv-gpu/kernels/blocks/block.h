@@ -29,14 +29,22 @@ FN uint32_t word_at(DEV const uint8_t *p, uint64_t i) { return ((DEV const uint3
 FN uint32_t short_at(DEV const uint8_t *p, uint64_t i) { return ((DEV const uint16_t *)p)[i]; }
 FN float half_at(DEV const uint8_t *p, uint64_t i) { return half_float(((DEV const uint16_t *)p)[i]); }
 
+// A power of two by which values of up to `most` are multiplied to be halves, which end at 65504: the
+// largest becomes one between 2^13 and 2^14.
+FN float half_scale(float most) {
+  uint32_t e = float_bits(most) >> 23;
+  e = e == 255 ? 140 : e < 14 ? 14 : e;
+  return bits_float((267 - e) << 23);
+}
+
 // One scale and one addend for all 32 values.
-FN void set_scale(Block &b, float d, float m) {
+FN void set_scale(OWN Block &b, float d, float m) {
   b.d[0] = b.d[1] = d;
   b.m[0] = b.m[1] = m;
 }
 
 // Byte j has value j in its low and value j + 16 in its high nibble.
-FN void nibbles(Quad x, Block &b) {
+FN void nibbles(Quad x, OWN Block &b) {
   uint32_t w[4] = {x.x, x.y, x.z, x.w};
   UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -46,20 +54,20 @@ FN void nibbles(Quad x, Block &b) {
 }
 
 // The same of the bits `mask` of each of 32 bytes, from bit `shift` on, moved up by `up`.
-FN void add_bits(Quad lo, Quad hi, uint32_t shift, uint32_t mask, uint32_t up, Block &b) {
+FN void add_bits(Quad lo, Quad hi, uint32_t shift, uint32_t mask, uint32_t up, OWN Block &b) {
   uint32_t w[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
   UNROLL
   for (int i = 0; i < 8; ++i) b.q[i] |= int((w[i] >> shift & mask) << up);
 }
 
 // Bit i of `high` is the fifth bit of value i.
-FN void add_fifth_bits(uint32_t high, Block &b) {
+FN void add_fifth_bits(uint32_t high, OWN Block &b) {
   UNROLL
   for (int i = 0; i < 8; ++i) b.q[i] |= int(((high >> 4 * i & 15u) * 0x00204081u & 0x01010101u) << 4);
 }
 
 // Nibbles as in `nibbles` that are indices into a table of 16 bytes.
-FN void look_up(Quad x, Quad table, Block &b) {
+FN void look_up(Quad x, Quad table, OWN Block &b) {
   uint32_t w[4] = {x.x, x.y, x.z, x.w};
   UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -76,7 +84,7 @@ FN void look_up(Quad x, Quad table, Block &b) {
 }
 
 // Value `i` of a block as a float.
-FN float value_of(const Block &b, int i) {
+FN float value_of(OWN const Block &b, int i) {
   return b.d[i / 16] * float(int8_t(uint32_t(b.q[i / 4]) >> i % 4 * 8)) + b.m[i / 16];
 }
 #endif

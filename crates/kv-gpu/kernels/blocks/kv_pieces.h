@@ -147,11 +147,11 @@ FN void attend_scores(DEV const float *q, TG const AttendQuery *queries, DEV con
         }
         // Lanes halve the queries that they add up for, then add up for the same one.
         uint32_t mine = 0, mask = 1;
-        UNROLL for (uint32_t half = G / 2; half; half /= 2, mask *= 2) {
+        UNROLL for (uint32_t middle = G / 2; middle; middle /= 2, mask *= 2) {
           bool upper = (lane & mask) != 0;
-          mine += upper ? half : 0;
-          UNROLL for (uint32_t g = 0; g < half; ++g) {
-            float own = upper ? dots[g + half] : dots[g], other = upper ? dots[g] : dots[g + half];
+          mine += upper ? middle : 0;
+          UNROLL for (uint32_t g = 0; g < middle; ++g) {
+            float own = upper ? dots[g + middle] : dots[g], other = upper ? dots[g] : dots[g + middle];
             dots[g] = own + warp_xor(other, mask);
           }
         }

@@ -3,12 +3,12 @@
 // Rotates groups of values in shared memory: a Walsh-Hadamard transform, divided by the root of the
 // group's length. All threads of the block take part; `n` is a whole number of groups.
 FN void kv_hadamard(TG float *x, uint32_t n, uint32_t group, uint32_t tid, uint32_t n_threads) {
-  for (uint32_t half = 1; half < group; half *= 2) {
+  for (uint32_t middle = 1; middle < group; middle *= 2) {
     for (uint32_t pair = tid; pair < n / 2; pair += n_threads) {
-      uint32_t i = pair / half * 2 * half + pair % half;
-      float low = x[i], high = x[i + half];
+      uint32_t i = pair / middle * 2 * middle + pair % middle;
+      float low = x[i], high = x[i + middle];
       x[i] = low + high;
-      x[i + half] = low - high;
+      x[i + middle] = low - high;
     }
     sync_group();
   }

@@ -2,7 +2,7 @@
 struct MXFP4 {
   enum { halves = 1, has_m = 0 };
 };
-FN void unpack(MXFP4, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(MXFP4, OWN const Planes &w, uint64_t i, OWN Block &b) {
   Quad table = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
   look_up(quad_at(w.p0, i), table, b);
   uint32_t e = w.p1[i];

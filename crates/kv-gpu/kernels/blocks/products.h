@@ -21,7 +21,7 @@ FN Int8Block int8_block(DEV const uint8_t *x, DEV const uint8_t *scales, uint64_
 }
 
 // The product of 32 values, where format F says how many scales a block has, and whether addends.
-template <class F> FN float dot_int8(const Block &w, const Int8Block &x) {
+template <class F> FN float dot_int8(OWN const Block &w, OWN const Int8Block &x) {
   int first = dot4(w.q[0], int(x.lo.x), 0), second = 0;
   first = dot4(w.q[1], int(x.lo.y), first);
   first = dot4(w.q[2], int(x.lo.z), first);
@@ -96,7 +96,7 @@ struct GemvJob {
 // Adds up what `split` warps have of each of a block's rows and tokens, and writes it with the bias.
 // `partial` has T R floats a warp, row after row of a token.
 template <uint32_t R, uint32_t T>
-FN void gemv_write(const GemvJob &job, TG const float *partial, uint32_t split, uint32_t tid) {
+FN void gemv_write(OWN const GemvJob &job, TG const float *partial, uint32_t split, uint32_t tid) {
   if (tid >= 4 / split * R * T) return;
   uint32_t group = tid / (R * T), i = tid % (R * T), t = i / R, row = job.first_row + group * R + i % R;
   if (row >= job.n_rows || t >= (job.n_tokens ? job.n_tokens : 1)) return;

@@ -2,7 +2,7 @@
 struct Q2_K {
   enum { halves = 2, has_m = 1 };
 };
-FN void unpack(Q2_K, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q2_K, OWN const Planes &w, uint64_t i, OWN Block &b) {
   uint64_t k = i / 8;
   uint32_t g = uint32_t(i) & 7u, scales = short_at(w.p1, i), both = word_at(w.p2, k);
   uint64_t at = k * 4 + g / 4 * 2;

@@ -6,7 +6,7 @@ FN float q3_k_scale(DEV const uint8_t *packed, uint32_t g) {
   uint32_t low = packed[g & 7u] >> g / 8 * 4 & 15u, high = packed[8 + (g & 3u)] >> g / 4 * 2 & 3u;
   return float(int(low | high << 4) - 32);
 }
-FN void unpack(Q3_K, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q3_K, OWN const Planes &w, uint64_t i, OWN Block &b) {
   uint64_t k = i / 8;
   uint32_t g = uint32_t(i) & 7u;
   uint64_t at = k * 4 + g / 4 * 2;

@@ -2,7 +2,7 @@
 struct Q4_1 {
   enum { halves = 1, has_m = 1 };
 };
-FN void unpack(Q4_1, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q4_1, OWN const Planes &w, uint64_t i, OWN Block &b) {
   nibbles(quad_at(w.p0, i), b);
   uint32_t both = word_at(w.p1, i);
   set_scale(b, half_float(uint16_t(both)), half_float(uint16_t(both >> 16)));

@@ -3,7 +3,7 @@ struct Q4_K {
   enum { halves = 1, has_m = 1 };
 };
 // Scale and minimum of group g, from d, dmin and 12 bytes of packed scales.
-FN void q4_k_scale(Quad head, uint32_t g, Block &b) {
+FN void q4_k_scale(Quad head, uint32_t g, OWN Block &b) {
   uint32_t at = (g & 3u) * 8, scale, min;
   if (g < 4) {
     scale = head.y >> at & 63u;
@@ -15,7 +15,7 @@ FN void q4_k_scale(Quad head, uint32_t g, Block &b) {
   float d = half_float(uint16_t(head.x)), dmin = half_float(uint16_t(head.x >> 16));
   set_scale(b, d * float(scale), -(dmin * float(min)));
 }
-FN void unpack(Q4_K, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q4_K, OWN const Planes &w, uint64_t i, OWN Block &b) {
   uint64_t k = i / 8;
   uint32_t g = uint32_t(i) & 7u;
   uint64_t at = k * 8 + g / 2 * 2;

@@ -2,7 +2,7 @@
 struct Q5_K {
   enum { halves = 1, has_m = 1 };
 };
-FN void unpack(Q5_K, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q5_K, OWN const Planes &w, uint64_t i, OWN Block &b) {
   uint64_t k = i / 8;
   uint32_t g = uint32_t(i) & 7u;
   uint64_t at = k * 8 + g / 2 * 2;

@@ -2,7 +2,7 @@
 struct Q6_K {
   enum { halves = 2, has_m = 1 };
 };
-FN void unpack(Q6_K, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q6_K, OWN const Planes &w, uint64_t i, OWN Block &b) {
   uint64_t k = i / 8;
   uint32_t g = uint32_t(i) & 7u, r = g & 3u, scales = short_at(w.p2, i);
   uint64_t low = k * 8 + g / 4 * 4 + (r & 1u) * 2, high = k * 4 + g / 4 * 2;

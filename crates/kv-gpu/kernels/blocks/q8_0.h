@@ -2,7 +2,7 @@
 struct Q8_0 {
   enum { halves = 1, has_m = 0 };
 };
-FN void unpack(Q8_0, const Planes &w, uint64_t i, Block &b) {
+FN void unpack(Q8_0, OWN const Planes &w, uint64_t i, OWN Block &b) {
   Quad lo = quad_at(w.p0, 2 * i), hi = quad_at(w.p0, 2 * i + 1);
   uint32_t q[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
   UNROLL

@@ -3,7 +3,7 @@
 #ifndef CELLAR_UNPACK
 #define CELLAR_UNPACK
 
-FN void unpack_any(uint32_t format, const Planes &w, uint64_t i, Block &b) {
+FN void unpack_any(uint32_t format, OWN const Planes &w, uint64_t i, OWN Block &b) {
   switch (format) {
   case 3: return unpack(Q4_0(), w, i, b);
   case 4: return unpack(Q4_1(), w, i, b);
@@ -27,7 +27,7 @@ FN float plain_any(uint32_t format, DEV const uint8_t *w, uint64_t i) {
 }
 
 // Values 32 k to 32 k + 31 of a row of `n` values, zeros beyond its end.
-FN void row_values(uint32_t format, const Planes &w, uint64_t row, uint32_t n, uint32_t k, float *v) {
+FN void row_values(uint32_t format, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, OWN float *v) {
   if (format < 3) {
     UNROLL
     for (uint32_t j = 0; j < 32; ++j)

@@ -4,8 +4,8 @@
 #include "../sim/fibers.h"
 #define DEV
 #define TG
+#define OWN
 #define FN static inline
-#define TABLE static const
 #define IN(n, T, x) const T *x
 #define OUT(n, T, x) T *x
 #define INOUT(n, T, x) T *x
@@ -50,12 +50,11 @@ FN float warp_max(float v) {
   for (uint32_t l = 1; l < 32; ++l) most = fmaxf(most, all[l]);
   return most;
 }
-FN uint32_t atomic_add(DEV uint32_t *at, uint32_t v) {
+FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) {
   uint32_t before = *at;
   *at += v;
   return before;
 }
-FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) { return atomic_add(at, v); }
 
 // Numbers.
 FN float bits_float(uint32_t u) {
@@ -125,5 +124,12 @@ FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
       uint32_t x = as[g * 4 + pair].r[i / 2 + k / 8 * 2], y = bs[(t * 2 + i % 2) * 4 + pair].r[k / 8];
       d.r[i] += half_float(uint16_t(x >> shift)) * half_float(uint16_t(y >> shift));
     }
+}
+FN void frag_b_columns(FragB &b, FragB &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  const uint16_t *at = (const uint16_t *)rows + lane % 4 * 2 * stride * 8 + lane / 4;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint16_t *low = at + i % 2 * 64 * stride + i / 2 * 8;
+    (i < 2 ? b : next).r[i % 2] = uint32_t(low[8 * stride]) << 16 | low[0];
+  }
 }
 #endif

@@ -13,8 +13,8 @@ typedef unsigned long long uint64_t;
 #endif
 #define DEV
 #define TG
+#define OWN
 #define FN __device__ __forceinline__
-#define TABLE static __device__ const
 #define IN(n, T, x) const T *__restrict__ x
 #define OUT(n, T, x) T *__restrict__ x
 #define INOUT(n, T, x) T *x
@@ -49,7 +49,6 @@ FN float warp_max(float v) {
   for (uint32_t o = 16; o; o >>= 1) v = fmaxf(v, warp_xor(v, o));
   return v;
 }
-FN uint32_t atomic_add(DEV uint32_t *at, uint32_t v) { return atomicAdd(at, v); }
 FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) { return atomicAdd(at, v); }
 
 // Numbers.
@@ -111,5 +110,14 @@ FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                : "+f"(d.r[0]), "+f"(d.r[1]), "+f"(d.r[2]), "+f"(d.r[3])
                : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+}
+// Two neighbouring B of 16 rows of shared memory, which are the 16 values that are multiplied: their
+// first 16 columns. Rows begin `stride` units of 16 bytes apart.
+FN void frag_b_columns(FragB &b, FragB &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + lane % 16 * stride + lane / 16);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b.r[0]), "=r"(b.r[1]), "=r"(next.r[0]), "=r"(next.r[1])
+               : "r"(at)
+               : "memory");
 }
 #endif

@@ -144,17 +144,27 @@ static void start(Block &b, uint32_t n_threads) {
   }
 }
 
+// Each warp runs as far as it can before the next one does, so that none is in step with another
+// unless a barrier says so.
 static void run_block(Block &b, uint32_t n_threads, bool reverse) {
   start(b, n_threads);
   for (uint32_t left = n_threads; left;) {
-    uint64_t before = b.progress;
+    uint64_t before = b.progress, before_warp = 0;
     left = 0;
-    for (uint32_t i = 0; i < n_threads; ++i) {
-      uint32_t tid = reverse ? n_threads - 1 - i : i;
-      if (b.fibers[tid].done) continue;
-      ++left;
-      resume(b, tid);
-      if (b.error) return;
+    for (uint32_t first = 0; first < n_threads; first += 32) {
+      uint32_t n = std::min(32u, n_threads - first), alive = 0;
+      do {
+        before_warp = b.progress;
+        alive = 0;
+        for (uint32_t i = first; i < first + n; ++i) {
+          uint32_t tid = reverse ? n_threads - 1 - i : i;
+          if (b.fibers[tid].done) continue;
+          ++alive;
+          resume(b, tid);
+          if (b.error) return;
+        }
+      } while (b.progress != before_warp);
+      left += alive;
     }
     if (left && b.progress == before) {
       b.error = "a barrier that not all threads reach";

@@ -1,8 +1,9 @@
 // Runs the threads of a thread block as fibers of one CPU thread: barriers, exchanges within a warp,
 // poisoned shared memory, copies that arrive when they are waited for.
 //
-// A block's threads run one after the other, each until it waits, in ascending or descending order:
-// what two orders give differs where a barrier is missing. Knows nothing of kernels.
+// A block's warps run one after the other, and so do the threads of a warp, each as far as it can, in
+// ascending or descending order: what two orders give differs where a barrier is missing. Knows nothing
+// of kernels.
 #ifndef CELLAR_SIM_FIBERS
 #define CELLAR_SIM_FIBERS
 #include <cmath>

@@ -12,6 +12,7 @@ use kv_core::{KvType, LayerIdx};
 
 use super::store::{hadamard, kv_type_number};
 use super::{Lower, word};
+use crate::config::Precision;
 use crate::device::Device;
 use crate::program::{Grid, Operand};
 use crate::visibility_table::TILE_ROWS;
@@ -19,6 +20,8 @@ use crate::weights::WeightForm;
 
 /// The widest heads of values: 8 columns for each of 256 threads.
 const MAX_V_DIM: usize = 2048;
+/// Queries that a thread block attends by tensor cores.
+const TILE_QUERIES: u32 = 64;
 
 /// `AttendArgs` of `kv_pieces.h`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -151,6 +154,17 @@ impl<D: Device> Attended<D> {
         let dims = [self.k_shape.dim, self.v_shape.dim];
         dims.iter().all(|dim| dim.is_multiple_of(8))
     }
+
+    /// The kernel that attends many rows by tensor cores; `None` for heads that none takes.
+    fn tiles_kernel(&self, settings: &Settings) -> Option<&'static str> {
+        match settings.k_dim.max(settings.v_dim) {
+            _ if !self.is_wide() => None,
+            0..=64 => Some("attend_tiles_64"),
+            65..=128 => Some("attend_tiles_128"),
+            129..=256 => Some("attend_tiles_256"),
+            _ => None,
+        }
+    }
 }
 
 /// Lowers an attention.
@@ -247,11 +261,16 @@ fn launch_pieces<D: Device>(
 ) -> Result<(), BackendError> {
     let spec_group = settings.n_heads / settings.kv_heads.max(1);
     let is_wide = attended.is_wide();
+    let tiles = match lower.context.config.precision {
+        Precision::Fast => attended.tiles_kernel(&settings),
+        Precision::Precise => None,
+    };
     for (many, rows) in [(0, 1), (1, TILE_ROWS as u32)] {
         let queries = spec_group * rows;
-        let (kernel, at_once) = match queries {
+        let (kernel, at_once) = match (queries, tiles) {
+            (_, Some(kernel)) if many == 1 => (kernel, TILE_QUERIES),
             _ if !is_wide => ("attend_odd", 1),
-            0 | 1 => ("attend_1", 1),
+            (0 | 1, _) => ("attend_1", 1),
             _ => ("attend_4", 4),
         };
         let x = settings.kv_heads * queries.div_ceil(at_once);

@@ -1,6 +1,7 @@
 //! Kernels at odd sizes on the simulator, in both orders of threads. kv-cuda compiles the same
 //! modules for a GPU.
 
+mod attend;
 mod bandwidth;
 mod devices;
 mod fused;
@@ -8,4 +9,5 @@ mod linear;
 mod rates;
 mod recurrent;
 mod simple;
+mod simulator;
 mod support;

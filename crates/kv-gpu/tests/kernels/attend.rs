@@ -1,0 +1,244 @@
+//! Attention of many rows by tensor cores: every type of K and V, widths of heads, what rows see,
+//! and values that halves do not hold, against the definition.
+#![allow(clippy::unwrap_used)]
+
+use kv_contract::evaluate::Memory;
+use kv_contract::{Attend, OneOp, Random, StoreRows, assert_close};
+use kv_core::backend::Backend;
+use kv_core::graph::{Alibi, AttendSpec};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::{
+    Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, Pos, PosRange, Visibility,
+    VisibleGroup, Window,
+};
+use kv_gpu::Precision;
+
+use crate::devices::backends;
+
+/// Weights and queries are halves with 11 bits.
+const TOLERANCE: f64 = 4e-3;
+
+const SPEC: AttendSpec = AttendSpec {
+    n_heads: 2,
+    kv_heads: 2,
+    k_dim: 32,
+    v_dim: 32,
+    scale: 0.2,
+    soft_cap: None,
+    alibi: None,
+};
+
+struct Case<'a> {
+    spec: AttendSpec,
+    types: KvTypes,
+    visibility: Visibility,
+    sinks: Option<&'a [f32]>,
+    /// By how much queries, keys and values are larger than random values.
+    magnitudes: [f32; 3],
+}
+
+impl Case<'_> {
+    fn new(spec: AttendSpec, types: impl Into<KvTypes>, visibility: Visibility) -> Self {
+        Self {
+            spec,
+            types: types.into(),
+            visibility,
+            sinks: None,
+            magnitudes: [1.0; 3],
+        }
+    }
+
+    /// Compares tensor cores with the definition.
+    fn check(&self) {
+        let (spec, n_rows) = (self.spec, self.visibility.n_rows as usize);
+        let runs = self.visibility.groups.iter().flat_map(|group| &group.runs);
+        let n_cells = runs.map(|run| run.cell.0 + run.len).max().unwrap_or(0);
+        let memory = AttentionMemory {
+            kv_heads: spec.kv_heads,
+            k_dim: spec.k_dim,
+            v_dim: spec.v_dim,
+            window: Window::Full,
+        };
+        let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
+        let layout = RowLayout::new(&map, &[n_cells as usize + n_rows], &self.types).unwrap();
+        let mut random = Random::new(31);
+        let mut values = |n: usize, magnitude: f32| -> Vec<f32> {
+            let values = random.values(n);
+            values.iter().map(|v| v * magnitude).collect()
+        };
+        let n = n_cells as usize * spec.kv_heads;
+        let [q, k, v] = [
+            (n_rows * spec.n_heads * spec.k_dim, 0),
+            (n * spec.k_dim, 1),
+            (n * spec.v_dim, 2),
+        ]
+        .map(|(n, i)| values(n, self.magnitudes[i]));
+        let store = OneOp::store(
+            &layout,
+            &StoreRows {
+                layer: LayerIdx(0),
+                k: &k,
+                v: &v,
+                cells: &(0..n_cells).map(CellIdx).collect::<Vec<_>>(),
+            },
+        );
+        let positions: Vec<u32> = (0..n_rows as u32).map(|row| 37 * row % 61).collect();
+        let attend = OneOp::attend(
+            &layout,
+            &Attend {
+                layer: LayerIdx(0),
+                spec,
+                q: &q,
+                visibility: &self.visibility,
+                positions: &positions,
+                sinks: self.sinks,
+                spare: CellIdx(n_cells),
+            },
+        );
+        let mut memory = Memory::default();
+        store.wanted(&layout, &mut memory);
+        let wanted = attend.wanted(&layout, &mut memory);
+        let run = |precision| {
+            let run_on = |backend| {
+                let mut rows = Backend::allocate(&backend, &layout).unwrap();
+                store.run(&backend, &mut rows).unwrap();
+                attend.run(&backend, &mut rows).unwrap()
+            };
+            let mut results = backends(precision).into_iter().map(run_on);
+            let first: Vec<f32> = results.next().unwrap();
+            assert!(
+                results.all(|other| other == first),
+                "the order of threads matters"
+            );
+            first
+        };
+        let got = run(Precision::Fast);
+        let what = format!("{}, {spec:?}", self.types);
+        assert_close(&what, &got, &wanted, TOLERANCE);
+        // Else tensor cores had nothing to do with it.
+        assert_ne!(got, run(Precision::Precise), "{what}");
+    }
+}
+
+/// `n_rows` rows at the last of `n` positions, whose cells are three runs, the last one first.
+fn visibility(n_rows: u32, n: u32, window: Window) -> Visibility {
+    let lens = [n / 3, n / 2 - n / 3, n - n / 2];
+    let (mut pos, mut runs) = (0, Vec::new());
+    for len in lens {
+        runs.push(CellRun {
+            cell: CellIdx(n - pos - len),
+            pos: Pos(pos),
+            len,
+        });
+        pos += len;
+    }
+    let limits =
+        (0..n_rows).map(|row| window.visible_keys(Pos(n - n_rows + row), Causality::Causal));
+    let group = VisibleGroup::new((0..n_rows).collect(), runs, limits.collect());
+    Visibility::new(n_rows, vec![group])
+}
+
+#[test]
+fn all_types_and_widths_are_attended() {
+    let types = KvType::ALL;
+    let dims = [(16, 40), (64, 64), (72, 128), (128, 96), (256, 192)];
+    for (i, &k) in types.iter().enumerate() {
+        let (k_dim, v_dim) = dims[i % dims.len()];
+        let spec = AttendSpec {
+            n_heads: 4,
+            kv_heads: 4,
+            k_dim,
+            v_dim,
+            ..SPEC
+        };
+        for v in [k, types[(i + 1) % types.len()]] {
+            let types = KvTypes {
+                k,
+                v,
+                ..KvTypes::from(k)
+            };
+            let seen = visibility(9, 75, Window::Full);
+            Case::new(spec, types, seen).check();
+        }
+    }
+}
+
+#[test]
+fn all_that_rows_see_is_attended() {
+    // More than a tile of queries, groups that tiles cut, pieces that are merged.
+    for (n_heads, kv_heads, n_rows, n, window) in [
+        (1, 1, 70, 130, Window::Full),
+        (14, 2, 11, 64, Window::Full),
+        (9, 3, 40, 41, Window::Sliding(7)),
+        (4, 1, 8, 1100, Window::Sliding(600)),
+        (4, 2, 33, 200, Window::Chunked(16)),
+        (2, 2, 20, 100, Window::Symmetric(9)),
+    ] {
+        let spec = AttendSpec {
+            n_heads,
+            kv_heads,
+            ..SPEC
+        };
+        Case::new(spec, KvType::F16, visibility(n_rows, n, window)).check();
+        Case::new(spec, KvType::Q8_0, visibility(n_rows, n, window)).check();
+    }
+}
+
+#[test]
+fn rows_of_several_texts_are_attended() {
+    // Each text sees its own cells; one row sees nothing.
+    let text = |rows: std::ops::Range<u32>, first_cell: u32| {
+        let runs = vec![CellRun {
+            cell: CellIdx(first_cell),
+            pos: Pos(3),
+            len: 50,
+        }];
+        let limits = rows
+            .clone()
+            .map(|row| PosRange::new(Pos(row), Pos(20 + row)));
+        VisibleGroup::new(rows.collect(), runs, limits.collect())
+    };
+    let mut groups = vec![text(0..10, 0), text(10..12, 60), text(12..30, 120)];
+    groups[2].limits[4] = PosRange::EMPTY;
+    Case::new(SPEC, KvType::BF16, Visibility::new(30, groups)).check();
+}
+
+#[test]
+fn caps_biases_and_sinks_are_applied() {
+    let seen = || visibility(12, 90, Window::Full);
+    let spec = AttendSpec { n_heads: 6, ..SPEC };
+    let capped = AttendSpec {
+        soft_cap: Some(1.5),
+        scale: 0.5,
+        ..spec
+    };
+    let biased = AttendSpec {
+        alibi: Some(Alibi { max_bias: 8.0 }),
+        ..spec
+    };
+    let sinks = [0.0, -3.0, 2.5, 6.0, f32::NEG_INFINITY, -80.0];
+    for spec in [spec, capped, biased] {
+        let case = Case::new(spec, KvType::F16, seen());
+        Case {
+            sinks: Some(&sinks),
+            ..case
+        }
+        .check();
+    }
+}
+
+/// Halves end at 65504 and have few bits below 2^-14.
+#[test]
+fn values_that_halves_do_not_hold_are_attended() {
+    for types in [KvType::F32, KvType::BF16] {
+        for magnitudes in [
+            [1e6, 1e-6, 1e7],
+            [1e-9, 1e9, 1e-7],
+            [3e20, 3e-21, 1e30],
+            [1.0, 1.0, 1e-30],
+        ] {
+            let case = Case::new(SPEC, types, visibility(9, 140, Window::Full));
+            Case { magnitudes, ..case }.check();
+        }
+    }
+}

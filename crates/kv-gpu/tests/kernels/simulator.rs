@@ -1,0 +1,84 @@
+//! What the simulator finds: a wait or a barrier that is forgotten gives wrong results.
+#![allow(clippy::unwrap_used)]
+
+use kv_core::backend::BackendError;
+use kv_gpu::sim::{Order, Sim};
+use kv_gpu::{Argument, Device, Region};
+
+/// Runs a kernel on one block, which takes `x`, gives as many values, and has so many waits and
+/// barriers.
+fn launch(
+    kernel: &str,
+    order: Order,
+    x: &[f32],
+    waits_and_syncs: [u32; 2],
+) -> Result<Vec<f32>, BackendError> {
+    let sim = Sim::new(order);
+    let bytes = bytemuck::cast_slice(x);
+    let buffers = [(); 2].map(|()| sim.allocate(bytes.len(), "values").unwrap());
+    let [from, to] = [0, 1].map(|i| Region {
+        buffer: &buffers[i],
+        at: 0,
+    });
+    sim.write(from, bytes)?;
+    let settings = Argument::Settings(bytemuck::cast_slice(&waits_and_syncs));
+    let arguments = [Argument::Buffer(from), Argument::Buffer(to), settings];
+    sim.launch(&sim.kernel(kernel)?, [1, 1], &arguments)?;
+    let mut y = vec![0.0; x.len()];
+    sim.read(to, bytemuck::cast_slice_mut(&mut y))?;
+    Ok(y)
+}
+
+fn numbers(n: u8) -> Vec<f32> {
+    (1..=n).map(f32::from).collect()
+}
+
+#[test]
+fn asynchronous_copies_arrive_when_they_are_waited_for() {
+    let x: Vec<f32> = numbers(128).iter().flat_map(|&x| [x; 4]).collect();
+    let mut wanted = x.clone();
+    wanted[..256].rotate_left(4);
+    wanted[256..].rotate_left(4);
+    for order in [Order::Forward, Order::Reverse] {
+        let run = |waits, syncs| launch("check_copies", order, &x, [waits, syncs]).unwrap();
+        assert_eq!(run(2, 1), wanted);
+        // Without the last wait, the second group has not arrived, and the first one has.
+        let partly = run(1, 1);
+        assert_eq!(partly[..256], wanted[..256]);
+        assert!(partly[256..].iter().all(|y| y.is_nan()));
+        assert!(run(0, 1).iter().all(|y| y.is_nan()));
+        // Without the barrier, only the thread's own copies have arrived.
+        assert!(run(2, 0).iter().any(|y| y.is_nan()));
+    }
+}
+
+#[test]
+fn fragments_multiply_what_all_threads_have_written() {
+    let x: Vec<f32> = (0..512).map(|i| (i * 7 % 23) as f32 - 9.0).collect();
+    let product = |i: usize| -> f32 {
+        let terms = (0..16).map(|k| x[i / 16 * 16 + k] * x[256 + k * 16 + i % 16]);
+        terms.sum()
+    };
+    let wanted: Vec<f32> = (0..256).map(product).collect();
+    for order in [Order::Forward, Order::Reverse] {
+        let run = |syncs| launch("check_fragments", order, &x, [0, syncs]).unwrap();
+        assert_eq!(run(1)[..256], wanted);
+    }
+    // The second warp is the first to run: without the barrier, it reads what is not yet written.
+    let reversed = launch("check_fragments", Order::Reverse, &x, [0, 0]).unwrap();
+    assert_ne!(reversed[..256], wanted);
+}
+
+#[test]
+fn threads_at_different_barriers_are_an_error() {
+    let x = numbers(64);
+    for order in [Order::Forward, Order::Reverse] {
+        assert_eq!(launch("check_barrier", order, &x, [0, 1]).unwrap(), x);
+        let error = launch("check_barrier", order, &x, [0, 0]).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("a barrier that not all threads reach"),
+            "{text}"
+        );
+    }
+}
