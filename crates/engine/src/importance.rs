@@ -154,7 +154,7 @@ impl Recorded {
             };
             let experts = input.routes.and_then(|id| {
                 let routes = graph.node(id)?;
-                let Op::Route { spec } = routes.op else {
+                let Op::Route { spec, .. } = routes.op else {
                     return None;
                 };
                 Some(Experts {

@@ -185,7 +185,10 @@ impl Run<'_> {
                 let affine = self.affine(node, weight, bias.as_deref())?;
                 ops::layer_norm(self.operand(node, 0)?, affine, *eps)
             }
-            Op::Route { spec } => ops::route(self.operand(node, 0)?, spec),
+            Op::Route { spec, bias } => {
+                let bias = bias.as_deref().map(|b| program.weight(b, node));
+                ops::route(self.operand(node, 0)?, spec, bias.transpose()?)
+            }
             Op::ExpertLinear { weight, bias } => {
                 let affine = self.affine(node, weight, bias.as_deref())?;
                 ops::expert_linear(self.operand(node, 0)?, &self.slots(node)?, affine)

@@ -7,13 +7,11 @@
 mod attend;
 mod error_function;
 mod recurrent;
+mod route;
 
 use std::collections::HashMap;
 
-use kv_core::graph::{
-    Activation, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale, RouteGate, RouteSpec,
-    RouteSum,
-};
+use kv_core::graph::{Activation, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale};
 use kv_core::layers::{RowLayout, RowShape, ValueRows};
 use kv_core::rope::{RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
@@ -160,7 +158,7 @@ impl Evaluator<'_> {
                 self.clamped_gate(node, f64::from(*slope), f64::from(*limit))
             }
             Op::ScaleByPosition { scale } => self.scale_by_position(node, scale),
-            Op::Route { spec } => self.route(node, spec),
+            Op::Route { spec, bias } => self.route(node, spec, bias.as_deref()),
             Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
             Op::ExpertScale => self.by_slots(node, |x, (_, weight), out| {
                 out.extend(x.iter().map(|x| x * weight));
@@ -288,27 +286,6 @@ impl Evaluator<'_> {
             }
         }
         out
-    }
-
-    fn route(&self, node: &Node, spec: &RouteSpec) -> Value {
-        let route = |logits: &[f64]| {
-            let mut order: Vec<usize> = (0..logits.len()).collect();
-            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
-            let chosen = &order[..spec.n_used];
-            let weight = |e: usize| match spec.gate {
-                RouteGate::Softmax => logits[e].exp() / logits.iter().map(|x| x.exp()).sum::<f64>(),
-                RouteGate::Sigmoid => 1.0 / (1.0 + (-logits[e]).exp()),
-            };
-            let sum = match spec.sum {
-                RouteSum::Free => 1.0,
-                RouteSum::One => chosen.iter().map(|&e| weight(e)).sum(),
-            };
-            let mut route = vec![0.0; logits.len()];
-            chosen.iter().for_each(|&e| route[e] = weight(e) / sum);
-            route
-        };
-        let rows = self.operand(node, 0).chunks_exact(node.row_len());
-        rows.flat_map(route).collect()
     }
 
     fn top_k(&self, node: &Node, k: usize) -> Value {

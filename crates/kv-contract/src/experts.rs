@@ -6,8 +6,8 @@ use super::scene::memory_weights;
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
 use kv_core::graph::{
-    Activation, Affine, Graph, GraphBuilder, GraphError, Input, NodeId, RouteGate, RouteSpec,
-    RouteSum,
+    Activation, Affine, Graph, GraphBuilder, GraphError, GroupScore, Input, NodeId, RouteGate,
+    RouteGroups, RouteSpec, RouteSum, Routing,
 };
 
 const ROWS: [usize; 4] = [0, 1, 6, 40];
@@ -16,7 +16,10 @@ const ROWS: [usize; 4] = [0, 1, 6, 40];
 fn specs(n_used: usize) -> impl Iterator<Item = RouteSpec> {
     let gates = [RouteGate::Softmax, RouteGate::Sigmoid];
     gates.into_iter().flat_map(move |gate| {
-        [RouteSum::Free, RouteSum::One].map(|sum| RouteSpec { n_used, gate, sum })
+        [RouteSum::Free, RouteSum::One].map(|sum| RouteSpec {
+            sum,
+            ..RouteSpec::plain(n_used, gate)
+        })
     })
 }
 
@@ -46,6 +49,49 @@ pub fn routes_choose_and_weigh<B: Backend>(subject: &Subject<B>) {
             let weights = memory_weights(&graph, 51);
             let step = step(n, 0, 24, 1);
             compare(subject, &graph, weights, &step, subject.tolerance.linear);
+        }
+    }
+}
+
+/// Routes with a bias on the choice, a factor on the weights, and groups of experts.
+pub fn routes_choose_from_groups<B: Backend>(subject: &Subject<B>) {
+    let none = [(1, 1, GroupScore::Max)];
+    let some = [
+        (4, 2, GroupScore::Max),
+        (4, 2, GroupScore::TopTwo),
+        (20, 7, GroupScore::TopTwo),
+        (20, 20, GroupScore::Max),
+    ];
+    let groups = none
+        .into_iter()
+        .chain(some)
+        .map(|(n_groups, n_used, score)| RouteGroups {
+            n_groups,
+            n_used,
+            score,
+        });
+    for (groups, spec) in groups.flat_map(|g| specs(4).map(move |spec| (g, spec))) {
+        for (bias, scale, n) in [
+            (None, 1.0, 6),
+            (None, 2.5, 40),
+            (Some("bias"), 1.0, 1),
+            (Some("bias"), 0.7, 40),
+        ] {
+            let spec = RouteSpec {
+                scale,
+                groups: (groups.n_groups > 1).then_some(groups),
+                ..spec
+            };
+            let graph = graph(n, 24, |b, x| {
+                let logits = b.linear("logits", x, "router", 40)?;
+                let routes = b.route("route", logits, Routing { spec, bias })?;
+                let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
+                let scaled = b.expert_scale("scaled", [up, routes])?;
+                b.expert_sum("sum", scaled)
+            });
+            let weights = memory_weights(&graph, 55);
+            let step = step(n, 0, 24, 1);
+            compare(subject, &graph, weights, &step, subject.tolerance.graph);
         }
     }
 }
@@ -101,9 +147,8 @@ pub fn experts_on_scaled_inputs_compute<B: Backend>(subject: &Subject<B>) {
 /// Matrices of experts are read in every block format.
 pub fn experts_on_blocks<B: Backend>(subject: &Subject<B>) {
     let spec = RouteSpec {
-        n_used: 2,
-        gate: RouteGate::Softmax,
         sum: RouteSum::One,
+        ..RouteSpec::plain(2, RouteGate::Softmax)
     };
     for format in BlockFormat::ALL {
         let tolerance = subject.tolerance.linear_of(format);

@@ -244,7 +244,7 @@ macro_rules! backend_contract {
                 strangers_do_not_matter, random_graphs_compute;
             elementwise: layer_norm_centres, rows_of_a_weight_add, soft_cap_bends, clamped_gate_clamps,
                 positions_scale, elementwise_nodes_leave_operands_alone;
-            experts: routes_choose_and_weigh, experts_compute,
+            experts: routes_choose_and_weigh, routes_choose_from_groups, experts_compute,
                 experts_on_scaled_inputs_compute, experts_on_blocks;
             recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute,

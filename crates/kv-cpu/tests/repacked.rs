@@ -289,9 +289,8 @@ fn rows_of_matrices() {
 #[test]
 fn experts() {
     let spec = RouteSpec {
-        n_used: 2,
-        gate: RouteGate::Softmax,
         sum: RouteSum::One,
+        ..RouteSpec::plain(2, RouteGate::Softmax)
     };
     for format in [
         BlockFormat::Q4_0,

@@ -9,8 +9,8 @@ use model_core::blocks::{
 use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::member::{
-    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, Mixtures, QueryScale,
-    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures,
+    QueryScale, ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
 
 /// What the rows below differ from; Llama itself adds little.
@@ -41,6 +41,7 @@ const PLAIN: LlamaLike = LlamaLike {
 /// The softmax over a row's chosen experts weighs what comes out of them.
 const SOFTMAX_OF_CHOSEN: Mixture = Mixture {
     route: RouteGate::Softmax,
+    routing: MixtureRouting::Plain,
     sum: RouteSum::One,
     scaling: ExpertScaling::Outputs,
     gate: ExpertGate::Activation(Activation::Silu),

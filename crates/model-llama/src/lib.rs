@@ -20,8 +20,8 @@ mod read;
 
 pub use family::FAMILY;
 pub use member::{
-    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, Mixtures, QueryScale,
-    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures,
+    QueryScale, ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
 
 use model_core::architecture::Registry;

@@ -196,6 +196,8 @@ pub enum Mixtures {
 pub struct Mixture {
     /// Makes weights of a router's logits, where the file does not specify it.
     pub route: RouteGate,
+    /// What besides the logits decides on the experts of a row and their weights.
+    pub routing: MixtureRouting,
     /// What the weights add up to, where the file does not specify it.
     pub sum: RouteSum,
     /// What they are applied to.
@@ -204,4 +206,20 @@ pub struct Mixture {
     pub gate: ExpertGate,
     /// Biases of the router and of the experts.
     pub bias: ExpertBias,
+}
+
+/// What besides a router's logits decides on the experts of a row and their weights.
+///
+/// Biases are of the choice only. A factor on the weights, and groups of experts of which only the
+/// best are chosen from, are those that the file names: after a softmax a group is worth its best
+/// expert, after a sigmoid its two best.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MixtureRouting {
+    /// Nothing: a file with a factor or with groups is refused.
+    #[default]
+    Plain,
+    /// Biases, and what the file names.
+    Biased,
+    /// What the file names, and biases where a sigmoid makes weights of logits (DeepSeek).
+    BiasedAfterSigmoid,
 }

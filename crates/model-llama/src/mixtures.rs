@@ -3,13 +3,13 @@
 //! Invariant: a layer is a mixture where the file has experts and the layer a router. Knows nothing
 //! of attention.
 
-use kv_core::graph::{RouteGate, RouteSpec, RouteSum};
+use kv_core::graph::{GroupScore, RouteGate, RouteGroups, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
-use model_core::blocks::{ExpertsBlock, FeedForward, FeedForwardBlock, SharedExpert};
+use model_core::blocks::{ExpertChoice, ExpertsBlock, FeedForward, FeedForwardBlock, SharedExpert};
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::member::{LlamaLike, Mixture, Mixtures};
+use crate::member::{LlamaLike, Mixture, MixtureRouting, Mixtures};
 
 impl LlamaLike {
     /// What every layer does after its attention.
@@ -57,10 +57,10 @@ impl LlamaLike {
                 gate: mixture.gate,
                 bias: mixture.bias,
                 route: RouteSpec {
-                    n_used: 4,
-                    gate: mixture.route,
                     sum: mixture.sum,
+                    ..RouteSpec::plain(4, mixture.route)
                 },
+                choice: mixture.routing.choice(mixture.route),
                 scaling: mixture.scaling,
                 shared: None,
             }),
@@ -80,6 +80,7 @@ impl LlamaLike {
         };
         let Mixture {
             route,
+            routing,
             sum,
             scaling,
             gate,
@@ -116,11 +117,6 @@ impl LlamaLike {
             Some(true) => RouteSum::One,
             Some(false) => RouteSum::Free,
         };
-        let scale = hyper.optional::<f32>("expert_weights_scale")?;
-        if let Some(scale) = scale.filter(|&s| s != 0.0 && s != 1.0) {
-            let reason = format!("{scale}; scaled routes are not supported");
-            return Err(hyper.wrong("expert_weights_scale", reason));
-        }
         Ok(Some(ExpertsBlock {
             n_experts,
             hidden,
@@ -130,9 +126,69 @@ impl LlamaLike {
                 n_used,
                 gate: route,
                 sum,
+                scale: self.route_scale(hyper, routing)?,
+                groups: self.route_groups(hyper, routing, route)?,
             },
+            choice: routing.choice(route),
             scaling,
             shared: None,
         }))
+    }
+
+    /// The factor on the weights of a route.
+    fn route_scale(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        routing: MixtureRouting,
+    ) -> Result<f32, ModelError> {
+        let key = "expert_weights_scale";
+        match hyper.optional::<f32>(key)?.filter(|&scale| scale != 0.0) {
+            None => Ok(1.0),
+            Some(scale) if scale != 1.0 && routing == MixtureRouting::Plain => {
+                let reason = format!("{scale}; {} has no such factor", self.name);
+                Err(hyper.wrong(key, reason))
+            }
+            Some(_) => Ok(hyper.positive(key)?.unwrap_or(1.0) as f32),
+        }
+    }
+
+    /// The groups of experts that the file names, where there is more than one.
+    fn route_groups(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        routing: MixtureRouting,
+        gate: RouteGate,
+    ) -> Result<Option<RouteGroups>, ModelError> {
+        let key = "expert_group_count";
+        let n_groups = match hyper.optional::<u32>(key)? {
+            None | Some(0 | 1) => return Ok(None),
+            Some(n) => n as usize,
+        };
+        if routing == MixtureRouting::Plain {
+            let reason = format!("{n_groups}; {} has no groups of experts", self.name);
+            return Err(hyper.wrong(key, reason));
+        }
+        Ok(Some(RouteGroups {
+            n_groups,
+            n_used: hyper.count("expert_group_used_count")?,
+            score: match gate {
+                RouteGate::Softmax => GroupScore::Max,
+                RouteGate::Sigmoid => GroupScore::TopTwo,
+            },
+        }))
+    }
+}
+
+impl MixtureRouting {
+    /// What experts are chosen by, where `gate` makes weights of logits.
+    fn choice(self, gate: RouteGate) -> ExpertChoice {
+        match (self, gate) {
+            (Self::Plain, _) | (Self::BiasedAfterSigmoid, RouteGate::Softmax) => {
+                ExpertChoice::Scores
+            }
+            (Self::Biased, _) | (Self::BiasedAfterSigmoid, RouteGate::Sigmoid) => {
+                ExpertChoice::Biased
+            }
+        }
     }
 }

@@ -6,8 +6,9 @@ use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ConvBias, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, FeedForwardBlock,
-    FeedForwardForm, GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    ConvBias, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
+    FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock,
+    SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -115,10 +116,10 @@ pub(crate) fn feed_forwards(
             gate: ExpertGate::Activation(activation),
             bias: ExpertBias::None,
             route: RouteSpec {
-                n_used: n_used(hyper)?,
-                gate: RouteGate::Softmax,
                 sum,
+                ..RouteSpec::plain(n_used(hyper)?, RouteGate::Softmax)
             },
+            choice: ExpertChoice::Scores,
             scaling: ExpertScaling::Outputs,
             shared: shared.map(|hidden| SharedExpert { hidden, activation }),
         }))

@@ -7,12 +7,13 @@ use kv_core::graph::{RouteSpec, slots};
 
 use super::AffineTensors;
 
-/// The route of every row of `logits [n, experts]`.
-pub(crate) fn route(logits: &Tensor, spec: &RouteSpec) -> Result<Tensor> {
+/// The route of every row of `logits [n, experts]`, with biases `[experts]` where there are any.
+pub(crate) fn route(logits: &Tensor, spec: &RouteSpec, bias: Option<&Tensor>) -> Result<Tensor> {
+    let bias = bias.map(|bias| bias.to_vec1::<f32>()).transpose()?;
     let mut routes = Vec::with_capacity(logits.elem_count());
     for logits in logits.to_vec2::<f32>()? {
         let mut route = vec![0.0; logits.len()];
-        spec.route(&logits, &mut route);
+        spec.route(&logits, bias.as_deref(), &mut route);
         routes.extend(route);
     }
     Tensor::from_vec(routes, logits.shape(), logits.device())

@@ -43,8 +43,11 @@ pub use ops::attend::Attention;
 pub use ops::custom::{CustomSizes, CustomSpec};
 pub use ops::delta_rule::{DecaySpec, DeltaSpec, KeySharing};
 pub use ops::elementwise::{ClampedGate, PositionScale};
-pub use ops::experts::{RouteGate, RouteSpec, RouteSum, slots};
+pub use ops::experts::slots;
 pub use ops::norm::NormGain;
+pub use ops::route::{
+    GroupScore, MAX_ROUTE_GROUPS, RouteGate, RouteGroups, RouteSpec, RouteSum, Routing,
+};
 pub use ops::top_k::TopK;
 pub use scope::Scope;
 pub use spec::{Attribute, AttributeValue, OpScope, OpSpec};

@@ -12,7 +12,7 @@ use super::alibi::Alibi;
 use super::ops::custom::CustomSpec;
 use super::ops::delta_rule::{DecaySpec, DeltaSpec};
 use super::ops::elementwise::PositionScale;
-use super::ops::experts::RouteSpec;
+use super::ops::route::RouteSpec;
 use super::ops::{
     self, attend, delta_rule, dense, elementwise, experts, norm, plain_attention, recurrent,
 };
@@ -353,11 +353,14 @@ pub enum Op {
         scale: PositionScale,
     },
     /// Chooses experts for every row. `(logits [n, experts]) -> [n, experts]`: a weight for each
-    /// expert, 0 for those that are not chosen.
+    /// expert, 0 for those that are not chosen. Bias `[experts]`.
     Route {
         /// How many, and how they are weighted.
         #[serde(flatten)]
         spec: RouteSpec,
+        /// Added to the scores to choose by, but not to weights, where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<String>,
     },
     /// `y[t, s] = x[t, s] W[e]^T + b[e]`, where `e` is the expert of slot `s` of row `t`; slots
     /// without an expert are zeros. `(x [n, in] or [n, slots, in], routes) -> [n, slots, out]`,
@@ -458,7 +461,7 @@ impl Op {
             Self::SoftCap { cap } => elementwise::soft_cap(*cap),
             Self::ClampedGate { slope, limit } => elementwise::clamped_gate(*slope, *limit),
             Self::ScaleByPosition { scale } => elementwise::scale_by_position(*scale),
-            Self::Route { spec } => experts::route(*spec),
+            Self::Route { spec, bias } => experts::route(*spec, bias.as_ref()),
             Self::ExpertLinear { weight, bias } => experts::expert_linear(weight, bias.as_ref()),
             Self::ExpertScale => experts::expert_scale(),
             Self::ExpertSum => experts::expert_sum(),

@@ -74,9 +74,8 @@ mod tests {
         let x = b.add_row("moved", x, table).unwrap();
         let logits = b.linear("logits", x, "router", 5).unwrap();
         let spec = RouteSpec {
-            n_used: 2,
-            gate: RouteGate::Softmax,
             sum: RouteSum::One,
+            ..RouteSpec::plain(2, RouteGate::Softmax)
         };
         let routes = b.route("route", logits, spec).unwrap();
         let up = Affine::new("up");

@@ -125,7 +125,9 @@ impl Run<'_> {
             out: step.write(),
         };
         match op {
-            ExpertsOp::Route(spec) => self.route(spec, bufs.x, bufs.out),
+            ExpertsOp::Route { spec, bias } => {
+                self.route(spec, bias.as_deref(), [bufs.x, bufs.out])
+            }
             ExpertsOp::Linear { experts, n_used } => self.expert_linear(experts, *n_used, bufs),
             ExpertsOp::Scale { n_used } => self.expert_scale(*n_used, bufs),
             ExpertsOp::Sum => self.expert_sum(bufs.x, bufs.out),
@@ -133,12 +135,17 @@ impl Run<'_> {
     }
 
     /// The route of every row of logits.
-    fn route(&mut self, spec: &RouteSpec, x: Buf, out: Buf) -> Result<(), BackendError> {
+    fn route(
+        &mut self,
+        spec: &RouteSpec,
+        bias: Option<&[f32]>,
+        [x, out]: [Buf; 2],
+    ) -> Result<(), BackendError> {
         // SAFETY: allocation lets no step write what it reads.
         let logits = unsafe { self.frame.read(x) };
         let width = x.width;
         self.rows(out, &|row, route| {
-            spec.route(&logits[row * width..(row + 1) * width], route);
+            spec.route(&logits[row * width..(row + 1) * width], bias, route);
             Ok(())
         })
     }

@@ -43,7 +43,13 @@ pub(super) fn lower<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     match &node.op {
-        Op::Route { spec } => route(lower, id, node, *spec),
+        // The kernel knows no biases, factors and groups.
+        Op::Route { spec, bias }
+            if bias.is_some() || spec.groups.is_some() || spec.scale != 1.0 =>
+        {
+            Err(lower.unsupported(node))
+        }
+        Op::Route { spec, .. } => route(lower, id, node, *spec),
         Op::ExpertLinear { .. } => linear(lower, id, node),
         Op::ExpertScale => scale(lower, id, node),
         Op::ExpertSum => sum(lower, id, node),
@@ -95,7 +101,7 @@ fn slots_of<D: Device>(routes: &Operand<D>, route: &Node) -> Result<Operand<D>, 
 /// The slots of the route that is the second operand.
 fn slots<D: Device>(lower: &Lower<'_, D>, node: &Node) -> Result<Slots<D>, BackendError> {
     let route = lower.operand_node(node, 1)?;
-    let Op::Route { spec } = &route.op else {
+    let Op::Route { spec, .. } = &route.op else {
         return Err(lower.unsupported(node));
     };
     Ok(Slots {

@@ -5,7 +5,7 @@
 //! arXiv 2401.06066. Does not know the layers around.
 
 use kv_core::graph::{
-    Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteSpec,
+    Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteSpec, Routing,
 };
 
 use super::{FeedForwardBlock, FeedForwardForm};
@@ -23,6 +23,8 @@ pub struct ExpertsBlock {
     pub bias: ExpertBias,
     /// How many a row goes through, and their weights.
     pub route: RouteSpec,
+    /// What experts are chosen by.
+    pub choice: ExpertChoice,
     /// What the weights of the route scale.
     pub scaling: ExpertScaling,
     /// The block that every row goes through, where there is one.
@@ -46,6 +48,17 @@ pub enum ExpertBias {
     None,
     /// The router and every matrix of every expert.
     All,
+}
+
+/// What experts are chosen by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertChoice {
+    /// Their scores.
+    #[default]
+    Scores,
+    /// Their scores with a bias that was learnt for each, which takes no part in their weights
+    /// (DeepSeek-V3, arXiv 2412.19437).
+    Biased,
 }
 
 /// What the weights of chosen experts scale.
@@ -85,7 +98,11 @@ impl ExpertsBlock {
             bias: (self.bias == ExpertBias::All).then_some("ffn_gate_inp.bias"),
         };
         let logits = b.affine("ffn_moe_logits", x, router, self.n_experts)?;
-        let routes = b.route("ffn_moe_route", logits, self.route)?;
+        let routing = Routing {
+            spec: self.route,
+            bias: (self.choice == ExpertChoice::Biased).then_some("exp_probs_b.bias"),
+        };
+        let routes = b.route("ffn_moe_route", logits, routing)?;
         let routed = Routed {
             block: self,
             routes,

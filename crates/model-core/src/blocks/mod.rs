@@ -22,7 +22,9 @@ use kv_core::{LayerIdx, PartIdx};
 pub use attention::{AttentionBlock, QkNorm, QkvBias, QkvWeights, Sinks};
 pub use decoder::{Arrangement, Decoder, DecoderLayer, Multipliers, OUTPUT, TOKEN_EMBEDDING};
 pub use decoder_model::DecoderModel;
-pub use experts::{ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert};
+pub use experts::{
+    ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert,
+};
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
 pub use long_rope::LongRope;
 pub use mixer::Mixer;

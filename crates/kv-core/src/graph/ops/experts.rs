@@ -1,86 +1,13 @@
-//! Mixtures of experts: [`RouteSpec`], how a router's logits choose experts, and the operations
-//! that compute with the chosen ones.
+//! Mixtures of experts: the operations that choose experts and compute with the chosen ones.
 //!
 //! A token's *route* is one weight for each expert, 0 for those that are not chosen; its *slots*
 //! are the chosen experts in ascending order ([`slots`]), so results do not depend on which was
 //! likeliest. Shazeer et al., arXiv 1701.06538. Does not know feed-forward blocks or devices.
 
-use serde::{Deserialize, Serialize};
-
+use super::route::{MAX_ROUTE_GROUPS, RouteSpec, Routing};
 use crate::graph::op::Op;
 use crate::graph::spec::{Given, Inferred, OpSpec};
 use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId};
-
-/// How the logits of a router become a route.
-///
-/// The experts with the `n_used` largest logits are chosen; of equal ones the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct RouteSpec {
-    /// Experts that a token goes through; at least 1, at most all.
-    pub n_used: usize,
-    /// What makes weights of logits.
-    pub gate: RouteGate,
-    /// What the weights of the chosen experts add up to.
-    pub sum: RouteSum,
-}
-
-/// What makes weights of a router's logits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RouteGate {
-    /// `e^x / sum(e^x)` over all experts.
-    #[default]
-    Softmax,
-    /// `1 / (1 + e^-x)`, each expert by itself.
-    Sigmoid,
-}
-
-/// What the weights of a token's chosen experts add up to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RouteSum {
-    /// Whatever the gate gives.
-    #[default]
-    Free,
-    /// 1: they are divided by their sum. After a softmax this is the softmax over the chosen ones.
-    One,
-}
-
-impl RouteSpec {
-    /// The route of one token, from as many logits as it has weights.
-    pub fn route(&self, logits: &[f32], route: &mut [f32]) {
-        debug_assert_eq!(logits.len(), route.len());
-        route.fill(0.0);
-        let mut largest = f32::NEG_INFINITY;
-        for _ in 0..self.n_used.min(logits.len()) {
-            let mut best: Option<(usize, f32)> = None;
-            for (expert, (&logit, &taken)) in logits.iter().zip(&*route).enumerate() {
-                if taken == 0.0 && best.is_none_or(|(_, other)| logit > other) {
-                    best = Some((expert, logit));
-                }
-            }
-            if let Some((expert, logit)) = best {
-                largest = largest.max(logit);
-                route[expert] = 1.0;
-            }
-        }
-        let weight = |logit: f32| match self.gate {
-            RouteGate::Softmax => (logit - largest).exp(),
-            RouteGate::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
-        };
-        for (route, &logit) in route.iter_mut().zip(logits) {
-            if *route != 0.0 {
-                *route = weight(logit);
-            }
-        }
-        let sum: f32 = match (self.sum, self.gate) {
-            (RouteSum::One, _) => route.iter().sum(),
-            (RouteSum::Free, RouteGate::Softmax) => logits.iter().map(|&x| weight(x)).sum(),
-            (RouteSum::Free, RouteGate::Sigmoid) => 1.0,
-        };
-        route.iter_mut().for_each(|route| *route /= sum);
-    }
-}
 
 /// The slots of a token: `(expert, weight)` of the first `n_used` weights that are not 0.
 pub fn slots(route: &[f32], n_used: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
@@ -100,7 +27,7 @@ struct Slots {
 /// Reads the sizes off `x [n, dim]` or `x [n, slots, dim]` and a route.
 fn slots_of(given: &Given<'_>) -> Result<Slots, String> {
     let wanted = || "[n, dim] or [n, slots, dim], and a route [n, experts] of as many slots".into();
-    let (Some(Op::Route { spec }), [x, &[n_rows, n_experts]]) = (given.op(1), given.shapes())
+    let (Some(Op::Route { spec, .. }), [x, &[n_rows, n_experts]]) = (given.op(1), given.shapes())
     else {
         return Err(wanted());
     };
@@ -118,17 +45,53 @@ fn slots_of(given: &Given<'_>) -> Result<Slots, String> {
     })
 }
 
-pub(in crate::graph) fn route<'a>(route: RouteSpec) -> OpSpec<'a> {
-    let spec = OpSpec::new("route", 1, move |given| match *given.shape(0) {
-        [n, experts] if (1..=experts).contains(&route.n_used) => Ok(Inferred::f32([n, experts])),
-        _ => Err(format!(
+/// What a route wants of its logits.
+fn routed(given: &Given<'_>, route: &RouteSpec, bias: Option<&String>) -> Result<Inferred, String> {
+    let n_used = route.n_used;
+    let &[n, experts] = given.shape(0) else {
+        return Err(format!("[n, at least {}]", n_used.max(1)));
+    };
+    if let Some(groups) = route.groups {
+        let wanted = format!(
+            "as many experts in each of {} groups (1 to {MAX_ROUTE_GROUPS}), and 1 to {} of them \
+             with the {n_used} experts to choose",
+            groups.n_groups, groups.n_groups
+        );
+        let group = match groups.n_groups {
+            0 => return Err(wanted),
+            n_groups => experts / n_groups,
+        };
+        let fits = (1..=groups.n_groups).contains(&groups.n_used)
+            && groups.n_groups <= MAX_ROUTE_GROUPS
+            && experts.is_multiple_of(groups.n_groups)
+            && n_used <= groups.n_used.saturating_mul(group);
+        if !fits {
+            return Err(wanted);
+        }
+    }
+    match (1..=experts).contains(&n_used) {
+        true => Ok(Inferred::f32([n, experts]).weight_if(bias, [experts])),
+        false => Err(format!(
             "[n, at least {}], at least 1 of them",
-            route.n_used.max(1)
+            n_used.max(1)
         )),
-    });
-    spec.setting("used", route.n_used)
+    }
+}
+
+pub(in crate::graph) fn route(route: RouteSpec, bias: Option<&String>) -> OpSpec<'_> {
+    let spec = OpSpec::new("route", 1, move |given| routed(given, &route, bias));
+    let spec = spec
+        .setting("used", route.n_used)
         .setting("gate", format!("{:?}", route.gate).to_lowercase())
         .setting("sum", format!("{:?}", route.sum).to_lowercase())
+        .optional("scale", (route.scale != 1.0).then_some(route.scale));
+    let spec = match route.groups {
+        None => spec,
+        Some(groups) => spec
+            .setting("groups", format!("{}/{}", groups.n_used, groups.n_groups))
+            .setting("group_score", groups.score),
+    };
+    spec.weights_as("bias", bias)
 }
 
 pub(in crate::graph) fn expert_linear<'a>(
@@ -162,14 +125,17 @@ impl GraphBuilder {
     /// The route of every token, `[n, experts]`, from the router's `logits [n, experts]`.
     ///
     /// # Errors
-    /// [`GraphError::Shape`] where there are fewer experts than are to be chosen, or none are.
-    pub fn route(
+    /// [`GraphError::Shape`] where there are fewer experts than are to be chosen, or none are, or
+    /// they cannot be divided into the groups.
+    pub fn route<'a>(
         &mut self,
         name: &str,
         logits: NodeId,
-        spec: RouteSpec,
+        routing: impl Into<Routing<'a>>,
     ) -> Result<NodeId, GraphError> {
-        self.push(name, Op::Route { spec }, &[logits], Claim::default())
+        let Routing { spec, bias } = routing.into();
+        let bias = self.optional_weight_name(bias);
+        self.push(name, Op::Route { spec, bias }, &[logits], Claim::default())
     }
 
     /// Each slot's expert applied: `x [n, in]` (the same for all slots) or `[n, slots, in]` in,
@@ -216,65 +182,45 @@ impl GraphBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Graph, GraphShape, Input};
-
-    fn routed(spec: RouteSpec, logits: &[f32]) -> Vec<f32> {
-        let mut route = vec![7.0; logits.len()];
-        spec.route(logits, &mut route);
-        route
-    }
+    use crate::graph::{Graph, GraphShape, GroupScore, Input, RouteGate, RouteGroups, RouteSum};
 
     #[test]
-    fn the_largest_logits_are_chosen() {
-        let logits = [0.0, 3f32.ln(), -40.0, 2f32.ln(), 2f32.ln()];
-        let spec = |gate, sum| RouteSpec {
-            n_used: 2,
-            gate,
-            sum,
-        };
-        let close = |spec, wanted: [f32; 5]| {
-            let got = routed(spec, &logits);
-            let near = got.iter().zip(wanted).all(|(g, w)| (g - w).abs() < 1e-6);
-            assert!(near, "{spec:?}: {got:?}");
-        };
-        // Of two equal logits the first.
-        close(
-            spec(RouteGate::Softmax, RouteSum::One),
-            [0.0, 0.6, 0.0, 0.4, 0.0],
-        );
-        close(
-            spec(RouteGate::Softmax, RouteSum::Free),
-            [0.0, 0.375, 0.0, 0.25, 0.0],
-        );
-        close(
-            spec(RouteGate::Sigmoid, RouteSum::Free),
-            [0.0, 0.75, 0.0, 2.0 / 3.0, 0.0],
-        );
-        let sum = 0.75 + 2.0 / 3.0;
-        close(
-            spec(RouteGate::Sigmoid, RouteSum::One),
-            [0.0, 0.75 / sum, 0.0, 2.0 / 3.0 / sum, 0.0],
-        );
-        let all = RouteSpec {
-            n_used: 5,
-            ..spec(RouteGate::Softmax, RouteSum::One)
-        };
-        assert!((routed(all, &logits).iter().sum::<f32>() - 1.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn a_weight_that_underflows_has_no_slot() {
-        let spec = RouteSpec {
-            n_used: 2,
-            gate: RouteGate::Softmax,
-            sum: RouteSum::One,
-        };
-        let route = routed(spec, &[-200.0, -300.0, 0.0]);
-        assert_eq!(slots(&route, 2).collect::<Vec<_>>(), [(2, 1.0)]);
+    fn a_token_has_no_more_slots_than_it_uses() {
         assert_eq!(
             slots(&[0.5, 0.0, 0.25, 0.25], 2).collect::<Vec<_>>(),
             [(0, 0.5), (2, 0.25)]
         );
+    }
+
+    #[test]
+    fn a_route_prints_what_it_differs_in() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 3,
+        });
+        let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
+        let spec = RouteSpec {
+            sum: RouteSum::One,
+            scale: 2.5,
+            groups: Some(RouteGroups {
+                n_groups: 4,
+                n_used: 2,
+                score: GroupScore::TopTwo,
+            }),
+            ..RouteSpec::plain(3, RouteGate::Sigmoid)
+        };
+        let biased = Routing {
+            spec,
+            bias: Some("exp_probs_b.bias"),
+        };
+        let routes = b.route("route", x, biased).unwrap();
+        let graph = b.finish(&[routes]).unwrap();
+        let text = graph.text().to_string();
+        let line = "route(%0, used=3, gate=sigmoid, sum=one, scale=2.5, groups=2/4, \
+                    group_score=top_two, bias=exp_probs_b.bias)";
+        assert!(text.contains(line), "{text}");
+        assert_eq!(graph.weights()[0].shape, [8]);
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
     }
 
     #[test]
@@ -284,9 +230,8 @@ mod tests {
             n_outputs: 3,
         });
         let spec = |n_used| RouteSpec {
-            n_used,
-            gate: RouteGate::Softmax,
             sum: RouteSum::One,
+            ..RouteSpec::plain(n_used, RouteGate::Softmax)
         };
         let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
         let logits = b.linear("logits", x, "router", 5).unwrap();
@@ -295,6 +240,19 @@ mod tests {
                 b.route("bad", logits, spec(n_used)),
                 Err(GraphError::Shape { .. })
             ));
+        }
+        for (n_groups, n_used) in [(0, 1), (2, 1), (5, 0), (5, 6), (5, 1), (65, 1)] {
+            let groups = RouteGroups {
+                n_groups,
+                n_used,
+                score: GroupScore::Max,
+            };
+            let spec = RouteSpec {
+                groups: Some(groups),
+                ..spec(2)
+            };
+            let refused = b.route("bad", logits, spec).unwrap_err();
+            assert!(matches!(refused, GraphError::Shape { .. }), "{refused}");
         }
         let routes = b.route("route", logits, spec(2)).unwrap();
         let up = b

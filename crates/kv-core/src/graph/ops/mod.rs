@@ -14,4 +14,5 @@ pub(super) mod norm;
 pub(super) mod plain_attention;
 pub(super) mod recurrent;
 pub(super) mod rope;
+pub(super) mod route;
 pub(super) mod top_k;

@@ -15,7 +15,11 @@ use crate::plan::StepOp;
 #[derive(Clone, Debug)]
 pub(crate) enum ExpertsOp {
     /// The route of every row. `(logits)`.
-    Route(RouteSpec),
+    Route {
+        spec: RouteSpec,
+        /// Added to scores to choose by, `[experts]`.
+        bias: Option<Arc<[f32]>>,
+    },
     /// Each slot's matrix applied to its row. `(x, routes)`.
     Linear {
         experts: Arc<Experts>,
@@ -33,7 +37,7 @@ type ExpertsCall = (ExpertsOp, Vec<Value>);
 impl<'a> Lowering<'a> {
     pub(super) fn experts(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
         let call = match &node.op {
-            Op::Route { spec } => self.route(node, *spec),
+            Op::Route { spec, bias } => self.route(node, *spec, bias.as_deref()),
             Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
             Op::ExpertScale => self.expert_scale(node),
             Op::ExpertSum => self.expert_sum(node),
@@ -42,10 +46,16 @@ impl<'a> Lowering<'a> {
         call.map(|(op, reads)| Some((StepOp::Experts(op), reads)))
     }
 
-    fn route(&self, node: &Node, spec: RouteSpec) -> Result<ExpertsCall, BackendError> {
+    fn route(
+        &mut self,
+        node: &'a Node,
+        spec: RouteSpec,
+        bias: Option<&'a str>,
+    ) -> Result<ExpertsCall, BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
-        Ok((ExpertsOp::Route(spec), vec![x]))
+        let bias = bias.map(|b| self.vector(b, node)).transpose()?;
+        Ok((ExpertsOp::Route { spec, bias }, vec![x]))
     }
 
     fn expert_linear(

@@ -1,0 +1,73 @@
+//! The definition of routes.
+//!
+//! Knows nothing of what experts compute.
+
+use kv_core::graph::{GroupScore, Node, RouteGate, RouteGroups, RouteSpec, RouteSum};
+
+use super::{Evaluator, Value};
+
+impl Evaluator<'_> {
+    pub(super) fn route(&self, node: &Node, spec: &RouteSpec, bias: Option<&str>) -> Value {
+        let bias = bias.map_or_else(|| vec![0.0; node.row_len()], |bias| self.weight(bias));
+        let rows = self.operand(node, 0).chunks_exact(node.row_len());
+        rows.flat_map(|logits| route(logits, spec, &bias)).collect()
+    }
+}
+
+/// The weights of all experts of one token.
+fn route(logits: &[f64], spec: &RouteSpec, bias: &[f64]) -> Value {
+    let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+    let score = |logit: f64| match spec.gate {
+        RouteGate::Softmax => logit.exp() / sum,
+        RouteGate::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+    };
+    let scores: Value = logits.iter().map(|&logit| score(logit)).collect();
+    let choices: Value = scores
+        .iter()
+        .zip(bias)
+        .map(|(score, bias)| score + bias)
+        .collect();
+    let mut allowed = vec![true; logits.len()];
+    if let Some(groups) = &spec.groups {
+        let len = logits.len() / groups.n_groups;
+        let best = best_groups(&choices, groups);
+        for (expert, allowed) in allowed.iter_mut().enumerate() {
+            *allowed = best.contains(&(expert / len));
+        }
+    }
+    let mut order: Vec<usize> = (0..logits.len())
+        .filter(|&expert| allowed[expert])
+        .collect();
+    order.sort_by(|&a, &b| choices[b].total_cmp(&choices[a]));
+    let chosen = &order[..spec.n_used];
+    let sum = match spec.sum {
+        RouteSum::Free => 1.0,
+        RouteSum::One => chosen.iter().map(|&expert| scores[expert]).sum(),
+    };
+    let mut route = vec![0.0; logits.len()];
+    for &expert in chosen {
+        route[expert] = f64::from(spec.scale) * scores[expert] / sum;
+    }
+    route
+}
+
+/// The groups that are chosen from.
+fn best_groups(choices: &[f64], groups: &RouteGroups) -> Vec<usize> {
+    let score = |choices: &[f64]| {
+        let mut choices = choices.to_vec();
+        choices.sort_by(|a, b| b.total_cmp(a));
+        let n = match groups.score {
+            GroupScore::Max => 1,
+            GroupScore::TopTwo => 2,
+        };
+        choices.iter().take(n).sum::<f64>()
+    };
+    let scores: Value = choices
+        .chunks(choices.len() / groups.n_groups)
+        .map(score)
+        .collect();
+    let mut order: Vec<usize> = (0..groups.n_groups).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    order.truncate(groups.n_used);
+    order
+}
