@@ -1,13 +1,15 @@
 //! [`Case`]: a model with a reference.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv_core::LayerIdx;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
+use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 
+use crate::checks::TOLERANCE;
 use crate::recorded::{Recorded, ssm_state};
 use crate::{Recipe, Reference, fixture};
 
@@ -29,6 +31,10 @@ pub enum Source {
     Recipe,
     /// A GGUF file of the case's name in this folder of the fixtures.
     Gguf(&'static str),
+    /// The directory of the case's name in this folder, with stored weights and a reference.
+    Directory(&'static str),
+    /// `model-f32.gguf` in that directory.
+    GgufInDirectory(&'static str),
 }
 
 /// The state of a layer after a prompt, where the reference recorded it.
@@ -47,6 +53,8 @@ pub struct Case {
     pub keys: KeyOrder,
     /// Reads states from the reference.
     pub states: StateReference,
+    /// Largest difference of a logit.
+    pub tolerance: f32,
 }
 
 impl Case {
@@ -58,6 +66,7 @@ impl Case {
             source: Source::Recipe,
             keys: KeyOrder::Same,
             states: ssm_state,
+            tolerance: TOLERANCE,
         }
     }
 
@@ -78,6 +87,12 @@ impl Case {
         fixture(folder).join(name)
     }
 
+    fn open_gguf(path: &Path) -> (Arc<dyn WeightSource>, Metadata) {
+        let file = GgufFile::open(path).unwrap();
+        let metadata = file.metadata().clone();
+        (Arc::new(file), metadata)
+    }
+
     /// The tensors and the metadata, in the names and keys of GGUF.
     pub fn open(&self) -> (Arc<dyn WeightSource>, Metadata) {
         match self.source {
@@ -90,9 +105,16 @@ impl Case {
             }
             Source::Gguf(folder) => {
                 let path = Self::file(folder, &format!("{}.gguf", self.name));
-                let file = GgufFile::open(path).unwrap();
-                let metadata = file.metadata().clone();
-                (Arc::new(file), metadata)
+                Self::open_gguf(&path)
+            }
+            Source::GgufInDirectory(folder) => {
+                Self::open_gguf(&Self::file(folder, self.name).join("model-f32.gguf"))
+            }
+            Source::Directory(folder) => {
+                let directory = HfDirectory::open(Self::file(folder, self.name), &self.registry());
+                let directory = directory.unwrap_or_else(|e| panic!("{}: {e}", self.name));
+                let weights = Arc::clone(directory.weights());
+                (weights, directory.metadata().clone())
             }
         }
     }
@@ -110,6 +132,9 @@ impl Case {
             Source::Gguf(folder) => {
                 let name = format!("{}.reference.safetensors", self.name);
                 Reference::open(&Self::file(folder, &name))
+            }
+            Source::Directory(folder) | Source::GgufInDirectory(folder) => {
+                Reference::open(&Self::file(folder, self.name).join("reference.safetensors"))
             }
         }
     }

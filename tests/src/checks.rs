@@ -107,7 +107,7 @@ fn assert_close(case: &Case, how: &str, logits: &[Vec<f32>]) {
     for (prompt, ours) in logits.iter().enumerate() {
         let off = reference.logits(prompt).distance(ours);
         assert!(
-            off < TOLERANCE,
+            off < case.tolerance,
             "{}, prompt {prompt}, {how}: off by {off}",
             case.name
         );

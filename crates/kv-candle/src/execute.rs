@@ -85,6 +85,8 @@ fn activate(activation: Activation, x: &Tensor) -> Option<candle_core::Result<Te
         Activation::GeluTanh => Some(x.gelu()),
         Activation::GeluErf => Some(x.gelu_erf()),
         Activation::Sigmoid => Some(candle_nn::ops::sigmoid(x)),
+        Activation::Relu => Some(x.relu()),
+        Activation::ReluSquared => Some(x.relu().and_then(|x| x.sqr())),
         _ => None,
     }
 }
@@ -241,6 +243,7 @@ impl Run<'_> {
                 added.and_then(|added| x.broadcast_add(&added))
             }
             Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
+            Op::Clamp { limit } => self.operand(node, 0)?.clamp(-limit, *limit),
             Op::ClampedGate { slope, limit } => {
                 ops::clamped_gate(self.operands(node)?, *slope, *limit)
             }

@@ -152,8 +152,11 @@ fn sections_of(node: &Node) -> Option<RopeSections> {
 
 /// Whether this version computes the function.
 fn is_known(activation: Activation) -> bool {
-    use Activation::{GeluErf, GeluTanh, Sigmoid, Silu};
-    matches!(activation, Silu | GeluTanh | GeluErf | Sigmoid)
+    use Activation::{GeluErf, GeluTanh, Relu, ReluSquared, Sigmoid, Silu};
+    matches!(
+        activation,
+        Silu | GeluTanh | GeluErf | Sigmoid | Relu | ReluSquared
+    )
 }
 
 /// The error for an operation that this version does not know.

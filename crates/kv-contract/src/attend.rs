@@ -237,7 +237,7 @@ pub fn attends_with_linear_biases<B: Backend>(subject: &Subject<B>) {
         let spec = AttendSpec {
             n_heads,
             kv_heads,
-            alibi: Some(Alibi { max_bias: 8.0 }),
+            alibi: Some(Alibi::new(8.0)),
             ..SPEC
         };
         for n_rows in [1, 7] {
@@ -301,7 +301,7 @@ pub fn bad_attention_is_refused<B: Backend>(subject: &Subject<B>) {
         OneOp::attend(&layout, &args).run(backend, &mut rows)
     };
     let biased = AttendSpec {
-        alibi: Some(Alibi { max_bias: 8.0 }),
+        alibi: Some(Alibi::new(8.0)),
         ..spec
     };
     attend(0, spec, &[], None).unwrap();

@@ -123,7 +123,7 @@ fn run<B: Backend>(
 /// Every token sees the whole of its sequence, or what a window leaves of it, and no other
 /// sequence.
 pub fn tokens_attend_within_their_ubatch<B: Backend>(subject: &Subject<B>) {
-    let alibi = Some(Alibi { max_bias: 8.0 });
+    let alibi = Some(Alibi::new(8.0));
     let windows = [Window::Symmetric(5), Window::Full];
     for spec in [SPEC, AttendSpec { alibi, ..SPEC }] {
         for seqs in [&[0][..], &[0; 70], &[1, 0, 0, 1, 2, 2, 2, 1, 0, 5, 1, 1]] {
@@ -141,7 +141,7 @@ pub fn sinks_and_biases_come_from_the_graph<B: Backend>(subject: &Subject<B>) {
     let part = PartIdx(0);
     let window = Window::Sliding(20);
     let spec = AttendSpec {
-        alibi: Some(Alibi { max_bias: 4.0 }),
+        alibi: Some(Alibi::new(4.0)),
         ..SPEC
     };
     let cells = Random::new(63).permutation(N_CELLS);
@@ -210,7 +210,7 @@ pub fn plain_attention_is_three_nodes<B: Backend>(subject: &Subject<B>) {
 /// A window that was not given, rows that are not there, too few positions.
 pub fn unsound_batch_visibilities_are_refused<B: Backend>(subject: &Subject<B>) {
     let windows = [Window::Symmetric(5), Window::Full];
-    let alibi = Some(Alibi { max_bias: 8.0 });
+    let alibi = Some(Alibi::new(8.0));
     let graph = within(AttendSpec { alibi, ..SPEC }, 4, windows);
     let (weights, layout) = (memory_weights(&graph, 62), RowLayout::default());
     let mut compiled = subject.compile(&graph, &weights, &layout).unwrap();

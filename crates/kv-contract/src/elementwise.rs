@@ -4,7 +4,7 @@ use super::Subject;
 use super::ops::{alone, compare, step};
 use super::scene::memory_weights;
 use kv_core::backend::Backend;
-use kv_core::graph::{Affine, ClampedGate, PositionScale, TableRow};
+use kv_core::graph::{Activation, Affine, ClampedGate, PositionScale, TableRow};
 
 fn clamped(slope: f32, limit: f32) -> ClampedGate {
     ClampedGate { slope, limit }
@@ -46,6 +46,29 @@ pub fn soft_cap_bends<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// `Clamp`, within its bound and beyond.
+pub fn clamp_bounds<B: Backend>(subject: &Subject<B>) {
+    for factor in [0.1, 6.0] {
+        alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+            let x = b.scale("x", x, factor).unwrap();
+            b.clamp("y", x, 1.25).unwrap()
+        });
+    }
+}
+
+/// ReLU and its square, alone and as gates.
+pub fn rectifiers_cut<B: Backend>(subject: &Subject<B>) {
+    for activation in [Activation::Relu, Activation::ReluSquared] {
+        alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+            b.activate("y", activation, x).unwrap()
+        });
+        alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+            let up = b.scale("up", x, -0.5).unwrap();
+            b.gate("y", activation, x, up).unwrap()
+        });
+    }
+}
+
 /// `ClampedGate` inside and outside its limits.
 pub fn clamped_gate_clamps<B: Backend>(subject: &Subject<B>) {
     for factors in [[1.0, 1.0], [6.0, 0.5], [40.0, 40.0]] {
@@ -69,9 +92,19 @@ pub fn rows_of_a_weight_add<B: Backend>(subject: &Subject<B>) {
 
 /// `ScaleByPosition` of rows and of heads.
 pub fn positions_scale<B: Backend>(subject: &Subject<B>) {
+    scales(subject, 1);
+}
+
+/// `ScaleByPosition` where the first position counts as 0.
+pub fn positions_scale_from_zero<B: Backend>(subject: &Subject<B>) {
+    scales(subject, 0);
+}
+
+fn scales<B: Backend>(subject: &Subject<B>, offset: u32) {
     let scale = PositionScale {
-        every: 16,
+        every: 4,
         strength: 0.3,
+        offset,
     };
     alone(subject, 24, subject.tolerance.elementwise, |b, x| {
         let n = b.shape().n_tokens;

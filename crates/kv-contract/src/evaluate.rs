@@ -154,6 +154,10 @@ impl Evaluator<'_> {
                 let cap = f64::from(*cap);
                 self.each(node, |x| cap * (x / cap).tanh())
             }
+            Op::Clamp { limit } => {
+                let limit = f64::from(*limit);
+                self.each(node, |x| x.clamp(-limit, limit))
+            }
             Op::ClampedGate { slope, limit } => {
                 self.clamped_gate(node, f64::from(*slope), f64::from(*limit))
             }
@@ -364,7 +368,7 @@ impl Evaluator<'_> {
     fn scale_by_position(&self, node: &Node, scale: &PositionScale) -> Value {
         let rows = self.operand(node, 0).chunks_exact(node.row_len());
         let factor = |position: f64| {
-            let steps = ((position + 1.0) / f64::from(scale.every)).floor();
+            let steps = ((position + f64::from(scale.offset)) / f64::from(scale.every)).floor();
             1.0 + f64::from(scale.strength) * steps.ln_1p()
         };
         let rows = rows.zip(self.operand(node, 1));
@@ -430,6 +434,8 @@ fn activation_of(activation: Activation) -> fn(f64) -> f64 {
         },
         Activation::Sigmoid => |x| 1.0 / (1.0 + (-x).exp()),
         Activation::GeluErf => |x| 0.5 * x * erfc(-x / std::f64::consts::SQRT_2),
+        Activation::Relu => |x| x.max(0.0),
+        Activation::ReluSquared => |x| x.max(0.0).powi(2),
         activation => panic!("the reference evaluator does not know {activation:?}"),
     }
 }

@@ -243,7 +243,8 @@ macro_rules! backend_contract {
                 no_outputs_are_no_error, a_program_runs_again_and_again,
                 strangers_do_not_matter, random_graphs_compute;
             elementwise: layer_norm_centres, rows_of_a_weight_add, soft_cap_bends, clamped_gate_clamps,
-                positions_scale, elementwise_nodes_leave_operands_alone;
+                clamp_bounds, rectifiers_cut, positions_scale, positions_scale_from_zero,
+                elementwise_nodes_leave_operands_alone;
             experts: routes_choose_and_weigh, routes_choose_from_groups, experts_compute,
                 experts_on_scaled_inputs_compute, experts_on_blocks;
             recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,

@@ -98,9 +98,7 @@ impl Mask {
             Some(biases) => AttendSpec {
                 n_heads: biases.n_head,
                 kv_heads: 1,
-                alibi: Some(Alibi {
-                    max_bias: biases.max_bias,
-                }),
+                alibi: Some(Alibi::new(biases.max_bias)),
                 ..SPEC
             },
         }

@@ -143,7 +143,7 @@ fn slopes_and_positions_of_visible_cells_give_alibi_biases() {
     for case in cases() {
         let Some(alibi) = &case.alibi else { continue };
         let (n_heads, max_bias) = (alibi.n_head, alibi.max_bias);
-        let slopes = Alibi { max_bias }.slopes(n_heads);
+        let slopes = Alibi::new(max_bias).slopes(n_heads);
         assert_eq!(slopes.len(), alibi.slopes.len(), "{}", case.name);
         for (got, wanted) in slopes.iter().zip(&alibi.slopes) {
             assert!(

@@ -5,6 +5,7 @@
 //! remember and builds a graph for any shape. Invariant: a model does not know on which
 //! device it runs, and holds no weights.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -203,7 +204,8 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// Every tensor that the model's graph names must be there, in its shape.
+/// Every tensor that the model's graph names must be there, in its shape; and the graph must use
+/// every tensor of the layers that it has.
 fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
     let graph = model.graph(GraphShape {
         n_tokens: 1,
@@ -231,5 +233,24 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
             return Err(ModelError::TensorFormat { name, format });
         }
     }
-    Ok(())
+    let used: HashSet<&str> = graph.weights().iter().map(|w| &*w.name).collect();
+    let computed: HashSet<&str> = used.iter().filter_map(|name| layer_of(name)).collect();
+    let of_model = |name: &str| match layer_of(name) {
+        Some(layer) => computed.contains(layer),
+        None => INPUT_TENSORS.contains(&name),
+    };
+    let mut names = weights.names().into_iter();
+    match names.find(|name| of_model(name) && !used.contains(&**name)) {
+        Some(name) => Err(ModelError::UnusedTensor { name }),
+        None => Ok(()),
+    }
+}
+
+/// Tensors before the first layer that change what enters it.
+const INPUT_TENSORS: [&str; 2] = ["position_embd.weight", "token_embd_norm.weight"];
+
+/// `blk.N` of the name of a layer's tensor.
+fn layer_of(name: &str) -> Option<&str> {
+    let number = name.strip_prefix("blk.")?.find('.')?;
+    name.get(.."blk.".len() + number)
 }

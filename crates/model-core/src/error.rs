@@ -411,6 +411,12 @@ pub enum ModelError {
         /// The shape it should have, outermost dimension first.
         shape: Vec<usize>,
     },
+    /// A tensor of a layer that the model does not compute with: it is of a variant.
+    #[error("tensor '{name}' is not used: this variant of the architecture is not supported")]
+    UnusedTensor {
+        /// Its name.
+        name: String,
+    },
     /// A tensor is stored in a way that cannot be read.
     #[error(transparent)]
     Weight(WeightError),

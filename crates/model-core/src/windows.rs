@@ -31,6 +31,12 @@ pub enum FullLayer {
 }
 
 impl WindowPattern {
+    /// Every layer has a window.
+    pub const EVERY: Self = Self {
+        period: 0,
+        full: FullLayer::Last,
+    };
+
     /// Whether layer `index`, counted from 0, sees a window only.
     pub fn is_windowed(self, index: usize) -> bool {
         let period = self.period as usize;
@@ -71,19 +77,28 @@ impl Hyperparameters<'_> {
         flags.into_iter().map(window).collect()
     }
 
-    /// The window of every layer of a model that has none where the file names none, or one of 0.
+    /// The same of a model that has no window where the file names none, or one of 0.
     ///
     /// # Errors
     /// [`ModelError`] with the key.
-    pub fn windows_if_named(&self, n_layers: usize) -> Result<Vec<Window>, ModelError> {
-        let every = WindowPattern {
-            period: 0,
-            full: FullLayer::Last,
-        };
-        match self.optional::<u32>("attention.sliding_window")? {
-            None | Some(0) => Ok(vec![Window::Full; n_layers]),
-            Some(_) => self.windows(n_layers, every),
+    pub fn windows_if_named(
+        &self,
+        n_layers: usize,
+        pattern: WindowPattern,
+    ) -> Result<Vec<Window>, ModelError> {
+        match self.names_window()? {
+            false => Ok(vec![Window::Full; n_layers]),
+            true => self.windows(n_layers, pattern),
         }
+    }
+
+    /// Whether the file names a window.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn names_window(&self) -> Result<bool, ModelError> {
+        let width = self.optional::<u32>("attention.sliding_window")?;
+        Ok(width.is_some_and(|width| width != 0))
     }
 }
 
@@ -159,7 +174,9 @@ mod tests {
     #[test]
     fn a_window_that_need_not_be() {
         let mut file = Metadata::new();
-        let windows = |file: &Metadata| Hyperparameters::new(file, "m").windows_if_named(2);
+        let windows = |file: &Metadata| {
+            Hyperparameters::new(file, "m").windows_if_named(2, WindowPattern::EVERY)
+        };
         assert_eq!(windows(&file).unwrap(), [Window::Full; 2]);
         file.insert("m.attention.sliding_window", 0u32);
         assert_eq!(windows(&file).unwrap(), [Window::Full; 2]);

@@ -9,8 +9,9 @@ use model_core::blocks::{
 use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::member::{
-    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures,
-    QueryScale, ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture,
+    MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale, ResidualScale,
+    RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
 
 /// What the rows below differ from; Llama itself adds little.
@@ -18,13 +19,16 @@ const PLAIN: LlamaLike = LlamaLike {
     name: "",
     norm: NormKind::Rms,
     arrangement: Arrangement::PreNorm,
+    parallel: Parallel::AsArranged,
     feed_forward_norm: "ffn_norm.weight",
     qkv: QkvWeights::Separate,
-    bias: QkvBias::None,
+    bias: Biases::Of(QkvBias::None),
     qk_norm: QkNorm::None,
-    qk_norm_unless_experts: None,
+    qk_normed: QkNormed::Always,
     rope: RopeStyle::Neox,
     rotated: RotatedLayers::All,
+    positions: Positions::None,
+    clamp: QkvClamp::None,
     windows: LayerWindows::None,
     scores: ScoreScale::KeyDim,
     query_scale: QueryScale::None,
@@ -33,6 +37,7 @@ const PLAIN: LlamaLike = LlamaLike {
     activation: Activation::Silu,
     mixtures: Mixtures::None,
     embedding: EmbeddingScale::One,
+    embedding_norm: EmbeddingNorm::None,
     residual: ResidualScale::One,
     logits: LogitScale::One,
     soft_caps: SoftCaps::None,
@@ -46,6 +51,24 @@ const SOFTMAX_OF_CHOSEN: Mixture = Mixture {
     scaling: ExpertScaling::Outputs,
     gate: ExpertGate::Activation(Activation::Silu),
     bias: ExpertBias::None,
+};
+
+/// As that, after a choice by probabilities with biases.
+const BIASED_SOFTMAX: Mixture = Mixture {
+    routing: MixtureRouting::Biased,
+    ..SOFTMAX_OF_CHOSEN
+};
+
+/// Scores by themselves with biases on the choice, divided by the sum of the chosen ones.
+const BIASED_SIGMOID: Mixture = Mixture {
+    route: RouteGate::Sigmoid,
+    ..BIASED_SOFTMAX
+};
+
+/// All layers, where the file names a window.
+const EVERY_IF_NAMED: LayerWindows = LayerWindows::IfNamed {
+    pattern: WindowPattern::EVERY,
+    rope: WindowedRope::Same,
 };
 
 /// Of every `period` layers the last sees everything.
@@ -70,9 +93,54 @@ const GEMMA2: LlamaLike = LlamaLike {
     ..PLAIN
 };
 
+const ERNIE: LlamaLike = LlamaLike {
+    name: "ernie4_5",
+    rope: RopeStyle::Norm,
+    ..PLAIN
+};
+
+const GRANITE: LlamaLike = LlamaLike {
+    name: "granite",
+    rope: RopeStyle::Norm,
+    rotated: RotatedLayers::IfTrained,
+    embedding: EmbeddingScale::FromFile,
+    residual: ResidualScale::FromFile,
+    logits: LogitScale::DividedBy,
+    ..PLAIN
+};
+
+const HUNYUAN: LlamaLike = LlamaLike {
+    name: "hunyuan-dense",
+    qk_norm: QkNorm::PerHeadRotated,
+    ..PLAIN
+};
+
 const QWEN3: LlamaLike = LlamaLike {
     name: "qwen3",
     qk_norm: QkNorm::PerHead,
+    ..PLAIN
+};
+
+/// Phi-2.
+const PHI2: LlamaLike = LlamaLike {
+    name: "phi2",
+    norm: NormKind::LayerWithBias,
+    arrangement: Arrangement::Parallel,
+    bias: Biases::Of(QkvBias::All),
+    feed_forward: FeedForwardForm::PlainWithBias,
+    activation: Activation::GeluTanh,
+    ..PLAIN
+};
+
+const GPT2: LlamaLike = LlamaLike {
+    name: "gpt2",
+    norm: NormKind::LayerWithBias,
+    qkv: QkvWeights::Fused,
+    bias: Biases::Of(QkvBias::All),
+    rotated: RotatedLayers::None,
+    positions: Positions::Learnt,
+    feed_forward: FeedForwardForm::PlainWithBias,
+    activation: Activation::GeluTanh,
     ..PLAIN
 };
 
@@ -82,7 +150,7 @@ pub const FAMILY: &[LlamaLike] = &[
     LlamaLike {
         name: "llama",
         rope: RopeStyle::Norm,
-        windows: LayerWindows::Every,
+        windows: EVERY_IF_NAMED,
         mixtures: Mixtures::Allowed(SOFTMAX_OF_CHOSEN),
         ..PLAIN
     },
@@ -91,7 +159,7 @@ pub const FAMILY: &[LlamaLike] = &[
         rope: RopeStyle::Norm,
         rotated: RotatedLayers::AllButEvery(4),
         qk_norm: QkNorm::PerHeadPlain,
-        qk_norm_unless_experts: Some(128),
+        qk_normed: QkNormed::UnlessExperts(128),
         windows: LayerWindows::Chunked {
             pattern: last_of(4),
             n_tokens: 8192,
@@ -110,7 +178,16 @@ pub const FAMILY: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "qwen2",
-        bias: QkvBias::Qkv,
+        bias: Biases::Of(QkvBias::Qkv),
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "qwen2moe",
+        bias: Biases::Of(QkvBias::Qkv),
+        mixtures: Mixtures::Always(Mixture {
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
         ..PLAIN
     },
     QWEN3,
@@ -135,7 +212,7 @@ pub const FAMILY: &[LlamaLike] = &[
         name: "phi3",
         qkv: QkvWeights::Fused,
         feed_forward: FeedForwardForm::FusedGate,
-        windows: LayerWindows::Every,
+        windows: EVERY_IF_NAMED,
         ..PLAIN
     },
     // Command R7B.
@@ -152,14 +229,11 @@ pub const FAMILY: &[LlamaLike] = &[
         logits: LogitScale::Times,
         ..PLAIN
     },
+    GRANITE,
     LlamaLike {
-        name: "granite",
-        rope: RopeStyle::Norm,
-        rotated: RotatedLayers::IfTrained,
-        embedding: EmbeddingScale::FromFile,
-        residual: ResidualScale::FromFile,
-        logits: LogitScale::DividedBy,
-        ..PLAIN
+        name: "granitemoe",
+        mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
+        ..GRANITE
     },
     LlamaLike {
         name: "smollm3",
@@ -167,25 +241,92 @@ pub const FAMILY: &[LlamaLike] = &[
         rotated: RotatedLayers::AllButEvery(4),
         ..PLAIN
     },
+    // Also OLMo 3, whose files name a window.
     LlamaLike {
         name: "olmo2",
         arrangement: Arrangement::PostNorm,
         qk_norm: QkNorm::WholeRow,
+        windows: LayerWindows::IfNamed {
+            pattern: last_of(4),
+            rope: WindowedRope::Unstretched,
+        },
         ..PLAIN
+    },
+    LlamaLike {
+        name: "exaone4",
+        arrangement: Arrangement::PostNorm,
+        qk_norm: QkNorm::PerHead,
+        rotated: RotatedLayers::WindowedIfNamed,
+        windows: LayerWindows::IfNamed {
+            pattern: last_of(4),
+            rope: WindowedRope::Same,
+        },
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "seed_oss",
+        feed_forward_norm: "post_attention_norm.weight",
+        bias: Biases::Of(QkvBias::Qkv),
+        ..PLAIN
+    },
+    // GLM-4-0414.
+    LlamaLike {
+        name: "glm4",
+        arrangement: Arrangement::PreAndPostNorm,
+        bias: Biases::AsInFile,
+        rope: RopeStyle::Norm,
+        feed_forward: FeedForwardForm::FusedGate,
+        ..PLAIN
+    },
+    // GLM-4.5 and 4.6.
+    LlamaLike {
+        name: "glm4moe",
+        feed_forward_norm: "post_attention_norm.weight",
+        bias: Biases::AsInFile,
+        qk_norm: QkNorm::PerHead,
+        qk_normed: QkNormed::AsInFile,
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..PLAIN
+    },
+    ERNIE,
+    LlamaLike {
+        name: "ernie4_5-moe",
+        mixtures: Mixtures::Always(BIASED_SOFTMAX),
+        ..ERNIE
+    },
+    LlamaLike {
+        name: "minimax-m2",
+        qk_norm: QkNorm::WholeRow,
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..PLAIN
+    },
+    // Ministral 3.
+    LlamaLike {
+        name: "mistral3",
+        rope: RopeStyle::Norm,
+        windows: EVERY_IF_NAMED,
+        query_scale: QueryScale::Stretched,
+        ..PLAIN
+    },
+    HUNYUAN,
+    LlamaLike {
+        name: "hunyuan-moe",
+        mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
+        ..HUNYUAN
     },
     LlamaLike {
         name: "starcoder2",
         norm: NormKind::LayerWithBias,
-        bias: QkvBias::All,
+        bias: Biases::Of(QkvBias::All),
         feed_forward: FeedForwardForm::PlainWithBias,
-        windows: LayerWindows::Every,
+        windows: EVERY_IF_NAMED,
         activation: Activation::GeluTanh,
         ..PLAIN
     },
     LlamaLike {
         name: "gpt-oss",
         feed_forward_norm: "post_attention_norm.weight",
-        bias: QkvBias::All,
+        bias: Biases::Of(QkvBias::All),
         sinks: Sinks::PerHead,
         windows: LayerWindows::Sliding {
             pattern: last_of(2),
@@ -199,6 +340,98 @@ pub const FAMILY: &[LlamaLike] = &[
             bias: ExpertBias::All,
             ..SOFTMAX_OF_CHOSEN
         }),
+        ..PLAIN
+    },
+    PHI2,
+    LlamaLike {
+        name: "gptj",
+        bias: Biases::Of(QkvBias::None),
+        rope: RopeStyle::Norm,
+        ..PHI2
+    },
+    LlamaLike {
+        name: "codegen",
+        bias: Biases::Of(QkvBias::None),
+        rope: RopeStyle::Norm,
+        ..PHI2
+    },
+    LlamaLike {
+        name: "nemotron",
+        norm: NormKind::LayerWithBias,
+        bias: Biases::AsInFile,
+        feed_forward: FeedForwardForm::Plain,
+        activation: Activation::ReluSquared,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "stablelm",
+        norm: NormKind::LayerWithBias,
+        parallel: Parallel::WithoutSecondNorm,
+        bias: Biases::AsInFile,
+        ..PLAIN
+    },
+    GPT2,
+    // SantaCoder and StarCoder.
+    LlamaLike {
+        name: "starcoder",
+        ..GPT2
+    },
+    LlamaLike {
+        name: "gptneo",
+        qkv: QkvWeights::Separate,
+        bias: Biases::Of(QkvBias::Output),
+        scores: ScoreScale::One,
+        windows: LayerWindows::Sliding {
+            pattern: WindowPattern {
+                period: 2,
+                full: FullLayer::First,
+            },
+            rope: WindowedRope::Same,
+        },
+        ..GPT2
+    },
+    LlamaLike {
+        name: "opt",
+        qkv: QkvWeights::Separate,
+        activation: Activation::Relu,
+        ..GPT2
+    },
+    LlamaLike {
+        name: "gptneox",
+        norm: NormKind::LayerWithBias,
+        parallel: Parallel::IfNamed,
+        qkv: QkvWeights::Fused,
+        bias: Biases::Of(QkvBias::All),
+        feed_forward: FeedForwardForm::PlainWithBias,
+        activation: Activation::GeluErf,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "falcon",
+        norm: NormKind::LayerWithBias,
+        parallel: Parallel::WithoutSecondNorm,
+        qkv: QkvWeights::Fused,
+        bias: Biases::AsInFile,
+        positions: Positions::ScaledBiasesIfNamed,
+        feed_forward: FeedForwardForm::Plain,
+        activation: Activation::GeluErf,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "bloom",
+        positions: Positions::Biases(8.0),
+        embedding_norm: EmbeddingNorm::Normed,
+        ..GPT2
+    },
+    LlamaLike {
+        name: "mpt",
+        norm: NormKind::Layer,
+        qkv: QkvWeights::Fused,
+        rotated: RotatedLayers::None,
+        positions: Positions::BiasesIfNamed,
+        clamp: QkvClamp::IfNamed,
+        feed_forward: FeedForwardForm::Plain,
+        activation: Activation::GeluErf,
         ..PLAIN
     },
 ];

@@ -12,6 +12,9 @@
 //! assert!(registry.get("llama").is_ok());
 //! ```
 
+mod attention;
+mod example;
+mod factors;
 mod family;
 mod hf;
 mod member;
@@ -20,8 +23,9 @@ mod read;
 
 pub use family::FAMILY;
 pub use member::{
-    EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures,
-    QueryScale, ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture,
+    MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale, ResidualScale,
+    RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
 
 use model_core::architecture::Registry;
@@ -31,7 +35,7 @@ pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(*member);
     }
-    for class in hf::CLASSES {
+    for class in hf::classes() {
         registry.register_hf(*class);
     }
 }

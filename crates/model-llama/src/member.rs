@@ -2,6 +2,7 @@
 //!
 //! Knows no member and no file.
 
+use kv_core::Window;
 use kv_core::graph::{Activation, RouteGate, RouteSum};
 use kv_core::rope::RopeStyle;
 use model_core::blocks::{
@@ -19,27 +20,32 @@ pub struct LlamaLike {
     pub norm: NormKind,
     /// Where they stand.
     pub arrangement: Arrangement,
+    /// Models of the member whose blocks read the same rows.
+    pub parallel: Parallel,
     /// What the files call the gain of the norm before the feed-forward block, behind the layer.
     pub feed_forward_norm: &'static str,
     /// The matrices of queries, keys and values.
     pub qkv: QkvWeights,
     /// Which projections have a bias.
-    pub bias: QkvBias,
-    /// Norms of queries and keys, in layers that rotate.
+    pub bias: Biases,
+    /// Norms of queries and keys; those without a gain in layers that rotate only.
     pub qk_norm: QkNorm,
-    /// A number of experts whose model has none of these norms: the largest Llama 4, of which only
-    /// that number tells.
-    pub qk_norm_unless_experts: Option<u32>,
+    /// Which models have them.
+    pub qk_normed: QkNormed,
     /// How queries and keys rotate. The rows of `llama` files are arranged for
     /// [`RopeStyle::Norm`].
     pub rope: RopeStyle,
     /// In which layers they do.
     pub rotated: RotatedLayers,
+    /// Positions besides rotations.
+    pub positions: Positions,
+    /// Bound of queries, keys and values.
+    pub clamp: QkvClamp,
     /// Layers that see a window.
     pub windows: LayerWindows,
     /// Factor on the attention scores, where the file names none.
     pub scores: ScoreScale,
-    /// Factor on the queries by position, in layers that do not rotate.
+    /// Factor on the queries by position.
     pub query_scale: QueryScale,
     /// Scores without a value.
     pub sinks: Sinks,
@@ -51,6 +57,8 @@ pub struct LlamaLike {
     pub mixtures: Mixtures,
     /// Factor on the embeddings.
     pub embedding: EmbeddingScale,
+    /// Norm of the embeddings.
+    pub embedding_norm: EmbeddingNorm,
     /// Factor on what blocks add to the residual.
     pub residual: ResidualScale,
     /// Factor on the logits.
@@ -59,14 +67,88 @@ pub struct LlamaLike {
     pub soft_caps: SoftCaps,
 }
 
+/// Which models of a member compute both blocks of a layer from the same rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Parallel {
+    /// As the member's arrangement says.
+    #[default]
+    AsArranged,
+    /// Those without a norm before the feed-forward block (StableLM 2 12B, Falcon).
+    WithoutSecondNorm,
+    /// Those whose files say so, with a norm for each block (GPT-NeoX).
+    IfNamed,
+}
+
+/// How a model tells positions apart besides rotating queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Positions {
+    /// It does not.
+    #[default]
+    None,
+    /// By rows that were learnt, instead (GPT-2).
+    Learnt,
+    /// By biases of scores instead: the largest is the file's, or else this (BLOOM).
+    Biases(f32),
+    /// The same where the file names the largest (MPT).
+    BiasesIfNamed,
+    /// The same, with biases that are scaled as scores are (Falcon).
+    ScaledBiasesIfNamed,
+}
+
+/// Whether values of queries, keys and values have a bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QkvClamp {
+    /// They have none.
+    #[default]
+    None,
+    /// Where the file names one (MPT).
+    IfNamed,
+}
+
+/// Whether embeddings are normed before the first layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmbeddingNorm {
+    /// They are not.
+    #[default]
+    None,
+    /// As the rows between blocks are (BLOOM).
+    Normed,
+}
+
+/// Which projections of an attention have a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Biases {
+    /// These.
+    Of(QkvBias),
+    /// Those that the file has in its first layer.
+    AsInFile,
+}
+
+/// Which models of a member have norms of queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QkNormed {
+    /// All.
+    #[default]
+    Always,
+    /// All but those with this number of experts: the largest Llama 4, of which only that number
+    /// tells.
+    UnlessExperts(u32),
+    /// Those whose files have them (GLM-4.5).
+    AsInFile,
+}
+
 /// Which layers rotate queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RotatedLayers {
     /// All.
     #[default]
     All,
+    /// None of them.
+    None,
     /// Those that see a window (Command R7B).
     Windowed,
+    /// The same where the file names a window, or else all (EXAONE 4).
+    WindowedIfNamed,
     /// All, unless the file specifies that they were not trained to (Granite).
     IfTrained,
     /// All but the last of so many (SmolLM 3, Llama 4).
@@ -79,11 +161,16 @@ pub enum LayerWindows {
     /// None, whatever the file specifies.
     #[default]
     None,
-    /// All of them, where the file names a window (Mistral and StarCoder 2, whose GGUF files never
-    /// do).
-    Every,
     /// Those that the file names, or else the pattern.
     Sliding {
+        /// Where the file does not specify which layers are windowed.
+        pattern: WindowPattern,
+        /// How they rotate.
+        rope: WindowedRope,
+    },
+    /// The same where the file names a window, or else none (Mistral and StarCoder 2, whose GGUF
+    /// files never do; OLMo 3 next to 2).
+    IfNamed {
         /// Where the file does not specify which layers are windowed.
         pattern: WindowPattern,
         /// How they rotate.
@@ -98,6 +185,28 @@ pub enum LayerWindows {
     },
 }
 
+impl RotatedLayers {
+    /// Whether this layer with this window rotates, in a file that names windows where it has them.
+    pub(crate) fn includes(self, layer: usize, window: Window) -> bool {
+        match self {
+            Self::All | Self::IfTrained => true,
+            Self::None => false,
+            Self::Windowed | Self::WindowedIfNamed => window != Window::Full,
+            Self::AllButEvery(n) => !(layer + 1).is_multiple_of(n),
+        }
+    }
+}
+
+impl LayerWindows {
+    /// How layers with a window rotate.
+    pub(crate) fn rope(self) -> WindowedRope {
+        match self {
+            Self::Sliding { rope, .. } | Self::IfNamed { rope, .. } => rope,
+            Self::None | Self::Chunked { .. } => WindowedRope::Same,
+        }
+    }
+}
+
 /// How windowed layers rotate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum WindowedRope {
@@ -107,6 +216,8 @@ pub enum WindowedRope {
     /// By this base, where the file names none. It is not stretched: no distance in a window is
     /// beyond what the model was trained with.
     Own(f64),
+    /// The same by the base of the others, where the file names none (OLMo 3).
+    Unstretched,
 }
 
 /// Factor on the attention scores of a model.
@@ -115,6 +226,8 @@ pub enum ScoreScale {
     /// `1 / sqrt(k_dim)`.
     #[default]
     KeyDim,
+    /// 1 (GPT-Neo).
+    One,
     /// As that, but `1 / sqrt(dim / n_heads)` for a model of this many layers: the largest Gemma 2
     /// and 3 were trained with another factor, and only their numbers of layers differ.
     KeyDimUnlessLayers(usize),
@@ -126,13 +239,17 @@ pub enum QueryScale {
     /// None.
     #[default]
     None,
-    /// [`PositionScale`](kv_core::graph::PositionScale) with these, where the file names no others.
+    /// [`PositionScale`](kv_core::graph::PositionScale) with these, where the file names no others,
+    /// in layers that do not rotate.
     Tempered {
         /// After how many positions it grows.
         every: u32,
         /// How much.
         strength: f32,
     },
+    /// One that grows after each original context, in all layers, where the file names its strength
+    /// (Ministral 3).
+    Stretched,
 }
 
 /// Factor on the embeddings of a model.

@@ -6,7 +6,10 @@
 use kv_core::graph::{GroupScore, RouteGate, RouteGroups, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
-use model_core::blocks::{ExpertChoice, ExpertsBlock, FeedForward, FeedForwardBlock, SharedExpert};
+use model_core::blocks::{
+    ExpertChoice, ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm, SharedExpert,
+    SharedShare,
+};
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
 use crate::member::{LlamaLike, Mixture, MixtureRouting, Mixtures};
@@ -20,10 +23,14 @@ impl LlamaLike {
         weights: &dyn WeightSource,
     ) -> Result<Vec<FeedForward>, ModelError> {
         let dense = || -> Result<FeedForward, ModelError> {
+            let bias = optional_weight(weights, "blk.0.ffn_up.bias")?;
             Ok(FeedForward::Dense(FeedForwardBlock {
                 hidden: hyper.count("feed_forward_length")?,
                 activation: self.activation,
-                form: self.feed_forward,
+                form: match (self.feed_forward, bias) {
+                    (FeedForwardForm::Plain, Some(_)) => FeedForwardForm::PlainWithBias,
+                    (form, _) => form,
+                },
             }))
         };
         let Some(experts) = self.experts(hyper)? else {
@@ -37,10 +44,15 @@ impl LlamaLike {
                 return dense();
             }
             let shared = tensor("ffn_up_shexp")?;
+            let gate = tensor("ffn_gate_inp_shexp")?;
             Ok(FeedForward::Experts(ExpertsBlock {
                 shared: shared.map(|up| SharedExpert {
                     hidden: up.shape().first().copied().unwrap_or(0),
                     activation: self.activation,
+                    share: match gate.is_some() {
+                        true => SharedShare::Routed,
+                        false => SharedShare::Whole,
+                    },
                 }),
                 ..experts
             }))

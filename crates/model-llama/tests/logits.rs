@@ -18,7 +18,7 @@ fn keys_and_values_are_the_references() {
         let n_compared = checks::memories_agree(case, ROW_TOLERANCE);
         assert_eq!(n_compared, case.reference().n_recorded(), "{}", case.name);
         // llama.cpp's numbers are logits alone.
-        assert!(n_compared >= 12 || case.source != Source::Recipe);
+        assert!(n_compared >= 4 || case.source != Source::Recipe);
     }
 }
 

@@ -5,6 +5,7 @@
 mod common;
 
 use common::CASES;
+use kv_core::weights::MemoryWeights;
 use model_core::gguf::Metadata;
 use model_tests::{Case, checks::ONE, refusal, remove_key};
 
@@ -34,6 +35,10 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
     refused("llama_gqa_tied", "llama.embedding_scale", 0.5);
     refused("phi3", "phi3.residual_scale", 0.5);
     refused("qwen3", "qwen3.final_logit_softcapping", 30.5);
+    refused("qwen2", "qwen2.attention.max_alibi_bias", 8.5);
+    refused("gpt2", "gpt2.attention.max_alibi_bias", 8.5);
+    refused("bloom", "bloom.attention.clamp_kqv", 1.5);
+    refused("hunyuan_v1_dense", "hunyuan-dense.expert_count", 4.0);
     // What no model can have.
     refused("qwen3_moe", "qwen3moe.expert_count", 0.0);
     refused("mixtral", "llama.expert_used_count", 5.0);
@@ -44,6 +49,12 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
     refused("llama4_chunk16", "llama4.attention.chunk_size", 0.0);
     refused("llama4_chunk16", "llama4.attention.temperature_length", 0.0);
     refused("cohere2_swa8", "cohere2.logit_scale", -0.5);
+    refused("mpt", "mpt.attention.clamp_kqv", -0.5);
+    refused("mpt", "mpt.attention.max_alibi_bias", -0.5);
+    refused("bloom", "bloom.attention.max_alibi_bias", -0.5);
+    refused("ministral3", "mistral3.attention.temperature_scale", -0.5);
+    refused("glm4_moe", "glm4moe.nextn_predict_layers", 4.0);
+    refused("glm4_moe", "glm4moe.expert_weights_scale", -0.5);
     for (case, architecture) in [
         ("gemma2_swa8", "gemma2"),
         ("gemma3_iswa8", "gemma3"),
@@ -81,6 +92,12 @@ fn missing_keys_are_named() {
         ("cohere2_swa8", "cohere2.attention.sliding_window"),
         ("gpt_oss_swa8", "gpt-oss.attention.sliding_window"),
         ("granite", "granite.context_length"),
+        (
+            "ministral3",
+            "mistral3.rope.scaling.original_context_length",
+        ),
+        ("granitemoe", "granitemoe.logit_scale"),
+        ("gpt_neo", "gptneo.attention.sliding_window"),
     ] {
         let error = error(case, |metadata| remove_key(metadata, key), "");
         assert!(error.contains(key), "{case}: {error}");
@@ -135,6 +152,13 @@ fn missing_tensors_are_named() {
         ("olmo2", "blk.2.attn_q_norm.weight"),
         ("starcoder2", "output_norm.bias"),
         ("gemma2_swa8", "blk.1.post_ffw_norm.weight"),
+        ("gpt2", "position_embd.weight"),
+        ("gpt2", "blk.1.ffn_up.bias"),
+        ("bloom", "token_embd_norm.bias"),
+        ("glm4_moe", "blk.2.exp_probs_b.bias"),
+        ("gpt_neox", "blk.0.ffn_norm.weight"),
+        ("falcon_alibi", "blk.1.attn_qkv.bias"),
+        ("exaone4", "blk.3.attn_q_norm.weight"),
     ] {
         let error = error(case, |_| (), tensor);
         assert!(error.contains(tensor), "{case}: {error}");
@@ -168,6 +192,62 @@ fn the_largest_llama_4_norms_no_queries() {
     assert!(normed(&metadata));
     metadata.insert("llama4.expert_count", 128u32);
     assert!(!normed(&metadata));
+}
+
+/// Falcon 40B's second norm, StableLM 2 12B's norms of heads, MPT's rows of positions, a bias.
+#[test]
+fn tensors_of_variants_are_refused() {
+    for (case, tensor) in [
+        ("falcon", "blk.0.attn_norm_2.weight"),
+        ("stablelm", "blk.2.attn_q_norm.weight"),
+        ("mpt", "position_embd.weight"),
+        ("mpt", "blk.1.attn_qkv.bias"),
+        ("llama_gqa_tied", "blk.1.attn_k.bias"),
+    ] {
+        let case = Case::named(CASES, case);
+        let (file, metadata) = case.open();
+        let mut weights = MemoryWeights::new();
+        let names = file.names().into_iter();
+        names.for_each(|name| weights.insert(file.require(&name).unwrap()));
+        let n_layers = case.registry().model(&metadata, &weights).map(|model| {
+            model.layers().iter().count() // the same weights are those of a model
+        });
+        assert!(n_layers.unwrap() >= 3, "{}", case.name);
+        weights.insert_f32(tensor, &[1], &[1.0]).unwrap();
+        let error = case.registry().model(&metadata, &weights).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "tensor '{tensor}' is not used: this variant of the architecture is not supported"
+            )
+        );
+    }
+}
+
+/// The layer after the others of a GLM-4.5 predicts the token after the next.
+#[test]
+fn layers_that_predict_further_tokens_are_not_computed() {
+    let case = Case::named(CASES, "glm4_moe");
+    let (file, mut metadata) = case.open();
+    let n_layers = |metadata: &Metadata| {
+        let model = case.registry().model(metadata, &*file).unwrap();
+        model.layers().iter().count()
+    };
+    assert_eq!(n_layers(&metadata), 4);
+    metadata.insert("glm4moe.nextn_predict_layers", 1u32);
+    assert_eq!(n_layers(&metadata), 3);
+}
+
+/// Two classes of models have one name.
+#[test]
+fn falcon_without_a_second_norm_has_parallel_blocks() {
+    let [parallel, serial] = ["falcon", "falcon_alibi"].map(|name| {
+        let graph = Case::named(CASES, name).model().graph(ONE).unwrap();
+        (graph.find("ffn_norm-0").is_none(), graph.text().to_string())
+    });
+    assert!(parallel.0 && !serial.0);
+    assert!(parallel.1.contains("rope(") && !parallel.1.contains("alibi="));
+    assert!(serial.1.contains("alibi=8, alibi_factor=0.31622776") && !serial.1.contains("rope("));
 }
 
 #[test]

@@ -7,8 +7,8 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     ConvBias, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
-    FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms, SharedExpert, Ssm2MixerBlock,
-    SsmMixer, SsmMixerBlock,
+    FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms, SharedExpert, SharedShare,
+    Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -121,7 +121,11 @@ pub(crate) fn feed_forwards(
             },
             choice: ExpertChoice::Scores,
             scaling: ExpertScaling::Outputs,
-            shared: shared.map(|hidden| SharedExpert { hidden, activation }),
+            shared: shared.map(|hidden| SharedExpert {
+                hidden,
+                activation,
+                share: SharedShare::Whole,
+            }),
         }))
     };
     (0..hyper.n_layers()?).map(layer).collect()

@@ -241,6 +241,8 @@ fn activation_of(activation: Activation) -> Option<fn(f32) -> f32> {
             0.5 * x * (1.0 + inner.tanh())
         }),
         Activation::Sigmoid => Some(|x| 1.0 / (1.0 + (-x).exp())),
+        Activation::Relu => Some(|x| x.max(0.0)),
+        Activation::ReluSquared => Some(|x| x.max(0.0) * x.max(0.0)),
         // The exact GELU needs an error function, which the standard library does not have.
         _ => None,
     }

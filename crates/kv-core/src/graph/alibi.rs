@@ -10,9 +10,29 @@ use serde::{Deserialize, Serialize};
 pub struct Alibi {
     /// Of `n` heads, a power of two, the last one's slope is `2^-max_bias` (8 in the paper).
     pub max_bias: f32,
+    /// Factor on all slopes: 1, but for models that scale biases as they scale scores (Falcon).
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub factor: f32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde calls it with a reference
+fn is_one(factor: &f32) -> bool {
+    *factor == 1.0
 }
 
 impl Alibi {
+    /// The paper's slopes with this largest bias.
+    pub const fn new(max_bias: f32) -> Self {
+        Self {
+            max_bias,
+            factor: 1.0,
+        }
+    }
+
     /// The slope of each of `n_heads` heads: a score gets `-slope * |query position - key
     /// position|` added.
     ///
@@ -26,7 +46,7 @@ impl Alibi {
         };
         let slope = |h: usize, n: usize| {
             let exponent = -f64::from(self.max_bias) * (h + 1) as f64 / n as f64;
-            exponent.exp2() as f32
+            (exponent.exp2() * f64::from(self.factor)) as f32
         };
         let between = (0..n_heads - n_whole).map(|h| slope(2 * h, 2 * n_whole));
         (0..n_whole)
@@ -42,8 +62,13 @@ mod tests {
 
     #[test]
     fn slopes_of_other_numbers_of_heads_lie_between() {
-        let of = |n_heads| Alibi { max_bias: 8.0 }.slopes(n_heads);
+        let of = |n_heads| Alibi::new(8.0).slopes(n_heads);
         assert!(of(0).is_empty());
+        let scaled = Alibi {
+            factor: 0.5,
+            ..Alibi::new(8.0)
+        };
+        assert_eq!(scaled.slopes(3), [0.03125, 1.0 / 512.0, 0.125]);
         assert_eq!(of(1), [1.0 / 256.0]);
         assert_eq!(of(2), [0.0625, 1.0 / 256.0]);
         assert_eq!(of(3), [0.0625, 1.0 / 256.0, 0.25]);

@@ -4,7 +4,7 @@
 //! were stored. Invariant: a rotation is reported only where stored keys can be rotated further by
 //! it; where something else happened to keys after their rotation, that is an error.
 
-use super::{Graph, NodeId, Op};
+use super::{Graph, Input, NodeId, Op};
 use crate::ids::LayerIdx;
 use crate::rope::{LayerRope, RopeSpec, Rotation};
 use crate::weights::{WeightError, WeightSource};
@@ -32,6 +32,12 @@ pub enum KeyRopeError {
         /// The layer.
         layer: LayerIdx,
     },
+    /// Positions that were added to the rows that keys are made of.
+    #[error("keys hold the rows of '{weight}' for their positions: they cannot be moved to others")]
+    LearntPositions {
+        /// The rows.
+        weight: String,
+    },
     /// The divisors of a layer's frequencies cannot be read.
     #[error(transparent)]
     Factors(#[from] WeightError),
@@ -46,6 +52,12 @@ impl Graph {
     pub fn key_ropes(&self, weights: &dyn WeightSource) -> Result<Vec<LayerRope>, KeyRopeError> {
         let mut ropes = Vec::new();
         for node in self.nodes() {
+            if let (Op::Embed { weight }, Some(&of)) = (&node.op, node.operands.first())
+                && self.node(of).map(|of| &of.op) == Some(&Op::Input(Input::Positions))
+            {
+                let weight = weight.clone();
+                return Err(KeyRopeError::LearntPositions { weight });
+            }
             let (Op::StoreKv { layer } | Op::StoreK { layer }, Some(&keys)) =
                 (&node.op, node.operands.first())
             else {
@@ -195,6 +207,22 @@ mod tests {
             error.to_string(),
             "layer 7 stores keys that 'k_norm' (rms_norm) changed after their rotation: they cannot \
              be rotated further"
+        );
+    }
+
+    #[test]
+    fn keys_of_learnt_positions_are_refused() {
+        let graph = stores(|g, k, positions| {
+            let rows = g
+                .embed("pos_embd", positions, "positions", [9, 12])
+                .unwrap();
+            let rows = g.reshape("pos_heads", rows, &[3, 2, 6]).unwrap();
+            g.add("k_pos", k, rows).unwrap()
+        });
+        let error = graph.key_ropes(&MemoryWeights::new()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "keys hold the rows of 'positions' for their positions: they cannot be moved to others"
         );
     }
 }

@@ -88,6 +88,10 @@ pub enum Activation {
     GeluErf,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
+    /// `max(x, 0)`.
+    Relu,
+    /// The square of that (So et al., arXiv 2109.08668).
+    ReluSquared,
 }
 
 /// How one layer attends.
@@ -337,6 +341,11 @@ pub enum Op {
         /// What no value reaches.
         cap: f32,
     },
+    /// Every value, at least `-limit` and at most `limit`. `(x) -> same`.
+    Clamp {
+        /// The bound.
+        limit: f32,
+    },
     /// `g / (1 + e^(-slope g)) * (u + 1)`, where `g` is the gate, at most `limit`, and `u` is `up`,
     /// between `-limit` and `limit` (gpt-oss, arXiv 2508.10925).
     /// `(gate, up) -> same`, equal shapes.
@@ -459,6 +468,7 @@ impl Op {
             Self::LayerNorm { weight, bias, eps } => norm::layer_norm(weight, bias.as_ref(), *eps),
             Self::AddRow { weight, row } => dense::add_row(weight, *row),
             Self::SoftCap { cap } => elementwise::soft_cap(*cap),
+            Self::Clamp { limit } => elementwise::clamp(*limit),
             Self::ClampedGate { slope, limit } => elementwise::clamped_gate(*slope, *limit),
             Self::ScaleByPosition { scale } => elementwise::scale_by_position(*scale),
             Self::Route { spec, bias } => experts::route(*spec, bias.as_ref()),
@@ -497,6 +507,8 @@ impl fmt::Display for Activation {
             Self::GeluTanh => "gelu_tanh",
             Self::GeluErf => "gelu_erf",
             Self::Sigmoid => "sigmoid",
+            Self::Relu => "relu",
+            Self::ReluSquared => "relu_squared",
         })
     }
 }

@@ -31,11 +31,27 @@ pub(super) fn gate_kernel(
         Activation::GeluTanh => Ok(kernels.gelu_tanh_mul),
         Activation::GeluErf => Ok(kernels.gelu_erf_mul),
         Activation::Sigmoid => Ok(kernels.sigmoid_mul),
+        Activation::Relu => Ok(relu_mul),
+        Activation::ReluSquared => Ok(relu_squared_mul),
         other => Err(BackendError::UnsupportedOp {
             backend: "cpu",
             op: "gate",
             node: other.to_string(),
         }),
+    }
+}
+
+/// `max(gate, 0) * up`.
+fn relu_mul(gate: &mut [f32], up: &[f32]) {
+    let pairs = gate.iter_mut().zip(up);
+    pairs.for_each(|(gate, up)| *gate = gate.max(0.0) * up);
+}
+
+/// `max(gate, 0)^2 * up`.
+fn relu_squared_mul(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let cut = gate.max(0.0);
+        *gate = cut * cut * up;
     }
 }
 
@@ -76,6 +92,9 @@ impl Run<'_> {
                 }
                 Elementwise::Scale(factor) => (kernels.scale)(to, factor),
                 Elementwise::SoftCap(cap) => (kernels.soft_cap)(to, cap),
+                Elementwise::Clamp(limit) => {
+                    to.iter_mut().for_each(|x| *x = x.max(-limit).min(limit));
+                }
                 Elementwise::ClampedGate(gate) => clamped_gate(kernels, gate, to, other()),
                 Elementwise::Rope { .. } | Elementwise::ScaleByPosition(_) => {}
             }

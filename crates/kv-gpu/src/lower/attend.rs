@@ -167,6 +167,11 @@ impl<D: Device> Attended<D> {
     }
 }
 
+/// Whether biases have a factor, which kernels do not know.
+pub(super) fn scales_biases(spec: &AttendSpec) -> bool {
+    spec.alibi.is_some_and(|alibi| alibi.factor != 1.0)
+}
+
 /// Lowers an attention.
 pub(super) fn lower<D: Device>(
     lower: &mut Lower<'_, D>,
@@ -178,7 +183,7 @@ pub(super) fn lower<D: Device>(
         Op::AttendBatch { spec, sinks } => (Attended::of_batch(lower, node, spec)?, spec, sinks, 3),
         _ => return Err(lower.unsupported(node)),
     };
-    if spec.v_dim > MAX_V_DIM {
+    if spec.v_dim > MAX_V_DIM || scales_biases(spec) {
         return Err(lower.unsupported(node));
     }
     let sinks = match sinks {

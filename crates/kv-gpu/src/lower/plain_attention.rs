@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
 use kv_core::graph::{AttendSpec, Node, NodeId, Op};
 
-use super::attend::{Attended, Settings, rotate_back, rotated_queries};
+use super::attend::{Attended, Settings, rotate_back, rotated_queries, scales_biases};
 use super::{Lower, word};
 use crate::device::Device;
 use crate::program::{Grid, Operand};
@@ -64,6 +64,9 @@ fn soft_max<D: Device>(
     spec: &AttendSpec,
     sinks: Option<&str>,
 ) -> Result<(), BackendError> {
+    if scales_biases(spec) {
+        return Err(lower.unsupported(node));
+    }
     let graph = lower.context.graph;
     let (visibility, header) = lower.inputs.visibility(graph, (id, node), 1)?;
     let kq = lower.operand(node, 0)?;

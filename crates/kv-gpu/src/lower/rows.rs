@@ -53,7 +53,8 @@ pub(super) fn lower<D: Device>(
             operands.push(Operand::Weight(weight));
             "add_row"
         }
-        Op::ScaleByPosition { scale } => {
+        // The kernel counts positions from 1.
+        Op::ScaleByPosition { scale } if scale.offset == 1 => {
             settings.every = scale.every.max(1);
             settings.strength = scale.strength;
             operands.push(lower.operand(node, 1)?);

@@ -213,7 +213,7 @@ fn caps_biases_and_sinks_are_applied() {
         ..spec
     };
     let biased = AttendSpec {
-        alibi: Some(Alibi { max_bias: 8.0 }),
+        alibi: Some(Alibi::new(8.0)),
         ..spec
     };
     let sinks = [0.0, -3.0, 2.5, 6.0, f32::NEG_INFINITY, -80.0];

@@ -2,11 +2,21 @@
 
 use kv_contract::Known;
 
-/// The delta rule and what goes with it have no kernels.
+/// Ops without a kernel, and settings of others that their kernels do not take.
 pub(crate) const KNOWN: &[Known] = &[
     Known::fails("sigmoid_gates", NO_KERNEL),
     Known::fails("decays_fall", NO_KERNEL),
     Known::fails("delta_rules_compute", NO_KERNEL),
     Known::fails("delta_states_go_back", NO_KERNEL),
+    Known::fails("clamp_bounds", NO_KERNEL),
+    Known::fails("rectifiers_cut", NO_KERNEL),
+    Known::fails(
+        "routes_choose_from_groups",
+        "the kernel takes no biases, factors and groups",
+    ),
+    Known::fails(
+        "positions_scale_from_zero",
+        "the kernel counts positions from 1",
+    ),
 ];
 const NO_KERNEL: &str = "an operation without a kernel is refused";

@@ -5,7 +5,8 @@
 
 use kv_core::Window;
 use kv_core::graph::{
-    Affine, AttendSpec, Attention, GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
+    Affine, Alibi, AttendSpec, Attention, GraphBuilder, GraphError, Input, NodeId, NormGain,
+    PositionScale,
 };
 use kv_core::layers::AttentionMemory;
 use kv_core::rope::RopeSpec;
@@ -22,6 +23,8 @@ pub enum QkvBias {
     Qkv,
     /// These and the output (gpt-oss, StarCoder 2).
     All,
+    /// The output alone (GPT-Neo).
+    Output,
 }
 
 /// How the matrices of queries, keys and values lie in the file.
@@ -34,7 +37,7 @@ pub enum QkvWeights {
     Fused,
 }
 
-/// Whether queries and keys are normed, before they rotate.
+/// Whether queries and keys are normed, before they rotate where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkNorm {
     /// They are not.
@@ -48,6 +51,8 @@ pub enum QkNorm {
     /// Every head by itself, without a gain (Llama 4; there behind the rotation, which changes no
     /// length).
     PerHeadPlain,
+    /// As `PerHead`, behind the rotation (Hunyuan).
+    PerHeadRotated,
 }
 
 /// Whether a softmax has one more score, which has no value.
@@ -87,6 +92,10 @@ pub struct AttentionBlock {
     pub rope: Option<RopeSpec>,
     /// Factor on the queries by position, where there is one.
     pub query_scale: Option<PositionScale>,
+    /// Bound of the values of queries, keys and values, where there is one.
+    pub clamp: Option<f32>,
+    /// Linear biases of scores by distance, where there are any.
+    pub alibi: Option<Alibi>,
     /// Scores without a value.
     pub sinks: Sinks,
     /// Which earlier tokens are seen.
@@ -204,7 +213,7 @@ impl AttentionBlock {
         let out = at.take_rows(b, "kqv_rows", out)?;
         let weights = Affine {
             weight: "attn_output.weight",
-            bias: (self.bias == QkvBias::All).then_some("attn_output.bias"),
+            bias: matches!(self.bias, QkvBias::All | QkvBias::Output).then_some("attn_output.bias"),
         };
         b.affine("kqv_out", out, weights, dim)
     }
@@ -229,7 +238,7 @@ impl AttentionBlock {
             let (matrix, bias) = (format!("{weight}.weight"), format!("{weight}.bias"));
             let weights = Affine {
                 weight: &matrix,
-                bias: (self.bias != QkvBias::None).then_some(&*bias),
+                bias: matches!(self.bias, QkvBias::Qkv | QkvBias::All).then_some(&*bias),
             };
             b.affine(name, x, weights, width)
         };
@@ -250,6 +259,11 @@ impl AttentionBlock {
                     first = columns.end;
                     *out = b.columns(&format!("{}proj", p.letter), all, columns)?;
                 }
+            }
+        }
+        if let Some(limit) = self.clamp {
+            for (out, p) in out.iter_mut().zip(projections) {
+                *out = b.clamp(&format!("{}clamped", p.letter), *out, limit)?;
             }
         }
         Ok(out)
@@ -278,13 +292,19 @@ impl AttentionBlock {
                 let x = projection.split_heads(b, flat)?;
                 b.rms_norm_with(&normed, x, NormGain::None, eps)?
             }
-            QkNorm::None => projection.split_heads(b, flat)?,
+            QkNorm::None | QkNorm::PerHeadRotated => projection.split_heads(b, flat)?,
         };
-        let Some(rope) = &self.rope else {
-            return Ok(x);
+        let x = match &self.rope {
+            Some(rope) => {
+                let positions = b.input(Input::Positions)?;
+                b.rope(&format!("{letter}cur"), x, positions, rope)?
+            }
+            None => x,
         };
-        let positions = b.input(Input::Positions)?;
-        b.rope(&format!("{letter}cur"), x, positions, rope)
+        match self.qk_norm {
+            QkNorm::PerHeadRotated => b.rms_norm(&normed, x, &gain, eps),
+            _ => Ok(x),
+        }
     }
 
     /// The attention with its weight of sinks, where it has one.
@@ -303,6 +323,7 @@ impl AttentionBlock {
             v_dim,
             scale,
             soft_cap,
+            alibi,
             ..
         } = *self;
         AttendSpec {
@@ -312,7 +333,7 @@ impl AttentionBlock {
             v_dim,
             scale,
             soft_cap,
-            alibi: None,
+            alibi,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Invariant: only rows whose logits are wanted pass through what follows the last mixer's memory.
 //! Knows no architecture by name.
 
-use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
+use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use kv_core::layers::LayerMap;
 use kv_core::{LayerIdx, PartIdx};
 
@@ -22,6 +22,8 @@ pub enum Arrangement {
     PostNorm,
     /// One norm before both blocks, which read the same rows (Wang and Komatsuzaki, GPT-J; Cohere).
     Parallel,
+    /// A norm of the same rows for each block (GPT-NeoX, arXiv 2204.06745).
+    ParallelTwoNorms,
 }
 
 /// One layer of a decoder.
@@ -44,6 +46,18 @@ pub struct Multipliers {
     pub logits: Option<f32>,
 }
 
+/// What happens to the embeddings of tokens before the first layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DecoderInput {
+    /// Nothing.
+    #[default]
+    Tokens,
+    /// A row that was learnt for each position, so many, is added (GPT-2).
+    Positions(usize),
+    /// They are normed (BLOOM, arXiv 2211.05100).
+    Normed,
+}
+
 /// Settings of a whole decoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoder {
@@ -53,6 +67,8 @@ pub struct Decoder {
     pub dim: usize,
     /// Every norm of rows.
     pub norm: Norm,
+    /// What is added to embeddings, or becomes of them, before the first layer.
+    pub input: DecoderInput,
     /// How layers arrange norms and blocks.
     pub arrangement: Arrangement,
     /// Name of the gain of the norm before the feed-forward block, without its layer.
@@ -62,6 +78,8 @@ pub struct Decoder {
     /// Name of the matrix that projects rows to logits; the embedding matrix itself where
     /// the two are tied.
     pub output_weight: String,
+    /// Name of the bias of logits, where there is one.
+    pub output_bias: Option<String>,
     /// Soft cap on the logits, where there is one.
     pub logit_cap: Option<f32>,
     /// Divisors of the rotation that depend on the length of the context, where they do.
@@ -72,6 +90,10 @@ pub struct Decoder {
 
 /// Name of the embedding matrix.
 pub const TOKEN_EMBEDDING: &str = "token_embd.weight";
+/// Name of the learnt rows of positions.
+pub const POSITION_EMBEDDING: &str = "position_embd.weight";
+/// Name of the bias of logits.
+pub const OUTPUT_BIAS: &str = "output.bias";
 /// Name of the output matrix of models that do not reuse the embedding matrix.
 pub const OUTPUT: &str = "output.weight";
 
@@ -118,7 +140,8 @@ impl Decoder {
         let shape = b.shape();
         let tokens = b.input(Input::Tokens)?;
         let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        let mut x = scaled(b, "inp_scaled", x, self.multipliers.embedding)?;
+        let x = scaled(b, "inp_scaled", x, self.multipliers.embedding)?;
+        let mut x = self.layer_input(b, x)?;
         let memory = self.memory();
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
@@ -137,8 +160,26 @@ impl Decoder {
         self.norm.build(b, "result_norm", x, "output_norm")
     }
 
+    /// What enters the first layer for the embeddings `x`.
+    fn layer_input(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        match self.input {
+            DecoderInput::Tokens => Ok(x),
+            DecoderInput::Normed => self.norm.build(b, "inp_norm", x, "token_embd_norm"),
+            DecoderInput::Positions(n_rows) => {
+                let positions = b.input(Input::Positions)?;
+                let sizes = [n_rows, self.dim];
+                let rows = b.embed("pos_embd", positions, POSITION_EMBEDDING, sizes)?;
+                b.add("inp_pos_embd", x, rows)
+            }
+        }
+    }
+
     fn head(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
-        let logits = b.linear("result_output", x, &self.output_weight, self.vocab)?;
+        let weights = Affine {
+            weight: &self.output_weight,
+            bias: self.output_bias.as_deref(),
+        };
+        let logits = b.affine("result_output", x, weights, self.vocab)?;
         let logits = scaled(b, "result_scaled", logits, self.multipliers.logits)?;
         match self.logit_cap {
             Some(cap) => b.soft_cap("result_capped", logits, cap),
@@ -162,6 +203,11 @@ impl Decoder {
         let (fed, x) = match self.arrangement {
             Arrangement::Parallel => {
                 let normed = at.take_rows(b, "attn_norm_rows", normed)?;
+                let fed = self.fed_forward(b, feed_forward, normed)?;
+                (fed, b.add("ffn_inp", mixed, x)?)
+            }
+            Arrangement::ParallelTwoNorms => {
+                let normed = self.pre_norm(b, "ffn_norm", x, self.feed_forward_norm)?;
                 let fed = self.fed_forward(b, feed_forward, normed)?;
                 (fed, b.add("ffn_inp", mixed, x)?)
             }
@@ -222,7 +268,7 @@ impl Decoder {
         gain: &str,
     ) -> Result<NodeId, GraphError> {
         match self.arrangement {
-            Arrangement::PreNorm | Arrangement::Parallel => Ok(x),
+            Arrangement::PreNorm | Arrangement::Parallel | Arrangement::ParallelTwoNorms => Ok(x),
             Arrangement::PreAndPostNorm | Arrangement::PostNorm => {
                 self.norm.build_with(b, name, x, gain)
             }

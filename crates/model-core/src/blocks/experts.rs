@@ -5,7 +5,8 @@
 //! arXiv 2401.06066. Does not know the layers around.
 
 use kv_core::graph::{
-    Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteSpec, Routing,
+    Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteGate, RouteSpec,
+    Routing,
 };
 
 use super::{FeedForwardBlock, FeedForwardForm};
@@ -78,7 +79,23 @@ pub struct SharedExpert {
     pub hidden: usize,
     /// Applied to its gate.
     pub activation: Activation,
+    /// What it counts.
+    pub share: SharedShare,
 }
+
+/// What the expert of every row counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharedShare {
+    /// All of its result.
+    #[default]
+    Whole,
+    /// Its result times the sigmoid of a projection of the row (Qwen 2 MoE): the route of a mixture
+    /// of one expert.
+    Routed,
+}
+
+/// The projection whose sigmoid a shared expert is multiplied with, `[1, dim]`.
+const SHARED_ROUTER: &str = "ffn_gate_inp_shexp.weight";
 
 /// A mixture and the route of its rows, while its nodes are added.
 struct Routed<'a> {
@@ -108,16 +125,35 @@ impl ExpertsBlock {
             routes,
         };
         let out = routed.build(b, x)?;
-        let Some(SharedExpert { hidden, activation }) = self.shared else {
-            return Ok(out);
-        };
-        let shared = FeedForwardBlock {
-            hidden,
-            activation,
+        match self.shared {
+            None => Ok(out),
+            Some(shared) => {
+                let shared = shared.build(b, x)?;
+                b.add("ffn_out", shared, out)
+            }
+        }
+    }
+}
+
+impl SharedExpert {
+    /// What it adds for `x [rows, dim]`.
+    fn build(self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        let block = FeedForwardBlock {
+            hidden: self.hidden,
+            activation: self.activation,
             form: FeedForwardForm::Gated,
         };
-        let shared = shared.build_named(b, x, "_shexp")?;
-        b.add("ffn_out", shared, out)
+        let out = block.build_named(b, x, "_shexp")?;
+        match self.share {
+            SharedShare::Whole => Ok(out),
+            SharedShare::Routed => {
+                let logits = b.linear("ffn_shexp_logits", x, SHARED_ROUTER, 1)?;
+                let spec = RouteSpec::plain(1, RouteGate::Sigmoid);
+                let routes = b.route("ffn_shexp_route", logits, spec)?;
+                let scaled = b.expert_scale("ffn_shexp_weighed", [out, routes])?;
+                b.expert_sum("ffn_shexp_sum", scaled)
+            }
+        }
     }
 }
 

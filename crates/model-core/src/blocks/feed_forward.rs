@@ -47,7 +47,9 @@ pub enum FeedForwardForm {
     Gated,
     /// Gate and up in one, in this order, and down (Phi-3).
     FusedGate,
-    /// Up and down with biases, no gate (GPT-2, StarCoder 2).
+    /// Up and down, no gate (Falcon, Nemotron).
+    Plain,
+    /// The same with biases (GPT-2, StarCoder 2).
     PlainWithBias,
 }
 
@@ -81,13 +83,17 @@ impl FeedForwardBlock {
                 let gate = b.columns(&name("gate"), both, 0..hidden)?;
                 (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
             }
-            FeedForwardForm::PlainWithBias => {
-                let bias = |what: &str| format!("ffn_{what}{suffix}.bias");
-                let up = (weight("up"), bias("up"));
-                let up = b.affine(&name("up"), x, Affine::new(&up.0).bias(&up.1), hidden)?;
+            FeedForwardForm::Plain | FeedForwardForm::PlainWithBias => {
+                let has_bias = self.form == FeedForwardForm::PlainWithBias;
+                let weights = ["up", "down"].map(weight);
+                let biases = ["up", "down"].map(|what| format!("ffn_{what}{suffix}.bias"));
+                let affine = |at: usize| Affine {
+                    weight: &weights[at],
+                    bias: has_bias.then_some(&*biases[at]),
+                };
+                let up = b.affine(&name("up"), x, affine(0), hidden)?;
                 let y = b.activate(&name("act"), self.activation, up)?;
-                let down = (weight("down"), bias("down"));
-                return b.affine(&name("out"), y, Affine::new(&down.0).bias(&down.1), dim);
+                return b.affine(&name("out"), y, affine(1), dim);
             }
         };
         let gated = b.gate(&name("gate_par"), self.activation, gate, up)?;

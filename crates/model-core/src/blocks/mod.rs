@@ -20,10 +20,13 @@ use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::{LayerIdx, PartIdx};
 
 pub use attention::{AttentionBlock, QkNorm, QkvBias, QkvWeights, Sinks};
-pub use decoder::{Arrangement, Decoder, DecoderLayer, Multipliers, OUTPUT, TOKEN_EMBEDDING};
+pub use decoder::{
+    Arrangement, Decoder, DecoderInput, DecoderLayer, Multipliers, OUTPUT, OUTPUT_BIAS,
+    POSITION_EMBEDDING, TOKEN_EMBEDDING,
+};
 pub use decoder_model::DecoderModel;
 pub use experts::{
-    ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert,
+    ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
 pub use long_rope::LongRope;

@@ -144,7 +144,7 @@ impl GgufFile {
         let bytes = part
             .and_then(|part| part.slice(tensor.data.clone()))
             .ok_or_else(missing)?;
-        Weight::new(name, tensor.shape.clone(), format, bytes)
+        Weight::new(name, computed_shape(tensor), format, bytes)
     }
 
     fn from_part(bytes: SharedBytes, label: String) -> Result<Self, ModelFileError> {
@@ -182,6 +182,17 @@ impl GgufFile {
         }
         self.parts.extend(other.parts);
         Ok(())
+    }
+}
+
+/// The shape that graphs want of a tensor. An outermost dimension of 1 means nothing in GGUF, and
+/// converters write or leave it out: biases on the choice of experts are vectors, the router of a
+/// shared expert is a matrix.
+fn computed_shape(tensor: &TensorInfo) -> Vec<usize> {
+    match *tensor.shape {
+        [1, n] if tensor.name.ends_with(".exp_probs_b.bias") => vec![n],
+        [n] if tensor.name.ends_with(".ffn_gate_inp_shexp.weight") => vec![1, n],
+        _ => tensor.shape.clone(),
     }
 }
 

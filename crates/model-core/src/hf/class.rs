@@ -17,6 +17,11 @@ pub struct HfClass {
     pub tensors: &'static [&'static [TensorRule]],
     /// Beginnings or ends of names of tensors that hold nothing a model needs.
     pub unused: &'static [&'static str],
+    /// Keys of `config.json` that this class calls otherwise: the usual name, then its own.
+    pub aliases: &'static [(&'static str, &'static str)],
+    /// What the names of tensors begin with, but for the output matrix; files that were saved
+    /// without their head may lack it.
+    pub body: &'static str,
     /// What transformers takes for a key that is not there, where a reader would refuse that or
     /// take something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
@@ -43,6 +48,8 @@ impl HfClass {
         keys: &[],
         tensors: &[],
         unused: &[],
+        aliases: &[],
+        body: "model.",
         defaults: &[],
         head: HfHead::Logits,
     };

@@ -19,6 +19,8 @@ const MAX_BYTES: u64 = 512 << 20;
 pub struct HfConfig {
     file: String,
     root: Map<String, Value>,
+    /// Other names of keys: the one that is asked for, then the one in the file.
+    aliases: &'static [(&'static str, &'static str)],
 }
 
 impl HfConfig {
@@ -48,22 +50,66 @@ impl HfConfig {
         Ok(Self {
             file: format!("'{}'", path.display()),
             root,
+            aliases: &[],
         })
     }
 
     /// An object that is in memory; `file` is what errors call it.
     pub fn new(file: impl Into<String>, root: Map<String, Value>) -> Self {
         let file = file.into();
-        Self { file, root }
+        Self {
+            file,
+            root,
+            aliases: &[],
+        }
+    }
+
+    /// The same, with keys that the file calls otherwise: the usual name, then its own.
+    #[must_use]
+    pub(super) fn with_aliases(mut self, aliases: &'static [(&'static str, &'static str)]) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    /// What the file calls a key: its other name where the file has that, or has neither.
+    fn own<'a>(&self, key: &'a str) -> &'a str {
+        let other = self.aliases.iter().find(|(usual, _)| *usual == key);
+        match other {
+            Some((usual, own))
+                if self.root.contains_key(*own) || !self.root.contains_key(*usual) =>
+            {
+                own
+            }
+            _ => key,
+        }
     }
 
     /// The same, with values for keys that it does not have. A key that is `null` stays so.
     #[must_use]
     pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Self {
         for &(key, value) in defaults {
+            let key = self.own(key);
             self.root.entry(key).or_insert_with(|| value.into());
         }
         self
+    }
+
+    /// The same without a key, for settings that a class reads by itself.
+    #[must_use]
+    pub fn without(&self, key: &str) -> Self {
+        let mut rest = self.clone();
+        match key.rsplit_once('.') {
+            None => drop(rest.root.remove(key)),
+            Some((object, last)) => {
+                let mut parts = object.split('.');
+                let first = parts.next().and_then(|part| rest.root.get_mut(part));
+                let object = parts.fold(first, |value, part| value?.get_mut(part));
+                if let Some(Value::Object(object)) = object {
+                    object.remove(last);
+                }
+            }
+        }
+        rest
     }
 
     /// What errors call the file.
@@ -75,7 +121,7 @@ impl HfConfig {
     /// (`rope_parameters.rope_theta`, `mlp_multipliers.0`). `null` counts
     /// as absent.
     pub fn value(&self, key: &str) -> Option<&Value> {
-        let mut parts = key.split('.');
+        let mut parts = self.own(key).split('.');
         let mut value = self.root.get(parts.next()?)?;
         for part in parts {
             value = match value {
@@ -90,7 +136,7 @@ impl HfConfig {
     pub fn missing(&self, key: &str, expected: impl Into<String>) -> ModelFileError {
         ModelFileError::MissingKey {
             file: self.file.clone(),
-            key: key.to_owned(),
+            key: self.own(key).to_owned(),
             expected: expected.into(),
         }
     }
@@ -100,7 +146,7 @@ impl HfConfig {
         let found = self.value(key).map_or("absent".to_owned(), shortened);
         ModelFileError::WrongKey {
             file: self.file.clone(),
-            key: key.to_owned(),
+            key: self.own(key).to_owned(),
             found,
             expected: expected.into(),
         }

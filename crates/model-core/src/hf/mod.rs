@@ -35,7 +35,7 @@ pub use keys::Keys;
 pub use rope::{RopeKind, RopeSettings, rope_keys};
 pub use rules::{
     DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH, WIDTH_KEYS,
-    full_attention, head_dim, layer_types, window_of_all, windows_by_layer,
+    full_attention, head_dim, head_keys, layer_types, window_of_all, windows_by_layer,
 };
 pub use steps::{Heads, RowFactors, Step};
 pub use tables::{

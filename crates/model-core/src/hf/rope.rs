@@ -78,35 +78,11 @@ impl RopeSettings {
     /// # Errors
     /// [`ModelFileError`] naming the key that is missing, wrong or not known.
     pub fn read(config: &HfConfig, layer_type: Option<&str>) -> Result<Self, ModelFileError> {
-        let of_type = |key: &str| layer_type.map(|t| format!("rope_parameters.{t}.{key}"));
-        let first_of = |key: &str| -> Vec<String> {
-            let own = of_type(key).into_iter();
-            let shared = [
-                format!("rope_parameters.{key}"),
-                format!("rope_scaling.{key}"),
-                key.to_owned(),
-            ];
-            own.chain(shared)
-                .filter(|path| config.value(path).is_some())
-                .collect()
-        };
-        let number = |key: &str| match first_of(key).first() {
-            Some(path) => config.optional_number(path),
-            None => Ok(None),
-        };
-        let theta = number("rope_theta")?.unwrap_or(10_000.0);
-        if !(theta.is_finite() && theta > 1.0) {
-            let key = first_of("rope_theta").first().cloned().unwrap_or_default();
-            return Err(config.wrong(&key, "a number above 1"));
-        }
-        let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
-        if !(partial > 0.0 && partial <= 1.0) {
-            let key = first_of("partial_rotary_factor").first().cloned();
-            return Err(config.wrong(&key.unwrap_or_default(), "a number above 0 and at most 1"));
-        }
-        let scaled = [of_type("rope_type")]
+        let theta = Self::base(config, layer_type)?;
+        let partial = Self::rotated_part(config, layer_type)?;
+        let scaled = layer_type
+            .map(|t| format!("rope_parameters.{t}.rope_type"))
             .into_iter()
-            .flatten()
             .chain(
                 [
                     "rope_parameters.rope_type",
@@ -128,6 +104,53 @@ impl RopeSettings {
             partial,
             kind,
         })
+    }
+}
+
+/// The first of the places of a setting that has it.
+fn place_of(config: &HfConfig, layer_type: Option<&str>, key: &str) -> Option<String> {
+    let own = layer_type.map(|t| format!("rope_parameters.{t}.{key}"));
+    let shared = [
+        format!("rope_parameters.{key}"),
+        format!("rope_scaling.{key}"),
+        key.to_owned(),
+    ];
+    let mut places = own.into_iter().chain(shared);
+    places.find(|path| config.value(path).is_some())
+}
+
+impl RopeSettings {
+    /// The base of layers of this type.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the key.
+    pub fn base(config: &HfConfig, layer_type: Option<&str>) -> Result<f64, ModelFileError> {
+        let Some(path) = place_of(config, layer_type, "rope_theta") else {
+            return Ok(10_000.0);
+        };
+        let theta = config.number(&path)?;
+        match theta.is_finite() && theta > 1.0 {
+            true => Ok(theta),
+            false => Err(config.wrong(&path, "a number above 1")),
+        }
+    }
+
+    /// Which part of a head rotates in layers of this type.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the key.
+    pub fn rotated_part(
+        config: &HfConfig,
+        layer_type: Option<&str>,
+    ) -> Result<f64, ModelFileError> {
+        let Some(path) = place_of(config, layer_type, "partial_rotary_factor") else {
+            return Ok(1.0);
+        };
+        let partial = config.number(&path)?;
+        match partial > 0.0 && partial <= 1.0 {
+            true => Ok(partial),
+            false => Err(config.wrong(&path, "a number above 0 and at most 1")),
+        }
     }
 }
 

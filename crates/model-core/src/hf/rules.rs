@@ -102,7 +102,10 @@ pub fn head_dim(config: &HfConfig) -> Result<usize, ModelFileError> {
 }
 
 /// Numbers of heads and their size.
-fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+///
+/// # Errors
+/// [`ModelFileError`] naming the key.
+pub fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
     let kv_heads = config
         .optional_count("num_key_value_heads")?

@@ -42,6 +42,14 @@ pub enum Step {
         /// How many there are.
         of: usize,
     },
+    /// Rows of so many groups, each with `of` parts, become `of` parts, each with all groups: fused
+    /// queries, keys and values that lie head by head.
+    PartsTogether {
+        /// How many groups there are.
+        groups: fn(&HfConfig) -> Result<usize, ModelFileError>,
+        /// Parts of each.
+        of: usize,
+    },
     /// Every `step`-th of the last dimension.
     EveryColumn {
         /// The first.
@@ -75,6 +83,7 @@ pub(super) enum Action {
     Pairs { heads: usize, rotary: f64 },
     RowPart { part: usize, of: usize },
     ColumnPart { part: usize, of: usize },
+    PartsTogether { groups: usize, of: usize },
     EveryColumn { first: usize, step: usize },
     Transposed,
     Squeezed,
@@ -107,11 +116,15 @@ impl Step {
                         .optional_count("num_key_value_heads")?
                         .unwrap_or(n_heads),
                 };
-                let rotary = super::RopeSettings::read(config, None)?.partial;
+                let rotary = super::RopeSettings::rotated_part(config, None)?;
                 Action::Pairs { heads, rotary }
             }
             Self::RowPart { part, of } => Action::RowPart { part, of },
             Self::ColumnPart { part, of } => Action::ColumnPart { part, of },
+            Self::PartsTogether { groups, of } => Action::PartsTogether {
+                groups: groups(config)?,
+                of,
+            },
             Self::EveryColumn { first, step } => Action::EveryColumn { first, step },
             Self::Transposed => Action::Transposed,
             Self::Squeezed => Action::Squeezed,
@@ -167,6 +180,12 @@ impl Action {
             Self::ColumnPart { of, .. } | Self::EveryColumn { step: of, .. } => {
                 let columns = shape.last().copied().unwrap_or(1);
                 Ok(with_last(shape, [part_of(columns, of, "columns")?]))
+            }
+            // Rows that lie together already, equal parts or not.
+            Self::PartsTogether { groups: 1, .. } => Ok(shape.to_vec()),
+            Self::PartsTogether { groups, of } => {
+                let rows = shape.first().copied().unwrap_or(0);
+                part_of(rows, (groups * of).max(1), "rows").map(|_| shape.to_vec())
             }
             Self::Transposed => {
                 let [_, rows, columns] = as_matrices(shape)?;
@@ -228,6 +247,15 @@ impl Action {
                 let n = values.n_values();
                 values.gather(n, n / of.max(1), |at| {
                     at / kept * columns + part * kept + at % kept
+                })
+            }
+            Self::PartsTogether { groups: 1, .. } => values.bytes.clone(),
+            Self::PartsTogether { groups, of } => {
+                let rows = values.shape.first().copied().unwrap_or(0);
+                let part = (rows / (groups * of).max(1)).max(1);
+                values.gather(rows, rows, |row| {
+                    let (at, inside) = (row / part, row % part);
+                    (at % groups * of + at / groups) * part + inside
                 })
             }
             Self::EveryColumn { first, step } => {
@@ -370,6 +398,14 @@ mod tests {
         let (shape, values) = applied(&odd, &[2, 4]);
         assert_eq!((shape, values), (vec![2, 2], vec![1., 3., 5., 7.]));
         assert!(odd.shape(&[3]).unwrap_err().contains("3 columns"));
+    }
+
+    #[test]
+    fn parts_of_groups_come_together() {
+        let together = Action::PartsTogether { groups: 2, of: 3 };
+        let (_, rows) = applied(&together, &[12]);
+        assert_eq!(rows, [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
+        assert!(together.shape(&[10, 1]).unwrap_err().contains("10 rows"));
     }
 
     #[test]

@@ -36,6 +36,7 @@ impl<'a> TranslatedConfig<'a> {
         let class_name = class_of(&config)?;
         let class = classes.get(class_name);
         let class = class.ok_or_else(|| classes.unsupported(&config, class_name))?;
+        let config = config.with_aliases(class.aliases);
         let config = config.with_defaults(class.defaults);
         let mut keys = Keys::new(class.architecture);
         keys.set_whole("general.architecture", class.architecture);

@@ -63,9 +63,6 @@ pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) 
     }
 }
 
-/// What the names of a decoder begin with, but for its output matrix.
-const BODY: &str = "model.";
-
 /// What a GGUF tensor is made of.
 #[derive(Clone, Debug)]
 struct Source {
@@ -104,8 +101,9 @@ impl HfWeights {
     ) -> Result<Self, ModelFileError> {
         let mut rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
         // A model that was saved without its class of texts, as sentence-transformers does.
-        if !files.tensors.keys().any(|name| name.starts_with(BODY)) {
-            rules.iter_mut().for_each(|rule| *rule = rule.without(BODY));
+        let body = class.body;
+        if !files.tensors.keys().any(|name| name.starts_with(body)) {
+            rules.iter_mut().for_each(|rule| *rule = rule.without(body));
         }
         let mut sources = BTreeMap::new();
         let mut used = HashSet::new();

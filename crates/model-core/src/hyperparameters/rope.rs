@@ -161,6 +161,10 @@ impl Hyperparameters<'_> {
 
     fn yarn(&self, factor: f64) -> Result<RopeScaling, ModelError> {
         let own = self.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let formula = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+        // YaRN as DeepSeek's authors extend it: divided by the same formula with another factor on
+        // the logarithm.
+        let divisor = self.positive("rope.scaling.yarn_log_multiplier")?;
         Ok(RopeScaling::Yarn {
             factor,
             original_context: self.original_context()?,
@@ -168,7 +172,7 @@ impl Hyperparameters<'_> {
                 .positive("rope.scaling.yarn_beta_fast")?
                 .unwrap_or(32.0),
             beta_slow: self.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            attention_factor: own * (0.1 * factor.ln() + 1.0),
+            attention_factor: own * formula(1.0) / divisor.map_or(1.0, formula),
             ramp: self.yarn_ramp()?,
         })
     }

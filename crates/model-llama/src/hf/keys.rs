@@ -253,6 +253,7 @@ fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
     Ok(())
 }
 
-fn as_u32(count: usize) -> u32 {
+/// A count as metadata store it.
+pub(super) fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -1,7 +1,11 @@
-//! [`CLASSES`]: how directories of the family's models are translated. Data over the tables that
+//! [`classes`]: how directories of the family's models are translated. Data over the tables that
 //! [`model_core::hf`] shares.
 
+mod gpt;
+mod gpt_tensors;
 mod keys;
+mod recent;
+mod routed;
 mod tensors;
 
 use model_core::hf::{
@@ -39,7 +43,16 @@ const LLAMA: HfClass = HfClass {
 };
 
 /// All classes.
-pub(crate) const CLASSES: &[HfClass] = &[
+pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
+    CLASSES
+        .iter()
+        .chain(recent::CLASSES)
+        .chain(routed::CLASSES)
+        .chain(gpt::CLASSES)
+}
+
+/// From Llama to gpt-oss.
+const CLASSES: &[HfClass] = &[
     LLAMA,
     HfClass {
         name: "LlamaModel",

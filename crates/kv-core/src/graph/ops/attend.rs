@@ -64,6 +64,10 @@ pub(in crate::graph) fn with_attention<'a>(
         .setting("scale", of.scale)
         .optional("soft_cap", of.soft_cap)
         .optional("alibi", of.alibi.map(|alibi| alibi.max_bias))
+        .optional(
+            "alibi_factor",
+            of.alibi.map(|alibi| alibi.factor).filter(|&f| f != 1.0),
+        )
         .weights_as("sinks", sinks)
 }
 
@@ -241,7 +245,7 @@ mod tests {
         v_dim: 2,
         scale: 0.5,
         soft_cap: None,
-        alibi: Some(Alibi { max_bias: 8.0 }),
+        alibi: Some(Alibi::new(8.0)),
     };
 
     /// Queries, keys and values.

@@ -6,20 +6,31 @@ use crate::graph::op::{Activation, Op};
 use crate::graph::spec::{Given, Inferred, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 
-/// A factor that grows with the position: `1 + strength * ln(1 + floor((pos + 1) / every))`, which
-/// keeps attention sharp over long contexts (Llama 4; Nakanishi, arXiv 2501.19399).
+/// A factor that grows with the position: `1 + strength * ln(1 + floor((pos + offset) / every))`,
+/// which keeps attention sharp over long contexts (Llama 4; Nakanishi, arXiv 2501.19399).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PositionScale {
     /// After how many positions it grows.
     pub every: u32,
     /// How much.
     pub strength: f32,
+    /// What the first position counts as: 1 (Llama 4) or 0 (Ministral 3).
+    #[serde(default = "first_counts", skip_serializing_if = "counts_first")]
+    pub offset: u32,
+}
+
+const fn first_counts() -> u32 {
+    1
+}
+
+fn counts_first(offset: &u32) -> bool {
+    *offset == first_counts()
 }
 
 impl PositionScale {
     /// The factor at a position.
     pub fn at(&self, position: u32) -> f32 {
-        let steps = (u64::from(position) + 1) / u64::from(self.every.max(1));
+        let steps = (u64::from(position) + u64::from(self.offset)) / u64::from(self.every.max(1));
         (1.0 + f64::from(self.strength) * (1.0 + steps as f64).ln()) as f32
     }
 }
@@ -71,6 +82,10 @@ pub(in crate::graph) fn soft_cap<'a>(cap: f32) -> OpSpec<'a> {
     OpSpec::new("soft_cap", 1, same_shape).setting("cap", cap)
 }
 
+pub(in crate::graph) fn clamp<'a>(limit: f32) -> OpSpec<'a> {
+    OpSpec::new("clamp", 1, same_shape).setting("limit", limit)
+}
+
 pub(in crate::graph) fn clamped_gate<'a>(slope: f32, limit: f32) -> OpSpec<'a> {
     let spec = OpSpec::new("clamped_gate", 2, equal_shapes);
     spec.setting("slope", slope).setting("limit", limit)
@@ -83,6 +98,10 @@ pub(in crate::graph) fn scale_by_position<'a>(scale: PositionScale) -> OpSpec<'a
     });
     spec.setting("every", scale.every)
         .setting("strength", scale.strength)
+        .optional(
+            "offset",
+            Some(scale.offset).filter(|offset| !counts_first(offset)),
+        )
 }
 
 impl GraphBuilder {
@@ -138,6 +157,14 @@ impl GraphBuilder {
         self.push(name, Op::Activate { activation }, &[x], Claim::default())
     }
 
+    /// Every value, at least `-limit` and at most `limit`.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the operand does not exist.
+    pub fn clamp(&mut self, name: &str, x: NodeId, limit: f32) -> Result<NodeId, GraphError> {
+        self.push(name, Op::Clamp { limit }, &[x], Claim::default())
+    }
+
     /// `cap * tanh(x / cap)`.
     ///
     /// # Errors
@@ -185,6 +212,7 @@ mod tests {
         let scale = PositionScale {
             every: 8,
             strength: 0.5,
+            offset: 1,
         };
         assert_eq!(scale.at(0), 1.0);
         assert_eq!(scale.at(6), 1.0);
@@ -194,6 +222,9 @@ mod tests {
             scale.at(u32::MAX),
             (1.0 + 0.5 * (1.0 + 2f64.powi(29)).ln()) as f32
         );
+        let from_zero = PositionScale { offset: 0, ..scale };
+        assert_eq!(from_zero.at(7), 1.0);
+        assert_eq!(from_zero.at(8), 1.0 + 0.5 * 2f32.ln());
     }
 
     #[test]
@@ -207,6 +238,7 @@ mod tests {
         let scale = PositionScale {
             every: 8192,
             strength: 0.1,
+            offset: 1,
         };
         let gate = ClampedGate {
             slope: 1.702,

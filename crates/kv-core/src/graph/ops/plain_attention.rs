@@ -179,7 +179,7 @@ mod tests {
             v_dim: 4,
             scale: 0.5,
             soft_cap: Some(9.0),
-            alibi: Some(crate::graph::Alibi { max_bias: 8.0 }),
+            alibi: Some(crate::graph::Alibi::new(8.0)),
         };
         let both = Attention {
             spec,

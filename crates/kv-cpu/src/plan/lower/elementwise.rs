@@ -19,6 +19,8 @@ pub(crate) enum Elementwise {
     Scale(f32),
     Activate(Activation),
     SoftCap(f32),
+    /// Within this bound on either side of 0.
+    Clamp(f32),
     /// The gate of gpt-oss, of `x` and `other`.
     ClampedGate(ClampedGate),
     /// A factor for each row by its position.
@@ -40,6 +42,7 @@ impl Elementwise {
             Op::Scale { factor } => Self::Scale(factor),
             Op::Activate { activation } => Self::Activate(activation),
             Op::SoftCap { cap } => Self::SoftCap(cap),
+            Op::Clamp { limit } => Self::Clamp(limit),
             Op::ClampedGate { slope, limit } => Self::ClampedGate(ClampedGate { slope, limit }),
             Op::ScaleByPosition { scale } => Self::ScaleByPosition(scale),
             _ => return None,
@@ -53,6 +56,7 @@ impl Elementwise {
             Self::Scale(_)
             | Self::Activate(_)
             | Self::SoftCap(_)
+            | Self::Clamp(_)
             | Self::ScaleByPosition(_)
             | Self::Rope { .. } => 1,
         }

@@ -136,7 +136,7 @@ impl<'a> Lowering<'a> {
         let (x, routes) = (self.operand(node, 0)?, self.operand(node, 1)?);
         let route = node.operands.get(1).and_then(|&id| self.graph.node(id));
         let spec = match route.map(|r| &r.op) {
-            Some(Op::Route { spec }) => *spec,
+            Some(Op::Route { spec, .. }) => *spec,
             _ => return Err(unsupported(node)),
         };
         let rows = [x, routes].map(|value| value.shape(self.graph).0);

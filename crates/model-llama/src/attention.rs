@@ -1,0 +1,245 @@
+//! What the attention of a member's layers is, of a file.
+//!
+//! Invariant: a setting that its row does not know is an error that names the key. Knows no
+//! member.
+
+use kv_core::Window;
+use kv_core::graph::{Alibi, PositionScale};
+use kv_core::rope::{RopeScaling, RopeSpec};
+use kv_core::weights::WeightSource;
+use model_core::architecture::ModelError;
+use model_core::blocks::{AttentionBlock, NormKind, QkNorm, QkvBias};
+use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
+
+use crate::member::{
+    Biases, LayerWindows, LlamaLike, Positions, QkNormed, QkvClamp, QueryScale, RotatedLayers,
+    WindowedRope,
+};
+
+/// What the attention of all layers has in common.
+pub(crate) struct Shared {
+    pub(crate) norm_eps: f32,
+    /// Where the file names one.
+    pub(crate) scale: Option<f32>,
+    pub(crate) soft_cap: Option<f32>,
+    pub(crate) bias: QkvBias,
+    pub(crate) qk_norm: QkNorm,
+    pub(crate) query_scale: Option<PositionScale>,
+    pub(crate) rotated: RotatedLayers,
+    pub(crate) clamp: Option<f32>,
+    /// The largest linear bias, where there are any.
+    pub(crate) max_bias: Option<f32>,
+}
+
+impl LlamaLike {
+    /// The attention of a layer; one that does not rotate has no norms without a gain.
+    pub(crate) fn attention(
+        &self,
+        shared: &Shared,
+        heads: HeadSizes,
+        scale: f32,
+        window: Window,
+        rope: Option<RopeSpec>,
+    ) -> AttentionBlock {
+        let tempered = matches!(self.query_scale, QueryScale::Tempered { .. });
+        let query_scale = shared.query_scale.filter(|_| !tempered || rope.is_none());
+        let qk_norm = match (shared.qk_norm, &rope) {
+            (QkNorm::PerHeadPlain, None) => QkNorm::None,
+            (norm, _) => norm,
+        };
+        AttentionBlock {
+            scale,
+            soft_cap: shared.soft_cap,
+            weights: self.qkv,
+            bias: shared.bias,
+            qk_norm,
+            norm_eps: shared.norm_eps,
+            rope,
+            query_scale,
+            clamp: shared.clamp,
+            alibi: shared.max_bias.map(|max_bias| Alibi {
+                max_bias,
+                factor: match self.positions {
+                    Positions::ScaledBiasesIfNamed => scale,
+                    _ => 1.0,
+                },
+            }),
+            sinks: self.sinks,
+            window,
+            ..heads.into()
+        }
+    }
+
+    pub(crate) fn windows(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        n: usize,
+    ) -> Result<Vec<Window>, ModelError> {
+        match self.windows {
+            LayerWindows::None => Ok(vec![Window::Full; n]),
+            LayerWindows::Sliding { pattern, .. } => hyper.windows(n, pattern),
+            LayerWindows::IfNamed { pattern, .. } => hyper.windows_if_named(n, pattern),
+            LayerWindows::Chunked { pattern, n_tokens } => {
+                let n_tokens = match hyper.optional::<u32>("attention.chunk_size")? {
+                    Some(0) => {
+                        let reason = "0 is not possible; it must be at least 1".to_owned();
+                        return Err(hyper.wrong("attention.chunk_size", reason));
+                    }
+                    own => own.unwrap_or(n_tokens),
+                };
+                let window = |layer| match pattern.is_windowed(layer) {
+                    true => Window::Chunked(n_tokens),
+                    false => Window::Full,
+                };
+                Ok((0..n).map(window).collect())
+            }
+        }
+    }
+
+    /// Which layers rotate, of the file.
+    fn rotated(&self, hyper: &Hyperparameters<'_>) -> Result<RotatedLayers, ModelError> {
+        match self.rotated {
+            RotatedLayers::WindowedIfNamed => Ok(match hyper.names_window()? {
+                true => RotatedLayers::Windowed,
+                false => RotatedLayers::All,
+            }),
+            other => Ok(other),
+        }
+    }
+
+    /// The rotation in a layer with this window.
+    pub(crate) fn rope_of(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        window: Window,
+        k_dim: usize,
+        weights: &dyn WeightSource,
+    ) -> Result<RopeSpec, ModelError> {
+        let rope = hyper.rope(self.rope, k_dim, weights)?;
+        let base = match self.windows.rope() {
+            _ if window == Window::Full => return Ok(rope),
+            WindowedRope::Same => return Ok(rope),
+            WindowedRope::Own(base) => base,
+            WindowedRope::Unstretched => rope.base,
+        };
+        Ok(RopeSpec {
+            base: hyper.rope_base("rope.freq_base_swa")?.unwrap_or(base),
+            scaling: RopeScaling::None,
+            factors: None,
+            ..rope
+        })
+    }
+
+    pub(crate) fn shared(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        weights: &dyn WeightSource,
+    ) -> Result<Shared, ModelError> {
+        Ok(Shared {
+            norm_eps: match self.norm {
+                NormKind::Rms => hyper.norm_eps()?,
+                NormKind::Layer | NormKind::LayerWithBias => hyper.layer_norm_eps()?,
+            },
+            scale: hyper.positive("attention.scale")?.map(|s| s as f32),
+            soft_cap: self.soft_cap(hyper, "attn_logit_softcapping")?,
+            bias: self.qkv_bias(weights)?,
+            qk_norm: match self.has_qk_norm(hyper, weights)? {
+                true => self.qk_norm,
+                false => QkNorm::None,
+            },
+            query_scale: self.query_scale(hyper)?,
+            rotated: self.rotated(hyper)?,
+            clamp: self.clamp(hyper)?,
+            max_bias: self.max_bias(hyper)?,
+        })
+    }
+
+    /// A bound that the file names, where the member has one.
+    fn clamp(&self, hyper: &Hyperparameters<'_>) -> Result<Option<f32>, ModelError> {
+        let name = "attention.clamp_kqv";
+        match hyper.optional::<f32>(name)?.filter(|&limit| limit != 0.0) {
+            None => Ok(None),
+            Some(limit) if self.clamp == QkvClamp::None => {
+                let reason = format!("{limit}; {} has no such bound", self.name);
+                Err(hyper.wrong(name, reason))
+            }
+            Some(_) => Ok(hyper.positive(name)?.map(|limit| limit as f32)),
+        }
+    }
+
+    /// The largest linear bias, where the model has any.
+    fn max_bias(&self, hyper: &Hyperparameters<'_>) -> Result<Option<f32>, ModelError> {
+        let name = "attention.max_alibi_bias";
+        let own = match hyper.optional::<f32>(name)?.filter(|&bias| bias != 0.0) {
+            None => None,
+            Some(_) => hyper.positive(name)?.map(|bias| bias as f32),
+        };
+        match (self.positions, own) {
+            (Positions::Biases(usual), own) => Ok(Some(own.unwrap_or(usual))),
+            (Positions::BiasesIfNamed | Positions::ScaledBiasesIfNamed, own) => Ok(own),
+            (_, None) => Ok(None),
+            (_, Some(bias)) => {
+                let reason = format!("{bias}; {} has no linear biases", self.name);
+                Err(hyper.wrong(name, reason))
+            }
+        }
+    }
+
+    pub(crate) fn qkv_bias(&self, weights: &dyn WeightSource) -> Result<QkvBias, ModelError> {
+        let of_file = match self.bias {
+            Biases::Of(bias) => return Ok(bias),
+            Biases::AsInFile => |name: &str| optional_weight(weights, name).map(|w| w.is_some()),
+        };
+        let separate = of_file("blk.0.attn_q.bias")?;
+        let qkv = separate || of_file("blk.0.attn_qkv.bias")?;
+        Ok(match (qkv, of_file("blk.0.attn_output.bias")?) {
+            (true, true) => QkvBias::All,
+            (true, false) => QkvBias::Qkv,
+            (false, true) => QkvBias::Output,
+            (false, false) => QkvBias::None,
+        })
+    }
+
+    fn has_qk_norm(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        weights: &dyn WeightSource,
+    ) -> Result<bool, ModelError> {
+        match self.qk_normed {
+            QkNormed::Always => Ok(true),
+            QkNormed::UnlessExperts(n) => Ok(hyper.optional::<u32>("expert_count")? != Some(n)),
+            QkNormed::AsInFile => {
+                Ok(optional_weight(weights, "blk.0.attn_q_norm.weight")?.is_some())
+            }
+        }
+    }
+
+    fn query_scale(
+        &self,
+        hyper: &Hyperparameters<'_>,
+    ) -> Result<Option<PositionScale>, ModelError> {
+        let own = hyper.positive("attention.temperature_scale")?;
+        let own = own.map(|strength| strength as f32);
+        match self.query_scale {
+            QueryScale::None => Ok(None),
+            QueryScale::Tempered { every, strength } => Ok(Some(PositionScale {
+                every: match hyper.optional::<u32>("attention.temperature_length")? {
+                    None => every,
+                    Some(_) => hyper.count("attention.temperature_length")? as u32,
+                },
+                strength: own.unwrap_or(strength),
+                offset: 1,
+            })),
+            QueryScale::Stretched => own
+                .map(|strength| {
+                    let every = hyper.count("rope.scaling.original_context_length")? as u32;
+                    Ok(PositionScale {
+                        every,
+                        strength,
+                        offset: 0,
+                    })
+                })
+                .transpose(),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! [`Architecture::example`] of a member: two layers with settings of the usual size.
+//!
+//! [`Architecture::example`]: model_core::architecture::Architecture::example
+
+use kv_core::Window;
+use kv_core::graph::PositionScale;
+use kv_core::rope::{RopeScaling, RopeSpec};
+use model_core::blocks::{
+    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, Mixer, Multipliers, QkvBias,
+    TOKEN_EMBEDDING,
+};
+use model_core::hyperparameters::HeadSizes;
+
+use crate::attention::Shared;
+use crate::member::{
+    Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Parallel,
+    Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps, WindowedRope,
+};
+
+impl LlamaLike {
+    /// Two layers with settings of the usual size: the first of a pattern and the last.
+    pub(crate) fn typical(&self) -> DecoderModel {
+        let heads = HeadSizes {
+            n_heads: 32,
+            kv_heads: 8,
+            k_dim: 64,
+            v_dim: 64,
+        };
+        let (dim, norm_eps) = (2048, 1e-5);
+        let rope = |base| RopeSpec {
+            style: self.rope,
+            n_rot: 64,
+            base,
+            scaling: RopeScaling::None,
+            factors: None,
+        };
+        let (first, base) = match self.windows {
+            LayerWindows::None | LayerWindows::IfNamed { .. } => (Window::Full, 500_000.0),
+            LayerWindows::Sliding { rope, .. } => match rope {
+                WindowedRope::Same | WindowedRope::Unstretched => {
+                    (Window::Sliding(1024), 500_000.0)
+                }
+                WindowedRope::Own(base) => (Window::Sliding(1024), base),
+            },
+            LayerWindows::Chunked { n_tokens, .. } => (Window::Chunked(n_tokens), 500_000.0),
+        };
+        let unrotated = matches!(
+            self.rotated,
+            RotatedLayers::None | RotatedLayers::Windowed | RotatedLayers::AllButEvery(_)
+        );
+        let last = (Window::Full, (!unrotated).then(|| rope(500_000.0)));
+        let cap = |cap| (self.soft_caps == SoftCaps::FromFile).then_some(cap);
+        let shared = Shared {
+            norm_eps,
+            scale: None,
+            soft_cap: cap(50.0),
+            bias: match self.bias {
+                Biases::Of(bias) => bias,
+                Biases::AsInFile => QkvBias::Qkv,
+            },
+            qk_norm: self.qk_norm,
+            query_scale: match self.query_scale {
+                QueryScale::None => None,
+                QueryScale::Tempered { every, strength } => Some(PositionScale {
+                    every,
+                    strength,
+                    offset: 1,
+                }),
+                QueryScale::Stretched => Some(PositionScale {
+                    every: 16_384,
+                    strength: 0.1,
+                    offset: 0,
+                }),
+            },
+            rotated: self.rotated,
+            clamp: (self.clamp == QkvClamp::IfNamed).then_some(8.0),
+            max_bias: match self.positions {
+                Positions::Biases(usual) => Some(usual),
+                Positions::BiasesIfNamed => Some(8.0),
+                _ => None,
+            },
+        };
+        let scale = self.score_scale(2, dim, heads);
+        let none = self.rotated == RotatedLayers::None || shared.max_bias.is_some();
+        let first = (first, (!none).then(|| rope(base)));
+        let layers = [first, last].map(|(window, rope)| DecoderLayer {
+            mixer: Mixer::Attention(self.attention(&shared, heads, scale, window, rope)),
+            feed_forward: Some(self.example_feed_forward()),
+        });
+        let decoder = Decoder {
+            vocab: 128_256,
+            dim,
+            norm: self.norm(norm_eps),
+            input: match (self.embedding_norm, self.positions) {
+                (EmbeddingNorm::Normed, _) => DecoderInput::Normed,
+                (_, Positions::Learnt) => DecoderInput::Positions(8192),
+                _ => DecoderInput::Tokens,
+            },
+            arrangement: match self.parallel {
+                Parallel::AsArranged => self.arrangement,
+                Parallel::WithoutSecondNorm => Arrangement::Parallel,
+                Parallel::IfNamed => Arrangement::ParallelTwoNorms,
+            },
+            feed_forward_norm: self.feed_forward_norm,
+            multipliers: Multipliers {
+                embedding: match self.embedding {
+                    EmbeddingScale::FromFile => Some(12.0),
+                    _ => self.own_embedding_scale(dim),
+                },
+                residual: (self.residual == ResidualScale::FromFile).then_some(0.22),
+                logits: match self.logits {
+                    LogitScale::One => None,
+                    LogitScale::Times => Some(0.25),
+                    LogitScale::DividedBy => Some(0.125),
+                },
+            },
+            output_weight: TOKEN_EMBEDDING.to_owned(),
+            output_bias: None,
+            logit_cap: cap(30.0),
+            long_rope: None,
+            layers: layers.into(),
+        };
+        DecoderModel::new(self.name, decoder, 8192)
+    }
+}

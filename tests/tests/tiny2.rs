@@ -1,0 +1,159 @@
+//! Model directories from outside the repository against their references: every directory of the
+//! folder that `CELLAR_FIXTURES` names, and llama.cpp's GGUF file in it.
+//!
+//! `CELLAR_FIXTURES_ONLY` chooses some by name, separated by commas. Invariant: a directory that is
+//! not checked is named, with the reason.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use model_core::architecture::Registry;
+use model_core::directory::HfDirectory;
+use model_core::hf::ModelFileError;
+use model_tests::checks::{self, TOLERANCE};
+use model_tests::{Case, KeyOrder, Reference, Source};
+
+/// Largest difference of a key or value.
+const ROW_TOLERANCE: f32 = 1e-4;
+
+fn register(registry: &mut Registry) {
+    model_llama::register(registry);
+    model_mamba::register(registry);
+}
+
+fn registry() -> Registry {
+    let mut registry = Registry::new();
+    register(&mut registry);
+    registry
+}
+
+/// The directories to check.
+fn directories() -> Vec<PathBuf> {
+    let Some(folder) = std::env::var_os("CELLAR_FIXTURES") else {
+        println!("CELLAR_FIXTURES names no folder: nothing was checked");
+        return Vec::new();
+    };
+    let only = std::env::var("CELLAR_FIXTURES_ONLY").unwrap_or_default();
+    let is_wanted = |path: &PathBuf| {
+        let name = name_of(path);
+        only.is_empty() || only.split(',').any(|wanted| wanted == name)
+    };
+    let entries = std::fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = paths
+        .filter(|path| path.join("model.safetensors").exists() && is_wanted(path))
+        .collect();
+    paths.sort();
+    paths
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+/// How far the reference itself moves when its embeddings are off by a millionth.
+fn noise(path: &Path) -> f32 {
+    let info = std::fs::read(path.join("info.json")).unwrap_or_default();
+    let info: serde_json::Value = serde_json::from_slice(&info).unwrap_or_default();
+    info["noise_1e-6_moves"].as_f64().unwrap_or(0.0) as f32
+}
+
+/// Directories whose reference is known to be wrong.
+const WRONG: [(&str, &str); 1] = [(
+    "falcon_alibi",
+    "its reference adds linear biases twice (tests/fixtures/falcon_alibi.py)",
+)];
+
+/// Why a directory is not checked, where it is not.
+fn left_out(path: &Path) -> Option<String> {
+    if let Some((_, reason)) = WRONG.iter().find(|(name, _)| *name == name_of(path)) {
+        return Some((*reason).to_owned());
+    }
+    match HfDirectory::open(path, &registry()) {
+        Ok(_) => {}
+        Err(ModelFileError::UnknownClass { class, .. }) => {
+            return Some(format!("{class} is not supported"));
+        }
+        Err(declined @ ModelFileError::Declined { .. }) => return Some(declined.to_string()),
+        // What fails for another reason fails as a case.
+        Err(_) => return None,
+    }
+    let reference = Reference::open(&path.join("reference.safetensors"));
+    let lacks = |name: &str| reference.values(name).is_none();
+    match () {
+        () if lacks("logits_0") || lacks("greedy_0") => Some("no decoder of text".to_owned()),
+        () if !lacks("image_embeds_0") => Some("prompts with images".to_owned()),
+        () => None,
+    }
+}
+
+/// The tests of one directory, which live as long as the program.
+fn case(path: &Path) -> Case {
+    let leaked = |text: String| -> &'static str { text.leak() };
+    let folder = leaked(path.parent().unwrap().to_string_lossy().into_owned());
+    Case {
+        source: Source::Directory(folder),
+        tolerance: noise(path).max(TOLERANCE),
+        ..Case::recipe(leaked(name_of(path)), register)
+    }
+}
+
+/// Keys lie as in the reference, or with halves as pairs.
+fn memories_agree(case: &Case) {
+    let n_rot = case.model().layers().iter().find_map(|(layer, _)| {
+        let attention = case.model().layers().attention(layer)?;
+        Some(attention.k_dim / 2)
+    });
+    let orders = [KeyOrder::Same, KeyOrder::Pairs].into_iter();
+    let mut orders = orders.chain(n_rot.map(KeyOrder::FirstPairs));
+    let agrees = |keys| {
+        let case = Case { keys, ..*case };
+        catch_unwind(|| checks::memories_agree(&case, ROW_TOLERANCE.max(case.tolerance / 4.0)))
+    };
+    let n_compared = orders.find_map(|keys| agrees(keys).ok());
+    let recorded = case.reference().n_recorded();
+    assert_eq!(n_compared, Some(recorded), "{}: keys and values", case.name);
+}
+
+fn agrees(path: &Path) {
+    let case = case(path);
+    checks::cpu_agrees(&case);
+    checks::threads_agree(&case);
+    checks::candle_agrees(&case);
+    checks::continuations_agree(&case);
+    checks::every_tensor_is_used(&case);
+    memories_agree(&case);
+    if path.join("model-f32.gguf").exists()
+        && let Source::Directory(folder) = case.source
+    {
+        let case = Case {
+            source: Source::GgufInDirectory(folder),
+            ..case
+        };
+        checks::cpu_agrees(&case);
+        checks::candle_agrees(&case);
+        checks::continuations_agree(&case);
+    }
+}
+
+#[test]
+fn directories_agree_with_their_references() {
+    let (mut checked, mut others, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for path in directories() {
+        let name = name_of(&path);
+        if let Some(reason) = left_out(&path) {
+            others.push(format!("{name}: {reason}"));
+            continue;
+        }
+        match catch_unwind(AssertUnwindSafe(|| agrees(&path))) {
+            Ok(()) => checked.push(name),
+            Err(_) => failed.push(name),
+        }
+    }
+    println!("{} agree: {}", checked.len(), checked.join(", "));
+    println!("{} were not checked:", others.len());
+    others.iter().for_each(|line| println!("  {line}"));
+    assert!(failed.is_empty(), "{} fail: {failed:?}", failed.len());
+}
