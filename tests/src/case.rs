@@ -22,6 +22,10 @@ pub enum KeyOrder {
     Pairs,
     /// The halves of the first values of each head, so many, as pairs.
     FirstPairs(usize),
+    /// Rows of latents: the reference has the latents as keys, and the shared keys as values.
+    Latents,
+    /// The same, with the halves of the shared keys as pairs.
+    LatentsInPairs,
 }
 
 /// Where a model comes from.
@@ -55,6 +59,13 @@ pub struct Case {
     pub states: StateReference,
     /// Largest difference of a logit.
     pub tolerance: f32,
+}
+
+impl KeyOrder {
+    /// Whether rows hold latents, which are keys and values.
+    pub fn is_latent(self) -> bool {
+        matches!(self, Self::Latents | Self::LatentsInPairs)
+    }
 }
 
 impl Case {

@@ -188,6 +188,11 @@ fn memories_on<B: Backend>(backend: impl Fn() -> B, case: &Case, tolerance: f32)
                 kind,
                 prompt,
             };
+            // Latents have their values in their keys.
+            let kind = match kind {
+                RowKind::V if case.keys.is_latent() => RowKind::K,
+                _ => kind,
+            };
             let n_values = runner.n_values(layer, kind);
             let Some(recorded) =
                 n_values.and_then(|n_values| Recorded::of(case, &reference, key, n_values))

@@ -36,6 +36,9 @@ impl Recorded {
     ) -> Option<Self> {
         let RecordKey { layer, prompt, .. } = key;
         match key.kind {
+            RowKind::K | RowKind::V if case.keys.is_latent() => {
+                latent_rows(reference, key, n_values, case.keys)
+            }
             RowKind::K => last_rows(reference, &name("k", key), n_values, case.keys),
             RowKind::V => last_rows(reference, &name("v", key), n_values, KeyOrder::Same),
             RowKind::Conv => conv_state(reference, &name("conv_state", key), n_values),
@@ -66,6 +69,7 @@ fn last_rows(
         KeyOrder::Same => 0,
         KeyOrder::Pairs => shape[2],
         KeyOrder::FirstPairs(n) => n,
+        KeyOrder::Latents | KeyOrder::LatentsInPairs => return None,
     };
     for head in values.chunks_exact_mut(shape[2]) {
         let halves = head.to_vec();
@@ -75,6 +79,37 @@ fn last_rows(
     }
     let at = (n_values - values.len()..n_values).collect();
     Some(Recorded { at, values })
+}
+
+/// The latents of the last tokens, which the reference has as keys, or the keys that all heads
+/// share, which it has as values: both are in rows of K, one behind the other.
+fn latent_rows(
+    reference: &Reference,
+    key: RecordKey,
+    n_values: usize,
+    order: KeyOrder,
+) -> Option<Recorded> {
+    let order = match order {
+        KeyOrder::LatentsInPairs => KeyOrder::Pairs,
+        _ => KeyOrder::Same,
+    };
+    let (latents, shared) = (name("k", key), name("v", key));
+    let [rank, dim] = [&latents, &shared].map(|name| Some(reference.values(name)?.0[2]));
+    let (rank, width) = (rank?, rank? + dim?);
+    let (columns, recorded) = match key.kind {
+        RowKind::K => (
+            0..rank,
+            last_rows(reference, &latents, n_values, KeyOrder::Same)?,
+        ),
+        _ => (rank..width, last_rows(reference, &shared, n_values, order)?),
+    };
+    let n_rows = recorded.values.len() / columns.len();
+    let rows = (0..n_rows).map(|row| n_values - (n_rows - row) * width);
+    let at = rows.flat_map(|row| columns.clone().map(move |column| row + column));
+    Some(Recorded {
+        at: at.collect(),
+        ..recorded
+    })
 }
 
 /// Indices along axis 0 that a reference kept of a tensor.

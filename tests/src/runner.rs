@@ -81,6 +81,7 @@ pub struct Runner<B: Backend> {
     weights: B::Weights,
     rows: B::Rows,
     programs: HashMap<GraphShape, B::Program>,
+    plain_attention: Option<usize>,
     /// What it remembers.
     pub memory: Composite,
 }
@@ -117,6 +118,7 @@ impl<B: Backend> Runner<B> {
             weights: backend.load_weights(file, Default::default()).unwrap(),
             rows: backend.allocate(&layout).unwrap(),
             programs: HashMap::new(),
+            plain_attention: None,
             backend,
             model,
             memory,
@@ -126,6 +128,15 @@ impl<B: Backend> Runner<B> {
     /// Forgets what was compiled, so that the next batch is compiled anew.
     pub fn forget_programs(&mut self) {
         self.programs.clear();
+    }
+
+    /// The same with attention in three steps over the first `n_kv` cells of every part.
+    #[must_use]
+    pub fn with_plain_attention(self, n_kv: usize) -> Self {
+        Self {
+            plain_attention: Some(n_kv),
+            ..self
+        }
     }
 
     /// Feeds a batch; logits of the wanted entries in order of the batch.
@@ -148,7 +159,10 @@ impl<B: Backend> Runner<B> {
                 n_outputs: ubatch.output_rows.len(),
             };
             let program = self.programs.entry(shape).or_insert_with(|| {
-                let graph = self.model.graph(shape).unwrap();
+                let mut graph = self.model.graph(shape).unwrap();
+                if let Some(n_kv) = self.plain_attention {
+                    graph = graph.with_plain_attention(|_| n_kv).unwrap();
+                }
                 let compiled = self.backend.compile(&graph, &self.weights, &layout);
                 compiled.unwrap()
             });

@@ -1,5 +1,6 @@
-//! Whole models on the simulator of GPU kernels: a Llama, sliding windows, Mamba-2 and a mixture of
-//! experts, with sequences that share batches; and all that `cuda.rs` checks on a GPU, in small.
+//! Whole models on the simulator of GPU kernels: a Llama, sliding windows, Mamba-2, a mixture of
+//! experts and latent attention, with sequences that share batches; and all that `cuda.rs` checks on
+//! a GPU, in small.
 
 mod gpu;
 
@@ -55,6 +56,11 @@ fn mamba_2_agrees() {
 #[test]
 fn a_mixture_of_experts_agrees() {
     agrees("mixtral");
+}
+
+#[test]
+fn latents_and_groups_of_experts_agree() {
+    agrees("deepseek_v3");
 }
 
 #[test]

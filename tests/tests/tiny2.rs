@@ -100,14 +100,19 @@ fn case(path: &Path) -> Case {
     }
 }
 
-/// Keys lie as in the reference, or with halves as pairs.
+/// Keys lie as in the reference, or with halves as pairs, or are rows of latents.
 fn memories_agree(case: &Case) {
     let n_rot = case.model().layers().iter().find_map(|(layer, _)| {
         let attention = case.model().layers().attention(layer)?;
         Some(attention.k_dim / 2)
     });
-    let orders = [KeyOrder::Same, KeyOrder::Pairs].into_iter();
-    let mut orders = orders.chain(n_rot.map(KeyOrder::FirstPairs));
+    let orders = [
+        KeyOrder::Same,
+        KeyOrder::Pairs,
+        KeyOrder::Latents,
+        KeyOrder::LatentsInPairs,
+    ];
+    let mut orders = orders.into_iter().chain(n_rot.map(KeyOrder::FirstPairs));
     let agrees = |keys| {
         let case = Case { keys, ..*case };
         catch_unwind(|| checks::memories_agree(&case, ROW_TOLERANCE.max(case.tolerance / 4.0)))

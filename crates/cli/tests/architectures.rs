@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use kv_core::graph::{Graph, GraphShape};
-use kv_core::layers::LayerMap;
+use kv_core::layers::{LayerMap, LayerMemory};
 use model_core::architecture::Registry;
 use model_tests::{Recipe, fixture};
 
@@ -196,6 +196,17 @@ const ROWS: &[Row] = &[
     row("bloom", "BLOOM", "none", &["bloom"]),
     row("mpt", "MPT", "none", &["mpt"]),
     row(
+        "deepseek2",
+        "DeepSeek V2, V2-Lite, V3, R1",
+        "none",
+        &[
+            "deepseek_v2",
+            "deepseek_v2_lite",
+            "deepseek_v3",
+            "deepseek_v3_noqlora",
+        ],
+    ),
+    row(
         "mamba",
         "Mamba, Falcon Mamba",
         "none",
@@ -253,6 +264,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "granite"],
     ["llama", "smollm3"],
     ["llama", "cohere2"],
+    ["llama", "deepseek2"],
     ["qwen2", "phi3"],
     ["qwen3", "olmo2"],
     ["olmo2", "exaone4"],
@@ -303,6 +315,10 @@ fn memory(layers: &LayerMap) -> &'static str {
     let recurrent = layers
         .iter()
         .any(|(layer, _)| layers.recurrent(layer).is_some());
+    let is_latent = |(_, memory)| matches!(memory, LayerMemory::Latent(_));
+    if layers.iter().any(is_latent) {
+        return "latent";
+    }
     match (layers.parts().len(), recurrent) {
         (0, false) => "none",
         (0, true) => "recurrent",

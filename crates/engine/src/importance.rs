@@ -76,7 +76,10 @@ impl ActivationSums {
     fn add(&self, tap: &Tap, outputs: &[Vec<f32>]) {
         let mut all = self.lock();
         let sums = all.entry(tap.weight.clone()).or_default();
-        let n_matrices = tap.experts.as_ref().map_or(1, |experts| experts.n_experts);
+        let n_matrices = tap
+            .experts
+            .as_ref()
+            .map_or(tap.n_heads, |experts| experts.n_experts);
         sums.squares.resize(n_matrices * tap.columns, 0.0);
         sums.counts.resize(n_matrices, 0);
         let Some(x) = outputs.get(tap.output) else {
@@ -84,7 +87,8 @@ impl ActivationSums {
         };
         let rows = x.chunks_exact(tap.columns.max(1));
         let Some(experts) = &tap.experts else {
-            rows.for_each(|row| sums.add_row(0, row));
+            rows.enumerate()
+                .for_each(|(at, row)| sums.add_row(at % tap.n_heads, row));
             return;
         };
         let Some(routes) = outputs.get(experts.output) else {
@@ -122,6 +126,8 @@ struct Tap {
     weight: String,
     output: usize,
     columns: usize,
+    /// Heads with a matrix each, or 1.
+    n_heads: usize,
     experts: Option<Experts>,
 }
 
@@ -171,6 +177,10 @@ impl Recorded {
                 weight: input.weight.to_owned(),
                 output: n_own + recorded.output(input.x),
                 columns: x.shape.last().copied().unwrap_or(0),
+                n_heads: match *x.shape {
+                    [_, heads, _] if experts.is_none() => heads.max(1),
+                    _ => 1,
+                },
                 experts,
             };
             recorded.taps.push(tap);

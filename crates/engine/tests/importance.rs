@@ -104,7 +104,9 @@ impl Backend for Defined {
 fn sum(graph: &Graph, values: &[Vec<f64>], sums: &mut Sums) {
     for node in graph.nodes() {
         let weight = match &node.op {
-            Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. } => weight,
+            Op::Linear { weight, .. }
+            | Op::ExpertLinear { weight, .. }
+            | Op::HeadLinear { weight } => weight,
             _ => continue,
         };
         if !weight.starts_with("blk.") {
@@ -114,7 +116,11 @@ fn sum(graph: &Graph, values: &[Vec<f64>], sums: &mut Sums) {
         let x = &values[node.operands[0].as_usize()];
         let (routes, n_experts) = match node.operands.get(1) {
             Some(&id) => (&values[id.as_usize()][..], graph.node(id).unwrap().shape[1]),
-            None => (&[][..], 1),
+            // Heads have a matrix each.
+            None => (
+                &[][..],
+                graph.node(node.operands[0]).unwrap().row_len() / width,
+            ),
         };
         let (squares, counts) = sums
             .entry(weight.clone())
@@ -126,7 +132,8 @@ fn sum(graph: &Graph, values: &[Vec<f64>], sums: &mut Sums) {
             }
         };
         if routes.is_empty() {
-            x.chunks(width).for_each(|row| add(0, row));
+            let rows = x.chunks(width).enumerate();
+            rows.for_each(|(at, row)| add(at % n_experts, row));
             continue;
         }
         let n_tokens = routes.len() / n_experts;
@@ -194,6 +201,7 @@ fn sums_are_those_of_the_definitions() {
         "phi3",
         "mixtral",
         "gpt_oss_swa8",
+        "deepseek_v3",
         "jamba",
         "mamba2",
         "falcon_h1",

@@ -8,6 +8,7 @@ use candle_core::{D, Device, Tensor};
 use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
+use kv_core::layers::ValueRows;
 use kv_core::{LayerIdx, Visibility};
 
 use crate::error::{OnDevice, failure};
@@ -175,6 +176,10 @@ impl Run<'_> {
                 let columns = self.operand(node, 0)?.narrow(D::Minus1, *first, len);
                 columns.and_then(|c| c.contiguous())
             }
+            Op::HeadLinear { weight } => {
+                ops::head_linear(self.operand(node, 0)?, program.weight(weight, node)?)
+            }
+            Op::Concat => Tensor::cat(&self.operands::<2>(node)?, D::Minus1),
             Op::StoreKv { layer } => {
                 let [k, v] = self.operands(node)?;
                 return self.store(node, *layer, 2, [k, v]);
@@ -306,8 +311,12 @@ impl Run<'_> {
                 ops::kq_soft_max(spec, queries)
             }
             Op::Kqv { layer, spec } => {
-                let (_, tensors) = self.rows.layer(*layer)?;
-                ops::kqv(&tensors.v, spec, self.operand(node, 0)?)
+                let (rows, tensors) = self.rows.layer(*layer)?;
+                let values = match rows.values {
+                    ValueRows::Own => &tensors.v,
+                    ValueRows::InKeys => &tensors.k,
+                };
+                ops::kqv(values, spec, self.operand(node, 0)?)
             }
             Op::AttendBatch { spec, sinks } => {
                 let visibility = batch_visibility(&program.graph, node, 3, inputs)?;

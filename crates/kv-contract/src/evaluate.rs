@@ -168,6 +168,8 @@ impl Evaluator<'_> {
                 out.extend(x.iter().map(|x| x * weight));
             }),
             Op::ExpertSum => self.expert_sum(node),
+            Op::HeadLinear { weight } => self.head_linear(node, weight),
+            Op::Concat => self.concat(node),
             Op::TopK { k } => self.top_k(node, *k),
             Op::Attend { layer, spec, sinks } => {
                 let part = self.part(node.operands[2]);
@@ -232,6 +234,26 @@ impl Evaluator<'_> {
             }
         }
         out
+    }
+
+    fn head_linear(&self, node: &Node, weight: &str) -> Value {
+        let n_in = self.shape(node.operands[0])[2];
+        let (heads, n_out) = (node.shape[1], node.shape[2]);
+        let matrices = self.weight(weight);
+        let rows = self.operand(node, 0).chunks_exact(n_in).enumerate();
+        let product = |(at, x): (usize, &[f64])| {
+            let rows = matrices.chunks_exact(n_in).skip(at % heads * n_out);
+            let dot = |row: &[f64]| x.iter().zip(row).map(|(a, b)| a * b).sum::<f64>();
+            rows.take(n_out).map(dot).collect::<Value>()
+        };
+        rows.flat_map(product).collect()
+    }
+
+    fn concat(&self, node: &Node) -> Value {
+        let width = |at: usize| self.shape(node.operands[at]).last().copied().unwrap();
+        let rows = |at: usize| self.operand(node, at).chunks_exact(width(at));
+        let joined = rows(0).zip(rows(1)).map(|(a, b)| [a, b].concat());
+        joined.flatten().collect()
     }
 
     fn rms_norm(&self, node: &Node, weight: Option<&str>, eps: f64) -> Value {

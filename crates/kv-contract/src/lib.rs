@@ -24,6 +24,7 @@ pub mod errors;
 pub mod evaluate;
 pub mod experts;
 pub mod graphs;
+pub mod heads;
 pub mod kv_types;
 pub mod masks;
 pub mod memory;
@@ -247,6 +248,7 @@ macro_rules! backend_contract {
                 elementwise_nodes_leave_operands_alone;
             experts: routes_choose_and_weigh, routes_choose_from_groups, experts_compute,
                 experts_on_scaled_inputs_compute, experts_on_blocks;
+            heads: heads_have_matrices, heads_on_blocks, heads_are_cut_and_joined;
             recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,

@@ -13,7 +13,7 @@ use crate::activations::RowBuffer;
 use crate::attend::{Scratch, Workspace};
 use crate::execute::{Angles, ExpertBuffers, GatedRow, Run, gated_len, pieces_of_output};
 use crate::kernels::Kernels;
-use crate::plan::{AttentionOp, ExpertsOp, PlainStep, Plan, Prologue, StepOp};
+use crate::plan::{AttentionOp, PlainStep, Plan, Prologue, StepOp};
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
 use crate::validate::{Marks, check_inputs};
@@ -89,10 +89,10 @@ impl CpuProgram {
                         scratch.iter_mut().for_each(|s| s.reserve_row(len));
                     }
                 }
-                StepOp::Experts(ExpertsOp::Linear {
-                    experts: matrices,
-                    n_used,
-                }) => {
+                StepOp::Experts(op) => {
+                    let Some((matrices, n_used)) = op.matrices() else {
+                        continue;
+                    };
                     let n_slots = x.rows * n_used;
                     let kind = matrices.activation_kind();
                     for rows in quantized.iter_mut().filter(|rows| rows.kind() == kind) {

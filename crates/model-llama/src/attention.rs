@@ -33,7 +33,7 @@ pub(crate) struct Shared {
 
 impl LlamaLike {
     /// The attention of a layer; one that does not rotate has no norms without a gain.
-    pub(crate) fn attention(
+    pub(crate) fn attention_block(
         &self,
         shared: &Shared,
         heads: HeadSizes,

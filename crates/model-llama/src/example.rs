@@ -6,15 +6,16 @@ use kv_core::Window;
 use kv_core::graph::PositionScale;
 use kv_core::rope::{RopeScaling, RopeSpec};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, Mixer, Multipliers, QkvBias,
-    TOKEN_EMBEDDING,
+    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, LatentAttentionBlock, Mixer,
+    Multipliers, QkvBias, TOKEN_EMBEDDING,
 };
 use model_core::hyperparameters::HeadSizes;
 
 use crate::attention::Shared;
 use crate::member::{
-    Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Parallel,
-    Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps, WindowedRope,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
+    Parallel, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps,
+    WindowedRope,
 };
 
 impl LlamaLike {
@@ -83,8 +84,14 @@ impl LlamaLike {
         let scale = self.score_scale(2, dim, heads);
         let none = self.rotated == RotatedLayers::None || shared.max_bias.is_some();
         let first = (first, (!none).then(|| rope(base)));
+        let mixer = |window, rope| match self.attention {
+            AttentionForm::KeysAndValues => {
+                Mixer::Attention(self.attention_block(&shared, heads, scale, window, rope))
+            }
+            AttentionForm::Latents => Mixer::Latent(typical_latents(norm_eps, window, rope)),
+        };
         let layers = [first, last].map(|(window, rope)| DecoderLayer {
-            mixer: Mixer::Attention(self.attention(&shared, heads, scale, window, rope)),
+            mixer: mixer(window, rope),
             feed_forward: Some(self.example_feed_forward()),
         });
         let decoder = Decoder {
@@ -121,5 +128,22 @@ impl LlamaLike {
             layers: layers.into(),
         };
         DecoderModel::new(self.name, decoder, 8192)
+    }
+}
+
+/// Latent attention with the sizes of DeepSeek-V2's heads.
+fn typical_latents(norm_eps: f32, window: Window, rope: Option<RopeSpec>) -> LatentAttentionBlock {
+    LatentAttentionBlock {
+        n_heads: 16,
+        plain_dim: 128,
+        shared_dim: 64,
+        v_dim: 128,
+        rank: 512,
+        query_rank: Some(1536),
+        scale: 1.0 / 192f32.sqrt(),
+        norm_eps,
+        rope,
+        query_scale: None,
+        window,
     }
 }

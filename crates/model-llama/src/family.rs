@@ -9,9 +9,9 @@ use model_core::blocks::{
 use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::member::{
-    Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture,
-    MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale, ResidualScale,
-    RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
+    Mixture, MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale,
+    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
 
 /// What the rows below differ from; Llama itself adds little.
@@ -21,6 +21,7 @@ const PLAIN: LlamaLike = LlamaLike {
     arrangement: Arrangement::PreNorm,
     parallel: Parallel::AsArranged,
     feed_forward_norm: "ffn_norm.weight",
+    attention: AttentionForm::KeysAndValues,
     qkv: QkvWeights::Separate,
     bias: Biases::Of(QkvBias::None),
     qk_norm: QkNorm::None,
@@ -321,6 +322,18 @@ pub const FAMILY: &[LlamaLike] = &[
         feed_forward: FeedForwardForm::PlainWithBias,
         windows: EVERY_IF_NAMED,
         activation: Activation::GeluTanh,
+        ..PLAIN
+    },
+    // DeepSeek V2, V3 and R1.
+    LlamaLike {
+        name: "deepseek2",
+        attention: AttentionForm::Latents,
+        rope: RopeStyle::Norm,
+        mixtures: Mixtures::Allowed(Mixture {
+            routing: MixtureRouting::BiasedAfterSigmoid,
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
         ..PLAIN
     },
     LlamaLike {

@@ -17,15 +17,16 @@ mod example;
 mod factors;
 mod family;
 mod hf;
+mod latent;
 mod member;
 mod mixtures;
 mod read;
 
 pub use family::FAMILY;
 pub use member::{
-    Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale, Mixture,
-    MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale, ResidualScale,
-    RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
+    Mixture, MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale,
+    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
 };
 
 use model_core::architecture::Registry;

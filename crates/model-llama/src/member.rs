@@ -24,6 +24,8 @@ pub struct LlamaLike {
     pub parallel: Parallel,
     /// What the files call the gain of the norm before the feed-forward block, behind the layer.
     pub feed_forward_norm: &'static str,
+    /// What attention remembers.
+    pub attention: AttentionForm,
     /// The matrices of queries, keys and values.
     pub qkv: QkvWeights,
     /// Which projections have a bias.
@@ -65,6 +67,16 @@ pub struct LlamaLike {
     pub logits: LogitScale,
     /// Soft caps on attention scores and logits.
     pub soft_caps: SoftCaps,
+}
+
+/// What the attention of a model remembers of each token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionForm {
+    /// Keys and values.
+    #[default]
+    KeysAndValues,
+    /// A latent, and a key that all heads share (DeepSeek).
+    Latents,
 }
 
 /// Which models of a member compute both blocks of a layer from the same rows.

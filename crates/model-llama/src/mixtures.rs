@@ -36,11 +36,16 @@ impl LlamaLike {
         let Some(experts) = self.experts(hyper)? else {
             return Ok(vec![dense()?; n_layers]);
         };
+        let n_dense = hyper.optional::<u32>("leading_dense_block_count")?;
         let layer = |layer: usize| {
             let tensor =
                 |what: &str| optional_weight(weights, &format!("blk.{layer}.{what}.weight"));
             // A layer with neither is a mixture whose router is missed by its name.
-            if tensor("ffn_gate_inp")?.is_none() && tensor("ffn_up")?.is_some() {
+            let is_dense = match n_dense {
+                Some(n_dense) => layer < n_dense as usize,
+                None => tensor("ffn_gate_inp")?.is_none() && tensor("ffn_up")?.is_some(),
+            };
+            if is_dense {
                 return dense();
             }
             let shared = tensor("ffn_up_shexp")?;

@@ -15,7 +15,7 @@ use model_core::blocks::{
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
-use crate::member::{EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers};
+use crate::member::{AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers};
 
 impl LlamaLike {
     /// Where the norms of this file's layers stand.
@@ -55,10 +55,41 @@ impl LlamaLike {
         weights: &dyn WeightSource,
     ) -> Result<Vec<DecoderLayer>, ModelError> {
         let n_layers = hyper.n_layers()?;
+        let feed_forwards = self.feed_forwards(hyper, n_layers, weights)?;
+        let mixers = match self.attention {
+            AttentionForm::KeysAndValues => self.mixers(hyper, n_layers, dim, weights)?,
+            AttentionForm::Latents => {
+                vec![Mixer::Latent(self.latent_attention(hyper, weights)?); n_layers]
+            }
+        };
+        // The last ones predict tokens after the next, which is not done.
+        let n_more = hyper.optional::<u32>("nextn_predict_layers")?.unwrap_or(0) as usize;
+        if n_more >= n_layers {
+            let reason = format!("{n_more} of {n_layers} layers are not possible");
+            return Err(hyper.wrong("nextn_predict_layers", reason));
+        }
+        let together = mixers
+            .into_iter()
+            .zip(feed_forwards)
+            .take(n_layers - n_more);
+        let layers = together.map(|(mixer, feed_forward)| DecoderLayer {
+            mixer,
+            feed_forward: Some(feed_forward),
+        });
+        Ok(layers.collect())
+    }
+
+    /// The attention of all layers, over keys and values.
+    fn mixers(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        n_layers: usize,
+        dim: usize,
+        weights: &dyn WeightSource,
+    ) -> Result<Vec<Mixer>, ModelError> {
         let shared = self.shared(hyper, weights)?;
         let windows = self.windows(hyper, n_layers)?;
         let heads = hyper.heads(n_layers, dim)?;
-        let feed_forwards = self.feed_forwards(hyper, n_layers, weights)?;
         let trained = hyper.optional::<bool>("rope.scaling.finetuned")?;
         // Linear biases take the place of rotations.
         let none = shared.max_bias.is_some()
@@ -71,24 +102,11 @@ impl LlamaLike {
             let scale = shared
                 .scale
                 .unwrap_or_else(|| self.score_scale(n_layers, dim, heads));
-            Ok(self.attention(&shared, heads, scale, window, rope))
+            let attention = self.attention_block(&shared, heads, scale, window, rope);
+            Ok(Mixer::Attention(attention))
         };
-        let attentions = heads.into_iter().zip(windows).enumerate().map(layer);
-        let together = attentions.zip(feed_forwards);
-        // The last ones predict tokens after the next, which is not done.
-        let n_more = hyper.optional::<u32>("nextn_predict_layers")?.unwrap_or(0) as usize;
-        if n_more >= n_layers {
-            let reason = format!("{n_more} of {n_layers} layers are not possible");
-            return Err(hyper.wrong("nextn_predict_layers", reason));
-        }
-        let together = together.take(n_layers - n_more);
-        let layers = together.map(|(attention, feed_forward)| {
-            attention.map(|attention| DecoderLayer {
-                mixer: Mixer::Attention(attention),
-                feed_forward: Some(feed_forward),
-            })
-        });
-        layers.collect()
+        let layers = heads.into_iter().zip(windows).enumerate();
+        layers.map(layer).collect()
     }
 
     pub(crate) fn norm(&self, eps: f32) -> Norm {

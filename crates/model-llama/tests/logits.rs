@@ -31,7 +31,8 @@ const F16_TIE_TOLERANCE: f32 = 1e-2;
 #[test]
 fn f16_rows_stay_near_the_reference() {
     let setup = Setup::with_type(KvType::F16);
-    for case in CASES {
+    // Rows of latents have tests of their own.
+    for case in CASES.iter().filter(|case| !case.keys.is_latent()) {
         let reference = case.reference();
         let (prompt, theirs) = (&reference.prompts()[0], &reference.logits(0));
         let on_cpu = Runner::new(cpu(), case, &setup).feed(0, prompt, 512);

@@ -8,6 +8,7 @@ const EXACT_GELU: &str = "the exact GELU needs an error function, which the stan
 const ELEMENTWISE: &str = "only the elementwise operations of Llama";
 const RECURRENT: &str = "no recurrent layers";
 const EXPERTS: &str = "no experts";
+const HEADS: &str = "no matrices of heads, and no two values next to each other";
 const CUSTOM: &str = "no custom operations";
 const PLAIN: &str = "no attention in three nodes";
 const SECTIONS: &str = "no positions of images";
@@ -39,6 +40,9 @@ const KNOWN: &[Known] = &[
     Known::fails("experts_on_scaled_inputs_compute", EXPERTS),
     Known::fails("routes_choose_and_weigh", EXPERTS),
     Known::fails("routes_choose_from_groups", EXPERTS),
+    Known::fails("heads_have_matrices", HEADS),
+    Known::fails("heads_on_blocks", HEADS),
+    Known::fails("heads_are_cut_and_joined", HEADS),
     Known::fails("unregistered_operations_are_refused", CUSTOM),
     Known::fails("custom_rows_compute", CUSTOM),
     Known::fails("custom_states_continue_however_they_are_cut", CUSTOM),

@@ -1,4 +1,4 @@
-//! GEMM: rows by a weight matrix.
+//! GEMM: rows by a weight matrix, or heads by a matrix each.
 //!
 //! Knows nothing of cells.
 
@@ -13,4 +13,11 @@ pub(crate) fn linear(x: &Tensor, affine: AffineTensors<'_>) -> Result<Tensor> {
         Some(bias) => y.broadcast_add(bias),
         None => Ok(y),
     }
+}
+
+/// `x [n, heads, in]`, `weight [heads, out, in]` → `[n, heads, out]`.
+pub(crate) fn head_linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let by_head = x.transpose(0, 1)?.contiguous()?;
+    let y = by_head.matmul(&weight.transpose(1, 2)?.contiguous()?)?;
+    y.transpose(0, 1)?.contiguous()
 }

@@ -17,7 +17,7 @@ pub(crate) use attend::{Queries, attend};
 pub(crate) use delta_rule::{decay, delta};
 pub(crate) use elementwise::{clamped_gate, scale_by_position, soft_cap};
 pub(crate) use experts::{Slots, expert_linear, expert_scale, route};
-pub(crate) use linear::linear;
+pub(crate) use linear::{head_linear, linear};
 pub(crate) use norm::{layer_norm, rms_norm};
 pub(crate) use plain::{kq, kq_soft_max, kqv};
 pub(crate) use recurrent::{conv, scan, scan_heads};

@@ -67,11 +67,12 @@ pub(crate) fn kq_soft_max(spec: &AttendSpec, queries: Queries<'_>) -> Result<Ten
     weights.broadcast_mul(&Tensor::from_vec(sees, (n, 1, 1), device)?)
 }
 
-/// `[n, heads * v_dim]`: the first rows of `values`, weighted.
+/// `[n, heads * v_dim]`: the first rows of `values`, weighted. Heads may go on behind the values.
 pub(crate) fn kqv(values: &RowTensor, spec: &AttendSpec, weights: &Tensor) -> Result<Tensor> {
     let (n, _, n_kv) = weights.dims3()?;
     let shared = spec.n_heads / spec.kv_heads;
-    let values = by_head(values, spec.kv_heads, spec.v_dim, n_kv)?;
+    let values = by_head(values, spec.kv_heads, values.shape.dim, n_kv)?;
+    let values = values.narrow(D::Minus1, 0, spec.v_dim)?.contiguous()?;
     let weights = weights
         .reshape((n, spec.kv_heads, shared, n_kv))?
         .transpose(0, 1)?

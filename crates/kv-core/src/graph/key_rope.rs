@@ -63,11 +63,16 @@ impl Graph {
             else {
                 continue;
             };
-            let rotation = match self.rope_of(*layer, keys)? {
-                // What would be rotated is also what the layer takes as values.
-                Some(_) if matches!(node.op, Op::StoreK { .. }) => {
+            let rope = match self.rope_of(*layer, keys) {
+                // What would be rotated is also what the layer takes as values, or behind it.
+                Ok(Some(_)) | Err(KeyRopeError::ChangedAfterRope { .. })
+                    if matches!(node.op, Op::StoreK { .. }) =>
+                {
                     return Err(KeyRopeError::ValuesInKeys { layer: *layer });
                 }
+                rope => rope?,
+            };
+            let rotation = match rope {
                 Some(rope) => {
                     let factors = rope.factors.as_deref().map(|name| weights.require(name));
                     let factors = factors.transpose()?.map(|weight| weight.to_f32());
@@ -97,6 +102,7 @@ impl Graph {
             Op::Rope { rope } | Op::RopeSections { rope, .. } => Ok(Some(rope)),
             // A product with a matrix makes keys of what no longer has a position.
             Op::Linear { .. }
+            | Op::HeadLinear { .. }
             | Op::Embed { .. }
             | Op::Attend { .. }
             | Op::AttendBatch { .. }

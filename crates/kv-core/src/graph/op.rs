@@ -421,6 +421,15 @@ pub enum Op {
         #[serde(flatten)]
         delta: DeltaSpec,
     },
+    /// `y[t, h] = x[t, h] W[h]^T`: a matrix for each head.
+    /// `(x [n, heads, in]) -> [n, heads, out]`, weight `[heads, out, in]`.
+    HeadLinear {
+        /// The matrices.
+        weight: String,
+    },
+    /// Two values next to each other: `b` behind `a` in the last dimension.
+    /// `(a [.., x], b [.., y]) -> [.., x + y]`.
+    Concat,
     /// The named rows only. `(x [n, ..], rows u32 [m]) -> [m, ..]`.
     TakeRows,
     /// The largest values of every row, from the largest down, with their columns and the logarithm
@@ -478,6 +487,8 @@ impl Op {
             Self::ScanHeads { layer, scan } => recurrent::scan_heads(*layer, scan),
             Self::Decay { decay } => delta_rule::decay(decay),
             Self::Delta { layer, delta } => delta_rule::delta(*layer, delta),
+            Self::HeadLinear { weight } => ops::heads::head_linear(weight),
+            Self::Concat => ops::heads::concat(),
             Self::TakeRows => dense::take_rows(),
             Self::TopK { k } => ops::top_k::top_k(*k),
             Self::Custom { custom } => ops::custom::custom(custom),

@@ -7,9 +7,10 @@ use crate::graph::{Graph, GraphError, NodeId};
 /// The input of a product with a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatMulInput<'a> {
-    /// Name of the matrix, `[out, in]`, or of the matrices of experts, `[experts, out, in]`.
+    /// Name of the matrix, `[out, in]`, or of the matrices of experts or heads, `[experts, out, in]`.
     pub weight: &'a str,
-    /// What is multiplied, `[n, in]`, or `[n, slots, in]`, where each slot of a token has its own.
+    /// What is multiplied, `[n, in]`, or `[n, slots, in]`, where each slot of a token has its own;
+    /// of heads `[n, heads, in]`.
     pub x: NodeId,
     /// The route `[n, experts]` of the rows, where the matrices are those of experts.
     pub routes: Option<NodeId>,
@@ -37,7 +38,7 @@ impl Graph {
     pub fn matmul_inputs(&self) -> impl Iterator<Item = MatMulInput<'_>> {
         self.nodes().iter().filter_map(|node| {
             let (weight, n_operands) = match &node.op {
-                Op::Linear { weight, .. } => (weight, 1),
+                Op::Linear { weight, .. } | Op::HeadLinear { weight } => (weight, 1),
                 Op::ExpertLinear { weight, .. } => (weight, 2),
                 _ => return None,
             };
@@ -81,16 +82,25 @@ mod tests {
         let up = Affine::new("up");
         let y = b.expert_linear("y", [x, routes], up, 6).unwrap();
         let y = b.expert_sum("sum", y).unwrap();
-        let graph = b.finish(&[y]).unwrap();
+        let heads = b.reshape("heads", y, &[3, 2, 3]).unwrap();
+        let of_heads = b.head_linear("of_heads", heads, "k_b", 4).unwrap();
+        let graph = b.finish(&[y, of_heads]).unwrap();
         let inputs: Vec<MatMulInput<'_>> = graph.matmul_inputs().collect();
         let input = |weight, routes| MatMulInput { weight, x, routes };
         assert_eq!(
             inputs,
-            [input("router", None), input("up", Some(routes))],
+            [
+                input("router", None),
+                input("up", Some(routes)),
+                MatMulInput {
+                    x: heads,
+                    ..input("k_b", None)
+                }
+            ],
             "a row of a table is no product"
         );
         let tapped = graph.with_outputs(&[x, routes]).unwrap();
-        assert_eq!(tapped.outputs(), [y, x, routes]);
+        assert_eq!(tapped.outputs(), [y, of_heads, x, routes]);
         assert_eq!(tapped.nodes(), graph.nodes());
         assert_eq!(
             graph.with_outputs(&[x, NodeId(99)]).unwrap_err(),

@@ -1,5 +1,5 @@
-//! Mixtures of experts: the slots of all rows are sorted by expert, so that every matrix is read
-//! once for all rows that go through it.
+//! Mixtures of experts, and heads that have a matrix each: the slots of all rows are sorted by
+//! expert or head, so that every matrix is read once for all rows that go through it.
 //!
 //! Invariant: a result depends on its row and its expert alone, bit for bit, not on which rows
 //! share the expert. Does not know feed-forward blocks.
@@ -77,6 +77,15 @@ impl ExpertBuffers {
         self.starts.reserve(experts.matrices.len() + 1);
     }
 
+    /// Sorts the heads of `n_rows` rows: a head is the slot of an expert that every row has.
+    fn sort_heads(&mut self, n_rows: usize, n_heads: usize) {
+        self.starts.clear();
+        self.starts.extend((0..=n_heads).map(|head| head * n_rows));
+        self.order.clear();
+        let rows_of = |head: usize| (0..n_rows).map(move |row| row * n_heads + head);
+        self.order.extend((0..n_heads).flat_map(rows_of));
+    }
+
     /// Sorts the slots of `routes [rows, experts]`.
     fn sort(&mut self, routes: &[f32], n_experts: usize, n_used: usize) {
         self.starts.clear();
@@ -129,6 +138,11 @@ impl Run<'_> {
                 self.route(spec, bias.as_deref(), [bufs.x, bufs.out])
             }
             ExpertsOp::Linear { experts, n_used } => self.expert_linear(experts, *n_used, bufs),
+            ExpertsOp::Heads(heads) => {
+                let (n_rows, n_heads) = (bufs.x.rows, heads.matrices.len());
+                self.experts.sort_heads(n_rows, n_heads);
+                self.multiply_sorted(heads, n_heads, [bufs.x, bufs.out])
+            }
             ExpertsOp::Scale { n_used } => self.expert_scale(*n_used, bufs),
             ExpertsOp::Sum => self.expert_sum(bufs.x, bufs.out),
         }
@@ -157,17 +171,29 @@ impl Run<'_> {
         n_used: usize,
         SlotBufs { x, routes, out }: SlotBufs,
     ) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let routes = unsafe { self.frame.read(routes) };
+        self.experts.sort(routes, experts.matrices.len(), n_used);
+        if self.experts.order.len() < x.rows * n_used {
+            // SAFETY: no task runs yet.
+            unsafe { self.frame.write(out).range(0..out.len()) }.fill(0.0);
+        }
+        self.multiply_sorted(experts, n_used, [x, out])
+    }
+
+    /// The sorted slots of `x` through the matrices of their experts.
+    fn multiply_sorted(
+        &mut self,
+        experts: &Experts,
+        n_used: usize,
+        [x, out]: [Buf; 2],
+    ) -> Result<(), BackendError> {
         let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
         let kind = experts.activation_kind();
         // SAFETY: allocation lets no step write what it reads.
-        let (values, routes) = unsafe { (self.frame.read(x), self.frame.read(routes)) };
-        self.experts.sort(routes, experts.matrices.len(), n_used);
+        let values = unsafe { self.frame.read(x) };
         let n_filled = self.experts.order.len();
         let to = self.frame.write(out);
-        if n_filled < x.rows * n_used {
-            // SAFETY: no task runs yet.
-            unsafe { to.range(0..out.len()) }.fill(0.0);
-        }
         let slots_share_rows = x.width == n_in;
         let ExpertBuffers {
             order,

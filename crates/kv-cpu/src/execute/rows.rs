@@ -19,6 +19,7 @@ impl Run<'_> {
             RowsOp::TakeRows => self.take_rows(bufs),
             RowsOp::Columns { first } => self.columns(*first, bufs),
             RowsOp::HeadColumns { first, n_heads } => self.head_columns(*first, *n_heads, bufs),
+            RowsOp::Concat { a, b } => self.concat([*a, *b], step),
             RowsOp::Decay(weights) => self.decay(weights, bufs),
             RowsOp::Copy => self.columns(0, bufs),
             RowsOp::TopK => self.top_k(bufs),
@@ -86,6 +87,21 @@ impl Run<'_> {
             let heads = values[row * x.width..][..x.width].chunks_exact(width.max(1));
             for (to, head) in to.chunks_exact_mut(len.max(1)).zip(heads) {
                 to.copy_from_slice(&head[first..first + len]);
+            }
+            Ok(())
+        })
+    }
+
+    /// Two operands next to each other, head by head.
+    fn concat(&mut self, [a, b]: [usize; 2], step: &Step<Buf>) -> Result<(), BackendError> {
+        let [x, y] = [step.read(0), step.read(1)];
+        // SAFETY: allocation lets no step write what it reads.
+        let (x_values, y_values) = unsafe { (self.frame.read(x), self.frame.read(y)) };
+        self.rows(step.write(), &|row, to| {
+            for (head, to) in to.chunks_exact_mut((a + b).max(1)).enumerate() {
+                let (first, last) = to.split_at_mut(a);
+                first.copy_from_slice(&x_values[row * x.width + head * a..][..a]);
+                last.copy_from_slice(&y_values[row * y.width + head * b..][..b]);
             }
             Ok(())
         })

@@ -81,7 +81,7 @@ impl StepOp {
             Self::Rows(op) => op.kind(),
             Self::Attention(op) => op.kind(),
             Self::Recurrent(_) => StepKind::Recurrent,
-            Self::Experts(_) => StepKind::Experts,
+            Self::Experts(op) => return op.kind_and_weight_bytes(),
             Self::Custom(_) => StepKind::Custom,
         };
         (kind, 0)

@@ -462,7 +462,9 @@ fn first_rows_pack(weight: &Weight, layout: &PackedLayout) -> bool {
 /// The weight that a node multiplies with.
 fn matrix_of(op: &Op) -> Option<&str> {
     match op {
-        Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. } => Some(weight),
+        Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. } | Op::HeadLinear { weight } => {
+            Some(weight)
+        }
         _ => None,
     }
 }

@@ -1,11 +1,13 @@
 //! Mixtures of experts: routes, products with the matrices of experts, weights and sums of slots.
+//! Heads with a matrix each are slots whose experts are the heads in order.
 //!
 //! Behind the values of a route are its slots: the expert of each, then the weight of each.
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
-use kv_core::graph::{Node, NodeId, Op, RouteGate, RouteSpec, RouteSum};
+use kv_core::graph::{GroupScore, Node, NodeId, Op, RouteGate, RouteSpec, RouteSum};
 
+use super::elementwise::THREADS;
 use super::linear::{
     MAX_GEMV_TOKENS, Matrix, Slots, format_of, gemm, gemv, matrix, same_activations,
 };
@@ -13,6 +15,7 @@ use super::{Lower, word};
 use crate::config::Precision;
 use crate::device::Device;
 use crate::program::{Grid, Operand};
+use crate::weights::WeightForm;
 
 /// `RouteArgs` of `experts.k`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -23,6 +26,11 @@ struct RouteSettings {
     n_used: u32,
     gate: u32,
     sum: u32,
+    scale: f32,
+    has_bias: u32,
+    n_groups: u32,
+    n_used_groups: u32,
+    group_score: u32,
 }
 
 /// `ExpertArgs` of `experts.k`: `n` slots of all tokens, rows of `dim` values.
@@ -43,14 +51,9 @@ pub(super) fn lower<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     match &node.op {
-        // The kernel knows no biases, factors and groups.
-        Op::Route { spec, bias }
-            if bias.is_some() || spec.groups.is_some() || spec.scale != 1.0 =>
-        {
-            Err(lower.unsupported(node))
-        }
-        Op::Route { spec, .. } => route(lower, id, node, *spec),
+        Op::Route { spec, bias } => route(lower, (id, node), spec, bias.as_deref()),
         Op::ExpertLinear { .. } => linear(lower, id, node),
+        Op::HeadLinear { .. } => head_linear(lower, id, node),
         Op::ExpertScale => scale(lower, id, node),
         Op::ExpertSum => sum(lower, id, node),
         _ => Err(lower.unsupported(node)),
@@ -59,11 +62,21 @@ pub(super) fn lower<D: Device>(
 
 fn route<D: Device>(
     lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-    spec: RouteSpec,
+    (id, node): (NodeId, &Node),
+    spec: &RouteSpec,
+    bias: Option<&str>,
 ) -> Result<(), BackendError> {
     let logits = lower.operand(node, 0)?;
+    let (n_groups, n_used_groups, group_score) = match spec.groups {
+        None => (0, 0, 0),
+        Some(groups) => {
+            let score = match groups.score {
+                GroupScore::Max => 0,
+                GroupScore::TopTwo => 1,
+            };
+            (word(groups.n_groups)?, word(groups.n_used)?, score)
+        }
+    };
     let settings = RouteSettings {
         n_rows: word(node.n_rows())?,
         n_experts: word(node.row_len())?,
@@ -76,11 +89,20 @@ fn route<D: Device>(
             RouteSum::Free => 0,
             RouteSum::One => 1,
         },
+        scale: spec.scale,
+        has_bias: bias.is_some().into(),
+        n_groups,
+        n_used_groups,
+        group_score,
+    };
+    let bias = match bias {
+        Some(name) => Operand::Weight(lower.weight(name, node, WeightForm::Floats)?),
+        None => logits.clone(),
     };
     let routes = lower.result_with(id, slots_at(node) + node.n_rows() * spec.n_used * 8);
     let slots = slots_of(&routes, node)?;
     let grid = Grid::Fixed([settings.n_rows, 1]);
-    lower.launch("route", grid, vec![logits, routes, slots], &settings)
+    lower.launch("route", grid, vec![logits, bias, routes, slots], &settings)
 }
 
 /// The first byte of a route's slots.
@@ -129,6 +151,37 @@ fn linear<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     let slots = slots(lower, node)?;
+    multiply(lower, id, node, &slots)
+}
+
+/// Each head times its matrix.
+fn head_linear<D: Device>(
+    lower: &mut Lower<'_, D>,
+    id: NodeId,
+    node: &Node,
+) -> Result<(), BackendError> {
+    let n_heads = word(node.shape.get(1).copied().unwrap_or(0))?;
+    let n = word(node.n_rows())? * n_heads;
+    let experts = lower.temporary(n as usize * 4);
+    let slots = Slots {
+        experts: experts.clone(),
+        n_used: n_heads,
+        n_experts: n_heads,
+        x_by_slot: true,
+    };
+    let settings = settings(node, &slots)?;
+    let grid = Grid::Fixed([n.div_ceil(THREADS), 1]);
+    lower.launch("head_slots", grid, vec![experts], &settings)?;
+    multiply(lower, id, node, &slots)
+}
+
+/// The products of slots with the matrices of their experts.
+fn multiply<D: Device>(
+    lower: &mut Lower<'_, D>,
+    id: NodeId,
+    node: &Node,
+    slots: &Slots<D>,
+) -> Result<(), BackendError> {
     let format = format_of(lower, node)?;
     let mut matrices: Vec<Matrix<D>> = vec![matrix(lower, id, node)?];
     for (other, other_node) in same_activations(lower, id, node) {
@@ -139,9 +192,9 @@ fn linear<D: Device>(
     }
     let many = node.n_rows() > MAX_GEMV_TOKENS;
     if !many || lower.context.config.precision == Precision::Precise {
-        return gemv(lower, node, &matrices, Some(&slots));
+        return gemv(lower, node, &matrices, Some(slots));
     }
-    let settings = settings(node, &slots)?;
+    let settings = settings(node, slots)?;
     let n_lists = slots.n_experts as usize * (1 + node.n_rows());
     let lists = lower.temporary(n_lists * 4);
     let operands = vec![slots.experts.clone(), lists.clone()];
@@ -155,7 +208,7 @@ fn linear<D: Device>(
         };
         let grid = Grid::Fixed([settings.n, 1]);
         lower.launch("expert_zeros", grid, operands, &settings)?;
-        gemm(lower, node, matrix, Some((&slots, lists.clone())))?;
+        gemm(lower, node, matrix, Some((slots, lists.clone())))?;
     }
     Ok(())
 }

@@ -134,6 +134,7 @@ fn names(node: &Node) -> Option<(&str, Option<&str>)> {
         Op::Linear { weight, bias } | Op::ExpertLinear { weight, bias } => {
             Some((weight, bias.as_deref()))
         }
+        Op::HeadLinear { weight } => Some((weight, None)),
         _ => None,
     }
 }

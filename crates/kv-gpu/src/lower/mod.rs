@@ -139,9 +139,11 @@ impl<'a, D: Device> Lower<'a, D> {
     fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
         match &node.op {
             Op::Reshape => Ok(()),
-            Op::Route { .. } | Op::ExpertLinear { .. } | Op::ExpertScale | Op::ExpertSum => {
-                experts::lower(self, id, node)
-            }
+            Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::HeadLinear { .. }
+            | Op::ExpertScale
+            | Op::ExpertSum => experts::lower(self, id, node),
             Op::Linear { .. } => linear::lower(self, id, node),
             Op::Embed { .. } => embed::lower(self, id, node),
             Op::Add if norm::lower_with_sum(self, id, node)? => Ok(()),
@@ -152,9 +154,11 @@ impl<'a, D: Device> Lower<'a, D> {
             | Op::Activate { .. }
             | Op::Scale { .. }
             | Op::SoftCap { .. } => elementwise::lower(self, id, node),
-            Op::Columns { .. } | Op::TakeRows | Op::AddRow { .. } | Op::ScaleByPosition { .. } => {
-                rows::lower(self, id, node)
-            }
+            Op::Columns { .. }
+            | Op::Concat
+            | Op::TakeRows
+            | Op::AddRow { .. }
+            | Op::ScaleByPosition { .. } => rows::lower(self, id, node),
             Op::RmsNorm { .. } | Op::LayerNorm { .. } => norm::lower(self, id, node),
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),

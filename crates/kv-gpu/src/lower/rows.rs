@@ -22,6 +22,11 @@ struct Settings {
     strength: f32,
 }
 
+/// The last dimension of a node.
+fn width(node: &Node) -> Result<u32, BackendError> {
+    word(node.shape.last().copied().unwrap_or(0))
+}
+
 /// Lowers an operation on rows.
 pub(super) fn lower<D: Device>(
     lower: &mut Lower<'_, D>,
@@ -37,11 +42,16 @@ pub(super) fn lower<D: Device>(
     let kernel = match &node.op {
         Op::Columns { first } => {
             // Of every head, where rows have heads.
-            let last = |node: &Node| word(node.shape.last().copied().unwrap_or(0));
             settings.first = word(*first)?;
-            settings.row_len = last(node)?;
-            settings.width = last(lower.operand_node(node, 0)?)?;
+            settings.width = width(lower.operand_node(node, 0)?)?;
+            settings.row_len = width(node)?;
             "columns"
+        }
+        Op::Concat => {
+            settings.width = width(lower.operand_node(node, 0)?)?;
+            settings.row_len = width(node)?;
+            operands.push(lower.operand(node, 1)?);
+            "concat"
         }
         Op::TakeRows => {
             operands.push(lower.operand(node, 1)?);

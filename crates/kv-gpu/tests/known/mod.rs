@@ -11,10 +11,6 @@ pub(crate) const KNOWN: &[Known] = &[
     Known::fails("clamp_bounds", NO_KERNEL),
     Known::fails("rectifiers_cut", NO_KERNEL),
     Known::fails(
-        "routes_choose_from_groups",
-        "the kernel takes no biases, factors and groups",
-    ),
-    Known::fails(
         "positions_scale_from_zero",
         "the kernel counts positions from 1",
     ),

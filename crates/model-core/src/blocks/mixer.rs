@@ -6,13 +6,15 @@
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::layers::LayerMemory;
 
-use super::{AttentionBlock, LayerContext, SsmMixer};
+use super::{AttentionBlock, LatentAttentionBlock, LayerContext, SsmMixer};
 
 /// What mixes the tokens of a sequence in one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Attention.
     Attention(AttentionBlock),
+    /// Attention over latents.
+    Latent(LatentAttentionBlock),
     /// A recurrence.
     Recurrent(SsmMixer),
     /// Both, of the same rows, added (Falcon-H1, arXiv 2507.22448).
@@ -24,6 +26,7 @@ impl Mixer {
     pub fn memory(&self) -> LayerMemory {
         match self {
             Self::Attention(attention) => LayerMemory::Attention(attention.memory()),
+            Self::Latent(latent) => LayerMemory::Latent(latent.memory()),
             Self::Recurrent(ssm) => LayerMemory::Recurrent(ssm.memory()),
             Self::Both(attention, ssm) => LayerMemory::Both(attention.memory(), ssm.memory()),
         }
@@ -33,7 +36,7 @@ impl Mixer {
     pub(super) fn attention_mut(&mut self) -> Option<&mut AttentionBlock> {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => Some(attention),
-            Self::Recurrent(_) => None,
+            Self::Latent(_) | Self::Recurrent(_) => None,
         }
     }
 
@@ -50,6 +53,7 @@ impl Mixer {
     ) -> Result<NodeId, GraphError> {
         match self {
             Self::Attention(attention) => attention.build(b, at, x),
+            Self::Latent(latent) => latent.build(b, at, x),
             Self::Recurrent(ssm) => ssm.build(b, at, x),
             Self::Both(attention, ssm) => {
                 let attended = attention.build(b, at, x)?;

@@ -9,6 +9,7 @@ mod decoder;
 mod decoder_model;
 mod experts;
 mod feed_forward;
+mod latent_attention;
 mod long_rope;
 mod mixer;
 mod norm;
@@ -29,6 +30,7 @@ pub use experts::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
+pub use latent_attention::LatentAttentionBlock;
 pub use long_rope::LongRope;
 pub use mixer::Mixer;
 pub use norm::{Norm, NormKind};

@@ -286,6 +286,19 @@ impl RopeSettings {
             let wanted = format!("an even number of the {head} values of a head ({n_rot} is not)");
             return Err(config.wrong(key, wanted));
         }
+        self.write_rotating(n_rot, config, keys)
+    }
+
+    /// The same for heads of which `n_rot` values rotate, whatever the config says of heads.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the key.
+    pub fn write_rotating(
+        &self,
+        n_rot: usize,
+        config: &HfConfig,
+        keys: &mut Keys,
+    ) -> Result<(), ModelFileError> {
         keys.set("rope.dimension_count", super::class::as_u32(n_rot));
         keys.set("rope.freq_base", self.theta as f32);
         match &self.kind {

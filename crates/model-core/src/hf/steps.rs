@@ -4,6 +4,8 @@
 //! that [`Action::shape`] promises is the one that [`Action::apply`] makes. Knows no tensor by
 //! name.
 
+use std::ops::Range;
+
 use kv_core::block::{BlockFormat, dequantize};
 use kv_core::weights::SharedBytes;
 
@@ -11,6 +13,17 @@ use super::{HfConfig, ModelFileError};
 
 /// Numbers of rows, each with the factor that they get.
 pub type RowFactors = Vec<(usize, f32)>;
+
+/// Some of the rows that each head of a projection has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadRows {
+    /// Number of heads.
+    pub n_heads: usize,
+    /// Rows that a head has.
+    pub n_rows: usize,
+    /// Which of them are taken.
+    pub rows: Range<usize>,
+}
 
 /// Which heads the rows of a projection belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +78,9 @@ pub enum Step {
     Column,
     /// A vector in as many rows as the value of this key.
     Rows(&'static str),
+    /// Some of the rows of every head: `[heads * head_rows, columns]` becomes
+    /// `[heads, rows, columns]`.
+    HeadRows(fn(&HfConfig) -> Result<HeadRows, ModelFileError>),
     /// Without the first rows: as many as this.
     RowsAfter(fn(&HfConfig) -> Result<usize, ModelFileError>),
     /// 1 added to every value.
@@ -89,6 +105,7 @@ pub(super) enum Action {
     Squeezed,
     Column,
     Rows(usize),
+    HeadRows(HeadRows),
     RowsAfter(usize),
     PlusOne,
     NegativeExp,
@@ -130,6 +147,7 @@ impl Step {
             Self::Squeezed => Action::Squeezed,
             Self::Column => Action::Column,
             Self::Rows(key) => Action::Rows(config.count(key)?),
+            Self::HeadRows(rows) => Action::HeadRows(rows(config)?),
             Self::RowsAfter(n) => Action::RowsAfter(n(config)?),
             Self::PlusOne => Action::PlusOne,
             Self::NegativeExp => Action::NegativeExp,
@@ -197,6 +215,21 @@ impl Action {
                 [values] => Ok(vec![n, part_of(values, n, "values")?]),
                 _ => Err(format!("shape {shape:?} is no vector")),
             },
+            Self::HeadRows(ref heads) => {
+                let HeadRows {
+                    n_heads,
+                    n_rows,
+                    rows,
+                } = heads;
+                match *shape {
+                    [found, columns] if found == n_heads * n_rows && rows.end <= *n_rows => {
+                        Ok(vec![*n_heads, rows.len(), columns])
+                    }
+                    _ => Err(format!(
+                        "shape {shape:?} where the config asks for {n_heads} heads of {n_rows} rows"
+                    )),
+                }
+            }
             Self::ScaledRows(ref factors) => {
                 let found = shape.first().copied().unwrap_or(1);
                 let wanted: usize = factors.iter().map(|(rows, _)| rows).sum();
@@ -271,6 +304,17 @@ impl Action {
                 })
             }
             Self::Squeezed | Self::Column | Self::Rows(_) => values.bytes.clone(),
+            Self::HeadRows(ref heads) => {
+                let HeadRows {
+                    n_heads,
+                    n_rows,
+                    rows,
+                } = heads;
+                let len = rows.len().max(1);
+                values.gather(n_heads * n_rows, n_heads * rows.len(), |row| {
+                    row / len * n_rows + rows.start + row % len
+                })
+            }
             Self::RowsAfter(n) => {
                 let rows = values.shape.first().copied().unwrap_or(0);
                 values.gather(rows, rows.saturating_sub(n), |row| row + n)
@@ -424,6 +468,19 @@ mod tests {
         let (shape, rows) = applied(&Action::RowsAfter(2), &[3, 2]);
         assert_eq!((shape, rows), (vec![1, 2], vec![4., 5.]));
         assert!(Action::RowsAfter(3).shape(&[3, 2]).is_err());
+        let heads = Action::HeadRows(HeadRows {
+            n_heads: 2,
+            n_rows: 3,
+            rows: 1..3,
+        });
+        let (shape, rows) = applied(&heads, &[6, 1]);
+        assert_eq!((shape, rows), (vec![2, 2, 1], vec![1., 2., 4., 5.]));
+        assert!(
+            heads
+                .shape(&[5, 1])
+                .unwrap_err()
+                .contains("2 heads of 3 rows")
+        );
         assert_eq!(applied(&Action::PlusOne, &[2]).1, [1., 2.]);
         assert_eq!(applied(&Action::NegativeExp, &[1]).1, [-1.]);
         let scaled = Action::ScaledRows(vec![(1, 2.0), (2, 0.5)]);

@@ -1,6 +1,7 @@
 //! [`classes`]: how directories of the family's models are translated. Data over the tables that
 //! [`model_core::hf`] shares.
 
+mod deepseek;
 mod gpt;
 mod gpt_tensors;
 mod keys;
@@ -14,6 +15,9 @@ use model_core::hf::{
     ROPE_KEYS, SILU, full_attention, window_of_all,
 };
 
+use deepseek::{
+    DEEPSEEK_EXPERTS, DEEPSEEK_FEED_FORWARD, DEEPSEEK_V2_KEYS, DEEPSEEK_V3_KEYS, LATENT_ATTENTION,
+};
 use keys::{
     COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS, SMOLLM3_KEYS,
     STARCODER2_KEYS, alternating_windows, gemma3_rope, gemma3_windows, phi3_window,
@@ -176,11 +180,34 @@ const CLASSES: &[HfClass] = &[
         defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
         ..LLAMA
     },
+    DEEPSEEK_V2,
+    HfClass {
+        name: "DeepseekV3ForCausalLM",
+        keys: &[RMS_EPS, DEEPSEEK_V3_KEYS],
+        defaults: &[("n_group", 8), ("topk_group", 4)],
+        ..DEEPSEEK_V2
+    },
     GRANITE,
     SMOLLM3,
     OLMO2,
     STARCODER2,
 ];
+
+/// Latent attention, and groups of experts.
+const DEEPSEEK_V2: HfClass = HfClass {
+    name: "DeepseekV2ForCausalLM",
+    architecture: "deepseek2",
+    keys: &[RMS_EPS, DEEPSEEK_V2_KEYS],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        NORM_BEFORE_FFN,
+        LATENT_ATTENTION,
+        DEEPSEEK_FEED_FORWARD,
+        DEEPSEEK_EXPERTS,
+    ],
+    ..LLAMA
+};
 
 /// Llama with a window.
 const MISTRAL: HfClass = HfClass {

@@ -16,6 +16,11 @@ const fn pairs(name: &'static str) -> Case {
     }
 }
 
+/// A model of latents.
+const fn latents(name: &'static str, keys: KeyOrder) -> Case {
+    Case { keys, ..case(name) }
+}
+
 /// The trained model, without a reference of logits.
 pub(crate) const STORIES: Case = Case {
     source: Source::Gguf("stories"),
@@ -56,6 +61,10 @@ pub(crate) const CASES: &[Case] = &[
     case("olmo2"),
     case("starcoder2"),
     case("gpt_oss_swa8"),
+    latents("deepseek_v2", KeyOrder::Latents),
+    latents("deepseek_v2_lite", KeyOrder::Latents),
+    latents("deepseek_v3", KeyOrder::LatentsInPairs),
+    latents("deepseek_v3_noqlora", KeyOrder::LatentsInPairs),
     GGUF,
     case("olmo3"),
     case("exaone4"),

@@ -9,6 +9,7 @@ pub(super) mod delta_rule;
 pub(super) mod dense;
 pub(super) mod elementwise;
 pub(super) mod experts;
+pub(super) mod heads;
 pub(super) mod input;
 pub(super) mod norm;
 pub(super) mod plain_attention;

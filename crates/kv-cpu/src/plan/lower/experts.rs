@@ -1,8 +1,9 @@
-//! Lowers mixtures of experts: one weight becomes a matrix for each expert.
+//! Lowers mixtures of experts, and heads that have a matrix each: one weight becomes a matrix for
+//! each of them.
 
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
+use kv_core::backend::{BackendError, StepKind};
 use kv_core::graph::{Node, Op, RouteSpec};
 use kv_core::weights::Weight;
 
@@ -25,10 +26,35 @@ pub(crate) enum ExpertsOp {
         experts: Arc<Experts>,
         n_used: usize,
     },
+    /// Each head's matrix applied to it. `(x)`.
+    Heads(Arc<Experts>),
     /// Each slot times its weight. `(x, routes)`.
     Scale { n_used: usize },
     /// The sum of each row's slots. `(x)`.
     Sum,
+}
+
+impl ExpertsOp {
+    /// The matrices that it multiplies with, and how many of them a row goes through.
+    pub(crate) fn matrices(&self) -> Option<(&Experts, usize)> {
+        match self {
+            Self::Linear { experts, n_used } => Some((experts, *n_used)),
+            Self::Heads(heads) => Some((heads, heads.matrices.len())),
+            Self::Route { .. } | Self::Scale { .. } | Self::Sum => None,
+        }
+    }
+
+    /// The kind of step, and the bytes of the matrices that it reads; those of experts are not
+    /// counted, as only some of them are read.
+    pub(crate) fn kind_and_weight_bytes(&self) -> (StepKind, usize) {
+        match self {
+            Self::Heads(heads) => {
+                let n_bytes = heads.matrices.iter().map(|m| m.n_rows() * m.row_bytes());
+                (StepKind::Matmul, n_bytes.sum())
+            }
+            _ => (StepKind::Experts, 0),
+        }
+    }
 }
 
 /// An operation and the values that it reads.
@@ -39,6 +65,7 @@ impl<'a> Lowering<'a> {
         let call = match &node.op {
             Op::Route { spec, bias } => self.route(node, *spec, bias.as_deref()),
             Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
+            Op::HeadLinear { weight } => self.head_linear(node, weight),
             Op::ExpertScale => self.expert_scale(node),
             Op::ExpertSum => self.expert_sum(node),
             _ => return Ok(None),
@@ -78,19 +105,52 @@ impl<'a> Lowering<'a> {
         if !fits {
             return Err(unsupported(node));
         }
-        let packed = self.weights.packed(weight);
-        let matrices = (0..n_experts).map(|expert| {
-            let rows = expert * n_out..(expert + 1) * n_out;
-            let packed = packed.as_ref().and_then(|p| p.part(rows));
-            Ok(self.expert(&whole, expert)?.with_packed(packed))
-        });
-        let matrices = matrices.collect::<Result<_, BackendError>>()?;
+        let matrices = self.matrices(&whole, [n_experts, n_out])?;
         let bias = bias.map(|b| self.vector(b, node)).transpose()?;
         if bias.as_ref().is_some_and(|b| b.len() != n_experts * n_out) {
             return Err(unsupported(node));
         }
         let experts = Arc::new(Experts { matrices, bias });
         Ok((ExpertsOp::Linear { experts, n_used }, vec![x, routes]))
+    }
+
+    /// Each head of `x` times its matrix.
+    fn head_linear(
+        &mut self,
+        node: &'a Node,
+        weight: &'a str,
+    ) -> Result<ExpertsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        let &[n, heads, n_out] = &*node.shape else {
+            return Err(unsupported(node));
+        };
+        let whole = self.weight(weight, node)?;
+        let n_in = whole.n_columns();
+        let fits = whole.shape() == [heads, n_out, n_in] && heads > 0;
+        if !fits || x.shape(self.graph) != (n, heads * n_in) {
+            return Err(unsupported(node));
+        }
+        let matrices = self.matrices(&whole, [heads, n_out])?;
+        let experts = Experts {
+            matrices,
+            bias: None,
+        };
+        Ok((ExpertsOp::Heads(Arc::new(experts)), vec![x]))
+    }
+
+    /// The matrices of a weight of `n` of them with `n_out` rows each.
+    fn matrices(
+        &self,
+        whole: &Weight,
+        [n, n_out]: [usize; 2],
+    ) -> Result<Vec<Matrix>, BackendError> {
+        let packed = self.weights.packed(whole.name());
+        let matrices = (0..n).map(|at| {
+            let rows = at * n_out..(at + 1) * n_out;
+            let packed = packed.as_ref().and_then(|p| p.part(rows));
+            Ok(self.expert(whole, at)?.with_packed(packed))
+        });
+        matrices.collect()
     }
 
     /// The matrix of one expert: a part of the weight's bytes, not a copy.

@@ -22,6 +22,9 @@ pub(crate) enum RowsOp {
     Columns { first: usize },
     /// The same of each of the `n_heads` heads of every row. `(x)`.
     HeadColumns { first: usize, n_heads: usize },
+    /// Of each row, or of each of its heads, `a` values of one operand, then `b` of the other.
+    /// `(a, b)`.
+    Concat { a: usize, b: usize },
     /// Decay factors from step sizes. `(x)`.
     Decay(Arc<DecayWeights>),
     /// All rows. `(x)`.
@@ -60,6 +63,7 @@ impl<'a> Lowering<'a> {
             Op::Embed { weight } => self.embed(node, weight),
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
             Op::Columns { first } => self.columns(node, *first),
+            Op::Concat => self.concat(node),
             Op::Decay { decay } => self.decay(node, decay),
             Op::TakeRows => self.take_rows(node),
             Op::TopK { .. } => Ok((RowsOp::TopK, vec![self.operand(node, 0)?])),
@@ -109,10 +113,8 @@ impl<'a> Lowering<'a> {
     fn columns(&self, node: &Node, first: usize) -> Result<RowsCall, BackendError> {
         let x = self.operand(node, 0)?;
         let (rows, width) = x.shape(self.graph);
-        let (n_heads, len) = match *node.shape {
-            [_, ref heads @ .., len] => (heads.iter().product::<usize>().max(1), len),
-            _ => return Err(unsupported(node)),
-        };
+        let n_heads = heads_of(node).max(1);
+        let len = node.shape.last().copied().unwrap_or(0);
         if rows != node.n_rows() || first.saturating_add(len) > width / n_heads {
             return Err(unsupported(node));
         }
@@ -121,6 +123,21 @@ impl<'a> Lowering<'a> {
             _ => RowsOp::HeadColumns { first, n_heads },
         };
         Ok((op, vec![x]))
+    }
+
+    /// Two operands next to each other.
+    fn concat(&self, node: &Node) -> Result<RowsCall, BackendError> {
+        let operands = [self.operand(node, 0)?, self.operand(node, 1)?];
+        let heads = heads_of(node);
+        let [a, b] = operands.map(|operand| operand.shape(self.graph));
+        let fits = a.0 == node.n_rows() && b.0 == node.n_rows() && a.1 + b.1 == node.row_len();
+        match fits && heads > 0 && a.1.is_multiple_of(heads) {
+            true => {
+                let (a, b) = (a.1 / heads, b.1 / heads);
+                Ok((RowsOp::Concat { a, b }, operands.to_vec()))
+            }
+            false => Err(unsupported(node)),
+        }
     }
 
     fn decay(&mut self, node: &'a Node, decay: &'a DecaySpec) -> Result<RowsCall, BackendError> {
@@ -152,5 +169,13 @@ impl<'a> Lowering<'a> {
             true => Ok((RowsOp::TakeRows, vec![x])),
             false => Err(unsupported(node)),
         }
+    }
+}
+
+/// Heads of a row of a node: 1 where it has none.
+fn heads_of(node: &Node) -> usize {
+    match &*node.shape {
+        [_, heads @ .., _] => heads.iter().product(),
+        _ => 1,
     }
 }

@@ -1,0 +1,271 @@
+//! DeepSeek V2 and V3: keys of `config.json` and tensors.
+//!
+//! Latents are in GGUF files as one key/value head as wide as a row. Does not know graphs.
+
+use model_core::hf::{
+    Expected, GATED, GATED_EXPERTS, HeadRows, HfConfig, Key, Keys, ModelFileError, RopeKind,
+    RopeSettings, SILU, Step, TRAINED_LENGTH, TensorRule, WIDTH_KEYS, in_layers, same, with,
+};
+
+/// Sizes and experts, whatever the version.
+const SHARED_KEYS: &[Key] = &[
+    Key::All(WIDTH_KEYS),
+    TRAINED_LENGTH,
+    SILU,
+    Key::Count {
+        to: "vocab_size",
+        from: "vocab_size",
+    },
+    Key::Only {
+        from: "is_causal",
+        is: Expected::Flag(true),
+    },
+    Key::Only {
+        from: "attention_bias",
+        is: Expected::Flag(false),
+    },
+    Key::Only {
+        from: "mlp_bias",
+        is: Expected::Flag(false),
+    },
+    Key::With(latents),
+    Key::With(rope),
+    Key::Count {
+        to: "expert_count",
+        from: "n_routed_experts",
+    },
+    Key::Count {
+        to: "expert_used_count",
+        from: "num_experts_per_tok",
+    },
+    Key::Count {
+        to: "expert_feed_forward_length",
+        from: "moe_intermediate_size",
+    },
+    Key::Number {
+        to: "expert_weights_scale",
+        from: "routed_scaling_factor",
+    },
+    Key::With(layers),
+];
+
+pub(super) const DEEPSEEK_V2_KEYS: &[Key] = &[
+    Key::All(SHARED_KEYS),
+    Key::Constant {
+        to: "expert_gating_func",
+        value: 1,
+    },
+    Key::Only {
+        from: "scoring_func",
+        is: Expected::Text(&["softmax"]),
+    },
+    Key::Only {
+        from: "norm_topk_prob",
+        is: Expected::Flag(false),
+    },
+    Key::With(groups_by_method),
+];
+
+pub(super) const DEEPSEEK_V3_KEYS: &[Key] = &[
+    Key::All(SHARED_KEYS),
+    Key::Constant {
+        to: "expert_gating_func",
+        value: 2,
+    },
+    Key::Only {
+        from: "scoring_func",
+        is: Expected::Text(&["sigmoid"]),
+    },
+    Key::Only {
+        from: "topk_method",
+        is: Expected::Text(&["noaux_tc"]),
+    },
+    Key::Only {
+        from: "rope_interleave",
+        is: Expected::Flag(true),
+    },
+    Key::With(sum_of_weights),
+    Key::With(groups),
+];
+
+fn as_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Values of a head's key: those that the latent makes, and the shared ones.
+fn head_dims(config: &HfConfig) -> Result<[usize; 2], ModelFileError> {
+    Ok([
+        config.count("qk_nope_head_dim")?,
+        config.count("qk_rope_head_dim")?,
+    ])
+}
+
+/// Heads and latents.
+fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let heads = config.count("num_attention_heads")?;
+    let key = "num_key_value_heads";
+    if config.optional_count(key)?.is_some_and(|n| n != heads) {
+        let wanted = format!("'num_attention_heads', which is {heads}");
+        return Err(config.wrong(key, wanted));
+    }
+    let [plain, shared] = head_dims(config)?;
+    let rank = config.count("kv_lora_rank")?;
+    keys.set("attention.head_count", as_u32(heads));
+    keys.set("attention.head_count_kv", 1u32);
+    keys.set("attention.key_length", as_u32(rank + shared));
+    keys.set("attention.value_length", as_u32(rank));
+    keys.set("attention.key_length_mla", as_u32(plain + shared));
+    keys.set(
+        "attention.value_length_mla",
+        as_u32(config.count("v_head_dim")?),
+    );
+    keys.set("attention.kv_lora_rank", as_u32(rank));
+    if let Some(rank) = config.optional_count("q_lora_rank")? {
+        keys.set("attention.q_lora_rank", as_u32(rank));
+    }
+    let key = "qk_head_dim";
+    match config.optional_count(key)? {
+        Some(own) if own != plain + shared => Err(config.wrong(key, (plain + shared).to_string())),
+        _ => Ok(()),
+    }
+}
+
+/// The rotation, and the factors on rotated values and on scores that YaRN has here.
+fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let mut settings = RopeSettings::read(config, None)?;
+    let [_, shared] = head_dims(config)?;
+    if let Some(head) = config.optional_count("head_dim")? {
+        // As transformers rounds it.
+        let rotated = (head as f64 * settings.partial) as usize;
+        if rotated != shared {
+            let wanted = format!("of a size of which {shared} values rotate ('qk_rope_head_dim')");
+            return Err(config.wrong("head_dim", wanted));
+        }
+    }
+    if let RopeKind::Yarn {
+        factor, attention, ..
+    } = &mut settings.kind
+    {
+        let plain = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+        // Files have the factor on rotated values itself, not its quotient by the formula's.
+        *attention = Some(attention.unwrap_or(plain(1.0)) * plain(1.0));
+        let path = |object: &str| format!("{object}.mscale_all_dim");
+        let all = match config.optional_number(&path("rope_parameters"))? {
+            None => config.optional_number(&path("rope_scaling"))?,
+            all => all,
+        };
+        let multiplier = 0.1 * all.unwrap_or(0.0);
+        keys.set("rope.scaling.yarn_log_multiplier", multiplier as f32);
+    }
+    settings.write_rotating(shared, config, keys)
+}
+
+/// Which layers are dense; every other one is a mixture.
+fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "moe_layer_freq";
+    if config.optional_count(key)?.is_some_and(|n| n != 1) {
+        return Err(config.wrong(key, "1"));
+    }
+    let key = "first_k_dense_replace";
+    let n_dense = match config.optional_number(key)? {
+        None | Some(0.0) => 0,
+        Some(_) => config.count(key)?,
+    };
+    keys.set("leading_dense_block_count", as_u32(n_dense));
+    if let Some(n) = config.optional_count("n_shared_experts")? {
+        keys.set("expert_shared_count", as_u32(n));
+    }
+    Ok(())
+}
+
+/// Groups of experts, of which the best are chosen from.
+fn groups(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    if let Some(n) = config.optional_count("n_group")? {
+        keys.set("expert_group_count", as_u32(n));
+        keys.set(
+            "expert_group_used_count",
+            as_u32(config.count("topk_group")?),
+        );
+    }
+    Ok(())
+}
+
+/// The same where a method chooses whether there are groups.
+fn groups_by_method(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "topk_method";
+    match config.optional_text(key)? {
+        None | Some("greedy") => Ok(()),
+        Some("group_limited_greedy") => {
+            config.count("n_group")?;
+            groups(config, keys)
+        }
+        Some(_) => Err(config.wrong(key, "one of: greedy, group_limited_greedy")),
+    }
+}
+
+/// Whether the weights of a row's experts add up to 1.
+fn sum_of_weights(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let one = config.optional_flag("norm_topk_prob")?.unwrap_or(true);
+    keys.set("expert_weights_norm", one);
+    Ok(())
+}
+
+/// Rows of each head in the matrix that makes keys and values of latents.
+fn latent_rows(config: &HfConfig) -> Result<HeadRows, ModelFileError> {
+    let [plain, _] = head_dims(config)?;
+    Ok(HeadRows {
+        n_heads: config.count("num_attention_heads")?,
+        n_rows: plain + config.count("v_head_dim")?,
+        rows: 0..plain,
+    })
+}
+
+fn value_rows(config: &HfConfig) -> Result<HeadRows, ModelFileError> {
+    let of_keys = latent_rows(config)?;
+    Ok(HeadRows {
+        rows: of_keys.rows.end..of_keys.n_rows,
+        ..of_keys
+    })
+}
+
+/// Attention over latents.
+pub(super) const LATENT_ATTENTION: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.",
+    [
+        same("attn_q.weight", "q_proj.weight"),
+        same("attn_q_a.weight", "q_a_proj.weight"),
+        same("attn_q_a_norm.weight", "q_a_layernorm.weight"),
+        same("attn_q_b.weight", "q_b_proj.weight"),
+        same("attn_kv_a_mqa.weight", "kv_a_proj_with_mqa.weight"),
+        same("attn_kv_a_norm.weight", "kv_a_layernorm.weight"),
+        with(
+            "attn_k_b.weight",
+            "kv_b_proj.weight",
+            &[Step::HeadRows(latent_rows), Step::Transposed],
+        ),
+        with(
+            "attn_v_b.weight",
+            "kv_b_proj.weight",
+            &[Step::HeadRows(value_rows)],
+        ),
+        same("attn_output.weight", "o_proj.weight"),
+    ],
+);
+
+/// Dense layers, the router with its biases, and what every row goes through.
+pub(super) const DEEPSEEK_FEED_FORWARD: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [
+        GATED[0],
+        GATED[1],
+        GATED[2],
+        same("ffn_gate_inp.weight", "gate.weight"),
+        same("exp_probs_b.bias", "gate.e_score_correction_bias"),
+        same("ffn_gate_shexp.weight", "shared_experts.gate_proj.weight"),
+        same("ffn_up_shexp.weight", "shared_experts.up_proj.weight"),
+        same("ffn_down_shexp.weight", "shared_experts.down_proj.weight"),
+    ],
+);
+
+pub(super) const DEEPSEEK_EXPERTS: &[TensorRule] =
+    &in_layers("model.layers.{l}.mlp.experts.{e}.", GATED_EXPERTS);

@@ -1,0 +1,114 @@
+//! Reads the sizes of latent attention.
+//!
+//! Invariant: heads are those of the model, not those of the form that its files describe for
+//! attention over latents (one key/value head as wide as a row), which only has to agree. Knows no
+//! member by name.
+
+use kv_core::Window;
+use kv_core::rope::{RopeScaling, RopeSpec};
+use kv_core::weights::WeightSource;
+use model_core::architecture::ModelError;
+use model_core::blocks::LatentAttentionBlock;
+use model_core::hyperparameters::{Hyperparameters, optional_weight};
+
+use crate::member::LlamaLike;
+
+impl LlamaLike {
+    /// The attention of every layer.
+    pub(crate) fn latent_attention(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        weights: &dyn WeightSource,
+    ) -> Result<LatentAttentionBlock, ModelError> {
+        refuse_undivided(hyper, weights)?;
+        let k_dim = hyper.count("attention.key_length_mla")?;
+        let shared_dim = hyper.count("rope.dimension_count")?;
+        let Some(plain_dim) = k_dim.checked_sub(shared_dim).filter(|&n| n > 0) else {
+            let reason = format!("{shared_dim} rotated values of {k_dim}; some must not rotate");
+            return Err(hyper.wrong("rope.dimension_count", reason));
+        };
+        let query_rank = match hyper.optional::<u32>("attention.q_lora_rank")? {
+            None | Some(0) => None,
+            Some(rank) => Some(rank as usize),
+        };
+        let rank = hyper.count("attention.kv_lora_rank")?;
+        for (key, wanted) in [
+            ("attention.head_count_kv", 1),
+            ("attention.key_length", rank + shared_dim),
+            ("attention.value_length", rank),
+        ] {
+            if let Some(found) = hyper
+                .optional::<u32>(key)?
+                .filter(|&n| n as usize != wanted)
+            {
+                let reason = format!("{found}; with these latents it must be {wanted}");
+                return Err(hyper.wrong(key, reason));
+            }
+        }
+        let (rope, stretch) = self.latent_rope(hyper, shared_dim, weights)?;
+        let scale = hyper.positive("attention.scale")?;
+        Ok(LatentAttentionBlock {
+            n_heads: hyper.count("attention.head_count")?,
+            plain_dim,
+            shared_dim,
+            v_dim: hyper.count("attention.value_length_mla")?,
+            rank,
+            query_rank,
+            scale: scale.unwrap_or_else(|| stretch * stretch / (k_dim as f64).sqrt()) as f32,
+            norm_eps: hyper.norm_eps()?,
+            rope: Some(rope),
+            query_scale: None,
+            window: Window::Full,
+        })
+    }
+
+    /// The rotation, and the factor on queries and on keys by which scores make up for a stretched
+    /// context.
+    ///
+    /// YaRN has a factor on rotated values and one on all scores (`mscale` and `mscale_all_dim` of
+    /// the published settings). GGUF files have a tenth of the latter in `yarn_log_multiplier`, and
+    /// the former in `attn_factor`, 1 where there is none.
+    fn latent_rope(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        n_rot: usize,
+        weights: &dyn WeightSource,
+    ) -> Result<(RopeSpec, f64), ModelError> {
+        let mut rope = hyper.rope(self.rope, n_rot, weights)?;
+        let RopeScaling::Yarn {
+            factor,
+            attention_factor,
+            ..
+        } = &mut rope.scaling
+        else {
+            return Ok((rope, 1.0));
+        };
+        *attention_factor = hyper.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let key = "rope.scaling.yarn_log_multiplier";
+        let stretch = match hyper.optional::<f32>(key)? {
+            Some(by) if by.is_finite() && by >= 0.0 => 1.0 + f64::from(by) * factor.ln(),
+            Some(by) => return Err(hyper.wrong(key, format!("{by} is not possible"))),
+            None => {
+                let reason = "is missing; a stretched context needs it".to_owned();
+                return Err(hyper.wrong(key, reason));
+            }
+        };
+        Ok((rope, stretch))
+    }
+}
+
+/// Files from before llama.cpp divided the matrix of keys and values in two.
+fn refuse_undivided(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<(), ModelError> {
+    if optional_weight(weights, "blk.0.attn_k_b.weight")?.is_some()
+        || optional_weight(weights, "blk.0.attn_kv_b.weight")?.is_none()
+    {
+        return Ok(());
+    }
+    let reason = "is missing: the file has the keys and values of all heads in one tensor \
+                  ('attn_kv_b'), as converters wrote it until April 2025. Convert the model again"
+        .to_owned();
+    Err(hyper.wrong("attention.key_length_mla", reason))
+}

@@ -1,0 +1,197 @@
+//! Models of latents: plain attention, types of rows, and files that would come out wrong.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod common;
+
+use common::CASES;
+use kv_core::KvType;
+use kv_core::graph::Op;
+use kv_core::layers::LayerMemory;
+use kv_core::weights::MemoryWeights;
+use model_core::gguf::Metadata;
+use model_tests::checks::{ONE, TOLERANCE};
+use model_tests::{Case, LogitsRows, Runner, Setup, candle, cpu, refusal, remove_key};
+
+/// Heads of 32 values: whole blocks of every type.
+const WIDE: &str = "deepseek_v2_lite";
+
+fn case(name: &str) -> &'static Case {
+    Case::named(CASES, name)
+}
+
+#[test]
+fn a_layer_remembers_one_row_a_token_for_all_heads() {
+    let model = case("deepseek_v3").model();
+    for (_, memory) in model.layers().iter() {
+        let LayerMemory::Latent(rows) = memory else {
+            panic!("{memory:?}");
+        };
+        assert_eq!((rows.kv_heads, rows.k_dim, rows.v_dim), (1, 28, 20));
+    }
+    let graph = model.graph(ONE).unwrap();
+    let stores = graph
+        .nodes()
+        .iter()
+        .filter(|node| matches!(node.op, Op::StoreK { .. }));
+    assert_eq!(stores.count(), 4);
+    // Keys that are values, too, cannot be moved.
+    let (weights, _) = case("deepseek_v3").open();
+    let error = graph.key_ropes(&*weights).unwrap_err().to_string();
+    assert!(error.contains("values"), "{error}");
+}
+
+/// How far the likeliest tokens may move by the type of rows: mean divergence of their
+/// distribution from the reference's, in nats a token.
+const TYPES: [(KvType, f64); 6] = [
+    (KvType::F16, 5e-5),
+    (KvType::BF16, 2e-3),
+    (KvType::Q8_0, 2e-2),
+    (KvType::Q5_1, 0.5),
+    (KvType::Q4_0, 1.0),
+    (KvType::IQ4_NL, 1.0),
+];
+
+/// `ln(e^x / sum(e^x))` of every value.
+fn log_softmax(row: &[f32]) -> Vec<f64> {
+    let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+    row.iter().map(|&x| f64::from(x) - sum.ln()).collect()
+}
+
+/// Mean Kullback-Leibler divergence from the reference's rows.
+fn divergence(theirs: &LogitsRows, ours: &[f32]) -> f64 {
+    let n = theirs.values.len() / theirs.positions.len();
+    let rows = theirs.positions.iter().zip(theirs.values.chunks(n));
+    let of_row = |(&at, wanted): (&usize, &[f32])| {
+        let (p, q) = (log_softmax(wanted), log_softmax(&ours[at * n..][..n]));
+        p.iter()
+            .zip(&q)
+            .map(|(p, q)| p.exp() * (p - q))
+            .sum::<f64>()
+    };
+    rows.map(of_row).sum::<f64>() / theirs.positions.len() as f64
+}
+
+#[test]
+fn rows_of_every_type_stay_near_the_reference() {
+    let case = case(WIDE);
+    let reference = case.reference();
+    let (prompt, theirs) = (&reference.prompts()[0], &reference.logits(0));
+    for (kv_type, tolerance) in TYPES {
+        let setup = Setup::with_type(kv_type);
+        let on_cpu = Runner::new(cpu(), case, &setup).feed(0, prompt, 512);
+        let on_candle = Runner::new(candle(), case, &setup).feed(0, prompt, 512);
+        for logits in [&on_cpu, &on_candle] {
+            let off = divergence(theirs, logits);
+            println!("{kv_type}: {off}");
+            assert!(off < tolerance, "{kv_type}: {off} nats a token");
+        }
+    }
+}
+
+/// 11 bits of mantissa move these logits (spread 3) by up to 0.12, where experts nearly tie.
+const F16_TOLERANCE: f32 = 0.2;
+
+#[test]
+fn f16_rows_stay_near_the_reference() {
+    let setup = Setup::with_type(KvType::F16);
+    for case in CASES.iter().filter(|case| case.keys.is_latent()) {
+        let reference = case.reference();
+        let logits = Runner::new(cpu(), case, &setup).feed(0, &reference.prompts()[0], 512);
+        let off = reference.logits(0).distance(&logits);
+        assert!(off < F16_TOLERANCE, "{}: off by {off}", case.name);
+    }
+}
+
+/// Cells of the runner's memory.
+const N_KV: usize = 512;
+
+#[test]
+fn plain_attention_over_latents_is_the_references() {
+    let case = case(WIDE);
+    let reference = case.reference();
+    let (prompt, theirs) = (&reference.prompts()[1], reference.logits(1));
+    let setup = Setup::default();
+    let mut on_cpu = Runner::new(cpu(), case, &setup).with_plain_attention(N_KV);
+    let mut on_candle = Runner::new(candle(), case, &setup).with_plain_attention(N_KV);
+    for logits in [on_cpu.feed(0, prompt, 512), on_candle.feed(0, prompt, 512)] {
+        let off = theirs.distance(&logits);
+        assert!(off < TOLERANCE, "off by {off}");
+    }
+}
+
+fn error(name: &str, edit: impl FnOnce(&mut Metadata)) -> String {
+    refusal(case(name), edit, "")
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_by_their_key() {
+    for (key, value) in [
+        ("attention.head_count_kv", 7u32),
+        ("attention.key_length", 18),
+        ("attention.value_length", 12),
+        ("attention.kv_lora_rank", 0),
+        ("attention.kv_lora_rank", 21),
+        ("rope.dimension_count", 18),
+        ("attention.value_length_mla", 0),
+        ("expert_gating_func", 3),
+        ("expert_group_used_count", 0),
+    ] {
+        let key = format!("deepseek2.{key}");
+        let error = error("deepseek_v3", |metadata| drop(metadata.insert(&key, value)));
+        let named = match key.ends_with("kv_lora_rank") && value > 0 {
+            true => "deepseek2.attention.key_length",
+            false => &*key,
+        };
+        assert!(error.contains(named), "{key}: {error}");
+    }
+    for key in [
+        "attention.kv_lora_rank",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "rope.dimension_count",
+        "rope.scaling.yarn_log_multiplier",
+        "expert_group_used_count",
+    ] {
+        let key = format!("deepseek2.{key}");
+        let error = error("deepseek_v3", |metadata| remove_key(metadata, &key));
+        assert!(error.contains(&key), "{error}");
+    }
+}
+
+#[test]
+fn files_with_all_keys_and_values_in_one_tensor_are_told_from_others() {
+    let case = case("deepseek_v3");
+    let (weights, mut metadata) = case.open();
+    let mut old = MemoryWeights::new();
+    for name in weights.names() {
+        if !name.contains("attn_k_b") && !name.contains("attn_v_b") {
+            old.insert(weights.require(&name).unwrap());
+        }
+    }
+    old.insert_f32("blk.0.attn_kv_b.weight", &[154, 20], &[0.0; 3080])
+        .unwrap();
+    for key in ["key_length_mla", "value_length_mla"] {
+        remove_key(&mut metadata, &format!("deepseek2.attention.{key}"));
+    }
+    let error = case
+        .registry()
+        .model(&metadata, &old)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("attn_kv_b") && error.contains("Convert"),
+        "{error}"
+    );
+}
+
+#[test]
+fn biases_of_the_choice_are_missed_where_a_sigmoid_makes_weights() {
+    let bias = "blk.1.exp_probs_b.bias";
+    let without = refusal(case("deepseek_v3"), |_| (), bias);
+    assert!(without.contains(bias), "{without}");
+    let softmax = error("deepseek_v2", |metadata| {
+        drop(metadata.insert("deepseek2.expert_gating_func", 2u32));
+    });
+    assert!(softmax.contains(bias), "{softmax}");
+}
