@@ -1,36 +1,47 @@
-//! The backends that this crate was built with, chosen at run time. This is the only file of the
-//! workspace's libraries that names concrete backends (`.ci/tidy` checks it).
+//! The backends that this crate was built with, chosen at run time. This file and those beside it in
+//! `backends/` are the only ones of the workspace's libraries that name concrete backends
+//! (`.ci/tidy` checks it).
 
+#[cfg(feature = "candle")]
+mod candle;
+#[cfg(feature = "cpu")]
+mod cpu;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod cuda;
+
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, BoxedBackend, CustomOps, Profile};
+use kv_core::backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, Profile};
 use kv_core::graph::Graph;
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
-/// What computes.
+/// What computes. Those that this crate was built without cannot be opened, and say so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// Cellar's own kernels on the CPU.
-    #[cfg(feature = "cpu")]
+    /// Cellar's own kernels on the CPU (feature `cpu`).
     Cpu,
-    /// Plain candle operations on the CPU: the reference, slower.
-    #[cfg(feature = "candle")]
+    /// Cellar's own kernels on an NVIDIA GPU (feature `cuda`, on Linux and Windows). The driver is
+    /// looked for when it is opened.
+    Cuda,
+    /// Plain candle operations on the CPU: the reference, slower (feature `candle`).
     Candle,
 }
 
-/// How activations are kept that meet quantized weights. For the CPU backend.
+/// How activations are kept that meet quantized weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// As f32 for models with at most 8 MiB of quantized weights (and of BF16, where activations
-    /// would be rounded), otherwise as int8.
+    /// On the CPU, as f32 for models with at most 8 MiB of quantized weights (and of BF16, where
+    /// activations would be rounded), otherwise as int8. On a GPU, as [`Self::Int8`].
     #[default]
     Auto,
     /// No rounding; slow prompts.
     F32,
-    /// Fast: blocks of int8 with a scale; BF16 for BF16 weights where the CPU multiplies BF16.
+    /// Fast: blocks of int8 with a scale; BF16 for BF16 weights where the CPU multiplies BF16. On a
+    /// GPU, halves in products of many tokens.
     Int8,
 }
 
@@ -47,9 +58,11 @@ pub enum Repack {
 /// What a backend is opened with.
 #[derive(Clone, Debug, Default)]
 pub struct BackendOptions {
-    /// Which; `None` takes the fastest one that this crate was built with.
+    /// Which; `None` takes the one that suits: a GPU where there is one and the model fits
+    /// ([`choose_backend`](crate::choose_backend)), else the fastest that this crate was built
+    /// with.
     pub kind: Option<BackendKind>,
-    /// Its threads, the caller's included; `None` takes one for each physical core.
+    /// Its threads, the caller's included; `None` takes one for each physical core. For the CPU.
     pub n_threads: Option<NonZeroUsize>,
     /// How activations are kept.
     pub activations: Activations,
@@ -59,32 +72,122 @@ pub struct BackendOptions {
     pub profile: Option<Arc<Profile>>,
 }
 
-/// Opens a backend.
-///
-/// # Errors
-/// [`BackendError`] where its threads cannot be started, this machine lacks the instruction set
-/// that the environment names, it cannot profile and is asked to, or the crate was built without
-/// any.
-pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
-    match options.kind.map_or_else(fastest, Ok)? {
-        #[cfg(feature = "cpu")]
-        BackendKind::Cpu => cpu(options),
-        #[cfg(feature = "candle")]
-        BackendKind::Candle => candle(options),
+impl BackendKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Cpu, Self::Cuda, Self::Candle];
+
+    /// Its name, as on the command line and in errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Candle => "candle",
+        }
+    }
+
+    fn not_built(self) -> BackendError {
+        let reason = match self {
+            Self::Cuda if cfg!(feature = "cuda") => {
+                "there are NVIDIA drivers for Linux and Windows only".to_owned()
+            }
+            kind => format!("built without the cargo feature '{kind}'"),
+        };
+        unavailable(self.name(), reason)
     }
 }
 
-/// The fastest backend that this crate was built with.
-#[allow(unreachable_code)] // with every feature, only the first is reached
-fn fastest() -> Result<BackendKind, BackendError> {
-    #[cfg(feature = "cpu")]
-    return Ok(BackendKind::Cpu);
-    #[cfg(feature = "candle")]
-    return Ok(BackendKind::Candle);
-    Err(BackendError::Unavailable {
-        backend: "any",
-        reason: "built without a backend; choose a feature: cpu or candle".to_owned(),
-    })
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+fn unavailable(backend: &'static str, reason: impl Into<String>) -> BackendError {
+    BackendError::Unavailable {
+        backend,
+        reason: reason.into(),
+    }
+}
+
+/// Opens a backend. Without a kind, this is the fastest on the host: whether a model fits a GPU
+/// depends on the model ([`choose_backend`](crate::choose_backend)).
+///
+/// # Errors
+/// [`BackendError`] where its threads cannot be started, this machine lacks the instruction set
+/// that the environment names, it cannot profile and is asked to, this crate was built without it,
+/// or there is no device for it.
+pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
+    match options.kind.map_or_else(fastest_on_host, Ok)? {
+        #[cfg(feature = "cpu")]
+        BackendKind::Cpu => cpu::open(&options),
+        #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+        BackendKind::Cuda => cuda::open(&options),
+        #[cfg(feature = "candle")]
+        BackendKind::Candle => candle::open(&options),
+        #[allow(unreachable_patterns)] // with every feature
+        absent => Err(absent.not_built()),
+    }
+}
+
+/// The fastest backend on the host that this crate was built with.
+pub(crate) fn fastest_on_host() -> Result<BackendKind, BackendError> {
+    if cfg!(feature = "cpu") {
+        Ok(BackendKind::Cpu)
+    } else if cfg!(feature = "candle") {
+        Ok(BackendKind::Candle)
+    } else {
+        let reason = "built without a backend for the CPU; choose a cargo feature: cpu or candle";
+        Err(unavailable("cpu", reason))
+    }
+}
+
+/// Something that computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ComputeDevice {
+    /// What it is, for people.
+    pub description: String,
+    /// Its memory, where that is known.
+    pub memory: Option<DeviceMemory>,
+}
+
+/// The devices of a backend on this machine; of those that it cannot use, the reason.
+///
+/// # Errors
+/// [`BackendError::Unavailable`] with the reason why there is none.
+pub fn backend_devices(
+    kind: BackendKind,
+) -> Result<Vec<Result<ComputeDevice, BackendError>>, BackendError> {
+    match kind {
+        #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+        BackendKind::Cuda => cuda::devices(),
+        kind => {
+            let backend = open_backend(BackendOptions {
+                kind: Some(kind),
+                ..BackendOptions::default()
+            })?;
+            Ok(vec![Ok(ComputeDevice::of(&backend))])
+        }
+    }
+}
+
+impl ComputeDevice {
+    /// The device of an open backend.
+    pub(crate) fn of(backend: &BoxedBackend) -> Self {
+        use kv_core::backend::Backend;
+
+        Self {
+            description: backend.info().device,
+            memory: backend.memory(),
+        }
+    }
+}
+
+/// Whether this machine has a GPU and a driver for it, be it that they cannot be used here.
+pub(crate) fn is_gpu_present() -> bool {
+    #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+    return cuda::is_present();
+    #[allow(unreachable_code)] // with the feature
+    false
 }
 
 /// What a backend would compute, to plan its memory.
@@ -100,101 +203,48 @@ pub struct BackendWork<'a> {
     pub custom: &'a CustomOps,
 }
 
+/// Where a backend has its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPlace {
+    /// In the process, rows of the memory too.
+    Host,
+    /// On a device of its own, rows of the memory too.
+    Device,
+}
+
 /// What a backend takes in addition to the rows of the memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendMemory {
+    /// Where.
+    pub place: MemoryPlace,
     /// Weights in the backend's own layout.
     pub packed: usize,
     /// Of the packed weights, as they are stored: these do not stay in memory.
     pub replaced: usize,
     /// Scratch memory of the compiled graphs.
     pub scratch: usize,
+    /// Where inputs and weights are put on their way to a device.
+    pub transfers: usize,
 }
 
-/// What a backend would take for this work, without packing weights; `None` where it cannot tell.
+/// What a backend would take for this work, without packing weights and without its device; `None`
+/// where it cannot tell.
 ///
 /// # Errors
 /// As [`open_backend`], and where the backend cannot compute the graphs.
 pub fn plan_backend_memory(
-    options: BackendOptions,
+    options: &BackendOptions,
     work: &BackendWork<'_>,
 ) -> Result<Option<BackendMemory>, BackendError> {
-    match options.kind.map_or_else(fastest, Ok)? {
+    let _ = work; // without a backend that can tell
+    match options.kind.map_or_else(fastest_on_host, Ok)? {
         #[cfg(feature = "cpu")]
-        BackendKind::Cpu => plan_cpu_memory(options, work).map(Some),
+        BackendKind::Cpu => cpu::plan_memory(options, work).map(Some),
+        #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+        BackendKind::Cuda => cuda::plan_memory(options, work).map(Some),
         #[cfg(feature = "candle")]
         BackendKind::Candle => Ok(None),
+        #[allow(unreachable_patterns)] // with every feature
+        absent => Err(absent.not_built()),
     }
-}
-
-#[cfg(feature = "cpu")]
-fn plan_cpu_memory(
-    options: BackendOptions,
-    work: &BackendWork<'_>,
-) -> Result<BackendMemory, BackendError> {
-    use kv_core::backend::{Backend, OnProgress};
-
-    let mut backend = cpu_backend(&options)?;
-    backend.set_custom_ops(work.custom.clone())?;
-    let weights = backend.load_weights(Arc::clone(work.weights), OnProgress::default())?;
-    let planned = backend.plan_memory(work.graphs, &weights, work.layout)?;
-    Ok(BackendMemory {
-        packed: planned.packed,
-        replaced: planned.replaced,
-        scratch: planned.programs,
-    })
-}
-
-#[cfg(feature = "cpu")]
-fn cpu(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
-    let backend = cpu_backend(&options)?;
-    Ok(BoxedBackend::new(match options.profile {
-        Some(profile) => backend.with_profile(profile),
-        None => backend,
-    }))
-}
-
-#[cfg(feature = "cpu")]
-fn cpu_backend(options: &BackendOptions) -> Result<kv_cpu::CpuBackend, BackendError> {
-    use kv_cpu::activations::ActivationKind;
-    use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
-
-    CpuBackend::new(CpuConfig {
-        n_threads: options.n_threads,
-        activations: match options.activations {
-            Activations::Auto => ActivationChoice::Auto,
-            Activations::F32 => ActivationChoice::Always(ActivationKind::F32),
-            Activations::Int8 => ActivationChoice::Always(ActivationKind::Int8),
-        },
-        repack: match options.repack {
-            Repack::Auto => RepackChoice::Auto,
-            Repack::Never => RepackChoice::Never,
-        },
-        ..CpuConfig::default()
-    })
-}
-
-#[cfg(feature = "candle")]
-fn candle(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
-    use std::sync::Once;
-
-    /// Candle computes on rayon's global pool, which backends share.
-    static POOL: Once = Once::new();
-
-    let unavailable = |reason: String| BackendError::Unavailable {
-        backend: "candle",
-        reason,
-    };
-    if options.profile.is_some() {
-        return Err(unavailable("it does not profile its steps".to_owned()));
-    }
-    let mut built = Ok(());
-    POOL.call_once(|| {
-        let pool = rayon::ThreadPoolBuilder::new();
-        built = pool
-            .num_threads(options.n_threads.map_or(0, NonZeroUsize::get))
-            .build_global();
-    });
-    built.map_err(|error| unavailable(error.to_string()))?;
-    Ok(BoxedBackend::new(kv_candle::CandleBackend::cpu()))
 }

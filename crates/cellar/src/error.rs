@@ -5,6 +5,8 @@ use kv_core::backend::BackendError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{MetadataError, ModelFileError};
 
+use crate::choice::DeviceShortage;
+
 /// Why a model cannot be opened or go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -15,6 +17,19 @@ pub enum Error {
     /// The backend cannot be opened.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The model does not fit the memory of the device that was asked for.
+    #[error(
+        "the model takes {} bytes on {} (weights {}, KV rows and states {}, scratch {}), which has \
+         room for {}; {}",
+        .0.needs.total(),
+        .0.device.description,
+        .0.needs.weights,
+        .0.needs.rows,
+        .0.needs.scratch,
+        .0.room,
+        largest(.0.largest_n_ctx)
+    )]
+    DeviceMemory(Box<DeviceShortage>),
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -36,4 +51,11 @@ pub enum Error {
     /// The chat template renders these messages to nothing.
     #[error("the chat template makes nothing of these messages")]
     EmptyChat,
+}
+
+fn largest(n_ctx: Option<u32>) -> String {
+    match n_ctx {
+        Some(n_ctx) => format!("the largest context that fits is {n_ctx}"),
+        None => "no context fits".to_owned(),
+    }
 }

@@ -32,11 +32,13 @@
 //! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
 //! [`model_core`] reads files, tokenizes and renders chat templates.
 //!
-//! Features: `cpu` (on by default), `candle`.
+//! Features: `cpu` (on by default), `candle`, and `cuda`, which needs no CUDA toolkit to build and no
+//! driver to start.
 
 mod architectures;
 mod backends;
 mod chat;
+mod choice;
 mod error;
 mod model;
 mod sequences;
@@ -44,10 +46,14 @@ mod text;
 
 pub use architectures::architectures;
 pub use backends::{
-    Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, Repack, open_backend,
-    plan_backend_memory,
+    Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice,
+    MemoryPlace, Repack, backend_devices, open_backend, plan_backend_memory,
 };
 pub use chat::render_chat;
+pub use choice::{
+    Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, device_needs,
+    largest_device_n_ctx, weight_shapes,
+};
 pub use engine;
 pub use engine::sampler::{Penalties, SamplerConfig};
 pub use engine::{

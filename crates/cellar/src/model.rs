@@ -7,7 +7,7 @@ use std::path::Path;
 
 use engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions, Generation,
-    PromptProgress, Reranker, RerankerConfig,
+    PromptOutputs, PromptProgress, Reranker, RerankerConfig, TextPlan,
 };
 use kv_core::backend::{BoxedBackend, OnProgress};
 use kv_core::memory::{Memory, Seqs};
@@ -17,8 +17,9 @@ use model_core::model_file::{ModelFile, OpenModel};
 use model_core::tokenizer::EncodeOptions;
 
 use crate::architectures::architectures;
-use crate::backends::{BackendOptions, open_backend};
+use crate::backends::BackendOptions;
 use crate::chat::render_chat;
+use crate::choice::{ModelWork, choose_backend};
 use crate::error::Error;
 use crate::text::{Text, TextState};
 
@@ -47,8 +48,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a GGUF file (the first part of a split one) or a directory with safetensors files, on
-    /// the fastest backend.
+    /// Opens a GGUF file (the first part of a split one) or a directory with safetensors files, on a
+    /// GPU where there is one and the model fits, else on the CPU ([`choose_backend`]).
     ///
     /// # Errors
     /// [`Error`]: the file is not usable, or does not fit this machine.
@@ -69,7 +70,13 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn load(file: ModelFile, options: ModelOptions) -> Result<Self, Error> {
-        let backend = open_backend(options.backend)?;
+        let work = ModelWork {
+            model: file.model(),
+            weights: &*file.weights(),
+            config: &options.engine,
+            outputs: PromptOutputs::Last,
+        };
+        let backend = choose_backend(options.backend, &work)?.backend;
         let (model, weights) = (file.model().clone(), file.weights());
         let progress = options.on_progress;
         let engine = Engine::with_progress(backend, model, weights, &options.engine, progress)?;
@@ -270,7 +277,8 @@ pub fn embedder(
     backend: BackendOptions,
     config: &EmbedderConfig,
 ) -> Result<Embedder<BoxedBackend>, Error> {
-    Ok(Embedder::new(open_backend(backend)?, file, config)?)
+    let backend = backend_for(&config.plan(file)?, file, backend)?;
+    Ok(Embedder::new(backend, file, config)?)
 }
 
 /// Opens a cross-encoder for scores of documents: [`Reranker::rank`].
@@ -282,5 +290,20 @@ pub fn reranker(
     backend: BackendOptions,
     config: &RerankerConfig,
 ) -> Result<Reranker<BoxedBackend>, Error> {
-    Ok(Reranker::new(open_backend(backend)?, file, config)?)
+    let backend = backend_for(&config.plan(file)?, file, backend)?;
+    Ok(Reranker::new(backend, file, config)?)
+}
+
+fn backend_for(
+    plan: &TextPlan,
+    file: &OpenModel,
+    options: BackendOptions,
+) -> Result<BoxedBackend, Error> {
+    let work = ModelWork {
+        model: &plan.model,
+        weights: &*file.weights(),
+        config: &plan.engine,
+        outputs: PromptOutputs::All,
+    };
+    Ok(choose_backend(options, &work)?.backend)
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use kv_core::backend::BackendError;
 use model_core::error::{GgufError, ModelFileError};
 
 /// Names that are shown at most.
@@ -16,6 +17,9 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
     let causes = || error.chain();
     if causes().filter_map(|e| e.downcast_ref()).any(is_disk_full) {
         return Some("free some space, or choose another place".to_owned());
+    }
+    if let Some(cellar::Error::Backend(error)) = causes().find_map(|e| e.downcast_ref()) {
+        return of_backend(error);
     }
     let mut of_files = causes().filter_map(|e| e.downcast_ref());
     let of_file = of_files.find_map(|error| match error {
@@ -33,6 +37,19 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
             .then(|| "check the path".to_owned())
     };
     of_file.or_else(not_found)
+}
+
+/// Of a backend that was asked for.
+fn of_backend(error: &BackendError) -> Option<String> {
+    match error {
+        BackendError::Unavailable { backend, .. } if *backend != "cpu" => {
+            Some("'cellar devices' lists what there is; --backend cpu needs no GPU".to_owned())
+        }
+        BackendError::UnsupportedOp { backend, .. } if *backend != "cpu" => {
+            Some("--backend cpu computes it".to_owned())
+        }
+        _ => None,
+    }
 }
 
 fn is_not_found(error: &io::Error) -> bool {

@@ -86,6 +86,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Show how much memory a model would need, without loading it.
     Plan(PlanArgs),
+    /// List what can compute on this machine, and why the rest cannot.
+    Devices(DevicesArgs),
     /// Print the compute graph of a model, or compare two.
     Graph(GraphArgs),
     /// Show the tokens of a text.
@@ -136,10 +138,10 @@ pub(crate) struct ModelArgs {
 /// The backend, and the size of the memory.
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Backend that computes
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) backend: BackendName,
-    /// Type of the activations that the cpu backend multiplies with quantised weights
+    /// Backend that computes [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendName>,
+    /// Type of the activations that are multiplied with quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
     /// Whether the cpu backend repacks weights into an interleaved SIMD layout
@@ -152,7 +154,7 @@ pub(crate) struct EngineArgs {
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Layers on a GPU, which this build has no backend for: 0
+    /// Layers on a GPU: 0 is --backend cpu; layers cannot be split between GPU and CPU
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true,
           allow_negative_numbers = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,
@@ -358,6 +360,22 @@ pub(crate) struct PlanArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// `cellar devices`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Lists every backend with its devices and their memory; of those that cannot be used, the reason. A
+GPU needs NVIDIA's driver alone. CUDA_VISIBLE_DEVICES hides GPUs or changes their order: the first one
+that can be used computes.
+
+Examples:
+  cellar devices
+  cellar devices --json")]
+pub(crate) struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// How a graph is printed.

@@ -1,39 +1,39 @@
-//! The backends and their settings as flags name them. Opening them is the library's work.
+//! The backends and their settings as flags name them, and what is reported of the choice. Choosing
+//! and opening them is the library's work.
 
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use cellar::{Activations, BackendKind, BackendMemory, BackendWork, Repack};
+use cellar::{Activations, BackendKind, BackendOptions, ModelWork, Repack};
 use clap::ValueEnum;
-use kv_core::backend::{BoxedBackend, Profile};
+use engine::EngineError;
+use kv_core::backend::{Backend, BoxedBackend, Profile};
 
-use crate::failure::usage;
+use crate::failure::{usage, words};
+use crate::progress::Progress;
+use crate::terminal::note;
 
 /// A backend on the command line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendName {
+    /// A GPU where there is one and the model fits, else the CPU.
+    Auto,
     /// Cellar's own kernels on the CPU.
-    #[default]
     Cpu,
+    /// Cellar's own kernels on an NVIDIA GPU.
+    Cuda,
     /// Plain candle operations on the CPU: the reference, slower.
     Candle,
 }
 
-impl fmt::Display for BackendName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cpu => "cpu",
-            Self::Candle => "candle",
-        })
-    }
-}
-
-impl From<BackendName> for BackendKind {
-    fn from(name: BackendName) -> Self {
-        match name {
-            BackendName::Cpu => Self::Cpu,
-            BackendName::Candle => Self::Candle,
+impl BackendName {
+    /// The backend, if one is named.
+    pub(crate) fn kind(self) -> Option<BackendKind> {
+        match self {
+            Self::Auto => None,
+            Self::Cpu => Some(BackendKind::Cpu),
+            Self::Cuda => Some(BackendKind::Cuda),
+            Self::Candle => Some(BackendKind::Candle),
         }
     }
 }
@@ -80,9 +80,11 @@ impl From<RepackName> for Repack {
     }
 }
 
-/// What a backend is opened with.
+/// The flags that choose a backend.
 #[derive(Clone, Debug)]
-pub(crate) struct BackendOptions {
+pub(crate) struct BackendFlags {
+    /// Which, if one was named: without, as [`BackendName::Auto`], but silent where there is no GPU.
+    pub(crate) name: Option<BackendName>,
     /// Its threads, the caller's included; one for each physical core where not given.
     pub(crate) n_threads: Option<u16>,
     /// How activations are kept.
@@ -93,36 +95,65 @@ pub(crate) struct BackendOptions {
     pub(crate) profile: Option<Arc<Profile>>,
 }
 
-/// Opens a backend.
-///
-/// # Errors
-/// As [`cellar::open_backend`]; a usage error where the backend cannot profile and is asked to.
-pub(crate) fn open(name: BackendName, options: BackendOptions) -> anyhow::Result<BoxedBackend> {
-    if name == BackendName::Candle && options.profile.is_some() {
-        return usage("the candle backend does not profile its steps; --backend cpu does");
+impl BackendFlags {
+    /// What the library opens.
+    pub(crate) fn options(&self) -> BackendOptions {
+        BackendOptions {
+            kind: self.name.and_then(BackendName::kind),
+            n_threads: self.n_threads.and_then(|n| NonZeroUsize::new(n.into())),
+            activations: self.activations.into(),
+            repack: self.repack.into(),
+            profile: self.profile.clone(),
+        }
     }
-    Ok(cellar::open_backend(library_options(name, options))?)
+
+    /// Opens the backend that was named, or the one that suits the model, reports which where there
+    /// was a choice, and has `build` load the model. Where a GPU that nobody asked for fails at it,
+    /// the CPU takes over.
+    ///
+    /// # Errors
+    /// As [`cellar::choose_backend`] and of `build`; a usage error where the backend cannot profile
+    /// and is asked to.
+    pub(crate) fn load<T>(
+        &self,
+        work: &ModelWork<'_>,
+        build: impl Fn(BoxedBackend) -> Result<T, EngineError>,
+    ) -> anyhow::Result<T> {
+        let options = self.options();
+        if let (Some(kind), true) = (options.kind, self.profile.is_some())
+            && kind != BackendKind::Cpu
+        {
+            return usage(format!(
+                "the {kind} backend does not profile its steps; --backend cpu does"
+            ));
+        }
+        let choice = cellar::choose_backend(options.clone(), work)?;
+        let is_asked = options.kind.is_some();
+        let on_host = |name: &str, reason: &str| report(&format!("backend: {name}; {reason}"));
+        if is_asked || choice.kind != BackendKind::Cuda {
+            let is_wanted = self.name == Some(BackendName::Auto) || choice.is_gpu_present;
+            if !is_asked && is_wanted {
+                on_host(choice.kind.name(), &choice.reason);
+            }
+            return Ok(build(choice.backend)?);
+        }
+        report(&format!("backend: {}, {}", choice.kind, choice.reason));
+        match build(choice.backend) {
+            Err(EngineError::Backend(error)) => {
+                let host = BackendOptions {
+                    kind: None,
+                    ..options
+                };
+                let backend = cellar::open_backend(host)?;
+                on_host(&backend.info().name, &error.to_string());
+                Ok(build(backend)?)
+            }
+            other => Ok(other?),
+        }
+    }
 }
 
-/// What the backend would take for this work; `None` where it cannot tell.
-///
-/// # Errors
-/// As [`cellar::plan_backend_memory`].
-pub(crate) fn plan_memory(
-    name: BackendName,
-    options: BackendOptions,
-    work: &BackendWork<'_>,
-) -> anyhow::Result<Option<BackendMemory>> {
-    let options = library_options(name, options);
-    Ok(cellar::plan_backend_memory(options, work)?)
-}
-
-fn library_options(name: BackendName, options: BackendOptions) -> cellar::BackendOptions {
-    cellar::BackendOptions {
-        kind: Some(name.into()),
-        n_threads: options.n_threads.and_then(|n| NonZeroUsize::new(n.into())),
-        activations: options.activations.into(),
-        repack: options.repack.into(),
-        profile: options.profile,
-    }
+/// Prints a line on stderr, around bars.
+fn report(line: &str) {
+    Progress::suspend(|| note(words(line)));
 }

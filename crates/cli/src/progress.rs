@@ -145,7 +145,6 @@ impl Progress {
     }
 
     /// Hides all bars while something else is printed.
-    #[cfg(feature = "hub")]
     pub(crate) fn suspend(print: impl FnOnce()) {
         BARS.suspend(print);
     }

@@ -11,21 +11,24 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
+use cellar::{DeviceShortage, ModelWork};
+use clap::ValueEnum;
 use engine::sampler::{Penalties, SamplerConfig};
 use engine::{
     AttentionMode, ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext,
-    LongTexts, MemoryBudget, RecordingBackend,
+    LongTexts, MemoryBudget, PromptOutputs, RecordingBackend, TextPlan,
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
 use kv_core::memory::{Streams, SwaSize};
+use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 
 use crate::args::{
     AttentionName, ContextSize, EngineArgs, LongContextArgs, SamplerArgs, Seed, TextArgs,
 };
-use crate::backends::{self, BackendOptions};
+use crate::backends::{BackendFlags, BackendName};
 use crate::failure::{UsageError, usage};
 use crate::input;
 use crate::machine;
@@ -163,18 +166,25 @@ pub(crate) fn long_texts(args: &TextArgs) -> LongTexts {
     }
 }
 
-/// Opens the backend for whole texts.
-///
-/// # Errors
-/// As [`backends::open`].
-pub(crate) fn text_backend(args: &TextArgs) -> anyhow::Result<BoxedBackend> {
-    let options = BackendOptions {
+/// The backend for whole texts.
+pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
+    BackendFlags {
+        name: args.backend,
         n_threads: args.threads,
         activations: args.activations,
         repack: args.repack,
         profile: None,
-    };
-    backends::open(args.backend, options)
+    }
+}
+
+/// What whole texts are to a backend.
+pub(crate) fn text_work<'a>(plan: &'a TextPlan, weights: &'a dyn WeightSource) -> ModelWork<'a> {
+    ModelWork {
+        model: &plan.model,
+        weights,
+        config: &plan.engine,
+        outputs: PromptOutputs::All,
+    }
 }
 
 /// Checks that a model has logits.
@@ -204,8 +214,28 @@ pub(crate) fn open_engine(
     file: &OpenModel,
     args: &EngineArgs,
     config: &EngineConfig,
+    outputs: PromptOutputs,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
-    open_profiled_engine(file, args, config, None)
+    continues_texts(file)?;
+    load(file, &backend_flags(args)?, (config, outputs), |b| b)
+}
+
+/// The same on the backend of another engine of the command, by its name.
+///
+/// # Errors
+/// As [`open_engine`].
+pub(crate) fn open_engine_on(
+    backend: &str,
+    file: &OpenModel,
+    args: &EngineArgs,
+    config: &EngineConfig,
+) -> anyhow::Result<Engine<BoxedBackend>> {
+    let flags = backend_flags(args)?;
+    let flags = BackendFlags {
+        name: BackendName::from_str(backend, false).ok().or(flags.name),
+        ..flags
+    };
+    load(file, &flags, (config, PromptOutputs::All), |b| b)
 }
 
 /// The same with a backend that adds its steps to a profile, where one is given.
@@ -219,10 +249,15 @@ pub(crate) fn open_profiled_engine(
     profile: Option<Arc<Profile>>,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
-    load(file, open_backend(args, profile)?, config)
+    let flags = BackendFlags {
+        profile,
+        ..backend_flags(args)?
+    };
+    load(file, &flags, (config, PromptOutputs::Last), |b| b)
 }
 
-/// The same with a backend that records what weight matrices multiply.
+/// The same with a backend that records what weight matrices multiply: the CPU, unless another is
+/// named, since all of it is read back.
 ///
 /// # Errors
 /// As [`open_engine`].
@@ -230,49 +265,81 @@ pub(crate) fn open_recording_engine(
     file: &OpenModel,
     args: &EngineArgs,
     config: &EngineConfig,
-    recorder: impl FnOnce(BoxedBackend) -> RecordingBackend<BoxedBackend>,
+    recorder: impl Fn(BoxedBackend) -> RecordingBackend<BoxedBackend>,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
-    let backend = recorder(open_backend(args, None)?);
-    load(file, BoxedBackend::new(backend), config)
+    let flags = backend_flags(args)?;
+    let flags = BackendFlags {
+        name: flags.name.or(Some(BackendName::Cpu)),
+        ..flags
+    };
+    load(file, &flags, (config, PromptOutputs::Last), |backend| {
+        BoxedBackend::new(recorder(backend))
+    })
 }
 
-fn open_backend(args: &EngineArgs, profile: Option<Arc<Profile>>) -> anyhow::Result<BoxedBackend> {
-    let options = BackendOptions {
+/// The backend that the flags choose.
+///
+/// # Errors
+/// A usage error where they contradict each other.
+pub(crate) fn backend_flags(args: &EngineArgs) -> anyhow::Result<BackendFlags> {
+    let name = match (args.backend, args.gpu_layers) {
+        (None | Some(BackendName::Auto), Some(_)) => Some(BackendName::Cpu),
+        (Some(BackendName::Cuda), Some(_)) => {
+            return usage("--gpu-layers 0 is the CPU: leave it or --backend cuda out");
+        }
+        (name, _) => name,
+    };
+    Ok(BackendFlags {
+        name,
         n_threads: args.threads,
         activations: args.activations,
         repack: args.repack,
-        profile,
-    };
-    backends::open(args.backend, options)
+        profile: None,
+    })
 }
 
 fn load(
     file: &OpenModel,
-    backend: BoxedBackend,
-    config: &EngineConfig,
+    flags: &BackendFlags,
+    (config, outputs): (&EngineConfig, PromptOutputs),
+    wrap: impl Fn(BoxedBackend) -> BoxedBackend,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
-    let mut config = config.clone();
-    if let (Some(memory), MemoryBudget::Bytes(budget)) = (backend.memory(), &mut config.budget) {
-        *budget = memory.free;
-    }
-    let (_bar, on_progress) = Progress::weights();
-    let (model, weights) = (file.model().clone(), file.weights());
-    let engine = Engine::with_progress(backend, model, weights, &config, on_progress);
+    let weights = file.weights();
+    let work = ModelWork {
+        model: file.model(),
+        weights: &*weights,
+        config,
+        outputs,
+    };
+    let engine = flags.load(&work, |backend| {
+        let backend = wrap(backend);
+        let mut config = config.clone();
+        if let (Some(memory), MemoryBudget::Bytes(budget)) = (backend.memory(), &mut config.budget)
+        {
+            *budget = memory.free;
+        }
+        let (_bar, on_progress) = Progress::weights();
+        let (model, weights) = (file.model().clone(), file.weights());
+        Engine::with_progress(backend, model, weights, &config, on_progress)
+    });
     engine.map_err(does_not_fit)
 }
 
 /// Reports the machine's free memory, where the memory does not fit it.
-fn does_not_fit(error: EngineError) -> anyhow::Error {
-    let EngineError::Config(ConfigError::OverBudget {
+fn does_not_fit(error: anyhow::Error) -> anyhow::Error {
+    if let Some(cellar::Error::DeviceMemory(shortage)) = error.downcast_ref() {
+        return device_does_not_fit(shortage);
+    }
+    let Some(EngineError::Config(ConfigError::OverBudget {
         n_cells,
         wanted,
         available,
         largest_n_ctx,
         ..
-    }) = error
+    })) = error.downcast_ref()
     else {
-        return error.into();
+        return error;
     };
     let advice = match largest_n_ctx {
         Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits"),
@@ -281,8 +348,32 @@ fn does_not_fit(error: EngineError) -> anyhow::Error {
     anyhow::anyhow!(
         "a context of {n_cells} cells takes {}, but this machine has {} free; {advice} \
          (--no-memory-check tries anyway)",
-        machine::bytes(wanted),
-        machine::bytes(available),
+        machine::bytes(*wanted),
+        machine::bytes(*available),
+    )
+}
+
+fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
+    let DeviceShortage {
+        device,
+        needs,
+        room,
+        largest_n_ctx,
+    } = shortage;
+    let advice = match largest_n_ctx {
+        Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits, --kv-type q8_0 takes less"),
+        None => "no --ctx fits, a model of fewer bits per weight may".to_owned(),
+    };
+    anyhow::anyhow!(
+        "the model takes {} on the GPU (weights {}, KV rows and states {}, scratch {}), but {} has \
+         room for {}; {advice}; --backend cpu computes without the GPU (--no-memory-check tries \
+         anyway)",
+        machine::bytes(needs.total()),
+        machine::bytes(needs.weights),
+        machine::bytes(needs.rows),
+        machine::bytes(needs.scratch + needs.transfers),
+        device.description,
+        machine::bytes(*room),
     )
 }
 

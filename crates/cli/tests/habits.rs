@@ -35,8 +35,8 @@ fn flags_of_llama_cpp_work() {
     assert_eq!(code, 2);
     assert_eq!(
         message,
-        "invalid value '99' for '--gpu-layers <N>': this build computes on the CPU only; leave the \
-         flag out, or give 0; see --help"
+        "invalid value '99' for '--gpu-layers <N>': layers cannot be split between GPU and CPU; leave \
+         the flag out and choose with --backend, or give 0 for the CPU; see --help"
     );
 }
 

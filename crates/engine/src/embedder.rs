@@ -14,7 +14,7 @@ use model_core::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::decode::Engine;
 use crate::error::EngineError;
-use crate::texts::{TextEngine, TextSettings, TextTokens};
+use crate::texts::{TextEngine, TextPlan, TextSettings, TextTokens};
 
 /// The settings of an [`Embedder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +78,21 @@ impl Default for EmbedderConfig {
     }
 }
 
-impl<B: Backend> Embedder<B> {
-    /// Loads a model into a backend. How the rows of a text become one vector, and how long vectors
-    /// are, is the file's choice where `config` makes none.
+impl EmbedderConfig {
+    /// How an [`Embedder`] of this file computes.
     ///
     /// # Errors
-    /// [`EngineError`], before anything is loaded where the model gives no vectors or has no
-    /// pooling.
-    pub fn new(backend: B, file: &OpenModel, config: &EmbedderConfig) -> Result<Self, EngineError> {
+    /// [`EngineError`] where the model gives no vectors or has no pooling.
+    pub fn plan(&self, file: &OpenModel) -> Result<TextPlan, EngineError> {
+        let settings = SentenceSettings::read(file.metadata())?;
+        self.plan_with(file, &settings)
+    }
+
+    fn plan_with(
+        &self,
+        file: &OpenModel,
+        settings: &SentenceSettings,
+    ) -> Result<TextPlan, EngineError> {
         let model = file.model();
         let architecture = || model.architecture().to_owned();
         let without_head = match model.output() {
@@ -98,23 +105,36 @@ impl<B: Backend> Embedder<B> {
                 architecture: architecture(),
             });
         };
-        let settings = SentenceSettings::read(file.metadata())?;
-        let pooling = config.pooling.or(settings.pooling);
+        let pooling = self.pooling.or(settings.pooling);
         let Some(pooling) = pooling.filter(|&pooling| pooling != Pooling::Rank) else {
             let architecture = architecture();
             return Err(EngineError::NoPooling { architecture });
         };
         let text_settings = TextSettings {
             pooling,
-            max_tokens: match config.max_tokens {
+            max_tokens: match self.max_tokens {
                 Some(n) => Some(n as usize),
                 None => settings.max_tokens,
             },
-            n_batch: config.n_batch,
+            n_batch: self.n_batch,
         };
+        Ok(TextPlan::new(embedding_model, text_settings))
+    }
+}
+
+impl<B: Backend> Embedder<B> {
+    /// Loads a model into a backend. How the rows of a text become one vector, and how long vectors
+    /// are, is the file's choice where `config` makes none.
+    ///
+    /// # Errors
+    /// [`EngineError`], before anything is loaded where the model gives no vectors or has no
+    /// pooling.
+    pub fn new(backend: B, file: &OpenModel, config: &EmbedderConfig) -> Result<Self, EngineError> {
+        let settings = SentenceSettings::read(file.metadata())?;
+        let plan = config.plan_with(file, &settings)?;
         let normalization = config.normalization.or(settings.normalization);
         Ok(Self {
-            texts: TextEngine::new(backend, file, embedding_model, text_settings)?,
+            texts: TextEngine::new(backend, file, plan)?,
             normalization: normalization.unwrap_or_default(),
             long_texts: config.long_texts,
         })

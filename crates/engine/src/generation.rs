@@ -43,7 +43,7 @@ pub struct GenerateOptions {
 }
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
-const MAX_CANDIDATES: usize = 512;
+pub(crate) const MAX_CANDIDATES: usize = 512;
 
 /// Why a text ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use model_core::tokenizer::{SpecialText, TokenPair, Tokenizer};
 use crate::decode::Engine;
 use crate::embedder::LongTexts;
 use crate::error::EngineError;
-use crate::texts::{TextEngine, TextSettings, TextTokens};
+use crate::texts::{TextEngine, TextPlan, TextSettings, TextTokens};
 
 /// The settings of a [`Reranker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,13 +72,12 @@ impl Default for RerankerConfig {
     }
 }
 
-impl<B: Backend> Reranker<B> {
-    /// Loads a model into a backend.
+impl RerankerConfig {
+    /// How a [`Reranker`] of this file computes.
     ///
     /// # Errors
-    /// [`EngineError`], before anything is loaded where the model does not give one score for a
-    /// text.
-    pub fn new(backend: B, file: &OpenModel, config: &RerankerConfig) -> Result<Self, EngineError> {
+    /// [`EngineError`] where the model does not give one score for a text.
+    pub fn plan(&self, file: &OpenModel) -> Result<TextPlan, EngineError> {
         let model = file.model();
         let architecture = || model.architecture().to_owned();
         match model.output() {
@@ -95,17 +94,28 @@ impl<B: Backend> Reranker<B> {
                 return Err(EngineError::NoScores { architecture });
             }
         }
-        let max_tokens = match config.max_tokens {
+        let max_tokens = match self.max_tokens {
             Some(n) => Some(n as usize),
             None => SentenceSettings::read(file.metadata())?.max_tokens,
         };
         let settings = TextSettings {
             pooling: Pooling::Rank,
             max_tokens,
-            n_batch: config.n_batch,
+            n_batch: self.n_batch,
         };
+        Ok(TextPlan::new(Arc::clone(model), settings))
+    }
+}
+
+impl<B: Backend> Reranker<B> {
+    /// Loads a model into a backend.
+    ///
+    /// # Errors
+    /// [`EngineError`], before anything is loaded where the model does not give one score for a
+    /// text.
+    pub fn new(backend: B, file: &OpenModel, config: &RerankerConfig) -> Result<Self, EngineError> {
         Ok(Self {
-            texts: TextEngine::new(backend, file, Arc::clone(model), settings)?,
+            texts: TextEngine::new(backend, file, config.plan(file)?)?,
             long_texts: config.long_texts,
         })
     }

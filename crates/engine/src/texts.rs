@@ -63,26 +63,29 @@ pub(crate) struct TextSettings {
     pub(crate) n_batch: u32,
 }
 
-/// An engine for whole texts.
-#[derive(Debug)]
-pub(crate) struct TextEngine<B: Backend> {
-    pub(crate) engine: Engine<B>,
-    pub(crate) pooling: Pooling,
+/// How the texts of a file are computed: with which model, in which memory. What a backend takes for
+/// it can be planned before one is opened.
+#[derive(Clone)]
+pub struct TextPlan {
+    /// The model that gives rows of texts, which may be another one than the file's.
+    pub model: Arc<dyn Model>,
+    /// The engine that computes them.
+    pub engine: EngineConfig,
     /// The longest text, in tokens.
     pub(crate) max_tokens: usize,
+    pub(crate) pooling: Pooling,
     n_batch: u32,
-    /// Texts that are computed at once, at most.
     max_texts: usize,
 }
 
-impl<B: Backend> TextEngine<B> {
-    /// Loads a model that gives rows of texts, which may be another one than the file's.
-    pub(crate) fn new(
-        backend: B,
-        file: &OpenModel,
-        model: Arc<dyn Model>,
-        settings: TextSettings,
-    ) -> Result<Self, EngineError> {
+impl std::fmt::Debug for TextPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TextPlan({} tokens)", self.max_tokens)
+    }
+}
+
+impl TextPlan {
+    pub(crate) fn new(model: Arc<dyn Model>, settings: TextSettings) -> Self {
         let trained = model.context_length();
         let memory = TextMemory::of(model.layers());
         let longest = match memory {
@@ -103,7 +106,7 @@ impl<B: Backend> TextEngine<B> {
             TextMemory::None | TextMemory::Cells => MAX_BATCH_TEXTS,
             TextMemory::States => MAX_BATCH_STATES,
         };
-        let config = EngineConfig {
+        let engine = EngineConfig {
             n_ctx: Some(match memory {
                 TextMemory::None => count(trained),
                 TextMemory::Cells | TextMemory::States => n_batch,
@@ -115,12 +118,38 @@ impl<B: Backend> TextEngine<B> {
             kv_types: KvType::F32.into(),
             ..EngineConfig::default()
         };
-        Ok(Self {
-            engine: Engine::new(backend, model, file.weights(), &config)?,
-            pooling: settings.pooling,
+        Self {
+            model,
+            engine,
             max_tokens,
+            pooling: settings.pooling,
             n_batch: settings.n_batch.min(n_batch),
             max_texts,
+        }
+    }
+}
+
+/// An engine for whole texts.
+#[derive(Debug)]
+pub(crate) struct TextEngine<B: Backend> {
+    pub(crate) engine: Engine<B>,
+    pub(crate) pooling: Pooling,
+    /// The longest text, in tokens.
+    pub(crate) max_tokens: usize,
+    n_batch: u32,
+    /// Texts that are computed at once, at most.
+    max_texts: usize,
+}
+
+impl<B: Backend> TextEngine<B> {
+    /// Loads what was planned.
+    pub(crate) fn new(backend: B, file: &OpenModel, plan: TextPlan) -> Result<Self, EngineError> {
+        Ok(Self {
+            engine: Engine::new(backend, plan.model, file.weights(), &plan.engine)?,
+            pooling: plan.pooling,
+            max_tokens: plan.max_tokens,
+            n_batch: plan.n_batch,
+            max_texts: plan.max_texts,
         })
     }
 

@@ -10,7 +10,7 @@ use kv_gpu::{Argument, Device, Region};
 
 use crate::buffer::CudaBuffer;
 use crate::context::Context;
-use crate::driver::{BACKEND, CudaDeviceInfo, failed, failure};
+use crate::driver::{BACKEND, CudaDeviceInfo, failed, failure, n_devices};
 use crate::module::{self, CudaKernel};
 use crate::ptx::{Parameter, Ptx};
 use crate::recording::{self, CudaRecording};
@@ -40,6 +40,22 @@ impl CudaDevice {
             context,
             ptx,
         })
+    }
+
+    /// Opens the first GPU that can be used.
+    ///
+    /// # Errors
+    /// [`BackendError::Unavailable`] with the reason, in one line: of several GPUs, that of the
+    /// first.
+    pub fn open_first() -> Result<Self, BackendError> {
+        let first = Self::open(0);
+        match first {
+            Ok(device) => Ok(device),
+            Err(error) => {
+                let n = n_devices()?;
+                (1..n).find_map(|i| Self::open(i).ok()).ok_or(error)
+            }
+        }
     }
 
     /// The names of all kernels that can be launched.

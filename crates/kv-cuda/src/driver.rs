@@ -69,13 +69,13 @@ impl fmt::Display for CudaDeviceInfo {
     }
 }
 
-/// The GPUs of this machine that can be used.
+/// The GPUs of this machine; of those that cannot be used, the reason.
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] with the reason why there is none.
-pub fn devices() -> Result<Vec<CudaDeviceInfo>, BackendError> {
+pub fn devices() -> Result<Vec<Result<CudaDeviceInfo, BackendError>>, BackendError> {
     let n = n_devices()?;
-    (0..n).map(|i| Context::open(i)?.describe()).collect()
+    Ok((0..n).map(|i| Context::open(i)?.describe()).collect())
 }
 
 pub(crate) fn unavailable(reason: impl Into<String>) -> BackendError {
@@ -127,6 +127,11 @@ fn started() -> &'static Result<Version, NotStarted> {
             true => "nvcuda.dll",
             false => "libcuda.so.1",
         };
+        if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
+            let reason = "this program is linked statically, so it can load no driver; a build for \
+                          glibc can";
+            return Err(not(false, reason.to_owned()));
+        }
         // SAFETY: the driver's library may be loaded at any time.
         if !unsafe { sys::is_culib_present() } {
             let reason = format!("no NVIDIA driver: {library} was not found");

@@ -97,6 +97,11 @@ impl<D: Device> Default for Arena<D> {
 }
 
 impl<D: Device> Arena<D> {
+    /// What is allocated for programs that need so many bytes.
+    pub(crate) fn bytes_for(bytes: usize) -> usize {
+        bytes.max(ALIGN)
+    }
+
     /// Makes room for `bytes` bytes.
     pub(crate) fn reserve(&mut self, device: &D, bytes: usize) -> Result<(), BackendError> {
         if bytes > self.bytes || self.buffer.is_none() {
@@ -105,7 +110,7 @@ impl<D: Device> Arena<D> {
             self.buffer = None;
             self.bytes = 0;
             self.generation += 1;
-            self.buffer = Some(device.allocate(bytes.max(ALIGN), "scratch memory")?);
+            self.buffer = Some(device.allocate(Self::bytes_for(bytes), "scratch memory")?);
             self.bytes = bytes;
         }
         Ok(())

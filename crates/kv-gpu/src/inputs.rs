@@ -120,6 +120,11 @@ impl InputPlan {
         self.limits.map_or(0, |limits| limits.slots(n_rows))
     }
 
+    /// Bytes of the fixed part.
+    pub(crate) fn fixed_bytes(&self) -> usize {
+        self.len * size_of::<u32>()
+    }
+
     /// The first word of an input's values.
     pub(crate) fn value(&self, id: NodeId) -> Option<usize> {
         let found = self.values.iter().find(|(node, ..)| *node == id);

@@ -13,24 +13,51 @@ use kv_core::graph::Graph;
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
+use crate::arena::Arena;
 use crate::config::GpuConfig;
 use crate::device::{Argument, Device, Region};
 use crate::lower::{Context, lower};
-use crate::program::Kernels;
+use crate::program::{Kernels, block_bytes};
+use crate::rows::GpuRows;
 use crate::weights::GpuWeights;
 
-/// What graphs take on a device beside the rows of the memory, in bytes.
+/// What a backend allocates on a device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuMemoryPlan {
+    /// Rows and states of the memory.
+    pub rows: usize,
     /// Weights, in planes.
     pub weights: usize,
     /// Scratch memory, which all programs share.
     pub scratch: usize,
+    /// Where stored weights are put on their way to planes.
+    pub staging: usize,
+    /// The inputs of the programs' runs, without the tables of what tokens see, which are small and
+    /// differ from run to run.
+    pub inputs: usize,
+}
+
+impl GpuMemoryPlan {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        let Self {
+            rows,
+            weights,
+            scratch,
+            staging,
+            inputs,
+        } = self;
+        [*weights, *scratch, *staging, *inputs]
+            .into_iter()
+            .fold(*rows, usize::saturating_add)
+    }
 }
 
 /// What is computed, to plan its memory.
 #[derive(Clone, Copy)]
 pub struct GpuWork<'a> {
+    /// The backend's name, for errors.
+    pub backend: &'static str,
     /// The graphs that are compiled.
     pub graphs: &'a [Graph],
     /// Their weights.
@@ -52,11 +79,14 @@ impl std::fmt::Debug for GpuWork<'_> {
 /// # Errors
 /// As [`Backend::compile`](kv_core::backend::Backend::compile).
 pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan, BackendError> {
-    let device = Counter::default();
+    let device = Counter {
+        name: work.backend,
+        allocated: AtomicUsize::new(0),
+    };
     let (source, custom) = (Arc::clone(work.weights), work.custom.clone());
     let weights = GpuWeights::planned(source, custom, OnProgress::default());
     let kernels = Kernels::default();
-    let mut scratch = 0;
+    let (mut scratch, mut inputs) = (0, 0);
     for graph in work.graphs {
         check_rows(graph, work.layout)?;
         check_weights(graph, &**work.weights)?;
@@ -68,17 +98,24 @@ pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan
             weights: &weights,
             layout: work.layout,
         })?;
-        scratch = scratch.max(lowered.scratch_bytes);
+        scratch = scratch.max(Arena::<Counter>::bytes_for(lowered.scratch_bytes));
+        inputs += block_bytes(lowered.inputs.fixed_bytes());
     }
+    let weights_allocated = device.allocated.swap(0, Ordering::Relaxed);
+    GpuRows::allocate(&device, work.layout)?;
     Ok(GpuMemoryPlan {
-        weights: device.allocated.into_inner(),
+        rows: device.allocated.into_inner(),
+        weights: weights_allocated,
         scratch,
+        staging: weights.staging_bytes(),
+        inputs,
     })
 }
 
 /// A device that counts what is allocated and does nothing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counter {
+    name: &'static str,
     allocated: AtomicUsize,
 }
 
@@ -88,7 +125,7 @@ impl Device for Counter {
     type Recording = ();
 
     fn name(&self) -> &'static str {
-        "gpu"
+        self.name
     }
 
     fn description(&self) -> String {

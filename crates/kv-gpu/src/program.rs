@@ -137,6 +137,11 @@ struct RecordingKey {
     counts: RunCounts,
 }
 
+/// What is allocated for the inputs of a run of so many bytes.
+pub(crate) fn block_bytes(n_bytes: usize) -> usize {
+    n_bytes.next_power_of_two().max(4096)
+}
+
 /// A compiled graph.
 #[derive(Debug)]
 pub struct GpuProgram<D: Device> {
@@ -223,7 +228,7 @@ impl<D: Device> GpuProgram<D> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);
         if bytes.len() > self.block_bytes || self.block.is_none() {
             device.wait()?;
-            let room = bytes.len().next_power_of_two().max(4096);
+            let room = block_bytes(bytes.len());
             self.block = Some(device.allocate(room, "the inputs of a run")?);
             self.block_bytes = room;
             self.n_blocks += 1;

@@ -156,12 +156,21 @@ impl<D: Device> GpuWeights<D> {
         }
         let new = Arc::new(match form {
             WeightForm::Floats => upload_floats(uploader.device, weight)?,
-            WeightForm::Stored if self.is_plan => allocate_blocks(uploader.device, weight)?,
+            WeightForm::Stored if self.is_plan => {
+                uploaded.staging_bytes = uploaded.staging_bytes.max(piece_bytes(weight));
+                allocate_blocks(uploader.device, weight)?
+            }
             WeightForm::Stored => uploaded.upload_blocks(uploader, weight)?,
         });
         uploaded.weights.insert(key, Arc::clone(&new));
         self.report(&mut uploaded.progress, weight.bytes().len());
         Ok(new)
+    }
+
+    /// What is allocated to bring the weights there that are, or were planned to be.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        let uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        uploaded.staging_bytes
     }
 
     fn report(&self, progress: &mut LoadProgress, bytes: usize) {
@@ -213,6 +222,12 @@ fn allocate_blocks<D: Device>(
     })
 }
 
+/// Bytes of a weight that are uploaded at once.
+fn piece_bytes(weight: &Weight) -> usize {
+    let block_bytes = weight.format().block_bytes();
+    (STAGING_BYTES / block_bytes * block_bytes).min(weight.bytes().len())
+}
+
 fn what(weight: &Weight) -> String {
     format!("weight '{}'", weight.name())
 }
@@ -227,7 +242,7 @@ impl<D: Device> Uploaded<D> {
         let block_bytes = weight.format().block_bytes();
         let planned = allocate_blocks(device, weight)?;
         let (planes, buffer) = (planned.planes, &planned.buffer);
-        let piece_bytes = (STAGING_BYTES / block_bytes * block_bytes).min(stored.len());
+        let piece_bytes = piece_bytes(weight);
         if self.staging_bytes < piece_bytes {
             device.wait()?;
             self.staging = Some(device.allocate(piece_bytes, "weights that are uploaded")?);

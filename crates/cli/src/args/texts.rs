@@ -23,10 +23,10 @@ pub(crate) struct TextArgs {
         allow_negative_numbers = true
     )]
     pub(crate) ctx: Option<ContextSize>,
-    /// Backend that computes
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) backend: BackendName,
-    /// Type of the activations that the cpu backend multiplies with quantised weights
+    /// Backend that computes [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<BackendName>,
+    /// Type of the activations that are multiplied with quantised weights
     #[arg(long, value_enum, default_value_t)]
     pub(crate) activations: ActivationsName,
     /// Whether the cpu backend repacks weights into an interleaved SIMD layout

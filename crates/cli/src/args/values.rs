@@ -94,7 +94,11 @@ impl FromStr for Seed {
 pub(super) fn gpu_layers(text: &str) -> Result<u32, String> {
     match text.parse::<i64>() {
         Ok(0) => Ok(0),
-        _ => Err("this build computes on the CPU only; leave the flag out, or give 0".to_owned()),
+        _ => Err(
+            "layers cannot be split between GPU and CPU; leave the flag out and choose with \
+             --backend, or give 0 for the CPU"
+                .to_owned(),
+        ),
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cellar::Model;
-use engine::{CancelFlag, FinishReason, Pace};
+use engine::{CancelFlag, FinishReason, Pace, PromptOutputs};
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
 
@@ -88,7 +88,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let engine = resolve::open_engine(&file, &args.engine, &config)?;
+    let engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::Last)?;
     drop(loading);
     warn_of_long_context(&engine);
     let model = Model::with_engine(file, engine);

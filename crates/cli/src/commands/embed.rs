@@ -37,8 +37,12 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
         max_tokens,
         n_batch: args.compute.batch,
     };
-    let backend = resolve::text_backend(&args.compute)?;
-    let mut embedder = Embedder::new(backend, &file, &config).map_err(with_advice)?;
+    let plan = config.plan(&file).map_err(with_advice)?;
+    let weights = file.weights();
+    let mut embedder = resolve::text_backend(&args.compute)
+        .load(&resolve::text_work(&plan, &*weights), |backend| {
+            Embedder::new(backend, &file, &config)
+        })?;
     let tokens = embedder
         .tokens(file.tokenizer(), &texts)
         .map_err(with_advice)?;

@@ -5,8 +5,8 @@
 
 use std::io::Write;
 
-use engine::{Engine, EngineConfig, Logits};
-use kv_core::backend::BoxedBackend;
+use engine::{Engine, EngineConfig, Logits, PromptOutputs};
+use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
@@ -71,10 +71,11 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         f32_bytes_per_token: layout(&exact.kv_types)?.bytes(),
         ..Report::default()
     };
-    let mut engines = [
-        resolve::open_engine(&file, &args.engine, &exact)?,
-        resolve::open_engine(&file, &args.engine, &config)?,
-    ];
+    let first = resolve::open_engine(&file, &args.engine, &exact, PromptOutputs::All)?;
+    // What differs is the types, not the backend.
+    let same = first.backend().info().name;
+    let second = resolve::open_engine_on(&same, &file, &args.engine, &config)?;
+    let mut engines = [first, second];
     compare(&mut engines, &tokens, &mut report)?;
     if args.json {
         writeln!(out, "{}", terminal::json(&report)?)?;

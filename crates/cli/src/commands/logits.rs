@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
-use engine::{Engine, EngineConfig};
+use engine::{Engine, EngineConfig, PromptOutputs};
 use kv_core::backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
@@ -29,7 +29,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
     check_room(&sequences, n_vocab)?;
-    let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    let mut engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::All)?;
     let logits = evaluate(&mut engine, &sequences, &args.chunks)?;
     write_file(&args.out, &logits, n_vocab)?;
     Ok(Exit::Done)

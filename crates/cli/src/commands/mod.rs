@@ -8,6 +8,7 @@ mod bench;
 mod chat;
 mod convert;
 mod describe;
+mod devices;
 mod embed;
 mod graph;
 mod imatrix;
@@ -58,6 +59,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Chat(args) => chat::run(&args, stdout),
         Command::Inspect(args) => inspect::run(&args, stdout),
         Command::Plan(args) => plan::run(&args, stdout),
+        Command::Devices(args) => devices::run(&args, stdout),
         Command::Graph(args) => graph::run(&args, stdout),
         Command::Tokenize(args) => tokenize::run(&args, stdout),
         Command::Logits(args) => logits::run(&args),

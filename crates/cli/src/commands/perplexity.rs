@@ -7,7 +7,7 @@
 
 use std::io::Write;
 
-use engine::{Engine, EngineConfig};
+use engine::{Engine, EngineConfig, PromptOutputs};
 use kv_core::backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
@@ -78,7 +78,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         n_seqs: 1,
         ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
     };
-    let mut engine = resolve::open_engine(&file, &args.engine, &config)?;
+    let mut engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::All)?;
     let mut score = Score::default();
     let n_chunks = chunks
         .len()

@@ -8,7 +8,7 @@ mod backend;
 use std::io::Write;
 
 use anyhow::Context;
-use cellar::architectures;
+use cellar::{BackendKind, architectures};
 use engine::{EngineConfig, MemoryBudget, Settings};
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
@@ -18,6 +18,7 @@ use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
+use self::backend::{DeviceReport, Planned};
 use super::inspect::tensor_sizes;
 use crate::args::PlanArgs;
 use crate::failure::{Exit, one_line};
@@ -47,11 +48,14 @@ struct Report {
     by_kind: Vec<KindReport>,
     /// All rows: what a backend allocates.
     n_bytes: usize,
-    /// Rows, and what is kept of every cell.
+    /// Rows, where they are on the host, and what is kept of every cell.
     memory: u64,
     /// Of all tensors, as they are stored.
     weights: u64,
-    /// What the backend adds; `None` where it cannot tell.
+    /// The backend, where one was named or a GPU was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend_name: Option<&'static str>,
+    /// What the backend adds on the host; `None` where it cannot tell.
     backend: Option<BackendReport>,
     /// Why it cannot tell.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,8 +69,11 @@ struct Report {
     total: u64,
     /// Free memory of this machine, where the system reports it.
     available: Option<u64>,
-    /// The largest context with which the total fits it.
+    /// The largest context with which the total fits it, where the rows are on the host.
     largest_n_ctx: Option<u32>,
+    /// What a device holds that computes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceReport>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -114,13 +121,25 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let _tokenizer = tokenizer_spec(file.metadata()).ok().map(Tokenizer::new);
     let process = machine::own_memory();
     let (weights, available) = (weight_bytes(&file), machine::available_memory());
-    let (backend, backend_error) =
-        match backend::memory(args, &*model, &settings, backend::weights(file)) {
-            Ok(backend) => (backend, None),
-            Err(error) => (None, Some(one_line(&error))),
-        };
+    let source_weights = backend::weights(file);
+    let planned = Planned {
+        model: &model,
+        config: &config,
+        weights: &source_weights,
+    };
+    let (planned, backend_error) = match backend::plan(args, planned) {
+        Ok(planned) => (Some(planned), None),
+        Err(error) => (None, Some(one_line(&error))),
+    };
+    let name = planned.as_ref().and_then(|planned| planned.kind);
+    let (backend, device) = planned.map_or((None, None), |p| (p.host, p.device));
     let replaced = backend.map_or(0, |b| b.replaced as u64);
     let mapped = weights.saturating_sub(replaced);
+    // Rows on a device are not on the host.
+    let memory = match &device {
+        Some(device) => settings.memory_bytes().saturating_sub(device.rows),
+        None => settings.memory_bytes(),
+    };
     let backend = backend.map(|b| BackendReport {
         packed: b.packed as u64,
         scratch: b.scratch as u64,
@@ -138,19 +157,21 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         rows: plan.rows().iter().map(RowsReport::new).collect(),
         by_kind: KINDS.map(|kind| KindReport::new(&plan, kind)).into(),
         n_bytes: plan.bytes(),
-        memory: settings.memory_bytes(),
+        memory,
         weights,
+        backend_name: name.map(BackendKind::name),
         backend,
         backend_error,
         mapped,
         process,
-        total: settings.memory_bytes().saturating_add(besides),
+        total: memory.saturating_add(besides),
         available,
-        largest_n_ctx: available.and_then(|bytes| {
+        largest_n_ctx: available.filter(|_| device.is_none()).and_then(|bytes| {
             // What is free does not include this process.
             let others = besides.saturating_sub(process.unwrap_or(0));
             config.largest_n_ctx(&*model, bytes.saturating_sub(others))
         }),
+        device,
     };
     if args.json {
         writeln!(out, "{}", terminal::json(&report)?)?;
@@ -231,9 +252,15 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
         [] => writeln!(out, "  an encoder: it remembers nothing")?,
         _ => print_layers(plan, out)?,
     }
+    if let Some(device) = &report.device {
+        print_device(device, out)?;
+    }
+    let memory = match report.device {
+        Some(_) => "bookkeeping",
+        None => "with bookkeeping",
+    };
     let lines = [
-        ("rows", Some(report.n_bytes as u64)),
-        ("with bookkeeping", Some(report.memory)),
+        (memory, Some(report.memory)),
         ("weights", Some(report.weights)),
         ("  packed", report.backend.map(|b| b.packed)),
         ("  from the file", Some(report.mapped)),
@@ -242,6 +269,9 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
         ("total", Some(report.total)),
     ];
     writeln!(out)?;
+    if report.device.is_none() {
+        writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
+    }
     for (name, n) in lines {
         let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
         writeln!(out, "  {name:18} {n:>12}")?;
@@ -249,7 +279,7 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
     if let Some(error) = &report.backend_error {
         writeln!(out, "  the backend cannot compute this model: {error}")?;
     }
-    let Some(available) = report.available else {
+    let Some(available) = report.available.filter(|_| report.device.is_none()) else {
         return Ok(());
     };
     let advice = match report.largest_n_ctx {
@@ -259,6 +289,31 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
     };
     let available = machine::bytes(available);
     writeln!(out, "  {:18} {available:>12}: {advice}", "free here")
+}
+
+/// What is on a device, and what stays on the host after it.
+fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<()> {
+    let name = device.name.as_deref().unwrap_or("a GPU (none here)");
+    writeln!(out, "\n  on {}", terminal::escape(name))?;
+    let lines = [
+        ("rows", device.rows),
+        ("weights", device.weights),
+        ("scratch", device.scratch),
+        ("transfers", device.transfers),
+        ("total", device.total),
+    ];
+    for (name, n) in lines {
+        writeln!(out, "  {name:18} {:>12}", machine::bytes(n))?;
+    }
+    if let Some(room) = device.room {
+        let advice = match device.largest_n_ctx {
+            Some(n_ctx) => format!("room for a context of {n_ctx}"),
+            None => "no room for any context".to_owned(),
+        };
+        let room = machine::bytes(room);
+        writeln!(out, "  {:18} {room:>12}: {advice}", "free there")?;
+    }
+    writeln!(out, "\n  in memory")
 }
 
 /// One line a layer, one column for each kind that occurs.
@@ -299,25 +354,28 @@ fn bytes(n: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
+    use std::num::NonZeroUsize;
+
+    use cellar::{BackendOptions, Repack, open_backend};
     use kv_core::backend::{Backend, BoxedBackend, RowKind, RowStorage};
     use kv_core::layers::LayerMemory;
     use kv_core::memory::SwaSize;
 
     use super::*;
-    use crate::backends::{self, ActivationsName, BackendName, BackendOptions, RepackName};
 
-    /// One of each.
+    /// One of each on the host.
     fn all_backends() -> impl Iterator<Item = BoxedBackend> {
-        BackendName::value_variants().iter().map(|&name| {
-            let options = BackendOptions {
-                n_threads: Some(1),
-                activations: ActivationsName::Auto,
-                repack: RepackName::Never,
-                profile: None,
-            };
-            backends::open(name, options).unwrap()
-        })
+        [BackendKind::Cpu, BackendKind::Candle]
+            .map(|kind| {
+                let options = BackendOptions {
+                    kind: Some(kind),
+                    n_threads: NonZeroUsize::new(1),
+                    repack: Repack::Never,
+                    ..BackendOptions::default()
+                };
+                open_backend(options).unwrap()
+            })
+            .into_iter()
     }
 
     fn configs(kv_type: KvType) -> [EngineConfig; 3] {

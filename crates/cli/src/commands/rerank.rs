@@ -34,8 +34,12 @@ pub(super) fn run(args: &RerankArgs, out: &mut impl Write) -> anyhow::Result<Exi
         max_tokens: resolve::n_ctx(args.compute.ctx, &**file.model()),
         n_batch: args.compute.batch,
     };
-    let backend = resolve::text_backend(&args.compute)?;
-    let mut reranker = Reranker::new(backend, &file, &config)?;
+    let plan = config.plan(&file)?;
+    let weights = file.weights();
+    let mut reranker = resolve::text_backend(&args.compute)
+        .load(&resolve::text_work(&plan, &*weights), |backend| {
+            Reranker::new(backend, &file, &config)
+        })?;
     let pairs = reranker.pairs(file.tokenizer(), &args.query, &documents);
     let pairs = pairs.map_err(with_advice)?;
     let progress = Progress::texts("ranking", pairs.len());

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use engine::{
     CancelFlag, Engine, EngineError, FinishReason, GenerateOptions, Generation, LongContext,
+    PromptOutputs,
 };
 use kv_core::KvType;
 use kv_core::TokenId;
@@ -145,7 +146,7 @@ fn open(
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, mut ids) = prompt::encode(file, args, mode, prompt)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let mut engine = resolve::open_engine(file, &args.engine, &config)?;
+    let mut engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
     if let Some(kv_type) = args.session.save_kv_type {
         engine.check_save_type(kv_type)?;
     }

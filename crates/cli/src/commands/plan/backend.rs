@@ -1,60 +1,91 @@
-//! What the backend of a plan takes: packed weights, and scratch memory of the graphs that a long
-//! prompt and generation compile.
+//! What the backend of a plan takes: weights in its own layout, and scratch memory of the graphs that
+//! a long prompt and generation compile; on the host, or on a device of its own.
 //!
-//! Invariant: of the weights, only small vectors and first rows are read. Knows no backend.
+//! Invariant: of the weights, only small vectors and first rows are read; no device is needed. Knows
+//! backends by their kind alone.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use cellar::{BackendMemory, BackendWork};
-use engine::{AttentionMode, Settings};
-use kv_core::PartIdx;
-use kv_core::block::BlockFormat;
-use kv_core::graph::{Graph, GraphShape};
-use kv_core::weights::{Weight, WeightInfo, WeightSource};
-use model_core::architecture::{Model, OutputKind};
+use cellar::{
+    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, DEVICE_RESERVE,
+    DeviceNeeds, MemoryPlace, ModelWork, backend_devices, device_needs, largest_device_n_ctx,
+    plan_backend_memory, weight_shapes,
+};
+use engine::{EngineConfig, PromptOutputs, Workload};
+use kv_core::weights::WeightSource;
+use model_core::architecture::Model;
+use serde::Serialize;
 
 use crate::args::PlanArgs;
-use crate::backends::{self, BackendOptions};
 use crate::models::Contents;
+use crate::resolve;
 
-/// What the backend takes for this model in this memory; `None` where it cannot tell.
+/// What is planned.
+#[derive(Clone, Copy)]
+pub(super) struct Planned<'a> {
+    pub(super) model: &'a Arc<dyn Model>,
+    pub(super) config: &'a EngineConfig,
+    pub(super) weights: &'a Arc<dyn WeightSource>,
+}
+
+/// What a backend takes for it.
+#[derive(Debug)]
+pub(super) struct BackendPlan {
+    pub(super) kind: Option<BackendKind>,
+    /// On the host, in addition to the memory; `None` where the backend cannot tell.
+    pub(super) host: Option<BackendMemory>,
+    /// On a device of its own, with the memory.
+    pub(super) device: Option<DeviceReport>,
+}
+
+/// What a device must hold. Sizes are in bytes.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct DeviceReport {
+    /// The device, where this machine has one.
+    pub(super) name: Option<String>,
+    pub(super) rows: u64,
+    pub(super) weights: u64,
+    pub(super) scratch: u64,
+    /// Where inputs and weights are put on their way.
+    pub(super) transfers: u64,
+    pub(super) total: u64,
+    /// What the device has free, without what the driver may need.
+    pub(super) room: Option<u64>,
+    /// The largest context with which the total fits it.
+    pub(super) largest_n_ctx: Option<u32>,
+}
+
+/// Plans for the backend that the flags name, or that suits the model on this machine.
 ///
 /// # Errors
 /// Where the backend cannot compute the model.
-pub(super) fn memory(
-    args: &PlanArgs,
-    model: &dyn Model,
-    settings: &Settings,
-    weights: Arc<dyn WeightSource>,
-) -> anyhow::Result<Option<BackendMemory>> {
-    let shapes = shapes(args, model, settings);
-    let graphs = shapes.iter().map(|&shape| graph(shape, model, settings));
-    let graphs = graphs.collect::<anyhow::Result<Vec<Graph>>>()?;
-    let options = BackendOptions {
-        n_threads: args.engine.threads,
-        activations: args.engine.activations,
-        repack: args.engine.repack,
-        profile: None,
+pub(super) fn plan(args: &PlanArgs, planned: Planned<'_>) -> anyhow::Result<BackendPlan> {
+    let options = resolve::backend_flags(&args.engine)?.options();
+    let gpu = BackendOptions {
+        kind: Some(BackendKind::Cuda),
+        ..options.clone()
     };
-    let work = BackendWork {
-        graphs: &graphs,
-        weights: &weights,
-        layout: &settings.layout,
-        custom: &model.custom_ops(),
-    };
-    let planned = backends::plan_memory(args.engine.backend, options, &work)?;
-    // The last logits, as they come out of the graph and as the engine keeps them.
-    let n_outputs = shapes
-        .iter()
-        .map(|shape| shape.n_outputs)
-        .max()
-        .unwrap_or(0);
-    let outputs = 2 * n_outputs * settings.output_width() * size_of::<f32>();
-    Ok(planned.map(|planned| BackendMemory {
-        scratch: planned.scratch + outputs,
-        ..planned
-    }))
+    match options.kind {
+        Some(BackendKind::Cuda) => {
+            let work = planned.work();
+            let needs = device_needs(&gpu, &work)?;
+            let device = needs.map(|needs| DeviceReport::new(needs, first_gpu(), (&gpu, &work)));
+            Ok(BackendPlan {
+                kind: options.kind,
+                host: Some(planned.beside_device()?),
+                device,
+            })
+        }
+        None => match planned.fitting(&gpu) {
+            Some(device) => Ok(BackendPlan {
+                kind: gpu.kind,
+                host: Some(planned.beside_device()?),
+                device: Some(device),
+            }),
+            None => planned.on_host(&options),
+        },
+        Some(_) => planned.on_host(&options),
+    }
 }
 
 /// The weights of a GGUF file; of a directory, whose weights are computed when they are read,
@@ -62,76 +93,96 @@ pub(super) fn memory(
 pub(super) fn weights(file: Contents) -> Arc<dyn WeightSource> {
     match file {
         Contents::Gguf(file) => Arc::new(file),
-        Contents::Directory(directory) => Arc::new(Shapes::of(&**directory.weights())),
+        Contents::Directory(directory) => weight_shapes(&**directory.weights()),
     }
 }
 
-/// A long prompt's ubatches, its last ubatch, and one token of each sequence.
-fn shapes(args: &PlanArgs, model: &dyn Model, settings: &Settings) -> Vec<GraphShape> {
-    let n_ubatch = settings.n_ubatch.min(settings.n_ctx) as usize;
-    let n_seqs = args.seqs as usize;
-    let shapes = match model.output() {
-        OutputKind::Embeddings | OutputKind::Scores { .. } => vec![(n_ubatch, n_ubatch)],
-        OutputKind::Logits => vec![(n_ubatch, 0), (n_ubatch, 1), (n_seqs, n_seqs)],
-    };
-    let shape = |(n_tokens, n_outputs)| GraphShape {
-        n_tokens,
-        n_outputs,
-    };
-    shapes.into_iter().map(shape).collect()
+/// The first GPU of this machine that can be used.
+fn first_gpu() -> Option<ComputeDevice> {
+    let devices = backend_devices(BackendKind::Cuda).ok()?;
+    devices.into_iter().find_map(Result::ok)
 }
 
-fn graph(shape: GraphShape, model: &dyn Model, settings: &Settings) -> anyhow::Result<Graph> {
-    let graph = model.graph(shape)?;
-    match settings.attention {
-        AttentionMode::Fused => Ok(graph),
-        AttentionMode::Plain => {
-            let layers = settings.layout.layers();
-            let n_cells = |part: PartIdx| layers.iter().find(|l| l.part == part);
-            Ok(graph.with_plain_attention(|part| n_cells(part).map_or(0, |l| l.n_rows))?)
+impl Planned<'_> {
+    fn work(&self) -> ModelWork<'_> {
+        ModelWork {
+            model: self.model,
+            weights: &**self.weights,
+            config: self.config,
+            outputs: PromptOutputs::Last,
         }
     }
-}
 
-/// Bytes at the beginning of a weight that are not zero: more than a group of rows that is packed.
-const N_FILLED: usize = 1 << 20;
+    fn load(&self) -> anyhow::Result<Workload> {
+        Ok(Workload::new(self.model, self.config, PromptOutputs::Last)?)
+    }
 
-/// Weights with the shapes and formats of a model. Their values are zeros, whose pages are never
-/// read, but for the first ones: F16 and F32 take all of their bits there, as most values do.
-struct Shapes(HashMap<String, WeightInfo>);
+    /// The GPU, where there is one and the model fits.
+    fn fitting(&self, gpu: &BackendOptions) -> Option<DeviceReport> {
+        let device = first_gpu()?;
+        let work = self.work();
+        let needs = device_needs(gpu, &work).ok().flatten()?;
+        let report = DeviceReport::new(needs, Some(device), (gpu, &work));
+        report
+            .room
+            .is_none_or(|room| report.total <= room)
+            .then_some(report)
+    }
 
-impl Shapes {
-    fn of(weights: &dyn WeightSource) -> Self {
-        let names = weights.names().into_iter();
-        Self(
-            names
-                .filter_map(|name| {
-                    let info = weights.describe(&name).ok()?;
-                    Some((name, info))
-                })
-                .collect(),
-        )
+    /// What stays on the host when a device computes: the last logits.
+    fn beside_device(&self) -> anyhow::Result<BackendMemory> {
+        let load = self.load()?;
+        Ok(BackendMemory {
+            place: MemoryPlace::Host,
+            packed: 0,
+            replaced: usize::MAX,
+            scratch: outputs(&load),
+            transfers: 0,
+        })
+    }
+
+    fn on_host(&self, options: &BackendOptions) -> anyhow::Result<BackendPlan> {
+        let load = self.load()?;
+        let work = BackendWork {
+            graphs: &load.graphs,
+            weights: self.weights,
+            layout: &load.settings.layout,
+            custom: &load.custom,
+        };
+        let planned = plan_backend_memory(options, &work)?;
+        Ok(BackendPlan {
+            kind: options.kind,
+            host: planned.map(|planned| BackendMemory {
+                scratch: planned.scratch + outputs(&load),
+                ..planned
+            }),
+            device: None,
+        })
     }
 }
 
-impl WeightSource for Shapes {
-    fn get(&self, name: &str) -> Option<Weight> {
-        let WeightInfo { shape, format } = self.0.get(name)?.clone();
-        let n_bytes = format.row_bytes(shape.iter().product())?;
-        let mut bytes = vec![0; n_bytes];
-        if matches!(format, BlockFormat::F16 | BlockFormat::F32) {
-            // A third, in F16 and nearly in F32.
-            let third = [0x55, 0x35].iter().cycle();
-            bytes
-                .iter_mut()
-                .zip(third)
-                .take(N_FILLED)
-                .for_each(|(byte, &b)| *byte = b);
+/// The last logits, as they come out of the graph and as the engine keeps them.
+fn outputs(load: &Workload) -> usize {
+    2 * load.n_outputs * load.settings.output_width() * size_of::<f32>()
+}
+
+impl DeviceReport {
+    fn new(
+        needs: DeviceNeeds,
+        device: Option<ComputeDevice>,
+        (options, work): (&BackendOptions, &ModelWork<'_>),
+    ) -> Self {
+        let memory = device.as_ref().and_then(|device| device.memory);
+        let room = memory.map(|memory| memory.free.saturating_sub(DEVICE_RESERVE));
+        Self {
+            name: device.map(|device| device.description),
+            rows: needs.rows,
+            weights: needs.weights,
+            scratch: needs.scratch,
+            transfers: needs.transfers,
+            total: needs.total(),
+            room,
+            largest_n_ctx: room.and_then(|room| largest_device_n_ctx(options, work, room)),
         }
-        Weight::new(name, shape, format, bytes.into()).ok()
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.0.keys().cloned().collect()
     }
 }

@@ -1,0 +1,265 @@
+//! [`choose_backend`]: a GPU where there is one and the model fits it, else the CPU.
+//!
+//! Invariant: what a device must hold is known, and compared with what it has free, before anything
+//! is loaded. Knows no concrete backend but by its kind.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
+use kv_core::backend::{Backend, BoxedBackend};
+use kv_core::block::BlockFormat;
+use kv_core::weights::{Weight, WeightInfo, WeightSource};
+use model_core::architecture::Model;
+
+use crate::backends::{
+    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, MemoryPlace,
+    fastest_on_host, is_gpu_present, open_backend, plan_backend_memory,
+};
+use crate::error::Error;
+
+/// Bytes of a device that are left free: the driver keeps kernels, recorded launches and tables of
+/// inputs there, and rounds what is allocated up.
+pub const DEVICE_RESERVE: u64 = 256 << 20;
+
+/// What is to be computed on a backend that is chosen.
+#[derive(Clone, Copy)]
+pub struct ModelWork<'a> {
+    /// The model.
+    pub model: &'a Arc<dyn Model>,
+    /// Its weights, of which none is read.
+    pub weights: &'a dyn WeightSource,
+    /// The engine that computes it. Its budget is that of a device's memory, too:
+    /// [`MemoryBudget::Unlimited`] compares nothing.
+    pub config: &'a EngineConfig,
+    /// Of which tokens of a prompt the outputs are wanted.
+    pub outputs: PromptOutputs,
+}
+
+/// A backend that was chosen.
+#[derive(Debug)]
+pub struct Choice {
+    /// The backend.
+    pub backend: BoxedBackend,
+    /// Which it is.
+    pub kind: BackendKind,
+    /// Why this one, in a line for people.
+    pub reason: String,
+    /// Whether this machine has a GPU with a driver, be it that they cannot be used. Without one
+    /// there was nothing to choose.
+    pub is_gpu_present: bool,
+}
+
+/// What a device must hold, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceNeeds {
+    /// Rows and states of the memory.
+    pub rows: u64,
+    /// Weights.
+    pub weights: u64,
+    /// Scratch memory.
+    pub scratch: u64,
+    /// Where inputs and weights are put on their way.
+    pub transfers: u64,
+}
+
+impl DeviceNeeds {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        let parts = [self.weights, self.scratch, self.transfers];
+        parts.into_iter().fold(self.rows, u64::saturating_add)
+    }
+}
+
+/// What a device that has not room for it all could hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceShortage {
+    /// The device.
+    pub device: ComputeDevice,
+    /// What it would have to hold.
+    pub needs: DeviceNeeds,
+    /// What it has free, without [`DEVICE_RESERVE`].
+    pub room: u64,
+    /// The largest context with which the model fits; `None` where it fits with none.
+    pub largest_n_ctx: Option<u32>,
+}
+
+/// Opens the backend that suits: of the kind in the options, or, without one, a GPU where there is
+/// one that computes the model and has room for it, else the CPU.
+///
+/// # Errors
+/// [`Error::Backend`] as [`open_backend`], and where a backend that was asked for cannot compute the
+/// model; [`Error::DeviceMemory`] where the model does not fit a device that was asked for.
+pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<Choice, Error> {
+    if let Some(kind) = options.kind {
+        let backend = open_checked(&options, work)?;
+        return Ok(Choice {
+            backend,
+            kind,
+            reason: "it was asked for".to_owned(),
+            is_gpu_present: kind == BackendKind::Cuda,
+        });
+    }
+    let gpu = BackendOptions {
+        kind: Some(BackendKind::Cuda),
+        ..options.clone()
+    };
+    match open_checked(&gpu, work) {
+        Ok(backend) => Ok(Choice {
+            reason: ComputeDevice::of(&backend).description,
+            backend,
+            kind: BackendKind::Cuda,
+            is_gpu_present: true,
+        }),
+        Err(error) => {
+            let kind = fastest_on_host()?;
+            let host = BackendOptions {
+                kind: Some(kind),
+                ..options
+            };
+            Ok(Choice {
+                backend: open_backend(host)?,
+                kind,
+                reason: error.to_string(),
+                is_gpu_present: is_gpu_present(),
+            })
+        }
+    }
+}
+
+/// What a device of this kind of backend must hold; `None` where the backend has no memory of its
+/// own, or cannot tell.
+///
+/// # Errors
+/// [`Error::Backend`] where it cannot compute the model; [`Error::Engine`] where the configuration
+/// does not fit the model.
+pub fn device_needs(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+) -> Result<Option<DeviceNeeds>, Error> {
+    let load = Workload::new(work.model, work.config, work.outputs)?;
+    let weights = weight_shapes(work.weights);
+    let graphs = [&load.graphs[..], &load.with_candidates[..]].concat();
+    let backend_work = BackendWork {
+        graphs: &graphs,
+        weights: &weights,
+        layout: &load.settings.layout,
+        custom: &load.custom,
+    };
+    let planned = plan_backend_memory(options, &backend_work)?;
+    let of_device = planned.filter(|planned| planned.place == MemoryPlace::Device);
+    let rows = load.settings.layout.bytes();
+    Ok(of_device.map(|planned| DeviceNeeds::new(rows, &planned)))
+}
+
+impl DeviceNeeds {
+    fn new(rows: usize, planned: &BackendMemory) -> Self {
+        Self {
+            rows: rows as u64,
+            weights: planned.packed as u64,
+            scratch: planned.scratch as u64,
+            transfers: planned.transfers as u64,
+        }
+    }
+}
+
+/// Opens a backend on whose device, if it has one, the model fits.
+fn open_checked(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BoxedBackend, Error> {
+    let backend = open_backend(options.clone())?;
+    if options.kind != Some(BackendKind::Cuda) {
+        return Ok(backend);
+    }
+    let (Some(needs), Some(memory)) = (device_needs(options, work)?, backend.memory()) else {
+        return Ok(backend);
+    };
+    let room = memory.free.saturating_sub(DEVICE_RESERVE);
+    if work.config.budget == MemoryBudget::Unlimited || needs.total() <= room {
+        return Ok(backend);
+    }
+    Err(Error::DeviceMemory(Box::new(DeviceShortage {
+        device: ComputeDevice::of(&backend),
+        needs,
+        room,
+        largest_n_ctx: largest_device_n_ctx(options, work, room),
+    })))
+}
+
+/// The largest context with which a device of `room` bytes holds the model, with all else as it is;
+/// `None` where none does, or that cannot be told.
+pub fn largest_device_n_ctx(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+    room: u64,
+) -> Option<u32> {
+    let needs = |n_ctx| {
+        let config = EngineConfig {
+            n_ctx: Some(n_ctx),
+            budget: MemoryBudget::Unlimited,
+            ..work.config.clone()
+        };
+        let work = ModelWork {
+            config: &config,
+            ..*work
+        };
+        device_needs(options, &work).ok().flatten()
+    };
+    // Rows alone give a limit that costs no graphs. More tokens never take fewer bytes.
+    let limit = work.config.largest_n_ctx(&**work.model, room)?;
+    let (mut fitting, mut too_large) = (0, limit.saturating_add(1));
+    while too_large - fitting > 1 {
+        let middle = fitting + (too_large - fitting) / 2;
+        match needs(middle).is_some_and(|needs| needs.total() <= room) {
+            true => fitting = middle,
+            false => too_large = middle,
+        }
+    }
+    (fitting > 0).then_some(fitting)
+}
+
+/// Bytes at the beginning of a weight that are not zero: more than a group of rows that is packed.
+const N_FILLED: usize = 1 << 20;
+
+/// Weights with the shapes and formats of `weights`, to plan with: those of a directory are computed
+/// when they are read.
+///
+/// Their values are zeros, whose pages are never read, but for the first ones: F16 and F32 take all
+/// of their bits there, as most values do.
+pub fn weight_shapes(weights: &dyn WeightSource) -> Arc<dyn WeightSource> {
+    let names = weights.names().into_iter();
+    let described = names.filter_map(|name| {
+        let info = weights.describe(&name).ok()?;
+        Some((name, info))
+    });
+    Arc::new(Shapes(described.collect()))
+}
+
+struct Shapes(HashMap<String, WeightInfo>);
+
+impl WeightSource for Shapes {
+    fn get(&self, name: &str) -> Option<Weight> {
+        let WeightInfo { shape, format } = self.0.get(name)?.clone();
+        let n_bytes = format.row_bytes(shape.iter().product())?;
+        let mut bytes = vec![0; n_bytes];
+        if matches!(format, BlockFormat::F16 | BlockFormat::F32) {
+            // A third, in F16 and nearly in F32.
+            let third = [0x55, 0x35].iter().cycle();
+            bytes
+                .iter_mut()
+                .zip(third)
+                .take(N_FILLED)
+                .for_each(|(byte, &b)| *byte = b);
+        }
+        Weight::new(name, shape, format, bytes.into()).ok()
+    }
+
+    fn describe(&self, name: &str) -> Result<WeightInfo, kv_core::weights::WeightError> {
+        match self.0.get(name) {
+            Some(info) => Ok(info.clone()),
+            None => self.require(name).map(|weight| weight.info()),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+}

@@ -1,0 +1,114 @@
+//! [`Workload`]: the graphs that an engine compiles, to plan what a backend takes before one is
+//! opened.
+//!
+//! Invariant: graphs and rows are those of an engine with the same configuration. Knows no backend.
+
+use std::sync::Arc;
+
+use kv_core::PartIdx;
+use kv_core::backend::CustomOps;
+use kv_core::graph::{Graph, GraphShape};
+use model_core::architecture::{Model, ModelError, OutputKind};
+
+use crate::config::{AttentionMode, EngineConfig, Settings};
+use crate::error::EngineError;
+use crate::generation::MAX_CANDIDATES;
+
+/// Of which tokens of a prompt the outputs are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptOutputs {
+    /// Of the last: a text is continued.
+    #[default]
+    Last,
+    /// Of all: a text is measured.
+    All,
+}
+
+/// What an engine computes: a long prompt's ubatches, its last ubatch, and one token of each
+/// sequence.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The settings, with the rows that a backend allocates.
+    pub settings: Settings,
+    /// The graphs, as the model gives them.
+    pub graphs: Vec<Graph>,
+    /// The same, where there is something to choose from, with the candidates of a sampler: for
+    /// backends that prefer them.
+    pub with_candidates: Vec<Graph>,
+    /// What custom operations of the graphs compute.
+    pub custom: CustomOps,
+    /// The most rows of a graph that come out.
+    pub n_outputs: usize,
+}
+
+impl Workload {
+    /// What an engine of this model computes, whatever its memory's budget is.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] as [`EngineConfig::sizes`]; [`EngineError::Model`] where the model
+    /// cannot build its graphs.
+    pub fn new(
+        model: &Arc<dyn Model>,
+        config: &EngineConfig,
+        outputs: PromptOutputs,
+    ) -> Result<Self, EngineError> {
+        let settings = config.sizes(&**model)?;
+        let longer = model.for_context(settings.n_ctx as usize);
+        let model = longer.as_ref().unwrap_or(model);
+        let shapes = settings.shapes(outputs);
+        let graphs = shapes.iter().map(|&shape| settings.graph(shape, &**model));
+        let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
+        let with_candidates = match model.output() {
+            OutputKind::Logits => {
+                let k = MAX_CANDIDATES.min(settings.output_width());
+                let last = graphs.iter().zip(&shapes);
+                let last = last.filter(|(_, s)| s.n_outputs > 0 && outputs == PromptOutputs::Last);
+                let chosen = last.map(|(graph, _)| graph.clone().with_candidates(k));
+                chosen
+                    .collect::<Result<_, _>>()
+                    .map_err(ModelError::Graph)?
+            }
+            OutputKind::Embeddings | OutputKind::Scores { .. } => Vec::new(),
+        };
+        Ok(Self {
+            graphs,
+            with_candidates,
+            custom: model.custom_ops(),
+            n_outputs: shapes.iter().map(|s| s.n_outputs).max().unwrap_or(0),
+            settings,
+        })
+    }
+}
+
+impl Settings {
+    fn shapes(&self, outputs: PromptOutputs) -> Vec<GraphShape> {
+        let n_ubatch = self.n_ubatch.min(self.n_ctx) as usize;
+        let n_seqs = self.rules.n_seqs as usize;
+        let shapes = match (self.output, outputs) {
+            (OutputKind::Logits, PromptOutputs::Last) => {
+                vec![(n_ubatch, 0), (n_ubatch, 1), (n_seqs, n_seqs)]
+            }
+            (OutputKind::Logits, PromptOutputs::All)
+            | (OutputKind::Embeddings | OutputKind::Scores { .. }, _) => vec![(n_ubatch, n_ubatch)],
+        };
+        let shape = |(n_tokens, n_outputs)| GraphShape {
+            n_tokens,
+            n_outputs,
+        };
+        shapes.into_iter().map(shape).collect()
+    }
+
+    fn graph(&self, shape: GraphShape, model: &dyn Model) -> Result<Graph, ModelError> {
+        let graph = model.graph(shape)?;
+        match self.attention {
+            AttentionMode::Fused => Ok(graph),
+            AttentionMode::Plain => {
+                let layers = self.layout.layers();
+                let n_cells = |part: PartIdx| layers.iter().find(|l| l.part == part);
+                graph
+                    .with_plain_attention(|part| n_cells(part).map_or(0, |l| l.n_rows))
+                    .map_err(ModelError::Graph)
+            }
+        }
+    }
+}
