@@ -14,7 +14,7 @@ use model_core::tokenizer::{
 use proptest::prelude::*;
 use tokenizer_data::{data, golden, spec, tokenizer};
 
-static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&data("qwen2.vocab")));
+static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&data("qwen2.vocab.lzma")));
 static STORIES: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&data("stories.vocab")));
 
 fn raw(ids: &[TokenId]) -> Vec<u32> {
@@ -182,7 +182,7 @@ fn merges_are_those_of_an_independent_implementation() {
     use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
     use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
-    let spec = spec(&data("qwen2.vocab"));
+    let spec = spec(&data("qwen2.vocab.lzma"));
     let vocab = spec.tokens.iter().cloned().zip(0u32..);
     let merges = spec
         .merges
@@ -281,7 +281,7 @@ fn bad_data_is_an_error_with_numbers() {
     };
     assert_eq!(error_of(to_bpe), error);
 
-    let mut qwen = spec(&data("qwen2.vocab"));
+    let mut qwen = spec(&data("qwen2.vocab.lzma"));
     qwen.merges[5] = "nospace".to_owned();
     let error = E::BadMerge {
         index: 5,
@@ -308,7 +308,7 @@ fn bad_data_is_an_error_with_numbers() {
 
 #[test]
 fn a_merge_whose_result_is_no_token_loses_no_text() {
-    let mut qwen = spec(&data("qwen2.vocab"));
+    let mut qwen = spec(&data("qwen2.vocab.lzma"));
     let the = QWEN.token_id("Ġthe").unwrap();
     qwen.tokens[the.as_usize()] = "[gone]".to_owned();
     let tokenizer = Tokenizer::new(qwen).unwrap();

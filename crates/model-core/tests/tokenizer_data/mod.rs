@@ -1,8 +1,11 @@
 //! Reads the vocabularies and golden ids that the tokenizer tests compare against.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use kv_core::TokenId;
+use lzma_rust2::LzmaReader;
 use model_core::tokenizer::{SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec};
 
 /// A file of the tokenizer tests.
@@ -12,9 +15,18 @@ pub(crate) fn data(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Reads a vocabulary in the format that `MANIFEST.md` of the fixtures describes.
+/// Reads a vocabulary in the format that `MANIFEST.md` of the fixtures describes, packed where its
+/// name ends in `.lzma`.
 pub(crate) fn spec(path: &Path) -> TokenizerSpec {
-    let text = std::fs::read_to_string(path).unwrap();
+    let mut file = File::open(path).unwrap();
+    let mut text = String::new();
+    match path.extension().is_some_and(|ending| ending == "lzma") {
+        true => LzmaReader::new_mem_limit(file, u32::MAX, None)
+            .unwrap()
+            .read_to_string(&mut text),
+        false => file.read_to_string(&mut text),
+    }
+    .unwrap();
     let mut spec = TokenizerSpec::new(TokenizerModel::Bpe, Vec::new());
     let id = |value: &str| Some(TokenId(value.parse().unwrap()));
     let flag = |value: &str| Some(value.parse().unwrap());
