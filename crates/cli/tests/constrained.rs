@@ -174,10 +174,11 @@ fn a_chat_refuses_what_cannot_be_used_and_what_is_incomplete() {
     let model = with_template(&dir, TEMPLATE);
     let schema = file(dir.path(), "schema.json", SCHEMA);
     let with = |flags: &[&str]| chat(&[&["-m", &*model], flags].concat(), "Who?\nWho else?\n");
-    let (code, stdout, stderr) = with(&["--schema", &schema, "-n", "3"]);
+    let (code, stdout, stderr) = with(&["--schema", &schema, "-n", "3", "--temp", "0"]);
     assert_eq!(code, 1, "{stderr}");
     assert!(stderr.contains("the text is incomplete: --predict ended it"));
-    assert_eq!(stdout.matches('\n').count(), 1, "its line ends: {stdout:?}");
+    assert!(stdout.ends_with('\n'), "its line ends: {stdout:?}");
+    assert!(!stdout.ends_with("\n\n"), "{stdout:?}");
     let (code, _, stderr) = with(&["--schema", &schema, "--stop", "\"kind"]);
     assert_eq!(code, 1, "{stderr}");
     assert!(
