@@ -1,4 +1,4 @@
-//! Recurrent layers of the CPU backend: the gated delta rule beside the scan of Mamba-2, with
+//! Recurrent layers of the CPU backend: the gated delta rule and the scan of Mamba-2, with
 //! states of one size, for a prompt and for one token. Throughput is tokens.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time

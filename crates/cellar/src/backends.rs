@@ -1,4 +1,4 @@
-//! The backends that this crate was built with, chosen at run time. This file and those beside it in
+//! The backends that this crate was built with, chosen at run time. This file and those in
 //! `backends/` are the only ones of the workspace's libraries that name concrete backends
 //! (`.ci/tidy` checks it).
 

@@ -108,7 +108,7 @@ impl BackendFlags {
     }
 
     /// Opens the backend that was named, or the one that suits the model, reports which where there
-    /// was a choice, and has `build` load the model. Where a GPU that nobody asked for fails at it,
+    /// was a choice, and has `build` load the model. Where a GPU that was not named fails at it,
     /// the CPU takes over.
     ///
     /// # Errors

@@ -108,7 +108,7 @@ fn without_a_driver_the_cpu_computes_and_nobody_is_bothered() {
             ran.stderr
         );
     }
-    // Who asks is told.
+    // Where auto is asked for, a line names the backend.
     let asked = without_driver(&story(&["--backend", "auto"]));
     assert_eq!((asked.code, &asked.stdout), (0, &named.stdout));
     let why = format!("backend: cpu; {CUDA_IS_ABSENT}{NO_LIBRARY}");

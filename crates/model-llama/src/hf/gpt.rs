@@ -392,7 +392,7 @@ fn inner_width(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     Ok(())
 }
 
-/// Blocks side by side are seen by their norms; GGUF files have the key too.
+/// Norms show whether a block's attention and FFN are parallel; GGUF files have the key, too.
 fn stablelm_residual(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let parallel = config.optional_flag("use_parallel_residual")?;
     keys.set("use_parallel_residual", parallel.unwrap_or(false));

@@ -72,14 +72,14 @@ pub(super) fn plan(args: &PlanArgs, planned: Planned<'_>) -> anyhow::Result<Back
             let device = needs.map(|needs| DeviceReport::new(needs, first_gpu(), (&gpu, &work)));
             Ok(BackendPlan {
                 kind: options.kind,
-                host: Some(planned.beside_device()?),
+                host: Some(planned.outside_device()?),
                 device,
             })
         }
         None => match planned.fitting(&gpu) {
             Some(device) => Ok(BackendPlan {
                 kind: gpu.kind,
-                host: Some(planned.beside_device()?),
+                host: Some(planned.outside_device()?),
                 device: Some(device),
             }),
             None => planned.on_host(&options),
@@ -130,7 +130,7 @@ impl Planned<'_> {
     }
 
     /// What stays on the host when a device computes: the last logits.
-    fn beside_device(&self) -> anyhow::Result<BackendMemory> {
+    fn outside_device(&self) -> anyhow::Result<BackendMemory> {
         let load = self.load()?;
         Ok(BackendMemory {
             place: MemoryPlace::Host,
