@@ -1,9 +1,9 @@
 //! [`Generation`]: one text, from its prompt to the reason why it ended.
 //!
 //! Invariant: the pieces concatenated are the decoded text up to the stop, each of whole
-//! characters; after the end there are none. The state of the text is separate from the engine,
-//! which each call borrows: texts in different sequences of one engine can take turns. Knows
-//! nothing of chat messages.
+//! characters; after the end there are none. The state of the text ([`Completion`]) is separate from
+//! the engine, which each call borrows: texts in different sequences of one engine can take turns.
+//! Knows nothing of chat messages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,14 +13,13 @@ use kv_core::batch::{Batch, Output};
 use kv_core::graph::TopK;
 use kv_core::memory::{Memory, Refusal};
 use kv_core::{Pos, SeqId, TokenId};
-use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
-use serde::{Deserialize, Serialize};
+use model_core::tokenizer::Tokenizer;
 
+use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
 use crate::error::EngineError;
-use crate::sampler::{Sampler, SamplerConfig, Step, TokenOrigin};
-use crate::stop::StopStrings;
+use crate::sampler::{SamplerConfig, Step};
 use crate::timings::Timings;
 
 /// The settings of a generation.
@@ -44,29 +43,6 @@ pub struct GenerateOptions {
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
 pub(crate) const MAX_CANDIDATES: usize = 512;
-
-/// Why a text ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "reason", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum FinishReason {
-    /// The model chose a token that ends generation.
-    EndOfGeneration {
-        /// The token; it is not among the tokens of the text.
-        token: TokenId,
-    },
-    /// A stop string was complete.
-    StopString {
-        /// The string.
-        text: String,
-    },
-    /// The requested number of tokens was reached.
-    Length,
-    /// The memory has no room for another token.
-    ContextFull,
-    /// It was cancelled.
-    Cancelled,
-}
 
 /// How much of the prompt is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,16 +87,14 @@ pub struct PromptProgress {
 /// ```
 #[derive(Debug)]
 pub struct Generation {
-    tokenizer: Arc<Tokenizer>,
-    options: GenerateOptions,
-    sampler: Sampler,
-    stop: StopStrings,
-    decoder: Option<DecodeStream>,
+    completion: Completion,
+    seq: SeqId,
+    cancel: CancelFlag,
+    long_context: LongContext,
+    /// Told to the sampler before the first prompt.
+    history: Vec<TokenId>,
     batch: Batch,
     next: Next,
-    tokens: Vec<TokenId>,
-    text: String,
-    finish: Option<FinishReason>,
     timings: Timings,
     /// Up to which position tokens share positions, with [`LongContext::Group`].
     grouped_to: Pos,
@@ -140,6 +114,16 @@ enum Next {
     Nothing,
 }
 
+/// What came of choosing a token.
+enum Chosen {
+    /// The next token of the text.
+    Token(TokenId),
+    /// A token that ends it.
+    End,
+    /// There was no room to evaluate the pending token.
+    NoRoom,
+}
+
 /// A copy of what a token is chosen from.
 #[derive(Debug)]
 enum LastRow {
@@ -157,14 +141,13 @@ impl LastRow {
         }
     }
 
-    fn sample(&self, sampler: &mut Sampler) -> Result<TokenId, EngineError> {
-        let sampled = match self {
-            Self::Logits(logits) => sampler.sample(logits),
+    fn as_output(&self) -> Result<OutputRow<'_>, EngineError> {
+        Ok(match self {
+            Self::Logits(logits) => OutputRow::Logits(logits),
             Self::Candidates(row) => {
-                sampler.sample_top(TopK::read(row).ok_or(EngineError::NoLogits)?)
+                OutputRow::Candidates(TopK::read(row).ok_or(EngineError::NoLogits)?)
             }
-        };
-        Ok(sampled?)
+        })
     }
 }
 
@@ -181,22 +164,30 @@ impl Generation {
         options: GenerateOptions,
     ) -> Result<Self, EngineError> {
         engine.check_long_context(options.long_context)?;
+        let GenerateOptions {
+            seq,
+            sampler,
+            n_predict,
+            stop,
+            cancel,
+            long_context,
+            history,
+        } = options;
+        let text = CompletionOptions {
+            sampler,
+            n_predict,
+            stop,
+        };
         Ok(Self {
-            grouped_to: next_pos(engine, options.seq),
-            tokenizer: Arc::clone(tokenizer),
-            sampler: Sampler::new(options.sampler.clone())?,
-            stop: StopStrings::new(options.stop.iter().map(String::as_str))?,
-            options,
-            decoder: Some(DecodeStream::new(
-                DecodeFrom::Continuation,
-                SpecialPieces::Skip,
-            )),
+            completion: Completion::new(tokenizer, text)?,
+            seq,
+            cancel,
+            long_context,
+            history,
             batch: Batch::new(),
             next: Next::Prompt,
-            tokens: Vec::new(),
-            text: String::new(),
-            finish: None,
             timings: Timings::default(),
+            grouped_to: next_pos(engine, seq),
         })
     }
 
@@ -204,7 +195,7 @@ impl Generation {
     /// list of tokens that are never chosen.
     #[must_use]
     pub fn with_step(mut self, step: Box<dyn Step>) -> Self {
-        self.sampler.push_front(step);
+        self.completion.push_step(step);
         self
     }
 
@@ -222,9 +213,8 @@ impl Generation {
     ) -> Result<(), EngineError> {
         self.check_prompt(engine, prompt)?;
         let started = Instant::now();
-        for token in std::mem::take(&mut self.options.history) {
-            self.sampler.accept(token, TokenOrigin::Prompt);
-        }
+        let history = std::mem::take(&mut self.history);
+        self.completion.accept_prompt(&history);
         let (n_tokens, mut n_done) = (prompt.len(), 0);
         for piece in prompt.chunks(engine.settings().n_ubatch.max(1) as usize) {
             if self.is_cancelled() {
@@ -236,7 +226,7 @@ impl Generation {
             };
             match self.feed_piece(engine, piece, output) {
                 Err(EngineError::Cancelled) => {
-                    self.finish = Some(FinishReason::Cancelled);
+                    self.completion.set_finish(Some(FinishReason::Cancelled));
                     break;
                 }
                 fed => fed?,
@@ -263,9 +253,7 @@ impl Generation {
         if output == Output::Wanted {
             self.next = Next::Row(LastRow::of(engine)?);
         }
-        for &token in piece {
-            self.sampler.accept(token, TokenOrigin::Prompt);
-        }
+        self.completion.accept_prompt(piece);
         Ok(())
     }
 
@@ -276,24 +264,23 @@ impl Generation {
     /// # Errors
     /// [`EngineError::EmptyPrompt`] where no prompt was given, [`EngineError::NoLogits`] after a
     /// prompt that failed or was cancelled; otherwise as [`Engine::decode`] and
-    /// [`Sampler::sample`].
+    /// [`Sampler::sample`](crate::sampler::Sampler::sample).
     pub fn next_piece<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
     ) -> Result<Option<String>, EngineError> {
-        let Some(token) = self.next_token(engine)? else {
-            return Ok(self.last_piece());
-        };
-        let decoded = match &mut self.decoder {
-            Some(decoder) => decoder.push(&self.tokenizer, token)?,
-            None => return Ok(None),
-        };
-        Ok(Some(self.release(&decoded)))
+        match self.next_token(engine)? {
+            Some(token) => Ok(Some(self.completion.decode(token)?)),
+            None => {
+                let piece = self.completion.last_piece();
+                Ok((!piece.is_empty()).then_some(piece))
+            }
+        }
     }
 
     /// The tokens of the text so far; a token that ended it is not among them.
     pub fn tokens(&self) -> &[TokenId] {
-        &self.tokens
+        self.completion.tokens()
     }
 
     /// The last token of the text where it was chosen but not evaluated yet, so that it is not in
@@ -307,12 +294,12 @@ impl Generation {
 
     /// The text so far, as far as it was returned.
     pub fn text(&self) -> &str {
-        &self.text
+        self.completion.text()
     }
 
     /// Why it ended; `None` while it goes on.
     pub fn finish_reason(&self) -> Option<&FinishReason> {
-        self.finish.as_ref()
+        self.completion.finish_reason()
     }
 
     /// How long it has taken.
@@ -332,7 +319,7 @@ impl Generation {
         }
         if n_prompt + n_used > n_ctx {
             return Err(EngineError::PromptTooLong {
-                seq: self.options.seq,
+                seq: self.seq,
                 n_prompt,
                 n_ctx,
                 n_used,
@@ -344,10 +331,11 @@ impl Generation {
     /// Whether the flag is set; says so in the reason why the text ended, and takes that back where
     /// the flag was reset.
     fn is_cancelled(&mut self) -> bool {
-        let is_cancelled = self.options.cancel.is_cancelled();
-        match &self.finish {
+        let is_cancelled = self.cancel.is_cancelled();
+        match self.completion.finish_reason() {
             None | Some(FinishReason::Cancelled) => {
-                self.finish = is_cancelled.then_some(FinishReason::Cancelled);
+                let finish = is_cancelled.then_some(FinishReason::Cancelled);
+                self.completion.set_finish(finish);
                 is_cancelled
             }
             Some(_) => false,
@@ -359,64 +347,55 @@ impl Generation {
         &mut self,
         engine: &mut Engine<B, M>,
     ) -> Result<Option<TokenId>, EngineError> {
-        if self.is_cancelled() || self.finish.is_some() {
-            return Ok(None);
-        }
-        let n_predict = self.options.n_predict;
-        if n_predict.is_some_and(|n| self.tokens.len() >= n) {
-            self.finish = Some(FinishReason::Length);
+        if self.is_cancelled() || self.completion.is_at_length() {
             return Ok(None);
         }
         let started = Instant::now();
         let n_evaluated = usize::from(self.pending().is_some());
-        let token = match self.choose(engine) {
-            Ok(Some(token)) => token,
-            Ok(None) => {
-                self.finish = Some(FinishReason::ContextFull);
+        let finish = match self.choose(engine) {
+            Ok(Chosen::Token(token)) => {
+                self.timings.generation.add(n_evaluated, started.elapsed());
+                self.next = Next::Pending(token);
+                return Ok(Some(token));
+            }
+            Ok(Chosen::End) => {
+                self.timings.generation.add(n_evaluated, started.elapsed());
                 return Ok(None);
             }
-            Err(EngineError::Cancelled) => {
-                self.finish = Some(FinishReason::Cancelled);
-                return Ok(None);
-            }
+            Ok(Chosen::NoRoom) => FinishReason::ContextFull,
+            Err(EngineError::Cancelled) => FinishReason::Cancelled,
             Err(error) => return Err(error),
         };
-        self.timings.generation.add(n_evaluated, started.elapsed());
-        if self.tokenizer.is_end_of_generation(token) {
-            self.finish = Some(FinishReason::EndOfGeneration { token });
-            return Ok(None);
-        }
-        self.sampler.accept(token, TokenOrigin::Generated);
-        self.tokens.push(token);
-        self.next = Next::Pending(token);
-        Ok(Some(token))
+        self.completion.set_finish(Some(finish));
+        Ok(None)
     }
 
-    /// Chooses a token; `None` where there is no room to evaluate the pending one.
+    /// Chooses a token, after evaluating the pending one.
     fn choose<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
-    ) -> Result<Option<TokenId>, EngineError> {
-        match std::mem::replace(&mut self.next, Next::Nothing) {
+    ) -> Result<Chosen, EngineError> {
+        let token = match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Prompt => {
                 self.next = Next::Prompt;
-                Err(EngineError::EmptyPrompt)
+                return Err(EngineError::EmptyPrompt);
             }
-            Next::Nothing => Err(EngineError::NoLogits),
-            Next::Row(row) => Ok(Some(row.sample(&mut self.sampler)?)),
+            Next::Nothing => return Err(EngineError::NoLogits),
+            Next::Row(row) => self.completion.choose(row.as_output()?)?,
             Next::Pending(token) => {
                 self.next = Next::Pending(token);
                 if !self.evaluate_pending(engine, token)? {
-                    return Ok(None);
+                    return Ok(Chosen::NoRoom);
                 }
                 self.next = Next::Nothing;
-                let sampled = match engine.last_candidates() {
-                    Some(top) => self.sampler.sample_top(top),
-                    None => self.sampler.sample(last_row(engine)?),
+                let row = match engine.last_candidates() {
+                    Some(top) => OutputRow::Candidates(top),
+                    None => OutputRow::Logits(last_row(engine)?),
                 };
-                Ok(Some(sampled?))
+                self.completion.choose(row)?
             }
-        }
+        };
+        Ok(token.map_or(Chosen::End, Chosen::Token))
     }
 
     /// Evaluates the pending token; returns whether there was room for it.
@@ -428,10 +407,10 @@ impl Generation {
         if self.try_evaluate(engine, token)? {
             return Ok(true);
         }
-        let LongContext::Shift { n_keep } = self.options.long_context else {
+        let LongContext::Shift { n_keep } = self.long_context else {
             return Ok(false);
         };
-        match engine.shift_context(self.options.seq, n_keep) {
+        match engine.shift_context(self.seq, n_keep) {
             Err(EngineError::NothingToDiscard { .. }) => Ok(false),
             shifted => shifted.and_then(|_| self.try_evaluate(engine, token)),
         }
@@ -458,7 +437,7 @@ impl Generation {
         engine: &mut Engine<B, M>,
         group: GroupAttention,
     ) -> Result<(), EngineError> {
-        let seq = self.options.seq;
+        let seq = self.seq;
         while next_pos(engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
             engine.group(seq, self.grouped_to, group)?;
             self.grouped_to = Pos(self.grouped_to.0 + group.n_positions());
@@ -473,24 +452,24 @@ impl Generation {
         tokens: &[TokenId],
         output: Output,
     ) -> Result<(), EngineError> {
-        if let LongContext::Group(group) = self.options.long_context {
+        if let LongContext::Group(group) = self.long_context {
             self.group(engine, group)?;
         }
         self.batch.clear();
         for (at, &token) in tokens.iter().enumerate() {
-            let entry = self.batch.push_token(token).in_sequence(self.options.seq);
+            let entry = self.batch.push_token(token).in_sequence(self.seq);
             if output == Output::Wanted && at + 1 == tokens.len() {
                 entry.with_output();
             }
         }
         let n_vocab = engine.settings().rules.n_vocab as usize;
-        let enough = self.sampler.n_candidates();
+        let enough = self.completion.n_candidates();
         match enough.filter(|&k| k <= MAX_CANDIDATES.min(n_vocab)) {
             Some(k) if engine.backend().prefers_candidates() => {
-                engine.decode_candidates(&self.batch, k, &self.options.cancel)?;
+                engine.decode_candidates(&self.batch, k, &self.cancel)?;
             }
             _ => {
-                engine.decode_until(&self.batch, &self.options.cancel)?;
+                engine.decode_until(&self.batch, &self.cancel)?;
             }
         }
         Ok(())
@@ -499,38 +478,11 @@ impl Generation {
     /// How much of the context the sequence uses: its positions, or its tokens where several share
     /// one.
     fn n_used<B: Backend, M: Memory + Clone>(&self, engine: &Engine<B, M>) -> usize {
-        let seq = self.options.seq;
-        match self.options.long_context {
+        let seq = self.seq;
+        match self.long_context {
             LongContext::Group(_) => engine.memory().n_tokens(seq) as usize,
             _ => next_pos(engine, seq).as_usize(),
         }
-    }
-
-    fn release(&mut self, decoded: &str) -> String {
-        let released = self.stop.push(decoded);
-        if let Some(index) = released.stopped_by {
-            let text = self.stop.get(index).unwrap_or_default().to_owned();
-            self.finish = Some(FinishReason::StopString { text });
-            self.decoder = None;
-        }
-        self.text.push_str(&released.text);
-        released.text
-    }
-
-    /// The text that decoder and stop strings still hold back, once; nothing where the text may go
-    /// on.
-    fn last_piece(&mut self) -> Option<String> {
-        if self.finish == Some(FinishReason::Cancelled) {
-            return None;
-        }
-        let rest = self.decoder.take()?.finish();
-        let finish = self.finish.take();
-        let mut piece = self.release(&rest);
-        let held = self.stop.finish();
-        self.text.push_str(&held);
-        piece.push_str(&held);
-        self.finish = self.finish.take().or(finish);
-        (!piece.is_empty()).then_some(piece)
     }
 }
 

@@ -1,12 +1,13 @@
 //! The decode loop, sampler and generation of Cellar.
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
-//! (from logits to a token), [`stop`] (stop strings), [`Generation`] (a text from its prompt to its
-//! end; with an example), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
+//! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request, apart
+//! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
 //! [`RecordingBackend`] (what weight matrices multiply). Generic over backends and models; names
 //! none of them.
 
 mod budget;
+mod completion;
 mod config;
 mod context;
 mod decode;
@@ -25,6 +26,7 @@ pub mod stop;
 mod texts;
 mod timings;
 
+pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{
     AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MemoryBudget, Settings,
 };
@@ -32,7 +34,7 @@ pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
-pub use generation::{FinishReason, GenerateOptions, Generation, PromptProgress};
+pub use generation::{GenerateOptions, Generation, PromptProgress};
 pub use importance::{ActivationSums, RecordedMatrices, RecordingBackend, RecordingProgram};
 pub use kv_core::backend::CancelFlag;
 pub use model_core::sentence::{Normalization, Pooling};

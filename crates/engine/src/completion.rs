@@ -1,0 +1,241 @@
+//! [`Completion`]: from rows of logits to the text of one request, apart from any engine.
+//!
+//! Holds the sampler, the stop strings, the detokenizer, the tokens and the reason why the text
+//! ended. [`Generation`](crate::Generation) drives one of them with an engine of its own turn;
+//! a scheduler drives many. Invariant: the pieces concatenated are the decoded text up to the stop,
+//! each of whole characters, and depend only on the options, the prompt and the rows. Knows nothing
+//! of memories, batches or time.
+
+use std::sync::Arc;
+
+use kv_core::TokenId;
+use kv_core::graph::TopK;
+use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
+use serde::{Deserialize, Serialize};
+
+use crate::error::EngineError;
+use crate::sampler::{Sampler, SamplerConfig, Step, TokenOrigin};
+use crate::stop::StopStrings;
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model chose a token that ends generation.
+    EndOfGeneration {
+        /// The token; it is not among the tokens of the text.
+        token: TokenId,
+    },
+    /// A stop string was complete.
+    StopString {
+        /// The string.
+        text: String,
+    },
+    /// The requested number of tokens was reached.
+    Length,
+    /// The memory has no room for another token.
+    ContextFull,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// How the text of a [`Completion`] is chosen, and where it ends.
+#[derive(Clone, Debug, Default)]
+pub struct CompletionOptions {
+    /// How tokens are sampled.
+    pub sampler: SamplerConfig,
+    /// Largest number of tokens; `None` goes on until the model or the context ends.
+    pub n_predict: Option<usize>,
+    /// Stop strings; they are not part of the result.
+    pub stop: Vec<String>,
+}
+
+/// What a token is chosen from.
+#[derive(Clone, Copy, Debug)]
+pub enum OutputRow<'a> {
+    /// The logits of all tokens, `[vocab]`.
+    Logits(&'a [f32]),
+    /// The most likely tokens, as many as [`Completion::n_candidates`] asks for.
+    Candidates(TopK<'a>),
+}
+
+/// The text of one request: what was chosen so far, and how the next token is chosen.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use engine::{Completion, CompletionOptions, EngineError, OutputRow};
+/// use model_core::tokenizer::Tokenizer;
+///
+/// fn first_piece(tokenizer: &Arc<Tokenizer>, logits: &[f32]) -> Result<String, EngineError> {
+///     let mut completion = Completion::new(tokenizer, CompletionOptions::default())?;
+///     completion.take(OutputRow::Logits(logits))
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Completion {
+    tokenizer: Arc<Tokenizer>,
+    sampler: Sampler,
+    stop: StopStrings,
+    n_predict: Option<usize>,
+    /// `None` once the text has ended and its rest was given out.
+    decoder: Option<DecodeStream>,
+    tokens: Vec<TokenId>,
+    text: String,
+    finish: Option<FinishReason>,
+}
+
+impl Completion {
+    /// An empty text.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] where an option is out of range.
+    pub fn new(
+        tokenizer: &Arc<Tokenizer>,
+        options: CompletionOptions,
+    ) -> Result<Self, EngineError> {
+        Ok(Self {
+            tokenizer: Arc::clone(tokenizer),
+            sampler: Sampler::new(options.sampler)?,
+            stop: StopStrings::new(options.stop)?,
+            n_predict: options.n_predict,
+            decoder: Some(DecodeStream::new(
+                DecodeFrom::Continuation,
+                SpecialPieces::Skip,
+            )),
+            tokens: Vec::new(),
+            text: String::new(),
+            finish: None,
+        })
+    }
+
+    /// Adds a step of the caller's before all others of the sampler: a grammar, a bias, a list of
+    /// tokens that are never chosen.
+    pub fn push_step(&mut self, step: Box<dyn Step>) {
+        self.sampler.push_front(step);
+    }
+
+    /// Tells the sampler's steps of tokens before the text: penalties look back at them.
+    pub fn accept_prompt(&mut self, tokens: &[TokenId]) {
+        for &token in tokens {
+            self.sampler.accept(token, TokenOrigin::Prompt);
+        }
+    }
+
+    /// How many of the most likely tokens are enough to choose from, see
+    /// [`Sampler::n_candidates`]; `None` where it takes whole rows of logits.
+    pub fn n_candidates(&self) -> Option<usize> {
+        self.sampler.n_candidates()
+    }
+
+    /// Chooses a token from a row and returns the text that it releases: with the last piece, also
+    /// what was held back. A piece may be empty: a token may end inside a character, or begin a
+    /// stop string. Once the text has ended ([`Completion::finish_reason`]), nothing is chosen.
+    ///
+    /// # Errors
+    /// [`EngineError::Sample`] where no token can be chosen, [`EngineError::Tokenizer`] where it has
+    /// no text.
+    pub fn take(&mut self, row: OutputRow<'_>) -> Result<String, EngineError> {
+        if self.is_at_length() {
+            return Ok(self.last_piece());
+        }
+        let mut piece = match self.choose(row)? {
+            Some(token) => self.decode(token)?,
+            None => String::new(),
+        };
+        if self.is_at_length() {
+            piece.push_str(&self.last_piece());
+        }
+        Ok(piece)
+    }
+
+    /// Ends the text for a reason from outside, unless it has ended, and returns what was held back.
+    pub fn end(&mut self, reason: FinishReason) -> String {
+        self.finish.get_or_insert(reason);
+        self.last_piece()
+    }
+
+    /// The tokens of the text so far; a token that ended it is not among them.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// The text so far, as far as it was returned.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Why it ended; `None` while it goes on.
+    pub fn finish_reason(&self) -> Option<&FinishReason> {
+        self.finish.as_ref()
+    }
+
+    /// Whether the text has ended; it has when it is as long as it may get.
+    pub(crate) fn is_at_length(&mut self) -> bool {
+        let n_predict = self.n_predict;
+        if self.finish.is_none() && n_predict.is_some_and(|n| self.tokens.len() >= n) {
+            self.finish = Some(FinishReason::Length);
+        }
+        self.finish.is_some()
+    }
+
+    /// Sets or takes back the reason why it ended.
+    pub(crate) fn set_finish(&mut self, finish: Option<FinishReason>) {
+        self.finish = finish;
+    }
+
+    /// Chooses the next token; `None` where it ends the text.
+    pub(crate) fn choose(&mut self, row: OutputRow<'_>) -> Result<Option<TokenId>, EngineError> {
+        let token = match row {
+            OutputRow::Logits(logits) => self.sampler.sample(logits)?,
+            OutputRow::Candidates(top) => self.sampler.sample_top(top)?,
+        };
+        if self.tokenizer.is_end_of_generation(token) {
+            self.finish = Some(FinishReason::EndOfGeneration { token });
+            return Ok(None);
+        }
+        self.sampler.accept(token, TokenOrigin::Generated);
+        self.tokens.push(token);
+        Ok(Some(token))
+    }
+
+    /// The text that a chosen token releases.
+    pub(crate) fn decode(&mut self, token: TokenId) -> Result<String, EngineError> {
+        let Some(decoder) = &mut self.decoder else {
+            return Ok(String::new());
+        };
+        let decoded = decoder.push(&self.tokenizer, token)?;
+        Ok(self.release(&decoded))
+    }
+
+    /// The text that decoder and stop strings still hold back, once; nothing where the text was
+    /// cancelled, so that it can go on.
+    pub(crate) fn last_piece(&mut self) -> String {
+        if self.finish == Some(FinishReason::Cancelled) {
+            return String::new();
+        }
+        let Some(decoder) = self.decoder.take() else {
+            return String::new();
+        };
+        let rest = decoder.finish();
+        let finish = self.finish.take();
+        let mut piece = self.release(&rest);
+        let held = self.stop.finish();
+        self.text.push_str(&held);
+        piece.push_str(&held);
+        self.finish = self.finish.take().or(finish);
+        piece
+    }
+
+    fn release(&mut self, decoded: &str) -> String {
+        let released = self.stop.push(decoded);
+        if let Some(index) = released.stopped_by {
+            let text = self.stop.get(index).unwrap_or_default().to_owned();
+            self.finish = Some(FinishReason::StopString { text });
+            self.decoder = None;
+        }
+        self.text.push_str(&released.text);
+        released.text
+    }
+}

@@ -1,0 +1,133 @@
+//! A completion that is driven by hand gives the text of a generation.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use engine::sampler::{SampleError, SamplerConfig};
+use engine::{
+    Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, GenerateOptions,
+    Generation, OutputRow,
+};
+use kv_core::SeqId;
+use kv_core::batch::Batch;
+use model_core::tokenizer::EncodeOptions;
+use support::{engine, stories};
+
+/// The text, its reason to end and the number of its tokens.
+type Told = (String, Option<FinishReason>, usize);
+
+fn by_generation(options: &CompletionOptions) -> Told {
+    let file = stories();
+    let mut engine = engine(&EngineConfig::default());
+    let CompletionOptions {
+        sampler,
+        n_predict,
+        stop,
+    } = options.clone();
+    let options = GenerateOptions {
+        sampler,
+        n_predict,
+        stop,
+        ..GenerateOptions::default()
+    };
+    let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
+    let prompt = file.tokenizer().encode("Once upon", EncodeOptions::PROMPT);
+    text.feed(&mut engine, &prompt, |_| {}).unwrap();
+    while text.next_piece(&mut engine).unwrap().is_some() {}
+    let finish = text.finish_reason().cloned();
+    (text.text().to_owned(), finish, text.tokens().len())
+}
+
+fn by_completion(options: &CompletionOptions) -> Told {
+    let file = stories();
+    let mut engine = engine(&EngineConfig::default());
+    let mut completion = Completion::new(file.tokenizer(), options.clone()).unwrap();
+    let prompt = file.tokenizer().encode("Once upon", EncodeOptions::PROMPT);
+    completion.accept_prompt(&prompt);
+    let (mut batch, mut text) = (Batch::prompt(SeqId(0), prompt), String::new());
+    while completion.finish_reason().is_none() {
+        let row = engine.decode(&batch).unwrap().last().unwrap();
+        text += &completion.take(OutputRow::Logits(row)).unwrap();
+        batch = Batch::prompt(SeqId(0), completion.tokens().last().copied());
+    }
+    assert_eq!(text, completion.text());
+    assert_eq!(
+        completion.end(FinishReason::ContextFull),
+        "",
+        "it has ended"
+    );
+    let finish = completion.finish_reason().cloned();
+    (text, finish, completion.tokens().len())
+}
+
+#[test]
+fn a_completion_tells_what_a_generation_tells() {
+    let mut penalized = SamplerConfig {
+        seed: 3,
+        ..SamplerConfig::default()
+    };
+    penalized.penalties.repeat = 1.2;
+    for sampler in [SamplerConfig::greedy(), penalized] {
+        for (n_predict, stop) in [
+            (Some(0), vec![]),
+            (Some(1), vec![]),
+            (Some(30), vec![" the".to_owned()]),
+            (Some(30), vec!["no such text".to_owned()]),
+            (None, vec![]),
+        ] {
+            let options = CompletionOptions {
+                sampler: sampler.clone(),
+                n_predict,
+                stop,
+            };
+            assert_eq!(
+                by_completion(&options),
+                by_generation(&options),
+                "{options:?}"
+            );
+        }
+    }
+}
+
+/// What decoder and stop strings hold back comes out when the caller ends the text.
+#[test]
+fn ending_a_text_releases_what_was_held_back() {
+    let file = stories();
+    let prompt = file.tokenizer().encode("Once upon", EncodeOptions::PROMPT);
+    let mut engine = engine(&EngineConfig::default());
+    let row = engine.decode(&Batch::prompt(SeqId(0), prompt)).unwrap();
+    let row = row.last().unwrap().to_vec();
+    let told = |stop: &[&str]| {
+        let options = CompletionOptions {
+            sampler: SamplerConfig::greedy(),
+            stop: stop.iter().map(|&s| s.to_owned()).collect(),
+            ..CompletionOptions::default()
+        };
+        let mut completion = Completion::new(file.tokenizer(), options).unwrap();
+        let piece = completion.take(OutputRow::Logits(&row)).unwrap();
+        let rest = completion.end(FinishReason::ContextFull);
+        assert_eq!(completion.finish_reason(), Some(&FinishReason::ContextFull));
+        (piece, rest)
+    };
+    let (first, nothing) = told(&[]);
+    assert_eq!(nothing, "");
+    let held = told(&[&format!("{first} with more")]);
+    assert_eq!(held, (String::new(), first));
+}
+
+#[test]
+fn a_row_that_is_not_a_number_leaves_the_text_as_it_was() {
+    let file = stories();
+    let mut completion = Completion::new(file.tokenizer(), CompletionOptions::default()).unwrap();
+    let error = completion.take(OutputRow::Logits(&[0.0, f32::NAN]));
+    let is_sample_error = matches!(
+        error,
+        Err(EngineError::Sample(SampleError::NotANumber {
+            token: 1,
+            ..
+        }))
+    );
+    assert!(is_sample_error, "{error:?}");
+    assert!(completion.tokens().is_empty() && completion.finish_reason().is_none());
+}
