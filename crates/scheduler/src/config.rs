@@ -1,0 +1,71 @@
+//! [`SchedulerConfig`]: the limits of a scheduler. Plain data.
+
+use std::num::NonZeroU32;
+
+use kv_core::batch::BatchRules;
+
+use crate::request::{Micros, RequestError};
+
+/// The limits of a scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// What a batch must comply with; at most `n_batch` tokens are computed in a step.
+    pub rules: BatchRules,
+    /// Tokens that are computed at once: as many as the engine's.
+    pub n_ubatch: u32,
+    /// Tokens of a step: one for each text that goes on, the rest for prompts. A smaller number
+    /// makes the gaps between tokens shorter, a larger one prompts faster.
+    pub step_tokens: u32,
+    /// The most tokens of one request, prompt and text together.
+    pub n_ctx: u32,
+    /// Requests that may wait to be admitted.
+    pub max_queued: usize,
+    /// Tokens that the prompts of waiting requests may have together.
+    pub max_queued_tokens: usize,
+    /// A request that waits rises by one priority after each such time.
+    pub aging: Micros,
+    /// Tokens by which each running request should be able to grow when another is admitted: a
+    /// larger number admits later and preempts less.
+    pub headroom: u32,
+    /// Preempts a running request after every so many steps, to test that texts stay the same.
+    pub preempt_every: Option<NonZeroU32>,
+}
+
+impl SchedulerConfig {
+    /// Limits for an engine that takes such batches.
+    pub fn new(rules: BatchRules, n_ubatch: u32, n_ctx: u32) -> Self {
+        Self {
+            rules,
+            n_ubatch,
+            step_tokens: n_ubatch.min(rules.n_batch),
+            n_ctx,
+            max_queued: 256,
+            max_queued_tokens: 1 << 20,
+            aging: Micros(30_000_000),
+            headroom: 16,
+            preempt_every: None,
+        }
+    }
+
+    /// # Errors
+    /// [`RequestError::Zero`], the first limit that is 0.
+    pub(crate) fn check(&self) -> Result<(), RequestError> {
+        let limits = [
+            ("n_batch", self.rules.n_batch as usize),
+            ("n_ubatch", self.n_ubatch as usize),
+            ("step_tokens", self.step_tokens as usize),
+            ("n_ctx", self.n_ctx as usize),
+            ("max_queued", self.max_queued),
+            ("max_queued_tokens", self.max_queued_tokens),
+        ];
+        match limits.into_iter().find(|(_, limit)| *limit == 0) {
+            Some((name, _)) => Err(RequestError::Zero { name }),
+            None => Ok(()),
+        }
+    }
+
+    /// Tokens of a step.
+    pub(crate) fn n_step(&self) -> usize {
+        self.step_tokens.min(self.rules.n_batch) as usize
+    }
+}

@@ -1,0 +1,151 @@
+//! What goes into a scheduler and what comes out: [`Event`], [`Outcome`] and [`StepPlan`].
+//!
+//! Plain data. Decides nothing.
+
+use kv_core::batch::{Batch, Output};
+use kv_core::memory::Edit;
+use kv_core::{Pos, SeqId, TokenId};
+
+use crate::request::{Request, RequestError, RequestId};
+
+/// What happened outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A request came.
+    Submit(Request),
+    /// Nobody wants a request any more. One that is unknown, or has ended, changes nothing.
+    Cancel(RequestId),
+    /// The step that was planned last was computed: what became of each request whose output it
+    /// had.
+    StepDone(Vec<RowReport>),
+    /// The step that was planned last could not be computed, and the memory was rolled back.
+    StepFailed(StepFailure),
+}
+
+/// What was chosen from the row of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowReport {
+    /// The request.
+    pub request: RequestId,
+    /// What became of it.
+    pub progress: Progress,
+}
+
+/// What became of a request by one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It goes on with this token.
+    Token(TokenId),
+    /// Its text is complete.
+    Ended,
+    /// Nothing could be chosen from its row.
+    Failed,
+}
+
+/// How a step failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepFailure {
+    /// It may succeed with other requests: those of the step are tried one by one, and only one
+    /// that fails again, alone, is given up.
+    Computation,
+    /// The device is lost: all requests are given up.
+    DeviceLost,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was not taken.
+    Refused {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        why: RequestError,
+    },
+    /// It was given a sequence. Comes again where it goes on after a preemption.
+    Admitted {
+        /// The request.
+        request: RequestId,
+        /// Its sequence, until it ends or is preempted.
+        seq: SeqId,
+    },
+    /// Its sequence was taken from it; it waits, and will go on exactly where it was.
+    Preempted {
+        /// The request.
+        request: RequestId,
+        /// Tokens that have to be computed again.
+        n_tokens: usize,
+    },
+    /// It has ended. The last outcome of a request that was taken, and it comes once.
+    Ended {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        end: End,
+    },
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its text is complete, as was reported.
+    Complete,
+    /// It is as long as a request can be in this memory.
+    ContextFull,
+    /// It was cancelled.
+    Cancelled,
+    /// No token could be chosen, or its step failed when it was computed alone.
+    Failed,
+}
+
+/// What to do next, and what became of requests meanwhile.
+#[derive(Clone, Debug)]
+pub struct StepPlan {
+    /// What to do.
+    pub work: Work,
+    /// Requests that were admitted, preempted or ended.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What to do next.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Nothing, until an event comes.
+    Idle,
+    /// These edits of the memory, which it does not refuse; then ask again.
+    Edit(Vec<Edit>),
+    /// Compute this step, then report it.
+    Decode(Step),
+}
+
+/// The tokens that one step computes.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// What each request is fed, in the order of the batch.
+    pub feeds: Vec<Feed>,
+    /// The same as a batch, for which the memory has room.
+    pub batch: Batch,
+}
+
+impl Step {
+    /// The requests that get a row, in the order of the rows.
+    pub fn outputs(&self) -> impl Iterator<Item = RequestId> + '_ {
+        let wanted = self.feeds.iter().filter(|f| f.output == Output::Wanted);
+        wanted.map(|feed| feed.request)
+    }
+}
+
+/// The next tokens of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feed {
+    /// The request.
+    pub request: RequestId,
+    /// Its sequence.
+    pub seq: SeqId,
+    /// The position of the first token.
+    pub first: Pos,
+    /// The tokens, at least one.
+    pub tokens: Vec<TokenId>,
+    /// Whether the row of the last token is wanted.
+    pub output: Output,
+}

@@ -1,0 +1,91 @@
+//! Decides what each step of an engine for many requests computes, as a pure function.
+//!
+//! A [`Scheduler`] holds the requests of one model. Events go in ([`Scheduler::handle`]), plans come
+//! out ([`Scheduler::next`]): edits of the memory, or the tokens of a step that the memory has room
+//! for. It only asks the memory, and nothing in here reads a clock, starts a thread, waits or draws
+//! random numbers; so a run is a function of its events, and is tested without a model.
+//!
+//! - **Continuous batching with chunked prefill.** A step has one token of every text that goes on,
+//!   then chunks of prompts, up to [`SchedulerConfig::step_tokens`].
+//! - **Admission.** What can never fit is refused at once ([`RequestError`]); a request is admitted
+//!   when its whole prompt fits beside the others.
+//! - **Preemption.** Where the memory runs short, the youngest request of the lowest priority gives
+//!   its cells back, waits, and is computed again from its tokens: it goes on exactly where it was.
+//!   So no request that was taken ends because memory ran short, and the oldest request of the
+//!   highest priority always makes progress.
+//! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
+//!   fails again, alone, is given up.
+//!
+//! Knows no backend, no tokenizer and no sampler. How a token is chosen, and when a text ends, is
+//! reported to it.
+//!
+//! ```
+//! use kv_core::batch::BatchRules;
+//! use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
+//! use kv_core::{Causality, PartIdx, TokenId, Window};
+//! use scheduler::{
+//!     Event, Micros, Priority, Progress, Request, RequestId, RowReport, Scheduler, SchedulerConfig,
+//!     Work,
+//! };
+//!
+//! let mut memory = Composite::unified(UnifiedConfig {
+//!     part: PartIdx(0),
+//!     n_seqs: 2,
+//!     n_cells: 64,
+//!     streams: Streams::Shared,
+//!     window: Window::Full,
+//!     causality: Causality::Causal,
+//! })?;
+//! let rules = BatchRules { n_batch: 32, n_seqs: 2, n_vocab: 100, n_embd: 8 };
+//! let mut scheduler = Scheduler::new(SchedulerConfig::new(rules, 32, 64), &memory)?;
+//! let request = Request {
+//!     id: RequestId(1),
+//!     priority: Priority::Normal,
+//!     prompt: (0..40).map(TokenId).collect(),
+//! };
+//! scheduler.handle(Micros(0), Event::Submit(request));
+//!
+//! let mut n_rows = 0;
+//! for now in 0..4 {
+//!     match scheduler.next(Micros(now), &memory).work {
+//!         Work::Decode(step) => {
+//!             // Here an engine would run the model and sample a token from each row.
+//!             let positions = |seq| memory.positions(seq);
+//!             let batch = kv_core::batch::validate(&step.batch, &rules, positions)?;
+//!             let mut inputs = MemoryInputs::default();
+//!             let mut steps = memory.begin(&batch, 32)?;
+//!             while steps.next(&mut inputs).is_some() {}
+//!             let chosen = Progress::Token(TokenId(7));
+//!             let rows = step.outputs().map(|request| RowReport { request, progress: chosen });
+//!             let rows: Vec<RowReport> = rows.collect();
+//!             n_rows += rows.len();
+//!             scheduler.handle(Micros(now), Event::StepDone(rows));
+//!         }
+//!         Work::Edit(edits) => {
+//!             for edit in edits {
+//!                 let _no_row_work = memory.apply(edit)?;
+//!             }
+//!         }
+//!         Work::Idle => break,
+//!     }
+//! }
+//! assert_eq!(n_rows, 3); // a chunk of 32 tokens, one of 8 with a row, and two tokens of text
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod compose;
+mod config;
+mod event;
+mod next;
+mod queue;
+mod request;
+mod room;
+mod scheduler;
+mod state;
+
+pub use config::SchedulerConfig;
+pub use event::{
+    End, Event, Feed, Outcome, Progress, RowReport, Step, StepFailure, StepPlan, Work,
+};
+pub use request::{Micros, Priority, Request, RequestError, RequestId};
+pub use scheduler::{Counters, RunningRequest, Scheduler};

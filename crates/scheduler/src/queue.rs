@@ -1,0 +1,60 @@
+//! [`Queue`]: the requests that wait, and which of them is next.
+//!
+//! Invariant: of two requests of one priority the one that came first is next, also after it was
+//! preempted; and every request that waits rises, so none waits for ever behind others. Knows
+//! nothing of memory.
+
+use crate::request::{Micros, Priority, RequestId};
+use crate::state::RequestState;
+
+/// How urgent a request is: its priority, and what it rose by waiting. Larger goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank(u8);
+
+impl Rank {
+    /// After `waited`, of which each `aging` counts as one priority.
+    pub(crate) fn of(priority: Priority, waited: u64, aging: Micros) -> Self {
+        let risen = waited / aging.0.max(1);
+        let highest = Priority::Interactive as u64;
+        Self((priority as u64).saturating_add(risen).min(highest) as u8)
+    }
+}
+
+/// Requests that wait.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Queue {
+    waiting: Vec<RequestState>,
+}
+
+impl Queue {
+    pub(crate) fn push(&mut self, request: RequestState) {
+        self.waiting.push(request);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &RequestState> {
+        self.waiting.iter()
+    }
+
+    /// The request that is next, and how urgent it is now.
+    pub(crate) fn next(&self, now: Micros, aging: Micros) -> Option<(RequestId, Rank)> {
+        let ranked = self.waiting.iter().map(|request| {
+            let waited = now.0.saturating_sub(request.waits_since.0);
+            (request, Rank::of(request.priority, waited, aging))
+        });
+        let next = ranked.max_by_key(|(request, rank)| (*rank, std::cmp::Reverse(request.arrival)));
+        next.map(|(request, rank)| (request.id, rank))
+    }
+
+    /// Takes a request out.
+    pub(crate) fn take(&mut self, id: RequestId) -> Option<RequestState> {
+        let at = self.waiting.iter().position(|request| request.id == id)?;
+        Some(self.waiting.swap_remove(at))
+    }
+
+    /// Takes all requests out, in the order in which they came.
+    pub(crate) fn take_all(&mut self) -> Vec<RequestState> {
+        let mut all = std::mem::take(&mut self.waiting);
+        all.sort_by_key(|request| request.arrival);
+        all
+    }
+}

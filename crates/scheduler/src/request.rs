@@ -1,0 +1,119 @@
+//! [`Request`]: what a scheduler is asked for, and [`RequestError`]: why it refuses.
+//!
+//! Invariant: what can never be computed is refused before anything is, with the numbers. Knows no
+//! text: how tokens are chosen and when a text ends is the caller's.
+
+use std::fmt;
+
+use kv_core::TokenId;
+use kv_core::memory::MemoryConfigError;
+
+/// A request, by a number of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A time of the caller's clock, in microseconds since any beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub u64);
+
+/// Which requests go first. A request that waits rises, see
+/// [`SchedulerConfig::aging`](crate::SchedulerConfig::aging).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// Work that nobody waits for.
+    Batch,
+    /// Everything else.
+    #[default]
+    Normal,
+    /// Somebody watches the text grow.
+    Interactive,
+}
+
+/// A prompt that is to be continued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Its number, which no other request has at the same time.
+    pub id: RequestId,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// The tokens to continue.
+    pub prompt: Vec<TokenId>,
+}
+
+/// Why a request is refused, or a scheduler cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// A prompt that fits no memory of this size, whatever else is removed.
+    #[error("the prompt of {n_prompt} tokens does not fit the {limit} that one request may have")]
+    TooLong {
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// The most that a request can have in the memory.
+        limit: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {token} at {at} of the prompt is not below the vocabulary's {n_vocab}")]
+    TokenOutOfRange {
+        /// Its place in the prompt, counted from 0.
+        at: usize,
+        /// The token.
+        token: TokenId,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// The queue is full: try again later.
+    #[error("{queued} requests wait, of at most {limit}")]
+    Busy {
+        /// Requests that wait.
+        queued: usize,
+        /// The most that may.
+        limit: usize,
+    },
+    /// The prompts that wait are too long together: try again later.
+    #[error(
+        "the prompts that wait have {queued} tokens; with {n_prompt} more they would have more than \
+         {limit}"
+    )]
+    BusyTokens {
+        /// Tokens of the prompts that wait.
+        queued: usize,
+        /// Tokens of this one.
+        n_prompt: usize,
+        /// The most that may wait.
+        limit: usize,
+    },
+    /// Another request has this number.
+    #[error("there is a request {id} already")]
+    Duplicate {
+        /// The number.
+        id: RequestId,
+    },
+    /// A limit of the scheduler that is 0.
+    #[error("{name} is 0: it must be at least 1")]
+    Zero {
+        /// Which limit.
+        name: &'static str,
+    },
+    /// A memory that takes whole sequences only: prompts cannot be computed in chunks.
+    #[error("this memory takes whole sequences only, and a scheduler computes prompts in chunks")]
+    WholeSequences,
+    /// A memory that is not empty.
+    #[error("the memory holds {n_tokens} tokens of other texts: clear it first")]
+    NotEmpty {
+        /// Tokens of the first sequence that has some.
+        n_tokens: u32,
+    },
+    /// A memory that could not hold even one request.
+    #[error(transparent)]
+    Memory(#[from] MemoryConfigError),
+}

@@ -1,0 +1,138 @@
+//! [`Room`]: how many tokens a memory can hold, counted without planning.
+//!
+//! Decides whether a waiting request is admitted, so that a step of all admitted requests fits for
+//! a while. Invariant: a request within [`Room::capacity`] can be computed alone to its end. What
+//! really fits is decided by [`Memory::plan`](kv_core::memory::Memory::plan) for each step.
+
+use kv_core::memory::{Composite, Memory, Streams};
+
+/// How many tokens a memory can hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    parts: Vec<PartRoom>,
+    /// How many requests can have recurrent states and be computed.
+    n_with_states: usize,
+}
+
+/// The cells of a part of the memory.
+#[derive(Clone, Copy, Debug)]
+struct PartRoom {
+    /// Cells that all requests share, or that each has.
+    n_cells: u64,
+    streams: Streams,
+    /// Tokens that one request keeps at most.
+    width: Option<u64>,
+}
+
+impl PartRoom {
+    /// Cells of a request with this many tokens.
+    fn n_needed(&self, n_tokens: u64) -> u64 {
+        self.width.map_or(n_tokens, |width| n_tokens.min(width))
+    }
+}
+
+impl Room {
+    pub(crate) fn of(memory: &Composite) -> Self {
+        let parts = memory.parts().iter().map(|part| {
+            let config = part.config();
+            PartRoom {
+                n_cells: u64::from(config.n_cells),
+                streams: config.streams,
+                width: config.window.width().map(u64::from),
+            }
+        });
+        let n_seqs = memory.n_seqs() as usize;
+        let n_with_states = memory.states().map_or(n_seqs, |states| {
+            let n_kept = states.config().n_snapshots() as usize + 1;
+            // One request at a time needs as many rows again, for the states that it stores.
+            let n_rows = states.config().n_rows() as usize;
+            (n_rows / n_kept).saturating_sub(1).max(1)
+        });
+        Self {
+            parts: parts.collect(),
+            n_with_states,
+        }
+    }
+
+    /// The most tokens that one request can have in the memory, and at most `n_ctx`.
+    pub(crate) fn capacity(&self, n_ctx: u32) -> usize {
+        // A window that is wider than its cells limits as a full one.
+        let limits = self
+            .parts
+            .iter()
+            .filter(|part| part.width.is_none_or(|width| width > part.n_cells));
+        let cells = limits.map(|part| part.n_cells);
+        cells.fold(u64::from(n_ctx), u64::min) as usize
+    }
+
+    /// Whether requests with these numbers of tokens fit together, and `headroom` tokens more for
+    /// each.
+    pub(crate) fn fits(
+        &self,
+        n_tokens: impl Iterator<Item = usize> + Clone,
+        headroom: u64,
+    ) -> bool {
+        n_tokens.clone().count() <= self.n_with_states
+            && self.parts.iter().all(|part| {
+                let needed = n_tokens.clone().map(|n| part.n_needed(n as u64 + headroom));
+                part.streams == Streams::PerSequence || needed.sum::<u64>() <= part.n_cells
+            })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use kv_core::memory::{RecurrentConfig, UnifiedConfig};
+    use kv_core::{Causality, PartIdx, Window};
+
+    use super::*;
+
+    fn part(window: Window, n_cells: u32, streams: Streams) -> UnifiedConfig {
+        UnifiedConfig {
+            part: PartIdx(0),
+            n_seqs: 4,
+            n_cells,
+            streams,
+            window,
+            causality: Causality::Causal,
+        }
+    }
+
+    #[test]
+    fn a_full_window_limits_one_request_and_all_together() {
+        let memory = Composite::unified(part(Window::Full, 32, Streams::Shared)).unwrap();
+        let room = Room::of(&memory);
+        assert_eq!((room.capacity(100), room.capacity(20)), (32, 20));
+        assert!(room.fits([10, 20].into_iter(), 1));
+        assert!(!room.fits([10, 20].into_iter(), 2));
+    }
+
+    #[test]
+    fn a_sliding_window_limits_only_what_it_shows() {
+        let memory = Composite::unified(part(Window::Sliding(8), 20, Streams::Shared)).unwrap();
+        let room = Room::of(&memory);
+        assert_eq!(room.capacity(100), 100);
+        assert!(room.fits([50, 60].into_iter(), 1));
+        assert!(!room.fits([50, 60, 4].into_iter(), 1));
+        let narrow = Composite::unified(part(Window::Sliding(8), 6, Streams::Shared)).unwrap();
+        assert_eq!(Room::of(&narrow).capacity(100), 6);
+    }
+
+    #[test]
+    fn sequences_with_cells_of_their_own_do_not_limit_each_other() {
+        let memory = Composite::unified(part(Window::Full, 32, Streams::PerSequence)).unwrap();
+        let room = Room::of(&memory);
+        assert_eq!(room.capacity(100), 32);
+        assert!(room.fits([32, 32, 32].into_iter(), 1));
+    }
+
+    #[test]
+    fn states_limit_how_many_requests_run() {
+        let few = RecurrentConfig::new(4).with_rows(3);
+        let room = Room::of(&Composite::recurrent(few).unwrap());
+        assert_eq!(room.capacity(1000), 1000);
+        assert!(room.fits([500, 9].into_iter(), 1));
+        assert!(!room.fits([1, 1, 1].into_iter(), 1));
+    }
+}

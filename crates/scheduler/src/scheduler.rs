@@ -1,0 +1,277 @@
+//! [`Scheduler`]: what happened goes in ([`Scheduler::handle`]), what to compute comes out
+//! ([`Scheduler::next`], in `next.rs`).
+//!
+//! Invariant: every request that is taken ends exactly once, and none ends because memory ran
+//! short. Nothing in here reads a clock, starts a thread, waits or draws random numbers: the same
+//! events and memories give the same plans. Knows no backend and no text.
+
+use kv_core::memory::{Composite, Memory};
+use kv_core::{SeqId, TokenId};
+
+use crate::config::SchedulerConfig;
+use crate::event::{End, Event, Outcome, Progress, RowReport, StepFailure};
+use crate::queue::Queue;
+use crate::request::{Micros, Request, RequestError, RequestId};
+use crate::room::Room;
+use crate::state::{RequestState, Running};
+
+/// Decides which tokens of which requests each step computes. See the [crate](crate).
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) room: Room,
+    pub(crate) queue: Queue,
+    /// What goes first comes first.
+    pub(crate) running: Vec<Running>,
+    /// Sequences that no request has and that hold nothing; the last is given next.
+    pub(crate) free: Vec<SeqId>,
+    /// Sequences that no request has and whose tokens are to be removed.
+    pub(crate) dropped: Vec<SeqId>,
+    /// The step that is being computed: tokens of each request.
+    pub(crate) in_flight: Vec<(RequestId, usize)>,
+    /// A step failed: how much of it the memory holds is not known.
+    pub(crate) recount: bool,
+    /// Steps before the last preemption of [`SchedulerConfig::preempt_every`].
+    pub(crate) forced_at: u64,
+    n_arrived: u64,
+    pub(crate) counters: Counters,
+}
+
+/// What a scheduler has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps that were planned.
+    pub n_steps: u64,
+    /// Tokens of these steps.
+    pub n_tokens: u64,
+    /// Preemptions, also those of [`SchedulerConfig::preempt_every`].
+    pub n_preemptions: u64,
+    /// Tokens that had been computed and were dropped by preemptions.
+    pub n_dropped_tokens: u64,
+    /// Steps that were planned again, because a larger one did not fit.
+    pub n_replanned: u64,
+}
+
+impl Scheduler {
+    /// A scheduler of an empty memory, all of whose sequences are its own.
+    ///
+    /// # Errors
+    /// [`RequestError`] where a limit is 0, the memory takes whole sequences only, or is not empty.
+    pub fn new(config: SchedulerConfig, memory: &Composite) -> Result<Self, RequestError> {
+        config.check()?;
+        if memory.split_policy() == kv_core::batch::SplitPolicy::WholeSequences {
+            return Err(RequestError::WholeSequences);
+        }
+        let seqs = (0..memory.n_seqs()).map(SeqId);
+        let held = seqs.clone().map(|seq| memory.n_tokens(seq));
+        if let Some(n_tokens) = held.into_iter().find(|&n| n > 0) {
+            return Err(RequestError::NotEmpty { n_tokens });
+        }
+        Ok(Self {
+            config,
+            room: Room::of(memory),
+            queue: Queue::default(),
+            running: Vec::new(),
+            free: seqs.rev().collect(),
+            dropped: Vec::new(),
+            in_flight: Vec::new(),
+            recount: false,
+            forced_at: 0,
+            n_arrived: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Its limits.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// The most tokens that one request can have, prompt and text together.
+    pub fn capacity(&self) -> usize {
+        self.room.capacity(self.config.n_ctx)
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Requests that wait.
+    pub fn n_waiting(&self) -> usize {
+        self.queue.iter().count()
+    }
+
+    /// The requests that have a sequence, what goes first first.
+    pub fn running(&self) -> impl Iterator<Item = RunningRequest<'_>> {
+        self.running.iter().map(|r| RunningRequest {
+            id: r.request.id,
+            seq: r.seq,
+            tokens: &r.request.tokens,
+            n_done: r.n_done,
+        })
+    }
+
+    /// Whether a request could be computed in this memory at all: the part of
+    /// [`Scheduler::handle`] that does not depend on other requests.
+    ///
+    /// # Errors
+    /// [`RequestError`], the reason.
+    pub fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), RequestError> {
+        let (n_prompt, limit) = (prompt.len(), self.capacity());
+        if n_prompt == 0 {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if n_prompt > limit {
+            return Err(RequestError::TooLong { n_prompt, limit });
+        }
+        let n_vocab = self.config.rules.n_vocab;
+        match prompt.iter().position(|token| token.0 >= n_vocab) {
+            Some(at) => Err(RequestError::TokenOutOfRange {
+                at,
+                token: prompt[at],
+                n_vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes an event in, at any time, also while a step is being computed. Returns what became of
+    /// requests by it.
+    pub fn handle(&mut self, now: Micros, event: Event) -> Vec<Outcome> {
+        match event {
+            Event::Submit(request) => {
+                let id = request.id;
+                let taken = self.submit(now, request);
+                let refused = taken.err().map(|why| Outcome::Refused { request: id, why });
+                refused.into_iter().collect()
+            }
+            Event::Cancel(id) => self.end(id, End::Cancelled).into_iter().collect(),
+            Event::StepDone(rows) => self.step_done(&rows),
+            Event::StepFailed(failure) => self.step_failed(failure),
+        }
+    }
+
+    fn submit(&mut self, now: Micros, request: Request) -> Result<(), RequestError> {
+        let Request {
+            id,
+            priority,
+            prompt,
+        } = request;
+        self.check_prompt(&prompt)?;
+        let is_running = self.running.iter().any(|r| r.request.id == id);
+        if is_running || self.queue.iter().any(|request| request.id == id) {
+            return Err(RequestError::Duplicate { id });
+        }
+        // Those that were preempted have been taken, and do not count.
+        let new = self.queue.iter().filter(|request| !request.was_admitted);
+        let new: Vec<usize> = new.map(|request| request.tokens.len()).collect();
+        let (queued, limit) = (new.len(), self.config.max_queued);
+        if queued >= limit {
+            return Err(RequestError::Busy { queued, limit });
+        }
+        let (queued, limit) = (new.iter().sum::<usize>(), self.config.max_queued_tokens);
+        let n_prompt = prompt.len();
+        if queued > 0 && queued + n_prompt > limit {
+            return Err(RequestError::BusyTokens {
+                queued,
+                n_prompt,
+                limit,
+            });
+        }
+        self.queue.push(RequestState {
+            id,
+            priority,
+            arrival: self.n_arrived,
+            waits_since: now,
+            tokens: prompt,
+            was_admitted: false,
+            is_suspect: false,
+        });
+        self.n_arrived += 1;
+        Ok(())
+    }
+
+    /// Ends a request, wherever it is; `None` where it has ended before.
+    pub(crate) fn end(&mut self, id: RequestId, end: End) -> Option<Outcome> {
+        if self.take_running(id).is_none() {
+            self.queue.take(id)?;
+        }
+        Some(Outcome::Ended { request: id, end })
+    }
+
+    /// Takes the sequence from a request.
+    pub(crate) fn take_running(&mut self, id: RequestId) -> Option<Running> {
+        let at = self.running.iter().position(|r| r.request.id == id)?;
+        let taken = self.running.remove(at);
+        self.dropped.push(taken.seq);
+        Some(taken)
+    }
+
+    fn step_done(&mut self, rows: &[RowReport]) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        let capacity = self.capacity();
+        for (id, n_tokens) in std::mem::take(&mut self.in_flight) {
+            let Some(running) = self.running.iter_mut().find(|r| r.request.id == id) else {
+                continue; // it was cancelled meanwhile
+            };
+            running.n_done += n_tokens;
+            running.request.is_suspect = false;
+            if running.n_left() > 0 {
+                continue; // a chunk of its prompt, which has no row
+            }
+            let row = rows.iter().find(|row| row.request == id);
+            let end = match row.map_or(Progress::Failed, |row| row.progress) {
+                Progress::Token(token) => {
+                    running.request.tokens.push(token);
+                    let is_full = running.request.tokens.len() > capacity;
+                    is_full.then_some(End::ContextFull)
+                }
+                Progress::Ended => Some(End::Complete),
+                Progress::Failed => Some(End::Failed),
+            };
+            outcomes.extend(end.and_then(|end| self.end(id, end)));
+        }
+        outcomes
+    }
+
+    fn step_failed(&mut self, failure: StepFailure) -> Vec<Outcome> {
+        let in_flight = std::mem::take(&mut self.in_flight);
+        self.recount = true;
+        if failure == StepFailure::DeviceLost {
+            let running = self.running.iter().map(|r| r.request.id);
+            let waiting = self.queue.take_all().into_iter().map(|request| request.id);
+            let all: Vec<RequestId> = running.chain(waiting).collect();
+            self.dropped.extend(self.running.drain(..).map(|r| r.seq));
+            let end = End::Failed;
+            let ended = all
+                .into_iter()
+                .map(|request| Outcome::Ended { request, end });
+            return ended.collect();
+        }
+        let is_alone = in_flight.len() == 1;
+        let mut failed = None;
+        for running in &mut self.running {
+            let id = running.request.id;
+            if in_flight.iter().any(|&(fed, _)| fed == id) {
+                failed = failed.or((is_alone && running.request.is_suspect).then_some(id));
+                running.request.is_suspect = true;
+            }
+        }
+        let ended = failed.and_then(|id| self.end(id, End::Failed));
+        ended.into_iter().collect()
+    }
+}
+
+/// A request that has a sequence, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunningRequest<'a> {
+    /// The request.
+    pub id: RequestId,
+    /// Its sequence.
+    pub seq: SeqId,
+    /// Its prompt and the tokens chosen since.
+    pub tokens: &'a [TokenId],
+    /// How many of them the memory holds.
+    pub n_done: usize,
+}

@@ -1,0 +1,70 @@
+//! [`RequestState`]: a request that was taken, and [`Running`]: one that has a sequence.
+//!
+//! Invariant: the tokens of a request are its prompt and what was chosen since, so they are all that
+//! is needed to compute it again after a preemption.
+
+use kv_core::batch::Output;
+use kv_core::{Pos, SeqId, TokenId};
+
+use crate::event::Feed;
+use crate::queue::Rank;
+use crate::request::{Micros, Priority, RequestId};
+
+/// A request that was taken and has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestState {
+    pub(crate) id: RequestId,
+    pub(crate) priority: Priority,
+    /// How many requests came before it.
+    pub(crate) arrival: u64,
+    pub(crate) waits_since: Micros,
+    /// The prompt and the tokens chosen since.
+    pub(crate) tokens: Vec<TokenId>,
+    /// Whether it was ever admitted.
+    pub(crate) was_admitted: bool,
+    /// A step with this request failed: it is computed alone next.
+    pub(crate) is_suspect: bool,
+}
+
+/// A request that has a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    pub(crate) request: RequestState,
+    pub(crate) seq: SeqId,
+    pub(crate) rank: Rank,
+    /// Tokens that the memory holds.
+    pub(crate) n_done: usize,
+}
+
+impl Running {
+    /// Tokens that are to be computed.
+    pub(crate) fn n_left(&self) -> usize {
+        self.request.tokens.len() - self.n_done
+    }
+
+    /// Whether it is at its last token: the next one follows from a step with this token alone.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.n_left() == 1
+    }
+
+    /// What goes first, smaller first.
+    pub(crate) fn precedence(&self) -> (std::cmp::Reverse<Rank>, u64) {
+        (std::cmp::Reverse(self.rank), self.request.arrival)
+    }
+
+    /// At most `n` of its next tokens.
+    pub(crate) fn feed(&self, n: usize) -> Feed {
+        let end = (self.n_done + n).min(self.request.tokens.len());
+        let is_last = end == self.request.tokens.len();
+        Feed {
+            request: self.request.id,
+            seq: self.seq,
+            first: Pos(u32::try_from(self.n_done).unwrap_or(u32::MAX)),
+            tokens: self.request.tokens[self.n_done..end].to_vec(),
+            output: match is_last {
+                true => Output::Wanted,
+                false => Output::Skip,
+            },
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! What a step holds, who waits, who is preempted, and what is refused.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use kv_core::TokenId;
+use kv_core::batch::BatchRules;
+use kv_core::memory::{Composite, Memory};
+use scheduler::{
+    End, Event, Feed, Micros, Outcome, Priority, Request, RequestError, RequestId, Scheduler,
+    SchedulerConfig, StepFailure, Work,
+};
+use support::fake::N_VOCAB;
+use support::kinds::Kind;
+use support::simulator::{Script, Simulator, alone};
+
+fn rules(n_seqs: u32) -> BatchRules {
+    BatchRules {
+        n_batch: 32,
+        n_seqs,
+        n_vocab: N_VOCAB,
+        n_embd: 8,
+    }
+}
+
+fn config(n_seqs: u32) -> SchedulerConfig {
+    SchedulerConfig {
+        headroom: 1,
+        ..SchedulerConfig::new(rules(n_seqs), 32, 1000)
+    }
+}
+
+fn simulator(n_seqs: u32, n_cells: u32) -> Simulator {
+    Simulator::new(Kind::Unified.memory(n_seqs, n_cells), config(n_seqs))
+}
+
+fn prompt(n: u32, salt: u32) -> Vec<TokenId> {
+    (0..n)
+        .map(|at| TokenId((at * 7 + salt) % N_VOCAB))
+        .collect()
+}
+
+fn script(n_prompt: u32, salt: u32) -> Script {
+    Script {
+        prompt: prompt(n_prompt, salt),
+        priority: Priority::Normal,
+        max_tokens: 20,
+        bad_row: None,
+        is_poison: false,
+    }
+}
+
+/// A script of exactly `n_tokens` tokens of text, whatever the model makes of its prompt.
+fn long_script(n_prompt: u32, n_tokens: usize, memory: &Composite) -> Script {
+    let mut scripts = (0..1000).map(|salt| Script {
+        max_tokens: n_tokens,
+        ..script(n_prompt, salt)
+    });
+    let is_long = |script: &Script| alone(memory, script, 1000).0.len() == n_tokens;
+    scripts.find(is_long).unwrap()
+}
+
+/// The feeds of the next step, which is not reported.
+fn feeds(scheduler: &mut Scheduler, memory: &Composite) -> Vec<Feed> {
+    match scheduler.next(Micros(0), memory).work {
+        Work::Decode(step) => step.feeds,
+        work => panic!("{work:?}"),
+    }
+}
+
+fn request(id: u64, n_prompt: u32) -> Request {
+    Request {
+        id: RequestId(id),
+        priority: Priority::Normal,
+        prompt: prompt(n_prompt, 3),
+    }
+}
+
+#[test]
+fn texts_go_on_first_and_prompts_take_the_rest_in_chunks() {
+    let mut sim = simulator(4, 200);
+    let first = sim.submit(long_script(5, 10, &sim.memory)).unwrap();
+    assert!(sim.step(), "the prompt of 5");
+    let second = sim.submit(script(40, 2)).unwrap();
+    let third = sim.submit(script(40, 4)).unwrap();
+    let Simulator {
+        scheduler, memory, ..
+    } = &mut sim;
+    let n_tokens: Vec<(RequestId, usize)> = feeds(scheduler, memory)
+        .iter()
+        .map(|feed| (feed.request, feed.tokens.len()))
+        .collect();
+    assert_eq!(n_tokens, [(first, 1), (second, 31)]);
+    let none = scheduler.next(Micros(0), memory).work;
+    assert!(matches!(none, Work::Idle), "a step is being computed");
+    assert!(
+        scheduler.running().any(|r| r.id == third),
+        "and has no tokens yet"
+    );
+}
+
+#[test]
+fn what_can_never_fit_is_refused_with_numbers() {
+    let memory = Kind::Unified.memory(4, 50);
+    let mut scheduler = Scheduler::new(config(4), &memory).unwrap();
+    let mut refusal = |request: Request| {
+        let outcomes = scheduler.handle(Micros(0), Event::Submit(request));
+        match outcomes.as_slice() {
+            [Outcome::Refused { why, .. }] => Some(why.clone()),
+            [] => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let too_long = RequestError::TooLong {
+        n_prompt: 51,
+        limit: 50,
+    };
+    assert_eq!(refusal(request(1, 51)), Some(too_long));
+    assert_eq!(refusal(request(2, 0)), Some(RequestError::EmptyPrompt));
+    let mut strange = request(3, 4);
+    strange.prompt[2] = TokenId(N_VOCAB);
+    let out_of_range = RequestError::TokenOutOfRange {
+        at: 2,
+        token: TokenId(N_VOCAB),
+        n_vocab: N_VOCAB,
+    };
+    assert_eq!(refusal(strange), Some(out_of_range));
+    assert_eq!(refusal(request(4, 50)), None);
+    let id = RequestId(4);
+    assert_eq!(refusal(request(4, 5)), Some(RequestError::Duplicate { id }));
+}
+
+#[test]
+fn a_full_queue_is_refused_with_numbers() {
+    let memory = Kind::Unified.memory(4, 50);
+    let config = SchedulerConfig {
+        max_queued: 2,
+        max_queued_tokens: 30,
+        ..config(4)
+    };
+    let mut scheduler = Scheduler::new(config, &memory).unwrap();
+    let mut submit = |id, n_prompt| {
+        let request = request(id, n_prompt);
+        scheduler.handle(Micros(0), Event::Submit(request))
+    };
+    assert_eq!(submit(1, 20), []);
+    let why = RequestError::BusyTokens {
+        queued: 20,
+        n_prompt: 11,
+        limit: 30,
+    };
+    let request = RequestId(2);
+    assert_eq!(submit(2, 11), [Outcome::Refused { request, why }]);
+    assert_eq!(submit(3, 10), []);
+    let (queued, limit) = (2, 2);
+    let why = RequestError::Busy { queued, limit };
+    let request = RequestId(4);
+    assert_eq!(submit(4, 1), [Outcome::Refused { request, why }]);
+}
+
+#[test]
+fn impossible_limits_and_memories_are_refused() {
+    let memory = Kind::Unified.memory(4, 50);
+    let zero = SchedulerConfig {
+        step_tokens: 0,
+        ..config(4)
+    };
+    let refused = Scheduler::new(zero, &memory).err();
+    let name = "step_tokens";
+    assert_eq!(refused, Some(RequestError::Zero { name }));
+    let mut sim = simulator(4, 50);
+    sim.submit(script(9, 1)).unwrap();
+    sim.step();
+    let refused = Scheduler::new(config(4), &sim.memory).err();
+    assert_eq!(refused, Some(RequestError::NotEmpty { n_tokens: 9 }));
+}
+
+/// Two texts grow until the cells run short: the younger makes room, and both end with the text
+/// that they have alone, which the simulator compares.
+#[test]
+fn the_youngest_is_preempted_and_goes_on_where_it_was() {
+    let mut sim = simulator(2, 64);
+    let old = sim.submit(long_script(20, 30, &sim.memory)).unwrap();
+    let young = sim.submit(long_script(24, 25, &sim.memory)).unwrap();
+    let mut n_before = 0;
+    while sim.scheduler.counters().n_preemptions == 0 {
+        n_before = sim.text_of(young).len();
+        assert!(sim.step());
+    }
+    assert!(n_before > 0, "it was in the middle of its text");
+    let running: Vec<RequestId> = sim.scheduler.running().map(|r| r.id).collect();
+    assert_eq!((running, sim.scheduler.n_waiting()), (vec![old], 1));
+    sim.drain();
+    for id in [old, young] {
+        assert_eq!(sim.end_of(id), Some(End::Complete));
+    }
+    assert_eq!(sim.scheduler.counters().n_preemptions, 1);
+}
+
+#[test]
+fn the_lowest_priority_is_preempted_first() {
+    let mut sim = simulator(3, 90);
+    let with = |priority, script: Script| Script { priority, ..script };
+    let script = long_script(20, 40, &sim.memory);
+    let batch = sim.submit(with(Priority::Batch, script.clone())).unwrap();
+    let normal = sim.submit(with(Priority::Normal, script.clone())).unwrap();
+    let last = sim.submit(with(Priority::Interactive, script)).unwrap();
+    while sim.scheduler.counters().n_preemptions == 0 {
+        assert!(sim.step());
+    }
+    let running: Vec<RequestId> = sim.scheduler.running().map(|r| r.id).collect();
+    assert_eq!(
+        running,
+        [last, normal],
+        "{batch} waits, though it came first"
+    );
+    sim.drain();
+}
+
+/// A request that nobody waits for gives way to one that somebody watches, though it has begun.
+#[test]
+fn a_higher_priority_takes_the_place_of_a_lower() {
+    let mut sim = simulator(1, 64);
+    let low = Script {
+        priority: Priority::Batch,
+        ..long_script(20, 30, &sim.memory)
+    };
+    let low = sim.submit(low).unwrap();
+    sim.step();
+    sim.step();
+    let same = Script {
+        priority: Priority::Batch,
+        ..script(9, 2)
+    };
+    let same = sim.submit(same).unwrap();
+    sim.step();
+    assert!(sim.scheduler.running().all(|r| r.id == low), "{same} waits");
+    let high = Script {
+        priority: Priority::Interactive,
+        ..script(9, 3)
+    };
+    let high = sim.submit(high).unwrap();
+    sim.step();
+    assert_eq!(sim.scheduler.counters().n_preemptions, 1);
+    while sim.end_of(high).is_none() {
+        assert!(sim.end_of(low).is_none() && sim.step());
+    }
+    sim.drain();
+}
+
+/// Requests of a high priority that never end to come do not keep one of a low priority waiting
+/// for ever.
+#[test]
+fn a_request_that_waits_rises() {
+    let memory = Kind::Unified.memory(1, 64);
+    let config = SchedulerConfig {
+        aging: Micros(1000),
+        ..config(1)
+    };
+    let mut sim = Simulator::new(memory, config);
+    let high = Script {
+        priority: Priority::Interactive,
+        max_tokens: 3,
+        ..script(9, 3)
+    };
+    sim.submit(high.clone()).unwrap();
+    let low = Script {
+        priority: Priority::Batch,
+        ..script(9, 2)
+    };
+    let low = sim.submit(low).unwrap();
+    while sim.end_of(low).is_none() {
+        sim.now += 100;
+        assert!(sim.now < 10_000, "it starves");
+        if sim.scheduler.n_waiting() < 2 {
+            sim.submit(high.clone()).unwrap();
+        }
+        sim.step();
+    }
+    assert!(
+        sim.now > 2000,
+        "it was first though it waited less than two ages"
+    );
+    sim.drain();
+}
+
+#[test]
+fn a_request_can_be_cancelled_at_any_moment() {
+    let mut sim = simulator(2, 120);
+    let in_queue = sim.submit(script(9, 1)).unwrap();
+    sim.cancel(in_queue);
+    assert_eq!(sim.end_of(in_queue), Some(End::Cancelled));
+    let in_prompt = sim.submit(script(50, 2)).unwrap();
+    sim.step();
+    assert_eq!(sim.memory.n_used(), 32, "a chunk");
+    sim.cancel(in_prompt);
+    assert_eq!(sim.end_of(in_prompt), Some(End::Cancelled));
+    let in_text = sim.submit(long_script(9, 10, &sim.memory)).unwrap();
+    while sim.text_of(in_text).len() < 4 {
+        sim.step();
+    }
+    assert!(sim.memory.n_used() < 32, "cells of the other are free");
+    sim.cancel(in_text);
+    sim.cancel(in_text);
+    sim.cancel(RequestId(77));
+    assert_eq!(sim.end_of(in_text), Some(End::Cancelled));
+    sim.drain();
+}
+
+/// A request that is cancelled while its step is computed takes no row, and its cells are freed
+/// after the step.
+#[test]
+fn a_request_can_be_cancelled_while_its_step_is_computed() {
+    let mut memory = Kind::Unified.memory(2, 120);
+    let mut scheduler = Scheduler::new(config(2), &memory).unwrap();
+    scheduler.handle(Micros(0), Event::Submit(request(1, 8)));
+    assert_eq!(feeds(&mut scheduler, &memory).len(), 1);
+    let request = RequestId(1);
+    let end = End::Cancelled;
+    let cancelled = scheduler.handle(Micros(0), Event::Cancel(request));
+    assert_eq!(cancelled, [Outcome::Ended { request, end }]);
+    let during = scheduler.next(Micros(0), &memory).work;
+    assert!(matches!(during, Work::Idle), "{during:?}");
+    assert_eq!(scheduler.handle(Micros(0), Event::StepDone(Vec::new())), []);
+    match scheduler.next(Micros(0), &memory).work {
+        Work::Edit(edits) => edits.into_iter().for_each(|edit| {
+            assert!(memory.apply(edit).unwrap().row_copies.is_empty());
+        }),
+        work => panic!("{work:?}"),
+    }
+    assert!(matches!(
+        scheduler.next(Micros(0), &memory).work,
+        Work::Idle
+    ));
+}
+
+#[test]
+fn only_the_request_that_fails_alone_ends() {
+    let mut sim = simulator(4, 200);
+    let good: Vec<RequestId> = (0..2)
+        .map(|salt| sim.submit(script(9, salt)).unwrap())
+        .collect();
+    let poison = Script {
+        is_poison: true,
+        ..script(9, 5)
+    };
+    let poison = sim.submit(poison).unwrap();
+    let bad_row = Script {
+        bad_row: Some(2),
+        ..long_script(9, 6, &sim.memory)
+    };
+    let bad_row = sim.submit(bad_row).unwrap();
+    sim.drain();
+    assert_eq!(sim.end_of(poison), Some(End::Failed));
+    assert_eq!(sim.end_of(bad_row), Some(End::Failed));
+    assert_eq!(sim.text_of(bad_row).len(), 2);
+    for id in good {
+        assert_eq!(sim.end_of(id), Some(End::Complete));
+    }
+}
+
+#[test]
+fn a_failure_that_passes_ends_nobody() {
+    let mut sim = simulator(4, 200);
+    let ids: Vec<RequestId> = (0..3)
+        .map(|salt| sim.submit(script(40, salt)).unwrap())
+        .collect();
+    for _ in 0..20 {
+        if sim.n_steps.is_multiple_of(6) {
+            sim.fails_at = Some(0);
+        }
+        sim.step();
+    }
+    sim.fails_at = None;
+    sim.drain();
+    for id in ids {
+        assert_eq!(sim.end_of(id), Some(End::Complete));
+    }
+}
+
+#[test]
+fn a_lost_device_ends_everything_once() {
+    let memory = Kind::Unified.memory(1, 120);
+    let mut scheduler = Scheduler::new(config(1), &memory).unwrap();
+    for id in 1..4 {
+        scheduler.handle(Micros(0), Event::Submit(request(id, 8)));
+    }
+    assert_eq!(feeds(&mut scheduler, &memory).len(), 1);
+    let lost = Event::StepFailed(StepFailure::DeviceLost);
+    let outcomes = scheduler.handle(Micros(0), lost);
+    let ended = (1..4).map(|id| Outcome::Ended {
+        request: RequestId(id),
+        end: End::Failed,
+    });
+    assert_eq!(outcomes, ended.collect::<Vec<_>>());
+    assert_eq!(scheduler.n_waiting() + scheduler.running().count(), 0);
+}
+
+/// Requests for four times the cells that there are: all end, and few tokens are computed twice.
+#[test]
+fn four_times_the_memory_costs_few_tokens() {
+    let computed = |n_cells: u32, headroom: u32| {
+        let config = SchedulerConfig {
+            headroom,
+            ..config(64)
+        };
+        let mut sim = Simulator::new(Kind::Unified.memory(64, n_cells), config);
+        for salt in 0..64 {
+            let script = long_script(30 + salt % 7, 60, &sim.memory);
+            sim.submit(script).unwrap();
+        }
+        sim.drain();
+        sim.scheduler.counters()
+    };
+    let headroom = SchedulerConfig::new(rules(64), 32, 1000).headroom;
+    let ample = computed(64 * 100, headroom);
+    let short = computed(64 * 92 / 4, headroom);
+    assert_eq!(ample.n_preemptions, 0);
+    assert!(short.n_preemptions > 0);
+    let factor = ample.n_tokens as f64 / short.n_tokens as f64;
+    assert!(factor > 0.8, "{short:?} instead of {ample:?}");
+}

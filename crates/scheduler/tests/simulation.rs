@@ -1,0 +1,137 @@
+//! Random runs over every kind of memory, without weights: arrivals, cancellations, failures, memory
+//! from ample to just enough for one request. After each step everything is recounted, and every
+//! text must be what it is alone.
+//!
+//! `CELLAR_SIM_STEPS` sets the number of steps, `CELLAR_SIM_SEED` the first seed.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use kv_core::TokenId;
+use kv_core::batch::BatchRules;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use scheduler::{Micros, Priority, RequestError, RequestId, SchedulerConfig};
+use support::fake::N_VOCAB;
+use support::kinds::Kind;
+use support::simulator::{Script, Simulator, below};
+
+/// Prints what is needed to repeat a run that failed.
+struct Repeat {
+    kind: Kind,
+    seed: u64,
+}
+
+impl Drop for Repeat {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self { kind, seed } = self;
+            eprintln!("{kind:?}: repeat with CELLAR_SIM_SEED={seed} CELLAR_SIM_STEPS=1");
+        }
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
+    let n_ubatch = 1 + below(rng, 24);
+    let rules = BatchRules {
+        n_batch: 4 + below(rng, 40),
+        n_seqs,
+        n_vocab: N_VOCAB,
+        n_embd: 8,
+    };
+    SchedulerConfig {
+        step_tokens: 1 + below(rng, 40),
+        max_queued: 1 + below(rng, 12) as usize,
+        max_queued_tokens: 20 + below(rng, 400) as usize,
+        aging: Micros(1 + u64::from(below(rng, 3000))),
+        headroom: below(rng, 20),
+        preempt_every: std::num::NonZeroU32::new(match below(rng, 3) {
+            0 => [1, 3, 17][below(rng, 3) as usize],
+            _ => 0,
+        }),
+        ..SchedulerConfig::new(rules, n_ubatch, 200)
+    }
+}
+
+fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
+    let longest = capacity.min(120);
+    let n_prompt = match below(rng, 8) {
+        0 => 1 + below(rng, longest + 10),
+        1 => longest - below(rng, 3).min(longest - 1),
+        _ => 1 + below(rng, (longest / 3).max(1)),
+    };
+    let token = |_| TokenId(below(rng, N_VOCAB));
+    let prompt = (0..n_prompt).map(token).collect();
+    Script {
+        prompt,
+        priority: [Priority::Batch, Priority::Normal, Priority::Interactive]
+            [below(rng, 3) as usize],
+        max_tokens: 1 + below(rng, 60) as usize,
+        bad_row: (below(rng, 30) == 0).then(|| below(rng, 8) as usize),
+        is_poison: below(rng, 40) == 0,
+    }
+}
+
+/// One run of some hundred steps. Returns how many it had.
+fn run(kind: Kind, seed: u64) -> u64 {
+    let _repeat = Repeat { kind, seed };
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let n_seqs = 1 + below(&mut rng, 8);
+    let n_cells = 16 + below(&mut rng, 240);
+    let config = config(&mut rng, n_seqs);
+    let mut sim = Simulator::new(kind.memory(n_seqs, n_cells), config);
+    let capacity = sim.scheduler.capacity() as u32;
+    let n_events = 50 + below(&mut rng, 150);
+    let load = 2 + below(&mut rng, 12);
+    for _ in 0..n_events {
+        sim.now += u64::from(below(&mut rng, 500));
+        match below(&mut rng, load) {
+            0 => {
+                let script = script(&mut rng, capacity);
+                let n_prompt = script.prompt.len();
+                let refused = sim.submit(script).err();
+                let is_right = match refused {
+                    Some(RequestError::TooLong { limit, .. }) => n_prompt > limit,
+                    Some(RequestError::Busy { queued, limit }) => queued >= limit,
+                    Some(RequestError::BusyTokens { queued, limit, .. }) => {
+                        queued + n_prompt > limit
+                    }
+                    Some(_) => false,
+                    None => n_prompt <= capacity as usize,
+                };
+                assert!(is_right, "{n_prompt} tokens");
+            }
+            1 if below(&mut rng, 4) == 0 && sim.n_clients() > 0 => {
+                let n = sim.n_clients() as u32;
+                sim.cancel(RequestId(u64::from(below(&mut rng, n))));
+            }
+            2 if below(&mut rng, 6) == 0 => sim.fails_at = Some(below(&mut rng, 2) as usize),
+            _ => {
+                sim.step();
+            }
+        }
+    }
+    sim.drain();
+    sim.n_steps
+}
+
+#[test]
+fn texts_in_any_company_are_what_they_are_alone() {
+    let (n_steps, first) = (
+        setting("CELLAR_SIM_STEPS", 20_000),
+        setting("CELLAR_SIM_SEED", 1),
+    );
+    let (mut done, mut seed) = (0, first);
+    while done < n_steps {
+        for kind in Kind::ALL {
+            done += run(kind, seed);
+        }
+        seed += 1;
+    }
+    eprintln!("{done} steps, seeds {first} to {}", seed - 1);
+}

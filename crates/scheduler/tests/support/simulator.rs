@@ -1,0 +1,343 @@
+//! A scheduler with a real memory and a fake model, whose bookkeeping is recounted after each step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kv_core::batch::{BatchRules, validate};
+use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten, invariants};
+use kv_core::{SeqId, TokenId};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::Rng;
+use scheduler::{
+    End, Event, Micros, Outcome, Priority, Progress, Request, RequestError, RequestId, RowReport,
+    Scheduler, SchedulerConfig, Step, StepFailure, Work,
+};
+
+use super::fake::{Alone, FakeRows, choose};
+
+/// What a request is to do, beyond its prompt.
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub prompt: Vec<TokenId>,
+    pub priority: Priority,
+    /// The text is complete with this many tokens.
+    pub max_tokens: usize,
+    /// The row after this many tokens cannot be sampled.
+    pub bad_row: Option<usize>,
+    /// Steps with this request fail.
+    pub is_poison: bool,
+}
+
+#[derive(Debug)]
+struct Client {
+    script: Script,
+    text: Vec<TokenId>,
+    end: Option<End>,
+    is_refused: bool,
+    /// Steps with it that failed, since one succeeded.
+    n_failed: u32,
+}
+
+/// Everything of one simulation.
+#[derive(Debug)]
+pub struct Simulator {
+    pub now: u64,
+    pub scheduler: Scheduler,
+    pub memory: Composite,
+    rows: FakeRows,
+    rules: BatchRules,
+    clients: BTreeMap<RequestId, Client>,
+    running: BTreeSet<RequestId>,
+    /// Steps fail at this of their ubatches, once.
+    pub fails_at: Option<usize>,
+    pub n_steps: u64,
+    /// Plans that were edits, since the last step.
+    n_edits: u32,
+}
+
+impl Simulator {
+    pub fn new(memory: Composite, config: SchedulerConfig) -> Self {
+        Self {
+            now: 0,
+            scheduler: Scheduler::new(config, &memory).unwrap(),
+            rows: FakeRows::of(&memory),
+            memory,
+            rules: config.rules,
+            clients: BTreeMap::new(),
+            running: BTreeSet::new(),
+            fails_at: None,
+            n_steps: 0,
+            n_edits: 0,
+        }
+    }
+
+    /// Submits a request; returns why it was refused.
+    pub fn submit(&mut self, script: Script) -> Result<RequestId, RequestError> {
+        let id = RequestId(self.clients.len() as u64);
+        let request = Request {
+            id,
+            priority: script.priority,
+            prompt: script.prompt.clone(),
+        };
+        let client = Client {
+            script,
+            text: Vec::new(),
+            end: None,
+            is_refused: false,
+            n_failed: 0,
+        };
+        self.clients.insert(id, client);
+        let outcomes = self
+            .scheduler
+            .handle(Micros(self.now), Event::Submit(request));
+        let refused = outcomes.iter().find_map(|outcome| match outcome {
+            Outcome::Refused { why, .. } => Some(why.clone()),
+            _ => None,
+        });
+        self.take(outcomes);
+        refused.map_or(Ok(id), Err)
+    }
+
+    pub fn cancel(&mut self, id: RequestId) {
+        let cancelled = self.scheduler.handle(Micros(self.now), Event::Cancel(id));
+        self.take(cancelled);
+    }
+
+    pub fn n_clients(&self) -> u64 {
+        self.clients.len() as u64
+    }
+
+    pub fn end_of(&self, id: RequestId) -> Option<End> {
+        self.clients[&id].end
+    }
+
+    pub fn text_of(&self, id: RequestId) -> &[TokenId] {
+        &self.clients[&id].text
+    }
+
+    /// One plan, carried out. Returns whether there was anything to do.
+    pub fn step(&mut self) -> bool {
+        let plan = self.scheduler.next(Micros(self.now), &self.memory);
+        self.take(plan.outcomes);
+        match plan.work {
+            Work::Idle => {
+                self.check();
+                assert_eq!(self.scheduler.running().count(), 0, "a request is stuck");
+                assert_eq!(self.scheduler.n_waiting(), 0, "a request waits for nothing");
+                assert_eq!(self.memory.n_used(), 0, "cells are in use when idle");
+                return false;
+            }
+            Work::Edit(edits) => {
+                self.n_edits += 1;
+                assert!(
+                    self.n_edits <= 4 * self.rules.n_seqs + 4,
+                    "edits without a step"
+                );
+                for edit in edits {
+                    let edited = self.memory.apply(edit).unwrap();
+                    assert!(edited.row_copies.is_empty() && edited.row_shifts.is_empty());
+                }
+            }
+            Work::Decode(step) => {
+                self.n_edits = 0;
+                self.n_steps += 1;
+                self.decode(&step);
+            }
+        }
+        self.check();
+        true
+    }
+
+    /// Until every request has ended.
+    pub fn drain(&mut self) {
+        let mut left = 200_000;
+        while self.step() {
+            left -= 1;
+            assert!(left > 0, "it never ends");
+        }
+        let open = self
+            .clients
+            .iter()
+            .find(|(_, c)| c.end.is_none() && !c.is_refused);
+        assert!(open.is_none(), "{open:?} has not ended");
+    }
+
+    fn decode(&mut self, step: &Step) {
+        self.check_progress(step);
+        let outputs = self.compute(step);
+        for feed in &step.feeds {
+            let client = self.clients.get_mut(&feed.request).unwrap();
+            client.n_failed = match outputs {
+                Some(_) => 0,
+                None => client.n_failed + 1,
+            };
+        }
+        let event = match outputs {
+            Some(outputs) => {
+                let wanted = step.outputs().zip(outputs);
+                let rows: Vec<RowReport> = wanted.map(|(id, out)| self.row(id, out)).collect();
+                Event::StepDone(rows)
+            }
+            None => Event::StepFailed(StepFailure::Computation),
+        };
+        let outcomes = self.scheduler.handle(Micros(self.now), event);
+        self.take(outcomes);
+    }
+
+    /// The first request is in every step, but while single requests are tried after a failure.
+    fn check_progress(&self, step: &Step) {
+        let running = self.scheduler.running().next().unwrap();
+        let is_first = step.feeds.iter().any(|feed| feed.request == running.id);
+        assert!(is_first || step.feeds.len() == 1, "{running:?}: {step:?}");
+        for feed in &step.feeds {
+            let own = self
+                .scheduler
+                .running()
+                .find(|r| r.id == feed.request)
+                .unwrap();
+            let next = own.n_done..own.n_done + feed.tokens.len();
+            assert_eq!((feed.seq, feed.first.as_usize()), (own.seq, own.n_done));
+            assert_eq!(own.tokens[next], feed.tokens);
+        }
+    }
+
+    /// The outputs of a step, or `None` where it failed and was undone.
+    fn compute(&mut self, step: &Step) -> Option<Vec<u64>> {
+        let is_poison = |id: &RequestId| self.clients[id].script.is_poison;
+        let is_poisoned = step.feeds.iter().any(|feed| is_poison(&feed.request));
+        let fails_at = match is_poisoned {
+            true => Some(0),
+            false => self.fails_at.take(),
+        };
+        let positions = |seq| self.memory.positions(seq);
+        let batch = validate(&step.batch, &self.rules, positions).unwrap();
+        let n_ubatch = self.scheduler.config().n_ubatch;
+        let mut steps = self.memory.begin(&batch, n_ubatch).unwrap();
+        let (mut inputs, mut outputs) = (MemoryInputs::default(), Vec::new());
+        let mut number = 0;
+        while let Some(ubatch) = steps.next(&mut inputs) {
+            outputs.extend(self.rows.run(ubatch, &inputs));
+            if fails_at == Some(number) {
+                steps.undo_all(RowsWritten::Perhaps);
+                return None;
+            }
+            number += 1;
+        }
+        Some(outputs)
+    }
+
+    /// What the sampler of a request makes of its row.
+    fn row(&mut self, request: RequestId, output: u64) -> RowReport {
+        let client = self.clients.get_mut(&request).unwrap();
+        let n = client.text.len();
+        let progress = match choose(output) {
+            _ if client.script.bad_row == Some(n) => Progress::Failed,
+            None => Progress::Ended,
+            Some(token) => {
+                client.text.push(token);
+                match n + 1 >= client.script.max_tokens {
+                    true => Progress::Ended,
+                    false => Progress::Token(token),
+                }
+            }
+        };
+        RowReport { request, progress }
+    }
+
+    fn take(&mut self, outcomes: Vec<Outcome>) {
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Admitted { request, .. } => {
+                    assert!(self.running.insert(request), "{request} was running");
+                }
+                Outcome::Preempted { request, .. } => {
+                    assert!(self.running.remove(&request), "{request} was not running");
+                }
+                Outcome::Refused { request, .. } => {
+                    let client = self.clients.get_mut(&request).unwrap();
+                    assert!(!client.is_refused && client.end.is_none());
+                    client.is_refused = true;
+                }
+                Outcome::Ended { request, end } => {
+                    self.running.remove(&request);
+                    self.ended(request, end);
+                }
+            }
+        }
+    }
+
+    /// A request ends once, for a reason of its own, with the text that it has alone.
+    fn ended(&mut self, id: RequestId, end: End) {
+        let capacity = self.scheduler.capacity();
+        let client = self.clients.get_mut(&id).unwrap();
+        assert!(
+            client.end.is_none() && !client.is_refused,
+            "{id} ended twice"
+        );
+        client.end = Some(end);
+        let Client {
+            script,
+            text,
+            n_failed,
+            ..
+        } = &*client;
+        let (alone, natural_end) = alone(&self.memory, script, capacity);
+        assert!(
+            alone.starts_with(text),
+            "{id}: {text:?} instead of {alone:?}"
+        );
+        match end {
+            End::Cancelled => {}
+            End::Failed if *n_failed >= 2 => {}
+            End::Failed => assert_eq!(script.bad_row, Some(text.len()), "{id} failed"),
+            end => assert_eq!((text, end), (&alone, natural_end), "{id}"),
+        }
+    }
+
+    /// Recounts everything.
+    fn check(&self) {
+        for part in self.memory.parts() {
+            invariants::check(part).unwrap();
+        }
+        let running: BTreeMap<SeqId, _> = self.scheduler.running().map(|r| (r.seq, r)).collect();
+        assert_eq!(running.len(), self.scheduler.running().count());
+        let ids: BTreeSet<RequestId> = running.values().map(|r| r.id).collect();
+        assert_eq!(ids, self.running);
+        for (seq, running) in &running {
+            let n_held = self
+                .memory
+                .positions(*seq)
+                .map_or(0, |p| p.last.as_usize() + 1);
+            let is_recounted = self.fails_at.is_none();
+            assert!(
+                !is_recounted || n_held <= running.tokens.len(),
+                "{running:?}"
+            );
+        }
+    }
+}
+
+/// The text of a request alone, and why it ends.
+pub fn alone(memory: &Composite, script: &Script, capacity: usize) -> (Vec<TokenId>, End) {
+    let mut model = Alone::new(memory);
+    let outputs = script.prompt.iter().map(|&token| model.push(token));
+    let mut output = outputs.last().unwrap();
+    let mut text = Vec::new();
+    loop {
+        let Some(token) = choose(output) else {
+            return (text, End::Complete);
+        };
+        text.push(token);
+        if text.len() >= script.max_tokens {
+            return (text, End::Complete);
+        }
+        if script.prompt.len() + text.len() > capacity {
+            return (text, End::ContextFull);
+        }
+        output = model.push(token);
+    }
+}
+
+/// A number below `n`.
+pub fn below(rng: &mut ChaCha8Rng, n: u32) -> u32 {
+    rng.next_u32() % n.max(1)
+}
