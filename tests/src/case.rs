@@ -10,7 +10,7 @@ use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 
 use crate::checks::TOLERANCE;
-use crate::recorded::{Recorded, ssm_state};
+use crate::recorded::{Recorded, TiledHeads, ssm_state};
 use crate::{Recipe, Reference, fixture};
 
 /// The order of the values of a key, next to the reference's.
@@ -57,6 +57,8 @@ pub struct Case {
     pub keys: KeyOrder,
     /// Reads states from the reference.
     pub states: StateReference,
+    /// The order of the value heads of a delta rule, where it is another than the reference's.
+    pub tiled_heads: Option<TiledHeads>,
     /// Largest difference of a logit.
     pub tolerance: f32,
 }
@@ -77,6 +79,7 @@ impl Case {
             source: Source::Recipe,
             keys: KeyOrder::Same,
             states: ssm_state,
+            tiled_heads: None,
             tolerance: TOLERANCE,
         }
     }

@@ -17,6 +17,18 @@ use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
 /// up to 1.5e-4 for such models.
 pub const TOLERANCE: f32 = 2e-4;
 
+/// The same for a model whose reference itself moves by 4e-4 where its embeddings are off by a
+/// millionth.
+pub const NOISY_TOLERANCE: f32 = 5e-4;
+
+/// The largest difference for the recipe of this name.
+pub fn tolerance_of(recipe: &str) -> f32 {
+    match recipe {
+        "qwen3_5" => NOISY_TOLERANCE,
+        _ => TOLERANCE,
+    }
+}
+
 /// Where the first two prompts are cut into two pieces: the places where transformers gave the same
 /// for both pieces as for the whole.
 const CUTS: [usize; 2] = [27, 19];

@@ -204,6 +204,13 @@ impl Recipe {
         &self.config
     }
 
+    /// The same with another config.
+    #[must_use]
+    pub fn with_config(mut self, edit: impl FnOnce(&mut Map<String, Value>)) -> Self {
+        edit(&mut self.config);
+        self
+    }
+
     /// The tensors under the names of `model.safetensors`.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.weights

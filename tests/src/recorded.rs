@@ -26,6 +26,43 @@ pub struct RecordKey {
     pub prompt: usize,
 }
 
+/// Value heads of a delta rule, where those that share a key head lie `key_heads` apart in the
+/// memory, and next to each other in the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TiledHeads {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values.
+    pub n_heads: usize,
+    /// Values of a query or key.
+    pub k_dim: usize,
+    /// Values of a value head.
+    pub v_dim: usize,
+}
+
+impl TiledHeads {
+    /// Where the memory has a value head of the reference.
+    fn head(self, head: usize) -> usize {
+        let shared = self.n_heads / self.key_heads;
+        head % shared * self.key_heads + head / shared
+    }
+
+    /// Where the memory has a channel of the convolution.
+    fn channel(self, channel: usize) -> usize {
+        let first = 2 * self.key_heads * self.k_dim;
+        match channel.checked_sub(first) {
+            None => channel,
+            Some(value) => first + self.head(value / self.v_dim) * self.v_dim + value % self.v_dim,
+        }
+    }
+
+    /// Where the memory has a value of the state.
+    fn state(self, at: usize) -> usize {
+        let len = self.k_dim * self.v_dim;
+        self.head(at / len) * len + at % len
+    }
+}
+
 impl Recorded {
     /// The values that the reference has for a record; the memory holds `n_values` of them.
     pub(crate) fn of(
@@ -41,8 +78,17 @@ impl Recorded {
             }
             RowKind::K => last_rows(reference, &name("k", key), n_values, case.keys),
             RowKind::V => last_rows(reference, &name("v", key), n_values, KeyOrder::Same),
-            RowKind::Conv => conv_state(reference, &name("conv_state", key), n_values),
-            RowKind::State => (case.states)(reference, layer, prompt),
+            RowKind::Conv => {
+                let channel = |c| case.tiled_heads.map_or(c, |heads| heads.channel(c));
+                conv_state(reference, &name("conv_state", key), n_values, channel)
+            }
+            RowKind::State => {
+                let mut recorded = (case.states)(reference, layer, prompt)?;
+                if let Some(heads) = case.tiled_heads {
+                    recorded.at.iter_mut().for_each(|at| *at = heads.state(*at));
+                }
+                Some(recorded)
+            }
         }
     }
 
@@ -121,15 +167,23 @@ fn kept(reference: &Reference, name: &str, n: usize) -> Vec<usize> {
 }
 
 /// The last inputs of a convolution, `[width - 1, channels]` in the memory: the reference has one
-/// more, as `[channels, width]`, and may have kept some channels only.
-fn conv_state(reference: &Reference, name: &str, n_values: usize) -> Option<Recorded> {
+/// more, as `[channels, width]`, and may have kept some channels only. `place` is where the memory
+/// has a channel.
+fn conv_state(
+    reference: &Reference,
+    name: &str,
+    n_values: usize,
+    place: impl Fn(usize) -> usize,
+) -> Option<Recorded> {
     let (shape, values) = reference.values(name)?;
     let width = shape[1];
     let n_channels = n_values / (width - 1);
     let channels = kept(reference, name, shape[0]);
     let inputs = || (0..width - 1).flat_map(|k| channels.iter().zip(0..).map(move |c| (k, c)));
     Some(Recorded {
-        at: inputs().map(|(k, (&c, _))| k * n_channels + c).collect(),
+        at: inputs()
+            .map(|(k, (&c, _))| k * n_channels + place(c))
+            .collect(),
         values: inputs()
             .map(|(k, (_, row))| values[row * width + k + 1])
             .collect(),
@@ -145,6 +199,25 @@ pub fn ssm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Optio
     let at = rows.iter().flat_map(|row| row * len..(row + 1) * len);
     Some(Recorded {
         at: at.collect(),
+        values,
+    })
+}
+
+/// The same of a delta rule, `[heads, keys, values]`, which the memory has as
+/// `[heads, values, keys]`.
+pub fn delta_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+    let name = format!("ssm_state_l{layer}_{prompt}");
+    let (shape, values) = reference.values(&name)?;
+    let &[_, k_dim, v_dim] = &shape[..] else {
+        return None;
+    };
+    let transposed = |at: usize| {
+        let (head, inside) = (at / (k_dim * v_dim), at % (k_dim * v_dim));
+        (head * v_dim + inside % v_dim) * k_dim + inside / v_dim
+    };
+    let recorded = ssm_state(reference, layer, prompt)?;
+    Some(Recorded {
+        at: recorded.at.into_iter().map(transposed).collect(),
         values,
     })
 }

@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::hf::ModelFileError;
+
 use model_tests::checks::{self, TOLERANCE};
-use model_tests::{Case, KeyOrder, Reference, Source};
+use model_tests::recorded::{TiledHeads, delta_state, ssm_state};
+use model_tests::{Case, KeyOrder, Reference, Source, StateReference};
 
 /// Largest difference of a key or value.
 const ROW_TOLERANCE: f32 = 1e-4;
@@ -100,8 +102,23 @@ fn case(path: &Path) -> Case {
     }
 }
 
-/// Keys lie as in the reference, or with halves as pairs, or are rows of latents.
-fn memories_agree(case: &Case) {
+/// The recurrent layers of a config that says how large delta rules are.
+fn delta_heads(path: &Path) -> Option<TiledHeads> {
+    let config = std::fs::read(path.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let count = |key: &str| Some(config[key].as_u64()? as usize);
+    Some(TiledHeads {
+        key_heads: count("linear_num_key_heads")?,
+        n_heads: count("linear_num_value_heads")?,
+        k_dim: count("linear_key_head_dim")?,
+        v_dim: count("linear_value_head_dim")?,
+    })
+}
+
+/// Keys lie as in the reference, or with halves as pairs, or are rows of latents; states of delta
+/// rules have values before keys, and value heads as in the reference or in GGUF's order.
+fn memories_agree(path: &Path, case: &Case) {
+    let heads = delta_heads(path);
     let n_rot = case.model().layers().iter().find_map(|(layer, _)| {
         let attention = case.model().layers().attention(layer)?;
         Some(attention.k_dim / 2)
@@ -112,12 +129,25 @@ fn memories_agree(case: &Case) {
         KeyOrder::Latents,
         KeyOrder::LatentsInPairs,
     ];
-    let mut orders = orders.into_iter().chain(n_rot.map(KeyOrder::FirstPairs));
-    let agrees = |keys| {
-        let case = Case { keys, ..*case };
+    let orders: Vec<_> = orders
+        .into_iter()
+        .chain(n_rot.map(KeyOrder::FirstPairs))
+        .collect();
+    let states = [(ssm_state as StateReference, None)].into_iter();
+    let states = states.chain(heads.iter().flat_map(|&heads| {
+        [None, Some(heads)].map(|tiled| (delta_state as StateReference, tiled))
+    }));
+    let mut orders = states.flat_map(|state| orders.iter().map(move |&keys| (keys, state)));
+    let agrees = |(keys, (states, tiled_heads))| {
+        let case = Case {
+            keys,
+            states,
+            tiled_heads,
+            ..*case
+        };
         catch_unwind(|| checks::memories_agree(&case, ROW_TOLERANCE.max(case.tolerance / 4.0)))
     };
-    let n_compared = orders.find_map(|keys| agrees(keys).ok());
+    let n_compared = orders.find_map(|order| agrees(order).ok());
     let recorded = case.reference().n_recorded();
     assert_eq!(n_compared, Some(recorded), "{}: keys and values", case.name);
 }
@@ -129,7 +159,7 @@ fn agrees(path: &Path) {
     checks::candle_agrees(&case);
     checks::continuations_agree(&case);
     checks::every_tensor_is_used(&case);
-    memories_agree(&case);
+    memories_agree(path, &case);
     if path.join("model-f32.gguf").exists()
         && let Source::Directory(folder) = case.source
     {

@@ -227,6 +227,12 @@ const ROWS: &[Row] = &[
         &["bamba", "granitemoehybrid"],
     ),
     row("falcon-h1", "Falcon-H1", "none", &["falcon_h1"]),
+    row("qwen3next", "Qwen3-Next", "none", &["qwen3_next"]),
+    Row {
+        tolerance: "5e-4",
+        ..row("qwen35", "Qwen 3.5 (text)", "none", &["qwen3_5"])
+    },
+    row("qwen35moe", "Qwen 3.5 MoE (text)", "none", &["qwen3_5_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
     Row {
         against: Reference::Numpy,
@@ -295,6 +301,9 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["mamba", "jamba"],
     ["mamba2", "granitehybrid"],
     ["granitehybrid", "falcon-h1"],
+    ["mamba2", "qwen3next"],
+    ["qwen3next", "qwen35moe"],
+    ["qwen35moe", "qwen35"],
     ["bert", "modern-bert"],
 ];
 

@@ -17,7 +17,7 @@ use model_core::architecture::Registry;
 use model_core::gguf::GgufFile;
 use model_core::hf::HfTranslation;
 use model_core::model_file::OpenModel;
-use model_tests::checks::TOLERANCE;
+use model_tests::checks::tolerance_of;
 use model_tests::{Recipe, candle, cpu, fixture};
 use support::{cellar, directory, edited, json, model, output};
 
@@ -115,11 +115,14 @@ fn every_recipe_becomes_a_file_that_computes_the_same() {
             let [ours, theirs] = [&models[1], &models[0]].map(|m| logits_of(cpu(), m, prompt));
             assert!(ours == theirs, "{name}, prompt {i}: other bits");
             let off = reference.logits(i).distance(&ours);
-            assert!(off < TOLERANCE, "{name}, prompt {i}: off by {off}");
+            assert!(
+                off < tolerance_of(&name),
+                "{name}, prompt {i}: off by {off}"
+            );
         }
         let off = reference.logits(2);
         let off = off.distance(&logits_of(candle(), &models[1], &prompts[2]));
-        assert!(off < TOLERANCE, "{name}, candle: off by {off}");
+        assert!(off < tolerance_of(&name), "{name}, candle: off by {off}");
     }
 }
 

@@ -22,11 +22,9 @@ use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::hf::{HfConfig, HfTranslation, ModelFileError};
+use model_tests::checks::tolerance_of;
 use model_tests::{LogitsRows, Recipe, TensorKey, fixture};
 use serde_json::{Map, Value};
-
-/// Largest difference from the reference that f32 arithmetic in another order may make.
-const TOLERANCE: f32 = 2e-4;
 
 fn registry() -> Registry {
     let mut registry = Registry::new();
@@ -139,7 +137,7 @@ fn assert_close(name: &str, how: &str, ours: &[Vec<f32>], theirs: &[LogitsRows])
     for (i, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let distance = theirs.distance(ours);
         assert!(
-            distance < TOLERANCE,
+            distance < tolerance_of(name),
             "{name}, prompt {i}, {how}: off by {distance}"
         );
     }

@@ -12,6 +12,7 @@ use model_core::blocks::{
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
 
+use crate::delta::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
 use crate::mamba::{MAMBA, MAMBA2};
 
@@ -27,7 +28,16 @@ pub struct MambaLike {
 }
 
 /// All members.
-pub const FAMILY: &[MambaLike] = &[MAMBA, MAMBA2, FALCON_H1, GRANITE_HYBRID, JAMBA];
+pub const FAMILY: &[MambaLike] = &[
+    MAMBA,
+    MAMBA2,
+    FALCON_H1,
+    GRANITE_HYBRID,
+    JAMBA,
+    QWEN3_NEXT,
+    QWEN35,
+    QWEN35_MOE,
+];
 
 /// Layers, and how a model is wired around them.
 #[derive(Clone, Debug)]

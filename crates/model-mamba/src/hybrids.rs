@@ -3,18 +3,19 @@
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is recurrent.
 //! Invariant: every layer of one kind has one size.
 
-use kv_core::graph::{Activation, RouteSum};
+use kv_core::graph::RouteSum;
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    AttentionBlock, ConvBias, DecoderLayer, FeedForward, FeedForwardBlock, FeedForwardForm,
-    InnerNorms, Mixer, Multipliers, SsmMixer, SsmMixerBlock,
+    AttentionBlock, ConvBias, DecoderLayer, FeedForward, InnerNorms, Mixer, Multipliers, SsmMixer,
+    SsmMixerBlock,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
 use crate::family::{ExampleSizes, MambaLike, Wired};
-use crate::read::{example_mamba2, feed_forwards, mamba_mixer, mamba2_mixer};
+use crate::feed_forwards::{Routing, dense, feed_forwards};
+use crate::read::{example_mamba2, mamba_mixer, mamba2_mixer};
 
 /// Jamba (arXiv 2403.19887): Mamba, now and then attention without positions, and mixtures of
 /// experts.
@@ -34,7 +35,7 @@ pub(crate) const JAMBA: MambaLike = MambaLike {
             Mixer::Recurrent(ssm),
             Mixer::Attention(attention(example_heads(20, 128), None, None)),
         ];
-        let layers = layers(mixers, vec![example_feed_forward(8192); 2]);
+        let layers = layers(mixers, vec![dense(8192); 2]);
         (example_sizes(2560), layers.into())
     },
 };
@@ -55,7 +56,7 @@ pub(crate) const GRANITE_HYBRID: MambaLike = MambaLike {
                 residual: Some(0.22),
                 logits: Some(1.0 / 6.0),
             },
-            ..layers(mixers, vec![example_feed_forward(4096); 2]).into()
+            ..layers(mixers, vec![dense(4096); 2]).into()
         };
         (example_sizes(1536), wired)
     },
@@ -76,9 +77,15 @@ pub(crate) const FALCON_H1: MambaLike = MambaLike {
         };
         let attention = attention(example_heads(8, 64), None, Some(rope));
         let mixer = Mixer::Both(attention, example_mamba2(1536, 24));
-        let layers = layers(vec![mixer; 2], vec![example_feed_forward(2048); 2]);
+        let layers = layers(vec![mixer; 2], vec![dense(2048); 2]);
         (example_sizes(1024), falcon_wired(layers))
     },
+};
+
+/// Probabilities as weights.
+const FREE: Routing = Routing {
+    sum: RouteSum::Free,
+    ..Routing::SOFTMAX
 };
 
 /// Attention of these heads, biases and norms as none of the hybrids has them.
@@ -108,7 +115,7 @@ fn mixers(hyper: &Hyperparameters<'_>, kinds: &Kinds<'_>) -> Result<Vec<Mixer>, 
     mixers.collect()
 }
 
-fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec<DecoderLayer> {
+pub(crate) fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec<DecoderLayer> {
     let layers = mixers.into_iter().zip(feed_forwards);
     let layer = |(mixer, feed_forward)| DecoderLayer {
         mixer,
@@ -125,7 +132,7 @@ fn jamba(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wire
         recurrent: &|layer| mamba_mixer(hyper, weights, layer, norms).map(SsmMixer::Mamba),
         attending: &|heads| Ok(attention(heads, None, None)),
     };
-    let fed = feed_forwards(hyper, weights, RouteSum::Free)?;
+    let fed = feed_forwards(hyper, weights, FREE)?;
     Ok(layers(mixers(hyper, &kinds)?, fed).into())
 }
 
@@ -146,7 +153,7 @@ fn granite_hybrid(
         attending: &|heads| Ok(attention(heads, scale, rope(heads)?)),
     };
     let mixers = mixers(hyper, &kinds)?;
-    let fed = feed_forwards(hyper, weights, RouteSum::One)?;
+    let fed = feed_forwards(hyper, weights, Routing::SOFTMAX)?;
     Ok(Wired {
         multipliers: Multipliers {
             embedding: factor("embedding_scale")?,
@@ -168,7 +175,7 @@ fn falcon_h1(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<
         Ok(Mixer::Both(attention, SsmMixer::Mamba2(ssm)))
     });
     let mixers = mixers.collect::<Result<_, ModelError>>()?;
-    let fed = feed_forwards(hyper, weights, RouteSum::One)?;
+    let fed = feed_forwards(hyper, weights, Routing::SOFTMAX)?;
     Ok(falcon_wired(layers(mixers, fed)))
 }
 
@@ -180,7 +187,7 @@ fn falcon_wired(layers: Vec<DecoderLayer>) -> Wired {
     }
 }
 
-fn example_sizes(dim: usize) -> ExampleSizes {
+pub(crate) fn example_sizes(dim: usize) -> ExampleSizes {
     ExampleSizes {
         vocab: 65_536,
         dim,
@@ -188,19 +195,11 @@ fn example_sizes(dim: usize) -> ExampleSizes {
     }
 }
 
-fn example_heads(n_heads: usize, dim: usize) -> HeadSizes {
+pub(crate) fn example_heads(n_heads: usize, dim: usize) -> HeadSizes {
     HeadSizes {
         n_heads,
         kv_heads: n_heads / 4,
         k_dim: dim,
         v_dim: dim,
     }
-}
-
-fn example_feed_forward(hidden: usize) -> FeedForward {
-    FeedForward::Dense(FeedForwardBlock {
-        hidden,
-        activation: Activation::Silu,
-        form: FeedForwardForm::Gated,
-    })
 }

@@ -1,14 +1,11 @@
-//! What architectures have in common: mixers and feed-forward blocks from a file's metadata.
+//! What architectures have in common: mixers from a file's metadata.
 //!
 //! Invariant: heads and groups divide. Knows no architecture by name.
 
-use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ConvBias, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
-    FeedForwardBlock, FeedForwardForm, GatedNorm, InnerNorms, SharedExpert, SharedShare,
-    Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -87,57 +84,4 @@ fn conv_bias(weights: &dyn WeightSource, layer: usize) -> Result<ConvBias, Model
         Some(_) => ConvBias::PerChannel,
         None => ConvBias::None,
     })
-}
-
-/// What follows the mixer of each layer: where the layer has a router, a mixture of experts, whose
-/// weights are a softmax over all of them.
-pub(crate) fn feed_forwards(
-    hyper: &Hyperparameters<'_>,
-    weights: &dyn WeightSource,
-    sum: RouteSum,
-) -> Result<Vec<FeedForward>, ModelError> {
-    let hidden = hyper.count("feed_forward_length")?;
-    let activation = Activation::Silu;
-    let layer = |layer: usize| {
-        let tensor = |what: &str| optional_weight(weights, &format!("blk.{layer}.{what}.weight"));
-        if tensor("ffn_gate_inp")?.is_none() {
-            let form = FeedForwardForm::Gated;
-            let block = FeedForwardBlock {
-                hidden,
-                activation,
-                form,
-            };
-            return Ok(FeedForward::Dense(block));
-        }
-        let shared = tensor("ffn_up_shexp")?.and_then(|up| up.shape().first().copied());
-        Ok(FeedForward::Experts(ExpertsBlock {
-            n_experts: hyper.count("expert_count")?,
-            hidden,
-            gate: ExpertGate::Activation(activation),
-            bias: ExpertBias::None,
-            route: RouteSpec {
-                sum,
-                ..RouteSpec::plain(n_used(hyper)?, RouteGate::Softmax)
-            },
-            choice: ExpertChoice::Scores,
-            scaling: ExpertScaling::Outputs,
-            shared: shared.map(|hidden| SharedExpert {
-                hidden,
-                activation,
-                share: SharedShare::Whole,
-            }),
-        }))
-    };
-    (0..hyper.n_layers()?).map(layer).collect()
-}
-
-/// Experts that a row goes through.
-fn n_used(hyper: &Hyperparameters<'_>) -> Result<usize, ModelError> {
-    let (n_experts, key) = (hyper.count("expert_count")?, "expert_used_count");
-    match hyper.count(key)? {
-        n if n > n_experts => {
-            Err(hyper.wrong(key, format!("{n} of {n_experts} experts are not possible")))
-        }
-        n => Ok(n),
-    }
 }

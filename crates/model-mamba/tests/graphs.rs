@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 8] = [
+const SNAPSHOTS: [&str; 11] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -19,6 +19,9 @@ const SNAPSHOTS: [&str; 8] = [
     "jamba",
     "granitemoehybrid",
     "rwkv4",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 ];
 
 #[test]

@@ -1,9 +1,28 @@
 //! Files that would come out wrong are refused by the key or the tensor.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 mod common;
 
-use common::CASES;
-use model_tests::{Case, refusal, remove_key};
+use common::{CASES, case};
+use model_tests::{Case, Recipe, refusal, remove_key};
+use serde_json::{Value, json};
+
+/// What is said of a directory with this value under a key of its config, or without the key.
+fn directory_error(name: &'static str, key: &str, value: Option<Value>) -> String {
+    let recipe = Recipe::named(name).with_config(|config| {
+        let (object, key) = match key.split_once('.') {
+            Some((object, key)) => (config[object].as_object_mut().unwrap(), key),
+            None => (config, key),
+        };
+        match value {
+            Some(value) => drop(object.insert(key.to_owned(), value)),
+            None => assert!(object.remove(key).is_some(), "no {key}"),
+        }
+    });
+    let error = recipe.directory(&case(name).registry()).map(drop);
+    error.unwrap_err().to_string()
+}
 
 #[test]
 fn settings_that_cannot_be_are_refused_by_their_key() {
@@ -17,6 +36,15 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("falcon_h1", "falcon-h1.attention.head_count_kv", 3),
         ("falcon_h1", "falcon-h1.rope.dimension_count", 5),
         ("rwkv4", "rwkv4.time_mix.inner_size", 0),
+        ("qwen3_next", "qwen3next.ssm.time_step_rank", 7),
+        ("qwen3_next", "qwen3next.ssm.group_count", 3),
+        ("qwen3_next", "qwen3next.ssm.state_size", 0),
+        ("qwen3_next", "qwen3next.attention.value_length", 8),
+        ("qwen3_next", "qwen3next.rope.dimension_count", 18),
+        ("qwen3_next", "qwen3next.expert_gating_func", 4),
+        ("qwen3_next", "qwen3next.expert_group_count", 2),
+        ("qwen3_5", "qwen35.nextn_predict_layers", 5),
+        ("qwen3_5_moe", "qwen35moe.expert_used_count", 8),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -33,6 +61,9 @@ fn missing_keys_are_named() {
         ("granitemoehybrid", "granitehybrid.block_count"),
         ("falcon_h1", "falcon-h1.embedding_length"),
         ("rwkv4", "rwkv4.attention.layer_norm_epsilon"),
+        ("qwen3_next", "qwen3next.ssm.inner_size"),
+        ("qwen3_5", "qwen35.feed_forward_length"),
+        ("qwen3_5_moe", "qwen35moe.expert_count"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| remove_key(metadata, key), "");
@@ -51,6 +82,9 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("granitemoehybrid", "blk.1.ffn_down_exps.weight"),
         ("rwkv4", "blk.2.time_mix_decay.weight"),
         ("rwkv4", "token_embd_norm.bias"),
+        ("qwen3_next", "blk.1.ssm_ba.weight"),
+        ("qwen3_next", "blk.4.attn_q_norm.weight"),
+        ("qwen3_5", "blk.0.ssm_alpha.weight"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |_| (), tensor);
@@ -66,4 +100,62 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         error.contains("'blk.0.ssm_x.weight' has shape [36, 128]") && error.contains("[20, 128]"),
         "{error}"
     );
+}
+
+/// What transformers computes of these settings is something else.
+#[test]
+fn variants_of_directories_are_refused_by_their_key() {
+    for (case, key, value) in [
+        ("qwen3_next", "attention_bias", json!(true)),
+        ("qwen3_next", "hidden_act", json!("gelu")),
+        ("qwen3_next", "decoder_sparse_step", json!(2)),
+        ("qwen3_next", "mlp_only_layers", json!([1])),
+        ("qwen3_next", "linear_num_value_heads", json!(3)),
+        ("qwen3_next", "layer_types", json!(["full_attention"])),
+        (
+            "qwen3_5",
+            "layer_types",
+            json!(["sliding_attention", "conv", "conv", "conv", "conv"]),
+        ),
+        ("qwen3_5", "linear_num_key_heads", json!(4)),
+        ("qwen3_5", "rope_parameters.mrope_interleaved", json!(false)),
+        ("qwen3_5", "rope_parameters.mrope_section", json!([2, 2])),
+        ("qwen3_5", "rope_parameters.other", json!(1)),
+        ("qwen3_5_moe", "num_experts", json!(0)),
+    ] {
+        let error = directory_error(case, key, Some(value));
+        assert!(error.contains(key), "{case}, {key}: {error}");
+    }
+    for (case, key) in [
+        ("qwen3_next", "linear_conv_kernel_dim"),
+        ("qwen3_next", "linear_value_head_dim"),
+        ("qwen3_5", "intermediate_size"),
+        ("qwen3_5_moe", "moe_intermediate_size"),
+    ] {
+        let error = directory_error(case, key, None);
+        assert!(error.contains(key), "{case}, {key}: {error}");
+    }
+}
+
+/// Without a list of their types, three of four layers are recurrent; without a number of rotated
+/// values, a quarter of a head rotates.
+#[test]
+fn what_a_config_leaves_out_is_what_transformers_takes() {
+    let metadata = |key: &str| {
+        let recipe = Recipe::named("qwen3_next").with_config(|config| drop(config.remove(key)));
+        let translated = recipe.translated(&case("qwen3_next").registry()).unwrap();
+        translated.metadata().clone()
+    };
+    let without_types = metadata("layer_types");
+    assert!(
+        without_types
+            .value("qwen3next.attention.recurrent_layers")
+            .is_none()
+    );
+    assert_eq!(
+        without_types.get("qwen3next.full_attention_interval"),
+        Ok(4u32)
+    );
+    let without_rope = metadata("rope_parameters");
+    assert_eq!(without_rope.get("qwen3next.rope.dimension_count"), Ok(4u32));
 }

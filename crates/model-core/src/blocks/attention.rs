@@ -5,8 +5,8 @@
 
 use kv_core::Window;
 use kv_core::graph::{
-    Affine, Alibi, AttendSpec, Attention, GraphBuilder, GraphError, Input, NodeId, NormGain,
-    PositionScale,
+    Activation, Affine, Alibi, AttendSpec, Attention, GraphBuilder, GraphError, Input, NodeId,
+    NormGain, PositionScale,
 };
 use kv_core::layers::AttentionMemory;
 use kv_core::rope::RopeSpec;
@@ -65,6 +65,17 @@ pub enum Sinks {
     PerHead,
 }
 
+/// Whether what heads attend to is gated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputGate {
+    /// It is not.
+    #[default]
+    None,
+    /// By the sigmoid of a projection, whose rows follow those of its head in the matrix of queries
+    /// (Qwen3-Next). Values are as wide as keys.
+    WithQueries,
+}
+
 /// Settings of one attention block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionBlock {
@@ -98,6 +109,8 @@ pub struct AttentionBlock {
     pub alibi: Option<Alibi>,
     /// Scores without a value.
     pub sinks: Sinks,
+    /// The gate on what heads attend to.
+    pub output_gate: OutputGate,
     /// Which earlier tokens are seen.
     pub window: Window,
 }
@@ -109,11 +122,44 @@ struct Projection {
     weight: &'static str,
     n_heads: usize,
     dim: usize,
+    /// The gate in the same matrix.
+    gate: OutputGate,
+}
+
+/// Queries, keys and values, and the gate on outputs where there is one.
+struct Projected {
+    qkv: [NodeId; 3],
+    /// `[tokens, heads * dim]`.
+    gate: Option<NodeId>,
+}
+
+/// What heads attend to, and the gate on it where there is one: `[tokens, heads * dim]` each.
+struct Attended {
+    out: NodeId,
+    gate: Option<NodeId>,
 }
 
 impl Projection {
+    /// Rows of the matrix.
     fn width(&self) -> usize {
-        self.n_heads * self.dim
+        let parts = match self.gate {
+            OutputGate::None => 1,
+            OutputGate::WithQueries => 2,
+        };
+        parts * self.n_heads * self.dim
+    }
+
+    /// Divides queries from their gate, which follows them head by head: `[tokens, heads * dim]`
+    /// each.
+    fn split_gate(self, b: &mut GraphBuilder, both: NodeId) -> Result<[NodeId; 2], GraphError> {
+        let n = b.shape_of(both).first().copied().unwrap_or(0);
+        let (n_heads, dim) = (self.n_heads, self.dim);
+        let both = b.reshape("Qgate_heads", both, &[n, n_heads, 2 * dim])?;
+        let part = |b: &mut GraphBuilder, name: &str, first: usize| {
+            let part = b.columns(&format!("{name}_part"), both, first..first + dim)?;
+            b.reshape(name, part, &[n, n_heads * dim])
+        };
+        Ok([part(b, "Qplain", 0)?, part(b, "Qgate", dim)?])
     }
 
     /// `[tokens, heads * dim]` as `[tokens, heads, dim]`.
@@ -155,13 +201,16 @@ impl AttentionBlock {
     ) -> Result<NodeId, GraphError> {
         let LayerContext { layer, part, .. } = at;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let [q, k, v] = self.queries_keys_values(b, x)?;
+        let Projected {
+            qkv: [q, k, v],
+            gate,
+        } = self.queries_keys_values(b, x)?;
         let cells = b.input(Input::Cells { part })?;
         let stored = b.store_kv("kv_store", layer, [k, v, cells])?;
         let window = self.window;
         let visibility = b.input(Input::Visibility { part, window })?;
         let out = b.attend("kqv", layer, self.attention(), [q, stored, visibility])?;
-        self.project_back(b, at, out, dim)
+        self.project_back(b, at, Attended { out, gate }, dim)
     }
 
     /// Adds the block without a memory, as in encoders: tokens attend within their ubatch through
@@ -176,9 +225,9 @@ impl AttentionBlock {
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let qkv = self.queries_keys_values(b, x)?;
+        let Projected { qkv, gate } = self.queries_keys_values(b, x)?;
         let out = b.attend_batch("kqv", self.attention(), qkv, self.window)?;
-        self.project_back(b, at, out, dim)
+        self.project_back(b, at, Attended { out, gate }, dim)
     }
 
     /// Queries, keys and values, `[tokens, heads, dim]` each.
@@ -186,9 +235,16 @@ impl AttentionBlock {
         &self,
         b: &mut GraphBuilder,
         x: NodeId,
-    ) -> Result<[NodeId; 3], GraphError> {
+    ) -> Result<Projected, GraphError> {
         let [query, key, value] = self.projections();
         let [q, k, v] = self.project(b, x)?;
+        let (q, gate) = match self.output_gate {
+            OutputGate::None => (q, None),
+            OutputGate::WithQueries => {
+                let [q, gate] = query.split_gate(b, q)?;
+                (q, Some(gate))
+            }
+        };
         let q = self.norm_and_rotate(b, query, q)?;
         let k = self.norm_and_rotate(b, key, k)?;
         let v = value.split_heads(b, v)?;
@@ -199,18 +255,28 @@ impl AttentionBlock {
             }
             None => q,
         };
-        Ok([q, k, v])
+        Ok(Projected {
+            qkv: [q, k, v],
+            gate,
+        })
     }
 
-    /// `[tokens, heads * v_dim]` projected back to `[rows, dim]`.
+    /// `[tokens, heads * v_dim]`, gated where there is a gate, projected back to `[rows, dim]`.
     fn project_back(
         &self,
         b: &mut GraphBuilder,
         at: LayerContext,
-        out: NodeId,
+        attended: Attended,
         dim: usize,
     ) -> Result<NodeId, GraphError> {
-        let out = at.take_rows(b, "kqv_rows", out)?;
+        let out = at.take_rows(b, "kqv_rows", attended.out)?;
+        let out = match attended.gate {
+            None => out,
+            Some(gate) => {
+                let gate = at.take_rows(b, "Qgate_rows", gate)?;
+                b.gate("kqv_gated", Activation::Sigmoid, gate, out)?
+            }
+        };
         let weights = Affine {
             weight: "attn_output.weight",
             bias: matches!(self.bias, QkvBias::All | QkvBias::Output).then_some("attn_output.bias"),
@@ -224,9 +290,14 @@ impl AttentionBlock {
             weight,
             n_heads,
             dim,
+            gate: OutputGate::None,
         };
+        let queries = projection("Q", "attn_q", self.n_heads, self.k_dim);
         [
-            projection("Q", "attn_q", self.n_heads, self.k_dim),
+            Projection {
+                gate: self.output_gate,
+                ..queries
+            },
             projection("K", "attn_k", self.kv_heads, self.k_dim),
             projection("V", "attn_v", self.kv_heads, self.v_dim),
         ]

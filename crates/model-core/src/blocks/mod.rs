@@ -7,6 +7,7 @@
 mod attention;
 mod decoder;
 mod decoder_model;
+mod delta_mixer;
 mod experts;
 mod feed_forward;
 mod latent_attention;
@@ -20,12 +21,13 @@ mod ssm_mixer;
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::{LayerIdx, PartIdx};
 
-pub use attention::{AttentionBlock, QkNorm, QkvBias, QkvWeights, Sinks};
+pub use attention::{AttentionBlock, OutputGate, QkNorm, QkvBias, QkvWeights, Sinks};
 pub use decoder::{
     Arrangement, Decoder, DecoderInput, DecoderLayer, Multipliers, OUTPUT, OUTPUT_BIAS,
     POSITION_EMBEDDING, TOKEN_EMBEDDING,
 };
 pub use decoder_model::DecoderModel;
+pub use delta_mixer::{DeltaMixerBlock, DeltaRates};
 pub use experts::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };

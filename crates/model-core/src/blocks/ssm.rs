@@ -1,4 +1,4 @@
-//! [`SsmMixer`]: the mixer of a recurrent layer, of either kind, and what both kinds share.
+//! [`SsmMixer`]: the mixer of a recurrent layer, of any kind, and what kinds share.
 //!
 //! Does not know the layers around.
 
@@ -6,7 +6,7 @@ use kv_core::LayerIdx;
 use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
 
-use super::{ConvBias, LayerContext, Ssm2MixerBlock, SsmMixerBlock};
+use super::{ConvBias, DeltaMixerBlock, LayerContext, Ssm2MixerBlock, SsmMixerBlock};
 
 /// The mixer of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,6 +15,8 @@ pub enum SsmMixer {
     Mamba(SsmMixerBlock),
     /// As in Mamba-2.
     Mamba2(Ssm2MixerBlock),
+    /// As in gated DeltaNet.
+    Delta(DeltaMixerBlock),
 }
 
 impl SsmMixer {
@@ -23,6 +25,7 @@ impl SsmMixer {
         match self {
             Self::Mamba(block) => block.memory(),
             Self::Mamba2(block) => block.memory(),
+            Self::Delta(block) => block.memory(),
         }
     }
 
@@ -40,6 +43,7 @@ impl SsmMixer {
         match self {
             Self::Mamba(block) => block.build(b, at, x),
             Self::Mamba2(block) => block.build(b, at, x),
+            Self::Delta(block) => block.build(b, at, x),
         }
     }
 }

@@ -37,7 +37,7 @@ pub use rules::{
     DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH, WIDTH_KEYS,
     full_attention, head_dim, head_keys, layer_types, window_of_all, windows_by_layer,
 };
-pub use steps::{HeadRows, Heads, RowFactors, Step};
+pub use steps::{HeadRows, Heads, PickedRows, RowFactors, Step};
 pub use tables::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATED, GATED_EXPERTS, GATED_TENSORS,
     INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers,

@@ -25,6 +25,21 @@ pub struct HeadRows {
     pub rows: Range<usize>,
 }
 
+/// Rows of a tensor in another order, or some of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PickedRows {
+    /// Rows that the tensor has.
+    pub n_rows: usize,
+    /// Which are taken, in this order.
+    pub rows: Vec<Range<usize>>,
+}
+
+impl PickedRows {
+    fn len(&self) -> usize {
+        self.rows.iter().map(Range::len).sum()
+    }
+}
+
 /// Which heads the rows of a projection belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heads {
@@ -81,6 +96,8 @@ pub enum Step {
     /// Some of the rows of every head: `[heads * head_rows, columns]` becomes
     /// `[heads, rows, columns]`.
     HeadRows(fn(&HfConfig) -> Result<HeadRows, ModelFileError>),
+    /// These rows, in this order.
+    PickedRows(fn(&HfConfig) -> Result<PickedRows, ModelFileError>),
     /// Without the first rows: as many as this.
     RowsAfter(fn(&HfConfig) -> Result<usize, ModelFileError>),
     /// 1 added to every value.
@@ -106,6 +123,7 @@ pub(super) enum Action {
     Column,
     Rows(usize),
     HeadRows(HeadRows),
+    PickedRows(PickedRows),
     RowsAfter(usize),
     PlusOne,
     NegativeExp,
@@ -148,6 +166,7 @@ impl Step {
             Self::Column => Action::Column,
             Self::Rows(key) => Action::Rows(config.count(key)?),
             Self::HeadRows(rows) => Action::HeadRows(rows(config)?),
+            Self::PickedRows(rows) => Action::PickedRows(rows(config)?),
             Self::RowsAfter(n) => Action::RowsAfter(n(config)?),
             Self::PlusOne => Action::PlusOne,
             Self::NegativeExp => Action::NegativeExp,
@@ -230,6 +249,17 @@ impl Action {
                     )),
                 }
             }
+            Self::PickedRows(ref picked) => match *shape {
+                [found, ref rest @ ..]
+                    if found == picked.n_rows && picked.rows.iter().all(|r| r.end <= found) =>
+                {
+                    Ok([&[picked.len()], rest].concat())
+                }
+                _ => Err(format!(
+                    "shape {shape:?} where the config asks for {} rows",
+                    picked.n_rows
+                )),
+            },
             Self::ScaledRows(ref factors) => {
                 let found = shape.first().copied().unwrap_or(1);
                 let wanted: usize = factors.iter().map(|(rows, _)| rows).sum();
@@ -314,6 +344,10 @@ impl Action {
                 values.gather(n_heads * n_rows, n_heads * rows.len(), |row| {
                     row / len * n_rows + rows.start + row % len
                 })
+            }
+            Self::PickedRows(ref picked) => {
+                let source: Vec<usize> = picked.rows.iter().cloned().flatten().collect();
+                values.gather(picked.n_rows, source.len(), |row| source[row])
             }
             Self::RowsAfter(n) => {
                 let rows = values.shape.first().copied().unwrap_or(0);
@@ -481,6 +515,14 @@ mod tests {
                 .unwrap_err()
                 .contains("2 heads of 3 rows")
         );
+        let picked = Action::PickedRows(PickedRows {
+            n_rows: 4,
+            rows: vec![2..4, 0..1],
+        });
+        let (shape, rows) = applied(&picked, &[4, 2]);
+        assert_eq!((shape, rows), (vec![3, 2], vec![4., 5., 6., 7., 0., 1.]));
+        assert_eq!(applied(&picked, &[4]).1, [2., 3., 0.]);
+        assert!(picked.shape(&[5, 2]).unwrap_err().contains("4 rows"));
         assert_eq!(applied(&Action::PlusOne, &[2]).1, [1., 2.]);
         assert_eq!(applied(&Action::NegativeExp, &[1]).1, [-1.]);
         let scaled = Action::ScaledRows(vec![(1, 2.0), (2, 0.5)]);

@@ -103,6 +103,20 @@ impl<'a> Hyperparameters<'a> {
         Ok(self.metadata.per_layer(&self.key(name), n_layers)?)
     }
 
+    /// One truth value a layer, which may be absent.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn optional_flags(
+        &self,
+        name: &str,
+        n_layers: usize,
+    ) -> Result<Option<Vec<bool>>, ModelError> {
+        Ok(self
+            .metadata
+            .optional_per_layer(&self.key(name), n_layers)?)
+    }
+
     /// A count that must be there and at least 1.
     ///
     /// # Errors

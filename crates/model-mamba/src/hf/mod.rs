@@ -5,13 +5,16 @@ mod hybrid;
 mod hybrid_tensors;
 mod mamba;
 mod mixer_tensors;
+mod qwen;
+mod qwen_rows;
 mod rwkv;
 
 use model_core::hf::{HfClass, HfConfig, Keys, ModelFileError};
 
 /// All classes.
 pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
-    let tables = mamba::CLASSES.iter().chain(hybrid::CLASSES);
+    let tables = mamba::CLASSES.iter();
+    let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
     tables.copied().chain([rwkv::CLASS])
 }
 

@@ -3,7 +3,8 @@
 #![allow(dead_code)] // each test file uses a part of this
 
 use kv_core::LayerIdx;
-use model_tests::recorded::Recorded;
+use model_tests::checks::NOISY_TOLERANCE;
+use model_tests::recorded::{Recorded, TiledHeads, delta_state};
 use model_tests::{Case, KeyOrder, Reference, Source};
 
 pub(crate) const fn case(name: &'static str) -> Case {
@@ -33,6 +34,27 @@ fn rwkv_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<R
     })
 }
 
+/// A hybrid of delta rules.
+const fn delta(name: &'static str) -> Case {
+    Case {
+        states: delta_state,
+        ..case(name)
+    }
+}
+
+/// The same with value heads in GGUF's order.
+const fn tiled(name: &'static str) -> Case {
+    Case {
+        tiled_heads: Some(TiledHeads {
+            key_heads: 2,
+            n_heads: 6,
+            k_dim: 12,
+            v_dim: 12,
+        }),
+        ..delta(name)
+    }
+}
+
 /// Every model with a reference of logits.
 pub(crate) const CASES: &[Case] = &[
     case("mamba"),
@@ -55,4 +77,10 @@ pub(crate) const CASES: &[Case] = &[
         states: rwkv_state,
         ..case("rwkv4")
     },
+    delta("qwen3_next"),
+    Case {
+        tolerance: NOISY_TOLERANCE,
+        ..tiled("qwen3_5")
+    },
+    tiled("qwen3_5_moe"),
 ];
