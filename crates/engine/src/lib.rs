@@ -2,7 +2,7 @@
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request, apart
-//! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
+//! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`serve`] (many requests on one engine), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
 //! [`RecordingBackend`] (what weight matrices multiply). Generic over backends and models; names
 //! none of them.
 
@@ -21,6 +21,7 @@ mod programs;
 mod reranker;
 mod runner;
 pub mod sampler;
+pub mod serve;
 mod state;
 pub mod stop;
 mod texts;

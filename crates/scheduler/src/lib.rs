@@ -87,5 +87,5 @@ pub use config::SchedulerConfig;
 pub use event::{
     End, Event, Feed, Outcome, Progress, RowReport, Step, StepFailure, StepPlan, Work,
 };
-pub use request::{Micros, Priority, Request, RequestError, RequestId};
+pub use request::{Micros, Priority, PromptLimits, Request, RequestError, RequestId};
 pub use scheduler::{Counters, RunningRequest, Scheduler};

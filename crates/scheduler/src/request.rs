@@ -46,6 +46,35 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
 }
 
+/// What every prompt must comply with, whatever else is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptLimits {
+    /// The most tokens that one request can have in the memory, prompt and text together.
+    pub n_tokens: usize,
+    /// Tokens of the vocabulary.
+    pub n_vocab: u32,
+}
+
+impl PromptLimits {
+    /// Whether a prompt can be computed at all.
+    ///
+    /// # Errors
+    /// [`RequestError`], the reason, with the numbers.
+    pub fn check(&self, prompt: &[TokenId]) -> Result<(), RequestError> {
+        let (n_prompt, limit, n_vocab) = (prompt.len(), self.n_tokens, self.n_vocab);
+        if n_prompt == 0 {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if n_prompt > limit {
+            return Err(RequestError::TooLong { n_prompt, limit });
+        }
+        match (0..).zip(prompt).find(|(_, token)| token.0 >= n_vocab) {
+            Some((at, &token)) => Err(RequestError::TokenOutOfRange { at, token, n_vocab }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Why a request is refused, or a scheduler cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -11,7 +11,7 @@ use kv_core::{SeqId, TokenId};
 use crate::config::SchedulerConfig;
 use crate::event::{End, Event, Outcome, Progress, RowReport, StepFailure};
 use crate::queue::Queue;
-use crate::request::{Micros, Request, RequestError, RequestId};
+use crate::request::{Micros, PromptLimits, Request, RequestError, RequestId};
 use crate::room::Room;
 use crate::state::{RequestState, Running};
 
@@ -112,27 +112,11 @@ impl Scheduler {
         })
     }
 
-    /// Whether a request could be computed in this memory at all: the part of
-    /// [`Scheduler::handle`] that does not depend on other requests.
-    ///
-    /// # Errors
-    /// [`RequestError`], the reason.
-    pub fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), RequestError> {
-        let (n_prompt, limit) = (prompt.len(), self.capacity());
-        if n_prompt == 0 {
-            return Err(RequestError::EmptyPrompt);
-        }
-        if n_prompt > limit {
-            return Err(RequestError::TooLong { n_prompt, limit });
-        }
-        let n_vocab = self.config.rules.n_vocab;
-        match prompt.iter().position(|token| token.0 >= n_vocab) {
-            Some(at) => Err(RequestError::TokenOutOfRange {
-                at,
-                token: prompt[at],
-                n_vocab,
-            }),
-            None => Ok(()),
+    /// What every prompt must comply with, whatever else is computed.
+    pub fn prompt_limits(&self) -> PromptLimits {
+        PromptLimits {
+            n_tokens: self.capacity(),
+            n_vocab: self.config.rules.n_vocab,
         }
     }
 
@@ -158,7 +142,7 @@ impl Scheduler {
             priority,
             prompt,
         } = request;
-        self.check_prompt(&prompt)?;
+        self.prompt_limits().check(&prompt)?;
         let is_running = self.running.iter().any(|r| r.request.id == id);
         if is_running || self.queue.iter().any(|request| request.id == id) {
             return Err(RequestError::Duplicate { id });

@@ -1,0 +1,63 @@
+//! [`ServiceConfig`]: the limits of a service. Plain data.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use scheduler::{Micros, SchedulerConfig};
+
+use crate::config::Settings;
+
+/// The limits of a service; the [default](ServiceConfig::default) suits an engine with a few dozen
+/// sequences. How many requests run at once is [`EngineConfig::n_seqs`](crate::EngineConfig::n_seqs).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceConfig {
+    /// Tokens of a step; `None` takes the ubatch of the engine. A smaller number makes the gaps
+    /// between tokens shorter while prompts are computed, a larger one prompts faster.
+    pub step_tokens: Option<u32>,
+    /// Requests that may wait; more are refused with [`RequestError::Busy`].
+    ///
+    /// [`RequestError::Busy`]: scheduler::RequestError::Busy
+    pub max_queued: usize,
+    /// Tokens that the prompts of waiting requests may have together.
+    pub max_queued_tokens: usize,
+    /// A request that waits rises by one priority after each such time.
+    pub aging: Duration,
+    /// Tokens by which each running request should be able to grow when another is admitted.
+    pub headroom: u32,
+    /// Preempts a running request after every so many steps, to test that texts stay the same.
+    pub preempt_every: Option<NonZeroU32>,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self {
+            step_tokens: None,
+            max_queued: 256,
+            max_queued_tokens: 1 << 20,
+            aging: Duration::from_secs(30),
+            headroom: 16,
+            preempt_every: None,
+        }
+    }
+}
+
+impl ServiceConfig {
+    /// The scheduler's limits for an engine.
+    pub(crate) fn scheduler(&self, settings: &Settings) -> SchedulerConfig {
+        let (rules, n_ubatch) = (settings.rules, settings.n_ubatch);
+        SchedulerConfig {
+            step_tokens: self.step_tokens.unwrap_or(n_ubatch.min(rules.n_batch)),
+            max_queued: self.max_queued,
+            max_queued_tokens: self.max_queued_tokens,
+            aging: micros(self.aging),
+            headroom: self.headroom,
+            preempt_every: self.preempt_every,
+            ..SchedulerConfig::new(rules, n_ubatch, settings.n_ctx)
+        }
+    }
+}
+
+/// A duration as the scheduler counts it.
+pub(crate) fn micros(duration: Duration) -> Micros {
+    Micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,48 @@
+//! Many requests on one engine: [`Service`].
+//!
+//! A service owns an [`Engine`](crate::Engine) and a [`scheduler::Scheduler`] on a thread of its
+//! own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of pieces
+//! ([`TextStream`]). Requests are computed together: a step has one token of every text that goes
+//! on, and chunks of prompts.
+//!
+//! Two promises. The text of a request is what it would be alone: byte for byte on the CPU backend,
+//! where the same tokens give the same bits in any company; on other backends within their
+//! tolerance. And no request that was taken ends because memory ran short: the youngest of the lowest
+//! priority waits then, and goes on exactly where it was.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use engine::serve::{Service, ServiceConfig, ServiceError, TextRequest};
+//! use engine::{CompletionOptions, Engine};
+//! use kv_core::backend::Backend;
+//! use model_core::tokenizer::{EncodeOptions, Tokenizer};
+//!
+//! fn tell(engine: Engine<impl Backend>, tokenizer: &Arc<Tokenizer>) -> Result<(), ServiceError> {
+//!     let service = Service::start(engine, tokenizer, &ServiceConfig::default())?;
+//!     let request = |prompt: &str| TextRequest {
+//!         prompt: tokenizer.encode(prompt, EncodeOptions::PROMPT),
+//!         options: CompletionOptions { n_predict: Some(40), ..CompletionOptions::default() },
+//!         ..TextRequest::default()
+//!     };
+//!     let first = service.submit(request("Once upon a time"))?;
+//!     let second = service.submit(request("One day"))?; // computed together with the first
+//!     for piece in first {
+//!         print!("{}", piece?);
+//!     }
+//!     println!("\n{:?}", second.finish()?);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Knows no network and no chat.
+
+mod config;
+mod service;
+mod stream;
+mod worker;
+
+pub use config::ServiceConfig;
+pub use scheduler::{Counters, Priority, PromptLimits, RequestError};
+pub use service::{Service, ServiceError, TextRequest};
+pub use stream::{FinishedText, TextStream, Usage};

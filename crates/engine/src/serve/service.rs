@@ -1,0 +1,248 @@
+//! [`Service`]: starts the thread, takes requests, and stops it.
+//!
+//! Invariant: what can be refused without the thread is refused before anything is queued, so a
+//! stream that was handed out is of a request that will be computed. Knows nothing of steps.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use kv_core::TokenId;
+use kv_core::backend::Backend;
+use model_core::tokenizer::Tokenizer;
+use scheduler::{Counters, Priority, PromptLimits, RequestError, RequestId, Scheduler};
+
+use super::config::ServiceConfig;
+use super::stream::{StepGuests, TextSender, TextStream};
+use super::worker::{Command, Submitted, Worker};
+use crate::completion::{Completion, CompletionOptions};
+use crate::decode::Engine;
+use crate::error::EngineError;
+use crate::sampler::Step;
+
+/// A prompt, and how it is continued.
+#[derive(Debug, Default)]
+pub struct TextRequest {
+    /// The tokens to continue.
+    pub prompt: Vec<TokenId>,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// How the text is chosen, and where it ends.
+    pub options: CompletionOptions,
+    /// Steps of the sampler before all others: a grammar, a bias.
+    pub steps: Vec<Box<dyn Step>>,
+}
+
+/// Why a request is refused or has failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServiceError {
+    /// The request, or a limit of the service, is refused.
+    #[error(transparent)]
+    Refused(#[from] RequestError),
+    /// An option makes no sense, no token could be chosen, or the step of this request failed when
+    /// it was computed alone.
+    #[error(transparent)]
+    Engine(Arc<EngineError>),
+    /// The thread could not be started.
+    #[error("the service cannot start a thread: {reason}")]
+    NoThread {
+        /// Why, in the system's words.
+        reason: String,
+    },
+    /// The service has ended before the request did.
+    #[error("the service has ended")]
+    Stopped,
+}
+
+impl From<EngineError> for ServiceError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(Arc::new(error))
+    }
+}
+
+/// An engine that serves many requests, on a thread of its own. Dropping it ends all requests.
+#[derive(Debug)]
+pub struct Service<B: Backend> {
+    commands: SyncSender<Command>,
+    thread: Option<JoinHandle<Engine<B>>>,
+    tokenizer: Arc<Tokenizer>,
+    limits: PromptLimits,
+    queue: Arc<QueueSize>,
+    next_id: AtomicU64,
+    step: Arc<StepGuests>,
+    counters: Arc<Mutex<Counters>>,
+}
+
+/// What waits, and how much may.
+#[derive(Debug)]
+struct QueueSize {
+    /// Requests, and tokens of their prompts.
+    waiting: Mutex<(usize, usize)>,
+    max_requests: usize,
+    max_tokens: usize,
+}
+
+impl QueueSize {
+    fn lock(&self) -> MutexGuard<'_, (usize, usize)> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a prompt.
+    fn enter(self: &Arc<Self>, n_prompt: usize) -> Result<QueuePlace, RequestError> {
+        let mut waiting = self.lock();
+        let (queued, limit) = (waiting.0, self.max_requests);
+        if queued >= limit {
+            return Err(RequestError::Busy { queued, limit });
+        }
+        let (queued, limit) = (waiting.1, self.max_tokens);
+        if queued > 0 && queued + n_prompt > limit {
+            return Err(RequestError::BusyTokens {
+                queued,
+                n_prompt,
+                limit,
+            });
+        }
+        *waiting = (waiting.0 + 1, waiting.1 + n_prompt);
+        drop(waiting);
+        Ok(QueuePlace {
+            queue: Arc::clone(self),
+            n_prompt,
+        })
+    }
+}
+
+/// A place in the queue, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct QueuePlace {
+    queue: Arc<QueueSize>,
+    n_prompt: usize,
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        let mut waiting = self.queue.lock();
+        waiting.0 = waiting.0.saturating_sub(1);
+        waiting.1 = waiting.1.saturating_sub(self.n_prompt);
+    }
+}
+
+impl<B: Backend> Service<B> {
+    /// Starts a service. What the engine remembered goes.
+    ///
+    /// # Errors
+    /// [`ServiceError::Refused`] where a limit is 0, or the model takes whole sequences only;
+    /// [`ServiceError::NoThread`].
+    pub fn start(
+        mut engine: Engine<B>,
+        tokenizer: &Arc<Tokenizer>,
+        config: &ServiceConfig,
+    ) -> Result<Self, ServiceError> {
+        let _removed = engine.clear();
+        let limits = config.scheduler(engine.settings());
+        let scheduler = Scheduler::new(limits, engine.memory())?;
+        let limits = scheduler.prompt_limits();
+        // Every request in the channel has a place in the queue, and one command more stops it.
+        let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
+        let (step, counters) = (Arc::default(), Arc::default());
+        let worker = Worker::new(engine, scheduler, received)
+            .with_shared(Arc::clone(&step), Arc::clone(&counters));
+        let thread = std::thread::Builder::new().name("cellar-service".to_owned());
+        let thread = thread.spawn(move || worker.run());
+        let thread = thread.map_err(|error| ServiceError::NoThread {
+            reason: error.to_string(),
+        })?;
+        Ok(Self {
+            commands,
+            thread: Some(thread),
+            tokenizer: Arc::clone(tokenizer),
+            limits,
+            queue: Arc::new(QueueSize {
+                waiting: Mutex::default(),
+                max_requests: config.max_queued,
+                max_tokens: config.max_queued_tokens,
+            }),
+            next_id: AtomicU64::new(0),
+            step,
+            counters,
+        })
+    }
+
+    /// Submits a request, from any thread. Never waits.
+    ///
+    /// # Errors
+    /// [`ServiceError::Refused`] with the numbers, where the prompt is empty, can never fit, or too
+    /// much waits; [`ServiceError::Engine`] where an option is out of range;
+    /// [`ServiceError::Stopped`].
+    pub fn submit(&self, request: TextRequest) -> Result<TextStream, ServiceError> {
+        let submitted_at = Instant::now();
+        let TextRequest {
+            prompt,
+            priority,
+            options,
+            steps,
+        } = request;
+        self.limits.check(&prompt)?;
+        let mut completion = Completion::new(&self.tokenizer, options)?;
+        steps
+            .into_iter()
+            .for_each(|step| completion.push_step(step));
+        completion.accept_prompt(&prompt);
+        let place = self.queue.enter(prompt.len())?;
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let (sender, stream) = TextSender::new(id, &self.step);
+        let submitted = Submitted {
+            id,
+            prompt,
+            priority,
+            completion,
+            sender,
+            place,
+            submitted_at,
+        };
+        let sent = self.commands.try_send(Command::Submit(Box::new(submitted)));
+        sent.map_err(|_| ServiceError::Stopped)?;
+        Ok(stream)
+    }
+
+    /// What every prompt must comply with.
+    pub fn prompt_limits(&self) -> PromptLimits {
+        self.limits
+    }
+
+    /// Requests that wait to be admitted.
+    pub fn n_queued(&self) -> usize {
+        self.queue.lock().0
+    }
+
+    /// What the scheduler has done up to its last step.
+    pub fn counters(&self) -> Counters {
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all requests, and returns the engine with an empty memory.
+    ///
+    /// # Errors
+    /// [`ServiceError::Stopped`] where the thread has panicked.
+    pub fn stop(mut self) -> Result<Engine<B>, ServiceError> {
+        let engine = self.join();
+        engine.ok_or(ServiceError::Stopped)
+    }
+
+    fn join(&mut self) -> Option<Engine<B>> {
+        // The thread takes commands after each step, so this waits for a step at most; where the
+        // thread is gone there is nobody to tell.
+        let _gone = self.commands.send(Command::Stop);
+        self.thread.take()?.join().ok() // a panic was printed by its thread
+    }
+}
+
+impl<B: Backend> Drop for Service<B> {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.join();
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! [`TextStream`]: the text of one request, as it comes from the service's thread.
+//!
+//! The two sides share a buffer that holds what was not taken yet: at most one text, so a reader
+//! that is slow, or never reads, neither stops the service nor grows without bound. Invariant: the
+//! pieces concatenated are the text, and a stream ends exactly once, also where the service ends.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kv_core::TokenId;
+use kv_core::backend::CancelFlag;
+use scheduler::RequestId;
+
+use super::service::ServiceError;
+use crate::completion::FinishReason;
+
+/// The text of one request. Dropping it cancels the request.
+///
+/// As an iterator it gives the pieces of the text, and an error as the last item where the request
+/// failed. Pieces are never empty.
+#[derive(Debug)]
+pub struct TextStream {
+    id: RequestId,
+    shared: Arc<Shared>,
+    step: Arc<StepGuests>,
+    has_ended: bool,
+}
+
+/// What one request took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Tokens of the text.
+    pub n_tokens: usize,
+    /// How often the request had to wait in the middle, because memory ran short.
+    pub n_preemptions: u32,
+    /// Until it was admitted for the first time.
+    pub queued: Duration,
+    /// From submitting it to its first token; `None` where there was none.
+    pub first_token: Option<Duration>,
+    /// From submitting it to its end.
+    pub total: Duration,
+}
+
+/// A text that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedText {
+    /// All of the text that was not taken from the stream before.
+    pub text: String,
+    /// All of its tokens.
+    pub tokens: Vec<TokenId>,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// How a text ended.
+pub(crate) type TextEnd = Result<(Vec<TokenId>, FinishReason, Usage), ServiceError>;
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What was not taken yet.
+    text: String,
+    end: Option<TextEnd>,
+    /// Nobody wants the rest.
+    is_cancelled: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A reader that panicked leaves a text that is as good as before.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TextStream {
+    /// The number of the request.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Waits for the next piece; `None` when the text has ended.
+    ///
+    /// # Errors
+    /// [`ServiceError`], once, where the request failed.
+    pub fn next_piece(&mut self) -> Result<Option<String>, ServiceError> {
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(taken) = take(&mut state, &mut self.has_ended) {
+                return taken;
+            }
+            let waited = self.shared.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// As [`TextStream::next_piece`], but waits at most so long: an empty piece where none came.
+    ///
+    /// # Errors
+    /// As [`TextStream::next_piece`].
+    pub fn next_piece_within(&mut self, time: Duration) -> Result<Option<String>, ServiceError> {
+        let until = Instant::now() + time;
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(taken) = take(&mut state, &mut self.has_ended) {
+                return taken;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Some(String::new()));
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Asks the service to end the request. What was computed by then still comes, and the reason
+    /// to end is [`FinishReason::Cancelled`], unless it ended before.
+    pub fn cancel(&self) {
+        self.shared.lock().is_cancelled = true;
+        self.step.leave(self.id);
+    }
+
+    /// Waits for the end of the text.
+    ///
+    /// # Errors
+    /// [`ServiceError`] where the request failed.
+    pub fn finish(mut self) -> Result<FinishedText, ServiceError> {
+        let mut text = String::new();
+        while let Some(piece) = self.next_piece()? {
+            text.push_str(&piece);
+        }
+        match self.shared.lock().end.take() {
+            Some(Ok((tokens, finish, usage))) => Ok(FinishedText {
+                text,
+                tokens,
+                finish,
+                usage,
+            }),
+            Some(Err(error)) => Err(error),
+            None => Err(ServiceError::Stopped),
+        }
+    }
+}
+
+/// A piece, the end, or `None` where neither is there.
+fn take(state: &mut State, has_ended: &mut bool) -> Option<Result<Option<String>, ServiceError>> {
+    if !state.text.is_empty() {
+        return Some(Ok(Some(std::mem::take(&mut state.text))));
+    }
+    match state.end.as_ref()? {
+        Err(error) if !*has_ended => {
+            *has_ended = true;
+            Some(Err(error.clone()))
+        }
+        _ => Some(Ok(None)),
+    }
+}
+
+impl Iterator for TextStream {
+    type Item = Result<String, ServiceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_piece().transpose()
+    }
+}
+
+impl Drop for TextStream {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// The service's side of a stream. Where it is dropped without an end, the service is gone.
+#[derive(Debug)]
+pub(crate) struct TextSender(Arc<Shared>);
+
+impl TextSender {
+    /// Both sides of a stream.
+    pub(crate) fn new(id: RequestId, step: &Arc<StepGuests>) -> (Self, TextStream) {
+        let shared = Arc::new(Shared::default());
+        let stream = TextStream {
+            id,
+            shared: Arc::clone(&shared),
+            step: Arc::clone(step),
+            has_ended: false,
+        };
+        (Self(shared), stream)
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.0.lock().is_cancelled
+    }
+
+    pub(crate) fn push(&self, piece: &str) {
+        if !piece.is_empty() {
+            self.0.lock().text.push_str(piece);
+            self.0.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn end(self, end: TextEnd) {
+        self.0.lock().end.get_or_insert(end);
+    }
+}
+
+impl Drop for TextSender {
+    fn drop(&mut self) {
+        let end = Err(ServiceError::Stopped);
+        self.0.lock().end.get_or_insert(end);
+        self.0.changed.notify_all();
+    }
+}
+
+/// The requests whose tokens a step computes: when the last of them is cancelled, so is the step.
+#[derive(Debug, Default)]
+pub(crate) struct StepGuests {
+    guests: Mutex<BTreeSet<RequestId>>,
+    flag: CancelFlag,
+}
+
+impl StepGuests {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<RequestId>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a step of these requests. Returns the flag that cancels it.
+    pub(crate) fn enter(&self, requests: impl Iterator<Item = RequestId>) -> &CancelFlag {
+        let mut guests = self.lock();
+        *guests = requests.collect();
+        self.flag.reset();
+        &self.flag
+    }
+
+    fn leave(&self, request: RequestId) {
+        let mut guests = self.lock();
+        if guests.remove(&request) && guests.is_empty() {
+            self.flag.cancel();
+        }
+    }
+}

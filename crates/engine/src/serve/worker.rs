@@ -1,0 +1,322 @@
+//! [`Worker`]: the loop of a service's thread. Takes requests in, carries plans out, gives pieces
+//! out.
+//!
+//! Invariant: the scheduler knows every request that this thread holds, and the other way round.
+//! Decides nothing about order or memory: that is the scheduler's.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use kv_core::TokenId;
+use kv_core::backend::{Backend, BackendError};
+use scheduler::{
+    Counters, End, Event, Micros, Outcome, Priority, Progress, Request, RequestId, RowReport,
+    Scheduler, Step, StepFailure, Work,
+};
+
+use super::config::micros;
+use super::service::{QueuePlace, ServiceError};
+use super::stream::{StepGuests, TextSender, Usage};
+use crate::completion::{Completion, FinishReason, OutputRow};
+use crate::decode::{Engine, Logits};
+use crate::error::EngineError;
+
+/// What a service tells its thread.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Submit(Box<Submitted>),
+    Stop,
+}
+
+/// A request on its way to the thread.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    pub(crate) id: RequestId,
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) priority: Priority,
+    pub(crate) completion: Completion,
+    pub(crate) sender: TextSender,
+    pub(crate) place: QueuePlace,
+    pub(crate) submitted_at: Instant,
+}
+
+/// A request that has not ended.
+#[derive(Debug)]
+struct Live {
+    completion: Completion,
+    sender: TextSender,
+    /// Until it is admitted.
+    place: Option<QueuePlace>,
+    submitted_at: Instant,
+    usage: Usage,
+    error: Option<Arc<EngineError>>,
+}
+
+/// The state of a service's thread.
+#[derive(Debug)]
+pub(crate) struct Worker<B: Backend> {
+    engine: Engine<B>,
+    scheduler: Scheduler,
+    commands: Receiver<Command>,
+    live: BTreeMap<RequestId, Live>,
+    step: Arc<StepGuests>,
+    counters: Arc<Mutex<Counters>>,
+    started: Instant,
+    is_stopping: bool,
+}
+
+impl<B: Backend> Worker<B> {
+    pub(crate) fn new(
+        engine: Engine<B>,
+        scheduler: Scheduler,
+        commands: Receiver<Command>,
+    ) -> Self {
+        Self {
+            engine,
+            scheduler,
+            commands,
+            live: BTreeMap::new(),
+            step: Arc::default(),
+            counters: Arc::default(),
+            started: Instant::now(),
+            is_stopping: false,
+        }
+    }
+
+    /// The same with what the service looks at.
+    pub(crate) fn with_shared(self, step: Arc<StepGuests>, counters: Arc<Mutex<Counters>>) -> Self {
+        Self {
+            step,
+            counters,
+            ..self
+        }
+    }
+
+    /// Serves until it is told to stop, and returns the engine with an empty memory.
+    pub(crate) fn run(mut self) -> Engine<B> {
+        let mut is_idle = true;
+        while !self.is_stopping {
+            if is_idle {
+                self.wait_for_command();
+            }
+            self.take_commands();
+            self.cancel_unwanted();
+            let plan = self.scheduler.next(self.now(), self.engine.memory());
+            self.take_outcomes(plan.outcomes);
+            is_idle = matches!(plan.work, Work::Idle);
+            match plan.work {
+                Work::Idle => {}
+                Work::Edit(edits) => {
+                    for edit in edits {
+                        if let Err(error) = self.engine.edit(edit) {
+                            // A scheduler that disagrees with its memory cannot go on.
+                            self.fail_all(&Arc::new(error));
+                        }
+                    }
+                }
+                Work::Decode(step) => self.decode(&step),
+            }
+            let counters = self.scheduler.counters();
+            *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+        }
+        let _removed = self.engine.clear();
+        self.engine
+    }
+
+    fn now(&self) -> Micros {
+        micros(self.started.elapsed())
+    }
+
+    fn wait_for_command(&mut self) {
+        match self.commands.recv() {
+            Ok(command) => self.take_command(command),
+            Err(_) => self.is_stopping = true,
+        }
+    }
+
+    /// Takes the commands that are there.
+    fn take_commands(&mut self) {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.take_command(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.is_stopping = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_command(&mut self, command: Command) {
+        let submitted = match command {
+            Command::Submit(submitted) => *submitted,
+            Command::Stop => {
+                self.is_stopping = true;
+                return;
+            }
+        };
+        let Submitted {
+            id,
+            prompt,
+            priority,
+            completion,
+            sender,
+            place,
+            submitted_at,
+        } = submitted;
+        let live = Live {
+            completion,
+            sender,
+            place: Some(place),
+            submitted_at,
+            usage: Usage {
+                n_prompt: prompt.len(),
+                ..Usage::default()
+            },
+            error: None,
+        };
+        self.live.insert(id, live);
+        let request = Request {
+            id,
+            priority,
+            prompt,
+        };
+        self.handle(Event::Submit(request));
+    }
+
+    fn cancel_unwanted(&mut self) {
+        let live = self.live.iter();
+        let unwanted = live.filter(|(_, live)| live.sender.is_cancelled());
+        let unwanted: Vec<RequestId> = unwanted.map(|(&id, _)| id).collect();
+        for id in unwanted {
+            self.handle(Event::Cancel(id));
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let outcomes = self.scheduler.handle(self.now(), event);
+        self.take_outcomes(outcomes);
+    }
+
+    fn take_outcomes(&mut self, outcomes: Vec<Outcome>) {
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Admitted { request, .. } => {
+                    if let Some(live) = self.live.get_mut(&request)
+                        && live.place.take().is_some()
+                    {
+                        live.usage.queued = live.submitted_at.elapsed();
+                    }
+                }
+                Outcome::Preempted { request, .. } => {
+                    if let Some(live) = self.live.get_mut(&request) {
+                        live.usage.n_preemptions += 1;
+                    }
+                }
+                Outcome::Refused { request, why } => {
+                    if let Some(live) = self.live.remove(&request) {
+                        live.sender.end(Err(why.into()));
+                    }
+                }
+                Outcome::Ended { request, end } => {
+                    if let Some(live) = self.live.remove(&request) {
+                        live.end(end);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Computes a step, and reports it.
+    fn decode(&mut self, step: &Step) {
+        let requests = step.feeds.iter().map(|feed| feed.request);
+        let cancel = self.step.enter(requests.clone());
+        let computed = match self.engine.decode_until(&step.batch, cancel) {
+            Ok(logits) => Ok(rows(step, logits, &mut self.live)),
+            Err(error) => Err(error),
+        };
+        match computed {
+            Ok(rows) => self.handle(Event::StepDone(rows)),
+            // Nobody wants what was computed.
+            Err(EngineError::Cancelled) => {
+                requests.for_each(|id| self.handle(Event::Cancel(id)));
+                self.handle(Event::StepFailed(StepFailure::Computation));
+            }
+            Err(error) => {
+                let failure = match &error {
+                    EngineError::Backend(BackendError::DeviceLost { .. }) => {
+                        StepFailure::DeviceLost
+                    }
+                    _ => StepFailure::Computation,
+                };
+                tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
+                let error = Arc::new(error);
+                let is_concerned = |id: &RequestId| {
+                    failure == StepFailure::DeviceLost
+                        || step.feeds.iter().any(|feed| feed.request == *id)
+                };
+                let concerned = self.live.iter_mut().filter(|(id, _)| is_concerned(id));
+                concerned.for_each(|(_, live)| live.error = Some(Arc::clone(&error)));
+                self.handle(Event::StepFailed(failure));
+            }
+        }
+    }
+
+    fn fail_all(&mut self, error: &Arc<EngineError>) {
+        for live in self.live.values_mut() {
+            live.error = Some(Arc::clone(error));
+        }
+        self.handle(Event::StepFailed(StepFailure::DeviceLost));
+    }
+}
+
+/// Chooses a token from the row of each request that has one.
+fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -> Vec<RowReport> {
+    let row = |(number, request): (usize, RequestId)| {
+        let live = live.get_mut(&request)?;
+        let progress = live.take_row(logits.row(number)?);
+        Some(RowReport { request, progress })
+    };
+    step.outputs().enumerate().filter_map(row).collect()
+}
+
+impl Live {
+    fn take_row(&mut self, row: &[f32]) -> Progress {
+        match self.completion.take(OutputRow::Logits(row)) {
+            Ok(piece) => {
+                self.sender.push(&piece);
+                let first = self.submitted_at.elapsed();
+                self.usage.first_token.get_or_insert(first);
+                match (self.completion.finish_reason(), self.completion.tokens()) {
+                    (None, [.., token]) => Progress::Token(*token),
+                    _ => Progress::Ended,
+                }
+            }
+            Err(error) => {
+                self.error = Some(Arc::new(error));
+                Progress::Failed
+            }
+        }
+    }
+
+    fn end(mut self, end: End) {
+        self.usage.total = self.submitted_at.elapsed();
+        self.usage.n_tokens = self.completion.tokens().len();
+        let rest = match end {
+            End::Complete | End::Failed => String::new(),
+            End::ContextFull => self.completion.end(FinishReason::ContextFull),
+            End::Cancelled => self.completion.end(FinishReason::Cancelled),
+        };
+        self.sender.push(&rest);
+        let finish = self.completion.finish_reason().cloned();
+        let ended = match (end, finish, self.error) {
+            (End::Failed, _, Some(error)) => Err(ServiceError::Engine(error)),
+            (_, Some(finish), _) => Ok((self.completion.tokens().to_vec(), finish, self.usage)),
+            (_, None, _) => Err(ServiceError::from(EngineError::NoLogits)),
+        };
+        self.sender.end(ended);
+    }
+}

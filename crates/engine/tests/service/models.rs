@@ -1,0 +1,162 @@
+//! The models of the service's tests on the CPU backend, and what each request gets alone.
+
+// A part of a test.
+#![allow(unreachable_pub)]
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use engine::sampler::SamplerConfig;
+use engine::serve::{Priority, TextRequest};
+use engine::{CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation};
+use kv_core::TokenId;
+use kv_core::weights::WeightSource;
+use kv_cpu::{CpuBackend, CpuConfig};
+use model_core::architecture::{Model, Registry};
+use model_core::model_file::ModelFile;
+use model_core::tokenizer::{EncodeOptions, Tokenizer};
+use model_tests::Recipe;
+
+/// A model, with the tokenizer that its tokens are read with.
+pub struct Case {
+    pub name: &'static str,
+    pub model: Arc<dyn Model>,
+    pub weights: Arc<dyn WeightSource>,
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+fn registry() -> Registry {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
+    registry
+}
+
+/// One of the models that tell stories.
+pub fn stories(name: &'static str) -> Case {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let folder = match name {
+        "stories-llama" => "models",
+        _ => "tests/fixtures/stories",
+    };
+    let path = format!("{root}/{folder}/{name}-f16.gguf");
+    let file = ModelFile::open(path, &registry()).unwrap();
+    Case {
+        name,
+        model: file.model().clone(),
+        weights: file.weights(),
+        tokenizer: file.tokenizer().clone(),
+    }
+}
+
+/// A tiny model of random weights, read with the tokenizer of another.
+pub fn tiny(name: &'static str) -> Case {
+    let directory = Recipe::named(name).directory(&registry()).unwrap();
+    Case {
+        name,
+        model: directory.model().clone(),
+        weights: directory.weights().clone(),
+        tokenizer: stories("stories-llama").tokenizer,
+    }
+}
+
+impl Case {
+    pub fn engine(&self, n_seqs: u32, n_ctx: u32) -> Engine<CpuBackend> {
+        let config = EngineConfig {
+            n_ctx: Some(n_ctx),
+            n_seqs,
+            n_ubatch: 32,
+            ..EngineConfig::default()
+        };
+        self.engine_with(&config)
+    }
+
+    pub fn engine_with(&self, config: &EngineConfig) -> Engine<CpuBackend> {
+        let cpu = CpuConfig {
+            n_threads: NonZeroUsize::new(1),
+            ..CpuConfig::default()
+        };
+        let backend = CpuBackend::new(cpu).unwrap();
+        Engine::new(backend, self.model.clone(), self.weights.clone(), config).unwrap()
+    }
+
+    /// A request of its own for every number: greedy and drawn, short and long, with and without
+    /// stop strings and penalties.
+    pub fn request(&self, number: u64) -> TextRequest {
+        let beginnings = [
+            "Once upon a time",
+            "Tom and his dog",
+            "The sun",
+            "One day, a little",
+        ];
+        let text = beginnings[number as usize % beginnings.len()].repeat(1 + number as usize % 5);
+        let mut prompt = self.tokenizer.encode(&text, EncodeOptions::PROMPT);
+        // Tokens of the tiny models are below 512; the last makes prompts differ.
+        prompt.iter_mut().for_each(|token| token.0 %= 500);
+        prompt.push(TokenId(3 + (number * 37 % 400) as u32));
+        let mut sampler = match number % 2 {
+            0 => SamplerConfig::greedy(),
+            _ => SamplerConfig {
+                temperature: 0.8,
+                seed: number,
+                ..SamplerConfig::default()
+            },
+        };
+        if number.is_multiple_of(3) {
+            sampler.penalties.repeat = 1.1;
+        }
+        let stop = match number % 5 {
+            4 => vec![" the".to_owned()],
+            _ => Vec::new(),
+        };
+        let n_predict = Some(8 + number as usize * 5 % 29);
+        TextRequest {
+            prompt,
+            priority: [Priority::Normal, Priority::Batch, Priority::Interactive]
+                [number as usize % 3],
+            options: CompletionOptions {
+                sampler,
+                n_predict,
+                stop,
+            },
+            steps: Vec::new(),
+        }
+    }
+
+    /// What a request gets with an engine to itself.
+    pub fn alone(&self, request: &TextRequest, n_ctx: u32) -> Told {
+        self.alone_on(&mut self.engine(1, n_ctx), request)
+    }
+
+    /// What a request gets with this engine to itself.
+    pub fn alone_on(&self, engine: &mut Engine<CpuBackend>, request: &TextRequest) -> Told {
+        let _removed = engine.clear();
+        let CompletionOptions {
+            sampler,
+            n_predict,
+            stop,
+        } = request.options.clone();
+        let options = GenerateOptions {
+            sampler,
+            n_predict,
+            stop,
+            ..GenerateOptions::default()
+        };
+        let mut text = Generation::new(engine, &self.tokenizer, options).unwrap();
+        text.feed(engine, &request.prompt, |_| {}).unwrap();
+        while text.next_piece(engine).unwrap().is_some() {}
+        Told {
+            text: text.text().to_owned(),
+            tokens: text.tokens().to_vec(),
+            finish: text.finish_reason().unwrap().clone(),
+        }
+    }
+}
+
+/// A text that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub text: String,
+    pub tokens: Vec<TokenId>,
+    pub finish: FinishReason,
+}
