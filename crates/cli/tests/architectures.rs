@@ -233,6 +233,8 @@ const ROWS: &[Row] = &[
         ..row("qwen35", "Qwen 3.5 (text)", "none", &["qwen3_5"])
     },
     row("qwen35moe", "Qwen 3.5 MoE (text)", "none", &["qwen3_5_moe"]),
+    row("lfm2", "LFM2", "none", &["lfm2"]),
+    row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
     Row {
         against: Reference::Numpy,
@@ -304,6 +306,8 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["mamba2", "qwen3next"],
     ["qwen3next", "qwen35moe"],
     ["qwen35moe", "qwen35"],
+    ["qwen3", "lfm2"],
+    ["lfm2", "lfm2moe"],
     ["bert", "modern-bert"],
 ];
 

@@ -6,8 +6,8 @@ use kv_core::Window;
 use kv_core::graph::PositionScale;
 use kv_core::rope::{RopeScaling, RopeSpec};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, LatentAttentionBlock, Mixer,
-    Multipliers, QkvBias, TOKEN_EMBEDDING,
+    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, LastNorm, LatentAttentionBlock,
+    Mixer, Multipliers, QkvBias, TOKEN_EMBEDDING,
 };
 use model_core::hyperparameters::HeadSizes;
 
@@ -109,6 +109,7 @@ impl LlamaLike {
                 Parallel::IfNamed => Arrangement::ParallelTwoNorms,
             },
             feed_forward_norm: self.feed_forward_norm,
+            last_norm: LastNorm::Output,
             multipliers: Multipliers {
                 embedding: match self.embedding {
                     EmbeddingScale::FromFile => Some(12.0),

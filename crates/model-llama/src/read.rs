@@ -9,8 +9,8 @@ use kv_core::Window;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, Mixer, Multipliers, Norm,
-    OUTPUT_BIAS, POSITION_EMBEDDING,
+    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, LastNorm, Mixer, Multipliers,
+    Norm, OUTPUT_BIAS, POSITION_EMBEDDING,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
@@ -140,6 +140,7 @@ impl Architecture for LlamaLike {
             input: self.decoder_input(weights)?,
             arrangement: self.arrangement(&hyper, weights)?,
             feed_forward_norm: self.feed_forward_norm,
+            last_norm: LastNorm::Output,
             multipliers: Multipliers {
                 embedding: self.embedding_scale(&hyper, dim)?,
                 residual: self.residual_scale(&hyper)?,

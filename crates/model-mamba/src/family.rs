@@ -7,7 +7,8 @@ use std::sync::Arc;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderLayer, DecoderModel, Multipliers, Norm, NormKind, TOKEN_EMBEDDING,
+    Arrangement, Decoder, DecoderLayer, DecoderModel, LastNorm, Multipliers, Norm, NormKind,
+    TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
@@ -15,6 +16,7 @@ use model_core::hyperparameters::Hyperparameters;
 use crate::delta::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
 use crate::mamba::{MAMBA, MAMBA2};
+use crate::short_conv::{LFM2, LFM2_MOE};
 
 /// One member of the family.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,8 @@ pub const FAMILY: &[MambaLike] = &[
     QWEN3_NEXT,
     QWEN35,
     QWEN35_MOE,
+    LFM2,
+    LFM2_MOE,
 ];
 
 /// Layers, and how a model is wired around them.
@@ -45,6 +49,8 @@ pub(crate) struct Wired {
     pub(crate) layers: Vec<DecoderLayer>,
     /// See [`Decoder::feed_forward_norm`].
     pub(crate) ffn_norm: &'static str,
+    /// See [`Decoder::last_norm`].
+    pub(crate) last_norm: LastNorm,
     /// Factors.
     pub(crate) multipliers: Multipliers,
 }
@@ -54,6 +60,7 @@ impl From<Vec<DecoderLayer>> for Wired {
         Self {
             layers,
             ffn_norm: "ffn_norm.weight",
+            last_norm: LastNorm::Output,
             multipliers: Multipliers::default(),
         }
     }
@@ -79,6 +86,7 @@ impl Wired {
             },
             arrangement: Arrangement::PreNorm,
             feed_forward_norm: self.ffn_norm,
+            last_norm: self.last_norm,
             multipliers: self.multipliers,
             output_weight: TOKEN_EMBEDDING.to_owned(),
             layers: self.layers,

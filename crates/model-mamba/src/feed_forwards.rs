@@ -1,6 +1,7 @@
 //! What follows the mixer of each layer: dense blocks and mixtures of experts.
 //!
-//! Invariant: a layer is a mixture where it has a router. Knows no architecture by name.
+//! Invariant: a layer is a mixture where it has a router, or behind as many dense ones as the file
+//! says. Knows no architecture by name.
 
 use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
@@ -48,9 +49,14 @@ pub(crate) fn feed_forwards(
     weights: &dyn WeightSource,
     routing: Routing,
 ) -> Result<Vec<FeedForward>, ModelError> {
+    let n_dense = hyper.optional::<u32>("leading_dense_block_count")?;
     let layer = |layer: usize| {
         let tensor = |what: &str| optional_weight(weights, &format!("blk.{layer}.{what}.weight"));
-        if tensor("ffn_gate_inp")?.is_none() {
+        let is_dense = match n_dense {
+            Some(n_dense) => layer < n_dense as usize,
+            None => tensor("ffn_gate_inp")?.is_none(),
+        };
+        if is_dense {
             return hyper.count("feed_forward_length").map(dense);
         }
         let shared = tensor("ffn_up_shexp")?.and_then(|up| up.shape().first().copied());

@@ -99,13 +99,16 @@ fn attention(heads: HeadSizes, scale: Option<f32>, rope: Option<RopeSpec>) -> At
 }
 
 /// What a recurrent and an attending layer of a model are.
-struct Kinds<'a> {
-    recurrent: &'a dyn Fn(usize) -> Result<SsmMixer, ModelError>,
-    attending: &'a dyn Fn(HeadSizes) -> Result<AttentionBlock, ModelError>,
+pub(crate) struct Kinds<'a> {
+    pub(crate) recurrent: &'a dyn Fn(usize) -> Result<SsmMixer, ModelError>,
+    pub(crate) attending: &'a dyn Fn(HeadSizes) -> Result<AttentionBlock, ModelError>,
 }
 
 /// The mixers of all layers, of which each either attends or is recurrent.
-fn mixers(hyper: &Hyperparameters<'_>, kinds: &Kinds<'_>) -> Result<Vec<Mixer>, ModelError> {
+pub(crate) fn mixers(
+    hyper: &Hyperparameters<'_>,
+    kinds: &Kinds<'_>,
+) -> Result<Vec<Mixer>, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let heads = hyper.heads_where_any(n_layers, dim)?.into_iter();
     let mixers = heads.enumerate().map(|(layer, heads)| match heads {

@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 11] = [
+const SNAPSHOTS: [&str; 13] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -22,6 +22,8 @@ const SNAPSHOTS: [&str; 11] = [
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "lfm2",
+    "lfm2_moe",
 ];
 
 #[test]

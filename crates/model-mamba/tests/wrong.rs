@@ -45,6 +45,8 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("qwen3_next", "qwen3next.expert_group_count", 2),
         ("qwen3_5", "qwen35.nextn_predict_layers", 5),
         ("qwen3_5_moe", "qwen35moe.expert_used_count", 8),
+        ("lfm2", "lfm2.shortconv.l_cache", 0),
+        ("lfm2_moe", "lfm2moe.expert_gating_func", 3),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -64,6 +66,7 @@ fn missing_keys_are_named() {
         ("qwen3_next", "qwen3next.ssm.inner_size"),
         ("qwen3_5", "qwen35.feed_forward_length"),
         ("qwen3_5_moe", "qwen35moe.expert_count"),
+        ("lfm2", "lfm2.shortconv.l_cache"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| remove_key(metadata, key), "");
@@ -85,6 +88,9 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("qwen3_next", "blk.1.ssm_ba.weight"),
         ("qwen3_next", "blk.4.attn_q_norm.weight"),
         ("qwen3_5", "blk.0.ssm_alpha.weight"),
+        ("lfm2", "blk.1.shortconv.conv.weight"),
+        ("lfm2", "token_embd_norm.weight"),
+        ("lfm2_moe", "blk.2.exp_probs_b.bias"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |_| (), tensor);
@@ -122,6 +128,12 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("qwen3_5", "rope_parameters.mrope_section", json!([2, 2])),
         ("qwen3_5", "rope_parameters.other", json!(1)),
         ("qwen3_5_moe", "num_experts", json!(0)),
+        ("lfm2", "conv_bias", json!(true)),
+        ("lfm2", "layer_types", json!(["conv"])),
+        ("lfm2", "block_ffn_dim_multiplier", json!(-1)),
+        ("lfm2_moe", "use_expert_bias", json!(false)),
+        ("lfm2_moe", "num_dense_layers", json!(1.5)),
+        ("lfm2_moe", "routed_scaling_factor", json!(0)),
     ] {
         let error = directory_error(case, key, Some(value));
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -131,6 +143,8 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("qwen3_next", "linear_value_head_dim"),
         ("qwen3_5", "intermediate_size"),
         ("qwen3_5_moe", "moe_intermediate_size"),
+        ("lfm2", "conv_L_cache"),
+        ("lfm2_moe", "num_experts"),
     ] {
         let error = directory_error(case, key, None);
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -158,4 +172,31 @@ fn what_a_config_leaves_out_is_what_transformers_takes() {
     );
     let without_rope = metadata("rope_parameters");
     assert_eq!(without_rope.get("qwen3next.rope.dimension_count"), Ok(4u32));
+}
+
+/// LFM2's first configs list the layers that attend, and have another name for the width between
+/// matrices.
+#[test]
+fn older_configs_of_lfm2_mean_the_same() {
+    let registry = case("lfm2").registry();
+    let translated = |recipe: Recipe| {
+        let translated = recipe.translated(&registry).unwrap();
+        translated.metadata().clone()
+    };
+    let older = Recipe::named("lfm2").with_config(|config| {
+        config.remove("layer_types");
+        config.insert("full_attn_idxs".into(), json!([2, 4]));
+        let width = config.remove("intermediate_size").unwrap();
+        config.insert("block_ff_dim".into(), width);
+    });
+    let metadata = translated(older);
+    assert_eq!(metadata, translated(Recipe::named("lfm2")));
+    assert_eq!(metadata.get("lfm2.feed_forward_length"), Ok(80u32));
+    let whole = Recipe::named("lfm2").with_config(|config| {
+        config.insert("block_auto_adjust_ff_dim".into(), json!(false));
+    });
+    assert_eq!(
+        translated(whole).get("lfm2.feed_forward_length"),
+        Ok(120u32)
+    );
 }

@@ -58,6 +58,16 @@ pub enum DecoderInput {
     Normed,
 }
 
+/// What files call the norm after the last layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LastNorm {
+    /// `output_norm`.
+    #[default]
+    Output,
+    /// `token_embd_norm`, though it norms no embeddings (LFM2).
+    Embedding,
+}
+
 /// Settings of a whole decoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoder {
@@ -73,6 +83,8 @@ pub struct Decoder {
     pub arrangement: Arrangement,
     /// Name of the gain of the norm before the feed-forward block, without its layer.
     pub feed_forward_norm: &'static str,
+    /// Name of the norm after the last layer.
+    pub last_norm: LastNorm,
     /// Factors.
     pub multipliers: Multipliers,
     /// Name of the matrix that projects rows to logits; the embedding matrix itself where
@@ -157,7 +169,11 @@ impl Decoder {
             };
             x = self.layer(&mut b.scope(index), at, layer, x)?;
         }
-        self.norm.build(b, "result_norm", x, "output_norm")
+        let weight = match self.last_norm {
+            LastNorm::Output => "output_norm",
+            LastNorm::Embedding => "token_embd_norm",
+        };
+        self.norm.build(b, "result_norm", x, weight)
     }
 
     /// What enters the first layer for the embeddings `x`.

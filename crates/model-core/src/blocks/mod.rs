@@ -14,6 +14,7 @@ mod latent_attention;
 mod long_rope;
 mod mixer;
 mod norm;
+mod short_conv;
 mod ssm;
 mod ssm2_mixer;
 mod ssm_mixer;
@@ -23,7 +24,7 @@ use kv_core::{LayerIdx, PartIdx};
 
 pub use attention::{AttentionBlock, OutputGate, QkNorm, QkvBias, QkvWeights, Sinks};
 pub use decoder::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, Multipliers, OUTPUT, OUTPUT_BIAS,
+    Arrangement, Decoder, DecoderInput, DecoderLayer, LastNorm, Multipliers, OUTPUT, OUTPUT_BIAS,
     POSITION_EMBEDDING, TOKEN_EMBEDDING,
 };
 pub use decoder_model::DecoderModel;
@@ -36,6 +37,7 @@ pub use latent_attention::LatentAttentionBlock;
 pub use long_rope::LongRope;
 pub use mixer::Mixer;
 pub use norm::{Norm, NormKind};
+pub use short_conv::ShortConvBlock;
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
 pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};

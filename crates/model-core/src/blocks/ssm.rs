@@ -6,7 +6,9 @@ use kv_core::LayerIdx;
 use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
 
-use super::{ConvBias, DeltaMixerBlock, LayerContext, Ssm2MixerBlock, SsmMixerBlock};
+use super::{
+    ConvBias, DeltaMixerBlock, LayerContext, ShortConvBlock, Ssm2MixerBlock, SsmMixerBlock,
+};
 
 /// The mixer of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +19,8 @@ pub enum SsmMixer {
     Mamba2(Ssm2MixerBlock),
     /// As in gated DeltaNet.
     Delta(DeltaMixerBlock),
+    /// A short convolution and nothing more.
+    ShortConv(ShortConvBlock),
 }
 
 impl SsmMixer {
@@ -26,6 +30,7 @@ impl SsmMixer {
             Self::Mamba(block) => block.memory(),
             Self::Mamba2(block) => block.memory(),
             Self::Delta(block) => block.memory(),
+            Self::ShortConv(block) => block.memory(),
         }
     }
 
@@ -44,6 +49,7 @@ impl SsmMixer {
             Self::Mamba(block) => block.build(b, at, x),
             Self::Mamba2(block) => block.build(b, at, x),
             Self::Delta(block) => block.build(b, at, x),
+            Self::ShortConv(block) => block.build(b, at, x),
         }
     }
 }

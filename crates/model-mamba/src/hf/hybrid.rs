@@ -185,7 +185,7 @@ const GRANITE_KEYS: &[Key] = &[
 ];
 
 /// Key/value heads of every layer: none where there is no attention.
-fn kv_heads(
+pub(super) fn kv_heads(
     config: &HfConfig,
     keys: &mut Keys,
     attends: impl Fn(usize) -> bool,

@@ -3,6 +3,7 @@
 
 mod hybrid;
 mod hybrid_tensors;
+mod lfm2;
 mod mamba;
 mod mixer_tensors;
 mod qwen;
@@ -15,6 +16,7 @@ use model_core::hf::{HfClass, HfConfig, Keys, ModelFileError};
 pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = mamba::CLASSES.iter();
     let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
+    let tables = tables.chain(lfm2::CLASSES);
     tables.copied().chain([rwkv::CLASS])
 }
 

@@ -83,4 +83,6 @@ pub(crate) const CASES: &[Case] = &[
         ..tiled("qwen3_5")
     },
     tiled("qwen3_5_moe"),
+    case("lfm2"),
+    case("lfm2_moe"),
 ];

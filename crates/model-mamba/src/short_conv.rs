@@ -1,0 +1,113 @@
+//! Hybrids of short convolutions and attention: LFM2 (arXiv 2511.23404) and its mixture of experts.
+//!
+//! Files tell by `attention.head_count_kv`: a layer without key/value heads is a convolution.
+
+use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_core::weights::WeightSource;
+use model_core::architecture::ModelError;
+use model_core::blocks::{
+    AttentionBlock, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
+    LastNorm, Mixer, QkNorm, ShortConvBlock, SsmMixer,
+};
+use model_core::hyperparameters::{HeadSizes, Hyperparameters};
+
+use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::feed_forwards::{Routing, dense, feed_forwards};
+use crate::hybrids::{Kinds, example_heads, layers, mixers};
+
+/// LFM2.
+pub(crate) const LFM2: MambaLike = MambaLike {
+    name: "lfm2",
+    read,
+    example: || example(vec![dense(4608); 2]),
+};
+
+/// The same with mixtures of experts behind the first layers.
+pub(crate) const LFM2_MOE: MambaLike = MambaLike {
+    name: "lfm2moe",
+    read,
+    example: || example(vec![dense(7168), example_mixture()]),
+};
+
+/// Sigmoids with biases on the choice.
+const ROUTING: Routing = Routing {
+    gate: RouteGate::Sigmoid,
+    sum: RouteSum::One,
+    choice: ExpertChoice::Biased,
+};
+
+fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+    let conv = ShortConvBlock {
+        channels: hyper.count("embedding_length")?,
+        width: hyper.count("shortconv.l_cache")?,
+    };
+    let eps = hyper.norm_eps()?;
+    let kinds = Kinds {
+        recurrent: &|_| Ok(SsmMixer::ShortConv(conv)),
+        attending: &|heads| {
+            let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
+            Ok(attention(heads, eps, rope))
+        },
+    };
+    let fed = feed_forwards(hyper, weights, ROUTING)?;
+    Ok(wired(layers(mixers(hyper, &kinds)?, fed).into()))
+}
+
+/// Attention whose queries and keys are normed.
+fn attention(heads: HeadSizes, norm_eps: f32, rope: RopeSpec) -> AttentionBlock {
+    AttentionBlock {
+        qk_norm: QkNorm::PerHead,
+        norm_eps,
+        rope: Some(rope),
+        ..heads.into()
+    }
+}
+
+fn wired(wired: Wired) -> Wired {
+    Wired {
+        last_norm: LastNorm::Embedding,
+        ..wired
+    }
+}
+
+/// Two layers of the smallest published sizes.
+fn example(feed_forwards: Vec<FeedForward>) -> (ExampleSizes, Wired) {
+    let conv = ShortConvBlock {
+        channels: 1024,
+        width: 3,
+    };
+    let rope = RopeSpec {
+        style: RopeStyle::Neox,
+        n_rot: 64,
+        base: 1e6,
+        scaling: RopeScaling::None,
+        factors: None,
+    };
+    let mixers = vec![
+        Mixer::Recurrent(SsmMixer::ShortConv(conv)),
+        Mixer::Attention(attention(example_heads(16, 64), 1e-5, rope)),
+    ];
+    let sizes = ExampleSizes {
+        vocab: 65_536,
+        dim: 1024,
+        context_length: 128_000,
+    };
+    (sizes, wired(layers(mixers, feed_forwards).into()))
+}
+
+fn example_mixture() -> FeedForward {
+    FeedForward::Experts(ExpertsBlock {
+        n_experts: 32,
+        hidden: 1792,
+        gate: ExpertGate::Activation(Activation::Silu),
+        bias: ExpertBias::None,
+        route: RouteSpec {
+            sum: ROUTING.sum,
+            ..RouteSpec::plain(4, ROUTING.gate)
+        },
+        choice: ROUTING.choice,
+        scaling: ExpertScaling::Outputs,
+        shared: None,
+    })
+}
