@@ -10,7 +10,10 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use engine::sampler::{Candidates, SamplerConfig, Step};
-use engine::serve::{RequestError, Service, ServiceConfig, ServiceError, TextRequest, TextStream};
+use engine::serve::{
+    Missed, PrefixCaching, RequestError, Reuse, Service, ServiceConfig, ServiceError, TextRequest,
+    TextStream,
+};
 use engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
@@ -69,6 +72,11 @@ fn check_texts(case: &Case) {
             }
             let config = ServiceConfig {
                 preempt_every: NonZeroU32::new(every),
+                // Without a cache a request that was preempted is computed again from its tokens.
+                prefix_cache: match every {
+                    0 | 17 => PrefixCaching::On,
+                    _ => PrefixCaching::Off,
+                },
                 headroom: 1,
                 ..ServiceConfig::default()
             };
@@ -426,4 +434,51 @@ fn a_step_that_leaves_no_token_ends_its_own_request() {
     assert!(bad.as_ref().is_err_and(is_sample), "{bad:?}");
     let wanted = case.alone(&case.request(6), 400);
     assert_eq!(good.finish().unwrap().text, wanted.text);
+}
+
+/// The same prompt again computes one token, and the text is the same; the next turn of a
+/// conversation computes what is new.
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    for case in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+        tiny("falcon_h1"),
+    ] {
+        let name = case.name;
+        let service = Service::start(
+            case.engine(6, 600),
+            &case.tokenizer,
+            &ServiceConfig::default(),
+        );
+        let service = service.unwrap();
+        let tell = |request: TextRequest| service.submit(request).unwrap().finish().unwrap();
+        let request = case.request(9);
+        let n_prompt = request.prompt.len();
+        let first = tell(request);
+        let reuse = |n_tokens, missed| Some(Reuse { n_tokens, missed });
+        let never_seen = reuse(0, Some(Missed::NeverSeen));
+        assert_eq!(first.usage.reuse, never_seen, "{name}");
+        let again = tell(case.request(9));
+        assert_eq!(again.usage.reuse, reuse(n_prompt - 1, None), "{name}");
+        assert_eq!(again.text, first.text, "{name}");
+        assert_eq!(again.tokens, first.tokens, "{name}");
+        let mut next = case.request(9);
+        next.prompt.extend(&first.tokens);
+        next.prompt.extend(&case.request(4).prompt);
+        let n_known = n_prompt + first.tokens.len();
+        let alone = case.alone(&next, 600);
+        let told = tell(next);
+        assert_eq!(
+            (told.text, told.tokens),
+            (alone.text, alone.tokens),
+            "{name}"
+        );
+        let reuse = told.usage.reuse.unwrap();
+        assert!(
+            reuse.n_tokens + 1 >= n_known,
+            "{name}: {reuse:?} of {n_known}"
+        );
+    }
 }

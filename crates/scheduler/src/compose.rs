@@ -31,9 +31,10 @@ pub(crate) fn compose(running: &[Running], n_prefill: usize) -> Composed {
         if request.is_decoding() || n == 0 {
             continue;
         }
-        left = left.saturating_sub(n);
-        n_used += n;
-        feeds.push(request.feed(n));
+        let feed = request.feed(n);
+        left = left.saturating_sub(feed.tokens.len());
+        n_used += feed.tokens.len();
+        feeds.push(feed);
     }
     Composed {
         feeds,

@@ -6,6 +6,22 @@ use kv_core::batch::BatchRules;
 
 use crate::request::{Micros, RequestError};
 
+/// Whether tokens of requests that have ended are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefixCaching {
+    /// In the sequences and cells that no running request needs.
+    #[default]
+    On,
+    /// No request takes tokens of another.
+    Off,
+}
+
+impl PrefixCaching {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
 /// The limits of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
@@ -27,6 +43,8 @@ pub struct SchedulerConfig {
     /// Tokens by which each running request should be able to grow when another is admitted: a
     /// larger number admits later and preempts less.
     pub headroom: u32,
+    /// Whether tokens of requests that have ended are kept for prompts that begin alike.
+    pub prefix_cache: PrefixCaching,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
 }
@@ -43,6 +61,7 @@ impl SchedulerConfig {
             max_queued_tokens: 1 << 20,
             aging: Micros(30_000_000),
             headroom: 16,
+            prefix_cache: PrefixCaching::On,
             preempt_every: None,
         }
     }

@@ -6,6 +6,7 @@ use kv_core::batch::{Batch, Output};
 use kv_core::memory::Edit;
 use kv_core::{Pos, SeqId, TokenId};
 
+use crate::prefix::Reuse;
 use crate::request::{Request, RequestError, RequestId};
 
 /// What happened outside.
@@ -13,6 +14,8 @@ use crate::request::{Request, RequestError, RequestId};
 pub enum Event {
     /// A request came.
     Submit(Request),
+    /// Cached prefixes are to be dropped.
+    ClearPrefixes,
     /// Nobody wants a request any more. One that is unknown, or has ended, changes nothing.
     Cancel(RequestId),
     /// The step that was planned last was computed: what became of each request whose output it
@@ -68,6 +71,8 @@ pub enum Outcome {
         request: RequestId,
         /// Its sequence, until it ends or is preempted.
         seq: SeqId,
+        /// How much of it was cached.
+        reuse: Reuse,
     },
     /// Its sequence was taken from it; it waits, and will go on exactly where it was.
     Preempted {

@@ -13,6 +13,10 @@
 //!   its cells back, waits, and is computed again from its tokens: it goes on exactly where it was.
 //!   So no request that was taken ends because memory ran short, and the oldest request of the
 //!   highest priority always makes progress.
+//! - **Prefix reuse.** The tokens of requests that have ended stay in the memory while there is
+//!   room, as sequences that nobody runs. A prompt that begins alike shares their cells, from
+//!   any token with full attention, from a kept end with windows and recurrent states. Each request
+//!   learns how many tokens were reused and why not more ([`Reuse`]).
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
 //!   fails again, alone, is given up.
 //!
@@ -24,7 +28,7 @@
 //! use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 //! use kv_core::{Causality, PartIdx, TokenId, Window};
 //! use scheduler::{
-//!     Event, Micros, Priority, Progress, Request, RequestId, RowReport, Scheduler, SchedulerConfig,
+//!     Event, Micros, PrefixUse, Priority, Progress, Request, RequestId, RowReport, Scheduler, SchedulerConfig,
 //!     Work,
 //! };
 //!
@@ -42,6 +46,7 @@
 //!     id: RequestId(1),
 //!     priority: Priority::Normal,
 //!     prompt: (0..40).map(TokenId).collect(),
+//!     prefix: PrefixUse::Off,
 //! };
 //! scheduler.handle(Micros(0), Event::Submit(request));
 //!
@@ -73,19 +78,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod admit;
 mod compose;
 mod config;
 mod event;
 mod next;
+mod prefix;
 mod queue;
 mod request;
 mod room;
 mod scheduler;
 mod state;
 
-pub use config::SchedulerConfig;
+pub use config::{PrefixCaching, SchedulerConfig};
 pub use event::{
     End, Event, Feed, Outcome, Progress, RowReport, Step, StepFailure, StepPlan, Work,
 };
+pub use prefix::{Missed, PrefixUse, Reuse, Salt};
 pub use request::{Micros, Priority, PromptLimits, Request, RequestError, RequestId};
-pub use scheduler::{Counters, RunningRequest, Scheduler};
+pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler};

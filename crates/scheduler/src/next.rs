@@ -7,16 +7,18 @@ use kv_core::batch::{PositionRule, validate_with};
 use kv_core::memory::{Composite, Edit, Memory, Refusal, Seqs};
 use kv_core::{PosRange, SeqId};
 
+use crate::admit::Admission;
 use crate::compose::{Composed, MIN_CHUNK, compose, step};
 use crate::event::{End, Feed, Outcome, Step, StepPlan, Work};
-use crate::queue::Rank;
 use crate::request::{Micros, RequestId};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Keep, Scheduler};
 use crate::state::Running;
 
 /// What came of looking for a step that fits.
 enum Found {
     Step(Step),
+    /// It may fit once a cached prefix is dropped.
+    Evict,
     /// It fits once this request gives its cells back.
     Preempt(RequestId),
     /// This request cannot be computed, though it has the memory to itself.
@@ -42,34 +44,59 @@ impl Scheduler {
             if std::mem::take(&mut self.recount) {
                 self.count_done(now, memory, outcomes);
             }
-            if !self.dropped.is_empty() {
-                return self.remove_dropped();
+            if !self.dropped.is_empty() || !self.edits.is_empty() {
+                return self.take_edits();
             }
-            if let Some(victim) = self.admit(now, outcomes) {
-                self.preempt(now, victim, outcomes);
+            match self.admit(now, memory, outcomes) {
+                Admission::Full => {}
+                Admission::Admitted => continue,
+                Admission::Preempt(victim) => {
+                    outcomes.extend(self.preempt(now, victim, Keep::Prefix(now)));
+                    continue;
+                }
+                Admission::Evict => {
+                    self.evict(now);
+                    continue;
+                }
+            }
+            if self.take_checkpoint(now, memory) {
                 continue;
             }
             if let Some(victim) = self.forced_preemption() {
-                self.preempt(now, victim, outcomes);
+                outcomes.extend(self.preempt(now, victim, Keep::Prefix(now)));
                 continue;
             }
             match self.find_step(memory) {
                 None => return Work::Idle,
                 Some(Found::Step(step)) => return self.begin(step),
-                Some(Found::Preempt(victim)) => self.preempt(now, victim, outcomes),
-                Some(Found::Impossible(id)) => outcomes.extend(self.end(id, End::Failed)),
+                Some(Found::Evict) => self.evict(now),
+                // Its cells are needed: nothing of it is kept.
+                Some(Found::Preempt(victim)) => {
+                    outcomes.extend(self.preempt(now, victim, Keep::Nothing));
+                }
+                Some(Found::Impossible(id)) => {
+                    outcomes.extend(self.end(id, End::Failed, Keep::Nothing));
+                }
             }
         }
     }
 
-    /// Takes the sequences that no request has any more out of the memory.
-    fn remove_dropped(&mut self) -> Work {
+    fn evict(&mut self, now: Micros) {
+        let evicted = self.cache.evict(now);
+        self.counters.n_evicted += u64::from(evicted.is_some());
+        self.dropped.extend(evicted);
+    }
+
+    /// What is to be done to the memory before the next step: copies, then sequences that nobody
+    /// has any more are taken out.
+    fn take_edits(&mut self) -> Work {
+        let mut edits = std::mem::take(&mut self.edits);
         let dropped = std::mem::take(&mut self.dropped);
         let remove = |&seq: &SeqId| Edit::Remove {
             seqs: Seqs::One(seq),
             range: PosRange::ALL,
         };
-        let edits = dropped.iter().map(remove).collect();
+        edits.extend(dropped.iter().map(remove));
         self.free.extend(dropped.iter().rev());
         Work::Edit(edits)
     }
@@ -78,6 +105,7 @@ impl Scheduler {
     /// but whose row was lost, is computed again.
     fn count_done(&mut self, now: Micros, memory: &Composite, outcomes: &mut Vec<Outcome>) {
         let mut lost = Vec::new();
+        self.dropped.extend(self.cache.take_broken(memory));
         for running in &mut self.running {
             let held = memory.positions(running.seq);
             running.n_done = held.map_or(0, |held| held.last.as_usize() + 1);
@@ -87,72 +115,22 @@ impl Scheduler {
             }
         }
         for id in lost {
-            self.preempt(now, id, outcomes);
+            outcomes.extend(self.preempt(now, id, Keep::Prefix(now)));
         }
-    }
-
-    /// Gives sequences to requests that wait, while there is room. Returns a request of a lower
-    /// priority that has to make room for the next.
-    fn admit(&mut self, now: Micros, outcomes: &mut Vec<Outcome>) -> Option<RequestId> {
-        loop {
-            let (id, rank) = self.queue.next(now, self.config.aging)?;
-            let waiting = self.queue.iter().find(|request| request.id == id)?;
-            let n_tokens = waiting.tokens.len();
-            if !self.has_room_for(n_tokens, &self.running) {
-                return self.victim_below(rank, n_tokens);
-            }
-            let seq = self.free.pop()?;
-            let mut request = self.queue.take(id)?;
-            request.was_admitted = true;
-            let running = Running {
-                request,
-                seq,
-                rank,
-                n_done: 0,
-            };
-            let precedence = running.precedence();
-            let at = self
-                .running
-                .partition_point(|r| r.precedence() < precedence);
-            self.running.insert(at, running);
-            outcomes.push(Outcome::Admitted { request: id, seq });
-        }
-    }
-
-    /// Whether a request with this many tokens can run beside these.
-    fn has_room_for(&self, n_tokens: usize, running: &[Running]) -> bool {
-        if running.is_empty() {
-            return true;
-        }
-        let n_slots = self.config.n_step().min(self.config.rules.n_seqs as usize);
-        let all = running.iter().map(|r| r.request.tokens.len());
-        let all = all.chain(std::iter::once(n_tokens));
-        running.len() < n_slots && self.room.fits(all, u64::from(self.config.headroom.max(1)))
-    }
-
-    /// The request of the lowest rank below this one that came last, where preempting those below
-    /// makes enough room.
-    fn victim_below(&self, rank: Rank, n_tokens: usize) -> Option<RequestId> {
-        let n_kept = self.running.partition_point(|r| r.rank >= rank);
-        let victim = self.running.get(n_kept..)?.last()?;
-        let enough = self.has_room_for(n_tokens, &self.running[..n_kept]);
-        enough.then_some(victim.request.id)
     }
 
     /// Takes the sequence from a request, which waits then. Nothing of what was chosen is lost.
-    fn preempt(&mut self, now: Micros, id: RequestId, outcomes: &mut Vec<Outcome>) {
-        let Some(running) = self.take_running(id) else {
-            return;
-        };
+    fn preempt(&mut self, now: Micros, id: RequestId, keep: Keep) -> Option<Outcome> {
+        let running = self.take_running(id, keep)?;
         self.counters.n_preemptions += 1;
         self.counters.n_dropped_tokens += running.n_done as u64;
-        outcomes.push(Outcome::Preempted {
-            request: id,
-            n_tokens: running.n_done,
-        });
         let mut request = running.request;
         request.waits_since = now;
         self.queue.push(request);
+        Some(Outcome::Preempted {
+            request: id,
+            n_tokens: running.n_done,
+        })
     }
 
     /// The running request that came last, after every so many steps; never the first.
@@ -187,6 +165,9 @@ impl Scheduler {
                 Err(_) => return Some(Found::Impossible(self.refused(memory, candidates)?)),
             }
             self.counters.n_replanned += 1;
+            if !self.cache.lines().is_empty() {
+                return Some(Found::Evict);
+            }
             if n_prefill > n_least {
                 n = (n_prefill / 2).max(n_least);
             } else if let Some(victim) = self.running.get(1..).and_then(|r| r.last()) {

@@ -8,6 +8,8 @@ use std::fmt;
 use kv_core::TokenId;
 use kv_core::memory::MemoryConfigError;
 
+use crate::prefix::PrefixUse;
+
 /// A request, by a number of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
@@ -44,6 +46,8 @@ pub struct Request {
     pub priority: Priority,
     /// The tokens to continue.
     pub prompt: Vec<TokenId>,
+    /// With whom it shares cached prefixes.
+    pub prefix: PrefixUse,
 }
 
 /// What every prompt must comply with, whatever else is computed.

@@ -12,6 +12,7 @@ pub(crate) struct Room {
     parts: Vec<PartRoom>,
     /// How many requests can have recurrent states and be computed.
     n_with_states: usize,
+    has_states: bool,
 }
 
 /// The cells of a part of the memory.
@@ -51,7 +52,13 @@ impl Room {
         Self {
             parts: parts.collect(),
             n_with_states,
+            has_states: memory.states().is_some(),
         }
+    }
+
+    /// Whether a copy of a sequence cannot be cut anywhere: with windows and recurrent states.
+    pub(crate) fn is_cut_only_at_ends(&self) -> bool {
+        self.has_states || self.parts.iter().any(|part| part.width.is_some())
     }
 
     /// The most tokens that one request can have in the memory, and at most `n_ctx`.

@@ -5,11 +5,12 @@
 //! short. Nothing in here reads a clock, starts a thread, waits or draws random numbers: the same
 //! events and memories give the same plans. Knows no backend and no text.
 
-use kv_core::memory::{Composite, Memory};
+use kv_core::memory::{Composite, Edit, Memory};
 use kv_core::{SeqId, TokenId};
 
 use crate::config::SchedulerConfig;
 use crate::event::{End, Event, Outcome, Progress, RowReport, StepFailure};
+use crate::prefix::{MIN_REUSED, PrefixCache, PrefixUse, Salt};
 use crate::queue::Queue;
 use crate::request::{Micros, PromptLimits, Request, RequestError, RequestId};
 use crate::room::Room;
@@ -27,6 +28,9 @@ pub struct Scheduler {
     pub(crate) free: Vec<SeqId>,
     /// Sequences that no request has and whose tokens are to be removed.
     pub(crate) dropped: Vec<SeqId>,
+    /// Edits that come before the next step.
+    pub(crate) edits: Vec<Edit>,
+    pub(crate) cache: PrefixCache,
     /// The step that is being computed: tokens of each request.
     pub(crate) in_flight: Vec<(RequestId, usize)>,
     /// A step failed: how much of it the memory holds is not known.
@@ -48,6 +52,12 @@ pub struct Counters {
     pub n_preemptions: u64,
     /// Tokens that had been computed and were dropped by preemptions.
     pub n_dropped_tokens: u64,
+    /// Tokens of the requests that were admitted.
+    pub n_prompt_tokens: u64,
+    /// Tokens of these that were cached.
+    pub n_reused_tokens: u64,
+    /// Cached prefixes that were dropped for others.
+    pub n_evicted: u64,
     /// Steps that were planned again, because a larger one did not fit.
     pub n_replanned: u64,
 }
@@ -74,6 +84,8 @@ impl Scheduler {
             running: Vec::new(),
             free: seqs.rev().collect(),
             dropped: Vec::new(),
+            edits: Vec::new(),
+            cache: PrefixCache::default(),
             in_flight: Vec::new(),
             recount: false,
             forced_at: 0,
@@ -109,6 +121,16 @@ impl Scheduler {
             seq: r.seq,
             tokens: &r.request.tokens,
             n_done: r.n_done,
+            prefix: r.request.prefix,
+        })
+    }
+
+    /// The cached prefixes.
+    pub fn cached(&self) -> impl Iterator<Item = CachedPrefix<'_>> {
+        self.cache.lines().iter().map(|line| CachedPrefix {
+            seq: line.seq,
+            salt: line.salt,
+            tokens: &line.tokens,
         })
     }
 
@@ -130,8 +152,19 @@ impl Scheduler {
                 let refused = taken.err().map(|why| Outcome::Refused { request: id, why });
                 refused.into_iter().collect()
             }
-            Event::Cancel(id) => self.end(id, End::Cancelled).into_iter().collect(),
-            Event::StepDone(rows) => self.step_done(&rows),
+            Event::ClearPrefixes => {
+                self.dropped.extend(self.cache.clear());
+                Vec::new()
+            }
+            Event::Cancel(id) => {
+                // A step that is being computed adds tokens that are not counted yet.
+                let keep = match self.in_flight.iter().any(|&(fed, _)| fed == id) {
+                    true => Keep::Nothing,
+                    false => Keep::Prefix(now),
+                };
+                self.end(id, End::Cancelled, keep).into_iter().collect()
+            }
+            Event::StepDone(rows) => self.step_done(now, &rows),
             Event::StepFailed(failure) => self.step_failed(failure),
         }
     }
@@ -141,6 +174,7 @@ impl Scheduler {
             id,
             priority,
             prompt,
+            prefix,
         } = request;
         self.prompt_limits().check(&prompt)?;
         let is_running = self.running.iter().any(|r| r.request.id == id);
@@ -168,6 +202,8 @@ impl Scheduler {
             priority,
             arrival: self.n_arrived,
             waits_since: now,
+            n_prompt,
+            prefix,
             tokens: prompt,
             was_admitted: false,
             is_suspect: false,
@@ -177,22 +213,49 @@ impl Scheduler {
     }
 
     /// Ends a request, wherever it is; `None` where it has ended before.
-    pub(crate) fn end(&mut self, id: RequestId, end: End) -> Option<Outcome> {
-        if self.take_running(id).is_none() {
+    pub(crate) fn end(&mut self, id: RequestId, end: End, keep: Keep) -> Option<Outcome> {
+        if self.take_running(id, keep).is_none() {
             self.queue.take(id)?;
         }
         Some(Outcome::Ended { request: id, end })
     }
 
-    /// Takes the sequence from a request.
-    pub(crate) fn take_running(&mut self, id: RequestId) -> Option<Running> {
+    /// Takes the sequence from a request, and keeps its tokens for others where that helps.
+    pub(crate) fn take_running(&mut self, id: RequestId, keep: Keep) -> Option<Running> {
         let at = self.running.iter().position(|r| r.request.id == id)?;
         let taken = self.running.remove(at);
-        self.dropped.push(taken.seq);
+        let tokens = &taken.request.tokens[..taken.n_done];
+        match (keep, taken.request.prefix) {
+            (Keep::Prefix(now), PrefixUse::Within(salt))
+                if self.config.prefix_cache.is_on()
+                    && tokens.len() >= MIN_REUSED
+                    && !self.is_cached(tokens, salt) =>
+            {
+                if !self.room.is_cut_only_at_ends()
+                    && let Some(covered) = self.cache.covered_by(tokens, salt)
+                {
+                    self.cache.take(covered);
+                    self.dropped.push(covered);
+                }
+                self.cache.insert(now, taken.seq, salt, tokens.to_vec());
+            }
+            _ => self.dropped.push(taken.seq),
+        }
         Some(taken)
     }
 
-    fn step_done(&mut self, rows: &[RowReport]) -> Vec<Outcome> {
+    /// Whether a cached prefix serves for all prompts that begin with these tokens.
+    fn is_cached(&self, tokens: &[TokenId], salt: Salt) -> bool {
+        match self.room.is_cut_only_at_ends() {
+            false => self.cache.covers(tokens, salt),
+            true => {
+                let mut lines = self.cache.lines().iter();
+                lines.any(|line| line.salt == salt && line.tokens == tokens)
+            }
+        }
+    }
+
+    fn step_done(&mut self, now: Micros, rows: &[RowReport]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let capacity = self.capacity();
         for (id, n_tokens) in std::mem::take(&mut self.in_flight) {
@@ -214,7 +277,8 @@ impl Scheduler {
                 Progress::Ended => Some(End::Complete),
                 Progress::Failed => Some(End::Failed),
             };
-            outcomes.extend(end.and_then(|end| self.end(id, end)));
+            let keep = Keep::Prefix(now);
+            outcomes.extend(end.and_then(|end| self.end(id, end, keep)));
         }
         outcomes
     }
@@ -227,6 +291,7 @@ impl Scheduler {
             let waiting = self.queue.take_all().into_iter().map(|request| request.id);
             let all: Vec<RequestId> = running.chain(waiting).collect();
             self.dropped.extend(self.running.drain(..).map(|r| r.seq));
+            self.dropped.extend(self.cache.clear());
             let end = End::Failed;
             let ended = all
                 .into_iter()
@@ -242,9 +307,29 @@ impl Scheduler {
                 running.request.is_suspect = true;
             }
         }
-        let ended = failed.and_then(|id| self.end(id, End::Failed));
+        let ended = failed.and_then(|id| self.end(id, End::Failed, Keep::Nothing));
         ended.into_iter().collect()
     }
+}
+
+/// What becomes of the tokens of a request that gives its sequence back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// They stay for others, from now on.
+    Prefix(Micros),
+    /// What the memory holds of them is not known, or not wanted.
+    Nothing,
+}
+
+/// A cached prefix, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedPrefix<'a> {
+    /// Its sequence, which holds exactly its tokens.
+    pub seq: SeqId,
+    /// Who may share it.
+    pub salt: Salt,
+    /// Its tokens.
+    pub tokens: &'a [TokenId],
 }
 
 /// A request that has a sequence, to look at.
@@ -258,4 +343,6 @@ pub struct RunningRequest<'a> {
     pub tokens: &'a [TokenId],
     /// How many of them the memory holds.
     pub n_done: usize,
+    /// With whom it shares cached prefixes.
+    pub prefix: PrefixUse,
 }

@@ -7,6 +7,7 @@ use kv_core::batch::Output;
 use kv_core::{Pos, SeqId, TokenId};
 
 use crate::event::Feed;
+use crate::prefix::PrefixUse;
 use crate::queue::Rank;
 use crate::request::{Micros, Priority, RequestId};
 
@@ -18,6 +19,8 @@ pub(crate) struct RequestState {
     /// How many requests came before it.
     pub(crate) arrival: u64,
     pub(crate) waits_since: Micros,
+    pub(crate) n_prompt: usize,
+    pub(crate) prefix: PrefixUse,
     /// The prompt and the tokens chosen since.
     pub(crate) tokens: Vec<TokenId>,
     /// Whether it was ever admitted.
@@ -34,6 +37,8 @@ pub(crate) struct Running {
     pub(crate) rank: Rank,
     /// Tokens that the memory holds.
     pub(crate) n_done: usize,
+    /// A copy is to be kept one token before the end of its prompt.
+    pub(crate) wants_checkpoint: bool,
 }
 
 impl Running {
@@ -54,7 +59,12 @@ impl Running {
 
     /// At most `n` of its next tokens.
     pub(crate) fn feed(&self, n: usize) -> Feed {
-        let end = (self.n_done + n).min(self.request.tokens.len());
+        let cut = self.request.n_prompt.saturating_sub(1);
+        let limit = match self.wants_checkpoint && self.n_done < cut {
+            true => cut,
+            false => self.request.tokens.len(),
+        };
+        let end = (self.n_done + n).min(limit);
         let is_last = end == self.request.tokens.len();
         Feed {
             request: self.request.id,

@@ -8,8 +8,8 @@ use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};
 use scheduler::{
-    End, Event, Feed, Micros, Outcome, Priority, Request, RequestError, RequestId, Scheduler,
-    SchedulerConfig, StepFailure, Work,
+    End, Event, Feed, Micros, Outcome, PrefixUse, Priority, Request, RequestError, RequestId,
+    Scheduler, SchedulerConfig, StepFailure, Work,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -45,6 +45,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
     Script {
         prompt: prompt(n_prompt, salt),
         priority: Priority::Normal,
+        prefix: PrefixUse::Off,
         max_tokens: 20,
         bad_row: None,
         is_poison: false,
@@ -74,6 +75,7 @@ fn request(id: u64, n_prompt: u32) -> Request {
         id: RequestId(id),
         priority: Priority::Normal,
         prompt: prompt(n_prompt, 3),
+        prefix: PrefixUse::Off,
     }
 }
 

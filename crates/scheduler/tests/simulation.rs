@@ -12,7 +12,9 @@ use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use scheduler::{Micros, Priority, RequestError, RequestId, SchedulerConfig};
+use scheduler::{
+    Micros, PrefixCaching, PrefixUse, Priority, RequestError, RequestId, Salt, SchedulerConfig,
+};
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
 use support::simulator::{Script, Simulator, below};
@@ -50,6 +52,10 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
         max_queued_tokens: 20 + below(rng, 400) as usize,
         aging: Micros(1 + u64::from(below(rng, 3000))),
         headroom: below(rng, 20),
+        prefix_cache: match below(rng, 5) {
+            0 => PrefixCaching::Off,
+            _ => PrefixCaching::On,
+        },
         preempt_every: std::num::NonZeroU32::new(match below(rng, 3) {
             0 => [1, 3, 17][below(rng, 3) as usize],
             _ => 0,
@@ -65,10 +71,20 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
         1 => longest - below(rng, 3).min(longest - 1),
         _ => 1 + below(rng, (longest / 3).max(1)),
     };
-    let token = |_| TokenId(below(rng, N_VOCAB));
-    let prompt = (0..n_prompt).map(token).collect();
+    let token = |_| TokenId(below(&mut *rng, N_VOCAB));
+    let mut prompt: Vec<TokenId> = (0..n_prompt).map(token).collect();
+    // Most begin with a part of one of three texts.
+    let n_common = below(rng, n_prompt + 1) as usize;
+    if let Some(text) = below(rng, 4).checked_sub(1) {
+        let common = (0..n_common as u32).map(|at| TokenId((text * 99 + at * 7) % N_VOCAB));
+        prompt.splice(..n_common, common);
+    }
     Script {
         prompt,
+        prefix: match below(rng, 6) {
+            0 => PrefixUse::Off,
+            salt => PrefixUse::Within(Salt(u64::from(salt / 3))),
+        },
         priority: [Priority::Batch, Priority::Normal, Priority::Interactive]
             [below(rng, 3) as usize],
         max_tokens: 1 + below(rng, 60) as usize,
@@ -92,7 +108,16 @@ fn run(kind: Kind, seed: u64) -> u64 {
         sim.now += u64::from(below(&mut rng, 500));
         match below(&mut rng, load) {
             0 => {
-                let script = script(&mut rng, capacity);
+                let mut script = script(&mut rng, capacity);
+                if below(&mut rng, 3) == 0 && sim.n_clients() > 0 {
+                    // The next turn of a conversation.
+                    let n = sim.n_clients() as u32;
+                    let before = RequestId(u64::from(below(&mut rng, n)));
+                    let mut prompt = sim.tokens_of(before);
+                    prompt.extend(script.prompt.iter().take(5));
+                    prompt.truncate(capacity as usize);
+                    script.prompt = prompt;
+                }
                 let n_prompt = script.prompt.len();
                 let refused = sim.submit(script).err();
                 let is_right = match refused {

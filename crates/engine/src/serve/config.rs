@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use scheduler::{Micros, SchedulerConfig};
+use scheduler::{Micros, PrefixCaching, SchedulerConfig};
 
 use crate::config::Settings;
 
@@ -24,6 +24,9 @@ pub struct ServiceConfig {
     pub aging: Duration,
     /// Tokens by which each running request should be able to grow when another is admitted.
     pub headroom: u32,
+    /// Whether tokens of requests that have ended are kept for prompts that begin alike: in the
+    /// sequences and cells that no running request needs.
+    pub prefix_cache: PrefixCaching,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
 }
@@ -36,6 +39,7 @@ impl Default for ServiceConfig {
             max_queued_tokens: 1 << 20,
             aging: Duration::from_secs(30),
             headroom: 16,
+            prefix_cache: PrefixCaching::On,
             preempt_every: None,
         }
     }
@@ -51,6 +55,7 @@ impl ServiceConfig {
             max_queued_tokens: self.max_queued_tokens,
             aging: micros(self.aging),
             headroom: self.headroom,
+            prefix_cache: self.prefix_cache,
             preempt_every: self.preempt_every,
             ..SchedulerConfig::new(rules, n_ubatch, settings.n_ctx)
         }

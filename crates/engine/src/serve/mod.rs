@@ -43,6 +43,8 @@ mod stream;
 mod worker;
 
 pub use config::ServiceConfig;
-pub use scheduler::{Counters, Priority, PromptLimits, RequestError};
+pub use scheduler::{
+    Counters, Missed, PrefixCaching, PrefixUse, Priority, PromptLimits, RequestError, Reuse, Salt,
+};
 pub use service::{Service, ServiceError, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};

@@ -12,7 +12,7 @@ use std::time::Instant;
 use kv_core::TokenId;
 use kv_core::backend::Backend;
 use model_core::tokenizer::Tokenizer;
-use scheduler::{Counters, Priority, PromptLimits, RequestError, RequestId, Scheduler};
+use scheduler::{Counters, PrefixUse, Priority, PromptLimits, RequestError, RequestId, Scheduler};
 
 use super::config::ServiceConfig;
 use super::stream::{StepGuests, TextSender, TextStream};
@@ -29,6 +29,8 @@ pub struct TextRequest {
     pub prompt: Vec<TokenId>,
     /// Which requests go before it.
     pub priority: Priority,
+    /// With whom it shares cached prefixes: with all requests, unless they have other salts.
+    pub prefix: PrefixUse,
     /// How the text is chosen, and where it ends.
     pub options: CompletionOptions,
     /// Steps of the sampler before all others: a grammar, a bias.
@@ -181,6 +183,7 @@ impl<B: Backend> Service<B> {
         let TextRequest {
             prompt,
             priority,
+            prefix,
             options,
             steps,
         } = request;
@@ -197,6 +200,7 @@ impl<B: Backend> Service<B> {
             id,
             prompt,
             priority,
+            prefix,
             completion,
             sender,
             place,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
-use scheduler::RequestId;
+use scheduler::{RequestId, Reuse};
 
 use super::service::ServiceError;
 use crate::completion::FinishReason;
@@ -34,6 +34,8 @@ pub struct Usage {
     pub n_prompt: usize,
     /// Tokens of the text.
     pub n_tokens: usize,
+    /// How many of them were cached, and why not more; `None` where it was never admitted.
+    pub reuse: Option<Reuse>,
     /// How often the request had to wait in the middle, because memory ran short.
     pub n_preemptions: u32,
     /// Until it was admitted for the first time.

@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError};
+use kv_core::memory::Edit;
 use scheduler::{
-    Counters, End, Event, Micros, Outcome, Priority, Progress, Request, RequestId, RowReport,
-    Scheduler, Step, StepFailure, Work,
+    Counters, End, Event, Micros, Outcome, PrefixUse, Priority, Progress, Request, RequestId,
+    RowReport, Scheduler, Step, StepFailure, Work,
 };
 
 use super::config::micros;
@@ -36,6 +37,7 @@ pub(crate) struct Submitted {
     pub(crate) id: RequestId,
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: Priority,
+    pub(crate) prefix: PrefixUse,
     pub(crate) completion: Completion,
     pub(crate) sender: TextSender,
     pub(crate) place: QueuePlace,
@@ -108,21 +110,40 @@ impl<B: Backend> Worker<B> {
             is_idle = matches!(plan.work, Work::Idle);
             match plan.work {
                 Work::Idle => {}
-                Work::Edit(edits) => {
-                    for edit in edits {
-                        if let Err(error) = self.engine.edit(edit) {
-                            // A scheduler that disagrees with its memory cannot go on.
-                            self.fail_all(&Arc::new(error));
-                        }
-                    }
-                }
+                Work::Edit(edits) => self.edit(edits),
                 Work::Decode(step) => self.decode(&step),
             }
             let counters = self.scheduler.counters();
             *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = counters;
         }
-        let _removed = self.engine.clear();
+        self.give_back()
+    }
+
+    /// Takes everything out of the memory again, as requests that end do.
+    fn give_back(mut self) -> Engine<B> {
+        for id in std::mem::take(&mut self.live).into_keys() {
+            self.handle(Event::Cancel(id));
+        }
+        self.handle(Event::ClearPrefixes);
+        while let Work::Edit(edits) = self.scheduler.next(self.now(), self.engine.memory()).work {
+            self.edit(edits);
+        }
         self.engine
+    }
+
+    fn edit(&mut self, edits: Vec<Edit>) {
+        for edit in edits {
+            match (self.engine.edit(edit), edit) {
+                (Ok(_), _) => {}
+                // The sequence that was to get tokens has none then.
+                (Err(error), Edit::Copy { .. }) => {
+                    tracing::warn!(%error, "a cached prefix could not be taken");
+                    self.handle(Event::StepFailed(StepFailure::Computation));
+                }
+                // A scheduler that disagrees with its memory cannot go on.
+                (Err(error), _) => self.fail_all(&Arc::new(error)),
+            }
+        }
     }
 
     fn now(&self) -> Micros {
@@ -162,6 +183,7 @@ impl<B: Backend> Worker<B> {
             id,
             prompt,
             priority,
+            prefix,
             completion,
             sender,
             place,
@@ -183,6 +205,7 @@ impl<B: Backend> Worker<B> {
             id,
             priority,
             prompt,
+            prefix,
         };
         self.handle(Event::Submit(request));
     }
@@ -204,11 +227,12 @@ impl<B: Backend> Worker<B> {
     fn take_outcomes(&mut self, outcomes: Vec<Outcome>) {
         for outcome in outcomes {
             match outcome {
-                Outcome::Admitted { request, .. } => {
+                Outcome::Admitted { request, reuse, .. } => {
                     if let Some(live) = self.live.get_mut(&request)
                         && live.place.take().is_some()
                     {
                         live.usage.queued = live.submitted_at.elapsed();
+                        live.usage.reuse = Some(reuse);
                     }
                 }
                 Outcome::Preempted { request, .. } => {

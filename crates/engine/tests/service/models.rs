@@ -120,6 +120,7 @@ impl Case {
                 stop,
             },
             steps: Vec::new(),
+            ..TextRequest::default()
         }
     }
 

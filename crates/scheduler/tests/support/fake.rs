@@ -1,6 +1,7 @@
 //! A model without weights: what it remembers of a token is a hash of the token and of everything
 //! that the token sees, so a token that sees a wrong cell, or misses one, changes the whole text.
 
+use kv_core::backend::RowCopy;
 use kv_core::batch::UBatch;
 use kv_core::memory::{Composite, Memory, MemoryInputs};
 use kv_core::{Causality, Pos, TokenId, Window};
@@ -23,6 +24,15 @@ impl FakeRows {
         Self {
             cells: rows.cells.iter().map(|&n| vec![0; n]).collect(),
             states: vec![0; rows.states],
+        }
+    }
+
+    /// Copies rows, as an edit left it to do.
+    pub fn copy(&mut self, copies: &[RowCopy]) {
+        for copy in copies {
+            let cells = &mut self.cells[copy.part.as_usize()];
+            let from = copy.from.as_usize();
+            cells.copy_within(from..from + copy.len as usize, copy.to.as_usize());
         }
     }
 

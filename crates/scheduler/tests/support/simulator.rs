@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::batch::{BatchRules, validate};
 use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten, invariants};
-use kv_core::{SeqId, TokenId};
+use kv_core::{CellIdx, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use scheduler::{
-    End, Event, Micros, Outcome, Priority, Progress, Request, RequestError, RequestId, RowReport,
-    Scheduler, SchedulerConfig, Step, StepFailure, Work,
+    End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, Request, RequestError,
+    RequestId, Reuse, RowReport, Scheduler, SchedulerConfig, Step, StepFailure, Work,
 };
 
 use super::fake::{Alone, FakeRows, choose};
@@ -19,6 +19,7 @@ use super::fake::{Alone, FakeRows, choose};
 pub struct Script {
     pub prompt: Vec<TokenId>,
     pub priority: Priority,
+    pub prefix: PrefixUse,
     /// The text is complete with this many tokens.
     pub max_tokens: usize,
     /// The row after this many tokens cannot be sampled.
@@ -33,6 +34,7 @@ struct Client {
     text: Vec<TokenId>,
     end: Option<End>,
     is_refused: bool,
+    reuse: Option<Reuse>,
     /// Steps with it that failed, since one succeeded.
     n_failed: u32,
 }
@@ -77,12 +79,14 @@ impl Simulator {
             id,
             priority: script.priority,
             prompt: script.prompt.clone(),
+            prefix: script.prefix,
         };
         let client = Client {
             script,
             text: Vec::new(),
             end: None,
             is_refused: false,
+            reuse: None,
             n_failed: 0,
         };
         self.clients.insert(id, client);
@@ -123,7 +127,6 @@ impl Simulator {
                 self.check();
                 assert_eq!(self.scheduler.running().count(), 0, "a request is stuck");
                 assert_eq!(self.scheduler.n_waiting(), 0, "a request waits for nothing");
-                assert_eq!(self.memory.n_used(), 0, "cells are in use when idle");
                 return false;
             }
             Work::Edit(edits) => {
@@ -134,7 +137,8 @@ impl Simulator {
                 );
                 for edit in edits {
                     let edited = self.memory.apply(edit).unwrap();
-                    assert!(edited.row_copies.is_empty() && edited.row_shifts.is_empty());
+                    assert!(edited.row_shifts.is_empty());
+                    self.rows.copy(&edited.row_copies);
                 }
             }
             Work::Decode(step) => {
@@ -159,6 +163,23 @@ impl Simulator {
             .iter()
             .find(|(_, c)| c.end.is_none() && !c.is_refused);
         assert!(open.is_none(), "{open:?} has not ended");
+        self.scheduler
+            .handle(Micros(self.now), Event::ClearPrefixes);
+        while self.step() {}
+        assert_eq!(self.memory.n_used(), 0, "cells are in use");
+        let states = self.memory.states().map_or(0, |states| states.n_used());
+        assert_eq!(states, 0, "states are in use");
+    }
+
+    /// The prompt and the text of a request.
+    pub fn tokens_of(&self, id: RequestId) -> Vec<TokenId> {
+        let client = &self.clients[&id];
+        [client.script.prompt.as_slice(), &client.text].concat()
+    }
+
+    /// How much of a request was cached when it was first admitted.
+    pub fn reuse_of(&self, id: RequestId) -> Reuse {
+        self.clients[&id].reuse.unwrap()
     }
 
     fn decode(&mut self, step: &Step) {
@@ -246,8 +267,12 @@ impl Simulator {
     fn take(&mut self, outcomes: Vec<Outcome>) {
         for outcome in outcomes {
             match outcome {
-                Outcome::Admitted { request, .. } => {
+                Outcome::Admitted { request, reuse, .. } => {
                     assert!(self.running.insert(request), "{request} was running");
+                    let client = self.clients.get_mut(&request).unwrap();
+                    client.reuse.get_or_insert(reuse);
+                    let is_off = client.script.prefix == PrefixUse::Off;
+                    assert!(!is_off || reuse.missed == Some(Missed::Disabled));
                 }
                 Outcome::Preempted { request, .. } => {
                     assert!(self.running.remove(&request), "{request} was not running");
@@ -307,11 +332,30 @@ impl Simulator {
                 .memory
                 .positions(*seq)
                 .map_or(0, |p| p.last.as_usize() + 1);
-            let is_recounted = self.fails_at.is_none();
-            assert!(
-                !is_recounted || n_held <= running.tokens.len(),
-                "{running:?}"
-            );
+            assert!(n_held <= running.tokens.len(), "{running:?}");
+        }
+        let mut users: BTreeMap<SeqId, PrefixUse> =
+            running.iter().map(|(&seq, r)| (seq, r.prefix)).collect();
+        for line in self.scheduler.cached() {
+            let before = users.insert(line.seq, PrefixUse::Within(line.salt));
+            assert!(before.is_none(), "{line:?} is also {before:?}");
+            let held = self.memory.positions(line.seq);
+            let n_held = held.map_or(0, |held| held.last.as_usize() + 1);
+            assert_eq!(n_held, line.tokens.len(), "{line:?}");
+        }
+        self.check_isolation(&users);
+    }
+
+    /// No cell is shared by requests of different salts, or by one that takes part in nothing.
+    fn check_isolation(&self, users: &BTreeMap<SeqId, PrefixUse>) {
+        for part in self.memory.parts() {
+            let cells = (0..part.n_cells()).filter_map(|cell| part.cell(CellIdx(cell)));
+            for cell in cells.filter(|cell| cell.seqs.len() > 1) {
+                let of: Vec<_> = cell.seqs.iter().filter_map(|seq| users.get(&seq)).collect();
+                let is_one = of.windows(2).all(|pair| pair[0] == pair[1]);
+                let is_off = of.iter().any(|&&user| user == PrefixUse::Off);
+                assert!(is_one && !(is_off && of.len() > 1), "{cell:?}: {of:?}");
+            }
         }
     }
 }

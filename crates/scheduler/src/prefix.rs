@@ -1,0 +1,304 @@
+//! [`PrefixCache`]: sequences that nobody runs, kept for prompts that begin alike, and
+//! [`Reuse`]: how much of them a request took, and why not more.
+//!
+//! A cached prefix is a sequence of the memory: a copy of it shares its cells. It is found by
+//! comparing tokens, so a prompt may part from it anywhere. Invariant: the memory holds exactly the
+//! tokens of each cached prefix, and requests of different salts never share one. Decides which is
+//! dropped first; whether any is, is decided by the scheduler.
+
+use std::collections::VecDeque;
+
+use kv_core::memory::{Composite, Edit, Memory, Refusal};
+use kv_core::{Pos, PosRange, SeqId, TokenId};
+
+use crate::request::Micros;
+
+/// Shorter beginnings are computed again.
+pub(crate) const MIN_REUSED: usize = 8;
+
+/// Dropped prefixes that are remembered to say so.
+const N_REMEMBERED: usize = 64;
+
+/// Who may share cached prefixes: only requests with the same salt do. How long a first token takes
+/// shows what was cached, so requests of people who must not learn of each other need different
+/// salts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Salt(pub u64);
+
+/// Whether a request takes part in the cache of prefixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefixUse {
+    /// With all requests of this salt.
+    Within(Salt),
+    /// It neither takes nor leaves anything.
+    Off,
+}
+
+impl Default for PrefixUse {
+    fn default() -> Self {
+        Self::Within(Salt::default())
+    }
+}
+
+/// How many tokens of a request were cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reuse {
+    /// Tokens that need not be computed.
+    pub n_tokens: usize,
+    /// Why they are not all but the last; `None` where they are, or where everything cached that
+    /// begins alike was taken.
+    pub missed: Option<Missed>,
+}
+
+/// Why fewer tokens were reused than the prompt has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missed {
+    /// The cached prefix that begins alike for longest has another token here.
+    Differs {
+        /// The first position whose tokens differ.
+        at: usize,
+    },
+    /// A sliding window has forgotten what the next token would see.
+    WindowForgotten {
+        /// The first position that would be needed.
+        from: Pos,
+        /// How many tokens begin alike.
+        common: usize,
+    },
+    /// The recurrent state after the common tokens is not kept.
+    StateGone {
+        /// How many tokens begin alike.
+        common: usize,
+    },
+    /// It was cached, and dropped for others.
+    Evicted {
+        /// How long ago, in microseconds.
+        age: Micros,
+        /// How many tokens began alike.
+        common: usize,
+    },
+    /// Prompts of so few tokens are computed again.
+    TooShort {
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// The fewest that are reused.
+        least: usize,
+    },
+    /// The request, or the scheduler, does not take part.
+    Disabled,
+    /// Nothing that was cached begins so.
+    NeverSeen,
+    /// The memory refused for another reason.
+    Refused {
+        /// How many tokens begin alike.
+        common: usize,
+    },
+}
+
+/// A cached prefix.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) seq: SeqId,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) salt: Salt,
+    last_used: Micros,
+    n_hits: u32,
+}
+
+/// A prefix that was dropped.
+#[derive(Clone, Debug)]
+struct Dropped {
+    tokens: Vec<TokenId>,
+    salt: Salt,
+    at: Micros,
+}
+
+/// What a prompt finds.
+#[derive(Clone, Debug)]
+pub(crate) struct Match {
+    /// The sequence of the line.
+    pub(crate) seq: SeqId,
+    pub(crate) n_tokens: usize,
+}
+
+/// The cached prefixes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PrefixCache {
+    lines: Vec<Line>,
+    dropped: VecDeque<Dropped>,
+}
+
+impl PrefixCache {
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Keeps the tokens of a sequence.
+    pub(crate) fn insert(&mut self, now: Micros, seq: SeqId, salt: Salt, tokens: Vec<TokenId>) {
+        self.lines.push(Line {
+            seq,
+            tokens,
+            salt,
+            last_used: now,
+            n_hits: 0,
+        });
+    }
+
+    /// The line that lets a request with these tokens begin latest, and why not later.
+    /// `is_refused` is told a line's sequence and how many tokens would be taken of it.
+    pub(crate) fn find(
+        &self,
+        tokens: &[TokenId],
+        salt: Salt,
+        now: Micros,
+        is_refused: impl Fn(SeqId, usize) -> Option<Refusal>,
+    ) -> (Option<Match>, Option<Missed>) {
+        let most = tokens.len().saturating_sub(1);
+        if most < MIN_REUSED {
+            let (n_prompt, least) = (tokens.len(), MIN_REUSED);
+            return (None, Some(Missed::TooShort { n_prompt, least }));
+        }
+        let own = self.lines.iter().filter(|line| line.salt == salt);
+        let mut found: Vec<(usize, &Line)> = own
+            .map(|line| (n_common(&line.tokens, tokens), line))
+            .collect();
+        found.sort_by_key(|(common, line)| {
+            (std::cmp::Reverse(*common), line.tokens.len(), line.seq)
+        });
+        let longest = found.first().copied();
+        let mut missed = match longest {
+            Some((common, line)) if common > 0 && common < line.tokens.len().min(most) => {
+                Some(Missed::Differs { at: common })
+            }
+            Some((common, _)) if common > 0 => None,
+            _ => Some(Missed::NeverSeen),
+        };
+        let longest = longest.map_or(0, |(common, _)| common);
+        if let Some(evicted) = self.evicted(tokens, salt, now, longest.max(MIN_REUSED)) {
+            missed = Some(evicted);
+        }
+        for (common, line) in found {
+            let n_tokens = common.min(most);
+            if n_tokens < MIN_REUSED {
+                break;
+            }
+            let seq = line.seq;
+            match is_refused(seq, n_tokens) {
+                None => {
+                    let missed = missed.filter(|_| n_tokens < most);
+                    return (Some(Match { seq, n_tokens }), missed);
+                }
+                Some(refusal) if n_tokens == longest.min(most) => {
+                    missed = Some(missed_by(&refusal, common));
+                }
+                Some(_) => {}
+            }
+        }
+        (None, missed)
+    }
+
+    /// A prefix that was dropped and began alike for longer than `than`.
+    fn evicted(&self, tokens: &[TokenId], salt: Salt, now: Micros, than: usize) -> Option<Missed> {
+        let own = self.dropped.iter().filter(|dropped| dropped.salt == salt);
+        let common = own.map(|dropped| (n_common(&dropped.tokens, tokens), dropped));
+        let (common, dropped) = common.max_by_key(|(common, _)| *common)?;
+        let age = Micros(now.0.saturating_sub(dropped.at.0));
+        (common > than).then_some(Missed::Evicted { age, common })
+    }
+
+    /// Notes that a line was taken over by a request.
+    pub(crate) fn hit(&mut self, now: Micros, seq: SeqId) {
+        if let Some(line) = self.lines.iter_mut().find(|line| line.seq == seq) {
+            line.last_used = now;
+            line.n_hits += 1;
+        }
+    }
+
+    /// Drops the line that is worth least: of those that nobody took since they were kept the
+    /// oldest, so that a pass over many documents does not drop what conversations use. Returns its
+    /// sequence.
+    pub(crate) fn evict(&mut self, now: Micros) -> Option<SeqId> {
+        let worth = |line: &&Line| (line.n_hits > 0, line.last_used, line.seq);
+        let seq = self.lines.iter().min_by_key(worth)?.seq;
+        let line = self.take(seq)?;
+        self.dropped.truncate(N_REMEMBERED - 1);
+        self.dropped.push_front(Dropped {
+            tokens: line.tokens,
+            salt: line.salt,
+            at: now,
+        });
+        Some(seq)
+    }
+
+    /// Takes a line out: its sequence is the caller's.
+    pub(crate) fn take(&mut self, seq: SeqId) -> Option<Line> {
+        let at = self.lines.iter().position(|line| line.seq == seq)?;
+        Some(self.lines.swap_remove(at))
+    }
+
+    /// Takes the lines out whose tokens the memory does not hold any more.
+    pub(crate) fn take_broken(&mut self, memory: &Composite) -> Vec<SeqId> {
+        let n_held = |seq| {
+            memory
+                .positions(seq)
+                .map_or(0, |held| held.last.as_usize() + 1)
+        };
+        let broken = self
+            .lines
+            .iter()
+            .filter(|l| n_held(l.seq) != l.tokens.len());
+        let broken: Vec<SeqId> = broken.map(|line| line.seq).collect();
+        self.lines.retain(|line| !broken.contains(&line.seq));
+        broken
+    }
+
+    /// Takes all lines out.
+    pub(crate) fn clear(&mut self) -> Vec<SeqId> {
+        self.dropped.clear();
+        self.lines.drain(..).map(|line| line.seq).collect()
+    }
+
+    /// Lines of this salt whose tokens are the beginning of these: a longer line serves as well
+    /// where a sequence can be cut anywhere.
+    pub(crate) fn covered_by(&self, tokens: &[TokenId], salt: Salt) -> Option<SeqId> {
+        let is_covered = |line: &&Line| {
+            line.salt == salt && tokens.starts_with(&line.tokens) && line.n_hits == 0
+        };
+        Some(self.lines.iter().find(is_covered)?.seq)
+    }
+
+    /// Whether a line of this salt begins with these tokens.
+    pub(crate) fn covers(&self, tokens: &[TokenId], salt: Salt) -> bool {
+        let mut lines = self.lines.iter();
+        lines.any(|line| line.salt == salt && line.tokens.starts_with(tokens))
+    }
+}
+
+/// The first `n` positions.
+pub(crate) fn first(n: usize) -> PosRange {
+    let last = u32::try_from(n).unwrap_or(u32::MAX).saturating_sub(1);
+    PosRange::new(Pos(0), Pos(last))
+}
+
+/// The edit that gives `to` the first `n` tokens of a line.
+pub(crate) fn copy(from: SeqId, to: SeqId, n: usize) -> Edit {
+    let range = first(n);
+    Edit::Copy { from, to, range }
+}
+
+fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+fn missed_by(refusal: &Refusal, common: usize) -> Missed {
+    match refusal {
+        Refusal::WindowForgotten(forgotten) => Missed::WindowForgotten {
+            from: forgotten.needed_from,
+            common,
+        },
+        Refusal::StateGone { .. } | Refusal::StateIndivisible { .. } => {
+            Missed::StateGone { common }
+        }
+        _ => Missed::Refused { common },
+    }
+}
