@@ -3,6 +3,7 @@
 //! Knows neither defaults that depend on the model or machine nor most conflicts between flags:
 //! [`crate::resolve`] does.
 
+mod batch;
 mod chat;
 mod describe;
 mod embed;
@@ -26,6 +27,7 @@ use crate::backends::{ActivationsName, BackendName, RepackName};
 use crate::file_type::FileType;
 use crate::kv_args::KvArgs;
 
+pub(crate) use batch::BatchArgs;
 pub(crate) use chat::ChatArgs;
 pub(crate) use describe::{CompletionsArgs, ManArgs};
 pub(crate) use embed::EmbedArgs;
@@ -82,6 +84,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Chat with a model, one message per line.
     Chat(ChatArgs),
+    /// Answer a file of requests, many at once.
+    Batch(BatchArgs),
     /// Show the contents of a model file and the size of its memory.
     Inspect(InspectArgs),
     /// Show how much memory a model would need, without loading it.

@@ -25,6 +25,7 @@ fn help_lists_commands_and_flags() {
         "perplexity",
         "convert",
         "embed",
+        "batch",
         "rerank",
     ] {
         assert!(top.contains(command), "{command}");

@@ -10,9 +10,17 @@ use std::collections::BTreeSet;
 use support::{failure, output};
 
 /// The commands, with what each needs to be run.
-const COMMANDS: [(&[&str], &[&str]); 16] = [
+const COMMANDS: [(&[&str], &[&str]); 17] = [
     (&["run"], &[]),
     (&["chat"], &[]),
+    (
+        &["batch"],
+        &[concat!(
+            "--file=",
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/fixtures/batch/requests.jsonl"
+        )],
+    ),
     (&["inspect"], &[]),
     (&["plan"], &[]),
     (&["graph"], &[]),

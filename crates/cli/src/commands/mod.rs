@@ -4,6 +4,7 @@
 //! panic.
 
 pub(crate) mod answer;
+mod batch;
 mod bench;
 mod chat;
 mod convert;
@@ -57,6 +58,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Run(args) => run::run(&args, stdout),
         Command::Chat(args) => chat::run(&args, stdout),
+        Command::Batch(args) => batch::run(&args, stdout),
         Command::Inspect(args) => inspect::run(&args, stdout),
         Command::Plan(args) => plan::run(&args, stdout),
         Command::Devices(args) => devices::run(&args, stdout),

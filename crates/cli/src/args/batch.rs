@@ -1,0 +1,70 @@
+//! The flags of `cellar batch`.
+//!
+//! Invariant: input and output are JSON lines. Knows neither models nor how requests are computed.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, count};
+
+/// `cellar batch`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each line of the input is a JSON object with \"prompt\" (a text to continue) or \"messages\" (a list of
+{\"role\", \"content\"}, rendered by the model's chat template), and perhaps \"id\", \"max_tokens\",
+\"temperature\", \"top_k\", \"top_p\", \"min_p\", \"seed\" and \"stop\" (a text or a list). What a line does
+not give is taken from the flags. All lines are checked before anything is computed.
+
+Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
+\"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for
+another request, and why not more), in the order of the input. A request that fails, because its
+prompt does not fit for example, has \"error\" instead, and the exit code is 1.
+
+Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
+holds. The text of each is what it would be alone (on the cpu backend, to the byte), whatever runs
+beside it. Prompts that begin alike are computed once.
+
+Examples:
+  cellar batch -m MODEL.gguf -f prompts.jsonl > answers.jsonl
+  cellar batch -m MODEL.gguf -f prompts.jsonl -o answers.jsonl --resume
+  cellar batch -m MODEL.gguf -f prompts.jsonl --parallel 32 -c 32768 --temp 0
+  jq -c '{prompt: .question, id: .id}' questions.jsonl | cellar batch -m MODEL.gguf -f -")]
+pub(crate) struct BatchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// JSON lines with the requests
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Write the answers to a file, line by line [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Continue an output file: requests whose lines it has are not computed again
+    #[arg(long, action = ArgAction::SetTrue, requires = "output")]
+    pub(crate) resume: bool,
+    /// Requests that are computed together
+    #[arg(long, value_name = "N", default_value_t = 16,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: u32,
+    /// Tokens of all requests in one step: fewer make prompts slower and texts steadier [default: as
+    /// --ubatch]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    pub(crate) step_tokens: Option<u32>,
+    /// Compute every prompt anew, though others begin alike
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) no_prefix_cache: bool,
+    /// Tokens to generate at most for each request; -1 as many as the context holds
+    #[arg(
+        short = 'n',
+        long,
+        visible_alias = "n-predict",
+        value_name = "N",
+        default_value = "256",
+        allow_negative_numbers = true
+    )]
+    pub(crate) predict: PredictLimit,
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

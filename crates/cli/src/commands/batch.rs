@@ -1,0 +1,222 @@
+//! `cellar batch`: a file of requests, many at once, through a service.
+//!
+//! Invariant: answers come in the order of the requests, one line each, and a line that was written
+//! is complete. Knows nothing of how requests are computed together.
+
+mod answers;
+mod requests;
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use engine::serve::{PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest, TextStream};
+use engine::{CancelFlag, EngineConfig, PromptOutputs};
+use kv_core::KvType;
+use kv_core::backend::BoxedBackend;
+use model_core::model_file::ModelFile;
+
+use crate::args::BatchArgs;
+use crate::failure::{Exit, warn};
+use crate::input;
+use crate::interrupt::cancel_on_interrupt;
+use crate::models::ModelSource;
+use crate::progress::Progress;
+use crate::resolve;
+use crate::terminal;
+use answers::{Answer, Answers, Existing};
+use requests::RequestLine;
+
+/// How long the wait for a text is, until Ctrl-C is looked at.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Requests that are with the service, for each that is computed at once: enough to have the next
+/// when one ends.
+const N_AHEAD: usize = 4;
+
+/// What was done.
+#[derive(Debug, Default)]
+struct Total {
+    n_done: usize,
+    n_failed: usize,
+    n_prompt: usize,
+    n_reused: usize,
+    n_tokens: usize,
+}
+
+pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let source = ModelSource::new(args.model.model.as_deref());
+    let sampler = resolve::sampler(&args.sampler)?;
+    let lines = requests::read(&input::text(&args.file)?)?;
+    let mut answers = match &args.output {
+        Some(path) => {
+            let existing = match args.resume {
+                true => Existing::Continued,
+                false => Existing::Replaced,
+            };
+            Answers::to_file(path, existing, lines.len())?
+        }
+        None => Answers::to(out),
+    };
+    let cancel = cancel_on_interrupt()?;
+    let loading = Progress::spinner(format!("loading {}", source.name()));
+    let file = source.load()?;
+    resolve::continues_texts(&file)?;
+    // All requests are encoded before anything is computed, so that a template that refuses one
+    // says so now.
+    let first = answers.n_written();
+    let with = |line: &RequestLine| line.request(&file, &sampler, args.predict.tokens());
+    let requests: anyhow::Result<Vec<TextRequest>> = lines.iter().skip(first).map(with).collect();
+    let requests = requests?;
+    let service = start(args, &file)?;
+    drop(loading);
+    let started = Instant::now();
+    let mut batch = Batch {
+        service: &service,
+        lines: &lines,
+        cancel: &cancel,
+        n_ahead: args.parallel as usize * N_AHEAD,
+        total: Total::default(),
+        progress: Progress::texts("answering", lines.len()),
+    };
+    let is_complete = batch.run(first, requests, &mut answers)?;
+    let Batch { total, .. } = batch;
+    report(&total, first, lines.len(), started.elapsed());
+    match (is_complete, total.n_failed) {
+        (false, _) => Ok(Exit::Interrupted),
+        (true, 0) => Ok(Exit::Done),
+        (true, n) => {
+            warn(&format!("{n} of {} requests failed", lines.len()));
+            Ok(Exit::Failed)
+        }
+    }
+}
+
+fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBackend>> {
+    let config = EngineConfig {
+        n_seqs: args.parallel,
+        ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
+    };
+    let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
+    let n_ahead = args.parallel as usize * N_AHEAD;
+    let config = ServiceConfig {
+        step_tokens: args.step_tokens,
+        max_queued: n_ahead + 1,
+        max_queued_tokens: usize::MAX,
+        prefix_cache: match args.no_prefix_cache {
+            true => PrefixCaching::Off,
+            false => PrefixCaching::On,
+        },
+        ..ServiceConfig::default()
+    };
+    Ok(Service::start(engine, file.tokenizer(), &config)?)
+}
+
+/// A run of requests through a service.
+struct Batch<'a> {
+    service: &'a Service<BoxedBackend>,
+    lines: &'a [RequestLine],
+    cancel: &'a CancelFlag,
+    n_ahead: usize,
+    total: Total,
+    progress: Progress,
+}
+
+/// A request that is with the service, and what came of it so far.
+struct Pending {
+    stream: Result<TextStream, ServiceError>,
+    text: String,
+}
+
+impl Batch<'_> {
+    /// Computes requests from number `first` on. Returns whether all were.
+    fn run(
+        &mut self,
+        first: usize,
+        requests: Vec<TextRequest>,
+        answers: &mut Answers<'_>,
+    ) -> anyhow::Result<bool> {
+        let mut left = requests.into_iter();
+        let mut pending: VecDeque<Pending> = VecDeque::new();
+        for (index, line) in self.lines.iter().enumerate().skip(first) {
+            while pending.len() < self.n_ahead
+                && let Some(request) = left.next()
+            {
+                pending.push_back(Pending {
+                    stream: self.service.submit(request),
+                    text: String::new(),
+                });
+            }
+            let Some(next) = pending.pop_front() else {
+                break;
+            };
+            let Some(answer) = self.wait(index, line, next)? else {
+                return Ok(false);
+            };
+            self.total.add(&answer);
+            answers.write(&answer)?;
+            self.progress.set(index + 1);
+        }
+        Ok(true)
+    }
+
+    /// Waits for the end of a request; `None` where the user has no patience.
+    fn wait(
+        &self,
+        index: usize,
+        line: &RequestLine,
+        mut pending: Pending,
+    ) -> anyhow::Result<Option<Answer>> {
+        let mut stream = match pending.stream {
+            Ok(stream) => stream,
+            Err(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),
+            Err(error) => return Ok(Some(Answer::failed(index, line, &error))),
+        };
+        loop {
+            if self.cancel.is_cancelled() {
+                return Ok(None);
+            }
+            match stream.next_piece_within(PATIENCE) {
+                Ok(Some(piece)) => pending.text.push_str(&piece),
+                Ok(None) => break,
+                Err(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),
+                Err(error) => return Ok(Some(Answer::failed(index, line, &error))),
+            }
+        }
+        let finished = stream.finish()?;
+        Ok(Some(Answer::of(index, line, pending.text, &finished)))
+    }
+}
+
+impl Total {
+    fn add(&mut self, answer: &Answer) {
+        self.n_done += 1;
+        self.n_failed += usize::from(answer.is_failed());
+        let [n_prompt, n_reused, n_tokens] = answer.n_tokens();
+        self.n_prompt += n_prompt;
+        self.n_reused += n_reused;
+        self.n_tokens += n_tokens;
+    }
+}
+
+fn report(total: &Total, first: usize, n_lines: usize, time: Duration) {
+    let Total {
+        n_done,
+        n_prompt,
+        n_reused,
+        n_tokens,
+        ..
+    } = total;
+    let seconds = time.as_secs_f64();
+    let per_second = *n_tokens as f64 / seconds.max(1e-9);
+    terminal::note(format_args!(
+        "{n_done} requests in {seconds:.1} s: {n_prompt} tokens of prompts ({n_reused} of them \
+         computed before), {n_tokens} tokens of text ({per_second:.1} per second)"
+    ));
+    let n_written = first + n_done;
+    if n_written < n_lines {
+        terminal::note(format_args!(
+            "{n_written} of {n_lines} answers are written; with --output FILE, --resume continues"
+        ));
+    }
+}

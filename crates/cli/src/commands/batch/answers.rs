@@ -1,0 +1,220 @@
+//! [`Answers`]: where the lines of the output go, and [`Answer`]: one of them.
+//!
+//! Invariant: the lines of an output file are the answers of the first requests, in their order, so
+//! that a run can continue behind them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use engine::FinishReason;
+use engine::serve::{FinishedText, Missed, Reuse, ServiceError};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::requests::RequestLine;
+use crate::terminal;
+
+/// The answer to one request.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer {
+    /// Number of the request, counted from 0.
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<Value>,
+    #[serde(flatten)]
+    result: AnswerResult,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum AnswerResult {
+    Text {
+        text: String,
+        tokens: usize,
+        prompt_tokens: usize,
+        finish_reason: FinishReason,
+        reuse: ReuseReport,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct ReuseReport {
+    tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missed: Option<Value>,
+}
+
+impl Answer {
+    pub(super) fn of(
+        index: usize,
+        line: &RequestLine,
+        text: String,
+        finished: &FinishedText,
+    ) -> Self {
+        let usage = &finished.usage;
+        Self {
+            index,
+            id: line.id().cloned(),
+            result: AnswerResult::Text {
+                text,
+                tokens: finished.tokens.len(),
+                prompt_tokens: usage.n_prompt,
+                finish_reason: finished.finish.clone(),
+                reuse: ReuseReport {
+                    tokens: usage.reuse.map_or(0, |reuse| reuse.n_tokens),
+                    missed: usage.reuse.as_ref().and_then(missed),
+                },
+            },
+        }
+    }
+
+    pub(super) fn failed(index: usize, line: &RequestLine, error: &ServiceError) -> Self {
+        Self {
+            index,
+            id: line.id().cloned(),
+            result: AnswerResult::Failed {
+                error: error.to_string(),
+            },
+        }
+    }
+
+    pub(super) fn is_failed(&self) -> bool {
+        matches!(self.result, AnswerResult::Failed { .. })
+    }
+
+    /// Tokens of the prompt, those of them that were reused, and tokens of the text.
+    pub(super) fn n_tokens(&self) -> [usize; 3] {
+        match &self.result {
+            AnswerResult::Text {
+                tokens,
+                prompt_tokens,
+                reuse,
+                ..
+            } => [*prompt_tokens, reuse.tokens, *tokens],
+            AnswerResult::Failed { .. } => [0; 3],
+        }
+    }
+}
+
+/// Why no more was reused.
+fn missed(reuse: &Reuse) -> Option<Value> {
+    Some(match reuse.missed? {
+        Missed::Differs { at } => json!({"reason": "differs", "at": at}),
+        Missed::WindowForgotten { from, common } => {
+            json!({"reason": "window_forgotten", "from": from.0, "common": common})
+        }
+        Missed::StateGone { common } => json!({"reason": "state_gone", "common": common}),
+        Missed::Evicted { age, common } => {
+            json!({"reason": "evicted", "age_ms": age.0 / 1000, "common": common})
+        }
+        Missed::TooShort { n_prompt, least } => {
+            json!({"reason": "too_short", "prompt_tokens": n_prompt, "least": least})
+        }
+        Missed::Disabled => json!({"reason": "disabled"}),
+        Missed::NeverSeen => json!({"reason": "never_seen"}),
+        Missed::Refused { common } => json!({"reason": "refused", "common": common}),
+    })
+}
+
+/// What becomes of an output file that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Existing {
+    /// It is continued behind its last whole line.
+    Continued,
+    /// It is replaced.
+    Replaced,
+}
+
+/// The output.
+pub(super) struct Answers<'a> {
+    out: Box<dyn Write + 'a>,
+    n_written: usize,
+}
+
+impl<'a> Answers<'a> {
+    /// To a stream.
+    pub(super) fn to(out: &'a mut impl Write) -> Self {
+        let n_written = 0;
+        Self {
+            out: Box::new(out),
+            n_written,
+        }
+    }
+
+    /// To a file, which is continued or replaced.
+    ///
+    /// # Errors
+    /// Where it cannot be written; where it is to be continued and is no output of these requests.
+    pub(super) fn to_file(
+        path: &Path,
+        existing: Existing,
+        n_requests: usize,
+    ) -> anyhow::Result<Self> {
+        let cannot = || format!("cannot write '{}'", path.display());
+        if path.is_dir() {
+            bail!("{}: it is a directory; name a file in it", cannot());
+        }
+        let mut options = OpenOptions::new();
+        let options = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(existing == Existing::Replaced);
+        let mut file = options.open(path).with_context(cannot)?;
+        let n_written = match existing {
+            Existing::Continued => keep_complete_lines(&mut file, path, n_requests)?,
+            Existing::Replaced => 0,
+        };
+        Ok(Self {
+            out: Box::new(file),
+            n_written,
+        })
+    }
+
+    /// Answers that were there before.
+    pub(super) fn n_written(&self) -> usize {
+        self.n_written
+    }
+
+    pub(super) fn write(&mut self, answer: &Answer) -> anyhow::Result<()> {
+        let line = format!("{}\n", terminal::json(answer)?);
+        self.out.write_all(line.as_bytes())?;
+        Ok(self.out.flush()?)
+    }
+}
+
+/// Cuts a line off that was not written to its end, and returns how many there are.
+fn keep_complete_lines(file: &mut File, path: &Path, n_requests: usize) -> anyhow::Result<usize> {
+    let mut bytes = Vec::new();
+    let cannot = || format!("cannot continue '{}'", path.display());
+    file.read_to_end(&mut bytes).with_context(cannot)?;
+    // The rest may end inside a character.
+    let complete = bytes
+        .iter()
+        .rposition(|&b| b == b'\n')
+        .map_or(0, |at| at + 1);
+    let text = std::str::from_utf8(&bytes[..complete]).with_context(cannot)?;
+    let lines = text.lines();
+    for (number, line) in lines.clone().enumerate() {
+        let answer: Option<Value> = serde_json::from_str(line).ok();
+        let index = answer.as_ref().and_then(|answer| answer["index"].as_u64());
+        if index != Some(number as u64) {
+            bail!("{}: line {} is not answer {number}", cannot(), number + 1);
+        }
+    }
+    let n_lines = lines.count();
+    if n_lines > n_requests {
+        bail!(
+            "{}: it has {n_lines} answers, but there are {n_requests} requests",
+            cannot()
+        );
+    }
+    file.set_len(complete as u64).with_context(cannot)?;
+    file.seek(SeekFrom::End(0)).with_context(cannot)?;
+    Ok(n_lines)
+}

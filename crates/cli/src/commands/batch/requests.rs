@@ -1,0 +1,165 @@
+//! [`RequestLine`]: one line of the input, checked.
+//!
+//! Invariant: a field that is not known, or a value out of range, is refused with the number of its
+//! line before anything is computed.
+
+use std::num::NonZeroU32;
+
+use cellar::render_chat;
+use engine::CompletionOptions;
+use engine::sampler::SamplerConfig;
+use engine::serve::TextRequest;
+use model_core::chat_template::ChatMessage;
+use model_core::model_file::ModelFile;
+use model_core::tokenizer::EncodeOptions;
+use serde::Deserialize;
+
+use crate::failure::usage;
+
+/// One line of the input.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    id: Option<serde_json::Value>,
+    prompt: Option<String>,
+    messages: Option<Vec<ChatMessage>>,
+    max_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_k: Option<u32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    seed: Option<u64>,
+    stop: Option<Stop>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// A request, and the number of its line.
+#[derive(Clone, Debug)]
+pub(super) struct RequestLine {
+    /// Counted from 1.
+    number: usize,
+    fields: Fields,
+}
+
+/// The requests of an input; empty lines are passed over.
+///
+/// # Errors
+/// A usage error that names the first line that is none.
+pub(super) fn read(text: &str) -> anyhow::Result<Vec<RequestLine>> {
+    let lines = (1..).zip(text.lines());
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let requests = lines.map(
+        |(number, line)| match serde_json::from_str::<Fields>(line) {
+            Ok(fields) => RequestLine { number, fields }.checked(),
+            Err(error) => usage(format!("line {number}: {error}")),
+        },
+    );
+    let requests = requests.collect::<anyhow::Result<Vec<RequestLine>>>()?;
+    match requests.is_empty() {
+        true => usage("there are no requests: each line of the input is a JSON object"),
+        false => Ok(requests),
+    }
+}
+
+impl RequestLine {
+    /// The caller's name of the request.
+    pub(super) fn id(&self) -> Option<&serde_json::Value> {
+        self.fields.id.as_ref()
+    }
+
+    fn checked(self) -> anyhow::Result<Self> {
+        let Self { number, fields } = &self;
+        match (&fields.prompt, &fields.messages) {
+            (Some(_), None) | (None, Some(_)) => {}
+            (None, None) => {
+                return usage(format!(
+                    "line {number} has neither \"prompt\" nor \"messages\""
+                ));
+            }
+            (Some(_), Some(_)) => {
+                return usage(format!(
+                    "line {number} has both \"prompt\" and \"messages\": give one of them"
+                ));
+            }
+        }
+        if self.stop().iter().any(String::is_empty) {
+            return usage(format!("line {number}: a text of \"stop\" is empty"));
+        }
+        if let Err(error) = self.sampler(&SamplerConfig::default()).check() {
+            return usage(format!("line {number}: {error}"));
+        }
+        Ok(self)
+    }
+
+    fn stop(&self) -> Vec<String> {
+        match &self.fields.stop {
+            None => Vec::new(),
+            Some(Stop::One(stop)) => vec![stop.clone()],
+            Some(Stop::Many(stop)) => stop.clone(),
+        }
+    }
+
+    /// How its tokens are sampled: as `flags` say where the line does not.
+    fn sampler(&self, flags: &SamplerConfig) -> SamplerConfig {
+        let Fields {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            ..
+        } = self.fields;
+        SamplerConfig {
+            temperature: temperature.unwrap_or(flags.temperature),
+            top_k: top_k.map_or(flags.top_k, NonZeroU32::new),
+            top_p: top_p.unwrap_or(flags.top_p),
+            min_p: min_p.unwrap_or(flags.min_p),
+            seed: seed.unwrap_or(flags.seed),
+            ..flags.clone()
+        }
+    }
+
+    /// The request, with what the flags say where the line does not.
+    ///
+    /// # Errors
+    /// Where the model has no chat template, or it refuses the messages.
+    pub(super) fn request(
+        &self,
+        file: &ModelFile,
+        flags: &SamplerConfig,
+        n_predict: Option<usize>,
+    ) -> anyhow::Result<TextRequest> {
+        let number = self.number;
+        let tokenizer = file.tokenizer();
+        let prompt = match (&self.fields.prompt, &self.fields.messages) {
+            (Some(prompt), _) => tokenizer.encode(prompt, EncodeOptions::PROMPT),
+            (None, messages) => {
+                let messages = messages.as_deref().unwrap_or_default();
+                let rendered = render_chat(file, messages);
+                let rendered = rendered.map_err(|e| anyhow::anyhow!("line {number}: {e}"))?;
+                let Some(text) = rendered else {
+                    return usage(format!(
+                        "line {number} has messages, but the model has no chat template: give it a \
+                         \"prompt\""
+                    ));
+                };
+                tokenizer.encode(&text, EncodeOptions::CHAT)
+            }
+        };
+        Ok(TextRequest {
+            prompt,
+            options: CompletionOptions {
+                sampler: self.sampler(flags),
+                n_predict: self.fields.max_tokens.or(n_predict),
+                stop: self.stop(),
+            },
+            ..TextRequest::default()
+        })
+    }
+}

@@ -1,0 +1,235 @@
+//! `cellar batch`: the texts that `cellar run` gives one by one, in the order of the requests.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use support::{cellar, failure, json as run_json, output, with_template};
+
+struct Files {
+    folder: tempfile::TempDir,
+}
+
+impl Files {
+    fn new(lines: &[Value]) -> Self {
+        let files = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+        std::fs::write(files.path("in"), text.join("\n")).unwrap();
+        files
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn arg(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+}
+
+/// Answers on standard output.
+fn batch(args: &[&str]) -> Vec<Value> {
+    let (stdout, _) = output(&[&["batch", "-c", "300"], args].concat());
+    answers(&stdout)
+}
+
+fn answers(text: &str) -> Vec<Value> {
+    let lines = text.lines();
+    let answers: Vec<Value> = lines.map(|l| serde_json::from_str(l).unwrap()).collect();
+    for (index, answer) in answers.iter().enumerate() {
+        assert_eq!(answer["index"], index, "{answer}");
+    }
+    answers
+}
+
+fn requests() -> Vec<Value> {
+    let prompts = ["Once upon a time", "Tom had a red", "The sun", "One day"];
+    let request = |at: usize| {
+        let temperature = [0.0, 0.8][at % 2];
+        json!({
+            "prompt": (prompts[at % 4].repeat(1 + at % 3)),
+            "id": (format!("request {at}")),
+            "max_tokens": (5 + at * 7 % 20),
+            "temperature": temperature,
+            "seed": at,
+        })
+    };
+    (0..12).map(request).collect()
+}
+
+#[test]
+fn answers_are_those_of_run() {
+    let requests = requests();
+    let files = Files::new(&requests);
+    let input = files.arg("in");
+    for parallel in ["1", "5"] {
+        let answers = batch(&["-f", &input, "--parallel", parallel]);
+        assert_eq!(answers.len(), requests.len());
+        for (request, answer) in requests.iter().zip(&answers) {
+            let of = |key: &str| request[key].to_string();
+            let (n, temp, seed) = (of("max_tokens"), of("temperature"), of("seed"));
+            let prompt = request["prompt"].as_str().unwrap();
+            let args = [
+                "run", "--json", "--raw", "-c", "300", "-n", &n, "--temp", &temp,
+            ];
+            let alone = run_json(&[&args[..], &["--seed", &seed, prompt]].concat());
+            assert_eq!(answer["text"], alone["text"], "{request}");
+            assert_eq!(answer["finish_reason"], alone["finish"], "{request}");
+            assert_eq!(answer["prompt_tokens"], alone["prompt_tokens"]);
+            assert_eq!(answer["tokens"], alone["tokens"].as_array().unwrap().len());
+            assert_eq!(answer["id"], request["id"]);
+        }
+    }
+}
+
+/// Requests that begin alike are computed once, unless that is turned off.
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    let prompt = "Once upon a time there was a little girl who lived in a house by the sea. She";
+    let requests = vec![json!({"prompt": prompt, "max_tokens": 4, "temperature": 0}); 3];
+    let files = Files::new(&requests);
+    let input = files.arg("in");
+    let answers = batch(&["-f", &input, "--parallel", "1"]);
+    let n_prompt = answers[0]["prompt_tokens"].as_u64().unwrap();
+    let never = json!({"tokens": 0, "missed": {"reason": "never_seen"}});
+    assert_eq!(answers[0]["reuse"], never);
+    assert_eq!(answers[1]["reuse"], json!({"tokens": (n_prompt - 1)}));
+    assert_eq!(answers[1]["text"], answers[0]["text"]);
+    let off = batch(&["-f", &input, "--parallel", "1", "--no-prefix-cache"]);
+    let disabled = json!({"tokens": 0, "missed": {"reason": "disabled"}});
+    assert_eq!(off[2]["reuse"], disabled);
+    assert_eq!(off[2]["text"], answers[0]["text"]);
+}
+
+/// A request that cannot be computed has an error in its line, and the others their texts.
+#[test]
+fn a_request_that_does_not_fit_has_an_error() {
+    let requests = [
+        json!({"prompt": "Once", "max_tokens": 3, "temperature": 0}),
+        json!({"prompt": ("Once upon a time ".repeat(200)), "id": 7}),
+        json!({"prompt": "The sun", "max_tokens": 3, "temperature": 0}),
+    ];
+    let files = Files::new(&requests);
+    let input = files.arg("in");
+    let done = cellar()
+        .args(["batch", "-c", "300", "-f", &input])
+        .assert()
+        .code(1);
+    let stdout = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("1 of 3 requests failed"), "{stderr}");
+    let answers = answers(&stdout);
+    let error = answers[1]["error"].as_str().unwrap();
+    assert!(error.contains("does not fit the 300 that"), "{error}");
+    assert_eq!(answers[1]["id"], 7);
+    assert_eq!(
+        (&answers[0]["tokens"], &answers[2]["tokens"]),
+        (&json!(3), &json!(3))
+    );
+}
+
+#[test]
+fn messages_are_rendered_by_the_template() {
+    let template = "{% for m in messages %}{{ m.content }} {% endfor %}";
+    let messages = json!([{"role": "user", "content": "Once upon a time"}]);
+    let files = Files::new(&[json!({"messages": messages, "max_tokens": 6, "temperature": 0})]);
+    let model = with_template(&files.folder, template);
+    let input = files.arg("in");
+    let answers = batch(&["-f", &input, "-m", &model]);
+    let args = [
+        "run", "--json", "-c", "300", "-n", "6", "--temp", "0", "-m", &model,
+    ];
+    let alone = run_json(&[&args[..], &["Once upon a time"]].concat());
+    assert_eq!(answers[0]["text"], alone["text"]);
+    // Without a template a message cannot be rendered.
+    let (code, message) = failure(&["batch", "-f", &input]);
+    assert_eq!(code, 2);
+    assert!(message.contains("line 1 has messages, but"), "{message}");
+}
+
+/// An output that was interrupted, even inside a character, is continued behind its last whole
+/// line.
+#[test]
+fn an_output_is_continued() {
+    let requests = requests();
+    let files = Files::new(&requests);
+    let (input, out) = (files.arg("in"), files.arg("out"));
+    let args = ["batch", "-c", "300", "-f", &input, "-o", &out];
+    let (stdout, _) = output(&args);
+    assert_eq!(stdout, "");
+    let whole = std::fs::read_to_string(&out).unwrap();
+    assert_eq!(answers(&whole).len(), requests.len());
+
+    let texts = |text: &str| -> Vec<Value> {
+        let answers = answers(text).into_iter();
+        answers.map(|answer| answer["text"].clone()).collect()
+    };
+    let ends: Vec<usize> = whole.match_indices('\n').map(|(at, _)| at + 1).collect();
+    let mut cut = whole.as_bytes()[..ends[4]].to_vec();
+    cut.extend(b"{\"index\":5,\"text\":\"\xc3");
+    std::fs::write(&out, cut).unwrap();
+    let (_, stderr) = output(&[&args[..], &["--resume"]].concat());
+    assert!(stderr.contains("7 requests in"), "{stderr}");
+    let continued = std::fs::read_to_string(&out).unwrap();
+    assert!(continued.starts_with(&whole[..ends[4]]));
+    assert_eq!(texts(&continued), texts(&whole));
+
+    let (_, stderr) = output(&[&args[..], &["--resume"]].concat());
+    assert!(stderr.contains("0 requests in"), "{stderr}");
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), continued);
+
+    std::fs::write(&out, "{\"index\":1}\n").unwrap();
+    let (code, message) = failure(&[&args[..], &["--resume"]].concat());
+    assert_eq!(code, 1);
+    assert!(message.contains("line 1 is not answer 0"), "{message}");
+}
+
+#[test]
+fn lines_that_are_no_requests_are_refused_with_their_number() {
+    for (line, wanted) in [
+        ("{\"prompt\": 3}", "line 2: invalid type"),
+        ("{\"prompt\": \"a\"", "line 2: EOF"),
+        ("{\"prompt\": \"a\", \"n\": 2}", "line 2: unknown field `n`"),
+        (
+            "{\"id\": 1}",
+            "line 2 has neither \"prompt\" nor \"messages\"",
+        ),
+        (
+            "{\"prompt\": \"a\", \"messages\": []}",
+            "line 2 has both \"prompt\" and \"messages\"",
+        ),
+        (
+            "{\"prompt\": \"a\", \"stop\": [\"\"]}",
+            "line 2: a text of \"stop\"",
+        ),
+        ("{\"prompt\": \"a\", \"top_p\": 2}", "line 2: top-p 2"),
+    ] {
+        let files = Files::new(&[json!({"prompt": "a"})]);
+        let input = files.arg("in");
+        std::fs::write(&input, format!("{{\"prompt\": \"a\"}}\n{line}\n")).unwrap();
+        let (code, message) = failure(&["batch", "-f", &input]);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains(wanted), "{message}");
+    }
+    let files = Files::new(&[]);
+    let (code, message) = failure(&["batch", "-f", &files.arg("in")]);
+    assert_eq!(code, 2);
+    assert!(message.contains("there are no requests"), "{message}");
+}
+
+#[test]
+fn requests_come_through_a_pipe() {
+    let request = json!({"prompt": "Once upon a time", "max_tokens": 3, "stop": " a"});
+    let done = cellar()
+        .args(["batch", "-c", "300", "-f", "-"])
+        .write_stdin(format!("{request}\n\n{request}\n"))
+        .assert()
+        .success();
+    let stdout = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    assert_eq!(answers(&stdout).len(), 2);
+}
