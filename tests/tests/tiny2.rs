@@ -133,10 +133,9 @@ fn memories_agree(path: &Path, case: &Case) {
         .into_iter()
         .chain(n_rot.map(KeyOrder::FirstPairs))
         .collect();
-    let states = [(ssm_state as StateReference, None)].into_iter();
-    let states = states.chain(heads.iter().flat_map(|&heads| {
-        [None, Some(heads)].map(|tiled| (delta_state as StateReference, tiled))
-    }));
+    let states: [(StateReference, Option<TiledHeads>); 3] =
+        [(ssm_state, None), (delta_state, None), (delta_state, heads)];
+    let states = states.into_iter();
     let mut orders = states.flat_map(|state| orders.iter().map(move |&keys| (keys, state)));
     let agrees = |(keys, (states, tiled_heads))| {
         let case = Case {

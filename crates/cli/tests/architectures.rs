@@ -233,6 +233,7 @@ const ROWS: &[Row] = &[
         ..row("qwen35", "Qwen 3.5 (text)", "none", &["qwen3_5"])
     },
     row("qwen35moe", "Qwen 3.5 MoE (text)", "none", &["qwen3_5_moe"]),
+    row("kimi-linear", "Kimi Linear", "none", &["kimi_linear"]),
     row("lfm2", "LFM2", "none", &["lfm2"]),
     row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
@@ -306,6 +307,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["mamba2", "qwen3next"],
     ["qwen3next", "qwen35moe"],
     ["qwen35moe", "qwen35"],
+    ["qwen35moe", "kimi-linear"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
     ["bert", "modern-bert"],
@@ -330,7 +332,11 @@ fn memory(layers: &LayerMap) -> &'static str {
         .any(|(layer, _)| layers.recurrent(layer).is_some());
     let is_latent = |(_, memory)| matches!(memory, LayerMemory::Latent(_));
     if layers.iter().any(is_latent) {
-        return "latent";
+        return if recurrent {
+            "hybrid, latent"
+        } else {
+            "latent"
+        };
     }
     match (layers.parts().len(), recurrent) {
         (0, false) => "none",

@@ -7,7 +7,9 @@
 use candle_core::{D, Device, Tensor};
 use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
-use kv_core::graph::{Activation, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op};
+use kv_core::graph::{
+    Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op,
+};
 use kv_core::layers::ValueRows;
 use kv_core::{LayerIdx, Visibility};
 
@@ -226,6 +228,19 @@ impl Run<'_> {
         })
     }
 
+    /// The kernel `[channels, width]` of a convolution that has it in several weights.
+    fn joined_kernels(&self, node: &Node, conv: &ConvSpec) -> Result<Option<Tensor>, BackendError> {
+        if conv.further.is_empty() {
+            return Ok(None);
+        }
+        let part = |name: &String| {
+            let weight = self.program.weight(name, node)?;
+            weight.reshape(((), conv.width)).on_device()
+        };
+        let parts = conv.weights().map(part).collect::<Result<Vec<_>, _>>()?;
+        Tensor::cat(&parts, 0).on_device().map(Some)
+    }
+
     /// The result of an elementwise operation.
     fn elementwise(&self, node: &Node) -> Result<candle_core::Result<Tensor>, BackendError> {
         let (program, inputs) = (self.program, self.inputs);
@@ -266,7 +281,12 @@ impl Run<'_> {
         Ok(match &node.op {
             Op::Conv { layer, conv } => {
                 let (_, tensors) = self.rows.states(*layer)?;
-                let affine = self.affine(node, &conv.weight, conv.bias.as_deref())?;
+                let joined = self.joined_kernels(node, conv)?;
+                let own = self.affine(node, &conv.weight, conv.bias.as_deref())?;
+                let affine = AffineTensors {
+                    weight: joined.as_ref().unwrap_or(own.weight),
+                    ..own
+                };
                 let x = self.operand(node, 0)?;
                 ops::conv(&tensors.conv, x, affine, inputs.states)
             }

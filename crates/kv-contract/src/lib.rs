@@ -251,6 +251,7 @@ macro_rules! backend_contract {
             heads: heads_have_matrices, heads_on_blocks, heads_are_cut_and_joined;
             recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute,
+                kernels_of_convolutions_join,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
             custom: custom_rows_compute, custom_states_continue_however_they_are_cut,

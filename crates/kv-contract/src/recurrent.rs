@@ -10,7 +10,7 @@ use super::scene::{Step, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::graph::{Activation, ConvSpec, Graph, Input, ScanSpec, StateGroup};
+use kv_core::graph::{Activation, ConvKernels, ConvSpec, Graph, Input, ScanSpec, StateGroup};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
 use kv_core::weights::MemoryWeights;
@@ -87,6 +87,7 @@ impl Sizes {
         ConvSpec {
             width: self.width,
             weight: "conv.w".into(),
+            further: Vec::new(),
             bias: Some("conv.b".into()),
         }
     }
@@ -292,6 +293,54 @@ pub fn columns_cut<B: Backend>(subject: &Subject<B>) {
         let graph = b.finish(&[&outputs[..], &[again]].concat()).unwrap();
         let (weights, step) = (MemoryWeights::new(), step(n, 0, 37, 1));
         compare(subject, &graph, weights, &step, 0.0);
+    }
+}
+
+/// A convolution whose kernel is in several weights.
+pub fn kernels_of_convolutions_join<B: Backend>(subject: &Subject<B>) {
+    for sizes in [Joined { part: 5, width: 4 }, Joined { part: 32, width: 2 }] {
+        Both::new(subject, sizes).run_mixed();
+    }
+}
+
+/// Three kernels of so many channels.
+#[derive(Clone, Copy)]
+struct Joined {
+    part: usize,
+    width: usize,
+}
+
+impl Layer for Joined {
+    fn memory(self) -> RecurrentMemory {
+        RecurrentMemory {
+            conv_row: (self.width - 1) * self.dim(),
+            state_row: 0,
+        }
+    }
+
+    fn dim(self) -> usize {
+        3 * self.part
+    }
+
+    fn steps(self) -> Range<usize> {
+        0..0
+    }
+
+    fn graph(self, n_tokens: usize) -> Graph {
+        let mut b = builder(n_tokens, 0);
+        let x = b.input(Input::Embeddings { dim: self.dim() }).unwrap();
+        let states = b.input(Input::States).unwrap();
+        let kernels = ConvKernels {
+            width: self.width,
+            weights: ["q", "k", "v"].map(str::to_owned),
+            shape: vec![1, self.part, 1, self.width],
+        };
+        let y = b.conv_joined("conv", LAYER, &kernels, [x, states]);
+        b.finish(&[y.unwrap()]).unwrap()
+    }
+
+    fn weights(self) -> MemoryWeights {
+        memory_weights(&self.graph(1), 84)
     }
 }
 

@@ -92,6 +92,7 @@ fn g19_the_worked_convolution() {
     let conv = ConvSpec {
         width: 2,
         weight: "w".into(),
+        further: Vec::new(),
         bias: None,
     };
     let weights = [("w", vec![1, 2], &[0.5, 1.0][..])];
@@ -111,6 +112,7 @@ fn g19_channels_of_a_convolution_are_kept_apart_and_the_bias_is_added() {
     let conv = ConvSpec {
         width: 3,
         weight: "w".into(),
+        further: Vec::new(),
         bias: Some("b".into()),
     };
     let weights = [

@@ -15,6 +15,7 @@ use model_core::hyperparameters::Hyperparameters;
 
 use crate::delta::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
+use crate::kimi::KIMI_LINEAR;
 use crate::mamba::{MAMBA, MAMBA2};
 use crate::short_conv::{LFM2, LFM2_MOE};
 
@@ -41,6 +42,7 @@ pub const FAMILY: &[MambaLike] = &[
     QWEN35_MOE,
     LFM2,
     LFM2_MOE,
+    KIMI_LINEAR,
 ];
 
 /// Layers, and how a model is wired around them.

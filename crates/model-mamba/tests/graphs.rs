@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 13] = [
+const SNAPSHOTS: [&str; 14] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -24,6 +24,7 @@ const SNAPSHOTS: [&str; 13] = [
     "qwen3_5_moe",
     "lfm2",
     "lfm2_moe",
+    "kimi_linear",
 ];
 
 #[test]

@@ -47,6 +47,10 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("qwen3_5_moe", "qwen35moe.expert_used_count", 8),
         ("lfm2", "lfm2.shortconv.l_cache", 0),
         ("lfm2_moe", "lfm2moe.expert_gating_func", 3),
+        ("kimi_linear", "kimi-linear.kda.head_dim", 0),
+        ("kimi_linear", "kimi-linear.rope.dimension_count", 18),
+        ("kimi_linear", "kimi-linear.attention.key_length", 27),
+        ("kimi_linear", "kimi-linear.attention.q_lora_rank", 12),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -67,6 +71,7 @@ fn missing_keys_are_named() {
         ("qwen3_5", "qwen35.feed_forward_length"),
         ("qwen3_5_moe", "qwen35moe.expert_count"),
         ("lfm2", "lfm2.shortconv.l_cache"),
+        ("kimi_linear", "kimi-linear.attention.kv_lora_rank"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| remove_key(metadata, key), "");
@@ -91,6 +96,9 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("lfm2", "blk.1.shortconv.conv.weight"),
         ("lfm2", "token_embd_norm.weight"),
         ("lfm2_moe", "blk.2.exp_probs_b.bias"),
+        ("kimi_linear", "blk.1.ssm_conv1d_k.weight"),
+        ("kimi_linear", "blk.3.ssm_f_a.weight"),
+        ("kimi_linear", "blk.2.attn_k_b.weight"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |_| (), tensor);
@@ -134,6 +142,28 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("lfm2_moe", "use_expert_bias", json!(false)),
         ("lfm2_moe", "num_dense_layers", json!(1.5)),
         ("lfm2_moe", "routed_scaling_factor", json!(0)),
+        ("kimi_linear", "mla_use_nope", json!(false)),
+        ("kimi_linear", "q_lora_rank", json!(12)),
+        ("kimi_linear", "num_expert_group", json!(2)),
+        (
+            "kimi_linear",
+            "moe_router_activation_func",
+            json!("softmax"),
+        ),
+        ("kimi_linear", "mlp_layer_types", json!(["dense", "dense"])),
+        ("kimi_linear", "linear_num_heads", json!(2)),
+        ("kimi_linear", "linear_attn_config.num_heads", json!(2)),
+        (
+            "kimi_linear",
+            "linear_attn_config.full_attn_layers",
+            json!([2, 5]),
+        ),
+        (
+            "kimi_linear",
+            "linear_attn_config.kda_layers",
+            json!([1, 2]),
+        ),
+        ("kimi_linear", "routed_scaling_factor", json!(-1)),
     ] {
         let error = directory_error(case, key, Some(value));
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -145,6 +175,8 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("qwen3_5_moe", "moe_intermediate_size"),
         ("lfm2", "conv_L_cache"),
         ("lfm2_moe", "num_experts"),
+        ("kimi_linear", "kv_lora_rank"),
+        ("kimi_linear", "mla_use_nope"),
     ] {
         let error = directory_error(case, key, None);
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -199,4 +231,24 @@ fn older_configs_of_lfm2_mean_the_same() {
         translated(whole).get("lfm2.feed_forward_length"),
         Ok(120u32)
     );
+}
+
+/// Published configs of Kimi Linear list layers by number, from 1, and not by type.
+#[test]
+fn published_configs_of_kimi_linear_mean_the_same() {
+    let registry = case("kimi_linear").registry();
+    let published = Recipe::named("kimi_linear").with_config(|config| {
+        for key in [
+            "layer_types",
+            "linear_conv_kernel_dim",
+            "linear_head_dim",
+            "linear_num_heads",
+            "mlp_layer_types",
+        ] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    let [published, newer] = [published, Recipe::named("kimi_linear")]
+        .map(|recipe| recipe.translated(&registry).unwrap().metadata().clone());
+    assert_eq!(published, newer);
 }

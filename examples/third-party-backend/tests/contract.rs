@@ -26,6 +26,7 @@ const KNOWN: &[Known] = &[
     Known::fails("rows_of_a_weight_add", ELEMENTWISE),
     Known::fails("soft_cap_bends", ELEMENTWISE),
     Known::fails("convolutions_and_scans_compute", RECURRENT),
+    Known::fails("kernels_of_convolutions_join", RECURRENT),
     Known::fails(
         "going_back_to_a_snapshot_is_as_if_nothing_followed",
         RECURRENT,

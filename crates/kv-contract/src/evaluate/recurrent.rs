@@ -53,7 +53,7 @@ impl Evaluator<'_> {
         memory: &mut Memory,
     ) -> Value {
         let (channels, width) = (node.row_len(), conv.width);
-        let weight = self.weight(&conv.weight);
+        let weight: Vec<f64> = conv.weights().flat_map(|w| self.weight(w)).collect();
         let bias = conv.bias.as_ref().map(|b| self.weight(b));
         let x = self.operand(node, 0);
         let states = States {

@@ -45,6 +45,7 @@ pub use ops::delta_rule::{DecaySpec, DeltaSpec, KeySharing};
 pub use ops::elementwise::{ClampedGate, PositionScale};
 pub use ops::experts::slots;
 pub use ops::norm::NormGain;
+pub use ops::recurrent::ConvKernels;
 pub use ops::route::{
     GroupScore, MAX_ROUTE_GROUPS, RouteGate, RouteGroups, RouteSpec, RouteSum, Routing,
 };

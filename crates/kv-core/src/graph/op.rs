@@ -122,9 +122,19 @@ pub struct ConvSpec {
     pub width: usize,
     /// The kernel, `[channels, width]`, oldest input first.
     pub weight: String,
+    /// Kernels of the channels after those of `weight`, in order, where files have several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<String>,
     /// Added to every output, `[channels]`, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<String>,
+}
+
+impl ConvSpec {
+    /// The weights that the kernel is made of, in the order of their channels.
+    pub fn weights(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.weight).chain(&self.further)
+    }
 }
 
 /// A selective scan: a linear recurrence for each channel, with `d_state` values.

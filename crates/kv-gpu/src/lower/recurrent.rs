@@ -70,6 +70,9 @@ impl<D: Device> Lower<'_, D> {
             width: word(conv.width)?,
             has_bias: u32::from(conv.bias.is_some()),
         };
+        if !conv.further.is_empty() {
+            return Err(self.unsupported(node));
+        }
         let weight = self.floats(&conv.weight, node)?;
         let bias = match &conv.bias {
             Some(name) => self.floats(name, node)?,

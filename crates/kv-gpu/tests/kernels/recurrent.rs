@@ -98,6 +98,7 @@ fn convolutions_of_any_width() {
         let conv = ConvSpec {
             width,
             weight: "w".into(),
+            further: Vec::new(),
             bias: (width > 2).then(|| "b".into()),
         };
         let y = b.conv("y", LAYER, &conv, [x, states]).unwrap();

@@ -8,6 +8,10 @@ pub(crate) const KNOWN: &[Known] = &[
     Known::fails("decays_fall", NO_KERNEL),
     Known::fails("delta_rules_compute", NO_KERNEL),
     Known::fails("delta_states_go_back", NO_KERNEL),
+    Known::fails(
+        "kernels_of_convolutions_join",
+        "the kernel takes one weight",
+    ),
     Known::fails("clamp_bounds", NO_KERNEL),
     Known::fails("rectifiers_cut", NO_KERNEL),
     Known::fails(

@@ -10,6 +10,7 @@ mod decoder_model;
 mod delta_mixer;
 mod experts;
 mod feed_forward;
+mod kda_mixer;
 mod latent_attention;
 mod long_rope;
 mod mixer;
@@ -33,6 +34,7 @@ pub use experts::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
+pub use kda_mixer::KdaMixerBlock;
 pub use latent_attention::LatentAttentionBlock;
 pub use long_rope::LongRope;
 pub use mixer::Mixer;

@@ -46,6 +46,7 @@ impl ShortConvBlock {
         let conv = ConvSpec {
             width: self.width,
             weight: "shortconv.conv.weight".to_owned(),
+            further: Vec::new(),
             bias: None,
         };
         let y = b.conv("conv", at.layer, &conv, [x, states])?;

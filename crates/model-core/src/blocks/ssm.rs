@@ -7,7 +7,8 @@ use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
 
 use super::{
-    ConvBias, DeltaMixerBlock, LayerContext, ShortConvBlock, Ssm2MixerBlock, SsmMixerBlock,
+    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, ShortConvBlock, Ssm2MixerBlock,
+    SsmMixerBlock,
 };
 
 /// The mixer of a recurrent layer.
@@ -19,6 +20,8 @@ pub enum SsmMixer {
     Mamba2(Ssm2MixerBlock),
     /// As in gated DeltaNet.
     Delta(DeltaMixerBlock),
+    /// As in Kimi Delta Attention.
+    Kda(KdaMixerBlock),
     /// A short convolution and nothing more.
     ShortConv(ShortConvBlock),
 }
@@ -30,6 +33,7 @@ impl SsmMixer {
             Self::Mamba(block) => block.memory(),
             Self::Mamba2(block) => block.memory(),
             Self::Delta(block) => block.memory(),
+            Self::Kda(block) => block.memory(),
             Self::ShortConv(block) => block.memory(),
         }
     }
@@ -49,6 +53,7 @@ impl SsmMixer {
             Self::Mamba(block) => block.build(b, at, x),
             Self::Mamba2(block) => block.build(b, at, x),
             Self::Delta(block) => block.build(b, at, x),
+            Self::Kda(block) => block.build(b, at, x),
             Self::ShortConv(block) => block.build(b, at, x),
         }
     }
@@ -65,6 +70,7 @@ pub(super) fn convolved(
     let conv = ConvSpec {
         width,
         weight: "ssm_conv1d.weight".to_owned(),
+        further: Vec::new(),
         bias: match bias {
             ConvBias::None => None,
             ConvBias::PerChannel => Some("ssm_conv1d.bias".to_owned()),

@@ -91,6 +91,8 @@ pub enum Step {
     Squeezed,
     /// With a last dimension of length 1.
     Column,
+    /// With a first dimension of length 1.
+    LeadingOne,
     /// A vector in as many rows as the value of this key.
     Rows(&'static str),
     /// Some of the rows of every head: `[heads * head_rows, columns]` becomes
@@ -121,6 +123,7 @@ pub(super) enum Action {
     Transposed,
     Squeezed,
     Column,
+    LeadingOne,
     Rows(usize),
     HeadRows(HeadRows),
     PickedRows(PickedRows),
@@ -164,6 +167,7 @@ impl Step {
             Self::Transposed => Action::Transposed,
             Self::Squeezed => Action::Squeezed,
             Self::Column => Action::Column,
+            Self::LeadingOne => Action::LeadingOne,
             Self::Rows(key) => Action::Rows(config.count(key)?),
             Self::HeadRows(rows) => Action::HeadRows(rows(config)?),
             Self::PickedRows(rows) => Action::PickedRows(rows(config)?),
@@ -230,6 +234,7 @@ impl Action {
             }
             Self::Squeezed => Ok(shape.iter().copied().filter(|&n| n != 1).collect()),
             Self::Column => Ok(shape.iter().copied().chain([1]).collect()),
+            Self::LeadingOne => Ok([&[1], shape].concat()),
             Self::Rows(n) => match *shape {
                 [values] => Ok(vec![n, part_of(values, n, "values")?]),
                 _ => Err(format!("shape {shape:?} is no vector")),
@@ -333,7 +338,9 @@ impl Action {
                     matrix * rows * columns + inside % rows * columns + inside / rows
                 })
             }
-            Self::Squeezed | Self::Column | Self::Rows(_) => values.bytes.clone(),
+            Self::Squeezed | Self::Column | Self::LeadingOne | Self::Rows(_) => {
+                values.bytes.clone()
+            }
             Self::HeadRows(ref heads) => {
                 let HeadRows {
                     n_heads,
@@ -498,6 +505,7 @@ mod tests {
     fn shapes_and_values() {
         assert_eq!(applied(&Action::Squeezed, &[3, 1, 2]).0, [3, 2]);
         assert_eq!(applied(&Action::Column, &[3]).0, [3, 1]);
+        assert_eq!(applied(&Action::LeadingOne, &[3, 2]).0, [1, 3, 2]);
         assert_eq!(applied(&Action::Rows(2), &[4]).0, [2, 2]);
         let (shape, rows) = applied(&Action::RowsAfter(2), &[3, 2]);
         assert_eq!((shape, rows), (vec![1, 2], vec![4., 5.]));

@@ -3,6 +3,7 @@
 
 mod hybrid;
 mod hybrid_tensors;
+mod kimi;
 mod lfm2;
 mod mamba;
 mod mixer_tensors;
@@ -17,7 +18,7 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = mamba::CLASSES.iter();
     let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
     let tables = tables.chain(lfm2::CLASSES);
-    tables.copied().chain([rwkv::CLASS])
+    tables.copied().chain([kimi::CLASS, rwkv::CLASS])
 }
 
 fn as_u32(count: usize) -> u32 {

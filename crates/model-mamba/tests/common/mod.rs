@@ -85,4 +85,8 @@ pub(crate) const CASES: &[Case] = &[
     tiled("qwen3_5_moe"),
     case("lfm2"),
     case("lfm2_moe"),
+    Case {
+        keys: KeyOrder::Latents,
+        ..delta("kimi_linear")
+    },
 ];

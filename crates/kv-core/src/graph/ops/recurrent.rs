@@ -3,7 +3,7 @@
 //! Invariant: rows of all operands are the tokens of the ubatch. Does not know states' rows.
 
 use crate::graph::op::{ConvSpec, HeadScanSpec, Input, Op, ScanSpec};
-use crate::graph::spec::{Inferred, OpScope, OpSpec};
+use crate::graph::spec::{Given, Inferred, OpScope, OpSpec, n_values};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
@@ -12,7 +12,12 @@ pub(in crate::graph) fn conv(layer: LayerIdx, conv: &ConvSpec) -> OpSpec<'_> {
         let (width, states) = (conv.width, given.is_input(1, Input::States));
         match *given.shape(0) {
             [n, channels] if n == given.graph.n_tokens && width > 0 && states => {
-                let result = Inferred::f32([n, channels]).weight([channels, width]);
+                let result = Inferred::f32([n, channels]);
+                let kernels = match conv.further.is_empty() {
+                    true => vec![vec![channels, width]],
+                    false => joined_kernels(given, conv, channels)?,
+                };
+                let result = kernels.into_iter().fold(result, Inferred::weight);
                 Ok(result.weight_if(conv.bias.as_ref(), [channels]))
             }
             _ => Err("[tokens, channels] and states, with a width above 0".into()),
@@ -21,8 +26,42 @@ pub(in crate::graph) fn conv(layer: LayerIdx, conv: &ConvSpec) -> OpSpec<'_> {
     spec.scope_of(OpScope::Tokens)
         .setting("layer", layer)
         .setting("width", conv.width)
-        .weights_as("w", [&conv.weight])
+        .weights_as("w", conv.weights())
         .weights_as("b", &conv.bias)
+}
+
+/// The shapes of kernels that together are one of so many channels.
+fn joined_kernels(
+    given: &Given<'_>,
+    conv: &ConvSpec,
+    channels: usize,
+) -> Result<Vec<Vec<usize>>, String> {
+    let shapes = (0..conv.weights().count()).map(|at| given.weight(at));
+    let wrong = || {
+        let width = conv.width;
+        format!("kernels of {channels} channels together, of {width} values each")
+    };
+    let mut n_channels = 0usize;
+    for shape in shapes.clone() {
+        let n = n_values(shape).filter(|_| shape.last() == Some(&conv.width));
+        let n = n.ok_or_else(wrong)? / conv.width;
+        n_channels = n_channels.saturating_add(n);
+    }
+    match n_channels == channels {
+        true => Ok(shapes.map(<[usize]>::to_vec).collect()),
+        false => Err(wrong()),
+    }
+}
+
+/// Kernels of one shape that make up a convolution's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConvKernels<const N: usize> {
+    /// Inputs that an output depends on.
+    pub width: usize,
+    /// Names of the kernels, in the order of their channels.
+    pub weights: [String; N],
+    /// The shape of each, which files write in several ways; the last dimension is the width.
+    pub shape: Vec<usize>,
 }
 
 pub(in crate::graph) fn scan(layer: LayerIdx, scan: &ScanSpec) -> OpSpec<'_> {
@@ -100,9 +139,36 @@ impl GraphBuilder {
         let conv = ConvSpec {
             width: conv.width,
             weight: self.weight_name(&conv.weight),
+            further: conv.further.iter().map(|w| self.weight_name(w)).collect(),
             bias: self.optional_weight_name(conv.bias.as_deref()),
         };
         self.push(name, Op::Conv { layer, conv }, &x_states, Claim::default())
+    }
+
+    /// The same with a kernel in several weights, without a bias.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] as for [`GraphBuilder::conv`], and where kernels do not make up the
+    /// channels of `x`.
+    pub fn conv_joined<const N: usize>(
+        &mut self,
+        name: &str,
+        layer: LayerIdx,
+        kernels: &ConvKernels<N>,
+        x_states: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let mut weights = kernels.weights.iter().map(|w| self.weight_name(w));
+        let conv = ConvSpec {
+            width: kernels.width,
+            weight: weights.next().unwrap_or_default(),
+            further: weights.collect(),
+            bias: None,
+        };
+        let claim = Claim {
+            weights: &[&*kernels.shape; N],
+            ..Claim::default()
+        };
+        self.push(name, Op::Conv { layer, conv }, &x_states, claim)
     }
 
     /// The selective scan of `x [tokens, channels]`; operands as in [`Op::Scan`].
@@ -167,6 +233,7 @@ mod tests {
         let conv = ConvSpec {
             width: 4,
             weight: "conv.w".into(),
+            further: Vec::new(),
             bias: Some("conv.b".into()),
         };
         let y = b.conv("conv", layer, &conv, [x, states]).unwrap();
@@ -213,6 +280,38 @@ mod tests {
             text.contains("scan(%5, %2, %3, %3, %1, layer=0, d_state=2, a=a, d=d)"),
             "{text}"
         );
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+    }
+
+    #[test]
+    fn kernels_join() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 1,
+        });
+        let layer = LayerIdx(0);
+        let x = b.input(Input::Embeddings { dim: 6 }).unwrap();
+        let states = b.input(Input::States).unwrap();
+        let kernels = |shape: &[usize]| ConvKernels {
+            width: 4,
+            weights: ["q", "k", "v"].map(str::to_owned),
+            shape: shape.to_vec(),
+        };
+        for shape in [&[2, 5][..], &[4, 2], &[3, 4], &[4], &[]] {
+            let refused = b.conv_joined("refused", layer, &kernels(shape), [x, states]);
+            assert!(
+                matches!(refused, Err(GraphError::Shape { .. })),
+                "{shape:?}"
+            );
+        }
+        let y = b.conv_joined("y", layer, &kernels(&[1, 2, 1, 4]), [x, states]);
+        let graph = b.finish(&[y.unwrap()]).unwrap();
+        let text = graph.text().to_string();
+        assert!(
+            text.contains("conv(%0, %1, layer=0, width=4, w=q, w=k, w=v)"),
+            "{text}"
+        );
+        assert_eq!(graph.weights()[1].shape, [1, 2, 1, 4]);
         assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
     }
 

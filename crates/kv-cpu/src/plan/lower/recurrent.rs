@@ -85,7 +85,10 @@ impl<'a> Lowering<'a> {
         if row.conv_row != wanted {
             return Err(other_state(layer, "convolution", wanted, row.conv_row));
         }
-        let weight = self.vector(&conv.weight, node)?;
+        let mut weight = Vec::with_capacity(channels * width);
+        for name in conv.weights() {
+            weight.extend_from_slice(&self.vector(name, node)?);
+        }
         let bias = conv.bias.as_ref().map(|b| self.vector(b, node));
         // Tap by tap: a kernel iterates over neighbouring channels.
         let taps = (0..width).flat_map(|k| weight.iter().skip(k).step_by(width.max(1)));
