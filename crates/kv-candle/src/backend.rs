@@ -39,9 +39,36 @@ impl CandleBackend {
         Self::new(Device::Cpu)
     }
 
+    /// A backend on an NVIDIA GPU, by its number, with candle's kernels: the feature `cuda`.
+    ///
+    /// # Errors
+    /// [`BackendError::Unavailable`] in candle's words: built without the feature, no such GPU.
+    pub fn cuda(ordinal: usize) -> Result<Self, BackendError> {
+        Device::new_cuda(ordinal)
+            .map(Self::new)
+            .map_err(unavailable)
+    }
+
+    /// A backend on a GPU of a Mac, by its number, with candle's kernels: the feature `metal`.
+    ///
+    /// # Errors
+    /// [`BackendError::Unavailable`] in candle's words: built without the feature, no such GPU.
+    pub fn metal(ordinal: usize) -> Result<Self, BackendError> {
+        Device::new_metal(ordinal)
+            .map(Self::new)
+            .map_err(unavailable)
+    }
+
     /// The device that it runs on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+fn unavailable(error: candle_core::Error) -> BackendError {
+    BackendError::Unavailable {
+        backend: error::NAME,
+        reason: error.to_string(),
     }
 }
 
@@ -128,5 +155,25 @@ impl RowStorage for Rows {
 
     fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
         self.n_bytes(layer, kind)
+    }
+}
+
+#[cfg(all(test, not(any(feature = "cuda", feature = "metal"))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_features() {
+        for (opened, name) in [
+            (CandleBackend::cuda(0), "cuda"),
+            (CandleBackend::metal(0), "metal"),
+        ] {
+            let error = opened.unwrap_err();
+            let wanted = format!(
+                "the candle backend is not available: the candle crate has not been built with \
+                 {name} support"
+            );
+            assert_eq!(error.to_string(), wanted);
+        }
     }
 }

@@ -8,13 +8,14 @@ use candle_core::{D, Device, Tensor};
 use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{
-    Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op,
+    Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op, Relative,
+    RelativeScores,
 };
 use kv_core::layers::ValueRows;
 use kv_core::{LayerIdx, Visibility};
 
 use crate::error::{OnDevice, failure};
-use crate::ops::{self, AffineTensors, Queries};
+use crate::ops::{self, AffineTensors, IndexQueries, Queries};
 use crate::program::{Program, Rotation, unsupported};
 use crate::rows::{KvTensors, RowTensor, Rows};
 
@@ -194,9 +195,20 @@ impl Run<'_> {
                 let affine = self.affine(node, weight, bias.as_deref())?;
                 ops::layer_norm(self.operand(node, 0)?, affine, *eps)
             }
-            Op::Route { spec, bias } => {
-                let bias = bias.as_deref().map(|b| program.weight(b, node));
-                ops::route(self.operand(node, 0)?, spec, bias.transpose()?)
+            Op::Route { spec, bias, gain } => {
+                let weight = |name: &Option<String>| {
+                    let weight = name.as_deref().map(|name| program.weight(name, node));
+                    weight.transpose()
+                };
+                let tables = [weight(bias)?, weight(gain)?];
+                ops::route(self.operand(node, 0)?, spec, tables)
+            }
+            Op::Mix => {
+                let [x, coefficients] = self.operands::<2>(node)?;
+                coefficients.matmul(x)
+            }
+            Op::GaussianTopK { deviations } => {
+                ops::gaussian_top_k(self.operand(node, 0)?, *deviations)
             }
             Op::ExpertLinear { weight, bias } => {
                 let affine = self.affine(node, weight, bias.as_deref())?;
@@ -262,6 +274,9 @@ impl Run<'_> {
                 let x = self.operand(node, 0)?;
                 added.and_then(|added| x.broadcast_add(&added))
             }
+            Op::Gain { weight } => self
+                .operand(node, 0)?
+                .broadcast_mul(program.weight(weight, node)?),
             Op::SoftCap { cap } => ops::soft_cap(self.operand(node, 0)?, *cap),
             Op::Clamp { limit } => self.operand(node, 0)?.clamp(-limit, *limit),
             Op::ClampedGate { slope, limit } => {
@@ -316,6 +331,27 @@ impl Run<'_> {
                 let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
                 ops::attend(tensors, spec, queries)
             }
+            Op::Index { layer, index } => {
+                let part = part_inputs(inputs, part_of(&program.graph, node, 3)?)?;
+                let (_, tensors) = self.rows.attended(*layer)?;
+                let [q, weights] = self.operands(node)?;
+                let queries = IndexQueries {
+                    q,
+                    weights,
+                    visibility: &part.visibility,
+                };
+                ops::index(&tensors.k, index, queries)
+            }
+            Op::AttendSparse { layer, spec } => {
+                let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
+                let (_, tensors) = self.rows.attended(*layer)?;
+                let chosen = self.operand(node, 3)?;
+                let per_row = chosen.dim(1).on_device()?;
+                let chosen = chosen.flatten_all().and_then(|c| c.to_vec1()).on_device()?;
+                let mut kept = Visibility::default();
+                part.visibility.keep_chosen(&chosen, per_row, &mut kept);
+                ops::attend(tensors, spec, self.queries(node, &kept, None)?)
+            }
             Op::Kq { layer, spec } => {
                 let (_, tensors) = self.rows.layer(*layer)?;
                 ops::kq(
@@ -338,9 +374,17 @@ impl Run<'_> {
                 };
                 ops::kqv(values, spec, self.operand(node, 0)?)
             }
-            Op::AttendBatch { spec, sinks } => {
+            Op::AttendBatch {
+                spec,
+                sinks,
+                relative,
+            } => {
                 let visibility = batch_visibility(&program.graph, node, 3, inputs)?;
-                let queries = self.queries(node, visibility, sinks.as_deref())?;
+                let mut queries = self.queries(node, visibility, sinks.as_deref())?;
+                queries.relative = match relative {
+                    Some(relative) => Some(self.relative(node, relative)?),
+                    None => None,
+                };
                 let rows = |at| RowTensor::fresh(self.operand(node, at)?).on_device();
                 let (k, v) = (rows(1)?, rows(2)?);
                 ops::attend(&KvTensors { k, v }, spec, queries)
@@ -394,6 +438,27 @@ impl Run<'_> {
             visibility,
             positions: self.inputs.positions,
             sinks: sinks.transpose()?,
+            relative: None,
+        })
+    }
+
+    /// What scores get added by distance.
+    fn relative(&self, node: &Node, relative: &Relative) -> Result<ops::Buckets, BackendError> {
+        let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
+        let scores = match &relative.scores {
+            RelativeScores::Weight(name) => {
+                let weight = self.program.weight(name, node)?;
+                ops::BucketScores::Heads(values(weight).on_device()?)
+            }
+            RelativeScores::Tables => {
+                let table = |at| values(self.operand(node, at)?).on_device();
+                ops::BucketScores::Tables([table(4)?, table(5)?])
+            }
+        };
+        Ok(ops::Buckets {
+            table: relative.buckets.table(),
+            n: relative.buckets.n(),
+            scores,
         })
     }
 

@@ -7,7 +7,10 @@ use super::scene::{Scene, Step, Token, layout, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError};
 use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
-use kv_core::graph::{Alibi, AttendSpec, Attention, BatchVisibility, Graph, Input, NodeId};
+use kv_core::graph::{
+    Alibi, AttendSpec, Attention, BatchVisibility, DistanceBuckets, DistanceScores, Distances,
+    Graph, Input, NodeId,
+};
 use kv_core::layers::RowLayout;
 use kv_core::memory::batch_visibility;
 use kv_core::{LayerIdx, PartIdx, SeqId, TokenId, Window};
@@ -132,6 +135,50 @@ pub fn tokens_attend_within_their_ubatch<B: Backend>(subject: &Subject<B>) {
             compare(subject, &graph, &layout, &step(seqs, windows));
         }
     }
+}
+
+/// Scores get added what the bucket of a distance says: out of a weight, or of tables that rows of
+/// queries and keys have.
+pub fn scores_by_distance_add<B: Backend>(subject: &Subject<B>) {
+    let windows = [Window::Symmetric(9), Window::Full];
+    for buckets in [
+        DistanceBuckets::Halves {
+            n: 8,
+            max_distance: 20,
+        },
+        DistanceBuckets::Signed {
+            span: 4,
+            max_distance: 16,
+        },
+        DistanceBuckets::Single { span: 4 },
+    ] {
+        for seqs in [&[0][..], &[0; 70], &[1, 0, 0, 1, 2, 2, 2, 1, 0, 5, 1, 1]] {
+            let graph = by_distance(buckets, seqs.len(), windows);
+            compare(subject, &graph, &RowLayout::default(), &step(seqs, windows));
+        }
+    }
+}
+
+/// Attention by a weight of buckets through the first window, and by tables, which are the queries
+/// and keys themselves, through the second.
+fn by_distance(buckets: DistanceBuckets, n: usize, windows: [Window; 2]) -> Graph {
+    let mut b = builder(n, 0);
+    let [q, k, v] = qkv(&mut b);
+    let spec = AttendSpec {
+        soft_cap: Some(3.0),
+        ..SPEC
+    };
+    let weight = Distances {
+        buckets,
+        scores: DistanceScores::Weight("rel.w"),
+    };
+    let tables = Distances {
+        buckets,
+        scores: DistanceScores::Tables([q, k]),
+    };
+    let near = b.attend_batch_relative("near", spec, [q, k, v], windows[0], weight);
+    let far = b.attend_batch_relative("far", spec, [q, k, v], windows[1], tables);
+    b.finish(&[near.unwrap(), far.unwrap()]).unwrap()
 }
 
 /// The same attention over a memory: sinks are a weight, biases follow the positions.

@@ -4,7 +4,7 @@ use super::Subject;
 use super::ops::{alone, compare, step};
 use super::scene::memory_weights;
 use kv_core::backend::Backend;
-use kv_core::graph::{Activation, Affine, ClampedGate, PositionScale, TableRow};
+use kv_core::graph::{Activation, Affine, ClampedGate, PositionScale, RowGain, TableRow};
 
 fn clamped(slope: f32, limit: f32) -> ClampedGate {
     ClampedGate { slope, limit }
@@ -88,6 +88,42 @@ pub fn rows_of_a_weight_add<B: Backend>(subject: &Subject<B>) {
         let z = b.add_row("z", y, row(0)).unwrap();
         b.add("sum", z, x).unwrap()
     });
+}
+
+/// `Gain` of rows and of heads, by one factor and by one for each value.
+pub fn gains_multiply<B: Backend>(subject: &Subject<B>) {
+    alone(subject, 24, subject.tolerance.elementwise, |b, x| {
+        let n = b.shape().n_tokens;
+        let y = b.gain("y", x, RowGain::PerValue("w")).unwrap();
+        let one = b.gain("one", y, RowGain::One("s")).unwrap();
+        let heads = b.reshape("heads", one, &[n, 4, 6]).unwrap();
+        let heads = b.gain("z", heads, RowGain::PerValue("h")).unwrap();
+        let z = b.reshape("flat", heads, &[n, 24]).unwrap();
+        b.add("sum", z, x).unwrap()
+    });
+}
+
+/// `Mix` of some parts to more and to fewer, and as a dot product.
+pub fn parts_of_rows_mix<B: Backend>(subject: &Subject<B>) {
+    for (inputs, outputs) in [(4, 4), (1, 5), (3, 1), (24, 1)] {
+        alone(subject, 24, subject.tolerance.linear, |b, x| {
+            let n = b.shape().n_tokens;
+            let parts = b.reshape("parts", x, &[n, inputs, 24 / inputs]).unwrap();
+            let flat = b.linear("flat", x, "w", outputs * inputs).unwrap();
+            let coefficients = b.reshape("coefficients", flat, &[n, outputs, inputs]);
+            b.mix("y", parts, coefficients.unwrap()).unwrap()
+        });
+    }
+}
+
+/// `GaussianTopK`, with most and with few of the values left.
+pub fn gaussian_top_k_cuts<B: Backend>(subject: &Subject<B>) {
+    for deviations in [-1.0, 0.0, 1.5] {
+        alone(subject, 40, subject.tolerance.elementwise, |b, x| {
+            let y = b.gaussian_top_k("y", x, deviations).unwrap();
+            b.add("sum", y, x).unwrap()
+        });
+    }
 }
 
 /// `ScaleByPosition` of rows and of heads.

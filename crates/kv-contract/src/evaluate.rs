@@ -11,7 +11,9 @@ mod route;
 
 use std::collections::HashMap;
 
-use kv_core::graph::{Activation, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale};
+use kv_core::graph::{
+    Activation, Attention, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale,
+};
 use kv_core::layers::{RowLayout, RowShape, ValueRows};
 use kv_core::rope::{RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
@@ -150,6 +152,13 @@ impl Evaluator<'_> {
                 self.layer_norm(node, weight, bias.as_deref(), f64::from(*eps))
             }
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
+            Op::Gain { weight } => {
+                let gain = self.weight(weight);
+                let x = self.operand(node, 0).iter().zip(gain.iter().cycle());
+                x.map(|(x, gain)| x * gain).collect()
+            }
+            Op::Mix => self.mix(node),
+            Op::GaussianTopK { deviations } => self.gaussian_top_k(node, f64::from(*deviations)),
             Op::SoftCap { cap } => {
                 let cap = f64::from(*cap);
                 self.each(node, |x| cap * (x / cap).tanh())
@@ -162,7 +171,9 @@ impl Evaluator<'_> {
                 self.clamped_gate(node, f64::from(*slope), f64::from(*limit))
             }
             Op::ScaleByPosition { scale } => self.scale_by_position(node, scale),
-            Op::Route { spec, bias } => self.route(node, spec, bias.as_deref()),
+            Op::Route { spec, bias, gain } => {
+                self.route(node, spec, bias.as_deref(), gain.as_deref())
+            }
             Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
             Op::ExpertScale => self.by_slots(node, |x, (_, weight), out| {
                 out.extend(x.iter().map(|x| x * weight));
@@ -176,9 +187,19 @@ impl Evaluator<'_> {
                 let visibility = &self.inputs.parts[part.as_usize()].visibility;
                 let (_, rows) = self.layout.attended(*layer).unwrap();
                 let row_of = |cell: CellIdx| &memory.rows[&(rows.layer, cell.0)];
-                self.attend(node, spec, sinks.as_deref(), visibility, row_of)
+                let attention = Attention {
+                    spec: *spec,
+                    sinks: sinks.as_deref(),
+                };
+                self.attend(node, attention, visibility, row_of, |_, _, _| 0.0)
             }
-            Op::AttendBatch { spec, sinks } => self.attend_batch(node, spec, sinks.as_deref()),
+            Op::Index { layer, index } => self.index(node, *layer, index, memory),
+            Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec, memory),
+            Op::AttendBatch {
+                spec,
+                sinks,
+                relative,
+            } => self.attend_batch(node, spec, sinks.as_deref(), relative.as_ref()),
             Op::Custom { custom } => {
                 panic!(
                     "'{}' has no definition here: its tests bring their own",
@@ -247,6 +268,38 @@ impl Evaluator<'_> {
             rows.take(n_out).map(dot).collect::<Value>()
         };
         rows.flat_map(product).collect()
+    }
+
+    fn mix(&self, node: &Node) -> Value {
+        let [n_inputs, dim] = [1, 2].map(|at| self.shape(node.operands[0])[at]);
+        let (x, coefficients) = (self.operand(node, 0), self.operand(node, 1));
+        let mut out = Vec::new();
+        for (t, coefficients) in coefficients
+            .chunks_exact(node.shape[1] * n_inputs)
+            .enumerate()
+        {
+            for coefficients in coefficients.chunks_exact(n_inputs) {
+                let value = |i: usize| {
+                    let part = |j: usize| x[(t * n_inputs + j) * dim + i];
+                    let terms = coefficients.iter().enumerate();
+                    terms.map(|(j, c)| c * part(j)).sum::<f64>()
+                };
+                out.extend((0..dim).map(value));
+            }
+        }
+        out
+    }
+
+    fn gaussian_top_k(&self, node: &Node, deviations: f64) -> Value {
+        let rows = self.operand(node, 0).chunks_exact(node.row_len());
+        let cut = |row: &[f64]| -> Value {
+            let n = row.len() as f64;
+            let mean = row.iter().sum::<f64>() / n;
+            let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+            let threshold = mean + deviations * variance.sqrt();
+            row.iter().map(|v| (v - threshold).max(0.0)).collect()
+        };
+        rows.flat_map(cut).collect()
     }
 
     fn concat(&self, node: &Node) -> Value {

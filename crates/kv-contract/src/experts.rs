@@ -84,7 +84,11 @@ pub fn routes_choose_from_groups<B: Backend>(subject: &Subject<B>) {
             };
             let graph = graph(n, 24, |b, x| {
                 let logits = b.linear("logits", x, "router", 40)?;
-                let routes = b.route("route", logits, Routing { spec, bias })?;
+                let routing = Routing {
+                    bias,
+                    ..Routing::from(spec)
+                };
+                let routes = b.route("route", logits, routing)?;
                 let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
                 let scaled = b.expert_scale("scaled", [up, routes])?;
                 b.expert_sum("sum", scaled)
@@ -93,6 +97,29 @@ pub fn routes_choose_from_groups<B: Backend>(subject: &Subject<B>) {
             let step = step(n, 0, 24, 1);
             compare(subject, &graph, weights, &step, subject.tolerance.graph);
         }
+    }
+}
+
+/// Routes whose weights are multiplied with a gain of each expert.
+pub fn routes_have_gains<B: Backend>(subject: &Subject<B>) {
+    for (n, spec) in ROWS
+        .into_iter()
+        .flat_map(|n| specs(3).map(move |spec| (n, spec)))
+    {
+        let graph = graph(n, 24, |b, x| {
+            let logits = b.linear("logits", x, "router", 9)?;
+            let routing = Routing {
+                gain: Some("gain"),
+                ..Routing::from(spec)
+            };
+            let routes = b.route("route", logits, routing)?;
+            let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
+            let scaled = b.expert_scale("scaled", [up, routes])?;
+            b.expert_sum("sum", scaled)
+        });
+        let weights = memory_weights(&graph, 57);
+        let step = step(n, 0, 24, 1);
+        compare(subject, &graph, weights, &step, subject.tolerance.graph);
     }
 }
 

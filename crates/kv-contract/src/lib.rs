@@ -37,6 +37,7 @@ pub mod scan_heads;
 mod scene;
 pub mod shared;
 pub mod shift;
+pub mod sparse;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -231,7 +232,7 @@ macro_rules! backend_contract {
                 attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
             masks: k43_golden_masks_are_attended;
-            attend_batch: tokens_attend_within_their_ubatch, sinks_and_biases_come_from_the_graph,
+            attend_batch: tokens_attend_within_their_ubatch, scores_by_distance_add, sinks_and_biases_come_from_the_graph,
                 plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, embed_looks_positions_and_types_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
@@ -245,8 +246,9 @@ macro_rules! backend_contract {
                 strangers_do_not_matter, random_graphs_compute;
             elementwise: layer_norm_centres, rows_of_a_weight_add, soft_cap_bends, clamped_gate_clamps,
                 clamp_bounds, rectifiers_cut, positions_scale, positions_scale_from_zero,
+                gains_multiply, parts_of_rows_mix, gaussian_top_k_cuts,
                 elementwise_nodes_leave_operands_alone;
-            experts: routes_choose_and_weigh, routes_choose_from_groups, experts_compute,
+            experts: routes_choose_and_weigh, routes_choose_from_groups, routes_have_gains, experts_compute,
                 experts_on_scaled_inputs_compute, experts_on_blocks;
             heads: heads_have_matrices, heads_on_blocks, heads_are_cut_and_joined;
             recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,
@@ -258,6 +260,9 @@ macro_rules! backend_contract {
                 what_custom_operations_refuse_is_reported, unregistered_operations_are_refused;
             delta_rule: sigmoid_gates, decays_fall, delta_rules_compute, delta_states_go_back,
                 delta_states_of_another_shape_are_refused;
+            sparse: indexers_choose_what_is_attended,
+                indexers_that_may_choose_everything_leave_nothing_out,
+                indexers_need_keys_of_their_width;
             scan_heads: scans_by_heads_compute, head_states_of_another_shape_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,

@@ -147,6 +147,26 @@ impl Visibility {
         Ok(mask)
     }
 
+    /// What rows see where each sees the cells alone whose ranks `chosen [rows, per_row]` names, as
+    /// [`Op::Index`](crate::graph::Op::Index) chooses them: into `out`, whose memory is used again.
+    pub fn keep_chosen(&self, chosen: &[f32], per_row: usize, out: &mut Self) {
+        out.n_rows = self.n_rows;
+        let mut n_groups = 0;
+        for group in &self.groups {
+            for (at, &row) in group.rows.iter().enumerate() {
+                let ranks = chosen.chunks_exact(per_row.max(1)).nth(row as usize);
+                if out.groups.len() == n_groups {
+                    out.groups.push(VisibleGroup::default());
+                }
+                if let Some(kept) = out.groups.get_mut(n_groups) {
+                    kept.keep(group, at, ranks.unwrap_or_default());
+                }
+                n_groups += 1;
+            }
+        }
+        out.groups.truncate(n_groups);
+    }
+
     /// Whether the rules of this type hold for `n_cells` cells.
     ///
     /// # Errors
@@ -201,6 +221,39 @@ impl VisibleGroup {
             .iter()
             .filter_map(move |run| run.clip(limits))
             .flat_map(CellRun::iter)
+    }
+
+    /// Becomes the `index`-th row of `group` alone, which sees the cells of these ranks, ascending,
+    /// of what it saw; ranks below 0 are none.
+    fn keep(&mut self, group: &Self, index: usize, ranks: &[f32]) {
+        self.origin = CopyOrigin::default();
+        self.rows.clear();
+        self.rows.extend(group.rows.get(index));
+        self.limits.clear();
+        self.limits.push(PosRange::ALL);
+        self.runs.clear();
+        let limits = group.limits.get(index).copied().unwrap_or(PosRange::EMPTY);
+        let mut ranks = ranks.iter().filter(|rank| **rank >= 0.0);
+        let mut wanted = ranks.next().map(|&rank| rank as u32);
+        let mut first = 0;
+        for run in group.runs.iter().filter_map(|run| run.clip(limits)) {
+            while let Some(skipped) = wanted
+                .and_then(|rank| rank.checked_sub(first))
+                .filter(|&skipped| skipped < run.len)
+            {
+                let (cell, pos) = (run.cell.offset(skipped), Pos(run.pos.0 + skipped));
+                match self.runs.last_mut() {
+                    Some(last)
+                        if [last.cell.0, last.pos.0].map(|n| n + last.len) == [cell.0, pos.0] =>
+                    {
+                        last.len += 1;
+                    }
+                    _ => self.runs.push(CellRun { cell, pos, len: 1 }),
+                }
+                wanted = ranks.next().map(|&rank| rank as u32);
+            }
+            first += run.len;
+        }
     }
 
     fn check(&self, group: usize, n_cells: u32) -> Result<(), VisibilityError> {
@@ -393,6 +446,23 @@ mod tests {
         assert_eq!(cells(0), [(4, 0), (5, 1), (6, 2), (0, 3)]);
         assert_eq!(cells(1), []);
         assert_eq!(cells(2), [(6, 2), (0, 3), (1, 4)]);
+    }
+
+    #[test]
+    fn rows_keep_what_was_chosen_of_what_they_saw() {
+        let chosen = [1.0, 2.0, 3.0, -1.0, -1.0, -1.0, 0.0, 2.0, -1.0];
+        let mut kept = Visibility::default();
+        for _ in 0..2 {
+            example().keep_chosen(&chosen, 3, &mut kept);
+            assert_eq!(kept.check(8), Ok(()));
+            let cells = |row| kept.row(row).map(|(c, p)| (c.0, p.0)).collect::<Vec<_>>();
+            assert_eq!(cells(0), [(5, 1), (6, 2), (0, 3)]);
+            assert_eq!(cells(1), []);
+            assert_eq!(cells(2), [(6, 2), (1, 4)]);
+            assert_eq!(kept.groups[0].runs, [run(5, 1, 2), run(0, 3, 1)]);
+        }
+        example().keep_chosen(&[-1.0; 3], 1, &mut kept);
+        assert!((0..3).all(|row| kept.row(row).next().is_none()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod support;
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{
     Composite, Memory, MemoryInputs, NeededFor, NoRoom, NoStateRoom, Recurrent, RecurrentConfig,
-    Refusal, Streams, Unified, UnifiedConfig, invariants,
+    Refusal, RowsWritten, Streams, Unified, UnifiedConfig, invariants,
 };
 use kv_core::{SeqId, TokenId, Window};
 
@@ -143,5 +143,67 @@ fn d5_plans_that_fail_for_states_change_nothing() {
             let memory = Composite::from_parts(vec![first], Some(second)).unwrap();
             fails(memory, at, each_its_own, |m| check_all(&[&m.parts()[0]]));
         }
+    }
+}
+
+/// What a memory is after each number of steps of one token.
+fn after_steps<M: Memory + Clone>(memory: &M, batch: &ValidBatch) -> Vec<M> {
+    let n_steps = memory.plan(batch, 1).unwrap().len();
+    let after = |n: usize| {
+        let mut memory = memory.clone();
+        let mut steps = memory.begin(batch, 1).unwrap();
+        for n_done in 0..n {
+            assert_eq!(steps.n_done(), n_done);
+            steps.next(&mut MemoryInputs::default()).unwrap();
+        }
+        assert_eq!(steps.n_done(), n);
+        drop(steps);
+        memory
+    };
+    (0..=n_steps).map(after).collect()
+}
+
+/// Undoes all of the first `n` steps.
+fn undo_all<M: Memory + Clone>(memory: &M, batch: &ValidBatch, n: usize, rows: RowsWritten) -> M {
+    let mut memory = memory.clone();
+    let mut steps = memory.begin(batch, 1).unwrap();
+    for _ in 0..n {
+        steps.next(&mut MemoryInputs::default()).unwrap();
+    }
+    steps.undo_all(rows);
+    memory
+}
+
+#[test]
+fn steps_that_recycled_nothing_are_all_undone() {
+    let memory = unified(0, 16, Window::Full, Streams::Shared);
+    let batch = batch(&memory, N_TOKENS, each_its_own);
+    for n in 0..=N_TOKENS as usize {
+        for rows in [RowsWritten::No, RowsWritten::Perhaps] {
+            assert_eq!(undo_all(&memory, &batch, n, rows), memory, "{n}, {rows:?}");
+        }
+    }
+}
+
+/// Positions 0 to 2 are in all cells there are; steps give their cells to 3, 4 and 5. The rows of
+/// the last step may not have been written, those of the steps before it have been: without 5 and 4
+/// the window of the next token, 4, reaches 2, and without 3 it would reach 1, which is overwritten.
+#[test]
+fn steps_are_undone_until_a_window_would_miss_what_they_recycled() {
+    let mut memory = unified(0, 3, Window::Sliding(3), Streams::Shared);
+    let first = batch(&memory, 3, one_sequence);
+    let mut steps = memory.begin(&first, 3).unwrap();
+    while steps.next(&mut MemoryInputs::default()).is_some() {}
+    let more = batch(&memory, 3, one_sequence);
+    let last = |memory: &Unified| memory.positions(SeqId(0)).unwrap().last.0;
+    let after = after_steps(&memory, &more);
+    assert_eq!(after.iter().map(last).collect::<Vec<_>>(), [2, 3, 4, 5]);
+    assert_eq!(undo_all(&memory, &more, 1, RowsWritten::No), after[0]);
+    for (rows, ends) in [
+        (RowsWritten::No, [2, 2, 2, 3]),
+        (RowsWritten::Perhaps, [2, 2, 3, 4]),
+    ] {
+        let undone = (0..=3).map(|n| last(&undo_all(&memory, &more, n, rows)));
+        assert_eq!(undone.collect::<Vec<_>>(), ends, "{rows:?}");
     }
 }

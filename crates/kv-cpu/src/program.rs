@@ -101,10 +101,15 @@ impl CpuProgram {
                     experts.reserve(matrices, n_slots);
                 }
                 StepOp::Attention(
-                    AttentionOp::Attend { spec, .. } | AttentionOp::AttendBatch { spec, .. },
+                    AttentionOp::Attend { spec, .. }
+                    | AttentionOp::AttendSparse { spec, .. }
+                    | AttentionOp::AttendBatch { spec, .. },
                 ) => {
                     scratch.iter_mut().for_each(|s| s.reserve(spec, n_tokens));
                     attention.reserve(spec, n_tokens);
+                }
+                StepOp::Attention(AttentionOp::Index { index, .. }) => {
+                    scratch.iter_mut().for_each(|s| s.reserve_row(index.dim));
                 }
                 StepOp::Attention(AttentionOp::Plain(of)) => {
                     if let PlainStep::Scores { layer } | PlainStep::Sum { layer } = of.step

@@ -9,6 +9,7 @@ const ELEMENTWISE: &str = "only the elementwise operations of Llama";
 const RECURRENT: &str = "no recurrent layers";
 const EXPERTS: &str = "no experts";
 const HEADS: &str = "no matrices of heads, and no two values next to each other";
+const SPARSE: &str = "no indexers";
 const CUSTOM: &str = "no custom operations";
 const PLAIN: &str = "no attention in three nodes";
 const SECTIONS: &str = "no positions of images";
@@ -18,6 +19,9 @@ const KNOWN: &[Known] = &[
     Known::fails("activate_activates", EXACT_GELU),
     Known::fails("gate_activates", EXACT_GELU),
     Known::fails("clamp_bounds", ELEMENTWISE),
+    Known::fails("gains_multiply", ELEMENTWISE),
+    Known::fails("parts_of_rows_mix", ELEMENTWISE),
+    Known::fails("gaussian_top_k_cuts", ELEMENTWISE),
     Known::fails("clamped_gate_clamps", ELEMENTWISE),
     Known::fails("elementwise_nodes_leave_operands_alone", ELEMENTWISE),
     Known::fails("layer_norm_centres", ELEMENTWISE),
@@ -41,9 +45,16 @@ const KNOWN: &[Known] = &[
     Known::fails("experts_on_scaled_inputs_compute", EXPERTS),
     Known::fails("routes_choose_and_weigh", EXPERTS),
     Known::fails("routes_choose_from_groups", EXPERTS),
+    Known::fails("routes_have_gains", EXPERTS),
     Known::fails("heads_have_matrices", HEADS),
     Known::fails("heads_on_blocks", HEADS),
     Known::fails("heads_are_cut_and_joined", HEADS),
+    Known::fails("indexers_choose_what_is_attended", SPARSE),
+    Known::fails(
+        "indexers_that_may_choose_everything_leave_nothing_out",
+        SPARSE,
+    ),
+    Known::fails("indexers_need_keys_of_their_width", SPARSE),
     Known::fails("unregistered_operations_are_refused", CUSTOM),
     Known::fails("custom_rows_compute", CUSTOM),
     Known::fails("custom_states_continue_however_they_are_cut", CUSTOM),
@@ -52,6 +63,7 @@ const KNOWN: &[Known] = &[
     Known::fails("sinks_and_biases_come_from_the_graph", PLAIN),
     Known::fails("rope_sections_rotate", SECTIONS),
     Known::fails("tokens_attend_within_their_ubatch", BATCH),
+    Known::fails("scores_by_distance_add", BATCH),
     Known::fails("unsound_batch_visibilities_are_refused", BATCH),
 ];
 

@@ -5,7 +5,7 @@
 //! `f32`. Knows nothing of windows, sequences or storage types.
 
 use candle_core::{D, DType, Result, Tensor};
-use kv_core::graph::AttendSpec;
+use kv_core::graph::{AttendSpec, BucketTable};
 use kv_core::{CellRun, Pos, PosRange, Visibility, VisibleGroup};
 
 use crate::rows::{KvTensors, RowTensor};
@@ -14,7 +14,7 @@ use crate::rows::{KvTensors, RowTensor};
 const MAX_ROWS: usize = 256;
 
 /// What an attention takes besides keys and values.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Queries<'a> {
     /// `[n, heads, k_dim]`.
     pub(crate) q: &'a Tensor,
@@ -23,11 +23,48 @@ pub(crate) struct Queries<'a> {
     pub(crate) positions: &'a [u32],
     /// `[heads]`.
     pub(crate) sinks: Option<&'a Tensor>,
+    /// What scores get added by distance, where there is something.
+    pub(crate) relative: Option<Buckets>,
+}
+
+/// What scores get added by the distance of query and key.
+#[derive(Clone)]
+pub(crate) struct Buckets {
+    pub(crate) table: BucketTable,
+    /// How many there are.
+    pub(crate) n: usize,
+    pub(crate) scores: BucketScores,
+}
+
+/// What a bucket adds.
+#[derive(Clone)]
+pub(crate) enum BucketScores {
+    /// `[buckets, heads]`.
+    Heads(Vec<f32>),
+    /// Of queries `[n, heads, buckets]` and of keys `[n, kv_heads, buckets]`.
+    Tables([Vec<f32>; 2]),
+}
+
+impl Buckets {
+    /// What the score of a head of the query in row `query` and the key in row `key`, at these
+    /// positions, gets added.
+    fn of(&self, spec: &AttendSpec, head: usize, [query, key]: [(usize, u32); 2]) -> f32 {
+        let bucket = self.table.of(query.1, key.1);
+        let at = |values: &[f32], at: usize| values.get(at).copied().unwrap_or(0.0);
+        match &self.scores {
+            BucketScores::Heads(values) => at(values, bucket * spec.n_heads + head),
+            BucketScores::Tables([of_query, of_key]) => {
+                let kv_head = head / (spec.n_heads / spec.kv_heads).max(1);
+                at(of_query, (query.0 * spec.n_heads + head) * self.n + bucket)
+                    + at(of_key, (key.0 * spec.kv_heads + kv_head) * self.n + bucket)
+            }
+        }
+    }
 }
 
 /// `softmax(scale q K^T) V`: `[n, heads * v_dim]`, zeros for rows that see nothing.
 pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) -> Result<Tensor> {
-    let Queries { q, visibility, .. } = queries;
+    let (q, visibility) = (queries.q, queries.visibility);
     let n = q.dim(0)?;
     let width = spec.n_heads * spec.v_dim;
     // Results in the order of groups, after one row of zeros; and where each query row's is.
@@ -92,20 +129,22 @@ struct Seen {
     /// `[kv_heads, cells, v_dim]`.
     values: Tensor,
     positions: Vec<Pos>,
+    cells: Vec<u32>,
 }
 
 impl Seen {
     fn gather(rows: &KvTensors, spec: &AttendSpec, runs: Vec<CellRun>) -> Result<Self> {
         let cells = || runs.iter().flat_map(|run| run.iter());
         let positions: Vec<Pos> = cells().map(|(_, pos)| pos).collect();
+        let all_cells: Vec<u32> = cells().map(|(cell, _)| cell.0).collect();
         let n = positions.len();
         let gathered = |rows: &RowTensor, dim| {
             let all = &rows.tensor;
             let seen = match runs.as_slice() {
                 [run] => all.narrow(0, run.cell.as_usize(), n)?,
                 _ => {
-                    let cells: Vec<u32> = cells().map(|(cell, _)| cell.0).collect();
-                    all.index_select(&Tensor::from_vec(cells, n, all.device())?, 0)?
+                    let cells = Tensor::from_vec(all_cells.clone(), n, all.device())?;
+                    all.index_select(&cells, 0)?
                 }
             };
             let by_head = rows.values(&seen)?.reshape((n, spec.kv_heads, dim))?;
@@ -121,6 +160,7 @@ impl Seen {
             keys,
             values,
             positions,
+            cells: all_cells,
         })
     }
 
@@ -155,6 +195,12 @@ impl Seen {
             scores = scores.reshape(by_head)?.sub(&biases)?;
             scores = scores.reshape((kv_heads, n * shared, cells))?;
         }
+        if let Some(relative) = &queries.relative {
+            let added = self.by_distance(spec, relative, (block, queries.positions));
+            let added = Tensor::from_vec(added, by_head, q.device())?;
+            scores = (scores.reshape(by_head)? + added)?;
+            scores = scores.reshape((kv_heads, n * shared, cells))?;
+        }
         if let Some(mask) = self.mask(block) {
             let mask = Tensor::from_vec(mask, (1, n, 1, cells), q.device())?;
             scores = scores.reshape(by_head)?.broadcast_add(&mask)?;
@@ -177,6 +223,29 @@ impl Seen {
             .transpose(0, 1)?
             .contiguous()?;
         out.reshape((n, spec.n_heads * spec.v_dim))
+    }
+
+    /// What scores get added by distance, `[kv_heads, rows, shared heads, cells]`.
+    fn by_distance(
+        &self,
+        spec: &AttendSpec,
+        relative: &Buckets,
+        (block, positions): (&[SeeingRow], &[u32]),
+    ) -> Vec<f32> {
+        let shared = spec.n_heads / spec.kv_heads;
+        let mut added = Vec::with_capacity(spec.n_heads * block.len() * self.cells.len());
+        for kv_head in 0..spec.kv_heads {
+            for &(row, _) in block {
+                let row = row as usize;
+                let query = (row, positions.get(row).copied().unwrap_or(0));
+                for head in kv_head * shared..(kv_head + 1) * shared {
+                    let keys = self.cells.iter().zip(&self.positions);
+                    let keys = keys.map(|(&cell, pos)| (cell as usize, pos.0));
+                    added.extend(keys.map(|key| relative.of(spec, head, [query, key])));
+                }
+            }
+        }
+        added
     }
 
     /// From each row's query to each cell's key, `[rows, cells]`.
@@ -305,6 +374,7 @@ mod tests {
             visibility: &visibility,
             positions: &[],
             sinks: None,
+            relative: None,
         };
         let got = attend(&rows, &SPEC, queries)
             .unwrap()

@@ -7,13 +7,23 @@ use kv_core::graph::{RouteSpec, slots};
 
 use super::AffineTensors;
 
-/// The route of every row of `logits [n, experts]`, with biases `[experts]` where there are any.
-pub(crate) fn route(logits: &Tensor, spec: &RouteSpec, bias: Option<&Tensor>) -> Result<Tensor> {
-    let bias = bias.map(|bias| bias.to_vec1::<f32>()).transpose()?;
+/// The route of every row of `logits [n, experts]`, with biases and gains `[experts]` where there
+/// are any.
+pub(crate) fn route(
+    logits: &Tensor,
+    spec: &RouteSpec,
+    bias_gain: [Option<&Tensor>; 2],
+) -> Result<Tensor> {
+    let values = |table: Option<&Tensor>| table.map(Tensor::to_vec1::<f32>).transpose();
+    let [bias, gain] = bias_gain;
+    let (bias, gain) = (values(bias)?, values(gain)?);
     let mut routes = Vec::with_capacity(logits.elem_count());
     for logits in logits.to_vec2::<f32>()? {
         let mut route = vec![0.0; logits.len()];
         spec.route(&logits, bias.as_deref(), &mut route);
+        if let Some(gain) = &gain {
+            RouteSpec::apply_gain(&mut route, gain);
+        }
         routes.extend(route);
     }
     Tensor::from_vec(routes, logits.shape(), logits.device())

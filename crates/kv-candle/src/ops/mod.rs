@@ -10,18 +10,20 @@ mod norm;
 mod plain;
 mod recurrent;
 mod rope;
+mod sparse;
 mod store_rows;
 mod top_k;
 
-pub(crate) use attend::{Queries, attend};
+pub(crate) use attend::{BucketScores, Buckets, Queries, attend};
 pub(crate) use delta_rule::{decay, delta};
 pub(crate) use elementwise::{clamped_gate, scale_by_position, soft_cap};
 pub(crate) use experts::{Slots, expert_linear, expert_scale, route};
 pub(crate) use linear::{head_linear, linear};
-pub(crate) use norm::{layer_norm, rms_norm};
+pub(crate) use norm::{gaussian_top_k, layer_norm, rms_norm};
 pub(crate) use plain::{kq, kq_soft_max, kqv};
 pub(crate) use recurrent::{conv, scan, scan_heads};
 pub(crate) use rope::{angles, rotate};
+pub(crate) use sparse::{IndexQueries, index};
 pub(crate) use store_rows::store_rows;
 pub(crate) use top_k::top_k;
 

@@ -1,4 +1,4 @@
-//! Norms of rows: layer norm and RMS norm.
+//! Norms of rows: layer norm and RMS norm; and thresholds of rows by their own deviation.
 //!
 //! Knows nothing of cells.
 
@@ -28,6 +28,14 @@ pub(crate) fn layer_norm(x: &Tensor, affine: AffineTensors<'_>, eps: f32) -> Res
         Some(bias) => y.broadcast_add(bias),
         None => Ok(y),
     }
+}
+
+/// `max(x - (mean + deviations * deviation), 0)` with the mean and the deviation of each row.
+pub(crate) fn gaussian_top_k(x: &Tensor, deviations: f32) -> Result<Tensor> {
+    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let deviation = centred.sqr()?.mean_keepdim(D::Minus1)?.sqrt()?;
+    let above = deviation.affine(f64::from(deviations), 0.0)?;
+    centred.broadcast_sub(&above)?.relu()
 }
 
 fn unit_norm(x: &Tensor, eps: f32) -> Result<Tensor> {

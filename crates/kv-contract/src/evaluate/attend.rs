@@ -4,8 +4,10 @@
 //! Invariant: a row reads what its visibility shows, and a sink, nothing else. Does not know how
 //! rows are stored: they come as decoded numbers.
 
-use kv_core::graph::{AttendSpec, Input, Node, NodeId, Op};
-use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility};
+use kv_core::graph::{
+    AttendSpec, Attention, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores,
+};
+use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
 
 use super::{Evaluator, Memory, Value, floats};
 
@@ -21,17 +23,18 @@ impl Evaluator<'_> {
     pub(super) fn attend<'r>(
         &self,
         node: &Node,
-        spec: &AttendSpec,
-        sinks: Option<&str>,
+        attention: Attention<'_>,
         visibility: &Visibility,
         row_of: impl Fn(CellIdx) -> &'r [Value; 2],
+        by_distance: impl Fn(u32, usize, (CellIdx, Pos)) -> f64,
     ) -> Value {
+        let Attention { spec, sinks } = attention;
         let slopes = match spec.alibi {
             Some(alibi) => floats(&alibi.slopes(spec.n_heads)),
             None => vec![0.0; spec.n_heads],
         };
-        let positions = node.operands.last().filter(|_| spec.alibi.is_some());
-        let positions = positions.map(|id| &self.values[id.as_usize()]);
+        let last = node.operands.last().map(|id| &self.values[id.as_usize()]);
+        let positions = last.filter(|_| spec.alibi.is_some());
         let sinks = sinks.map(|name| self.weight(name));
         let width = spec.n_heads * spec.k_dim;
         let mut out = Vec::new();
@@ -42,12 +45,13 @@ impl Evaluator<'_> {
                     .row(row)
                     .map(|(cell, pos)| Seen {
                         row: row_of(cell),
-                        bias: -slopes[head] * (query - f64::from(pos.0)).abs(),
+                        bias: by_distance(row, head, (cell, pos))
+                            - slopes[head] * (query - f64::from(pos.0)).abs(),
                     })
                     .collect();
                 let kv_head = head / (spec.n_heads / spec.kv_heads);
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                out.extend(attend_head(spec, q, kv_head, &seen, sink));
+                out.extend(attend_head(&spec, q, kv_head, &seen, sink));
             }
         }
         out
@@ -132,11 +136,68 @@ impl Evaluator<'_> {
         out
     }
 
+    /// The ranks of the rows with the largest scores, of what each row sees.
+    pub(super) fn index(
+        &self,
+        node: &Node,
+        layer: LayerIdx,
+        of: &IndexSpec,
+        memory: &Memory,
+    ) -> Value {
+        let visibility = &self.inputs.parts[self.part(node.operands[3]).as_usize()].visibility;
+        let (_, rows) = self.layout.attended(layer).unwrap();
+        let queries = self.operand(node, 0).chunks_exact(of.n_heads * of.dim);
+        let weights = self.operand(node, 1).chunks_exact(of.n_heads);
+        let mut out = Vec::new();
+        for (row, (q, weights)) in (0u32..).zip(queries.zip(weights)) {
+            let score = |(cell, _): (CellIdx, kv_core::Pos)| -> f64 {
+                let [key, _] = &memory.rows[&(rows.layer, cell.0)];
+                let dot = |q: &[f64]| q.iter().zip(key).map(|(a, b)| a * b).sum::<f64>();
+                let heads = q.chunks_exact(of.dim).zip(weights);
+                let sum: f64 = heads.map(|(q, weight)| weight * dot(q).max(0.0)).sum();
+                // Zeros are equal, whatever their sign.
+                sum + 0.0
+            };
+            let scores: Vec<f64> = visibility.row(row).map(score).collect();
+            let mut ranks: Vec<usize> = (0..scores.len()).collect();
+            // A stable sort: of equal scores the earlier comes first.
+            ranks.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+            ranks.truncate(of.top_k);
+            ranks.sort_unstable();
+            let ranks = ranks.into_iter().map(|rank| rank as f64);
+            out.extend(ranks.chain(std::iter::repeat(-1.0)).take(of.top_k));
+        }
+        out
+    }
+
+    /// Attention over the cells of these ranks.
+    pub(super) fn attend_sparse(
+        &self,
+        node: &Node,
+        layer: LayerIdx,
+        spec: &AttendSpec,
+        memory: &Memory,
+    ) -> Value {
+        let visibility = &self.inputs.parts[self.part(node.operands[2]).as_usize()].visibility;
+        let (_, rows) = self.layout.attended(layer).unwrap();
+        let per_row = self.shape(node.operands[3])[1];
+        let chosen: Vec<f32> = self.operand(node, 3).iter().map(|&r| r as f32).collect();
+        let mut kept = Visibility::default();
+        visibility.keep_chosen(&chosen, per_row, &mut kept);
+        let row_of = |cell: CellIdx| &memory.rows[&(rows.layer, cell.0)];
+        let attention = Attention {
+            spec: *spec,
+            sinks: None,
+        };
+        self.attend(node, attention, &kept, row_of, |_, _, _| 0.0)
+    }
+
     pub(super) fn attend_batch(
         &self,
         node: &Node,
         spec: &AttendSpec,
         sinks: Option<&str>,
+        relative: Option<&Relative>,
     ) -> Value {
         let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
             Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),
@@ -148,9 +209,34 @@ impl Evaluator<'_> {
             rows.map(<[f64]>::to_vec).collect::<Vec<_>>()
         });
         let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
-        self.attend(node, spec, sinks, visibility.unwrap(), |cell| {
-            &rows[cell.as_usize()]
-        })
+        let row_of = |cell: CellIdx| &rows[cell.as_usize()];
+        let Some(Relative { buckets, scores }) = relative else {
+            let attention = Attention { spec: *spec, sinks };
+            return self.attend(node, attention, visibility.unwrap(), row_of, |_, _, _| 0.0);
+        };
+        let weight = match scores {
+            RelativeScores::Weight(name) => self.weight(name),
+            RelativeScores::Tables => Vec::new(),
+        };
+        let n = buckets.n();
+        let attention = Attention { spec: *spec, sinks };
+        self.attend(
+            node,
+            attention,
+            visibility.unwrap(),
+            row_of,
+            |row, head, (cell, pos)| {
+                let query = self.inputs.positions[row as usize];
+                let bucket = buckets.of(i64::from(query) - i64::from(pos.0));
+                if *scores != RelativeScores::Tables {
+                    return weight[bucket * spec.n_heads + head];
+                }
+                let kv_head = head / (spec.n_heads / spec.kv_heads);
+                let (row, cell) = (row as usize, cell.as_usize());
+                self.operand(node, 4)[(row * spec.n_heads + head) * n + bucket]
+                    + self.operand(node, 5)[(cell * spec.kv_heads + kv_head) * n + bucket]
+            },
+        )
     }
 }
 

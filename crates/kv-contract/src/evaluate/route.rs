@@ -7,10 +7,23 @@ use kv_core::graph::{GroupScore, Node, RouteGate, RouteGroups, RouteSpec, RouteS
 use super::{Evaluator, Value};
 
 impl Evaluator<'_> {
-    pub(super) fn route(&self, node: &Node, spec: &RouteSpec, bias: Option<&str>) -> Value {
-        let bias = bias.map_or_else(|| vec![0.0; node.row_len()], |bias| self.weight(bias));
+    pub(super) fn route(
+        &self,
+        node: &Node,
+        spec: &RouteSpec,
+        bias: Option<&str>,
+        gain: Option<&str>,
+    ) -> Value {
+        let values = |weight: Option<&str>, without: f64| {
+            weight.map_or_else(|| vec![without; node.row_len()], |w| self.weight(w))
+        };
+        let (bias, gain) = (values(bias, 0.0), values(gain, 1.0));
         let rows = self.operand(node, 0).chunks_exact(node.row_len());
-        rows.flat_map(|logits| route(logits, spec, &bias)).collect()
+        let gained = |logits: &[f64]| -> Value {
+            let route = route(logits, spec, &bias).into_iter().zip(&gain);
+            route.map(|(weight, gain)| weight * gain).collect()
+        };
+        rows.flat_map(gained).collect()
     }
 }
 

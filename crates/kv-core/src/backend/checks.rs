@@ -8,7 +8,8 @@
 use super::BackendError;
 use super::rows::RowKind;
 use crate::graph::{
-    AttendSpec, Graph, GraphInputs, Input, Node, Op, PartInputs, check_states as check_groups,
+    AttendSpec, Graph, GraphInputs, IndexSpec, Input, Node, Op, PartInputs,
+    check_states as check_groups,
 };
 use crate::ids::{LayerIdx, PartIdx};
 use crate::layers::{LayerRows, RowLayout, RowShape, StateRows, ValueRows};
@@ -101,7 +102,14 @@ pub fn check_rows(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError>
             }
             Op::Attend {
                 layer, ref spec, ..
-            } => check_spec(rows_of(graph, layout, Use { node, layer, at: 2 })?, spec)?,
+            }
+            | Op::AttendSparse { layer, ref spec } => {
+                check_spec(rows_of(graph, layout, Use { node, layer, at: 2 })?, spec)?;
+            }
+            Op::Index { layer, ref index } => {
+                let rows = rows_of(graph, layout, Use { node, layer, at: 3 })?;
+                check_index(rows, index)?;
+            }
             _ => {}
         }
     }
@@ -337,6 +345,16 @@ fn check_spec(rows: &LayerRows, spec: &AttendSpec) -> Result<(), BackendError> {
     let wanted = format!("{n_heads} heads over {kv_heads} of {v_dim}");
     let got = format!("{} heads of {}", rows.v.heads, rows.v.dim);
     Err(row_shape(rows.layer, wanted, got))
+}
+
+/// Whether a layer's rows are the keys of an indexer, of no more cells than it can name.
+fn check_index(rows: &LayerRows, index: &IndexSpec) -> Result<(), BackendError> {
+    if rows.n_rows > IndexSpec::MAX_CELLS {
+        let cells = |n| format!("{n} cells");
+        let wanted = format!("at most {}", cells(IndexSpec::MAX_CELLS));
+        return Err(row_shape(rows.layer, wanted, cells(rows.n_rows)));
+    }
+    check_shape(rows, rows.k, &[1, index.dim])
 }
 
 /// Whether a table of plain attention reaches no further than the layer's cells.

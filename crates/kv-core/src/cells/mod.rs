@@ -485,10 +485,29 @@ mod tests {
     }
 
     #[test]
+    fn cells_differ_by_numbers_sequences_positions_and_images() {
+        let text = |seq| {
+            let mut cells = KvCells::new(0..4, 0..2);
+            cells.insert(CellIdx(0), &Cell::new(Pos(0), set(&[seq])));
+            cells
+        };
+        assert_eq!(text(0), text(0));
+        assert_ne!(text(0), text(1));
+        assert_ne!(text(0), KvCells::new(0..4, 0..2));
+        assert_ne!(KvCells::new(0..4, 0..2), KvCells::new(4..8, 0..2));
+        assert_ne!(KvCells::new(0..4, 0..2), KvCells::new(0..4, 2..4));
+        let mut image = text(0);
+        image.set_grid(CellIdx(0), GridPos { y: 0, x: 1 });
+        assert_ne!(image, text(0));
+    }
+
+    #[test]
     fn cells_and_sequences_of_other_streams_are_left_alone() {
         let mut cells = KvCells::new(8..12, 3..4);
         cells.insert(CellIdx(2), &Cell::new(Pos(0), set(&[3])));
+        cells.insert(CellIdx(12), &Cell::new(Pos(0), set(&[3])));
         cells.insert(CellIdx(9), &Cell::new(Pos(0), set(&[1])));
+        cells.insert(CellIdx(9), &Cell::new(Pos(0), set(&[4])));
         assert_eq!(cells, KvCells::new(8..12, 3..4));
         assert_eq!(cells.seqs().collect::<Vec<_>>(), [SeqId(3)]);
         assert_eq!(cells.get(CellIdx(12)), None);

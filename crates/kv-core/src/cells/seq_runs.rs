@@ -383,5 +383,11 @@ mod tests {
         runs.insert(Pos(u32::MAX - 1), CellIdx(0));
         assert_eq!(runs.remove_range(PosRange::ALL).len(), 1);
         assert_eq!(runs, SeqRuns::default());
+        // Nothing is behind it that could be left.
+        runs.insert(Pos(5), CellIdx(0));
+        runs.insert(Pos(u32::MAX), CellIdx(1));
+        assert_ne!(runs, SeqRuns::default());
+        assert_eq!(runs.remove_range(PosRange::from(Pos(6)..)).len(), 1);
+        assert_eq!(runs.positions(), Some(PosRange::new(Pos(5), Pos(5))));
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use super::op::{Input, Op};
+use super::scope::ScopeLayer;
 use super::spec::{Given, Inferred};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
@@ -50,6 +51,12 @@ pub enum GraphError {
         first: Vec<usize>,
         /// Its shape now.
         second: Vec<usize>,
+    },
+    /// Attention over rows that no earlier node stores.
+    #[error("no node has stored rows of layer {layer}")]
+    NothingStored {
+        /// The layer.
+        layer: LayerIdx,
     },
     /// A node with too many or too few operands.
     #[error("node '{node}': {op} has {wanted} operands, not {got}")]
@@ -154,7 +161,7 @@ pub struct GraphBuilder {
     /// By name, which of the graph's weights it is.
     weights: HashMap<String, usize>,
     /// The layer whose names nodes and weights get.
-    pub(super) layer: Option<LayerIdx>,
+    pub(super) layer: Option<ScopeLayer>,
 }
 
 impl GraphBuilder {
@@ -182,6 +189,21 @@ impl GraphBuilder {
     /// Shape of a node added earlier; empty for an unknown one.
     pub fn shape_of(&self, id: NodeId) -> &[usize] {
         self.graph.node(id).map_or(&[], |n| &n.shape)
+    }
+
+    /// The node that stored the rows of `layer`: what attention over them needs, of the layer
+    /// itself or of one that shares them.
+    ///
+    /// # Errors
+    /// [`GraphError::NothingStored`] where no node has.
+    pub fn stored(&self, layer: LayerIdx) -> Result<NodeId, GraphError> {
+        let stores = |op: &Op| match op {
+            Op::StoreKv { layer: of } | Op::StoreK { layer: of } => *of == layer,
+            _ => false,
+        };
+        let mut ids = (0u32..).map(NodeId).zip(&self.graph.nodes);
+        let found = ids.find(|(_, node)| stores(&node.op)).map(|(id, _)| id);
+        found.ok_or(GraphError::NothingStored { layer })
     }
 
     /// The finished graph, whose results are `outputs`.

@@ -106,6 +106,7 @@ impl Graph {
             | Op::Embed { .. }
             | Op::Attend { .. }
             | Op::AttendBatch { .. }
+            | Op::AttendSparse { .. }
             | Op::Kqv { .. }
             | Op::Input(_) => Ok(None),
             Op::Scale { .. } => before(0),

@@ -13,9 +13,11 @@ use super::ops::custom::CustomSpec;
 use super::ops::delta_rule::{DecaySpec, DeltaSpec};
 use super::ops::elementwise::PositionScale;
 use super::ops::route::RouteSpec;
+use super::ops::sparse::IndexSpec;
 use super::ops::{
     self, attend, delta_rule, dense, elementwise, experts, norm, plain_attention, recurrent,
 };
+use super::relative::Relative;
 use super::spec::OpSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::{RopeSections, RopeSpec};
@@ -254,8 +256,9 @@ pub enum Op {
     },
     /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
     /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
-    /// -> [n, heads * v_dim]`, and with ALiBi the positions `u32 [n]`; otherwise as
-    /// [`Op::Attend`].
+    /// -> [n, heads * v_dim]`; where scores depend on distances the tables of
+    /// [`RelativeScores::Tables`](super::RelativeScores::Tables), if there are any, and the positions
+    /// `u32 [n]`; otherwise as [`Op::Attend`].
     AttendBatch {
         /// Heads, widths and scale.
         #[serde(flatten)]
@@ -263,6 +266,30 @@ pub enum Op {
         /// As in [`Op::Attend`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
+        /// What capped scores get added by distance, where there is something.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        relative: Option<Relative>,
+    },
+    /// The rows that a token attends over where it sees more than `top_k` (DeepSeek-V3.2's indexer,
+    /// arXiv 2512.02556). The visible keys `k` of a layer have the scores
+    /// `sum_h weights[t, h] max(q[t, h] k, 0)`; the result names those of the largest, the earlier of
+    /// equal ones, by their rank among the visible ones in order of position, ascending, then -1.
+    /// `(q [n, heads, dim], weights [n, heads], stored, visibility) -> [n, top_k]`.
+    Index {
+        /// Whose keys.
+        layer: LayerIdx,
+        /// Heads, width and number.
+        #[serde(flatten)]
+        index: IndexSpec,
+    },
+    /// [`Op::Attend`] over those of the visible rows alone that an [`Op::Index`] chose.
+    /// `(q [n, heads, k_dim], stored, visibility, chosen [n, top_k]) -> [n, heads * v_dim]`.
+    AttendSparse {
+        /// Whose rows.
+        layer: LayerIdx,
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
     },
     /// Scores of plain attention: `scale q K^T` with the soft cap, against the keys of the first
     /// cells of a layer's part, whichever sequence uses them.
@@ -346,6 +373,21 @@ pub enum Op {
         /// Which of its rows.
         row: usize,
     },
+    /// Every row times a weight. `(x [.., dim]) -> same`, weight `[dim]`, or `[1]` for all values
+    /// (Touvron et al., arXiv 2103.17239).
+    Gain {
+        /// The weight.
+        weight: String,
+    },
+    /// `y[t, i] = sum_j coefficients[t, i, j] x[t, j]`.
+    /// `(x [n, inputs, dim], coefficients [n, outputs, inputs]) -> [n, outputs, dim]`.
+    Mix,
+    /// `max(x - (mean + deviations * deviation), 0)` with mean and deviation (of the population) of
+    /// each row (You et al., arXiv 2506.06644). `(x [n, dim]) -> same`.
+    GaussianTopK {
+        /// How many deviations the threshold is above the mean.
+        deviations: f32,
+    },
     /// `cap * tanh(x / cap)` (Gemma 2, arXiv 2408.00118). `(x) -> same`.
     SoftCap {
         /// What no value reaches.
@@ -380,6 +422,9 @@ pub enum Op {
         /// Added to the scores to choose by, but not to weights, where there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bias: Option<String>,
+        /// Factors `[experts]` on the finished weights, where there are any (Gemma 4).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gain: Option<String>,
     },
     /// `y[t, s] = x[t, s] W[e]^T + b[e]`, where `e` is the expert of slot `s` of row `t`; slots
     /// without an expert are zeros. `(x [n, in] or [n, slots, in], routes) -> [n, slots, out]`,
@@ -476,7 +521,11 @@ impl Op {
             Self::StoreKv { layer } => attend::store_kv(*layer),
             Self::StoreK { layer } => attend::store_k(*layer),
             Self::Attend { layer, spec, sinks } => attend::attend(*layer, spec, sinks.as_ref()),
-            Self::AttendBatch { spec, sinks } => attend::attend_batch(spec, sinks.as_ref()),
+            Self::AttendBatch {
+                spec,
+                sinks,
+                relative,
+            } => attend::attend_batch(spec, sinks.as_ref(), relative.as_ref()),
             Self::Kq { layer, spec } => plain_attention::kq(*layer, spec),
             Self::KqSoftMax { spec, sinks } => plain_attention::kq_soft_max(spec, sinks.as_ref()),
             Self::Kqv { layer, spec } => plain_attention::kqv(*layer, spec),
@@ -486,11 +535,14 @@ impl Op {
             Self::Scan { layer, scan } => recurrent::scan(*layer, scan),
             Self::LayerNorm { weight, bias, eps } => norm::layer_norm(weight, bias.as_ref(), *eps),
             Self::AddRow { weight, row } => dense::add_row(weight, *row),
+            Self::Gain { weight } => norm::gain(weight),
+            Self::Mix => ops::mix::spec(),
+            Self::GaussianTopK { deviations } => ops::gaussian_top_k::spec(*deviations),
             Self::SoftCap { cap } => elementwise::soft_cap(*cap),
             Self::Clamp { limit } => elementwise::clamp(*limit),
             Self::ClampedGate { slope, limit } => elementwise::clamped_gate(*slope, *limit),
             Self::ScaleByPosition { scale } => elementwise::scale_by_position(*scale),
-            Self::Route { spec, bias } => experts::route(*spec, bias.as_ref()),
+            Self::Route { spec, bias, gain } => experts::route(*spec, bias.as_ref(), gain.as_ref()),
             Self::ExpertLinear { weight, bias } => experts::expert_linear(weight, bias.as_ref()),
             Self::ExpertScale => experts::expert_scale(),
             Self::ExpertSum => experts::expert_sum(),
@@ -499,6 +551,8 @@ impl Op {
             Self::Delta { layer, delta } => delta_rule::delta(*layer, delta),
             Self::HeadLinear { weight } => ops::heads::head_linear(weight),
             Self::Concat => ops::heads::concat(),
+            Self::Index { layer, index } => ops::sparse::index(*layer, index),
+            Self::AttendSparse { layer, spec } => ops::sparse::attend_sparse(*layer, spec),
             Self::TakeRows => dense::take_rows(),
             Self::TopK { k } => ops::top_k::top_k(*k),
             Self::Custom { custom } => ops::custom::custom(custom),

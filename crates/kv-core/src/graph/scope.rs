@@ -10,7 +10,14 @@ use crate::ids::LayerIdx;
 #[derive(Debug)]
 pub struct Scope<'a> {
     builder: &'a mut GraphBuilder,
-    outer: Option<LayerIdx>,
+    outer: Option<ScopeLayer>,
+}
+
+/// The layers that names get in a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScopeLayer {
+    nodes: LayerIdx,
+    weights: LayerIdx,
 }
 
 impl Deref for Scope<'_> {
@@ -38,7 +45,15 @@ impl GraphBuilder {
     /// `attn_norm.weight` becomes `blk.3.attn_norm.weight`. Inputs, and the divisors of rotations,
     /// belong to no layer and keep their names.
     pub fn scope(&mut self, layer: LayerIdx) -> Scope<'_> {
-        let outer = self.layer.replace(layer);
+        self.scope_with_weights_of(layer, layer)
+    }
+
+    /// As [`GraphBuilder::scope`] for a layer that computes with the weights of another one.
+    pub fn scope_with_weights_of(&mut self, layer: LayerIdx, weights: LayerIdx) -> Scope<'_> {
+        let outer = self.layer.replace(ScopeLayer {
+            nodes: layer,
+            weights,
+        });
         Scope {
             builder: self,
             outer,
@@ -47,14 +62,14 @@ impl GraphBuilder {
 
     pub(super) fn node_name(&self, name: &str) -> String {
         match self.layer {
-            Some(layer) => format!("{name}-{layer}"),
+            Some(ScopeLayer { nodes, .. }) => format!("{name}-{nodes}"),
             None => name.to_owned(),
         }
     }
 
     pub(super) fn weight_name(&self, name: &str) -> String {
         match self.layer {
-            Some(layer) => format!("blk.{layer}.{name}"),
+            Some(ScopeLayer { weights, .. }) => format!("blk.{weights}.{name}"),
             None => name.to_owned(),
         }
     }
@@ -68,6 +83,26 @@ impl GraphBuilder {
 mod tests {
     use super::*;
     use crate::graph::{GraphShape, Input};
+
+    #[test]
+    fn a_layer_may_have_the_weights_of_another() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 3,
+        });
+        let mut x = b.input(Input::Embeddings { dim: 4 }).unwrap();
+        for layer in [0, 1] {
+            let mut b = b.scope_with_weights_of(LayerIdx(layer), LayerIdx(0));
+            x = b.linear("y", x, "w", 4).unwrap();
+        }
+        let graph = b.finish(&[x]).unwrap();
+        let text = graph.text().to_string();
+        assert!(
+            text.contains("y-1: f32[3, 4] = linear(%1, w=blk.0.w)"),
+            "{text}"
+        );
+        assert_eq!(graph.weights().len(), 1);
+    }
 
     #[test]
     fn names_get_the_layer_only_inside_of_its_scope() {

@@ -132,3 +132,67 @@ impl From<Edited> for Removed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(debug_assertions)]
+    use crate::ids::{CellIdx, PartIdx, PosDelta};
+
+    fn moved() -> Edited {
+        Edited {
+            n_tokens: 2,
+            n_cells: 1,
+            ..Edited::default()
+        }
+    }
+
+    #[test]
+    fn a_removal_has_the_numbers_of_its_edit() {
+        let removed = Removed::from(moved());
+        assert_eq!((removed.n_tokens, removed.n_cells), (2, 1));
+        assert_eq!(Edited::from(removed), moved());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a removal left work to do")]
+    fn a_removal_that_copies_rows_is_a_defect() {
+        let copy = RowCopy {
+            part: PartIdx(0),
+            from: CellIdx(0),
+            to: CellIdx(1),
+            len: 1,
+        };
+        let _ = Removed::from(Edited {
+            row_copies: vec![copy],
+            ..moved()
+        });
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a removal left work to do")]
+    fn a_removal_that_shifts_keys_is_a_defect() {
+        let shift = RowShift {
+            part: PartIdx(0),
+            first: CellIdx(0),
+            len: 1,
+            delta: PosDelta(1),
+        };
+        let _ = Removed::from(Edited {
+            row_shifts: vec![shift],
+            ..moved()
+        });
+    }
+
+    #[test]
+    fn parts_are_counted_as_one_memory() {
+        let both = moved().and(Edited {
+            n_tokens: 1,
+            n_cells: 1,
+            ..Edited::default()
+        });
+        assert_eq!((both.n_tokens, both.n_cells), (2, 2));
+    }
+}

@@ -15,7 +15,7 @@ use super::kv_tiles::{KvPrefetcher, KvTile, KvTiles, StoredTile, lane_mask};
 use super::partial::{SoftmaxState, split_start};
 use super::query_i24::BLOCK_LEN;
 use super::tile_kernels::{KV_TILE, TileKernels, ValueLanes};
-use super::{Attention, Scratch, heads_per_kv};
+use super::{Attention, ByDistance, Scratch, heads_per_kv};
 use crate::kv_rows::HeadRows;
 
 /// Keys are transposed in squares of this many lanes.
@@ -309,7 +309,7 @@ impl<'a> FusedAttention<'a> {
             }
             if visible != 0 {
                 let queries = token * heads..end * heads;
-                self.apply_score_mods(tokens, queries.clone(), tile.base, scratch);
+                self.apply_score_mods(tokens, queries.clone(), tile, scratch);
                 self.softmax(visible, queries.clone(), scratch);
                 let out = &mut scratch.out[queries.start * v_dim..queries.end * v_dim];
                 let weights = &scratch.weights[queries];
@@ -327,16 +327,16 @@ impl<'a> FusedAttention<'a> {
         }
     }
 
-    /// Applies soft cap and ALiBi to the scores of some queries; lane 0 is position `base`.
+    /// Applies soft cap, ALiBi and what distances add to the scores of some queries.
     fn apply_score_mods(
         &self,
         tokens: &QueryTokens<'_>,
         queries: Range<usize>,
-        base: u32,
+        tile: &KvTile,
         scratch: &mut Scratch,
     ) {
         let (soft_cap, mods) = (self.spec().soft_cap, &self.of.score_mods);
-        if soft_cap.is_none() && mods.slopes.is_none() {
+        if soft_cap.is_none() && mods.slopes.is_none() && mods.by_distance.is_none() {
             return;
         }
         let heads = heads_per_kv(self.spec());
@@ -345,12 +345,49 @@ impl<'a> FusedAttention<'a> {
             if let Some(cap) = soft_cap {
                 (self.of.kernels.soft_cap)(scores, cap);
             }
-            let Some(slopes) = mods.slopes else { continue };
-            let slope = slopes[tokens.kv_head * heads + query % heads];
-            let pos = mods.positions[tokens.rows[query / heads] as usize];
-            for (score, lane) in scores.iter_mut().zip(0..) {
-                *score -= slope * pos.abs_diff(base + lane) as f32;
+            let head = tokens.kv_head * heads + query % heads;
+            let row = tokens.rows[query / heads] as usize;
+            if let Some(slopes) = mods.slopes {
+                let (slope, pos) = (slopes[head], mods.positions[row]);
+                for (score, lane) in scores.iter_mut().zip(0..) {
+                    *score -= slope * pos.abs_diff(tile.base + lane) as f32;
+                }
             }
+            if let Some(by_distance) = mods.by_distance {
+                self.add_by_distance(by_distance, (row, head), tile, scores);
+            }
+        }
+    }
+
+    /// Adds to the scores of a head of a token what its distances from the cells of a tile add.
+    fn add_by_distance(
+        &self,
+        by_distance: ByDistance<'_>,
+        (row, head): (usize, usize),
+        tile: &KvTile,
+        scores: &mut [f32; KV_TILE],
+    ) {
+        let ByDistance { buckets, tables } = by_distance;
+        let AttendSpec {
+            n_heads, kv_heads, ..
+        } = *self.spec();
+        let pos = self.of.score_mods.positions[row];
+        let Some([of_queries, of_keys]) = tables else {
+            let reach = i64::from(buckets.table.reach());
+            let width = 2 * buckets.table.reach() as usize + 1;
+            let of_head = &buckets.by_distance[head * width..][..width];
+            for (score, lane) in scores.iter_mut().zip(0..) {
+                let distance = i64::from(pos) - i64::from(tile.base + lane);
+                *score += of_head[(distance.clamp(-reach, reach) + reach) as usize];
+            }
+            return;
+        };
+        let kv_head = head / heads_per_kv(self.spec());
+        let of_query = &of_queries[(row * n_heads + head) * buckets.n..][..buckets.n];
+        for (lane, cell) in tile.lanes() {
+            let bucket = buckets.table.of(pos, tile.base + lane as u32);
+            let of_key = &of_keys[(cell * kv_heads + kv_head) * buckets.n..][..buckets.n];
+            scores[lane] += of_query[bucket] + of_key[bucket];
         }
     }
 

@@ -4,7 +4,7 @@
 //! Milakov and Gimelshein, arXiv 1805.02867), [`kv_tiles`] (visible cells in tiles, prefetch),
 //! [`tile_kernels`] (the inner loops, one folder per ISA), [`kv_reader`] (KV types),
 //! [`split_k`] and [`partial`] (flash-decoding: positions as tasks). [`plain`] is the unfused
-//! reference.
+//! reference; [`index`] chooses what sparse attention reads.
 //!
 //! Invariant: the result of a query depends on the query and on what it sees only, bit for bit:
 //! not on where cells are, on other queries of the batch, or on threads. Cells are visited in order
@@ -16,6 +16,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod fused;
+mod index;
 mod kv_reader;
 mod kv_tiles;
 #[cfg(target_arch = "aarch64")]
@@ -37,9 +38,11 @@ use kv_core::layers::LayerRows;
 
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRows;
+use crate::plan::HeadBuckets;
 use crate::team::Lead;
 use crate::values::SharedValues;
 use fused::{FusedAttention, QueryTile};
+pub(crate) use index::{IndexWorkspace, Indexer};
 pub(crate) use plain::{PlainAttention, SoftmaxRow};
 pub(crate) use scratch::Scratch;
 use split_k::SplitK;
@@ -70,8 +73,19 @@ pub(crate) struct ScoreMods<'a> {
     pub(crate) sinks: Option<&'a [f32]>,
     /// ALiBi slopes, `[n_heads]`.
     pub(crate) slopes: Option<&'a [f32]>,
-    /// Position of each token, `[tokens]`; read if there are slopes.
+    /// Position of each token, `[tokens]`; read if there are slopes or buckets.
     pub(crate) positions: &'a [u32],
+    /// What is added by distance.
+    pub(crate) by_distance: Option<ByDistance<'a>>,
+}
+
+/// What scores get added by the distance of query and key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByDistance<'a> {
+    pub(crate) buckets: &'a HeadBuckets,
+    /// Of queries `[tokens, n_heads, buckets]` and of keys `[tokens, kv_heads, buckets]`, where
+    /// these have tables.
+    pub(crate) tables: Option<[&'a [f32]; 2]>,
 }
 
 /// Task lists and buffers of one [`attend`] call, kept for the next one.
@@ -81,6 +95,10 @@ pub(crate) struct Workspace {
     split_k: SplitK,
     /// Rotated and scaled queries of a split-K call, shared by all splits.
     q: Vec<f32>,
+    /// Those of indexers.
+    pub(crate) index: IndexWorkspace,
+    /// What is seen of what indexers chose.
+    pub(crate) kept: Visibility,
 }
 
 /// Checks that `spec` has the heads and dimensions of a layer's rows.
@@ -116,7 +134,7 @@ fn heads_per_kv(spec: &AttendSpec) -> usize {
 impl Workspace {
     /// Bytes of queries and partials; the lists of tasks are small.
     pub(crate) fn n_bytes(&self) -> usize {
-        self.split_k.n_bytes() + self.q.capacity() * size_of::<f32>()
+        self.split_k.n_bytes() + self.q.capacity() * size_of::<f32>() + self.index.n_bytes()
     }
 
     /// Makes room for `n_tokens` tokens.

@@ -37,6 +37,8 @@ pub(crate) struct Scratch {
     pub(super) total_softmax: Vec<SoftmaxState>,
     /// Weighted values of all splits before, `[queries, v_dim]`.
     pub(super) total_out: Vec<f32>,
+    /// Ranks of the keys that an indexer scored.
+    pub(super) order: Vec<u32>,
 }
 
 impl Scratch {
@@ -81,6 +83,7 @@ impl Scratch {
         (n_floats + n_tiles * KV_TILE) * size_of::<f32>()
             + self.q_blocks.capacity() * size_of::<QueryBlockI24>()
             + n_softmax * size_of::<SoftmaxState>()
+            + self.order.capacity() * size_of::<u32>()
     }
 
     /// Makes room for a layer's whole K or V rows, as plain attention reads them.

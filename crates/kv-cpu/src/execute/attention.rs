@@ -8,7 +8,9 @@ use kv_core::Visibility;
 use kv_core::backend::BackendError;
 use kv_core::graph::AttendSpec;
 
-use crate::attend::{Attention, PlainAttention, ScoreMods, SoftmaxRow, attend};
+use crate::attend::{
+    Attention, ByDistance, Indexer, PlainAttention, ScoreMods, SoftmaxRow, attend,
+};
 use crate::kv_rows::KvRows;
 use crate::plan::{AttentionOp, HeadWeights, PlainAttentionOp, PlainStep, Step};
 use crate::storage::CpuRows;
@@ -25,6 +27,8 @@ struct AttendStep<'a> {
     /// Keys and values.
     kv: [KvRows<'a>; 2],
     visibility: &'a Visibility,
+    /// Tables of queries and keys by distance.
+    tables: Option<[&'a [f32]; 2]>,
 }
 
 impl Run<'_> {
@@ -62,8 +66,43 @@ impl Run<'_> {
                     heads,
                     kv,
                     visibility: &inputs.parts[*part].visibility,
+                    tables: None,
                 };
                 self.attend(step, [x, out])
+            }
+            AttentionOp::Index { layer, part, index } => {
+                let Some([keys, _]) = rows.stored(*layer) else {
+                    return Ok(());
+                };
+                let indexer = Indexer {
+                    kernels: self.kernels,
+                    spec: *index,
+                    keys,
+                    q: read(&x),
+                    weights: read(&step.read(1)),
+                    visibility: &inputs.parts[*part].visibility,
+                    out: self.frame.write(out),
+                };
+                indexer.choose(&mut self.lead, &mut self.attention.index, self.scratch)
+            }
+            AttentionOp::AttendSparse { layer, part, spec } => {
+                let Some(kv) = rows.stored(*layer) else {
+                    return Ok(());
+                };
+                let chosen = step.read(1);
+                let mut kept = std::mem::take(&mut self.attention.kept);
+                let visibility = &inputs.parts[*part].visibility;
+                visibility.keep_chosen(read(&chosen), chosen.width, &mut kept);
+                let step = AttendStep {
+                    spec,
+                    heads: &HeadWeights::default(),
+                    kv,
+                    visibility: &kept,
+                    tables: None,
+                };
+                let attended = self.attend(step, [x, out]);
+                self.attention.kept = kept;
+                attended
             }
             AttentionOp::AttendBatch {
                 window,
@@ -79,6 +118,10 @@ impl Run<'_> {
                     heads,
                     kv: [fresh(1, spec.k_dim), fresh(2, spec.v_dim)],
                     visibility,
+                    tables: match step.reads.get(3..5) {
+                        Some([queries, keys]) => Some([read(queries), read(keys)]),
+                        _ => None,
+                    },
                 };
                 self.attend(step, [x, out])
             }
@@ -94,6 +137,7 @@ impl Run<'_> {
             sinks: heads.sinks.as_deref(),
             slopes: heads.slopes.as_deref(),
             positions: self.inputs.positions,
+            by_distance: None,
         }
     }
 
@@ -104,7 +148,13 @@ impl Run<'_> {
             heads,
             kv,
             visibility,
+            tables,
         } = step;
+        let mut score_mods = self.score_mods(heads);
+        score_mods.by_distance = heads
+            .buckets
+            .as_deref()
+            .map(|buckets| ByDistance { buckets, tables });
         let attention = Attention {
             kernels: self.kernels,
             spec: *spec,
@@ -112,7 +162,7 @@ impl Run<'_> {
             // SAFETY: allocation lets no step write what it reads.
             q: unsafe { self.frame.read(q) },
             visibility,
-            score_mods: self.score_mods(heads),
+            score_mods,
             out: self.frame.write(out),
         };
         // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.

@@ -134,8 +134,9 @@ impl Run<'_> {
             out: step.write(),
         };
         match op {
-            ExpertsOp::Route { spec, bias } => {
-                self.route(spec, bias.as_deref(), [bufs.x, bufs.out])
+            ExpertsOp::Route { spec, bias, gain } => {
+                let tables = [bias.as_deref(), gain.as_deref()];
+                self.route(spec, tables, [bufs.x, bufs.out])
             }
             ExpertsOp::Linear { experts, n_used } => self.expert_linear(experts, *n_used, bufs),
             ExpertsOp::Heads(heads) => {
@@ -152,7 +153,7 @@ impl Run<'_> {
     fn route(
         &mut self,
         spec: &RouteSpec,
-        bias: Option<&[f32]>,
+        [bias, gain]: [Option<&[f32]>; 2],
         [x, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
         // SAFETY: allocation lets no step write what it reads.
@@ -160,6 +161,9 @@ impl Run<'_> {
         let width = x.width;
         self.rows(out, &|row, route| {
             spec.route(&logits[row * width..(row + 1) * width], bias, route);
+            if let Some(gain) = gain {
+                RouteSpec::apply_gain(route, gain);
+            }
             Ok(())
         })
     }

@@ -1,7 +1,7 @@
 //! Steps that copy rows, whole or in part.
 
 use kv_core::backend::BackendError;
-use kv_core::graph::TopK;
+use kv_core::graph::{TopK, gaussian_top_k, mix};
 
 use crate::matrix::Matrix;
 use crate::plan::{DecayWeights, EmbedBy, RowsOp, Step};
@@ -20,6 +20,9 @@ impl Run<'_> {
             RowsOp::Columns { first } => self.columns(*first, bufs),
             RowsOp::HeadColumns { first, n_heads } => self.head_columns(*first, *n_heads, bufs),
             RowsOp::Concat { a, b } => self.concat([*a, *b], step),
+            RowsOp::Gain { gain } => self.gain(gain, bufs),
+            RowsOp::Mix { dim } => self.mix(*dim, step),
+            RowsOp::GaussianTopK { deviations } => self.gaussian_top_k(*deviations, bufs),
             RowsOp::Decay(weights) => self.decay(weights, bufs),
             RowsOp::Copy => self.columns(0, bufs),
             RowsOp::TopK => self.top_k(bufs),
@@ -47,6 +50,48 @@ impl Run<'_> {
         self.rows(out, &|row, to| {
             to.copy_from_slice(&values[row * width..(row + 1) * width]);
             (kernels.add)(to, added);
+            Ok(())
+        })
+    }
+
+    /// Every row, or every part of it as long as the gain, times the gain.
+    fn gain(&mut self, gain: &[f32], [x, out]: [Buf; 2]) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let (kernels, width) = (self.kernels, out.width);
+        self.rows(out, &|row, to| {
+            to.copy_from_slice(&values[row * width..(row + 1) * width]);
+            let parts = to.chunks_exact_mut(gain.len().max(1));
+            parts.for_each(|part| (kernels.mul)(part, gain));
+            Ok(())
+        })
+    }
+
+    /// Linear combinations of the parts of `dim` values of every row.
+    fn mix(&mut self, dim: usize, step: &Step<Buf>) -> Result<(), BackendError> {
+        let [x, coefficients] = [step.read(0), step.read(1)];
+        // SAFETY: allocation lets no step write what it reads.
+        let (parts, factors) = unsafe { (self.frame.read(x), self.frame.read(coefficients)) };
+        self.rows(step.write(), &|row, to| {
+            let parts = &parts[row * x.width..][..x.width];
+            mix(
+                parts,
+                &factors[row * coefficients.width..][..coefficients.width],
+                dim,
+                to,
+            );
+            Ok(())
+        })
+    }
+
+    /// What is left of every row above a threshold of its own.
+    fn gaussian_top_k(&mut self, deviations: f32, [x, out]: [Buf; 2]) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let values = unsafe { self.frame.read(x) };
+        let width = out.width;
+        self.rows(out, &|row, to| {
+            to.copy_from_slice(&values[row * width..(row + 1) * width]);
+            gaussian_top_k(to, deviations);
             Ok(())
         })
     }

@@ -27,7 +27,7 @@ pub(crate) use lower::{
 };
 pub(crate) use step::{Epilogue, GateEpilogue, MatMul, MatMulOutput, Prologue, Step, StepOp};
 pub(crate) use step_weights::{
-    ConvKernel, DecayWeights, HeadScanWeights, HeadWeights, ScanWeights,
+    ConvKernel, DecayWeights, HeadBuckets, HeadScanWeights, HeadWeights, ScanWeights,
 };
 
 /// The angles of one kind of rotation.

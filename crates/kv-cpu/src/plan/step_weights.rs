@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use kv_core::graph::{BucketTable, Relative};
+
 use crate::kernels::F32x16;
 
 /// Weights of the heads of an attention, where there are any: `[n_heads]` each.
@@ -12,6 +14,39 @@ pub(crate) struct HeadWeights {
     pub(crate) sinks: Option<Arc<[f32]>>,
     /// Slopes of linear biases.
     pub(crate) slopes: Option<Arc<[f32]>>,
+    /// What scores get added by distance.
+    pub(crate) buckets: Option<Arc<HeadBuckets>>,
+}
+
+/// What scores get added by the distance of query and key.
+#[derive(Debug)]
+pub(crate) struct HeadBuckets {
+    pub(crate) table: BucketTable,
+    /// How many buckets there are.
+    pub(crate) n: usize,
+    /// `[n_heads, 2 * reach + 1]`, one number for each distance; empty where tokens have tables.
+    pub(crate) by_distance: Vec<f32>,
+}
+
+impl HeadBuckets {
+    /// Out of the weights `[buckets, n_heads]`, where there are any.
+    pub(crate) fn new(relative: &Relative, weights: Option<&[f32]>, n_heads: usize) -> Self {
+        let table = relative.buckets.table();
+        let of_head = |head: usize| {
+            let weights = weights.unwrap_or_default();
+            let buckets = table.buckets().iter();
+            buckets.map(move |&bucket| weights[bucket as usize * n_heads + head])
+        };
+        let by_distance = match weights {
+            Some(_) => (0..n_heads).flat_map(of_head).collect(),
+            None => Vec::new(),
+        };
+        Self {
+            n: relative.buckets.n(),
+            by_distance,
+            table,
+        }
+    }
 }
 
 /// Weights of a convolution.

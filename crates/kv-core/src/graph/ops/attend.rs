@@ -4,6 +4,7 @@
 //! the builder adds it. Does not know what is remembered.
 
 use crate::graph::op::{AttendSpec, Input, Op};
+use crate::graph::relative::{DistanceBuckets, Relative, RelativeScores};
 use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
 use crate::graph::{Claim, Graph, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
@@ -16,6 +17,26 @@ pub struct Attention<'a> {
     pub spec: AttendSpec,
     /// Weight of `[heads]` sinks, where there are any; see [`Op::Attend`].
     pub sinks: Option<&'a str>,
+}
+
+/// What an attention's scores get added by the distance of query and key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Distances<'a> {
+    /// Which distances share a bucket.
+    pub buckets: DistanceBuckets,
+    /// What a bucket adds.
+    pub scores: DistanceScores<'a>,
+}
+
+/// What a bucket adds to a score; see [`RelativeScores`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DistanceScores<'a> {
+    /// A number for each head, out of this weight of the layer, `[buckets, heads]`.
+    Weight(&'a str),
+    /// The same out of a weight that layers share, by its whole name.
+    SharedWeight(&'a str),
+    /// Numbers of queries `[n, heads, buckets]` and of keys `[n, kv_heads, buckets]`.
+    Tables([NodeId; 2]),
 }
 
 impl From<AttendSpec> for Attention<'_> {
@@ -126,8 +147,15 @@ pub(in crate::graph) fn attend<'a>(
 pub(in crate::graph) fn attend_batch<'a>(
     of: &'a AttendSpec,
     sinks: Option<&'a String>,
+    relative: Option<&'a Relative>,
 ) -> OpSpec<'a> {
-    let spec = OpSpec::new("attend_batch", of.n_operands(4), move |given| {
+    let n_tables = match relative.map(|relative| &relative.scores) {
+        Some(RelativeScores::Tables) => 2,
+        Some(RelativeScores::Weight(_)) | None => 0,
+    };
+    let has_positions = of.alibi.is_some() || relative.is_some();
+    let n_operands = 4 + n_tables + usize::from(has_positions);
+    let spec = OpSpec::new("attend_batch", n_operands, move |given| {
         let n = given.graph.n_tokens;
         let [_, k, v] = given.shapes();
         let wanted = [[n, of.kv_heads, of.k_dim], [n, of.kv_heads, of.v_dim]];
@@ -137,10 +165,50 @@ pub(in crate::graph) fn attend_batch<'a>(
         if !matches!(given.op(3), Some(Op::Input(Input::BatchVisibility { .. }))) {
             return Err("what tokens see of their ubatch as its fourth operand".into());
         }
-        of.check_positions(given, 4)?;
-        attended(given, of, sinks)
+        if has_positions && !given.is_input(4 + n_tables, Input::Positions) {
+            return Err("the positions as its last operand".into());
+        }
+        let inferred = attended(given, of, sinks)?;
+        match relative {
+            None => Ok(inferred),
+            Some(relative) => with_buckets(given, of, relative, inferred),
+        }
     });
-    with_attention(spec.scope_of(OpScope::Tokens), of, sinks)
+    let spec = with_attention(spec.scope_of(OpScope::Tokens), of, sinks);
+    let Some(Relative { buckets, scores }) = relative else {
+        return spec;
+    };
+    let spec = spec.setting("buckets", buckets);
+    match scores {
+        RelativeScores::Weight(name) => spec.weights_as("bias", [name]),
+        RelativeScores::Tables => spec,
+    }
+}
+
+/// Adds the weight of buckets, or checks their tables.
+fn with_buckets(
+    given: &Given<'_>,
+    of: &AttendSpec,
+    relative: &Relative,
+    inferred: Inferred,
+) -> Result<Inferred, String> {
+    let (n, n_buckets) = (given.graph.n_tokens, relative.buckets.n());
+    if !relative.buckets.is_sound() {
+        return Err(format!(
+            "buckets that fit together, not {}",
+            relative.buckets
+        ));
+    }
+    match relative.scores {
+        RelativeScores::Weight(_) => Ok(inferred.weight([n_buckets, of.n_heads])),
+        RelativeScores::Tables => {
+            let wanted = [[n, of.n_heads, n_buckets], [n, of.kv_heads, n_buckets]];
+            match [given.shape(4), given.shape(5)] == wanted.each_ref().map(|shape| &shape[..]) {
+                true => Ok(inferred),
+                false => Err(format!("tables {:?} and {:?}", wanted[0], wanted[1])),
+            }
+        }
+    }
 }
 
 impl Graph {
@@ -214,8 +282,46 @@ impl GraphBuilder {
         let Attention { spec, sinks } = attention.into();
         let sinks = self.optional_weight_name(sinks);
         let visibility = self.input(Input::BatchVisibility { window })?;
-        let op = Op::AttendBatch { spec, sinks };
+        let op = Op::AttendBatch {
+            spec,
+            sinks,
+            relative: None,
+        };
         self.push_attend(name, op, &spec, vec![q, k, v, visibility])
+    }
+
+    /// As [`GraphBuilder::attend_batch`], with scores that depend on distances.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where heads, widths or buckets do not match.
+    pub fn attend_batch_relative(
+        &mut self,
+        name: &str,
+        spec: AttendSpec,
+        [q, k, v]: [NodeId; 3],
+        window: Window,
+        distances: Distances<'_>,
+    ) -> Result<NodeId, GraphError> {
+        let Distances { buckets, scores } = distances;
+        let visibility = self.input(Input::BatchVisibility { window })?;
+        let mut operands = vec![q, k, v, visibility];
+        let scores = match scores {
+            DistanceScores::Weight(name) => RelativeScores::Weight(self.weight_name(name)),
+            DistanceScores::SharedWeight(name) => RelativeScores::Weight(name.to_owned()),
+            DistanceScores::Tables(tables) => {
+                operands.extend(tables);
+                RelativeScores::Tables
+            }
+        };
+        operands.push(self.input(Input::Positions)?);
+        let relative = Some(Relative { buckets, scores });
+        let sinks = None;
+        let op = Op::AttendBatch {
+            spec,
+            sinks,
+            relative,
+        };
+        self.push(name, op, &operands, Claim::default())
     }
 
     /// Adds an attention, with the positions as its last operand where it needs them.
@@ -281,6 +387,50 @@ mod tests {
         assert!(err.to_string().contains("a multiple of 0"), "{err}");
         let spec = AttendSpec { n_heads: 3, ..SPEC };
         assert!(b.attend("kqv", LayerIdx(0), spec, [q, q, q]).is_err());
+    }
+
+    #[test]
+    fn buckets_are_part_of_the_graph() {
+        let mut b = builder();
+        let [q, k, v] = qkv(&mut b);
+        let spec = AttendSpec {
+            alibi: None,
+            ..SPEC
+        };
+        let buckets = DistanceBuckets::Halves {
+            n: 8,
+            max_distance: 20,
+        };
+        let window = Window::Full;
+        let scores = DistanceScores::SharedWeight("rel.w");
+        let distances = Distances { buckets, scores };
+        let y = b.attend_batch_relative("y", spec, [q, k, v], window, distances);
+        for (tables, n) in [([q, k], 4), ([q, q], 2)] {
+            let distances = Distances {
+                buckets: DistanceBuckets::Single { span: n },
+                scores: DistanceScores::Tables(tables),
+            };
+            let refused = b.attend_batch_relative("z", spec, [q, k, v], window, distances);
+            assert!(
+                matches!(refused, Err(GraphError::Shape { .. })),
+                "{refused:?}"
+            );
+        }
+        let distances = Distances {
+            buckets: DistanceBuckets::Single { span: 2 },
+            scores: DistanceScores::Tables([q, k]),
+        };
+        let z = b.attend_batch_relative("z", spec, [q, k, v], window, distances);
+        let graph = b.finish(&[y.unwrap(), z.unwrap()]).unwrap();
+        let text = graph.text().to_string();
+        for wanted in [
+            "scale=0.5, buckets=halves(8, 20), bias=rel.w)",
+            "scale=0.5, buckets=single(2))",
+        ] {
+            assert!(text.contains(wanted), "{text}");
+        }
+        assert_eq!(graph.weights()[0].shape, [8, 2]);
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
     }
 
     #[test]

@@ -78,8 +78,16 @@ fn routed(given: &Given<'_>, route: &RouteSpec, bias: Option<&String>) -> Result
     }
 }
 
-pub(in crate::graph) fn route(route: RouteSpec, bias: Option<&String>) -> OpSpec<'_> {
-    let spec = OpSpec::new("route", 1, move |given| routed(given, &route, bias));
+pub(in crate::graph) fn route<'a>(
+    route: RouteSpec,
+    bias: Option<&'a String>,
+    gain: Option<&'a String>,
+) -> OpSpec<'a> {
+    let spec = OpSpec::new("route", 1, move |given| {
+        let routed = routed(given, &route, bias)?;
+        let n_experts = given.shape(0).last().copied().unwrap_or(0);
+        Ok(routed.weight_if(gain, [n_experts]))
+    });
     let spec = spec
         .setting("used", route.n_used)
         .setting("gate", format!("{:?}", route.gate).to_lowercase())
@@ -91,7 +99,7 @@ pub(in crate::graph) fn route(route: RouteSpec, bias: Option<&String>) -> OpSpec
             .setting("groups", format!("{}/{}", groups.n_used, groups.n_groups))
             .setting("group_score", groups.score),
     };
-    spec.weights_as("bias", bias)
+    spec.weights_as("bias", bias).weights_as("gain", gain)
 }
 
 pub(in crate::graph) fn expert_linear<'a>(
@@ -133,9 +141,13 @@ impl GraphBuilder {
         logits: NodeId,
         routing: impl Into<Routing<'a>>,
     ) -> Result<NodeId, GraphError> {
-        let Routing { spec, bias } = routing.into();
-        let bias = self.optional_weight_name(bias);
-        self.push(name, Op::Route { spec, bias }, &[logits], Claim::default())
+        let Routing { spec, bias, gain } = routing.into();
+        let op = Op::Route {
+            spec,
+            bias: self.optional_weight_name(bias),
+            gain: self.optional_weight_name(gain),
+        };
+        self.push(name, op, &[logits], Claim::default())
     }
 
     /// Each slot's expert applied: `x [n, in]` (the same for all slots) or `[n, slots, in]` in,
@@ -212,6 +224,7 @@ mod tests {
         let biased = Routing {
             spec,
             bias: Some("exp_probs_b.bias"),
+            gain: None,
         };
         let routes = b.route("route", x, biased).unwrap();
         let graph = b.finish(&[routes]).unwrap();

@@ -31,6 +31,24 @@ pub(in crate::graph) fn rms_norm(weight: Option<&String>, eps: f32) -> OpSpec<'_
     spec.weights_as("w", weight).setting("eps", eps)
 }
 
+/// A weight that rows are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowGain<'a> {
+    /// A weight of `[dim]`, one factor for each value.
+    PerValue(&'a str),
+    /// A weight of `[1]`, one factor for all values.
+    One(&'a str),
+}
+
+pub(in crate::graph) fn gain(weight: &String) -> OpSpec<'_> {
+    let spec = OpSpec::new("gain", 1, |given| match (given.shape(0), given.weight(0)) {
+        (shape @ [.., _], [1]) => Ok(Inferred::f32(shape).weight([1])),
+        (shape @ [.., dim], [width]) if width == dim => Ok(Inferred::f32(shape).weight([*dim])),
+        _ => Err("[.., dim] and a weight of [dim] or [1]".into()),
+    });
+    spec.weights_as("w", [weight])
+}
+
 pub(in crate::graph) fn layer_norm<'a>(
     weight: &'a String,
     bias: Option<&'a String>,
@@ -85,6 +103,24 @@ impl GraphBuilder {
             ..Claim::default()
         };
         self.push(name, Op::RmsNorm { weight, eps }, &[x], claim)
+    }
+
+    /// Every row of `x [.., dim]` times a weight; see [`Op::Gain`].
+    ///
+    /// # Errors
+    /// [`GraphError`] where `x` has no dimension.
+    pub fn gain(&mut self, name: &str, x: NodeId, gain: RowGain<'_>) -> Result<NodeId, GraphError> {
+        let dim = self.shape_of(x).last().copied().unwrap_or(0);
+        let (weight, width) = match gain {
+            RowGain::PerValue(weight) => (weight, dim),
+            RowGain::One(weight) => (weight, 1),
+        };
+        let weight = self.weight_name(weight);
+        let claim = Claim {
+            weights: &[&[width]],
+            ..Claim::default()
+        };
+        self.push(name, Op::Gain { weight }, &[x], claim)
     }
 
     /// Layer norm over the last dimension, with a gain `[dim]` and a bias `[dim]`.

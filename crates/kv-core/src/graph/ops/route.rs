@@ -16,7 +16,8 @@ pub const MAX_ROUTE_GROUPS: usize = 64;
 /// Experts have scores, which the gate makes of their logits. The `n_used` experts with the largest
 /// choices are chosen, where a choice is the score, plus the expert's bias where there is one; with
 /// groups, out of the best groups only. The weights are the scores of the chosen experts, without
-/// biases, divided by their sum or not, times the scale.
+/// biases, divided by their sum or not, times the scale and times the expert's gain where there is
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteSpec {
     /// Experts that a token goes through; at least 1, at most all.
@@ -50,11 +51,17 @@ pub struct Routing<'a> {
     /// Weight of `[experts]` that is added to scores to choose by, where there is one; see
     /// [`Op::Route`](crate::graph::Op::Route).
     pub bias: Option<&'a str>,
+    /// Weight of `[experts]` that the finished weights are multiplied with, where there is one.
+    pub gain: Option<&'a str>,
 }
 
 impl From<RouteSpec> for Routing<'_> {
     fn from(spec: RouteSpec) -> Self {
-        Self { spec, bias: None }
+        Self {
+            spec,
+            bias: None,
+            gain: None,
+        }
     }
 }
 
@@ -172,6 +179,12 @@ impl RouteSpec {
             true => route.iter_mut().for_each(|route| *route /= sum),
             false => route.iter_mut().for_each(|route| *route *= factor),
         }
+    }
+
+    /// Multiplies the weights of a finished route with the gains of its experts.
+    pub fn apply_gain(route: &mut [f32], gain: &[f32]) {
+        let pairs = route.iter_mut().zip(gain);
+        pairs.for_each(|(weight, gain)| *weight *= gain);
     }
 
     /// The score of a logit, up to a factor for a softmax, where `largest` is a logit near to it.

@@ -1,12 +1,14 @@
 //! Lowers attention: storing, attending, and the three operations of plain attention.
 
+use std::sync::Arc;
+
 use kv_core::backend::{BackendError, StepKind};
-use kv_core::graph::{AttendSpec, Input, Node, NodeId, Op};
+use kv_core::graph::{AttendSpec, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores};
 use kv_core::layers::LayerRows;
 use kv_core::{LayerIdx, Window};
 
 use super::{Call, Lowering, Value, unsupported};
-use crate::plan::{HeadWeights, StepOp};
+use crate::plan::{HeadBuckets, HeadWeights, StepOp};
 
 /// An operation on the rows of a layer, or among the tokens of the ubatch.
 #[derive(Clone, Debug)]
@@ -21,7 +23,20 @@ pub(crate) enum AttentionOp {
         spec: AttendSpec,
         heads: HeadWeights,
     },
-    /// Attention among the tokens of the ubatch. `(q, k, v)`.
+    /// The choice of an indexer with keys in the `layer`-th layer of the layout. `(q, weights)`.
+    Index {
+        layer: usize,
+        part: usize,
+        index: IndexSpec,
+    },
+    /// Attention over what an indexer chose of the `layer`-th layer of the layout. `(q, chosen)`.
+    AttendSparse {
+        layer: usize,
+        part: usize,
+        spec: AttendSpec,
+    },
+    /// Attention among the tokens of the ubatch. `(q, k, v)`, and the tables of queries and keys
+    /// where scores have any.
     AttendBatch {
         window: Window,
         spec: AttendSpec,
@@ -69,7 +84,13 @@ impl<'a> Lowering<'a> {
             Op::StoreKv { layer } => self.store_kv(node, *layer),
             Op::StoreK { layer } => self.store_k(node, *layer),
             Op::Attend { layer, spec, sinks } => self.attend(node, *layer, spec, sinks.as_deref()),
-            Op::AttendBatch { spec, sinks } => self.attend_batch(node, spec, sinks.as_deref()),
+            Op::Index { layer, index } => self.index(node, *layer, index),
+            Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec),
+            Op::AttendBatch {
+                spec,
+                sinks,
+                relative,
+            } => self.attend_batch(node, spec, sinks.as_deref(), relative.as_ref()),
             Op::Kq { layer, spec } => self.kq(node, *layer, spec),
             Op::KqSoftMax { spec, sinks } => self.kq_soft_max(node, spec, sinks.as_deref()),
             Op::Kqv { layer, spec } => self.kqv(node, *layer, spec),
@@ -132,11 +153,8 @@ impl<'a> Lowering<'a> {
         spec: &AttendSpec,
         sinks: Option<&'a str>,
     ) -> Result<AttentionCall, BackendError> {
-        let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
-        let (at, rows) = attended.ok_or(BackendError::NoRows { layer })?;
+        let (at, rows) = self.attended(node, layer, 2)?;
         let part = rows.part;
-        let is_own = |i: &Input| matches!(i, Input::Visibility { part: p, .. } if *p == part);
-        self.operand_input(node, 2, is_own)?;
         let q = self.operand(node, 0)?;
         crate::attend::check_shape(spec, &rows)?;
         self.check_queries(node, spec, q)?;
@@ -149,11 +167,71 @@ impl<'a> Lowering<'a> {
         Ok((op, vec![q]))
     }
 
+    fn index(
+        &mut self,
+        node: &Node,
+        layer: LayerIdx,
+        index: &IndexSpec,
+    ) -> Result<AttentionCall, BackendError> {
+        let (layer, rows) = self.attended(node, layer, 3)?;
+        let [q, weights] = [self.operand(node, 0)?, self.operand(node, 1)?];
+        let n = self.graph.shape().n_tokens;
+        let fits = [rows.k.heads, rows.k.dim] == [1, index.dim]
+            && q.len(self.graph) == n * index.n_heads * index.dim
+            && weights.len(self.graph) == n * index.n_heads
+            && node.n_values() == n * index.top_k;
+        if !fits {
+            return Err(unsupported(node));
+        }
+        let op = AttentionOp::Index {
+            layer,
+            part: rows.part.as_usize(),
+            index: *index,
+        };
+        Ok((op, vec![q, weights]))
+    }
+
+    fn attend_sparse(
+        &mut self,
+        node: &Node,
+        layer: LayerIdx,
+        spec: &AttendSpec,
+    ) -> Result<AttentionCall, BackendError> {
+        let (layer, rows) = self.attended(node, layer, 2)?;
+        let [q, chosen] = [self.operand(node, 0)?, self.operand(node, 3)?];
+        crate::attend::check_shape(spec, &rows)?;
+        self.check_queries(node, spec, q)?;
+        if chosen.shape(self.graph).0 != self.graph.shape().n_tokens {
+            return Err(unsupported(node));
+        }
+        let op = AttentionOp::AttendSparse {
+            layer,
+            part: rows.part.as_usize(),
+            spec: *spec,
+        };
+        Ok((op, vec![q, chosen]))
+    }
+
+    /// The rows that a node reads, its own layer's or another's, whose visibility is operand `at`.
+    fn attended(
+        &self,
+        node: &Node,
+        layer: LayerIdx,
+        at: usize,
+    ) -> Result<(usize, LayerRows), BackendError> {
+        let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
+        let (number, rows) = attended.ok_or(BackendError::NoRows { layer })?;
+        let is_own = |i: &Input| matches!(i, Input::Visibility { part, .. } if *part == rows.part);
+        self.operand_input(node, at, is_own)?;
+        Ok((number, rows))
+    }
+
     fn attend_batch(
         &mut self,
         node: &'a Node,
         spec: &AttendSpec,
         sinks: Option<&'a str>,
+        relative: Option<&'a Relative>,
     ) -> Result<AttentionCall, BackendError> {
         let visibility = node.operands.get(3).and_then(|&id| self.graph.node(id));
         let Some(Op::Input(Input::BatchVisibility { window })) = visibility.map(|v| &v.op) else {
@@ -170,12 +248,28 @@ impl<'a> Lowering<'a> {
         if !fits {
             return Err(unsupported(node));
         }
+        let mut heads = self.head_weights(node, spec, sinks, node.operands.len() - 1)?;
+        let mut reads = vec![q, k, v];
+        if let Some(relative) = relative {
+            self.operand_input(node, node.operands.len() - 1, |i| {
+                matches!(i, Input::Positions)
+            })?;
+            let weights = match &relative.scores {
+                RelativeScores::Weight(name) => Some(self.vector(name, node)?),
+                RelativeScores::Tables => {
+                    reads.extend([self.operand(node, 4)?, self.operand(node, 5)?]);
+                    None
+                }
+            };
+            let buckets = HeadBuckets::new(relative, weights.as_deref(), spec.n_heads);
+            heads.buckets = Some(Arc::new(buckets));
+        }
         let op = AttentionOp::AttendBatch {
             window: *window,
             spec: *spec,
-            heads: self.head_weights(node, spec, sinks, 4)?,
+            heads,
         };
-        Ok((op, vec![q, k, v]))
+        Ok((op, reads))
     }
 
     fn kq(
@@ -293,7 +387,11 @@ impl<'a> Lowering<'a> {
         if slopes.is_some() {
             self.operand_input(node, at, |i| matches!(i, Input::Positions))?;
         }
-        Ok(HeadWeights { sinks, slopes })
+        Ok(HeadWeights {
+            sinks,
+            slopes,
+            buckets: None,
+        })
     }
 
     fn layer(&self, layer: LayerIdx) -> Result<(usize, LayerRows), BackendError> {

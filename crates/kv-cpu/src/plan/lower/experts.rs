@@ -20,6 +20,8 @@ pub(crate) enum ExpertsOp {
         spec: RouteSpec,
         /// Added to scores to choose by, `[experts]`.
         bias: Option<Arc<[f32]>>,
+        /// Multiplied with finished weights, `[experts]`.
+        gain: Option<Arc<[f32]>>,
     },
     /// Each slot's matrix applied to its row. `(x, routes)`.
     Linear {
@@ -63,7 +65,9 @@ type ExpertsCall = (ExpertsOp, Vec<Value>);
 impl<'a> Lowering<'a> {
     pub(super) fn experts(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
         let call = match &node.op {
-            Op::Route { spec, bias } => self.route(node, *spec, bias.as_deref()),
+            Op::Route { spec, bias, gain } => {
+                self.route(node, *spec, [bias.as_deref(), gain.as_deref()])
+            }
             Op::ExpertLinear { weight, bias } => self.expert_linear(node, weight, bias.as_deref()),
             Op::HeadLinear { weight } => self.head_linear(node, weight),
             Op::ExpertScale => self.expert_scale(node),
@@ -77,12 +81,14 @@ impl<'a> Lowering<'a> {
         &mut self,
         node: &'a Node,
         spec: RouteSpec,
-        bias: Option<&'a str>,
+        bias_gain: [Option<&'a str>; 2],
     ) -> Result<ExpertsCall, BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
-        let bias = bias.map(|b| self.vector(b, node)).transpose()?;
-        Ok((ExpertsOp::Route { spec, bias }, vec![x]))
+        let mut vector = |name: Option<&'a str>| name.map(|n| self.vector(n, node)).transpose();
+        let [bias, gain] = bias_gain;
+        let (bias, gain) = (vector(bias)?, vector(gain)?);
+        Ok((ExpertsOp::Route { spec, bias, gain }, vec![x]))
     }
 
     fn expert_linear(

@@ -25,6 +25,12 @@ pub(crate) enum RowsOp {
     /// Of each row, or of each of its heads, `a` values of one operand, then `b` of the other.
     /// `(a, b)`.
     Concat { a: usize, b: usize },
+    /// `x` times the gain, which is as long as a row or a part of it. `(x)`.
+    Gain { gain: Arc<[f32]> },
+    /// Linear combinations of parts of `dim` values. `(x, coefficients)`.
+    Mix { dim: usize },
+    /// What is left of every row above so many deviations from its mean. `(x)`.
+    GaussianTopK { deviations: f32 },
     /// Decay factors from step sizes. `(x)`.
     Decay(Arc<DecayWeights>),
     /// All rows. `(x)`.
@@ -62,6 +68,9 @@ impl<'a> Lowering<'a> {
         let call = match &node.op {
             Op::Embed { weight } => self.embed(node, weight),
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
+            Op::Gain { weight } => self.gain(node, weight),
+            Op::Mix => self.mix(node),
+            Op::GaussianTopK { deviations } => self.gaussian_top_k(node, *deviations),
             Op::Columns { first } => self.columns(node, *first),
             Op::Concat => self.concat(node),
             Op::Decay { decay } => self.decay(node, decay),
@@ -108,6 +117,43 @@ impl<'a> Lowering<'a> {
         let added = rows.get(first..first.saturating_add(dim));
         let added = added.ok_or_else(|| unsupported(node))?.into();
         Ok((RowsOp::AddRow { added }, vec![x]))
+    }
+
+    /// Rows times a weight of `[dim]` or `[1]`.
+    fn gain(&mut self, node: &'a Node, weight: &'a str) -> Result<RowsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        let gain = self.vector(weight, node)?;
+        let dim = node.shape.last().copied().unwrap_or(0);
+        let gain: Arc<[f32]> = match *gain {
+            [one] => vec![one; dim].into(),
+            _ => gain,
+        };
+        match gain.len() == dim {
+            true => Ok((RowsOp::Gain { gain }, vec![x])),
+            false => Err(unsupported(node)),
+        }
+    }
+
+    /// Linear combinations of the parts of a row.
+    fn mix(&self, node: &Node) -> Result<RowsCall, BackendError> {
+        let operands = [self.operand(node, 0)?, self.operand(node, 1)?];
+        let [x, coefficients] = operands.map(|operand| operand.shape(self.graph));
+        let &[n, outputs, dim] = &*node.shape else {
+            return Err(unsupported(node));
+        };
+        let inputs = x.1 / dim.max(1);
+        let fits = x == (n, inputs * dim) && coefficients == (n, outputs * inputs) && inputs > 0;
+        match fits {
+            true => Ok((RowsOp::Mix { dim }, operands.to_vec())),
+            false => Err(unsupported(node)),
+        }
+    }
+
+    fn gaussian_top_k(&self, node: &Node, deviations: f32) -> Result<RowsCall, BackendError> {
+        let x = self.operand(node, 0)?;
+        self.same_len(node, x)?;
+        Ok((RowsOp::GaussianTopK { deviations }, vec![x]))
     }
 
     fn columns(&self, node: &Node, first: usize) -> Result<RowsCall, BackendError> {
