@@ -180,7 +180,11 @@ pub(super) fn lower<D: Device>(
 ) -> Result<(), BackendError> {
     let (attended, spec, sinks, seen_at) = match &node.op {
         Op::Attend { layer, spec, sinks } => (Attended::of_layer(lower, *layer)?, spec, sinks, 2),
-        Op::AttendBatch { spec, sinks } => (Attended::of_batch(lower, node, spec)?, spec, sinks, 3),
+        Op::AttendBatch {
+            spec,
+            sinks,
+            relative: None,
+        } => (Attended::of_batch(lower, node, spec)?, spec, sinks, 3),
         _ => return Err(lower.unsupported(node)),
     };
     if spec.v_dim > MAX_V_DIM || scales_biases(spec) {

@@ -47,6 +47,10 @@ pub(super) fn lower<D: Device>(
             [settings.a, settings.b] = [slope, limit];
             "clamped_gate"
         }
+        Op::Clamp { limit } => {
+            settings.a = limit;
+            "clamp"
+        }
         Op::Scale { factor } => {
             settings.a = factor;
             "scale"
@@ -75,6 +79,9 @@ pub(super) fn number(activation: Activation) -> Option<u32> {
         Activation::Silu => Some(0),
         Activation::GeluTanh => Some(1),
         Activation::GeluErf => Some(2),
+        Activation::Sigmoid => Some(3),
+        Activation::Relu => Some(4),
+        Activation::ReluSquared => Some(5),
         _ => None,
     }
 }

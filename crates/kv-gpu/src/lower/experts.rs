@@ -51,7 +51,12 @@ pub(super) fn lower<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     match &node.op {
-        Op::Route { spec, bias } => route(lower, (id, node), spec, bias.as_deref()),
+        // The kernel knows no gains.
+        Op::Route {
+            spec,
+            bias,
+            gain: None,
+        } => route(lower, (id, node), spec, bias.as_deref()),
         Op::ExpertLinear { .. } => linear(lower, id, node),
         Op::HeadLinear { .. } => head_linear(lower, id, node),
         Op::ExpertScale => scale(lower, id, node),

@@ -6,6 +6,7 @@
 mod activations;
 mod attend;
 mod custom;
+mod delta;
 mod elementwise;
 mod embed;
 mod experts;
@@ -152,6 +153,7 @@ impl<'a, D: Device> Lower<'a, D> {
             | Op::Gate { .. }
             | Op::ClampedGate { .. }
             | Op::Activate { .. }
+            | Op::Clamp { .. }
             | Op::Scale { .. }
             | Op::SoftCap { .. } => elementwise::lower(self, id, node),
             Op::Columns { .. }
@@ -167,6 +169,7 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
                 recurrent::lower(self, id, node)
             }
+            Op::Decay { .. } | Op::Delta { .. } => delta::lower(self, id, node),
             Op::TopK { k } => top_k::lower(self, id, node, *k),
             Op::Kq { .. } | Op::KqSoftMax { .. } | Op::Kqv { .. } => {
                 plain_attention::lower(self, id, node)

@@ -11,7 +11,7 @@ use crate::program::{Grid, Operand};
 use crate::weights::WeightForm;
 
 /// Channels of a block of all these kernels.
-const CHANNELS: u32 = 32;
+pub(super) const CHANNELS: u32 = 32;
 
 /// `ConvArgs` of `conv.k`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -139,13 +139,13 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// A weight as floats.
-    fn floats(&self, name: &str, node: &Node) -> Result<Operand<D>, BackendError> {
+    pub(super) fn floats(&self, name: &str, node: &Node) -> Result<Operand<D>, BackendError> {
         let weight = self.weight(name, node, WeightForm::Floats)?;
         Ok(Operand::Weight(weight))
     }
 
     /// The first word of the header of the states' tables.
-    fn states_header(&self, node: &Node) -> Result<u32, BackendError> {
+    pub(super) fn states_header(&self, node: &Node) -> Result<u32, BackendError> {
         let header = self.inputs.states();
         word(header.ok_or_else(|| self.unsupported(node))?)
     }

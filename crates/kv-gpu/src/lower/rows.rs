@@ -19,6 +19,7 @@ struct Settings {
     width: u32,
     first: u32,
     every: u32,
+    offset: u32,
     strength: f32,
 }
 
@@ -63,8 +64,8 @@ pub(super) fn lower<D: Device>(
             operands.push(Operand::Weight(weight));
             "add_row"
         }
-        // The kernel counts positions from 1.
-        Op::ScaleByPosition { scale } if scale.offset == 1 => {
+        Op::ScaleByPosition { scale } if scale.offset <= 1 => {
+            settings.offset = scale.offset;
             settings.every = scale.every.max(1);
             settings.strength = scale.strength;
             operands.push(lower.operand(node, 1)?);

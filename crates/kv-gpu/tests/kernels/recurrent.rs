@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use kv_contract::Random;
-use kv_core::graph::{ConvSpec, Graph, GraphInputs, HeadScanSpec, Input, ScanSpec};
+use kv_core::graph::{Activation, ConvSpec, DecaySpec, DeltaSpec, Graph, GraphInputs};
+use kv_core::graph::{HeadScanSpec, Input, KeySharing, ScanSpec};
 use kv_core::graph::{StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::{CellIdx, KvType, LayerIdx};
@@ -178,5 +179,62 @@ fn scans_by_heads_of_any_shape() {
             state_row: channels * d_state,
         };
         check(&b.finish(&[y.unwrap()]).unwrap(), dim, 0..n_heads, memory);
+    }
+}
+
+/// Heads, key heads, values of a key and of a value, decays of a head.
+const DELTAS: [[usize; 5]; 5] = [
+    [1, 1, 1, 1, 1],
+    [4, 2, 37, 35, 37],
+    [6, 2, 150, 3, 1],
+    [2, 2, 256, 32, 256],
+    [3, 1, 16, 70, 1],
+];
+
+#[test]
+fn delta_rules_of_any_shape() {
+    for (sharing, [n_heads, key_heads, k_dim, v_dim, n_decays]) in DELTAS
+        .into_iter()
+        .flat_map(|sizes| [KeySharing::Neighbours, KeySharing::Interleaved].map(|s| (s, sizes)))
+    {
+        let mut b = builder(9);
+        let (keys, channels) = (key_heads * k_dim, n_heads * v_dim);
+        let widths = [keys, keys, channels, n_heads, n_heads * n_decays];
+        let dim = widths.iter().sum();
+        let all = b.input(Input::Embeddings { dim }).unwrap();
+        let states = b.input(Input::States).unwrap();
+        let mut first = 0;
+        let mut columns = |b: &mut kv_core::graph::GraphBuilder, name: &str, len: usize| {
+            first += len;
+            b.columns(name, all, first - len..first).unwrap()
+        };
+        let [q, k, v, beta, dt] =
+            [0, 1, 2, 3, 4].map(|i| columns(&mut b, ["q", "k", "v", "beta", "dt"][i], widths[i]));
+        // Keys of length 1 or so, as models have them.
+        let k = b
+            .scale("short_k", k, (k_dim as f32).sqrt().recip())
+            .unwrap();
+        let beta = b.activate("gate", Activation::Sigmoid, beta).unwrap();
+        let decay = DecaySpec {
+            n_heads,
+            a: "a".into(),
+            dt_bias: "dt_bias".into(),
+        };
+        let decay = b.decay("decay", dt, &decay, &[n_heads]).unwrap();
+        let delta = DeltaSpec {
+            n_heads,
+            key_heads,
+            k_dim,
+            sharing,
+            scale: 0.5,
+        };
+        let operands = [q, k, v, decay, beta, states];
+        let y = b.delta("y", LAYER, delta, operands).unwrap();
+        let memory = RecurrentMemory {
+            conv_row: 0,
+            state_row: channels * k_dim,
+        };
+        let graph = b.finish(&[y]).unwrap();
+        check(&graph, dim, dim - n_heads * n_decays..dim, memory);
     }
 }

@@ -4,19 +4,20 @@ use kv_contract::Known;
 
 /// Ops without a kernel, and settings of others that their kernels do not take.
 pub(crate) const KNOWN: &[Known] = &[
-    Known::fails("sigmoid_gates", NO_KERNEL),
-    Known::fails("decays_fall", NO_KERNEL),
-    Known::fails("delta_rules_compute", NO_KERNEL),
-    Known::fails("delta_states_go_back", NO_KERNEL),
     Known::fails(
         "kernels_of_convolutions_join",
         "the kernel takes one weight",
     ),
-    Known::fails("clamp_bounds", NO_KERNEL),
-    Known::fails("rectifiers_cut", NO_KERNEL),
+    Known::fails("gains_multiply", NO_KERNEL),
+    Known::fails("parts_of_rows_mix", NO_KERNEL),
+    Known::fails("gaussian_top_k_cuts", NO_KERNEL),
+    Known::fails("routes_have_gains", NO_KERNEL),
+    Known::fails("scores_by_distance_add", NO_KERNEL),
+    Known::fails("indexers_choose_what_is_attended", NO_KERNEL),
     Known::fails(
-        "positions_scale_from_zero",
-        "the kernel counts positions from 1",
+        "indexers_that_may_choose_everything_leave_nothing_out",
+        NO_KERNEL,
     ),
+    Known::fails("indexers_need_keys_of_their_width", NO_KERNEL),
 ];
 const NO_KERNEL: &str = "an operation without a kernel is refused";
