@@ -18,6 +18,14 @@ use kv_core::graph::Graph;
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
+#[cfg(feature = "candle")]
+use self::candle::CandleDevice;
+
+#[cfg(all(feature = "candle-cuda", feature = "cuda"))]
+compile_error!(
+    "the features cuda and candle-cuda exclude each other: candle links the CUDA driver, cuda loads it"
+);
+
 /// What computes. Those that this crate was built without cannot be opened, and say so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -29,6 +37,10 @@ pub enum BackendKind {
     Cuda,
     /// Plain candle operations on the CPU: the reference, slower (feature `candle`).
     Candle,
+    /// The same on an NVIDIA GPU, with candle's kernels (feature `candle-cuda`).
+    CandleCuda,
+    /// The same on the GPU of a Mac, with candle's kernels (feature `candle-metal`).
+    CandleMetal,
 }
 
 /// How activations are kept that meet quantized weights.
@@ -74,7 +86,13 @@ pub struct BackendOptions {
 
 impl BackendKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Cpu, Self::Cuda, Self::Candle];
+    pub const ALL: [Self; 5] = [
+        Self::Cpu,
+        Self::Cuda,
+        Self::Candle,
+        Self::CandleCuda,
+        Self::CandleMetal,
+    ];
 
     /// Its name, as on the command line and in errors.
     pub fn name(self) -> &'static str {
@@ -82,6 +100,8 @@ impl BackendKind {
             Self::Cpu => "cpu",
             Self::Cuda => "cuda",
             Self::Candle => "candle",
+            Self::CandleCuda => "candle-cuda",
+            Self::CandleMetal => "candle-metal",
         }
     }
 
@@ -123,7 +143,11 @@ pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendErro
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         BackendKind::Cuda => cuda::open(&options),
         #[cfg(feature = "candle")]
-        BackendKind::Candle => candle::open(&options),
+        BackendKind::Candle => candle::open(&options, CandleDevice::Cpu),
+        #[cfg(feature = "candle")]
+        BackendKind::CandleCuda => candle::open(&options, CandleDevice::Cuda),
+        #[cfg(feature = "candle")]
+        BackendKind::CandleMetal => candle::open(&options, CandleDevice::Metal),
         #[allow(unreachable_patterns)] // with every feature
         absent => Err(absent.not_built()),
     }
@@ -243,7 +267,7 @@ pub fn plan_backend_memory(
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         BackendKind::Cuda => cuda::plan_memory(options, work).map(Some),
         #[cfg(feature = "candle")]
-        BackendKind::Candle => Ok(None),
+        BackendKind::Candle | BackendKind::CandleCuda | BackendKind::CandleMetal => Ok(None),
         #[allow(unreachable_patterns)] // with every feature
         absent => Err(absent.not_built()),
     }

@@ -24,6 +24,12 @@ pub(crate) enum BackendName {
     Cuda,
     /// Plain candle operations on the CPU: the reference, slower.
     Candle,
+    /// The same on an NVIDIA GPU.
+    #[cfg(feature = "candle-cuda")]
+    CandleCuda,
+    /// The same on the GPU of a Mac.
+    #[cfg(feature = "candle-metal")]
+    CandleMetal,
 }
 
 impl BackendName {
@@ -34,6 +40,10 @@ impl BackendName {
             Self::Cpu => Some(BackendKind::Cpu),
             Self::Cuda => Some(BackendKind::Cuda),
             Self::Candle => Some(BackendKind::Candle),
+            #[cfg(feature = "candle-cuda")]
+            Self::CandleCuda => Some(BackendKind::CandleCuda),
+            #[cfg(feature = "candle-metal")]
+            Self::CandleMetal => Some(BackendKind::CandleMetal),
         }
     }
 }

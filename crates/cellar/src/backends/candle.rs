@@ -8,12 +8,23 @@ use kv_core::backend::{BackendError, BoxedBackend};
 
 use super::{BackendOptions, unavailable};
 
-/// Opens it on the CPU.
+/// Where candle computes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CandleDevice {
+    Cpu,
+    Cuda,
+    Metal,
+}
+
+/// Opens it on a device.
 ///
 /// # Errors
-/// [`BackendError::Unavailable`] where it cannot profile and is asked to, or threads cannot be
-/// started.
-pub(super) fn open(options: &BackendOptions) -> Result<BoxedBackend, BackendError> {
+/// [`BackendError::Unavailable`] where it cannot profile and is asked to, threads cannot be started,
+/// or there is no such device.
+pub(super) fn open(
+    options: &BackendOptions,
+    device: CandleDevice,
+) -> Result<BoxedBackend, BackendError> {
     /// Candle computes on rayon's global pool, which backends share.
     static POOL: Once = Once::new();
 
@@ -28,5 +39,9 @@ pub(super) fn open(options: &BackendOptions) -> Result<BoxedBackend, BackendErro
             .build_global();
     });
     built.map_err(|error| unavailable("candle", error.to_string()))?;
-    Ok(BoxedBackend::new(CandleBackend::cpu()))
+    Ok(BoxedBackend::new(match device {
+        CandleDevice::Cpu => CandleBackend::cpu(),
+        CandleDevice::Cuda => CandleBackend::cuda(0)?,
+        CandleDevice::Metal => CandleBackend::metal(0)?,
+    }))
 }

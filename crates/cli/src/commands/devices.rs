@@ -75,7 +75,14 @@ fn reason(error: &BackendError) -> String {
 }
 
 pub(super) fn run(args: &DevicesArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let rows = BackendKind::ALL.map(Row::new);
+    let is_listed = |kind: &BackendKind| match kind {
+        // Few builds have them.
+        BackendKind::CandleCuda => cfg!(feature = "candle-cuda"),
+        BackendKind::CandleMetal => cfg!(feature = "candle-metal"),
+        _ => true,
+    };
+    let kinds = BackendKind::ALL.into_iter().filter(is_listed);
+    let rows: Vec<Row> = kinds.map(Row::new).collect();
     if args.json {
         writeln!(out, "{}", terminal::json(&rows)?)?;
     } else {
@@ -89,7 +96,7 @@ fn print(row: &Row, out: &mut impl Write) -> std::io::Result<()> {
     let name = row.backend;
     let absent = |reason: &String| format!("not available: {}", words(reason));
     if let Some(reason) = &row.unavailable {
-        writeln!(out, "{name:8} {}", absent(reason))?;
+        writeln!(out, "{name:12} {}", absent(reason))?;
     }
     for device in &row.devices {
         let text = match (&device.unavailable, &device.name) {
@@ -100,7 +107,7 @@ fn print(row: &Row, out: &mut impl Write) -> std::io::Result<()> {
             (Some(free), Some(total)) => format!(", {} of {} free", bytes(free), bytes(total)),
             _ => String::new(),
         };
-        writeln!(out, "{name:8} {text}{memory}")?;
+        writeln!(out, "{name:12} {text}{memory}")?;
     }
     Ok(())
 }

@@ -463,6 +463,9 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
     {
         let what = match remembers {
             LayerMemory::Attention(a) => attention_line(a),
+            LayerMemory::Latent(a) if a.v_dim == 0 => {
+                format!("the keys of an indexer, {} values a token", a.k_dim)
+            }
             LayerMemory::Latent(a) => format!("{}, values in keys", attention_line(a)),
             LayerMemory::SharedWith(with) => format!("attention over the rows of layer {with}"),
             LayerMemory::Recurrent(r) => recurrent_line(r),
