@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use engine::{Engine, EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_core::backend::{Backend, BackendError, CustomOps, DeviceMemory, OnProgress};
 use kv_core::batch::Batch;
-use kv_core::graph::{Activation, DecaySpec, GraphBuilder, GraphShape, Input, NodeId};
+use kv_core::graph::{GraphBuilder, GraphShape, Input, NodeId, RowGain};
 use kv_core::layers::RowLayout;
 use kv_core::memory::Seqs;
 use kv_core::weights::{MemoryWeights, WeightSource};
@@ -263,20 +263,15 @@ fn refusal(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> BackendError {
 
 #[test]
 fn an_operation_without_a_kernel_is_found_by_planning() {
-    let sigmoid = refusal(|b| {
+    let cut = refusal(|b| {
         let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
-        b.activate("gate", Activation::Sigmoid, x).unwrap()
+        b.gaussian_top_k("cut", x, 1.5).unwrap()
     });
-    let decay = refusal(|b| {
+    let gained = refusal(|b| {
         let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
-        let spec = DecaySpec {
-            n_heads: 4,
-            a: "a".into(),
-            dt_bias: "b".into(),
-        };
-        b.decay("decay", x, &spec, &[4]).unwrap()
+        b.gain("gained", x, RowGain::PerValue("gain")).unwrap()
     });
-    for (error, name) in [(sigmoid, "gate"), (decay, "decay")] {
+    for (error, name) in [(cut, "cut"), (gained, "gained")] {
         match error {
             BackendError::UnsupportedOp { backend, node, .. } => {
                 assert_eq!((backend, &*node), ("cuda", name));

@@ -7,9 +7,12 @@ mod gpu;
 use gpu::texts::Length;
 use gpu::{encoders, fixtures, replays, soak, states, texts, tolerance};
 use kv_core::KvType;
+use kv_core::backend::{Backend, BackendError};
+use kv_core::layers::RowLayout;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use model_tests::Case;
+use model_tests::checks::ONE;
 use model_tests::gpu::distance_from_cpu;
 
 fn sim(order: Order, precision: Precision) -> GpuBackend<Sim> {
@@ -70,9 +73,30 @@ fn every_fixture_agrees() {
 }
 
 #[test]
+fn what_has_no_kernel_is_refused_by_its_operation() {
+    for name in fixtures::WITHOUT_KERNELS {
+        let case = Case::recipe(name, gpu::register);
+        let (model, backend) = (case.model(), precise());
+        let weights = backend
+            .load_weights(case.open().0, Default::default())
+            .unwrap();
+        let cells = vec![64; model.layers().parts().len()];
+        let layout = RowLayout::new(model.layers(), &cells, KvType::F32).unwrap();
+        let layout = layout.with_states(model.layers(), 4).unwrap();
+        let graph = model.graph(ONE).unwrap();
+        let error = backend.compile(&graph, &weights, &layout).unwrap_err();
+        let is_op = matches!(error, BackendError::UnsupportedOp { .. });
+        assert!(is_op, "{name}: {error}");
+    }
+}
+
+#[test]
 fn encoders_agree() {
     encoders::vectors_agree(precise(), "modern_bert_tiny", 1e-5);
     encoders::scores_agree(precise(), "roberta_classifier", 1e-4);
+    encoders::scores_agree(precise(), "modernbert_classifier", 1e-4);
+    encoders::rows_agree(precise(), "jina_bert_v2", 1e-4);
+    encoders::rows_agree(precise(), "nomic_bert_moe", 1e-4);
 }
 
 #[test]

@@ -5,9 +5,17 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use model_tests::fixture;
+use engine::{Engine, EngineConfig};
+use kv_core::batch::Batch;
+use kv_core::weights::WeightSource;
+use kv_core::{SeqId, TokenId};
+use model_core::architecture::{OutputKind, Registry};
+use model_core::gguf::GgufFile;
+use model_core::hf::HfTranslation;
+use model_core::model_file::OpenModel;
+use model_tests::{Recipe, cpu, fixture};
 use support::{BACKENDS, cellar, failure, model, output};
 
 fn data(name: &str) -> PathBuf {
@@ -273,4 +281,51 @@ fn nothing_to_embed_is_said() {
     ]);
     assert_eq!(code, 1);
     assert!(said.contains("there is no 'tokenizer.json'"), "{said}");
+}
+
+/// Rows or scores of the first sequence of a recipe.
+fn first_rows(path: &Path, recipe: &Recipe) -> Vec<f32> {
+    let mut registry = Registry::new();
+    model_bert::register(&mut registry);
+    let open = OpenModel::open(path, &registry).unwrap();
+    let is_scorer = matches!(open.model().output(), OutputKind::Scores { .. });
+    let mut batch = Batch::new();
+    for (at, &id) in recipe.reference().prompts()[0].iter().enumerate() {
+        let entry = batch.push_token(TokenId(id)).in_sequence(SeqId(0));
+        if at == 0 || !is_scorer {
+            entry.with_output();
+        }
+    }
+    let (model, weights) = (open.model().clone(), open.weights());
+    let mut engine = Engine::new(cpu(), model, weights, &EngineConfig::default()).unwrap();
+    engine.embed(&batch).unwrap().values().to_vec()
+}
+
+/// The file of every encoder has the keys and tensors of the directory, and computes the same bits.
+#[test]
+fn every_encoder_becomes_a_file_that_computes_the_same() {
+    let mut registry = Registry::new();
+    model_bert::register(&mut registry);
+    for recipe in Recipe::all_in(&fixture("encoders")) {
+        let (name, dir) = (recipe.name(), tempfile::tempdir().unwrap());
+        recipe.expand(dir.path());
+        let to = dir.path().join("model.gguf");
+        let paths = [dir.path(), &to].map(|path| path.display().to_string());
+        output(&["convert", &paths[0], &paths[1], "--type", "f32"]);
+        let source = HfTranslation::open(dir.path(), registry.hf_classes()).unwrap();
+        let file = GgufFile::open(&to).unwrap();
+        assert_eq!(
+            file.tensors().len(),
+            source.weights().names().len(),
+            "{name}"
+        );
+        for tensor in source.weights().names() {
+            let [ours, theirs] = [file.require(&tensor), source.weights().require(&tensor)];
+            let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+            assert_eq!(ours.info(), theirs.info(), "{name}: {tensor}");
+            assert!(**ours.bytes() == **theirs.bytes(), "{name}: {tensor}");
+        }
+        let [of_file, of_directory] = [&*to, dir.path()].map(|path| first_rows(path, &recipe));
+        assert!(of_file == of_directory, "{name}: other bits");
+    }
 }

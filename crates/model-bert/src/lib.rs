@@ -1,13 +1,12 @@
-//! Encoders: BERT (Devlin et al., arXiv 1810.04805) and ModernBERT (Warner et al., arXiv
-//! 2412.13663), whose local layers see a symmetric window.
+//! Encoders: BERT and its descendants, each a table row over one graph ([`Encoder`]).
 //!
-//! With a classification head, BERT (and RoBERTa and XLM-RoBERTa, which are files of its architecture
-//! with other tokenizers) scores pairs of texts.
+//! With a classification head, an encoder scores texts or pairs of texts.
 //!
 //! An encoder remembers nothing: its tokens see each other, later ones too, within one ubatch, and
 //! what comes out is a row for each of them. What becomes of rows is [`model_core::sentence`]'s.
 //! Sizes are read from the file; attention, feed-forward and norms are shared blocks, and
-//! [`Encoder`] wires them. Knows nothing of devices.
+//! [`Encoder`] wires them. Invariant: no encoder has code of its own here, but for what reads its
+//! `config.json`. Knows nothing of devices.
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -17,25 +16,31 @@
 //! assert!(registry.get("bert").is_ok());
 //! ```
 
-mod bert;
 mod encoder;
+mod example;
+mod family;
+mod head;
 mod hf;
+mod member;
 mod model;
-mod modern;
 mod read;
 
-pub use bert::Bert;
-pub use encoder::{Encoder, EncoderLayer, EncoderNorms, HeadDense, ScoreHead};
+pub use encoder::{Encoder, EncoderInput, EncoderLayer, EncoderNorms, InputNorm};
+pub use family::FAMILY;
+pub use head::{HeadActivation, HeadDense, HeadNorm, HeadPooling, ScoreHead};
+pub use member::{
+    EmbeddingScale, EncoderLike, EncoderWindows, LayerSharing, Mixtures, Positions, WindowedBase,
+};
 pub use model::EncoderModel;
-pub use modern::ModernBert;
 
 use model_core::architecture::Registry;
 
-/// Adds the architectures to a registry, and how directories of their models are read.
+/// Adds the encoders to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
-    registry.register(Bert);
-    registry.register(ModernBert);
-    for class in hf::CLASSES {
+    for member in FAMILY {
+        registry.register(*member);
+    }
+    for class in hf::classes() {
         registry.register_hf(*class);
     }
 }

@@ -5,7 +5,8 @@ use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::{LayerMap, LayerMemory};
 use model_core::architecture::{Model, ModelError, OutputKind};
 
-use crate::encoder::{Encoder, ScoreHead};
+use crate::encoder::Encoder;
+use crate::head::ScoreHead;
 
 /// A model that gives a row for every token, or scores of the first, and remembers nothing.
 #[derive(Clone, Debug)]

@@ -8,6 +8,7 @@ use common::{BERT, MODERN, data, registry};
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMemory;
 use model_core::model_file::OpenModel;
+use model_tests::Recipe;
 
 const ONE: GraphShape = GraphShape {
     n_tokens: 1,
@@ -21,6 +22,33 @@ const MANY: GraphShape = GraphShape {
 fn graph(name: &str, shape: GraphShape) -> Graph {
     let file = OpenModel::open(data(name), &registry()).unwrap();
     file.model().graph(shape).unwrap()
+}
+
+/// Recipes of encoders with graphs of their own.
+const RECIPES: &[&str] = &[
+    "albert",
+    "deberta_v2_reranker",
+    "distilbert_classifier",
+    "embedding_gemma",
+    "eurobert",
+    "jina_bert_v2",
+    "jina_embeddings_v3",
+    "modernbert_classifier",
+    "mpnet",
+    "neobert",
+    "nomic_bert",
+    "nomic_bert_moe",
+    "xlm_roberta_reranker",
+];
+
+#[test]
+fn graphs_of_recipes() {
+    for name in RECIPES {
+        let directory = Recipe::open(&data(name)).directory(&registry()).unwrap();
+        let graph = |shape| directory.model().graph(shape).unwrap();
+        insta::assert_snapshot!(format!("{name}-one"), graph(ONE).text());
+        insta::assert_snapshot!(format!("{name}-many"), graph(MANY).text());
+    }
 }
 
 #[test]
@@ -41,8 +69,8 @@ fn a_graph_survives_its_json_form() {
 
 #[test]
 fn encoders_remember_nothing() {
-    for name in ["bert", "modern-bert"] {
-        let model = registry().get(name).unwrap().example().unwrap();
+    for member in model_bert::FAMILY {
+        let model = registry().get(member.name).unwrap().example().unwrap();
         assert!(model.graph(MANY).is_ok());
         let mut layers = model.layers().iter();
         assert!(layers.all(|(_, memory)| memory == LayerMemory::Nothing));

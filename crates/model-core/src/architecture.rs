@@ -9,12 +9,13 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::Causality;
 use kv_core::backend::CustomOps;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use kv_core::weights::{WeightError, WeightSource};
+use kv_core::{Causality, LayerIdx};
 
+use crate::blocks::PER_LAYER_EMBEDDING;
 use crate::gguf::Metadata;
 use crate::hf::{HfClass, HfClasses};
 
@@ -57,6 +58,12 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// The same model without its output matrix: its output is the final row of every wanted token,
     /// after the last norm. `None` where there is no such model, or it gives rows already.
     fn without_head(&self) -> Option<Arc<dyn Model>> {
+        None
+    }
+
+    /// The same model for rows that are given in place of tokens, as wide as its embedding rows: what
+    /// a model of images or sounds makes. `None` where there is no such model.
+    fn of_rows(&self) -> Option<Arc<dyn Model>> {
         None
     }
 
@@ -233,6 +240,7 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
             return Err(ModelError::TensorFormat { name, format });
         }
     }
+    let layers = model.layers();
     let used: HashSet<&str> = graph.weights().iter().map(|w| &*w.name).collect();
     let computed: HashSet<&str> = used.iter().filter_map(|name| layer_of(name)).collect();
     let of_model = |name: &str| match layer_of(name) {
@@ -240,14 +248,35 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
         None => INPUT_TENSORS.contains(&name),
     };
     let mut names = weights.names().into_iter();
-    match names.find(|name| of_model(name) && !used.contains(&**name)) {
+    let is_missed =
+        |name: &str| of_model(name) && !used.contains(name) && !is_without_use(layers, name);
+    match names.find(|name| is_missed(name)) {
         Some(name) => Err(ModelError::UnusedTensor { name }),
         None => Ok(()),
     }
 }
 
 /// Tensors before the first layer that change what enters it.
-const INPUT_TENSORS: [&str; 2] = ["position_embd.weight", "token_embd_norm.weight"];
+const INPUT_TENSORS: [&str; 3] = [
+    "position_embd.weight",
+    "token_embd_norm.weight",
+    PER_LAYER_EMBEDDING,
+];
+
+/// Tensors of keys and values, which files have for layers that share those of others, too.
+const KEY_TENSORS: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+
+/// Whether it is for the keys or values of a layer that has none of its own.
+fn is_without_use(layers: &LayerMap, name: &str) -> bool {
+    let Some((layer, tensor)) = layer_of(name).and_then(|layer| {
+        let tensor = name.strip_prefix(layer)?.strip_prefix('.')?;
+        Some((layer.strip_prefix("blk.")?.parse().ok()?, tensor))
+    }) else {
+        return false;
+    };
+    let layer = LayerIdx(layer);
+    layers.attends_over(layer) != layer && KEY_TENSORS.contains(&tensor)
+}
 
 /// `blk.N` of the name of a layer's tensor.
 fn layer_of(name: &str) -> Option<&str> {

@@ -202,6 +202,7 @@ pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> 
         add_eos: keys.optional("add_eos_token")?,
         add_sep: keys.optional("add_sep_token")?,
         remove_extra_whitespaces: keys.optional("remove_extra_whitespaces")?,
+        lowercase: keys.optional("normalizer.lowercase")?,
         char_map: match keys.optional::<&Array>("precompiled_charsmap")? {
             None => Vec::new(),
             Some(Array::U8(bytes)) => bytes.clone(),

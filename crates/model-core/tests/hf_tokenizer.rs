@@ -257,8 +257,12 @@ fn word_piece() -> Value {
 }
 
 fn word_piece_directory() -> tempfile::TempDir {
+    word_piece_directory_of(&word_piece())
+}
+
+fn word_piece_directory_of(json: &Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("tokenizer.json"), word_piece().to_string()).unwrap();
+    fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
     let settings = json!({"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"});
     fs::write(
         dir.path().join("tokenizer_config.json"),
@@ -321,13 +325,6 @@ fn what_cannot_be_kept_is_named() {
         error,
         "'DIR/tokenizer.json': 'pre_tokenizer.pretokenizers.0.pattern.Regex' is \"\\\\w+|\\\\s+\", not an \
          expression that a known pre-tokenizer has"
-    );
-    let mut cased = word_piece();
-    cased["normalizer"]["lowercase"] = json!(false);
-    let error = said(cased);
-    assert_eq!(
-        error,
-        "'DIR/tokenizer.json': 'normalizer.lowercase' is false, not true"
     );
     let mut unigram = word_piece();
     unigram["model"]["type"] = json!("Unigram");
@@ -422,6 +419,48 @@ fn pairs_of_texts() {
     }
 }
 
+/// Capitals and accents stay as they are written, composed or not.
+#[test]
+fn cased_word_pieces_are_those_of_the_library() {
+    let mut json = word_piece();
+    json["normalizer"]["lowercase"] = json!(false);
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    for token in [
+        "A",
+        "##A",
+        "##B",
+        "É",
+        "##É",
+        "##COLE",
+        "e",
+        "##\u{301}",
+        "##t",
+        "ß",
+        "We",
+        "I",
+    ] {
+        let id = vocab.len();
+        vocab.insert(token.to_owned(), json!(id));
+    }
+    let dir = word_piece_directory_of(&json);
+    let both = Both::of_directory(dir.path());
+    for text in TEXTS {
+        both.assert_equal(text);
+    }
+    for text in [
+        "Hello hello",
+        "ÉCOLE E\u{301}COLE",
+        "AB aB Ab",
+        "We wE",
+        "the\tTHE\u{7}",
+    ] {
+        both.assert_equal(text);
+    }
+    let of_small = Both::of_directory(word_piece_directory().path());
+    let encode = |both: &Both| both.ours.encode("We", EncodeOptions::PROMPT);
+    assert_ne!(encode(&both), encode(&of_small));
+}
+
 #[test]
 fn a_list_of_word_pieces_is_the_same_tokenizer() {
     let whole = word_piece_directory();
@@ -458,9 +497,28 @@ fn a_list_of_word_pieces_is_the_same_tokenizer() {
     };
     write("tokenizer_config.json", r#"{"do_lower_case": false}"#);
     assert_eq!(
-        said(),
-        "'DIR/vocab.txt': 'normalizer.lowercase' is false, not true"
+        tokenizer_keys(dir.path())
+            .unwrap()
+            .get::<bool>("tokenizer.ggml.normalizer.lowercase"),
+        Ok(false)
     );
+    for (settings, wanted) in [
+        (
+            r#"{"strip_accents": false}"#,
+            "'normalizer.strip_accents' is false, not true",
+        ),
+        (
+            r#"{"do_lower_case": false, "strip_accents": true}"#,
+            "'normalizer.strip_accents' is true, not false",
+        ),
+        (
+            r#"{"tokenize_chinese_chars": false}"#,
+            "'normalizer.handle_chinese_chars' is false, not true",
+        ),
+    ] {
+        write("tokenizer_config.json", settings);
+        assert_eq!(said(), format!("'DIR/vocab.txt': {wanted}"));
+    }
     write("tokenizer_config.json", "{}");
     write("vocab.txt", "[UNK]\nthe\n##s\nthe\n");
     assert_eq!(

@@ -43,6 +43,35 @@ pub(crate) fn vectors_agree<B: Backend>(backend: B, name: &str, tolerance: f32) 
     }
 }
 
+/// Rows of three texts, in one batch, are the reference's, where the kernels compute the encoder.
+pub(crate) fn rows_agree<B: Backend>(backend: B, name: &str, tolerance: f32) {
+    let recipe = Recipe::open(&fixture("encoders").join(name));
+    let directory = recipe.directory(&registry()).unwrap();
+    let config = EngineConfig {
+        n_seqs: 3,
+        ..EngineConfig::default()
+    };
+    let reference = recipe.reference();
+    let (mut batch, mut wanted) = (Batch::new(), Vec::new());
+    for (at, ids) in reference.prompts().iter().enumerate() {
+        let types = reference.ids(&format!("type_ids_{at}"));
+        let kept = reference.ids(&format!("rows_{at}")).unwrap();
+        for (i, &id) in ids.iter().enumerate() {
+            let seq = SeqId(u32::try_from(at).unwrap());
+            let entry = batch.push_token(TokenId(id)).in_sequence(seq);
+            let entry = entry.of_type(types.as_ref().map_or(0, |types| types[i]));
+            if kept.contains(&u32::try_from(i).unwrap()) {
+                entry.with_output();
+            }
+        }
+        wanted.extend(reference.values(&format!("hidden_{at}")).unwrap().1);
+    }
+    let (model, weights) = (directory.model().clone(), directory.weights().clone());
+    let mut engine = Engine::new(backend, model, weights, &config).unwrap();
+    let off = distance(engine.embed(&batch).unwrap().values(), &wanted);
+    assert!(off < tolerance, "{name}: off by {off}");
+}
+
 /// Scores of three texts by a classification head are those of transformers.
 pub(crate) fn scores_agree<B: Backend>(backend: B, name: &str, tolerance: f32) {
     let recipe = Recipe::open(&fixture("encoders").join(name));

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)] // each test file uses a part of this
 
+pub(crate) mod subject;
+
 use std::path::{Path, PathBuf};
 
 use model_core::architecture::Registry;

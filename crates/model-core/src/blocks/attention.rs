@@ -3,13 +3,13 @@
 //!
 //! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Does not know the layers around.
 
-use kv_core::Window;
 use kv_core::graph::{
-    Activation, Affine, Alibi, AttendSpec, Attention, GraphBuilder, GraphError, Input, NodeId,
-    NormGain, PositionScale,
+    Activation, Affine, Alibi, AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances,
+    GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
 };
 use kv_core::layers::AttentionMemory;
-use kv_core::rope::RopeSpec;
+use kv_core::rope::{RopeSections, RopeSpec};
+use kv_core::{LayerIdx, Window};
 
 use super::LayerContext;
 
@@ -76,6 +76,32 @@ pub enum OutputGate {
     WithQueries,
 }
 
+/// What the values of an attention are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionValues {
+    /// A projection of the rows.
+    #[default]
+    Projected,
+    /// The same, every head normed by itself, without a gain (Gemma 4).
+    Normed,
+    /// The projection of the keys before their norm, normed in that way (the full layers of larger
+    /// Gemma 4).
+    NormedKeys,
+}
+
+/// What the scores of an attention get added by the distance of query and key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RelativeAttention {
+    /// Nothing.
+    #[default]
+    None,
+    /// Biases of buckets, [`RELATIVE_BIAS`] of all layers (T5, MPNet).
+    Biases(DistanceBuckets),
+    /// The products of a query with a key of the bucket, and of a key with a query of it, which a
+    /// layer has for every head: `[heads, buckets, k_dim]` (DeBERTa, arXiv 2006.03654).
+    Disentangled(DistanceBuckets),
+}
+
 /// Settings of one attention block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionBlock {
@@ -97,16 +123,25 @@ pub struct AttentionBlock {
     pub bias: QkvBias,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
+    /// What its values are.
+    pub values: AttentionValues,
+    /// The earlier layer whose rows it attends over, where it has none of its own: it projects
+    /// queries alone, by a matrix of their own.
+    pub rows_of: Option<LayerIdx>,
     /// Added to the mean square in these norms.
     pub norm_eps: f32,
     /// Rotation of queries and keys, where they rotate.
     pub rope: Option<RopeSpec>,
+    /// Which pairs rotate with rows and columns of images, where some do.
+    pub sections: Option<RopeSections>,
     /// Factor on the queries by position, where there is one.
     pub query_scale: Option<PositionScale>,
     /// Bound of the values of queries, keys and values, where there is one.
     pub clamp: Option<f32>,
     /// Linear biases of scores by distance, where there are any.
     pub alibi: Option<Alibi>,
+    /// What scores get added by distance. Without a memory only.
+    pub relative: RelativeAttention,
     /// Scores without a value.
     pub sinks: Sinks,
     /// The gate on what heads attend to.
@@ -114,6 +149,9 @@ pub struct AttentionBlock {
     /// Which earlier tokens are seen.
     pub window: Window,
 }
+
+/// Name of the biases of buckets that all layers share.
+pub const RELATIVE_BIAS: &str = "attn_rel_b.weight";
 
 /// Projection to queries, keys or values: names of nodes and weights, and sizes.
 #[derive(Clone, Copy)]
@@ -201,12 +239,22 @@ impl AttentionBlock {
     ) -> Result<NodeId, GraphError> {
         let LayerContext { layer, part, .. } = at;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let Projected {
-            qkv: [q, k, v],
-            gate,
-        } = self.queries_keys_values(b, x)?;
-        let cells = b.input(Input::Cells { part })?;
-        let stored = b.store_kv("kv_store", layer, [k, v, cells])?;
+        let (q, gate, stored) = match self.rows_of {
+            Some(owner) => {
+                let [query, ..] = self.projections();
+                let flat = self.project_one(b, x, query)?;
+                let (q, gate) = self.queries(b, flat)?;
+                (self.scale_queries(b, q)?, gate, b.stored(owner)?)
+            }
+            None => {
+                let Projected {
+                    qkv: [q, k, v],
+                    gate,
+                } = self.queries_keys_values(b, x)?;
+                let cells = b.input(Input::Cells { part })?;
+                (q, gate, b.store_kv("kv_store", layer, [k, v, cells])?)
+            }
+        };
         let window = self.window;
         let visibility = b.input(Input::Visibility { part, window })?;
         let out = b.attend("kqv", layer, self.attention(), [q, stored, visibility])?;
@@ -226,7 +274,23 @@ impl AttentionBlock {
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
         let Projected { qkv, gate } = self.queries_keys_values(b, x)?;
-        let out = b.attend_batch("kqv", self.attention(), qkv, self.window)?;
+        let (buckets, scores) = match self.relative {
+            RelativeAttention::None => {
+                let out = b.attend_batch("kqv", self.attention(), qkv, self.window)?;
+                return self.project_back(b, at, Attended { out, gate }, dim);
+            }
+            RelativeAttention::Biases(buckets) => {
+                (buckets, DistanceScores::SharedWeight(RELATIVE_BIAS))
+            }
+            RelativeAttention::Disentangled(buckets) => {
+                let [q, k, _] = qkv;
+                let of_queries = b.head_linear("Qrel", q, "attn_rel_k.weight", buckets.n())?;
+                let of_keys = b.head_linear("Krel", k, "attn_rel_q.weight", buckets.n())?;
+                (buckets, DistanceScores::Tables([of_queries, of_keys]))
+            }
+        };
+        let distances = Distances { buckets, scores };
+        let out = b.attend_batch_relative("kqv", self.spec(), qkv, self.window, distances)?;
         self.project_back(b, at, Attended { out, gate }, dim)
     }
 
@@ -236,29 +300,49 @@ impl AttentionBlock {
         b: &mut GraphBuilder,
         x: NodeId,
     ) -> Result<Projected, GraphError> {
-        let [query, key, value] = self.projections();
+        let [_, key, value] = self.projections();
         let [q, k, v] = self.project(b, x)?;
+        let (q, gate) = self.queries(b, q)?;
+        let k = self.norm_and_rotate(b, key, k)?;
+        let v = value.split_heads(b, v)?;
+        let v = match self.values {
+            AttentionValues::Projected => v,
+            AttentionValues::Normed | AttentionValues::NormedKeys => {
+                b.rms_norm_with("Vnormed", v, NormGain::None, self.norm_eps)?
+            }
+        };
+        Ok(Projected {
+            qkv: [self.scale_queries(b, q)?, k, v],
+            gate,
+        })
+    }
+
+    /// Normed and rotated queries, and the gate in the same projection, where there is one.
+    fn queries(
+        &self,
+        b: &mut GraphBuilder,
+        flat: NodeId,
+    ) -> Result<(NodeId, Option<NodeId>), GraphError> {
+        let [query, ..] = self.projections();
         let (q, gate) = match self.output_gate {
-            OutputGate::None => (q, None),
+            OutputGate::None => (flat, None),
             OutputGate::WithQueries => {
-                let [q, gate] = query.split_gate(b, q)?;
+                let [q, gate] = query.split_gate(b, flat)?;
                 (q, Some(gate))
             }
         };
-        let q = self.norm_and_rotate(b, query, q)?;
-        let k = self.norm_and_rotate(b, key, k)?;
-        let v = value.split_heads(b, v)?;
-        let q = match self.query_scale {
+        Ok((self.norm_and_rotate(b, query, q)?, gate))
+    }
+
+    /// Queries times the factor of their position, where there is one.
+    fn scale_queries(&self, b: &mut GraphBuilder, q: NodeId) -> Result<NodeId, GraphError> {
+        match self.query_scale {
             Some(scale) => {
                 let positions = b.input(Input::Positions)?;
-                b.scale_by_position("Qscaled", scale, [q, positions])?
+                b.scale_by_position("Qscaled", scale, [q, positions])
             }
-            None => q,
-        };
-        Ok(Projected {
-            qkv: [q, k, v],
-            gate,
-        })
+            None => Ok(q),
+        }
     }
 
     /// `[tokens, heads * v_dim]`, gated where there is a gate, projected back to `[rows, dim]`.
@@ -305,25 +389,22 @@ impl AttentionBlock {
 
     /// Queries, keys and values, `[tokens, heads * dim]` each.
     fn project(&self, b: &mut GraphBuilder, x: NodeId) -> Result<[NodeId; 3], GraphError> {
-        let linear = |b: &mut GraphBuilder, name: &str, weight: &str, width: usize| {
-            let (matrix, bias) = (format!("{weight}.weight"), format!("{weight}.bias"));
-            let weights = Affine {
-                weight: &matrix,
-                bias: matches!(self.bias, QkvBias::Qkv | QkvBias::All).then_some(&*bias),
-            };
-            b.affine(name, x, weights, width)
-        };
         let projections = self.projections();
         let mut out = [x; 3];
         match self.weights {
             QkvWeights::Separate => {
-                for (out, p) in out.iter_mut().zip(projections) {
-                    *out = linear(b, &format!("{}proj", p.letter), p.weight, p.width())?;
-                }
+                let [query, key, value] = projections;
+                let q = self.project_one(b, x, query)?;
+                let k = self.project_one(b, x, key)?;
+                let v = match self.values {
+                    AttentionValues::NormedKeys => k,
+                    _ => self.project_one(b, x, value)?,
+                };
+                return Ok([q, k, v]);
             }
             QkvWeights::Fused => {
                 let width = projections.iter().map(Projection::width).sum();
-                let all = linear(b, "QKVproj", "attn_qkv", width)?;
+                let all = self.linear(b, x, "QKVproj", ("attn_qkv", width))?;
                 let mut first = 0;
                 for (out, p) in out.iter_mut().zip(projections) {
                     let columns = first..first + p.width();
@@ -332,12 +413,48 @@ impl AttentionBlock {
                 }
             }
         }
-        if let Some(limit) = self.clamp {
-            for (out, p) in out.iter_mut().zip(projections) {
-                *out = b.clamp(&format!("{}clamped", p.letter), *out, limit)?;
-            }
+        for (out, p) in out.iter_mut().zip(projections) {
+            *out = self.clamped(b, *out, p)?;
         }
         Ok(out)
+    }
+
+    /// One projection by a matrix of its own.
+    fn project_one(
+        &self,
+        b: &mut GraphBuilder,
+        x: NodeId,
+        p: Projection,
+    ) -> Result<NodeId, GraphError> {
+        let name = format!("{}proj", p.letter);
+        let out = self.linear(b, x, &name, (p.weight, p.width()))?;
+        self.clamped(b, out, p)
+    }
+
+    fn clamped(
+        &self,
+        b: &mut GraphBuilder,
+        x: NodeId,
+        p: Projection,
+    ) -> Result<NodeId, GraphError> {
+        self.clamp.map_or(Ok(x), |limit| {
+            b.clamp(&format!("{}clamped", p.letter), x, limit)
+        })
+    }
+
+    fn linear(
+        &self,
+        b: &mut GraphBuilder,
+        x: NodeId,
+        name: &str,
+        (weight, width): (&str, usize),
+    ) -> Result<NodeId, GraphError> {
+        let (matrix, bias) = (format!("{weight}.weight"), format!("{weight}.bias"));
+        let weights = Affine {
+            weight: &matrix,
+            bias: matches!(self.bias, QkvBias::Qkv | QkvBias::All).then_some(&*bias),
+        };
+        b.affine(name, x, weights, width)
     }
 
     /// Norms and rotates queries or keys: `[tokens, heads * dim]` in, `[tokens, heads, dim]` out.
@@ -365,12 +482,17 @@ impl AttentionBlock {
             }
             QkNorm::None | QkNorm::PerHeadRotated => projection.split_heads(b, flat)?,
         };
-        let x = match &self.rope {
-            Some(rope) => {
-                let positions = b.input(Input::Positions)?;
-                b.rope(&format!("{letter}cur"), x, positions, rope)?
+        let rotated = format!("{letter}cur");
+        let x = match (&self.rope, self.sections) {
+            (Some(rope), Some(sections)) => {
+                let coordinates = b.input(Input::Coordinates)?;
+                b.rope_sections(&rotated, [x, coordinates], rope, sections)?
             }
-            None => x,
+            (Some(rope), None) => {
+                let positions = b.input(Input::Positions)?;
+                b.rope(&rotated, x, positions, rope)?
+            }
+            (None, _) => x,
         };
         match self.qk_norm {
             QkNorm::PerHeadRotated => b.rms_norm(&normed, x, &gain, eps),

@@ -1,14 +1,14 @@
 //! The decoder: embedding, layers of a mixer and perhaps a feed-forward block with residuals, norm,
 //! head.
 //!
-//! Invariant: only rows whose logits are wanted pass through what follows the last mixer's memory.
+//! Invariant: only rows whose logits are wanted pass through what follows the last mixer.
 //! Knows no architecture by name.
 
-use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
-use kv_core::layers::LayerMap;
+use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
+use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
 
-use super::{FeedForward, LayerContext, LongRope, Mixer, Norm};
+use super::{FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs};
 
 /// How a layer arranges its norms and its two blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,18 @@ pub struct DecoderLayer {
     pub mixer: Mixer,
     /// The feed-forward block or mixture of them that follows, where one does.
     pub feed_forward: Option<FeedForward>,
+    /// Factor on the rows behind it.
+    pub scale: LayerScale,
+}
+
+/// Factor on the rows behind a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LayerScale {
+    /// None.
+    #[default]
+    None,
+    /// One that was learnt for the layer (Gemma 4).
+    Learnt,
 }
 
 /// Factors that a model was trained with, where it was.
@@ -68,6 +80,16 @@ pub enum LastNorm {
     Embedding,
 }
 
+/// What a decoder's graphs take for each token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DecoderRows {
+    /// Its number, for a row of the embedding matrix.
+    #[default]
+    OfTokens,
+    /// A row that another model made, of an image or a sound; it gets no factor.
+    Given,
+}
+
 /// Settings of a whole decoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoder {
@@ -77,8 +99,12 @@ pub struct Decoder {
     pub dim: usize,
     /// Every norm of rows.
     pub norm: Norm,
+    /// What its graphs take for each token.
+    pub rows: DecoderRows,
     /// What is added to embeddings, or becomes of them, before the first layer.
     pub input: DecoderInput,
+    /// What every layer gets of a token besides, where it does.
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// How layers arrange norms and blocks.
     pub arrangement: Arrangement,
     /// Name of the gain of the norm before the feed-forward block, without its layer.
@@ -110,9 +136,16 @@ pub const OUTPUT_BIAS: &str = "output.bias";
 pub const OUTPUT: &str = "output.weight";
 
 impl Decoder {
-    /// What each layer remembers.
+    /// What each layer remembers, and behind the layers, where there are indexers, the keys of each
+    /// layer's.
     pub fn memory(&self) -> LayerMap {
-        LayerMap::new(self.layers.iter().map(|l| l.mixer.memory()).collect())
+        let mixers = || self.layers.iter().map(|layer| &layer.mixer);
+        let mut memory: Vec<LayerMemory> = mixers().map(Mixer::memory).collect();
+        if mixers().any(|mixer| mixer.index_memory().is_some()) {
+            let keys = mixers().map(|mixer| mixer.index_memory().unwrap_or(LayerMemory::Nothing));
+            memory.extend(keys);
+        }
+        LayerMap::new(memory)
     }
 
     /// The same for sequences of at most so many tokens, where that makes a difference.
@@ -150,30 +183,53 @@ impl Decoder {
     /// The rows of wanted tokens after the last norm.
     fn final_rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
         let shape = b.shape();
-        let tokens = b.input(Input::Tokens)?;
-        let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        let x = scaled(b, "inp_scaled", x, self.multipliers.embedding)?;
+        let x = self.rows(b)?;
         let mut x = self.layer_input(b, x)?;
+        let own = self.per_layer_inputs;
+        let per_layer = own.map(|own| Ok((own, own.build(b, x)?))).transpose()?;
         let memory = self.memory();
         let last = self.layers.len().saturating_sub(1);
         for (at, layer) in self.layers.iter().enumerate() {
-            let index = LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
+            let number = |at| LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
+            let index = number(at);
             let output_rows = match at == last && shape.n_outputs < shape.n_tokens {
                 true => Some(b.input(Input::OutputRows)?),
                 false => None,
             };
             let at = LayerContext {
                 layer: index,
+                index_layer: number(self.layers.len() + at),
                 part: memory.part_of(index).unwrap_or(PartIdx(0)),
                 output_rows,
             };
-            x = self.layer(&mut b.scope(index), at, layer, x)?;
+            let b = &mut b.scope(index);
+            x = self.layer(b, at, layer, x)?;
+            if let Some((own, inputs)) = per_layer {
+                let gated = own.gated(b, at, inputs, x)?;
+                x = b.add("per_layer_added", x, gated)?;
+            }
+            x = match layer.scale {
+                LayerScale::None => x,
+                LayerScale::Learnt => {
+                    b.gain("l_scaled", x, RowGain::One("layer_output_scale.weight"))?
+                }
+            };
         }
         let weight = match self.last_norm {
             LastNorm::Output => "output_norm",
             LastNorm::Embedding => "token_embd_norm",
         };
         self.norm.build(b, "result_norm", x, weight)
+    }
+
+    /// The embeddings of tokens, or rows in place of them.
+    fn rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
+        if self.rows == DecoderRows::Given {
+            return b.input(Input::Embeddings { dim: self.dim });
+        }
+        let tokens = b.input(Input::Tokens)?;
+        let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
+        scaled(b, "inp_scaled", x, self.multipliers.embedding)
     }
 
     /// What enters the first layer for the embeddings `x`.
@@ -219,18 +275,18 @@ impl Decoder {
         let (fed, x) = match self.arrangement {
             Arrangement::Parallel => {
                 let normed = at.take_rows(b, "attn_norm_rows", normed)?;
-                let fed = self.fed_forward(b, feed_forward, normed)?;
+                let fed = self.fed_forward(b, feed_forward, [normed, x])?;
                 (fed, b.add("ffn_inp", mixed, x)?)
             }
             Arrangement::ParallelTwoNorms => {
                 let normed = self.pre_norm(b, "ffn_norm", x, self.feed_forward_norm)?;
-                let fed = self.fed_forward(b, feed_forward, normed)?;
+                let fed = self.fed_forward(b, feed_forward, [normed, x])?;
                 (fed, b.add("ffn_inp", mixed, x)?)
             }
             _ => {
                 let x = b.add("ffn_inp", mixed, x)?;
                 let normed = self.pre_norm(b, "ffn_norm", x, self.feed_forward_norm)?;
-                (self.fed_forward(b, feed_forward, normed)?, x)
+                (self.fed_forward(b, feed_forward, [normed, x])?, x)
             }
         };
         b.add("l_out", fed, x)
@@ -249,14 +305,14 @@ impl Decoder {
         scaled(b, "mixed_scaled", mixed, self.multipliers.residual)
     }
 
-    /// What the feed-forward block adds to the residual.
+    /// What the feed-forward block adds to the residual, of normed rows and of those before the norm.
     fn fed_forward(
         &self,
         b: &mut GraphBuilder,
         feed_forward: &FeedForward,
-        normed: NodeId,
+        [normed, x]: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        let fed = feed_forward.build(b, normed)?;
+        let fed = feed_forward.build(b, normed, x)?;
         let fed = self.post_norm(b, "ffn_post_norm", fed, "post_ffw_norm.weight")?;
         scaled(b, "ffn_scaled", fed, self.multipliers.residual)
     }

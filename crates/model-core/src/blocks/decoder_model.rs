@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 
-use super::Decoder;
+use super::{Decoder, DecoderRows};
 use crate::architecture::{Model, OutputKind};
 use crate::error::ModelError;
 
@@ -91,6 +91,16 @@ impl Model for DecoderModel {
                 ..self.clone()
             })),
         }
+    }
+
+    /// None with per-layer inputs: what they are for a row without a token is not defined here.
+    fn of_rows(&self) -> Option<Arc<dyn Model>> {
+        if self.decoder.per_layer_inputs.is_some() {
+            return None;
+        }
+        let mut given = self.clone();
+        given.decoder.rows = DecoderRows::Given;
+        Some(Arc::new(given))
     }
 
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {

@@ -6,7 +6,7 @@
 
 use kv_core::graph::{
     Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteGate, RouteSpec,
-    Routing,
+    Routing, TableRow,
 };
 
 use super::{FeedForwardBlock, FeedForwardForm};
@@ -39,6 +39,10 @@ pub enum ExpertGate {
     Activation(Activation),
     /// The clamped gate of gpt-oss.
     Clamped(ClampedGate),
+    /// `activation(gate) * up`, where gate and up are in one matrix, in this order (Gemma 4).
+    Fused(Activation),
+    /// Not at all: `activation(up)` (Nomic Embed v2).
+    Ungated(Activation),
 }
 
 /// Biases of a mixture of experts.
@@ -49,6 +53,8 @@ pub enum ExpertBias {
     None,
     /// The router and every matrix of every expert.
     All,
+    /// One row, which is added to the weighted sum (Nomic Embed v2).
+    Sum,
 }
 
 /// What experts are chosen by.
@@ -77,8 +83,10 @@ pub enum ExpertScaling {
 pub struct SharedExpert {
     /// Width between its matrices.
     pub hidden: usize,
-    /// Applied to its gate.
+    /// Applied to its gate, or to what there is where there is none.
     pub activation: Activation,
+    /// Its matrices.
+    pub form: FeedForwardForm,
     /// What it counts.
     pub share: SharedShare,
 }
@@ -97,6 +105,17 @@ pub enum SharedShare {
 /// The projection whose sigmoid a shared expert is multiplied with, `[1, dim]`.
 const SHARED_ROUTER: &str = "ffn_gate_inp_shexp.weight";
 
+/// The row that is added to the weighted sum, `[1, dim]`.
+const SUM_BIAS: &str = "ffn_exps_sum.bias";
+
+/// What a router reads, and what multiplies the weights of its routes.
+pub(super) struct RouterInput<'a> {
+    /// Rows, `[rows, dim]`.
+    pub(super) x: NodeId,
+    /// Weight of `[experts]`, where there is one.
+    pub(super) gain: Option<&'a str>,
+}
+
 /// A mixture and the route of its rows, while its nodes are added.
 struct Routed<'a> {
     block: &'a ExpertsBlock,
@@ -110,14 +129,28 @@ impl ExpertsBlock {
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
     pub fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        self.build_routed(b, x, RouterInput { x, gain: None })
+    }
+
+    /// As [`ExpertsBlock::build`], with other rows for the router than for the experts.
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub(super) fn build_routed(
+        &self,
+        b: &mut GraphBuilder,
+        x: NodeId,
+        input: RouterInput<'_>,
+    ) -> Result<NodeId, GraphError> {
         let router = Affine {
             weight: "ffn_gate_inp.weight",
             bias: (self.bias == ExpertBias::All).then_some("ffn_gate_inp.bias"),
         };
-        let logits = b.affine("ffn_moe_logits", x, router, self.n_experts)?;
+        let logits = b.affine("ffn_moe_logits", input.x, router, self.n_experts)?;
         let routing = Routing {
-            spec: self.route,
             bias: (self.choice == ExpertChoice::Biased).then_some("exp_probs_b.bias"),
+            gain: input.gain,
+            ..Routing::from(self.route)
         };
         let routes = b.route("ffn_moe_route", logits, routing)?;
         let routed = Routed {
@@ -141,7 +174,7 @@ impl SharedExpert {
         let block = FeedForwardBlock {
             hidden: self.hidden,
             activation: self.activation,
-            form: FeedForwardForm::Gated,
+            form: self.form,
         };
         let out = block.build_named(b, x, "_shexp")?;
         match self.share {
@@ -166,19 +199,50 @@ impl Routed<'_> {
             ExpertScaling::Outputs => x,
             ExpertScaling::Inputs => b.expert_scale("ffn_moe_inp", [x, routes])?,
         };
-        let gate = self.matrices(b, "gate", x, block.hidden)?;
-        let up = self.matrices(b, "up", x, block.hidden)?;
-        let name = "ffn_moe_gate_par";
-        let gated = match block.gate {
-            ExpertGate::Activation(activation) => b.gate(name, activation, gate, up)?,
-            ExpertGate::Clamped(clamped) => b.clamped_gate(name, clamped, [gate, up])?,
-        };
+        let gated = self.gated(b, x)?;
         let down = self.matrices(b, "down", gated, dim)?;
         let scaled = match block.scaling {
             ExpertScaling::Outputs => b.expert_scale("ffn_moe_weighed", [down, routes])?,
             ExpertScaling::Inputs => down,
         };
-        b.expert_sum("ffn_moe_out", scaled)
+        match block.bias {
+            ExpertBias::None | ExpertBias::All => b.expert_sum("ffn_moe_out", scaled),
+            ExpertBias::Sum => {
+                let sum = b.expert_sum("ffn_moe_sum", scaled)?;
+                let bias = TableRow {
+                    weight: SUM_BIAS,
+                    n_rows: 1,
+                    row: 0,
+                };
+                b.add_row("ffn_moe_out", sum, bias)
+            }
+        }
+    }
+
+    /// What the down matrices of the chosen experts are applied to.
+    fn gated(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        let hidden = self.block.hidden;
+        let name = "ffn_moe_gate_par";
+        let gate = match self.block.gate {
+            ExpertGate::Ungated(activation) => {
+                let up = self.matrices(b, "up", x, hidden)?;
+                return b.activate("ffn_moe_act", activation, up);
+            }
+            ExpertGate::Fused(activation) => {
+                let both = self.matrices(b, "gate_up", x, 2 * hidden)?;
+                let gate = b.columns("ffn_moe_gate", both, 0..hidden)?;
+                let up = b.columns("ffn_moe_up", both, hidden..2 * hidden)?;
+                return b.gate(name, activation, gate, up);
+            }
+            _ => self.matrices(b, "gate", x, hidden)?,
+        };
+        let up = self.matrices(b, "up", x, hidden)?;
+        match self.block.gate {
+            ExpertGate::Clamped(clamped) => b.clamped_gate(name, clamped, [gate, up]),
+            ExpertGate::Activation(activation)
+            | ExpertGate::Fused(activation)
+            | ExpertGate::Ungated(activation) => b.gate(name, activation, gate, up),
+        }
     }
 
     /// One matrix of every expert.

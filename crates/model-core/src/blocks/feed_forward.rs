@@ -4,7 +4,7 @@
 
 use kv_core::graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
-use super::ExpertsBlock;
+use super::{DenseAndExperts, ExpertsBlock};
 
 /// What follows the mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,17 +13,25 @@ pub enum FeedForward {
     Dense(FeedForwardBlock),
     /// Some of many blocks for each row.
     Experts(ExpertsBlock),
+    /// Both, of the same rows, added.
+    Both(DenseAndExperts),
 }
 
 impl FeedForward {
-    /// Adds it: `x [rows, dim]` in, the same shape out.
+    /// Adds it: `normed [rows, dim]`, and the rows `x` before that norm, in, the same shape out.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
-    pub fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+    pub fn build(
+        &self,
+        b: &mut GraphBuilder,
+        normed: NodeId,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
         match self {
-            Self::Dense(block) => block.build(b, x),
-            Self::Experts(block) => block.build(b, x),
+            Self::Dense(block) => block.build(b, normed),
+            Self::Experts(block) => block.build(b, normed),
+            Self::Both(blocks) => blocks.build(b, normed, x),
         }
     }
 }
@@ -47,6 +55,10 @@ pub enum FeedForwardForm {
     Gated,
     /// Gate and up in one, in this order, and down (Phi-3).
     FusedGate,
+    /// Gate, up, and down with a bias (Jina BERT v2).
+    GatedDownBias,
+    /// The same with gate and up in one.
+    FusedGateDownBias,
     /// Up and down, no gate (Falcon, Nemotron).
     Plain,
     /// The same with biases (GPT-2, StarCoder 2).
@@ -62,6 +74,25 @@ impl FeedForwardBlock {
         self.build_named(b, x, "")
     }
 
+    /// Adds a block with separate gate, up and down, of whose gate so many deviations above its mean
+    /// are cut off: `x [rows, dim]` in, the same shape out.
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub fn build_sparse(
+        &self,
+        b: &mut GraphBuilder,
+        x: NodeId,
+        deviations: f32,
+    ) -> Result<NodeId, GraphError> {
+        let dim = b.shape_of(x).last().copied().unwrap_or(0);
+        let gate = b.linear("ffn_gate", x, "ffn_gate.weight", self.hidden)?;
+        let gate = b.gaussian_top_k("ffn_gate_sparse", gate, deviations)?;
+        let up = b.linear("ffn_up", x, "ffn_up.weight", self.hidden)?;
+        let gated = b.gate("ffn_gate_par", self.activation, gate, up)?;
+        b.linear("ffn_out", gated, "ffn_down.weight", dim)
+    }
+
     /// As [`FeedForwardBlock::build`], with `suffix` after the names of nodes and matrices.
     pub(super) fn build_named(
         &self,
@@ -74,11 +105,11 @@ impl FeedForwardBlock {
         let weight = |what: &str| format!("ffn_{what}{suffix}.weight");
         let hidden = self.hidden;
         let (gate, up) = match self.form {
-            FeedForwardForm::Gated => {
+            FeedForwardForm::Gated | FeedForwardForm::GatedDownBias => {
                 let gate = b.linear(&name("gate"), x, &weight("gate"), hidden)?;
                 (gate, b.linear(&name("up"), x, &weight("up"), hidden)?)
             }
-            FeedForwardForm::FusedGate => {
+            FeedForwardForm::FusedGate | FeedForwardForm::FusedGateDownBias => {
                 let both = b.linear(&name("gate_up"), x, &weight("up"), 2 * hidden)?;
                 let gate = b.columns(&name("gate"), both, 0..hidden)?;
                 (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
@@ -97,6 +128,15 @@ impl FeedForwardBlock {
             }
         };
         let gated = b.gate(&name("gate_par"), self.activation, gate, up)?;
-        b.linear(&name("out"), gated, &weight("down"), dim)
+        let (weight, bias) = (weight("down"), format!("ffn_down{suffix}.bias"));
+        let has_bias = matches!(
+            self.form,
+            FeedForwardForm::GatedDownBias | FeedForwardForm::FusedGateDownBias
+        );
+        let down = Affine {
+            weight: &weight,
+            bias: has_bias.then_some(&*bias),
+        };
+        b.affine(&name("out"), gated, down, dim)
     }
 }

@@ -10,7 +10,7 @@ use kv_core::graph::{AttendSpec, GraphBuilder, GraphError, Input, NodeId, Positi
 use kv_core::layers::AttentionMemory;
 use kv_core::rope::RopeSpec;
 
-use super::LayerContext;
+use super::{IndexerBlock, LayerContext};
 
 /// Settings of one latent attention.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,6 +37,8 @@ pub struct LatentAttentionBlock {
     pub query_scale: Option<PositionScale>,
     /// Which earlier tokens are seen.
     pub window: Window,
+    /// What chooses among them, where not all are attended over.
+    pub indexer: Option<IndexerBlock>,
 }
 
 impl LatentAttentionBlock {
@@ -69,13 +71,20 @@ impl LatentAttentionBlock {
     ) -> Result<NodeId, GraphError> {
         let LayerContext { layer, part, .. } = at;
         let [n, dim] = rows_and_width(b, x);
-        let q = self.queries(b, x, n)?;
+        let (query_latent, q) = self.queries(b, x, n)?;
         let row = self.rows(b, x, n)?;
         let cells = b.input(Input::Cells { part })?;
         let stored = b.store_k("kv_store", layer, [row, cells])?;
         let window = self.window;
         let visibility = b.input(Input::Visibility { part, window })?;
-        let means = b.attend("kqv_latent", layer, self.spec(), [q, stored, visibility])?;
+        let means = match &self.indexer {
+            None => b.attend("kqv_latent", layer, self.spec(), [q, stored, visibility])?,
+            Some(indexer) => {
+                let chosen = indexer.build(b, at, [x, query_latent], visibility)?;
+                let operands = [q, stored, visibility, chosen];
+                b.attend_sparse("kqv_latent", layer, self.spec(), operands)?
+            }
+        };
         let means = at.take_rows(b, "kqv_rows", means)?;
         let [n, _] = rows_and_width(b, means);
         let means = b.reshape("kqv_heads", means, &[n, self.n_heads, self.rank])?;
@@ -84,32 +93,39 @@ impl LatentAttentionBlock {
         b.linear("kqv_out", values, "attn_output.weight", dim)
     }
 
-    /// Absorbed queries, `[tokens, heads, rank + shared_dim]`.
-    fn queries(&self, b: &mut GraphBuilder, x: NodeId, n: usize) -> Result<NodeId, GraphError> {
+    /// What queries are made of, and absorbed queries, `[tokens, heads, rank + shared_dim]`.
+    fn queries(
+        &self,
+        b: &mut GraphBuilder,
+        x: NodeId,
+        n: usize,
+    ) -> Result<(NodeId, NodeId), GraphError> {
         let head_dim = self.plain_dim + self.shared_dim;
         let width = self.n_heads * head_dim;
-        let flat = match self.query_rank {
-            None => b.linear("Qproj", x, "attn_q.weight", width)?,
+        let (from, weight) = match self.query_rank {
+            None => (x, "attn_q.weight"),
             Some(rank) => {
                 let latent = b.linear("Qlatent", x, "attn_q_a.weight", rank)?;
                 let gain = "attn_q_a_norm.weight";
                 let normed = b.rms_norm("Qlatent_normed", latent, gain, self.norm_eps)?;
-                b.linear("Qproj", normed, "attn_q_b.weight", width)?
+                (normed, "attn_q_b.weight")
             }
         };
+        let flat = b.linear("Qproj", from, weight, width)?;
         let heads = b.reshape("Qheads", flat, &[n, self.n_heads, head_dim])?;
         let plain = b.columns("Qplain", heads, 0..self.plain_dim)?;
         let shared = b.columns("Qshared", heads, self.plain_dim..head_dim)?;
         let shared = self.rotate(b, "Qrotated", shared)?;
         let absorbed = b.head_linear("Qabsorbed", plain, "attn_k_b.weight", self.rank)?;
         let q = b.concat("Qcur", absorbed, shared)?;
-        match self.query_scale {
-            None => Ok(q),
+        let q = match self.query_scale {
+            None => q,
             Some(scale) => {
                 let positions = b.input(Input::Positions)?;
-                b.scale_by_position("Qscaled", scale, [q, positions])
+                b.scale_by_position("Qscaled", scale, [q, positions])?
             }
-        }
+        };
+        Ok((from, q))
     }
 
     /// What is remembered of each token, `[tokens, 1, rank + shared_dim]`.

@@ -6,7 +6,7 @@
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::layers::LayerMemory;
 
-use super::{AttentionBlock, LatentAttentionBlock, LayerContext, SsmMixer};
+use super::{AttentionBlock, FeedForward, LatentAttentionBlock, LayerContext, SsmMixer};
 
 /// What mixes the tokens of a sequence in one layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,24 +19,39 @@ pub enum Mixer {
     Recurrent(SsmMixer),
     /// Both, of the same rows, added (Falcon-H1, arXiv 2507.22448).
     Both(AttentionBlock, SsmMixer),
+    /// None: a feed-forward block has the layer for itself (Nemotron-H, arXiv 2504.03624).
+    FeedForward(FeedForward),
 }
 
 impl Mixer {
     /// What a layer with this mixer remembers.
     pub fn memory(&self) -> LayerMemory {
         match self {
-            Self::Attention(attention) => LayerMemory::Attention(attention.memory()),
+            Self::Attention(attention) => match attention.rows_of {
+                Some(owner) => LayerMemory::SharedWith(owner),
+                None => LayerMemory::Attention(attention.memory()),
+            },
             Self::Latent(latent) => LayerMemory::Latent(latent.memory()),
             Self::Recurrent(ssm) => LayerMemory::Recurrent(ssm.memory()),
             Self::Both(attention, ssm) => LayerMemory::Both(attention.memory(), ssm.memory()),
+            Self::FeedForward(_) => LayerMemory::Nothing,
         }
+    }
+
+    /// The keys that its indexer remembers, where it has one.
+    pub(super) fn index_memory(&self) -> Option<LayerMemory> {
+        let Self::Latent(latent) = self else {
+            return None;
+        };
+        let indexer = latent.indexer.as_ref()?;
+        Some(LayerMemory::Latent(indexer.memory(latent.window)))
     }
 
     /// Its attention, where it has one.
     pub(super) fn attention_mut(&mut self) -> Option<&mut AttentionBlock> {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => Some(attention),
-            Self::Latent(_) | Self::Recurrent(_) => None,
+            Self::Latent(_) | Self::Recurrent(_) | Self::FeedForward(_) => None,
         }
     }
 
@@ -59,6 +74,10 @@ impl Mixer {
                 let attended = attention.build(b, at, x)?;
                 let recurred = ssm.build(b, at, x)?;
                 b.add("mixed", recurred, attended)
+            }
+            Self::FeedForward(block) => {
+                let x = at.take_rows(b, "ffn_rows", x)?;
+                block.build(b, x, x)
             }
         }
     }

@@ -4,17 +4,22 @@
 //! [scope](kv_core::graph::GraphBuilder::scope) of its layer. Weight names are those of GGUF files.
 //! Knows no architecture by name.
 
+mod alt_up;
 mod attention;
 mod decoder;
 mod decoder_model;
 mod delta_mixer;
+mod dense_and_experts;
 mod experts;
 mod feed_forward;
+mod indexer;
 mod kda_mixer;
 mod latent_attention;
+mod laurel;
 mod long_rope;
 mod mixer;
 mod norm;
+mod per_layer_inputs;
 mod short_conv;
 mod ssm;
 mod ssm2_mixer;
@@ -23,22 +28,30 @@ mod ssm_mixer;
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::{LayerIdx, PartIdx};
 
-pub use attention::{AttentionBlock, OutputGate, QkNorm, QkvBias, QkvWeights, Sinks};
+pub use alt_up::AltUp;
+pub use attention::{
+    AttentionBlock, AttentionValues, OutputGate, QkNorm, QkvBias, QkvWeights, RELATIVE_BIAS,
+    RelativeAttention, Sinks,
+};
 pub use decoder::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, LastNorm, Multipliers, OUTPUT, OUTPUT_BIAS,
-    POSITION_EMBEDDING, TOKEN_EMBEDDING,
+    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderRows, LastNorm, LayerScale,
+    Multipliers, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING, TOKEN_EMBEDDING,
 };
 pub use decoder_model::DecoderModel;
 pub use delta_mixer::{DeltaMixerBlock, DeltaRates};
+pub use dense_and_experts::DenseAndExperts;
 pub use experts::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
+pub use indexer::IndexerBlock;
 pub use kda_mixer::KdaMixerBlock;
 pub use latent_attention::LatentAttentionBlock;
+pub use laurel::Laurel;
 pub use long_rope::LongRope;
 pub use mixer::Mixer;
 pub use norm::{Norm, NormKind};
+pub use per_layer_inputs::{PER_LAYER_EMBEDDING, PerLayerInputs};
 pub use short_conv::ShortConvBlock;
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
@@ -49,6 +62,8 @@ pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};
 pub struct LayerContext {
     /// Its number.
     pub layer: LayerIdx,
+    /// The layer of the memory that has the keys of its indexer, where it has one.
+    pub index_layer: LayerIdx,
     /// The part of the memory that it attends over.
     pub part: PartIdx,
     /// The rows that pass through what follows the mixer, where not all do.

@@ -2,13 +2,15 @@
 //!
 //! Knows no class by name: crates with architectures bring theirs.
 
-use super::{HfConfig, Keys, ModelFileError, TensorRule};
+use super::{HfConfig, HfWeights, Keys, ModelFileError, TensorRule};
 
 /// The translation of one class of models.
 #[derive(Clone, Copy, Debug)]
 pub struct HfClass {
     /// The name in `architectures` of `config.json`.
     pub name: &'static str,
+    /// Which models of that name it is for.
+    pub when: ClassWhen,
     /// The name in `general.architecture`.
     pub architecture: &'static str,
     /// What becomes of the keys of `config.json`, in tables that classes share.
@@ -17,16 +19,52 @@ pub struct HfClass {
     pub tensors: &'static [&'static [TensorRule]],
     /// Beginnings or ends of names of tensors that hold nothing a model needs.
     pub unused: &'static [&'static str],
+    /// What the names of tensors of other parts of a model begin with (a vision tower's).
+    pub other_parts: &'static [&'static str],
+    /// The object of `config.json` whose keys count for the model, before those around it: files
+    /// of models with several parts have one for each.
+    pub section: Option<&'static str>,
     /// Keys of `config.json` that this class calls otherwise: the usual name, then its own.
     pub aliases: &'static [(&'static str, &'static str)],
     /// What the names of tensors begin with, but for the output matrix; files that were saved
     /// without their head may lack it.
     pub body: &'static str,
+    /// What may follow it in files whose model has other parts beside the text's.
+    pub text: &'static str,
     /// What transformers takes for a key that is not there, where a reader would refuse that or
     /// take something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
     /// Whether models of the class have an output matrix.
     pub head: HfHead,
+    /// What adds tensors that are computed out of others, where there are any.
+    pub derive: Option<DeriveTensors>,
+}
+
+/// Adds tensors that are computed out of others.
+pub type DeriveTensors = fn(&HfConfig, &mut HfWeights) -> Result<(), ModelFileError>;
+
+/// Which models of one class a translation is for: some classes are two architectures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClassWhen {
+    /// Those that no other translation is for.
+    #[default]
+    Otherwise,
+    /// Those whose config counts at least one under this key.
+    Counts(&'static str),
+    /// Those whose config has `true` under this key.
+    Flagged(&'static str),
+}
+
+impl ClassWhen {
+    fn applies(self, config: &HfConfig) -> bool {
+        match self {
+            Self::Otherwise => false,
+            Self::Counts(key) => config.optional_count(key).is_ok_and(|n| n.is_some()),
+            Self::Flagged(key) => config
+                .optional_flag(key)
+                .is_ok_and(|flag| flag == Some(true)),
+        }
+    }
 }
 
 /// Whether a class of models has an output matrix.
@@ -44,15 +82,26 @@ impl HfClass {
     /// A class without anything, for those to begin with that have little.
     pub const EMPTY: Self = Self {
         name: "",
+        when: ClassWhen::Otherwise,
         architecture: "",
         keys: &[],
         tensors: &[],
         unused: &[],
+        other_parts: &[],
+        section: None,
         aliases: &[],
         body: "model.",
+        text: "",
         defaults: &[],
         head: HfHead::Logits,
+        derive: None,
     };
+
+    /// Whether a rule makes the GGUF tensor of this name.
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        let mut rules = self.tensors.iter().copied().flatten();
+        rules.any(|rule| rule.makes(name))
+    }
 }
 
 /// The classes of models that a program translates, and those that it declines.
@@ -70,9 +119,10 @@ struct Declined {
 }
 
 impl HfClasses {
-    /// Adds the translation of a class, replacing one of the same name.
+    /// Adds the translation of a class, replacing one for the same models.
     pub fn register(&mut self, class: HfClass) {
-        self.classes.retain(|c| c.name != class.name);
+        let is_other = |c: &HfClass| c.name != class.name || c.when != class.when;
+        self.classes.retain(is_other);
         self.classes.push(class);
     }
 
@@ -84,6 +134,13 @@ impl HfClasses {
     /// The translation of the class with this name.
     pub fn get(&self, name: &str) -> Option<&HfClass> {
         self.classes.iter().find(|c| c.name == name)
+    }
+
+    /// The translation of the class with this name for models with this config.
+    pub(super) fn for_config(&self, name: &str, config: &HfConfig) -> Option<&HfClass> {
+        let mut named = self.classes.iter().filter(|c| c.name == name);
+        let special = named.clone().find(|c| c.when.applies(config));
+        special.or_else(|| named.find(|c| c.when == ClassWhen::Otherwise))
     }
 
     /// Why the class with this name has no translation, where that was recorded.

@@ -21,6 +21,15 @@ pub struct HfConfig {
     root: Map<String, Value>,
     /// Other names of keys: the one that is asked for, then the one in the file.
     aliases: &'static [(&'static str, &'static str)],
+    /// The object that keys were taken out of, where there is one.
+    section: Option<Section>,
+}
+
+/// An object whose keys were taken out of it.
+#[derive(Clone, Debug)]
+struct Section {
+    name: &'static str,
+    keys: Vec<String>,
 }
 
 impl HfConfig {
@@ -51,6 +60,7 @@ impl HfConfig {
             file: format!("'{}'", path.display()),
             root,
             aliases: &[],
+            section: None,
         })
     }
 
@@ -61,6 +71,34 @@ impl HfConfig {
             file,
             root,
             aliases: &[],
+            section: None,
+        }
+    }
+
+    /// The same, with the keys of an object in place of the root's of these names, where the file
+    /// has it.
+    #[must_use]
+    pub(super) fn with_section(mut self, name: &'static str) -> Self {
+        if let Some(Value::Object(object)) = self.root.get_mut(name) {
+            let object = std::mem::take(object);
+            let keys = object.keys().cloned().collect();
+            self.root.extend(object);
+            self.section = Some(Section { name, keys });
+        }
+        self
+    }
+
+    /// What errors call a key: by its place in the file.
+    fn shown(&self, key: &str) -> String {
+        let own = self.own(key);
+        let first = own.split('.').next().unwrap_or(own);
+        match &self.section {
+            Some(Section { name, keys })
+                if keys.iter().any(|k| k == first) || !self.root.contains_key(first) =>
+            {
+                format!("{name}.{own}")
+            }
+            _ => own.to_owned(),
         }
     }
 
@@ -72,7 +110,7 @@ impl HfConfig {
     }
 
     /// What the file calls a key: its other name where the file has that, or has neither.
-    fn own<'a>(&self, key: &'a str) -> &'a str {
+    pub(super) fn own<'a>(&self, key: &'a str) -> &'a str {
         let other = self.aliases.iter().find(|(usual, _)| *usual == key);
         match other {
             Some((usual, own))
@@ -132,11 +170,31 @@ impl HfConfig {
         Some(value).filter(|value| !value.is_null())
     }
 
+    /// Checks that an object has no other settings than the known ones: ignored, they would give
+    /// other numbers. Objects inside it are not settings.
+    ///
+    /// # Errors
+    /// [`ModelFileError::WrongKey`] with the first that is not known.
+    pub fn check_known(&self, object: &str, known: &[&str]) -> Result<(), ModelFileError> {
+        let Some(Value::Object(settings)) = self.value(object) else {
+            return Ok(());
+        };
+        let unknown = settings
+            .iter()
+            .find(|(key, value)| !value.is_object() && !known.contains(&key.as_str()));
+        match unknown {
+            Some((key, _)) => {
+                Err(self.wrong(&format!("{object}.{key}"), "a setting that Cellar knows"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The error that a key is absent.
     pub fn missing(&self, key: &str, expected: impl Into<String>) -> ModelFileError {
         ModelFileError::MissingKey {
             file: self.file.clone(),
-            key: self.own(key).to_owned(),
+            key: self.shown(key),
             expected: expected.into(),
         }
     }
@@ -146,7 +204,7 @@ impl HfConfig {
         let found = self.value(key).map_or("absent".to_owned(), shortened);
         ModelFileError::WrongKey {
             file: self.file.clone(),
-            key: self.own(key).to_owned(),
+            key: self.shown(key),
             found,
             expected: expected.into(),
         }
@@ -290,6 +348,19 @@ mod tests {
         assert_eq!(config.optional_count("none").unwrap(), None);
         assert_eq!(config.number("absent").unwrap(), 3.0);
         assert_eq!(config.count("absent").unwrap(), 3);
+    }
+
+    #[test]
+    fn keys_of_an_object_come_before_the_others() {
+        let text =
+            r#"{"a": 1, "b": 2, "text": {"b": 3, "c": 4, "d": null, "e": {"f": 5}}, "d": 6}"#;
+        let config = config(text).with_section("text");
+        let counts = ["a", "b", "c", "e.f"].map(|key| config.count(key).unwrap());
+        assert_eq!(counts, [1, 3, 4, 5]);
+        assert_eq!(config.optional_count("d").unwrap(), None);
+        let shown = ["a", "b", "e.f", "g"].map(|key| config.shown(key));
+        assert_eq!(shown, ["a", "text.b", "text.e.f", "text.g"]);
+        assert_eq!(config.with_section("none").shown("a"), "a");
     }
 
     #[test]

@@ -98,6 +98,16 @@ impl TensorFiles {
         Ok(Self { tensors })
     }
 
+    /// Adds the tensors of a module in a folder of its own, whose names get `prefix`.
+    pub(super) fn add_module(&mut self, folder: &Path, prefix: &str) -> Result<(), ModelFileError> {
+        let mut module = Self::default();
+        module.add(&folder.join(SINGLE))?;
+        let named = module.tensors.into_iter();
+        self.tensors
+            .extend(named.map(|(name, stored)| (format!("{prefix}{name}"), stored)));
+        Ok(())
+    }
+
     fn add(&mut self, path: &Path) -> Result<(), ModelFileError> {
         let bytes = map(path)?;
         let wrong = |error: &dyn std::fmt::Display| ModelFileError::Format {

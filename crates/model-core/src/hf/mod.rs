@@ -29,7 +29,7 @@ mod tokenizer;
 mod translation;
 mod weights;
 
-pub use class::{Expected, HfClass, HfClasses, HfHead, Key};
+pub use class::{ClassWhen, DeriveTensors, Expected, HfClass, HfClasses, HfHead, Key};
 pub use config::HfConfig;
 pub use keys::Keys;
 pub use rope::{RopeKind, RopeSettings, rope_keys};

@@ -7,7 +7,6 @@
 use std::f64::consts::TAU;
 
 use kv_core::rope::YarnRamp;
-use serde_json::Value;
 
 use super::rules::head_dim;
 use super::{HfConfig, Keys, ModelFileError};
@@ -172,7 +171,7 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, ModelFi
             },
         }
     };
-    check_known(config, object)?;
+    config.check_known(object, &KNOWN)?;
     match config.optional_text(path)?.unwrap_or("default") {
         "default" => Ok(RopeKind::Plain),
         "linear" => Ok(RopeKind::Linear {
@@ -246,23 +245,6 @@ const KNOWN: [&str; 18] = [
     "type",
 ];
 
-/// Checks that there are no other settings: ignored, they would give other logits.
-fn check_known(config: &HfConfig, object: &str) -> Result<(), ModelFileError> {
-    let Some(Value::Object(settings)) = config.value(object) else {
-        return Ok(());
-    };
-    // Those of single layer types are objects of their own.
-    let unknown = settings
-        .iter()
-        .find(|(key, value)| !value.is_object() && !KNOWN.contains(&key.as_str()));
-    match unknown {
-        Some((key, _)) => {
-            Err(config.wrong(&format!("{object}.{key}"), "a setting that Cellar knows"))
-        }
-        None => Ok(()),
-    }
-}
-
 /// The keys and tensors of the rotation, where all layers have the same.
 ///
 /// # Errors
@@ -282,7 +264,11 @@ impl RopeSettings {
         // As transformers rounds it.
         let n_rot = (head as f64 * self.partial) as usize;
         if n_rot == 0 || !n_rot.is_multiple_of(2) {
-            let key = "partial_rotary_factor";
+            let key = match self.partial < 1.0 {
+                true => "partial_rotary_factor",
+                false if config.value("head_dim").is_some() => "head_dim",
+                false => "hidden_size",
+            };
             let wanted = format!("an even number of the {head} values of a head ({n_rot} is not)");
             return Err(config.wrong(key, wanted));
         }

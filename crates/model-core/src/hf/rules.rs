@@ -95,7 +95,10 @@ pub fn head_dim(config: &HfConfig) -> Result<usize, ModelFileError> {
     match dim.is_multiple_of(heads) {
         true => Ok(dim / heads),
         false => {
-            let wanted = format!("a divisor of 'hidden_size', which is {dim}");
+            let wanted = format!(
+                "a divisor of '{}', which is {dim}",
+                config.own("hidden_size")
+            );
             Err(config.wrong("num_attention_heads", wanted))
         }
     }
@@ -188,7 +191,7 @@ pub fn layer_types<'a>(
     };
     let n_layers = config.count("num_hidden_layers")?;
     if types.len() != n_layers {
-        let wanted = format!("a list of {n_layers}, one for each layer");
+        let wanted = format!("a list of {n_layers} ('num_hidden_layers')");
         return Err(config.wrong("layer_types", wanted));
     }
     match types.iter().position(|t| !known.contains(t)) {

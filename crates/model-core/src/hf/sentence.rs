@@ -3,8 +3,10 @@
 //! [`crate::sentence`].
 //!
 //! Invariant: a module that would change vectors and that is not known is an error that names it.
+//! Dense modules without a bias and a curve are matrices that may as well be applied to rows before
+//! these become one; the model's class has to take them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -28,16 +30,33 @@ const MODES: &[(&str, &str, Option<Pooling>)] = &[
 /// Where the pooling lies in a directory without a list of modules.
 const USUAL_FOLDER: &str = "1_Pooling";
 
-/// Translates what is there; a directory of a model alone has none of it.
-pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), ModelFileError> {
+/// Whether a class of models has tensors for dense modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DenseModules {
+    Refused,
+    Taken,
+}
+
+/// Translates what is there; a directory of a model alone has none of it. Returns the folders of
+/// dense modules, in order.
+pub(super) fn translate(
+    directory: &Path,
+    dense: DenseModules,
+    keys: &mut Keys,
+) -> Result<Vec<PathBuf>, ModelFileError> {
+    let mut dense_folders = Vec::new();
     let folder = match directory.join("modules.json") {
         list if list.exists() => {
-            let modules = Modules::read(&list)?;
+            let modules = Modules::read(&list, dense)?;
             keys.set(NORMALIZE, modules.normalize);
+            dense_folders.extend(modules.dense_folders.iter().map(|at| directory.join(at)));
             modules.pooling_folder
         }
         _ => Some(USUAL_FOLDER.to_owned()),
     };
+    for folder in &dense_folders {
+        check_dense(&HfConfig::open(&folder.join("config.json"))?)?;
+    }
     let config = folder.map(|folder| directory.join(folder).join("config.json"));
     if let Some(config) = config.filter(|config| config.exists())
         && let Some(pooling) = pooling(&HfConfig::open(&config)?)?
@@ -51,7 +70,19 @@ pub(super) fn translate(directory: &Path, keys: &mut Keys) -> Result<(), ModelFi
     {
         keys.set(MAX_TOKENS, u32::try_from(n).unwrap_or(u32::MAX));
     }
-    Ok(())
+    Ok(dense_folders)
+}
+
+/// A matrix and nothing else.
+fn check_dense(config: &HfConfig) -> Result<(), ModelFileError> {
+    if config.optional_flag("bias")? != Some(false) {
+        return Err(config.wrong("bias", "false"));
+    }
+    let key = "activation_function";
+    match config.optional_text(key)? {
+        Some(name) if name.rsplit('.').next() == Some("Identity") => Ok(()),
+        _ => Err(config.wrong(key, "torch.nn.modules.linear.Identity")),
+    }
 }
 
 /// A text that comes before every text would be missing from vectors.
@@ -75,12 +106,14 @@ fn refuse_default_prompt(config: &Path) -> Result<(), ModelFileError> {
 struct Modules {
     /// The folder of the pooling, where there is one.
     pooling_folder: Option<String>,
+    /// The folders of dense modules, in order.
+    dense_folders: Vec<String>,
     /// Whether vectors get length 1.
     normalize: bool,
 }
 
 impl Modules {
-    fn read(list: &Path) -> Result<Self, ModelFileError> {
+    fn read(list: &Path, dense: DenseModules) -> Result<Self, ModelFileError> {
         let format = |reason: String| ModelFileError::Format {
             path: list.to_owned(),
             reason,
@@ -101,6 +134,17 @@ impl Modules {
                 Some("Normalize") => read.normalize = true,
                 Some("Pooling") => {
                     read.pooling_folder = text("path").filter(|p| is_plain(p)).map(str::to_owned);
+                }
+                // Behind a pooling, and before vectors get their length.
+                Some("Dense")
+                    if dense == DenseModules::Taken
+                        && read.pooling_folder.is_some()
+                        && !read.normalize =>
+                {
+                    let folder = text("path").filter(|p| is_plain(p));
+                    let folder = folder
+                        .ok_or_else(|| format(format!("module {at} has no 'path' to a folder")))?;
+                    read.dense_folders.push(folder.to_owned());
                 }
                 _ => {
                     let known = "Transformer, Pooling, Normalize";

@@ -100,6 +100,8 @@ pub enum Step {
     HeadRows(fn(&HfConfig) -> Result<HeadRows, ModelFileError>),
     /// These rows, in this order.
     PickedRows(fn(&HfConfig) -> Result<PickedRows, ModelFileError>),
+    /// The first dimension cut into as many equal ones as the value of this key.
+    Stacked(&'static str),
     /// Without the first rows: as many as this.
     RowsAfter(fn(&HfConfig) -> Result<usize, ModelFileError>),
     /// 1 added to every value.
@@ -127,6 +129,7 @@ pub(super) enum Action {
     Rows(usize),
     HeadRows(HeadRows),
     PickedRows(PickedRows),
+    Stacked(usize),
     RowsAfter(usize),
     PlusOne,
     NegativeExp,
@@ -171,6 +174,7 @@ impl Step {
             Self::Rows(key) => Action::Rows(config.count(key)?),
             Self::HeadRows(rows) => Action::HeadRows(rows(config)?),
             Self::PickedRows(rows) => Action::PickedRows(rows(config)?),
+            Self::Stacked(key) => Action::Stacked(config.count(key)?),
             Self::RowsAfter(n) => Action::RowsAfter(n(config)?),
             Self::PlusOne => Action::PlusOne,
             Self::NegativeExp => Action::NegativeExp,
@@ -265,6 +269,13 @@ impl Action {
                     picked.n_rows
                 )),
             },
+            Self::Stacked(n) => match *shape {
+                [rows, ref inner @ ..] => {
+                    let outer = [n, part_of(rows, n, "rows")?];
+                    Ok(outer.iter().chain(inner).copied().collect())
+                }
+                [] => Err("a single value cannot be stacked".to_owned()),
+            },
             Self::ScaledRows(ref factors) => {
                 let found = shape.first().copied().unwrap_or(1);
                 let wanted: usize = factors.iter().map(|(rows, _)| rows).sum();
@@ -338,7 +349,7 @@ impl Action {
                     matrix * rows * columns + inside % rows * columns + inside / rows
                 })
             }
-            Self::Squeezed | Self::Column | Self::LeadingOne | Self::Rows(_) => {
+            Self::Squeezed | Self::Column | Self::LeadingOne | Self::Rows(_) | Self::Stacked(_) => {
                 values.bytes.clone()
             }
             Self::HeadRows(ref heads) => {
@@ -506,6 +517,8 @@ mod tests {
         assert_eq!(applied(&Action::Squeezed, &[3, 1, 2]).0, [3, 2]);
         assert_eq!(applied(&Action::Column, &[3]).0, [3, 1]);
         assert_eq!(applied(&Action::LeadingOne, &[3, 2]).0, [1, 3, 2]);
+        assert_eq!(applied(&Action::Stacked(2), &[4, 3]).0, [2, 2, 3]);
+        assert!(Action::Stacked(3).shape(&[4, 3]).is_err());
         assert_eq!(applied(&Action::Rows(2), &[4]).0, [2, 2]);
         let (shape, rows) = applied(&Action::RowsAfter(2), &[3, 2]);
         assert_eq!((shape, rows), (vec![1, 2], vec![4., 5.]));

@@ -6,10 +6,14 @@ use kv_core::weights::WeightSource;
 
 use super::files::TensorFiles;
 use super::keys::Keys;
+use super::sentence::DenseModules;
 use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::Metadata;
+
+/// The tensor of the first dense module, in GGUF.
+const FIRST_DENSE: &str = "dense_2.weight";
 
 /// A model directory in the keys and names of GGUF. Its files are mapped: they must not be changed
 /// while it is open.
@@ -34,8 +38,12 @@ impl<'a> TranslatedConfig<'a> {
         classes: &'a HfClasses,
     ) -> Result<Self, ModelFileError> {
         let class_name = class_of(&config)?;
-        let class = classes.get(class_name);
+        let class = classes.for_config(class_name, &config);
         let class = class.ok_or_else(|| classes.unsupported(&config, class_name))?;
+        let config = match class.section {
+            Some(section) => config.with_section(section),
+            None => config,
+        };
         let config = config.with_aliases(class.aliases);
         let config = config.with_defaults(class.defaults);
         let mut keys = Keys::new(class.architecture);
@@ -65,6 +73,9 @@ impl<'a> TranslatedConfig<'a> {
         let (metadata, computed) = self.keys.into_parts();
         let mut weights = HfWeights::new(self.class, &self.config, tensors, computed)?;
         check_embedding(&self.config, &weights)?;
+        if let Some(derive) = self.class.derive {
+            derive(&self.config, &mut weights)?;
+        }
         match self.class.head {
             HfHead::Logits => tie(&self.config, &mut weights)?,
             HfHead::None => weights.forget(OUTPUT),
@@ -90,8 +101,15 @@ impl HfTranslation {
         let name = directory.file_name().map(|name| name.to_string_lossy());
         let mut translated = TranslatedConfig::new(config, name.as_deref(), classes)?;
         super::tokenizer::translate(directory, &translated.config, &mut translated.keys)?;
-        super::sentence::translate(directory, &mut translated.keys)?;
-        let tensors = TensorFiles::open(directory)?;
+        let dense = match translated.class.has_tensor(FIRST_DENSE) {
+            true => DenseModules::Taken,
+            false => DenseModules::Refused,
+        };
+        let dense = super::sentence::translate(directory, dense, &mut translated.keys)?;
+        let mut tensors = TensorFiles::open(directory)?;
+        for (at, folder) in (2..).zip(&dense) {
+            tensors.add_module(folder, &format!("dense_{at}."))?;
+        }
         translated.with_tensors(format!("'{}'", directory.display()), &tensors)
     }
 

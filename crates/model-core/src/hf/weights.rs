@@ -4,6 +4,7 @@
 //! when requested and not kept. Invariant: shapes are known without converting anything.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 
 use kv_core::block::BlockFormat;
 use kv_core::weights::{SharedBytes, Weight, WeightError, WeightInfo, WeightSource};
@@ -23,6 +24,15 @@ pub struct TensorRule {
     to: &'static str,
     from: &'static str,
     steps: &'static [Step],
+    /// What names in files have behind their beginning: the beginning, and what follows it.
+    text: Option<TextPart>,
+}
+
+/// Where the names of a model's text lie beside those of other parts.
+#[derive(Clone, Copy, Debug)]
+struct TextPart {
+    body: &'static str,
+    text: &'static str,
 }
 
 impl TensorRule {
@@ -36,6 +46,11 @@ impl TensorRule {
         }
     }
 
+    /// Whether it makes the GGUF tensor of this name.
+    pub(super) fn makes(&self, name: &str) -> bool {
+        matched(&self.to(), name).is_some()
+    }
+
     /// Pattern of the GGUF name.
     fn to(&self) -> String {
         format!("{}{}", self.to_place, self.to)
@@ -43,7 +58,12 @@ impl TensorRule {
 
     /// Pattern of the name in the files.
     fn from(&self) -> String {
-        format!("{}{}", self.from_place, self.from)
+        let name = format!("{}{}", self.from_place, self.from);
+        let moved = self.text.and_then(|TextPart { body, text }| {
+            let rest = name.strip_prefix(body)?;
+            Some(format!("{body}{text}{rest}"))
+        });
+        moved.unwrap_or(name)
     }
 }
 
@@ -60,6 +80,7 @@ pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) 
         to,
         from,
         steps,
+        text: None,
     }
 }
 
@@ -84,10 +105,30 @@ enum Stacked {
     Experts,
 }
 
+/// Computes a tensor out of others.
+type Derivation = dyn Fn(&HfWeights) -> Result<Weight, WeightError> + Send + Sync;
+
+/// A tensor that is computed out of others when it is requested.
+struct Derived {
+    info: WeightInfo,
+    make: Box<Derivation>,
+}
+
+impl fmt::Debug for Derived {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Derived")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The tensors of a directory under GGUF names.
 #[derive(Debug)]
 pub struct HfWeights {
     sources: BTreeMap<String, Source>,
+    derived: BTreeMap<String, Derived>,
+    /// Tensors that others are derived from and a model has no other use for.
+    hidden: HashSet<String>,
     computed: Vec<Weight>,
     rules: Vec<TensorRule>,
 }
@@ -105,6 +146,17 @@ impl HfWeights {
         if !files.tensors.keys().any(|name| name.starts_with(body)) {
             rules.iter_mut().for_each(|rule| *rule = rule.without(body));
         }
+        if !class.text.is_empty() {
+            let text = class.text;
+            let is_text = |name: &String| {
+                let rest = name.strip_prefix(body);
+                rest.is_some_and(|rest| rest.starts_with(text))
+            };
+            if files.tensors.keys().any(is_text) {
+                let place = Some(TextPart { body, text });
+                rules.iter_mut().for_each(|rule| rule.text = place);
+            }
+        }
         let mut sources = BTreeMap::new();
         let mut used = HashSet::new();
         for rule in &rules {
@@ -118,11 +170,16 @@ impl HfWeights {
                 }
             }
         }
-        let is_unused = |name: &str| class.unused.iter().any(|p| matched(p, name).is_some());
+        let is_unused = |name: &str| {
+            class.unused.iter().any(|p| matched(p, name).is_some())
+                || class.other_parts.iter().any(|p| name.starts_with(p))
+        };
         let unknown = |name: &&String| !used.contains(name.as_str()) && !is_unused(name);
         match files.tensors.keys().find(unknown) {
             None => Ok(Self {
                 sources,
+                derived: BTreeMap::new(),
+                hidden: HashSet::new(),
                 computed,
                 rules,
             }),
@@ -138,6 +195,22 @@ impl HfWeights {
         self.sources.remove(name);
     }
 
+    /// Adds a tensor that is computed out of others each time it is requested.
+    pub fn derive(
+        &mut self,
+        name: &str,
+        info: WeightInfo,
+        make: impl Fn(&Self) -> Result<Weight, WeightError> + Send + Sync + 'static,
+    ) {
+        let make = Box::new(make);
+        self.derived.insert(name.to_owned(), Derived { info, make });
+    }
+
+    /// Takes a tensor off the list of names: others are derived from it.
+    pub fn hide(&mut self, name: &str) {
+        self.hidden.insert(name.to_owned());
+    }
+
     /// The name in the files of what becomes the GGUF tensor `name`, whether it is there or not.
     pub fn name_in_files(&self, name: &str) -> Option<String> {
         if let Some(source) = self.sources.get(name) {
@@ -151,9 +224,10 @@ impl HfWeights {
         self.rules.iter().find_map(of)
     }
 
-    /// Names of GGUF tensors that come out of the files.
-    pub(crate) fn translated(&self) -> impl Iterator<Item = &String> {
-        self.sources.keys()
+    /// Names of GGUF tensors that come out of the files as they are.
+    pub fn translated(&self) -> impl Iterator<Item = &String> {
+        let names = self.sources.keys();
+        names.filter(|name| !self.hidden.contains(*name))
     }
 }
 
@@ -283,12 +357,17 @@ impl WeightSource for HfWeights {
 
     fn names(&self) -> Vec<String> {
         let computed = self.computed.iter().map(|w| w.name().to_owned());
-        self.sources.keys().cloned().chain(computed).collect()
+        let all = self.sources.keys().chain(self.derived.keys()).cloned();
+        let listed = all.filter(|name| !self.hidden.contains(name));
+        listed.chain(computed).collect()
     }
 
     fn require(&self, name: &str) -> Result<Weight, WeightError> {
         if let Some(source) = self.sources.get(name) {
             return source.make(name);
+        }
+        if let Some(derived) = self.derived.get(name) {
+            return (derived.make)(self);
         }
         let computed = self.computed.iter().find(|w| w.name() == name);
         computed.cloned().ok_or_else(|| WeightError::Missing {
@@ -297,6 +376,9 @@ impl WeightSource for HfWeights {
     }
 
     fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        if let Some(derived) = self.derived.get(name) {
+            return Ok(derived.info.clone());
+        }
         match self.sources.get(name) {
             Some(source) => source.format().map(|_| source.info.clone()),
             None => self.require(name).map(|weight| weight.info()),

@@ -71,6 +71,18 @@ impl From<HeadSizes> for AttentionBlock {
     }
 }
 
+impl AttentionBlock {
+    /// Its heads.
+    pub fn head_sizes(&self) -> HeadSizes {
+        HeadSizes {
+            n_heads: self.n_heads,
+            kv_heads: self.kv_heads,
+            k_dim: self.k_dim,
+            v_dim: self.v_dim,
+        }
+    }
+}
+
 impl<'a> Hyperparameters<'a> {
     /// The keys of `architecture`.
     pub fn new(metadata: &'a Metadata, architecture: &'a str) -> Self {
@@ -117,6 +129,14 @@ impl<'a> Hyperparameters<'a> {
             .optional_per_layer(&self.key(name), n_layers)?)
     }
 
+    /// One number a layer, 0 where the layer has no such thing; a file may give one for all.
+    ///
+    /// # Errors
+    /// [`ModelError::Metadata`] where it is absent, of another type or length.
+    pub fn numbers(&self, name: &str, n_layers: usize) -> Result<Vec<u32>, ModelError> {
+        Ok(self.metadata.per_layer(&self.key(name), n_layers)?)
+    }
+
     /// A count that must be there and at least 1.
     ///
     /// # Errors
@@ -127,6 +147,39 @@ impl<'a> Hyperparameters<'a> {
             0 => Err(self.wrong(name, "0 is not possible; it must be at least 1".into())),
             n => Ok(n as usize),
         }
+    }
+
+    /// The same of one layer, where the file gives one number or one a layer.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key.
+    pub fn count_of_layer(
+        &self,
+        name: &str,
+        layer: usize,
+        n_layers: usize,
+    ) -> Result<usize, ModelError> {
+        let Some(Value::Array(_)) = self.value(name) else {
+            return self.count(name);
+        };
+        let counts: Vec<u32> = self.metadata.per_layer(&self.key(name), n_layers)?;
+        match counts.get(layer) {
+            None | Some(0) => {
+                let reason = format!("0 is not possible in layer {layer}; it must be at least 1");
+                Err(self.wrong(name, reason))
+            }
+            Some(&count) => Ok(count as usize),
+        }
+    }
+
+    /// One number for each layer, which may be absent.
+    ///
+    /// # Errors
+    /// [`ModelError::Metadata`] where they are of another type, or not one a layer.
+    pub fn factors(&self, name: &str, n_layers: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        Ok(self
+            .metadata
+            .optional_per_layer(&self.key(name), n_layers)?)
     }
 
     /// A positive number that may be absent.
@@ -164,12 +217,19 @@ impl<'a> Hyperparameters<'a> {
         }
     }
 
-    /// `eps` of RMS norms.
+    /// `eps` of RMS norms, which some files give as that of layer norms (Nemotron-H).
     ///
     /// # Errors
     /// [`ModelError`] with the key.
     pub fn norm_eps(&self) -> Result<f32, ModelError> {
-        self.eps("attention.layer_norm_rms_epsilon")
+        let [own, other] = [
+            "attention.layer_norm_rms_epsilon",
+            "attention.layer_norm_epsilon",
+        ];
+        match (self.value(own), self.value(other)) {
+            (None, Some(_)) => self.eps(other),
+            _ => self.eps(own),
+        }
     }
 
     /// `eps` of layer norms.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a setting that is not supported is an error that names its key.
 
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle, YarnRamp};
+use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
 use kv_core::weights::WeightSource;
 
 use super::{Hyperparameters, optional_weight};
@@ -51,6 +51,36 @@ impl Hyperparameters<'_> {
             scaling,
             factors,
         })
+    }
+
+    /// Which pairs of values rotate with the position of a token, its row and its column.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key, where it is absent or its numbers do not make up what rotates.
+    pub fn rope_sections(
+        &self,
+        order: SectionOrder,
+        n_rot: usize,
+    ) -> Result<RopeSections, ModelError> {
+        let name = "rope.dimension_sections";
+        // The fourth is for a coordinate that no model has.
+        let found: Vec<u32> = self.metadata.per_layer(&self.key(name), 4)?;
+        let pairs = found.iter().map(|&n| n as usize);
+        match pairs.collect::<Vec<_>>()[..] {
+            [positions, rows, columns, 0] if 2 * (positions + rows + columns) == n_rot => {
+                Ok(RopeSections {
+                    pairs: [positions, rows, columns],
+                    order,
+                })
+            }
+            _ => {
+                let reason = format!(
+                    "{found:?} is not possible: it must be three numbers that add up to {} and a 0",
+                    n_rot / 2
+                );
+                Err(self.wrong(name, reason))
+            }
+        }
     }
 
     /// A base of rotary frequencies that may be absent.
@@ -164,7 +194,11 @@ impl Hyperparameters<'_> {
         let formula = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
         // YaRN as DeepSeek's authors extend it: divided by the same formula with another factor on
         // the logarithm.
-        let divisor = self.positive("rope.scaling.yarn_log_multiplier")?;
+        let key = "rope.scaling.yarn_log_multiplier";
+        let divisor = match self.optional::<f32>(key)? {
+            Some(0.0) => None,
+            _ => self.positive(key)?,
+        };
         Ok(RopeScaling::Yarn {
             factor,
             original_context: self.original_context()?,

@@ -38,7 +38,7 @@ use special::{Fragment, SpecialMatcher};
 use spm::{SpacePrefix, Spm};
 use unigram::{ExtraSpace, Preparation, Unigram};
 use vocab::Vocab;
-use word_piece::WordPiece;
+use word_piece::{Letters, WordPiece};
 use words::WordSplitter;
 
 /// Whether encoding adds BOS before and EOS after the text.
@@ -135,7 +135,11 @@ impl Tokenizer {
             TokenizerModel::WordPiece => {
                 // A text stands between two marks.
                 eos_by_default = true;
-                let pieces = WordPiece::new(roles.ids.unk)?;
+                let letters = match spec.lowercase {
+                    Some(false) => Letters::AsWritten,
+                    Some(true) | None => Letters::Small,
+                };
+                let pieces = WordPiece::new(roles.ids.unk, letters)?;
                 (Algorithm::WordPiece(Box::new(pieces)), true)
             }
             TokenizerModel::Unigram => {

@@ -17,8 +17,7 @@ pub enum TokenizerModel {
     /// `"gpt2"`: byte-level BPE. A pre-tokenizer cuts the text into words, whose bytes join in the
     /// order of a list of merges.
     Bpe,
-    /// `"bert"`: WordPiece of an uncased vocabulary. Words are cut from the left into the longest
-    /// tokens.
+    /// `"bert"`: WordPiece. Words are cut from the left into the longest tokens.
     WordPiece,
     /// `"t5"`: SentencePiece Unigram. A word is cut into the tokens whose scores add up to the most.
     Unigram,
@@ -167,6 +166,9 @@ pub struct TokenizerSpec {
     /// Whether SPM and Unigram put a space before a text (`tokenizer.ggml.add_space_prefix`). Where
     /// the key is absent: yes. BPE does not read it.
     pub add_space_prefix: Option<bool>,
+    /// Whether WordPiece puts a text into small letters without accents
+    /// (`tokenizer.ggml.normalizer.lowercase`). Without this key: yes.
+    pub lowercase: Option<bool>,
     /// What becomes of white space after special tokens.
     pub special_spacing: SpecialSpacing,
 }
@@ -189,6 +191,7 @@ impl TokenizerSpec {
             char_map: Vec::new(),
             unicode_form: None,
             add_space_prefix: None,
+            lowercase: None,
             special_spacing: SpecialSpacing::default(),
         }
     }

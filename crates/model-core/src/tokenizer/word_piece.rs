@@ -1,5 +1,5 @@
 //! WordPiece: words cut from the left into the longest tokens there are (BERT; Devlin et al., arXiv
-//! 1810.04805), with BERT's normalisation of uncased vocabularies.
+//! 1810.04805), with BERT's normalisation.
 //!
 //! Invariant: a word is cut whole or it is one unknown token. Tokens are as GGUF has them: `▁word`
 //! begins a word, `piece` goes on.
@@ -14,17 +14,28 @@ use super::vocab::{SPM_SPACE, Vocab};
 /// Longest word that is cut; a longer one is unknown.
 const MAX_CHARS: usize = 100;
 
+/// Which letters a vocabulary has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Letters {
+    /// Small ones without accents.
+    Small,
+    /// Those of the text.
+    AsWritten,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct WordPiece {
     classes: CharClasses,
+    letters: Letters,
     unk: TokenId,
 }
 
 impl WordPiece {
-    pub(super) fn new(unk: Option<TokenId>) -> Result<Self, TokenizerError> {
+    pub(super) fn new(unk: Option<TokenId>, letters: Letters) -> Result<Self, TokenizerError> {
         let unk = unk.ok_or(TokenizerError::MissingSpecial { name: "unknown" })?;
         Ok(Self {
             classes: CharClasses::new()?,
+            letters,
             unk,
         })
     }
@@ -32,7 +43,7 @@ impl WordPiece {
     /// Appends the tokens of `text`.
     pub(super) fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<TokenId>) {
         let mut word = String::new();
-        for c in self.normalised(text) {
+        for c in self.normalised(text).chars() {
             let apart = self.is_apart(c);
             if apart || c == ' ' {
                 self.cut(vocab, &word, out);
@@ -47,8 +58,8 @@ impl WordPiece {
         self.cut(vocab, &word, out);
     }
 
-    /// Without control characters and accents, in small letters, every white space a blank.
-    fn normalised(&self, text: &str) -> impl Iterator<Item = char> {
+    /// Without control characters, in the letters of the vocabulary, every white space a blank.
+    fn normalised(&self, text: &str) -> String {
         let kept = text.chars().filter_map(|c| match c {
             '\t' | '\n' | '\r' => Some(' '),
             '\0' | '\u{FFFD}' => None,
@@ -56,8 +67,13 @@ impl WordPiece {
             c if self.classes.is_control(c) => None,
             c => Some(c),
         });
-        let bare = kept.nfd().filter(|&c| !self.classes.is_accent(c));
-        bare.flat_map(char::to_lowercase)
+        match self.letters {
+            Letters::AsWritten => kept.collect(),
+            Letters::Small => {
+                let bare = kept.nfd().filter(|&c| !self.classes.is_accent(c));
+                bare.flat_map(char::to_lowercase).collect()
+            }
+        }
     }
 
     /// Whether a character is a word by itself.

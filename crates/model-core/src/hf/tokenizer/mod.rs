@@ -105,6 +105,9 @@ pub(super) fn translate(
         keys.set_whole("tokenizer.ggml.add_sep_token", n_between > 1);
     }
     if kind == Kind::WordPiece {
+        if !pre::lowercase(&json)? {
+            keys.set_whole("tokenizer.ggml.normalizer.lowercase", false);
+        }
         let n_types = config.optional_count("type_vocab_size")?.unwrap_or(2);
         keys.set_whole("tokenizer.ggml.token_type_count", as_u32(n_types));
     }

@@ -62,12 +62,7 @@ impl Kind {
             }
             Some("WordPiece") => {
                 check_normalizer(json, &["BertNormalizer"])?;
-                // GGUF has no key for cased vocabularies.
-                for key in ["normalizer.lowercase", "normalizer.handle_chinese_chars"] {
-                    if json.optional_flag(key)? != Some(true) {
-                        return Err(json.wrong(key, "true"));
-                    }
-                }
+                word_piece_letters(json)?;
                 match json.optional_text("pre_tokenizer.type")? {
                     Some("BertPreTokenizer") => Ok(Self::WordPiece),
                     _ => Err(json.wrong("pre_tokenizer.type", "BertPreTokenizer")),
@@ -98,6 +93,33 @@ impl Kind {
             Self::Bpe(name) => name,
             Self::WordPiece => "bert-bge",
         }
+    }
+}
+
+/// Whether WordPiece puts a text into small letters.
+pub(super) fn lowercase(json: &HfConfig) -> Result<bool, ModelFileError> {
+    let key = "normalizer.lowercase";
+    let lowercase = json.optional_flag(key)?;
+    lowercase.ok_or_else(|| json.missing(key, "true or false"))
+}
+
+/// What GGUF has no keys for: accents go where capitals do.
+fn word_piece_letters(json: &HfConfig) -> Result<(), ModelFileError> {
+    let lowercase = lowercase(json)?;
+    let wanted = [
+        ("normalizer.handle_chinese_chars", true),
+        ("normalizer.strip_accents", lowercase),
+    ];
+    for (key, wanted) in wanted {
+        match json.optional_flag(key)? {
+            Some(found) if found == wanted => {}
+            None if key == "normalizer.strip_accents" => {}
+            _ => return Err(json.wrong(key, wanted.to_string())),
+        }
+    }
+    match json.optional_flag("normalizer.clean_text")? {
+        Some(false) => Err(json.wrong("normalizer.clean_text", "true")),
+        _ => Ok(()),
     }
 }
 

@@ -19,7 +19,11 @@ pub(super) fn as_json(
     settings: Option<&HfConfig>,
 ) -> Result<Option<HfConfig>, ModelFileError> {
     let path = directory.join("vocab.txt");
-    if config.optional_text("model_type")? != Some("bert") || !path.exists() {
+    let is_bert = matches!(
+        config.optional_text("model_type")?,
+        Some("bert" | "distilbert")
+    );
+    if !is_bert || !path.exists() {
         return Ok(None);
     }
     let text = std::fs::read_to_string(&path).map_err(|source| ModelFileError::Io {
@@ -42,6 +46,10 @@ pub(super) fn as_json(
             None => true,
         })
     };
+    let accents = match settings {
+        Some(settings) => settings.optional_flag("strip_accents")?,
+        None => None,
+    };
     let added = MARKS.iter().filter_map(|&mark| {
         let id = vocab.get(mark)?;
         Some(json!({"id": id, "content": mark, "special": true}))
@@ -52,6 +60,7 @@ pub(super) fn as_json(
         "normalizer": {
             "type": "BertNormalizer",
             "lowercase": flag("do_lower_case")?,
+            "strip_accents": accents,
             "handle_chinese_chars": flag("tokenize_chinese_chars")?,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},

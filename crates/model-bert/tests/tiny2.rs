@@ -1,0 +1,179 @@
+//! Encoders from outside the repository against their references: every directory of the folder
+//! that `CELLAR_FIXTURES` names, llama.cpp's GGUF file in it, and the whole way from texts.
+//!
+//! `CELLAR_FIXTURES_ONLY` chooses some by name, separated by commas. Invariant: a directory that is
+//! not checked is named, with the reason.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use common::registry;
+use common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
+use engine::{Embedder, EmbedderConfig, Normalization, Reranker, RerankerConfig};
+use kv_candle::CandleBackend;
+use model_core::architecture::OutputKind;
+use model_core::model_file::{ModelFile, OpenModel};
+use model_core::sentence::Pooling;
+use model_core::tokenizer::{EncodeOptions, SpecialText};
+use model_tests::{Reference, cpu};
+use serde::Deserialize;
+
+/// The whole way from texts.
+#[derive(Deserialize)]
+struct TextCases {
+    texts: Vec<TextCase>,
+    pairs: Vec<PairCase>,
+}
+
+#[derive(Deserialize)]
+struct TextCase {
+    text: String,
+    ids: Vec<u32>,
+    mean: Option<Vec<f32>>,
+    cls: Option<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+struct PairCase {
+    a: String,
+    b: String,
+    ids: Vec<u32>,
+    type_ids: Option<Vec<u32>>,
+    scores: Option<Vec<f32>>,
+}
+
+/// The directories to check.
+fn directories() -> Vec<PathBuf> {
+    let Some(folder) = std::env::var_os("CELLAR_FIXTURES") else {
+        println!("CELLAR_FIXTURES names no folder: nothing was checked");
+        return Vec::new();
+    };
+    let only = std::env::var("CELLAR_FIXTURES_ONLY").unwrap_or_default();
+    let is_wanted = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        only.is_empty() || only.split(',').any(|wanted| wanted == name)
+    };
+    let entries = std::fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = paths
+        .filter(|path| path.join("model.safetensors").exists() && is_wanted(path))
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// Why a directory is not checked, where it is not.
+fn left_out(path: &Path) -> Option<String> {
+    let reference = Reference::open(&path.join("reference.safetensors"));
+    if reference.values("hidden_0").is_none() {
+        return Some("no encoder".to_owned());
+    }
+    OpenModel::open(path, &registry())
+        .err()
+        .map(|error| error.to_string())
+}
+
+fn text_cases_agree(path: &Path) {
+    let Ok(cases) = std::fs::read(path.join("text_cases.json")) else {
+        return;
+    };
+    let cases: TextCases = serde_json::from_slice(&cases).unwrap();
+    let file = ModelFile::open(path, &registry()).unwrap();
+    for case in &cases.texts {
+        let got = file.tokenizer().encode(&case.text, EncodeOptions::PROMPT);
+        let got: Vec<u32> = got.iter().map(|id| id.0).collect();
+        assert_eq!(got, case.ids, "{}: {:?}", path.display(), case.text);
+    }
+    let is_pair = |case: &&PairCase| case.scores.is_some() || case.type_ids.is_some();
+    for PairCase {
+        a,
+        b,
+        ids,
+        type_ids,
+        ..
+    } in cases.pairs.iter().filter(is_pair)
+    {
+        let pair = file.tokenizer().encode_pair(a, b, SpecialText::Parse);
+        let got: Vec<u32> = pair.tokens.iter().map(|id| id.0).collect();
+        assert_eq!(&got, ids, "{}: {a:?}, {b:?}", path.display());
+        let second = type_ids
+            .as_ref()
+            .and_then(|types| types.iter().position(|&of| of == 1));
+        if let Some(second) = second {
+            assert_eq!(pair.second, second, "{}: {a:?}, {b:?}", path.display());
+        }
+    }
+    match file.model().output() {
+        OutputKind::Scores { n_labels: 1 } => {
+            let mut reranker = Reranker::new(cpu(), &file, &RerankerConfig::default()).unwrap();
+            for case in &cases.pairs {
+                let scores = reranker
+                    .scores(file.tokenizer(), &case.a, &[&case.b])
+                    .unwrap();
+                assert_close(&case.a, &scores, case.scores.as_ref().unwrap(), TOLERANCE);
+            }
+        }
+        OutputKind::Scores { .. } => {}
+        _ => vectors_agree(&file, &cases.texts),
+    }
+}
+
+fn vectors_agree(file: &ModelFile, cases: &[TextCase]) {
+    for (pooling, normalization, tolerance) in [
+        (Pooling::Mean, Normalization::Unit, VECTOR_TOLERANCE),
+        (Pooling::Cls, Normalization::None, TOLERANCE),
+    ] {
+        let config = EmbedderConfig {
+            pooling: Some(pooling),
+            normalization: Some(normalization),
+            ..EmbedderConfig::default()
+        };
+        let mut embedder = Embedder::new(cpu(), file, &config).unwrap();
+        for case in cases {
+            let got = embedder.embed(file.tokenizer(), &[&case.text]).unwrap();
+            let wanted = match pooling {
+                Pooling::Mean => case.mean.as_ref(),
+                _ => case.cls.as_ref(),
+            };
+            assert_close(&case.text, &got[0], wanted.unwrap(), tolerance);
+        }
+    }
+}
+
+fn agrees(path: &Path) {
+    let reference = path.join("reference.safetensors");
+    let subject = Subject::file(path, &reference);
+    subject.check("kv-cpu", cpu);
+    subject.check("kv-candle", CandleBackend::cpu);
+    text_cases_agree(path);
+    let gguf = path.join("model-f32.gguf");
+    if gguf.exists() {
+        let subject = Subject::file(&gguf, &reference);
+        subject.check("kv-cpu", cpu);
+        subject.check("kv-candle", CandleBackend::cpu);
+    }
+}
+
+#[test]
+fn encoders_agree_with_their_references() {
+    let (mut checked, mut others, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for path in directories() {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if let Some(reason) = left_out(&path) {
+            others.push(format!("{name}: {reason}"));
+            continue;
+        }
+        match catch_unwind(AssertUnwindSafe(|| agrees(&path))) {
+            Ok(()) => checked.push(name),
+            Err(_) => failed.push(name),
+        }
+    }
+    println!("{} agree: {}", checked.len(), checked.join(", "));
+    println!("{} were not checked:", others.len());
+    others.iter().for_each(|line| println!("  {line}"));
+    assert!(failed.is_empty(), "{} fail: {failed:?}", failed.len());
+}
