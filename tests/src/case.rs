@@ -33,6 +33,8 @@ pub enum KeyOrder {
 pub enum Source {
     /// The recipe of the case's name.
     Recipe,
+    /// That in this folder of the fixtures.
+    RecipeIn(&'static str),
     /// A GGUF file of the case's name in this folder of the fixtures.
     Gguf(&'static str),
     /// The directory of the case's name in this folder, with stored weights and a reference.
@@ -107,11 +109,19 @@ impl Case {
         (Arc::new(file), metadata)
     }
 
+    /// The recipe that the model comes from.
+    pub fn generated(&self) -> Recipe {
+        match self.source {
+            Source::RecipeIn(folder) => Recipe::open(&fixture(folder).join(self.name)),
+            _ => Recipe::named(self.name),
+        }
+    }
+
     /// The tensors and the metadata, in the names and keys of GGUF.
     pub fn open(&self) -> (Arc<dyn WeightSource>, Metadata) {
         match self.source {
-            Source::Recipe => {
-                let recipe = Recipe::named(self.name);
+            Source::Recipe | Source::RecipeIn(_) => {
+                let recipe = self.generated();
                 let directory = recipe.directory(&self.registry());
                 let directory = directory.unwrap_or_else(|e| panic!("{}: {e}", self.name));
                 let weights = Arc::clone(directory.weights());
@@ -142,7 +152,7 @@ impl Case {
     /// What an independent implementation computed.
     pub fn reference(&self) -> Reference {
         match self.source {
-            Source::Recipe => Recipe::named(self.name).reference(),
+            Source::Recipe | Source::RecipeIn(_) => self.generated().reference(),
             Source::Gguf(folder) => {
                 let name = format!("{}.reference.safetensors", self.name);
                 Reference::open(&Self::file(folder, &name))

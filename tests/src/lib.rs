@@ -10,6 +10,7 @@
 mod case;
 pub mod checks;
 pub mod gpu;
+pub mod images;
 mod recipe;
 pub mod recorded;
 mod reference;

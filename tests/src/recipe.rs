@@ -83,6 +83,9 @@ struct RecipeFile {
     format: u32,
     seed: u64,
     tensors: Vec<TensorEntry>,
+    /// Rows that prompts have in place of tokens; not part of the model.
+    #[serde(default)]
+    inputs: Vec<TensorEntry>,
 }
 
 /// A decimal number as the nearest f32, not by way of f64.
@@ -102,6 +105,29 @@ struct Generated {
 struct GeneratedWeights {
     seed: u64,
     tensors: BTreeMap<String, Generated>,
+}
+
+impl GeneratedWeights {
+    fn new(seed: u64, lines: Vec<TensorEntry>) -> Self {
+        let tensors = lines.into_iter().map(|line| {
+            let distribution = Distribution {
+                mean: parsed(&line.mean),
+                scale: parsed(&line.scale),
+            };
+            let shape = line.shape;
+            (
+                line.name,
+                Generated {
+                    shape,
+                    distribution,
+                },
+            )
+        });
+        Self {
+            seed,
+            tensors: tensors.collect(),
+        }
+    }
 }
 
 impl WeightSource for GeneratedWeights {
@@ -136,6 +162,7 @@ pub struct Recipe {
     folder: PathBuf,
     config: Map<String, Value>,
     weights: GeneratedWeights,
+    inputs: GeneratedWeights,
 }
 
 impl Recipe {
@@ -163,28 +190,11 @@ impl Recipe {
         };
         let file: RecipeFile = serde_json::from_slice(&read("recipe.json")).unwrap();
         assert_eq!(file.format, 1, "{}", folder.display());
-        let tensors = file.tensors.into_iter().map(|line| {
-            let distribution = Distribution {
-                mean: parsed(&line.mean),
-                scale: parsed(&line.scale),
-            };
-            let shape = line.shape;
-            (
-                line.name,
-                Generated {
-                    shape,
-                    distribution,
-                },
-            )
-        });
-        let weights = GeneratedWeights {
-            seed: file.seed,
-            tensors: tensors.collect(),
-        };
         Self {
             folder: folder.to_owned(),
             config: serde_json::from_slice(&read("config.json")).unwrap(),
-            weights,
+            weights: GeneratedWeights::new(file.seed, file.tensors),
+            inputs: GeneratedWeights::new(file.seed, file.inputs),
         }
     }
 
@@ -214,6 +224,12 @@ impl Recipe {
     /// The tensors under the names of `model.safetensors`.
     pub fn weights(&self) -> &dyn WeightSource {
         &self.weights
+    }
+
+    /// The rows that a prompt has in place of tokens, one after the other, where it has any.
+    pub fn given_rows(&self, prompt: usize) -> Option<Vec<f32>> {
+        let rows = self.inputs.get(&format!("image_embeds_{prompt}"))?;
+        Some(rows.to_f32())
     }
 
     fn hf_config(&self) -> HfConfig {

@@ -92,6 +92,17 @@ impl Recorded {
         }
     }
 
+    /// The keys of the indexer of a layer for the last tokens, `[tokens, dim]`.
+    pub(crate) fn of_indexer(
+        reference: &Reference,
+        key: RecordKey,
+        n_values: usize,
+    ) -> Option<Self> {
+        let (_, values) = reference.values(&name("idxk", key))?;
+        let at = (n_values - values.len()..n_values).collect();
+        Some(Self { at, values })
+    }
+
     /// Largest absolute difference from the values of the memory.
     pub fn distance(&self, ours: &[f32]) -> f32 {
         let ours: Vec<f32> = self.at.iter().map(|&at| ours[at]).collect();

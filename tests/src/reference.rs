@@ -66,7 +66,7 @@ impl Reference {
     /// How many tensors of keys, values and states were recorded.
     pub fn n_recorded(&self) -> usize {
         let is_state = |name: &&String| {
-            let kinds = ["k_l", "v_l", "conv_state", "ssm_state", "state"];
+            let kinds = ["k_l", "v_l", "idxk_l", "conv_state", "ssm_state", "state"];
             kinds.iter().any(|kind| name.starts_with(kind)) && !name.ends_with("_rows")
         };
         self.tensors.keys().filter(is_state).count()
@@ -81,6 +81,19 @@ impl Reference {
 }
 
 impl LogitsRows {
+    /// Mean Kullback-Leibler divergence of the distributions of tokens, from these rows to
+    /// `ours`, which has a row for every position; in nats a token.
+    pub fn divergence(&self, ours: &[f32]) -> f64 {
+        let n = self.values.len() / self.positions.len();
+        let rows = self.positions.iter().zip(self.values.chunks(n));
+        let of_row = |(&at, wanted): (&usize, &[f32])| {
+            let (p, q) = (log_softmax(wanted), log_softmax(&ours[at * n..][..n]));
+            let terms = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q));
+            terms.sum::<f64>()
+        };
+        rows.map(of_row).sum::<f64>() / self.positions.len() as f64
+    }
+
     /// Largest absolute difference from the same tokens' logits among those of all tokens of the
     /// prompt, `[tokens, vocab]`.
     pub fn distance(&self, ours: &[f32]) -> f32 {
@@ -104,4 +117,10 @@ impl LogitsRows {
             values: self.values[..n * n_vocab].to_vec(),
         }
     }
+}
+
+/// `ln(e^x / sum(e^x))` of every value.
+fn log_softmax(row: &[f32]) -> Vec<f64> {
+    let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+    row.iter().map(|&x| f64::from(x) - sum.ln()).collect()
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, RowKind, RowSpan, RowStorage};
-use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
+use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
+use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, Input, Op};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
 use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
@@ -80,7 +80,9 @@ pub struct Runner<B: Backend> {
     pub model: Arc<dyn Model>,
     weights: B::Weights,
     rows: B::Rows,
-    programs: HashMap<GraphShape, B::Program>,
+    /// By shape, and whether rows are given in place of tokens.
+    programs: HashMap<(GraphShape, bool), B::Program>,
+    position_rule: PositionRule,
     plain_attention: Option<usize>,
     /// What it remembers.
     pub memory: Composite,
@@ -114,7 +116,18 @@ impl<B: Backend> Runner<B> {
         let layout = RowLayout::new(model.layers(), &cells, setup.kv_type).unwrap();
         let n_states = setup.memory.n_state_rows();
         let layout = layout.with_states(model.layers(), n_states).unwrap();
+        let is_coordinates = |op: &Op| matches!(op, Op::Input(Input::Coordinates));
+        let one = GraphShape {
+            n_tokens: 1,
+            n_outputs: 1,
+        };
+        let graph = model.graph(one).unwrap();
+        let position_rule = match graph.nodes().iter().any(|n| is_coordinates(&n.op)) {
+            true => PositionRule::Grid,
+            false => PositionRule::Linear,
+        };
         Self {
+            position_rule,
             weights: backend.load_weights(file, Default::default()).unwrap(),
             rows: backend.allocate(&layout).unwrap(),
             programs: HashMap::new(),
@@ -128,6 +141,12 @@ impl<B: Backend> Runner<B> {
     /// Forgets what was compiled, so that the next batch is compiled anew.
     pub fn forget_programs(&mut self) {
         self.programs.clear();
+    }
+
+    /// The same with another model of the same weights and memory.
+    #[must_use]
+    pub fn with_model(self, model: Arc<dyn Model>) -> Self {
+        Self { model, ..self }
     }
 
     /// The same with attention in three steps over the first `n_kv` cells of every part.
@@ -148,25 +167,34 @@ impl<B: Backend> Runner<B> {
             n_vocab: u32::try_from(n_vocab).unwrap(),
             n_embd: u32::try_from(self.model.embedding_dim()).unwrap(),
         };
-        let valid = validate(batch, &rules, |seq| self.memory.positions(seq)).unwrap();
+        let positions = |seq| self.memory.positions(seq);
+        let valid = validate_with(batch, &rules, self.position_rule, positions).unwrap();
         let mut found: Vec<(u32, Vec<f32>)> = Vec::new();
         let (mut inputs, mut outputs) = (MemoryInputs::default(), GraphOutputs::default());
         let layout = self.rows.layout().clone();
         let mut steps = self.memory.begin(&valid, n_ubatch).unwrap();
         while let Some(ubatch) = steps.next(&mut inputs) {
             let shape = GraphShape {
-                n_tokens: ubatch.tokens.len(),
+                n_tokens: ubatch.n_tokens() as usize,
                 n_outputs: ubatch.output_rows.len(),
             };
-            let program = self.programs.entry(shape).or_insert_with(|| {
-                let mut graph = self.model.graph(shape).unwrap();
+            let given_rows = !ubatch.embeddings.is_empty();
+            let program = self.programs.entry((shape, given_rows)).or_insert_with(|| {
+                let of_rows = given_rows.then(|| self.model.of_rows().unwrap());
+                let model = of_rows.as_ref().unwrap_or(&self.model);
+                let mut graph = model.graph(shape).unwrap();
                 if let Some(n_kv) = self.plain_attention {
                     graph = graph.with_plain_attention(|_| n_kv).unwrap();
                 }
                 let compiled = self.backend.compile(&graph, &self.weights, &layout);
                 compiled.unwrap()
             });
+            let coordinates: Vec<[u32; 3]> = ubatch.coordinates().collect();
             let graph_inputs = GraphInputs {
+                coordinates: match self.position_rule {
+                    PositionRule::Grid => &coordinates,
+                    PositionRule::Linear => &[],
+                },
                 tokens: &ubatch.tokens,
                 embeddings: &ubatch.embeddings,
                 positions: &ubatch.positions,
@@ -228,6 +256,12 @@ impl<B: Backend> Runner<B> {
         Some(n_rows as usize * self.row_len(layer, kind)?)
     }
 
+    /// Whether a layer has keys alone: those of an indexer.
+    pub fn is_indexer(&self, layer: LayerIdx) -> bool {
+        let memory = self.model.layers().attention(layer);
+        memory.is_some_and(|memory| memory.v_dim == 0)
+    }
+
     fn n_tokens(&self) -> u32 {
         let positions = self.memory.positions(SeqId(0)).unwrap();
         positions.last.0 + 1
@@ -248,8 +282,13 @@ impl<B: Backend> Runner<B> {
     /// The rows of one kind that a sequence fed alone left behind: its state, or its keys or values
     /// in order of position.
     pub fn rows(&self, layer: LayerIdx, kind: RowKind) -> Vec<f32> {
+        self.rows_of(layer, kind, self.n_tokens())
+    }
+
+    /// The same for a sequence of so many tokens, of which some may share a position.
+    pub fn rows_of(&self, layer: LayerIdx, kind: RowKind, n_tokens: u32) -> Vec<f32> {
         let (first, n_rows) = match kind {
-            RowKind::K | RowKind::V => (CellIdx(0), self.n_tokens()),
+            RowKind::K | RowKind::V => (CellIdx(0), n_tokens),
             RowKind::Conv | RowKind::State => (self.state_row(), 1),
         };
         let span = RowSpan {
@@ -258,7 +297,8 @@ impl<B: Backend> Runner<B> {
             first,
             len: n_rows,
         };
-        let mut bytes = vec![0; self.n_values(layer, kind).unwrap() * 4];
+        let row_len = self.row_len(layer, kind).unwrap();
+        let mut bytes = vec![0; n_rows as usize * row_len * 4];
         self.backend
             .read_rows(&self.rows, span, &mut bytes)
             .unwrap();

@@ -174,6 +174,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             n_outputs: 1,
         };
         let key = ProgramKey {
+            given_rows: false,
             shape,
             n_kv: Vec::new(),
             rows: RowsOut::Whole,

@@ -47,6 +47,12 @@ pub enum EngineError {
         /// What the model gives.
         got: &'static str,
     },
+    /// Rows were given in place of tokens to a model that takes none.
+    #[error("the model '{architecture}' takes tokens only, no rows in their place")]
+    TokensOnly {
+        /// The model's architecture.
+        architecture: String,
+    },
     /// The backend gave another number of logits than the graph has.
     #[error("{got} logits came out where {wanted} were expected")]
     WrongLogits {

@@ -81,6 +81,8 @@ pub(crate) struct ProgramKey {
     /// With plain attention, the cells of each part that its tables reach.
     pub(crate) n_kv: Vec<usize>,
     pub(crate) rows: RowsOut,
+    /// Whether rows are given in place of tokens.
+    pub(crate) given_rows: bool,
 }
 
 impl<B: Backend> Runner<B> {
@@ -172,32 +174,42 @@ impl<B: Backend> Runner<B> {
             shape,
             n_kv: n_kv.clone(),
             rows: self.rows_kind,
+            given_rows: !ubatch.embeddings.is_empty(),
         };
-        let program = self
-            .programs
-            .get_or_compile(key, || {
-                tracing::debug!(?shape, "compiling");
-                let graph = self.model.graph(shape)?;
-                let graph = match mode {
-                    AttentionMode::Fused => graph,
-                    AttentionMode::Plain => {
-                        let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
-                        let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
-                        plain.map_err(ModelError::Graph)?
-                    }
-                };
-                let graph = match rows_kind {
-                    RowsOut::Whole => graph,
-                    RowsOut::Candidates(k) => {
-                        graph.with_candidates(k).map_err(ModelError::Graph)?
-                    }
-                };
-                Ok(backend.compile(&graph, &self.weights, layout)?)
-            })
-            .map_err(|error| FailedStep {
-                error,
-                rows: RowsWritten::No,
-            })?;
+        let program =
+            self.programs
+                .get_or_compile(key, || {
+                    tracing::debug!(?shape, "compiling");
+                    let of_rows =
+                        match ubatch.embeddings.is_empty() {
+                            true => None,
+                            false => Some(self.model.of_rows().ok_or_else(|| {
+                                EngineError::TokensOnly {
+                                    architecture: self.model.architecture().to_owned(),
+                                }
+                            })?),
+                        };
+                    let graph = of_rows.as_ref().unwrap_or(&self.model).graph(shape)?;
+                    let graph = match mode {
+                        AttentionMode::Fused => graph,
+                        AttentionMode::Plain => {
+                            let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
+                            let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
+                            plain.map_err(ModelError::Graph)?
+                        }
+                    };
+                    let graph = match rows_kind {
+                        RowsOut::Whole => graph,
+                        RowsOut::Candidates(k) => {
+                            graph.with_candidates(k).map_err(ModelError::Graph)?
+                        }
+                    };
+                    Ok(backend.compile(&graph, &self.weights, layout)?)
+                })
+                .map_err(|error| FailedStep {
+                    error,
+                    rows: RowsWritten::No,
+                })?;
         backend
             .run(program, &mut self.rows, &inputs, &mut self.outputs)
             .map_err(|error| FailedStep {

@@ -5,15 +5,15 @@
 
 use kv_core::Window;
 use kv_core::graph::{Alibi, PositionScale};
-use kv_core::rope::{RopeScaling, RopeSpec};
+use kv_core::rope::{RopeScaling, RopeSections, RopeSpec};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{AttentionBlock, NormKind, QkNorm, QkvBias};
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::member::{
-    Biases, LayerWindows, LlamaLike, Positions, QkNormed, QkvClamp, QueryScale, RotatedLayers,
-    WindowedRope,
+    Biases, HeadWidths, LayerWindows, LlamaLike, Positions, QkNormed, QkvClamp, QueryScale,
+    RotatedLayers, WindowedRope,
 };
 
 /// What the attention of all layers has in common.
@@ -31,6 +31,13 @@ pub(crate) struct Shared {
     pub(crate) max_bias: Option<f32>,
 }
 
+/// How queries and keys of a layer rotate.
+#[derive(Default)]
+pub(crate) struct Rotation {
+    pub(crate) rope: Option<RopeSpec>,
+    pub(crate) sections: Option<RopeSections>,
+}
+
 impl LlamaLike {
     /// The attention of a layer; one that does not rotate has no norms without a gain.
     pub(crate) fn attention_block(
@@ -39,8 +46,9 @@ impl LlamaLike {
         heads: HeadSizes,
         scale: f32,
         window: Window,
-        rope: Option<RopeSpec>,
+        rotation: Rotation,
     ) -> AttentionBlock {
+        let Rotation { rope, sections } = rotation;
         let tempered = matches!(self.query_scale, QueryScale::Tempered { .. });
         let query_scale = shared.query_scale.filter(|_| !tempered || rope.is_none());
         let qk_norm = match (shared.qk_norm, &rope) {
@@ -55,6 +63,7 @@ impl LlamaLike {
             qk_norm,
             norm_eps: shared.norm_eps,
             rope,
+            sections,
             query_scale,
             clamp: shared.clamp,
             alibi: shared.max_bias.map(|max_bias| Alibi {
@@ -115,6 +124,9 @@ impl LlamaLike {
         k_dim: usize,
         weights: &dyn WeightSource,
     ) -> Result<RopeSpec, ModelError> {
+        if self.head_widths == HeadWidths::ByWindow && window != Window::Full {
+            return self.windowed_rope(hyper, k_dim);
+        }
         let rope = hyper.rope(self.rope, k_dim, weights)?;
         let base = match self.windows.rope() {
             _ if window == Window::Full => return Ok(rope),
@@ -214,7 +226,7 @@ impl LlamaLike {
         }
     }
 
-    fn query_scale(
+    pub(crate) fn query_scale(
         &self,
         hyper: &Hyperparameters<'_>,
     ) -> Result<Option<PositionScale>, ModelError> {

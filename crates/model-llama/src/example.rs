@@ -3,19 +3,20 @@
 //! [`Architecture::example`]: model_core::architecture::Architecture::example
 
 use kv_core::Window;
-use kv_core::graph::PositionScale;
-use kv_core::rope::{RopeScaling, RopeSpec};
+use kv_core::graph::{IndexSpec, PositionScale};
+use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, LastNorm, LatentAttentionBlock,
-    Mixer, Multipliers, QkvBias, TOKEN_EMBEDDING,
+    Arrangement, AttentionBlock, AttentionValues, Decoder, DecoderInput, DecoderLayer,
+    DecoderModel, DecoderRows, IndexerBlock, LastNorm, LatentAttentionBlock, LayerScale, Mixer,
+    Multipliers, PerLayerInputs, QkvBias, TOKEN_EMBEDDING,
 };
 use model_core::hyperparameters::HeadSizes;
 
-use crate::attention::Shared;
+use crate::attention::{Rotation, Shared};
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
-    Parallel, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps,
-    WindowedRope,
+    Parallel, PerLayer, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps,
+    ValueForm, WindowedRope,
 };
 
 impl LlamaLike {
@@ -50,54 +51,56 @@ impl LlamaLike {
             RotatedLayers::None | RotatedLayers::Windowed | RotatedLayers::AllButEvery(_)
         );
         let last = (Window::Full, (!unrotated).then(|| rope(500_000.0)));
-        let cap = |cap| (self.soft_caps == SoftCaps::FromFile).then_some(cap);
-        let shared = Shared {
-            norm_eps,
-            scale: None,
-            soft_cap: cap(50.0),
-            bias: match self.bias {
-                Biases::Of(bias) => bias,
-                Biases::AsInFile => QkvBias::Qkv,
-            },
-            qk_norm: self.qk_norm,
-            query_scale: match self.query_scale {
-                QueryScale::None => None,
-                QueryScale::Tempered { every, strength } => Some(PositionScale {
-                    every,
-                    strength,
-                    offset: 1,
-                }),
-                QueryScale::Stretched => Some(PositionScale {
-                    every: 16_384,
-                    strength: 0.1,
-                    offset: 0,
-                }),
-            },
-            rotated: self.rotated,
-            clamp: (self.clamp == QkvClamp::IfNamed).then_some(8.0),
-            max_bias: match self.positions {
-                Positions::Biases(usual) => Some(usual),
-                Positions::BiasesIfNamed => Some(8.0),
-                _ => None,
-            },
-        };
+        let shared = self.typical_shared(norm_eps);
         let scale = self.score_scale(2, dim, heads);
         let none = self.rotated == RotatedLayers::None || shared.max_bias.is_some();
         let first = (first, (!none).then(|| rope(base)));
         let mixer = |window, rope| match self.attention {
             AttentionForm::KeysAndValues => {
-                Mixer::Attention(self.attention_block(&shared, heads, scale, window, rope))
+                let rotation = Rotation {
+                    rope,
+                    sections: self.sections.map(|order| RopeSections {
+                        pairs: [16, 8, 8],
+                        order,
+                    }),
+                };
+                Mixer::Attention(AttentionBlock {
+                    values: match self.values {
+                        ValueForm::Projected => AttentionValues::Projected,
+                        ValueForm::Normed | ValueForm::NormedOrKeys => AttentionValues::Normed,
+                    },
+                    ..self.attention_block(&shared, heads, scale, window, rotation)
+                })
             }
-            AttentionForm::Latents => Mixer::Latent(typical_latents(norm_eps, window, rope)),
+            AttentionForm::Latents => Mixer::Latent(LatentAttentionBlock {
+                query_scale: shared.query_scale,
+                ..typical_latents(norm_eps, window, rope)
+            }),
+            AttentionForm::IndexedLatents => Mixer::Latent(LatentAttentionBlock {
+                indexer: Some(typical_indexer(rope.clone())),
+                ..typical_latents(norm_eps, window, rope)
+            }),
         };
         let layers = [first, last].map(|(window, rope)| DecoderLayer {
             mixer: mixer(window, rope),
             feed_forward: Some(self.example_feed_forward()),
+            scale: match self.per_layer {
+                PerLayer::Nothing => LayerScale::None,
+                PerLayer::InputsAndScales => LayerScale::Learnt,
+            },
         });
         let decoder = Decoder {
             vocab: 128_256,
             dim,
             norm: self.norm(norm_eps),
+            per_layer_inputs: (self.per_layer != PerLayer::Nothing).then(|| PerLayerInputs {
+                vocab: 128_256,
+                n_layers: 2,
+                dim: 256,
+                activation: self.activation,
+                norm: self.norm(norm_eps),
+            }),
+            rows: DecoderRows::OfTokens,
             input: match (self.embedding_norm, self.positions) {
                 (EmbeddingNorm::Normed, _) => DecoderInput::Normed,
                 (_, Positions::Learnt) => DecoderInput::Positions(8192),
@@ -124,11 +127,45 @@ impl LlamaLike {
             },
             output_weight: TOKEN_EMBEDDING.to_owned(),
             output_bias: None,
-            logit_cap: cap(30.0),
+            logit_cap: (self.soft_caps != SoftCaps::None).then_some(30.0),
             long_rope: None,
             layers: layers.into(),
         };
         DecoderModel::new(self.name, decoder, 8192)
+    }
+
+    /// What the attention of both layers has in common.
+    fn typical_shared(&self, norm_eps: f32) -> Shared {
+        Shared {
+            norm_eps,
+            scale: None,
+            soft_cap: (self.soft_caps == SoftCaps::FromFile).then_some(50.0),
+            bias: match self.bias {
+                Biases::Of(bias) => bias,
+                Biases::AsInFile => QkvBias::Qkv,
+            },
+            qk_norm: self.qk_norm,
+            query_scale: match self.query_scale {
+                QueryScale::None => None,
+                QueryScale::Tempered { every, strength } => Some(PositionScale {
+                    every,
+                    strength,
+                    offset: 1,
+                }),
+                QueryScale::Stretched => Some(PositionScale {
+                    every: 16_384,
+                    strength: 0.1,
+                    offset: 0,
+                }),
+            },
+            rotated: self.rotated,
+            clamp: (self.clamp == QkvClamp::IfNamed).then_some(8.0),
+            max_bias: match self.positions {
+                Positions::Biases(usual) => Some(usual),
+                Positions::BiasesIfNamed => Some(8.0),
+                _ => None,
+            },
+        }
     }
 }
 
@@ -146,5 +183,22 @@ fn typical_latents(norm_eps: f32, window: Window, rope: Option<RopeSpec>) -> Lat
         rope,
         query_scale: None,
         window,
+        indexer: None,
+    }
+}
+
+/// An indexer with the sizes of DeepSeek-V3.2's.
+fn typical_indexer(rope: Option<RopeSpec>) -> IndexerBlock {
+    IndexerBlock {
+        index: IndexSpec {
+            n_heads: 64,
+            dim: 128,
+            top_k: 2048,
+        },
+        rope: rope.map(|rope| RopeSpec {
+            style: RopeStyle::Neox,
+            ..rope
+        }),
+        norm_eps: 1e-6,
     }
 }

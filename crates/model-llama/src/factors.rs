@@ -7,6 +7,9 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
 use crate::member::{EmbeddingScale, LlamaLike, LogitScale, ResidualScale, ScoreScale, SoftCaps};
 
+/// Soft cap on the logits.
+pub(crate) const LOGIT_CAP: &str = "final_logit_softcapping";
+
 impl LlamaLike {
     pub(crate) fn embedding_scale(
         &self,
@@ -62,7 +65,10 @@ impl LlamaLike {
         let cap = hyper.optional::<f32>(name)?.filter(|&cap| cap != 0.0);
         match (self.soft_caps, cap) {
             (_, None) => Ok(None),
-            (SoftCaps::None, Some(cap)) => {
+            (SoftCaps::Logits, Some(_)) if name == LOGIT_CAP => {
+                Ok(hyper.positive(name)?.map(|cap| cap as f32))
+            }
+            (SoftCaps::None | SoftCaps::Logits, Some(cap)) => {
                 let reason = format!("{cap}; {} has no soft caps", self.name);
                 Err(hyper.wrong(name, reason))
             }

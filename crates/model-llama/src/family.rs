@@ -1,7 +1,7 @@
 //! [`FAMILY`]: the members, one row each. A row holds what cannot be read from the member's files.
 
 use kv_core::graph::{Activation, ClampedGate, RouteGate, RouteSum};
-use kv_core::rope::RopeStyle;
+use kv_core::rope::{RopeStyle, SectionOrder};
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
     QkvWeights, Sinks,
@@ -9,9 +9,10 @@ use model_core::blocks::{
 use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::member::{
-    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
-    Mixture, MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale,
-    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerWindows, LlamaLike,
+    LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions, QkNormed,
+    QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, SoftCaps,
+    ValueForm, WindowedRope,
 };
 
 /// What the rows below differ from; Llama itself adds little.
@@ -26,8 +27,12 @@ const PLAIN: LlamaLike = LlamaLike {
     bias: Biases::Of(QkvBias::None),
     qk_norm: QkNorm::None,
     qk_normed: QkNormed::Always,
+    values: ValueForm::Projected,
+    sharing: RowSharing::None,
+    head_widths: HeadWidths::Same,
     rope: RopeStyle::Neox,
     rotated: RotatedLayers::All,
+    sections: None,
     positions: Positions::None,
     clamp: QkvClamp::None,
     windows: LayerWindows::None,
@@ -37,6 +42,7 @@ const PLAIN: LlamaLike = LlamaLike {
     feed_forward: FeedForwardForm::Gated,
     activation: Activation::Silu,
     mixtures: Mixtures::None,
+    per_layer: PerLayer::Nothing,
     embedding: EmbeddingScale::One,
     embedding_norm: EmbeddingNorm::None,
     residual: ResidualScale::One,
@@ -92,6 +98,22 @@ const GEMMA2: LlamaLike = LlamaLike {
     },
     soft_caps: SoftCaps::FromFile,
     ..PLAIN
+};
+
+/// What Gemma 3n has of the family: all but how its layers are wired.
+pub(crate) const GEMMA3N: LlamaLike = LlamaLike {
+    name: "gemma3n",
+    qk_norm: QkNorm::PerHead,
+    values: ValueForm::Normed,
+    sharing: RowSharing::LastLayers,
+    scores: ScoreScale::One,
+    windows: LayerWindows::Sliding {
+        pattern: last_of(5),
+        rope: WindowedRope::Own(10_000.0),
+    },
+    per_layer: PerLayer::InputsAndScales,
+    soft_caps: SoftCaps::Logits,
+    ..GEMMA2
 };
 
 const ERNIE: LlamaLike = LlamaLike {
@@ -182,6 +204,13 @@ pub const FAMILY: &[LlamaLike] = &[
         bias: Biases::Of(QkvBias::Qkv),
         ..PLAIN
     },
+    // Wang et al., arXiv 2409.12191: Qwen 2 whose keys know rows and columns of images.
+    LlamaLike {
+        name: "qwen2vl",
+        bias: Biases::Of(QkvBias::Qkv),
+        sections: Some(SectionOrder::Consecutive),
+        ..PLAIN
+    },
     LlamaLike {
         name: "qwen2moe",
         bias: Biases::Of(QkvBias::Qkv),
@@ -192,6 +221,11 @@ pub const FAMILY: &[LlamaLike] = &[
         ..PLAIN
     },
     QWEN3,
+    LlamaLike {
+        name: "qwen3vl",
+        sections: Some(SectionOrder::Interleaved),
+        ..QWEN3
+    },
     LlamaLike {
         name: "qwen3moe",
         mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
@@ -207,6 +241,25 @@ pub const FAMILY: &[LlamaLike] = &[
             rope: WindowedRope::Own(10_000.0),
         },
         soft_caps: SoftCaps::None,
+        ..GEMMA2
+    },
+    LlamaLike {
+        name: "gemma4",
+        qk_norm: QkNorm::PerHead,
+        values: ValueForm::NormedOrKeys,
+        sharing: RowSharing::LastLayers,
+        head_widths: HeadWidths::ByWindow,
+        scores: ScoreScale::One,
+        windows: LayerWindows::Sliding {
+            pattern: last_of(6),
+            rope: WindowedRope::Own(10_000.0),
+        },
+        mixtures: Mixtures::WithDense(Mixture {
+            gate: ExpertGate::Activation(Activation::GeluTanh),
+            ..SOFTMAX_OF_CHOSEN
+        }),
+        per_layer: PerLayer::InputsAndScales,
+        soft_caps: SoftCaps::Logits,
         ..GEMMA2
     },
     LlamaLike {
@@ -329,6 +382,31 @@ pub const FAMILY: &[LlamaLike] = &[
         name: "deepseek2",
         attention: AttentionForm::Latents,
         rope: RopeStyle::Norm,
+        mixtures: Mixtures::Allowed(Mixture {
+            routing: MixtureRouting::BiasedAfterSigmoid,
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
+        ..PLAIN
+    },
+    // DeepSeek V3.2: the same with indexers.
+    LlamaLike {
+        name: "deepseek32",
+        attention: AttentionForm::IndexedLatents,
+        rope: RopeStyle::Norm,
+        mixtures: Mixtures::Allowed(Mixture {
+            routing: MixtureRouting::BiasedAfterSigmoid,
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
+        ..PLAIN
+    },
+    // Latents, and queries that grow with the position.
+    LlamaLike {
+        name: "mistral4",
+        attention: AttentionForm::Latents,
+        rope: RopeStyle::Norm,
+        query_scale: QueryScale::Stretched,
         mixtures: Mixtures::Allowed(Mixture {
             routing: MixtureRouting::BiasedAfterSigmoid,
             sum: RouteSum::Free,

@@ -5,13 +5,17 @@
 //! member by name.
 
 use kv_core::Window;
-use kv_core::rope::{RopeScaling, RopeSpec};
+use kv_core::graph::IndexSpec;
+use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
-use model_core::blocks::LatentAttentionBlock;
+use model_core::blocks::{IndexerBlock, LatentAttentionBlock};
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::member::LlamaLike;
+use crate::member::{AttentionForm, LlamaLike};
+
+/// Added to the variance of an indexer's keys; files have no key for it.
+const INDEX_NORM_EPS: f32 = 1e-6;
 
 impl LlamaLike {
     /// The attention of every layer.
@@ -46,6 +50,10 @@ impl LlamaLike {
             }
         }
         let (rope, stretch) = self.latent_rope(hyper, shared_dim, weights)?;
+        let indexer = match self.attention {
+            AttentionForm::IndexedLatents => Some(indexer(hyper, &rope, query_rank)?),
+            _ => None,
+        };
         let scale = hyper.positive("attention.scale")?;
         Ok(LatentAttentionBlock {
             n_heads: hyper.count("attention.head_count")?,
@@ -57,8 +65,9 @@ impl LlamaLike {
             scale: scale.unwrap_or_else(|| stretch * stretch / (k_dim as f64).sqrt()) as f32,
             norm_eps: hyper.norm_eps()?,
             rope: Some(rope),
-            query_scale: None,
+            query_scale: self.query_scale(hyper)?,
             window: Window::Full,
+            indexer,
         })
     }
 
@@ -95,6 +104,35 @@ impl LlamaLike {
         };
         Ok((rope, stretch))
     }
+}
+
+/// The indexer of every layer, whose heads begin with what rotates, in halves.
+fn indexer(
+    hyper: &Hyperparameters<'_>,
+    rope: &RopeSpec,
+    query_rank: Option<usize>,
+) -> Result<IndexerBlock, ModelError> {
+    if query_rank.is_none() {
+        let reason = "is missing; an indexer's queries are made of the latents of queries";
+        return Err(hyper.wrong("attention.q_lora_rank", reason.to_owned()));
+    }
+    let dim = hyper.count("attention.indexer.key_length")?;
+    if dim < rope.n_rot {
+        let reason = format!("{dim}; it must be at least {}, which rotate", rope.n_rot);
+        return Err(hyper.wrong("attention.indexer.key_length", reason));
+    }
+    Ok(IndexerBlock {
+        index: IndexSpec {
+            n_heads: hyper.count("attention.indexer.head_count")?,
+            dim,
+            top_k: hyper.count("attention.indexer.top_k")?,
+        },
+        rope: Some(RopeSpec {
+            style: RopeStyle::Neox,
+            ..rope.clone()
+        }),
+        norm_eps: INDEX_NORM_EPS,
+    })
 }
 
 /// Files from before llama.cpp divided the matrix of keys and values in two.

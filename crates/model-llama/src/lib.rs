@@ -1,8 +1,9 @@
 //! The Llama family: each member is a table row over the shared decoder block.
 //!
 //! A member specifies what cannot be read from its files: how its positions rotate, which biases
-//! and norms its blocks have, which layers see a window. Invariant: no member has code of its own
-//! here. Knows nothing of devices or memories.
+//! and norms its blocks have, which layers see a window. Invariant: no member of the table has
+//! code of its own here; Gemma 3n, which is wired otherwise, is a module. Knows nothing of devices or
+//! memories.
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -16,17 +17,20 @@ mod attention;
 mod example;
 mod factors;
 mod family;
+mod gemma3n;
 mod hf;
 mod latent;
+mod layers;
 mod member;
 mod mixtures;
 mod read;
 
 pub use family::FAMILY;
 pub use member::{
-    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
-    Mixture, MixtureRouting, Mixtures, Parallel, Positions, QkNormed, QkvClamp, QueryScale,
-    ResidualScale, RotatedLayers, ScoreScale, SoftCaps, WindowedRope,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerWindows, LlamaLike,
+    LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions, QkNormed,
+    QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, SoftCaps,
+    ValueForm, WindowedRope,
 };
 
 use model_core::architecture::Registry;
@@ -36,6 +40,7 @@ pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(*member);
     }
+    registry.register(gemma3n::Gemma3nArchitecture);
     for class in hf::classes() {
         registry.register_hf(*class);
     }

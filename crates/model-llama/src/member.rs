@@ -4,7 +4,7 @@
 
 use kv_core::Window;
 use kv_core::graph::{Activation, RouteGate, RouteSum};
-use kv_core::rope::RopeStyle;
+use kv_core::rope::{RopeStyle, SectionOrder};
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
     QkvWeights, Sinks,
@@ -34,11 +34,19 @@ pub struct LlamaLike {
     pub qk_norm: QkNorm,
     /// Which models have them.
     pub qk_normed: QkNormed,
+    /// What the values of an attention are.
+    pub values: ValueForm,
+    /// Layers that attend over the rows of others.
+    pub sharing: RowSharing,
+    /// Widths of heads.
+    pub head_widths: HeadWidths,
     /// How queries and keys rotate. The rows of `llama` files are arranged for
     /// [`RopeStyle::Norm`].
     pub rope: RopeStyle,
     /// In which layers they do.
     pub rotated: RotatedLayers,
+    /// How the pairs lie that rotate with rows and columns of images, where some do.
+    pub sections: Option<SectionOrder>,
     /// Positions besides rotations.
     pub positions: Positions,
     /// Bound of queries, keys and values.
@@ -57,6 +65,8 @@ pub struct LlamaLike {
     pub activation: Activation,
     /// Mixtures of experts.
     pub mixtures: Mixtures,
+    /// What every layer gets of a token besides.
+    pub per_layer: PerLayer,
     /// Factor on the embeddings.
     pub embedding: EmbeddingScale,
     /// Norm of the embeddings.
@@ -77,6 +87,53 @@ pub enum AttentionForm {
     KeysAndValues,
     /// A latent, and a key that all heads share (DeepSeek).
     Latents,
+    /// The same, and the key of an indexer, which chooses whom to attend over (DeepSeek V3.2).
+    IndexedLatents,
+}
+
+/// What the values of an attention are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ValueForm {
+    /// A projection.
+    #[default]
+    Projected,
+    /// One that is normed head by head, without a gain (Gemma 3n).
+    Normed,
+    /// The same; in layers without a matrix for it, of the keys (Gemma 4).
+    NormedOrKeys,
+}
+
+/// Which layers attend over the keys and values of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowSharing {
+    /// None of them.
+    #[default]
+    None,
+    /// The last, as many as the file says, over those of the last layer before them with the same
+    /// window (Gemma 4).
+    LastLayers,
+}
+
+/// Widths of the heads of an attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadWidths {
+    /// The same in all layers.
+    #[default]
+    Same,
+    /// Others in layers with a window, which rotate by a base and a width of their own, unstretched
+    /// (Gemma 4).
+    ByWindow,
+}
+
+/// What every layer of a model gets of a token besides the rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PerLayer {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Embeddings of its own where the file names their width, and a factor where the file has one
+    /// (Gemma 4).
+    InputsAndScales,
 }
 
 /// Which models of a member compute both blocks of a layer from the same rows.
@@ -306,6 +363,8 @@ pub enum SoftCaps {
     None,
     /// Where the file names caps.
     FromFile,
+    /// The same for logits alone (Gemma 4).
+    Logits,
 }
 
 /// Whether a model has mixtures of experts.
@@ -318,6 +377,8 @@ pub enum Mixtures {
     Allowed(Mixture),
     /// In every layer that has a router: a file without experts is refused.
     Always(Mixture),
+    /// Next to a dense block in every layer that has a router, where the file has experts (Gemma 4).
+    WithDense(Mixture),
 }
 
 /// How a mixture of experts works.

@@ -7,8 +7,8 @@ use kv_core::graph::{GroupScore, RouteGate, RouteGroups, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ExpertChoice, ExpertsBlock, FeedForward, FeedForwardBlock, FeedForwardForm, SharedExpert,
-    SharedShare,
+    DenseAndExperts, ExpertChoice, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock,
+    FeedForwardForm, SharedExpert, SharedShare,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -22,31 +22,47 @@ impl LlamaLike {
         n_layers: usize,
         weights: &dyn WeightSource,
     ) -> Result<Vec<FeedForward>, ModelError> {
-        let dense = || -> Result<FeedForward, ModelError> {
+        let dense = |layer: usize| -> Result<FeedForwardBlock, ModelError> {
             let bias = optional_weight(weights, "blk.0.ffn_up.bias")?;
-            Ok(FeedForward::Dense(FeedForwardBlock {
-                hidden: hyper.count("feed_forward_length")?,
+            Ok(FeedForwardBlock {
+                hidden: hyper.count_of_layer("feed_forward_length", layer, n_layers)?,
                 activation: self.activation,
                 form: match (self.feed_forward, bias) {
                     (FeedForwardForm::Plain, Some(_)) => FeedForwardForm::PlainWithBias,
                     (form, _) => form,
                 },
-            }))
+            })
         };
         let Some(experts) = self.experts(hyper)? else {
-            return Ok(vec![dense()?; n_layers]);
+            let blocks = (0..n_layers).map(|layer| dense(layer).map(FeedForward::Dense));
+            return blocks.collect();
         };
         let n_dense = hyper.optional::<u32>("leading_dense_block_count")?;
         let layer = |layer: usize| {
             let tensor =
                 |what: &str| optional_weight(weights, &format!("blk.{layer}.{what}.weight"));
+            if let Mixtures::WithDense(_) = self.mixtures {
+                return Ok(FeedForward::Both(DenseAndExperts {
+                    dense: dense(layer)?,
+                    experts: ExpertsBlock {
+                        gate: match (experts.gate, tensor("ffn_gate_up_exps")?) {
+                            (ExpertGate::Activation(activation), Some(_)) => {
+                                ExpertGate::Fused(activation)
+                            }
+                            (gate, _) => gate,
+                        },
+                        ..experts
+                    },
+                    norm: self.norm(hyper.norm_eps()?),
+                }));
+            }
             // A layer with neither is a mixture whose router is missed by its name.
             let is_dense = match n_dense {
                 Some(n_dense) => layer < n_dense as usize,
                 None => tensor("ffn_gate_inp")?.is_none() && tensor("ffn_up")?.is_some(),
             };
             if is_dense {
-                return dense();
+                return dense(layer).map(FeedForward::Dense);
             }
             let shared = tensor("ffn_up_shexp")?;
             let gate = tensor("ffn_gate_inp_shexp")?;
@@ -54,6 +70,7 @@ impl LlamaLike {
                 shared: shared.map(|up| SharedExpert {
                     hidden: up.shape().first().copied().unwrap_or(0),
                     activation: self.activation,
+                    form: FeedForwardForm::Gated,
                     share: match gate.is_some() {
                         true => SharedShare::Routed,
                         false => SharedShare::Whole,
@@ -104,7 +121,9 @@ impl LlamaLike {
             bias,
         } = match self.mixtures {
             _ if n_experts == 0 => return Ok(None),
-            Mixtures::Allowed(mixture) | Mixtures::Always(mixture) => mixture,
+            Mixtures::Allowed(mixture)
+            | Mixtures::Always(mixture)
+            | Mixtures::WithDense(mixture) => mixture,
             Mixtures::None => {
                 let reason = format!("{n_experts} experts; {} has none", self.name);
                 return Err(hyper.wrong("expert_count", reason));

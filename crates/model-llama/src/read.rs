@@ -9,12 +9,14 @@ use kv_core::Window;
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderModel, LastNorm, Mixer, Multipliers,
-    Norm, OUTPUT_BIAS, POSITION_EMBEDDING,
+    Arrangement, AttentionBlock, Decoder, DecoderInput, DecoderLayer, DecoderModel, DecoderRows,
+    LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
+use crate::attention::Rotation;
+use crate::factors::LOGIT_CAP;
 use crate::member::{AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers};
 
 impl LlamaLike {
@@ -58,7 +60,7 @@ impl LlamaLike {
         let feed_forwards = self.feed_forwards(hyper, n_layers, weights)?;
         let mixers = match self.attention {
             AttentionForm::KeysAndValues => self.mixers(hyper, n_layers, dim, weights)?,
-            AttentionForm::Latents => {
+            AttentionForm::Latents | AttentionForm::IndexedLatents => {
                 vec![Mixer::Latent(self.latent_attention(hyper, weights)?); n_layers]
             }
         };
@@ -72,15 +74,18 @@ impl LlamaLike {
             .into_iter()
             .zip(feed_forwards)
             .take(n_layers - n_more);
-        let layers = together.map(|(mixer, feed_forward)| DecoderLayer {
-            mixer,
-            feed_forward: Some(feed_forward),
-        });
-        Ok(layers.collect())
+        let layer = |(at, (mixer, feed_forward))| {
+            Ok(DecoderLayer {
+                mixer,
+                feed_forward: Some(feed_forward),
+                scale: self.layer_scale(weights, at)?,
+            })
+        };
+        together.enumerate().map(layer).collect()
     }
 
     /// The attention of all layers, over keys and values.
-    fn mixers(
+    pub(crate) fn mixers(
         &self,
         hyper: &Hyperparameters<'_>,
         n_layers: usize,
@@ -95,18 +100,31 @@ impl LlamaLike {
         let none = shared.max_bias.is_some()
             || shared.rotated == RotatedLayers::IfTrained && trained == Some(false);
         let layer = |(at, (heads, window)): (usize, (HeadSizes, Window))| {
-            let rope = match !none && shared.rotated.includes(at, window) {
-                true => Some(self.rope_of(hyper, window, heads.k_dim, weights)?),
-                false => None,
+            let heads = self.heads_of(hyper, heads, window)?;
+            let rotation = match !none && shared.rotated.includes(at, window) {
+                true => {
+                    let rope = self.rope_of(hyper, window, heads.k_dim, weights)?;
+                    let sections = self.sections.map(|o| hyper.rope_sections(o, rope.n_rot));
+                    Rotation {
+                        sections: sections.transpose()?,
+                        rope: Some(rope),
+                    }
+                }
+                false => Rotation::default(),
             };
             let scale = shared
                 .scale
                 .unwrap_or_else(|| self.score_scale(n_layers, dim, heads));
-            let attention = self.attention_block(&shared, heads, scale, window, rope);
-            Ok(Mixer::Attention(attention))
+            Ok(AttentionBlock {
+                values: self.values_of(weights, at)?,
+                ..self.attention_block(&shared, heads, scale, window, rotation)
+            })
         };
         let layers = heads.into_iter().zip(windows).enumerate();
-        layers.map(layer).collect()
+        let mut blocks: Vec<AttentionBlock> =
+            layers.map(layer).collect::<Result<_, ModelError>>()?;
+        self.share_rows(hyper, &mut blocks)?;
+        Ok(blocks.into_iter().map(Mixer::Attention).collect())
     }
 
     pub(crate) fn norm(&self, eps: f32) -> Norm {
@@ -133,10 +151,13 @@ impl Architecture for LlamaLike {
             return Err(hyper.wrong("attention.causal", reason.to_owned()));
         }
         let dim = hyper.count("embedding_length")?;
+        let norm = self.norm(self.shared(&hyper, weights)?.norm_eps);
         let decoder = Decoder {
             vocab: hyper.vocab(weights, dim)?,
             dim,
-            norm: self.norm(self.shared(&hyper, weights)?.norm_eps),
+            norm,
+            per_layer_inputs: self.per_layer_inputs(&hyper, weights, norm)?,
+            rows: DecoderRows::OfTokens,
             input: self.decoder_input(weights)?,
             arrangement: self.arrangement(&hyper, weights)?,
             feed_forward_norm: self.feed_forward_norm,
@@ -148,7 +169,7 @@ impl Architecture for LlamaLike {
             },
             output_weight: hyper.output_weight(weights)?,
             output_bias: optional_weight(weights, OUTPUT_BIAS)?.map(|_| OUTPUT_BIAS.to_owned()),
-            logit_cap: self.soft_cap(&hyper, "final_logit_softcapping")?,
+            logit_cap: self.soft_cap(&hyper, LOGIT_CAP)?,
             long_rope: hyper.long_rope(weights)?,
             layers: self.layers(&hyper, dim, weights)?,
         };

@@ -11,7 +11,7 @@ use kv_core::layers::LayerMemory;
 use kv_core::weights::MemoryWeights;
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};
-use model_tests::{Case, LogitsRows, Runner, Setup, candle, cpu, refusal, remove_key};
+use model_tests::{Case, Runner, Setup, candle, cpu, refusal, remove_key};
 
 /// Heads of 32 values: whole blocks of every type.
 const WIDE: &str = "deepseek_v2_lite";
@@ -52,26 +52,6 @@ const TYPES: [(KvType, f64); 6] = [
     (KvType::IQ4_NL, 1.0),
 ];
 
-/// `ln(e^x / sum(e^x))` of every value.
-fn log_softmax(row: &[f32]) -> Vec<f64> {
-    let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
-    row.iter().map(|&x| f64::from(x) - sum.ln()).collect()
-}
-
-/// Mean Kullback-Leibler divergence from the reference's rows.
-fn divergence(theirs: &LogitsRows, ours: &[f32]) -> f64 {
-    let n = theirs.values.len() / theirs.positions.len();
-    let rows = theirs.positions.iter().zip(theirs.values.chunks(n));
-    let of_row = |(&at, wanted): (&usize, &[f32])| {
-        let (p, q) = (log_softmax(wanted), log_softmax(&ours[at * n..][..n]));
-        p.iter()
-            .zip(&q)
-            .map(|(p, q)| p.exp() * (p - q))
-            .sum::<f64>()
-    };
-    rows.map(of_row).sum::<f64>() / theirs.positions.len() as f64
-}
-
 #[test]
 fn rows_of_every_type_stay_near_the_reference() {
     let case = case(WIDE);
@@ -82,7 +62,7 @@ fn rows_of_every_type_stay_near_the_reference() {
         let on_cpu = Runner::new(cpu(), case, &setup).feed(0, prompt, 512);
         let on_candle = Runner::new(candle(), case, &setup).feed(0, prompt, 512);
         for logits in [&on_cpu, &on_candle] {
-            let off = divergence(theirs, logits);
+            let off = theirs.divergence(logits);
             println!("{kv_type}: {off}");
             assert!(off < tolerance, "{kv_type}: {off} nats a token");
         }
@@ -95,7 +75,9 @@ const F16_TOLERANCE: f32 = 0.2;
 #[test]
 fn f16_rows_stay_near_the_reference() {
     let setup = Setup::with_type(KvType::F16);
-    for case in CASES.iter().filter(|case| case.keys.is_latent()) {
+    // What an indexer chooses differs at near-ties: tests/indexer.rs.
+    let dense = |case: &&Case| case.keys.is_latent() && case.name != "deepseek_v32";
+    for case in CASES.iter().filter(dense) {
         let reference = case.reference();
         let logits = Runner::new(cpu(), case, &setup).feed(0, &reference.prompts()[0], 512);
         let off = reference.logits(0).distance(&logits);

@@ -177,6 +177,7 @@ impl Model for Layered {
                 _ => {
                     let at = LayerContext {
                         layer,
+                        index_layer: layer,
                         part: PartIdx(0),
                         output_rows: None,
                     };

@@ -7,6 +7,8 @@ use model_core::hf::{
     RopeSettings, SILU, Step, TRAINED_LENGTH, TensorRule, WIDTH_KEYS, in_layers, same, with,
 };
 
+use super::recent::{QUERY_GROWTH, query_growth};
+
 /// Sizes and experts, whatever the version.
 const SHARED_KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
@@ -29,7 +31,6 @@ const SHARED_KEYS: &[Key] = &[
         is: Expected::Flag(false),
     },
     Key::With(latents),
-    Key::With(rope),
     Key::Count {
         to: "expert_count",
         from: "n_routed_experts",
@@ -51,6 +52,7 @@ const SHARED_KEYS: &[Key] = &[
 
 pub(super) const DEEPSEEK_V2_KEYS: &[Key] = &[
     Key::All(SHARED_KEYS),
+    Key::With(rope),
     Key::Constant {
         to: "expert_gating_func",
         value: 1,
@@ -68,6 +70,7 @@ pub(super) const DEEPSEEK_V2_KEYS: &[Key] = &[
 
 pub(super) const DEEPSEEK_V3_KEYS: &[Key] = &[
     Key::All(SHARED_KEYS),
+    Key::With(rope),
     Key::Constant {
         to: "expert_gating_func",
         value: 2,
@@ -86,6 +89,40 @@ pub(super) const DEEPSEEK_V3_KEYS: &[Key] = &[
     },
     Key::With(sum_of_weights),
     Key::With(groups),
+];
+
+/// The same with indexers, whose queries and keys rotate in halves.
+pub(super) const DEEPSEEK_V32_KEYS: &[Key] = &[
+    Key::All(DEEPSEEK_V3_KEYS),
+    Key::Count {
+        to: "attention.indexer.head_count",
+        from: "index_n_heads",
+    },
+    Key::Count {
+        to: "attention.indexer.key_length",
+        from: "index_head_dim",
+    },
+    Key::Count {
+        to: "attention.indexer.top_k",
+        from: "index_topk",
+    },
+    Key::With(layer_kinds),
+];
+
+/// Mistral 4: a softmax without groups, and queries that grow with the position.
+pub(super) const MISTRAL4_KEYS: &[Key] = &[
+    Key::All(SHARED_KEYS),
+    Key::With(mistral4_rope),
+    Key::Constant {
+        to: "expert_gating_func",
+        value: 1,
+    },
+    Key::Only {
+        from: "rope_interleave",
+        is: Expected::Flag(true),
+    },
+    Key::With(sum_of_weights),
+    Key::With(no_groups),
 ];
 
 fn as_u32(count: usize) -> u32 {
@@ -160,6 +197,20 @@ fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     settings.write_rotating(shared, config, keys)
 }
 
+/// The same where scores have no factor of their own, and queries one that grows with the position.
+fn mistral4_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    rope(&config.without(QUERY_GROWTH), keys)?;
+    query_growth(config, keys)
+}
+
+/// One group of experts, which is none.
+fn no_groups(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
+    match config.optional_count("n_group")? {
+        Some(n) if n != 1 => Err(config.wrong("n_group", "1")),
+        _ => Ok(()),
+    }
+}
+
 /// Which layers are dense; every other one is a mixture.
 fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "moe_layer_freq";
@@ -176,6 +227,26 @@ fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         keys.set("expert_shared_count", as_u32(n));
     }
     Ok(())
+}
+
+/// Lists of what layers are, which may only repeat what other keys say.
+fn layer_kinds(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
+    let n_dense = config.optional_number("first_k_dense_replace")?;
+    let n_dense = n_dense.unwrap_or(0.0) as usize;
+    let feed_forward = |at| if at < n_dense { "dense" } else { "sparse" };
+    let n = config.count("num_hidden_layers")?;
+    let check = |key: &str, kind: &dyn Fn(usize) -> &'static str| {
+        let wanted = || (0..n).map(kind);
+        match config.optional_texts(key)? {
+            Some(found) if !found.iter().copied().eq(wanted()) => {
+                let wanted: Vec<&str> = wanted().collect();
+                Err(config.wrong(key, format!("{wanted:?}")))
+            }
+            _ => Ok(()),
+        }
+    };
+    check("layer_types", &|_| "indexed_attention")?;
+    check("mlp_layer_types", &feed_forward)
 }
 
 /// Groups of experts, of which the best are chosen from.
@@ -252,6 +323,18 @@ pub(super) const LATENT_ATTENTION: &[TensorRule] = &in_layers(
     ],
 );
 
+/// What chooses the rows that attention reads.
+pub(super) const INDEXER: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.indexer.",
+    [
+        same("indexer.attn_q_b.weight", "wq_b.weight"),
+        same("indexer.attn_k.weight", "wk.weight"),
+        same("indexer.k_norm.weight", "k_norm.weight"),
+        same("indexer.k_norm.bias", "k_norm.bias"),
+        same("indexer.proj.weight", "weights_proj.weight"),
+    ],
+);
+
 /// Dense layers, the router with its biases, and what every row goes through.
 pub(super) const DEEPSEEK_FEED_FORWARD: &[TensorRule] = &in_layers(
     "model.layers.{l}.mlp.",
@@ -264,6 +347,24 @@ pub(super) const DEEPSEEK_FEED_FORWARD: &[TensorRule] = &in_layers(
         same("ffn_gate_shexp.weight", "shared_experts.gate_proj.weight"),
         same("ffn_up_shexp.weight", "shared_experts.up_proj.weight"),
         same("ffn_down_shexp.weight", "shared_experts.down_proj.weight"),
+    ],
+);
+
+/// The experts of Mistral 4: gate and up are the halves of the rows of one matrix for each.
+pub(super) const MISTRAL4_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.experts.",
+    [
+        with(
+            "ffn_gate_exps.weight",
+            "gate_up_proj",
+            &[Step::RowPart { part: 0, of: 2 }],
+        ),
+        with(
+            "ffn_up_exps.weight",
+            "gate_up_proj",
+            &[Step::RowPart { part: 1, of: 2 }],
+        ),
+        same("ffn_down_exps.weight", "down_proj"),
     ],
 );
 

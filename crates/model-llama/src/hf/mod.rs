@@ -2,12 +2,15 @@
 //! [`model_core::hf`] shares.
 
 mod deepseek;
+mod gemma3n;
+mod gemma4;
 mod gpt;
 mod gpt_tensors;
 mod keys;
 mod recent;
 mod routed;
 mod tensors;
+mod vision;
 
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS,
@@ -16,7 +19,8 @@ use model_core::hf::{
 };
 
 use deepseek::{
-    DEEPSEEK_EXPERTS, DEEPSEEK_FEED_FORWARD, DEEPSEEK_V2_KEYS, DEEPSEEK_V3_KEYS, LATENT_ATTENTION,
+    DEEPSEEK_EXPERTS, DEEPSEEK_FEED_FORWARD, DEEPSEEK_V2_KEYS, DEEPSEEK_V3_KEYS, DEEPSEEK_V32_KEYS,
+    INDEXER, LATENT_ATTENTION, MISTRAL4_EXPERTS, MISTRAL4_KEYS,
 };
 use keys::{
     COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS, SMOLLM3_KEYS,
@@ -53,6 +57,9 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(recent::CLASSES)
         .chain(routed::CLASSES)
         .chain(gpt::CLASSES)
+        .chain(vision::CLASSES)
+        .chain(gemma4::CLASSES)
+        .chain(gemma3n::CLASSES)
 }
 
 /// From Llama to gpt-oss.
@@ -185,6 +192,42 @@ const CLASSES: &[HfClass] = &[
         name: "DeepseekV3ForCausalLM",
         keys: &[RMS_EPS, DEEPSEEK_V3_KEYS],
         defaults: &[("n_group", 8), ("topk_group", 4)],
+        ..DEEPSEEK_V2
+    },
+    HfClass {
+        name: "Mistral4ForCausalLM",
+        architecture: "mistral4",
+        keys: &[RMS_EPS, MISTRAL4_KEYS],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            NORM_BEFORE_FFN,
+            LATENT_ATTENTION,
+            DEEPSEEK_FEED_FORWARD,
+            MISTRAL4_EXPERTS,
+        ],
+        ..DEEPSEEK_V2
+    },
+    HfClass {
+        name: "DeepseekV32ForCausalLM",
+        architecture: "deepseek32",
+        keys: &[RMS_EPS, DEEPSEEK_V32_KEYS],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            NORM_BEFORE_FFN,
+            LATENT_ATTENTION,
+            INDEXER,
+            DEEPSEEK_FEED_FORWARD,
+            DEEPSEEK_EXPERTS,
+        ],
+        defaults: &[
+            ("n_group", 8),
+            ("topk_group", 4),
+            ("index_n_heads", 64),
+            ("index_head_dim", 128),
+            ("index_topk", 2048),
+        ],
         ..DEEPSEEK_V2
     },
     GRANITE,

@@ -341,11 +341,18 @@ pub(super) fn rotated_part_is_stated(
 
 /// YaRN, and a factor on queries that grows after each original context.
 fn ministral3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let key = "rope_parameters.llama_4_scaling_beta";
-    rope_keys(&config.without(key), keys)?;
-    let strength = config.optional_number(key)?.unwrap_or(0.0);
+    rope_keys(&config.without(QUERY_GROWTH), keys)?;
+    query_growth(config, keys)
+}
+
+/// How fast the factor on queries grows with the position.
+pub(super) const QUERY_GROWTH: &str = "rope_parameters.llama_4_scaling_beta";
+
+/// Reads [`QUERY_GROWTH`].
+pub(super) fn query_growth(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let strength = config.optional_number(QUERY_GROWTH)?.unwrap_or(0.0);
     if strength < 0.0 || !strength.is_finite() {
-        return Err(config.wrong(key, "a number of at least 0"));
+        return Err(config.wrong(QUERY_GROWTH, "a number of at least 0"));
     }
     if strength > 0.0 {
         keys.set("attention.temperature_scale", strength as f32);

@@ -1,0 +1,101 @@
+//! [`CLASSES`]: the text decoders of models that see images (Qwen2-VL: Wang et al., arXiv
+//! 2409.12191). Their vision towers are not read: what those make comes in as rows.
+
+use kv_core::rope::SectionOrder;
+use model_core::gguf::Array;
+use model_core::hf::{
+    DECODER_KEYS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, RopeSettings, SILU,
+    full_attention,
+};
+
+use super::{QWEN2, QWEN3};
+
+/// The classes of this file.
+pub(super) const CLASSES: &[HfClass] = &[
+    QWEN2_VL,
+    HfClass {
+        name: "Qwen2_5_VLForConditionalGeneration",
+        ..QWEN2_VL
+    },
+    HfClass {
+        name: "Qwen3VLForConditionalGeneration",
+        architecture: "qwen3vl",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            &[
+                SILU,
+                Key::With(full_attention),
+                Key::With(interleaved_sections),
+            ],
+        ],
+        section: Some("text_config"),
+        text: "language_model.",
+        other_parts: VISION,
+        ..QWEN3
+    },
+];
+
+const QWEN2_VL: HfClass = HfClass {
+    name: "Qwen2VLForConditionalGeneration",
+    architecture: "qwen2vl",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        &[
+            SILU,
+            Key::With(full_attention),
+            Key::With(consecutive_sections),
+        ],
+    ],
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: VISION,
+    ..QWEN2
+};
+
+/// Tensors of vision towers.
+const VISION: &[&str] = &["visual.", "model.visual."];
+
+fn consecutive_sections(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    sections(config, keys, SectionOrder::Consecutive)
+}
+
+fn interleaved_sections(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    sections(config, keys, SectionOrder::Interleaved)
+}
+
+/// The rotation, with the pairs that rotate with rows and columns.
+fn sections(config: &HfConfig, keys: &mut Keys, order: SectionOrder) -> Result<(), ModelFileError> {
+    let interleaved = order == SectionOrder::Interleaved;
+    let objects = ["rope_parameters", "rope_scaling"];
+    let found = objects.into_iter().find(|o| config.value(o).is_some());
+    let object = found.unwrap_or("rope_parameters");
+    let at = |key: &str| format!("{object}.{key}");
+    let flag = at("mrope_interleaved");
+    if config
+        .optional_flag(&flag)?
+        .is_some_and(|flag| flag != interleaved)
+    {
+        return Err(config.wrong(&flag, interleaved.to_string()));
+    }
+    let key = at("mrope_section");
+    let wanted = "three whole numbers: pairs that rotate with position, row and column";
+    let pairs = config.optional_numbers(&key)?;
+    let pairs = pairs.ok_or_else(|| config.missing(&key, wanted))?;
+    let whole = |&n: &f64| n.fract() == 0.0 && (0.0..65536.0).contains(&n);
+    if pairs.len() != 3 || !pairs.iter().all(whole) {
+        return Err(config.wrong(&key, wanted));
+    }
+    // The fourth is of a coordinate that no model has.
+    let pairs = pairs.iter().map(|&n| n as i32).chain([0]).collect();
+    keys.set("rope.dimension_sections", Array::I32(pairs));
+    let mut rest = config.without(&flag).without(&key);
+    for kind in [at("rope_type"), at("type")] {
+        // What older files call the kind that does not stretch.
+        if rest.optional_text(&kind)? == Some("mrope") {
+            rest = rest.without(&kind);
+        }
+    }
+    RopeSettings::read(&rest, None)?.write(&rest, keys)
+}

@@ -1,0 +1,145 @@
+//! [`ImagePrompt`]: a prompt with images, whose rows stand in place of tokens.
+
+use kv_core::backend::{Backend, RowKind};
+use kv_core::batch::Batch;
+use kv_core::{GridPos, LayerIdx, Pos, SeqId, TokenId};
+
+use crate::recorded::{RecordKey, Recorded};
+use crate::{Case, Runner, best};
+
+/// A token, or a row of an image.
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    Token(u32),
+    Row(Vec<f32>),
+}
+
+/// A prompt with images.
+#[derive(Clone, Debug)]
+pub struct ImagePrompt {
+    entries: Vec<(Content, [u32; 3])>,
+}
+
+impl ImagePrompt {
+    /// One of the prompts of a recipe.
+    pub fn of(case: &Case, prompt: usize) -> Self {
+        let (recipe, reference) = (case.generated(), case.reference());
+        let ids = reference.ids(&format!("ids_{prompt}")).unwrap();
+        let at = reference.ids(&format!("position_ids_{prompt}")).unwrap();
+        let dim = case.model().embedding_dim();
+        let rows = recipe.given_rows(prompt).unwrap_or_default();
+        let mut rows = rows.chunks(dim);
+        let placeholder = recipe.config()["image_token_id"].as_u64().unwrap();
+        let n = ids.len();
+        let entries = ids.iter().enumerate().map(|(i, &id)| {
+            let content = match u64::from(id) == placeholder {
+                true => Content::Row(rows.next().unwrap().to_vec()),
+                false => Content::Token(id),
+            };
+            (content, [at[i], at[n + i], at[2 * n + i]])
+        });
+        let entries = entries.collect();
+        assert!(rows.next().is_none());
+        Self { entries }
+    }
+
+    /// How many tokens and rows there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// How many of them are rows.
+    pub fn n_rows(&self) -> usize {
+        let is_row = |entry: &&(Content, _)| matches!(entry.0, Content::Row(_));
+        self.entries.iter().filter(is_row).count()
+    }
+
+    /// The position of what follows.
+    pub fn next(&self) -> Pos {
+        let last = self.entries.iter().flat_map(|(_, at)| at).max();
+        Pos(last.map_or(0, |&last| last + 1))
+    }
+
+    /// Batches of at most so many entries, all wanted: a batch has tokens or rows.
+    pub fn batches(&self, seq: SeqId, n: usize) -> Vec<Batch> {
+        let kind = |entry: &(Content, _)| matches!(entry.0, Content::Token(_));
+        let same = self.entries.chunk_by(|a, b| kind(a) == kind(b));
+        let pieces = same.flat_map(|entries| entries.chunks(n));
+        let batch = |entries: &[(Content, [u32; 3])]| {
+            let mut batch = Batch::new();
+            for (content, [t, y, x]) in entries {
+                let entry = match content {
+                    Content::Token(id) => batch.push_token(TokenId(*id)).at(Pos(*t)),
+                    Content::Row(row) => batch
+                        .push_embedding(row)
+                        .at_grid(Pos(*t), GridPos { y: *y, x: *x }),
+                };
+                entry.in_sequence(seq).with_output();
+            }
+            batch
+        };
+        pieces.map(batch).collect()
+    }
+}
+
+/// The logits of all entries of a prompt in pieces of at most so many, `[entries, vocab]`.
+pub fn feed<B: Backend>(
+    runner: &mut Runner<B>,
+    prompt: &ImagePrompt,
+    seq: SeqId,
+    n: usize,
+) -> Vec<f32> {
+    let batches = prompt.batches(seq, n);
+    let logits = batches.iter().flat_map(|batch| runner.decode(batch, 512));
+    logits.collect::<Vec<_>>().concat()
+}
+
+/// The likeliest tokens after a prompt, one after the other.
+pub fn greedy<B: Backend>(runner: &mut Runner<B>, prompt: &ImagePrompt, n: usize) -> Vec<u32> {
+    let n_vocab = runner.model.vocab_size();
+    let logits = feed(runner, prompt, SeqId(0), 512);
+    let mut text = vec![best(&logits[logits.len() - n_vocab..])];
+    while text.len() < n {
+        let at = Pos(prompt.next().0 + text.len() as u32 - 1);
+        let mut batch = Batch::new();
+        let last = TokenId(text[text.len() - 1]);
+        batch.push_token(last).at(at).with_output();
+        text.push(best(&runner.decode(&batch, 512).concat()));
+    }
+    text
+}
+
+/// Largest difference of the keys, values and states that a prompt fed alone left behind from
+/// those that were recorded, and how many were compared.
+pub fn memories_distance<B: Backend>(
+    runner: &Runner<B>,
+    case: &Case,
+    prompt: usize,
+    n_tokens: u32,
+) -> (f32, usize) {
+    let reference = case.reference();
+    let layers: Vec<LayerIdx> = runner.model.layers().iter().map(|(l, _)| l).collect();
+    let kinds = [RowKind::K, RowKind::V, RowKind::Conv, RowKind::State];
+    let (mut off, mut n_compared) = (0f32, 0);
+    for (layer, kind) in layers.iter().flat_map(|&l| kinds.map(|kind| (l, kind))) {
+        if runner.n_values(layer, kind).is_none() {
+            continue;
+        }
+        let rows = runner.rows_of(layer, kind, n_tokens);
+        let key = RecordKey {
+            layer,
+            kind,
+            prompt,
+        };
+        if let Some(recorded) = Recorded::of(case, &reference, key, rows.len()) {
+            off = off.max(recorded.distance(&rows));
+            n_compared += 1;
+        }
+    }
+    (off, n_compared)
+}
