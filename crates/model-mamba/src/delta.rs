@@ -10,8 +10,8 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, DeltaMixerBlock, DeltaRates, ExpertBias, ExpertChoice, ExpertGate,
-    ExpertScaling, ExpertsBlock, FeedForward, Mixer, OutputGate, QkNorm, SharedExpert, SharedShare,
-    SsmMixer,
+    ExpertScaling, ExpertsBlock, FeedForward, FeedForwardForm, Mixer, OutputGate, QkNorm,
+    SharedExpert, SharedShare, SsmMixer,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
@@ -217,6 +217,7 @@ fn example_mixture() -> FeedForward {
         shared: Some(SharedExpert {
             hidden: 512,
             activation,
+            form: FeedForwardForm::Gated,
             share: SharedShare::Routed,
         }),
     })

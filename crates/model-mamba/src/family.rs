@@ -17,6 +17,7 @@ use crate::delta::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
 use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
 use crate::kimi::KIMI_LINEAR;
 use crate::mamba::{MAMBA, MAMBA2};
+use crate::nemotron::{NEMOTRON_H, NEMOTRON_H_MOE};
 use crate::short_conv::{LFM2, LFM2_MOE};
 
 /// One member of the family.
@@ -43,6 +44,8 @@ pub const FAMILY: &[MambaLike] = &[
     LFM2,
     LFM2_MOE,
     KIMI_LINEAR,
+    NEMOTRON_H,
+    NEMOTRON_H_MOE,
 ];
 
 /// Layers, and how a model is wired around them.

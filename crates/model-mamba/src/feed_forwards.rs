@@ -68,6 +68,7 @@ pub(crate) fn feed_forwards(
             shared: shared.map(|hidden| SharedExpert {
                 hidden,
                 activation: ACTIVATION,
+                form: FeedForwardForm::Gated,
                 share,
             }),
             ..experts(hyper, routing)?
@@ -127,7 +128,7 @@ fn route_gate(hyper: &Hyperparameters<'_>, routing: Routing) -> Result<RouteGate
 }
 
 /// Experts that a row goes through.
-fn n_used(hyper: &Hyperparameters<'_>) -> Result<usize, ModelError> {
+pub(crate) fn n_used(hyper: &Hyperparameters<'_>) -> Result<usize, ModelError> {
     let (n_experts, key) = (hyper.count("expert_count")?, "expert_used_count");
     match hyper.count(key)? {
         n if n > n_experts => {

@@ -8,8 +8,8 @@ use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    AttentionBlock, ConvBias, DecoderLayer, FeedForward, InnerNorms, Mixer, Multipliers, SsmMixer,
-    SsmMixerBlock,
+    AttentionBlock, ConvBias, DecoderLayer, FeedForward, InnerNorms, LayerScale, Mixer,
+    Multipliers, SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
@@ -89,7 +89,11 @@ const FREE: Routing = Routing {
 };
 
 /// Attention of these heads, biases and norms as none of the hybrids has them.
-fn attention(heads: HeadSizes, scale: Option<f32>, rope: Option<RopeSpec>) -> AttentionBlock {
+pub(crate) fn attention(
+    heads: HeadSizes,
+    scale: Option<f32>,
+    rope: Option<RopeSpec>,
+) -> AttentionBlock {
     let block = AttentionBlock::from(heads);
     AttentionBlock {
         scale: scale.unwrap_or(block.scale),
@@ -123,6 +127,7 @@ pub(crate) fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec
     let layer = |(mixer, feed_forward)| DecoderLayer {
         mixer,
         feed_forward: Some(feed_forward),
+        scale: LayerScale::None,
     };
     layers.map(layer).collect()
 }

@@ -7,8 +7,9 @@ use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, KdaMixerBlock,
-    LatentAttentionBlock, Mixer, SharedExpert, SharedShare, SsmMixer,
+    ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
+    FeedForwardForm, KdaMixerBlock, LatentAttentionBlock, Mixer, SharedExpert, SharedShare,
+    SsmMixer,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -127,6 +128,7 @@ fn example() -> (ExampleSizes, Wired) {
         shared: Some(SharedExpert {
             hidden: 1024,
             activation,
+            form: FeedForwardForm::Gated,
             share: SharedShare::Whole,
         }),
     });

@@ -24,6 +24,7 @@ mod hf;
 mod hybrids;
 mod kimi;
 mod mamba;
+mod nemotron;
 mod read;
 mod rwkv;
 mod short_conv;

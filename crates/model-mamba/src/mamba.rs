@@ -1,7 +1,9 @@
 //! [`MAMBA`] and [`MAMBA2`]: layers that are a mixer each and nothing else.
 
 use model_core::architecture::ModelError;
-use model_core::blocks::{ConvBias, DecoderLayer, InnerNorms, Mixer, SsmMixer, SsmMixerBlock};
+use model_core::blocks::{
+    ConvBias, DecoderLayer, InnerNorms, LayerScale, Mixer, SsmMixer, SsmMixerBlock,
+};
 use model_core::hyperparameters::Hyperparameters;
 
 use crate::family::{ExampleSizes, MambaLike, Wired};
@@ -56,6 +58,7 @@ fn wired(n_layers: usize, mixer: SsmMixer) -> Wired {
     let layer = DecoderLayer {
         mixer: Mixer::Recurrent(mixer),
         feed_forward: None,
+        scale: LayerScale::None,
     };
     vec![layer; n_layers].into()
 }

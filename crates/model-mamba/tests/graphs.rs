@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 14] = [
+const SNAPSHOTS: [&str; 16] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -18,6 +18,8 @@ const SNAPSHOTS: [&str; 14] = [
     "falcon_h1",
     "jamba",
     "granitemoehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
     "rwkv4",
     "qwen3_next",
     "qwen3_5",

@@ -51,6 +51,9 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("kimi_linear", "kimi-linear.rope.dimension_count", 18),
         ("kimi_linear", "kimi-linear.attention.key_length", 27),
         ("kimi_linear", "kimi-linear.attention.q_lora_rank", 12),
+        ("nemotron_h", "nemotron_h.feed_forward_length", 96),
+        ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
+        ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -64,6 +67,8 @@ fn missing_keys_are_named() {
         ("mamba", "mamba.ssm.inner_size"),
         ("mamba2", "mamba2.ssm.group_count"),
         ("jamba", "jamba.feed_forward_length"),
+        ("nemotron_h", "nemotron_h.feed_forward_length"),
+        ("nemotron_h_moe", "nemotron_h_moe.expert_count"),
         ("granitemoehybrid", "granitehybrid.block_count"),
         ("falcon_h1", "falcon-h1.embedding_length"),
         ("rwkv4", "rwkv4.attention.layer_norm_epsilon"),
@@ -86,6 +91,9 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("mamba2", "blk.0.ssm_dt.bias"),
         ("jamba", "blk.0.ssm_b_norm.weight"),
         ("bamba", "blk.2.attn_k.weight"),
+        ("nemotron_h", "blk.1.ffn_down.weight"),
+        ("nemotron_h_moe", "blk.1.exp_probs_b.bias"),
+        ("nemotron_h_moe", "blk.4.ffn_up_exps.weight"),
         ("falcon_h1", "blk.1.ffn_norm"),
         ("granitemoehybrid", "blk.1.ffn_down_exps.weight"),
         ("rwkv4", "blk.2.time_mix_decay.weight"),

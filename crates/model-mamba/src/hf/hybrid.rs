@@ -190,6 +190,17 @@ pub(super) fn kv_heads(
     keys: &mut Keys,
     attends: impl Fn(usize) -> bool,
 ) -> Result<(), ModelFileError> {
+    let n_layers = config.count("num_hidden_layers")?;
+    kv_heads_of(config, keys, n_layers, attends)
+}
+
+/// The same for a number of layers that the config names elsewhere.
+pub(super) fn kv_heads_of(
+    config: &HfConfig,
+    keys: &mut Keys,
+    n_layers: usize,
+    attends: impl Fn(usize) -> bool,
+) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
     let kv = config
         .optional_count("num_key_value_heads")?
@@ -199,7 +210,6 @@ pub(super) fn kv_heads(
         return Err(config.wrong("num_key_value_heads", wanted));
     }
     let kv = i32::try_from(kv).unwrap_or(i32::MAX);
-    let n_layers = config.count("num_hidden_layers")?;
     let of = |layer| if attends(layer) { kv } else { 0 };
     let list = (0..n_layers).map(of).collect();
     keys.set("attention.head_count_kv", Array::I32(list));

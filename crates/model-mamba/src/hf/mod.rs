@@ -7,6 +7,7 @@ mod kimi;
 mod lfm2;
 mod mamba;
 mod mixer_tensors;
+mod nemotron;
 mod qwen;
 mod qwen_rows;
 mod rwkv;
@@ -18,6 +19,7 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = mamba::CLASSES.iter();
     let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
     let tables = tables.chain(lfm2::CLASSES);
+    let tables = tables.chain(nemotron::CLASSES);
     tables.copied().chain([kimi::CLASS, rwkv::CLASS])
 }
 

@@ -68,6 +68,8 @@ pub(crate) const CASES: &[Case] = &[
     },
     case("falcon_h1"),
     case("jamba"),
+    case("nemotron_h"),
+    case("nemotron_h_moe"),
     // Its keys do not rotate, but have the order of keys that do.
     Case {
         keys: KeyOrder::Pairs,
