@@ -22,8 +22,8 @@ struct Row {
     models: &'static str,
     /// Which layers see how much.
     windows: &'static str,
-    /// Recipes; GGUF files with a reference (by path, without the ending); and directories of
-    /// encoders (with a `/` at the end).
+    /// Recipes; GGUF files with a reference (by path, without the ending); and directories outside
+    /// of the recipes (with a `/` at the end).
     fixtures: &'static [&'static str],
     against: Reference,
     /// Largest difference of a logit, or of a value of an encoder's vectors, that the tests allow.
@@ -54,6 +54,23 @@ const fn row(
     }
 }
 
+/// A row of an encoder without windows.
+const fn encoder(
+    architecture: &'static str,
+    models: &'static str,
+    fixtures: &'static [&'static str],
+) -> Row {
+    Row {
+        tolerance: "2e-5 (rows), 2e-6 (vectors)",
+        ..row(
+            architecture,
+            models,
+            "none; tokens see later ones",
+            fixtures,
+        )
+    }
+}
+
 const ROWS: &[Row] = &[
     row(
         "llama",
@@ -78,8 +95,20 @@ const ROWS: &[Row] = &[
         &["llama4_chunk16", "llama4_chunk8192"],
     ),
     row("qwen2", "Qwen 2 and 2.5", "none", &["qwen2"]),
+    row(
+        "qwen2vl",
+        "Qwen 2 and 2.5 VL (text, over given rows of images)",
+        "none",
+        &["images/qwen2_vl/", "images/qwen2_5_vl/"],
+    ),
     row("qwen2moe", "Qwen 1.5 and 2 MoE", "none", &["qwen2_moe"]),
     row("qwen3", "Qwen 3", "none", &["qwen3"]),
+    row(
+        "qwen3vl",
+        "Qwen 3 VL (text, over given rows of images)",
+        "none",
+        &["images/qwen3_vl/"],
+    ),
     row("qwen3moe", "Qwen 3 MoE", "none", &["qwen3_moe"]),
     row(
         "gemma2",
@@ -93,6 +122,21 @@ const ROWS: &[Row] = &[
         "five of six layers, or as the file says",
         &["gemma3_iswa8", "stories/stories-gemma3"],
     ),
+    row(
+        "gemma4",
+        "Gemma 4 (text)",
+        "five of six layers, or as the file says",
+        &["gemma4_e", "gemma4_moe"],
+    ),
+    Row {
+        tolerance: "5e-4",
+        ..row(
+            "gemma3n",
+            "Gemma 3n (text)",
+            "four of five layers, or as the file says",
+            &["gemma3n"],
+        )
+    },
     row(
         "phi3",
         "Phi-3, 3.5 and 4-mini, with LongRoPE",
@@ -206,6 +250,8 @@ const ROWS: &[Row] = &[
             "deepseek_v3_noqlora",
         ],
     ),
+    row("mistral4", "Mistral 4", "none", &["mistral4"]),
+    row("deepseek32", "DeepSeek V3.2", "none", &["deepseek_v32"]),
     row(
         "mamba",
         "Mamba, Falcon Mamba",
@@ -220,6 +266,18 @@ const ROWS: &[Row] = &[
     ),
     row("mamba2", "Mamba-2", "none", &["mamba2"]),
     row("jamba", "Jamba", "none", &["jamba"]),
+    row(
+        "nemotron_h",
+        "Nemotron-H, Nemotron Nano 2",
+        "none",
+        &["nemotron_h"],
+    ),
+    row(
+        "nemotron_h_moe",
+        "Nemotron 3 Nano",
+        "none",
+        &["nemotron_h_moe"],
+    ),
     row(
         "granitehybrid",
         "Bamba, Granite 4",
@@ -242,9 +300,14 @@ const ROWS: &[Row] = &[
         tolerance: "2e-6 (vectors), 5e-6 (scores)",
         ..row(
             "bert",
-            "BERT, RoBERTa, XLM-RoBERTa; their sentence encoders (MiniLM, BGE, E5) and rerankers",
+            "BERT, RoBERTa, XLM-RoBERTa, DistilBERT; their sentence encoders (MiniLM, BGE, E5) and \
+             rerankers",
             "none; tokens see later ones",
             &[
+                "encoders/bert_cased/",
+                "encoders/distilbert_classifier/",
+                "encoders/roberta_classifier/",
+                "encoders/xlm_roberta_reranker/",
                 "encoders/bert_tiny/",
                 "encoders/bert_rerank_tiny/",
                 "encoders/xlm_roberta_rerank_tiny/",
@@ -258,8 +321,68 @@ const ROWS: &[Row] = &[
             "modern-bert",
             "ModernBERT",
             "symmetric, two of three layers; tokens see later ones",
-            &["encoders/modern_bert_tiny/"],
+            &[
+                "encoders/modern_bert_tiny/",
+                "encoders/modernbert_classifier/",
+            ],
         )
+    },
+    encoder(
+        "albert",
+        "ALBERT, whose layers share weights",
+        &["encoders/albert/"],
+    ),
+    Row {
+        against: Reference::Numpy,
+        ..encoder(
+            "jina-bert-v2",
+            "Jina Embeddings v2, with linear biases",
+            &["encoders/jina_bert_v2/"],
+        )
+    },
+    encoder(
+        "jina-bert-v3",
+        "Jina Embeddings v3, without adapters",
+        &["encoders/jina_embeddings_v3/"],
+    ),
+    encoder(
+        "nomic-bert",
+        "Nomic Embed 1 and 1.5",
+        &["encoders/nomic_bert/"],
+    ),
+    Row {
+        against: Reference::Numpy,
+        ..encoder(
+            "nomic-bert-moe",
+            "Nomic Embed 2, every other layer a mixture of experts",
+            &["encoders/nomic_bert_moe/"],
+        )
+    },
+    encoder(
+        "mpnet",
+        "MPNet; its sentence encoders",
+        &["encoders/mpnet/"],
+    ),
+    Row {
+        tolerance: "2e-5 (scores)",
+        ..encoder(
+            "deberta-v2",
+            "DeBERTa v2 and v3; their rerankers",
+            &["encoders/deberta_v2_reranker/"],
+        )
+    },
+    encoder("eurobert", "EuroBERT", &["encoders/eurobert/"]),
+    Row {
+        windows: "symmetric, five of six layers, or as the file says; tokens see later ones",
+        ..encoder(
+            "gemma-embedding",
+            "EmbeddingGemma",
+            &["encoders/embedding_gemma/"],
+        )
+    },
+    Row {
+        against: Reference::Numpy,
+        ..encoder("neo-bert", "NeoBERT", &["encoders/neobert/"])
     },
 ];
 
@@ -267,6 +390,8 @@ const ROWS: &[Row] = &[
 const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "qwen2"],
     ["qwen2", "qwen3"],
+    ["qwen2", "qwen2vl"],
+    ["qwen3", "qwen3vl"],
     ["qwen3", "qwen3moe"],
     ["qwen3moe", "gpt-oss"],
     ["llama", "llama4"],
@@ -274,6 +399,8 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "smollm3"],
     ["llama", "cohere2"],
     ["llama", "deepseek2"],
+    ["deepseek2", "deepseek32"],
+    ["deepseek2", "mistral4"],
     ["qwen2", "phi3"],
     ["qwen3", "olmo2"],
     ["olmo2", "exaone4"],
@@ -300,9 +427,13 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen2", "starcoder2"],
     ["llama", "gemma2"],
     ["gemma2", "gemma3"],
+    ["gemma3", "gemma4"],
+    ["gemma4", "gemma3n"],
     ["mamba", "mamba2"],
     ["mamba", "jamba"],
     ["mamba2", "granitehybrid"],
+    ["mamba2", "nemotron_h"],
+    ["nemotron_h", "nemotron_h_moe"],
     ["granitehybrid", "falcon-h1"],
     ["mamba2", "qwen3next"],
     ["qwen3next", "qwen35moe"],
@@ -310,7 +441,17 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen35moe", "kimi-linear"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
+    ["bert", "albert"],
+    ["bert", "mpnet"],
+    ["mpnet", "deberta-v2"],
+    ["bert", "jina-bert-v2"],
+    ["bert", "jina-bert-v3"],
+    ["jina-bert-v3", "nomic-bert"],
+    ["jina-bert-v3", "nomic-bert-moe"],
     ["bert", "modern-bert"],
+    ["modern-bert", "eurobert"],
+    ["eurobert", "neo-bert"],
+    ["eurobert", "gemma-embedding"],
 ];
 
 fn registry() -> Registry {
@@ -337,6 +478,10 @@ fn memory(layers: &LayerMap) -> &'static str {
         } else {
             "latent"
         };
+    }
+    let shares = |(_, memory)| matches!(memory, LayerMemory::SharedWith(_));
+    if layers.iter().any(shares) && layers.parts().len() > 1 {
+        return "iSWA, shared by the last layers";
     }
     match (layers.parts().len(), recurrent) {
         (0, false) => "none",
@@ -427,8 +572,8 @@ Every fixture is a tiny model with generated weights (except those named `storie
 sequences in one batch, where kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values
 and states that the reference recorded. Names without a `/` are recipes of model directories, which compute the same bits as GGUF
 files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` is a stored GGUF file with llama.cpp's numbers;
-those in `stories/` are compared by greedy texts alone, and directories in `encoders/` by vectors or
-scores, alone and in batches. *Memory* is that of the whole model.
+those in `stories/` are compared by greedy texts alone, directories in `encoders/` by vectors or
+scores, alone and in batches, and those in `images/` with rows of images in place of tokens. *Memory* is that of the whole model.
 
 Every decoder gives vectors too (`cellar embed`): `crates/cellar/tests/embed.rs` compares final rows times the output matrix with
 the logits of the reference.

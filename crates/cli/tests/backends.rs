@@ -153,13 +153,17 @@ fn devices_are_listed_and_those_that_are_absent_have_a_reason() {
     );
     assert!(cpu.get("unavailable").is_none(), "{cpu}");
     let ran = without_driver(&["devices"]);
-    let cuda = format!("cuda     not available: {NO_LIBRARY}");
+    let cuda = format!("cuda         not available: {NO_LIBRARY}");
     assert!(
         ran.stdout.lines().any(|line| line == cuda),
         "{}",
         ran.stdout
     );
-    assert!(ran.stdout.lines().any(|line| line.starts_with("cpu      ")));
+    assert!(
+        ran.stdout
+            .lines()
+            .any(|line| line.starts_with("cpu          "))
+    );
 
     let ran = with_driver(&[], &["devices", "--json"]);
     let gpu = &of_backend(&ran, "cuda")["devices"][0];
@@ -177,8 +181,7 @@ fn devices_are_listed_and_those_that_are_absent_have_a_reason() {
         .lines()
         .filter(|l| l.starts_with("cuda"))
         .collect();
-    let old =
-        "cuda     not available: Fake GPU has compute capability 7.0, and 8.0 or newer is needed";
+    let old = "cuda         not available: Fake GPU has compute capability 7.0, and 8.0 or newer is needed";
     assert!(
         lines.len() == 2 && lines[0].contains("8.00 GiB of 16.00 GiB free"),
         "{lines:?}"
