@@ -25,7 +25,7 @@ pub struct EncoderLike {
     pub input_norm: InputNorm,
     /// Factor on the embeddings.
     pub embedding: EmbeddingScale,
-    /// How positions are told apart.
+    /// How positions are encoded.
     pub positions: Positions,
     /// Which layers compute with the same weights.
     pub sharing: LayerSharing,
@@ -56,7 +56,7 @@ pub enum Mixtures {
     EveryFew,
 }
 
-/// How an encoder tells positions apart.
+/// How an encoder encodes positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
     /// By rows that were learnt.

@@ -1,11 +1,10 @@
 //! EmbeddingGemma (Schechter Vera et al., arXiv 2509.20354): Gemma 3 whose tokens see later ones.
 
 use model_core::hf::{
-    ATTENTION_TENSORS, ClassWhen, Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
-    ModelFileError, RMS_EPS, RopeKind, RopeSettings, SIZE_KEYS, Step, TensorRule, head_dim,
-    in_layers, same, windows_by_layer, with,
+    ATTENTION_TENSORS, ClassWhen, Expected, GATED_TENSORS, GEMMA_NORMS, HfClass, HfConfig, Key,
+    Keys, ModelFileError, PLUS_ONE, RMS_EPS, RopeKind, RopeSettings, SIZE_KEYS, TensorRule,
+    gemma_score_scale, gemma3_windows, head_dim, same, with,
 };
-use model_core::windows::{FullLayer, WindowPattern};
 
 use super::{NOT_CAUSAL, activation};
 
@@ -35,8 +34,8 @@ const GEMMA_KEYS: &[Key] = &[
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_activation")),
     Key::With(no_soft_caps),
-    Key::With(score_scale),
-    Key::With(windows),
+    Key::With(gemma_score_scale),
+    Key::With(gemma3_windows),
     Key::With(bases),
 ];
 
@@ -47,30 +46,6 @@ fn no_soft_caps(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
         }
     }
     Ok(())
-}
-
-/// The factor on scores, where it is not that of a head's size.
-fn score_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let key = "query_pre_attn_scalar";
-    match config.optional_number(key)? {
-        Some(width) if !(width.is_finite() && width > 0.0) => {
-            Err(config.wrong(key, "a number above 0"))
-        }
-        Some(width) if width != head_dim(config)? as f64 => {
-            keys.set("attention.scale", width.sqrt().recip() as f32);
-            Ok(())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Every sixth layer sees everything, where the config does not say which.
-fn windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let pattern = WindowPattern {
-        period: 6,
-        full: FullLayer::Last,
-    };
-    windows_by_layer(config, keys, pattern)
 }
 
 /// Two bases, which older files have under names of their own.
@@ -97,36 +72,9 @@ fn bases(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-/// Gemma stores gains as their distance from 1.
-const PLUS_ONE: &[Step] = &[Step::PlusOne];
-
 const GEMMA_INPUT: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
     with("output_norm.weight", "model.norm.weight", PLUS_ONE),
     same("dense_2.weight", "dense_2.linear.weight"),
     same("dense_3.weight", "dense_3.linear.weight"),
 ];
-
-const GEMMA_NORMS: &[TensorRule] = &in_layers(
-    "model.layers.{l}.",
-    [
-        with("attn_norm.weight", "input_layernorm.weight", PLUS_ONE),
-        with(
-            "post_attention_norm.weight",
-            "post_attention_layernorm.weight",
-            PLUS_ONE,
-        ),
-        with(
-            "ffn_norm.weight",
-            "pre_feedforward_layernorm.weight",
-            PLUS_ONE,
-        ),
-        with(
-            "post_ffw_norm.weight",
-            "post_feedforward_layernorm.weight",
-            PLUS_ONE,
-        ),
-        with("attn_q_norm.weight", "self_attn.q_norm.weight", PLUS_ONE),
-        with("attn_k_norm.weight", "self_attn.k_norm.weight", PLUS_ONE),
-    ],
-);

@@ -5,7 +5,7 @@
 
 use model_core::hf::{
     ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, Step, TensorRule,
-    in_layers, rope_keys, same, with,
+    in_layers, only, rope_keys, same, with,
 };
 
 use super::rotated::FLASH_INPUT;
@@ -41,11 +41,6 @@ const NOMIC: HfClass = HfClass {
     defaults: &[("rope_theta", 1000)],
     ..HfClass::EMPTY
 };
-
-/// A key that has one value in every model that is supported.
-const fn only(from: &'static str, is: Expected) -> Key {
-    Key::Only { from, is }
-}
 
 const NOMIC_KEYS: &[Key] = &[
     LAYER_NORM_EPS,

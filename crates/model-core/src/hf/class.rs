@@ -29,7 +29,7 @@ pub struct HfClass {
     /// What the names of tensors begin with, but for the output matrix; files that were saved
     /// without their head may lack it.
     pub body: &'static str,
-    /// What may follow it in files whose model has other parts beside the text's.
+    /// What may follow it in files of models with a vision or audio tower.
     pub text: &'static str,
     /// What transformers takes for a key that is not there, where a reader would refuse that or
     /// take something else. A key that is `null` is there.

@@ -18,7 +18,9 @@
 mod class;
 mod config;
 mod files;
+mod gemma;
 mod keys;
+mod latents;
 mod names;
 mod rope;
 mod rules;
@@ -31,11 +33,14 @@ mod weights;
 
 pub use class::{ClassWhen, DeriveTensors, Expected, HfClass, HfClasses, HfHead, Key};
 pub use config::HfConfig;
+pub use gemma::{GEMMA_NORMS, PLUS_ONE, gemma_score_scale, gemma3_windows};
 pub use keys::Keys;
+pub use latents::{latent_head_dims, latent_key_rows, latent_value_rows};
 pub use rope::{RopeKind, RopeSettings, rope_keys};
 pub use rules::{
-    DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH, WIDTH_KEYS,
-    full_attention, head_dim, head_keys, layer_types, window_of_all, windows_by_layer,
+    DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, ROW_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH,
+    VOCAB_SIZE, WIDTH_KEYS, full_attention, head_dim, head_keys, layer_types, only, window_of_all,
+    windows_by_layer,
 };
 pub use steps::{HeadRows, Heads, PickedRows, RowFactors, Step};
 pub use tables::{

@@ -5,8 +5,13 @@ use super::{Expected, HfConfig, Key, Keys, ModelFileError, rope_keys};
 use crate::gguf::Array;
 use crate::windows::WindowPattern;
 
-/// Layers and widths.
-pub const WIDTH_KEYS: &[Key] = &[
+/// A key that has one value in every model that is supported.
+pub const fn only(from: &'static str, is: Expected) -> Key {
+    Key::Only { from, is }
+}
+
+/// Number of layers, and width of rows.
+pub const ROW_KEYS: &[Key] = &[
     Key::Count {
         to: "block_count",
         from: "num_hidden_layers",
@@ -15,6 +20,17 @@ pub const WIDTH_KEYS: &[Key] = &[
         to: "embedding_length",
         from: "hidden_size",
     },
+];
+
+/// Tokens of the vocabulary.
+pub const VOCAB_SIZE: Key = Key::Count {
+    to: "vocab_size",
+    from: "vocab_size",
+};
+
+/// Layers and widths.
+pub const WIDTH_KEYS: &[Key] = &[
+    Key::All(ROW_KEYS),
     Key::Count {
         to: "feed_forward_length",
         from: "intermediate_size",
@@ -44,10 +60,7 @@ pub const DECODER_KEYS: &[Key] = &[
 pub const SIZE_KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
     TRAINED_LENGTH,
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    VOCAB_SIZE,
     Key::With(head_keys),
 ];
 

@@ -28,7 +28,7 @@ pub struct TensorRule {
     text: Option<TextPart>,
 }
 
-/// Where the names of a model's text lie beside those of other parts.
+/// The prefix of the text decoder's tensors in files of models with other towers.
 #[derive(Clone, Copy, Debug)]
 struct TextPart {
     body: &'static str,

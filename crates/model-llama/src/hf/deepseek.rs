@@ -3,8 +3,9 @@
 //! Latents are in GGUF files as one key/value head as wide as a row. Does not know graphs.
 
 use model_core::hf::{
-    Expected, GATED, GATED_EXPERTS, HeadRows, HfConfig, Key, Keys, ModelFileError, RopeKind,
-    RopeSettings, SILU, Step, TRAINED_LENGTH, TensorRule, WIDTH_KEYS, in_layers, same, with,
+    Expected, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
+    SILU, Step, TRAINED_LENGTH, TensorRule, VOCAB_SIZE, WIDTH_KEYS, in_layers, latent_head_dims,
+    latent_key_rows, latent_value_rows, same, with,
 };
 
 use super::recent::{QUERY_GROWTH, query_growth};
@@ -14,10 +15,7 @@ const SHARED_KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
     TRAINED_LENGTH,
     SILU,
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    VOCAB_SIZE,
     Key::Only {
         from: "is_causal",
         is: Expected::Flag(true),
@@ -129,14 +127,6 @@ fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Values of a head's key: those that the latent makes, and the shared ones.
-fn head_dims(config: &HfConfig) -> Result<[usize; 2], ModelFileError> {
-    Ok([
-        config.count("qk_nope_head_dim")?,
-        config.count("qk_rope_head_dim")?,
-    ])
-}
-
 /// Heads and latents.
 fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
@@ -145,7 +135,7 @@ fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         let wanted = format!("'num_attention_heads', which is {heads}");
         return Err(config.wrong(key, wanted));
     }
-    let [plain, shared] = head_dims(config)?;
+    let [plain, shared] = latent_head_dims(config)?;
     let rank = config.count("kv_lora_rank")?;
     keys.set("attention.head_count", as_u32(heads));
     keys.set("attention.head_count_kv", 1u32);
@@ -170,7 +160,7 @@ fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 /// The rotation, and the factors on rotated values and on scores that YaRN has here.
 fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let mut settings = RopeSettings::read(config, None)?;
-    let [_, shared] = head_dims(config)?;
+    let [_, shared] = latent_head_dims(config)?;
     if let Some(head) = config.optional_count("head_dim")? {
         // As transformers rounds it.
         let rotated = (head as f64 * settings.partial) as usize;
@@ -281,24 +271,6 @@ fn sum_of_weights(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileErr
     Ok(())
 }
 
-/// Rows of each head in the matrix that makes keys and values of latents.
-fn latent_rows(config: &HfConfig) -> Result<HeadRows, ModelFileError> {
-    let [plain, _] = head_dims(config)?;
-    Ok(HeadRows {
-        n_heads: config.count("num_attention_heads")?,
-        n_rows: plain + config.count("v_head_dim")?,
-        rows: 0..plain,
-    })
-}
-
-fn value_rows(config: &HfConfig) -> Result<HeadRows, ModelFileError> {
-    let of_keys = latent_rows(config)?;
-    Ok(HeadRows {
-        rows: of_keys.rows.end..of_keys.n_rows,
-        ..of_keys
-    })
-}
-
 /// Attention over latents.
 pub(super) const LATENT_ATTENTION: &[TensorRule] = &in_layers(
     "model.layers.{l}.self_attn.",
@@ -312,12 +284,12 @@ pub(super) const LATENT_ATTENTION: &[TensorRule] = &in_layers(
         with(
             "attn_k_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(latent_rows), Step::Transposed],
+            &[Step::HeadRows(latent_key_rows), Step::Transposed],
         ),
         with(
             "attn_v_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(value_rows)],
+            &[Step::HeadRows(latent_value_rows)],
         ),
         same("attn_output.weight", "o_proj.weight"),
     ],

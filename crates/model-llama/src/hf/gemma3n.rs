@@ -5,13 +5,13 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError,
-    RMS_EPS, RopeKind, RopeSettings, TRAINED_LENGTH, TensorRule, head_dim, head_keys, in_layers,
-    same, windows_by_layer,
+    RMS_EPS, ROW_KEYS, RopeKind, RopeSettings, TRAINED_LENGTH, TensorRule, VOCAB_SIZE, head_dim,
+    head_keys, in_layers, same, windows_by_layer,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
 use super::LLAMA;
-use super::gemma4::{EMBEDDINGS, INPUTS, NORMS, number_or_zero};
+use super::gemma4::{EMBEDDINGS, INPUTS, NORMS, TOWERS, number_or_zero};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -20,12 +20,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         name: "Gemma3nForConditionalGeneration",
         section: Some("text_config"),
         text: "language_model.",
-        other_parts: &[
-            "model.vision_tower.",
-            "model.audio_tower.",
-            "model.embed_vision.",
-            "model.embed_audio.",
-        ],
+        other_parts: TOWERS,
         ..GEMMA3N
     },
 ];
@@ -58,18 +53,8 @@ const GEMMA3N: HfClass = HfClass {
 
 const KEYS: &[Key] = &[
     TRAINED_LENGTH,
-    Key::Count {
-        to: "block_count",
-        from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "embedding_length",
-        from: "hidden_size",
-    },
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    Key::All(ROW_KEYS),
+    VOCAB_SIZE,
     Key::With(head_keys),
     Key::Only {
         from: "hidden_activation",

@@ -6,8 +6,8 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, HfWeights, Key, Keys,
-    ModelFileError, RMS_EPS, RopeSettings, TRAINED_LENGTH, TensorRule, head_dim, in_layers,
-    layer_types, same,
+    ModelFileError, RMS_EPS, ROW_KEYS, RopeSettings, TRAINED_LENGTH, TensorRule, VOCAB_SIZE,
+    head_dim, in_layers, layer_types, same,
 };
 
 use super::LLAMA;
@@ -19,14 +19,17 @@ pub(super) const CLASSES: &[HfClass] = &[
         name: "Gemma4ForConditionalGeneration",
         section: Some("text_config"),
         text: "language_model.",
-        other_parts: &[
-            "model.vision_tower.",
-            "model.audio_tower.",
-            "model.embed_vision.",
-            "model.embed_audio.",
-        ],
+        other_parts: TOWERS,
         ..GEMMA4
     },
+];
+
+/// Tensors of vision and audio towers.
+pub(super) const TOWERS: &[&str] = &[
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
 ];
 
 const GEMMA4: HfClass = HfClass {
@@ -54,18 +57,8 @@ const GEMMA4: HfClass = HfClass {
 
 const KEYS: &[Key] = &[
     TRAINED_LENGTH,
-    Key::Count {
-        to: "block_count",
-        from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "embedding_length",
-        from: "hidden_size",
-    },
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    Key::All(ROW_KEYS),
+    VOCAB_SIZE,
     Key::Only {
         from: "hidden_activation",
         is: Expected::Text(&["gelu_pytorch_tanh"]),

@@ -6,8 +6,8 @@
 
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
-    HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, ROPE_KEYS, SILU,
-    TRAINED_LENGTH, head_dim, head_keys, rope_keys,
+    HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, ROPE_KEYS, ROW_KEYS,
+    SILU, TRAINED_LENGTH, VOCAB_SIZE, head_dim, head_keys, only, rope_keys,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -20,7 +20,7 @@ use super::gpt_tensors::{
     OPT_LAYERS, OPT_TENSORS, PHI_EMBEDDING, PHI_LAYERS,
 };
 use super::keys::as_u32;
-use super::recent::{OFF, ON, only, rotated_part_is_stated};
+use super::recent::{OFF, ON, rotated_part_is_stated};
 use super::tensors::STARCODER2_NORM_BIASES;
 
 /// All classes of this file.
@@ -350,18 +350,8 @@ const EXACT_GELU: &[&str] = &["gelu"];
 /// Sizes of a decoder whose feed-forward block is four times as wide where the config does not
 /// name its width.
 const SIZES: &[Key] = &[
-    Key::Count {
-        to: "block_count",
-        from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "embedding_length",
-        from: "hidden_size",
-    },
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    Key::All(ROW_KEYS),
+    VOCAB_SIZE,
     TRAINED_LENGTH,
     Key::With(head_keys),
     Key::With(inner_width),

@@ -3,7 +3,7 @@
 //! One table for each naming that classes share. Fused queries, keys and values come out in this
 //! order, however they lie in the files.
 
-use model_core::hf::{HfConfig, ModelFileError, Step, TensorRule, in_layers, same, with};
+use model_core::hf::{HfConfig, ModelFileError, PLUS_ONE, Step, TensorRule, in_layers, same, with};
 
 /// Heads whose queries, keys and values lie together.
 fn heads(config: &HfConfig) -> Result<usize, ModelFileError> {
@@ -38,8 +38,6 @@ const BY_HEAD_UNLESS_SHARED: &[Step] = &[Step::PartsTogether {
     of: 3,
 }];
 
-/// Gains stored as their distance from 1.
-const PLUS_ONE: &[Step] = &[Step::PlusOne];
 const TRANSPOSED: &[Step] = &[Step::Transposed];
 
 /// The output matrix of models that do not reuse the embedding, and its bias.

@@ -1,8 +1,8 @@
 //! Which keys of `config.json` become which GGUF keys, where the shared tables do not cover it.
 
 use model_core::hf::{
-    Expected, HfConfig, Key, Keys, ModelFileError, RopeSettings, SILU, full_attention, head_dim,
-    layer_types, window_of_all, windows_by_layer,
+    Expected, HfConfig, Key, Keys, ModelFileError, RopeSettings, SILU, full_attention,
+    gemma_score_scale, layer_types, window_of_all, windows_by_layer,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -119,31 +119,8 @@ pub(super) const GEMMA_KEYS: &[Key] = &[
         to: "final_logit_softcapping",
         from: "final_logit_softcapping",
     },
-    Key::With(score_scale),
+    Key::With(gemma_score_scale),
 ];
-
-/// `query_pre_attn_scalar`, where it is not the size of a head.
-fn score_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let key = "query_pre_attn_scalar";
-    match config.optional_number(key)? {
-        Some(width) if !(width.is_finite() && width > 0.0) => {
-            Err(config.wrong(key, "a number above 0"))
-        }
-        Some(width) if width != head_dim(config)? as f64 => {
-            keys.set("attention.scale", width.sqrt().recip() as f32);
-            Ok(())
-        }
-        _ => Ok(()),
-    }
-}
-
-pub(super) fn gemma3_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let pattern = WindowPattern {
-        period: 6,
-        full: FullLayer::Last,
-    };
-    windows_by_layer(config, keys, pattern)
-}
 
 /// Windowed layers have a base of their own: in newer files among `rope_parameters`, which come
 /// first.

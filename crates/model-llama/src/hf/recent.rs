@@ -5,7 +5,7 @@ use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
     GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
     PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, RopeKind, RopeSettings, SILU, Step, TensorRule, head_dim,
-    in_layers, layer_types, rope_keys, same, windows_by_layer, with,
+    in_layers, layer_types, only, rope_keys, same, windows_by_layer, with,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -21,11 +21,6 @@ const LAST_OF_FOUR: WindowPattern = WindowPattern {
 
 pub(super) const ON: Expected = Expected::Flag(true);
 pub(super) const OFF: Expected = Expected::Flag(false);
-
-/// A key that has one value in every model that is supported.
-pub(super) const fn only(from: &'static str, is: Expected) -> Key {
-    Key::Only { from, is }
-}
 
 /// All classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[

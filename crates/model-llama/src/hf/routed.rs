@@ -4,12 +4,12 @@
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
     HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS,
-    SILU, Step, TensorRule, full_attention, head_dim, in_layers, rope_keys, same, with,
+    SILU, Step, TensorRule, full_attention, head_dim, in_layers, only, rope_keys, same, with,
 };
 
 use super::LLAMA;
 use super::keys::{EXPERT_KEYS, as_u32};
-use super::recent::{NORM_AFTER_ATTENTION, OFF, ON, only, rotated_part_is_stated};
+use super::recent::{NORM_AFTER_ATTENTION, OFF, ON, rotated_part_is_stated};
 use super::tensors::{MIXTRAL_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER};
 
 /// All classes of this file.

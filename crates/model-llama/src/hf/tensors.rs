@@ -1,39 +1,12 @@
 //! Which tensors of the files become which GGUF tensors, where the shared tables do not cover it.
 
-use model_core::hf::{GATED, GATED_EXPERTS, Step, TensorRule, in_layers, same, with};
-
-/// Gemma stores gains as their distance from 1.
-const PLUS_ONE: &[Step] = &[Step::PlusOne];
+use model_core::hf::{GATED, GATED_EXPERTS, PLUS_ONE, Step, TensorRule, in_layers, same, with};
 
 pub(super) const GEMMA_EMBEDDING: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
     with("output_norm.weight", "model.norm.weight", PLUS_ONE),
     same("output.weight", "lm_head.weight"),
 ];
-
-pub(super) const GEMMA_NORMS: &[TensorRule] = &in_layers(
-    "model.layers.{l}.",
-    [
-        with("attn_norm.weight", "input_layernorm.weight", PLUS_ONE),
-        with(
-            "post_attention_norm.weight",
-            "post_attention_layernorm.weight",
-            PLUS_ONE,
-        ),
-        with(
-            "ffn_norm.weight",
-            "pre_feedforward_layernorm.weight",
-            PLUS_ONE,
-        ),
-        with(
-            "post_ffw_norm.weight",
-            "post_feedforward_layernorm.weight",
-            PLUS_ONE,
-        ),
-        with("attn_q_norm.weight", "self_attn.q_norm.weight", PLUS_ONE),
-        with("attn_k_norm.weight", "self_attn.k_norm.weight", PLUS_ONE),
-    ],
-);
 
 /// Mixtral's names of an expert's matrices.
 pub(super) const MIXTRAL_TENSORS: &[TensorRule] = &in_layers(

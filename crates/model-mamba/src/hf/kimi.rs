@@ -3,19 +3,15 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, GATED_TENSORS, HeadRows, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, SILU,
-    Step, TensorRule, WIDTH_KEYS, in_layers, layer_types, same, with,
+    Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, SILU, Step,
+    TensorRule, VOCAB_SIZE, WIDTH_KEYS, in_layers, latent_head_dims, latent_key_rows,
+    latent_value_rows, layer_types, only, same, with,
 };
 
 use super::as_u32;
 
 const ON: Expected = Expected::Flag(true);
 const OFF: Expected = Expected::Flag(false);
-
-/// A key that has one value in every model that is supported.
-const fn only(from: &'static str, is: Expected) -> Key {
-    Key::Only { from, is }
-}
 
 const KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
@@ -25,10 +21,7 @@ const KEYS: &[Key] = &[
         from: "model_max_length",
         or: "max_position_embeddings",
     },
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    VOCAB_SIZE,
     Key::Count {
         to: "attention.head_count",
         from: "num_attention_heads",
@@ -92,12 +85,12 @@ const LAYERS: &[TensorRule] = &in_layers(
         with(
             "attn_k_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(latent_rows), Step::Transposed],
+            &[Step::HeadRows(latent_key_rows), Step::Transposed],
         ),
         with(
             "attn_v_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(value_rows)],
+            &[Step::HeadRows(latent_value_rows)],
         ),
     ],
 );
@@ -115,32 +108,6 @@ const MIXTURE: &[TensorRule] = &in_layers(
         same("ffn_down_shexp.weight", "shared_experts.down_proj.weight"),
     ],
 );
-
-/// Values of a head's key: those that the latent makes, and the shared ones.
-fn head_dims(config: &HfConfig) -> Result<[usize; 2], ModelFileError> {
-    Ok([
-        config.count("qk_nope_head_dim")?,
-        config.count("qk_rope_head_dim")?,
-    ])
-}
-
-/// Rows of each head in the matrix that makes keys and values of latents.
-fn latent_rows(config: &HfConfig) -> Result<HeadRows, ModelFileError> {
-    let [plain, _] = head_dims(config)?;
-    Ok(HeadRows {
-        n_heads: config.count("num_attention_heads")?,
-        n_rows: plain + config.count("v_head_dim")?,
-        rows: 0..plain,
-    })
-}
-
-fn value_rows(config: &HfConfig) -> Result<HeadRows, ModelFileError> {
-    let of_keys = latent_rows(config)?;
-    Ok(HeadRows {
-        rows: of_keys.rows.end..of_keys.n_rows,
-        ..of_keys
-    })
-}
 
 /// The value of a key in one of two places, which must agree where both have it: newer files have it
 /// at the top, older ones in `linear_attn_config`.
@@ -220,7 +187,7 @@ fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if config.optional_count(key)?.is_some() {
         return Err(config.wrong(key, "null"));
     }
-    let [plain, shared] = head_dims(config)?;
+    let [plain, shared] = latent_head_dims(config)?;
     let rank = config.count("kv_lora_rank")?;
     keys.set("attention.kv_lora_rank", as_u32(rank));
     keys.set("attention.key_length", as_u32(rank + shared));

@@ -1,8 +1,8 @@
 //! LFM2 and its mixture of experts: short convolutions, and now and then attention.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, ROPE_KEYS, Step, TRAINED_LENGTH,
-    TensorRule, in_layers, layer_types, same, with,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, ROPE_KEYS, ROW_KEYS, Step,
+    TRAINED_LENGTH, TensorRule, VOCAB_SIZE, in_layers, layer_types, same, with,
 };
 
 use super::as_u32;
@@ -10,18 +10,8 @@ use super::hybrid::kv_heads;
 
 const COMMON_KEYS: &[Key] = &[
     TRAINED_LENGTH,
-    Key::Count {
-        to: "block_count",
-        from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "embedding_length",
-        from: "hidden_size",
-    },
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    Key::All(ROW_KEYS),
+    VOCAB_SIZE,
     Key::Count {
         to: "attention.head_count",
         from: "num_attention_heads",

@@ -3,7 +3,7 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TRAINED_LENGTH,
-    TensorRule, head_dim, in_layers, same, with,
+    TensorRule, head_dim, in_layers, only, same, with,
 };
 
 use super::hybrid::kv_heads_of;
@@ -45,10 +45,6 @@ const NEMOTRON_H: HfClass = HfClass {
     body: "backbone.",
     ..HfClass::EMPTY
 };
-
-const fn only(from: &'static str, is: Expected) -> Key {
-    Key::Only { from, is }
-}
 
 const fn count(to: &'static str, from: &'static str) -> Key {
     Key::Count { to, from }
@@ -147,7 +143,7 @@ fn heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = as_u32(head_dim(config)?);
     keys.set("attention.key_length", dim);
     keys.set("attention.value_length", dim);
-    // Positions are not told: the only thing that this key says here.
+    // No position encoding: the only thing that this key means here.
     keys.set("rope.scaling.finetuned", false);
     Ok(())
 }

@@ -6,8 +6,8 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_EXPERTS, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
-    ModelFileError, RMS_EPS, RopeSettings, SILU, Step, TRAINED_LENGTH, TensorRule, head_dim,
-    head_keys, in_layers, layer_types, rope_keys, same, with,
+    ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, RopeSettings, SILU, Step, TRAINED_LENGTH,
+    TensorRule, VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys, same, with,
 };
 
 use super::as_u32;
@@ -18,18 +18,8 @@ const OFF: Expected = Expected::Flag(false);
 const COMMON_KEYS: &[Key] = &[
     SILU,
     TRAINED_LENGTH,
-    Key::Count {
-        to: "block_count",
-        from: "num_hidden_layers",
-    },
-    Key::Count {
-        to: "embedding_length",
-        from: "hidden_size",
-    },
-    Key::Count {
-        to: "vocab_size",
-        from: "vocab_size",
-    },
+    Key::All(ROW_KEYS),
+    VOCAB_SIZE,
     Key::Only {
         from: "is_causal",
         is: Expected::Flag(true),
@@ -153,9 +143,6 @@ const LATER: HfClass = HfClass {
     ],
     ..HfClass::EMPTY
 };
-
-/// Gains are stored as their distance from 1, but for those of recurrent layers.
-const PLUS_ONE: &[Step] = &[Step::PlusOne];
 
 const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
