@@ -39,7 +39,7 @@ pub use diff::{GraphDiff, NodeChange};
 pub use display::{Dot, Text};
 pub use inputs::{BatchVisibility, GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
-pub use op::{Activation, AttendSpec, ConvSpec, DType, HeadScanSpec, Input, Op, ScanSpec};
+pub use op::{Activation, AttendSpec, DType, Input, Op};
 pub use ops::attend::{Attention, DistanceScores, Distances};
 pub use ops::custom::{CustomSizes, CustomSpec};
 pub use ops::delta_rule::{DecaySpec, DeltaSpec, KeySharing};
@@ -48,7 +48,7 @@ pub use ops::experts::slots;
 pub use ops::gaussian_top_k::gaussian_top_k;
 pub use ops::mix::mix;
 pub use ops::norm::{NormGain, RowGain};
-pub use ops::recurrent::ConvKernels;
+pub use ops::recurrent::{ConvKernels, ConvSpec, HeadScanSpec, ScanSpec};
 pub use ops::route::{
     GroupScore, MAX_ROUTE_GROUPS, RouteGate, RouteGroups, RouteSpec, RouteSum, Routing,
 };

@@ -12,6 +12,7 @@ use super::alibi::Alibi;
 use super::ops::custom::CustomSpec;
 use super::ops::delta_rule::{DecaySpec, DeltaSpec};
 use super::ops::elementwise::PositionScale;
+use super::ops::recurrent::{ConvSpec, HeadScanSpec, ScanSpec};
 use super::ops::route::RouteSpec;
 use super::ops::sparse::IndexSpec;
 use super::ops::{
@@ -115,56 +116,6 @@ pub struct AttendSpec {
     /// Linear biases by distance, added to capped scores, where the model has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alibi: Option<Alibi>,
-}
-
-/// A causal convolution along each sequence, each channel by itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConvSpec {
-    /// Inputs that an output depends on: its own and those of the `width - 1` tokens before.
-    pub width: usize,
-    /// The kernel, `[channels, width]`, oldest input first.
-    pub weight: String,
-    /// Kernels of the channels after those of `weight`, in order, where files have several.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub further: Vec<String>,
-    /// Added to every output, `[channels]`, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bias: Option<String>,
-}
-
-impl ConvSpec {
-    /// The weights that the kernel is made of, in the order of their channels.
-    pub fn weights(&self) -> impl Iterator<Item = &String> {
-        std::iter::once(&self.weight).chain(&self.further)
-    }
-}
-
-/// A selective scan: a linear recurrence for each channel, with `d_state` values.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ScanSpec {
-    /// Values of the state of one channel.
-    pub d_state: usize,
-    /// The decay `A`, negative, `[channels, d_state]`.
-    pub a: String,
-    /// What of the input is added to the output, `[channels]`.
-    pub d: String,
-}
-
-/// A selective scan with one decay for all channels of a head, as in Mamba-2.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeadScanSpec {
-    /// Heads that the channels are divided into, equally.
-    pub n_heads: usize,
-    /// Groups of neighbouring heads that share B and C; divides `n_heads`.
-    pub n_groups: usize,
-    /// Values of the state of one channel.
-    pub d_state: usize,
-    /// The decay `A`, negative, `[heads, 1]`.
-    pub a: String,
-    /// What of the input is added to the output, `[heads, 1]`.
-    pub d: String,
-    /// Added to step sizes before the softplus, `[heads]`.
-    pub dt_bias: String,
 }
 
 /// One operation. Operands are listed in order in each variant's description.

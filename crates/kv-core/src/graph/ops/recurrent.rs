@@ -2,10 +2,62 @@
 //!
 //! Invariant: rows of all operands are the tokens of the ubatch. Does not know states' rows.
 
-use crate::graph::op::{ConvSpec, HeadScanSpec, Input, Op, ScanSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::graph::op::{Input, Op};
 use crate::graph::spec::{Given, Inferred, OpScope, OpSpec, n_values};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
+
+/// A causal convolution along each sequence, each channel by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConvSpec {
+    /// Inputs that an output depends on: its own and those of the `width - 1` tokens before.
+    pub width: usize,
+    /// The kernel, `[channels, width]`, oldest input first.
+    pub weight: String,
+    /// Kernels of the channels after those of `weight`, in order, where files have several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<String>,
+    /// Added to every output, `[channels]`, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<String>,
+}
+
+impl ConvSpec {
+    /// The weights that the kernel is made of, in the order of their channels.
+    pub fn weights(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.weight).chain(&self.further)
+    }
+}
+
+/// A selective scan: a linear recurrence for each channel, with `d_state` values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScanSpec {
+    /// Values of the state of one channel.
+    pub d_state: usize,
+    /// The decay `A`, negative, `[channels, d_state]`.
+    pub a: String,
+    /// What of the input is added to the output, `[channels]`.
+    pub d: String,
+}
+
+/// A selective scan with one decay for all channels of a head, as in Mamba-2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadScanSpec {
+    /// Heads that the channels are divided into, equally.
+    pub n_heads: usize,
+    /// Groups of neighbouring heads that share B and C; divides `n_heads`.
+    pub n_groups: usize,
+    /// Values of the state of one channel.
+    pub d_state: usize,
+    /// The decay `A`, negative, `[heads, 1]`.
+    pub a: String,
+    /// What of the input is added to the output, `[heads, 1]`.
+    pub d: String,
+    /// Added to step sizes before the softplus, `[heads]`.
+    pub dt_bias: String,
+}
 
 pub(in crate::graph) fn conv(layer: LayerIdx, conv: &ConvSpec) -> OpSpec<'_> {
     let spec = OpSpec::new("conv", 2, |given| {
