@@ -11,6 +11,7 @@ mod case;
 pub mod checks;
 pub mod gpu;
 pub mod images;
+pub mod outside;
 mod recipe;
 pub mod recorded;
 mod reference;

@@ -1,19 +1,17 @@
 //! Model directories from outside the repository against their references: every directory of the
 //! folder that `CELLAR_FIXTURES` names, and llama.cpp's GGUF file in it.
-//!
-//! `CELLAR_FIXTURES_ONLY` chooses some by name, separated by commas. Invariant: a directory that is
-//! not checked is named, with the reason.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::panic::catch_unwind;
+use std::path::Path;
 
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::hf::ModelFileError;
 
 use model_tests::checks::{self, TOLERANCE};
+use model_tests::outside::{self, name_of};
 use model_tests::recorded::{TiledHeads, delta_state, ssm_state};
 use model_tests::{Case, KeyOrder, Reference, Source, StateReference};
 
@@ -29,30 +27,6 @@ fn registry() -> Registry {
     let mut registry = Registry::new();
     register(&mut registry);
     registry
-}
-
-/// The directories to check.
-fn directories() -> Vec<PathBuf> {
-    let Some(folder) = std::env::var_os("CELLAR_FIXTURES") else {
-        println!("CELLAR_FIXTURES names no folder: nothing was checked");
-        return Vec::new();
-    };
-    let only = std::env::var("CELLAR_FIXTURES_ONLY").unwrap_or_default();
-    let is_wanted = |path: &PathBuf| {
-        let name = name_of(path);
-        only.is_empty() || only.split(',').any(|wanted| wanted == name)
-    };
-    let entries = std::fs::read_dir(folder).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> = paths
-        .filter(|path| path.join("model.safetensors").exists() && is_wanted(path))
-        .collect();
-    paths.sort();
-    paths
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name().unwrap().to_string_lossy().into_owned()
 }
 
 /// How far the reference itself moves when its embeddings are off by a millionth.
@@ -174,20 +148,5 @@ fn agrees(path: &Path) {
 
 #[test]
 fn directories_agree_with_their_references() {
-    let (mut checked, mut others, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    for path in directories() {
-        let name = name_of(&path);
-        if let Some(reason) = left_out(&path) {
-            others.push(format!("{name}: {reason}"));
-            continue;
-        }
-        match catch_unwind(AssertUnwindSafe(|| agrees(&path))) {
-            Ok(()) => checked.push(name),
-            Err(_) => failed.push(name),
-        }
-    }
-    println!("{} agree: {}", checked.len(), checked.join(", "));
-    println!("{} were not checked:", others.len());
-    others.iter().for_each(|line| println!("  {line}"));
-    assert!(failed.is_empty(), "{} fail: {failed:?}", failed.len());
+    outside::check_all(left_out, agrees);
 }

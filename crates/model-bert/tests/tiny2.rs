@@ -1,15 +1,11 @@
 //! Encoders from outside the repository against their references: every directory of the folder
 //! that `CELLAR_FIXTURES` names, llama.cpp's GGUF file in it, and the whole way from texts.
-//!
-//! `CELLAR_FIXTURES_ONLY` chooses some by name, separated by commas. Invariant: a directory that is
-//! not checked is named, with the reason.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
 
 mod common;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::registry;
 use common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
@@ -19,7 +15,7 @@ use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::sentence::Pooling;
 use model_core::tokenizer::{EncodeOptions, SpecialText};
-use model_tests::{Reference, cpu};
+use model_tests::{Reference, cpu, outside};
 use serde::Deserialize;
 
 /// The whole way from texts.
@@ -44,26 +40,6 @@ struct PairCase {
     ids: Vec<u32>,
     type_ids: Option<Vec<u32>>,
     scores: Option<Vec<f32>>,
-}
-
-/// The directories to check.
-fn directories() -> Vec<PathBuf> {
-    let Some(folder) = std::env::var_os("CELLAR_FIXTURES") else {
-        println!("CELLAR_FIXTURES names no folder: nothing was checked");
-        return Vec::new();
-    };
-    let only = std::env::var("CELLAR_FIXTURES_ONLY").unwrap_or_default();
-    let is_wanted = |path: &PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        only.is_empty() || only.split(',').any(|wanted| wanted == name)
-    };
-    let entries = std::fs::read_dir(folder).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let mut paths: Vec<_> = paths
-        .filter(|path| path.join("model.safetensors").exists() && is_wanted(path))
-        .collect();
-    paths.sort();
-    paths
 }
 
 /// Why a directory is not checked, where it is not.
@@ -160,20 +136,5 @@ fn agrees(path: &Path) {
 
 #[test]
 fn encoders_agree_with_their_references() {
-    let (mut checked, mut others, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    for path in directories() {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if let Some(reason) = left_out(&path) {
-            others.push(format!("{name}: {reason}"));
-            continue;
-        }
-        match catch_unwind(AssertUnwindSafe(|| agrees(&path))) {
-            Ok(()) => checked.push(name),
-            Err(_) => failed.push(name),
-        }
-    }
-    println!("{} agree: {}", checked.len(), checked.join(", "));
-    println!("{} were not checked:", others.len());
-    others.iter().for_each(|line| println!("  {line}"));
-    assert!(failed.is_empty(), "{} fail: {failed:?}", failed.len());
+    outside::check_all(left_out, agrees);
 }
