@@ -87,7 +87,7 @@ fn answers_are_those_of_run() {
     }
 }
 
-/// Requests that begin alike are computed once, unless that is turned off.
+/// A shared prefix is computed once, unless that is turned off.
 #[test]
 fn prompts_that_begin_alike_are_computed_once() {
     let prompt = "Once upon a time there was a little girl who lived in a house by the sea. She";

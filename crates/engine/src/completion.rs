@@ -116,7 +116,7 @@ impl Completion {
         self.sampler.push_front(step);
     }
 
-    /// Tells the sampler's steps of tokens before the text: penalties look back at them.
+    /// Passes the tokens before the text to the sampler's steps: penalties look back at them.
     pub fn accept_prompt(&mut self, tokens: &[TokenId]) {
         for &token in tokens {
             self.sampler.accept(token, TokenOrigin::Prompt);

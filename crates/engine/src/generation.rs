@@ -91,7 +91,7 @@ pub struct Generation {
     seq: SeqId,
     cancel: CancelFlag,
     long_context: LongContext,
-    /// Told to the sampler before the first prompt.
+    /// Passed to the sampler before the first prompt.
     history: Vec<TokenId>,
     batch: Batch,
     next: Next,

@@ -15,9 +15,9 @@ use model_core::tokenizer::EncodeOptions;
 use support::{engine, stories};
 
 /// The text, its reason to end and the number of its tokens.
-type Told = (String, Option<FinishReason>, usize);
+type Generated = (String, Option<FinishReason>, usize);
 
-fn by_generation(options: &CompletionOptions) -> Told {
+fn by_generation(options: &CompletionOptions) -> Generated {
     let file = stories();
     let mut engine = engine(&EngineConfig::default());
     let CompletionOptions {
@@ -39,7 +39,7 @@ fn by_generation(options: &CompletionOptions) -> Told {
     (text.text().to_owned(), finish, text.tokens().len())
 }
 
-fn by_completion(options: &CompletionOptions) -> Told {
+fn by_completion(options: &CompletionOptions) -> Generated {
     let file = stories();
     let mut engine = engine(&EngineConfig::default());
     let mut completion = Completion::new(file.tokenizer(), options.clone()).unwrap();
@@ -98,7 +98,7 @@ fn ending_a_text_releases_what_was_held_back() {
     let mut engine = engine(&EngineConfig::default());
     let row = engine.decode(&Batch::prompt(SeqId(0), prompt)).unwrap();
     let row = row.last().unwrap().to_vec();
-    let told = |stop: &[&str]| {
+    let generated = |stop: &[&str]| {
         let options = CompletionOptions {
             sampler: SamplerConfig::greedy(),
             stop: stop.iter().map(|&s| s.to_owned()).collect(),
@@ -110,9 +110,9 @@ fn ending_a_text_releases_what_was_held_back() {
         assert_eq!(completion.finish_reason(), Some(&FinishReason::ContextFull));
         (piece, rest)
     };
-    let (first, nothing) = told(&[]);
+    let (first, nothing) = generated(&[]);
     assert_eq!(nothing, "");
-    let held = told(&[&format!("{first} with more")]);
+    let held = generated(&[&format!("{first} with more")]);
     assert_eq!(held, (String::new(), first));
 }
 

@@ -17,11 +17,16 @@ use engine::serve::{
 use engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
-use models::{Case, Told, stories, tiny};
+use models::{Case, Generated, stories, tiny};
 use support::Moody;
 
 /// Texts of a service, in the order of their requests, which arrive over time.
-fn told(case: &Case, engine: Engine<impl Backend>, config: &ServiceConfig, n: u64) -> Vec<Told> {
+fn serve_all(
+    case: &Case,
+    engine: Engine<impl Backend>,
+    config: &ServiceConfig,
+    n: u64,
+) -> Vec<Generated> {
     let service = Service::start(engine, &case.tokenizer, config).unwrap();
     let mut streams: Vec<(TextStream, String)> = Vec::new();
     for number in 0..n {
@@ -33,17 +38,17 @@ fn told(case: &Case, engine: Engine<impl Backend>, config: &ServiceConfig, n: u6
         };
         streams.push((stream, begun));
     }
-    let told = streams.into_iter().map(|(stream, begun)| {
+    let generated = streams.into_iter().map(|(stream, begun)| {
         let rest = stream.finish().unwrap();
         assert_eq!(rest.usage.n_tokens, rest.tokens.len());
         assert!(rest.usage.queued <= rest.usage.total);
-        Told {
+        Generated {
             text: begun + &rest.text,
             tokens: rest.tokens,
             finish: rest.finish,
         }
     });
-    let told: Vec<Told> = told.collect();
+    let generated: Vec<Generated> = generated.collect();
     let counters = service.counters();
     if config.preempt_every.is_some() {
         assert!(counters.n_preemptions > 0, "{counters:?}");
@@ -53,7 +58,7 @@ fn told(case: &Case, engine: Engine<impl Backend>, config: &ServiceConfig, n: u6
     if let Some(states) = engine.memory().states() {
         assert_eq!(states.n_used(), 0, "states are in use");
     }
-    told
+    generated
 }
 
 /// The text of each request is what it is alone: with memory from ample to one request, with
@@ -65,7 +70,7 @@ fn check_texts(case: &Case) {
         let mut engine = case.engine(1, n_ctx);
         let alone = requests.clone();
         let alone = alone.map(|request| case.alone_on(&mut engine, &request));
-        let alone: Vec<Told> = alone.collect();
+        let alone: Vec<Generated> = alone.collect();
         for every in [0, 1, 3, 17] {
             if (every == 1 || every == 17) && n_ctx != 200 {
                 continue;
@@ -81,7 +86,7 @@ fn check_texts(case: &Case) {
                 ..ServiceConfig::default()
             };
             let engine = case.engine(4, n_ctx);
-            let together = told(case, engine, &config, n);
+            let together = serve_all(case, engine, &config, n);
             for (number, (together, alone)) in together.iter().zip(&alone).enumerate() {
                 let name = case.name;
                 assert_eq!(
@@ -302,9 +307,9 @@ fn a_cancelled_text_ends_with_what_there_was() {
     assert!(!text.is_empty() && end.text.is_empty());
 }
 
-/// A reader that takes nothing stops nobody, and finds its whole text in the end.
+/// A reader that takes nothing blocks no other request, and finds its whole text in the end.
 #[test]
-fn a_slow_reader_stops_nobody() {
+fn a_slow_reader_blocks_no_request() {
     let case = stories("stories-llama");
     let service = Service::start(
         case.engine(2, 600),
@@ -379,9 +384,9 @@ fn texts_end_with_a_thread_that_panics() {
     assert!(service.stop().is_err_and(|error| is_stopped(&error)));
 }
 
-/// A step that fails once ends nobody.
+/// A step that fails once ends no request.
 #[test]
-fn a_failure_that_passes_ends_nobody() {
+fn a_transient_failure_ends_no_request() {
     use std::sync::atomic::Ordering;
 
     let case = stories("stories-llama");
@@ -453,14 +458,14 @@ fn prompts_that_begin_alike_are_computed_once() {
             &ServiceConfig::default(),
         );
         let service = service.unwrap();
-        let tell = |request: TextRequest| service.submit(request).unwrap().finish().unwrap();
+        let serve = |request: TextRequest| service.submit(request).unwrap().finish().unwrap();
         let request = case.request(9);
         let n_prompt = request.prompt.len();
-        let first = tell(request);
+        let first = serve(request);
         let reuse = |n_tokens, missed| Some(Reuse { n_tokens, missed });
         let never_seen = reuse(0, Some(Missed::NeverSeen));
         assert_eq!(first.usage.reuse, never_seen, "{name}");
-        let again = tell(case.request(9));
+        let again = serve(case.request(9));
         assert_eq!(again.usage.reuse, reuse(n_prompt - 1, None), "{name}");
         assert_eq!(again.text, first.text, "{name}");
         assert_eq!(again.tokens, first.tokens, "{name}");
@@ -469,13 +474,13 @@ fn prompts_that_begin_alike_are_computed_once() {
         next.prompt.extend(&case.request(4).prompt);
         let n_known = n_prompt + first.tokens.len();
         let alone = case.alone(&next, 600);
-        let told = tell(next);
+        let generated = serve(next);
         assert_eq!(
-            (told.text, told.tokens),
+            (generated.text, generated.tokens),
             (alone.text, alone.tokens),
             "{name}"
         );
-        let reuse = told.usage.reuse.unwrap();
+        let reuse = generated.usage.reuse.unwrap();
         assert!(
             reuse.n_tokens + 1 >= n_known,
             "{name}: {reuse:?} of {n_known}"

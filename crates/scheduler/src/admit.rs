@@ -140,7 +140,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a request with this many tokens can run beside these.
+    /// Whether a request with this many tokens can run with these.
     fn has_room_for(&self, n_tokens: usize, running: &[Running]) -> bool {
         if running.is_empty() {
             return true;

@@ -43,10 +43,19 @@ pub struct SchedulerConfig {
     /// Tokens by which each running request should be able to grow when another is admitted: a
     /// larger number admits later and preempts less.
     pub headroom: u32,
-    /// Whether tokens of requests that have ended are kept for prompts that begin alike.
+    /// Whether tokens of requests that have ended are kept for prompts with the same prefix.
     pub prefix_cache: PrefixCaching,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
+}
+
+/// The requests that wait for their first admission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// How many there are.
+    pub n_requests: usize,
+    /// Tokens of their prompts.
+    pub n_tokens: usize,
 }
 
 impl SchedulerConfig {
@@ -81,6 +90,27 @@ impl SchedulerConfig {
             Some((name, _)) => Err(RequestError::Zero { name }),
             None => Ok(()),
         }
+    }
+
+    /// Whether a prompt of so many tokens may wait with these.
+    ///
+    /// # Errors
+    /// [`RequestError::Busy`] and [`RequestError::BusyTokens`], with the numbers. A single prompt may
+    /// always wait.
+    pub fn check_queue(&self, waiting: Waiting, n_prompt: usize) -> Result<(), RequestError> {
+        let (queued, limit) = (waiting.n_requests, self.max_queued);
+        if queued >= limit {
+            return Err(RequestError::Busy { queued, limit });
+        }
+        let (queued, limit) = (waiting.n_tokens, self.max_queued_tokens);
+        if queued > 0 && queued + n_prompt > limit {
+            return Err(RequestError::BusyTokens {
+                queued,
+                n_prompt,
+                limit,
+            });
+        }
+        Ok(())
     }
 
     /// Tokens of a step.

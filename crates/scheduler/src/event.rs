@@ -16,7 +16,7 @@ pub enum Event {
     Submit(Request),
     /// Cached prefixes are to be dropped.
     ClearPrefixes,
-    /// Nobody wants a request any more. One that is unknown, or has ended, changes nothing.
+    /// Cancels a request. One that is unknown, or has ended, changes nothing.
     Cancel(RequestId),
     /// The step that was planned last was computed: what became of each request whose output it
     /// had.

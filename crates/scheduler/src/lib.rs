@@ -8,13 +8,13 @@
 //! - **Continuous batching with chunked prefill.** A step has one token of every text that goes on,
 //!   then chunks of prompts, up to [`SchedulerConfig::step_tokens`].
 //! - **Admission.** What can never fit is refused at once ([`RequestError`]); a request is admitted
-//!   when its whole prompt fits beside the others.
+//!   when its whole prompt fits next to the running ones.
 //! - **Preemption.** Where the memory runs short, the youngest request of the lowest priority gives
 //!   its cells back, waits, and is computed again from its tokens: it goes on exactly where it was.
 //!   So no request that was taken ends because memory ran short, and the oldest request of the
 //!   highest priority always makes progress.
 //! - **Prefix reuse.** The tokens of requests that have ended stay in the memory while there is
-//!   room, as sequences that nobody runs. A prompt that begins alike shares their cells, from
+//!   room, as idle sequences. A prompt with the same prefix shares their cells, from
 //!   any token with full attention, from a kept end with windows and recurrent states. Each request
 //!   learns how many tokens were reused and why not more ([`Reuse`]).
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
@@ -90,7 +90,7 @@ mod room;
 mod scheduler;
 mod state;
 
-pub use config::{PrefixCaching, SchedulerConfig};
+pub use config::{PrefixCaching, SchedulerConfig, Waiting};
 pub use event::{
     End, Event, Feed, Outcome, Progress, RowReport, Step, StepFailure, StepPlan, Work,
 };

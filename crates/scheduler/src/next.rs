@@ -87,8 +87,8 @@ impl Scheduler {
         self.dropped.extend(evicted);
     }
 
-    /// What is to be done to the memory before the next step: copies, then sequences that nobody
-    /// has any more are taken out.
+    /// What is to be done to the memory before the next step: copies, then the sequences
+    /// that no request has any more are removed.
     fn take_edits(&mut self) -> Work {
         let mut edits = std::mem::take(&mut self.edits);
         let dropped = std::mem::take(&mut self.dropped);

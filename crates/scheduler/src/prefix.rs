@@ -1,4 +1,4 @@
-//! [`PrefixCache`]: sequences that nobody runs, kept for prompts that begin alike, and
+//! [`PrefixCache`]: sequences of no running request, kept for prompts with the same prefix, and
 //! [`Reuse`]: how much of them a request took, and why not more.
 //!
 //! A cached prefix is a sequence of the memory: a copy of it shares its cells. It is found by
@@ -46,14 +46,14 @@ pub struct Reuse {
     /// Tokens that need not be computed.
     pub n_tokens: usize,
     /// Why they are not all but the last; `None` where they are, or where everything cached that
-    /// begins alike was taken.
+    /// shares its prefix was taken.
     pub missed: Option<Missed>,
 }
 
 /// Why fewer tokens were reused than the prompt has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missed {
-    /// The cached prefix that begins alike for longest has another token here.
+    /// The cached prefix with the longest common prefix has another token here.
     Differs {
         /// The first position whose tokens differ.
         at: usize,
@@ -62,19 +62,19 @@ pub enum Missed {
     WindowForgotten {
         /// The first position that would be needed.
         from: Pos,
-        /// How many tokens begin alike.
+        /// Tokens of the common prefix.
         common: usize,
     },
     /// The recurrent state after the common tokens is not kept.
     StateGone {
-        /// How many tokens begin alike.
+        /// Tokens of the common prefix.
         common: usize,
     },
     /// It was cached, and dropped for others.
     Evicted {
         /// How long ago, in microseconds.
         age: Micros,
-        /// How many tokens began alike.
+        /// Tokens of the common prefix.
         common: usize,
     },
     /// Prompts of so few tokens are computed again.
@@ -90,7 +90,7 @@ pub enum Missed {
     NeverSeen,
     /// The memory refused for another reason.
     Refused {
-        /// How many tokens begin alike.
+        /// Tokens of the common prefix.
         common: usize,
     },
 }
@@ -145,7 +145,7 @@ impl PrefixCache {
     }
 
     /// The line that lets a request with these tokens begin latest, and why not later.
-    /// `is_refused` is told a line's sequence and how many tokens would be taken of it.
+    /// `is_refused` takes a line's sequence and how many of its tokens would be copied.
     pub(crate) fn find(
         &self,
         tokens: &[TokenId],
@@ -197,7 +197,7 @@ impl PrefixCache {
         (None, missed)
     }
 
-    /// A prefix that was dropped and began alike for longer than `than`.
+    /// A prefix that was dropped and has more than `than` tokens in common.
     fn evicted(&self, tokens: &[TokenId], salt: Salt, now: Micros, than: usize) -> Option<Missed> {
         let own = self.dropped.iter().filter(|dropped| dropped.salt == salt);
         let common = own.map(|dropped| (n_common(&dropped.tokens, tokens), dropped));
@@ -214,8 +214,8 @@ impl PrefixCache {
         }
     }
 
-    /// Drops the line that is worth least: of those that nobody took since they were kept the
-    /// oldest, so that a pass over many documents does not drop what conversations use. Returns its
+    /// Evicts a line: the oldest of those without a hit, so that a scan over many documents does not
+    /// evict what conversations use. Returns its
     /// sequence.
     pub(crate) fn evict(&mut self, now: Micros) -> Option<SeqId> {
         let worth = |line: &&Line| (line.n_hits > 0, line.last_used, line.seq);

@@ -6,7 +6,6 @@
 use std::fmt;
 
 use kv_core::TokenId;
-use kv_core::memory::MemoryConfigError;
 
 use crate::prefix::PrefixUse;
 
@@ -28,7 +27,7 @@ pub struct Micros(pub u64);
 /// [`SchedulerConfig::aging`](crate::SchedulerConfig::aging).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Work that nobody waits for.
+    /// Background work.
     Batch,
     /// Everything else.
     #[default]
@@ -146,7 +145,4 @@ pub enum RequestError {
         /// Tokens of the first sequence that has some.
         n_tokens: u32,
     },
-    /// A memory that could not hold even one request.
-    #[error(transparent)]
-    Memory(#[from] MemoryConfigError),
 }

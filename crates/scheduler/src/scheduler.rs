@@ -8,7 +8,7 @@
 use kv_core::memory::{Composite, Edit, Memory};
 use kv_core::{SeqId, TokenId};
 
-use crate::config::SchedulerConfig;
+use crate::config::{SchedulerConfig, Waiting};
 use crate::event::{End, Event, Outcome, Progress, RowReport, StepFailure};
 use crate::prefix::{MIN_REUSED, PrefixCache, PrefixUse, Salt};
 use crate::queue::Queue;
@@ -183,20 +183,12 @@ impl Scheduler {
         }
         // Those that were preempted have been taken, and do not count.
         let new = self.queue.iter().filter(|request| !request.was_admitted);
-        let new: Vec<usize> = new.map(|request| request.tokens.len()).collect();
-        let (queued, limit) = (new.len(), self.config.max_queued);
-        if queued >= limit {
-            return Err(RequestError::Busy { queued, limit });
-        }
-        let (queued, limit) = (new.iter().sum::<usize>(), self.config.max_queued_tokens);
+        let waiting = new.fold(Waiting::default(), |sum, request| Waiting {
+            n_requests: sum.n_requests + 1,
+            n_tokens: sum.n_tokens + request.tokens.len(),
+        });
         let n_prompt = prompt.len();
-        if queued > 0 && queued + n_prompt > limit {
-            return Err(RequestError::BusyTokens {
-                queued,
-                n_prompt,
-                limit,
-            });
-        }
+        self.config.check_queue(waiting, n_prompt)?;
         self.queue.push(RequestState {
             id,
             priority,

@@ -150,7 +150,7 @@ fn salts_share_nothing() {
     assert_eq!(sim.scheduler.cached().count(), n_cached);
 }
 
-/// Two requests that run at the same time share the cells of what begins alike.
+/// Two requests that run at the same time share the cells of their common prefix.
 #[test]
 fn cells_are_shared_while_requests_run() {
     let mut sim = simulator(Kind::Unified, 6, 2000);
@@ -183,7 +183,7 @@ fn a_pass_over_documents_leaves_what_is_used() {
     prompt.extend(text(10, 50));
     let (id, _) = run(&mut sim, script(prompt));
     let mut prompt = sim.tokens_of(id);
-    // It is asked again once, so somebody uses it.
+    // It is requested again once: a hit.
     prompt.extend(text(10, 51));
     let (id, _) = run(&mut sim, script(prompt));
     for document in 0..32 {

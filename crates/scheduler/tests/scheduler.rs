@@ -220,7 +220,7 @@ fn the_lowest_priority_is_preempted_first() {
     sim.drain();
 }
 
-/// A request that nobody waits for gives way to one that somebody watches, though it has begun.
+/// A background request is preempted by an interactive one, though it has begun.
 #[test]
 fn a_higher_priority_takes_the_place_of_a_lower() {
     let mut sim = simulator(1, 64);
@@ -363,7 +363,7 @@ fn only_the_request_that_fails_alone_ends() {
 }
 
 #[test]
-fn a_failure_that_passes_ends_nobody() {
+fn a_transient_failure_ends_no_request() {
     let mut sim = simulator(4, 200);
     let ids: Vec<RequestId> = (0..3)
         .map(|salt| sim.submit(script(40, salt)).unwrap())

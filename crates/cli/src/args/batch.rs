@@ -23,7 +23,7 @@ prompt does not fit for example, has \"error\" instead, and the exit code is 1.
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
 holds. The text of each is what it would be alone (on the cpu backend, to the byte), whatever runs
-beside it. Prompts that begin alike are computed once.
+beside it. A prefix that prompts share is computed once.
 
 Examples:
   cellar batch -m MODEL.gguf -f prompts.jsonl > answers.jsonl
@@ -50,7 +50,7 @@ pub(crate) struct BatchArgs {
     /// --ubatch]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
     pub(crate) step_tokens: Option<u32>,
-    /// Compute every prompt anew, though others begin alike
+    /// Compute every prompt anew, also where others share its prefix
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_prefix_cache: bool,
     /// Tokens to generate at most for each request; -1 as many as the context holds

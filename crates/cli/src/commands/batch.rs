@@ -28,7 +28,7 @@ use answers::{Answer, Answers, Existing};
 use requests::RequestLine;
 
 /// How long the wait for a text is, until Ctrl-C is looked at.
-const PATIENCE: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Requests that are with the service, for each that is computed at once: enough to have the next
 /// when one ends.
@@ -160,7 +160,7 @@ impl Batch<'_> {
         Ok(true)
     }
 
-    /// Waits for the end of a request; `None` where the user has no patience.
+    /// Waits for the end of a request; `None` where the user interrupts.
     fn wait(
         &self,
         index: usize,
@@ -176,7 +176,7 @@ impl Batch<'_> {
             if self.cancel.is_cancelled() {
                 return Ok(None);
             }
-            match stream.next_piece_within(PATIENCE) {
+            match stream.next_piece_within(POLL_INTERVAL) {
                 Ok(Some(piece)) => pending.text.push_str(&piece),
                 Ok(None) => break,
                 Err(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),

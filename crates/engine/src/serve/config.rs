@@ -24,7 +24,7 @@ pub struct ServiceConfig {
     pub aging: Duration,
     /// Tokens by which each running request should be able to grow when another is admitted.
     pub headroom: u32,
-    /// Whether tokens of requests that have ended are kept for prompts that begin alike: in the
+    /// Whether tokens of requests that have ended are kept for prompts with the same prefix: in the
     /// sequences and cells that no running request needs.
     pub prefix_cache: PrefixCaching,
     /// Preempts a running request after every so many steps, to test that texts stay the same.

@@ -12,7 +12,10 @@ use std::time::Instant;
 use kv_core::TokenId;
 use kv_core::backend::Backend;
 use model_core::tokenizer::Tokenizer;
-use scheduler::{Counters, PrefixUse, Priority, PromptLimits, RequestError, RequestId, Scheduler};
+use scheduler::{
+    Counters, PrefixUse, Priority, PromptLimits, RequestError, RequestId, Scheduler,
+    SchedulerConfig, Waiting,
+};
 
 use super::config::ServiceConfig;
 use super::stream::{StepGuests, TextSender, TextStream};
@@ -81,33 +84,21 @@ pub struct Service<B: Backend> {
 /// What waits, and how much may.
 #[derive(Debug)]
 struct QueueSize {
-    /// Requests, and tokens of their prompts.
-    waiting: Mutex<(usize, usize)>,
-    max_requests: usize,
-    max_tokens: usize,
+    waiting: Mutex<Waiting>,
+    limits: SchedulerConfig,
 }
 
 impl QueueSize {
-    fn lock(&self) -> MutexGuard<'_, (usize, usize)> {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place for a prompt.
     fn enter(self: &Arc<Self>, n_prompt: usize) -> Result<QueuePlace, RequestError> {
         let mut waiting = self.lock();
-        let (queued, limit) = (waiting.0, self.max_requests);
-        if queued >= limit {
-            return Err(RequestError::Busy { queued, limit });
-        }
-        let (queued, limit) = (waiting.1, self.max_tokens);
-        if queued > 0 && queued + n_prompt > limit {
-            return Err(RequestError::BusyTokens {
-                queued,
-                n_prompt,
-                limit,
-            });
-        }
-        *waiting = (waiting.0 + 1, waiting.1 + n_prompt);
+        self.limits.check_queue(*waiting, n_prompt)?;
+        waiting.n_requests += 1;
+        waiting.n_tokens += n_prompt;
         drop(waiting);
         Ok(QueuePlace {
             queue: Arc::clone(self),
@@ -126,8 +117,8 @@ pub(crate) struct QueuePlace {
 impl Drop for QueuePlace {
     fn drop(&mut self) {
         let mut waiting = self.queue.lock();
-        waiting.0 = waiting.0.saturating_sub(1);
-        waiting.1 = waiting.1.saturating_sub(self.n_prompt);
+        waiting.n_requests = waiting.n_requests.saturating_sub(1);
+        waiting.n_tokens = waiting.n_tokens.saturating_sub(self.n_prompt);
     }
 }
 
@@ -143,8 +134,8 @@ impl<B: Backend> Service<B> {
         config: &ServiceConfig,
     ) -> Result<Self, ServiceError> {
         let _removed = engine.clear();
-        let limits = config.scheduler(engine.settings());
-        let scheduler = Scheduler::new(limits, engine.memory())?;
+        let queue_limits = config.scheduler(engine.settings());
+        let scheduler = Scheduler::new(queue_limits, engine.memory())?;
         let limits = scheduler.prompt_limits();
         // Every request in the channel has a place in the queue, and one command more stops it.
         let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
@@ -163,8 +154,7 @@ impl<B: Backend> Service<B> {
             limits,
             queue: Arc::new(QueueSize {
                 waiting: Mutex::default(),
-                max_requests: config.max_queued,
-                max_tokens: config.max_queued_tokens,
+                limits: queue_limits,
             }),
             next_id: AtomicU64::new(0),
             step,
@@ -218,7 +208,7 @@ impl<B: Backend> Service<B> {
 
     /// Requests that wait to be admitted.
     pub fn n_queued(&self) -> usize {
-        self.queue.lock().0
+        self.queue.lock().n_requests
     }
 
     /// What the scheduler has done up to its last step.
@@ -236,8 +226,8 @@ impl<B: Backend> Service<B> {
     }
 
     fn join(&mut self) -> Option<Engine<B>> {
-        // The thread takes commands after each step, so this waits for a step at most; where the
-        // thread is gone there is nobody to tell.
+        // The thread takes commands after each step, so this waits for a step at most. An
+        // error means that the thread is gone.
         let _gone = self.commands.send(Command::Stop);
         self.thread.take()?.join().ok() // a panic was printed by its thread
     }

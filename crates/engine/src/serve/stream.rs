@@ -73,7 +73,7 @@ struct State {
     /// What was not taken yet.
     text: String,
     end: Option<TextEnd>,
-    /// Nobody wants the rest.
+    /// The reader is gone, or has cancelled the request.
     is_cancelled: bool,
 }
 

@@ -24,7 +24,7 @@ use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::decode::{Engine, Logits};
 use crate::error::EngineError;
 
-/// What a service tells its thread.
+/// A command of a service to its thread.
 #[derive(Debug)]
 pub(crate) enum Command {
     Submit(Box<Submitted>),
@@ -96,7 +96,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Serves until it is told to stop, and returns the engine with an empty memory.
+    /// Serves until it is stopped, and returns the engine with an empty memory.
     pub(crate) fn run(mut self) -> Engine<B> {
         let mut is_idle = true;
         while !self.is_stopping {
@@ -264,7 +264,7 @@ impl<B: Backend> Worker<B> {
         };
         match computed {
             Ok(rows) => self.handle(Event::StepDone(rows)),
-            // Nobody wants what was computed.
+            // All requests of the step were cancelled.
             Err(EngineError::Cancelled) => {
                 requests.for_each(|id| self.handle(Event::Cancel(id)));
                 self.handle(Event::StepFailed(StepFailure::Computation));

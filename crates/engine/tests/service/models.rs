@@ -125,12 +125,12 @@ impl Case {
     }
 
     /// What a request gets with an engine to itself.
-    pub fn alone(&self, request: &TextRequest, n_ctx: u32) -> Told {
+    pub fn alone(&self, request: &TextRequest, n_ctx: u32) -> Generated {
         self.alone_on(&mut self.engine(1, n_ctx), request)
     }
 
     /// What a request gets with this engine to itself.
-    pub fn alone_on(&self, engine: &mut Engine<CpuBackend>, request: &TextRequest) -> Told {
+    pub fn alone_on(&self, engine: &mut Engine<CpuBackend>, request: &TextRequest) -> Generated {
         let _removed = engine.clear();
         let CompletionOptions {
             sampler,
@@ -146,7 +146,7 @@ impl Case {
         let mut text = Generation::new(engine, &self.tokenizer, options).unwrap();
         text.feed(engine, &request.prompt, |_| {}).unwrap();
         while text.next_piece(engine).unwrap().is_some() {}
-        Told {
+        Generated {
             text: text.text().to_owned(),
             tokens: text.tokens().to_vec(),
             finish: text.finish_reason().unwrap().clone(),
@@ -156,7 +156,7 @@ impl Case {
 
 /// A text that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct Generated {
     pub text: String,
     pub tokens: Vec<TokenId>,
     pub finish: FinishReason,
