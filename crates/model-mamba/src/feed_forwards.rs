@@ -32,6 +32,13 @@ impl Routing {
         sum: RouteSum::One,
         choice: ExpertChoice::Scores,
     };
+
+    /// Sigmoids, with biases on the choice.
+    pub(crate) const BIASED_SIGMOID: Self = Self {
+        gate: RouteGate::Sigmoid,
+        sum: RouteSum::One,
+        choice: ExpertChoice::Biased,
+    };
 }
 
 /// A gated block of this width.
@@ -78,7 +85,10 @@ pub(crate) fn feed_forwards(
 }
 
 /// The mixture that the file describes, without a shared expert.
-fn experts(hyper: &Hyperparameters<'_>, routing: Routing) -> Result<ExpertsBlock, ModelError> {
+pub(crate) fn experts(
+    hyper: &Hyperparameters<'_>,
+    routing: Routing,
+) -> Result<ExpertsBlock, ModelError> {
     let key = "expert_group_count";
     if let Some(n) = hyper.optional::<u32>(key)?.filter(|&n| n > 1) {
         return Err(hyper.wrong(key, format!("{n} groups of experts are not supported")));
@@ -128,7 +138,7 @@ fn route_gate(hyper: &Hyperparameters<'_>, routing: Routing) -> Result<RouteGate
 }
 
 /// Experts that a row goes through.
-pub(crate) fn n_used(hyper: &Hyperparameters<'_>) -> Result<usize, ModelError> {
+fn n_used(hyper: &Hyperparameters<'_>) -> Result<usize, ModelError> {
     let (n_experts, key) = (hyper.count("expert_count")?, "expert_used_count");
     match hyper.count(key)? {
         n if n > n_experts => {

@@ -3,13 +3,12 @@
 //!
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is recurrent.
 
-use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
+use kv_core::graph::{Activation, RouteSpec};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
-    FeedForwardForm, KdaMixerBlock, LatentAttentionBlock, Mixer, SharedExpert, SharedShare,
-    SsmMixer,
+    ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, FeedForwardForm,
+    KdaMixerBlock, LatentAttentionBlock, Mixer, SharedExpert, SharedShare, SsmMixer,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -22,13 +21,6 @@ pub(crate) const KIMI_LINEAR: MambaLike = MambaLike {
     name: "kimi-linear",
     read,
     example,
-};
-
-/// Sigmoids with biases on the choice.
-const ROUTING: Routing = Routing {
-    gate: RouteGate::Sigmoid,
-    sum: RouteSum::One,
-    choice: ExpertChoice::Biased,
 };
 
 fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
@@ -52,7 +44,11 @@ fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired
         Some(_) => latent_attention(hyper).map(Mixer::Latent),
     });
     let mixers = mixers.collect::<Result<_, _>>()?;
-    Ok(layers(mixers, feed_forwards(hyper, weights, ROUTING)?).into())
+    Ok(layers(
+        mixers,
+        feed_forwards(hyper, weights, Routing::BIASED_SIGMOID)?,
+    )
+    .into())
 }
 
 /// The attention of the other layers, which does not rotate.
@@ -119,11 +115,11 @@ fn example() -> (ExampleSizes, Wired) {
         gate: ExpertGate::Activation(activation),
         bias: ExpertBias::None,
         route: RouteSpec {
-            sum: ROUTING.sum,
+            sum: Routing::BIASED_SIGMOID.sum,
             scale: 2.446,
-            ..RouteSpec::plain(8, ROUTING.gate)
+            ..RouteSpec::plain(8, Routing::BIASED_SIGMOID.gate)
         },
-        choice: ROUTING.choice,
+        choice: Routing::BIASED_SIGMOID.choice,
         scaling: ExpertScaling::Outputs,
         shared: Some(SharedExpert {
             hidden: 1024,

@@ -4,17 +4,17 @@
 //! Files tell by `attention.head_count_kv` and `feed_forward_length`, of which at most one is more
 //! than 0 in a layer. Invariant: every layer of one kind has one size.
 
-use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
+use kv_core::graph::{Activation, RouteSpec};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    DecoderLayer, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
+    DecoderLayer, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
     FeedForwardBlock, FeedForwardForm, LayerScale, Mixer, SharedExpert, SharedShare, SsmMixer,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
 use crate::family::{MambaLike, Wired};
-use crate::feed_forwards::n_used;
+use crate::feed_forwards::{Routing, experts};
 use crate::hybrids::{attention, example_heads, example_sizes};
 use crate::read::{example_mamba2, mamba2_mixer};
 
@@ -37,9 +37,19 @@ pub(crate) const NEMOTRON_H_MOE: MambaLike = MambaLike {
     name: "nemotron_h_moe",
     read,
     example: || {
+        let Routing { gate, sum, choice } = Routing::BIASED_SIGMOID;
         let experts = ExpertsBlock {
+            n_experts: 128,
+            hidden: 1856,
+            gate: ExpertGate::Ungated(ACTIVATION),
+            bias: ExpertBias::None,
+            route: RouteSpec {
+                sum,
+                ..RouteSpec::plain(6, gate)
+            },
+            choice,
+            scaling: ExpertScaling::Outputs,
             shared: Some(shared(3712)),
-            ..experts(128, 1856, 6)
         };
         let mixers = [
             Mixer::Recurrent(example_mamba2(4096, 64)),
@@ -66,23 +76,6 @@ fn shared(hidden: usize) -> SharedExpert {
         activation: ACTIVATION,
         form: FeedForwardForm::Plain,
         share: SharedShare::Whole,
-    }
-}
-
-/// A mixture without a shared expert.
-fn experts(n_experts: usize, hidden: usize, n_used: usize) -> ExpertsBlock {
-    ExpertsBlock {
-        n_experts,
-        hidden,
-        gate: ExpertGate::Ungated(ACTIVATION),
-        bias: ExpertBias::None,
-        route: RouteSpec {
-            sum: RouteSum::One,
-            ..RouteSpec::plain(n_used, RouteGate::Sigmoid)
-        },
-        choice: ExpertChoice::Biased,
-        scaling: ExpertScaling::Outputs,
-        shared: None,
     }
 }
 
@@ -136,27 +129,10 @@ fn feed_forward(
             }
         };
     }
-    let key = "expert_group_count";
-    if let Some(n @ 2..) = hyper.optional::<u32>(key)? {
-        return Err(hyper.wrong(key, format!("{n} groups of experts are not supported")));
-    }
-    let hidden = match hyper.optional::<u32>("expert_feed_forward_length")? {
-        None => hidden,
-        Some(_) => hyper.count("expert_feed_forward_length")?,
-    };
-    let block = experts(hyper.count("expert_count")?, hidden, n_used(hyper)?);
-    let scale = hyper.positive("expert_weights_scale")?;
     let shared_hidden = tensor("ffn_up_shexp")?.and_then(|up| up.shape().first().copied());
     Ok(FeedForward::Experts(ExpertsBlock {
-        route: RouteSpec {
-            sum: match hyper.optional::<bool>("expert_weights_norm")? {
-                Some(false) => RouteSum::Free,
-                None | Some(true) => RouteSum::One,
-            },
-            scale: scale.map_or(1.0, |scale| scale as f32),
-            ..block.route
-        },
+        gate: ExpertGate::Ungated(ACTIVATION),
         shared: shared_hidden.map(shared),
-        ..block
+        ..experts(hyper, Routing::BIASED_SIGMOID)?
     }))
 }

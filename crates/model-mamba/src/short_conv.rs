@@ -2,13 +2,13 @@
 //!
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is a convolution.
 
-use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
+use kv_core::graph::{Activation, RouteSpec};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    AttentionBlock, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
-    LastNorm, Mixer, QkNorm, ShortConvBlock, SsmMixer,
+    AttentionBlock, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, LastNorm,
+    Mixer, QkNorm, ShortConvBlock, SsmMixer,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
@@ -30,13 +30,6 @@ pub(crate) const LFM2_MOE: MambaLike = MambaLike {
     example: || example(vec![dense(7168), example_mixture()]),
 };
 
-/// Sigmoids with biases on the choice.
-const ROUTING: Routing = Routing {
-    gate: RouteGate::Sigmoid,
-    sum: RouteSum::One,
-    choice: ExpertChoice::Biased,
-};
-
 fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
     let conv = ShortConvBlock {
         channels: hyper.count("embedding_length")?,
@@ -50,7 +43,7 @@ fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired
             Ok(attention(heads, eps, rope))
         },
     };
-    let fed = feed_forwards(hyper, weights, ROUTING)?;
+    let fed = feed_forwards(hyper, weights, Routing::BIASED_SIGMOID)?;
     Ok(wired(layers(mixers(hyper, &kinds)?, fed).into()))
 }
 
@@ -103,10 +96,10 @@ fn example_mixture() -> FeedForward {
         gate: ExpertGate::Activation(Activation::Silu),
         bias: ExpertBias::None,
         route: RouteSpec {
-            sum: ROUTING.sum,
-            ..RouteSpec::plain(4, ROUTING.gate)
+            sum: Routing::BIASED_SIGMOID.sum,
+            ..RouteSpec::plain(4, Routing::BIASED_SIGMOID.gate)
         },
-        choice: ROUTING.choice,
+        choice: Routing::BIASED_SIGMOID.choice,
         scaling: ExpertScaling::Outputs,
         shared: None,
     })

@@ -54,6 +54,7 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("nemotron_h", "nemotron_h.feed_forward_length", 96),
         ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
         ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
+        ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 3),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
