@@ -55,7 +55,7 @@ pub use choice::{
     largest_device_n_ctx, weight_shapes,
 };
 pub use engine;
-pub use engine::sampler::{Penalties, SamplerConfig};
+pub use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
 pub use engine::{
     CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
     Ranked, Reranker, RerankerConfig,

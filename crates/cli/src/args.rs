@@ -12,6 +12,7 @@ mod hub;
 mod measure;
 mod rerank;
 mod run;
+mod sampler;
 mod state;
 mod texts;
 mod values;
@@ -36,9 +37,10 @@ pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
 pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
+pub(crate) use sampler::SamplerArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use texts::TextArgs;
-pub(crate) use values::{ContextSize, PredictLimit, Seed};
+pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed};
 
 /// Parses a number of at least 1.
 fn count() -> RangedI64ValueParser<u32> {
@@ -205,80 +207,6 @@ pub(crate) enum AttentionName {
     Fused,
     /// Scores, softmax and weighted sum as separate steps over all used cells: slow, for comparison
     Plain,
-}
-
-/// How tokens are sampled.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub(crate) struct SamplerArgs {
-    /// Temperature; 0 always takes the most likely token
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.8,
-        allow_negative_numbers = true,
-        value_parser = values::non_negative
-    )]
-    pub(crate) temp: f32,
-    /// Keep the K most likely tokens; 0 keeps all
-    #[arg(
-        long,
-        value_name = "K",
-        default_value_t = 40,
-        allow_negative_numbers = true
-    )]
-    pub(crate) top_k: u32,
-    /// Keep the most likely tokens whose probabilities add up to P; 1 keeps all
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.95,
-        allow_negative_numbers = true,
-        value_parser = values::probability
-    )]
-    pub(crate) top_p: f32,
-    /// Keep tokens at least P times as likely as the most likely; 0 keeps all
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.05,
-        allow_negative_numbers = true,
-        value_parser = values::probability
-    )]
-    pub(crate) min_p: f32,
-    /// Penalty factor for repeated tokens; 1 turns it off
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        allow_negative_numbers = true,
-        value_parser = values::positive
-    )]
-    pub(crate) repeat_penalty: f32,
-    /// Penalty for tokens that occurred
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        value_parser = values::finite
-    )]
-    pub(crate) presence_penalty: f32,
-    /// Penalty for each occurrence of a token
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true,
-        value_parser = values::finite
-    )]
-    pub(crate) frequency_penalty: f32,
-    /// How many tokens back penalties look; 0 turns them off
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub(crate) repeat_last_n: usize,
-    /// Random seed; -1 takes a random one [default: a random one, shown in the statistics]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) seed: Option<Seed>,
 }
 
 /// What happens when a text gets longer than the context.

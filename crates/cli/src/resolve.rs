@@ -13,10 +13,11 @@ use std::time::Duration;
 use anyhow::Context;
 use cellar::{DeviceShortage, ModelWork};
 use clap::ValueEnum;
-use engine::sampler::{Penalties, SamplerConfig};
+use engine::sampler::{Dry, Mirostat, Penalties, SamplerConfig, Xtc};
 use engine::{
-    AttentionMode, ConfigError, Engine, EngineConfig, EngineError, GroupAttention, LongContext,
-    LongTexts, MemoryBudget, PromptOutputs, RecordingBackend, TextPlan,
+    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
+    GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
+    TextPlan,
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
@@ -24,9 +25,11 @@ use kv_core::memory::{Streams, SwaSize};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
+use model_core::tokenizer::Tokenizer;
 
 use crate::args::{
-    AttentionName, ContextSize, EngineArgs, LongContextArgs, SamplerArgs, Seed, TextArgs,
+    AttentionName, ContextSize, EngineArgs, LongContextArgs, MirostatVersion, SamplerArgs, Seed,
+    TextArgs,
 };
 use crate::backends::{BackendFlags, BackendName};
 use crate::failure::{UsageError, usage};
@@ -57,6 +60,21 @@ pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
             frequency: args.frequency_penalty,
             presence: args.presence_penalty,
         },
+        typical_p: args.typical,
+        xtc: Xtc {
+            probability: args.xtc_probability,
+            threshold: args.xtc_threshold,
+        },
+        mirostat: match args.mirostat {
+            MirostatVersion::Off => None,
+            MirostatVersion::Two => Some(Mirostat {
+                tau: args.mirostat_ent,
+                eta: args.mirostat_lr,
+            }),
+        },
+        dry: dry(args),
+        logit_bias: args.logit_bias.clone(),
+        min_tokens: args.min_tokens as usize,
         seed: match args.seed {
             Some(Seed::Fixed(seed)) => seed,
             Some(Seed::Random) | None => random_seed(),
@@ -66,6 +84,38 @@ pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
         .check()
         .map_err(|error| UsageError(error.to_string()))?;
     Ok(config)
+}
+
+fn dry(args: &SamplerArgs) -> Dry {
+    let breakers = match args.dry_sequence_breaker.as_slice() {
+        [] => Dry::default().breakers,
+        // As llama.cpp: "none" takes the default ones away.
+        given => given
+            .iter()
+            .filter(|text| *text != "none")
+            .cloned()
+            .collect(),
+    };
+    Dry {
+        multiplier: args.dry_multiplier,
+        base: args.dry_base,
+        allowed_length: args.dry_allowed_length as usize,
+        last_n: args.dry_penalty_last_n.tokens(),
+        breakers,
+    }
+}
+
+/// Checks what the options of a text say about a vocabulary, and about each other.
+///
+/// # Errors
+/// A usage error where a token is not in the vocabulary, or the text cannot be long enough.
+pub(crate) fn check_options(
+    options: &CompletionOptions,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<()> {
+    let checked = options.check();
+    let checked = checked.and_then(|()| options.sampler.check_for(tokenizer));
+    Ok(checked.map_err(|error| UsageError(error.to_string()))?)
 }
 
 /// What happens when a text gets longer than the context; `n_bos` tokens at its beginning are kept

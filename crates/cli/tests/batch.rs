@@ -208,6 +208,18 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
             "line 2: a text of \"stop\"",
         ),
         ("{\"prompt\": \"a\", \"top_p\": 2}", "line 2: top-p 2"),
+        (
+            "{\"prompt\": \"a\", \"logit_bias\": {\"7\": 200}}",
+            "line 2: the bias of token 7 is 200: it must be between -100 and 100",
+        ),
+        (
+            "{\"prompt\": \"a\", \"logit_bias\": {\"999999\": 1}}",
+            "line 2: the bias is of token 999999",
+        ),
+        (
+            "{\"prompt\": \"a\", \"min_tokens\": 9, \"max_tokens\": 8}",
+            "line 2: the text must have at least 9 tokens, but may have 8 at most",
+        ),
     ] {
         let files = Files::new(&[json!({"prompt": "a"})]);
         let input = files.arg("in");

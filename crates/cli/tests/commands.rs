@@ -36,6 +36,7 @@ fn help_lists_commands_and_flags() {
         );
     }
     let flags = "--predict --ctx --temp --top-k --top-p --min-p --repeat-penalty --seed --threads \
+                 --logit-bias --min-tokens --typical --xtc-probability --dry-multiplier --mirostat \
                  --batch --ubatch --kv-type --streams --backend --chat --raw --no-bos --file --json";
     let (help, _) = output(&["run", "--help"]);
     for flag in flags.split_whitespace() {

@@ -13,6 +13,7 @@ use kv_core::graph::TopK;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 
+use crate::config::ConfigError;
 use crate::error::EngineError;
 use crate::sampler::{Sampler, SamplerConfig, Step, TokenOrigin};
 use crate::stop::StopStrings;
@@ -49,6 +50,24 @@ pub struct CompletionOptions {
     pub n_predict: Option<usize>,
     /// Stop strings; they are not part of the result.
     pub stop: Vec<String>,
+}
+
+impl CompletionOptions {
+    /// Checks the options that no tokenizer is needed for.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first option that is out of range, or contradicts another.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.sampler.check()?;
+        let min_tokens = self.sampler.min_tokens;
+        match self.n_predict {
+            Some(n_predict) if n_predict < min_tokens => Err(ConfigError::MinTokens {
+                min_tokens,
+                n_predict,
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What a token is chosen from.
@@ -95,9 +114,10 @@ impl Completion {
         tokenizer: &Arc<Tokenizer>,
         options: CompletionOptions,
     ) -> Result<Self, EngineError> {
+        options.check()?;
         Ok(Self {
             tokenizer: Arc::clone(tokenizer),
-            sampler: Sampler::new(options.sampler)?,
+            sampler: Sampler::for_tokenizer(options.sampler, tokenizer)?,
             stop: StopStrings::new(options.stop)?,
             n_predict: options.n_predict,
             decoder: Some(DecodeStream::new(

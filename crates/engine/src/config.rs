@@ -8,8 +8,10 @@ use kv_core::layers::{LayerError, LayerMap, RowLayout};
 use kv_core::memory::{
     Composite, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
 };
-use kv_core::{KvType, KvTypes, MAX_SEQS, Window};
+use kv_core::{KvType, KvTypes, MAX_SEQS, TokenId, Window};
 use model_core::architecture::{Model, OutputKind};
+
+use crate::sampler::MAX_BIAS;
 
 /// The context length where none is chosen, unless the model was trained with less.
 pub const DEFAULT_N_CTX: u32 = 4096;
@@ -149,6 +151,57 @@ pub enum ConfigError {
     PenaltyWindow {
         /// Its length in tokens.
         got: usize,
+    },
+    /// A bias that is too large, or not a number.
+    #[error(
+        "the bias of token {token} is {got}: it must be between -{MAX_BIAS} and {MAX_BIAS}, or a ban"
+    )]
+    LogitBias {
+        /// The token.
+        token: TokenId,
+        /// Its bias.
+        got: f32,
+    },
+    /// A bias of a token that the vocabulary does not have.
+    #[error("the bias is of token {token}, but the vocabulary has {n_tokens} tokens")]
+    BiasToken {
+        /// The token.
+        token: TokenId,
+        /// Tokens of the vocabulary.
+        n_tokens: usize,
+    },
+    /// A setting of a sampling step that is too small, or not a number.
+    #[error("{name} is {got}: it must be a number of at least {least}")]
+    BelowLeast {
+        /// Which setting.
+        name: &'static str,
+        /// Its value.
+        got: f32,
+        /// The smallest possible value.
+        least: u8,
+    },
+    /// A target of mirostat that is not positive.
+    #[error("mirostat target {0} is not a number above 0")]
+    MirostatTarget(f32),
+    /// An empty sequence breaker of DRY, which would break everywhere.
+    #[error("DRY sequence breaker {index} is empty")]
+    EmptyBreaker {
+        /// Its index.
+        index: usize,
+    },
+    /// A step for which the sampler needs a tokenizer, and was given none.
+    #[error("the sampling option {name} needs the tokenizer of the model")]
+    NeedsTokenizer {
+        /// Which option.
+        name: &'static str,
+    },
+    /// More tokens than the text may have.
+    #[error("the text must have at least {min_tokens} tokens, but may have {n_predict} at most")]
+    MinTokens {
+        /// The least number of tokens.
+        min_tokens: usize,
+        /// The largest.
+        n_predict: usize,
     },
     /// An empty stop string, which would stop every text.
     #[error("stop string {index} is empty")]

@@ -13,8 +13,10 @@ use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, count};
 #[command(after_help = "\
 Each line of the input is a JSON object with \"prompt\" (a text to continue) or \"messages\" (a list of
 {\"role\", \"content\"}, rendered by the model's chat template), and perhaps \"id\", \"max_tokens\",
-\"temperature\", \"top_k\", \"top_p\", \"min_p\", \"seed\" and \"stop\" (a text or a list). What a line does
-not give is taken from the flags. All lines are checked before anything is computed.
+\"min_tokens\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", \"typical_p\", \"repeat_penalty\",
+\"presence_penalty\", \"frequency_penalty\", \"dry_multiplier\", \"xtc_probability\", \"xtc_threshold\",
+\"logit_bias\" (an object: numbers by token id), \"seed\" and \"stop\" (a text or a list). What a line
+does not give is taken from the flags. All lines are checked before anything is computed.
 
 Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
 \"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for

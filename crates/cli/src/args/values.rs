@@ -6,6 +6,9 @@
 
 use std::str::FromStr;
 
+use engine::sampler::{Bias, LogitBias, MAX_BIAS, MAX_LAST_N};
+use kv_core::TokenId;
+
 /// The largest context that is taken.
 const MAX_TOKENS: u32 = 1 << 30;
 
@@ -87,6 +90,86 @@ impl FromStr for Seed {
     }
 }
 
+/// How many tokens back a step of the sampler looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookBack {
+    /// All of the text.
+    All,
+    /// So many.
+    Tokens(usize),
+}
+
+impl LookBack {
+    /// The number, where there is one.
+    pub(crate) fn tokens(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::Tokens(n) => Some(n),
+        }
+    }
+}
+
+impl FromStr for LookBack {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(n @ 0..=MAX_LAST_N) => Ok(Self::Tokens(n)),
+            _ if text == "-1" => Ok(Self::All),
+            _ => Err(format!(
+                "a number of tokens up to {MAX_LAST_N} is needed, or -1 for the whole text"
+            )),
+        }
+    }
+}
+
+/// Which Mirostat chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MirostatVersion {
+    /// None.
+    Off,
+    /// The second.
+    Two,
+}
+
+impl FromStr for MirostatVersion {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "0" => Ok(Self::Off),
+            "2" => Ok(Self::Two),
+            _ => Err("2 is needed (Mirostat 2), or 0 for none; there is no other".to_owned()),
+        }
+    }
+}
+
+/// A token and what is added to its logit, as llama.cpp writes it: `15043+1`, `15043-inf`.
+///
+/// # Errors
+/// Where it is none.
+pub(super) fn logit_bias(text: &str) -> Result<LogitBias, String> {
+    let wanted = || {
+        format!(
+            "a token's id, + or -, and a number up to {MAX_BIAS} are needed, as in 15043+1, or -inf \
+             for a token that is never chosen"
+        )
+    };
+    let sign_at = text.find(['+', '-']).ok_or_else(wanted)?;
+    let (token, bias) = text.split_at(sign_at);
+    let token = token.trim().parse().map(TokenId).map_err(|_| wanted())?;
+    let bias = match bias {
+        "-inf" => Bias::Ban,
+        bias => {
+            let is_signed_twice = bias[1..].starts_with(['+', '-']);
+            let bias = bias.parse().ok().filter(|_| !is_signed_twice);
+            let in_range = |bias: &f32| (-MAX_BIAS..=MAX_BIAS).contains(bias);
+            Bias::Add(bias.filter(in_range).ok_or_else(wanted)?)
+        }
+    };
+    Ok(LogitBias { token, bias })
+}
+
 /// Layers on a GPU: none, as there is no backend for one.
 ///
 /// # Errors
@@ -116,6 +199,14 @@ pub(super) fn non_negative(text: &str) -> Result<f32, String> {
 /// Where it is none.
 pub(super) fn positive(text: &str) -> Result<f32, String> {
     number(text, "a number above 0 is needed", |n| n > 0.0)
+}
+
+/// A number of at least 1.
+///
+/// # Errors
+/// Where it is none.
+pub(super) fn at_least_one(text: &str) -> Result<f32, String> {
+    number(text, "a number of at least 1 is needed", |n| n >= 1.0)
 }
 
 /// A number between 0 and 1.
@@ -159,6 +250,34 @@ mod tests {
         assert_eq!("-1".parse(), Ok(Seed::Random));
         assert_eq!("18446744073709551615".parse(), Ok(Seed::Fixed(u64::MAX)));
         assert_eq!((gpu_layers("0"), gpu_layers("99").is_err()), (Ok(0), true));
+    }
+
+    #[test]
+    fn biases_are_written_as_llama_cpp_reads_them() {
+        let bias = |token, bias| {
+            Ok(LogitBias {
+                token: TokenId(token),
+                bias,
+            })
+        };
+        assert_eq!(logit_bias("15043+1"), bias(15043, Bias::Add(1.0)));
+        assert_eq!(logit_bias("15043-2.5"), bias(15043, Bias::Add(-2.5)));
+        assert_eq!(logit_bias("7-inf"), bias(7, Bias::Ban));
+        assert_eq!(logit_bias("7+100"), bias(7, Bias::Add(100.0)));
+        for text in [
+            "7", "+1", "7=1", "7+101", "7+inf", "7+nan", "7--1", "x+1", "-1+1", "7+", "",
+        ] {
+            assert!(logit_bias(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_stand_for_something_are_known() {
+        assert_eq!("-1".parse(), Ok(LookBack::All));
+        assert_eq!("0".parse(), Ok(LookBack::Tokens(0)));
+        assert!("-2".parse::<LookBack>().is_err() && "9999999".parse::<LookBack>().is_err());
+        assert_eq!("2".parse(), Ok(MirostatVersion::Two));
+        assert!("1".parse::<MirostatVersion>().is_err());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cellar::Model;
-use engine::{CancelFlag, FinishReason, Pace, PromptOutputs};
+use engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs};
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
 
@@ -85,6 +85,13 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
     resolve::continues_texts(&file)?;
+    let n_predict = args.predict.map(|n| n as usize);
+    let options = CompletionOptions {
+        sampler,
+        n_predict,
+        stop: args.stop.clone(),
+    };
+    resolve::check_options(&options, file.tokenizer())?;
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
@@ -92,7 +99,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     drop(loading);
     warn_of_long_context(&engine);
     let model = Model::with_engine(file, engine);
-    let stop = args.stop.clone();
+    let CompletionOptions { sampler, stop, .. } = options;
     let mut chat = Chat {
         model: source.name(),
         responder: Responder::new(model, &template, cancel.clone(), stop).constrained(constraint),
@@ -100,7 +107,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         conversation: Conversation::new(args.system.clone()),
         settings: Settings {
             sampler,
-            n_predict: args.predict.map(|n| n as usize),
+            n_predict,
             show_thinking: args.show_thinking,
         },
         n_again: 0,

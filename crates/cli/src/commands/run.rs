@@ -11,8 +11,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::{
-    CancelFlag, Engine, EngineError, FinishReason, GenerateOptions, Generation, LongContext,
-    PromptOutputs,
+    CancelFlag, CompletionOptions, Engine, EngineError, FinishReason, GenerateOptions, Generation,
+    LongContext, PromptOutputs,
 };
 use kv_core::KvType;
 use kv_core::TokenId;
@@ -186,6 +186,12 @@ fn begin(
         (None, PromptMode::Raw) if start.constraint.is_none() => Some(resolve::DEFAULT_N_PREDICT),
         (predict, _) => predict.and_then(PredictLimit::tokens),
     };
+    let text = CompletionOptions {
+        sampler,
+        n_predict,
+        stop: args.stop.clone(),
+    };
+    resolve::check_options(&text, file.tokenizer())?;
     let bos = file.tokenizer().special_ids().bos;
     let history = start.history.clone().unwrap_or_default();
     let first = history.first().or(start.ids.first()).copied();
@@ -193,9 +199,9 @@ fn begin(
     let long_context = resolve::long_context(&args.long_context, n_bos)?;
     check_keep(long_context, engine.settings().n_ctx, n_bos)?;
     let options = GenerateOptions {
-        sampler,
+        sampler: text.sampler,
         n_predict,
-        stop: args.stop.clone(),
+        stop: text.stop,
         cancel,
         long_context,
         history,

@@ -76,7 +76,7 @@ const LANES: usize = 16;
 const CHUNK: usize = 64;
 
 /// Falling logit, ties by id: total, because no logit is NaN.
-fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
+pub(super) fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 

@@ -5,14 +5,17 @@
 
 use std::num::NonZeroU32;
 
+use model_core::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 
+use super::options::{Dry, LogitBias, Mirostat, Xtc};
 use crate::config::{ConfigError, MAX_LAST_N};
 
 /// How the next token is chosen from the logits.
 ///
-/// The defaults are those of llama.cpp, and so is the order of the steps: penalties, top-k, top-p,
-/// min-p, temperature, draw.
+/// The defaults are those of llama.cpp, and so is the order of the steps: logit bias, penalties, DRY,
+/// top-k, typical-p, top-p, min-p, XTC, temperature, draw. With mirostat it is logit bias,
+/// penalties, DRY, temperature, mirostat, draw. `min_tokens` goes before all of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplerConfig {
@@ -27,8 +30,22 @@ pub struct SamplerConfig {
     /// Keeps tokens whose probability, relative to the most likely one's, is at least this, in
     /// `0..=1`; 0 keeps all.
     pub min_p: f32,
+    /// Locally typical sampling (arXiv:2202.00666): keeps the tokens whose surprise is nearest to the
+    /// expected one until their probabilities together reach this, in `0..=1`; 1 keeps all. At least
+    /// one token stays.
+    pub typical_p: f32,
+    /// Excludes the most probable tokens now and then.
+    pub xtc: Xtc,
+    /// Keeps the surprise of the text near a target, instead of the steps that select tokens.
+    pub mirostat: Option<Mirostat>,
     /// Penalties on tokens that occurred recently.
     pub penalties: Penalties,
+    /// Penalties on tokens that would continue a repetition.
+    pub dry: Dry,
+    /// Changes of single logits; those of the same token add up.
+    pub logit_bias: Vec<LogitBias>,
+    /// Tokens that end generation are not chosen before the text has so many tokens.
+    pub min_tokens: usize,
     /// Seed of the draws: the same seed and logits give the same tokens on every platform.
     pub seed: u64,
 }
@@ -55,7 +72,13 @@ impl Default for SamplerConfig {
             top_k: NonZeroU32::new(40),
             top_p: 0.95,
             min_p: 0.05,
+            typical_p: 1.0,
+            xtc: Xtc::default(),
+            mirostat: None,
             penalties: Penalties::default(),
+            dry: Dry::default(),
+            logit_bias: Vec::new(),
+            min_tokens: 0,
             seed: 0,
         }
     }
@@ -102,7 +125,12 @@ impl SamplerConfig {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return Err(ConfigError::Temperature(self.temperature));
         }
-        for (name, got) in [("top-p", self.top_p), ("min-p", self.min_p)] {
+        let probabilities = [
+            ("top-p", self.top_p),
+            ("min-p", self.min_p),
+            ("typical-p", self.typical_p),
+        ];
+        for (name, got) in probabilities.into_iter().chain(self.xtc.probabilities()) {
             if !(0.0..=1.0).contains(&got) {
                 return Err(ConfigError::Probability { name, got });
             }
@@ -118,13 +146,43 @@ impl SamplerConfig {
         if last_n > MAX_LAST_N {
             return Err(ConfigError::PenaltyWindow { got: last_n });
         }
-        Ok(())
+        self.dry.check()?;
+        self.logit_bias.iter().try_for_each(LogitBias::check)?;
+        self.mirostat.as_ref().map_or(Ok(()), Mirostat::check)
+    }
+
+    /// The same, and that the vocabulary has every token that is named.
+    ///
+    /// # Errors
+    /// As [`SamplerConfig::check`]; [`ConfigError::BiasToken`].
+    pub fn check_for(&self, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
+        self.check()?;
+        let n_tokens = tokenizer.n_tokens();
+        let mut tokens = self.logit_bias.iter().map(|bias| bias.token);
+        match tokens.find(|token| token.as_usize() >= n_tokens) {
+            Some(token) => Err(ConfigError::BiasToken { token, n_tokens }),
+            None => Ok(()),
+        }
+    }
+
+    /// The setting for which a tokenizer is needed, if there is one.
+    pub(super) fn needs_tokenizer(&self) -> Option<&'static str> {
+        match self {
+            Self {
+                min_tokens: 1.., ..
+            } => Some("min_tokens"),
+            Self { dry, .. } if dry.is_active() => Some("dry"),
+            _ => None,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use kv_core::TokenId;
+
     use super::*;
+    use crate::sampler::Bias;
 
     #[test]
     fn every_limit_is_named_with_its_value() {
@@ -165,11 +223,86 @@ mod tests {
     }
 
     #[test]
+    fn every_limit_of_the_optional_steps_is_named_with_its_value() {
+        let refused = |edit: fn(&mut SamplerConfig)| {
+            let mut config = SamplerConfig::default();
+            edit(&mut config);
+            config.check().unwrap_err().to_string()
+        };
+        let biased = |c: &mut SamplerConfig, bias: f32| {
+            c.logit_bias = vec![LogitBias {
+                token: TokenId(7),
+                bias: Bias::Add(bias),
+            }];
+        };
+        let mut config = SamplerConfig::default();
+        for allowed in [100.0, -100.0] {
+            biased(&mut config, allowed);
+            assert_eq!(config.check(), Ok(()));
+        }
+        biased(&mut config, 100.5);
+        assert_eq!(
+            config.check().unwrap_err().to_string(),
+            "the bias of token 7 is 100.5: it must be between -100 and 100, or a ban"
+        );
+        biased(&mut config, f32::NAN);
+        assert!(config.check().is_err());
+        assert_eq!(
+            refused(|c| c.typical_p = -0.1),
+            "typical-p -0.1 is not between 0 and 1"
+        );
+        assert_eq!(
+            refused(|c| c.xtc.probability = 1.5),
+            "XTC probability 1.5 is not between 0 and 1"
+        );
+        assert_eq!(
+            refused(|c| c.xtc.threshold = f32::NAN),
+            "XTC threshold NaN is not between 0 and 1"
+        );
+        assert_eq!(
+            refused(|c| c.dry.multiplier = -1.0),
+            "the DRY multiplier is -1: it must be a number of at least 0"
+        );
+        assert_eq!(
+            refused(|c| c.dry.base = 0.5),
+            "the DRY base is 0.5: it must be a number of at least 1"
+        );
+        assert_eq!(
+            refused(|c| c.dry.allowed_length = 0),
+            "the DRY allowed length is 0: it must be between 1 and 1048576"
+        );
+        assert_eq!(
+            refused(|c| c.dry.last_n = Some(MAX_LAST_N + 1)),
+            "the number of tokens that DRY looks back at is 1048577: it must be between 1 and 1048576"
+        );
+        assert_eq!(
+            refused(|c| c.dry.breakers = vec!["\n".into(), String::new()]),
+            "DRY sequence breaker 1 is empty"
+        );
+        assert_eq!(
+            refused(|c| c.mirostat = Some(Mirostat { tau: 0.0, eta: 0.1 })),
+            "mirostat target 0 is not a number above 0"
+        );
+        assert_eq!(
+            refused(|c| c.mirostat = Some(Mirostat { tau: 5.0, eta: 2.0 })),
+            "mirostat learning rate 2 is not between 0 and 1"
+        );
+    }
+
+    #[test]
     fn a_configuration_can_be_written_and_read_in_part() {
         let config: SamplerConfig =
             serde_json::from_str(r#"{"temperature": 0, "top_k": 5}"#).unwrap();
         assert_eq!(config.top_k, NonZeroU32::new(5));
         assert_eq!(config.top_p, SamplerConfig::default().top_p);
+        let config: SamplerConfig = serde_json::from_str(
+            r#"{"dry": {"multiplier": 0.8}, "xtc": {"probability": 0.5}, "mirostat": {"tau": 3},
+                "logit_bias": [{"token": 5, "bias": "ban"}, {"token": 6, "bias": {"add": -2}}]}"#,
+        )
+        .unwrap();
+        assert_eq!(config.dry.base, Dry::default().base);
+        assert_eq!(config.mirostat, Some(Mirostat { tau: 3.0, eta: 0.1 }));
+        assert_eq!(config.logit_bias[1].bias, Bias::Add(-2.0));
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(
             serde_json::from_str::<SamplerConfig>(&text).unwrap(),

@@ -1,22 +1,35 @@
 //! The sampler: from one logits row to the next token.
 //!
 //! A chain of [`Step`]s narrows the [`Candidates`] down, then a seeded draw picks one. The order is
-//! penalties, top-k, top-p, min-p, temperature, as llama.cpp's default. The logits row is borrowed,
-//! never copied whole by the default chain. Invariant: the same configuration, text and logits give
-//! the same token on every platform. Knows nothing of models, text or memory.
+//! that of llama.cpp's default, see [`SamplerConfig`]. The logits row is borrowed, never copied whole
+//! by the default chain. Invariant: the same configuration, text and logits give the same token on
+//! every platform. Knows nothing of models or memory, and of text only what DRY's breakers are.
 
+mod bias;
 mod candidates;
 mod config;
+mod dry;
+mod mirostat;
+mod options;
 mod penalties;
 mod steps;
+mod typical;
 
+pub use bias::{BiasStep, MinTokensStep};
 pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
 pub use config::{Penalties, SamplerConfig};
+pub use dry::DryStep;
+pub use mirostat::MirostatStep;
+pub use options::{Bias, Dry, LogitBias, MAX_BIAS, Mirostat, Xtc};
 pub use penalties::PenaltyStep;
 pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopP};
+pub use typical::{Typical, XtcStep};
+
+use std::sync::Arc;
 
 use kv_core::TokenId;
 use kv_core::graph;
+use model_core::tokenizer::Tokenizer;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -72,33 +85,75 @@ pub struct Sampler {
     pick: Pick,
     /// Whether the caller added steps.
     has_own_steps: bool,
+    /// Tokens that end generation, where a tokenizer is known.
+    n_ends: usize,
     buffers: CandidateBuffers,
 }
 
 impl Sampler {
-    /// A sampler over an empty text.
+    /// A sampler over an empty text, of options that need no tokenizer.
     ///
     /// # Errors
-    /// [`ConfigError`] where a value is out of range.
+    /// [`ConfigError`] where a value is out of range; [`ConfigError::NeedsTokenizer`] with a least
+    /// number of tokens, or DRY.
     pub fn new(config: SamplerConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        match config.needs_tokenizer() {
+            Some(name) => Err(ConfigError::NeedsTokenizer { name }),
+            None => Ok(Self::with_steps(config, Vec::new(), Vec::new())),
+        }
+    }
+
+    /// A sampler over an empty text of this tokenizer.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where a value is out of range, or a token is not in the vocabulary.
+    pub fn for_tokenizer(
+        config: SamplerConfig,
+        tokenizer: &Arc<Tokenizer>,
+    ) -> Result<Self, ConfigError> {
+        config.check_for(tokenizer)?;
+        let mut first: Vec<Box<dyn Step>> = Vec::new();
+        if config.min_tokens > 0 {
+            let ends = tokenizer.end_of_generation().collect();
+            first.push(Box::new(MinTokensStep::new(config.min_tokens, ends)));
+        }
+        let mut after_penalties: Vec<Box<dyn Step>> = Vec::new();
+        if config.dry.is_active() {
+            after_penalties.push(Box::new(DryStep::new(config.dry.clone(), tokenizer)));
+        }
+        let mut sampler = Self::with_steps(config, first, after_penalties);
+        sampler.n_ends = tokenizer.end_of_generation().count();
+        Ok(sampler)
+    }
+
+    /// The chain, with steps at its beginning, and between penalties and selections.
+    fn with_steps(
+        config: SamplerConfig,
+        mut steps: Vec<Box<dyn Step>>,
+        after_penalties: Vec<Box<dyn Step>>,
+    ) -> Self {
+        if !config.logit_bias.is_empty() {
+            steps.push(Box::new(BiasStep(config.logit_bias.clone())));
+        }
         if config.penalties.are_active() {
             steps.push(Box::new(PenaltyStep::new(config.penalties.clone())));
         }
+        steps.extend(after_penalties);
         let pick = if config.temperature == 0.0 {
             Pick::Best
         } else {
             narrowing_steps(&config, &mut steps);
             Pick::Draw(Box::new(ChaCha8Rng::seed_from_u64(config.seed)))
         };
-        Ok(Self {
+        Self {
             config,
             steps,
             pick,
             has_own_steps: false,
+            n_ends: 0,
             buffers: CandidateBuffers::default(),
-        })
+        }
     }
 
     /// What it was made with.
@@ -141,8 +196,8 @@ impl Sampler {
     }
 
     /// How many of the most likely tokens are enough to choose the same token as from all;
-    /// `None` where it may take all: without top-k, with steps of the caller's, with penalties that
-    /// can raise a logit.
+    /// `None` where it may take all: without top-k, with mirostat, with steps of the caller's, with
+    /// penalties or biases that can raise a logit, with DRY.
     pub fn n_candidates(&self) -> Option<usize> {
         let Penalties {
             last_n,
@@ -151,13 +206,21 @@ impl Sampler {
             presence,
         } = self.config.penalties;
         let lowers = repeat >= 1.0 && frequency >= 0.0 && presence >= 0.0;
-        let n_lowered = match self.config.penalties.are_active() {
+        let n_penalised = match self.config.penalties.are_active() {
             true if lowers => last_n,
             true => return None,
             false => 0,
         };
+        let n_ends = match self.config.min_tokens {
+            0 => 0,
+            _ => self.n_ends,
+        };
+        let biases = &self.config.logit_bias;
+        let n_lowered = n_penalised.checked_add(n_ends)?.checked_add(biases.len())?;
         let n_kept = match (&self.pick, self.config.top_k) {
-            _ if self.has_own_steps => return None,
+            _ if self.has_own_steps || self.config.dry.is_active() => return None,
+            _ if biases.iter().any(LogitBias::raises) => return None,
+            (Pick::Draw(_), _) if self.config.mirostat.is_some() => return None,
             (Pick::Best, _) => 1,
             (Pick::Draw(_), Some(k)) => k.get() as usize,
             (Pick::Draw(_), None) => return None,
@@ -223,8 +286,23 @@ fn pick(
 }
 
 fn narrowing_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {
+    if config.mirostat.is_none() {
+        selecting_steps(config, steps);
+    }
+    if config.temperature != 1.0 {
+        steps.push(Box::new(Temperature(config.temperature)));
+    }
+    if let Some(mirostat) = config.mirostat {
+        steps.push(Box::new(MirostatStep::new(mirostat)));
+    }
+}
+
+fn selecting_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {
     if let Some(k) = config.top_k {
         steps.push(Box::new(TopK(k)));
+    }
+    if config.typical_p < 1.0 {
+        steps.push(Box::new(Typical::new(config.typical_p)));
     }
     if config.top_p < 1.0 {
         steps.push(Box::new(TopP(config.top_p)));
@@ -232,8 +310,8 @@ fn narrowing_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {
     if config.min_p > 0.0 {
         steps.push(Box::new(MinP(config.min_p)));
     }
-    if config.temperature != 1.0 {
-        steps.push(Box::new(Temperature(config.temperature)));
+    if config.xtc.is_active() {
+        steps.push(Box::new(XtcStep::new(config.xtc, config.seed)));
     }
 }
 

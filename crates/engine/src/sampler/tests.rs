@@ -119,21 +119,154 @@ fn custom_steps_come_first() {
     );
 }
 
+#[test]
+fn steps_come_in_llama_cpps_order() {
+    let config = SamplerConfig {
+        temperature: 0.7,
+        typical_p: 0.9,
+        xtc: Xtc {
+            probability: 0.5,
+            threshold: 0.1,
+        },
+        logit_bias: vec![LogitBias {
+            token: TokenId(0),
+            bias: Bias::Ban,
+        }],
+        penalties: Penalties {
+            repeat: 1.1,
+            ..Penalties::default()
+        },
+        ..SamplerConfig::default()
+    };
+    let names = |config: &SamplerConfig| -> Vec<String> {
+        let chain = sampler(config.clone());
+        let debug = chain.steps.iter().map(|step| format!("{step:?}"));
+        let name = |debug: String| debug.split([' ', '(']).next().unwrap().to_owned();
+        debug.map(name).collect()
+    };
+    let wanted = [
+        "BiasStep",
+        "PenaltyStep",
+        "TopK",
+        "Typical",
+        "TopP",
+        "MinP",
+        "XtcStep",
+    ];
+    assert_eq!(names(&config), [&wanted[..], &["Temperature"]].concat());
+    let mirostat = SamplerConfig {
+        mirostat: Some(Mirostat::default()),
+        ..config.clone()
+    };
+    let wanted = ["BiasStep", "PenaltyStep", "Temperature", "MirostatStep"];
+    assert_eq!(names(&mirostat), wanted);
+    let greedy = SamplerConfig {
+        temperature: 0.0,
+        ..config
+    };
+    assert_eq!(names(&greedy), ["BiasStep", "PenaltyStep"]);
+}
+
+#[test]
+fn options_that_need_a_tokenizer_are_refused_without_one() {
+    let refused = |config| Sampler::new(config).unwrap_err().to_string();
+    let min_tokens = SamplerConfig {
+        min_tokens: 1,
+        ..plain()
+    };
+    assert_eq!(
+        refused(min_tokens),
+        "the sampling option min_tokens needs the tokenizer of the model"
+    );
+    let mut dry = plain();
+    dry.dry.multiplier = 0.8;
+    assert_eq!(
+        refused(dry),
+        "the sampling option dry needs the tokenizer of the model"
+    );
+}
+
+#[test]
+fn a_bias_shifts_the_odds_and_a_ban_excludes() {
+    let bias = |token, bias| LogitBias {
+        token: TokenId(token),
+        bias,
+    };
+    let mut chain = sampler(SamplerConfig {
+        logit_bias: vec![bias(1, Bias::Add(3f32.ln())), bias(2, Bias::Ban)],
+        ..plain()
+    });
+    // Odds 1 : 1 : 1 become 1 : 3 : 0.
+    let got = chain.probabilities(&[0.0; 3]).unwrap();
+    assert_eq!(got.len(), 2, "{got:?}");
+    assert!(
+        (got[0].1 - 0.25).abs() < 1e-6 && (got[1].1 - 0.75).abs() < 1e-6,
+        "{got:?}"
+    );
+}
+
+#[test]
+fn mirostat_keeps_the_surprise_of_a_text_near_its_target() {
+    for tau in [1.0, 3.0] {
+        let mut chain = sampler(SamplerConfig {
+            mirostat: Some(Mirostat { tau, eta: 0.1 }),
+            ..plain()
+        });
+        // Zipf's law over 5000 tokens: the entropy is 9.4 bits.
+        let logits: Vec<f32> = (1..=5000).map(|rank| -(rank as f32).ln()).collect();
+        let (mut sum, n) = (0.0, 2000);
+        for _ in 0..n {
+            let possible = chain.probabilities(&logits).unwrap();
+            let token = chain.sample(&logits).unwrap();
+            let (_, p) = possible.iter().find(|(t, _)| *t == token).unwrap();
+            sum -= p.log2();
+            chain.accept(token, TokenOrigin::Generated);
+        }
+        let mean = sum / f64::from(n);
+        assert!((mean - f64::from(tau)).abs() < 0.15, "{mean} {tau}");
+    }
+}
+
 fn any_config() -> impl Strategy<Value = SamplerConfig> {
     let penalties = (0usize..8, 0.5f32..2.0, -1f32..1.0, -1f32..1.0);
     let numbers = (0f32..2.0, 0u32..12, 0f32..=1.0, 0f32..=1.0, any::<u64>());
-    (numbers, penalties).prop_map(|((temperature, k, top_p, min_p, seed), p)| SamplerConfig {
-        temperature: if temperature < 0.2 { 0.0 } else { temperature },
-        top_k: NonZeroU32::new(k),
-        top_p,
-        min_p,
-        seed,
-        penalties: Penalties {
-            last_n: p.0,
-            repeat: p.1,
-            frequency: p.2,
-            presence: p.3,
-        },
+    let bias = (0u32..20, prop::option::of(-3f32..1.0)).prop_map(|(token, bias)| LogitBias {
+        token: TokenId(token),
+        bias: bias.map_or(Bias::Ban, Bias::Add),
+    });
+    let optional = (
+        prop_oneof![3 => Just(1f32), 1 => 0f32..1.0],
+        prop_oneof![3 => Just(0f32), 1 => 0f32..1.0],
+        prop::option::weighted(0.2, 0.5f32..5.0),
+        prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(bias, 1..4)],
+    );
+    let numbers_of =
+        |(temperature, k, top_p, min_p, seed), p: (usize, f32, f32, f32)| SamplerConfig {
+            temperature: if temperature < 0.2 { 0.0 } else { temperature },
+            top_k: NonZeroU32::new(k),
+            top_p,
+            min_p,
+            seed,
+            penalties: Penalties {
+                last_n: p.0,
+                repeat: p.1,
+                frequency: p.2,
+                presence: p.3,
+            },
+            ..SamplerConfig::default()
+        };
+    (numbers, penalties, optional).prop_map(move |(numbers, p, optional)| {
+        let (typical_p, probability, tau, logit_bias) = optional;
+        SamplerConfig {
+            typical_p,
+            xtc: Xtc {
+                probability,
+                threshold: 0.1,
+            },
+            mirostat: tau.map(|tau| Mirostat { tau, eta: 0.1 }),
+            logit_bias,
+            ..numbers_of(numbers, p)
+        }
     })
 }
 
@@ -162,9 +295,14 @@ proptest! {
             prop_assert_eq!(chain.sample(&logits), Err(SampleError::NothingLeft { n_tokens }));
             return Ok(());
         }
-        // A penalty can exclude the only token there was: f32::MIN minus something.
+        // A penalty or a ban can exclude the only tokens there were: f32::MIN minus something.
+        let banned = chain.config().logit_bias.clone();
         let Ok(possible) = chain.probabilities(&logits) else {
-            prop_assert!(logits.iter().all(|&l| l == f32::NEG_INFINITY || l.abs() == f32::MAX));
+            let is_banned = |i: usize| banned.iter().any(|b| b.token.as_usize() == i);
+            let is_out = |(i, l): (usize, &f32)| {
+                *l == f32::NEG_INFINITY || l.abs() == f32::MAX || is_banned(i)
+            };
+            prop_assert!(logits.iter().enumerate().all(is_out));
             return Ok(());
         };
         let sum: f64 = possible.iter().map(|(_, p)| p).sum();

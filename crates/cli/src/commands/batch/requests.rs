@@ -3,12 +3,14 @@
 //! Invariant: a field that is not known, or a value out of range, is refused with the number of its
 //! line before anything is computed.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use cellar::render_chat;
 use engine::CompletionOptions;
-use engine::sampler::SamplerConfig;
+use engine::sampler::{Bias, LogitBias, SamplerConfig};
 use engine::serve::TextRequest;
+use kv_core::TokenId;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
@@ -28,6 +30,16 @@ struct Fields {
     top_k: Option<u32>,
     top_p: Option<f32>,
     min_p: Option<f32>,
+    typical_p: Option<f32>,
+    repeat_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    dry_multiplier: Option<f32>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    /// By token id.
+    logit_bias: Option<BTreeMap<u32, f32>>,
+    min_tokens: Option<usize>,
     seed: Option<u64>,
     stop: Option<Stop>,
 }
@@ -107,22 +119,30 @@ impl RequestLine {
 
     /// How its tokens are sampled: as `flags` say where the line does not.
     fn sampler(&self, flags: &SamplerConfig) -> SamplerConfig {
-        let Fields {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            ..
-        } = self.fields;
-        SamplerConfig {
-            temperature: temperature.unwrap_or(flags.temperature),
-            top_k: top_k.map_or(flags.top_k, NonZeroU32::new),
-            top_p: top_p.unwrap_or(flags.top_p),
-            min_p: min_p.unwrap_or(flags.min_p),
-            seed: seed.unwrap_or(flags.seed),
-            ..flags.clone()
+        let Self { fields, .. } = self;
+        let mut sampler = flags.clone();
+        let set = |setting: &mut f32, given: Option<f32>| *setting = given.unwrap_or(*setting);
+        set(&mut sampler.temperature, fields.temperature);
+        set(&mut sampler.top_p, fields.top_p);
+        set(&mut sampler.min_p, fields.min_p);
+        set(&mut sampler.typical_p, fields.typical_p);
+        set(&mut sampler.penalties.repeat, fields.repeat_penalty);
+        set(&mut sampler.penalties.presence, fields.presence_penalty);
+        set(&mut sampler.penalties.frequency, fields.frequency_penalty);
+        set(&mut sampler.dry.multiplier, fields.dry_multiplier);
+        set(&mut sampler.xtc.probability, fields.xtc_probability);
+        set(&mut sampler.xtc.threshold, fields.xtc_threshold);
+        sampler.top_k = fields.top_k.map_or(flags.top_k, NonZeroU32::new);
+        sampler.min_tokens = fields.min_tokens.unwrap_or(flags.min_tokens);
+        sampler.seed = fields.seed.unwrap_or(flags.seed);
+        if let Some(biases) = &fields.logit_bias {
+            let bias = |(&token, &bias): (&u32, &f32)| LogitBias {
+                token: TokenId(token),
+                bias: Bias::Add(bias),
+            };
+            sampler.logit_bias = biases.iter().map(bias).collect();
         }
+        sampler
     }
 
     /// The request, with what the flags say where the line does not.
@@ -152,13 +172,18 @@ impl RequestLine {
                 tokenizer.encode(&text, EncodeOptions::CHAT)
             }
         };
+        let options = CompletionOptions {
+            sampler: self.sampler(flags),
+            n_predict: self.fields.max_tokens.or(n_predict),
+            stop: self.stop(),
+        };
+        let checked = options.check();
+        if let Err(error) = checked.and_then(|()| options.sampler.check_for(tokenizer)) {
+            return usage(format!("line {number}: {error}"));
+        }
         Ok(TextRequest {
             prompt,
-            options: CompletionOptions {
-                sampler: self.sampler(flags),
-                n_predict: self.fields.max_tokens.or(n_predict),
-                stop: self.stop(),
-            },
+            options,
             ..TextRequest::default()
         })
     }

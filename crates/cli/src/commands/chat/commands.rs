@@ -76,7 +76,8 @@ pub(super) const HELP: &str = "\
   /save FILE          save the conversation as JSON
   /load FILE          continue a saved conversation
   /set [NAME VALUE]   show or change settings: temp, top-k, top-p, min-p, repeat-penalty,
-                      presence-penalty, frequency-penalty, seed, predict, show-thinking
+                      presence-penalty, frequency-penalty, typical, xtc-probability,
+                      xtc-threshold, dry-multiplier, min-tokens, seed, predict, show-thinking
   /show [WHAT]        show settings, messages, prompt or template
   /stats              show the size of the conversation and the speed of the last answer
   /help               show these commands

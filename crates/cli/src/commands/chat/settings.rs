@@ -40,6 +40,11 @@ impl Settings {
             "repeat-penalty" => penalties.repeat = number(name, value)?,
             "presence-penalty" => penalties.presence = number(name, value)?,
             "frequency-penalty" => penalties.frequency = number(name, value)?,
+            "typical" => sampler.typical_p = number(name, value)?,
+            "xtc-probability" => sampler.xtc.probability = number(name, value)?,
+            "xtc-threshold" => sampler.xtc.threshold = number(name, value)?,
+            "dry-multiplier" => sampler.dry.multiplier = number(name, value)?,
+            "min-tokens" => sampler.min_tokens = number(name, value)?,
             "seed" => sampler.seed = number(name, value)?,
             "predict" => {
                 let n = number::<usize>(name, value)?;
@@ -78,8 +83,15 @@ impl fmt::Display for Settings {
             top_k,
             top_p,
             min_p,
+            typical_p,
+            xtc,
+            dry,
+            min_tokens,
             penalties,
             seed,
+            // Given by flags alone.
+            logit_bias: _,
+            mirostat: _,
         } = &self.sampler;
         let show_thinking = self.show_thinking.to_possible_value();
         let lines = [
@@ -90,6 +102,11 @@ impl fmt::Display for Settings {
             ("repeat-penalty", penalties.repeat.to_string()),
             ("presence-penalty", penalties.presence.to_string()),
             ("frequency-penalty", penalties.frequency.to_string()),
+            ("typical", typical_p.to_string()),
+            ("xtc-probability", xtc.probability.to_string()),
+            ("xtc-threshold", xtc.threshold.to_string()),
+            ("dry-multiplier", dry.multiplier.to_string()),
+            ("min-tokens", min_tokens.to_string()),
             ("seed", seed.to_string()),
             ("predict", self.n_predict.unwrap_or(0).to_string()),
             (
