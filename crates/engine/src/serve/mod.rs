@@ -46,5 +46,5 @@ pub use config::ServiceConfig;
 pub use scheduler::{
     Counters, Missed, PrefixCaching, PrefixUse, Priority, PromptLimits, RequestError, Reuse, Salt,
 };
-pub use service::{Service, ServiceError, TextRequest};
+pub use service::{Service, ServiceError, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};

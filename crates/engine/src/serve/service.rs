@@ -78,7 +78,20 @@ pub struct Service<B: Backend> {
     queue: Arc<QueueSize>,
     next_id: AtomicU64,
     step: Arc<StepGuests>,
-    counters: Arc<Mutex<Counters>>,
+    status: Arc<Mutex<ServiceStatus>>,
+}
+
+/// The state of a service after its last step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceStatus {
+    /// What the scheduler has done.
+    pub counters: Counters,
+    /// Requests that were admitted and have not ended.
+    pub n_running: usize,
+    /// KV cells of the memory's largest part; 0 where no layer has attention.
+    pub n_cells: u32,
+    /// Of these, the cells that hold tokens: of running requests and of cached prefixes.
+    pub n_cells_used: u32,
 }
 
 /// What waits, and how much may.
@@ -139,9 +152,9 @@ impl<B: Backend> Service<B> {
         let limits = scheduler.prompt_limits();
         // Every request in the channel has a place in the queue, and one command more stops it.
         let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
-        let (step, counters) = (Arc::default(), Arc::default());
+        let (step, status) = (Arc::default(), Arc::default());
         let worker = Worker::new(engine, scheduler, received)
-            .with_shared(Arc::clone(&step), Arc::clone(&counters));
+            .with_shared(Arc::clone(&step), Arc::clone(&status));
         let thread = std::thread::Builder::new().name("cellar-service".to_owned());
         let thread = thread.spawn(move || worker.run());
         let thread = thread.map_err(|error| ServiceError::NoThread {
@@ -158,7 +171,7 @@ impl<B: Backend> Service<B> {
             }),
             next_id: AtomicU64::new(0),
             step,
-            counters,
+            status,
         })
     }
 
@@ -213,7 +226,12 @@ impl<B: Backend> Service<B> {
 
     /// What the scheduler has done up to its last step.
     pub fn counters(&self) -> Counters {
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.status().counters
+    }
+
+    /// What runs, and how full the memory is, as of the last step.
+    pub fn status(&self) -> ServiceStatus {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends all requests, and returns the engine with an empty memory.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use kv_core::TokenId;
@@ -75,12 +76,26 @@ struct State {
     end: Option<TextEnd>,
     /// The reader is gone, or has cancelled the request.
     is_cancelled: bool,
+    /// The task that polled last and found nothing.
+    waker: Option<Waker>,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A reader that panicked leaves a text that is as good as before.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, then wakes whoever waits for a change.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
@@ -122,6 +137,27 @@ impl TextStream {
             }
             let waited = self.shared.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// As [`TextStream::next_piece`] for asynchronous code: where no piece is there, the task of `cx`
+    /// is woken when one comes. Only the task that polled last is.
+    ///
+    /// After the end, [`TextStream::finish`] does not wait.
+    ///
+    /// # Errors
+    /// As [`TextStream::next_piece`].
+    pub fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<String>, ServiceError>> {
+        let mut state = self.shared.lock();
+        match take(&mut state, &mut self.has_ended) {
+            Some(taken) => Poll::Ready(taken),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
         }
     }
 
@@ -205,8 +241,7 @@ impl TextSender {
 
     pub(crate) fn push(&self, piece: &str) {
         if !piece.is_empty() {
-            self.0.lock().text.push_str(piece);
-            self.0.changed.notify_all();
+            self.0.change(|state| state.text.push_str(piece));
         }
     }
 
@@ -217,9 +252,9 @@ impl TextSender {
 
 impl Drop for TextSender {
     fn drop(&mut self) {
-        let end = Err(ServiceError::Stopped);
-        self.0.lock().end.get_or_insert(end);
-        self.0.changed.notify_all();
+        self.0.change(|state| {
+            state.end.get_or_insert(Err(ServiceError::Stopped));
+        });
     }
 }
 
@@ -248,5 +283,64 @@ impl StepGuests {
         if guests.remove(&request) && guests.is_empty() {
             self.flag.cancel();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_task_that_polls_is_woken_by_each_piece_and_by_the_end() {
+        let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default());
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut poll = |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
+        let times = || woken.0.load(Ordering::SeqCst);
+
+        assert!(poll(&mut stream).is_pending());
+        assert_eq!(times(), 0);
+        sender.push("");
+        assert_eq!(times(), 0);
+        sender.push("Once");
+        sender.push(" upon"); // nobody waits now
+        assert_eq!(times(), 1);
+        let Poll::Ready(Ok(Some(piece))) = poll(&mut stream) else {
+            unreachable!("a piece is there")
+        };
+        assert_eq!(piece, "Once upon");
+        assert!(poll(&mut stream).is_pending());
+        sender.end(Ok((Vec::new(), FinishReason::Length, Usage::default())));
+        assert_eq!(times(), 2);
+        assert!(matches!(poll(&mut stream), Poll::Ready(Ok(None))));
+        assert!(matches!(poll(&mut stream), Poll::Ready(Ok(None))));
+        assert_eq!(stream.finish().unwrap().finish, FinishReason::Length);
+    }
+
+    #[test]
+    fn a_task_learns_that_the_service_has_gone() {
+        let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default());
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut cx = Context::from_waker(&waker);
+        assert!(stream.poll_piece(&mut cx).is_pending());
+        drop(sender);
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        let failed = stream.poll_piece(&mut cx);
+        assert!(matches!(failed, Poll::Ready(Err(ServiceError::Stopped))));
+        assert!(matches!(stream.poll_piece(&mut cx), Poll::Ready(Ok(None))));
     }
 }

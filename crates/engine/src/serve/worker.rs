@@ -13,12 +13,12 @@ use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::memory::Edit;
 use scheduler::{
-    Counters, End, Event, Micros, Outcome, PrefixUse, Priority, Progress, Request, RequestId,
+    End, Event, Micros, Outcome, PrefixUse, Priority, Progress, Request, RequestId,
     RowReport, Scheduler, Step, StepFailure, Work,
 };
 
 use super::config::micros;
-use super::service::{QueuePlace, ServiceError};
+use super::service::{QueuePlace, ServiceError, ServiceStatus};
 use super::stream::{StepGuests, TextSender, Usage};
 use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::decode::{Engine, Logits};
@@ -64,7 +64,7 @@ pub(crate) struct Worker<B: Backend> {
     commands: Receiver<Command>,
     live: BTreeMap<RequestId, Live>,
     step: Arc<StepGuests>,
-    counters: Arc<Mutex<Counters>>,
+    status: Arc<Mutex<ServiceStatus>>,
     started: Instant,
     is_stopping: bool,
 }
@@ -81,17 +81,21 @@ impl<B: Backend> Worker<B> {
             commands,
             live: BTreeMap::new(),
             step: Arc::default(),
-            counters: Arc::default(),
+            status: Arc::default(),
             started: Instant::now(),
             is_stopping: false,
         }
     }
 
     /// The same with what the service looks at.
-    pub(crate) fn with_shared(self, step: Arc<StepGuests>, counters: Arc<Mutex<Counters>>) -> Self {
+    pub(crate) fn with_shared(
+        self,
+        step: Arc<StepGuests>,
+        status: Arc<Mutex<ServiceStatus>>,
+    ) -> Self {
         Self {
             step,
-            counters,
+            status,
             ..self
         }
     }
@@ -99,6 +103,7 @@ impl<B: Backend> Worker<B> {
     /// Serves until it is stopped, and returns the engine with an empty memory.
     pub(crate) fn run(mut self) -> Engine<B> {
         let mut is_idle = true;
+        self.publish_status();
         while !self.is_stopping {
             if is_idle {
                 self.wait_for_command();
@@ -113,10 +118,22 @@ impl<B: Backend> Worker<B> {
                 Work::Edit(edits) => self.edit(edits),
                 Work::Decode(step) => self.decode(&step),
             }
-            let counters = self.scheduler.counters();
-            *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+            self.publish_status();
         }
         self.give_back()
+    }
+
+    fn publish_status(&self) {
+        let parts = self.engine.memory().parts();
+        let largest = parts.iter().max_by_key(|part| part.n_cells());
+        let running = self.live.values().filter(|live| live.place.is_none());
+        let status = ServiceStatus {
+            counters: self.scheduler.counters(),
+            n_running: running.count(),
+            n_cells: largest.map_or(0, |part| part.n_cells()),
+            n_cells_used: largest.map_or(0, |part| part.n_used()),
+        };
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 
     /// Takes everything out of the memory again, as requests that end do.
