@@ -13,6 +13,7 @@ mod input;
 mod interrupt;
 mod keyboard;
 mod kv_args;
+mod logprobs;
 mod machine;
 mod models;
 mod output_file;

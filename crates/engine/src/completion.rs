@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::ConfigError;
 use crate::error::EngineError;
-use crate::sampler::{Sampler, SamplerConfig, Step, TokenOrigin};
+use crate::logprobs::{Logprobs, TokenLogprobs};
+use crate::sampler::{SampleError, Sampler, SamplerConfig, Step, TokenOrigin};
 use crate::stop::StopStrings;
 
 /// Why a text ended.
@@ -50,6 +51,31 @@ pub struct CompletionOptions {
     pub n_predict: Option<usize>,
     /// Stop strings; they are not part of the result.
     pub stop: Vec<String>,
+    /// Which log probabilities of its tokens are wanted. Any need whole rows of logits.
+    pub logprobs: Logprobs,
+    /// Which log probabilities of the prompt's tokens are wanted. Any need a row of logits for each
+    /// token of the prompt, and that nothing of it is reused.
+    pub prompt_logprobs: Logprobs,
+}
+
+/// Log probabilities of the places of a text so far.
+#[derive(Debug)]
+struct Collected {
+    wanted: Logprobs,
+    places: Vec<TokenLogprobs>,
+}
+
+impl Collected {
+    fn new(wanted: Logprobs) -> Self {
+        let places = Vec::new();
+        Self { wanted, places }
+    }
+
+    fn add(&mut self, row: &[f32], token: TokenId) {
+        if let Some(n_top) = self.wanted.n_top() {
+            self.places.push(TokenLogprobs::of(row, token, n_top));
+        }
+    }
 }
 
 impl CompletionOptions {
@@ -59,6 +85,8 @@ impl CompletionOptions {
     /// [`ConfigError`] for the first option that is out of range, or contradicts another.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.sampler.check()?;
+        self.logprobs.check()?;
+        self.prompt_logprobs.check()?;
         let min_tokens = self.sampler.min_tokens;
         match self.n_predict {
             Some(n_predict) if n_predict < min_tokens => Err(ConfigError::MinTokens {
@@ -101,6 +129,8 @@ pub struct Completion {
     /// `None` once the text has ended and its rest was given out.
     decoder: Option<DecodeStream>,
     tokens: Vec<TokenId>,
+    logprobs: Collected,
+    prompt_logprobs: Collected,
     text: String,
     finish: Option<FinishReason>,
 }
@@ -125,6 +155,8 @@ impl Completion {
                 SpecialPieces::Skip,
             )),
             tokens: Vec::new(),
+            logprobs: Collected::new(options.logprobs),
+            prompt_logprobs: Collected::new(options.prompt_logprobs),
             text: String::new(),
             finish: None,
         })
@@ -146,7 +178,37 @@ impl Completion {
     /// How many of the most likely tokens are enough to choose from, see
     /// [`Sampler::n_candidates`]; `None` where it takes whole rows of logits.
     pub fn n_candidates(&self) -> Option<usize> {
-        self.sampler.n_candidates()
+        match self.logprobs.wanted {
+            Logprobs::Off => self.sampler.n_candidates(),
+            Logprobs::Top(_) => None,
+        }
+    }
+
+    /// Whether the rows of the prompt's tokens are wanted, see [`Completion::take_prompt_row`].
+    pub fn wants_prompt_rows(&self) -> bool {
+        self.prompt_logprobs.wanted != Logprobs::Off
+    }
+
+    /// Takes the row of the prompt's token number `index`, counted from 0: it says how likely the
+    /// next one was. Rows come in order; one that was taken before is passed over, so a prompt may
+    /// be computed again.
+    ///
+    /// # Errors
+    /// [`EngineError::Sample`] where a logit is not a number.
+    pub fn take_prompt_row(
+        &mut self,
+        index: usize,
+        next: TokenId,
+        row: &[f32],
+    ) -> Result<(), EngineError> {
+        if index < self.prompt_logprobs.places.len() {
+            return Ok(());
+        }
+        if row.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
+            return Err(SampleError::NotNumbers.into());
+        }
+        self.prompt_logprobs.add(row, next);
+        Ok(())
     }
 
     /// Chooses a token from a row and returns the text that it releases: with the last piece, also
@@ -181,6 +243,16 @@ impl Completion {
         &self.tokens
     }
 
+    /// The log probabilities of each of [`Completion::tokens`]; empty where none are wanted.
+    pub fn logprobs(&self) -> &[TokenLogprobs] {
+        &self.logprobs.places
+    }
+
+    /// The log probabilities of the prompt's tokens but the first; empty where none are wanted.
+    pub fn prompt_logprobs(&self) -> &[TokenLogprobs] {
+        &self.prompt_logprobs.places
+    }
+
     /// The text so far, as far as it was returned.
     pub fn text(&self) -> &str {
         &self.text
@@ -209,6 +281,9 @@ impl Completion {
     pub(crate) fn choose(&mut self, row: OutputRow<'_>) -> Result<Option<TokenId>, EngineError> {
         let token = match row {
             OutputRow::Logits(logits) => self.sampler.sample(logits)?,
+            OutputRow::Candidates(_) if self.logprobs.wanted != Logprobs::Off => {
+                return Err(EngineError::NoLogits);
+            }
             OutputRow::Candidates(top) => self.sampler.sample_top(top)?,
         };
         if self.tokenizer.is_end_of_generation(token) {
@@ -217,6 +292,9 @@ impl Completion {
         }
         self.sampler.accept(token, TokenOrigin::Generated);
         self.tokens.push(token);
+        if let OutputRow::Logits(logits) = row {
+            self.logprobs.add(logits, token);
+        }
         Ok(Some(token))
     }
 

@@ -11,6 +11,7 @@ use kv_core::memory::{
 use kv_core::{KvType, KvTypes, MAX_SEQS, TokenId, Window};
 use model_core::architecture::{Model, OutputKind};
 
+use crate::logprobs::MAX_TOP_LOGPROBS;
 use crate::sampler::MAX_BIAS;
 
 /// The context length where none is chosen, unless the model was trained with less.
@@ -202,6 +203,14 @@ pub enum ConfigError {
         min_tokens: usize,
         /// The largest.
         n_predict: usize,
+    },
+    /// Log probabilities of too many tokens.
+    #[error(
+        "log probabilities of the {got} likeliest tokens: at most {MAX_TOP_LOGPROBS} can be given"
+    )]
+    TopLogprobs {
+        /// How many were asked for.
+        got: usize,
     },
     /// An empty stop string, which would stop every text.
     #[error("stop string {index} is empty")]

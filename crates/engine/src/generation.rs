@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kv_core::backend::{Backend, CancelFlag};
-use kv_core::batch::{Batch, Output};
+use kv_core::batch::Batch;
 use kv_core::graph::TopK;
 use kv_core::memory::{Memory, Refusal};
 use kv_core::{Pos, SeqId, TokenId};
@@ -19,6 +19,7 @@ use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::logprobs::{Logprobs, TokenLogprobs};
 use crate::sampler::{SamplerConfig, Step};
 use crate::timings::Timings;
 
@@ -33,6 +34,11 @@ pub struct GenerateOptions {
     pub n_predict: Option<usize>,
     /// Stop strings; they are not part of the result.
     pub stop: Vec<String>,
+    /// Which log probabilities of its tokens are wanted.
+    pub logprobs: Logprobs,
+    /// Which log probabilities of the prompt's tokens are wanted: of each prompt that is fed, all but
+    /// the first.
+    pub prompt_logprobs: Logprobs,
     /// Cancels it.
     pub cancel: CancelFlag,
     /// What happens when it gets longer than the context.
@@ -43,6 +49,21 @@ pub struct GenerateOptions {
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
 pub(crate) const MAX_CANDIDATES: usize = 512;
+
+/// The most tokens of a prompt that are computed at once where the rows of all are wanted: each is
+/// as long as the vocabulary.
+const MAX_PROMPT_ROWS: usize = 64;
+
+/// Which rows of the tokens that are evaluated are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PieceRows {
+    /// None.
+    None,
+    /// That of the last token.
+    Last,
+    /// All.
+    All,
+}
 
 /// How much of the prompt is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +190,8 @@ impl Generation {
             sampler,
             n_predict,
             stop,
+            logprobs,
+            prompt_logprobs,
             cancel,
             long_context,
             history,
@@ -177,6 +200,8 @@ impl Generation {
             sampler,
             n_predict,
             stop,
+            logprobs,
+            prompt_logprobs,
         };
         Ok(Self {
             completion: Completion::new(tokenizer, text)?,
@@ -216,15 +241,27 @@ impl Generation {
         let history = std::mem::take(&mut self.history);
         self.completion.accept_prompt(&history);
         let (n_tokens, mut n_done) = (prompt.len(), 0);
-        for piece in prompt.chunks(engine.settings().n_ubatch.max(1) as usize) {
+        let n_before = self.completion.prompt_logprobs().len();
+        let n_ubatch = engine.settings().n_ubatch.max(1) as usize;
+        let n_piece = match self.completion.wants_prompt_rows() {
+            true => n_ubatch.min(MAX_PROMPT_ROWS),
+            false => n_ubatch,
+        };
+        for piece in prompt.chunks(n_piece) {
             if self.is_cancelled() {
                 break;
             }
             let output = match n_done + piece.len() < n_tokens {
-                true => Output::Skip,
-                false => Output::Wanted,
+                _ if self.completion.wants_prompt_rows() => PieceRows::All,
+                true => PieceRows::None,
+                false => PieceRows::Last,
             };
-            match self.feed_piece(engine, piece, output) {
+            let fed = self.feed_piece(engine, piece, output);
+            let fed = fed.and_then(|()| {
+                let after = &prompt[n_done + 1..];
+                self.take_prompt_rows(engine, n_before + n_done, after)
+            });
+            match fed {
                 Err(EngineError::Cancelled) => {
                     self.completion.set_finish(Some(FinishReason::Cancelled));
                     break;
@@ -238,19 +275,38 @@ impl Generation {
         Ok(())
     }
 
+    /// Takes the rows of the piece that was evaluated last, which began with the token before
+    /// `after`: its token number `first` of all prompts.
+    fn take_prompt_rows<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &Engine<B, M>,
+        first: usize,
+        after: &[TokenId],
+    ) -> Result<(), EngineError> {
+        if !self.completion.wants_prompt_rows() {
+            return Ok(());
+        }
+        let logits = engine.last_logits();
+        let rows = (0..logits.n_rows()).filter_map(|number| logits.row(number));
+        for ((index, &next), row) in (first..).zip(after).zip(rows) {
+            self.completion.take_prompt_row(index, next, row)?;
+        }
+        Ok(())
+    }
+
     /// Evaluates a piece of a prompt that fits a ubatch, after the pending token.
     fn feed_piece<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
         piece: &[TokenId],
-        output: Output,
+        rows: PieceRows,
     ) -> Result<(), EngineError> {
         if let Next::Pending(token) = self.next {
-            self.evaluate(engine, &[token], Output::Skip)?;
+            self.evaluate(engine, &[token], PieceRows::None)?;
         }
         self.next = Next::Nothing;
-        self.evaluate(engine, piece, output)?;
-        if output == Output::Wanted {
+        self.evaluate(engine, piece, rows)?;
+        if rows != PieceRows::None {
             self.next = Next::Row(LastRow::of(engine)?);
         }
         self.completion.accept_prompt(piece);
@@ -281,6 +337,17 @@ impl Generation {
     /// The tokens of the text so far; a token that ended it is not among them.
     pub fn tokens(&self) -> &[TokenId] {
         self.completion.tokens()
+    }
+
+    /// The log probabilities of [`Generation::tokens`]; empty where none are wanted.
+    pub fn logprobs(&self) -> &[TokenLogprobs] {
+        self.completion.logprobs()
+    }
+
+    /// The log probabilities of the prompt's tokens but the first, see
+    /// [`GenerateOptions::prompt_logprobs`].
+    pub fn prompt_logprobs(&self) -> &[TokenLogprobs] {
+        self.completion.prompt_logprobs()
     }
 
     /// The last token of the text where it was chosen but not evaluated yet, so that it is not in
@@ -424,7 +491,7 @@ impl Generation {
         if self.n_used(engine) >= engine.settings().n_ctx as usize {
             return Ok(false);
         }
-        match self.evaluate(engine, &[token], Output::Wanted) {
+        match self.evaluate(engine, &[token], PieceRows::Last) {
             Ok(()) => Ok(true),
             Err(EngineError::Refused(Refusal::NoRoom(_))) => Ok(false),
             Err(error) => Err(error),
@@ -445,12 +512,12 @@ impl Generation {
         Ok(())
     }
 
-    /// Evaluates tokens; `output` is that of the last.
+    /// Evaluates tokens.
     fn evaluate<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
         tokens: &[TokenId],
-        output: Output,
+        rows: PieceRows,
     ) -> Result<(), EngineError> {
         if let LongContext::Group(group) = self.long_context {
             self.group(engine, group)?;
@@ -458,13 +525,18 @@ impl Generation {
         self.batch.clear();
         for (at, &token) in tokens.iter().enumerate() {
             let entry = self.batch.push_token(token).in_sequence(self.seq);
-            if output == Output::Wanted && at + 1 == tokens.len() {
+            let is_wanted = match rows {
+                PieceRows::None => false,
+                PieceRows::Last => at + 1 == tokens.len(),
+                PieceRows::All => true,
+            };
+            if is_wanted {
                 entry.with_output();
             }
         }
         let n_vocab = engine.settings().rules.n_vocab as usize;
         let enough = self.completion.n_candidates();
-        match enough.filter(|&k| k <= MAX_CANDIDATES.min(n_vocab)) {
+        match enough.filter(|&k| k <= MAX_CANDIDATES.min(n_vocab) && rows != PieceRows::All) {
             Some(k) if engine.backend().prefers_candidates() => {
                 engine.decode_candidates(&self.batch, k, &self.cancel)?;
             }

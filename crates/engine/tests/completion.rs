@@ -24,6 +24,7 @@ fn by_generation(options: &CompletionOptions) -> Generated {
         sampler,
         n_predict,
         stop,
+        ..
     } = options.clone();
     let options = GenerateOptions {
         sampler,
@@ -80,6 +81,7 @@ fn a_completion_tells_what_a_generation_tells() {
                 sampler: sampler.clone(),
                 n_predict,
                 stop,
+                ..CompletionOptions::default()
             };
             assert_eq!(
                 by_completion(&options),

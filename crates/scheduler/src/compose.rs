@@ -3,7 +3,7 @@
 //! Invariant: the first of the running requests always has tokens in a step. Knows nothing of
 //! cells: a step that does not fit is composed again, smaller.
 
-use kv_core::batch::{Batch, Output};
+use kv_core::batch::Batch;
 
 use crate::event::{Feed, Step};
 use crate::state::Running;
@@ -46,10 +46,9 @@ pub(crate) fn compose(running: &[Running], n_prefill: usize) -> Composed {
 pub(crate) fn step(feeds: Vec<Feed>) -> Step {
     let mut batch = Batch::new();
     for feed in &feeds {
-        let last = feed.tokens.len().saturating_sub(1);
         for (at, &token) in feed.tokens.iter().enumerate() {
             let entry = batch.push_token(token).in_sequence(feed.seq);
-            if at == last && feed.output == Output::Wanted {
+            if feed.is_wanted(at) {
                 entry.with_output();
             }
         }

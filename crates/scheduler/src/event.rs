@@ -7,7 +7,7 @@ use kv_core::memory::Edit;
 use kv_core::{Pos, SeqId, TokenId};
 
 use crate::prefix::Reuse;
-use crate::request::{Request, RequestError, RequestId};
+use crate::request::{PromptRows, Request, RequestError, RequestId};
 
 /// What happened outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,11 +133,41 @@ pub struct Step {
 }
 
 impl Step {
-    /// The requests that get a row, in the order of the rows.
-    pub fn outputs(&self) -> impl Iterator<Item = RequestId> + '_ {
-        let wanted = self.feeds.iter().filter(|f| f.output == Output::Wanted);
-        wanted.map(|feed| feed.request)
+    /// What the rows are, in their order.
+    pub fn rows(&self) -> impl Iterator<Item = StepRow> + '_ {
+        self.feeds.iter().flat_map(|feed| {
+            let wanted = (0..feed.tokens.len()).filter(|&at| feed.is_wanted(at));
+            wanted.map(|at| StepRow {
+                request: feed.request,
+                token: feed.first.as_usize() + at,
+                use_of: match feed.output == Output::Wanted && at + 1 == feed.tokens.len() {
+                    true => RowUse::NextToken,
+                    false => RowUse::Prompt,
+                },
+            })
+        })
     }
+}
+
+/// One row that a step gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepRow {
+    /// The request.
+    pub request: RequestId,
+    /// The token of the request that it is the row of, counted from 0.
+    pub token: usize,
+    /// What it is for.
+    pub use_of: RowUse,
+}
+
+/// What a row is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowUse {
+    /// The next token is chosen from it: it is to be reported. Of a prompt whose rows are all
+    /// wanted, it is the last of these, too.
+    NextToken,
+    /// It is a row of a prompt of which more is to be computed.
+    Prompt,
 }
 
 /// The next tokens of one request.
@@ -151,6 +181,16 @@ pub struct Feed {
     pub first: Pos,
     /// The tokens, at least one.
     pub tokens: Vec<TokenId>,
-    /// Whether the row of the last token is wanted.
+    /// Whether the next token is chosen from the row of the last one.
     pub output: Output,
+    /// Whether the rows of the others are wanted, too.
+    pub prompt_rows: PromptRows,
+}
+
+impl Feed {
+    /// Whether the row of token number `at` is wanted.
+    pub(crate) fn is_wanted(&self, at: usize) -> bool {
+        let is_last = at + 1 == self.tokens.len();
+        self.prompt_rows == PromptRows::All || (is_last && self.output == Output::Wanted)
+    }
 }

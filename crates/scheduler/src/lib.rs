@@ -28,7 +28,7 @@
 //! use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 //! use kv_core::{Causality, PartIdx, TokenId, Window};
 //! use scheduler::{
-//!     Event, Micros, PrefixUse, Priority, Progress, Request, RequestId, RowReport, Scheduler, SchedulerConfig,
+//!     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, RowReport, Scheduler, SchedulerConfig,
 //!     Work,
 //! };
 //!
@@ -47,6 +47,7 @@
 //!     priority: Priority::Normal,
 //!     prompt: (0..40).map(TokenId).collect(),
 //!     prefix: PrefixUse::Off,
+//!     prompt_rows: PromptRows::Last,
 //! };
 //! scheduler.handle(Micros(0), Event::Submit(request));
 //!
@@ -61,7 +62,7 @@
 //!             let mut steps = memory.begin(&batch, 32)?;
 //!             while steps.next(&mut inputs).is_some() {}
 //!             let chosen = Progress::Token(TokenId(7));
-//!             let rows = step.outputs().map(|request| RowReport { request, progress: chosen });
+//!             let rows = step.rows().map(|row| RowReport { request: row.request, progress: chosen });
 //!             let rows: Vec<RowReport> = rows.collect();
 //!             n_rows += rows.len();
 //!             scheduler.handle(Micros(now), Event::StepDone(rows));
@@ -92,8 +93,9 @@ mod state;
 
 pub use config::{PrefixCaching, SchedulerConfig, Waiting};
 pub use event::{
-    End, Event, Feed, Outcome, Progress, RowReport, Step, StepFailure, StepPlan, Work,
+    End, Event, Feed, Outcome, Progress, RowReport, RowUse, Step, StepFailure, StepPlan, StepRow,
+    Work,
 };
 pub use prefix::{Missed, PrefixUse, Reuse, Salt};
-pub use request::{Micros, Priority, PromptLimits, Request, RequestError, RequestId};
+pub use request::{Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId};
 pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler};

@@ -47,6 +47,18 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// With whom it shares cached prefixes.
     pub prefix: PrefixUse,
+    /// Which rows of its prompt are wanted.
+    pub prompt_rows: PromptRows,
+}
+
+/// Which rows of a prompt come out of the steps that compute it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptRows {
+    /// That of its last token, from which the text begins.
+    #[default]
+    Last,
+    /// Those of all its tokens. What is reused has none: such a request takes [`PrefixUse::Off`].
+    All,
 }
 
 /// What every prompt must comply with, whatever else is computed.

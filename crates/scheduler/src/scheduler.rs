@@ -175,6 +175,7 @@ impl Scheduler {
             priority,
             prompt,
             prefix,
+            prompt_rows,
         } = request;
         self.prompt_limits().check(&prompt)?;
         let is_running = self.running.iter().any(|r| r.request.id == id);
@@ -196,6 +197,7 @@ impl Scheduler {
             waits_since: now,
             n_prompt,
             prefix,
+            prompt_rows,
             tokens: prompt,
             was_admitted: false,
             is_suspect: false,

@@ -9,7 +9,11 @@ use kv_core::{Pos, SeqId, TokenId};
 use crate::event::Feed;
 use crate::prefix::PrefixUse;
 use crate::queue::Rank;
-use crate::request::{Micros, Priority, RequestId};
+use crate::request::{Micros, Priority, PromptRows, RequestId};
+
+/// The most tokens of a prompt in a step where the rows of all are wanted: each is as long as the
+/// vocabulary.
+const MAX_PROMPT_ROWS: usize = 64;
 
 /// A request that was taken and has not ended.
 #[derive(Clone, Debug)]
@@ -21,6 +25,7 @@ pub(crate) struct RequestState {
     pub(crate) waits_since: Micros,
     pub(crate) n_prompt: usize,
     pub(crate) prefix: PrefixUse,
+    pub(crate) prompt_rows: PromptRows,
     /// The prompt and the tokens chosen since.
     pub(crate) tokens: Vec<TokenId>,
     /// Whether it was ever admitted.
@@ -64,6 +69,15 @@ impl Running {
             true => cut,
             false => self.request.tokens.len(),
         };
+        // The rows of a prompt are wanted once: its text has not begun.
+        let prompt_rows = match self.request.tokens.len() == self.request.n_prompt {
+            true => self.request.prompt_rows,
+            false => PromptRows::Last,
+        };
+        let n = match prompt_rows {
+            PromptRows::Last => n,
+            PromptRows::All => n.min(MAX_PROMPT_ROWS),
+        };
         let end = (self.n_done + n).min(limit);
         let is_last = end == self.request.tokens.len();
         Feed {
@@ -75,6 +89,7 @@ impl Running {
                 true => Output::Wanted,
                 false => Output::Skip,
             },
+            prompt_rows,
         }
     }
 }

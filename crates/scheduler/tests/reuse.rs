@@ -7,7 +7,8 @@ mod support;
 use kv_core::batch::BatchRules;
 use kv_core::{Pos, TokenId};
 use scheduler::{
-    Micros, Missed, PrefixCaching, PrefixUse, Priority, RequestId, Reuse, Salt, SchedulerConfig,
+    Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, Salt,
+    SchedulerConfig,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -34,6 +35,7 @@ fn script(prompt: Vec<TokenId>) -> Script {
         prompt,
         priority: Priority::Normal,
         prefix: PrefixUse::default(),
+        prompt_rows: PromptRows::Last,
         max_tokens: 4,
         bad_row: None,
         is_poison: false,

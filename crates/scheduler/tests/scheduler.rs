@@ -8,8 +8,8 @@ use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};
 use scheduler::{
-    End, Event, Feed, Micros, Outcome, PrefixUse, Priority, Request, RequestError, RequestId,
-    Scheduler, SchedulerConfig, StepFailure, Work,
+    End, Event, Feed, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestError,
+    RequestId, Scheduler, SchedulerConfig, StepFailure, Work,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -46,6 +46,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
         prompt: prompt(n_prompt, salt),
         priority: Priority::Normal,
         prefix: PrefixUse::Off,
+        prompt_rows: PromptRows::Last,
         max_tokens: 20,
         bad_row: None,
         is_poison: false,
@@ -76,6 +77,7 @@ fn request(id: u64, n_prompt: u32) -> Request {
         priority: Priority::Normal,
         prompt: prompt(n_prompt, 3),
         prefix: PrefixUse::Off,
+        prompt_rows: PromptRows::Last,
     }
 }
 

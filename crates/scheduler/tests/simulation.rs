@@ -13,7 +13,8 @@ use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
-    Micros, PrefixCaching, PrefixUse, Priority, RequestError, RequestId, Salt, SchedulerConfig,
+    Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError, RequestId, Salt,
+    SchedulerConfig,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -79,12 +80,18 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
         let common = (0..n_common as u32).map(|at| TokenId((text * 99 + at * 7) % N_VOCAB));
         prompt.splice(..n_common, common);
     }
+    let prompt_rows = match below(rng, 8) {
+        0 => PromptRows::All,
+        _ => PromptRows::Last,
+    };
     Script {
         prompt,
         prefix: match below(rng, 6) {
+            _ if prompt_rows == PromptRows::All => PrefixUse::Off,
             0 => PrefixUse::Off,
             salt => PrefixUse::Within(Salt(u64::from(salt / 3))),
         },
+        prompt_rows,
         priority: [Priority::Batch, Priority::Normal, Priority::Interactive]
             [below(rng, 3) as usize],
         max_tokens: 1 + below(rng, 60) as usize,

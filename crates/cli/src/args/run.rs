@@ -99,6 +99,15 @@ pub(crate) struct RunArgs {
     /// object of --json
     #[arg(long, conflicts_with = "json")]
     pub(crate) jsonl: bool,
+    /// With --json or --jsonl, give the log probability of each token, and of the N likeliest in its
+    /// place, at most 20
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub(crate) logprobs: Option<u32>,
+    /// With --json or --jsonl, the same for the tokens of the prompt
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub(crate) prompt_logprobs: Option<u32>,
     /// Print the thinking of reasoning models: auto dims it on a terminal and hides it elsewhere
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,
           num_args = 0..=1, require_equals = true, default_missing_value = "always")]

@@ -11,10 +11,11 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::serve::{PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest, TextStream};
-use engine::{CancelFlag, EngineConfig, PromptOutputs};
+use engine::{CancelFlag, CompletionOptions, EngineConfig, Logprobs, PromptOutputs};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use model_core::model_file::ModelFile;
+use model_core::tokenizer::Tokenizer;
 
 use crate::args::BatchArgs;
 use crate::failure::{Exit, warn};
@@ -65,7 +66,13 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     // All requests are encoded before anything is computed, so that a template that refuses one
     // says so now.
     let first = answers.n_written();
-    let with = |line: &RequestLine| line.request(&file, &sampler, args.predict.tokens());
+    let flags = CompletionOptions {
+        sampler,
+        n_predict: args.predict.tokens(),
+        logprobs: (args.logprobs).map_or(Logprobs::Off, |n| Logprobs::Top(n as usize)),
+        ..CompletionOptions::default()
+    };
+    let with = |line: &RequestLine| line.request(&file, &flags);
     let requests: anyhow::Result<Vec<TextRequest>> = lines.iter().skip(first).map(with).collect();
     let requests = requests?;
     let service = start(args, &file)?;
@@ -73,6 +80,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let started = Instant::now();
     let mut batch = Batch {
         service: &service,
+        tokenizer: file.tokenizer(),
         lines: &lines,
         cancel: &cancel,
         n_ahead: args.parallel as usize * N_AHEAD,
@@ -115,6 +123,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
 /// A run of requests through a service.
 struct Batch<'a> {
     service: &'a Service<BoxedBackend>,
+    tokenizer: &'a Tokenizer,
     lines: &'a [RequestLine],
     cancel: &'a CancelFlag,
     n_ahead: usize,
@@ -184,7 +193,8 @@ impl Batch<'_> {
             }
         }
         let finished = stream.finish()?;
-        Ok(Some(Answer::of(index, line, pending.text, &finished)))
+        let answer = Answer::of(index, line, pending.text, &finished);
+        Ok(Some(answer.with_logprobs(self.tokenizer, &finished)))
     }
 }
 

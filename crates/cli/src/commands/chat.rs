@@ -90,6 +90,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         sampler,
         n_predict,
         stop: args.stop.clone(),
+        ..CompletionOptions::default()
     };
     resolve::check_options(&options, file.tokenizer())?;
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use engine::{
     CancelFlag, CompletionOptions, Engine, EngineError, FinishReason, GenerateOptions, Generation,
-    LongContext, PromptOutputs,
+    Logprobs, LongContext, PromptOutputs,
 };
 use kv_core::KvType;
 use kv_core::TokenId;
@@ -25,6 +25,7 @@ use crate::args::{PredictLimit, RunArgs};
 use crate::constraint::{self, Constraint, Failure};
 use crate::failure::{Exit, usage, warn};
 use crate::interrupt::cancel_on_interrupt;
+use crate::logprobs::shown_logprobs;
 use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::{Progress, PromptBar};
@@ -110,11 +111,16 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let generation = &text.generation;
     if printer.wants_report() {
         let (answer, thinking) = answer_parts(printer.answer());
+        let shown = |places| shown_logprobs(file.tokenizer(), places);
         let report = Report {
             text: generation.text(),
             answer,
             thinking,
             tokens: generation.tokens(),
+            logprobs: args.logprobs.map(|_| shown(generation.logprobs())),
+            prompt_logprobs: args
+                .prompt_logprobs
+                .map(|_| shown(generation.prompt_logprobs())),
             prompt: &start.prompt,
             prompt_tokens: start.ids.len(),
             prompt_ids: &start.ids,
@@ -190,6 +196,8 @@ fn begin(
         sampler,
         n_predict,
         stop: args.stop.clone(),
+        logprobs: logprobs(args.logprobs),
+        prompt_logprobs: logprobs(args.prompt_logprobs),
     };
     resolve::check_options(&text, file.tokenizer())?;
     let bos = file.tokenizer().special_ids().bos;
@@ -202,6 +210,8 @@ fn begin(
         sampler: text.sampler,
         n_predict,
         stop: text.stop,
+        logprobs: text.logprobs,
+        prompt_logprobs: text.prompt_logprobs,
         cancel,
         long_context,
         history,
@@ -218,6 +228,11 @@ fn begin(
         n_predict,
         failure,
     })
+}
+
+/// The log probabilities that a flag asks for.
+fn logprobs(n_top: Option<u32>) -> Logprobs {
+    n_top.map_or(Logprobs::Off, |n| Logprobs::Top(n as usize))
 }
 
 /// Checks that --keep leaves tokens to drop: half of the others go, which must be at least one.

@@ -13,7 +13,7 @@ use kv_core::TokenId;
 use kv_core::backend::Backend;
 use model_core::tokenizer::Tokenizer;
 use scheduler::{
-    Counters, PrefixUse, Priority, PromptLimits, RequestError, RequestId, Scheduler,
+    Counters, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId, Scheduler,
     SchedulerConfig, Waiting,
 };
 
@@ -23,6 +23,7 @@ use super::worker::{Command, Submitted, Worker};
 use crate::completion::{Completion, CompletionOptions};
 use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::logprobs::Logprobs;
 use crate::sampler::Step;
 
 /// A prompt, and how it is continued.
@@ -32,7 +33,8 @@ pub struct TextRequest {
     pub prompt: Vec<TokenId>,
     /// Which requests go before it.
     pub priority: Priority,
-    /// With whom it shares cached prefixes: with all requests, unless they have other salts.
+    /// With whom it shares cached prefixes: with all requests, unless they have other salts. With
+    /// none where log probabilities of the prompt are wanted.
     pub prefix: PrefixUse,
     /// How the text is chosen, and where it ends.
     pub options: CompletionOptions,
@@ -191,6 +193,11 @@ impl<B: Backend> Service<B> {
             steps,
         } = request;
         self.limits.check(&prompt)?;
+        // What is reused has no rows.
+        let (prefix, prompt_rows) = match options.prompt_logprobs {
+            Logprobs::Off => (prefix, PromptRows::Last),
+            Logprobs::Top(_) => (PrefixUse::Off, PromptRows::All),
+        };
         let mut completion = Completion::new(&self.tokenizer, options)?;
         steps
             .into_iter()
@@ -204,6 +211,7 @@ impl<B: Backend> Service<B> {
             prompt,
             priority,
             prefix,
+            prompt_rows,
             completion,
             sender,
             place,

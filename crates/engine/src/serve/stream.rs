@@ -15,6 +15,7 @@ use scheduler::{RequestId, Reuse};
 
 use super::service::ServiceError;
 use crate::completion::FinishReason;
+use crate::logprobs::TokenLogprobs;
 
 /// The text of one request. Dropping it cancels the request.
 ///
@@ -48,12 +49,17 @@ pub struct Usage {
 }
 
 /// A text that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct FinishedText {
     /// All of the text that was not taken from the stream before.
     pub text: String,
     /// All of its tokens.
     pub tokens: Vec<TokenId>,
+    /// The log probabilities of its tokens, where such are wanted, but those that were taken from the
+    /// stream before.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Those of the prompt's tokens but the first, where they are wanted.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish: FinishReason,
     /// What it took.
@@ -73,6 +79,11 @@ struct Shared {
 struct State {
     /// What was not taken yet.
     text: String,
+    /// Log probabilities of tokens whose text was not taken yet.
+    logprobs: Vec<TokenLogprobs>,
+    /// Those of tokens whose text was taken.
+    ready_logprobs: Vec<TokenLogprobs>,
+    prompt_logprobs: Vec<TokenLogprobs>,
     end: Option<TextEnd>,
     /// The reader is gone, or has cancelled the request.
     is_cancelled: bool,
@@ -161,6 +172,13 @@ impl TextStream {
         }
     }
 
+    /// The log probabilities, where such are wanted, of the tokens up to the end of the piece that was
+    /// returned last, and since the call before. Tokens whose text is held back come with later
+    /// pieces.
+    pub fn take_logprobs(&mut self) -> Vec<TokenLogprobs> {
+        std::mem::take(&mut self.shared.lock().ready_logprobs)
+    }
+
     /// Asks the service to end the request. What was computed by then still comes, and the reason
     /// to end is [`FinishReason::Cancelled`], unless it ended before.
     pub fn cancel(&self) {
@@ -177,10 +195,15 @@ impl TextStream {
         while let Some(piece) = self.next_piece()? {
             text.push_str(&piece);
         }
-        match self.shared.lock().end.take() {
+        let mut state = self.shared.lock();
+        let logprobs = std::mem::take(&mut state.ready_logprobs);
+        let prompt_logprobs = std::mem::take(&mut state.prompt_logprobs);
+        match state.end.take() {
             Some(Ok((tokens, finish, usage))) => Ok(FinishedText {
                 text,
                 tokens,
+                logprobs,
+                prompt_logprobs,
                 finish,
                 usage,
             }),
@@ -192,6 +215,14 @@ impl TextStream {
 
 /// A piece, the end, or `None` where neither is there.
 fn take(state: &mut State, has_ended: &mut bool) -> Option<Result<Option<String>, ServiceError>> {
+    if !state.text.is_empty() || state.end.is_some() {
+        let State {
+            logprobs,
+            ready_logprobs,
+            ..
+        } = state;
+        ready_logprobs.append(logprobs);
+    }
     if !state.text.is_empty() {
         return Some(Ok(Some(std::mem::take(&mut state.text))));
     }
@@ -237,6 +268,17 @@ impl TextSender {
 
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.lock().is_cancelled
+    }
+
+    /// Log probabilities of the tokens of the next piece.
+    pub(crate) fn push_logprobs(&self, logprobs: &[TokenLogprobs]) {
+        if !logprobs.is_empty() {
+            self.0.lock().logprobs.extend_from_slice(logprobs);
+        }
+    }
+
+    pub(crate) fn set_prompt_logprobs(&self, logprobs: &[TokenLogprobs]) {
+        self.0.lock().prompt_logprobs = logprobs.to_vec();
     }
 
     pub(crate) fn push(&self, piece: &str) {
@@ -308,7 +350,8 @@ mod tests {
         let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default());
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
-        let mut poll = |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
+        let mut poll =
+            |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
         let times = || woken.0.load(Ordering::SeqCst);
 
         assert!(poll(&mut stream).is_pending());

@@ -13,8 +13,8 @@ use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::memory::Edit;
 use scheduler::{
-    End, Event, Micros, Outcome, PrefixUse, Priority, Progress, Request, RequestId,
-    RowReport, Scheduler, Step, StepFailure, Work,
+    End, Event, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request, RequestId,
+    RowReport, RowUse, Scheduler, Step, StepFailure, StepRow, Work,
 };
 
 use super::config::micros;
@@ -38,6 +38,7 @@ pub(crate) struct Submitted {
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: Priority,
     pub(crate) prefix: PrefixUse,
+    pub(crate) prompt_rows: PromptRows,
     pub(crate) completion: Completion,
     pub(crate) sender: TextSender,
     pub(crate) place: QueuePlace,
@@ -48,6 +49,10 @@ pub(crate) struct Submitted {
 #[derive(Debug)]
 struct Live {
     completion: Completion,
+    /// The prompt, where the rows of its tokens are wanted.
+    prompt: Vec<TokenId>,
+    /// Log probabilities that were given out.
+    n_logprobs: usize,
     sender: TextSender,
     /// Until it is admitted.
     place: Option<QueuePlace>,
@@ -201,12 +206,18 @@ impl<B: Backend> Worker<B> {
             prompt,
             priority,
             prefix,
+            prompt_rows,
             completion,
             sender,
             place,
             submitted_at,
         } = submitted;
         let live = Live {
+            prompt: match prompt_rows {
+                PromptRows::All => prompt.clone(),
+                PromptRows::Last => Vec::new(),
+            },
+            n_logprobs: 0,
             completion,
             sender,
             place: Some(place),
@@ -223,6 +234,7 @@ impl<B: Backend> Worker<B> {
             priority,
             prompt,
             prefix,
+            prompt_rows,
         };
         self.handle(Event::Submit(request));
     }
@@ -316,18 +328,42 @@ impl<B: Backend> Worker<B> {
 
 /// Chooses a token from the row of each request that has one.
 fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -> Vec<RowReport> {
-    let row = |(number, request): (usize, RequestId)| {
+    let row = |(number, row): (usize, StepRow)| {
+        let request = row.request;
         let live = live.get_mut(&request)?;
-        let progress = live.take_row(logits.row(number)?);
-        Some(RowReport { request, progress })
+        let logits = logits.row(number)?;
+        live.take_prompt_row(row.token, logits);
+        match row.use_of {
+            RowUse::Prompt => None,
+            RowUse::NextToken => {
+                let progress = live.take_row(logits);
+                Some(RowReport { request, progress })
+            }
+        }
     };
-    step.outputs().enumerate().filter_map(row).collect()
+    step.rows().enumerate().filter_map(row).collect()
 }
 
 impl Live {
+    /// The row of a token of the prompt, where such are wanted.
+    fn take_prompt_row(&mut self, index: usize, row: &[f32]) {
+        let Some(&next) = self.prompt.get(index + 1) else {
+            return;
+        };
+        if let Err(error) = self.completion.take_prompt_row(index, next, row) {
+            self.error.get_or_insert(Arc::new(error));
+        }
+    }
+
     fn take_row(&mut self, row: &[f32]) -> Progress {
+        if self.error.is_some() && !self.prompt.is_empty() {
+            return Progress::Failed; // a row of its prompt was none
+        }
         match self.completion.take(OutputRow::Logits(row)) {
             Ok(piece) => {
+                let new = self.completion.logprobs().get(self.n_logprobs..);
+                self.n_logprobs = self.completion.logprobs().len();
+                self.sender.push_logprobs(new.unwrap_or_default());
                 self.sender.push(&piece);
                 let first = self.submitted_at.elapsed();
                 self.usage.first_token.get_or_insert(first);
@@ -352,6 +388,8 @@ impl Live {
             End::Cancelled => self.completion.end(FinishReason::Cancelled),
         };
         self.sender.push(&rest);
+        self.sender
+            .set_prompt_logprobs(self.completion.prompt_logprobs());
         let finish = self.completion.finish_reason().cloned();
         let ended = match (end, finish, self.error) {
             (End::Failed, _, Some(error)) => Err(ServiceError::Engine(error)),

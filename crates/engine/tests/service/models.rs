@@ -118,6 +118,7 @@ impl Case {
                 sampler,
                 n_predict,
                 stop,
+                ..CompletionOptions::default()
             },
             steps: Vec::new(),
             ..TextRequest::default()
@@ -136,6 +137,7 @@ impl Case {
             sampler,
             n_predict,
             stop,
+            ..
         } = request.options.clone();
         let options = GenerateOptions {
             sampler,

@@ -8,8 +8,9 @@ use kv_core::{CellIdx, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use scheduler::{
-    End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, Request, RequestError,
-    RequestId, Reuse, RowReport, Scheduler, SchedulerConfig, Step, StepFailure, Work,
+    End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
+    RequestError, RequestId, Reuse, RowReport, RowUse, Scheduler, SchedulerConfig, Step,
+    StepFailure, StepRow, Work,
 };
 
 use super::fake::{Alone, FakeRows, choose};
@@ -20,6 +21,7 @@ pub struct Script {
     pub prompt: Vec<TokenId>,
     pub priority: Priority,
     pub prefix: PrefixUse,
+    pub prompt_rows: PromptRows,
     /// The text is complete with this many tokens.
     pub max_tokens: usize,
     /// The row after this many tokens cannot be sampled.
@@ -32,6 +34,7 @@ pub struct Script {
 struct Client {
     script: Script,
     text: Vec<TokenId>,
+    prompt_rows: Vec<u64>,
     end: Option<End>,
     is_refused: bool,
     reuse: Option<Reuse>,
@@ -80,10 +83,12 @@ impl Simulator {
             priority: script.priority,
             prompt: script.prompt.clone(),
             prefix: script.prefix,
+            prompt_rows: script.prompt_rows,
         };
         let client = Client {
             script,
             text: Vec::new(),
+            prompt_rows: Vec::new(),
             end: None,
             is_refused: false,
             reuse: None,
@@ -194,8 +199,15 @@ impl Simulator {
         }
         let event = match outputs {
             Some(outputs) => {
-                let wanted = step.outputs().zip(outputs);
-                let rows: Vec<RowReport> = wanted.map(|(id, out)| self.row(id, out)).collect();
+                let mut rows = Vec::new();
+                let wanted: Vec<StepRow> = step.rows().collect();
+                assert_eq!(wanted.len(), outputs.len());
+                for (row, output) in wanted.into_iter().zip(outputs) {
+                    self.note_prompt_row(row, output);
+                    if row.use_of == RowUse::NextToken {
+                        rows.push(self.row(row.request, output));
+                    }
+                }
                 Event::StepDone(rows)
             }
             None => Event::StepFailed(StepFailure::Computation),
@@ -244,6 +256,24 @@ impl Simulator {
             number += 1;
         }
         Some(outputs)
+    }
+
+    /// The rows of a prompt that wants them come in order, and again only from its beginning.
+    fn note_prompt_row(&mut self, row: StepRow, output: u64) {
+        let client = self.clients.get_mut(&row.request).unwrap();
+        let n_prompt = client.script.prompt.len();
+        match (client.script.prompt_rows, row.use_of) {
+            (PromptRows::Last, RowUse::Prompt) => panic!("{row:?} was not wanted"),
+            (PromptRows::All, _) if row.token < n_prompt && client.text.is_empty() => {
+                assert!(
+                    row.token <= client.prompt_rows.len(),
+                    "{row:?} was left out"
+                );
+                client.prompt_rows.truncate(row.token);
+                client.prompt_rows.push(output);
+            }
+            _ => {}
+        }
     }
 
     /// What the sampler of a request makes of its row.
@@ -306,6 +336,18 @@ impl Simulator {
             ..
         } = &*client;
         let (alone, natural_end) = alone(&self.memory, script, capacity);
+        if script.prompt_rows == PromptRows::All {
+            let mut model = Alone::new(&self.memory);
+            let rows: Vec<u64> = script.prompt.iter().map(|&t| model.push(t)).collect();
+            assert!(
+                rows.starts_with(&client.prompt_rows),
+                "{id}: rows of its prompt"
+            );
+            assert!(
+                text.is_empty() || rows.len() == client.prompt_rows.len(),
+                "{id}"
+            );
+        }
         assert!(
             alone.starts_with(text),
             "{id}: {text:?} instead of {alone:?}"

@@ -10,10 +10,12 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use engine::FinishReason;
 use engine::serve::{FinishedText, Missed, Reuse, ServiceError};
+use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::requests::RequestLine;
+use crate::logprobs::{ShownLogprobs, shown_logprobs};
 use crate::terminal;
 
 /// The answer to one request.
@@ -36,6 +38,10 @@ enum AnswerResult {
         prompt_tokens: usize,
         finish_reason: FinishReason,
         reuse: ReuseReport,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        logprobs: Vec<ShownLogprobs>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        prompt_logprobs: Vec<ShownLogprobs>,
     },
     Failed {
         error: String,
@@ -69,8 +75,24 @@ impl Answer {
                     tokens: usage.reuse.map_or(0, |reuse| reuse.n_tokens),
                     missed: usage.reuse.as_ref().and_then(missed),
                 },
+                logprobs: Vec::new(),
+                prompt_logprobs: Vec::new(),
             },
         }
+    }
+
+    /// The same with the log probabilities of the text, where it has some.
+    pub(super) fn with_logprobs(mut self, tokenizer: &Tokenizer, finished: &FinishedText) -> Self {
+        if let AnswerResult::Text {
+            logprobs,
+            prompt_logprobs,
+            ..
+        } = &mut self.result
+        {
+            *logprobs = shown_logprobs(tokenizer, &finished.logprobs);
+            *prompt_logprobs = shown_logprobs(tokenizer, &finished.prompt_logprobs);
+        }
+        self
     }
 
     pub(super) fn failed(index: usize, line: &RequestLine, error: &ServiceError) -> Self {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use cellar::render_chat;
-use engine::CompletionOptions;
 use engine::sampler::{Bias, LogitBias, SamplerConfig};
 use engine::serve::TextRequest;
+use engine::{CompletionOptions, Logprobs};
 use kv_core::TokenId;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
@@ -40,6 +40,8 @@ struct Fields {
     /// By token id.
     logit_bias: Option<BTreeMap<u32, f32>>,
     min_tokens: Option<usize>,
+    logprobs: Option<usize>,
+    prompt_logprobs: Option<usize>,
     seed: Option<u64>,
     stop: Option<Stop>,
 }
@@ -152,8 +154,7 @@ impl RequestLine {
     pub(super) fn request(
         &self,
         file: &ModelFile,
-        flags: &SamplerConfig,
-        n_predict: Option<usize>,
+        flags: &CompletionOptions,
     ) -> anyhow::Result<TextRequest> {
         let number = self.number;
         let tokenizer = file.tokenizer();
@@ -173,9 +174,14 @@ impl RequestLine {
             }
         };
         let options = CompletionOptions {
-            sampler: self.sampler(flags),
-            n_predict: self.fields.max_tokens.or(n_predict),
+            sampler: self.sampler(&flags.sampler),
+            n_predict: self.fields.max_tokens.or(flags.n_predict),
             stop: self.stop(),
+            logprobs: self.fields.logprobs.map_or(flags.logprobs, Logprobs::Top),
+            prompt_logprobs: self
+                .fields
+                .prompt_logprobs
+                .map_or(Logprobs::Off, Logprobs::Top),
         };
         let checked = options.check();
         if let Err(error) = checked.and_then(|()| options.sampler.check_for(tokenizer)) {

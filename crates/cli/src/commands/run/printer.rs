@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::args::RunArgs;
 use crate::commands::answer::{Answer, AnswerPrinter, Section, Splitter, ThinkingFormat};
+use crate::logprobs::ShownLogprobs;
 use crate::terminal::{self, Reader, write_text};
 
 /// What is printed.
@@ -32,6 +33,9 @@ struct Piece<'a> {
     piece: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<TokenId>,
+    /// Of the token, where they are wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<ShownLogprobs>,
 }
 
 /// Prints one text.
@@ -105,9 +109,14 @@ impl<'f> Printer<'f> {
     ) -> anyhow::Result<()> {
         let tokens = generation.tokens();
         let token = tokens.get(self.n_tokens).copied();
+        let place = generation.logprobs().get(self.n_tokens);
         self.n_tokens = tokens.len();
         if self.format == Format::JsonLines {
-            let line = terminal::json(&Piece { piece, token })?;
+            let line = terminal::json(&Piece {
+                piece,
+                token,
+                logprobs: place.map(|place| ShownLogprobs::of(self.file.tokenizer(), place)),
+            })?;
             writeln!(out, "{line}")?;
             out.flush()?;
         }

@@ -10,6 +10,7 @@ use kv_core::backend::BackendInfo;
 use serde::Serialize;
 
 use crate::commands::answer::Answer;
+use crate::logprobs::ShownLogprobs;
 
 /// The object that `--json` prints.
 #[derive(Debug, Serialize)]
@@ -22,6 +23,12 @@ pub(super) struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) thinking: Option<&'a str>,
     pub(super) tokens: &'a [TokenId],
+    /// Of each token, where they are wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) logprobs: Option<Vec<ShownLogprobs>>,
+    /// Of the prompt's tokens but the first, where they are wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Vec<ShownLogprobs>>,
     pub(super) prompt: &'a str,
     pub(super) prompt_tokens: usize,
     pub(super) prompt_ids: &'a [TokenId],
