@@ -194,7 +194,19 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
     for (line, wanted) in [
         ("{\"prompt\": 3}", "line 2: invalid type"),
         ("{\"prompt\": \"a\"", "line 2: EOF"),
-        ("{\"prompt\": \"a\", \"n\": 2}", "line 2: unknown field `n`"),
+        ("{\"prompt\": \"a\", \"m\": 2}", "line 2: unknown field `m`"),
+        (
+            "{\"prompt\": \"a\", \"n\": 0}",
+            "line 2: n is 0: it must be",
+        ),
+        (
+            "{\"prompt\": \"a\", \"n\": 3, \"best_of\": 2}",
+            "line 2: best_of is 2: it must be at least n, which is 3",
+        ),
+        (
+            "{\"prompt\": \"a\", \"logprobs\": 21}",
+            "line 2: log probabilities of the 21 likeliest tokens: at most 20",
+        ),
         (
             "{\"id\": 1}",
             "line 2 has neither \"prompt\" nor \"messages\"",

@@ -204,6 +204,14 @@ pub enum ConfigError {
         /// The largest.
         n_predict: usize,
     },
+    /// Fewer texts to choose from than are wanted.
+    #[error("best_of is {best_of}: it must be at least n, which is {n}")]
+    BestOf {
+        /// Texts that are wanted.
+        n: u32,
+        /// Texts that they are chosen from.
+        best_of: u32,
+    },
     /// Log probabilities of too many tokens.
     #[error(
         "log probabilities of the {got} likeliest tokens: at most {MAX_TOP_LOGPROBS} can be given"

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 #[path = "service/models.rs"]
+#[allow(dead_code)] // a part of it is used here
 mod models;
 
 use std::num::NonZeroU32;
@@ -161,7 +162,12 @@ fn a_service_gives_each_text_those_that_it_has_alone() {
                         })
                         .map(|piece| piece.unwrap().len())
                         .sum();
-                    assert!(n_written >= text.len(), "each piece comes with its tokens");
+                    // A byte that is no character is written as one of three bytes.
+                    let n_read = text.replace('\u{fffd}', "").len();
+                    assert!(
+                        n_written >= n_read,
+                        "each piece comes with its tokens: {text:?} {taken:?}"
+                    );
                 }
                 let end = stream.finish().unwrap();
                 taken.extend(end.logprobs);

@@ -10,6 +10,7 @@ use crate::event::Outcome;
 use crate::prefix::{Missed, PrefixUse, Reuse, copy};
 use crate::queue::Rank;
 use crate::request::{Micros, RequestId};
+use crate::room::Demand;
 use crate::scheduler::Scheduler;
 use crate::state::{RequestState, Running};
 
@@ -48,8 +49,12 @@ impl Scheduler {
             return Admission::Full;
         };
         let n_tokens = waiting.tokens.len();
-        if !self.has_room_for(n_tokens, &self.running) {
-            let victim = self.victim_below(rank, n_tokens);
+        let demand = Demand {
+            n_tokens,
+            n_shared: 0,
+        };
+        if !self.has_room_for(demand, &self.running) {
+            let victim = self.victim_below(rank, demand);
             return victim.map_or(Admission::Full, Admission::Preempt);
         }
         let Some(place) = self.place(now, waiting, memory) else {
@@ -80,26 +85,26 @@ impl Scheduler {
             self.counters.n_prompt_tokens += n_tokens as u64;
             self.counters.n_reused_tokens += n_done as u64;
         }
+        let n_tokens = n_done;
         let running = Running {
             wants_checkpoint: wants_checkpoint && request.n_prompt > n_done + 1,
             request,
             seq,
             rank,
             n_done,
+            reuse: Reuse { n_tokens, missed },
         };
-        let precedence = running.precedence();
-        let at = self
-            .running
-            .partition_point(|r| r.precedence() < precedence);
-        self.running.insert(at, running);
-        let n_tokens = n_done;
-        let reuse = Reuse { n_tokens, missed };
-        outcomes.push(Outcome::Admitted {
-            request: id,
-            seq,
-            reuse,
-        });
+        outcomes.push(running.admitted(id));
+        self.insert_running(running);
         Admission::Admitted
+    }
+
+    /// In the order of precedence.
+    pub(crate) fn insert_running(&mut self, running: Running) {
+        let precedence = running.precedence();
+        let is_before = |r: &Running| r.precedence() < precedence;
+        let at = self.running.partition_point(is_before);
+        self.running.insert(at, running);
     }
 
     /// A sequence for a request: a free one with a copy of what is cached, or where none is free,
@@ -140,23 +145,38 @@ impl Scheduler {
         }
     }
 
-    /// Whether a request with this many tokens can run with these.
-    fn has_room_for(&self, n_tokens: usize, running: &[Running]) -> bool {
+    /// Whether a request can run with these.
+    pub(crate) fn has_room_for(&self, demand: Demand, running: &[Running]) -> bool {
         if running.is_empty() {
             return true;
         }
         let n_slots = self.config.n_step().min(self.config.rules.n_seqs as usize);
-        let all = running.iter().map(|r| r.request.tokens.len());
-        let all = all.chain(std::iter::once(n_tokens));
-        running.len() < n_slots && self.room.fits(all, u64::from(self.config.headroom.max(1)))
+        let mut groups = Vec::new();
+        let of = |r: &Running| Demand {
+            n_tokens: r.request.tokens.len(),
+            // The first of a group counts for the cells that they share.
+            n_shared: match r.request.group {
+                Some(group) if groups.contains(&group) => r.request.n_prompt,
+                group => {
+                    groups.extend(group);
+                    0
+                }
+            },
+        };
+        let mut demands: Vec<Demand> = running.iter().map(of).collect();
+        demands.push(demand);
+        running.len() < n_slots
+            && self
+                .room
+                .fits(&demands, u64::from(self.config.headroom.max(1)))
     }
 
     /// The request of the lowest rank below this one that came last, where preempting those below
     /// makes enough room.
-    fn victim_below(&self, rank: Rank, n_tokens: usize) -> Option<RequestId> {
+    fn victim_below(&self, rank: Rank, demand: Demand) -> Option<RequestId> {
         let n_kept = self.running.partition_point(|r| r.rank >= rank);
         let victim = self.running.get(n_kept..)?.last()?;
-        let enough = self.has_room_for(n_tokens, &self.running[..n_kept]);
+        let enough = self.has_room_for(demand, &self.running[..n_kept]);
         enough.then_some(victim.request.id)
     }
 

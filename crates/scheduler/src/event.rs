@@ -133,26 +133,40 @@ pub struct Step {
 }
 
 impl Step {
-    /// What the rows are, in their order.
+    /// What the rows are for, in their order: each once for every text that it is a row of.
     pub fn rows(&self) -> impl Iterator<Item = StepRow> + '_ {
-        self.feeds.iter().flat_map(|feed| {
+        let places = self.feeds.iter().flat_map(|feed| {
             let wanted = (0..feed.tokens.len()).filter(|&at| feed.is_wanted(at));
-            wanted.map(|at| StepRow {
-                request: feed.request,
+            wanted.map(move |at| (feed, at))
+        });
+        places.enumerate().flat_map(|(row, (feed, at))| {
+            let is_last = at + 1 == feed.tokens.len();
+            feed.texts.iter().map(move |&request| StepRow {
+                row,
+                request,
                 token: feed.first.as_usize() + at,
-                use_of: match feed.output == Output::Wanted && at + 1 == feed.tokens.len() {
+                use_of: match feed.output == Output::Wanted && is_last {
                     true => RowUse::NextToken,
                     false => RowUse::Prompt,
                 },
             })
         })
     }
+
+    /// The texts that it is computed for.
+    pub fn texts(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.feeds
+            .iter()
+            .flat_map(|feed| feed.texts.iter().copied())
+    }
 }
 
-/// One row that a step gives.
+/// One row that a step gives, for one text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepRow {
-    /// The request.
+    /// Its number among the rows of the step.
+    pub row: usize,
+    /// The text.
     pub request: RequestId,
     /// The token of the request that it is the row of, counted from 0.
     pub token: usize,
@@ -185,6 +199,9 @@ pub struct Feed {
     pub output: Output,
     /// Whether the rows of the others are wanted, too.
     pub prompt_rows: PromptRows,
+    /// The texts that it is computed for: the request, and while it is the prompt of several, its
+    /// siblings.
+    pub texts: Vec<RequestId>,
 }
 
 impl Feed {

@@ -17,6 +17,8 @@
 //!   room, as idle sequences. A prompt with the same prefix shares their cells, from
 //!   any token with full attention, from a kept end with windows and recurrent states. Each request
 //!   learns how many tokens were reused and why not more ([`Reuse`]).
+//! - **Several texts of one prompt.** A request with siblings is computed once up to the end of its
+//!   prompt; then each sibling goes on from a copy that shares its cells.
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
 //!   fails again, alone, is given up.
 //!
@@ -48,6 +50,7 @@
 //!     prompt: (0..40).map(TokenId).collect(),
 //!     prefix: PrefixUse::Off,
 //!     prompt_rows: PromptRows::Last,
+//!     siblings: Vec::new(),
 //! };
 //! scheduler.handle(Micros(0), Event::Submit(request));
 //!
@@ -83,6 +86,7 @@ mod admit;
 mod compose;
 mod config;
 mod event;
+mod fork;
 mod next;
 mod prefix;
 mod queue;

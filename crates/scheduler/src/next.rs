@@ -47,6 +47,9 @@ impl Scheduler {
             if !self.dropped.is_empty() || !self.edits.is_empty() {
                 return self.take_edits();
             }
+            if self.fork(now, memory, outcomes) {
+                continue;
+            }
             match self.admit(now, memory, outcomes) {
                 Admission::Full => {}
                 Admission::Admitted => continue,
@@ -81,7 +84,7 @@ impl Scheduler {
         }
     }
 
-    fn evict(&mut self, now: Micros) {
+    pub(crate) fn evict(&mut self, now: Micros) {
         let evicted = self.cache.evict(now);
         self.counters.n_evicted += u64::from(evicted.is_some());
         self.dropped.extend(evicted);
@@ -126,6 +129,7 @@ impl Scheduler {
         self.counters.n_dropped_tokens += running.n_done as u64;
         let mut request = running.request;
         request.waits_since = now;
+        request.group = None;
         self.queue.push(request);
         Some(Outcome::Preempted {
             request: id,

@@ -45,6 +45,14 @@ impl Queue {
         next.map(|(request, rank)| (request.id, rank))
     }
 
+    /// The first request that is such.
+    pub(crate) fn find(
+        &mut self,
+        is_such: impl Fn(&RequestState) -> bool,
+    ) -> Option<&mut RequestState> {
+        self.waiting.iter_mut().find(|request| is_such(request))
+    }
+
     /// Takes a request out.
     pub(crate) fn take(&mut self, id: RequestId) -> Option<RequestState> {
         let at = self.waiting.iter().position(|request| request.id == id)?;

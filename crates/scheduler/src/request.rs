@@ -49,6 +49,8 @@ pub struct Request {
     pub prefix: PrefixUse,
     /// Which rows of its prompt are wanted.
     pub prompt_rows: PromptRows,
+    /// Further texts of the same prompt: requests of their own from its end on.
+    pub siblings: Vec<RequestId>,
 }
 
 /// Which rows of a prompt come out of the steps that compute it.

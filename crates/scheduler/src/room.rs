@@ -15,6 +15,15 @@ pub(crate) struct Room {
     has_states: bool,
 }
 
+/// What a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Demand {
+    /// Tokens that it has.
+    pub(crate) n_tokens: usize,
+    /// How many of them are in cells of another request, where nothing is behind a window.
+    pub(crate) n_shared: usize,
+}
+
 /// The cells of a part of the memory.
 #[derive(Clone, Copy, Debug)]
 struct PartRoom {
@@ -26,9 +35,13 @@ struct PartRoom {
 }
 
 impl PartRoom {
-    /// Cells of a request with this many tokens.
-    fn n_needed(&self, n_tokens: u64) -> u64 {
-        self.width.map_or(n_tokens, |width| n_tokens.min(width))
+    /// Cells of a request that is to grow by so many tokens.
+    fn n_needed(&self, demand: Demand, headroom: u64) -> u64 {
+        let n_tokens = demand.n_tokens as u64 + headroom;
+        match self.width {
+            Some(width) => n_tokens.min(width),
+            None => n_tokens.saturating_sub(demand.n_shared as u64),
+        }
     }
 }
 
@@ -72,16 +85,13 @@ impl Room {
         cells.fold(u64::from(n_ctx), u64::min) as usize
     }
 
-    /// Whether requests with these numbers of tokens fit together, and `headroom` tokens more for
-    /// each.
-    pub(crate) fn fits(
-        &self,
-        n_tokens: impl Iterator<Item = usize> + Clone,
-        headroom: u64,
-    ) -> bool {
-        n_tokens.clone().count() <= self.n_with_states
+    /// Whether requests fit together, and `headroom` tokens more for each.
+    pub(crate) fn fits(&self, demands: &[Demand], headroom: u64) -> bool {
+        demands.len() <= self.n_with_states
             && self.parts.iter().all(|part| {
-                let needed = n_tokens.clone().map(|n| part.n_needed(n as u64 + headroom));
+                let needed = demands
+                    .iter()
+                    .map(|&demand| part.n_needed(demand, headroom));
                 part.streams == Streams::PerSequence || needed.sum::<u64>() <= part.n_cells
             })
     }
@@ -106,13 +116,39 @@ mod tests {
         }
     }
 
+    fn all<const N: usize>(n_tokens: [usize; N]) -> [Demand; N] {
+        n_tokens.map(|n_tokens| Demand {
+            n_tokens,
+            n_shared: 0,
+        })
+    }
+
+    #[test]
+    fn shared_cells_count_once_where_nothing_is_behind_a_window() {
+        let demands = [
+            Demand {
+                n_tokens: 20,
+                n_shared: 0,
+            },
+            Demand {
+                n_tokens: 21,
+                n_shared: 19,
+            },
+        ];
+        let full = Composite::unified(part(Window::Full, 24, Streams::Shared)).unwrap();
+        assert!(Room::of(&full).fits(&demands, 1));
+        assert!(!Room::of(&full).fits(&demands, 2));
+        let windowed = Composite::unified(part(Window::Sliding(14), 24, Streams::Shared)).unwrap();
+        assert!(!Room::of(&windowed).fits(&demands, 1));
+    }
+
     #[test]
     fn a_full_window_limits_one_request_and_all_together() {
         let memory = Composite::unified(part(Window::Full, 32, Streams::Shared)).unwrap();
         let room = Room::of(&memory);
         assert_eq!((room.capacity(100), room.capacity(20)), (32, 20));
-        assert!(room.fits([10, 20].into_iter(), 1));
-        assert!(!room.fits([10, 20].into_iter(), 2));
+        assert!(room.fits(&all([10, 20]), 1));
+        assert!(!room.fits(&all([10, 20]), 2));
     }
 
     #[test]
@@ -120,8 +156,8 @@ mod tests {
         let memory = Composite::unified(part(Window::Sliding(8), 20, Streams::Shared)).unwrap();
         let room = Room::of(&memory);
         assert_eq!(room.capacity(100), 100);
-        assert!(room.fits([50, 60].into_iter(), 1));
-        assert!(!room.fits([50, 60, 4].into_iter(), 1));
+        assert!(room.fits(&all([50, 60]), 1));
+        assert!(!room.fits(&all([50, 60, 4]), 1));
         let narrow = Composite::unified(part(Window::Sliding(8), 6, Streams::Shared)).unwrap();
         assert_eq!(Room::of(&narrow).capacity(100), 6);
     }
@@ -131,7 +167,7 @@ mod tests {
         let memory = Composite::unified(part(Window::Full, 32, Streams::PerSequence)).unwrap();
         let room = Room::of(&memory);
         assert_eq!(room.capacity(100), 32);
-        assert!(room.fits([32, 32, 32].into_iter(), 1));
+        assert!(room.fits(&all([32, 32, 32]), 1));
     }
 
     #[test]
@@ -139,7 +175,7 @@ mod tests {
         let few = RecurrentConfig::new(4).with_rows(3);
         let room = Room::of(&Composite::recurrent(few).unwrap());
         assert_eq!(room.capacity(1000), 1000);
-        assert!(room.fits([500, 9].into_iter(), 1));
-        assert!(!room.fits([1, 1, 1].into_iter(), 1));
+        assert!(room.fits(&all([500, 9]), 1));
+        assert!(!room.fits(&all([1, 1, 1]), 1));
     }
 }

@@ -10,6 +10,7 @@ use kv_core::{SeqId, TokenId};
 
 use crate::config::{SchedulerConfig, Waiting};
 use crate::event::{End, Event, Outcome, Progress, RowReport, StepFailure};
+use crate::fork::Fork;
 use crate::prefix::{MIN_REUSED, PrefixCache, PrefixUse, Salt};
 use crate::queue::Queue;
 use crate::request::{Micros, PromptLimits, Request, RequestError, RequestId};
@@ -31,6 +32,8 @@ pub struct Scheduler {
     /// Edits that come before the next step.
     pub(crate) edits: Vec<Edit>,
     pub(crate) cache: PrefixCache,
+    /// Texts that wait for a copy of their prompt, until the next step.
+    pub(crate) forks: Vec<Fork>,
     /// The step that is being computed: tokens of each request.
     pub(crate) in_flight: Vec<(RequestId, usize)>,
     /// A step failed: how much of it the memory holds is not known.
@@ -86,6 +89,7 @@ impl Scheduler {
             dropped: Vec::new(),
             edits: Vec::new(),
             cache: PrefixCache::default(),
+            forks: Vec::new(),
             in_flight: Vec::new(),
             recount: false,
             forced_at: 0,
@@ -122,6 +126,7 @@ impl Scheduler {
             tokens: &r.request.tokens,
             n_done: r.n_done,
             prefix: r.request.prefix,
+            group: r.request.group.unwrap_or(r.request.id),
         })
     }
 
@@ -147,22 +152,30 @@ impl Scheduler {
     pub fn handle(&mut self, now: Micros, event: Event) -> Vec<Outcome> {
         match event {
             Event::Submit(request) => {
-                let id = request.id;
-                let taken = self.submit(now, request);
-                let refused = taken.err().map(|why| Outcome::Refused { request: id, why });
-                refused.into_iter().collect()
+                let texts = [&[request.id], request.siblings.as_slice()].concat();
+                let Err(why) = self.submit(now, request) else {
+                    return Vec::new();
+                };
+                let refused = texts.into_iter().map(|request| Outcome::Refused {
+                    request,
+                    why: why.clone(),
+                });
+                refused.collect()
             }
             Event::ClearPrefixes => {
                 self.dropped.extend(self.cache.clear());
                 Vec::new()
             }
             Event::Cancel(id) => {
+                if let Some(outcomes) = self.cancel_sibling(id) {
+                    return outcomes;
+                }
                 // A step that is being computed adds tokens that are not counted yet.
                 let keep = match self.in_flight.iter().any(|&(fed, _)| fed == id) {
                     true => Keep::Nothing,
                     false => Keep::Prefix(now),
                 };
-                self.end(id, End::Cancelled, keep).into_iter().collect()
+                self.end(id, End::Cancelled, keep)
             }
             Event::StepDone(rows) => self.step_done(now, &rows),
             Event::StepFailed(failure) => self.step_failed(failure),
@@ -176,11 +189,14 @@ impl Scheduler {
             prompt,
             prefix,
             prompt_rows,
+            siblings,
         } = request;
         self.prompt_limits().check(&prompt)?;
-        let is_running = self.running.iter().any(|r| r.request.id == id);
-        if is_running || self.queue.iter().any(|request| request.id == id) {
-            return Err(RequestError::Duplicate { id });
+        let texts = [&[id], siblings.as_slice()].concat();
+        for (number, &id) in texts.iter().enumerate() {
+            if texts[..number].contains(&id) || self.knows(id) {
+                return Err(RequestError::Duplicate { id });
+            }
         }
         // Those that were preempted have been taken, and do not count.
         let new = self.queue.iter().filter(|request| !request.was_admitted);
@@ -198,20 +214,26 @@ impl Scheduler {
             n_prompt,
             prefix,
             prompt_rows,
+            siblings,
+            group: None,
             tokens: prompt,
             was_admitted: false,
             is_suspect: false,
         });
-        self.n_arrived += 1;
+        self.n_arrived += texts.len() as u64;
         Ok(())
     }
 
-    /// Ends a request, wherever it is; `None` where it has ended before.
-    pub(crate) fn end(&mut self, id: RequestId, end: End, keep: Keep) -> Option<Outcome> {
-        if self.take_running(id, keep).is_none() {
-            self.queue.take(id)?;
-        }
-        Some(Outcome::Ended { request: id, end })
+    /// Ends a request with all its texts, wherever it is; nothing where it has ended before.
+    pub(crate) fn end(&mut self, id: RequestId, end: End, keep: Keep) -> Vec<Outcome> {
+        let running = self.take_running(id, keep).map(|running| running.request);
+        let Some(request) = running.or_else(|| self.queue.take(id)) else {
+            return Vec::new();
+        };
+        let ended = request
+            .texts()
+            .map(|request| Outcome::Ended { request, end });
+        ended.collect()
     }
 
     /// Takes the sequence from a request, and keeps its tokens for others where that helps.
@@ -253,13 +275,18 @@ impl Scheduler {
         let mut outcomes = Vec::new();
         let capacity = self.capacity();
         for (id, n_tokens) in std::mem::take(&mut self.in_flight) {
-            let Some(running) = self.running.iter_mut().find(|r| r.request.id == id) else {
+            let Some(at) = self.running.iter().position(|r| r.request.id == id) else {
                 continue; // it was cancelled meanwhile
             };
+            let running = &mut self.running[at];
             running.n_done += n_tokens;
             running.request.is_suspect = false;
             if running.n_left() > 0 {
-                continue; // a chunk of its prompt, which has no row
+                continue; // a chunk of its prompt, from which nothing is chosen
+            }
+            if !running.request.siblings.is_empty() {
+                outcomes.extend(self.begin_texts(now, at, rows));
+                continue;
             }
             let row = rows.iter().find(|row| row.request == id);
             let end = match row.map_or(Progress::Failed, |row| row.progress) {
@@ -272,7 +299,7 @@ impl Scheduler {
                 Progress::Failed => Some(End::Failed),
             };
             let keep = Keep::Prefix(now);
-            outcomes.extend(end.and_then(|end| self.end(id, end, keep)));
+            outcomes.extend(end.into_iter().flat_map(|end| self.end(id, end, keep)));
         }
         outcomes
     }
@@ -281,9 +308,11 @@ impl Scheduler {
         let in_flight = std::mem::take(&mut self.in_flight);
         self.recount = true;
         if failure == StepFailure::DeviceLost {
-            let running = self.running.iter().map(|r| r.request.id);
-            let waiting = self.queue.take_all().into_iter().map(|request| request.id);
-            let all: Vec<RequestId> = running.chain(waiting).collect();
+            let running = self.running.iter().flat_map(|r| r.request.texts());
+            let waiting = self.queue.take_all();
+            let waiting = waiting.iter().flat_map(RequestState::texts);
+            let forks = self.forks.drain(..).map(|fork| fork.request.id);
+            let all: Vec<RequestId> = running.chain(waiting).chain(forks).collect();
             self.dropped.extend(self.running.drain(..).map(|r| r.seq));
             self.dropped.extend(self.cache.clear());
             let end = End::Failed;
@@ -301,8 +330,8 @@ impl Scheduler {
                 running.request.is_suspect = true;
             }
         }
-        let ended = failed.and_then(|id| self.end(id, End::Failed, Keep::Nothing));
-        ended.into_iter().collect()
+        let ended = failed.map(|id| self.end(id, End::Failed, Keep::Nothing));
+        ended.unwrap_or_default()
     }
 }
 
@@ -339,4 +368,6 @@ pub struct RunningRequest<'a> {
     pub n_done: usize,
     /// With whom it shares cached prefixes.
     pub prefix: PrefixUse,
+    /// The same for texts that share the cells of their prompt.
+    pub group: RequestId,
 }

@@ -6,8 +6,8 @@
 use kv_core::batch::Output;
 use kv_core::{Pos, SeqId, TokenId};
 
-use crate::event::Feed;
-use crate::prefix::PrefixUse;
+use crate::event::{Feed, Outcome};
+use crate::prefix::{PrefixUse, Reuse};
 use crate::queue::Rank;
 use crate::request::{Micros, Priority, PromptRows, RequestId};
 
@@ -26,6 +26,10 @@ pub(crate) struct RequestState {
     pub(crate) n_prompt: usize,
     pub(crate) prefix: PrefixUse,
     pub(crate) prompt_rows: PromptRows,
+    /// Further texts of the prompt, until it is complete.
+    pub(crate) siblings: Vec<RequestId>,
+    /// The texts with which it shares the cells of its prompt, by the first of them.
+    pub(crate) group: Option<RequestId>,
     /// The prompt and the tokens chosen since.
     pub(crate) tokens: Vec<TokenId>,
     /// Whether it was ever admitted.
@@ -44,12 +48,23 @@ pub(crate) struct Running {
     pub(crate) n_done: usize,
     /// A copy is to be kept one token before the end of its prompt.
     pub(crate) wants_checkpoint: bool,
+    /// How much of it was cached when it was admitted.
+    pub(crate) reuse: Reuse,
 }
 
 impl Running {
     /// Tokens that are to be computed.
     pub(crate) fn n_left(&self) -> usize {
         self.request.tokens.len() - self.n_done
+    }
+
+    /// The outcome that says that a text has this sequence.
+    pub(crate) fn admitted(&self, request: RequestId) -> Outcome {
+        Outcome::Admitted {
+            request,
+            seq: self.seq,
+            reuse: self.reuse,
+        }
     }
 
     /// Whether it is at its last token: the next one follows from a step with this token alone.
@@ -90,6 +105,7 @@ impl Running {
                 false => Output::Skip,
             },
             prompt_rows,
+            texts: self.request.texts().collect(),
         }
     }
 }

@@ -39,6 +39,7 @@ fn script(prompt: Vec<TokenId>) -> Script {
         max_tokens: 4,
         bad_row: None,
         is_poison: false,
+        variant: 0,
     }
 }
 

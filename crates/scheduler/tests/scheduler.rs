@@ -50,6 +50,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
         max_tokens: 20,
         bad_row: None,
         is_poison: false,
+        variant: 0,
     }
 }
 
@@ -78,6 +79,7 @@ fn request(id: u64, n_prompt: u32) -> Request {
         prompt: prompt(n_prompt, 3),
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
+        siblings: Vec::new(),
     }
 }
 
@@ -424,4 +426,62 @@ fn four_times_the_memory_costs_few_tokens() {
     assert!(short.n_preemptions > 0);
     let factor = ample.n_tokens as f64 / short.n_tokens as f64;
     assert!(factor > 0.8, "{short:?} instead of {ample:?}");
+}
+
+/// Four texts of a prompt of 40 tokens take its 40 cells once, and each is what it is alone.
+#[test]
+fn several_texts_of_a_prompt_compute_it_once_and_share_its_cells() {
+    let mut sim = simulator(4, 64);
+    let first = sim.submit_texts(script(40, 2), 4).unwrap();
+    let mut n_fed = 0;
+    while sim.scheduler.counters().n_tokens < 44 {
+        assert!(sim.step());
+        n_fed = sim.scheduler.counters().n_tokens;
+    }
+    // All forks have one token of their own, of 44 computed ones.
+    assert_eq!(n_fed, 44);
+    assert!(sim.memory.n_used() <= 44, "{}", sim.memory.n_used());
+    assert_eq!(sim.scheduler.running().count(), 4);
+    for number in 1..4 {
+        let reuse = sim.reuse_of(RequestId(first.0 + number));
+        assert_eq!((reuse.n_tokens, reuse.missed), (40, None));
+    }
+    sim.drain();
+    let texts: Vec<_> = (0..4)
+        .map(|n| sim.text_of(RequestId(first.0 + n)).to_vec())
+        .collect();
+    assert!(texts[1..].iter().all(|text| *text != texts[0]), "{texts:?}");
+}
+
+#[test]
+fn a_cancelled_first_text_hands_the_prompt_to_the_next() {
+    let mut sim = simulator(4, 200);
+    let first = sim.submit_texts(script(100, 2), 3).unwrap();
+    assert!(sim.step(), "a chunk");
+    sim.cancel(first);
+    sim.cancel(RequestId(first.0 + 2));
+    assert_eq!(sim.end_of(first), Some(End::Cancelled));
+    let running: Vec<RequestId> = sim.scheduler.running().map(|r| r.id).collect();
+    assert_eq!(running, [RequestId(first.0 + 1)]);
+    sim.drain();
+    // Nothing of the prompt was computed again.
+    let n_text = sim.text_of(RequestId(first.0 + 1)).len() as u64;
+    assert!(sim.scheduler.counters().n_tokens <= 100 + n_text);
+}
+
+#[test]
+fn a_refused_request_is_refused_for_all_its_texts() {
+    let mut sim = simulator(4, 200);
+    let limit = sim.scheduler.capacity();
+    let n_prompt = limit as u32 + 1;
+    let refused = sim.submit_texts(script(n_prompt, 2), 3).unwrap_err();
+    let n_prompt = limit + 1;
+    assert_eq!(refused, RequestError::TooLong { n_prompt, limit });
+    sim.drain();
+    let twice = Request {
+        siblings: vec![RequestId(900), RequestId(900)],
+        ..request(800, 4)
+    };
+    let outcomes = sim.scheduler.handle(Micros(0), Event::Submit(twice));
+    assert_eq!(outcomes.len(), 3, "{outcomes:?}");
 }

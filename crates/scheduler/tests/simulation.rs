@@ -97,6 +97,7 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
         max_tokens: 1 + below(rng, 60) as usize,
         bad_row: (below(rng, 30) == 0).then(|| below(rng, 8) as usize),
         is_poison: below(rng, 40) == 0,
+        variant: 0,
     }
 }
 
@@ -126,7 +127,8 @@ fn run(kind: Kind, seed: u64) -> u64 {
                     script.prompt = prompt;
                 }
                 let n_prompt = script.prompt.len();
-                let refused = sim.submit(script).err();
+                let n = [1, 1, 1, 2, 3, 9][below(&mut rng, 6) as usize];
+                let refused = sim.submit_texts(script, n).err();
                 let is_right = match refused {
                     Some(RequestError::TooLong { limit, .. }) => n_prompt > limit,
                     Some(RequestError::Busy { queued, limit }) => queued >= limit,

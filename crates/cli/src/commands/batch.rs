@@ -10,7 +10,10 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use engine::serve::{PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest, TextStream};
+use engine::serve::{
+    Choices, FinishedText, PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest,
+    TextStream,
+};
 use engine::{CancelFlag, CompletionOptions, EngineConfig, Logprobs, PromptOutputs};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
@@ -25,7 +28,7 @@ use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
 use crate::terminal;
-use answers::{Answer, Answers, Existing};
+use answers::{Answer, Answers, Existing, Shown};
 use requests::RequestLine;
 
 /// How long the wait for a text is, until Ctrl-C is looked at.
@@ -72,8 +75,13 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         logprobs: (args.logprobs).map_or(Logprobs::Off, |n| Logprobs::Top(n as usize)),
         ..CompletionOptions::default()
     };
-    let with = |line: &RequestLine| line.request(&file, &flags);
-    let requests: anyhow::Result<Vec<TextRequest>> = lines.iter().skip(first).map(with).collect();
+    let with = |line: &RequestLine| {
+        Ok(BatchRequest {
+            request: line.request(&file, &flags)?,
+            choices: line.choices()?,
+        })
+    };
+    let requests: anyhow::Result<Vec<BatchRequest>> = lines.iter().skip(first).map(with).collect();
     let requests = requests?;
     let service = start(args, &file)?;
     drop(loading);
@@ -131,10 +139,17 @@ struct Batch<'a> {
     progress: Progress,
 }
 
-/// A request that is with the service, and what came of it so far.
+/// A request, and how many texts it is for.
+struct BatchRequest {
+    request: TextRequest,
+    choices: Choices,
+}
+
+/// A request that is with the service.
 struct Pending {
-    stream: Result<TextStream, ServiceError>,
-    text: String,
+    streams: Result<Vec<TextStream>, ServiceError>,
+    choices: Choices,
+    logprobs: Logprobs,
 }
 
 impl Batch<'_> {
@@ -142,7 +157,7 @@ impl Batch<'_> {
     fn run(
         &mut self,
         first: usize,
-        requests: Vec<TextRequest>,
+        requests: Vec<BatchRequest>,
         answers: &mut Answers<'_>,
     ) -> anyhow::Result<bool> {
         let mut left = requests.into_iter();
@@ -151,10 +166,7 @@ impl Batch<'_> {
             while pending.len() < self.n_ahead
                 && let Some(request) = left.next()
             {
-                pending.push_back(Pending {
-                    stream: self.service.submit(request),
-                    text: String::new(),
-                });
+                pending.push_back(self.submit(request));
             }
             let Some(next) = pending.pop_front() else {
                 break;
@@ -169,32 +181,73 @@ impl Batch<'_> {
         Ok(true)
     }
 
+    fn submit(&self, request: BatchRequest) -> Pending {
+        let BatchRequest {
+            mut request,
+            choices,
+        } = request;
+        let logprobs = request.options.logprobs;
+        if choices.are_ranked() && logprobs == Logprobs::Off {
+            request.options.logprobs = Logprobs::Top(0);
+        }
+        let n = choices.n_computed();
+        Pending {
+            streams: self.service.submit_texts(request, n, Vec::new),
+            choices,
+            logprobs,
+        }
+    }
+
     /// Waits for the end of a request; `None` where the user interrupts.
     fn wait(
         &self,
         index: usize,
         line: &RequestLine,
-        mut pending: Pending,
+        pending: Pending,
     ) -> anyhow::Result<Option<Answer>> {
-        let mut stream = match pending.stream {
-            Ok(stream) => stream,
+        let streams = match pending.streams {
+            Ok(streams) => streams,
             Err(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),
             Err(error) => return Ok(Some(Answer::failed(index, line, &error))),
         };
-        loop {
-            if self.cancel.is_cancelled() {
-                return Ok(None);
-            }
-            match stream.next_piece_within(POLL_INTERVAL) {
-                Ok(Some(piece)) => pending.text.push_str(&piece),
-                Ok(None) => break,
+        let mut texts = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match self.wait_for_text(stream) {
+                Ok(Some(text)) => texts.push(text),
+                Ok(None) => return Ok(None),
                 Err(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),
                 Err(error) => return Ok(Some(Answer::failed(index, line, &error))),
             }
         }
-        let finished = stream.finish()?;
-        let answer = Answer::of(index, line, pending.text, &finished);
-        Ok(Some(answer.with_logprobs(self.tokenizer, &finished)))
+        let shown = Shown {
+            tokenizer: self.tokenizer,
+            logprobs: pending.logprobs,
+        };
+        let texts = pending.choices.choose(texts);
+        Ok(Some(Answer::of(index, line, texts, shown)))
+    }
+
+    /// Waits for the end of a text; `None` where the user interrupts.
+    fn wait_for_text(&self, mut stream: TextStream) -> Result<Option<FinishedText>, ServiceError> {
+        let mut text = String::new();
+        let mut logprobs = Vec::new();
+        loop {
+            if self.cancel.is_cancelled() {
+                return Ok(None);
+            }
+            match stream.next_piece_within(POLL_INTERVAL)? {
+                Some(piece) => text.push_str(&piece),
+                None => break,
+            }
+            logprobs.extend(stream.take_logprobs());
+        }
+        let mut finished = stream.finish()?;
+        logprobs.append(&mut finished.logprobs);
+        Ok(Some(FinishedText {
+            text,
+            logprobs,
+            ..finished
+        }))
     }
 }
 

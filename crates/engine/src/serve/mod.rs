@@ -37,11 +37,13 @@
 //!
 //! Knows no network and no chat.
 
+mod choices;
 mod config;
 mod service;
 mod stream;
 mod worker;
 
+pub use choices::{Choices, MAX_CHOICES, mean_logprob};
 pub use config::ServiceConfig;
 pub use scheduler::{
     Counters, Missed, PrefixCaching, PrefixUse, Priority, PromptLimits, RequestError, Reuse, Salt,

@@ -3,6 +3,7 @@
 //! Invariant: what can be refused without the thread is refused before anything is queued, so a
 //! stream that was handed out is of a request that will be computed. Knows nothing of steps.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ use scheduler::{
 
 use super::config::ServiceConfig;
 use super::stream::{StepGuests, TextSender, TextStream};
-use super::worker::{Command, Submitted, Worker};
+use super::worker::{Command, Submitted, SubmittedText, Worker};
 use crate::completion::{Completion, CompletionOptions};
 use crate::decode::Engine;
 use crate::error::EngineError;
@@ -184,6 +185,22 @@ impl<B: Backend> Service<B> {
     /// much waits; [`ServiceError::Engine`] where an option is out of range;
     /// [`ServiceError::Stopped`].
     pub fn submit(&self, request: TextRequest) -> Result<TextStream, ServiceError> {
+        let mut streams = self.submit_texts(request, NonZeroU32::MIN, Vec::new)?;
+        streams.pop().ok_or(ServiceError::Stopped)
+    }
+
+    /// Submits a request for `n` texts of its prompt, which is computed once. Text number `i`,
+    /// counted from 0, is what the request alone gives with `i` added to its seed. `more_steps` gives
+    /// the own steps of each text but the first, as [`TextRequest::steps`] has those of the first.
+    ///
+    /// # Errors
+    /// As [`Service::submit`].
+    pub fn submit_texts(
+        &self,
+        request: TextRequest,
+        n: NonZeroU32,
+        more_steps: impl Fn() -> Vec<Box<dyn Step>>,
+    ) -> Result<Vec<TextStream>, ServiceError> {
         let submitted_at = Instant::now();
         let TextRequest {
             prompt,
@@ -198,28 +215,45 @@ impl<B: Backend> Service<B> {
             Logprobs::Off => (prefix, PromptRows::Last),
             Logprobs::Top(_) => (PrefixUse::Off, PromptRows::All),
         };
-        let mut completion = Completion::new(&self.tokenizer, options)?;
-        steps
-            .into_iter()
-            .for_each(|step| completion.push_step(step));
-        completion.accept_prompt(&prompt);
+        let mut steps = Some(steps);
+        let mut completions = Vec::with_capacity(n.get() as usize);
+        for number in 0..u64::from(n.get()) {
+            let mut options = options.clone();
+            options.sampler.seed = options.sampler.seed.wrapping_add(number);
+            let mut completion = Completion::new(&self.tokenizer, options)?;
+            let steps = steps.take().unwrap_or_else(&more_steps);
+            steps
+                .into_iter()
+                .for_each(|step| completion.push_step(step));
+            completion.accept_prompt(&prompt);
+            completions.push(completion);
+        }
         let place = self.queue.enter(prompt.len())?;
-        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let (sender, stream) = TextSender::new(id, &self.step);
+        let first_id = self
+            .next_id
+            .fetch_add(u64::from(n.get()), Ordering::Relaxed);
+        let (mut texts, mut streams) = (Vec::new(), Vec::new());
+        for (id, completion) in (first_id..).map(RequestId).zip(completions) {
+            let (sender, stream) = TextSender::new(id, &self.step);
+            texts.push(SubmittedText {
+                id,
+                completion,
+                sender,
+            });
+            streams.push(stream);
+        }
         let submitted = Submitted {
-            id,
+            texts,
             prompt,
             priority,
             prefix,
             prompt_rows,
-            completion,
-            sender,
             place,
             submitted_at,
         };
         let sent = self.commands.try_send(Command::Submit(Box::new(submitted)));
         sent.map_err(|_| ServiceError::Stopped)?;
-        Ok(stream)
+        Ok(streams)
     }
 
     /// What every prompt must comply with.

@@ -350,8 +350,7 @@ mod tests {
         let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default());
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
-        let mut poll =
-            |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
+        let poll = |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
         let times = || woken.0.load(Ordering::SeqCst);
 
         assert!(poll(&mut stream).is_pending());

@@ -34,15 +34,22 @@ pub(crate) enum Command {
 /// A request on its way to the thread.
 #[derive(Debug)]
 pub(crate) struct Submitted {
-    pub(crate) id: RequestId,
+    /// At least one.
+    pub(crate) texts: Vec<SubmittedText>,
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: Priority,
     pub(crate) prefix: PrefixUse,
     pub(crate) prompt_rows: PromptRows,
-    pub(crate) completion: Completion,
-    pub(crate) sender: TextSender,
     pub(crate) place: QueuePlace,
     pub(crate) submitted_at: Instant,
+}
+
+/// One text of a request.
+#[derive(Debug)]
+pub(crate) struct SubmittedText {
+    pub(crate) id: RequestId,
+    pub(crate) completion: Completion,
+    pub(crate) sender: TextSender,
 }
 
 /// A request that has not ended.
@@ -54,8 +61,8 @@ struct Live {
     /// Log probabilities that were given out.
     n_logprobs: usize,
     sender: TextSender,
-    /// Until it is admitted.
-    place: Option<QueuePlace>,
+    /// Until it is admitted; all texts of a request have one together.
+    place: Option<Arc<QueuePlace>>,
     submitted_at: Instant,
     usage: Usage,
     error: Option<Arc<EngineError>>,
@@ -202,39 +209,52 @@ impl<B: Backend> Worker<B> {
             }
         };
         let Submitted {
-            id,
+            texts,
             prompt,
             priority,
             prefix,
             prompt_rows,
-            completion,
-            sender,
             place,
             submitted_at,
         } = submitted;
-        let live = Live {
-            prompt: match prompt_rows {
-                PromptRows::All => prompt.clone(),
-                PromptRows::Last => Vec::new(),
-            },
-            n_logprobs: 0,
-            completion,
-            sender,
-            place: Some(place),
-            submitted_at,
-            usage: Usage {
-                n_prompt: prompt.len(),
-                ..Usage::default()
-            },
-            error: None,
+        let place = Arc::new(place);
+        let mut ids = Vec::with_capacity(texts.len());
+        for text in texts {
+            let SubmittedText {
+                id,
+                completion,
+                sender,
+            } = text;
+            ids.push(id);
+            let live = Live {
+                prompt: match prompt_rows {
+                    PromptRows::All => prompt.clone(),
+                    PromptRows::Last => Vec::new(),
+                },
+                n_logprobs: 0,
+                completion,
+                sender,
+                place: Some(Arc::clone(&place)),
+                submitted_at,
+                usage: Usage {
+                    n_prompt: prompt.len(),
+                    ..Usage::default()
+                },
+                error: None,
+            };
+            self.live.insert(id, live);
+        }
+        let mut ids = ids.into_iter();
+        let Some(id) = ids.next() else {
+            return;
         };
-        self.live.insert(id, live);
         let request = Request {
             id,
             priority,
             prompt,
             prefix,
             prompt_rows,
+            siblings: ids.collect(),
         };
         self.handle(Event::Submit(request));
     }
@@ -285,8 +305,8 @@ impl<B: Backend> Worker<B> {
 
     /// Computes a step, and reports it.
     fn decode(&mut self, step: &Step) {
-        let requests = step.feeds.iter().map(|feed| feed.request);
-        let cancel = self.step.enter(requests.clone());
+        let requests = step.texts();
+        let cancel = self.step.enter(step.texts());
         let computed = match self.engine.decode_until(&step.batch, cancel) {
             Ok(logits) => Ok(rows(step, logits, &mut self.live)),
             Err(error) => Err(error),
@@ -308,8 +328,7 @@ impl<B: Backend> Worker<B> {
                 tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
                 let error = Arc::new(error);
                 let is_concerned = |id: &RequestId| {
-                    failure == StepFailure::DeviceLost
-                        || step.feeds.iter().any(|feed| feed.request == *id)
+                    failure == StepFailure::DeviceLost || step.texts().any(|text| text == *id)
                 };
                 let concerned = self.live.iter_mut().filter(|(id, _)| is_concerned(id));
                 concerned.for_each(|(_, live)| live.error = Some(Arc::clone(&error)));
@@ -328,10 +347,10 @@ impl<B: Backend> Worker<B> {
 
 /// Chooses a token from the row of each request that has one.
 fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -> Vec<RowReport> {
-    let row = |(number, row): (usize, StepRow)| {
+    let row = |row: StepRow| {
         let request = row.request;
         let live = live.get_mut(&request)?;
-        let logits = logits.row(number)?;
+        let logits = logits.row(row.row)?;
         live.take_prompt_row(row.token, logits);
         match row.use_of {
             RowUse::Prompt => None,
@@ -341,7 +360,7 @@ fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -
             }
         }
     };
-    step.rows().enumerate().filter_map(row).collect()
+    step.rows().filter_map(row).collect()
 }
 
 impl Live {

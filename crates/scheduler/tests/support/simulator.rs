@@ -28,11 +28,15 @@ pub struct Script {
     pub bad_row: Option<usize>,
     /// Steps with this request fail.
     pub is_poison: bool,
+    /// Which of the texts of a prompt it is, as a seed is.
+    pub variant: u64,
 }
 
 #[derive(Debug)]
 struct Client {
     script: Script,
+    /// Whether others have the same prompt.
+    is_sibling: bool,
     text: Vec<TokenId>,
     prompt_rows: Vec<u64>,
     end: Option<End>,
@@ -41,6 +45,9 @@ struct Client {
     /// Steps with it that failed, since one succeeded.
     n_failed: u32,
 }
+
+/// Who has a sequence: with whom it shares prefixes, and of a running request its group.
+type User = (PrefixUse, Option<RequestId>);
 
 /// Everything of one simulation.
 #[derive(Debug)]
@@ -77,24 +84,37 @@ impl Simulator {
 
     /// Submits a request; returns why it was refused.
     pub fn submit(&mut self, script: Script) -> Result<RequestId, RequestError> {
+        self.submit_texts(script, 1)
+    }
+
+    /// Submits a request for several texts of one prompt, whose numbers follow the first's.
+    pub fn submit_texts(&mut self, script: Script, n: u64) -> Result<RequestId, RequestError> {
         let id = RequestId(self.clients.len() as u64);
+        let siblings: Vec<RequestId> = (1..n).map(|number| RequestId(id.0 + number)).collect();
         let request = Request {
             id,
             priority: script.priority,
             prompt: script.prompt.clone(),
             prefix: script.prefix,
             prompt_rows: script.prompt_rows,
+            siblings: siblings.clone(),
         };
-        let client = Client {
-            script,
-            text: Vec::new(),
-            prompt_rows: Vec::new(),
-            end: None,
-            is_refused: false,
-            reuse: None,
-            n_failed: 0,
-        };
-        self.clients.insert(id, client);
+        for (variant, text) in (0..).zip(std::iter::once(id).chain(siblings)) {
+            let client = Client {
+                script: Script {
+                    variant,
+                    ..script.clone()
+                },
+                is_sibling: n > 1,
+                text: Vec::new(),
+                prompt_rows: Vec::new(),
+                end: None,
+                is_refused: false,
+                reuse: None,
+                n_failed: 0,
+            };
+            self.clients.insert(text, client);
+        }
         let outcomes = self
             .scheduler
             .handle(Micros(self.now), Event::Submit(request));
@@ -190,8 +210,8 @@ impl Simulator {
     fn decode(&mut self, step: &Step) {
         self.check_progress(step);
         let outputs = self.compute(step);
-        for feed in &step.feeds {
-            let client = self.clients.get_mut(&feed.request).unwrap();
+        for text in step.texts() {
+            let client = self.clients.get_mut(&text).unwrap();
             client.n_failed = match outputs {
                 Some(_) => 0,
                 None => client.n_failed + 1,
@@ -201,8 +221,9 @@ impl Simulator {
             Some(outputs) => {
                 let mut rows = Vec::new();
                 let wanted: Vec<StepRow> = step.rows().collect();
-                assert_eq!(wanted.len(), outputs.len());
-                for (row, output) in wanted.into_iter().zip(outputs) {
+                assert_eq!(wanted.last().map_or(0, |row| row.row + 1), outputs.len());
+                for row in wanted {
+                    let output = outputs[row.row];
                     self.note_prompt_row(row, output);
                     if row.use_of == RowUse::NextToken {
                         rows.push(self.row(row.request, output));
@@ -236,7 +257,7 @@ impl Simulator {
     /// The outputs of a step, or `None` where it failed and was undone.
     fn compute(&mut self, step: &Step) -> Option<Vec<u64>> {
         let is_poison = |id: &RequestId| self.clients[id].script.is_poison;
-        let is_poisoned = step.feeds.iter().any(|feed| is_poison(&feed.request));
+        let is_poisoned = step.texts().any(|text| is_poison(&text));
         let fails_at = match is_poisoned {
             true => Some(0),
             false => self.fails_at.take(),
@@ -280,7 +301,7 @@ impl Simulator {
     fn row(&mut self, request: RequestId, output: u64) -> RowReport {
         let client = self.clients.get_mut(&request).unwrap();
         let n = client.text.len();
-        let progress = match choose(output) {
+        let progress = match choose_variant(output, client.script.variant) {
             _ if client.script.bad_row == Some(n) => Progress::Failed,
             None => Progress::Ended,
             Some(token) => {
@@ -301,7 +322,7 @@ impl Simulator {
                     assert!(self.running.insert(request), "{request} was running");
                     let client = self.clients.get_mut(&request).unwrap();
                     client.reuse.get_or_insert(reuse);
-                    let is_off = client.script.prefix == PrefixUse::Off;
+                    let is_off = client.script.prefix == PrefixUse::Off && !client.is_sibling;
                     assert!(!is_off || reuse.missed == Some(Missed::Disabled));
                 }
                 Outcome::Preempted { request, .. } => {
@@ -376,10 +397,12 @@ impl Simulator {
                 .map_or(0, |p| p.last.as_usize() + 1);
             assert!(n_held <= running.tokens.len(), "{running:?}");
         }
-        let mut users: BTreeMap<SeqId, PrefixUse> =
-            running.iter().map(|(&seq, r)| (seq, r.prefix)).collect();
+        let mut users: BTreeMap<SeqId, User> = BTreeMap::new();
+        for (&seq, r) in &running {
+            users.insert(seq, (r.prefix, Some(r.group)));
+        }
         for line in self.scheduler.cached() {
-            let before = users.insert(line.seq, PrefixUse::Within(line.salt));
+            let before = users.insert(line.seq, (PrefixUse::Within(line.salt), None));
             assert!(before.is_none(), "{line:?} is also {before:?}");
             let held = self.memory.positions(line.seq);
             let n_held = held.map_or(0, |held| held.last.as_usize() + 1);
@@ -388,15 +411,17 @@ impl Simulator {
         self.check_isolation(&users);
     }
 
-    /// No cell is shared by requests of different salts, or by one that takes part in nothing.
-    fn check_isolation(&self, users: &BTreeMap<SeqId, PrefixUse>) {
+    /// No cell is shared by requests of different salts, or by one that takes part in nothing, but
+    /// with texts of the same prompt.
+    fn check_isolation(&self, users: &BTreeMap<SeqId, User>) {
         for part in self.memory.parts() {
             let cells = (0..part.n_cells()).filter_map(|cell| part.cell(CellIdx(cell)));
             for cell in cells.filter(|cell| cell.seqs.len() > 1) {
                 let of: Vec<_> = cell.seqs.iter().filter_map(|seq| users.get(&seq)).collect();
-                let is_one = of.windows(2).all(|pair| pair[0] == pair[1]);
-                let is_off = of.iter().any(|&&user| user == PrefixUse::Off);
-                assert!(is_one && !(is_off && of.len() > 1), "{cell:?}: {of:?}");
+                let is_one = of.windows(2).all(|pair| pair[0].0 == pair[1].0);
+                let is_group = of.windows(2).all(|pair| pair[0] == pair[1]);
+                let is_off = of.iter().any(|user| user.0 == PrefixUse::Off);
+                assert!(is_one && (is_group || !is_off), "{cell:?}: {of:?}");
             }
         }
     }
@@ -409,7 +434,7 @@ pub fn alone(memory: &Composite, script: &Script, capacity: usize) -> (Vec<Token
     let mut output = outputs.last().unwrap();
     let mut text = Vec::new();
     loop {
-        let Some(token) = choose(output) else {
+        let Some(token) = choose_variant(output, script.variant) else {
             return (text, End::Complete);
         };
         text.push(token);
@@ -421,6 +446,11 @@ pub fn alone(memory: &Composite, script: &Script, capacity: usize) -> (Vec<Token
         }
         output = model.push(token);
     }
+}
+
+/// What a text of this number chooses.
+fn choose_variant(output: u64, variant: u64) -> Option<TokenId> {
+    choose(output ^ variant.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// A number below `n`.

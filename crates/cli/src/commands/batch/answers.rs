@@ -8,8 +8,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use engine::FinishReason;
 use engine::serve::{FinishedText, Missed, Reuse, ServiceError};
+use engine::{FinishReason, Logprobs};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,16 +32,18 @@ pub(super) struct Answer {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum AnswerResult {
+    /// One text.
     Text {
-        text: String,
-        tokens: usize,
-        prompt_tokens: usize,
-        finish_reason: FinishReason,
-        reuse: ReuseReport,
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        logprobs: Vec<ShownLogprobs>,
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        prompt_logprobs: Vec<ShownLogprobs>,
+        #[serde(flatten)]
+        text: AnswerText,
+        #[serde(flatten)]
+        prompt: AnswerPrompt,
+    },
+    /// Several texts of one prompt.
+    Texts {
+        texts: Vec<AnswerText>,
+        #[serde(flatten)]
+        prompt: AnswerPrompt,
     },
     Failed {
         error: String,
@@ -49,6 +51,32 @@ enum AnswerResult {
 }
 
 #[derive(Debug, Serialize)]
+struct AnswerText {
+    text: String,
+    tokens: usize,
+    finish_reason: FinishReason,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<ShownLogprobs>>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct AnswerPrompt {
+    prompt_tokens: usize,
+    reuse: ReuseReport,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prompt_logprobs: Vec<ShownLogprobs>,
+}
+
+/// How answers are shown.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    /// Writes single tokens.
+    pub(super) tokenizer: &'a Tokenizer,
+    /// Log probabilities of the text, which may be there for other reasons.
+    pub(super) logprobs: Logprobs,
+}
+
+#[derive(Debug, Default, Serialize)]
 struct ReuseReport {
     tokens: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,43 +84,46 @@ struct ReuseReport {
 }
 
 impl Answer {
+    /// The answer with these texts, which are of one prompt.
     pub(super) fn of(
         index: usize,
         line: &RequestLine,
-        text: String,
-        finished: &FinishedText,
+        texts: Vec<FinishedText>,
+        shown: Shown<'_>,
     ) -> Self {
-        let usage = &finished.usage;
-        Self {
-            index,
-            id: line.id().cloned(),
-            result: AnswerResult::Text {
-                text,
-                tokens: finished.tokens.len(),
+        let prompt = texts.first().map_or_else(AnswerPrompt::default, |first| {
+            let usage = &first.usage;
+            AnswerPrompt {
                 prompt_tokens: usage.n_prompt,
-                finish_reason: finished.finish.clone(),
                 reuse: ReuseReport {
                     tokens: usage.reuse.map_or(0, |reuse| reuse.n_tokens),
                     missed: usage.reuse.as_ref().and_then(missed),
                 },
-                logprobs: Vec::new(),
-                prompt_logprobs: Vec::new(),
+                prompt_logprobs: shown_logprobs(shown.tokenizer, &first.prompt_logprobs),
+            }
+        });
+        let texts = texts.into_iter().map(|text| AnswerText {
+            text: text.text,
+            tokens: text.tokens.len(),
+            finish_reason: text.finish,
+            logprobs: match shown.logprobs {
+                Logprobs::Off => None,
+                Logprobs::Top(_) => Some(shown_logprobs(shown.tokenizer, &text.logprobs)),
             },
+        });
+        let mut texts: Vec<AnswerText> = texts.collect();
+        let result = match (texts.len(), texts.pop()) {
+            (1, Some(text)) => AnswerResult::Text { text, prompt },
+            (_, last) => {
+                texts.extend(last);
+                AnswerResult::Texts { texts, prompt }
+            }
+        };
+        Self {
+            index,
+            id: line.id().cloned(),
+            result,
         }
-    }
-
-    /// The same with the log probabilities of the text, where it has some.
-    pub(super) fn with_logprobs(mut self, tokenizer: &Tokenizer, finished: &FinishedText) -> Self {
-        if let AnswerResult::Text {
-            logprobs,
-            prompt_logprobs,
-            ..
-        } = &mut self.result
-        {
-            *logprobs = shown_logprobs(tokenizer, &finished.logprobs);
-            *prompt_logprobs = shown_logprobs(tokenizer, &finished.prompt_logprobs);
-        }
-        self
     }
 
     pub(super) fn failed(index: usize, line: &RequestLine, error: &ServiceError) -> Self {
@@ -109,17 +140,16 @@ impl Answer {
         matches!(self.result, AnswerResult::Failed { .. })
     }
 
-    /// Tokens of the prompt, those of them that were reused, and tokens of the text.
+    /// Tokens of the prompt, those of them that were reused, and tokens of the texts.
     pub(super) fn n_tokens(&self) -> [usize; 3] {
-        match &self.result {
-            AnswerResult::Text {
-                tokens,
-                prompt_tokens,
-                reuse,
-                ..
-            } => [*prompt_tokens, reuse.tokens, *tokens],
-            AnswerResult::Failed { .. } => [0; 3],
-        }
+        let (prompt, n_text) = match &self.result {
+            AnswerResult::Text { text, prompt } => (prompt, text.tokens),
+            AnswerResult::Texts { texts, prompt } => {
+                (prompt, texts.iter().map(|text| text.tokens).sum())
+            }
+            AnswerResult::Failed { .. } => return [0; 3],
+        };
+        [prompt.prompt_tokens, prompt.reuse.tokens, n_text]
     }
 }
 

@@ -8,8 +8,8 @@ use std::num::NonZeroU32;
 
 use cellar::render_chat;
 use engine::sampler::{Bias, LogitBias, SamplerConfig};
-use engine::serve::TextRequest;
-use engine::{CompletionOptions, Logprobs};
+use engine::serve::{Choices, TextRequest};
+use engine::{CompletionOptions, ConfigError, Logprobs};
 use kv_core::TokenId;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
@@ -42,6 +42,10 @@ struct Fields {
     min_tokens: Option<usize>,
     logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
+    /// Texts of the prompt.
+    n: Option<u32>,
+    /// Texts of which the best `n` are given.
+    best_of: Option<u32>,
     seed: Option<u64>,
     stop: Option<Stop>,
 }
@@ -102,6 +106,9 @@ impl RequestLine {
                 ));
             }
         }
+        if let Err(error) = self.choices() {
+            return usage(format!("line {number}: {error}"));
+        }
         if self.stop().iter().any(String::is_empty) {
             return usage(format!("line {number}: a text of \"stop\" is empty"));
         }
@@ -109,6 +116,14 @@ impl RequestLine {
             return usage(format!("line {number}: {error}"));
         }
         Ok(self)
+    }
+
+    /// How many texts are computed, and how many of them are given.
+    ///
+    /// # Errors
+    /// Where the numbers make no sense.
+    pub(super) fn choices(&self) -> Result<Choices, ConfigError> {
+        Choices::new(self.fields.n.unwrap_or(1), self.fields.best_of)
     }
 
     fn stop(&self) -> Vec<String> {
