@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of criterion.
 
+mod exact_shapes;
+
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, BackendError};
@@ -11,6 +13,8 @@ use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
 use kv_core::weights::{MemoryWeights, Weight, WeightError};
 use kv_core::{Causality, PartIdx, SeqId, TokenId, Window};
+
+pub use exact_shapes::ExactShapes;
 
 /// Any error of a setup.
 pub type Failure = Box<dyn std::error::Error>;

@@ -179,10 +179,16 @@ impl<B: Backend> Runner<B> {
                 n_outputs: ubatch.output_rows.len(),
             };
             let given_rows = !ubatch.embeddings.is_empty();
-            let program = self.programs.entry((shape, given_rows)).or_insert_with(|| {
+            let compiled_for = compiled_for(&self.backend, shape);
+            let key = (compiled_for, given_rows);
+            let program = self.programs.entry(key).or_insert_with(|| {
                 let of_rows = given_rows.then(|| self.model.of_rows().unwrap());
                 let model = of_rows.as_ref().unwrap_or(&self.model);
-                let mut graph = model.graph(shape).unwrap();
+                let mut graph = model.graph(compiled_for).unwrap();
+                assert!(
+                    graph.row_counts().is_some(),
+                    "rows of tokens and outputs meet"
+                );
                 if let Some(n_kv) = self.plain_attention {
                     graph = graph.with_plain_attention(|_| n_kv).unwrap();
                 }
@@ -191,6 +197,7 @@ impl<B: Backend> Runner<B> {
             });
             let coordinates: Vec<[u32; 3]> = ubatch.coordinates().collect();
             let graph_inputs = GraphInputs {
+                shape: Some(shape),
                 coordinates: match self.position_rule {
                     PositionRule::Grid => &coordinates,
                     PositionRule::Linear => &[],
@@ -309,5 +316,25 @@ impl<B: Backend> Runner<B> {
     fn state_row(&self) -> CellIdx {
         let states = self.memory.states().unwrap();
         states.states(SeqId(0)).last().unwrap().row
+    }
+}
+
+/// The shape of the program for a ubatch: a larger one where the backend runs it with fewer tokens
+/// and outputs, so that all models are computed so.
+fn compiled_for(backend: &impl Backend, ubatch: GraphShape) -> GraphShape {
+    let GraphShape {
+        n_tokens,
+        n_outputs,
+    } = ubatch;
+    if backend.program_capacities().is_empty() || n_tokens == 1 {
+        return ubatch;
+    }
+    GraphShape {
+        n_tokens: n_tokens + 33,
+        // Graphs that give all outputs select no rows.
+        n_outputs: match n_outputs == n_tokens {
+            true => n_tokens + 33,
+            false => n_outputs + 2,
+        },
     }
 }

@@ -272,3 +272,17 @@ pub fn plan_backend_memory(
         absent => Err(absent.not_built()),
     }
 }
+
+/// The numbers of tokens that a backend's programs are compiled for
+/// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), without opening
+/// it.
+///
+/// # Errors
+/// [`BackendError::Unavailable`] where no backend is built that computes on the host.
+pub fn program_capacities(options: &BackendOptions) -> Result<&'static [usize], BackendError> {
+    Ok(match options.kind.map_or_else(fastest_on_host, Ok)? {
+        #[cfg(feature = "cpu")]
+        BackendKind::Cpu => kv_cpu::PROGRAM_CAPACITIES,
+        _ => &[],
+    })
+}

@@ -47,7 +47,7 @@ mod text;
 pub use architectures::architectures;
 pub use backends::{
     Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice,
-    MemoryPlace, Repack, backend_devices, open_backend, plan_backend_memory,
+    MemoryPlace, Repack, backend_devices, open_backend, plan_backend_memory, program_capacities,
 };
 pub use chat::render_chat;
 pub use choice::{

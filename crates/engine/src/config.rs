@@ -55,7 +55,9 @@ pub struct EngineConfig {
     /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so
     /// many tokens. Each costs as much as the state itself, twice.
     pub n_snapshots: u32,
-    /// Compiled shapes that are kept; the least recently used one makes room for a new one.
+    /// Programs that are kept; the least recently used one makes room for a new one. One serves
+    /// ubatches of many shapes where the backend can run it so
+    /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of one.
     pub n_programs: usize,
     /// Bytes that the memory may take.
     pub budget: MemoryBudget,
@@ -264,7 +266,7 @@ pub struct Settings {
     pub rules: BatchRules,
     /// The rows that a backend allocates.
     pub layout: RowLayout,
-    /// Compiled shapes that are kept.
+    /// Programs that are kept.
     pub n_programs: usize,
     /// What the model gives.
     pub output: OutputKind,
@@ -399,6 +401,12 @@ impl Settings {
             OutputKind::Embeddings => self.rules.n_embd as usize,
             OutputKind::Scores { n_labels } => n_labels,
         }
+    }
+
+    /// The most tokens of a ubatch: no more than all sequences hold.
+    pub(crate) fn max_ubatch(&self) -> usize {
+        let n_ctx = self.n_ctx.saturating_mul(self.rules.n_seqs);
+        self.n_ubatch.min(n_ctx) as usize
     }
 
     /// An empty memory of these sizes.

@@ -16,6 +16,7 @@ use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
 use model_core::architecture::{Model, OutputKind};
 
+use crate::capacities::Capacities;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
@@ -168,6 +169,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         }
         let weights = backend.load_weights(Arc::clone(&source), on_progress)?;
         let mut programs = ProgramCache::new(settings.n_programs);
+        let capacities = Capacities::of(&backend, &*model, settings.max_ubatch())?;
         // Weights that the backend cannot use are found now, not with the first token.
         let shape = GraphShape {
             n_tokens: 1,
@@ -217,6 +219,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             rows,
             key_ropes,
             programs,
+            capacities,
             settings,
             inputs: MemoryInputs::default(),
             outputs: GraphOutputs::default(),
@@ -259,9 +262,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.runner.progress = progress;
     }
 
-    /// Number of compiled shapes.
+    /// Number of programs that are kept.
     pub fn n_programs(&self) -> usize {
         self.runner.programs.len()
+    }
+
+    /// Number of programs that were compiled so far, those that made room for others included.
+    pub fn n_compiled(&self) -> u64 {
+        self.runner.programs.n_compiled()
     }
 
     /// Evaluates a batch and gives the logits of the entries whose output is wanted.

@@ -7,6 +7,7 @@
 //! none of them.
 
 mod budget;
+mod capacities;
 mod completion;
 mod config;
 mod context;

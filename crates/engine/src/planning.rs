@@ -10,6 +10,7 @@ use kv_core::backend::CustomOps;
 use kv_core::graph::{Graph, GraphShape};
 use model_core::architecture::{Model, ModelError, OutputKind};
 
+use crate::capacities::Capacities;
 use crate::config::{AttentionMode, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::generation::MAX_CANDIDATES;
@@ -42,7 +43,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// What an engine of this model computes, whatever its memory's budget is.
+    /// What an engine of this model computes, whatever its memory's budget is, on a backend that
+    /// compiles each shape.
     ///
     /// # Errors
     /// [`EngineError::Config`] as [`EngineConfig::sizes`]; [`EngineError::Model`] where the model
@@ -52,10 +54,31 @@ impl Workload {
         config: &EngineConfig,
         outputs: PromptOutputs,
     ) -> Result<Self, EngineError> {
+        Self::with_capacities(model, config, outputs, &[])
+    }
+
+    /// The same on a backend with these [`Backend::program_capacities`].
+    ///
+    /// # Errors
+    /// As [`Workload::new`].
+    ///
+    /// [`Backend::program_capacities`]: kv_core::backend::Backend::program_capacities
+    pub fn with_capacities(
+        model: &Arc<dyn Model>,
+        config: &EngineConfig,
+        outputs: PromptOutputs,
+        capacities: &[usize],
+    ) -> Result<Self, EngineError> {
         let settings = config.sizes(&**model)?;
         let longer = model.for_context(settings.n_ctx as usize);
         let model = longer.as_ref().unwrap_or(model);
-        let shapes = settings.shapes(outputs);
+        let ubatches = settings.shapes(outputs);
+        let capacities = Capacities::new(capacities, settings.max_ubatch());
+        let mut shapes: Vec<GraphShape> = ubatches
+            .iter()
+            .map(|&ubatch| capacities.shape_for(ubatch))
+            .collect();
+        shapes.dedup();
         let graphs = shapes.iter().map(|&shape| settings.graph(shape, &**model));
         let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
         let with_candidates = match model.output() {
@@ -74,7 +97,7 @@ impl Workload {
             graphs,
             with_candidates,
             custom: model.custom_ops(),
-            n_outputs: shapes.iter().map(|s| s.n_outputs).max().unwrap_or(0),
+            n_outputs: ubatches.iter().map(|s| s.n_outputs).max().unwrap_or(0),
             settings,
         })
     }

@@ -1,4 +1,4 @@
-//! [`ProgramCache`]: a bounded number of compiled shapes.
+//! [`ProgramCache`]: a bounded number of compiled graphs.
 //!
 //! Invariant: never holds more programs than its capacity; the least recently used one is evicted.
 //! Knows nothing of what a program computes.
@@ -8,6 +8,7 @@
 pub(crate) struct ProgramCache<K, P> {
     programs: Vec<(K, P)>,
     capacity: usize,
+    n_compiled: u64,
 }
 
 impl<K: PartialEq, P> ProgramCache<K, P> {
@@ -16,6 +17,7 @@ impl<K: PartialEq, P> ProgramCache<K, P> {
         Self {
             programs: Vec::new(),
             capacity: capacity.max(1),
+            n_compiled: 0,
         }
     }
 
@@ -30,7 +32,11 @@ impl<K: PartialEq, P> ProgramCache<K, P> {
     ) -> Result<&mut P, E> {
         let entry = match self.programs.iter().position(|(s, _)| *s == shape) {
             Some(at) => self.programs.remove(at),
-            None => (shape, compile()?),
+            None => {
+                let program = compile()?;
+                self.n_compiled += 1;
+                (shape, program)
+            }
         };
         if self.programs.len() == self.capacity {
             self.programs.remove(0);
@@ -38,6 +44,11 @@ impl<K: PartialEq, P> ProgramCache<K, P> {
         let at = self.programs.len();
         self.programs.push(entry);
         Ok(&mut self.programs[at].1)
+    }
+
+    /// How many were compiled, those that made room included.
+    pub(crate) fn n_compiled(&self) -> u64 {
+        self.n_compiled
     }
 
     /// Number of programs held.

@@ -17,6 +17,7 @@ use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
 use kv_core::rope::LayerRope;
 use model_core::architecture::{Model, ModelError};
 
+use crate::capacities::Capacities;
 use crate::config::{AttentionMode, Settings};
 use crate::error::EngineError;
 use crate::programs::ProgramCache;
@@ -33,6 +34,8 @@ pub(crate) struct Runner<B: Backend> {
     /// How each layer's keys move, or why they cannot.
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
     pub(crate) programs: ProgramCache<ProgramKey, B::Program>,
+    /// The shapes that programs are compiled for.
+    pub(crate) capacities: Capacities,
     pub(crate) settings: Settings,
     /// Buffers for what the memory says of a ubatch.
     pub(crate) inputs: MemoryInputs,
@@ -77,6 +80,7 @@ pub(crate) struct FailedStep {
 /// What a compiled program depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramKey {
+    /// Of its graph: a run may have fewer tokens and outputs.
     pub(crate) shape: GraphShape,
     /// With plain attention, the cells of each part that its tables reach.
     pub(crate) n_kv: Vec<usize>,
@@ -152,6 +156,7 @@ impl<B: Backend> Runner<B> {
         cancel: Option<&CancelFlag>,
     ) -> Result<(), FailedStep> {
         let inputs = GraphInputs {
+            shape: Some(shape),
             tokens: &ubatch.tokens,
             embeddings: &ubatch.embeddings,
             positions: &ubatch.positions,
@@ -170,6 +175,7 @@ impl<B: Backend> Runner<B> {
             AttentionMode::Fused => Vec::new(),
             AttentionMode::Plain => cells_in_reach(&memory.parts, layout),
         };
+        let shape = self.capacities.shape_for(shape);
         let key = ProgramKey {
             shape,
             n_kv: n_kv.clone(),

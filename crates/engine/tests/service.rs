@@ -98,6 +98,28 @@ fn check_texts(case: &Case) {
     }
 }
 
+/// Requests that come and go change the shape of nearly every step: a few programs serve all.
+#[test]
+fn a_mixed_run_compiles_few_programs() {
+    let case = stories("stories-llama");
+    let engine = case.engine_with(&EngineConfig {
+        n_ctx: Some(2048),
+        n_seqs: 16,
+        n_ubatch: 64,
+        ..EngineConfig::default()
+    });
+    let service = Service::start(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
+    let streams: Vec<TextStream> = (0..64)
+        .map(|number| service.submit(case.request(number)).unwrap())
+        .collect();
+    for stream in streams {
+        stream.finish().unwrap();
+    }
+    let n_compiled = service.stop().unwrap().n_compiled();
+    // For 1, 32 and 64 tokens: all outputs, one at most, 32 at most, or one fewer than tokens.
+    assert!((3..=9).contains(&n_compiled), "{n_compiled} programs");
+}
+
 #[test]
 fn texts_are_what_they_are_alone_with_full_attention() {
     check_texts(&stories("stories-llama"));

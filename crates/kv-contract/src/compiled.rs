@@ -5,22 +5,23 @@
 use std::sync::Arc;
 
 use super::Subject;
+use super::larger::Program;
 use kv_core::backend::{Backend, BackendError, RowStorage};
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_core::graph::{Graph, GraphInputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::MemoryWeights;
 
 /// A compiled graph and fresh rows.
 pub(crate) struct Compiled<'a, B: Backend> {
     pub(crate) backend: &'a B,
-    pub(crate) program: B::Program,
+    pub(crate) program: Program<B>,
     pub(crate) rows: B::Rows,
 }
 
 impl<B: Backend> Compiled<'_, B> {
     /// All outputs.
     pub(crate) fn run(&mut self, inputs: &GraphInputs<'_>) -> Result<Vec<Vec<f32>>, BackendError> {
-        run(self.backend, &mut self.program, &mut self.rows, inputs)
+        self.program.run(self.backend, &mut self.rows, inputs)
     }
 }
 
@@ -43,7 +44,7 @@ impl<B: Backend> Subject<B> {
         let backend = &self.backend;
         Ok(Compiled {
             backend,
-            program: backend.compile(graph, &self.load(weights), layout)?,
+            program: Program::compile(backend, graph, &self.load(weights), layout)?,
             rows: backend.allocate(layout).unwrap(),
         })
     }
@@ -56,23 +57,7 @@ impl<B: Backend> Subject<B> {
         rows: &mut B::Rows,
         inputs: &GraphInputs<'_>,
     ) -> Vec<Vec<f32>> {
-        let mut program = (self.backend)
-            .compile(graph, weights, rows.layout())
-            .unwrap();
-        run(&self.backend, &mut program, rows, inputs).unwrap()
+        let program = Program::compile(&self.backend, graph, weights, rows.layout());
+        program.unwrap().run(&self.backend, rows, inputs).unwrap()
     }
-}
-
-fn run<B: Backend>(
-    backend: &B,
-    program: &mut B::Program,
-    rows: &mut B::Rows,
-    inputs: &GraphInputs<'_>,
-) -> Result<Vec<Vec<f32>>, BackendError> {
-    // What was in the buffers before must not matter.
-    let mut outputs = GraphOutputs {
-        values: vec![vec![f32::NAN; 7]; 3],
-    };
-    backend.run(program, rows, inputs, &mut outputs)?;
-    Ok(outputs.values)
 }

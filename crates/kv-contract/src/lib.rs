@@ -16,6 +16,7 @@
 
 pub mod attend;
 pub mod attend_batch;
+pub mod capacity;
 mod compiled;
 pub mod custom;
 pub mod delta_rule;
@@ -26,6 +27,7 @@ pub mod experts;
 pub mod graphs;
 pub mod heads;
 pub mod kv_types;
+mod larger;
 pub mod masks;
 pub mod memory;
 mod one_op;
@@ -264,6 +266,8 @@ macro_rules! backend_contract {
                 indexers_that_may_choose_everything_leave_nothing_out,
                 indexers_need_keys_of_their_width;
             scan_heads: scans_by_heads_compute, head_states_of_another_shape_are_refused;
+            capacity: program_capacities_ascend, one_program_runs_many_shapes,
+                runs_beyond_a_program_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,
                 a_layer_without_rows_is_refused, rows_of_another_shape_are_refused,
                 inputs_of_the_wrong_length_are_refused, tokens_out_of_range_are_refused,

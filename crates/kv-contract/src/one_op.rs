@@ -8,11 +8,10 @@ use std::sync::Arc;
 
 use super::Random;
 use super::evaluate::{Memory, evaluate};
+use super::larger::Program;
 use super::scene::{Step, memory_weights};
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::graph::{
-    AttendSpec, Graph, GraphBuilder, GraphOutputs, GraphShape, Input, NodeId, PartInputs,
-};
+use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId, PartInputs};
 use kv_core::layers::{RowLayout, RowShape, ValueRows};
 use kv_core::weights::MemoryWeights;
 use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility, Window};
@@ -248,14 +247,9 @@ impl OneOp {
     ) -> Result<Vec<f32>, BackendError> {
         let weights = Arc::new(self.weights.clone());
         let weights = backend.load_weights(weights, Default::default())?;
-        let mut program = backend.compile(&self.graph, &weights, rows.layout())?;
-        // What was in the buffers before must not matter.
-        let mut outputs = GraphOutputs {
-            values: vec![vec![f32::NAN; 7]; 2],
-        };
-        backend.run(&mut program, rows, &self.step.inputs(), &mut outputs)?;
-        backend.finish(rows)?;
-        Ok(outputs.values.into_iter().next().unwrap_or_default())
+        let mut program = Program::compile(backend, &self.graph, &weights, rows.layout())?;
+        let outputs = program.run(backend, rows, &self.step.inputs())?;
+        Ok(outputs.into_iter().next().unwrap_or_default())
     }
 
     /// What [`Self::run`] must give over the rows that `memory` holds.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::compiled::Compiled;
 use super::evaluate::{Memory, evaluate};
+use super::larger::Program;
 use super::ops::{builder, compare, step};
 use super::scene::{Step, memory_weights};
 use super::{Random, Subject, assert_close};
@@ -455,7 +456,7 @@ pub fn unsound_states_are_refused<B: Backend>(subject: &Subject<B>) {
     let graph = SMALL.graph(3);
     let mut compiled = Compiled {
         backend,
-        program: backend.compile(&graph, &both.loaded, &both.layout).unwrap(),
+        program: Program::compile(backend, &graph, &both.loaded, &both.layout).unwrap(),
         rows: both.rows,
     };
     let changes: [fn(&mut Vec<StateGroup>); 5] = [

@@ -108,6 +108,7 @@ impl Step {
     /// The same, borrowed.
     pub fn inputs(&self) -> GraphInputs<'_> {
         GraphInputs {
+            shape: None,
             tokens: &self.tokens,
             embeddings: &self.embeddings,
             positions: &self.positions,

@@ -15,12 +15,16 @@ use kv_core::{KvType, LayerIdx};
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::machine;
-use crate::plan::Plan;
+use crate::plan::{MIN_GATE_EPILOGUE_ROWS, Plan};
 use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
 use crate::storage::CpuRows;
 use crate::team::Team;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
+
+/// What [`Backend::program_capacities`] returns. Programs differ where gates are computed with their
+/// products, which is for one token and for more than 32; the last one bounds what a short ubatch of a large maximum takes.
+pub const PROGRAM_CAPACITIES: &[usize] = &[1, MIN_GATE_EPILOGUE_ROWS - 1, 512];
 
 /// How the backend uses the machine. The default is one thread for each physical core and the
 /// fastest instruction set, or the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
@@ -144,6 +148,10 @@ impl Backend for CpuBackend {
 
     fn memory(&self) -> Option<DeviceMemory> {
         DeviceMemory::of_host()
+    }
+
+    fn program_capacities(&self) -> &'static [usize] {
+        PROGRAM_CAPACITIES
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {

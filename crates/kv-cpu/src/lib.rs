@@ -29,7 +29,7 @@ mod validate;
 mod values;
 mod weights;
 
-pub use backend::{CpuBackend, CpuConfig, CpuMemoryPlan};
+pub use backend::{CpuBackend, CpuConfig, CpuMemoryPlan, PROGRAM_CAPACITIES};
 pub use program::{CpuProgram, ProgramMemory};
 pub use repack::RepackChoice;
 pub use storage::CpuRows;

@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use kv_core::backend::{BackendError, Profile, Profiler, StepKind};
-use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
+use kv_core::graph::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 
 use crate::activations::RowBuffer;
@@ -64,7 +64,7 @@ impl CpuProgram {
         n_threads: usize,
     ) -> Result<Self, BackendError> {
         let arena = AlignedBytes::zeroed(plan.arena_len * size_of::<f32>(), "intermediate values")?;
-        let n_tokens = plan.n_tokens;
+        let n_tokens = plan.capacity.n_tokens;
         let mut quantized = RowBuffer::of_each_kind();
         let mut gated_row = GatedRow::new();
         let mut experts = ExpertBuffers::default();
@@ -84,8 +84,12 @@ impl CpuProgram {
                     }
                     gated_row.begin(matmul);
                     for output in matmul.outputs.iter().filter(|o| o.gate().is_some()) {
-                        let (_, step) = pieces_of_output(output, x.rows, n_threads);
-                        let len = gated_len(x.rows, step);
+                        // Fewer rows have wider tasks.
+                        let len = |rows| {
+                            let (_, step) = pieces_of_output(output, rows, n_threads);
+                            gated_len(rows, step)
+                        };
+                        let len = (1..=x.rows).map(len).max().unwrap_or(0);
                         scratch.iter_mut().for_each(|s| s.reserve_row(len));
                     }
                 }
@@ -135,7 +139,7 @@ impl CpuProgram {
             attention,
             experts,
             marks: Marks::default(),
-            outputs: Vec::with_capacity(plan.output_lens.len()),
+            outputs: Vec::with_capacity(plan.outputs.len()),
             plan,
         })
     }
@@ -186,14 +190,11 @@ impl CpuProgram {
                 reason,
             });
         }
-        let shape = GraphShape {
-            n_tokens: self.plan.n_tokens,
-            n_outputs: self.plan.n_outputs,
-        };
+        let shape = self.plan.begin_run(inputs)?;
         check_inputs(&self.plan.needs, shape, inputs, &mut self.marks)?;
         let lead = team.lead();
         let profiler = Profiler::start(profile);
-        let buffers = outputs.resize(self.plan.output_lens.iter().copied());
+        let buffers = outputs.resize(self.plan.outputs.iter().map(Buf::len));
         let mut shared = reuse(std::mem::take(&mut self.outputs));
         shared.extend(buffers.iter_mut().map(|b| SharedValues::new(b)));
         let frame = Frame {

@@ -6,6 +6,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use kv_core::graph::RowCount;
+
 /// The memory that a buffer is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufLoc {
@@ -21,6 +23,9 @@ pub(crate) enum BufLoc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buf {
     pub(crate) loc: BufLoc,
+    /// What there are as many rows of in a run.
+    pub(crate) count: RowCount,
+    /// In the present run; there is memory for those of the graph.
     pub(crate) rows: usize,
     pub(crate) width: usize,
 }
@@ -29,6 +34,7 @@ impl Buf {
     /// No rows.
     pub(crate) const EMPTY: Self = Self {
         loc: BufLoc::Arena(0),
+        count: RowCount::Tokens,
         rows: 0,
         width: 0,
     };

@@ -116,7 +116,8 @@ pub fn check_rows(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError>
     Ok(())
 }
 
-/// Checks everything that `graph` takes from `inputs`, over rows of `layout`.
+/// Checks everything that `graph` takes from `inputs`, over rows of `layout`, for a backend whose
+/// programs run with the shape of their graph alone.
 ///
 /// # Errors
 /// [`BackendError::Input`] with the input's name.
@@ -125,6 +126,13 @@ pub fn check_inputs(
     layout: &RowLayout,
     inputs: &GraphInputs<'_>,
 ) -> Result<(), BackendError> {
+    let (program, run) = (graph.shape(), inputs.shape_within(graph.shape())?);
+    if run != program {
+        let (n_tokens, n_outputs) = (program.n_tokens, program.n_outputs);
+        let reason =
+            format!("the program runs with {n_tokens} tokens and {n_outputs} outputs alone");
+        return Err(refused("shape", reason));
+    }
     for node in graph.nodes() {
         match &node.op {
             Op::Input(input) => check_input(graph, layout, node, input, inputs)?,

@@ -27,6 +27,7 @@ pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
     fn dyn_memory(&self) -> Option<DeviceMemory>;
     fn dyn_prefers_candidates(&self) -> bool;
+    fn dyn_program_capacities(&self) -> &'static [usize];
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done;
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Box<dyn RowStorage>, BackendError>;
     fn dyn_load(
@@ -77,6 +78,10 @@ impl<B: Backend> DynBackend for B {
 
     fn dyn_prefers_candidates(&self) -> bool {
         self.prefers_candidates()
+    }
+
+    fn dyn_program_capacities(&self) -> &'static [usize] {
+        self.program_capacities()
     }
 
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done {
@@ -191,6 +196,10 @@ impl Backend for BoxedBackend {
 
     fn prefers_candidates(&self) -> bool {
         self.0.dyn_prefers_candidates()
+    }
+
+    fn program_capacities(&self) -> &'static [usize] {
+        self.0.dyn_program_capacities()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Done {

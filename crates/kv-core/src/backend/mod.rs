@@ -88,6 +88,18 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Numbers of tokens, ascending, that are worth a program of their own: an engine compiles for
+    /// the smallest that a ubatch fits, or for its largest ubatch, and runs the program with as many
+    /// tokens and outputs as there are ([`GraphInputs::shape`]).
+    ///
+    /// A backend that returns any promises that such a run gives the bits of a program of exactly
+    /// that shape, for every graph whose rows can be counted ([`Graph::row_counts`]). The body here
+    /// is for backends whose programs run with the shape of their graph alone: each shape is
+    /// compiled.
+    fn program_capacities(&self) -> &'static [usize] {
+        &[]
+    }
+
     /// Takes implementations of custom operations: graphs that are compiled with weights loaded
     /// from now on may name them. One with the name of another replaces it.
     ///
@@ -140,7 +152,8 @@ pub trait Backend: Send + Sync + 'static {
     /// [`GraphInputs::report_step`].
     ///
     /// # Errors
-    /// [`BackendError::Input`] where inputs do not have the graph's shape;
+    /// [`BackendError::Input`] where inputs do not have the run's shape, or that is none of the
+    /// program's;
     /// [`BackendError::Cancelled`]; device failures. Rows outside the inputs' cells are never
     /// changed.
     fn run(

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of how the values were found; executors check lengths against the graph's shape.
 
+use super::GraphShape;
 use super::states::StateGroup;
 use crate::backend::{BackendError, CancelFlag, RunProgress};
 use crate::ids::CellIdx;
@@ -29,6 +30,9 @@ pub struct BatchVisibility {
 /// The inputs of one run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GraphInputs<'a> {
+    /// Tokens and outputs of the run; `None` for those of the program's graph. Fewer need a backend
+    /// that declares it ([`Backend::program_capacities`](crate::backend::Backend::program_capacities)).
+    pub shape: Option<GraphShape>,
     /// Token ids; empty where embeddings are given.
     pub tokens: &'a [u32],
     /// Embedding rows one after the other; empty where tokens are given.
@@ -59,6 +63,24 @@ impl<'a> GraphInputs<'a> {
     pub fn batch_visibility(&self, window: Window) -> Option<&'a Visibility> {
         let found = self.batch.iter().find(|b| b.window == window);
         found.map(|b| &b.visibility)
+    }
+
+    /// Tokens and outputs of the run of a program whose graph has this shape.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where the run has more of them.
+    pub fn shape_within(&self, program: GraphShape) -> Result<GraphShape, BackendError> {
+        let shape = self.shape.unwrap_or(program);
+        match shape.fits(program) {
+            true => Ok(shape),
+            false => Err(BackendError::Input {
+                input: "shape",
+                reason: format!(
+                    "{} tokens and {} outputs, the program is for {} and {} at most",
+                    shape.n_tokens, shape.n_outputs, program.n_tokens, program.n_outputs
+                ),
+            }),
+        }
     }
 
     /// Whether the run may go on: to be called between its steps.

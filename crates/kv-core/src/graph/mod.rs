@@ -28,6 +28,7 @@ mod key_rope;
 mod op;
 mod ops;
 mod relative;
+mod row_count;
 mod scope;
 mod spec;
 mod states;
@@ -55,6 +56,7 @@ pub use ops::route::{
 pub use ops::sparse::IndexSpec;
 pub use ops::top_k::TopK;
 pub use relative::{BucketTable, DistanceBuckets, Relative, RelativeScores};
+pub use row_count::RowCount;
 pub use scope::Scope;
 pub use spec::{Attribute, AttributeValue, OpScope, OpSpec};
 pub use states::{StateGroup, StateMarks, StateStore, check_states};
@@ -82,6 +84,13 @@ pub struct GraphShape {
     pub n_tokens: usize,
     /// Rows whose logits are wanted.
     pub n_outputs: usize,
+}
+
+impl GraphShape {
+    /// Whether it has no more tokens and outputs than another.
+    pub const fn fits(self, other: Self) -> bool {
+        self.n_tokens <= other.n_tokens && self.n_outputs <= other.n_outputs
+    }
 }
 
 /// One operation with its operands and what comes out.

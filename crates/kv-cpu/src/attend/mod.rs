@@ -139,7 +139,8 @@ impl Workspace {
 
     /// Makes room for `n_tokens` tokens.
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
-        self.split_k.reserve(spec, n_tokens);
+        (1..=n_tokens.min(split_k::MAX_SPLIT_TOKENS))
+            .for_each(|n_tokens| self.split_k.reserve(spec, n_tokens));
         let n_split = n_tokens.min(split_k::MAX_SPLIT_TOKENS);
         self.reserve_queries(n_split * spec.n_heads * spec.k_dim);
         self.tiles.clear();

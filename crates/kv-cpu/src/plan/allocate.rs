@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use kv_core::graph::Graph;
+use kv_core::graph::{Graph, RowCount};
 
 use super::lower::{Lowered, Value};
 use super::{Plan, RowsOp, Step, StepOp};
@@ -13,6 +13,8 @@ use crate::values::{Buf, BufLoc};
 
 struct Allocator<'a> {
     graph: &'a Graph,
+    /// By node; `None` where the plan is for the graph's shape alone.
+    row_counts: Option<Vec<RowCount>>,
     /// The first output that a value is.
     outputs: HashMap<Value, usize>,
     /// The last step that reads a value.
@@ -32,6 +34,7 @@ pub(super) fn allocate(graph: &Graph, lowered: Lowered) -> Plan {
     } = lowered;
     let mut allocator = Allocator {
         graph,
+        row_counts: graph.row_counts(),
         outputs: HashMap::new(),
         last_use: HashMap::new(),
         locations: HashMap::new(),
@@ -74,12 +77,13 @@ pub(super) fn allocate(graph: &Graph, lowered: Lowered) -> Plan {
         }
     }
     Plan {
-        n_tokens: graph.shape().n_tokens,
-        n_outputs: graph.shape().n_outputs,
+        capacity: graph.shape(),
+        run: graph.shape(),
+        takes_fewer: allocator.row_counts.is_some(),
         steps: allocated,
         ropes,
         needs,
-        output_lens: outputs.iter().map(|v| allocator.buf(*v).len()).collect(),
+        outputs: outputs.iter().map(|v| allocator.buf(*v)).collect(),
         arena_len: allocator.arena.len(),
         total_len: allocator.arena.total(),
     }
@@ -137,7 +141,14 @@ impl Allocator<'_> {
             // An earlier step wrote every value that a step reads (`lower` checks it).
             Value::Node(_) => known.unwrap_or(BufLoc::Arena(0)),
         };
-        Buf { loc, rows, width }
+        let counts = self.row_counts.as_ref();
+        let count = counts.and_then(|counts| counts.get(value.id().as_usize()));
+        Buf {
+            loc,
+            count: count.copied().unwrap_or(RowCount::Tokens),
+            rows,
+            width,
+        }
     }
 }
 

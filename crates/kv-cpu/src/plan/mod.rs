@@ -14,13 +14,14 @@ mod step_weights;
 
 use kv_core::Window;
 use kv_core::backend::BackendError;
-use kv_core::graph::Graph;
+use kv_core::graph::{Graph, GraphInputs, GraphShape};
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeSections, RopeSpec};
 
 use crate::values::Buf;
 use crate::weights::CpuWeights;
 
+pub(crate) use fuse::MIN_GATE_EPILOGUE_ROWS;
 pub(crate) use lower::{
     AttentionOp, CustomState, CustomStep, Elementwise, EmbedBy, ExpertsOp, NormOp,
     PlainAttentionOp, PlainStep, RecurrentOp, RowsOp,
@@ -74,13 +75,17 @@ pub(crate) struct PartNeeds {
 /// A compiled graph, without memory to run in.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(crate) n_tokens: usize,
-    pub(crate) n_outputs: usize,
+    /// The most tokens and outputs of a run.
+    pub(crate) capacity: GraphShape,
+    /// Those of the present run: the rows of all buffers.
+    run: GraphShape,
+    /// Whether a run may have fewer than `capacity`.
+    takes_fewer: bool,
     pub(crate) steps: Vec<Step<Buf>>,
     pub(crate) ropes: Vec<RopeTable>,
     pub(crate) needs: Needs,
-    /// Values of each output.
-    pub(crate) output_lens: Vec<usize>,
+    /// What the caller gets.
+    pub(crate) outputs: Vec<Buf>,
     pub(crate) arena_len: usize,
     /// What the arena would hold if no two buffers shared memory.
     pub(crate) total_len: usize,
@@ -95,5 +100,31 @@ impl Plan {
         let mut lowered = lower::lower(graph, weights, layout)?;
         fuse::fuse(graph, &mut lowered)?;
         Ok(allocate::allocate(graph, lowered))
+    }
+
+    /// Gives all buffers the rows of a run: returns its shape.
+    pub(crate) fn begin_run(
+        &mut self,
+        inputs: &GraphInputs<'_>,
+    ) -> Result<GraphShape, BackendError> {
+        let shape = inputs.shape_within(self.capacity)?;
+        if shape == self.run {
+            return Ok(shape);
+        }
+        if !self.takes_fewer {
+            let reason = "the graph takes rows of tokens and of outputs together, so its program \
+                          runs with the graph's shape alone";
+            return Err(BackendError::Input {
+                input: "shape",
+                reason: reason.into(),
+            });
+        }
+        let of_steps = self.steps.iter_mut();
+        let of_steps = of_steps.flat_map(|step| step.reads.iter_mut().chain(&mut step.writes));
+        for buf in of_steps.chain(&mut self.outputs) {
+            buf.rows = buf.count.of(shape);
+        }
+        self.run = shape;
+        Ok(shape)
     }
 }

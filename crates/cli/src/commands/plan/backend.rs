@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cellar::{
     BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, DEVICE_RESERVE,
     DeviceNeeds, MemoryPlace, ModelWork, backend_devices, device_needs, largest_device_n_ctx,
-    plan_backend_memory, weight_shapes,
+    plan_backend_memory, program_capacities, weight_shapes,
 };
 use engine::{EngineConfig, PromptOutputs, Workload};
 use kv_core::weights::WeightSource;
@@ -113,8 +113,12 @@ impl Planned<'_> {
         }
     }
 
-    fn load(&self) -> anyhow::Result<Workload> {
-        Ok(Workload::new(self.model, self.config, PromptOutputs::Last)?)
+    fn load(&self, capacities: &[usize]) -> anyhow::Result<Workload> {
+        let (model, config) = (self.model, self.config);
+        let outputs = PromptOutputs::Last;
+        Ok(Workload::with_capacities(
+            model, config, outputs, capacities,
+        )?)
     }
 
     /// The GPU, where there is one and the model fits.
@@ -131,7 +135,7 @@ impl Planned<'_> {
 
     /// What stays on the host when a device computes: the last logits.
     fn outside_device(&self) -> anyhow::Result<BackendMemory> {
-        let load = self.load()?;
+        let load = self.load(&[])?;
         Ok(BackendMemory {
             place: MemoryPlace::Host,
             packed: 0,
@@ -142,7 +146,7 @@ impl Planned<'_> {
     }
 
     fn on_host(&self, options: &BackendOptions) -> anyhow::Result<BackendPlan> {
-        let load = self.load()?;
+        let load = self.load(program_capacities(options)?)?;
         let work = BackendWork {
             graphs: &load.graphs,
             weights: self.weights,

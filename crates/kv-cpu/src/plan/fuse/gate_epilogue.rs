@@ -7,7 +7,7 @@ use crate::plan::{Elementwise, GateEpilogue};
 
 /// Rows from which products leave the cache before a gate reads them. Fewer are gated where they
 /// are quantized, but for a single one, which is quantized where it is gated.
-const MIN_GATE_EPILOGUE_ROWS: usize = 33;
+pub(crate) const MIN_GATE_EPILOGUE_ROWS: usize = 33;
 
 /// Fuses gates of one row and of many.
 pub(super) fn gate_epilogue(s: &mut Steps<'_>) -> Result<(), BackendError> {

@@ -13,6 +13,7 @@ mod split_columns;
 #[cfg(test)]
 pub(super) mod testing;
 
+pub(crate) use gate_epilogue::MIN_GATE_EPILOGUE_ROWS;
 use kv_core::backend::BackendError;
 use kv_core::graph::Graph;
 

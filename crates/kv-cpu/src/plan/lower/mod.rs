@@ -44,7 +44,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    fn id(self) -> NodeId {
+    pub(super) fn id(self) -> NodeId {
         match self {
             Self::Node(id) | Self::Embeddings(id) => id,
         }
