@@ -8,7 +8,7 @@ mod gpu;
 use std::time::Duration;
 
 use gpu::texts::{Length, MODELS};
-use gpu::{encoders, fixtures, replays, soak, states, texts, tolerance};
+use gpu::{encoders, fixtures, replays, soak, states, texts};
 use kv_core::KvType;
 use kv_cuda::CudaDevice;
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
@@ -29,16 +29,14 @@ fn fast() -> GpuBackend<CudaDevice> {
 
 #[test]
 fn fixtures_agree_precise() {
-    let limit = tolerance(Precision::Precise);
-    fixtures::assert_near(&fixtures::all(), limit, |case| {
+    fixtures::assert_near(&fixtures::all(), Precision::Precise, |case| {
         distance_from_reference(precise, case).max(distance_from_cpu(precise(), case))
     });
 }
 
 #[test]
 fn fixtures_agree_fast() {
-    let limit = tolerance(Precision::Fast);
-    fixtures::assert_near(&fixtures::all(), limit, |case| {
+    fixtures::assert_near(&fixtures::all(), Precision::Fast, |case| {
         distance_from_reference(fast, case).max(distance_from_cpu(fast(), case))
     });
 }
@@ -51,14 +49,14 @@ fn encoders_agree() {
     }
     let scorers = [
         "xlm_roberta_reranker",
+        "distilbert_classifier",
         "roberta_classifier",
         "modernbert_classifier",
     ];
     for recipe in Recipe::all_in(&fixture("encoders")) {
         match recipe.name() {
-            // A rectifier and scores by distance have no kernels.
-            name if ["distilbert_classifier", "mpnet", "deberta_v2_reranker"].contains(&&*name) => {
-            }
+            // Scores by distance have no kernel.
+            name if ["mpnet", "deberta_v2_reranker"].contains(&&*name) => {}
             name if scorers.contains(&&*name) => encoders::scores_agree(precise(), &name, 1e-4),
             name => encoders::rows_agree(precise(), &name, 1e-4),
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use engine::{Engine, EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_core::backend::{Backend, BackendError, CustomOps, DeviceMemory, OnProgress};
 use kv_core::batch::Batch;
-use kv_core::graph::{GraphBuilder, GraphShape, Input, NodeId, RowGain};
+use kv_core::graph::{GraphBuilder, GraphShape, Input, NodeId, PositionScale};
 use kv_core::layers::RowLayout;
 use kv_core::memory::Seqs;
 use kv_core::weights::{MemoryWeights, WeightSource};
@@ -235,7 +235,7 @@ fn runs_take_what_is_planned_for_their_inputs_and_tables() {
     assert!(range.contains(&inputs), "{inputs} and {planned:?}");
 }
 
-/// What planning a graph of one unknown operation says.
+/// What planning a graph of one operation says whose sizes no kernel takes.
 fn refusal(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> BackendError {
     let mut b = GraphBuilder::new(GraphShape {
         n_tokens: 2,
@@ -262,16 +262,23 @@ fn refusal(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> BackendError {
 }
 
 #[test]
-fn an_operation_without_a_kernel_is_found_by_planning() {
-    let cut = refusal(|b| {
-        let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
-        b.gaussian_top_k("cut", x, 1.5).unwrap()
+fn sizes_without_a_kernel_are_found_by_planning() {
+    let largest = refusal(|b| {
+        let x = b.input(Input::Embeddings { dim: 2000 }).unwrap();
+        b.top_k("largest", x, 1025).unwrap()
     });
-    let gained = refusal(|b| {
+    let scaled = refusal(|b| {
         let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
-        b.gain("gained", x, RowGain::PerValue("gain")).unwrap()
+        let positions = b.input(Input::Positions).unwrap();
+        let scale = PositionScale {
+            every: 4,
+            strength: 0.3,
+            offset: 2,
+        };
+        b.scale_by_position("scaled", scale, [x, positions])
+            .unwrap()
     });
-    for (error, name) in [(cut, "cut"), (gained, "gained")] {
+    for (error, name) in [(largest, "largest"), (scaled, "scaled")] {
         match error {
             BackendError::UnsupportedOp { backend, node, .. } => {
                 assert_eq!((backend, &*node), ("cuda", name));

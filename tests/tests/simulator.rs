@@ -5,7 +5,7 @@
 mod gpu;
 
 use gpu::texts::Length;
-use gpu::{encoders, fixtures, replays, soak, states, texts, tolerance};
+use gpu::{encoders, fixtures, replays, soak, states, texts};
 use kv_core::KvType;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::layers::RowLayout;
@@ -33,7 +33,7 @@ fn agree(cases: &[Case]) {
         (fast, Precision::Fast),
     ] {
         let distance = |case: &Case| distance_from_cpu(backend(), case);
-        fixtures::assert_near(cases, tolerance(precision), distance);
+        fixtures::assert_near(cases, precision, distance);
     }
 }
 
@@ -64,6 +64,22 @@ fn a_mixture_of_experts_agrees() {
 #[test]
 fn latents_and_groups_of_experts_agree() {
     agrees("deepseek_v3");
+}
+
+#[test]
+fn gains_mixes_and_cuts_agree() {
+    agrees("gemma3n");
+    agrees("gemma4_e");
+}
+
+#[test]
+fn experts_with_gains_agree() {
+    agrees("gemma4_moe");
+}
+
+#[test]
+fn delta_rules_and_joined_convolutions_agree() {
+    agrees("kimi_linear");
 }
 
 #[test]

@@ -61,10 +61,10 @@ pub(crate) struct Uploader<'a, D: Device> {
     pub(crate) kernels: &'a Kernels<D>,
 }
 
-/// A weight, and in which form.
+/// A weight, or several as one, and in which form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    name: String,
+    names: Vec<String>,
     form: WeightForm,
 }
 
@@ -145,8 +145,38 @@ impl<D: Device> GpuWeights<D> {
         weight: &Weight,
         form: WeightForm,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
+        let weights = std::slice::from_ref(weight);
+        self.once(weights, form, |uploaded| match form {
+            WeightForm::Floats => upload_floats(uploader.device, weights),
+            WeightForm::Stored if self.is_plan => {
+                uploaded.staging_bytes = uploaded.staging_bytes.max(piece_bytes(weight));
+                allocate_blocks(uploader.device, weight)
+            }
+            WeightForm::Stored => uploaded.upload_blocks(uploader, weight),
+        })
+    }
+
+    /// The values of several weights one after the other as one weight on the device.
+    pub(crate) fn joined(
+        &self,
+        device: &D,
+        weights: &[Weight],
+    ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
+        self.once(weights, WeightForm::Floats, |_| {
+            upload_floats(device, weights)
+        })
+    }
+
+    /// What `upload` puts on the device for these weights, at their first use.
+    fn once(
+        &self,
+        weights: &[Weight],
+        form: WeightForm,
+        upload: impl FnOnce(&mut Uploaded<D>) -> Result<DeviceWeight<D>, BackendError>,
+    ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
+        let names = weights.iter().map(|weight| weight.name().to_owned());
         let key = Key {
-            name: weight.name().to_owned(),
+            names: names.collect(),
             form,
         };
         // A map of finished weights is whole even where a holder of the lock panicked.
@@ -154,16 +184,10 @@ impl<D: Device> GpuWeights<D> {
         if let Some(known) = uploaded.weights.get(&key) {
             return Ok(Arc::clone(known));
         }
-        let new = Arc::new(match form {
-            WeightForm::Floats => upload_floats(uploader.device, weight)?,
-            WeightForm::Stored if self.is_plan => {
-                uploaded.staging_bytes = uploaded.staging_bytes.max(piece_bytes(weight));
-                allocate_blocks(uploader.device, weight)?
-            }
-            WeightForm::Stored => uploaded.upload_blocks(uploader, weight)?,
-        });
+        let new = Arc::new(upload(&mut uploaded)?);
         uploaded.weights.insert(key, Arc::clone(&new));
-        self.report(&mut uploaded.progress, weight.bytes().len());
+        let n_bytes = weights.iter().map(|weight| weight.bytes().len());
+        self.report(&mut uploaded.progress, n_bytes.sum());
         Ok(new)
     }
 
@@ -190,10 +214,15 @@ impl<D: Device> GpuWeights<D> {
     }
 }
 
-fn upload_floats<D: Device>(device: &D, weight: &Weight) -> Result<DeviceWeight<D>, BackendError> {
-    let floats = weight.to_f32();
+/// Uploads the values of weights one after the other; the shape is that of the only one, or flat.
+fn upload_floats<D: Device>(
+    device: &D,
+    weights: &[Weight],
+) -> Result<DeviceWeight<D>, BackendError> {
+    let floats: Vec<f32> = weights.iter().flat_map(Weight::to_f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&floats);
-    let buffer = device.allocate(bytes.len(), &what(weight))?;
+    let names = weights.iter().map(what).collect::<Vec<_>>();
+    let buffer = device.allocate(bytes.len(), &names.join(", "))?;
     let to = Region {
         buffer: &buffer,
         at: 0,
@@ -202,7 +231,10 @@ fn upload_floats<D: Device>(device: &D, weight: &Weight) -> Result<DeviceWeight<
     Ok(DeviceWeight {
         buffer,
         format: BlockFormat::F32,
-        shape: weight.shape().to_vec(),
+        shape: match weights {
+            [weight] => weight.shape().to_vec(),
+            _ => vec![floats.len()],
+        },
         planes: Planes::default(),
     })
 }

@@ -2,18 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use kv_gpu::Precision;
 use model_tests::{Case, Source, fixture};
 
-use super::register;
+use super::{register, tolerance};
 
 /// Models with operations that have no kernel on GPUs, or none for such settings.
-pub(crate) const WITHOUT_KERNELS: &[&str] = &[
-    "deepseek_v32",
-    "gemma3n",
-    "gemma4_e",
-    "gemma4_moe",
-    "kimi_linear",
-];
+pub(crate) const WITHOUT_KERNELS: &[&str] = &["deepseek_v32"];
 
 /// Every model with a reference that has kernels, by name.
 pub(crate) fn all() -> Vec<Case> {
@@ -39,11 +34,12 @@ pub(crate) fn all() -> Vec<Case> {
 /// Checks all cases, whichever of them fail, and prints how far each is off.
 ///
 /// # Panics
-/// Where one is off by `limit` or more, or panics.
-pub(crate) fn assert_near(cases: &[Case], limit: f32, distance: impl Fn(&Case) -> f32) {
+/// Where one is off by its tolerance or more, or panics.
+pub(crate) fn assert_near(cases: &[Case], precision: Precision, distance: impl Fn(&Case) -> f32) {
     let mut failed = Vec::new();
     for case in cases {
         let name = case.name;
+        let limit = tolerance(precision, name);
         match catch_unwind(AssertUnwindSafe(|| distance(case))) {
             Ok(off) => {
                 println!("{name}: off by {off:.1e}");

@@ -15,7 +15,6 @@ use super::{Lower, word};
 use crate::config::Precision;
 use crate::device::Device;
 use crate::program::{Grid, Operand};
-use crate::weights::WeightForm;
 
 /// `RouteArgs` of `experts.k`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -28,6 +27,7 @@ struct RouteSettings {
     sum: u32,
     scale: f32,
     has_bias: u32,
+    has_gain: u32,
     n_groups: u32,
     n_used_groups: u32,
     group_score: u32,
@@ -51,12 +51,9 @@ pub(super) fn lower<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     match &node.op {
-        // The kernel knows no gains.
-        Op::Route {
-            spec,
-            bias,
-            gain: None,
-        } => route(lower, (id, node), spec, bias.as_deref()),
+        Op::Route { spec, bias, gain } => {
+            route(lower, (id, node), spec, [bias, gain].map(Option::as_deref))
+        }
         Op::ExpertLinear { .. } => linear(lower, id, node),
         Op::HeadLinear { .. } => head_linear(lower, id, node),
         Op::ExpertScale => scale(lower, id, node),
@@ -69,7 +66,7 @@ fn route<D: Device>(
     lower: &mut Lower<'_, D>,
     (id, node): (NodeId, &Node),
     spec: &RouteSpec,
-    bias: Option<&str>,
+    bias_and_gain: [Option<&str>; 2],
 ) -> Result<(), BackendError> {
     let logits = lower.operand(node, 0)?;
     let (n_groups, n_used_groups, group_score) = match spec.groups {
@@ -95,19 +92,21 @@ fn route<D: Device>(
             RouteSum::One => 1,
         },
         scale: spec.scale,
-        has_bias: bias.is_some().into(),
+        has_bias: bias_and_gain[0].is_some().into(),
+        has_gain: bias_and_gain[1].is_some().into(),
         n_groups,
         n_used_groups,
         group_score,
     };
-    let bias = match bias {
-        Some(name) => Operand::Weight(lower.weight(name, node, WeightForm::Floats)?),
-        None => logits.clone(),
-    };
+    let [bias, gain] = bias_and_gain.map(|name| match name {
+        Some(name) => lower.floats(name, node),
+        None => Ok(logits.clone()),
+    });
     let routes = lower.result_with(id, slots_at(node) + node.n_rows() * spec.n_used * 8);
     let slots = slots_of(&routes, node)?;
     let grid = Grid::Fixed([settings.n_rows, 1]);
-    lower.launch("route", grid, vec![logits, bias, routes, slots], &settings)
+    let operands = vec![logits.clone(), bias?, gain?, routes, slots];
+    lower.launch("route", grid, operands, &settings)
 }
 
 /// The first byte of a route's slots.

@@ -160,8 +160,12 @@ impl<'a, D: Device> Lower<'a, D> {
             | Op::Concat
             | Op::TakeRows
             | Op::AddRow { .. }
+            | Op::Gain { .. }
             | Op::ScaleByPosition { .. } => rows::lower(self, id, node),
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } => norm::lower(self, id, node),
+            Op::Mix => rows::mix(self, id, node),
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GaussianTopK { .. } => {
+                norm::lower(self, id, node)
+            }
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
             Op::Attend { .. } | Op::AttendBatch { .. } => attend::lower(self, id, node),

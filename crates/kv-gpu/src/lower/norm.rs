@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Norms of rows, and what is left of them above their mean.
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
@@ -12,8 +12,8 @@ use crate::weights::WeightForm;
 
 /// Up to this many values, a warp norms a row by itself.
 const MAX_SHORT: u32 = 256;
-/// Warps of a block of `rms_norm_short`.
-const WARPS: u32 = 8;
+/// Warps of a block of `rms_norm_short` and `mix_short`.
+pub(super) const WARPS: u32 = 8;
 
 /// `NormArgs` of `norm.k`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -69,6 +69,14 @@ pub(super) fn lower<D: Device>(
             };
             let operands = vec![x, gain, bias_operand, y];
             lower.launch("layer_norm", by_block, operands, &settings)
+        }
+        Op::GaussianTopK { deviations } => {
+            let settings = Settings {
+                eps: *deviations,
+                ..settings
+            };
+            let operands = vec![x, lower.result(id)];
+            lower.launch("gaussian_top_k", by_block, operands, &settings)
         }
         _ => Err(lower.unsupported(node)),
     }

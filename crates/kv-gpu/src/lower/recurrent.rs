@@ -70,10 +70,10 @@ impl<D: Device> Lower<'_, D> {
             width: word(conv.width)?,
             has_bias: u32::from(conv.bias.is_some()),
         };
-        if !conv.further.is_empty() {
-            return Err(self.unsupported(node));
-        }
-        let weight = self.floats(&conv.weight, node)?;
+        let weights = conv.weights().map(|name| self.host_weight(name, node));
+        let weights = weights.collect::<Result<Vec<_>, _>>()?;
+        let device = self.context.device;
+        let weight = Operand::Weight(self.context.weights.joined(device, &weights)?);
         let bias = match &conv.bias {
             Some(name) => self.floats(name, node)?,
             None => weight.clone(),

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kv_contract::Random;
-use kv_core::graph::{Activation, ConvSpec, DecaySpec, DeltaSpec, Graph, GraphInputs};
+use kv_core::graph::{Activation, ConvKernels, ConvSpec, DecaySpec, DeltaSpec, Graph, GraphInputs};
 use kv_core::graph::{HeadScanSpec, Input, KeySharing, ScanSpec};
 use kv_core::graph::{StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
@@ -103,6 +103,28 @@ fn convolutions_of_any_width() {
             bias: (width > 2).then(|| "b".into()),
         };
         let y = b.conv("y", LAYER, &conv, [x, states]).unwrap();
+        let memory = RecurrentMemory {
+            conv_row: (width - 1) * channels,
+            state_row: 0,
+        };
+        check(&b.finish(&[y]).unwrap(), channels, 0..0, memory);
+    }
+}
+
+/// Kernels in three weights, one for each third of the channels.
+#[test]
+fn joined_convolutions_of_any_width() {
+    for (part, width) in [(1, 3), (23, 4), (32, 1)] {
+        let channels = 3 * part;
+        let mut b = builder(9);
+        let x = b.input(Input::Embeddings { dim: channels }).unwrap();
+        let states = b.input(Input::States).unwrap();
+        let kernels = ConvKernels {
+            width,
+            weights: ["q", "k", "v"].map(str::to_owned),
+            shape: vec![part, 1, width],
+        };
+        let y = b.conv_joined("y", LAYER, &kernels, [x, states]).unwrap();
         let memory = RecurrentMemory {
             conv_row: (width - 1) * channels,
             state_row: 0,

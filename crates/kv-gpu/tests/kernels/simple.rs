@@ -1,8 +1,8 @@
-//! Norms and rotations at sizes that the contract suite does not have, and what is fused.
+//! Norms, gains, mixes and rotations at sizes that the contract suite does not have, and what is fused.
 #![allow(clippy::unwrap_used)]
 
 use kv_contract::Random;
-use kv_core::graph::{Affine, Graph, GraphInputs, Input, NormGain};
+use kv_core::graph::{Affine, Graph, GraphInputs, Input, NormGain, RowGain};
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 
@@ -44,6 +44,45 @@ fn rows_of_any_length_are_normed() {
             ]
         });
         assert_eq!(check(n, dim, &graph), 3);
+    }
+}
+
+#[test]
+fn rows_of_any_length_are_multiplied_and_cut() {
+    for (n, dim) in [(1, 1), (3, 33), (2, 257), (1, 1100)] {
+        let graph = graph(n, 2 * dim, |b, x| {
+            let heads = b.reshape("heads", x, &[n, 2, dim]).unwrap();
+            vec![
+                b.gain("gain", heads, RowGain::PerValue("w")).unwrap(),
+                b.gain("same", heads, RowGain::One("one")).unwrap(),
+                b.gaussian_top_k("few", x, 1.3).unwrap(),
+                b.gaussian_top_k("most", x, -0.7).unwrap(),
+            ]
+        });
+        assert_eq!(check(n, 2 * dim, &graph), 4);
+    }
+}
+
+/// Of long parts and of short ones, which two kernels mix.
+#[test]
+fn parts_of_any_number_are_mixed() {
+    for (n, inputs, outputs, dim) in [
+        (1, 1, 1, 1),
+        (3, 4, 4, 70),
+        (2, 5, 3, 300),
+        (2, 333, 2, 1),
+        (5, 40, 7, 3),
+        (1, 2048, 1, 1),
+    ] {
+        let width = inputs * dim + outputs * inputs;
+        let graph = graph(n, width, |b, x| {
+            let parts = b.columns("x", x, 0..inputs * dim).unwrap();
+            let parts = b.reshape("parts", parts, &[n, inputs, dim]).unwrap();
+            let by = b.columns("by", x, inputs * dim..width).unwrap();
+            let by = b.reshape("rows", by, &[n, outputs, inputs]).unwrap();
+            vec![b.mix("mixed", parts, by).unwrap()]
+        });
+        assert_eq!(check(n, width, &graph), 3);
     }
 }
 

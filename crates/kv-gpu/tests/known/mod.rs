@@ -4,14 +4,6 @@ use kv_contract::Known;
 
 /// Ops without a kernel, and settings of others that their kernels do not take.
 pub(crate) const KNOWN: &[Known] = &[
-    Known::fails(
-        "kernels_of_convolutions_join",
-        "the kernel takes one weight",
-    ),
-    Known::fails("gains_multiply", NO_KERNEL),
-    Known::fails("parts_of_rows_mix", NO_KERNEL),
-    Known::fails("gaussian_top_k_cuts", NO_KERNEL),
-    Known::fails("routes_have_gains", NO_KERNEL),
     Known::fails("scores_by_distance_add", NO_KERNEL),
     Known::fails("indexers_choose_what_is_attended", NO_KERNEL),
     Known::fails(
