@@ -50,13 +50,12 @@ fn encoders_agree() {
     let scorers = [
         "xlm_roberta_reranker",
         "distilbert_classifier",
+        "deberta_v2_reranker",
         "roberta_classifier",
         "modernbert_classifier",
     ];
     for recipe in Recipe::all_in(&fixture("encoders")) {
         match recipe.name() {
-            // Scores by distance have no kernel.
-            name if ["mpnet", "deberta_v2_reranker"].contains(&&*name) => {}
             name if scorers.contains(&&*name) => encoders::scores_agree(precise(), &name, 1e-4),
             name => encoders::rows_agree(precise(), &name, 1e-4),
         }

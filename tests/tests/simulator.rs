@@ -7,12 +7,9 @@ mod gpu;
 use gpu::texts::Length;
 use gpu::{encoders, fixtures, replays, soak, states, texts};
 use kv_core::KvType;
-use kv_core::backend::{Backend, BackendError};
-use kv_core::layers::RowLayout;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use model_tests::Case;
-use model_tests::checks::ONE;
 use model_tests::gpu::distance_from_cpu;
 
 fn sim(order: Order, precision: Precision) -> GpuBackend<Sim> {
@@ -83,27 +80,14 @@ fn delta_rules_and_joined_convolutions_agree() {
 }
 
 #[test]
-#[ignore = "takes minutes: every model of the fixtures"]
-fn every_fixture_agrees() {
-    agree(&fixtures::all());
+fn sparse_attention_agrees() {
+    agrees("deepseek_v32");
 }
 
 #[test]
-fn what_has_no_kernel_is_refused_by_its_operation() {
-    for name in fixtures::WITHOUT_KERNELS {
-        let case = Case::recipe(name, gpu::register);
-        let (model, backend) = (case.model(), precise());
-        let weights = backend
-            .load_weights(case.open().0, Default::default())
-            .unwrap();
-        let cells = vec![64; model.layers().parts().len()];
-        let layout = RowLayout::new(model.layers(), &cells, KvType::F32).unwrap();
-        let layout = layout.with_states(model.layers(), 4).unwrap();
-        let graph = model.graph(ONE).unwrap();
-        let error = backend.compile(&graph, &weights, &layout).unwrap_err();
-        let is_op = matches!(error, BackendError::UnsupportedOp { .. });
-        assert!(is_op, "{name}: {error}");
-    }
+#[ignore = "takes minutes: every model of the fixtures"]
+fn every_fixture_agrees() {
+    agree(&fixtures::all());
 }
 
 #[test]
@@ -113,6 +97,12 @@ fn encoders_agree() {
     encoders::scores_agree(precise(), "modernbert_classifier", 1e-4);
     encoders::rows_agree(precise(), "jina_bert_v2", 1e-4);
     encoders::rows_agree(precise(), "nomic_bert_moe", 1e-4);
+}
+
+#[test]
+fn scores_by_distance_agree() {
+    encoders::rows_agree(precise(), "mpnet", 1e-4);
+    encoders::scores_agree(precise(), "deberta_v2_reranker", 1e-4);
 }
 
 #[test]

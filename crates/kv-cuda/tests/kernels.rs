@@ -3,6 +3,8 @@
 #[path = "../../kv-gpu/tests/kernels/attend.rs"]
 mod attend;
 mod common;
+#[path = "../../kv-gpu/tests/kernels/distances.rs"]
+mod distances;
 #[path = "../../kv-gpu/tests/kernels/fused.rs"]
 mod fused;
 #[path = "../../kv-gpu/tests/kernels/linear.rs"]
@@ -11,6 +13,8 @@ mod linear;
 mod recurrent;
 #[path = "../../kv-gpu/tests/kernels/simple.rs"]
 mod simple;
+#[path = "../../kv-gpu/tests/kernels/sparse.rs"]
+mod sparse;
 #[path = "../../kv-gpu/tests/kernels/support.rs"]
 mod support;
 

@@ -99,6 +99,14 @@ pub(crate) enum Grid {
 }
 
 impl Grid {
+    /// `x` blocks for each piece of few rows, or of many.
+    pub(crate) fn pieces(many: u32, x: u32, visibility: usize) -> Self {
+        match many {
+            0 => Self::Few { x, visibility },
+            _ => Self::Many { x, visibility },
+        }
+    }
+
     fn blocks(self, counts: &RunCounts) -> [u32; 2] {
         let pieces = |visibility: usize| counts.pieces.get(visibility).copied().unwrap_or_default();
         match self {

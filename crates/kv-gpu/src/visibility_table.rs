@@ -6,15 +6,17 @@
 //! result of each of its rows, and each row knows its slots, which are merged in order.
 //!
 //! The header, [`HEADER_WORDS`] words, has the numbers and places of the tables:
-//! `n_few, few_at, n_many, many_at, runs_at, rows_at, merge_at`. Places are word numbers within the
-//! inputs. The tables, in words:
+//! `n_few, few_at, n_many, many_at, runs_at, rows_at, merge_at, seen_at`. Places are word numbers
+//! within the inputs. The tables, in words:
 //! * runs: `cell, pos, len, cells of the group before it`, those of each group by position; the
 //!   table begins at a multiple of 4 words;
 //! * rows: `row, first_pos, last_pos`, by group, what each row sees;
 //! * few: `rows entry, first run, end run, first_pos, last_pos, slot`;
 //! * many: `first rows entry, rows, first run, end run, first_pos, last_pos, slot` where the slot of
 //!   its `i`-th row is `slot + i`;
-//! * merge, by row of the ubatch: `first slot, slots, stride`.
+//! * merge, by row of the ubatch: `first slot, slots, stride`;
+//! * seen, by row of the ubatch: `first run, end run, cells of the group before those that it sees,
+//!   cells that it sees`.
 
 use kv_core::{CellRun, PosRange, Visibility, VisibleGroup};
 
@@ -24,6 +26,8 @@ pub(crate) const HEADER_WORDS: usize = 8;
 pub(crate) const PIECE_WORDS: usize = 8;
 /// Words of a run; tables begin at multiples of it.
 const RUN_WORDS: usize = 4;
+/// Words of what a row sees.
+const SEEN_WORDS: usize = 4;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 64;
 /// Rows from which a group is cut into tiles.
@@ -51,6 +55,11 @@ impl PieceLimits {
         }
     }
 
+    /// The most pieces of a row by itself.
+    pub(crate) fn few(self) -> usize {
+        self.few as usize
+    }
+
     /// Slots for the partial results of `n_rows` rows.
     pub(crate) fn slots(self, n_rows: usize) -> usize {
         n_rows * self.few.max(self.many) as usize
@@ -73,6 +82,7 @@ pub(crate) fn write(
 ) -> PieceCounts {
     let mut tables = Tables {
         merge: vec![0; visibility.n_rows as usize * 3],
+        seen: vec![0; visibility.n_rows as usize * SEEN_WORDS],
         ..Tables::default()
     };
     for group in &visibility.groups {
@@ -93,6 +103,7 @@ pub(crate) fn write(
     let runs_at = append(&tables.runs);
     let rows_at = append(&tables.rows);
     let merge_at = append(&tables.merge);
+    let seen_at = append(&tables.seen);
     let values = [
         counts.few,
         few_at,
@@ -101,7 +112,7 @@ pub(crate) fn write(
         runs_at,
         rows_at,
         merge_at,
-        0,
+        seen_at,
     ];
     if let Some(to) = words.get_mut(header..header + HEADER_WORDS) {
         to.copy_from_slice(&values);
@@ -116,6 +127,7 @@ struct Tables {
     runs: Vec<u32>,
     rows: Vec<u32>,
     merge: Vec<u32>,
+    seen: Vec<u32>,
     n_slots: u32,
 }
 
@@ -151,12 +163,38 @@ impl Tables {
                     false => (sees.first.0, sees.last.0),
                 };
                 self.rows.extend([*row, first, last]);
+                self.see(*row, *sees, &group.runs, first_run);
             }
             let sees = limits_of
                 .iter()
                 .fold(PosRange::EMPTY, |all, &l| all.hull(l));
             let tile = Tile { rows, entry, sees };
             self.cut(&tile, &group.runs, (first_run, limits));
+        }
+    }
+
+    /// Notes which cells of a group's runs a row sees.
+    fn see(&mut self, row: u32, sees: PosRange, runs: &[CellRun], first_run: u32) {
+        if sees.is_empty() {
+            return;
+        }
+        let from = runs.partition_point(|run| run.last_pos() < sees.first);
+        let to = runs.partition_point(|run| run.pos <= sees.last);
+        let (Some(first), Some(last)) = (runs.get(from), runs.get(..to).and_then(<[_]>::last))
+        else {
+            return;
+        };
+        let [from, to] = [from, to].map(|run| first_run + run as u32);
+        if from >= to {
+            return;
+        }
+        let before = |run: u32| self.runs[run as usize * RUN_WORDS + 3];
+        let skipped = sees.first.0.saturating_sub(first.pos.0);
+        let held = (sees.last.0 - last.pos.0).saturating_add(1).min(last.len);
+        let begin = before(from) + skipped;
+        let n_seen = before(to - 1) + held - begin;
+        if let Some(to_row) = self.seen.chunks_exact_mut(SEEN_WORDS).nth(row as usize) {
+            to_row.copy_from_slice(&[from, to, begin, n_seen]);
         }
     }
 
@@ -247,8 +285,9 @@ mod tests {
         assert_eq!(pieces[0], [0, 0, 1, 0, 63, 0]);
         assert_eq!(pieces[1], [0, 0, 2, 64, 127, 1]);
         assert_eq!(pieces[3], [0, 1, 2, 192, 200, 3]);
-        let merge = words[6] as usize;
-        assert_eq!(words[merge..], [0, 4, 1]);
+        let [merge, seen] = [6, 7].map(|at| words[at] as usize);
+        assert_eq!(words[merge..merge + 3], [0, 4, 1]);
+        assert_eq!(words[seen..], [0, 2, 0, 201]);
     }
 
     #[test]
@@ -269,6 +308,27 @@ mod tests {
         assert_eq!(words[merge + 204..merge + 207], [0, 0, 0]);
     }
 
+    /// Rows whose window begins or ends within a run, or between two.
+    #[test]
+    fn rows_see_cells_by_rank() {
+        let runs = vec![run(30, 4, 6), run(9, 12, 1), run(70, 13, 20)];
+        let sees = [(0, 3), (5, 8), (9, 12), (10, 11), (8, 40), (33, 50)];
+        let limits = sees.map(|(first, last)| PosRange::new(Pos(first), Pos(last)));
+        let before = causal(6..7, 0, vec![run(0, 0, 3)]);
+        let group = VisibleGroup::new((0..6).collect(), runs, limits.to_vec());
+        let mut words = vec![0; HEADER_WORDS];
+        let visibility = Visibility::new(7, vec![before, group]);
+        write(&visibility, PieceLimits::of(7), &mut words, 0);
+        let seen: Vec<&[u32]> = words[words[7] as usize..].chunks(SEEN_WORDS).collect();
+        assert_eq!(seen[0], [0; 4]);
+        assert_eq!(seen[1], [1, 2, 1, 4]);
+        assert_eq!(seen[2], [1, 3, 5, 2]);
+        assert_eq!(seen[3], [0; 4]);
+        assert_eq!(seen[4], [1, 4, 4, 23]);
+        assert_eq!(seen[5], [0; 4]);
+        assert_eq!(seen[6], [0, 1, 0, 1]);
+    }
+
     /// Partial results never need more slots than programs have memory for.
     #[test]
     fn slots_are_bounded() {
@@ -285,7 +345,7 @@ mod tests {
                     let mut words = vec![0; HEADER_WORDS];
                     write(&visibility, limits, &mut words, 0);
                     let merge = words[6] as usize;
-                    for row in words[merge..].chunks(3) {
+                    for row in words[merge..][..3 * n_rows].chunks(3) {
                         let end = row[0] + (row[1].max(1) - 1) * row[2];
                         assert!((end as usize) < limits.slots(n_rows), "{n_rows} {last}");
                     }

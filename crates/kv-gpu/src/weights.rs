@@ -61,11 +61,16 @@ pub(crate) struct Uploader<'a, D: Device> {
     pub(crate) kernels: &'a Kernels<D>,
 }
 
-/// A weight, or several as one, and in which form.
+/// What is on the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    names: Vec<String>,
-    form: WeightForm,
+enum Key {
+    /// A weight, or several as one.
+    Weights {
+        names: Vec<String>,
+        form: WeightForm,
+    },
+    /// Values that follow from a graph.
+    Constant(String),
 }
 
 /// In which form a weight is on the device.
@@ -145,9 +150,15 @@ impl<D: Device> GpuWeights<D> {
         weight: &Weight,
         form: WeightForm,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
-        let weights = std::slice::from_ref(weight);
-        self.once(weights, form, |uploaded| match form {
-            WeightForm::Floats => upload_floats(uploader.device, weights),
+        let key = Key::Weights {
+            names: vec![weight.name().to_owned()],
+            form,
+        };
+        self.once(key, weight.bytes().len(), |uploaded| match form {
+            WeightForm::Floats => {
+                let shape = weight.shape().to_vec();
+                upload_floats(uploader.device, &what(weight), shape, &weight.to_f32())
+            }
             WeightForm::Stored if self.is_plan => {
                 uploaded.staging_bytes = uploaded.staging_bytes.max(piece_bytes(weight));
                 allocate_blocks(uploader.device, weight)
@@ -156,29 +167,44 @@ impl<D: Device> GpuWeights<D> {
         })
     }
 
-    /// The values of several weights one after the other as one weight on the device.
+    /// The values of several weights one after the other, as one weight on the device.
     pub(crate) fn joined(
         &self,
         device: &D,
         weights: &[Weight],
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
-        self.once(weights, WeightForm::Floats, |_| {
-            upload_floats(device, weights)
+        let names = weights.iter().map(|weight| weight.name().to_owned());
+        let key = Key::Weights {
+            names: names.collect(),
+            form: WeightForm::Floats,
+        };
+        let n_bytes = weights.iter().map(|weight| weight.bytes().len()).sum();
+        self.once(key, n_bytes, |_| {
+            let values: Vec<f32> = weights.iter().flat_map(Weight::to_f32).collect();
+            let names: Vec<String> = weights.iter().map(what).collect();
+            upload_floats(device, &names.join(", "), vec![values.len()], &values)
         })
     }
 
-    /// What `upload` puts on the device for these weights, at their first use.
+    /// Values that are not the model's, but follow from a graph.
+    pub(crate) fn constant(
+        &self,
+        device: &D,
+        name: String,
+        values: &[f32],
+    ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
+        self.once(Key::Constant(name.clone()), 0, |_| {
+            upload_floats(device, &name, vec![values.len()], values)
+        })
+    }
+
+    /// What `upload` puts on the device for a key, of so many bytes of the model, at its first use.
     fn once(
         &self,
-        weights: &[Weight],
-        form: WeightForm,
+        key: Key,
+        n_bytes: usize,
         upload: impl FnOnce(&mut Uploaded<D>) -> Result<DeviceWeight<D>, BackendError>,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
-        let names = weights.iter().map(|weight| weight.name().to_owned());
-        let key = Key {
-            names: names.collect(),
-            form,
-        };
         // A map of finished weights is whole even where a holder of the lock panicked.
         let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = uploaded.weights.get(&key) {
@@ -186,8 +212,7 @@ impl<D: Device> GpuWeights<D> {
         }
         let new = Arc::new(upload(&mut uploaded)?);
         uploaded.weights.insert(key, Arc::clone(&new));
-        let n_bytes = weights.iter().map(|weight| weight.bytes().len());
-        self.report(&mut uploaded.progress, n_bytes.sum());
+        self.report(&mut uploaded.progress, n_bytes);
         Ok(new)
     }
 
@@ -214,15 +239,14 @@ impl<D: Device> GpuWeights<D> {
     }
 }
 
-/// Uploads the values of weights one after the other; the shape is that of the only one, or flat.
 fn upload_floats<D: Device>(
     device: &D,
-    weights: &[Weight],
+    what: &str,
+    shape: Vec<usize>,
+    values: &[f32],
 ) -> Result<DeviceWeight<D>, BackendError> {
-    let floats: Vec<f32> = weights.iter().flat_map(Weight::to_f32).collect();
-    let bytes: &[u8] = bytemuck::cast_slice(&floats);
-    let names = weights.iter().map(what).collect::<Vec<_>>();
-    let buffer = device.allocate(bytes.len(), &names.join(", "))?;
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    let buffer = device.allocate(bytes.len(), what)?;
     let to = Region {
         buffer: &buffer,
         at: 0,
@@ -231,10 +255,7 @@ fn upload_floats<D: Device>(
     Ok(DeviceWeight {
         buffer,
         format: BlockFormat::F32,
-        shape: match weights {
-            [weight] => weight.shape().to_vec(),
-            _ => vec![floats.len()],
-        },
+        shape,
         planes: Planes::default(),
     })
 }

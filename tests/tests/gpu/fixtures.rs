@@ -7,17 +7,13 @@ use model_tests::{Case, Source, fixture};
 
 use super::{register, tolerance};
 
-/// Models with operations that have no kernel on GPUs, or none for such settings.
-pub(crate) const WITHOUT_KERNELS: &[&str] = &["deepseek_v32"];
-
-/// Every model with a reference that has kernels, by name.
+/// Every model with a reference, by name.
 pub(crate) fn all() -> Vec<Case> {
     let entries = std::fs::read_dir(fixture("recipes")).unwrap();
     let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.join("recipe.json").exists())
         .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
-        .filter(|name| !WITHOUT_KERNELS.contains(&&**name))
         .collect();
     names.sort();
     assert!(names.len() > 30, "{names:?}");

@@ -10,7 +10,7 @@ struct AttendArgs {
   uint32_t k_type, v_type, k_row_bytes, v_row_bytes;
   uint32_t v_stride; // values from one head's beginning to the next one's in rows of V
   uint32_t sums;     // where weighted sums begin in the partial results
-  uint32_t alibi; // 1 where scores have linear biases
+  float alibi; // the factor of linear biases; 0 where scores have none
   float scale, soft_cap, max_bias;
 };
 
@@ -85,9 +85,9 @@ FN AttendQuery attend_query(DEV const uint32_t *inputs, AttendArgs a, Piece piec
   query.first = row[1];
   query.last = row[2];
   query.slot = (piece.slot + at) * a.n_heads + head;
-  if (a.alibi) {
+  if (a.alibi != 0.0f) {
     query.pos = inputs[a.positions + row[0]];
-    query.slope = alibi_slope(head, a.n_heads, a.max_bias);
+    query.slope = a.alibi * alibi_slope(head, a.n_heads, a.max_bias);
   }
   return query;
 }
@@ -95,7 +95,7 @@ FN AttendQuery attend_query(DEV const uint32_t *inputs, AttendArgs a, Piece piec
 // A score with its linear bias, or -inf where the query does not see the position.
 FN float attend_bias(AttendQuery query, AttendArgs a, uint32_t pos, float score) {
   if (pos < query.first || pos > query.last) return bits_float(0xff800000u);
-  if (!a.alibi) return score;
+  if (a.alibi == 0.0f) return score;
   return fma_f(query.slope, float(pos > query.pos ? pos - query.pos : query.pos - pos), score);
 }
 
@@ -164,14 +164,15 @@ FN void attend_scores(DEV const float *q, TG const AttendQuery *queries, DEV con
 }
 
 // Scores to weights of `n` cells; `state` has maxima, sums and the factors for what was summed before.
-template <uint32_t G>
-FN void attend_weights(TG const AttendQuery *queries, AttendArgs a, TG const uint32_t *pos, uint32_t n,
+template <uint32_t G, class Source>
+FN void attend_weights(Source source, TG const AttendQuery *queries, AttendArgs a, TG const uint32_t *cells, uint32_t n,
                        TG float *scores, TG float *state, uint32_t tid) {
   for (uint32_t g = tid / 32; g < G; g += kAttendThreads / 32) {
     AttendQuery query = queries[g];
     float before = state[g], most = before;
     for (uint32_t c = tid % 32; c < n; c += 32) {
-      float s = attend_bias(query, a, pos[c], attend_scale(a, scores[c * G + g]));
+      Cell cell = {cells[c], cells[kChunk + c]};
+      float s = source_score(source, query, a, cell, attend_scale(a, scores[c * G + g]));
       scores[c * G + g] = s;
       most = max_f(most, s);
     }

@@ -11,15 +11,16 @@ use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{KvType, LayerIdx};
 
 use super::store::{hadamard, kv_type_number};
-use super::{Lower, word};
+use super::{Lower, distances, word};
 use crate::config::Precision;
 use crate::device::Device;
 use crate::program::{Grid, Operand};
 use crate::visibility_table::TILE_ROWS;
-use crate::weights::WeightForm;
 
 /// The widest heads of values: 8 columns for each of 256 threads.
 const MAX_V_DIM: usize = 2048;
+/// Whether pieces have many rows, and how many rows at most.
+pub(super) const PIECES: [(u32, u32); 2] = [(0, 1), (1, TILE_ROWS as u32)];
 /// Queries that a thread block attends by tensor cores.
 const TILE_QUERIES: u32 = 64;
 
@@ -32,19 +33,19 @@ pub(super) struct Settings {
     pub(super) positions: u32,
     pub(super) many: u32,
     pub(super) n_heads: u32,
-    kv_heads: u32,
-    k_dim: u32,
-    v_dim: u32,
-    k_type: u32,
-    v_type: u32,
-    k_row_bytes: u32,
-    v_row_bytes: u32,
-    v_stride: u32,
+    pub(super) kv_heads: u32,
+    pub(super) k_dim: u32,
+    pub(super) v_dim: u32,
+    pub(super) k_type: u32,
+    pub(super) v_type: u32,
+    pub(super) k_row_bytes: u32,
+    pub(super) v_row_bytes: u32,
+    pub(super) v_stride: u32,
     pub(super) sums: u32,
-    alibi: u32,
-    scale: f32,
-    soft_cap: f32,
-    max_bias: f32,
+    pub(super) alibi: f32,
+    pub(super) scale: f32,
+    pub(super) soft_cap: f32,
+    pub(super) max_bias: f32,
 }
 
 impl Settings {
@@ -55,7 +56,7 @@ impl Settings {
             kv_heads: word(spec.kv_heads)?,
             k_dim: word(spec.k_dim)?,
             v_dim: word(spec.v_dim)?,
-            alibi: u32::from(spec.alibi.is_some()),
+            alibi: spec.alibi.map_or(0.0, |alibi| alibi.factor),
             scale: spec.scale,
             soft_cap: spec.soft_cap.unwrap_or(0.0),
             max_bias: spec.alibi.map_or(0.0, |alibi| alibi.max_bias),
@@ -90,6 +91,7 @@ struct MergeSettings {
     v_dim: u32,
     sums: u32,
     sinks: u32,
+    n_pieces: u32,
 }
 
 /// The rows that are attended over.
@@ -99,6 +101,8 @@ pub(super) struct Attended<D: Device> {
     pub(super) k_shape: RowShape,
     pub(super) v_shape: RowShape,
     pub(super) values: ValueRows,
+    /// How many rows there are.
+    pub(super) n_cells: usize,
 }
 
 impl<D: Device> Attended<D> {
@@ -116,6 +120,7 @@ impl<D: Device> Attended<D> {
             k_shape: rows.k,
             v_shape: rows.v,
             values: rows.values,
+            n_cells: rows.n_rows,
         })
     }
 
@@ -137,6 +142,7 @@ impl<D: Device> Attended<D> {
             k_shape: shape(spec.k_dim),
             v_shape: shape(spec.v_dim),
             values: ValueRows::Own,
+            n_cells: node.n_rows(),
         })
     }
 
@@ -150,7 +156,7 @@ impl<D: Device> Attended<D> {
     }
 
     /// Whether heads begin at multiples of 8 values and are as long.
-    fn is_wide(&self) -> bool {
+    pub(super) fn is_wide(&self) -> bool {
         let dims = [self.k_shape.dim, self.v_shape.dim];
         dims.iter().all(|dim| dim.is_multiple_of(8))
     }
@@ -167,9 +173,85 @@ impl<D: Device> Attended<D> {
     }
 }
 
-/// Whether biases have a factor, which kernels do not know.
-pub(super) fn scales_biases(spec: &AttendSpec) -> bool {
-    spec.alibi.is_some_and(|alibi| alibi.factor != 1.0)
+/// An attention of queries over rows, in pieces.
+pub(super) struct Attention<'a, D: Device> {
+    pub(super) id: NodeId,
+    pub(super) node: &'a Node,
+    pub(super) attended: Attended<D>,
+    /// Rotated as the keys are.
+    pub(super) q: Operand<D>,
+    /// What pieces give: two sums for each slot and head, then its values.
+    pub(super) partial: Operand<D>,
+    pub(super) settings: Settings,
+}
+
+impl<'a, D: Device> Attention<'a, D> {
+    /// The attention of a node with room for the partial results of `n_slots` rows.
+    pub(super) fn new(
+        lower: &mut Lower<'_, D>,
+        (id, node): (NodeId, &'a Node),
+        attended: Attended<D>,
+        spec: AttendSpec,
+        n_slots: usize,
+    ) -> Result<Self, BackendError> {
+        if spec.v_dim > MAX_V_DIM {
+            return Err(lower.unsupported(node));
+        }
+        let n = lower.context.graph.shape().n_tokens;
+        let n_sums = n_slots * spec.n_heads;
+        Ok(Self {
+            partial: lower.temporary(n_sums * (spec.v_dim + 2) * size_of::<f32>()),
+            q: rotated_queries(lower, node, &attended, n * spec.n_heads * spec.k_dim)?,
+            settings: Settings {
+                sums: word(n_sums * 2)?,
+                ..Settings::new(&attended, &spec)?
+            },
+            id,
+            node,
+            attended,
+        })
+    }
+
+    /// The first operands of all kernels: queries, inputs, K and V.
+    pub(super) fn operands(&self) -> Vec<Operand<D>> {
+        let rows = [&self.attended.k, &self.attended.v].map(Operand::clone);
+        let [k, v] = rows;
+        vec![self.q.clone(), Operand::Inputs(0), k, v]
+    }
+
+    /// Blocks for the queries of all heads in `n_rows` rows, `at_once` of a K/V head a block.
+    pub(super) fn n_blocks(&self, n_rows: u32, at_once: u32) -> u32 {
+        let kv_heads = self.settings.kv_heads.max(1);
+        kv_heads * (self.settings.n_heads / kv_heads * n_rows).div_ceil(at_once)
+    }
+
+    /// Merges what pieces gave: `n_pieces` of every row, or 0 for those of its visibility.
+    pub(super) fn merge(
+        self,
+        lower: &mut Lower<'_, D>,
+        sinks: Option<&str>,
+        n_pieces: u32,
+    ) -> Result<(), BackendError> {
+        let n_values = word(self.node.n_values())?;
+        let settings = MergeSettings {
+            header: self.settings.header,
+            n: word(self.node.n_rows())?,
+            n_heads: self.settings.n_heads,
+            v_dim: self.settings.v_dim,
+            sums: self.settings.sums,
+            sinks: u32::from(sinks.is_some()),
+            n_pieces,
+        };
+        let sinks = match sinks {
+            Some(name) => lower.floats(name, self.node)?,
+            None => Operand::Inputs(0),
+        };
+        let y = lower.result(self.id);
+        let operands = vec![self.partial, Operand::Inputs(0), sinks, y.clone()];
+        let grid = Grid::Fixed([n_values.div_ceil(256), 1]);
+        lower.launch("attend_merge", grid, operands, &settings)?;
+        rotate_back(lower, &self.attended, y, n_values)
+    }
 }
 
 /// Lowers an attention.
@@ -178,53 +260,32 @@ pub(super) fn lower<D: Device>(
     id: NodeId,
     node: &Node,
 ) -> Result<(), BackendError> {
-    let (attended, spec, sinks, seen_at) = match &node.op {
-        Op::Attend { layer, spec, sinks } => (Attended::of_layer(lower, *layer)?, spec, sinks, 2),
-        Op::AttendBatch {
-            spec,
-            sinks,
-            relative: None,
-        } => (Attended::of_batch(lower, node, spec)?, spec, sinks, 3),
+    let (attended, spec, seen_at) = match &node.op {
+        Op::Attend { layer, spec, .. } => (Attended::of_layer(lower, *layer)?, spec, 2),
+        Op::AttendBatch { spec, .. } => (Attended::of_batch(lower, node, spec)?, spec, 3),
         _ => return Err(lower.unsupported(node)),
     };
-    if spec.v_dim > MAX_V_DIM || scales_biases(spec) {
+    let (Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. }) = &node.op else {
         return Err(lower.unsupported(node));
-    }
-    let sinks = match sinks {
-        Some(name) => Some(lower.weight(name, node, WeightForm::Floats)?),
-        None => None,
+    };
+    let relative = match &node.op {
+        Op::AttendBatch { relative, .. } => relative.as_ref(),
+        _ => None,
     };
     let graph = lower.context.graph;
     let (visibility, header) = lower.inputs.visibility(graph, (id, node), seen_at)?;
-    let n = graph.shape().n_tokens;
-    let n_slots = lower.inputs.slots(n) * spec.n_heads;
-    let partial = lower.temporary(n_slots * (spec.v_dim + 2) * size_of::<f32>());
-    let q = rotated_queries(lower, node, &attended, n * spec.n_heads * spec.k_dim)?;
-    let settings = Settings {
-        header: word(header)?,
-        positions: match spec.alibi {
-            Some(_) => lower.input_word(node, node.operands.last().copied())?,
-            None => 0,
-        },
-        sums: word(n_slots * 2)?,
-        ..Settings::new(&attended, spec)?
-    };
-    let y = lower.result(id);
-    launch_pieces(lower, &attended, (q, partial.clone()), settings, visibility)?;
-    let merge = MergeSettings {
-        header: settings.header,
-        n: word(n)?,
-        n_heads: settings.n_heads,
-        v_dim: settings.v_dim,
-        sums: settings.sums,
-        sinks: u32::from(sinks.is_some()),
-    };
-    let n_values = word(n * spec.n_heads * spec.v_dim)?;
-    let sinks = sinks.map_or(Operand::Inputs(0), Operand::Weight);
-    let operands = vec![partial, Operand::Inputs(0), sinks, y.clone()];
-    let grid = Grid::Fixed([n_values.div_ceil(256), 1]);
-    lower.launch("attend_merge", grid, operands, &merge)?;
-    rotate_back(lower, &attended, y, n_values)
+    let n_slots = lower.inputs.slots(graph.shape().n_tokens);
+    let mut attention = Attention::new(lower, (id, node), attended, *spec, n_slots)?;
+    attention.settings.header = word(header)?;
+    if spec.alibi.is_some() || relative.is_some() {
+        let positions = lower.input_word(node, node.operands.last().copied())?;
+        attention.settings.positions = positions;
+    }
+    match relative {
+        None => launch_pieces(lower, &attention, visibility)?,
+        Some(relative) => distances::launch_pieces(lower, &attention, visibility, relative)?,
+    }
+    attention.merge(lower, sinks.as_deref(), 0)
 }
 
 /// Rotates results back where values are rotated, in place.
@@ -263,38 +324,28 @@ pub(super) fn rotated_queries<D: Device>(
 /// Launches the pieces of few rows and those of many.
 fn launch_pieces<D: Device>(
     lower: &mut Lower<'_, D>,
-    attended: &Attended<D>,
-    (q, partial): (Operand<D>, Operand<D>),
-    settings: Settings,
+    attention: &Attention<'_, D>,
     visibility: usize,
 ) -> Result<(), BackendError> {
-    let spec_group = settings.n_heads / settings.kv_heads.max(1);
-    let is_wide = attended.is_wide();
+    let Attention {
+        attended, settings, ..
+    } = attention;
     let tiles = match lower.context.config.precision {
-        Precision::Fast => attended.tiles_kernel(&settings),
+        Precision::Fast => attended.tiles_kernel(settings),
         Precision::Precise => None,
     };
-    for (many, rows) in [(0, 1), (1, TILE_ROWS as u32)] {
-        let queries = spec_group * rows;
+    for (many, n_rows) in PIECES {
+        let queries = settings.n_heads / settings.kv_heads.max(1) * n_rows;
         let (kernel, at_once) = match (queries, tiles) {
             (_, Some(kernel)) if many == 1 => (kernel, TILE_QUERIES),
-            _ if !is_wide => ("attend_odd", 1),
+            _ if !attended.is_wide() => ("attend_odd", 1),
             (0 | 1, _) => ("attend_1", 1),
             _ => ("attend_4", 4),
         };
-        let x = settings.kv_heads * queries.div_ceil(at_once);
-        let grid = match many {
-            0 => Grid::Few { x, visibility },
-            _ => Grid::Many { x, visibility },
-        };
-        let operands = vec![
-            q.clone(),
-            Operand::Inputs(0),
-            attended.k.clone(),
-            attended.v.clone(),
-            partial.clone(),
-        ];
-        lower.launch(kernel, grid, operands, &Settings { many, ..settings })?;
+        let grid = Grid::pieces(many, attention.n_blocks(n_rows, at_once), visibility);
+        let mut operands = attention.operands();
+        operands.push(attention.partial.clone());
+        lower.launch(kernel, grid, operands, &Settings { many, ..*settings })?;
     }
     Ok(())
 }

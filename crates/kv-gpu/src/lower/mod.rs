@@ -7,6 +7,7 @@ mod activations;
 mod attend;
 mod custom;
 mod delta;
+mod distances;
 mod elementwise;
 mod embed;
 mod experts;
@@ -16,6 +17,7 @@ mod plain_attention;
 mod recurrent;
 mod rope;
 mod rows;
+mod sparse;
 mod store;
 mod top_k;
 
@@ -169,6 +171,7 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
             Op::Attend { .. } | Op::AttendBatch { .. } => attend::lower(self, id, node),
+            Op::Index { .. } | Op::AttendSparse { .. } => sparse::lower(self, id, node),
             Op::Custom { custom } => custom::lower(self, (id, node), custom),
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
                 recurrent::lower(self, id, node)

@@ -4,11 +4,10 @@ use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
 use kv_core::graph::{AttendSpec, Node, NodeId, Op};
 
-use super::attend::{Attended, Settings, rotate_back, rotated_queries, scales_biases};
+use super::attend::{Attended, PIECES, Settings, rotate_back, rotated_queries};
 use super::{Lower, word};
 use crate::device::Device;
 use crate::program::{Grid, Operand};
-use crate::visibility_table::TILE_ROWS;
 use crate::weights::WeightForm;
 
 /// `PlainArgs` of `plain_attention.k`.
@@ -64,9 +63,6 @@ fn soft_max<D: Device>(
     spec: &AttendSpec,
     sinks: Option<&str>,
 ) -> Result<(), BackendError> {
-    if scales_biases(spec) {
-        return Err(lower.unsupported(node));
-    }
     let graph = lower.context.graph;
     let (visibility, header) = lower.inputs.visibility(graph, (id, node), 1)?;
     let kq = lower.operand(node, 0)?;
@@ -88,21 +84,11 @@ fn soft_max<D: Device>(
     let all = Grid::Fixed([n, settings.n_kv.div_ceil(256)]);
     lower.launch("plain_hide", all, vec![y.clone()], &settings)?;
     let operands = vec![kq, Operand::Inputs(0), y.clone()];
-    let x = n_heads;
-    lower.launch(
-        "plain_mask",
-        Grid::Few { x, visibility },
-        operands.clone(),
-        &settings,
-    )?;
-    settings.attend.many = 1;
-    let x = n_heads * TILE_ROWS as u32;
-    lower.launch(
-        "plain_mask",
-        Grid::Many { x, visibility },
-        operands,
-        &settings,
-    )?;
+    for (many, n_rows) in PIECES {
+        settings.attend.many = many;
+        let grid = Grid::pieces(many, n_heads * n_rows, visibility);
+        lower.launch("plain_mask", grid, operands.clone(), &settings)?;
+    }
     lower.launch(
         "plain_soft_max",
         Grid::Fixed([n, 1]),

@@ -4,10 +4,12 @@
 mod attend;
 mod bandwidth;
 mod devices;
+mod distances;
 mod fused;
 mod linear;
 mod rates;
 mod recurrent;
 mod simple;
 mod simulator;
+mod sparse;
 mod support;

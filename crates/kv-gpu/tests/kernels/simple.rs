@@ -1,11 +1,16 @@
 //! Norms, gains, mixes and rotations at sizes that the contract suite does not have, and what is fused.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use kv_contract::Random;
+use kv_core::backend::{Backend, BackendError};
 use kv_core::graph::{Affine, Graph, GraphInputs, Input, NormGain, RowGain};
 use kv_core::layers::RowLayout;
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_gpu::Precision;
 
+use crate::devices::backends;
 use crate::support::{Case, graph, weights};
 
 /// Runs a graph on `n` random rows of `dim` values, often enough that launches are replayed;
@@ -145,5 +150,19 @@ fn queries_and_keys_are_rotated_in_one_launch() {
             vec![q, k, later]
         });
         assert_eq!(check(n, 4 * dim, &graph), 4);
+    }
+}
+
+/// Kernels keep at most 1024 values of a row.
+#[test]
+fn sizes_without_a_kernel_are_refused_by_their_operation() {
+    let graph = graph(1, 2000, |b, x| vec![b.top_k("largest", x, 1025).unwrap()]);
+    for backend in backends(Precision::Precise) {
+        let loaded = Arc::new(weights(&graph, 0.0));
+        let loaded = backend.load_weights(loaded, Default::default()).unwrap();
+        let error = backend.compile(&graph, &loaded, &RowLayout::default());
+        let error = error.unwrap_err();
+        let is_op = matches!(&error, BackendError::UnsupportedOp { node, .. } if node == "largest");
+        assert!(is_op, "{error}");
     }
 }

@@ -1,0 +1,66 @@
+//! Attention within the ubatch where scores depend on the distance of query and key.
+
+use bytemuck::{Pod, Zeroable};
+use kv_core::backend::BackendError;
+use kv_core::graph::{Relative, RelativeScores};
+
+use super::attend::{Attention, PIECES, Settings};
+use super::{Lower, word};
+use crate::device::Device;
+use crate::program::{Grid, Operand};
+
+/// `DistanceArgs` of `attend_distances.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DistanceSettings {
+    attend: Settings,
+    tables: u32,
+    reach: u32,
+    n_buckets: u32,
+}
+
+/// Launches the pieces of few rows and those of many.
+pub(super) fn launch_pieces<D: Device>(
+    lower: &mut Lower<'_, D>,
+    attention: &Attention<'_, D>,
+    visibility: usize,
+    relative: &Relative,
+) -> Result<(), BackendError> {
+    let Attention { node, settings, .. } = attention;
+    let table = relative.buckets.table();
+    // Numbers of buckets are small enough for floats.
+    let buckets: Vec<f32> = table.buckets().iter().map(|&b| b as f32).collect();
+    let name = format!("buckets {}", relative.buckets);
+    let device = lower.context.device;
+    let buckets = lower.context.weights.constant(device, name, &buckets)?;
+    let [of_queries, of_keys] = match &relative.scores {
+        RelativeScores::Weight(name) => {
+            let weight = lower.floats(name, node)?;
+            [weight.clone(), weight]
+        }
+        RelativeScores::Tables => [lower.operand(node, 4)?, lower.operand(node, 5)?],
+    };
+    let settings = DistanceSettings {
+        attend: *settings,
+        tables: u32::from(relative.scores == RelativeScores::Tables),
+        reach: table.reach(),
+        n_buckets: word(relative.buckets.n())?,
+    };
+    let (kernel, at_once) = match attention.attended.is_wide() {
+        true => ("attend_distances", 4),
+        false => ("attend_distances_odd", 1),
+    };
+    let mut operands = attention.operands();
+    operands.extend([Operand::Weight(buckets), of_queries, of_keys]);
+    operands.push(attention.partial.clone());
+    for (many, n_rows) in PIECES {
+        let grid = Grid::pieces(many, attention.n_blocks(n_rows, at_once), visibility);
+        let attend = Settings {
+            many,
+            ..settings.attend
+        };
+        let settings = DistanceSettings { attend, ..settings };
+        lower.launch(kernel, grid, operands.clone(), &settings)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Sparse attention: an indexer scores the keys that rows see and chooses the largest; attention
+//! over what it chose.
+
+use bytemuck::{Pod, Zeroable};
+use kv_core::LayerIdx;
+use kv_core::backend::BackendError;
+use kv_core::graph::{AttendSpec, IndexSpec, Node, NodeId, Op};
+
+use super::attend::{Attended, Attention, Settings, rotated_queries};
+use super::{Lower, word};
+use crate::device::Device;
+use crate::program::{Grid, Operand};
+
+/// Keys that a thread block scores, `kIndexKeys` of `index.k`.
+const KEYS: usize = 64;
+/// Scores that are kept at a time, unless one row sees more: 64 MiB.
+const MAX_SCORES: usize = 1 << 24;
+/// The fewest cells of a piece.
+const SHORTEST_PIECE: usize = 64;
+
+/// `IndexArgs` of `index.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct IndexSettings {
+    header: u32,
+    n_heads: u32,
+    dim: u32,
+    k_type: u32,
+    k_row_bytes: u32,
+    top_k: u32,
+    first_row: u32,
+    n_cells: u32,
+}
+
+/// `SparseArgs` of `attend_sparse.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct SparseSettings {
+    attend: Settings,
+    top_k: u32,
+    n_pieces: u32,
+    piece_len: u32,
+}
+
+/// Lowers an indexer, or attention over what one chose.
+pub(super) fn lower<D: Device>(
+    lower: &mut Lower<'_, D>,
+    id: NodeId,
+    node: &Node,
+) -> Result<(), BackendError> {
+    match &node.op {
+        Op::Index { layer, index } => lower.index((id, node), *layer, index),
+        Op::AttendSparse { layer, spec } => lower.attend_sparse((id, node), *layer, spec),
+        _ => Err(lower.unsupported(node)),
+    }
+}
+
+impl<D: Device> Lower<'_, D> {
+    /// Scores some rows at a time, and chooses.
+    fn index(
+        &mut self,
+        (id, node): (NodeId, &Node),
+        layer: LayerIdx,
+        index: &IndexSpec,
+    ) -> Result<(), BackendError> {
+        let attended = Attended::of_layer(self, layer)?;
+        let (n, n_cells) = (self.context.graph.shape().n_tokens, attended.n_cells);
+        let (_, header) = self.inputs.visibility(self.context.graph, (id, node), 3)?;
+        let q = rotated_queries(self, node, &attended, n * index.n_heads * index.dim)?;
+        let weights = self.operand(node, 1)?;
+        let mut settings = IndexSettings {
+            header: word(header)?,
+            n_heads: word(index.n_heads)?,
+            dim: word(index.dim)?,
+            k_type: super::store::kv_type_number(attended.k_shape.kv_type),
+            k_row_bytes: word(attended.k_shape.bytes())?,
+            top_k: word(index.top_k)?,
+            first_row: 0,
+            n_cells: word(n_cells)?,
+        };
+        let at_once = (MAX_SCORES / n_cells.max(1)).clamp(1, n);
+        let scores = self.temporary(at_once * n_cells * size_of::<f32>());
+        let y = self.result(id);
+        for first in (0..n).step_by(at_once) {
+            settings.first_row = word(first)?;
+            let n_rows = word(at_once.min(n - first))?;
+            let grid = Grid::Fixed([word(n_cells.div_ceil(KEYS))?, n_rows]);
+            let inputs = || Operand::Inputs(0);
+            let operands = vec![
+                q.clone(),
+                weights.clone(),
+                inputs(),
+                attended.k.clone(),
+                scores.clone(),
+            ];
+            self.launch("index_scores", grid, operands, &settings)?;
+            let operands = vec![scores.clone(), inputs(), y.clone()];
+            let grid = Grid::Fixed([n_rows, 1]);
+            self.launch("index_choose", grid, operands, &settings)?;
+        }
+        Ok(())
+    }
+
+    fn attend_sparse(
+        &mut self,
+        (id, node): (NodeId, &Node),
+        layer: LayerIdx,
+        spec: &AttendSpec,
+    ) -> Result<(), BackendError> {
+        let top_k = self.operand_node(node, 3)?.row_len();
+        let chosen = self.operand(node, 3)?;
+        let n = self.context.graph.shape().n_tokens;
+        let most_pieces = self.inputs.few_pieces(n);
+        let piece_len = top_k.div_ceil(most_pieces).max(SHORTEST_PIECE);
+        let n_pieces = top_k.div_ceil(piece_len);
+        let attended = Attended::of_layer(self, layer)?;
+        let mut attention = Attention::new(self, (id, node), attended, *spec, n * n_pieces)?;
+        let (_, header) = self.inputs.visibility(self.context.graph, (id, node), 2)?;
+        attention.settings.header = word(header)?;
+        let settings = SparseSettings {
+            attend: attention.settings,
+            top_k: word(top_k)?,
+            n_pieces: word(n_pieces)?,
+            piece_len: word(piece_len)?,
+        };
+        let (kernel, at_once) = match attention.attended.is_wide() {
+            true => ("attend_sparse", 4),
+            false => ("attend_sparse_odd", 1),
+        };
+        let mut operands = attention.operands();
+        operands.extend([chosen, attention.partial.clone()]);
+        let grid = Grid::Fixed([attention.n_blocks(1, at_once), word(n * n_pieces)?]);
+        self.launch(kernel, grid, operands, &settings)?;
+        attention.merge(self, None, settings.n_pieces)
+    }
+}
