@@ -56,6 +56,8 @@ pub struct CompletionOptions {
     /// Which log probabilities of the prompt's tokens are wanted. Any need a row of logits for each
     /// token of the prompt, and that nothing of it is reused.
     pub prompt_logprobs: Logprobs,
+    /// Whether control tokens, which some models write around calls of tools, are part of the text.
+    pub special: SpecialPieces,
 }
 
 /// Log probabilities of the places of a text so far.
@@ -150,10 +152,7 @@ impl Completion {
             sampler: Sampler::for_tokenizer(options.sampler, tokenizer)?,
             stop: StopStrings::new(options.stop)?,
             n_predict: options.n_predict,
-            decoder: Some(DecodeStream::new(
-                DecodeFrom::Continuation,
-                SpecialPieces::Skip,
-            )),
+            decoder: Some(DecodeStream::new(DecodeFrom::Continuation, options.special)),
             tokens: Vec::new(),
             logprobs: Collected::new(options.logprobs),
             prompt_logprobs: Collected::new(options.prompt_logprobs),

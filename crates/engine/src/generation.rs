@@ -202,6 +202,7 @@ impl Generation {
             stop,
             logprobs,
             prompt_logprobs,
+            ..CompletionOptions::default()
         };
         Ok(Self {
             completion: Completion::new(tokenizer, text)?,

@@ -53,6 +53,7 @@ fn alone(case: &Case, number: u64, n_ubatch: u32) -> Told {
         stop,
         logprobs,
         prompt_logprobs,
+        ..
     } = request.options;
     let options = GenerateOptions {
         sampler,

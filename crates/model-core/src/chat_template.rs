@@ -167,15 +167,29 @@ impl ChatTemplate {
         prompt: GenerationPrompt,
         tokens: TemplateTokens<'_>,
     ) -> Result<String, ChatTemplateError> {
-        let none = Value::from(());
-        let variables = context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => prompt == GenerationPrompt::Add,
-            bos_token => tokens.bos,
-            eos_token => tokens.eos,
-            tools => none.clone(),
-            documents => none,
-        };
+        let messages = Value::from(Serde(messages));
+        self.render_variables(variables(messages, prompt, tokens))
+    }
+
+    /// The text of messages that are plain JSON objects: with parts, tool calls and results. The
+    /// extra variables are what the template knows besides: `tools`, `documents`,
+    /// `enable_thinking`; they come before the usual ones of the same names.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_json(
+        &self,
+        messages: &[serde_json::Value],
+        extra: &serde_json::Map<String, serde_json::Value>,
+        prompt: GenerationPrompt,
+        tokens: TemplateTokens<'_>,
+    ) -> Result<String, ChatTemplateError> {
+        let usual = variables(Value::from(Serde(messages)), prompt, tokens);
+        let extra = Value::from(Serde(extra));
+        self.render_variables(context! { ..extra, ..usual })
+    }
+
+    fn render_variables(&self, variables: Value) -> Result<String, ChatTemplateError> {
         // The template engine may have bugs that panic (2.24 had one), and the template is not
         // ours.
         let run = AssertUnwindSafe(|| {
@@ -199,6 +213,19 @@ impl ChatTemplate {
                 },
             }
         })
+    }
+}
+
+/// What every template is given.
+fn variables(messages: Value, prompt: GenerationPrompt, tokens: TemplateTokens<'_>) -> Value {
+    let none = Value::from(());
+    context! {
+        messages,
+        add_generation_prompt => prompt == GenerationPrompt::Add,
+        bos_token => tokens.bos,
+        eos_token => tokens.eos,
+        tools => none.clone(),
+        documents => none,
     }
 }
 

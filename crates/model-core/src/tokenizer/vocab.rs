@@ -15,9 +15,10 @@ use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level
 pub(super) const SPM_SPACE: char = '\u{2581}';
 
 /// Whether marks such as BOS appear in decoded text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialPieces {
     /// Control and unknown tokens write nothing.
+    #[default]
     Skip,
     /// Control and unknown tokens write their text.
     Render,
