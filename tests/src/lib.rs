@@ -10,6 +10,7 @@
 mod case;
 pub mod checks;
 pub mod gpu;
+pub mod http;
 pub mod images;
 pub mod outside;
 mod recipe;

@@ -1,0 +1,115 @@
+//! `POST /tokenize`, `/detokenize` and `/apply-template`.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use kv_core::TokenId;
+use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialPieces, SpecialText, Tokenizer};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::api::on_post;
+use crate::api::openai::messages::messages;
+use crate::api::openai::tools::Tools;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::generate::ChatPrompt;
+use crate::json::{self, Body};
+
+/// Text inside a prompt, whose special tokens are found.
+pub(super) const PARSED: EncodeOptions = EncodeOptions {
+    add: AddSpecial::Never,
+    special: SpecialText::Parse,
+};
+
+#[derive(Clone, Debug, Deserialize)]
+struct TokenizeFields {
+    model: Option<String>,
+    content: String,
+    add_special: Option<bool>,
+    parse_special: Option<bool>,
+    with_pieces: Option<bool>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct DetokenizeFields {
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct TemplateFields {
+    model: Option<String>,
+    messages: Value,
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// The tokens of a text.
+pub(crate) fn tokenize() -> MethodRouter<App> {
+    on_post(async |State(app): State<App>, request: Request| {
+        let body = Body::read(request, app.config().max_body).await?;
+        let fields: TokenizeFields = body.get()?;
+        let model = app.model(fields.model.as_deref())?;
+        let options = EncodeOptions {
+            add: match fields.add_special {
+                Some(true) => AddSpecial::AsModel,
+                _ => AddSpecial::Never,
+            },
+            special: match fields.parse_special {
+                Some(false) => SpecialText::AsText,
+                _ => SpecialText::Parse,
+            },
+        };
+        let tokens = model.tokenizer().encode(&fields.content, options);
+        let tokens = tokens.into_iter().map(|id| match fields.with_pieces {
+            Some(true) => piece(model.tokenizer(), id),
+            _ => json!(id.0),
+        });
+        Ok::<Response, ApiError>(json::respond(
+            &json!({"tokens": tokens.collect::<Vec<_>>()}),
+        ))
+    })
+}
+
+/// A token with its text, or its bytes where these are none.
+fn piece(tokenizer: &Tokenizer, id: TokenId) -> Value {
+    let bytes = tokenizer
+        .piece(id, SpecialPieces::Render)
+        .unwrap_or_default();
+    match String::from_utf8(bytes) {
+        Ok(text) => json!({"id": id.0, "piece": text}),
+        Err(error) => json!({"id": id.0, "piece": error.into_bytes()}),
+    }
+}
+
+/// The text of tokens.
+pub(crate) fn detokenize() -> MethodRouter<App> {
+    on_post(async |State(app): State<App>, request: Request| {
+        let body = Body::read(request, app.config().max_body).await?;
+        let fields: DetokenizeFields = body.get()?;
+        let model = app.model(fields.model.as_deref())?;
+        let tokens: Vec<TokenId> = fields.tokens.into_iter().map(TokenId).collect();
+        let decode = model.tokenizer();
+        let text = decode.decode(&tokens, SpecialPieces::Render);
+        let text = text.map_err(|e| ApiError::invalid_param("tokens", e.to_string()))?;
+        Ok::<Response, ApiError>(json::respond(&json!({"content": text})))
+    })
+}
+
+/// Messages as the model reads them.
+pub(crate) fn apply_template() -> MethodRouter<App> {
+    on_post(async |State(app): State<App>, request: Request| {
+        let body = Body::read(request, app.config().max_body).await?;
+        let fields: TemplateFields = body.get()?;
+        let model = app.model(fields.model.as_deref())?;
+        let mut variables = fields.chat_template_kwargs.unwrap_or_default();
+        if let Some(tools) = Tools::read(&body)?.for_template() {
+            variables.insert("tools".to_owned(), tools);
+        }
+        let prompt = model.render(&ChatPrompt {
+            messages: messages(&fields.messages)?,
+            variables,
+        })?;
+        Ok::<Response, ApiError>(json::respond(&json!({"prompt": prompt})))
+    })
+}

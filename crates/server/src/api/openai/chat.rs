@@ -1,0 +1,240 @@
+//! `POST /v1/chat/completions`.
+
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use engine::serve::Usage;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Neutral, Refused, Specific, finish_reason, generate_request, messages, refused, tools,
+    usage_json,
+};
+use crate::api::on_post;
+use crate::api::params::{now, random_id};
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::error::ApiError;
+use crate::generate::{Answer, ChatPrompt, GenerateRequest, Output, Piece, Prompt};
+use crate::json::{self, Body};
+use crate::model::ModelSettings;
+use crate::stream::{self, Encoder, event};
+
+/// Parameters of this endpoint alone that would change the result.
+const CHAT_REFUSED: [Refused; 6] = [
+    refused("logprobs", Neutral::False, "leave it out"),
+    refused("top_logprobs", Neutral::Number(0.0), "leave it out"),
+    refused("functions", Neutral::Empty, "use 'tools'"),
+    refused(
+        "modalities",
+        Neutral::Text("text"),
+        "this model writes text",
+    ),
+    refused("audio", Neutral::Empty, "this model writes text"),
+    refused("web_search_options", Neutral::Empty, "there is no search"),
+];
+
+/// The fields of this endpoint alone.
+#[derive(Clone, Debug, Deserialize)]
+struct ChatFields {
+    model: Option<String>,
+    messages: Value,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    reasoning_effort: Option<String>,
+}
+
+/// What a stream has besides the text.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(super) struct StreamOptions {
+    pub(super) include_usage: Option<bool>,
+}
+
+/// The route.
+pub(crate) fn route() -> MethodRouter<App> {
+    on_post(handle)
+}
+
+async fn handle(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: ChatFields = body.get()?;
+    let model = app.model(fields.model.as_deref())?;
+    let request = read(&body, &fields, model.settings())?;
+    let generating = app.generate(model, tenant, request).await?;
+    let header = Header::new(model.id());
+    if fields.stream == Some(true) {
+        let options = fields.stream_options.unwrap_or_default();
+        let encoder = ChatStream::new(header, options.include_usage == Some(true));
+        return Ok(stream::respond(vec![generating], encoder));
+    }
+    Ok(json::respond(&header.answer(&generating.answer().await?)))
+}
+
+/// From the JSON of a request to what is generated.
+///
+/// # Errors
+/// [`ApiError`] 400 where a parameter is wrong or not supported.
+fn read(
+    body: &Body,
+    fields: &ChatFields,
+    settings: &ModelSettings,
+) -> Result<GenerateRequest, ApiError> {
+    body.refuse(&CHAT_REFUSED)?;
+    let mut variables = fields.chat_template_kwargs.clone().unwrap_or_default();
+    if let Some(effort) = &fields.reasoning_effort {
+        variables.insert("reasoning_effort".to_owned(), json!(effort));
+    }
+    let tools = tools::Tools::read(body)?;
+    if let Some(list) = tools.for_template() {
+        variables.insert("tools".to_owned(), list);
+    }
+    let chat = ChatPrompt {
+        messages: messages::messages(&fields.messages)?,
+        variables,
+    };
+    let specific = Specific {
+        prompt: Prompt::Chat(chat),
+        max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
+        output: Output::Chat(tools.used()),
+        forced: tools.constraint(),
+    };
+    generate_request(body, settings, specific)
+}
+
+/// What all objects of one answer have.
+#[derive(Clone, Debug)]
+struct Header {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Header {
+    fn new(model: &str) -> Self {
+        Self {
+            id: random_id("chatcmpl-"),
+            created: now(),
+            model: model.to_owned(),
+        }
+    }
+
+    fn object(&self, kind: &str, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": concat!("cellar-", env!("CARGO_PKG_VERSION")),
+            "choices": choices,
+        })
+    }
+
+    /// The whole answer.
+    fn answer(&self, answer: &Answer) -> Value {
+        let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+        if !answer.reasoning.is_empty() {
+            message["reasoning_content"] = json!(answer.reasoning);
+        }
+        if !answer.calls.is_empty() {
+            if answer.text.is_empty() {
+                message["content"] = Value::Null;
+            }
+            let calls = answer.calls.iter().map(|call| {
+                let function = json!({"name": call.name, "arguments": call.arguments});
+                json!({"id": call.id, "type": "function", "function": function})
+            });
+            message["tool_calls"] = calls.collect();
+        }
+        let choice = json!({
+            "index": 0,
+            "message": message,
+            "logprobs": null,
+            "finish_reason": finish_reason(&answer.finish),
+        });
+        let mut object = self.object("chat.completion", json!([choice]));
+        object["usage"] = usage_json(&[answer.usage]);
+        object
+    }
+}
+
+/// The stream: a chunk with the role, chunks with text, one with the reason, perhaps one with the
+/// usage, and `[DONE]`.
+struct ChatStream {
+    header: Header,
+    include_usage: bool,
+    usages: Vec<Usage>,
+}
+
+impl ChatStream {
+    fn new(header: Header, include_usage: bool) -> Self {
+        Self {
+            header,
+            include_usage,
+            usages: Vec::new(),
+        }
+    }
+
+    fn chunk(&self, choice: usize, delta: &Value, finish: Option<&str>) -> String {
+        let choice = json!({
+            "index": choice, "delta": delta, "logprobs": null, "finish_reason": finish,
+        });
+        self.event(json!([choice]), Value::Null)
+    }
+
+    fn event(&self, choices: Value, usage: Value) -> String {
+        let mut object = self.header.object("chat.completion.chunk", choices);
+        if self.include_usage {
+            object["usage"] = usage;
+        }
+        event(&object)
+    }
+}
+
+impl Encoder for ChatStream {
+    fn begin(&mut self) -> String {
+        self.chunk(0, &json!({"role": "assistant", "content": ""}), None)
+    }
+
+    fn piece(&mut self, choice: usize, piece: Piece) -> String {
+        match piece {
+            Piece::Text(text) => self.chunk(choice, &json!({"content": text}), None),
+            Piece::Reasoning(text) => self.chunk(choice, &json!({"reasoning_content": text}), None),
+            Piece::ToolStart { index, id, name } => {
+                let function = json!({"name": name, "arguments": ""});
+                let call = json!({
+                    "index": index, "id": id, "type": "function", "function": function,
+                });
+                self.chunk(choice, &json!({"tool_calls": [call]}), None)
+            }
+            Piece::ToolArguments { index, text } => {
+                let call = json!({"index": index, "function": {"arguments": text}});
+                self.chunk(choice, &json!({"tool_calls": [call]}), None)
+            }
+            Piece::Finish(finish) => self.chunk(choice, &json!({}), Some(finish_reason(&finish))),
+            Piece::Usage(usage) => {
+                self.usages.push(usage);
+                String::new()
+            }
+        }
+    }
+
+    fn end(&mut self) -> String {
+        let usage = match self.include_usage {
+            true => self.event(json!([]), usage_json(&self.usages)),
+            false => String::new(),
+        };
+        usage + "data: [DONE]\n\n"
+    }
+
+    fn error(&mut self, error: &ApiError) -> String {
+        event(&error.openai())
+    }
+}

@@ -1,0 +1,162 @@
+//! `POST /v1/embeddings` and `POST /v1/rerank`.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use engine::Ranked;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Neutral, Refused, refused};
+use crate::api::on_post;
+use crate::api::params::random_id;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::json::{self, Body};
+use crate::texts::RerankJob;
+
+/// Texts of one request.
+const MAX_TEXTS: usize = 2048;
+
+const REFUSED: [Refused; 1] = [refused(
+    "dimensions",
+    Neutral::Empty,
+    "cut the vectors off yourself",
+)];
+
+/// The fields of `/v1/embeddings`.
+#[derive(Clone, Debug, Deserialize)]
+struct EmbeddingFields {
+    model: Option<String>,
+    input: Input,
+    encoding_format: Option<Format>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+enum Input {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    Float,
+    Base64,
+}
+
+/// The fields of `/v1/rerank`.
+#[derive(Clone, Debug, Deserialize)]
+struct RerankFields {
+    model: Option<String>,
+    query: String,
+    documents: Vec<Document>,
+    top_n: Option<usize>,
+    return_documents: Option<bool>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text, or an object with a text")]
+enum Document {
+    Text(String),
+    Object { text: String },
+}
+
+impl Document {
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Object { text } => text,
+        }
+    }
+}
+
+/// The route of vectors.
+pub(crate) fn embeddings() -> MethodRouter<App> {
+    on_post(embed)
+}
+
+/// The route of scores.
+pub(crate) fn rerank() -> MethodRouter<App> {
+    on_post(score)
+}
+
+async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: EmbeddingFields = body.get()?;
+    let model = app.model(fields.model.as_deref())?;
+    body.refuse(&REFUSED)?;
+    app.check_open()?;
+    let texts = match fields.input {
+        Input::One(text) => vec![text],
+        Input::Many(texts) => texts,
+    };
+    check_number("input", texts.len())?;
+    let embedded = model.embedder()?.embed(texts).await?;
+    let format = fields.encoding_format.unwrap_or_default();
+    let data = embedded.vectors.iter().enumerate().map(|(index, vector)| {
+        json!({"object": "embedding", "index": index, "embedding": vector_json(vector, format)})
+    });
+    Ok(json::respond(&json!({
+        "object": "list",
+        "model": model.id(),
+        "data": data.collect::<Vec<_>>(),
+        "usage": {"prompt_tokens": embedded.n_tokens, "total_tokens": embedded.n_tokens},
+    })))
+}
+
+fn check_number(param: &str, n: usize) -> Result<(), ApiError> {
+    match n {
+        1..=MAX_TEXTS => Ok(()),
+        _ => {
+            let message = format!("there are {n} texts: 1 to {MAX_TEXTS} are taken");
+            Err(ApiError::invalid_param(param, message))
+        }
+    }
+}
+
+fn vector_json(vector: &[f32], format: Format) -> Value {
+    match format {
+        Format::Float => json!(vector),
+        Format::Base64 => {
+            use base64::Engine as _;
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            json!(base64::engine::general_purpose::STANDARD.encode(bytes))
+        }
+    }
+}
+
+async fn score(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: RerankFields = body.get()?;
+    let model = app.model(fields.model.as_deref())?;
+    app.check_open()?;
+    check_number("documents", fields.documents.len())?;
+    let documents = fields.documents.into_iter().map(Document::into_text);
+    let job = RerankJob {
+        query: fields.query,
+        documents: documents.collect(),
+    };
+    let documents = match fields.return_documents {
+        Some(true) => job.documents.clone(),
+        _ => Vec::new(),
+    };
+    let scored = model.reranker()?.score(job).await?;
+    let mut ranked = Ranked::sorted(scored.scores);
+    ranked.truncate(fields.top_n.unwrap_or(usize::MAX));
+    let results = ranked.iter().map(|ranked| {
+        let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
+        if let Some(text) = documents.get(ranked.index) {
+            result["document"] = json!({"text": text});
+        }
+        result
+    });
+    Ok(json::respond(&json!({
+        "id": random_id("rerank-"),
+        "object": "list",
+        "model": model.id(),
+        "results": results.collect::<Vec<_>>(),
+        "usage": {"prompt_tokens": scored.n_tokens, "total_tokens": scored.n_tokens},
+    })))
+}

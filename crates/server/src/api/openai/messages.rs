@@ -1,0 +1,218 @@
+//! Messages of OpenAI's chat, as chat templates take them.
+//!
+//! Invariant: what a template would not see is refused, with the path of the part.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+
+/// The messages of a request.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of the first that is wrong.
+pub fn messages(list: &Value) -> Result<Vec<Value>, ApiError> {
+    let Value::Array(list) = list else {
+        return Err(ApiError::invalid_param(
+            "messages",
+            "'messages' is not a list",
+        ));
+    };
+    if list.is_empty() {
+        return Err(ApiError::invalid_param("messages", "there are no messages"));
+    }
+    let number = list.iter().enumerate();
+    number
+        .map(|(at, message)| read_message(at, message))
+        .collect()
+}
+
+fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
+    let wrong = |part: &str, why: &str| {
+        let param = format!("messages[{at}]{part}");
+        ApiError::invalid_param(&param, format!("'{param}' {why}"))
+    };
+    let Value::Object(members) = message else {
+        return Err(wrong("", "is not an object"));
+    };
+    let Some(Value::String(role)) = members.get("role") else {
+        return Err(wrong(".role", "is missing, or not a text"));
+    };
+    for name in ["function_call", "audio"] {
+        let value = members.get(name).filter(|value| !value.is_null());
+        if value.is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
+            return Err(ApiError::unsupported(
+                format!("messages[{at}].{name}"),
+                format!("'messages[{at}].{name}' is not supported"),
+            ));
+        }
+    }
+    let calls = read_calls(at, members.get("tool_calls").unwrap_or(&Value::Null))?;
+    let content = match members.get("content") {
+        None | Some(Value::Null) if !calls.is_empty() => String::new(),
+        None | Some(Value::Null) => return Err(wrong(".content", "is missing")),
+        Some(content) => read_content(at, content)?,
+    };
+    let mut out = Map::new();
+    // OpenAI's newer name of the system's role, which templates do not know.
+    let role = if role == "developer" { "system" } else { role };
+    out.insert("role".to_owned(), json!(role));
+    out.insert("content".to_owned(), json!(content));
+    if !calls.is_empty() {
+        out.insert("tool_calls".to_owned(), Value::Array(calls));
+    }
+    for name in ["name", "reasoning_content", "tool_call_id"] {
+        if let Some(Value::String(text)) = members.get(name) {
+            out.insert(name.to_owned(), json!(text));
+        }
+    }
+    Ok(Value::Object(out))
+}
+
+/// Calls of tools in an earlier answer. Templates get arguments as objects, as `transformers` has
+/// them.
+fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
+    let param = format!("messages[{at}].tool_calls");
+    let calls = match calls {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(calls) => calls.iter().enumerate(),
+        _ => {
+            let message = format!("'{param}' is not a list");
+            return Err(ApiError::invalid_param(param, message));
+        }
+    };
+    let read = |(number, call): (usize, &Value)| {
+        let function = call.get("function");
+        let name = function.and_then(|function| function.get("name")?.as_str());
+        let arguments = function.and_then(|function| function.get("arguments"));
+        let arguments = match arguments {
+            None | Some(Value::Null) => Some(json!({})),
+            Some(Value::String(text)) if text.trim().is_empty() => Some(json!({})),
+            Some(Value::String(text)) => serde_json::from_str(text).ok(),
+            Some(object) => Some(object.clone()),
+        };
+        match (name, arguments.filter(Value::is_object)) {
+            (Some(name), Some(arguments)) => {
+                let function = json!({"name": name, "arguments": arguments});
+                let mut out = json!({"type": "function", "function": function});
+                if let Some(Value::String(id)) = call.get("id") {
+                    out["id"] = json!(id);
+                }
+                Ok(out)
+            }
+            (None, _) => {
+                let param = format!("{param}[{number}].function.name");
+                let message = format!("'{param}' is missing, or not a text");
+                Err(ApiError::invalid_param(param, message))
+            }
+            (_, None) => {
+                let param = format!("{param}[{number}].function.arguments");
+                let message = format!("'{param}' is not the JSON of an object");
+                Err(ApiError::invalid_param(param, message))
+            }
+        }
+    };
+    calls.map(read).collect()
+}
+
+/// The text of a message: a text, or text parts, one line each.
+fn read_content(at: usize, content: &Value) -> Result<String, ApiError> {
+    let parts = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        _ => {
+            let param = format!("messages[{at}].content");
+            let message = format!("'{param}' is neither a text nor a list of parts");
+            return Err(ApiError::invalid_param(param, message));
+        }
+    };
+    let mut text = String::new();
+    for (number, part) in parts.iter().enumerate() {
+        let param = format!("messages[{at}].content[{number}]");
+        match (part.get("type").and_then(Value::as_str), part.get("text")) {
+            (Some("text" | "input_text" | "output_text"), Some(Value::String(part))) => {
+                if number > 0 {
+                    text.push('\n');
+                }
+                text.push_str(part);
+            }
+            (Some("text"), _) => {
+                let message = format!("'{param}' has no text");
+                return Err(ApiError::invalid_param(param, message));
+            }
+            (kind, _) => {
+                let kind = kind.unwrap_or("without a type");
+                let message = format!("'{param}' is a part '{kind}': this model takes text only");
+                return Err(ApiError {
+                    code: Some("unsupported_content"),
+                    ..ApiError::invalid_param(param, message)
+                });
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_parts_become_one_text() {
+        let list = json!([
+            {"role": "developer", "content": "Be brief.", "x": 1},
+            {"role": "user", "name": "ada", "content": [
+                {"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]},
+        ]);
+        let expected = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello\nthere", "name": "ada"},
+        ]);
+        assert_eq!(json!(messages(&list).unwrap()), expected);
+    }
+
+    #[test]
+    fn calls_and_results_reach_the_template() {
+        let call = |arguments: Value| {
+            json!({"id": "call_1", "type": "function",
+            "function": {"name": "f", "arguments": arguments}})
+        };
+        let list = json!([
+            {"role": "assistant", "content": null, "tool_calls": [call(json!("{\"a\": 1}"))]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+        ]);
+        let expected = json!([
+            {"role": "assistant", "content": "", "tool_calls": [call(json!({"a": 1}))]},
+            {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+        ]);
+        assert_eq!(json!(messages(&list).unwrap()), expected);
+        let broken = json!([{"role": "assistant", "tool_calls": [call(json!("{a"))]}]);
+        let error = messages(&broken).unwrap_err();
+        let param = "messages[0].tool_calls[0].function.arguments";
+        assert_eq!(error.param.as_deref(), Some(param));
+    }
+
+    #[test]
+    fn errors_name_the_part() {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+        for (list, param) in [
+            (json!("hello"), "messages"),
+            (json!([]), "messages"),
+            (json!([1]), "messages[0]"),
+            (json!([{"content": "a"}]), "messages[0].role"),
+            (json!([{"role": "user"}]), "messages[0].content"),
+            (
+                json!([{"role": "user", "content": 1}]),
+                "messages[0].content",
+            ),
+            (
+                json!([{"role": "user", "content": "a"}, {"role": "user", "content": [
+                {"type": "text", "text": "a"}, image]}]),
+                "messages[1].content[1]",
+            ),
+        ] {
+            let error = messages(&list).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{list}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! OpenAI's API.
+//!
+//! Knows the wire and nothing of how texts are generated.
+
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
+pub mod messages;
+pub mod models;
+pub mod tools;
+
+use engine::FinishReason;
+use engine::serve::Usage;
+use serde_json::{Value, json};
+
+use crate::api::params::SamplingParams;
+use crate::error::ApiError;
+use crate::generate::{Constraint, Finish, GenerateRequest, Output, Prompt};
+use crate::json::{Body, Neutral, Refused};
+use crate::model::ModelSettings;
+
+/// Parameters of both endpoints that would change the result.
+const REFUSED: [Refused; 11] = [
+    refused("n", Neutral::Number(1.0), "send several requests"),
+    refused("best_of", Neutral::Number(1.0), "send several requests"),
+    refused("logit_bias", Neutral::Empty, "leave it out"),
+    refused("min_tokens", Neutral::AtMost(0.0), "leave it out"),
+    refused("ignore_eos", Neutral::False, "leave it out"),
+    refused("typical_p", Neutral::Number(1.0), "use top_p or min_p"),
+    refused("mirostat", Neutral::Number(0.0), "use top_p or min_p"),
+    refused("dry_multiplier", Neutral::Number(0.0), "use repeat_penalty"),
+    refused("xtc_probability", Neutral::Number(0.0), "leave it out"),
+    refused("dynatemp_range", Neutral::Number(0.0), "use temperature"),
+    refused(
+        "grammar",
+        Neutral::Empty,
+        "use response_format with a JSON schema",
+    ),
+];
+
+const fn refused(name: &'static str, neutral: Neutral, hint: &'static str) -> Refused {
+    Refused {
+        name,
+        neutral,
+        hint,
+    }
+}
+
+/// What the caller of an endpoint adds to the common parameters.
+#[derive(Debug)]
+struct Specific {
+    prompt: Prompt,
+    max_tokens: Option<usize>,
+    output: Output,
+    /// A schema by which the text is a call of a tool.
+    forced: Option<Constraint>,
+}
+
+/// A request in the words of no API.
+///
+/// # Errors
+/// [`ApiError`] 400 where a parameter is wrong or not supported.
+fn generate_request(
+    body: &Body,
+    settings: &ModelSettings,
+    specific: Specific,
+) -> Result<GenerateRequest, ApiError> {
+    body.refuse(&REFUSED)?;
+    let sampling: SamplingParams = body.get()?;
+    Ok(GenerateRequest {
+        prompt: specific.prompt,
+        sampler: sampling.sampler(settings)?,
+        max_tokens: specific.max_tokens,
+        stop: sampling.stop()?,
+        constraint: match (specific.forced, constraint(body)?) {
+            (Some(_), Some(_)) => {
+                let message = "an answer that has to call a tool has no 'response_format'";
+                return Err(ApiError::invalid_param("response_format", message));
+            }
+            (forced, asked) => forced.or(asked),
+        },
+        priority: sampling.priority(),
+        cache_salt: sampling.cache_salt(),
+        output: specific.output,
+    })
+}
+
+/// `response_format`.
+fn constraint(body: &Body) -> Result<Option<Constraint>, ApiError> {
+    let Some(format) = body.field("response_format") else {
+        return Ok(None);
+    };
+    let wrong = |param: &str, message: &str| Err(ApiError::invalid_param(param, message));
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => match format.get("schema") {
+            // llama-server's extension.
+            Some(schema) if !schema.is_null() => Ok(Some(Constraint::JsonSchema {
+                schema: schema.clone(),
+                param: "response_format.schema",
+            })),
+            _ => Ok(Some(Constraint::JsonObject)),
+        },
+        Some("json_schema") => {
+            let param = "response_format.json_schema.schema";
+            let schema = format.pointer("/json_schema/schema");
+            match schema.or_else(|| format.get("schema")) {
+                Some(schema) if schema.is_object() || schema.is_boolean() => {
+                    Ok(Some(Constraint::JsonSchema {
+                        schema: schema.clone(),
+                        param,
+                    }))
+                }
+                _ => wrong(
+                    param,
+                    "a 'json_schema' needs a 'schema', which is an object",
+                ),
+            }
+        }
+        Some(other) => wrong(
+            "response_format.type",
+            &format!("'{other}' is not one of text, json_object, json_schema"),
+        ),
+        None => wrong("response_format.type", "'response_format' needs a 'type'"),
+    }
+}
+
+/// OpenAI's word for why a text ended.
+fn finish_reason(finish: &Finish) -> &'static str {
+    match finish.reason {
+        // A text that ends in the middle of a call says so.
+        FinishReason::EndOfGeneration { .. } | FinishReason::StopString { .. }
+            if finish.has_calls =>
+        {
+            "tool_calls"
+        }
+        FinishReason::Length | FinishReason::ContextFull => "length",
+        _ => "stop",
+    }
+}
+
+/// OpenAI's usage of several texts of one request.
+fn usage_json(usages: &[Usage]) -> Value {
+    let prompt: usize = usages.iter().map(|usage| usage.n_prompt).sum();
+    let completion: usize = usages.iter().map(|usage| usage.n_tokens).sum();
+    let reuse = usages.iter().filter_map(|usage| usage.reuse);
+    let cached: usize = reuse.map(|reuse| reuse.n_tokens).sum();
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    })
+}

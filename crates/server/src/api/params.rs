@@ -1,0 +1,203 @@
+//! [`SamplingParams`]: the parameters that several APIs have in common.
+//!
+//! Invariant: a value out of range is refused with the name of its parameter. Decides no defaults
+//! but those of the model's settings.
+
+use std::num::NonZeroU32;
+
+use engine::sampler::{Penalties, SamplerConfig};
+use engine::serve::Priority;
+use serde::Deserialize;
+
+use crate::error::ApiError;
+use crate::model::ModelSettings;
+
+/// How tokens are sampled, and where texts end.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct SamplingParams {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    /// 0 and -1 keep all.
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    seed: Option<i64>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repeat_penalty: Option<f32>,
+    /// vLLM's name of `repeat_penalty`.
+    repetition_penalty: Option<f32>,
+    repeat_last_n: Option<i64>,
+    stop: Option<Stop>,
+    cache_salt: Option<String>,
+    priority: Option<PriorityParam>,
+}
+
+/// One text or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// vLLM's number, of which lower ones go first, or a name.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a number, or one of interactive, normal, batch"
+)]
+enum PriorityParam {
+    Number(i64),
+    Name(PriorityName),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PriorityName {
+    Interactive,
+    Normal,
+    Batch,
+}
+
+impl SamplingParams {
+    /// The sampler, with the model's settings where the request says nothing.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where a value is out of range.
+    pub fn sampler(&self, settings: &ModelSettings) -> Result<SamplerConfig, ApiError> {
+        let defaults = &settings.sampler;
+        let penalties = &defaults.penalties;
+        let repeat = self.repeat_penalty.or(self.repetition_penalty);
+        let config = SamplerConfig {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k: match self.top_k {
+                None => defaults.top_k,
+                Some(0 | -1) => None,
+                Some(k) => {
+                    let k = u32::try_from(k).ok().and_then(NonZeroU32::new);
+                    let wrong =
+                        || ApiError::invalid_param("top_k", "'top_k' is below -1 or too large");
+                    Some(k.ok_or_else(wrong)?)
+                }
+            },
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            penalties: Penalties {
+                last_n: match self.repeat_last_n {
+                    None => penalties.last_n,
+                    Some(-1) => engine::sampler::MAX_LAST_N,
+                    Some(n) => usize::try_from(n).map_err(|_| {
+                        ApiError::invalid_param("repeat_last_n", "'repeat_last_n' is below -1")
+                    })?,
+                },
+                repeat: repeat.unwrap_or(penalties.repeat),
+                frequency: self.frequency_penalty.unwrap_or(penalties.frequency),
+                presence: self.presence_penalty.unwrap_or(penalties.presence),
+            },
+            seed: match self.seed {
+                // llama-server's way to ask for a random one.
+                None | Some(-1) => settings.seed.unwrap_or_else(random_seed),
+                Some(seed) => seed.cast_unsigned(),
+            },
+            ..defaults.clone()
+        };
+        match config.check() {
+            Ok(()) => Ok(config),
+            Err(error) => Err(ApiError {
+                param: wrong_param(&config).map(str::to_owned),
+                ..ApiError::invalid(error.to_string())
+            }),
+        }
+    }
+
+    /// The stop strings.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where one is empty.
+    pub fn stop(&self) -> Result<Vec<String>, ApiError> {
+        let stop = match &self.stop {
+            None => Vec::new(),
+            Some(Stop::One(stop)) => vec![stop.clone()],
+            Some(Stop::Many(stop)) => stop.clone(),
+        };
+        match stop.iter().any(String::is_empty) {
+            true => Err(ApiError::invalid_param("stop", "a text of 'stop' is empty")),
+            false => Ok(stop),
+        }
+    }
+
+    /// Narrows who shares cached prefixes.
+    pub fn cache_salt(&self) -> Option<String> {
+        self.cache_salt.clone()
+    }
+
+    /// Which requests go before this one.
+    pub fn priority(&self) -> Priority {
+        match self.priority {
+            None => Priority::default(),
+            Some(PriorityParam::Number(n)) => match n.signum() {
+                -1 => Priority::Interactive,
+                0 => Priority::Normal,
+                _ => Priority::Batch,
+            },
+            Some(PriorityParam::Name(name)) => match name {
+                PriorityName::Interactive => Priority::Interactive,
+                PriorityName::Normal => Priority::Normal,
+                PriorityName::Batch => Priority::Batch,
+            },
+        }
+    }
+}
+
+/// The parameter that is out of range by itself.
+fn wrong_param(config: &SamplerConfig) -> Option<&'static str> {
+    let usual = SamplerConfig::default;
+    let only = |change: fn(&mut SamplerConfig, &SamplerConfig)| {
+        let mut changed = usual();
+        change(&mut changed, config);
+        changed.check().is_err()
+    };
+    let params: [(&str, fn(&mut SamplerConfig, &SamplerConfig)); 7] = [
+        ("temperature", |to, from| to.temperature = from.temperature),
+        ("top_p", |to, from| to.top_p = from.top_p),
+        ("min_p", |to, from| to.min_p = from.min_p),
+        ("repeat_last_n", |to, from| {
+            to.penalties.last_n = from.penalties.last_n
+        }),
+        ("repeat_penalty", |to, from| {
+            to.penalties.repeat = from.penalties.repeat
+        }),
+        ("frequency_penalty", |to, from| {
+            to.penalties.frequency = from.penalties.frequency
+        }),
+        ("presence_penalty", |to, from| {
+            to.penalties.presence = from.penalties.presence
+        }),
+    ];
+    let wrong = params.into_iter().find(|(_, change)| only(*change));
+    wrong.map(|(name, _)| name)
+}
+
+/// A number that nobody guesses, and that differs from request to request.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // Every `RandomState` is seeded by the system.
+    RandomState::new().build_hasher().finish() & u64::from(u32::MAX)
+}
+
+/// The id of an answer.
+pub fn random_id(prefix: &str) -> String {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let half = || RandomState::new().build_hasher().finish();
+    format!(
+        "{prefix}{:016x}{:08x}",
+        half(),
+        half() & u64::from(u32::MAX)
+    )
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,236 @@
+//! [`App`]: the state that all handlers share, and the life of a server: open, draining, closing.
+//!
+//! Invariant: a request counts as active from the moment it is submitted until its last piece was
+//! taken or it was dropped, and the server closes only when none is active, or no longer waits.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::serve::Usage;
+use tokio::sync::watch;
+
+use crate::auth::Keys;
+use crate::error::ApiError;
+use crate::hosts::HostCheck;
+use crate::metrics::{Ended, Metrics};
+use crate::model::ServedModel;
+
+/// The limits of a server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Who may use it.
+    pub keys: Keys,
+    /// Whose requests a server on a loopback address takes.
+    pub hosts: HostCheck,
+    /// Bytes of a request's body.
+    pub max_body: usize,
+    /// How long a server that ends waits for texts.
+    pub drain: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            keys: Keys::none(),
+            hosts: HostCheck::Loopback,
+            max_body: 8 << 20,
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The life of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// It takes requests.
+    Open,
+    /// It takes none, and finishes those it has.
+    Draining,
+    /// It waits for nothing.
+    Closing,
+}
+
+/// What all handlers share.
+#[derive(Clone, Debug)]
+pub struct App(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    models: Vec<Arc<ServedModel>>,
+    config: ServerConfig,
+    metrics: Metrics,
+    phase: watch::Sender<Phase>,
+    active: watch::Sender<usize>,
+    running: Mutex<BTreeMap<u64, Running>>,
+    next_id: AtomicU64,
+}
+
+/// A request that has not ended, as `/slots` shows it.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// The model.
+    pub model: String,
+    /// Tokens of its prompt.
+    pub n_prompt: usize,
+    /// Whether text has come.
+    pub has_text: bool,
+    /// When it came.
+    pub since: Instant,
+}
+
+/// Counts a request as active until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Active {
+    app: App,
+    id: u64,
+    ended: Ended,
+    has_text: bool,
+}
+
+impl App {
+    /// The state of a server with these models.
+    pub fn new(models: Vec<ServedModel>, config: ServerConfig) -> Self {
+        Self(Arc::new(State {
+            models: models.into_iter().map(Arc::new).collect(),
+            config,
+            metrics: Metrics::default(),
+            phase: watch::Sender::new(Phase::Open),
+            active: watch::Sender::new(0),
+            running: Mutex::default(),
+            next_id: AtomicU64::new(0),
+        }))
+    }
+
+    /// The models, in the order of `/v1/models`.
+    pub fn models(&self) -> &[Arc<ServedModel>] {
+        &self.0.models
+    }
+
+    /// The model of this name, or the first where no name is given.
+    ///
+    /// # Errors
+    /// [`ApiError::unknown_model`].
+    pub fn model(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, ApiError> {
+        let mut models = self.0.models.iter();
+        let found = match name {
+            Some(name) => models.find(|model| model.is_called(name)),
+            None => models.next(),
+        };
+        found.ok_or_else(|| {
+            let known = self.0.models.iter().map(|model| model.id().to_owned());
+            ApiError::unknown_model(name.unwrap_or_default(), &known.collect::<Vec<_>>())
+        })
+    }
+
+    /// The limits.
+    pub fn config(&self) -> &ServerConfig {
+        &self.0.config
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// The requests that have not ended, by their number.
+    pub fn running(&self) -> Vec<(u64, Running)> {
+        let running = self
+            .0
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        running.iter().map(|(id, one)| (*id, one.clone())).collect()
+    }
+
+    /// Whether requests are taken.
+    pub fn phase(&self) -> Phase {
+        *self.0.phase.borrow()
+    }
+
+    /// # Errors
+    /// [`ApiError::shutting_down`] where none are taken any more.
+    pub fn check_open(&self) -> Result<(), ApiError> {
+        match self.phase() {
+            Phase::Open => Ok(()),
+            Phase::Draining | Phase::Closing => Err(ApiError::shutting_down()),
+        }
+    }
+
+    /// Takes no requests any more, waits until none is active, at most as long as configured, then
+    /// ends the rest.
+    pub async fn drain(&self) {
+        self.0.phase.send_replace(Phase::Draining);
+        let mut active = self.0.active.subscribe();
+        let idle = active.wait_for(|&active| active == 0);
+        // The sender is ours, so the wait ends by an idle server or by the time.
+        let _idle = tokio::time::timeout(self.0.config.drain, idle).await;
+        self.0.phase.send_replace(Phase::Closing);
+    }
+
+    /// Ends when the server closes.
+    pub(crate) fn closing(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut phase = self.0.phase.subscribe();
+        async move {
+            // Without a sender there is no server.
+            let _closing = phase.wait_for(|&phase| phase == Phase::Closing).await;
+        }
+    }
+
+    pub(crate) fn begin(&self, model: &ServedModel, n_prompt: usize) -> Active {
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let running = Running {
+            model: model.id().to_owned(),
+            n_prompt,
+            has_text: false,
+            since: Instant::now(),
+        };
+        self.change(|requests| requests.insert(id, running));
+        self.0.active.send_modify(|n| *n += 1);
+        Active {
+            app: self.clone(),
+            id,
+            ended: Ended::Cancelled,
+            has_text: false,
+        }
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<u64, Running>) -> T) -> T {
+        let running = &self.0.running;
+        change(&mut running.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Active {
+    pub(crate) fn first_piece(&mut self) {
+        if !self.has_text {
+            self.has_text = true;
+            let id = self.id;
+            self.app.change(|requests| {
+                if let Some(one) = requests.get_mut(&id) {
+                    one.has_text = true;
+                }
+            });
+        }
+    }
+
+    pub(crate) fn finished(&mut self, usage: &Usage) {
+        self.ended = Ended::Finished;
+        self.app.metrics().used(usage);
+    }
+
+    pub(crate) fn failed(&mut self) {
+        self.ended = Ended::Failed;
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let id = self.id;
+        self.app.change(|requests| requests.remove(&id));
+        self.app.metrics().ended(self.ended);
+        self.app.0.active.send_modify(|n| *n -= 1);
+    }
+}

@@ -1,0 +1,634 @@
+//! [`ChatSplitter`]: splits one answer into its parts as it comes.
+
+use super::call::{CallEvent, JsonCall, Place, ValueScanner};
+use super::{Marks, ToolFormat, reasoning_marks};
+
+const PYTHON_TAG: &str = "<|python_tag|>";
+const ARGS: &str = "[ARGS]";
+const SEPARATOR: &str = "<｜tool▁sep｜>";
+const FENCE: &str = "```";
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// What the reader gets.
+    Text(String),
+    /// What the model thought before.
+    Reasoning(String),
+    /// A call begins.
+    ToolStart { index: usize, name: String },
+    /// The next part of its arguments, which are JSON.
+    ToolArguments { index: usize, text: String },
+}
+
+/// Where an answer is.
+#[derive(Clone, Debug)]
+enum State {
+    /// Only white space has come.
+    Start,
+    /// Reasoning, until this mark.
+    Reasoning(&'static str),
+    Text,
+    Call(JsonCall),
+    /// Before the arguments: the name of a tool.
+    Header,
+    Arguments(ValueScanner),
+    AfterCall,
+}
+
+/// Splits one answer.
+#[derive(Clone, Debug)]
+pub(crate) struct ChatSplitter {
+    marks: Vec<Marks>,
+    format: Option<ToolFormat>,
+    /// The tools that there are.
+    names: Vec<String>,
+    state: State,
+    /// Text that was not decided about.
+    held: String,
+    /// The text of a call whose name has not come.
+    raw: String,
+    n_calls: usize,
+    /// Whether the call of the state has its name.
+    has_started: bool,
+    /// Whether calls stand in a list.
+    in_list: bool,
+    /// Whether white space is dropped, between sections.
+    trims: bool,
+    parts: Vec<Part>,
+}
+
+impl ChatSplitter {
+    /// A splitter of the answer to this prompt, by a model with this template.
+    pub(crate) fn new(
+        template: &str,
+        prompt: &str,
+        tools: Option<(ToolFormat, Vec<String>)>,
+    ) -> Self {
+        let marks = reasoning_marks(template);
+        let (format, names) = tools.map_or((None, Vec::new()), |(f, names)| (Some(f), names));
+        let end = prompt.trim_end();
+        let open = marks.iter().find(|pair| end.ends_with(pair.open));
+        let (state, trims) = match (format, open) {
+            (Some(ToolFormat::Forced), _) => (State::Call(JsonCall::new()), false),
+            (_, Some(pair)) => (State::Reasoning(pair.close), true),
+            _ => (State::Start, false),
+        };
+        Self {
+            marks,
+            format,
+            names,
+            state,
+            held: String::new(),
+            raw: String::new(),
+            n_calls: 0,
+            has_started: false,
+            in_list: false,
+            trims,
+            parts: Vec::new(),
+        }
+    }
+
+    /// Whether there are tools.
+    pub(crate) fn has_tools(&self) -> bool {
+        self.format.is_some()
+    }
+
+    /// Whether tools were called.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.n_calls > 0
+    }
+
+    /// The parts that a piece of text completes.
+    pub(crate) fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.held.push_str(piece);
+        while self.step() {}
+        std::mem::take(&mut self.parts)
+    }
+
+    /// What was held back.
+    pub(crate) fn finish(&mut self) -> Vec<Part> {
+        let held = std::mem::take(&mut self.held);
+        let raw = std::mem::take(&mut self.raw);
+        match &self.state {
+            State::Reasoning(_) => self.add_reasoning(held.trim_end()),
+            State::Start | State::Text if self.trims => self.add_text(held.trim_start()),
+            State::Start | State::Text => self.add_text(&held),
+            State::Call(_) | State::Header if !self.has_started => self.add_text(&(raw + &held)),
+            State::Call(_) | State::Header | State::Arguments(_) | State::AfterCall => {}
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    fn add_text(&mut self, text: &str) {
+        match self.parts.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Part::Text(last)) => last.push_str(text),
+            _ => self.parts.push(Part::Text(text.to_owned())),
+        }
+    }
+
+    fn add_reasoning(&mut self, text: &str) {
+        match self.parts.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Part::Reasoning(last)) => last.push_str(text),
+            _ => self.parts.push(Part::Reasoning(text.to_owned())),
+        }
+    }
+
+    fn add_name(&mut self, name: String) {
+        self.has_started = true;
+        self.raw.clear();
+        let index = self.n_calls;
+        self.n_calls += 1;
+        self.parts.push(Part::ToolStart { index, name });
+    }
+
+    fn add_arguments(&mut self, more: &str) {
+        let index = self.n_calls.saturating_sub(1);
+        match self.parts.last_mut() {
+            Some(Part::ToolArguments { text, .. }) => text.push_str(more),
+            _ => self.parts.push(Part::ToolArguments {
+                index,
+                text: more.to_owned(),
+            }),
+        }
+    }
+
+    /// Decides about what is held; `false` where more is needed.
+    fn step(&mut self) -> bool {
+        if self.trims {
+            let text = self.held.trim_start();
+            self.held = text.to_owned();
+            if self.held.is_empty() {
+                return false;
+            }
+        }
+        match &self.state {
+            State::Start => self.step_start(),
+            State::Reasoning(close) => self.step_reasoning(close),
+            State::Text => self.step_text(),
+            State::Call(_) => self.step_call(),
+            State::Header => self.step_header(),
+            State::Arguments(_) => self.step_arguments(),
+            State::AfterCall => self.step_after_call(),
+        }
+    }
+
+    fn step_start(&mut self) -> bool {
+        let begun = self.held.trim_start();
+        if begun.is_empty() {
+            return false;
+        }
+        let is_llama = self.format == Some(ToolFormat::Llama);
+        let opened = self.marks.iter().find(|pair| begun.starts_with(pair.open));
+        if let Some(pair) = opened.filter(|_| !self.has_calls()) {
+            let (close, rest) = (pair.close, begun.get(pair.open.len()..).unwrap_or_default());
+            self.held = rest.to_owned();
+            self.state = State::Reasoning(close);
+            self.trims = true;
+            return true;
+        }
+        let may_open = self.marks.iter().any(|pair| pair.open.starts_with(begun));
+        if may_open || (is_llama && PYTHON_TAG.starts_with(begun)) {
+            return false;
+        }
+        if is_llama {
+            if let Some(rest) = begun.strip_prefix(PYTHON_TAG) {
+                self.held = rest.to_owned();
+                self.begin_call(PYTHON_TAG, State::Call(JsonCall::new()));
+                return true;
+            }
+            if begun.starts_with('{') {
+                self.begin_call("", State::Call(JsonCall::new()));
+                return true;
+            }
+        }
+        self.state = State::Text;
+        true
+    }
+
+    fn step_reasoning(&mut self, close: &'static str) -> bool {
+        self.trims = false;
+        if let Some(at) = self.held.find(close) {
+            let (reasoning, rest) = self.held.split_at(at);
+            let reasoning = reasoning.trim_end().to_owned();
+            self.held = rest.get(close.len()..).unwrap_or_default().to_owned();
+            self.add_reasoning(&reasoning);
+            self.state = State::Start;
+            self.trims = true;
+            return true;
+        }
+        let n = undecided(&self.held, &[close], true);
+        let ready = take_front(&mut self.held, n);
+        self.add_reasoning(&ready);
+        false
+    }
+
+    fn step_text(&mut self) -> bool {
+        self.trims = false;
+        let Some(format) = self.format else {
+            let text = std::mem::take(&mut self.held);
+            self.add_text(&text);
+            return false;
+        };
+        let open = format.open();
+        let marks: Vec<&str> = open
+            .into_iter()
+            .chain(format.noise().iter().copied())
+            .collect();
+        let found = marks
+            .iter()
+            .filter_map(|mark| Some((self.held.find(mark)?, *mark)));
+        if let Some((at, mark)) = found.min() {
+            let (text, rest) = self.held.split_at(at);
+            let text = text.trim_end().to_owned();
+            self.held = rest.get(mark.len()..).unwrap_or_default().to_owned();
+            self.add_text(&text);
+            if Some(mark) == open {
+                let state = match format {
+                    ToolFormat::Mistral | ToolFormat::DeepSeek => State::Header,
+                    _ => State::Call(JsonCall::new()),
+                };
+                self.begin_call(mark, state);
+            } else {
+                self.trims = true;
+            }
+            return true;
+        }
+        let n = undecided(&self.held, &marks, !marks.is_empty());
+        let ready = take_front(&mut self.held, n);
+        self.add_text(&ready);
+        false
+    }
+
+    fn begin_call(&mut self, mark: &str, state: State) {
+        self.raw = mark.to_owned();
+        self.has_started = false;
+        self.trims = false;
+        self.state = state;
+    }
+
+    fn step_call(&mut self) -> bool {
+        let held = std::mem::take(&mut self.held);
+        let State::Call(mut call) = self.state.clone() else {
+            return false;
+        };
+        for (at, c) in held.char_indices() {
+            let mut events = Vec::new();
+            if !self.has_started {
+                self.raw.push(c);
+            }
+            call.push(c, &mut events);
+            let is_llama = self.format == Some(ToolFormat::Llama);
+            for event in events {
+                match event {
+                    CallEvent::Name(name) if is_llama && !self.names.contains(&name) => {
+                        return self.is_no_call(&held, at + c.len_utf8());
+                    }
+                    CallEvent::Name(name) => self.add_name(name),
+                    CallEvent::Arguments(text) => self.add_arguments(&text),
+                }
+            }
+            let rest = at + c.len_utf8();
+            if call.is_broken() && !self.has_started {
+                return self.is_no_call(&held, rest);
+            }
+            if call.is_done() || call.is_broken() {
+                self.held = held.get(rest..).unwrap_or_default().to_owned();
+                self.state = State::AfterCall;
+                return true;
+            }
+        }
+        self.state = State::Call(call);
+        false
+    }
+
+    /// What looked like a call is text.
+    fn is_no_call(&mut self, held: &str, rest: usize) -> bool {
+        let raw = std::mem::take(&mut self.raw);
+        self.add_text(&raw);
+        self.held = held.get(rest..).unwrap_or_default().to_owned();
+        self.state = State::Text;
+        true
+    }
+
+    /// The name of a tool before its arguments, or a list of calls.
+    fn step_header(&mut self) -> bool {
+        if self.format == Some(ToolFormat::Mistral) {
+            if let Some(rest) = self.held.trim_start().strip_prefix('[') {
+                self.held = rest.to_owned();
+                self.in_list = true;
+                self.raw.push('[');
+                self.state = State::Call(JsonCall::new());
+                return true;
+            }
+            let ends = [self.held.find(ARGS), self.held.find('{')];
+            let Some(at) = ends.into_iter().flatten().min() else {
+                return false;
+            };
+            let name = self.held.get(..at).unwrap_or_default().trim().to_owned();
+            let rest = self.held.get(at..).unwrap_or_default();
+            self.held = rest.strip_prefix(ARGS).unwrap_or(rest).to_owned();
+            return self.begin_arguments(name);
+        }
+        let Some((header, rest)) = self.held.split_once(SEPARATOR) else {
+            return false;
+        };
+        // Older models: the type, the separator, the name, and a fence around the arguments.
+        if header.trim() == "function" {
+            let Some((name, rest)) = rest.split_once('\n') else {
+                return false;
+            };
+            let Some(at) = rest.find('{') else {
+                return false;
+            };
+            let name = name.trim().to_owned();
+            self.held = rest.get(at..).unwrap_or_default().to_owned();
+            return self.begin_arguments(name);
+        }
+        let name = header.trim().to_owned();
+        self.held = rest.to_owned();
+        self.begin_arguments(name)
+    }
+
+    fn begin_arguments(&mut self, name: String) -> bool {
+        self.add_name(name);
+        self.state = State::Arguments(ValueScanner::default());
+        true
+    }
+
+    fn step_arguments(&mut self) -> bool {
+        let State::Arguments(mut scanner) = self.state.clone() else {
+            return false;
+        };
+        let held = std::mem::take(&mut self.held);
+        for (at, c) in held.char_indices() {
+            let place = scanner.push(c);
+            if matches!(place, Place::Inside | Place::Last) {
+                self.add_arguments(c.encode_utf8(&mut [0; 4]));
+            }
+            if matches!(place, Place::Last | Place::Behind) {
+                let rest = at + c.len_utf8();
+                self.held = held.get(rest..).unwrap_or_default().to_owned();
+                self.state = State::AfterCall;
+                return true;
+            }
+        }
+        self.state = State::Arguments(scanner);
+        false
+    }
+
+    fn step_after_call(&mut self) -> bool {
+        let begun = self.held.trim_start();
+        let first = begun.chars().next();
+        match (self.format, first) {
+            (_, None) => false,
+            (Some(ToolFormat::Forced), _) => {
+                self.held.clear();
+                false
+            }
+            (Some(ToolFormat::Mistral), Some(',')) if self.in_list => {
+                self.held = begun.get(1..).unwrap_or_default().to_owned();
+                self.begin_call("", State::Call(JsonCall::new()));
+                true
+            }
+            (Some(ToolFormat::Mistral), Some(']')) if self.in_list => {
+                self.held = begun.get(1..).unwrap_or_default().to_owned();
+                self.in_list = false;
+                self.end_calls()
+            }
+            (Some(ToolFormat::Llama), Some(';')) => {
+                self.held = begun.get(1..).unwrap_or_default().to_owned();
+                true
+            }
+            (Some(ToolFormat::Llama), Some('{')) => {
+                self.begin_call("", State::Call(JsonCall::new()));
+                true
+            }
+            (Some(ToolFormat::DeepSeek), Some('`')) => match begun.strip_prefix(FENCE) {
+                Some(rest) => {
+                    self.held = rest.to_owned();
+                    self.end_calls()
+                }
+                None if FENCE.starts_with(begun) => false,
+                None => self.end_calls(),
+            },
+            _ => self.end_calls(),
+        }
+    }
+
+    fn end_calls(&mut self) -> bool {
+        self.state = State::Text;
+        self.trims = true;
+        true
+    }
+}
+
+/// How many bytes of a text can be given out: without its longest end that may be the beginning of a
+/// mark, and where a mark would swallow it, without white space at its end.
+fn undecided(text: &str, marks: &[&str], holds_spaces: bool) -> usize {
+    let is_open = |at: &usize| {
+        let end = text.get(*at..).unwrap_or_default();
+        !end.is_empty() && marks.iter().any(|mark| mark.starts_with(end))
+    };
+    let mut starts = text.char_indices().map(|(at, _)| at);
+    let n = starts.find(is_open).unwrap_or(text.len());
+    match holds_spaces {
+        true => text.get(..n).unwrap_or_default().trim_end().len(),
+        false => n,
+    }
+}
+
+fn take_front(held: &mut String, n: usize) -> String {
+    let rest = held.split_off(n);
+    std::mem::replace(held, rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERMES: &str = "<tool_call>";
+
+    /// The parts of an answer, with neighbours of one kind joined.
+    fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
+        let mut joined: Vec<Part> = Vec::new();
+        for part in parts {
+            match (joined.last_mut(), &part) {
+                (Some(Part::Text(last)), Part::Text(more))
+                | (Some(Part::Reasoning(last)), Part::Reasoning(more))
+                | (
+                    Some(Part::ToolArguments { text: last, .. }),
+                    Part::ToolArguments { text: more, .. },
+                ) => last.push_str(more),
+                _ => joined.push(part),
+            }
+        }
+        joined
+    }
+
+    fn split_at(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
+        let mut splitter = splitter.clone();
+        let mut parts = Vec::new();
+        for piece in pieces {
+            parts.extend(splitter.push(piece));
+        }
+        parts.extend(splitter.finish());
+        join(parts)
+    }
+
+    /// Whole, cut at every place, and character by character.
+    #[track_caller]
+    fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
+        assert_eq!(split_at(splitter, &[text]), expected, "{text:?}");
+        for (at, _) in text.char_indices() {
+            let (before, after) = text.split_at(at);
+            assert_eq!(
+                split_at(splitter, &[before, after]),
+                expected,
+                "{before:?} | {after:?}"
+            );
+        }
+        let characters: Vec<String> = text.chars().map(String::from).collect();
+        let pieces: Vec<&str> = characters.iter().map(String::as_str).collect();
+        assert_eq!(
+            split_at(splitter, &pieces),
+            expected,
+            "{text:?} by characters"
+        );
+    }
+
+    fn with(template: &str) -> ChatSplitter {
+        let names = vec!["f".to_owned(), "g".to_owned()];
+        ChatSplitter::new(
+            template,
+            "",
+            Some((ToolFormat::of_template(template), names)),
+        )
+    }
+
+    fn text(text: &str) -> Part {
+        Part::Text(text.to_owned())
+    }
+
+    fn thought(text: &str) -> Part {
+        Part::Reasoning(text.to_owned())
+    }
+
+    fn call(index: usize, name: &str, arguments: &str) -> [Part; 2] {
+        let (name, text) = (name.to_owned(), arguments.to_owned());
+        [
+            Part::ToolStart { index, name },
+            Part::ToolArguments { index, text },
+        ]
+    }
+
+    #[test]
+    fn plain_texts_stay_as_they_are() {
+        for plain in [
+            "",
+            "Hello <b>, 1 < 2",
+            "\n\n Hi\n",
+            "a </think> b",
+            "<thin",
+            "<tool_call>",
+        ] {
+            let expected: Vec<Part> = (!plain.is_empty())
+                .then(|| text(plain))
+                .into_iter()
+                .collect();
+            check(&ChatSplitter::new("", "", None), plain, &expected);
+        }
+        for plain in ["Hello <tool_cal", "no [TOOL", "x  \n"] {
+            check(&with(HERMES), plain, &[text(plain)]);
+        }
+    }
+
+    #[test]
+    fn reasoning_is_apart_from_the_answer() {
+        let plain = ChatSplitter::new("", "", None);
+        check(
+            &plain,
+            "<think>\nLet me < see.\n</think>\n\nYes.\n",
+            &[thought("Let me < see."), text("Yes.\n")],
+        );
+        check(&plain, "<think>\n\n</think>\n\nYes.", &[text("Yes.")]);
+        check(&plain, " <think>cut off", &[thought("cut off")]);
+        let open = ChatSplitter::new("</think>", "<|assistant|>\n<think>\n", None);
+        check(
+            &open,
+            "Hm.</think>Yes. <think>",
+            &[thought("Hm."), text("Yes. <think>")],
+        );
+        let other = ChatSplitter::new("[/THINK]", "", None);
+        check(
+            &other,
+            "[THINK]Hm.[/THINK]Yes.",
+            &[thought("Hm."), text("Yes.")],
+        );
+    }
+
+    #[test]
+    fn hermes_calls_are_read() {
+        let written = "<think>Hm.</think>\nI look. \n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}}\n\
+                       </tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+        let mut expected = vec![thought("Hm."), text("I look.")];
+        expected.extend(call(0, "f", "{\"a\": \"</tool_call>\"}"));
+        expected.extend(call(1, "g", "{}"));
+        check(&with(HERMES), written, &expected);
+        let broken = "<tool_call>\nhello</tool_call>";
+        check(&with(HERMES), broken, &[text("<tool_call>\nhello")]);
+        let cut = "<tool_call>{\"na";
+        check(&with(HERMES), cut, &[text(cut)]);
+    }
+
+    #[test]
+    fn llama_calls_are_the_whole_answer() {
+        let llama = with("<|python_tag|>");
+        let written = "{\"name\": \"f\", \"parameters\": {\"a\": [1, 2]}}; {\"name\": \"g\", \"parameters\": {}}";
+        let mut expected = call(0, "f", "{\"a\": [1, 2]}").to_vec();
+        expected.extend(call(1, "g", "{}"));
+        check(&llama, written, &expected);
+        check(&llama, &format!("<|python_tag|>{written}"), &expected);
+        for plain in ["{\"name\": \"Ada\", \"age\": 36}", "{x}", "The set {1}"] {
+            check(&llama, plain, &[text(plain)]);
+        }
+    }
+
+    #[test]
+    fn mistral_calls_are_a_list_or_a_name_with_arguments() {
+        let mistral = with("[TOOL_CALLS]");
+        let mut expected = call(0, "f", "{\"a\": \"]\"}").to_vec();
+        expected.extend(call(1, "g", "{}"));
+        let list = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": \"]\"}}, {\"name\": \"g\", \"arguments\": {}}]";
+        check(&mistral, list, &expected);
+        let named = "[TOOL_CALLS]f[ARGS]{\"a\": \"]\"}[TOOL_CALLS]g[ARGS]{}";
+        check(&mistral, named, &expected);
+        check(&mistral, "[TOOL_CALLS]f{\"a\": \"]\"}", &expected[..2]);
+    }
+
+    #[test]
+    fn deepseek_calls_are_read_with_and_without_type() {
+        let deepseek = with("<｜tool▁call▁begin｜>");
+        let mut expected = vec![text("I look.")];
+        expected.extend(call(0, "f", "{\"a\": 1}"));
+        expected.extend(call(1, "g", "{}"));
+        let new = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>\
+                   <｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+        check(&deepseek, new, &expected);
+        let old = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n\
+                   <｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+        check(&deepseek, old, &expected);
+    }
+
+    #[test]
+    fn a_forced_answer_is_one_call() {
+        let forced = ChatSplitter::new("", "<think>", Some((ToolFormat::Forced, Vec::new())));
+        check(
+            &forced,
+            "{\"name\": \"f\", \"arguments\": {\"a\": 1}} \n",
+            &call(0, "f", "{\"a\": 1}"),
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! [`ApiError`]: why a request is refused or has failed, and its JSON in the shape of each API.
+//!
+//! Invariant: every error of the server is one of these, with a status, a type, and a message that
+//! says what to do. Knows nothing of handlers.
+
+use std::fmt;
+
+use axum::http::header::{ALLOW, RETRY_AFTER};
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use cellar_grammar::GrammarError;
+use engine::EngineError;
+use engine::serve::{RequestError, ServiceError};
+use model_core::chat_template::ChatTemplateError;
+use serde_json::{Value, json};
+
+/// Why a request is refused or has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// OpenAI's `type`, for example `invalid_request_error`.
+    pub kind: &'static str,
+    /// OpenAI's `code`, for example `context_length_exceeded`.
+    pub code: Option<&'static str>,
+    /// The field of the request that is wrong, as a path (`messages[0].content`).
+    pub param: Option<String>,
+    /// What is wrong, and what to do.
+    pub message: String,
+    /// Seconds after which it is worth trying again.
+    pub retry_after: Option<u64>,
+    /// The methods that the address takes, after a wrong one.
+    pub allow: Option<&'static str>,
+    /// More numbers, as members of the error object.
+    pub details: Vec<(&'static str, Value)>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message: message.into(),
+            retry_after: None,
+            allow: None,
+            details: Vec::new(),
+        }
+    }
+
+    /// 400: a request that makes no sense.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400: a field of the request that makes no sense.
+    pub fn invalid_param(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            ..Self::invalid(message)
+        }
+    }
+
+    /// 400: a parameter that would change the result, and is not supported.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            code: Some("unsupported_parameter"),
+            ..Self::invalid_param(param, message)
+        }
+    }
+
+    /// 401: no key, or a wrong one.
+    pub fn unauthorized() -> Self {
+        Self {
+            code: Some("invalid_api_key"),
+            ..Self::new(
+                StatusCode::UNAUTHORIZED,
+                "authentication_error",
+                "a valid API key is needed: send 'Authorization: Bearer KEY'",
+            )
+        }
+    }
+
+    /// 403: the request comes from a place that this server does not serve.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    /// 404: there is nothing at this address.
+    pub fn no_route(method: &Method, path: &str) -> Self {
+        let message = format!("there is nothing at {method} {path}; GET / lists the endpoints");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+    }
+
+    /// 404: a model that is not served.
+    pub fn unknown_model(name: &str, known: &[String]) -> Self {
+        let known = known.join("', '");
+        let message = format!("there is no model '{name}'; this server has '{known}'");
+        Self {
+            code: Some("model_not_found"),
+            param: Some("model".to_owned()),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    /// 405: the address takes other methods.
+    pub fn wrong_method(method: &Method, path: &str, allow: &'static str) -> Self {
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        let message = format!("{path} takes {allow}, not {method}");
+        Self {
+            allow: Some(allow),
+            ..Self::new(status, "invalid_request_error", message)
+        }
+    }
+
+    /// 408: the body did not come in time.
+    pub fn too_slow(seconds: u64) -> Self {
+        let message = format!("the body of the request did not come within {seconds} s");
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// 413: a body that is too large.
+    pub fn too_large(limit: usize) -> Self {
+        let status = StatusCode::PAYLOAD_TOO_LARGE;
+        let message = format!("the body of a request may have {limit} bytes at most");
+        Self::new(status, "invalid_request_error", message)
+    }
+
+    /// 429: too much waits.
+    pub fn busy(message: impl Into<String>, retry_after: u64) -> Self {
+        let message = format!("{}; try again in {retry_after} s", message.into());
+        Self {
+            code: Some("rate_limit_exceeded"),
+            retry_after: Some(retry_after),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+        }
+    }
+
+    /// 500: the computation failed.
+    pub fn internal(message: impl Into<String>) -> Self {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new(status, "server_error", message)
+    }
+
+    /// 503: the server ends.
+    pub fn shutting_down() -> Self {
+        let message = "the server is shutting down";
+        Self {
+            code: Some("shutting_down"),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        }
+    }
+
+    /// The same with a seconds to wait, where it says that too much waits.
+    pub(crate) fn with_retry_after(self, seconds: u64) -> Self {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => Self::busy(self.message, seconds),
+            _ => self,
+        }
+    }
+
+    /// OpenAI's error object.
+    pub fn openai(&self) -> Value {
+        let mut error = json!({
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        });
+        if let Value::Object(members) = &mut error {
+            let details = self.details.iter().cloned();
+            members.extend(details.map(|(name, value)| (name.to_owned(), value)));
+        }
+        json!({ "error": error })
+    }
+
+    /// The answer with this body.
+    pub(crate) fn response_with(&self, body: &Value) -> Response {
+        let json = HeaderValue::from_static("application/json");
+        let mut response = (self.status, body.to_string()).into_response();
+        let headers = response.headers_mut();
+        headers.insert(axum::http::header::CONTENT_TYPE, json);
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer");
+            headers.insert(axum::http::header::WWW_AUTHENTICATE, bearer);
+        }
+        response
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.message.fmt(f)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl IntoResponse for ApiError {
+    /// OpenAI's shape. The error travels with the answer, so that a layer can render it in the
+    /// shape of another API.
+    fn into_response(self) -> Response {
+        let mut response = self.response_with(&self.openai());
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let message = error.to_string();
+        match error {
+            RequestError::EmptyPrompt => Self::invalid_param("prompt", message),
+            RequestError::TooLong { n_prompt, limit } => Self {
+                code: Some("context_length_exceeded"),
+                details: vec![
+                    ("n_prompt_tokens", n_prompt.into()),
+                    ("n_ctx", limit.into()),
+                ],
+                ..Self::invalid_param(
+                    "prompt",
+                    format!(
+                        "the prompt has {n_prompt} tokens, and prompt and answer may have {limit} \
+                         together: what fits is {limit} tokens, so cut off at least {}, or start the \
+                         server with a larger --ctx",
+                        n_prompt - limit
+                    ),
+                )
+            },
+            RequestError::TokenOutOfRange { .. } => Self::invalid_param("prompt", message),
+            RequestError::Busy { .. } | RequestError::BusyTokens { .. } => Self {
+                code: Some("rate_limit_exceeded"),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            },
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<ServiceError> for ApiError {
+    fn from(error: ServiceError) -> Self {
+        match error {
+            ServiceError::Refused(why) => why.into(),
+            ServiceError::Engine(why) => (&*why).into(),
+            ServiceError::Stopped => Self::shutting_down(),
+            other => Self::internal(other.to_string()),
+        }
+    }
+}
+
+impl From<&EngineError> for ApiError {
+    fn from(error: &EngineError) -> Self {
+        match error {
+            EngineError::Config(why) => Self::invalid(why.to_string()),
+            EngineError::TextTooLong {
+                index,
+                n_tokens,
+                limit,
+            } => Self {
+                code: Some("context_length_exceeded"),
+                details: vec![
+                    ("n_prompt_tokens", (*n_tokens).into()),
+                    ("n_ctx", (*limit).into()),
+                ],
+                ..Self::invalid_param(
+                    format!("input[{index}]"),
+                    format!(
+                        "the text has {n_tokens} tokens, and the model takes {limit}: make it shorter"
+                    ),
+                )
+            },
+            other => Self::internal(other.to_string()),
+        }
+    }
+}
+
+impl From<GrammarError> for ApiError {
+    fn from(error: GrammarError) -> Self {
+        Self {
+            code: Some("invalid_schema"),
+            ..Self::invalid_param("response_format", error.to_string())
+        }
+    }
+}
+
+impl From<ChatTemplateError> for ApiError {
+    fn from(error: ChatTemplateError) -> Self {
+        Self {
+            code: Some("chat_template"),
+            ..Self::invalid_param("messages", error.to_string())
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! The one internal pair of all APIs: a [`GenerateRequest`] goes in, [`Piece`]s come out.
+//!
+//! Invariant: the text pieces of a request concatenated are its text, then come [`Piece::Finish`]
+//! and [`Piece::Usage`], or one error and nothing else. Dropping [`Generating`] cancels the request.
+//! Knows no API and no connection.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use cellar_grammar::GrammarFailure;
+use engine::sampler::SamplerConfig;
+use engine::serve::{PrefixUse, Priority, TextRequest, TextStream, Usage};
+use engine::{CompletionOptions, FinishReason};
+use kv_core::TokenId;
+use model_core::tokenizer::{EncodeOptions, SpecialPieces};
+use serde_json::{Map, Value, json};
+
+use crate::api::params::random_id;
+use crate::app::{Active, App};
+use crate::auth::Tenant;
+use crate::chat::{ChatSplitter, Part, ToolFormat};
+use crate::error::ApiError;
+use crate::model::ServedModel;
+
+/// The largest schema that is compiled, in bytes.
+const MAX_SCHEMA: usize = 1 << 18;
+
+/// What is to be continued.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// A text, encoded as a whole prompt.
+    Text(String),
+    /// Tokens as they are.
+    Tokens(Vec<TokenId>),
+    /// Messages, rendered by the model's chat template.
+    Chat(ChatPrompt),
+}
+
+/// Messages for a chat template.
+#[derive(Clone, Debug, Default)]
+pub struct ChatPrompt {
+    /// The messages: JSON objects with `role` and `content`.
+    pub messages: Vec<Value>,
+    /// What the template knows besides, for example `enable_thinking`.
+    pub variables: Map<String, Value>,
+}
+
+/// What a text is held to.
+#[derive(Clone, Debug)]
+pub enum Constraint {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema {
+        /// The schema.
+        schema: Value,
+        /// Where it stands in the request, for errors.
+        param: &'static str,
+    },
+}
+
+/// A request in the words of no API.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// What is to be continued.
+    pub prompt: Prompt,
+    /// How tokens are sampled.
+    pub sampler: SamplerConfig,
+    /// Largest number of tokens; `None` goes on until the model or the context ends.
+    pub max_tokens: Option<usize>,
+    /// Stop strings; they are not part of the text.
+    pub stop: Vec<String>,
+    /// What the text is held to.
+    pub constraint: Option<Constraint>,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// Narrows who shares cached prefixes with this request.
+    pub cache_salt: Option<String>,
+    /// What the pieces of the text are.
+    pub output: Output,
+}
+
+/// What the pieces of a text are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// All of it is text.
+    #[default]
+    Text,
+    /// Reasoning is apart from the text, and so are calls of tools where there are any.
+    Chat(ToolUse),
+}
+
+/// Which tools an answer may call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolUse {
+    /// None.
+    #[default]
+    None,
+    /// Those of these names, as the model likes.
+    Auto(Vec<String>),
+    /// The text is held to a schema by which it is one call.
+    Forced,
+}
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Text, never empty.
+    Text(String),
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    /// A call of a tool begins.
+    ToolStart {
+        /// Which call of the answer, from 0 on.
+        index: usize,
+        /// The call's name for its result.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// The next part of the arguments of the call that began last.
+    ToolArguments {
+        /// Which call of the answer.
+        index: usize,
+        /// A part of a JSON object.
+        text: String,
+    },
+    /// The text has ended.
+    Finish(Finish),
+    /// What it took; the last piece.
+    Usage(Usage),
+}
+
+/// How a text ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finish {
+    /// Why.
+    pub reason: FinishReason,
+    /// All of its tokens.
+    pub tokens: Vec<TokenId>,
+    /// Whether the answer calls tools.
+    pub has_calls: bool,
+}
+
+/// A request that is ready to be computed.
+struct Prepared {
+    request: TextRequest,
+    failure: Option<GrammarFailure>,
+    splitter: Option<ChatSplitter>,
+}
+
+/// A text as it is generated.
+pub struct Generating {
+    stream: Option<TextStream>,
+    failure: Option<GrammarFailure>,
+    splitter: Option<ChatSplitter>,
+    ready: VecDeque<Piece>,
+    /// Comes when the server does not wait for texts any longer.
+    closing: Pin<Box<dyn Future<Output = ()> + Send>>,
+    n_prompt: usize,
+    active: Active,
+}
+
+/// A text that is complete.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The text.
+    pub text: String,
+    /// What the model thought before; empty where nothing.
+    pub reasoning: String,
+    /// Calls of tools.
+    pub calls: Vec<ToolCall>,
+    /// How it ended.
+    pub finish: Finish,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The call's name for its result.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// A JSON object.
+    pub arguments: String,
+}
+
+impl App {
+    /// Begins to generate. The template, the tokenizer and the grammar run on a thread of their own.
+    ///
+    /// # Errors
+    /// [`ApiError`]: the server ends, the model generates no texts or has no template, the schema
+    /// cannot be compiled, the prompt is too long, or too much waits.
+    pub async fn generate(
+        &self,
+        model: &Arc<ServedModel>,
+        tenant: Tenant,
+        request: GenerateRequest,
+    ) -> Result<Generating, ApiError> {
+        self.check_open()?;
+        let service = model.service()?;
+        let prepare = {
+            let model = Arc::clone(model);
+            move || prepare(&model, tenant, request)
+        };
+        let prepared = tokio::task::spawn_blocking(prepare).await;
+        let prepared = prepared.map_err(|error| ApiError::internal(error.to_string()))?;
+        let Prepared {
+            request,
+            failure,
+            splitter,
+        } = prepared?;
+        let n_prompt = request.prompt.len();
+        let stream = service.submit(request).map_err(|error| {
+            let seconds = self
+                .metrics()
+                .retry_after(service.n_queued(), model.n_parallel());
+            let error = ApiError::from(error).with_retry_after(seconds);
+            self.metrics().refused(&error);
+            error
+        })?;
+        Ok(Generating {
+            active: self.begin(model, n_prompt),
+            stream: Some(stream),
+            failure,
+            splitter,
+            ready: VecDeque::new(),
+            closing: Box::pin(self.closing()),
+            n_prompt,
+        })
+    }
+}
+
+fn prepare(
+    model: &ServedModel,
+    tenant: Tenant,
+    request: GenerateRequest,
+) -> Result<Prepared, ApiError> {
+    let mut splitter = None;
+    let prompt = match request.prompt {
+        Prompt::Text(text) => model.tokenizer().encode(&text, EncodeOptions::PROMPT),
+        Prompt::Tokens(tokens) => tokens,
+        Prompt::Chat(chat) => {
+            let text = model.render(&chat)?;
+            splitter = splitter_of(model, &text, request.output);
+            model.tokenizer().encode(&text, EncodeOptions::CHAT)
+        }
+    };
+    let mut prepared = Prepared {
+        request: TextRequest {
+            prompt,
+            priority: request.priority,
+            prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),
+            options: CompletionOptions {
+                sampler: request.sampler,
+                n_predict: request.max_tokens,
+                stop: request.stop,
+                // Some models write control tokens around calls.
+                special: match &splitter {
+                    Some(splitter) if splitter.has_tools() => SpecialPieces::Render,
+                    _ => SpecialPieces::Skip,
+                },
+                ..CompletionOptions::default()
+            },
+            steps: Vec::new(),
+        },
+        failure: None,
+        splitter,
+    };
+    if let Some(constraint) = request.constraint {
+        let (schema, param) = match constraint {
+            Constraint::JsonObject => (json!({"type": "object"}), "response_format"),
+            Constraint::JsonSchema { schema, param } => (schema, param),
+        };
+        let schema = schema.to_string();
+        if schema.len() > MAX_SCHEMA {
+            let message = format!(
+                "the schema has {} bytes, of at most {MAX_SCHEMA}",
+                schema.len()
+            );
+            return Err(ApiError::invalid_param(param, message));
+        }
+        let wrong = |error| ApiError {
+            param: Some(param.to_owned()),
+            ..ApiError::from(error)
+        };
+        let step = model.grammars().map_err(wrong)?.json_schema(&schema);
+        let step = step.map_err(wrong)?.step();
+        prepared.failure = Some(step.failure());
+        prepared.request.steps.push(Box::new(step));
+    }
+    Ok(prepared)
+}
+
+fn splitter_of(model: &ServedModel, prompt: &str, output: Output) -> Option<ChatSplitter> {
+    let Output::Chat(tools) = output else {
+        return None;
+    };
+    let template = model.template_source().unwrap_or_default();
+    let tools = match tools {
+        ToolUse::None => None,
+        ToolUse::Auto(names) => Some((ToolFormat::of_template(template), names)),
+        ToolUse::Forced => Some((ToolFormat::Forced, Vec::new())),
+    };
+    Some(ChatSplitter::new(template, prompt, tools))
+}
+
+impl Generating {
+    /// Tokens of the prompt.
+    pub fn n_prompt(&self) -> usize {
+        self.n_prompt
+    }
+
+    /// The next piece; `None` after the last.
+    pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The next piece, where it is there.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, ApiError>>> {
+        if let Some(piece) = self.ready.pop_front() {
+            return Poll::Ready(Some(Ok(piece)));
+        }
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(None);
+        };
+        match stream.poll_piece(cx) {
+            Poll::Ready(Ok(Some(piece))) => {
+                self.active.first_piece();
+                match &mut self.splitter {
+                    Some(splitter) => {
+                        let parts = splitter.push(&piece);
+                        self.ready.extend(parts.into_iter().map(piece_of));
+                        self.poll_next(cx)
+                    }
+                    None => Poll::Ready(Some(Ok(Piece::Text(piece)))),
+                }
+            }
+            Poll::Ready(Ok(None)) => match self.finish() {
+                Ok(()) => self.poll_next(cx),
+                Err(error) => self.fail(error),
+            },
+            Poll::Ready(Err(error)) => {
+                let reason = self.failure.as_ref().and_then(GrammarFailure::reason);
+                let error = match reason {
+                    Some(reason) => {
+                        ApiError::internal(format!("the schema cannot go on: {reason}"))
+                    }
+                    None => ApiError::from(error),
+                };
+                self.fail(error)
+            }
+            Poll::Pending => match self.closing.as_mut().poll(cx) {
+                Poll::Ready(()) => self.fail(ApiError::shutting_down()),
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) -> Poll<Option<Result<Piece, ApiError>>> {
+        self.stream = None;
+        self.active.failed();
+        Poll::Ready(Some(Err(error)))
+    }
+
+    /// Takes the end of the stream.
+    fn finish(&mut self) -> Result<(), ApiError> {
+        let Some(stream) = self.stream.take() else {
+            return Ok(());
+        };
+        let finished = stream.finish()?;
+        if finished.finish == FinishReason::Cancelled {
+            return Err(ApiError::shutting_down());
+        }
+        self.active.finished(&finished.usage);
+        let mut has_calls = false;
+        if let Some(splitter) = &mut self.splitter {
+            let parts = splitter.finish();
+            self.ready.extend(parts.into_iter().map(piece_of));
+            has_calls = splitter.has_calls();
+        }
+        self.ready.push_back(Piece::Finish(Finish {
+            reason: finished.finish,
+            tokens: finished.tokens,
+            has_calls,
+        }));
+        self.ready.push_back(Piece::Usage(finished.usage));
+        Ok(())
+    }
+
+    /// Waits for the end of the text.
+    ///
+    /// # Errors
+    /// [`ApiError`] where it fails.
+    pub async fn answer(mut self) -> Result<Answer, ApiError> {
+        let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        let mut finish = None;
+        while let Some(piece) = self.next().await {
+            match piece? {
+                Piece::Text(piece) => text.push_str(&piece),
+                Piece::Reasoning(piece) => reasoning.push_str(&piece),
+                Piece::ToolStart { id, name, .. } => calls.push(ToolCall {
+                    id,
+                    name,
+                    arguments: String::new(),
+                }),
+                Piece::ToolArguments { text, .. } => {
+                    if let Some(call) = calls.last_mut() {
+                        call.arguments.push_str(&text);
+                    }
+                }
+                Piece::Finish(end) => finish = Some(end),
+                Piece::Usage(usage) => {
+                    let finish = finish.ok_or_else(ApiError::shutting_down)?;
+                    return Ok(Answer {
+                        text,
+                        reasoning,
+                        calls,
+                        finish,
+                        usage,
+                    });
+                }
+            }
+        }
+        Err(ApiError::shutting_down())
+    }
+}
+
+fn piece_of(part: Part) -> Piece {
+    match part {
+        Part::Text(text) => Piece::Text(text),
+        Part::Reasoning(text) => Piece::Reasoning(text),
+        Part::ToolStart { index, name } => Piece::ToolStart {
+            index,
+            id: random_id("call_"),
+            name,
+        },
+        Part::ToolArguments { index, text } => Piece::ToolArguments { index, text },
+    }
+}

@@ -1,0 +1,65 @@
+//! HTTP server of Cellar: existing clients of OpenAI's API and of llama-server, on an engine for
+//! many requests.
+//!
+//! A library first: [`router`] makes an [`axum::Router`] from an [`App`], to be mounted anywhere;
+//! [`serve`] runs it on a listener until it is told to end. Models are loaded by the caller
+//! ([`ServedModel`]). Two promises come from [`engine::serve`]: the text of a request is what it would
+//! be alone, and no request that was taken ends because memory ran short. A client that goes away
+//! cancels its request.
+//!
+//! ```
+//! use engine::Engine;
+//! use engine::serve::{Service, ServiceConfig};
+//! use kv_core::backend::BoxedBackend;
+//! use model_core::model_file::ModelFile;
+//! use server::{App, ModelSettings, ServedModel, ServerConfig};
+//!
+//! async fn serve(
+//!     file: ModelFile,
+//!     engine: Engine<BoxedBackend>,
+//! ) -> Result<(), Box<dyn std::error::Error>> {
+//!     let service = Service::start(engine, file.tokenizer(), &ServiceConfig::default())?;
+//!     let settings = ModelSettings { id: "stories".to_owned(), ..ModelSettings::default() };
+//!     let model = ServedModel::texts(&file, service, settings)?;
+//!     let app = App::new(vec![model], ServerConfig::default());
+//!     let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+//!     let stop = std::future::pending(); // until a signal, for example
+//!     server::serve(listener, app.clone(), server::router(app), stop).await;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Knows no files, no backends and no command line.
+
+pub mod api;
+mod app;
+mod auth;
+mod chat;
+mod error;
+mod generate;
+mod hosts;
+mod json;
+mod listen;
+mod metrics;
+mod model;
+mod stream;
+mod texts;
+mod trace;
+
+pub use api::router;
+pub use app::{App, Phase, Running, ServerConfig};
+pub use auth::{KeyFileError, Keys, Tenant};
+pub use error::ApiError;
+pub use generate::{
+    Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Generating, Output, Piece, Prompt,
+    ToolCall, ToolUse,
+};
+pub use hosts::HostCheck;
+pub use json::{Body, Neutral, Refused};
+pub use listen::serve;
+#[cfg(unix)]
+pub use listen::serve_unix;
+pub use metrics::Metrics;
+pub use model::{ModelSettings, ServedModel, Work};
+pub use stream::{EVENT_STREAM, Encoder};
+pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};

@@ -1,0 +1,333 @@
+//! [`Metrics`]: what the server counts, as Prometheus text.
+//!
+//! Invariant: every request that was begun ends as exactly one of finished, failed or cancelled.
+//! Names are `cellar_*`, with aliases under vLLM's names, which routers know.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use engine::serve::{Missed, Usage};
+
+use crate::error::ApiError;
+use crate::model::{ServedModel, Work};
+
+/// Upper bounds of the buckets of times, in seconds.
+const BUCKETS: [f64; 12] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+];
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ended {
+    Finished,
+    Failed,
+    Cancelled,
+}
+
+/// What the server counts.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    ended: BTreeMap<&'static str, u64>,
+    refused: BTreeMap<u16, u64>,
+    n_prompt: u64,
+    n_reused: u64,
+    n_generated: u64,
+    n_preempted: u64,
+    missed: BTreeMap<&'static str, u64>,
+    first_token: Histogram,
+    total: Histogram,
+    queued: Histogram,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Histogram {
+    /// Of each bucket alone; what is above all has none.
+    counts: [u64; BUCKETS.len()],
+    n: u64,
+    sum: f64,
+}
+
+impl Histogram {
+    fn add(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.n += 1;
+        self.sum += seconds;
+        if let Some(at) = BUCKETS.iter().position(|&bound| seconds <= bound)
+            && let Some(count) = self.counts.get_mut(at)
+        {
+            *count += 1;
+        }
+    }
+
+    fn write(&self, name: &str, out: &mut String) {
+        let mut below = 0;
+        for (bound, count) in BUCKETS.iter().zip(self.counts) {
+            below += count;
+            line(out, format_args!("{name}_bucket{{le=\"{bound}\"}} {below}"));
+        }
+        line(out, format_args!("{name}_bucket{{le=\"+Inf\"}} {}", self.n));
+        line(out, format_args!("{name}_sum {}", self.sum));
+        line(out, format_args!("{name}_count {}", self.n));
+    }
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a String does not fail.
+    let _ = writeln!(out, "{text}");
+}
+
+/// Why a prompt was not reused, in one word.
+pub(crate) fn missed_name(missed: Option<Missed>) -> &'static str {
+    match missed {
+        None => "none",
+        Some(Missed::Differs { .. }) => "differs",
+        Some(Missed::WindowForgotten { .. }) => "window_forgotten",
+        Some(Missed::StateGone { .. }) => "state_gone",
+        Some(Missed::Evicted { .. }) => "evicted",
+        Some(Missed::TooShort { .. }) => "too_short",
+        Some(Missed::Disabled) => "disabled",
+        Some(Missed::NeverSeen) => "never_seen",
+        Some(Missed::Refused { .. }) => "refused",
+    }
+}
+
+impl Metrics {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn ended(&self, how: Ended) {
+        let name = match how {
+            Ended::Finished => "finished",
+            Ended::Failed => "failed",
+            Ended::Cancelled => "cancelled",
+        };
+        *self.lock().ended.entry(name).or_default() += 1;
+    }
+
+    pub(crate) fn refused(&self, error: &ApiError) {
+        *self
+            .lock()
+            .refused
+            .entry(error.status.as_u16())
+            .or_default() += 1;
+    }
+
+    /// Adds what a finished text took.
+    pub(crate) fn used(&self, usage: &Usage) {
+        let mut counts = self.lock();
+        counts.n_prompt += usage.n_prompt as u64;
+        counts.n_generated += usage.n_tokens as u64;
+        counts.n_preempted += u64::from(usage.n_preemptions);
+        if let Some(reuse) = usage.reuse {
+            counts.n_reused += reuse.n_tokens as u64;
+            *counts.missed.entry(missed_name(reuse.missed)).or_default() += 1;
+        }
+        counts.queued.add(usage.queued);
+        counts.total.add(usage.total);
+        if let Some(first) = usage.first_token {
+            counts.first_token.add(first);
+        }
+    }
+
+    /// Seconds after which one of so many waiting requests may have ended, from the mean time of
+    /// those that have; between 1 and 60.
+    pub(crate) fn retry_after(&self, n_queued: usize, n_parallel: usize) -> u64 {
+        let total = self.lock().total;
+        let mean = match total.n {
+            0 => 1.0,
+            n => total.sum / n as f64,
+        };
+        let rounds = n_queued as f64 / n_parallel.max(1) as f64;
+        // From 1 to 60, so the number fits.
+        (mean * rounds).ceil().clamp(1.0, 60.0) as u64
+    }
+
+    /// Everything, as Prometheus reads it.
+    pub(crate) fn text(&self, models: &[std::sync::Arc<ServedModel>]) -> String {
+        let mut out = String::new();
+        for model in models {
+            if let Work::Texts(service) = model.work() {
+                write_service(model.id(), service.n_queued(), service.status(), &mut out);
+            }
+        }
+        let counts = self.lock();
+        let out_ref = &mut out;
+        head(
+            out_ref,
+            "cellar_requests_total",
+            "counter",
+            "Requests that have ended",
+        );
+        for (how, n) in &counts.ended {
+            line(
+                out_ref,
+                format_args!("cellar_requests_total{{end=\"{how}\"}} {n}"),
+            );
+        }
+        head(
+            out_ref,
+            "cellar_refused_total",
+            "counter",
+            "Requests that were not begun",
+        );
+        for (status, n) in &counts.refused {
+            line(
+                out_ref,
+                format_args!("cellar_refused_total{{status=\"{status}\"}} {n}"),
+            );
+        }
+        for (name, n, help) in [
+            (
+                "cellar_prompt_tokens_total",
+                counts.n_prompt,
+                "Tokens of prompts",
+            ),
+            (
+                "cellar_reused_tokens_total",
+                counts.n_reused,
+                "Tokens of prompts that were cached",
+            ),
+            (
+                "cellar_generated_tokens_total",
+                counts.n_generated,
+                "Tokens of answers",
+            ),
+            (
+                "cellar_preemptions_total",
+                counts.n_preempted,
+                "Preemptions of finished requests",
+            ),
+        ] {
+            head(out_ref, name, "counter", help);
+            line(out_ref, format_args!("{name} {n}"));
+        }
+        let name = "cellar_prefix_misses_total";
+        head(
+            out_ref,
+            name,
+            "counter",
+            "Why a prompt was not reused up to its end",
+        );
+        for (reason, n) in &counts.missed {
+            line(out_ref, format_args!("{name}{{reason=\"{reason}\"}} {n}"));
+        }
+        for (name, histogram, help) in [
+            (
+                "cellar_time_to_first_token_seconds",
+                counts.first_token,
+                "From request to first token",
+            ),
+            (
+                "cellar_request_seconds",
+                counts.total,
+                "From request to end",
+            ),
+            (
+                "cellar_queue_seconds",
+                counts.queued,
+                "From request to admission",
+            ),
+        ] {
+            head(out_ref, name, "histogram", help);
+            histogram.write(name, out_ref);
+        }
+        drop(counts);
+        out
+    }
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    line(out, format_args!("# HELP {name} {help}"));
+    line(out, format_args!("# TYPE {name} {kind}"));
+}
+
+fn write_service(
+    model: &str,
+    n_queued: usize,
+    status: engine::serve::ServiceStatus,
+    out: &mut String,
+) {
+    let label = model
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n");
+    let share = match status.n_cells {
+        0 => 0.0,
+        n => f64::from(status.n_cells_used) / f64::from(n),
+    };
+    let gauges = [
+        (
+            "cellar_requests_waiting",
+            n_queued as f64,
+            "Requests that wait to be admitted",
+        ),
+        (
+            "cellar_requests_running",
+            status.n_running as f64,
+            "Requests that are computed",
+        ),
+        (
+            "cellar_kv_cells",
+            f64::from(status.n_cells),
+            "KV cells of the largest part",
+        ),
+        (
+            "cellar_kv_cells_used",
+            f64::from(status.n_cells_used),
+            "KV cells that hold tokens, cached prefixes among them",
+        ),
+        (
+            "vllm:num_requests_waiting",
+            n_queued as f64,
+            "As cellar_requests_waiting",
+        ),
+        (
+            "vllm:num_requests_running",
+            status.n_running as f64,
+            "As cellar_requests_running",
+        ),
+        (
+            "vllm:kv_cache_usage_perc",
+            share,
+            "Used share of the KV cells, from 0 to 1",
+        ),
+    ];
+    for (name, value, help) in gauges {
+        head(out, name, "gauge", help);
+        line(
+            out,
+            format_args!("{name}{{model_name=\"{label}\"}} {value}"),
+        );
+    }
+    for (name, value, help) in [
+        (
+            "cellar_steps_total",
+            status.counters.n_steps,
+            "Steps of the engine",
+        ),
+        (
+            "cellar_step_tokens_total",
+            status.counters.n_tokens,
+            "Tokens of these steps",
+        ),
+        (
+            "cellar_evicted_prefixes_total",
+            status.counters.n_evicted,
+            "Cached prefixes that were dropped",
+        ),
+    ] {
+        head(out, name, "counter", help);
+        line(
+            out,
+            format_args!("{name}{{model_name=\"{label}\"}} {value}"),
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! [`ServedModel`]: a loaded model, with what requests to it need.
+//!
+//! Invariant: a model does one kind of work, and a request for another kind is refused with the name
+//! of what it does. Loads nothing: engines come from the caller.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cellar_grammar::{GrammarCompiler, GrammarError};
+use engine::sampler::SamplerConfig;
+use engine::serve::Service;
+use engine::{Embedder, Reranker};
+use kv_core::TokenId;
+use kv_core::backend::BoxedBackend;
+use model_core::chat_template::{
+    ChatTemplate, ChatTemplateError, GenerationPrompt, TemplateTokens,
+};
+use model_core::model_file::ModelFile;
+use model_core::tokenizer::Tokenizer;
+
+use crate::error::ApiError;
+use crate::generate::ChatPrompt;
+use crate::texts::{EmbedWorker, RerankWorker};
+
+/// How a model is called, and what requests to it are given where they ask for nothing.
+#[derive(Clone, Debug, Default)]
+pub struct ModelSettings {
+    /// Its name in `/v1/models`.
+    pub id: String,
+    /// Other names for it.
+    pub aliases: Vec<String>,
+    /// A chat template instead of the file's.
+    pub chat_template: Option<String>,
+    /// The sampler, but for its seed.
+    pub sampler: SamplerConfig,
+    /// The seed; `None` draws one for each request.
+    pub seed: Option<u64>,
+    /// How many requests are computed together at most.
+    pub n_parallel: u32,
+}
+
+/// What a model does.
+#[derive(Debug)]
+pub enum Work {
+    /// It continues texts.
+    Texts(Box<Service<BoxedBackend>>),
+    /// It gives vectors.
+    Embeddings(EmbedWorker),
+    /// It scores documents.
+    Scores(RerankWorker),
+}
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct ServedModel {
+    settings: ModelSettings,
+    architecture: String,
+    created: u64,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<(String, ChatTemplate)>,
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    work: Work,
+}
+
+impl ServedModel {
+    /// A model that continues texts.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError`] where the chat template cannot be read.
+    pub fn texts(
+        file: &ModelFile,
+        service: Service<BoxedBackend>,
+        settings: ModelSettings,
+    ) -> Result<Self, ChatTemplateError> {
+        Self::new(file, Work::Texts(Box::new(service)), settings)
+    }
+
+    /// A model that gives vectors.
+    ///
+    /// # Errors
+    /// As [`ServedModel::texts`].
+    pub fn embeddings(
+        file: &ModelFile,
+        embedder: Embedder<BoxedBackend>,
+        settings: ModelSettings,
+    ) -> Result<Self, ChatTemplateError> {
+        let worker = EmbedWorker::start(embedder, file.tokenizer());
+        Self::new(file, Work::Embeddings(worker), settings)
+    }
+
+    /// A model that scores documents.
+    ///
+    /// # Errors
+    /// As [`ServedModel::texts`].
+    pub fn scores(
+        file: &ModelFile,
+        reranker: Reranker<BoxedBackend>,
+        settings: ModelSettings,
+    ) -> Result<Self, ChatTemplateError> {
+        let worker = RerankWorker::start(reranker, file.tokenizer());
+        Self::new(file, Work::Scores(worker), settings)
+    }
+
+    fn new(
+        file: &ModelFile,
+        work: Work,
+        settings: ModelSettings,
+    ) -> Result<Self, ChatTemplateError> {
+        let source = match &settings.chat_template {
+            Some(source) => Some(source.clone()),
+            // A template of another type is as good as none.
+            None => file.chat_template().ok().flatten().map(str::to_owned),
+        };
+        let template = match source {
+            Some(source) => {
+                let template = ChatTemplate::new(&source)?;
+                Some((source, template))
+            }
+            None => None,
+        };
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(Self {
+            settings,
+            architecture: file.model().architecture().to_owned(),
+            created: since.map_or(0, |since| since.as_secs()),
+            tokenizer: Arc::clone(file.tokenizer()),
+            template,
+            grammars: OnceLock::new(),
+            work,
+        })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.settings.id
+    }
+
+    /// What it is called, and what requests are given.
+    pub fn settings(&self) -> &ModelSettings {
+        &self.settings
+    }
+
+    /// Whether it is called so.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.settings.id == name || self.settings.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// The architecture of its file.
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// When it was loaded, in seconds since 1970.
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The source of its chat template.
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().map(|(source, _)| source.as_str())
+    }
+
+    /// How many requests are computed together at most.
+    pub fn n_parallel(&self) -> usize {
+        self.settings.n_parallel.max(1) as usize
+    }
+
+    /// What it does.
+    pub fn work(&self) -> &Work {
+        &self.work
+    }
+
+    /// The service that continues texts.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where it does something else.
+    pub fn service(&self) -> Result<&Service<BoxedBackend>, ApiError> {
+        match &self.work {
+            Work::Texts(service) => Ok(service),
+            _ => Err(self.does_not("generate texts")),
+        }
+    }
+
+    /// The worker that gives vectors.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where it does something else.
+    pub fn embedder(&self) -> Result<&EmbedWorker, ApiError> {
+        match &self.work {
+            Work::Embeddings(worker) => Ok(worker),
+            _ => Err(self.does_not("give embeddings")),
+        }
+    }
+
+    /// The worker that scores documents.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where it does something else.
+    pub fn reranker(&self) -> Result<&RerankWorker, ApiError> {
+        match &self.work {
+            Work::Scores(worker) => Ok(worker),
+            _ => Err(self.does_not("score documents")),
+        }
+    }
+
+    fn does_not(&self, what: &str) -> ApiError {
+        let id = self.id();
+        let does = match &self.work {
+            Work::Texts(_) => "/v1/chat/completions and /v1/completions",
+            Work::Embeddings(_) => "/v1/embeddings",
+            Work::Scores(_) => "/v1/rerank",
+        };
+        let message = format!("the model '{id}' does not {what} on this server: it serves {does}");
+        ApiError::invalid_param("model", message)
+    }
+
+    /// The text of messages, with the beginning of an answer.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where there is no template, or it refuses the messages.
+    pub fn render(&self, chat: &ChatPrompt) -> Result<String, ApiError> {
+        let Some((_, template)) = &self.template else {
+            let message = format!(
+                "the model '{}' has no chat template: use /v1/completions with a prompt, or start the \
+                 server with --chat-template FILE",
+                self.id()
+            );
+            return Err(ApiError {
+                code: Some("no_chat_template"),
+                ..ApiError::invalid_param("messages", message)
+            });
+        };
+        let ids = self.tokenizer.special_ids();
+        let text_of = |id: Option<TokenId>| id.and_then(|id| self.tokenizer.token_text(id));
+        let tokens = TemplateTokens {
+            bos: text_of(ids.bos).unwrap_or_default(),
+            eos: text_of(ids.eos).unwrap_or_default(),
+        };
+        let prompt = GenerationPrompt::Add;
+        Ok(template.render_json(&chat.messages, &chat.variables, prompt, tokens)?)
+    }
+
+    /// The compiler of schemas for its tokens; made once, in time proportional to the vocabulary.
+    ///
+    /// # Errors
+    /// [`GrammarError`] where its tokenizer cannot be used.
+    pub fn grammars(&self) -> Result<&GrammarCompiler, GrammarError> {
+        let compiler = self
+            .grammars
+            .get_or_init(|| GrammarCompiler::new(&self.tokenizer));
+        compiler.as_ref().map_err(Clone::clone)
+    }
+}

@@ -1,0 +1,164 @@
+//! [`EmbedWorker`] and [`RerankWorker`]: models of whole texts, on a thread of their own.
+//!
+//! Invariant: jobs are computed in the order in which they came; one whose client has gone is not
+//! computed. Knows no API.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+
+use engine::{Embedder, EngineError, Reranker};
+use kv_core::backend::Backend;
+use model_core::tokenizer::Tokenizer;
+use tokio::sync::oneshot;
+
+use crate::error::ApiError;
+
+/// Jobs that may wait.
+const MAX_QUEUED: usize = 64;
+
+/// Seconds after which a client may try again when the queue is full.
+const RETRY_AFTER: u64 = 1;
+
+/// The vectors of texts.
+#[derive(Clone, Debug)]
+pub struct Embedded {
+    /// One for each text, in their order.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub n_tokens: usize,
+}
+
+/// The scores of documents.
+#[derive(Clone, Debug)]
+pub struct Scored {
+    /// One for each document, in their order.
+    pub scores: Vec<f32>,
+    /// Tokens of all pairs.
+    pub n_tokens: usize,
+}
+
+/// A query and documents.
+#[derive(Clone, Debug)]
+pub struct RerankJob {
+    /// What is asked for.
+    pub query: String,
+    /// What is scored.
+    pub documents: Vec<String>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+
+/// A model that gives vectors.
+#[derive(Debug)]
+pub struct EmbedWorker {
+    jobs: SyncSender<(Vec<String>, Reply<Embedded>)>,
+}
+
+/// A model that scores documents.
+#[derive(Debug)]
+pub struct RerankWorker {
+    jobs: SyncSender<(RerankJob, Reply<Scored>)>,
+}
+
+impl EmbedWorker {
+    /// Starts the thread, which ends when the worker is dropped.
+    pub fn start<B: Backend>(mut embedder: Embedder<B>, tokenizer: &Arc<Tokenizer>) -> Self {
+        let tokenizer = Arc::clone(tokenizer);
+        let jobs = start(move |texts: Vec<String>| embed(&mut embedder, &tokenizer, &texts));
+        Self { jobs }
+    }
+
+    /// The vectors of these texts.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where a text is too long, 429 where too much waits.
+    pub async fn embed(&self, texts: Vec<String>) -> Result<Embedded, ApiError> {
+        submit(&self.jobs, texts).await
+    }
+}
+
+impl RerankWorker {
+    /// Starts the thread, which ends when the worker is dropped.
+    pub fn start<B: Backend>(mut reranker: Reranker<B>, tokenizer: &Arc<Tokenizer>) -> Self {
+        let tokenizer = Arc::clone(tokenizer);
+        let jobs = start(move |job: RerankJob| score(&mut reranker, &tokenizer, &job));
+        Self { jobs }
+    }
+
+    /// The scores of documents.
+    ///
+    /// # Errors
+    /// As [`EmbedWorker::embed`].
+    pub async fn score(&self, job: RerankJob) -> Result<Scored, ApiError> {
+        submit(&self.jobs, job).await
+    }
+}
+
+fn embed<B: Backend>(
+    embedder: &mut Embedder<B>,
+    tokenizer: &Tokenizer,
+    texts: &[String],
+) -> Result<Embedded, EngineError> {
+    let tokens = embedder.tokens(tokenizer, texts)?;
+    let mut vectors = Vec::with_capacity(tokens.len());
+    let mut rest = &tokens[..];
+    while !rest.is_empty() {
+        let (group, after) = rest.split_at(embedder.n_together(rest));
+        vectors.extend(embedder.embed_tokens(group)?);
+        rest = after;
+    }
+    let n_tokens = tokens.iter().map(|tokens| tokens.len()).sum();
+    Ok(Embedded { vectors, n_tokens })
+}
+
+fn score<B: Backend>(
+    reranker: &mut Reranker<B>,
+    tokenizer: &Tokenizer,
+    job: &RerankJob,
+) -> Result<Scored, EngineError> {
+    let pairs = reranker.pairs(tokenizer, &job.query, &job.documents)?;
+    let mut scores = Vec::with_capacity(pairs.len());
+    let mut rest = &pairs[..];
+    while !rest.is_empty() {
+        let (group, after) = rest.split_at(reranker.n_together(rest));
+        scores.extend(reranker.score_pairs(group)?);
+        rest = after;
+    }
+    let n_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
+    Ok(Scored { scores, n_tokens })
+}
+
+fn start<J: Send + 'static, T: Send + 'static>(
+    mut compute: impl FnMut(J) -> Result<T, EngineError> + Send + 'static,
+) -> SyncSender<(J, Reply<T>)> {
+    let (jobs, received) = sync_channel::<(J, Reply<T>)>(MAX_QUEUED);
+    let run = move || {
+        for (job, reply) in received {
+            if !reply.is_closed() {
+                let computed = compute(job).map_err(|error| ApiError::from(&error));
+                // The client may have gone meanwhile.
+                let _gone = reply.send(computed);
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("cellar-texts".to_owned());
+    if let Err(error) = thread.spawn(run) {
+        // The channel is closed then, and every job is refused.
+        tracing::error!(%error, "cannot start a thread");
+    }
+    jobs
+}
+
+async fn submit<J, T>(jobs: &SyncSender<(J, Reply<T>)>, job: J) -> Result<T, ApiError> {
+    let (reply, computed) = oneshot::channel();
+    jobs.try_send((job, reply)).map_err(|error| match error {
+        TrySendError::Full(_) => {
+            ApiError::busy(format!("{MAX_QUEUED} requests wait already"), RETRY_AFTER)
+        }
+        TrySendError::Disconnected(_) => ApiError::internal("the model's thread has ended"),
+    })?;
+    match computed.await {
+        Ok(computed) => computed,
+        Err(_) => Err(ApiError::internal("the model's thread has ended")),
+    }
+}

@@ -1,0 +1,125 @@
+//! llama-server's endpoints.
+
+use model_tests::http::{get, post};
+use serde_json::{Value, json};
+
+use crate::support::{Alone, Setup};
+
+#[test]
+fn a_completion_is_the_text_alone() {
+    let server = Setup::default().start();
+    let prompt = "Once upon a time there was a little girl. She had a";
+    let text = Alone::new().greedy(prompt, 11);
+    let body = json!({"prompt": prompt, "temperature": 0, "n_predict": 11,
+                      "return_tokens": true, "cache_prompt": true, "id_slot": -1});
+    let answer = post(server.address, "/completion", &body).json();
+    assert_eq!(answer["content"], text);
+    assert_eq!(answer["stop_type"], "limit");
+    assert_eq!(answer["tokens_predicted"], 11);
+    assert_eq!(answer["tokens"].as_array().unwrap().len(), 11);
+    let back = post(
+        server.address,
+        "/detokenize",
+        &json!({"tokens": answer["tokens"]}),
+    );
+    assert_eq!(back.json()["content"].as_str().unwrap().trim(), text.trim());
+
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let reply = post(server.address, "/completion", &streamed);
+    let events = reply.json_events();
+    assert!(reply.is_complete && !reply.body.contains("[DONE]"));
+    let texts = events
+        .iter()
+        .map(|event| event["content"].as_str().unwrap());
+    assert_eq!(texts.collect::<String>(), text);
+    let stops: Vec<bool> = events
+        .iter()
+        .map(|e| e["stop"].as_bool().unwrap())
+        .collect();
+    assert_eq!(stops.iter().filter(|stop| **stop).count(), 1);
+    let last = events.last().unwrap();
+    assert_eq!(last["stop"], true);
+    let n_prompt = last["tokens_evaluated"].as_u64().unwrap();
+    assert_eq!(
+        last["tokens_cached"],
+        n_prompt - 1,
+        "the prompt came before"
+    );
+
+    let mixed = json!({"prompt": ["Once upon", " a time"], "temperature": 0, "n_predict": 3});
+    assert_eq!(post(server.address, "/completion", &mixed).status, 200);
+    let schema = json!({"prompt": "x", "n_predict": 30, "json_schema": {"enum": ["yes", "no"]}});
+    let answer = post(server.address, "/completion", &schema).json();
+    assert!(
+        ["\"yes\"", "\"no\""].contains(&answer["content"].as_str().unwrap()),
+        "{answer}"
+    );
+    assert_eq!(answer["stop_type"], "eos");
+}
+
+#[test]
+fn tokens_and_texts_are_each_other() {
+    let server = Setup::default().start();
+    let body = json!({"content": "One day, Tom", "with_pieces": true});
+    let tokens = post(server.address, "/tokenize", &body).json()["tokens"].clone();
+    let tokens = tokens.as_array().unwrap();
+    let pieces: String = tokens
+        .iter()
+        .map(|t| t["piece"].as_str().unwrap())
+        .collect();
+    assert_eq!(pieces.trim_start(), "One day, Tom");
+    let ids: Vec<&Value> = tokens.iter().map(|t| &t["id"]).collect();
+    let text = post(server.address, "/detokenize", &json!({"tokens": ids}));
+    assert_eq!(text.json()["content"], "One day, Tom");
+    let error = post(server.address, "/detokenize", &json!({"tokens": [1 << 30]}));
+    assert_eq!(
+        (error.status, &error.json()["error"]["param"]),
+        (400, &json!("tokens"))
+    );
+}
+
+#[test]
+fn the_state_of_the_server_is_shown() {
+    let server = Setup::default().start();
+    assert_eq!(
+        get(server.address, "/health").json(),
+        json!({"status": "ok"})
+    );
+    let props = get(server.address, "/props").json();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 1024);
+    assert_eq!(props["total_slots"], 4);
+    let slots = get(server.address, "/slots").json();
+    assert_eq!(slots.as_array().unwrap().len(), 4);
+    assert!(
+        slots
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|slot| slot["is_processing"] == false)
+    );
+    assert_eq!(server.metric("cellar_kv_cells{"), 1024.0);
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 5});
+    for _ in 0..2 {
+        assert_eq!(post(server.address, "/v1/completions", &body).status, 200);
+    }
+    assert_eq!(
+        server.metric("cellar_requests_total{end=\"finished\"}"),
+        2.0
+    );
+    assert_eq!(server.metric("cellar_generated_tokens_total"), 10.0);
+    assert_eq!(
+        server.metric("cellar_time_to_first_token_seconds_count"),
+        2.0
+    );
+    // Prompts of so few tokens are not looked up.
+    let too_short = "cellar_prefix_misses_total{reason=\"too_short\"}";
+    assert_eq!(server.metric(too_short), 2.0);
+    server.await_metric("vllm:num_requests_running{", 0.0);
+    assert_eq!(server.metric("vllm:num_requests_waiting{"), 0.0);
+    assert!(server.metric("vllm:kv_cache_usage_perc{") <= 1.0);
+    let index = get(server.address, "/").body;
+    for (method, path, _) in server::api::ENDPOINTS {
+        assert!(index.contains(path), "{method} {path}");
+    }
+}

@@ -1,0 +1,284 @@
+//! A server on a thread, and what requests to it give alone.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use engine::sampler::SamplerConfig;
+use engine::serve::{FinishedText, Service, ServiceConfig, TextRequest};
+use engine::{CompletionOptions, Engine, EngineConfig};
+use kv_candle::CandleBackend;
+use kv_core::backend::{
+    Backend, BackendError, BackendInfo, BoxedBackend, OnProgress, RowCopy, RowSpan,
+};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_core::layers::RowLayout;
+use kv_core::weights::{SharedBytes, WeightSource};
+use model_core::architecture::Registry;
+use model_core::model_file::ModelFile;
+use model_core::tokenizer::EncodeOptions;
+use server::{App, Keys, ModelSettings, ServedModel, ServerConfig};
+use tokio::sync::oneshot;
+
+/// A template in the manner of ChatML, which refuses a role that it does not know.
+pub(crate) const TEMPLATE: &str = "{% for m in messages %}\
+    {% if m.role not in ['system', 'user', 'assistant', 'tool'] %}\
+    {{ raise_exception('unknown role') }}{% endif %}\
+    <|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
+    {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+pub(crate) struct Setup {
+    pub(crate) n_seqs: u32,
+    pub(crate) n_ctx: u32,
+    pub(crate) service: ServiceConfig,
+    pub(crate) server: ServerConfig,
+    pub(crate) template: Option<&'static str>,
+    /// Set, all runs of the backend fail.
+    pub(crate) is_broken: Option<Arc<AtomicBool>>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            n_seqs: 4,
+            n_ctx: 1024,
+            service: ServiceConfig::default(),
+            server: ServerConfig::default(),
+            template: Some(TEMPLATE),
+            is_broken: None,
+        }
+    }
+}
+
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) app: App,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+pub(crate) fn stories() -> ModelFile {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let bytes = SharedBytes::new(Arc::new(cellar_stories::STORIES_LLAMA));
+    ModelFile::from_bytes(bytes, &registry).unwrap()
+}
+
+fn engine(file: &ModelFile, setup: &Setup) -> Engine<BoxedBackend> {
+    let backend = match &setup.is_broken {
+        Some(is_broken) => BoxedBackend::new(Breakable {
+            inner: CandleBackend::cpu(),
+            is_broken: Arc::clone(is_broken),
+        }),
+        None => BoxedBackend::new(model_tests::cpu()),
+    };
+    let config = EngineConfig {
+        n_ctx: Some(setup.n_ctx),
+        n_seqs: setup.n_seqs,
+        ..EngineConfig::default()
+    };
+    Engine::new(backend, file.model().clone(), file.weights(), &config).unwrap()
+}
+
+impl Setup {
+    pub(crate) fn with_keys(keys: &str) -> Self {
+        let mut setup = Self::default();
+        setup.server.keys = Keys::parse(keys).unwrap();
+        setup
+    }
+
+    pub(crate) fn start(self) -> Server {
+        let file = stories();
+        let service = Service::start(engine(&file, &self), file.tokenizer(), &self.service);
+        let settings = ModelSettings {
+            id: "stories".to_owned(),
+            aliases: vec!["tiny".to_owned()],
+            chat_template: self.template.map(str::to_owned),
+            n_parallel: self.n_seqs,
+            ..ModelSettings::default()
+        };
+        let model = ServedModel::texts(&file, service.unwrap(), settings).unwrap();
+        let app = App::new(vec![model], self.server);
+        let (stop, stopped) = oneshot::channel();
+        let (send, address) = std::sync::mpsc::channel();
+        let thread = {
+            let app = app.clone();
+            std::thread::spawn(move || {
+                let mut runtime = tokio::runtime::Builder::new_current_thread();
+                let runtime = runtime
+                    .enable_all()
+                    .max_blocking_threads(2)
+                    .build()
+                    .unwrap();
+                runtime.block_on(async {
+                    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+                    send.send(listener.local_addr().unwrap()).unwrap();
+                    let stop = async {
+                        let _stopped = stopped.await;
+                    };
+                    server::serve(listener, app.clone(), server::router(app), stop).await;
+                });
+            })
+        };
+        Server {
+            address: address.recv().unwrap(),
+            app,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Server {
+    /// Begins to end the server, as a signal does.
+    pub(crate) fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _gone = stop.send(());
+        }
+    }
+
+    /// Waits for the end of the server.
+    pub(crate) fn join(mut self) {
+        self.stop();
+        self.thread.take().unwrap().join().unwrap();
+    }
+
+    /// The value of a line of `/metrics`.
+    #[track_caller]
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = model_tests::http::get(self.address, "/metrics").body;
+        let line = text.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until a line of `/metrics` has a value.
+    #[track_caller]
+    pub(crate) fn await_metric(&self, name: &str, value: f64) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while self.metric(name) != value {
+            assert!(Instant::now() < until, "{name} is {}", self.metric(name));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What texts are alone: each on an engine of its own.
+pub(crate) struct Alone(ModelFile);
+
+impl Alone {
+    pub(crate) fn new() -> Self {
+        Self(stories())
+    }
+
+    pub(crate) fn text(&self, prompt: &str, sampler: SamplerConfig, n: usize) -> FinishedText {
+        let setup = Setup {
+            n_seqs: 1,
+            ..Setup::default()
+        };
+        let tokenizer = self.0.tokenizer();
+        let config = ServiceConfig::default();
+        let service = Service::start(engine(&self.0, &setup), tokenizer, &config).unwrap();
+        let request = TextRequest {
+            prompt: tokenizer.encode(prompt, EncodeOptions::PROMPT),
+            options: CompletionOptions {
+                sampler,
+                n_predict: Some(n),
+                ..CompletionOptions::default()
+            },
+            ..TextRequest::default()
+        };
+        service.submit(request).unwrap().finish().unwrap()
+    }
+
+    pub(crate) fn greedy(&self, prompt: &str, n: usize) -> String {
+        let sampler = SamplerConfig {
+            temperature: 0.0,
+            ..SamplerConfig::default()
+        };
+        self.text(prompt, sampler, n).text
+    }
+}
+
+/// The reference backend, whose runs fail while it is broken.
+#[derive(Debug)]
+struct Breakable {
+    inner: CandleBackend,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl Backend for Breakable {
+    type Rows = <CandleBackend as Backend>::Rows;
+    type Weights = <CandleBackend as Backend>::Weights;
+    type Program = <CandleBackend as Backend>::Program;
+
+    fn info(&self) -> BackendInfo {
+        self.inner.info()
+    }
+
+    fn allocate(&self, layout: &RowLayout) -> Result<Self::Rows, BackendError> {
+        self.inner.allocate(layout)
+    }
+
+    fn read_rows(
+        &self,
+        rows: &Self::Rows,
+        span: RowSpan,
+        out: &mut [u8],
+    ) -> Result<(), BackendError> {
+        self.inner.read_rows(rows, span, out)
+    }
+
+    fn write_rows(
+        &self,
+        rows: &mut Self::Rows,
+        span: RowSpan,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        self.inner.write_rows(rows, span, bytes)
+    }
+
+    fn load_weights(
+        &self,
+        source: Arc<dyn WeightSource>,
+        on_progress: OnProgress,
+    ) -> Result<Self::Weights, BackendError> {
+        self.inner.load_weights(source, on_progress)
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        weights: &Self::Weights,
+        layout: &RowLayout,
+    ) -> Result<Self::Program, BackendError> {
+        self.inner.compile(graph, weights, layout)
+    }
+
+    fn run(
+        &self,
+        program: &mut Self::Program,
+        rows: &mut Self::Rows,
+        inputs: &GraphInputs<'_>,
+        outputs: &mut GraphOutputs,
+    ) -> Result<(), BackendError> {
+        match self.is_broken.load(Ordering::Relaxed) {
+            true => Err(BackendError::Device {
+                backend: "breakable",
+                reason: "as told".into(),
+            }),
+            false => self.inner.run(program, rows, inputs, outputs),
+        }
+    }
+
+    fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
+        self.inner.copy_rows(rows, copies)
+    }
+}
