@@ -13,6 +13,8 @@ mod measure;
 mod rerank;
 mod run;
 mod sampler;
+#[cfg(feature = "serve")]
+mod serve;
 mod state;
 mod texts;
 mod values;
@@ -38,6 +40,8 @@ pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
 pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use sampler::SamplerArgs;
+#[cfg(feature = "serve")]
+pub(crate) use serve::ServeArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use texts::TextArgs;
 pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed};
@@ -88,6 +92,9 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Answer a file of requests, many at once.
     Batch(BatchArgs),
+    /// Serve a model over HTTP, to clients of OpenAI and llama-server.
+    #[cfg(feature = "serve")]
+    Serve(ServeArgs),
     /// Show the contents of a model file and the size of its memory.
     Inspect(InspectArgs),
     /// Show how much memory a model would need, without loading it.

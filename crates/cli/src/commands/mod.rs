@@ -26,6 +26,8 @@ mod rerank;
 #[cfg(feature = "hub")]
 mod rm;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod session;
 mod state;
 mod tokenize;
@@ -59,6 +61,8 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Run(args) => run::run(&args, stdout),
         Command::Chat(args) => chat::run(&args, stdout),
         Command::Batch(args) => batch::run(&args, stdout),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args, stdout),
         Command::Plan(args) => plan::run(&args, stdout),
         Command::Devices(args) => devices::run(&args, stdout),

@@ -198,6 +198,7 @@ fn begin(
         stop: args.stop.clone(),
         logprobs: logprobs(args.logprobs),
         prompt_logprobs: logprobs(args.prompt_logprobs),
+        ..CompletionOptions::default()
     };
     resolve::check_options(&text, file.tokenizer())?;
     let bos = file.tokenizer().special_ids().bos;

@@ -197,6 +197,7 @@ impl RequestLine {
                 .fields
                 .prompt_logprobs
                 .map_or(Logprobs::Off, Logprobs::Top),
+            ..CompletionOptions::default()
         };
         let checked = options.check();
         if let Err(error) = checked.and_then(|()| options.sampler.check_for(tokenizer)) {

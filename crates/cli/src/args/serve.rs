@@ -1,0 +1,84 @@
+//! The flags of `cellar serve`.
+//!
+//! Invariant: a server that other machines reach needs keys, or the flag that says otherwise. Knows
+//! neither models nor HTTP.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::{EngineArgs, ModelArgs, SamplerArgs, count};
+
+/// `cellar serve`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Serves one model over HTTP, to clients of OpenAI's API (/v1/chat/completions, /v1/completions,
+/v1/models; an encoder: /v1/embeddings; a reranker: /v1/rerank) and of llama-server (/completion,
+/tokenize, /props, /slots, /health, /metrics). GET / lists the endpoints. One line on stderr gives the
+address when the server is ready.
+
+Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
+holds; more wait. The text of each is what it would be alone (on the cpu backend, to the byte). A
+prefix that prompts of one key share is computed once. A client that goes away frees its place.
+Sampling flags are for requests that do not choose.
+
+Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file or --no-auth:
+clients send a key of the file as 'Authorization: Bearer KEY'. For TLS put a proxy in front.
+
+Ctrl-C or SIGTERM: new requests are refused (503), running ones get --drain seconds to end. A second
+Ctrl-C ends at once.
+
+Examples:
+  cellar serve
+  cellar serve -m MODEL.gguf -c 32768 --parallel 32
+  cellar serve -m OWNER/NAME:Q4_K_M --host 0.0.0.0 --api-key-file keys.txt
+  curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'")]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// Listen on a Unix socket instead, which only this user reaches
+    #[cfg(unix)]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    pub(crate) socket: Option<PathBuf>,
+    /// Requests that are computed together
+    #[arg(long, value_name = "N", default_value_t = 16,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: u32,
+    /// Requests that may wait; more are refused (429)
+    #[arg(long, value_name = "N", default_value_t = 256,
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) max_queued: u32,
+    /// Tokens of all requests in one step: fewer make prompts slower and texts steadier [default: as
+    /// --ubatch]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    pub(crate) step_tokens: Option<u32>,
+    /// Name of the model in the API; once per name [default: the file's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) alias: Vec<String>,
+    /// Use the chat template in a file instead of the model's
+    #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Take requests with a key of this file only: one key a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Let everybody who reaches --host use the server
+    #[arg(long, action = ArgAction::SetTrue, conflicts_with = "api_key_file")]
+    pub(crate) no_auth: bool,
+    /// Seconds that running requests get to end, when the server ends
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) drain: u32,
+    /// Compute every prompt anew, also where others share its prefix
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) no_prefix_cache: bool,
+    #[command(flatten)]
+    pub(crate) sampler: SamplerArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

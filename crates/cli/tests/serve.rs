@@ -1,0 +1,271 @@
+//! `cellar serve`: the program over real sockets, next to the other commands.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use model_tests::fixture;
+use model_tests::http::{get, open, post, request};
+use serde_json::{Value, json};
+use support::{failure, json as run_json, output, with_template};
+
+/// A server of the program, which ends with the test.
+struct Server {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
+        command.args(["serve", "--port", "0"]).args(args);
+        command
+            .env_remove("CELLAR_LOG")
+            .env("CUDA_VISIBLE_DEVICES", "");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let line = lines.next().unwrap().unwrap();
+        let address = line
+            .split("http://")
+            .nth(1)
+            .unwrap_or_else(|| panic!("{line}"));
+        let address = address.split(' ').next().unwrap().parse().unwrap();
+        // What it prints later must not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, address }
+    }
+
+    /// Ends it by a signal, and gives its exit code.
+    #[cfg(unix)]
+    fn terminate(mut self) -> Option<i32> {
+        let id = self.process.id().to_string();
+        Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < until, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ended = self.process.kill();
+        let _status = self.process.wait();
+    }
+}
+
+#[test]
+fn texts_are_those_of_cellar_run() {
+    let server = Server::start(&["-c", "600", "--parallel", "4", "--alias", "tiny"]);
+    for (seed, temperature) in [(1, "0"), (2, "0.8"), (3, "1.3")] {
+        let seed_text = seed.to_string();
+        let args = [
+            "run",
+            "--raw",
+            "--json",
+            "Once upon a time",
+            "-n",
+            "24",
+            "--temp",
+            temperature,
+        ];
+        let alone = run_json(&[&args[..], &["--seed", &seed_text]].concat());
+        let body = json!({
+            "model": "tiny", "prompt": "Once upon a time", "max_tokens": 24, "seed": seed,
+            "temperature": (temperature.parse::<f64>().unwrap()),
+        });
+        let answer = post(server.address, "/v1/completions", &body).json();
+        assert_eq!(answer["choices"][0]["text"], alone["text"], "{alone}");
+    }
+    let models = get(server.address, "/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    #[cfg(unix)]
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn chats_use_the_template_of_the_model_or_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = with_template(
+        &dir,
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}",
+    );
+    let body = json!({"messages": [{"role": "user", "content": "Hello"}]});
+    let prompt = |server: &Server| post(server.address, "/apply-template", &body).json();
+    let server = Server::start(&["-m", &model]);
+    assert_eq!(prompt(&server)["prompt"], "[user] Hello");
+    assert_eq!(
+        get(server.address, "/v1/models").json()["data"][0]["id"],
+        "chat"
+    );
+    let file = dir.path().join("template.jinja");
+    std::fs::write(&file, "{{ messages[0].content }}!").unwrap();
+    let server = Server::start(&["-m", &model, "--chat-template", file.to_str().unwrap()]);
+    assert_eq!(prompt(&server)["prompt"], "Hello!");
+}
+
+#[test]
+fn keys_of_a_file_open_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("keys");
+    std::fs::write(&file, "# mine\nsecret\n").unwrap();
+    let server = Server::start(&[
+        "--host",
+        "0.0.0.0",
+        "--api-key-file",
+        file.to_str().unwrap(),
+    ]);
+    let address = SocketAddr::from(([127, 0, 0, 1], server.address.port()));
+    assert_eq!(get(address, "/v1/models").status, 401);
+    let key = [("Authorization", "Bearer secret"), ("Host", "any.example")];
+    let reply = open(address, &request("GET", "/v1/models", &key, "")).finish();
+    assert_eq!(reply.status, 200);
+}
+
+#[test]
+fn encoders_give_the_vectors_of_cellar_embed() {
+    let model = fixture("encoders").join("bert_tiny").display().to_string();
+    let texts = ["How is the weather today?", "Is it raining?"];
+    let (expected, _) = output(&["embed", "-m", &model, texts[0], texts[1]]);
+    let expected: Vec<Vec<f64>> = serde_json::from_str(&expected).unwrap();
+    let server = Server::start(&["-m", &model]);
+    let answer = post(server.address, "/v1/embeddings", &json!({"input": texts})).json();
+    for (at, vector) in expected.iter().enumerate() {
+        let data = &answer["data"][at];
+        assert_eq!(data["index"], at);
+        let given = data["embedding"].as_array().unwrap();
+        assert_eq!(given.len(), vector.len());
+        let pairs = given.iter().zip(vector);
+        assert!(
+            pairs
+                .into_iter()
+                .all(|(a, b)| (a.as_f64().unwrap() - b).abs() < 1e-6)
+        );
+    }
+    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 4);
+    let base64 = json!({"input": texts[0], "encoding_format": "base64"});
+    let text = post(server.address, "/v1/embeddings", &base64).json();
+    let text = text["data"][0]["embedding"].as_str().unwrap().to_owned();
+    assert_eq!(text.len(), (expected[0].len() * 4).div_ceil(3) * 4);
+    let long = json!({"input": ["a", "word ".repeat(2000)]});
+    let error = post(server.address, "/v1/embeddings", &long);
+    assert_eq!(error.status, 400);
+    assert_eq!(error.json()["error"]["param"], "input[1]");
+    assert_eq!(error.json()["error"]["code"], "context_length_exceeded");
+    let chat = json!({"messages": [{"role": "user", "content": "Hello"}]});
+    let error = post(server.address, "/v1/chat/completions", &chat);
+    assert_eq!(error.status, 400);
+    assert!(error.body.contains("/v1/embeddings"), "{}", error.body);
+}
+
+#[test]
+fn rerankers_give_the_scores_of_cellar_rerank() {
+    let model = fixture("encoders")
+        .join("bert_rerank_tiny")
+        .display()
+        .to_string();
+    let documents = [
+        "It is cold.",
+        "Press escape, then type :q!",
+        "Vim is an editor.",
+    ];
+    let query = "How do I exit vim?";
+    let args = ["rerank", "--json", "-m", &model, "--query", query];
+    let (expected, _) = output(&[&args[..], &documents[..]].concat());
+    let expected: Vec<Value> = serde_json::from_str(&expected).unwrap();
+    let server = Server::start(&["-m", &model]);
+    let body =
+        json!({"query": query, "documents": documents, "return_documents": true, "top_n": 2});
+    let answer = post(server.address, "/v1/rerank", &body).json();
+    let results = answer["results"].as_array().unwrap();
+    assert_eq!(results.len(), 2);
+    for (given, expected) in results.iter().zip(&expected) {
+        assert_eq!(given["index"], expected["index"]);
+        assert_eq!(given["document"]["text"], expected["document"]);
+        let [a, b] = [&given["relevance_score"], &expected["score"]].map(|x| x.as_f64().unwrap());
+        assert!((a - b).abs() < 1e-6, "{a}, not {b}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_socket_serves_its_user_alone() {
+    use std::io::{Read, Write};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    // One that nobody listens on any more is replaced.
+    drop(UnixListener::bind(&path).unwrap());
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
+    command.args(["serve", "--socket"]).arg(&path);
+    command
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.contains(path.to_str().unwrap()), "{line}");
+    let server = Server {
+        process,
+        address: SocketAddr::from(([127, 0, 0, 1], 1)),
+    };
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let head = "GET /health HTTP/1.1\r\nHost: any\r\nConnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    assert!(
+        reply.starts_with("HTTP/1.1 200") && reply.ends_with("{\"status\":\"ok\"}"),
+        "{reply}"
+    );
+    let (code, message) = failure(&["serve", "--socket", path.to_str().unwrap()]);
+    assert_eq!(code, 1, "{message}");
+    assert_eq!(server.terminate(), Some(0));
+    assert!(!path.exists());
+}
+
+#[test]
+fn wrong_flags_are_refused_in_one_line() {
+    let (code, message) = failure(&["serve", "--host", "0.0.0.0"]);
+    assert_eq!(code, 2);
+    assert!(
+        message.contains("--api-key-file FILE") && message.contains("--no-auth"),
+        "{message}"
+    );
+    let (code, message) = failure(&["serve", "--api-key-file", "/nowhere/keys"]);
+    assert_eq!(code, 1);
+    assert!(message.contains("'/nowhere/keys'"), "{message}");
+    for args in [
+        &["serve", "--port", "70000"][..],
+        &["serve", "--host", "nowhere"],
+        &["serve", "--parallel", "0"],
+        &["serve", "--no-auth", "--api-key-file", "keys"],
+        &["serve", "--alias", ""],
+    ] {
+        assert_eq!(failure(args).0, 2, "{args:?}");
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (code, message) = failure(&["serve", "--port", &port]);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains(&format!("cannot listen on 127.0.0.1:{port}")),
+        "{message}"
+    );
+}
