@@ -6,6 +6,7 @@
 mod batch;
 mod chat;
 mod describe;
+mod diffusion;
 mod embed;
 #[cfg(feature = "hub")]
 mod hub;

@@ -103,6 +103,11 @@ impl Progress {
         Self::counted(message, n_texts, "texts")
     }
 
+    /// For work counted in steps.
+    pub(crate) fn steps(message: impl Into<String>, n_steps: usize) -> Self {
+        Self::counted(message, n_steps, "steps")
+    }
+
     /// For work counted in values.
     pub(crate) fn values(message: impl Into<String>, n_values: usize) -> Self {
         Self::counted(message, n_values, "values")

@@ -50,7 +50,7 @@ pub(crate) const DEFAULT_N_PREDICT: usize = 256;
 /// A usage error where a value is out of range.
 pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
     let config = SamplerConfig {
-        temperature: args.temp,
+        temperature: args.temp.unwrap_or(0.8),
         top_k: NonZeroU32::new(args.top_k),
         top_p: args.top_p,
         min_p: args.min_p,
@@ -244,6 +244,10 @@ pub(crate) fn text_work<'a>(plan: &'a TextPlan, weights: &'a dyn WeightSource) -
 pub(crate) fn continues_texts(file: &OpenModel) -> anyhow::Result<()> {
     match file.model().output() {
         OutputKind::Logits => Ok(()),
+        OutputKind::MaskLogits(_) => usage(format!(
+            "'{}' is a diffusion model: it fills masks and continues no text; 'cellar run' is for it",
+            file.model().architecture()
+        )),
         OutputKind::Embeddings => usage(format!(
             "'{}' gives vectors here and continues no text; 'cellar embed' prints them",
             file.model().architecture()
@@ -267,6 +271,19 @@ pub(crate) fn open_engine(
     outputs: PromptOutputs,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
+    load(file, &backend_flags(args)?, (config, outputs), |b| b)
+}
+
+/// The same for a diffusion model, which fills masks.
+///
+/// # Errors
+/// As [`open_engine`].
+pub(crate) fn open_denoiser(
+    file: &OpenModel,
+    args: &EngineArgs,
+    config: &EngineConfig,
+) -> anyhow::Result<Engine<BoxedBackend>> {
+    let outputs = PromptOutputs::All;
     load(file, &backend_flags(args)?, (config, outputs), |b| b)
 }
 

@@ -71,6 +71,23 @@ const fn encoder(
     }
 }
 
+/// A row of a diffusion model.
+const fn diffusion(
+    architecture: &'static str,
+    models: &'static str,
+    fixtures: &'static [&'static str],
+) -> Row {
+    Row {
+        against: Reference::Numpy,
+        ..row(
+            architecture,
+            models,
+            "none; tokens see later ones",
+            fixtures,
+        )
+    }
+}
+
 const ROWS: &[Row] = &[
     row(
         "llama",
@@ -101,6 +118,9 @@ const ROWS: &[Row] = &[
         "none",
         &["images/qwen2_vl/", "images/qwen2_5_vl/"],
     ),
+    diffusion("dream", "Dream", &["diffusion/dream/"]),
+    diffusion("llada", "LLaDA", &["diffusion/llada/"]),
+    diffusion("llada-moe", "LLaDA MoE", &["diffusion/llada_moe/"]),
     row("qwen2moe", "Qwen 1.5 and 2 MoE", "none", &["qwen2_moe"]),
     row("qwen3", "Qwen 3", "none", &["qwen3"]),
     row(
@@ -391,6 +411,9 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "qwen2"],
     ["qwen2", "qwen3"],
     ["qwen2", "qwen2vl"],
+    ["qwen2", "dream"],
+    ["llama", "llada"],
+    ["llada", "llada-moe"],
     ["qwen3", "qwen3vl"],
     ["qwen3", "qwen3moe"],
     ["qwen3moe", "gpt-oss"],

@@ -138,6 +138,23 @@ pub enum ConfigError {
         /// Its value.
         got: f32,
     },
+    /// An option about earlier tokens, for a text that is not made in order.
+    #[error("masks are not filled in order, so {option} cannot be had: leave it out")]
+    OrderOfMasks {
+        /// The option.
+        option: &'static str,
+    },
+    /// A strength of guidance that is negative or not a number.
+    #[error("guidance {0} is not a number of at least 0")]
+    Guidance(f32),
+    /// A schedule that would leave out blocks.
+    #[error("{n_steps} steps are too few for {n_blocks} blocks: each needs one")]
+    TooFewSteps {
+        /// Steps.
+        n_steps: usize,
+        /// Blocks of the text.
+        n_blocks: usize,
+    },
     /// A repetition penalty that is not positive.
     #[error("repetition penalty {0} is not a number above 0")]
     RepeatPenalty(f32),
@@ -397,7 +414,7 @@ impl Settings {
     /// labels of a classifier.
     pub fn output_width(&self) -> usize {
         match self.output {
-            OutputKind::Logits => self.rules.n_vocab as usize,
+            OutputKind::Logits | OutputKind::MaskLogits(_) => self.rules.n_vocab as usize,
             OutputKind::Embeddings => self.rules.n_embd as usize,
             OutputKind::Scores { n_labels } => n_labels,
         }

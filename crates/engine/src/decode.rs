@@ -360,7 +360,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     pub fn embed(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
         match self.runner.settings.output {
             OutputKind::Embeddings | OutputKind::Scores { .. } => {}
-            OutputKind::Logits => return Err(self.other_output("embeddings")),
+            OutputKind::Logits | OutputKind::MaskLogits(_) => {
+                return Err(self.other_output("embeddings"));
+            }
         }
         self.evaluate(batch, RowsOut::Whole, None)?;
         Ok(Embeddings {
@@ -369,11 +371,34 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         })
     }
 
-    fn other_output(&self, wanted: &'static str) -> EngineError {
+    /// Evaluates a batch with a diffusion model: the logits of the entries whose output is wanted,
+    /// for which [`OutputKind::MaskLogits`] says of which masks they are. [`Denoiser`] does.
+    ///
+    /// [`Denoiser`]: crate::Denoiser
+    ///
+    /// # Errors
+    /// As [`Engine::decode_until`].
+    pub fn decode_masks(
+        &mut self,
+        batch: &Batch,
+        cancel: &CancelFlag,
+    ) -> Result<Logits<'_>, EngineError> {
+        if !matches!(self.runner.settings.output, OutputKind::MaskLogits(_)) {
+            return Err(self.other_output("logits of masks"));
+        }
+        self.evaluate(batch, RowsOut::Whole, Some(cancel))?;
+        Ok(Logits {
+            values: &self.runner.rows_out,
+            n_vocab: self.runner.settings.output_width(),
+        })
+    }
+
+    pub(crate) fn other_output(&self, wanted: &'static str) -> EngineError {
         let got = match self.runner.settings.output {
             OutputKind::Logits => "logits",
             OutputKind::Embeddings => "embeddings",
             OutputKind::Scores { .. } => "scores",
+            OutputKind::MaskLogits(_) => "logits of masks",
         };
         let architecture = self.runner.model.architecture().to_owned();
         EngineError::OtherOutput {

@@ -98,7 +98,7 @@ impl EmbedderConfig {
         let without_head = match model.output() {
             OutputKind::Embeddings => Some(Arc::clone(model)),
             OutputKind::Logits => model.without_head(),
-            OutputKind::Scores { .. } => None,
+            OutputKind::Scores { .. } | OutputKind::MaskLogits(_) => None,
         };
         let Some(embedding_model) = without_head else {
             return Err(EngineError::NoVectors {

@@ -2,7 +2,8 @@
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request, apart
-//! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`serve`] (many requests on one engine), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
+//! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`serve`] (many requests on one engine),
+//! [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs),
 //! [`RecordingBackend`] (what weight matrices multiply). Generic over backends and models; names
 //! none of them.
 
@@ -12,6 +13,7 @@ mod completion;
 mod config;
 mod context;
 mod decode;
+mod denoise;
 mod embedder;
 mod error;
 mod generation;
@@ -35,6 +37,7 @@ pub use config::{
 };
 pub use context::{GroupAttention, LongContext};
 pub use decode::{Embeddings, Engine, Logits};
+pub use denoise::{DenoiseOptions, Denoiser, Denoising, FillOrder, FillSchedule};
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
 pub use generation::{GenerateOptions, Generation, PromptProgress};

@@ -91,7 +91,9 @@ impl Workload {
                     .collect::<Result<_, _>>()
                     .map_err(ModelError::Graph)?
             }
-            OutputKind::Embeddings | OutputKind::Scores { .. } => Vec::new(),
+            OutputKind::Embeddings | OutputKind::Scores { .. } | OutputKind::MaskLogits(_) => {
+                Vec::new()
+            }
         };
         Ok(Self {
             graphs,
@@ -112,7 +114,10 @@ impl Settings {
                 vec![(n_ubatch, 0), (n_ubatch, 1), (n_seqs, n_seqs)]
             }
             (OutputKind::Logits, PromptOutputs::All)
-            | (OutputKind::Embeddings | OutputKind::Scores { .. }, _) => vec![(n_ubatch, n_ubatch)],
+            | (OutputKind::Embeddings | OutputKind::Scores { .. } | OutputKind::MaskLogits(_), _) =>
+            {
+                vec![(n_ubatch, n_ubatch)]
+            }
         };
         let shape = |(n_tokens, n_outputs)| GraphShape {
             n_tokens,

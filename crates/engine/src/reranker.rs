@@ -89,7 +89,7 @@ impl RerankerConfig {
                     n_labels,
                 });
             }
-            OutputKind::Logits | OutputKind::Embeddings => {
+            OutputKind::Logits | OutputKind::Embeddings | OutputKind::MaskLogits(_) => {
                 let architecture = architecture();
                 return Err(EngineError::NoScores { architecture });
             }

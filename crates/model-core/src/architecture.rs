@@ -96,6 +96,20 @@ pub enum OutputKind {
         /// Scores of a text.
         n_labels: usize,
     },
+    /// A score for every token of the vocabulary, for the masks of a text whose tokens all see each
+    /// other: a diffusion language model.
+    MaskLogits(MaskPlace),
+}
+
+/// Which row of a diffusion model holds the scores of a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaskPlace {
+    /// Its own (LLaDA, arXiv 2502.09992).
+    #[default]
+    Own,
+    /// That of the token before it, as in the decoder that the model was made of (Dream, arXiv
+    /// 2508.15487).
+    Before,
 }
 
 /// Key of our own, after the architecture's name: true where a decoder has no output matrix, not

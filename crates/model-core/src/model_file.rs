@@ -248,6 +248,7 @@ fn special_ids(keys: Keys<'_>) -> Result<SpecialIds, MetadataError> {
         unk: keys.id("unknown")?,
         sep: keys.id("seperator")?,
         pad: keys.id("padding")?,
+        mask: keys.id("mask")?,
         fim_pre: keys.id("fim_pre")?,
         fim_suf: keys.id("fim_suf")?,
         fim_mid: keys.id("fim_mid")?,

@@ -15,8 +15,8 @@ use model_core::hyperparameters::HeadSizes;
 use crate::attention::{Rotation, Shared};
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
-    Parallel, PerLayer, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps,
-    ValueForm, WindowedRope,
+    Parallel, PerLayer, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, Sight,
+    SoftCaps, ValueForm, WindowedRope,
 };
 
 impl LlamaLike {
@@ -64,13 +64,17 @@ impl LlamaLike {
                         order,
                     }),
                 };
-                Mixer::Attention(AttentionBlock {
+                let block = AttentionBlock {
                     values: match self.values {
                         ValueForm::Projected => AttentionValues::Projected,
                         ValueForm::Normed | ValueForm::NormedOrKeys => AttentionValues::Normed,
                     },
                     ..self.attention_block(&shared, heads, scale, window, rotation)
-                })
+                };
+                match self.sight {
+                    Sight::Earlier => Mixer::Attention(block),
+                    Sight::WholeText(_) => Mixer::WithinBatch(block),
+                }
             }
             AttentionForm::Latents => Mixer::Latent(LatentAttentionBlock {
                 query_scale: shared.query_scale,

@@ -2,6 +2,7 @@
 
 use kv_core::graph::{Activation, ClampedGate, RouteGate, RouteSum};
 use kv_core::rope::{RopeStyle, SectionOrder};
+use model_core::architecture::MaskPlace;
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
     QkvWeights, Sinks,
@@ -11,7 +12,7 @@ use model_core::windows::{FullLayer, WindowPattern};
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerWindows, LlamaLike,
     LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions, QkNormed,
-    QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, SoftCaps,
+    QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sight, SoftCaps,
     ValueForm, WindowedRope,
 };
 
@@ -22,6 +23,7 @@ const PLAIN: LlamaLike = LlamaLike {
     arrangement: Arrangement::PreNorm,
     parallel: Parallel::AsArranged,
     feed_forward_norm: "ffn_norm.weight",
+    sight: Sight::Earlier,
     attention: AttentionForm::KeysAndValues,
     qkv: QkvWeights::Separate,
     bias: Biases::Of(QkvBias::None),
@@ -214,6 +216,30 @@ pub const FAMILY: &[LlamaLike] = &[
     LlamaLike {
         name: "qwen2moe",
         bias: Biases::Of(QkvBias::Qkv),
+        mixtures: Mixtures::Always(Mixture {
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
+        ..PLAIN
+    },
+    // Ye et al., arXiv 2508.15487: Qwen 2.5 whose tokens see each other.
+    LlamaLike {
+        name: "dream",
+        sight: Sight::WholeText(MaskPlace::Before),
+        bias: Biases::Of(QkvBias::Qkv),
+        ..PLAIN
+    },
+    // Nie et al., arXiv 2502.09992.
+    LlamaLike {
+        name: "llada",
+        sight: Sight::WholeText(MaskPlace::Own),
+        rope: RopeStyle::Norm,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "llada-moe",
+        sight: Sight::WholeText(MaskPlace::Own),
+        qk_norm: QkNorm::PerHead,
         mixtures: Mixtures::Always(Mixture {
             sum: RouteSum::Free,
             ..SOFTMAX_OF_CHOSEN

@@ -5,6 +5,7 @@
 use kv_core::Window;
 use kv_core::graph::{Activation, RouteGate, RouteSum};
 use kv_core::rope::{RopeStyle, SectionOrder};
+use model_core::architecture::MaskPlace;
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
     QkvWeights, Sinks,
@@ -24,6 +25,8 @@ pub struct LlamaLike {
     pub parallel: Parallel,
     /// What the files call the gain of the norm before the feed-forward block, behind the layer.
     pub feed_forward_norm: &'static str,
+    /// Which tokens of a text see which.
+    pub sight: Sight,
     /// What attention remembers.
     pub attention: AttentionForm,
     /// The matrices of queries, keys and values.
@@ -77,6 +80,17 @@ pub struct LlamaLike {
     pub logits: LogitScale,
     /// Soft caps on attention scores and logits.
     pub soft_caps: SoftCaps,
+}
+
+/// Which tokens of a text see which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sight {
+    /// Each sees those before it.
+    #[default]
+    Earlier,
+    /// Each sees all, nothing is remembered, and the logits are of masks: in these rows, where the
+    /// file does not say.
+    WholeText(MaskPlace),
 }
 
 /// What the attention of a model remembers of each token.

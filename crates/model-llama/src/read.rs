@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kv_core::Window;
 use kv_core::weights::WeightSource;
-use model_core::architecture::{Architecture, Model, ModelError};
+use model_core::architecture::{Architecture, MaskPlace, Model, ModelError};
 use model_core::blocks::{
     Arrangement, AttentionBlock, Decoder, DecoderInput, DecoderLayer, DecoderModel, DecoderRows,
     LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING,
@@ -17,7 +17,12 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::attention::Rotation;
 use crate::factors::LOGIT_CAP;
-use crate::member::{AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers};
+use crate::member::{
+    AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers, Sight,
+};
+
+/// Key of diffusion models: whether the logits of a mask are in the row of the token before it.
+pub(crate) const SHIFTED_LOGITS: &str = "diffusion.shift_logits";
 
 impl LlamaLike {
     /// Where the norms of this file's layers stand.
@@ -124,7 +129,26 @@ impl LlamaLike {
         let mut blocks: Vec<AttentionBlock> =
             layers.map(layer).collect::<Result<_, ModelError>>()?;
         self.share_rows(hyper, &mut blocks)?;
-        Ok(blocks.into_iter().map(Mixer::Attention).collect())
+        let mixer = match self.sight {
+            Sight::Earlier => Mixer::Attention,
+            Sight::WholeText(_) => Mixer::WithinBatch,
+        };
+        Ok(blocks.into_iter().map(mixer).collect())
+    }
+
+    /// That the file agrees with the row about which tokens see which.
+    fn check_causality(&self, hyper: &Hyperparameters<'_>) -> Result<(), ModelError> {
+        let key = "attention.causal";
+        let reason = match (self.sight, hyper.optional::<bool>(key)?) {
+            (Sight::Earlier, Some(false)) => {
+                "false is not supported: tokens of a decoder see no later ones"
+            }
+            (Sight::WholeText(_), Some(true)) => {
+                "true is not supported: tokens of a diffusion model see each other"
+            }
+            _ => return Ok(()),
+        };
+        Err(hyper.wrong(key, reason.to_owned()))
     }
 
     pub(crate) fn norm(&self, eps: f32) -> Norm {
@@ -133,6 +157,15 @@ impl LlamaLike {
             eps,
         }
     }
+}
+
+/// Which rows hold the logits of masks, where the file says so.
+fn mask_place(metadata: &Metadata) -> Result<Option<MaskPlace>, ModelError> {
+    let shifted: Option<bool> = metadata.optional(SHIFTED_LOGITS)?;
+    Ok(shifted.map(|shifted| match shifted {
+        true => MaskPlace::Before,
+        false => MaskPlace::Own,
+    }))
 }
 
 impl Architecture for LlamaLike {
@@ -146,10 +179,7 @@ impl Architecture for LlamaLike {
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
         let hyper = Hyperparameters::new(metadata, self.name);
-        if hyper.optional::<bool>("attention.causal")? == Some(false) {
-            let reason = "false is not supported: tokens of a decoder see no later ones";
-            return Err(hyper.wrong("attention.causal", reason.to_owned()));
-        }
+        self.check_causality(&hyper)?;
         let dim = hyper.count("embedding_length")?;
         let norm = self.norm(self.shared(&hyper, weights)?.norm_eps);
         let decoder = Decoder {
@@ -174,11 +204,11 @@ impl Architecture for LlamaLike {
             layers: self.layers(&hyper, dim, weights)?,
         };
         let context_length = hyper.count("context_length")?;
-        Ok(Arc::new(DecoderModel::new(
-            self.name,
-            decoder,
-            context_length,
-        )))
+        let model = DecoderModel::new(self.name, decoder, context_length);
+        Ok(Arc::new(match self.sight {
+            Sight::Earlier => model,
+            Sight::WholeText(place) => model.of_masks(mask_place(metadata)?.unwrap_or(place)),
+        }))
     }
 
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {

@@ -5,8 +5,9 @@
 mod common;
 
 use common::CASES;
-use model_tests::Case;
+use model_core::architecture::Registry;
 use model_tests::checks::{self, MANY, ONE};
+use model_tests::{Case, Recipe, fixture};
 
 #[test]
 fn graphs_are_as_they_were_read() {
@@ -15,6 +16,18 @@ fn graphs_are_as_they_were_read() {
         let text = |shape| model.graph(shape).unwrap().text().to_string();
         insta::assert_snapshot!(format!("{name}-one"), text(ONE));
         insta::assert_snapshot!(format!("{name}-many"), text(MANY));
+    }
+}
+
+#[test]
+fn graphs_of_diffusion_models_are_as_they_were_read() {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    for name in ["dream", "llada", "llada_moe"] {
+        let recipe = Recipe::open(&fixture("diffusion").join(name));
+        let directory = recipe.directory(&registry).unwrap();
+        let graph = directory.model().graph(MANY).unwrap();
+        insta::assert_snapshot!(format!("{name}-many"), graph.text().to_string());
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::diffusion::DiffusionArgs;
 use super::{EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs};
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
@@ -41,6 +42,9 @@ follows the text); the template sees no earlier messages.
 
 With --schema or --grammar only the generated text is printed, and it is complete, or the exit code is
 1. Keywords of a schema that are not supported are errors.
+
+A diffusion model (Dream, LLaDA) fills a text of -n masks [default: 128] in several steps, and prints
+it when all are filled.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
 pub(crate) struct RunArgs {
@@ -116,6 +120,8 @@ pub(crate) struct RunArgs {
     pub(crate) constraint: ConstraintArgs,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
+    #[command(flatten)]
+    pub(crate) diffusion: DiffusionArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }

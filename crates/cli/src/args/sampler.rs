@@ -12,15 +12,14 @@ use super::{Seed, count, count_or_none};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplerArgs {
-    /// Temperature; 0 always takes the most likely token
+    /// Temperature; 0 always takes the most likely token [default: 0.8; diffusion models: 0]
     #[arg(
         long,
         value_name = "T",
-        default_value_t = 0.8,
         allow_negative_numbers = true,
         value_parser = values::non_negative
     )]
-    pub(crate) temp: f32,
+    pub(crate) temp: Option<f32>,
     /// Keep the K most likely tokens; 0 keeps all
     #[arg(
         long,

@@ -76,7 +76,7 @@ fn check(file: &OpenModel) -> anyhow::Result<()> {
             "'{name}' is a classifier with {n_labels} labels: 'cellar rerank' takes a model with one, \
              the score of a pair"
         )),
-        OutputKind::Logits => usage(format!(
+        OutputKind::Logits | OutputKind::MaskLogits(_) => usage(format!(
             "'{name}' continues texts and scores none: 'cellar run' is for it; 'cellar rerank' takes a \
              cross-encoder (BertForSequenceClassification and the like)"
         )),

@@ -3,6 +3,7 @@
 //! Invariant: a text that a schema or grammar constrains is complete, or the program fails. Knows
 //! nothing of how the prompt becomes text, and of what is printed how.
 
+mod denoise;
 mod printer;
 mod prompt;
 mod report;
@@ -79,6 +80,17 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let started = Instant::now();
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
+    denoise::check_flags(args, &file)?;
+    if denoise::is_diffusion(&file) {
+        drop(loading);
+        let task = denoise::Task {
+            args,
+            file: &file,
+            model: source.name(),
+            cancel,
+        };
+        return denoise::run(&task, &prompt, out);
+    }
     let (mut engine, mut start) = open(args, &file, prompt)?;
     drop(loading);
     start.load = started.elapsed();
@@ -132,6 +144,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
             n_ctx: engine.settings().n_ctx,
             loaded_tokens: start.history.as_ref().map(Vec::len),
             saved_bytes,
+            steps: None,
             timings: ReportTimings::new(start.load, generation.timings()),
         };
         writeln!(out, "{}", terminal::json(&report)?)?;

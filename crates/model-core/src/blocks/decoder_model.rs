@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use kv_core::Causality;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 
 use super::{Decoder, DecoderRows};
-use crate::architecture::{Model, OutputKind};
+use crate::architecture::{MaskPlace, Model, OutputKind};
 use crate::error::ModelError;
 
 /// A decoder with a name and a trained context length.
@@ -25,6 +26,8 @@ pub struct DecoderModel {
 enum Head {
     /// The output matrix.
     Logits,
+    /// The same, for masks.
+    MaskLogits(MaskPlace),
     /// Nothing.
     None,
 }
@@ -38,6 +41,15 @@ impl DecoderModel {
             decoder,
             context_length,
             head: Head::Logits,
+        }
+    }
+
+    /// The same decoder, whose logits are of masks: its mixers are [within the
+    /// ubatch](super::Mixer::WithinBatch).
+    pub fn of_masks(self, place: MaskPlace) -> Self {
+        Self {
+            head: Head::MaskLogits(place),
+            ..self
         }
     }
 
@@ -79,13 +91,21 @@ impl Model for DecoderModel {
     fn output(&self) -> OutputKind {
         match self.head {
             Head::Logits => OutputKind::Logits,
+            Head::MaskLogits(place) => OutputKind::MaskLogits(place),
             Head::None => OutputKind::Embeddings,
+        }
+    }
+
+    fn causality(&self) -> Causality {
+        match self.head {
+            Head::Logits | Head::None => Causality::Causal,
+            Head::MaskLogits(_) => Causality::NonCausal,
         }
     }
 
     fn without_head(&self) -> Option<Arc<dyn Model>> {
         match self.head {
-            Head::None => None,
+            Head::None | Head::MaskLogits(_) => None,
             Head::Logits => Some(Arc::new(Self {
                 head: Head::None,
                 ..self.clone()
@@ -95,7 +115,7 @@ impl Model for DecoderModel {
 
     /// None with per-layer inputs: what they are for a row without a token is not defined here.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
-        if self.decoder.per_layer_inputs.is_some() {
+        if self.decoder.per_layer_inputs.is_some() || matches!(self.head, Head::MaskLogits(_)) {
             return None;
         }
         let mut given = self.clone();
@@ -105,7 +125,7 @@ impl Model for DecoderModel {
 
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
         Ok(match self.head {
-            Head::Logits => self.decoder.graph(shape)?,
+            Head::Logits | Head::MaskLogits(_) => self.decoder.graph(shape)?,
             Head::None => self.decoder.rows_graph(shape)?,
         })
     }

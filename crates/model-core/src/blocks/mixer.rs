@@ -13,6 +13,9 @@ use super::{AttentionBlock, FeedForward, LatentAttentionBlock, LayerContext, Ssm
 pub enum Mixer {
     /// Attention.
     Attention(AttentionBlock),
+    /// Attention within the ubatch, which remembers nothing: every token sees every other of its
+    /// sequence.
+    WithinBatch(AttentionBlock),
     /// Attention over latents.
     Latent(LatentAttentionBlock),
     /// A recurrence.
@@ -34,7 +37,7 @@ impl Mixer {
             Self::Latent(latent) => LayerMemory::Latent(latent.memory()),
             Self::Recurrent(ssm) => LayerMemory::Recurrent(ssm.memory()),
             Self::Both(attention, ssm) => LayerMemory::Both(attention.memory(), ssm.memory()),
-            Self::FeedForward(_) => LayerMemory::Nothing,
+            Self::WithinBatch(_) | Self::FeedForward(_) => LayerMemory::Nothing,
         }
     }
 
@@ -50,7 +53,9 @@ impl Mixer {
     /// Its attention, where it has one.
     pub(super) fn attention_mut(&mut self) -> Option<&mut AttentionBlock> {
         match self {
-            Self::Attention(attention) | Self::Both(attention, _) => Some(attention),
+            Self::Attention(attention)
+            | Self::WithinBatch(attention)
+            | Self::Both(attention, _) => Some(attention),
             Self::Latent(_) | Self::Recurrent(_) | Self::FeedForward(_) => None,
         }
     }
@@ -68,6 +73,7 @@ impl Mixer {
     ) -> Result<NodeId, GraphError> {
         match self {
             Self::Attention(attention) => attention.build(b, at, x),
+            Self::WithinBatch(attention) => attention.build_in_batch(b, at, x),
             Self::Latent(latent) => latent.build(b, at, x),
             Self::Recurrent(ssm) => ssm.build(b, at, x),
             Self::Both(attention, ssm) => {

@@ -188,6 +188,7 @@ fn check_range(vocab: &Vocab, ids: &SpecialIds) -> Result<(), TokenizerError> {
         ("unknown", ids.unk),
         ("seperator", ids.sep),
         ("padding", ids.pad),
+        ("mask", ids.mask),
         ("fim_pre", ids.fim_pre),
         ("fim_suf", ids.fim_suf),
         ("fim_mid", ids.fim_mid),

@@ -101,6 +101,8 @@ pub struct SpecialIds {
     pub sep: Option<TokenId>,
     /// Fills the end of shorter rows (`padding_token_id`).
     pub pad: Option<TokenId>,
+    /// Stands for a token that is to be found (`mask_token_id`).
+    pub mask: Option<TokenId>,
     /// Fill in the middle: before the text that comes before the gap.
     pub fim_pre: Option<TokenId>,
     /// Fill in the middle: before the text that comes after the gap.

@@ -2,6 +2,7 @@
 //! [`model_core::hf`] shares.
 
 mod deepseek;
+mod diffusion;
 mod gemma3n;
 mod gemma4;
 mod gpt;
@@ -58,6 +59,7 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(routed::CLASSES)
         .chain(gpt::CLASSES)
         .chain(vision::CLASSES)
+        .chain(diffusion::CLASSES)
         .chain(gemma4::CLASSES)
         .chain(gemma3n::CLASSES)
 }

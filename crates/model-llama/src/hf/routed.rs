@@ -220,7 +220,7 @@ const MINIMAX_BIAS: &[TensorRule] = &in_layers(
 );
 
 /// What transformers takes for false where it is absent.
-fn sum_of_chosen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn sum_of_chosen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let sums = config.optional_flag("norm_topk_prob")?.unwrap_or(false);
     keys.set("expert_weights_norm", sums);
     Ok(())

@@ -44,6 +44,9 @@ pub(super) struct Report<'a> {
     /// Bytes of the state that was saved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) saved_bytes: Option<u64>,
+    /// How often a diffusion model computed the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) steps: Option<usize>,
     pub(super) timings: ReportTimings,
 }
 

@@ -1,0 +1,300 @@
+//! `cellar run` with a diffusion model: the masks behind the prompt are filled, then the text is
+//! printed up to its end.
+//!
+//! Invariant: a flag that only means something for models that continue texts is refused. Knows
+//! nothing of how masks are filled.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use engine::{
+    CancelFlag, DenoiseOptions, Denoiser, Denoising, EngineConfig, EngineError, FillSchedule,
+    FinishReason, Pace, Timings,
+};
+use kv_core::backend::{Backend, BackendInfo, BoxedBackend};
+use kv_core::{KvType, TokenId};
+use model_core::architecture::{MaskPlace, OutputKind};
+use model_core::model_file::ModelFile;
+use model_core::tokenizer::SpecialPieces;
+
+use super::prompt::{self, PromptMode};
+use super::report::{Report, ReportTimings};
+use crate::args::{PredictLimit, RunArgs};
+use crate::failure::{Exit, UsageError, usage};
+use crate::progress::Progress;
+use crate::resolve;
+use crate::terminal::{self, Reader, write_text};
+
+/// Tokens of a text, where nothing else is said.
+const DEFAULT_LENGTH: usize = 128;
+/// Tokens of a block of models that were trained to fill blocks.
+const DEFAULT_BLOCK: usize = 32;
+const DEFAULT_END: f32 = 1e-3;
+
+/// The text of the filled masks, and why it ends.
+struct Filled {
+    text: String,
+    tokens: Vec<TokenId>,
+    finish: FinishReason,
+}
+
+/// Refuses flags that are for another kind of model than this one.
+///
+/// # Errors
+/// A usage error that names the flag.
+pub(super) fn check_flags(args: &RunArgs, file: &ModelFile) -> anyhow::Result<()> {
+    let name = file.model().architecture();
+    if !is_diffusion(file) {
+        return match args.diffusion.given() {
+            None => Ok(()),
+            Some(flag) => usage(format!(
+                "{flag} is for diffusion models, and '{name}' continues its text token by token"
+            )),
+        };
+    }
+    let (session, constraint, long) = (&args.session, &args.constraint, &args.long_context);
+    let flags = [
+        (session.load_state.is_some(), "--load-state"),
+        (session.save_state.is_some(), "--save-state"),
+        (args.logprobs.is_some(), "--logprobs"),
+        (args.prompt_logprobs.is_some(), "--prompt-logprobs"),
+        (constraint.schema.is_some(), "--schema"),
+        (constraint.grammar.is_some(), "--grammar"),
+        (long.context_shift, "--context-shift"),
+        (
+            long.group_attention_factor.is_some(),
+            "--group-attention-factor",
+        ),
+    ];
+    match flags.into_iter().find(|(is_given, _)| *is_given) {
+        None => Ok(()),
+        Some((_, flag)) => usage(format!(
+            "{flag} is for models that continue texts, and the diffusion model '{name}' fills masks"
+        )),
+    }
+}
+
+/// Whether the model fills masks.
+pub(super) fn is_diffusion(file: &ModelFile) -> bool {
+    matches!(file.model().output(), OutputKind::MaskLogits(_))
+}
+
+/// What is asked of the model.
+pub(super) struct Task<'a> {
+    pub(super) args: &'a RunArgs,
+    pub(super) file: &'a ModelFile,
+    /// The model's name, for the report.
+    pub(super) model: String,
+    pub(super) cancel: CancelFlag,
+}
+
+/// How long it took to load the model, and to fill the masks.
+struct Times {
+    load: Duration,
+    fill: Duration,
+}
+
+/// Fills the masks behind a prompt, prints the text and reports.
+///
+/// # Errors
+/// Usage errors where flags contradict each other or the text is too long; errors of the engine,
+/// and of stdout.
+pub(super) fn run(task: &Task<'_>, prompt: &str, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let Task { args, file, .. } = *task;
+    let mode = PromptMode::new(args, file, prompt)?;
+    let (prompt, ids) = prompt::encode(file, args, mode, prompt.to_owned())?;
+    let options = options(task)?;
+    let started = Instant::now();
+    let mut denoiser = open(args, file, ids.len(), &options)?;
+    let load = started.elapsed();
+    let seed = options.sampler.seed;
+    let started = Instant::now();
+    let mut text = denoiser.start(&ids, options)?;
+    if !fill(&mut text, &mut denoiser)? {
+        return Ok(Exit::Interrupted);
+    }
+    let times = Times {
+        load,
+        fill: started.elapsed(),
+    };
+    let filled = Filled::of(&text, file, &args.stop)?;
+    if !args.json && !args.jsonl {
+        let reader = Reader::of(&std::io::stdout());
+        if mode == PromptMode::Raw && !args.no_echo {
+            write_text(out, reader, &prompt)?;
+        }
+        write_text(out, reader, &filled.text)?;
+        writeln!(out)?;
+    } else {
+        if args.jsonl {
+            let piece = serde_json::json!({ "piece": filled.text });
+            writeln!(out, "{}", terminal::json(&piece)?)?;
+        }
+        let engine = denoiser.engine();
+        let info = engine.backend().info();
+        let generation = Pace {
+            n_tokens: text.text().count(),
+            time: times.fill,
+        };
+        let timings = Timings {
+            generation,
+            ..Timings::default()
+        };
+        let report = Report {
+            text: &filled.text,
+            answer: None,
+            thinking: None,
+            tokens: &filled.tokens,
+            logprobs: None,
+            prompt_logprobs: None,
+            prompt: &prompt,
+            prompt_tokens: ids.len(),
+            prompt_ids: &ids,
+            finish: Some(&filled.finish),
+            seed,
+            model: task.model.clone(),
+            backend: &info.name,
+            device: &info.device,
+            n_ctx: engine.settings().n_ctx,
+            loaded_tokens: None,
+            saved_bytes: None,
+            steps: Some(text.n_steps()),
+            timings: ReportTimings::new(times.load, timings),
+        };
+        writeln!(out, "{}", terminal::json(&report)?)?;
+    }
+    out.flush()?;
+    let info = denoiser.engine().backend().info();
+    terminal::note(statistics(&text, &times, seed, &info));
+    Ok(Exit::Done)
+}
+
+/// The line of statistics.
+fn statistics(text: &Denoising, times: &Times, seed: u64, info: &BackendInfo) -> String {
+    format!(
+        "loaded in {:.2} s | filled: {} tokens in {} steps, {:.2} s | seed {seed} | {} ({})",
+        times.load.as_secs_f64(),
+        text.text().count(),
+        text.n_steps(),
+        times.fill.as_secs_f64(),
+        info.name,
+        info.device,
+    )
+}
+
+/// How the flags and the model say that masks are filled.
+///
+/// # Errors
+/// A usage error where they contradict each other.
+fn options(task: &Task<'_>) -> anyhow::Result<DenoiseOptions> {
+    let Task { args, file, .. } = *task;
+    let mut sampler = resolve::sampler(&args.sampler)?;
+    // Better texts, in fewer steps, than with the temperature of models that continue texts.
+    sampler.temperature = args.sampler.temp.unwrap_or(0.0);
+    let n_tokens = match args.predict.map(PredictLimit::tokens) {
+        None => DEFAULT_LENGTH,
+        Some(Some(n)) if n > 0 => n,
+        Some(_) => {
+            return usage(
+                "a diffusion model fills a text of so many tokens: -n must be at least 1",
+            );
+        }
+    };
+    let flags = &args.diffusion;
+    let block = flags.diffusion_block_length.map(|n| n as usize);
+    let by_blocks = file.model().output() == OutputKind::MaskLogits(MaskPlace::Own);
+    let schedule = match (block, flags.diffusion_eps) {
+        (Some(n_tokens), _) => FillSchedule::Blocks { n_tokens },
+        (None, None) if by_blocks => FillSchedule::Blocks {
+            n_tokens: DEFAULT_BLOCK.min(n_tokens),
+        },
+        (None, end) => FillSchedule::Times {
+            end: end.unwrap_or(DEFAULT_END),
+        },
+    };
+    let options = DenoiseOptions {
+        n_tokens,
+        n_steps: flags.diffusion_steps.map_or(n_tokens, |n| n as usize),
+        schedule,
+        order: flags
+            .diffusion_order
+            .map_or_else(Default::default, |name| name.order()),
+        guidance: flags.diffusion_guidance.unwrap_or(0.0),
+        sampler,
+        cancel: task.cancel.clone(),
+    };
+    let checked = options.check();
+    checked.map_err(|error| UsageError(error.to_string()))?;
+    Ok(options)
+}
+
+/// The model on a backend, for this prompt and its masks.
+fn open(
+    args: &RunArgs,
+    file: &ModelFile,
+    n_prompt: usize,
+    options: &DenoiseOptions,
+) -> anyhow::Result<Denoiser<BoxedBackend>> {
+    let model = &**file.model();
+    let n_tokens = n_prompt + options.n_tokens;
+    let limit = model.context_length();
+    if n_tokens > limit {
+        return usage(format!(
+            "the prompt of {n_prompt} tokens and {} masks are more than the {limit} tokens that the \
+             model was trained with: choose a smaller -n or a shorter prompt",
+            options.n_tokens
+        ));
+    }
+    let Some(mask) = file.tokenizer().special_ids().mask else {
+        anyhow::bail!(
+            "the file names no mask (tokenizer.ggml.mask_token_id), which a diffusion model needs"
+        );
+    };
+    let of_texts = Denoiser::<BoxedBackend>::engine_config(model, n_tokens, options.n_seqs());
+    let config = EngineConfig {
+        budget: resolve::engine_config(&args.engine, model, KvType::F16).budget,
+        ..of_texts
+    };
+    let engine = resolve::open_denoiser(file, &args.engine, &config)?;
+    Ok(Denoiser::new(engine, mask)?)
+}
+
+/// Fills all masks, showing how far it is. Returns whether all were: Ctrl-C ends it.
+fn fill(text: &mut Denoising, denoiser: &mut Denoiser<BoxedBackend>) -> anyhow::Result<bool> {
+    let progress = Progress::steps("filling masks", text.n_steps());
+    loop {
+        match text.step(denoiser) {
+            Ok(true) => progress.set(text.n_done()),
+            Ok(false) => return Ok(true),
+            Err(EngineError::Cancelled) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Filled {
+    /// What comes before the token that ends the text, or a stop string.
+    fn of(text: &Denoising, file: &ModelFile, stop: &[String]) -> anyhow::Result<Self> {
+        let tokenizer = file.tokenizer();
+        let mut tokens: Vec<TokenId> = text.text().flatten().collect();
+        let end = tokens
+            .iter()
+            .position(|&token| tokenizer.is_end_of_generation(token));
+        let mut finish = match end {
+            Some(at) => FinishReason::EndOfGeneration { token: tokens[at] },
+            None => FinishReason::Length,
+        };
+        tokens.truncate(end.unwrap_or(tokens.len()));
+        let mut text = tokenizer.decode(&tokens, SpecialPieces::Skip)?;
+        let first = |stop: &String| text.find(stop.as_str()).map(|at| (at, stop.clone()));
+        if let Some((at, stop)) = stop.iter().filter_map(first).min() {
+            text.truncate(at);
+            finish = FinishReason::StopString { text: stop };
+        }
+        Ok(Self {
+            text,
+            tokens,
+            finish,
+        })
+    }
+}
