@@ -219,7 +219,8 @@ impl Model {
     }
 
     /// Removes what follows the common prefix with `tokens` from a sequence, and returns how many
-    /// tokens stay. The last of `tokens` is never among them: a text begins with its logits.
+    /// tokens stay. The last of `tokens` is never among them: a text begins with its logits. With a
+    /// model that encodes sources, nothing stays.
     /// [`Model::begin`] does it first; before, it tells how much there is to evaluate.
     ///
     /// # Errors
@@ -229,6 +230,12 @@ impl Model {
             // The engine refuses the sequence, with its number.
             return Ok(0);
         };
+        if self.engine.memory().takes_sources() {
+            // A prompt is a source, which is encoded whole.
+            evaluated.clear();
+            self.engine.remove(Seqs::One(seq), PosRange::ALL)?;
+            return Ok(0);
+        }
         // A context that was shifted no longer has the tokens where they were.
         let positions = self.engine.memory().positions(seq);
         let n_positions = positions.map_or(0, |has| has.last.next().as_usize());

@@ -259,6 +259,21 @@ pub(crate) fn continues_texts(file: &OpenModel) -> anyhow::Result<()> {
     }
 }
 
+/// Checks that a model continues a text that needs no source.
+///
+/// # Errors
+/// A usage error where it has an encoder, or as [`continues_texts`].
+pub(crate) fn continues_without_source(file: &OpenModel) -> anyhow::Result<()> {
+    continues_texts(file)?;
+    match file.model().source_encoder() {
+        None => Ok(()),
+        Some(_) => usage(format!(
+            "'{}' encodes a source and writes a text of its own; 'cellar run' is for it",
+            file.model().architecture()
+        )),
+    }
+}
+
 /// Opens the backend and loads the model into it.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use kv_core::Window;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::{LayerMap, LayerMemory};
 use model_core::architecture::Registry;
@@ -404,6 +405,13 @@ const ROWS: &[Row] = &[
         against: Reference::Numpy,
         ..encoder("neo-bert", "NeoBERT", &["encoders/neobert/"])
     },
+    row(
+        "t5",
+        "T5, T5 v1.1, Flan-T5, mT5",
+        "none",
+        &["seq2seq/t5_relu_tied/", "seq2seq/t5_v1_1/"],
+    ),
+    row("bart", "BART", "none", &["seq2seq/bart/"]),
 ];
 
 /// Architectures whose graphs are compared.
@@ -475,6 +483,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["modern-bert", "eurobert"],
     ["eurobert", "neo-bert"],
     ["eurobert", "gemma-embedding"],
+    ["t5", "bart"],
 ];
 
 fn registry() -> Registry {
@@ -494,6 +503,13 @@ fn memory(layers: &LayerMap) -> &'static str {
     let recurrent = layers
         .iter()
         .any(|(layer, _)| layers.recurrent(layer).is_some());
+    if layers
+        .parts()
+        .iter()
+        .any(|part| part.window == Window::Source)
+    {
+        return "unified, and sources";
+    }
     let is_latent = |(_, memory)| matches!(memory, LayerMemory::Latent(_));
     if layers.iter().any(is_latent) {
         return if recurrent {
@@ -596,7 +612,7 @@ sequences in one batch, where kv-cpu gives the same bits each time; the greedy c
 and states that the reference recorded. Names without a `/` are recipes of model directories, which compute the same bits as GGUF
 files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` is a stored GGUF file with llama.cpp's numbers;
 those in `stories/` are compared by greedy texts alone, directories in `encoders/` by vectors or
-scores, alone and in batches, and those in `images/` with rows of images in place of tokens. *Memory* is that of the whole model.
+scores, alone and in batches, and those in `images/` with rows of images in place of tokens, and those in `seq2seq/` over the sources of texts. *Memory* is that of the whole model.
 
 Every decoder gives vectors too (`cellar embed`): `crates/cellar/tests/embed.rs` compares final rows times the output matrix with
 the logits of the reference.

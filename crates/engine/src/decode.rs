@@ -8,8 +8,10 @@
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, CancelFlag, OnProgress, RunProgress};
-use kv_core::batch::{Batch, Output, PositionRule, SplitPolicy, ValidBatch, validate_with};
-use kv_core::graph::{BatchVisibility, GraphOutputs, GraphShape, Input, Node, Op, TopK};
+use kv_core::batch::{
+    Batch, Output, PositionRule, SplitPolicy, TokensOf, ValidBatch, validate_with,
+};
+use kv_core::graph::{BatchVisibility, Graph, GraphOutputs, GraphShape, Input, Node, Op, TopK};
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
@@ -65,8 +67,8 @@ impl<'e> Logits<'e> {
 /// The final rows of the entries whose output was wanted, in the order of the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Embeddings<'e> {
-    values: &'e [f32],
-    dim: usize,
+    pub(crate) values: &'e [f32],
+    pub(crate) dim: usize,
 }
 
 impl<'e> Embeddings<'e> {
@@ -185,6 +187,22 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             let graph = model.graph(shape)?;
             Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
         })?;
+        let encoder = match model.source_encoder() {
+            None => None,
+            Some(encoder) => {
+                let graph = encoder.model.graph(shape)?;
+                let key = ProgramKey {
+                    given_rows: false,
+                    shape,
+                    n_kv: Vec::new(),
+                    rows: RowsOut::Sources,
+                };
+                programs.get_or_compile(key, || {
+                    Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
+                })?;
+                Some(graph)
+            }
+        };
         let graph = model.graph(shape)?;
         let key_ropes = graph.key_ropes(&*source).map_err(Arc::new);
         let fingerprint = Fingerprint::new(
@@ -194,6 +212,10 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             &graph,
             &*source,
         );
+        let fingerprint = match &encoder {
+            Some(encoder) => fingerprint.with_graph(encoder, &*source),
+            None => fingerprint,
+        };
         let is_input = |node: &Node, input| node.op == Op::Input(input);
         let takes_images = graph
             .nodes()
@@ -207,7 +229,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if let Some(window) = graph.batch_windows().next().filter(|_| cut) {
             return Err(ConfigError::CutSequences { window }.into());
         }
-        let batch = graph.batch_windows().map(|window| BatchVisibility {
+        let windows = graph.batch_windows();
+        let windows = windows.chain(encoder.iter().flat_map(Graph::batch_windows));
+        let batch = windows.map(|window| BatchVisibility {
             window,
             ..BatchVisibility::default()
         });
@@ -408,18 +432,25 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         }
     }
 
-    fn evaluate(
+    pub(crate) fn evaluate(
         &mut self,
         batch: &Batch,
         rows: RowsOut,
         cancel: Option<&CancelFlag>,
     ) -> Result<(), EngineError> {
+        let got = batch.tokens_of();
+        if (got == TokensOf::Source) != (rows == RowsOut::Sources) {
+            return Err(EngineError::WrongTokens { got });
+        }
         for edit in self.memory.edits_before(batch) {
             self.edit(edit)?;
         }
         let runner = &mut self.runner;
         let (rules, rule) = (&runner.settings.rules, runner.position_rule);
-        let valid = validate_with(batch, rules, rule, |seq| self.memory.positions(seq))?;
+        let valid = validate_with(batch, rules, rule, |seq| match got {
+            TokensOf::Sequence => self.memory.positions(seq),
+            TokensOf::Source => self.memory.source_positions(seq),
+        })?;
         // A batch that is refused leaves the last one's rows.
         let steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
         // Taken out while a step borrows the rest of the runner. Where a step fails or panics, no

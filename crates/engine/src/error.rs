@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kv_core::backend::BackendError;
-use kv_core::batch::BatchError;
+use kv_core::batch::{BatchError, TokensOf};
 use kv_core::graph::KeyRopeError;
 use kv_core::memory::Refusal;
 use kv_core::state::StateError;
@@ -46,6 +46,29 @@ pub enum EngineError {
         wanted: &'static str,
         /// What the model gives.
         got: &'static str,
+    },
+    /// A source was given to a model without an encoder.
+    #[error(
+        "the model '{architecture}' has no encoder: there is nothing that it does with a source"
+    )]
+    NoEncoder {
+        /// The model's architecture.
+        architecture: String,
+    },
+    /// Tokens of sources where those of sequences are taken, or the other way round.
+    #[error("{}", wrong_tokens(*.got))]
+    WrongTokens {
+        /// Whose tokens the batch has.
+        got: TokensOf,
+    },
+    /// A model whose texts have sources, where there is no place for those.
+    #[error(
+        "the model '{architecture}' encodes a source before each text, which is not supported here: \
+         use `cellar run`, or `Engine::encode` and `Engine::decode`"
+    )]
+    SourcesUnsupported {
+        /// The model's architecture.
+        architecture: String,
     },
     /// Rows were given in place of tokens to a model that takes none.
     #[error("the model '{architecture}' takes tokens only, no rows in their place")]
@@ -218,6 +241,13 @@ pub enum Replaced {
     Kept,
     /// Their rows were written over: they are empty.
     Forgotten,
+}
+
+fn wrong_tokens(got: TokensOf) -> &'static str {
+    match got {
+        TokensOf::Sequence => "the batch has tokens of sequences, which are decoded, not encoded",
+        TokensOf::Source => "the batch has tokens of sources, which are encoded, not decoded",
+    }
 }
 
 fn forgotten(replaced: Replaced) -> &'static str {

@@ -226,7 +226,8 @@ impl Generation {
     }
 
     /// Evaluates a prompt ubatch by ubatch, calling `on_progress` after each. A text that was
-    /// cancelled goes on once the flag is reset.
+    /// cancelled goes on once the flag is reset. With a model that has an encoder, the first prompt of a
+    /// sequence is its source: it is encoded, and the text begins with the model's start token.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`] and [`EngineError::PromptTooLong`] before anything is
@@ -241,6 +242,15 @@ impl Generation {
         let started = Instant::now();
         let history = std::mem::take(&mut self.history);
         self.completion.accept_prompt(&history);
+        let start = match engine.encode_prompt(self.seq, prompt, &self.cancel) {
+            Err(EngineError::Cancelled) => {
+                self.completion.set_finish(Some(FinishReason::Cancelled));
+                return Ok(());
+            }
+            start => start?,
+        };
+        let n_source = start.map_or(0, |_| prompt.len());
+        let prompt = start.as_ref().map_or(prompt, std::slice::from_ref);
         let (n_tokens, mut n_done) = (prompt.len(), 0);
         let n_before = self.completion.prompt_logprobs().len();
         let n_ubatch = engine.settings().n_ubatch.max(1) as usize;
@@ -270,9 +280,14 @@ impl Generation {
                 fed => fed?,
             }
             n_done += piece.len();
-            on_progress(PromptProgress { n_done, n_tokens });
+            on_progress(PromptProgress {
+                n_done: n_source + n_done,
+                n_tokens: n_source + n_tokens,
+            });
         }
-        self.timings.prompt.add(n_done, started.elapsed());
+        self.timings
+            .prompt
+            .add(n_source + n_done, started.elapsed());
         Ok(())
     }
 

@@ -15,6 +15,7 @@ mod context;
 mod decode;
 mod denoise;
 mod embedder;
+mod encode;
 mod error;
 mod generation;
 mod guard;

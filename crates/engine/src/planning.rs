@@ -80,7 +80,7 @@ impl Workload {
             .collect();
         shapes.dedup();
         let graphs = shapes.iter().map(|&shape| settings.graph(shape, &**model));
-        let graphs = graphs.collect::<Result<Vec<_>, _>>()?;
+        let mut graphs = graphs.collect::<Result<Vec<_>, _>>()?;
         let with_candidates = match model.output() {
             OutputKind::Logits => {
                 let k = MAX_CANDIDATES.min(settings.output_width());
@@ -95,6 +95,13 @@ impl Workload {
                 Vec::new()
             }
         };
+        if let Some(encoder) = model.source_encoder() {
+            let shape = GraphShape {
+                n_tokens: settings.n_ubatch.min(settings.n_ctx) as usize,
+                n_outputs: 0,
+            };
+            graphs.push(settings.graph(shape, &*encoder.model)?);
+        }
         Ok(Self {
             graphs,
             with_candidates,

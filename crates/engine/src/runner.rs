@@ -69,6 +69,8 @@ pub(crate) enum RowsOut {
     Whole,
     /// So many candidates of each row of logits: rows of [`TopK`].
     Candidates(usize),
+    /// Last rows of sources, as the model's encoder gives them.
+    Sources,
 }
 
 /// A step that failed, and whether rows may have been written by then.
@@ -109,6 +111,7 @@ impl<B: Backend> Runner<B> {
         match self.rows_kind {
             RowsOut::Whole => self.settings.output_width(),
             RowsOut::Candidates(k) => TopK::row_len(k),
+            RowsOut::Sources => self.settings.rules.n_embd as usize,
         }
     }
 
@@ -182,40 +185,47 @@ impl<B: Backend> Runner<B> {
             rows: self.rows_kind,
             given_rows: !ubatch.embeddings.is_empty(),
         };
-        let program =
-            self.programs
-                .get_or_compile(key, || {
-                    tracing::debug!(?shape, "compiling");
-                    let of_rows =
-                        match ubatch.embeddings.is_empty() {
-                            true => None,
-                            false => Some(self.model.of_rows().ok_or_else(|| {
-                                EngineError::TokensOnly {
-                                    architecture: self.model.architecture().to_owned(),
-                                }
-                            })?),
-                        };
-                    let graph = of_rows.as_ref().unwrap_or(&self.model).graph(shape)?;
-                    let graph = match mode {
-                        AttentionMode::Fused => graph,
-                        AttentionMode::Plain => {
-                            let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
-                            let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
-                            plain.map_err(ModelError::Graph)?
-                        }
-                    };
-                    let graph = match rows_kind {
-                        RowsOut::Whole => graph,
-                        RowsOut::Candidates(k) => {
-                            graph.with_candidates(k).map_err(ModelError::Graph)?
-                        }
-                    };
-                    Ok(backend.compile(&graph, &self.weights, layout)?)
-                })
-                .map_err(|error| FailedStep {
-                    error,
-                    rows: RowsWritten::No,
-                })?;
+        let program = self
+            .programs
+            .get_or_compile(key, || {
+                tracing::debug!(?shape, "compiling");
+                let architecture = || self.model.architecture().to_owned();
+                let no_encoder = || EngineError::NoEncoder {
+                    architecture: architecture(),
+                };
+                let tokens_only = || EngineError::TokensOnly {
+                    architecture: architecture(),
+                };
+                let other = match (rows_kind, ubatch.embeddings.is_empty()) {
+                    (RowsOut::Sources, true) => {
+                        let encoder = self.model.source_encoder();
+                        Some(encoder.ok_or_else(no_encoder)?.model)
+                    }
+                    (RowsOut::Sources, false) => return Err(tokens_only()),
+                    (_, true) => None,
+                    (_, false) => Some(self.model.of_rows().ok_or_else(tokens_only)?),
+                };
+                let graph = other.as_ref().unwrap_or(&self.model).graph(shape)?;
+                let graph = match mode {
+                    AttentionMode::Fused => graph,
+                    AttentionMode::Plain => {
+                        let n_kv = |part: PartIdx| n_kv.get(part.as_usize()).copied();
+                        let plain = graph.with_plain_attention(|part| n_kv(part).unwrap_or(0));
+                        plain.map_err(ModelError::Graph)?
+                    }
+                };
+                let graph = match rows_kind {
+                    RowsOut::Whole | RowsOut::Sources => graph,
+                    RowsOut::Candidates(k) => {
+                        graph.with_candidates(k).map_err(ModelError::Graph)?
+                    }
+                };
+                Ok(backend.compile(&graph, &self.weights, layout)?)
+            })
+            .map_err(|error| FailedStep {
+                error,
+                rows: RowsWritten::No,
+            })?;
         backend
             .run(program, &mut self.rows, &inputs, &mut self.outputs)
             .map_err(|error| FailedStep {

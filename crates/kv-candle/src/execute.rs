@@ -325,10 +325,19 @@ impl Run<'_> {
                 let operands = self.operands(node)?;
                 ops::delta(&tensors.state, operands, delta, inputs.states)
             }
-            Op::Attend { layer, spec, sinks } => {
+            Op::Attend {
+                layer,
+                spec,
+                sinks,
+                relative,
+            } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
-                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                let mut queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                queries.relative = match relative {
+                    Some(relative) => Some(self.relative(node, relative)?),
+                    None => None,
+                };
                 ops::attend(tensors, spec, queries)
             }
             Op::Index { layer, index } => {

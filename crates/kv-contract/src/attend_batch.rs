@@ -159,6 +159,39 @@ pub fn scores_by_distance_add<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// The same over a memory, out of a weight.
+pub fn stored_keys_have_scores_by_distance<B: Backend>(subject: &Subject<B>) {
+    let kv_type = subject.backend.info().kv_types[0];
+    let layout = layout(2, N_CELLS, (SPEC.kv_heads, SPEC.k_dim, SPEC.v_dim), kv_type);
+    let (part, layer, window) = (PartIdx(0), LayerIdx(1), Window::Full);
+    let cells = Random::new(63).permutation(N_CELLS);
+    let token = |(at, &cell)| token(at, 100 + at, cell);
+    let tokens: Vec<Token> = (0..).zip(&cells[..31]).map(token).collect();
+    for buckets in [
+        DistanceBuckets::Earlier {
+            n: 8,
+            max_distance: 20,
+        },
+        DistanceBuckets::Halves {
+            n: 8,
+            max_distance: 20,
+        },
+    ] {
+        let mut b = builder(tokens.len(), 0);
+        let [q, k, v] = qkv(&mut b);
+        let cells = b.input(Input::Cells { part }).unwrap();
+        let seen = b.input(Input::Visibility { part, window }).unwrap();
+        let stored = b.store_kv("store", layer, [k, v, cells]).unwrap();
+        let scores = DistanceScores::Weight("rel.w");
+        let distances = Distances { buckets, scores };
+        let y = b.attend_relative("kqv", layer, SPEC, [q, stored, seen], distances);
+        let graph = b.finish(&[y.unwrap()]).unwrap();
+        let mut step = Scene::default().step(&tokens, window, &[]);
+        step.embeddings = Random::new(64).values(tokens.len() * DIM);
+        compare(subject, &graph, &layout, &step);
+    }
+}
+
 /// Attention by a weight of buckets through the first window, and by tables, which are the queries
 /// and keys themselves, through the second.
 fn by_distance(buckets: DistanceBuckets, n: usize, windows: [Window; 2]) -> Graph {

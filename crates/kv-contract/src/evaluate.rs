@@ -11,9 +11,7 @@ mod route;
 
 use std::collections::HashMap;
 
-use kv_core::graph::{
-    Activation, Attention, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale,
-};
+use kv_core::graph::{Activation, Graph, GraphInputs, Input, Node, NodeId, Op, PositionScale};
 use kv_core::layers::{RowLayout, RowShape, ValueRows};
 use kv_core::rope::{RopeSpec, RopeStyle};
 use kv_core::weights::WeightSource;
@@ -182,16 +180,10 @@ impl Evaluator<'_> {
             Op::HeadLinear { weight } => self.head_linear(node, weight),
             Op::Concat => self.concat(node),
             Op::TopK { k } => self.top_k(node, *k),
-            Op::Attend { layer, spec, sinks } => {
-                let part = self.part(node.operands[2]);
-                let visibility = &self.inputs.parts[part.as_usize()].visibility;
+            Op::Attend { layer, .. } => {
                 let (_, rows) = self.layout.attended(*layer).unwrap();
                 let row_of = |cell: CellIdx| &memory.rows[&(rows.layer, cell.0)];
-                let attention = Attention {
-                    spec: *spec,
-                    sinks: sinks.as_deref(),
-                };
-                self.attend(node, attention, visibility, row_of, |_, _, _| 0.0)
+                self.attend_stored(node, row_of)
             }
             Op::Index { layer, index } => self.index(node, *layer, index, memory),
             Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec, memory),

@@ -234,7 +234,8 @@ macro_rules! backend_contract {
                 attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
             masks: k43_golden_masks_are_attended;
-            attend_batch: tokens_attend_within_their_ubatch, scores_by_distance_add, sinks_and_biases_come_from_the_graph,
+            attend_batch: tokens_attend_within_their_ubatch, scores_by_distance_add,
+                stored_keys_have_scores_by_distance, sinks_and_biases_come_from_the_graph,
                 plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;
             ops: embed_looks_rows_up, embed_looks_positions_and_types_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,

@@ -26,6 +26,9 @@ pub enum Window {
     Chunked(u32),
     /// `n / 2` positions to either side.
     Symmetric(u32),
+    /// Every token of the source that the sequence was given, and none of its own: cross attention
+    /// (Vaswani et al., arXiv 1706.03762).
+    Source,
 }
 
 /// Whether a token may see tokens at later positions.
@@ -61,6 +64,8 @@ impl Window {
     #[inline]
     pub fn visible_keys(self, query: Pos, causality: Causality) -> PosRange {
         let newest = match self {
+            // Positions in a source are others than those of the sequence.
+            Self::Source => return PosRange::ALL,
             Self::Symmetric(n) => Pos(query.0.saturating_add(n / 2)),
             Self::Full | Self::Sliding(_) | Self::Chunked(_) => PosRange::ALL.last,
         };
@@ -84,7 +89,7 @@ impl Window {
     #[inline]
     pub fn oldest_key(self, query: Pos) -> Pos {
         match self {
-            Self::Full => Pos(0),
+            Self::Full | Self::Source => Pos(0),
             Self::Sliding(n) => Pos(query.0.saturating_sub(n.saturating_sub(1))),
             Self::Chunked(n) => Pos(query.0 - query.0 % n.max(1)),
             Self::Symmetric(n) => Pos(query.0.saturating_sub(n / 2)),
@@ -96,7 +101,7 @@ impl Window {
     #[inline]
     pub const fn width(self) -> Option<u32> {
         match self {
-            Self::Full => None,
+            Self::Full | Self::Source => None,
             Self::Sliding(0) | Self::Chunked(0) | Self::Symmetric(0) => Some(1),
             Self::Sliding(n) | Self::Chunked(n) | Self::Symmetric(n) => Some(n),
         }
@@ -116,6 +121,7 @@ impl fmt::Display for Window {
             Self::Sliding(n) => write!(f, "sliding({n})"),
             Self::Chunked(n) => write!(f, "chunked({n})"),
             Self::Symmetric(n) => write!(f, "symmetric({n})"),
+            Self::Source => f.write_str("source"),
         }
     }
 }

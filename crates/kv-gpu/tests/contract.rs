@@ -2,13 +2,19 @@
 
 mod tolerance;
 
-use kv_contract::Subject;
+use kv_contract::{Known, Subject};
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
+/// What is refused.
+const KNOWN: &[Known] = &[Known::fails(
+    "stored_keys_have_scores_by_distance",
+    "no scores by distance over stored keys",
+)];
+
 fn subject(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
-    Subject::new(backend)
+    Subject::new(backend).with_known(KNOWN)
 }
 
 fn precise(order: Order) -> Subject<GpuBackend<Sim>> {

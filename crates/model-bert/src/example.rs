@@ -8,7 +8,8 @@ use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::{LayerIdx, Window};
 use model_core::blocks::{
     AttentionBlock, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
-    FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm, QkvWeights, RelativeAttention,
+    FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm, QkvWeights, RELATIVE_BIAS,
+    RelativeAttention,
 };
 use model_core::hyperparameters::HeadSizes;
 
@@ -155,12 +156,13 @@ impl EncoderLike {
                     _ => None,
                 },
                 relative: match self.positions {
-                    Positions::LearntWithBiases { max_distance } => {
-                        RelativeAttention::Biases(DistanceBuckets::Halves {
+                    Positions::LearntWithBiases { max_distance } => RelativeAttention::Biases {
+                        buckets: DistanceBuckets::Halves {
                             n: 32,
                             max_distance,
-                        })
-                    }
+                        },
+                        weight: RELATIVE_BIAS,
+                    },
                     Positions::Disentangled => {
                         RelativeAttention::Disentangled(DistanceBuckets::Signed {
                             span: 256,

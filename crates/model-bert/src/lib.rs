@@ -1,4 +1,5 @@
-//! Encoders: BERT and its descendants, each a table row over one graph ([`Encoder`]).
+//! Encoders: BERT and its descendants, each a table row over one graph ([`Encoder`]); and
+//! encoder-decoders: T5 and BART ([`Seq2Seq`]).
 //!
 //! With a classification head, an encoder scores texts or pairs of texts.
 //!
@@ -24,6 +25,7 @@ mod hf;
 mod member;
 mod model;
 mod read;
+mod seq2seq;
 
 pub use encoder::{Encoder, EncoderInput, EncoderLayer, EncoderNorms, InputNorm};
 pub use family::FAMILY;
@@ -32,12 +34,19 @@ pub use member::{
     EmbeddingScale, EncoderLike, EncoderWindows, LayerSharing, Mixtures, Positions, WindowedBase,
 };
 pub use model::EncoderModel;
+pub use seq2seq::{
+    NormPlace, OutputBias, OutputMatrix, SEQ2SEQ_FAMILY, Seq2Seq, Seq2SeqLike, Seq2SeqModel,
+    Seq2SeqPositions, Stack, StackPositions,
+};
 
 use model_core::architecture::Registry;
 
-/// Adds the encoders to a registry, and how directories of their models are read.
+/// Adds the encoders and encoder-decoders to a registry, and how directories of their models are read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
+        registry.register(*member);
+    }
+    for member in SEQ2SEQ_FAMILY {
         registry.register(*member);
     }
     for class in hf::classes() {

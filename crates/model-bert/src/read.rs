@@ -127,7 +127,8 @@ impl EncoderLike {
             Positions::LearntWithBiases { max_distance } => {
                 let n = dimension(RELATIVE_BIAS, 0)?;
                 let buckets = DistanceBuckets::Halves { n, max_distance };
-                Ok(RelativeAttention::Biases(buckets))
+                let weight = RELATIVE_BIAS;
+                Ok(RelativeAttention::Biases { buckets, weight })
             }
             Positions::Disentangled => {
                 let span = dimension("blk.0.attn_rel_k.weight", 1)? / 2;

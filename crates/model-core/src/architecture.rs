@@ -13,7 +13,7 @@ use kv_core::backend::CustomOps;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use kv_core::weights::{WeightError, WeightSource};
-use kv_core::{Causality, LayerIdx};
+use kv_core::{Causality, LayerIdx, TokenId};
 
 use crate::blocks::PER_LAYER_EMBEDDING;
 use crate::gguf::Metadata;
@@ -67,6 +67,12 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
+    /// What encodes the sources of its sequences, where its layers attend over any
+    /// ([`Window::Source`](kv_core::Window::Source)).
+    fn source_encoder(&self) -> Option<SourceEncoder> {
+        None
+    }
+
     /// Custom operations of its graphs. The engine registers them with the backend before it loads
     /// first, in addition to its own.
     fn custom_ops(&self) -> CustomOps {
@@ -80,6 +86,16 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`ModelError::Graph`] where the model's sizes do not fit together.
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError>;
+}
+
+/// The encoder of a model with one.
+#[derive(Clone, Debug)]
+pub struct SourceEncoder {
+    /// The encoder as a model over the same memory: it stores, for every layer that attends over
+    /// sources, the keys and values of a source's tokens. Its output is their final rows.
+    pub model: Arc<dyn Model>,
+    /// The token with which every text of the decoder begins.
+    pub start: TokenId,
 }
 
 /// What comes out of a model.
@@ -228,11 +244,21 @@ impl fmt::Debug for Registry {
 /// Every tensor that the model's graph names must be there, in its shape; and the graph must use
 /// every tensor of the layers that it has.
 fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
-    let graph = model.graph(GraphShape {
+    let shape = GraphShape {
         n_tokens: 1,
         n_outputs: 1,
-    })?;
-    for wanted in graph.weights() {
+    };
+    let graph = model.graph(shape)?;
+    let encoder = model.source_encoder();
+    let encoder = encoder.map(|encoder| encoder.model.graph(shape));
+    let encoder = encoder.transpose()?;
+    let all = || {
+        graph
+            .weights()
+            .iter()
+            .chain(encoder.iter().flat_map(Graph::weights))
+    };
+    for wanted in all() {
         let weight = weights
             .describe(&wanted.name)
             .map_err(|error| match error {
@@ -255,7 +281,7 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
         }
     }
     let layers = model.layers();
-    let used: HashSet<&str> = graph.weights().iter().map(|w| &*w.name).collect();
+    let used: HashSet<&str> = all().map(|w| &*w.name).collect();
     let computed: HashSet<&str> = used.iter().filter_map(|name| layer_of(name)).collect();
     let of_model = |name: &str| match layer_of(name) {
         Some(layer) => computed.contains(layer),
@@ -292,8 +318,10 @@ fn is_without_use(layers: &LayerMap, name: &str) -> bool {
     layers.attends_over(layer) != layer && KEY_TENSORS.contains(&tensor)
 }
 
-/// `blk.N` of the name of a layer's tensor.
+/// `blk.N` of the name of a layer's tensor, with the stack of layers before it where there are two.
 fn layer_of(name: &str) -> Option<&str> {
-    let number = name.strip_prefix("blk.")?.find('.')?;
-    name.get(.."blk.".len() + number)
+    let stacks = ["enc.blk.", "dec.blk.", "blk."];
+    let stack = stacks.into_iter().find(|stack| name.starts_with(stack))?;
+    let number = name.strip_prefix(stack)?.find('.')?;
+    name.get(..stack.len() + number)
 }

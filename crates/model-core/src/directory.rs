@@ -3,10 +3,11 @@
 //! Invariant: every tensor of the files is used by the model, and no tensor that the model needs is
 //! missing. Knows no backend.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use kv_core::graph::GraphShape;
+use kv_core::graph::{Graph, GraphShape};
 use kv_core::weights::WeightError;
 
 use crate::architecture::{Model, Registry};
@@ -112,10 +113,15 @@ fn model(
         n_outputs: 1,
     };
     let graph = model.graph(one).map_err(no_model)?;
-    let used = graph.weights();
+    let encoder = model.source_encoder();
+    let encoder = encoder.map(|encoder| encoder.model.graph(one));
+    let encoder = encoder.transpose().map_err(no_model)?;
+    let of_encoder = encoder.iter().flat_map(Graph::weights);
+    let used = graph.weights().iter().chain(of_encoder);
+    let used: HashSet<&str> = used.map(|weight| &*weight.name).collect();
     match weights
         .translated()
-        .find(|&name| !used.iter().any(|w| w.name == *name))
+        .find(|name| !used.contains(name.as_str()))
     {
         None => Ok(model),
         Some(name) => Err(ModelFileError::Tensor {

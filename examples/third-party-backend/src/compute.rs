@@ -27,7 +27,7 @@ pub(crate) fn check(node: &Node) -> Result<(), BackendError> {
         {
             Ok(())
         }
-        Op::StoreKv { .. } | Op::StoreK { .. } | Op::Attend { .. } => Ok(()),
+        Op::StoreKv { .. } | Op::StoreK { .. } | Op::Attend { relative: None, .. } => Ok(()),
         op => Err(BackendError::UnsupportedOp {
             backend: NAME,
             op: op.name(),
@@ -111,9 +111,12 @@ impl Run<'_> {
             Op::RmsNorm { weight, eps } => self.rms_norm(node, weight.as_deref(), *eps),
             Op::Rope { rope } => self.rope(node, rope),
             Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, rows)?,
-            Op::Attend { layer, spec, sinks } => {
-                self.attend(node, *layer, spec, sinks.as_deref(), rows)?
-            }
+            Op::Attend {
+                layer,
+                spec,
+                sinks,
+                relative: None,
+            } => self.attend(node, *layer, spec, sinks.as_deref(), rows)?,
             _ => check(node).map(|()| Vec::new())?,
         })
     }

@@ -64,6 +64,7 @@ const KNOWN: &[Known] = &[
     Known::fails("rope_sections_rotate", SECTIONS),
     Known::fails("tokens_attend_within_their_ubatch", BATCH),
     Known::fails("scores_by_distance_add", BATCH),
+    Known::fails("stored_keys_have_scores_by_distance", BATCH),
     Known::fails("unsound_batch_visibilities_are_refused", BATCH),
 ];
 

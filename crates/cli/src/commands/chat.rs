@@ -84,7 +84,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     keyboard::silence_keys();
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
-    resolve::continues_texts(&file)?;
+    resolve::continues_without_source(&file)?;
     let n_predict = args.predict.map(|n| n as usize);
     let options = CompletionOptions {
         sampler,

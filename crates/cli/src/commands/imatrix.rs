@@ -42,7 +42,7 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
     };
     exit_on_interrupt()?;
     let file = ModelSource::new(args.model.model.as_deref()).load()?;
-    resolve::continues_texts(&file)?;
+    resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {
         add: AddSpecial::AsModel,

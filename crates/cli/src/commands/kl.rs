@@ -46,7 +46,7 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
     let file = ModelSource::new(args.model.model.as_deref()).load()?;
-    resolve::continues_texts(&file)?;
+    resolve::continues_without_source(&file)?;
     let options = EncodeOptions {
         add: AddSpecial::AsModel,
         special: SpecialText::AsText,

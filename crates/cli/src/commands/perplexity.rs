@@ -52,7 +52,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     let file = ModelSource::new(args.model.model.as_deref()).load()?;
-    resolve::continues_texts(&file)?;
+    resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {
         add: AddSpecial::AsModel,

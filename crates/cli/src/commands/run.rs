@@ -18,6 +18,8 @@ use engine::{
 use kv_core::KvType;
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BoxedBackend};
+use kv_core::batch::Batch;
+use kv_core::memory::Memory;
 use kv_core::state::SeqTokens;
 use model_core::model_file::ModelFile;
 
@@ -43,6 +45,8 @@ struct Start {
     ids: Vec<TokenId>,
     /// The tokens of a loaded state, which precede the prompt.
     history: Option<Vec<TokenId>>,
+    /// The token with which the text begins, where the prompt is its source.
+    encoder_start: Option<TokenId>,
     constraint: Option<Constraint>,
     load: Duration,
 }
@@ -104,7 +108,8 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         _ => None,
     };
     let mut printer = Printer::new(args, &file, answer_to, reader)?;
-    if start.mode == PromptMode::Raw && !args.no_echo && start.constraint.is_none() {
+    let continues = start.encoder_start.is_none();
+    if start.mode == PromptMode::Raw && continues && !args.no_echo && start.constraint.is_none() {
         printer.echo(&start.prompt, out)?;
     }
     while let Some(piece) = text.next_piece(&mut engine)? {
@@ -113,7 +118,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     printer.finish(out)?;
     let saved_bytes = match &args.session.save_state {
         Some(path) => {
-            let tokens = tokens_so_far(&text.generation, &start, n_fed);
+            let tokens = tokens_so_far(&engine, &text.generation, &start, n_fed);
             let kv_type = args.session.save_kv_type;
             Some(session::save(&engine, path, tokens, kv_type)?)
         }
@@ -180,7 +185,10 @@ fn open(
     if history.is_some() && ids.is_empty() {
         return usage("the saved text has ended: give a prompt to continue it with");
     }
+    let encoder = file.model().source_encoder();
+    let encoder = encoder.filter(|_| engine.memory().source_positions(session::SEQ).is_none());
     let start = Start {
+        encoder_start: encoder.map(|encoder| encoder.start),
         mode,
         prompt,
         ids,
@@ -278,6 +286,10 @@ fn feed(
 ) -> anyhow::Result<usize> {
     // With -n 0 the last token stays pending: the run that continues needs its logits.
     let keeps_last = args.session.save_state.is_some() && text.n_predict == Some(0);
+    if keeps_last && start.encoder_start.is_some() {
+        engine.encode(&Batch::source(session::SEQ, start.ids.iter().copied()))?;
+        return Ok(start.ids.len());
+    }
     let ids = match start.ids.split_last() {
         Some((_, [])) if keeps_last => return Ok(0),
         Some((_, before)) if keeps_last => before,
@@ -328,12 +340,31 @@ impl Text {
 }
 
 /// All tokens of the text: those that were evaluated, and those that were not.
-fn tokens_so_far(generation: &Generation, start: &Start, n_fed: usize) -> SeqTokens {
+fn tokens_so_far(
+    engine: &Engine<BoxedBackend>,
+    generation: &Generation,
+    start: &Start,
+    n_fed: usize,
+) -> SeqTokens {
     let (fed, not_fed) = start.ids.split_at(n_fed.min(start.ids.len()));
     let generated = generation.tokens();
     let n_pending = usize::from(generation.pending().is_some()).min(generated.len());
     let (evaluated, pending) = generated.split_at(generated.len() - n_pending);
     let history = start.history.as_deref().unwrap_or_default();
+    if let Some(first) = start.encoder_start {
+        // The prompt is no part of the text, unless it was not encoded.
+        let has_begun = engine.memory().positions(session::SEQ).is_some();
+        let (begun, not_begun): (&[_], &[_]) = match (has_begun, fed.is_empty()) {
+            (true, _) => (&[first], &[]),
+            (false, true) => (&[], not_fed),
+            (false, false) => (&[], &[first]),
+        };
+        return SeqTokens {
+            seq: session::SEQ,
+            evaluated: [begun, evaluated].concat(),
+            pending: [not_begun, pending].concat(),
+        };
+    }
     SeqTokens {
         seq: session::SEQ,
         evaluated: [history, fed, evaluated].concat(),

@@ -143,12 +143,17 @@ impl<B: Backend> Service<B> {
     ///
     /// # Errors
     /// [`ServiceError::Refused`] where a limit is 0, or the model takes whole sequences only;
+    /// [`ServiceError::Engine`] where it encodes a source before each text;
     /// [`ServiceError::NoThread`].
     pub fn start(
         mut engine: Engine<B>,
         tokenizer: &Arc<Tokenizer>,
         config: &ServiceConfig,
     ) -> Result<Self, ServiceError> {
+        if engine.model().source_encoder().is_some() {
+            let architecture = engine.model().architecture().to_owned();
+            return Err(EngineError::SourcesUnsupported { architecture }.into());
+        }
         let _removed = engine.clear();
         let queue_limits = config.scheduler(engine.settings());
         let scheduler = Scheduler::new(queue_limits, engine.memory())?;

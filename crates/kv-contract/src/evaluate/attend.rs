@@ -57,6 +57,42 @@ impl Evaluator<'_> {
         out
     }
 
+    /// Attention over stored rows.
+    pub(super) fn attend_stored<'r>(
+        &self,
+        node: &Node,
+        row_of: impl Fn(CellIdx) -> &'r [Value; 2],
+    ) -> Value {
+        let Op::Attend {
+            spec,
+            sinks,
+            relative,
+            ..
+        } = &node.op
+        else {
+            panic!("{:?} attends over no stored rows", node.op);
+        };
+        let part = self.part(node.operands[2]);
+        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+        let attention = Attention {
+            spec: *spec,
+            sinks: sinks.as_deref(),
+        };
+        let Some(Relative { buckets, scores }) = relative else {
+            return self.attend(node, attention, visibility, row_of, |_, _, _| 0.0);
+        };
+        let RelativeScores::Weight(name) = scores else {
+            panic!("stored keys have no tables");
+        };
+        let weight = self.weight(name);
+        let by_distance = |row: u32, head: usize, (_, pos): (CellIdx, Pos)| {
+            let query = self.inputs.positions[row as usize];
+            let bucket = buckets.of(i64::from(query) - i64::from(pos.0));
+            weight[bucket * spec.n_heads + head]
+        };
+        self.attend(node, attention, visibility, row_of, by_distance)
+    }
+
     /// Scores of plain attention.
     pub(super) fn kq(
         &self,

@@ -40,8 +40,20 @@ pub use validate::{
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     entries: Vec<Entry>,
+    tokens_of: TokensOf,
     /// Rows of all embedding entries; each entry has its range.
     embeddings: Vec<f32>,
+}
+
+/// Whose tokens the entries of a batch are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TokensOf {
+    /// Those of its sequences.
+    #[default]
+    Sequence,
+    /// Those of their sources: what a model with an encoder attends over in addition. A sequence is
+    /// given its source whole, in one batch, before its own tokens.
+    Source,
 }
 
 /// Whether an entry's result is handed out.
@@ -95,6 +107,28 @@ impl Batch {
             last.output = Output::Wanted;
         }
         batch
+    }
+
+    /// The tokens of a sequence's source, none of whose outputs is wanted.
+    pub fn source(seq: SeqId, tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        let mut batch = Self {
+            tokens_of: TokensOf::Source,
+            ..Self::default()
+        };
+        for token in tokens {
+            batch.push_token(token).in_sequence(seq);
+        }
+        batch
+    }
+
+    /// Whose tokens these are.
+    pub fn tokens_of(&self) -> TokensOf {
+        self.tokens_of
+    }
+
+    /// Makes all entries tokens of these.
+    pub fn set_tokens_of(&mut self, tokens_of: TokensOf) {
+        self.tokens_of = tokens_of;
     }
 
     /// Adds a token: of sequence 0, at the next position there, without output, unless changed.

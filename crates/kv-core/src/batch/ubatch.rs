@@ -2,7 +2,7 @@
 //!
 //! Invariant: everything that is given by row has one value for each row. Knows nothing of cells.
 
-use super::{Output, ValidBatch};
+use super::{Output, TokensOf, ValidBatch};
 use crate::grid::GridPos;
 use crate::ids::{Pos, SeqId};
 use crate::seq_set::SeqSet;
@@ -11,6 +11,8 @@ use crate::seq_set::SeqSet;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct UBatch {
+    /// Whose tokens these are.
+    pub tokens_of: TokensOf,
     /// For each row, the number of its entry in the batch.
     pub entries: Vec<u32>,
     /// For each row its token, as graphs take it; empty where embeddings are given.
@@ -63,6 +65,7 @@ impl UBatch {
     pub(super) fn gather(batch: &ValidBatch, numbers: &[u32]) -> Self {
         let n = numbers.len();
         let mut ubatch = Self {
+            tokens_of: batch.tokens_of,
             entries: numbers.to_vec(),
             tokens: Vec::with_capacity(if batch.tokens.is_empty() { 0 } else { n }),
             embeddings: Vec::new(),

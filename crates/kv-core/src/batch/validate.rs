@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::{Batch, Content, Entry, Output};
+use super::{Batch, Content, Entry, Output, TokensOf};
 use crate::grid::GridPos;
 use crate::ids::{Pos, SeqId, TokenId};
 use crate::seq_set::SeqSet;
@@ -60,6 +60,7 @@ pub struct ValidEntry {
 /// A batch that may go into the memory whose positions it was checked against.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValidBatch {
+    pub(super) tokens_of: TokensOf,
     pub(super) entries: Vec<ValidEntry>,
     /// A token for each entry, or empty.
     pub(super) tokens: Vec<u32>,
@@ -72,6 +73,11 @@ impl ValidBatch {
     /// The entries, in the caller's order.
     pub fn entries(&self) -> &[ValidEntry] {
         &self.entries
+    }
+
+    /// Whose tokens these are.
+    pub fn tokens_of(&self) -> TokensOf {
+        self.tokens_of
     }
 
     /// Number of entries, at least 1.
@@ -178,6 +184,19 @@ pub enum BatchError {
         /// The last position in the memory.
         last: Pos,
     },
+    /// A source for a sequence that has one.
+    #[error(
+        "entry {entry}: sequence {seq} has a source of {n_tokens} tokens already: remove the \
+         sequence before it is given another"
+    )]
+    HasSource {
+        /// The entry.
+        entry: usize,
+        /// The sequence.
+        seq: SeqId,
+        /// Tokens of its source.
+        n_tokens: u64,
+    },
     /// A sequence's positions leave some out.
     #[error("entry {entry}: sequence {seq} jumps from position {last} to {pos}")]
     Hole {
@@ -250,7 +269,8 @@ pub enum BatchError {
 /// holds of a sequence; where nothing is remembered, pass `|_| None`.
 ///
 /// An automatic position follows the last one of the entry's first sequence, in the batch or else
-/// in the memory. Repeated positions are allowed. Sequences that share an entry must have been
+/// in the memory; those of a batch of sources are positions in the source. Repeated positions are
+/// allowed. Sequences that share an entry must have been
 /// together in the entries before; they may part for good (`{0,1}`, then `{0}` and `{1}`).
 ///
 /// # Errors
@@ -284,6 +304,7 @@ pub fn validate_with(
         });
     }
     let mut valid = ValidBatch {
+        tokens_of: batch.tokens_of,
         entries: Vec::with_capacity(n_entries),
         n_embd: rules.n_embd as usize,
         ..ValidBatch::default()
@@ -292,6 +313,9 @@ pub fn validate_with(
     for (number, entry) in batch.entries.iter().enumerate() {
         add_content(&mut valid, batch, number, rules)?;
         let first_seq = check_sequences(number, entry, rules)?;
+        if batch.tokens_of == TokensOf::Source {
+            check_sources(number, &entry.seqs, &positions)?;
+        }
         if let (Some(grid), PositionRule::Linear) = (entry.grid, rule) {
             let entry = number;
             return Err(BatchError::Image { entry, grid });
@@ -425,6 +449,23 @@ impl Checked<'_> {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// A sequence gets its source once, whole.
+fn check_sources(
+    entry: usize,
+    seqs: &SeqSet,
+    positions: impl Fn(SeqId) -> Option<PosRange>,
+) -> Result<(), BatchError> {
+    let of_seq = |seq: SeqId| Some((seq, positions(seq)?.len()));
+    match seqs.iter().find_map(of_seq) {
+        Some((seq, n_tokens)) => Err(BatchError::HasSource {
+            entry,
+            seq,
+            n_tokens,
+        }),
+        None => Ok(()),
     }
 }
 

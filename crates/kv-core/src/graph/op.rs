@@ -192,8 +192,9 @@ pub enum Op {
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
     /// where `stored` is the [`Op::StoreKv`] or [`Op::StoreK`] that must have happened, of the
-    /// layer itself or of the one whose rows it shares. Where the specification has ALiBi, the
-    /// positions `u32 [n]` of the rows are a further operand.
+    /// layer itself or of the one whose rows it shares, or the visibility again, where the rows were
+    /// stored by another graph (those of sources). Where the specification has ALiBi, or scores
+    /// depend on distances, the positions `u32 [n]` of the rows are a further operand.
     Attend {
         /// Whose rows.
         layer: LayerIdx,
@@ -204,6 +205,10 @@ pub enum Op {
         /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
+        /// What scores get added by the distance of query and key, out of a weight, where there is
+        /// something.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        relative: Option<Relative>,
     },
     /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
     /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
@@ -471,7 +476,12 @@ impl Op {
             Self::Gate { activation } => elementwise::gate(*activation),
             Self::StoreKv { layer } => attend::store_kv(*layer),
             Self::StoreK { layer } => attend::store_k(*layer),
-            Self::Attend { layer, spec, sinks } => attend::attend(*layer, spec, sinks.as_ref()),
+            Self::Attend {
+                layer,
+                spec,
+                sinks,
+                relative,
+            } => attend::attend(*layer, spec, sinks.as_ref(), relative.as_ref()),
             Self::AttendBatch {
                 spec,
                 sinks,

@@ -40,6 +40,14 @@ pub enum DistanceBuckets {
         /// From which distance on all share the last bucket.
         max_distance: usize,
     },
+    /// As in T5's decoder, for earlier keys alone: half of the buckets are single distances, the
+    /// others grow with the logarithm up to `max_distance`. Later keys share the first.
+    Earlier {
+        /// How many; a multiple of 2.
+        n: usize,
+        /// From which distance on all share the last bucket.
+        max_distance: usize,
+    },
     /// As in DeBERTa: of `2 span` buckets in the order of distances, those of less than half a span
     /// are single distances, and the others grow with the logarithm up to `max_distance`.
     Signed {
@@ -68,6 +76,7 @@ impl fmt::Display for DistanceBuckets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Halves { n, max_distance } => write!(f, "halves({n}, {max_distance})"),
+            Self::Earlier { n, max_distance } => write!(f, "earlier({n}, {max_distance})"),
             Self::Signed { span, max_distance } => write!(f, "signed({span}, {max_distance})"),
             Self::Single { span } => write!(f, "single({span})"),
         }
@@ -78,7 +87,7 @@ impl DistanceBuckets {
     /// How many buckets there are.
     pub fn n(self) -> usize {
         match self {
-            Self::Halves { n, .. } => n,
+            Self::Halves { n, .. } | Self::Earlier { n, .. } => n,
             Self::Signed { span, .. } | Self::Single { span } => span.saturating_mul(2),
         }
     }
@@ -90,6 +99,9 @@ impl DistanceBuckets {
         match self {
             Self::Halves { n, max_distance } => {
                 n >= 4 && n.is_multiple_of(4) && (n / 4 + 1..=MAX_REACH).contains(&max_distance)
+            }
+            Self::Earlier { n, max_distance } => {
+                n >= 2 && n.is_multiple_of(2) && (n / 2 + 1..=MAX_REACH).contains(&max_distance)
             }
             Self::Signed { span, max_distance } => {
                 span >= 4 && (span / 2 + 2..=MAX_REACH).contains(&max_distance)
@@ -103,16 +115,13 @@ impl DistanceBuckets {
         let size = distance.unsigned_abs() as usize;
         match self {
             Self::Halves { n, max_distance } => {
-                let (half, exact) = (n / 2, n / 4);
-                let first = if distance < 0 { half } else { 0 };
-                if size < exact {
-                    return first + size;
-                }
-                // In the arithmetic of the published code, whose rounding decides.
-                let scale = (max_distance as f64 / exact as f64).ln() as f32;
-                let grown = (size as f32 / exact as f32).ln() / scale * (half - exact) as f32;
-                first + (exact + grown as usize).min(half - 1)
+                let first = if distance < 0 { n / 2 } else { 0 };
+                first + growing(size, n / 2, max_distance)
             }
+            Self::Earlier { n, max_distance } => match distance < 0 {
+                true => 0,
+                false => growing(size, n, max_distance),
+            },
             Self::Signed { span, max_distance } => {
                 let middle = span / 2;
                 let bucket = match size <= middle {
@@ -132,7 +141,9 @@ impl DistanceBuckets {
     /// The bucket of every distance.
     pub fn table(self) -> BucketTable {
         let reach = match self {
-            Self::Halves { max_distance, .. } | Self::Signed { max_distance, .. } => max_distance,
+            Self::Halves { max_distance, .. }
+            | Self::Earlier { max_distance, .. }
+            | Self::Signed { max_distance, .. } => max_distance,
             Self::Single { span } => span,
         };
         let reach = u32::try_from(reach).unwrap_or(u32::MAX);
@@ -142,6 +153,18 @@ impl DistanceBuckets {
             buckets: distances.map(|d| self.of(d) as u32).collect(),
         }
     }
+}
+
+/// Of `n` buckets, the first half of which are single distances, that of `size`.
+fn growing(size: usize, n: usize, max_distance: usize) -> usize {
+    let exact = n / 2;
+    if size < exact {
+        return size;
+    }
+    // In the arithmetic of the published code, whose rounding decides.
+    let scale = (max_distance as f64 / exact as f64).ln() as f32;
+    let grown = (size as f32 / exact as f32).ln() / scale * (n - exact) as f32;
+    (exact + grown as usize).min(n - 1)
 }
 
 fn clamped(bucket: i64, span: usize) -> usize {
@@ -189,6 +212,19 @@ mod tests {
     }
 
     #[test]
+    fn those_of_earlier_keys_are_all_for_one_direction() {
+        let buckets = DistanceBuckets::Earlier {
+            n: 32,
+            max_distance: 128,
+        };
+        let all: Vec<usize> = [0, 1, 15, 16, 18, 19, 64, 113, 127, 128, 9999]
+            .map(|d| buckets.of(d))
+            .into();
+        assert_eq!(all, [0, 1, 15, 16, 16, 17, 26, 31, 31, 31, 31]);
+        assert_eq!([-1, -100].map(|d| buckets.of(d)), [0, 0]);
+    }
+
+    #[test]
     fn signed_ones_too() {
         let buckets = DistanceBuckets::Signed {
             span: 8,
@@ -206,6 +242,10 @@ mod tests {
         for buckets in [
             DistanceBuckets::Halves {
                 n: 8,
+                max_distance: 20,
+            },
+            DistanceBuckets::Earlier {
+                n: 6,
                 max_distance: 20,
             },
             DistanceBuckets::Signed {
@@ -234,6 +274,10 @@ mod tests {
             DistanceBuckets::Halves {
                 n: 32,
                 max_distance: 8,
+            },
+            DistanceBuckets::Earlier {
+                n: 7,
+                max_distance: 20,
             },
             DistanceBuckets::Signed {
                 span: 2,

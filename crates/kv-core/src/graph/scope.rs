@@ -6,7 +6,7 @@ use super::GraphBuilder;
 use crate::ids::LayerIdx;
 
 /// A [`GraphBuilder`] inside of one layer: nodes get `-3` behind their names, weights `blk.3.`
-/// before theirs. Ends with its lifetime.
+/// before theirs, or `enc.blk.3.` in a stack of layers with a name. Ends with its lifetime.
 #[derive(Debug)]
 pub struct Scope<'a> {
     builder: &'a mut GraphBuilder,
@@ -18,6 +18,8 @@ pub struct Scope<'a> {
 pub(super) struct ScopeLayer {
     nodes: LayerIdx,
     weights: LayerIdx,
+    /// What precedes `blk` in names of weights.
+    stack: &'static str,
 }
 
 impl Deref for Scope<'_> {
@@ -50,10 +52,25 @@ impl GraphBuilder {
 
     /// As [`GraphBuilder::scope`] for a layer that computes with the weights of another one.
     pub fn scope_with_weights_of(&mut self, layer: LayerIdx, weights: LayerIdx) -> Scope<'_> {
-        let outer = self.layer.replace(ScopeLayer {
+        self.scope_of(ScopeLayer {
             nodes: layer,
             weights,
-        });
+            stack: "",
+        })
+    }
+
+    /// As [`GraphBuilder::scope`] in one of several stacks of layers: weights get `enc.blk.3.` before
+    /// their names, where `stack` is `enc.`.
+    pub fn scope_in(&mut self, stack: &'static str, layer: LayerIdx) -> Scope<'_> {
+        self.scope_of(ScopeLayer {
+            nodes: layer,
+            weights: layer,
+            stack,
+        })
+    }
+
+    fn scope_of(&mut self, layer: ScopeLayer) -> Scope<'_> {
+        let outer = self.layer.replace(layer);
         Scope {
             builder: self,
             outer,
@@ -69,7 +86,7 @@ impl GraphBuilder {
 
     pub(super) fn weight_name(&self, name: &str) -> String {
         match self.layer {
-            Some(ScopeLayer { weights, .. }) => format!("blk.{weights}.{name}"),
+            Some(ScopeLayer { weights, stack, .. }) => format!("{stack}blk.{weights}.{name}"),
             None => name.to_owned(),
         }
     }
@@ -113,13 +130,17 @@ mod tests {
         let mut outer = b.scope(LayerIdx(7));
         let x = outer.input(Input::Embeddings { dim: 4 }).unwrap();
         let y = outer.scope(LayerIdx(8)).linear("y", x, "w", 4).unwrap();
+        let y = outer
+            .scope_in("enc.", LayerIdx(9))
+            .linear("y", y, "w", 4)
+            .unwrap();
         let y = outer.linear("y", y, "w", 4).unwrap();
         drop(outer);
         let y = b.linear("y", y, "w", 4).unwrap();
         let graph = b.finish(&[y]).unwrap();
         let nodes: Vec<_> = graph.nodes().iter().map(|n| &*n.name).collect();
-        assert_eq!(nodes, ["inp_embd", "y-8", "y-7", "y"]);
+        assert_eq!(nodes, ["inp_embd", "y-8", "y-9", "y-7", "y"]);
         let weights: Vec<_> = graph.weights().iter().map(|w| &*w.name).collect();
-        assert_eq!(weights, ["blk.8.w", "blk.7.w", "w"]);
+        assert_eq!(weights, ["blk.8.w", "enc.blk.9.w", "blk.7.w", "w"]);
     }
 }

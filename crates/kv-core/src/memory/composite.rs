@@ -5,7 +5,8 @@
 //! [`Composite::encoder`]; [`Composite::new`] takes the one that a model's layers need.
 //!
 //! Invariant: all parts and the states hold every sequence up to the same position and are given
-//! the same ubatches. An edit that one of them refuses is done in none.
+//! the same ubatches. An edit that one of them refuses is done in none. The part of sources, where
+//! layers attend over any, is apart: see [`super::source`].
 
 use super::config::{MemoryConfig, MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Seqs};
@@ -16,7 +17,7 @@ use super::restore::Restored;
 use super::snapshot::{RestoreInto, Snapshot};
 use super::undo::UnifiedUndo;
 use super::unified::Unified;
-use super::{Memory, MemoryInputs};
+use super::{Memory, MemoryInputs, source};
 use crate::batch::{SplitPolicy, UBatch};
 use crate::graph::StateGroup;
 use crate::ids::{CellIdx, SeqId};
@@ -27,7 +28,9 @@ use crate::window::PosRange;
 /// Attention parts and recurrent states as one memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Composite {
-    parts: Vec<Unified>,
+    pub(super) parts: Vec<Unified>,
+    /// The sources of sequences: a part whose tokens are not theirs.
+    pub(super) source: Option<Unified>,
     states: Option<Recurrent>,
     n_seqs: u32,
     split_policy: SplitPolicy,
@@ -36,7 +39,7 @@ pub struct Composite {
 /// Where one ubatch goes in a [`Composite`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompositeSlot {
-    /// The cell of each token, `[parts, tokens]`.
+    /// The cell of each token, `[parts, tokens]`; of tokens of sources, `[tokens]` in their part.
     cells: Vec<CellIdx>,
     /// The states that are read and stored, in the order in which they are computed.
     groups: Vec<StateGroup>,
@@ -48,6 +51,12 @@ impl CompositeSlot {
     pub fn cells(&self, part: usize, n_tokens: u32) -> &[CellIdx] {
         let n = n_tokens as usize;
         self.cells.get(part * n..(part + 1) * n).unwrap_or_default()
+    }
+
+    /// Where tokens of sources go.
+    pub(super) fn of_source(cells: Vec<CellIdx>) -> Self {
+        let groups = Vec::new();
+        Self { cells, groups }
     }
 
     /// The recurrent states that are read and stored.
@@ -62,6 +71,8 @@ pub struct CompositeUndo {
     /// Of the first part: most memories have one, and need no list.
     first: Option<UnifiedUndo>,
     others: Vec<UnifiedUndo>,
+    /// Of the part of sources: then nothing else was changed.
+    source: Option<UnifiedUndo>,
     states: Option<RecurrentUndo>,
 }
 
@@ -98,8 +109,11 @@ impl Composite {
         parts: Vec<Unified>,
         states: Option<Recurrent>,
     ) -> Result<Self, MemoryConfigError> {
+        let (sources, parts): (Vec<_>, Vec<_>) = parts.into_iter().partition(source::is_source);
+        let source = sources.into_iter().next();
         let of_states = states.iter().map(Memory::n_seqs);
-        let mut all = parts.iter().map(Memory::n_seqs).chain(of_states);
+        let all = source.iter().map(Memory::n_seqs);
+        let mut all = all.chain(parts.iter().map(Memory::n_seqs)).chain(of_states);
         let n_seqs = all
             .next()
             .ok_or(MemoryConfigError::SeqCount { n_seqs: 0 })?;
@@ -115,6 +129,7 @@ impl Composite {
         };
         Ok(Self {
             parts,
+            source,
             states,
             n_seqs,
             split_policy,
@@ -125,15 +140,21 @@ impl Composite {
     pub(super) fn without_parts(n_seqs: u32) -> Self {
         Self {
             parts: Vec::new(),
+            source: None,
             states: None,
             n_seqs,
             split_policy: SplitPolicy::WholeSequences,
         }
     }
 
-    /// The attention parts.
+    /// The attention parts, without that of sources.
     pub fn parts(&self) -> &[Unified] {
         &self.parts
+    }
+
+    /// The part of sources, where layers attend over any.
+    pub fn source(&self) -> Option<&Unified> {
+        self.source.as_ref()
     }
 
     /// The recurrent states, where there are recurrent layers.
@@ -143,7 +164,8 @@ impl Composite {
 
     /// Number of cells in use, over all parts and streams; states are not counted.
     pub fn n_used(&self) -> u32 {
-        self.parts.iter().map(Unified::n_used).sum()
+        let all = self.parts.iter().chain(&self.source);
+        all.map(Unified::n_used).sum()
     }
 
     /// The sequences that an edit names are there: parts check that too, but there may be none.
@@ -161,7 +183,7 @@ impl Composite {
         named.try_for_each(|seq| self.check_seq(seq))
     }
 
-    fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
+    pub(super) fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
         let n_seqs = self.n_seqs;
         match seq.0 < n_seqs {
             true => Ok(()),
@@ -207,7 +229,7 @@ impl Memory for Composite {
 
     fn n_rows(&self) -> RowCounts {
         let mut rows = RowCounts::default();
-        for part in &self.parts {
+        for part in self.parts.iter().chain(&self.source) {
             let number = part.config().part.as_usize();
             let n = rows.cells.len().max(number + 1);
             rows.cells.resize(n, 0);
@@ -248,7 +270,19 @@ impl Memory for Composite {
         self.split_policy
     }
 
+    fn takes_sources(&self) -> bool {
+        self.source.is_some()
+    }
+
+    fn source_positions(&self, seq: SeqId) -> Option<PosRange> {
+        self.source.as_ref()?.positions(seq)
+    }
+
     fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<CompositeSlot>, Refusal> {
+        if ubatches.iter().any(source::is_of_source) {
+            return self.find_source_slots(ubatches);
+        }
+        self.check_sources(&ubatches)?;
         let states = self.states.as_ref();
         let groups = states.map_or(Ok(Vec::new()), |states| states.find_groups(&ubatches));
         let (cells, groups) = match (self.find_cells(&ubatches), groups) {
@@ -268,6 +302,12 @@ impl Memory for Composite {
 
     fn commit(&mut self, planned: &PlannedUBatch<CompositeSlot>) -> CompositeUndo {
         let PlannedUBatch { ubatch, slot } = planned;
+        if let (true, Some(source)) = (source::is_of_source(ubatch), &mut self.source) {
+            return CompositeUndo {
+                source: Some(source.commit_cells(ubatch, &slot.cells)),
+                ..CompositeUndo::default()
+            };
+        }
         let n_tokens = ubatch.n_tokens();
         let parts = self.parts.iter_mut().enumerate();
         let mut undo = parts.map(|(n, part)| part.commit_cells(ubatch, slot.cells(n, n_tokens)));
@@ -276,6 +316,7 @@ impl Memory for Composite {
         CompositeUndo {
             first,
             others,
+            source: None,
             states: states.map(|states| states.commit_groups(ubatch, &slot.groups)),
         }
     }
@@ -283,6 +324,9 @@ impl Memory for Composite {
     fn check_rollback(&self, undo: &CompositeUndo, rows: RowsWritten) -> Result<(), Refusal> {
         for (part, undo) in self.parts.iter().zip(undo.parts()) {
             part.check_rollback(undo, rows)?;
+        }
+        if let (Some(source), Some(undo)) = (&self.source, &undo.source) {
+            source.check_rollback(undo, rows)?;
         }
         match (&self.states, &undo.states) {
             (Some(states), Some(undo)) => states.check_rollback(undo, rows),
@@ -294,6 +338,9 @@ impl Memory for Composite {
         if let (Some(states), Some(undo)) = (&mut self.states, undo.states) {
             states.rollback(undo, rows);
         }
+        if let (Some(source), Some(undo)) = (&mut self.source, undo.source) {
+            source.rollback(undo, rows);
+        }
         let undo = undo.first.into_iter().chain(undo.others);
         for (part, undo) in self.parts.iter_mut().zip(undo) {
             part.rollback(undo, rows);
@@ -302,6 +349,14 @@ impl Memory for Composite {
 
     fn inputs(&self, planned: &PlannedUBatch<CompositeSlot>, inputs: &mut MemoryInputs) {
         let PlannedUBatch { ubatch, slot } = planned;
+        let is_of_source = source::is_of_source(ubatch);
+        if let Some(source) = &self.source {
+            let cells = if is_of_source { &slot.cells[..] } else { &[] };
+            source.write_inputs(ubatch, cells, inputs);
+        }
+        if is_of_source {
+            return;
+        }
         let n_tokens = ubatch.n_tokens();
         for (n, part) in self.parts.iter().enumerate() {
             part.write_inputs(ubatch, slot.cells(n, n_tokens), inputs);
@@ -314,6 +369,7 @@ impl Memory for Composite {
     fn check(&self, edit: &Edit) -> Result<(), Refusal> {
         self.check_seqs(edit)?;
         self.parts.iter().try_for_each(|part| part.check(edit))?;
+        self.check_source_edit(edit)?;
         self.states.iter().try_for_each(|states| states.check(edit))
     }
 
@@ -326,11 +382,19 @@ impl Memory for Composite {
         if let Some(states) = &mut self.states {
             edited = edited.and(states.apply(edit)?);
         }
+        if let (Some(source), Some(edit)) = (&mut self.source, source::edit_of_source(edit)) {
+            // Its tokens are not those of the sequence, and are not counted.
+            edited = edited.and(Edited {
+                n_tokens: 0,
+                ..source.apply(edit)?
+            });
+        }
         Ok(edited)
     }
 
     fn n_holes(&self) -> u32 {
-        self.parts.iter().map(Memory::n_holes).sum()
+        let all = self.parts.iter().chain(&self.source);
+        all.map(Memory::n_holes).sum()
     }
 
     fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {
@@ -338,7 +402,7 @@ impl Memory for Composite {
             self.check_seq(seq)?;
         }
         let mut all = Snapshot::default();
-        for part in &self.parts {
+        for part in self.parts.iter().chain(&self.source) {
             all = all.and(part.snapshot(seqs)?);
         }
         if let Some(states) = &self.states {
@@ -353,7 +417,7 @@ impl Memory for Composite {
 
     fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {
         into.replaced(snapshot, self.n_seqs)?;
-        for part in &self.parts {
+        for part in self.parts.iter().chain(&self.source) {
             part.check_restore(snapshot, into)?;
         }
         let mut states = self.states.iter();
@@ -365,6 +429,12 @@ impl Memory for Composite {
         let mut restored = Restored::default();
         for part in &mut self.parts {
             restored = restored.and(part.restore(snapshot, into)?);
+        }
+        if let Some(source) = &mut self.source {
+            restored = restored.and(Restored {
+                n_tokens: 0,
+                ..source.restore(snapshot, into)?
+            });
         }
         if let Some(states) = &mut self.states {
             restored = restored.and(states.restore(snapshot, into)?);

@@ -74,6 +74,7 @@ mod refusal;
 mod restore;
 mod shift;
 mod snapshot;
+mod source;
 mod stream;
 mod undo;
 mod unified;
@@ -149,6 +150,17 @@ pub trait Memory {
     /// How batches are to be split for this memory: the same for all its life.
     fn split_policy(&self) -> SplitPolicy {
         SplitPolicy::InOrder
+    }
+
+    /// Whether sequences have sources: tokens that layers attend over in addition, see
+    /// [`TokensOf::Source`](crate::batch::TokensOf::Source). Batches of others are refused.
+    fn takes_sources(&self) -> bool {
+        false
+    }
+
+    /// The positions of a sequence's source; `None` where it has none.
+    fn source_positions(&self, _seq: SeqId) -> Option<PosRange> {
+        None
     }
 
     /// Number of tokens of a sequence that are remembered, in the part that remembers most of them.

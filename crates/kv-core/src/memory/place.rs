@@ -108,7 +108,7 @@ fn rows_by_stream(memory: &Unified, ubatch: &UBatch) -> Result<Vec<StreamRow>, R
 /// of their last one in an earlier one, or in the memory.
 fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<SeqSet>, WindowForgotten> {
     let mut repeating = vec![SeqSet::EMPTY; ubatches.len()];
-    if memory.config().window == Window::Full {
+    if memory.config().window.width().is_none() {
         return Ok(repeating);
     }
     // By sequence: its last position, and how many ubatches there are up to it.

@@ -4,7 +4,7 @@
 //! a memory that has changed since. Knows nothing of what a slot is.
 
 use super::{Memory, MemoryInputs, Refusal};
-use crate::batch::{UBatch, ValidBatch};
+use crate::batch::{SplitPolicy, TokensOf, UBatch, ValidBatch};
 
 /// A ubatch and the slot that the memory found for it.
 #[derive(Clone, Debug)]
@@ -116,6 +116,11 @@ fn plan_with<M: Memory + ?Sized>(
     batch: &ValidBatch,
     n_ubatch: u32,
 ) -> Result<Plan<M::Slot>, Refusal> {
-    let ubatches = memory.split_policy().split(batch, n_ubatch)?;
+    let policy = match batch.tokens_of() {
+        TokensOf::Sequence => memory.split_policy(),
+        // Those of a source see each other.
+        TokensOf::Source => SplitPolicy::WholeSequences,
+    };
+    let ubatches = policy.split(batch, n_ubatch)?;
     memory.find_slots(ubatches)
 }

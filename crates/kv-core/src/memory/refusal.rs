@@ -176,6 +176,32 @@ pub enum Refusal {
         /// Its row and column.
         grid: GridPos,
     },
+    /// Tokens of a sequence that attend over its source, which it does not have yet.
+    #[error(
+        "sequence {seq} has no source: layers attend over one, so it has to be encoded before the \
+         sequence's own tokens"
+    )]
+    NoSource {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// Tokens of a source, for layers of which none attends over one.
+    #[error("sequence {seq} was given a source, but no layer attends over one")]
+    TakesNoSources {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// Tokens of one sequence would get into another, whose tokens attend over another source.
+    #[error(
+        "sequences {seq} and {other} have different sources: a sequence's tokens attend over one, so \
+         they cannot be those of both"
+    )]
+    OtherSource {
+        /// A sequence.
+        seq: SeqId,
+        /// The other one.
+        other: SeqId,
+    },
     /// The snapshot does not have this sequence.
     #[error("sequence {seq} was not saved: only {saved} were")]
     NotSaved {
@@ -227,7 +253,7 @@ impl Refusal {
         // With a full window no token is ever forgotten, so smaller pieces need as many cells.
         // Smaller pieces store fewer recurrent states at once.
         match self {
-            Self::NoRoom(no_room) => no_room.window != Window::Full,
+            Self::NoRoom(no_room) => no_room.window.width().is_some(),
             Self::NoStateRoom(_) => true,
             _ => false,
         }

@@ -114,6 +114,12 @@ pub enum SnapshotError {
         /// Where it ends.
         ends: (Option<Pos>, Option<Pos>),
     },
+    /// A sequence whose tokens attend over a source that is not there.
+    #[error("sequence {seq} has tokens, but no source")]
+    NoSource {
+        /// The sequence.
+        seq: SeqId,
+    },
     /// A sequence that could not go on.
     #[error("{0}")]
     WindowForgotten(WindowForgotten),
@@ -266,11 +272,16 @@ impl Snapshot {
         in_parts.union(&chains.map(|chain| chain.seq).collect())
     }
 
+    /// The parts of the sequences' own tokens.
+    fn own_parts(&self) -> impl Iterator<Item = &PartSnapshot> {
+        self.parts.iter().filter(|part| !part.is_source())
+    }
+
     /// The positions of a sequence that all parts remember, as
     /// [`Memory::positions`](super::Memory::positions) would give them; `None` where it has no
     /// tokens.
     pub fn positions(&self, seq: SeqId) -> Option<PosRange> {
-        let in_parts = self.parts.iter().map(|part| part.positions(seq));
+        let in_parts = self.own_parts().map(|part| part.positions(seq));
         let chains = self.states.iter().map(|chains| {
             let chain = chains.iter().find(|c| c.seq == seq)?;
             Some(PosRange::new(chain.first, chain.last()?))
@@ -286,7 +297,7 @@ impl Snapshot {
             let tokens = part.cells.iter();
             tokens.filter(|t| t.cell.seqs.contains(seq)).count() as u32
         };
-        self.parts.iter().map(own).max()
+        self.own_parts().map(own).max()
     }
 
     /// The rows of the states, each once, in the order in which they are first named.
@@ -299,7 +310,7 @@ impl Snapshot {
 
     /// Every sequence must end at the same position in all that remembers it.
     fn check_ends(&self) -> Result<(), SnapshotError> {
-        let mut pieces = self.parts.iter().map(PartSnapshot::ends);
+        let mut pieces = self.own_parts().map(PartSnapshot::ends);
         let of_states = self.states.iter().map(|chains| {
             let mut ends = vec![None; MAX_SEQS];
             for chain in chains {
@@ -312,6 +323,13 @@ impl Snapshot {
         let Some(first) = pieces.next() else {
             return Ok(());
         };
+        if let Some(sources) = self.parts.iter().find(|part| part.is_source()) {
+            let mut own = (0u32..).map(SeqId).zip(first.iter().zip(sources.ends()));
+            if let Some((seq, _)) = own.find(|(_, (end, source))| end.is_some() && source.is_none())
+            {
+                return Err(SnapshotError::NoSource { seq });
+            }
+        }
         for other in pieces.chain(of_states) {
             for ((seq, &a), b) in (0u32..).map(SeqId).zip(&first).zip(other) {
                 if a != b {
@@ -325,6 +343,11 @@ impl Snapshot {
 }
 
 impl PartSnapshot {
+    /// Whether its tokens are those of sources.
+    pub fn is_source(&self) -> bool {
+        self.window == Window::Source
+    }
+
     fn positions(&self, seq: SeqId) -> Option<PosRange> {
         let own = self.cells.iter().filter(|t| t.cell.seqs.contains(seq));
         let own = own.map(|t| PosRange::new(t.cell.pos, t.cell.pos));

@@ -77,6 +77,23 @@ impl Fingerprint {
         }
     }
 
+    /// The same of a model that has another graph, too: that of its encoder.
+    #[must_use]
+    pub fn with_graph(mut self, graph: &Graph, weights: &dyn WeightSource) -> Self {
+        let other = WeightsId::new(graph, weights);
+        let WeightsId {
+            n_weights,
+            n_bytes,
+            hash,
+        } = &mut self.weights;
+        *n_weights += other.n_weights;
+        *n_bytes += other.n_bytes;
+        let mut both = Xxh64::new(*hash);
+        both.update(&other.hash.to_le_bytes());
+        *hash = both.finish();
+        self
+    }
+
     /// Whether a state with the fingerprint `saved` is this model's.
     ///
     /// # Errors

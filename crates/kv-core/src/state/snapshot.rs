@@ -218,6 +218,7 @@ fn window_code(window: Window) -> (u32, u32) {
         Window::Sliding(n) => (1, n),
         Window::Chunked(n) => (2, n),
         Window::Symmetric(n) => (3, n),
+        Window::Source => (4, 0),
     }
 }
 
@@ -227,6 +228,7 @@ fn window_of(kind: u32, width: u32) -> Option<Window> {
         1 => Some(Window::Sliding(width)),
         2 => Some(Window::Chunked(width)),
         3 => Some(Window::Symmetric(width)),
+        4 if width == 0 => Some(Window::Source),
         _ => None,
     }
 }

@@ -261,7 +261,12 @@ pub(super) fn lower<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     let (attended, spec, seen_at) = match &node.op {
-        Op::Attend { layer, spec, .. } => (Attended::of_layer(lower, *layer)?, spec, 2),
+        Op::Attend {
+            layer,
+            spec,
+            relative: None,
+            ..
+        } => (Attended::of_layer(lower, *layer)?, spec, 2),
         Op::AttendBatch { spec, .. } => (Attended::of_batch(lower, node, spec)?, spec, 3),
         _ => return Err(lower.unsupported(node)),
     };

@@ -3,6 +3,7 @@
 //! scores of a classification head.
 
 mod albert;
+mod bart;
 mod bert;
 mod deberta;
 mod gemma;
@@ -11,6 +12,7 @@ mod modern;
 mod mpnet;
 mod nomic;
 mod rotated;
+mod t5;
 
 use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError};
 use model_core::sentence::Pooling;
@@ -30,6 +32,8 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         nomic::CLASSES,
         rotated::CLASSES,
         gemma::CLASSES,
+        t5::CLASSES,
+        bart::CLASSES,
     ];
     files.into_iter().flatten()
 }

@@ -76,6 +76,26 @@ pub enum OutputGate {
     WithQueries,
 }
 
+/// What files call the output matrix of an attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputName {
+    /// `attn_output`.
+    #[default]
+    AttnOutput,
+    /// `attn_o` (T5).
+    AttnO,
+}
+
+impl OutputName {
+    /// The matrix and its bias.
+    const fn weights(self) -> [&'static str; 2] {
+        match self {
+            Self::AttnOutput => ["attn_output.weight", "attn_output.bias"],
+            Self::AttnO => ["attn_o.weight", "attn_o.bias"],
+        }
+    }
+}
+
 /// What the values of an attention are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionValues {
@@ -95,8 +115,13 @@ pub enum RelativeAttention {
     /// Nothing.
     #[default]
     None,
-    /// Biases of buckets, [`RELATIVE_BIAS`] of all layers (T5, MPNet).
-    Biases(DistanceBuckets),
+    /// Biases of buckets, out of a weight of all layers (T5, MPNet).
+    Biases {
+        /// Which distances share a bucket.
+        buckets: DistanceBuckets,
+        /// The weight's whole name, as [`RELATIVE_BIAS`].
+        weight: &'static str,
+    },
     /// The products of a query with a key of the bucket, and of a key with a query of it, which a
     /// layer has for every head: `[heads, buckets, k_dim]` (DeBERTa, arXiv 2006.03654).
     Disentangled(DistanceBuckets),
@@ -140,17 +165,19 @@ pub struct AttentionBlock {
     pub clamp: Option<f32>,
     /// Linear biases of scores by distance, where there are any.
     pub alibi: Option<Alibi>,
-    /// What scores get added by distance. Without a memory only.
+    /// What scores get added by distance; with a memory biases alone.
     pub relative: RelativeAttention,
     /// Scores without a value.
     pub sinks: Sinks,
     /// The gate on what heads attend to.
     pub output_gate: OutputGate,
+    /// What its output matrix is called.
+    pub output: OutputName,
     /// Which earlier tokens are seen.
     pub window: Window,
 }
 
-/// Name of the biases of buckets that all layers share.
+/// Name of the biases of buckets that all layers share, where there is one stack of them.
 pub const RELATIVE_BIAS: &str = "attn_rel_b.weight";
 
 /// Projection to queries, keys or values: names of nodes and weights, and sizes.
@@ -257,7 +284,17 @@ impl AttentionBlock {
         };
         let window = self.window;
         let visibility = b.input(Input::Visibility { part, window })?;
-        let out = b.attend("kqv", layer, self.attention(), [q, stored, visibility])?;
+        let rows = [q, stored, visibility];
+        let out = match self.relative {
+            RelativeAttention::Biases { buckets, weight } => {
+                let scores = DistanceScores::SharedWeight(weight);
+                let distances = Distances { buckets, scores };
+                b.attend_relative("kqv", layer, self.spec(), rows, distances)?
+            }
+            RelativeAttention::None | RelativeAttention::Disentangled(_) => {
+                b.attend("kqv", layer, self.attention(), rows)?
+            }
+        };
         self.project_back(b, at, Attended { out, gate }, dim)
     }
 
@@ -279,8 +316,8 @@ impl AttentionBlock {
                 let out = b.attend_batch("kqv", self.attention(), qkv, self.window)?;
                 return self.project_back(b, at, Attended { out, gate }, dim);
             }
-            RelativeAttention::Biases(buckets) => {
-                (buckets, DistanceScores::SharedWeight(RELATIVE_BIAS))
+            RelativeAttention::Biases { buckets, weight } => {
+                (buckets, DistanceScores::SharedWeight(weight))
             }
             RelativeAttention::Disentangled(buckets) => {
                 let [q, k, _] = qkv;
@@ -361,9 +398,10 @@ impl AttentionBlock {
                 b.gate("kqv_gated", Activation::Sigmoid, gate, out)?
             }
         };
+        let [weight, bias] = self.output.weights();
         let weights = Affine {
-            weight: "attn_output.weight",
-            bias: matches!(self.bias, QkvBias::All | QkvBias::Output).then_some("attn_output.bias"),
+            weight,
+            bias: matches!(self.bias, QkvBias::All | QkvBias::Output).then_some(bias),
         };
         b.affine("kqv_out", out, weights, dim)
     }

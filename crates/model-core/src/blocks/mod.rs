@@ -30,8 +30,8 @@ use kv_core::{LayerIdx, PartIdx};
 
 pub use alt_up::AltUp;
 pub use attention::{
-    AttentionBlock, AttentionValues, OutputGate, QkNorm, QkvBias, QkvWeights, RELATIVE_BIAS,
-    RelativeAttention, Sinks,
+    AttentionBlock, AttentionValues, OutputGate, OutputName, QkNorm, QkvBias, QkvWeights,
+    RELATIVE_BIAS, RelativeAttention, Sinks,
 };
 pub use decoder::{
     Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderRows, LastNorm, LayerScale,

@@ -8,11 +8,20 @@ use super::{Heads, Step, TensorRule, same, with};
 /// files.
 pub const fn in_layers<const N: usize>(
     place: &'static str,
+    rules: [TensorRule; N],
+) -> [TensorRule; N] {
+    in_stack("blk.{l}.", place, rules)
+}
+
+/// As [`in_layers`], where a model has several stacks of layers: below `to` in GGUF.
+pub const fn in_stack<const N: usize>(
+    to: &'static str,
+    place: &'static str,
     mut rules: [TensorRule; N],
 ) -> [TensorRule; N] {
     let mut at = 0;
     while at < N {
-        rules[at].to_place = "blk.{l}.";
+        rules[at].to_place = to;
         rules[at].from_place = place;
         at += 1;
     }

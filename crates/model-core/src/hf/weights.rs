@@ -191,7 +191,7 @@ impl HfWeights {
     }
 
     /// Drops a tensor that the config makes meaningless.
-    pub(super) fn forget(&mut self, name: &str) {
+    pub fn forget(&mut self, name: &str) {
         self.sources.remove(name);
     }
 

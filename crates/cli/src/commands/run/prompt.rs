@@ -122,8 +122,9 @@ pub(super) fn encode(
         EncodeOptions::PROMPT
     };
     let mut ids = tokenizer.encode(&prompt, options);
-    // A model that ends texts with EOS would have nothing to continue.
-    if !args.no_bos && !continues && tokenizer.adds_last().is_some() {
+    // A model that ends texts with EOS would have nothing to continue, unless that ends a source.
+    let has_source = file.model().source_encoder().is_some();
+    if !has_source && !args.no_bos && !continues && tokenizer.adds_last().is_some() {
         ids.pop();
     }
     Ok((prompt, ids))

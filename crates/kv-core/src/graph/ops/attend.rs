@@ -135,13 +135,24 @@ pub(in crate::graph) fn attend<'a>(
     layer: LayerIdx,
     of: &'a AttendSpec,
     sinks: Option<&'a String>,
+    relative: Option<&'a Relative>,
 ) -> OpSpec<'a> {
-    let spec = OpSpec::new("attend", of.n_operands(3), move |given| {
-        of.check_positions(given, 3)?;
-        attended(given, of, sinks)
+    let has_positions = of.alibi.is_some() || relative.is_some();
+    let spec = OpSpec::new("attend", 3 + usize::from(has_positions), move |given| {
+        if has_positions && !given.is_input(3, Input::Positions) {
+            return Err("the positions as its last operand".into());
+        }
+        let inferred = attended(given, of, sinks)?;
+        match relative {
+            None => Ok(inferred),
+            Some(relative) if relative.scores == RelativeScores::Tables => {
+                Err("a weight of buckets: stored keys have no tables".into())
+            }
+            Some(relative) => with_buckets(given, of, relative, inferred),
+        }
     });
     let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);
-    with_attention(spec, of, sinks)
+    with_relative(with_attention(spec, of, sinks), relative)
 }
 
 pub(in crate::graph) fn attend_batch<'a>(
@@ -174,7 +185,14 @@ pub(in crate::graph) fn attend_batch<'a>(
             Some(relative) => with_buckets(given, of, relative, inferred),
         }
     });
-    let spec = with_attention(spec.scope_of(OpScope::Tokens), of, sinks);
+    with_relative(
+        with_attention(spec.scope_of(OpScope::Tokens), of, sinks),
+        relative,
+    )
+}
+
+/// The attributes of scores by distance.
+fn with_relative<'a>(spec: OpSpec<'a>, relative: Option<&'a Relative>) -> OpSpec<'a> {
     let Some(Relative { buckets, scores }) = relative else {
         return spec;
     };
@@ -263,8 +281,53 @@ impl GraphBuilder {
     ) -> Result<NodeId, GraphError> {
         let Attention { spec, sinks } = attention.into();
         let sinks = self.optional_weight_name(sinks);
-        let op = Op::Attend { layer, spec, sinks };
+        let op = Op::Attend {
+            layer,
+            spec,
+            sinks,
+            relative: None,
+        };
         self.push_attend(name, op, &spec, q_stored_visibility.to_vec())
+    }
+
+    /// As [`GraphBuilder::attend`], with scores that depend on distances by a weight of buckets.
+    ///
+    /// # Errors
+    /// [`GraphError::Shape`] where heads, widths or buckets do not match, or scores are tables.
+    pub fn attend_relative(
+        &mut self,
+        name: &str,
+        layer: LayerIdx,
+        spec: AttendSpec,
+        [q, stored, visibility]: [NodeId; 3],
+        distances: Distances<'_>,
+    ) -> Result<NodeId, GraphError> {
+        let positions = self.input(Input::Positions)?;
+        let relative = self.relative_scores(distances).0;
+        let op = Op::Attend {
+            layer,
+            spec,
+            sinks: None,
+            relative: Some(relative),
+        };
+        let operands = [q, stored, visibility, positions];
+        self.push(name, op, &operands, Claim::default())
+    }
+
+    /// Scores by distance with whole names of weights, and their tables.
+    fn relative_scores(&self, distances: Distances<'_>) -> (Relative, Vec<NodeId>) {
+        let Distances { buckets, scores } = distances;
+        let (scores, tables) = match scores {
+            DistanceScores::Weight(name) => {
+                let name = self.weight_name(name);
+                (RelativeScores::Weight(name), Vec::new())
+            }
+            DistanceScores::SharedWeight(name) => {
+                (RelativeScores::Weight(name.to_owned()), Vec::new())
+            }
+            DistanceScores::Tables(tables) => (RelativeScores::Tables, tables.to_vec()),
+        };
+        (Relative { buckets, scores }, tables)
     }
 
     /// Attention of the ubatch's tokens among themselves through `window`: `q [n, heads, k_dim]`,
@@ -302,24 +365,15 @@ impl GraphBuilder {
         window: Window,
         distances: Distances<'_>,
     ) -> Result<NodeId, GraphError> {
-        let Distances { buckets, scores } = distances;
         let visibility = self.input(Input::BatchVisibility { window })?;
         let mut operands = vec![q, k, v, visibility];
-        let scores = match scores {
-            DistanceScores::Weight(name) => RelativeScores::Weight(self.weight_name(name)),
-            DistanceScores::SharedWeight(name) => RelativeScores::Weight(name.to_owned()),
-            DistanceScores::Tables(tables) => {
-                operands.extend(tables);
-                RelativeScores::Tables
-            }
-        };
+        let (relative, tables) = self.relative_scores(distances);
+        operands.extend(tables);
         operands.push(self.input(Input::Positions)?);
-        let relative = Some(Relative { buckets, scores });
-        let sinks = None;
         let op = Op::AttendBatch {
             spec,
-            sinks,
-            relative,
+            sinks: None,
+            relative: Some(relative),
         };
         self.push(name, op, &operands, Claim::default())
     }
@@ -343,6 +397,7 @@ impl GraphBuilder {
 mod tests {
     use super::*;
     use crate::graph::{Alibi, GraphShape};
+    use crate::ids::PartIdx;
 
     const SPEC: AttendSpec = AttendSpec {
         n_heads: 2,
@@ -430,6 +485,44 @@ mod tests {
             assert!(text.contains(wanted), "{text}");
         }
         assert_eq!(graph.weights()[0].shape, [8, 2]);
+        assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
+    }
+
+    #[test]
+    fn stored_keys_have_a_weight_of_buckets_and_no_tables() {
+        let mut b = builder();
+        let [q, k, v] = qkv(&mut b);
+        let (part, window, layer) = (PartIdx(0), Window::Full, LayerIdx(2));
+        let cells = b.input(Input::Cells { part }).unwrap();
+        let seen = b.input(Input::Visibility { part, window }).unwrap();
+        let stored = b.store_kv("store", layer, [k, v, cells]).unwrap();
+        let spec = AttendSpec {
+            alibi: None,
+            ..SPEC
+        };
+        let buckets = DistanceBuckets::Earlier {
+            n: 8,
+            max_distance: 20,
+        };
+        let mut attend = |name: &str, scores| {
+            let distances = Distances { buckets, scores };
+            b.attend_relative(name, layer, spec, [q, stored, seen], distances)
+        };
+        let y = attend("y", DistanceScores::Weight("rel.w")).unwrap();
+        let refused = attend("z", DistanceScores::Tables([q, k]));
+        assert!(
+            matches!(refused, Err(GraphError::Shape { .. })),
+            "{refused:?}"
+        );
+        let graph = b.finish(&[y]).unwrap();
+        let text = graph.text().to_string();
+        assert!(
+            text.contains("buckets=earlier(8, 20), bias=rel.w)"),
+            "{text}"
+        );
+        assert_eq!(graph.weights()[0].shape, [8, 2]);
+        let plain = graph.with_plain_attention(|_| 64).unwrap();
+        assert_eq!(plain, graph, "it stays as it is");
         assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
     }
 

@@ -105,8 +105,8 @@ impl GraphBuilder {
 
 impl Graph {
     /// The same computation with every [`Op::Attend`] in three nodes: `kq`, `kq_soft_max` and
-    /// `kqv`, over the first `n_kv` cells of its part. Attention that needs no memory stays as
-    /// it is.
+    /// `kqv`, over the first `n_kv` cells of its part. Attention that needs no memory, or has scores
+    /// by distance, stays as it is.
     ///
     /// # Errors
     /// [`GraphError`] where a name of the new nodes is taken.
@@ -120,7 +120,15 @@ impl Graph {
             let to = |id: &NodeId| moved.get(id.as_usize()).copied().unwrap_or(*id);
             let operands: Vec<NodeId> = node.operands.iter().map(to).collect();
             let id = match (&node.op, operands.as_slice()) {
-                (Op::Attend { layer, spec, sinks }, &[q, stored, visibility, ..]) => {
+                (
+                    Op::Attend {
+                        layer,
+                        spec,
+                        sinks,
+                        relative: None,
+                    },
+                    &[q, stored, visibility, ..],
+                ) => {
                     let part = match node.operands.get(2).and_then(|&id| self.node(id)) {
                         Some(Node {
                             op: Op::Input(Input::Visibility { part, .. }),

@@ -83,7 +83,15 @@ impl<'a> Lowering<'a> {
         let call = match &node.op {
             Op::StoreKv { layer } => self.store_kv(node, *layer),
             Op::StoreK { layer } => self.store_k(node, *layer),
-            Op::Attend { layer, spec, sinks } => self.attend(node, *layer, spec, sinks.as_deref()),
+            Op::Attend {
+                layer,
+                spec,
+                sinks,
+                relative,
+            } => {
+                let call = self.attend(node, *layer, spec, sinks.as_deref());
+                call.and_then(|call| self.with_buckets(node, relative.as_ref(), call))
+            }
             Op::Index { layer, index } => self.index(node, *layer, index),
             Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec),
             Op::AttendBatch {
@@ -165,6 +173,25 @@ impl<'a> Lowering<'a> {
             heads: self.head_weights(node, spec, sinks, 3)?,
         };
         Ok((op, vec![q]))
+    }
+
+    /// The same with scores by distance, where there are any.
+    fn with_buckets(
+        &mut self,
+        node: &'a Node,
+        relative: Option<&'a Relative>,
+        (mut op, reads): AttentionCall,
+    ) -> Result<AttentionCall, BackendError> {
+        if let (AttentionOp::Attend { spec, heads, .. }, Some(relative)) = (&mut op, relative) {
+            let RelativeScores::Weight(name) = &relative.scores else {
+                return Err(unsupported(node));
+            };
+            self.operand_input(node, 3, |i| matches!(i, Input::Positions))?;
+            let weights = self.vector(name, node)?;
+            let buckets = HeadBuckets::new(relative, Some(&weights), spec.n_heads);
+            heads.buckets = Some(Arc::new(buckets));
+        }
+        Ok((op, reads))
     }
 
     fn index(

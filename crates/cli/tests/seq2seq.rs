@@ -1,0 +1,105 @@
+//! Encoder-decoders in the program: the prompt is encoded, and a text follows; states go on in
+//! another process, GGUF files give the same, and commands that need no source refuse them.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod support;
+
+use model_tests::{Recipe, fixture};
+use support::{BACKENDS, failure, json, output};
+
+const PROMPT: &str = "a small bird sang in the old tree";
+
+/// A directory of T5 v1.1 with a tokenizer.
+fn directory() -> tempfile::TempDir {
+    let made = tempfile::tempdir().unwrap();
+    let from = fixture("seq2seq");
+    Recipe::open(&from.join("t5_v1_1")).expand(made.path());
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(file), made.path().join(file)).unwrap();
+    }
+    made
+}
+
+fn tokens(args: &[&str]) -> Vec<u64> {
+    let report = json(&[&["run", "--temp", "0", "--json"], args].concat());
+    let tokens = report["tokens"].as_array().unwrap().iter();
+    tokens.map(|token| token.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_text_follows_its_source_on_every_backend_and_from_gguf() {
+    let dir = directory();
+    let model = dir.path().to_str().unwrap();
+    let base = ["-m", model, "-n", "16", "--kv-type", "f32"];
+    let wanted = tokens(&[&base[..], &[PROMPT]].concat());
+    assert!(wanted.len() > 8, "{wanted:?}");
+    for backend in BACKENDS {
+        let got = tokens(&[&base[..], &["--backend", backend, PROMPT]].concat());
+        assert_eq!(got, wanted, "{backend}");
+    }
+    let other = tokens(&[&base[..], &["the rain fell"]].concat());
+    assert_ne!(other, wanted, "another source, another text");
+    // The prompt is no part of the text, and is not printed.
+    let (text, _) = output(&[&["run", "--temp", "0"], &base[..], &[PROMPT]].concat());
+    assert!(!text.contains(PROMPT) && !text.trim().is_empty(), "{text}");
+    let file = dir.path().join("t5.gguf");
+    let file = file.to_str().unwrap();
+    output(&["convert", "--type", "f32", model, file]);
+    let base = ["-m", file, "-n", "16", "--kv-type", "f32"];
+    assert_eq!(tokens(&[&base[..], &[PROMPT]].concat()), wanted);
+}
+
+#[test]
+fn a_text_goes_on_in_another_process_without_its_source() {
+    let dir = directory();
+    let model = dir.path().to_str().unwrap();
+    let state = dir.path().join("text.state");
+    let state = state.to_str().unwrap();
+    let base = ["-m", model, "--kv-type", "f32"];
+    let wanted = tokens(&[&base[..], &["-n", "9", PROMPT]].concat());
+    for n_first in [0usize, 4] {
+        let (n, rest) = (n_first.to_string(), (wanted.len() - n_first).to_string());
+        let first = ["-n", &n, "--save-state", state, PROMPT];
+        let mut got = tokens(&[&base[..], &first].concat());
+        let second = ["-n", &rest, "--load-state", state, ""];
+        got.extend(tokens(&[&base[..], &second].concat()));
+        assert_eq!(got, wanted, "after {n_first}");
+    }
+}
+
+#[test]
+fn what_needs_no_source_is_refused() {
+    let dir = directory();
+    let model = dir.path().to_str().unwrap();
+    let text = dir.path().join("text.txt");
+    std::fs::write(&text, PROMPT).unwrap();
+    let text = text.to_str().unwrap();
+    let requests = dir.path().join("requests.jsonl");
+    std::fs::write(&requests, "{\"prompt\": \"a bird\"}\n").unwrap();
+    let requests = requests.to_str().unwrap();
+    for args in [
+        &["perplexity", "-m", model, "-f", text][..],
+        &["chat", "-m", model],
+        &["batch", "-m", model, "-f", requests],
+    ] {
+        let (code, message) = failure(args);
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains("'cellar run' is for it"), "{message}");
+    }
+    let out = dir.path().join("logits.safetensors");
+    let out = out.to_str().unwrap();
+    let (_, message) = failure(&["logits", "-m", model, "--tokens", "0,5", "--out", out]);
+    assert!(message.contains("has no source"), "{message}");
+    let long = "bird ".repeat(40);
+    let (_, message) = failure(&["run", "-m", model, "--ubatch", "64", &long]);
+    assert!(message.contains("64"), "{message}");
+}
+
+#[test]
+fn a_plan_shows_the_rows_of_sources() {
+    let dir = directory();
+    let model = dir.path().to_str().unwrap();
+    let (plan, _) = output(&["plan", model, "--ctx", "64", "--kv-type", "f32"]);
+    assert!(plan.contains("source"), "{plan}");
+}

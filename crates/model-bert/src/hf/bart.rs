@@ -1,0 +1,179 @@
+//! BART (Lewis et al., arXiv 1910.13461): positions and norms as in BERT, in an encoder and a
+//! decoder.
+
+use model_core::hf::{
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TRAINED_LENGTH, TensorRule,
+    VOCAB_SIZE, in_stack, only, same, with,
+};
+
+use super::activation;
+use super::t5::start;
+use crate::seq2seq::read::{DECODER_HEADS, DECODER_HIDDEN, DECODER_LAYERS, EMBEDDING_SCALE};
+
+/// The classes of this file.
+pub(super) const CLASSES: &[HfClass] = &[BART];
+
+const BART: HfClass = HfClass {
+    name: "BartForConditionalGeneration",
+    architecture: "bart",
+    keys: &[BART_KEYS],
+    tensors: &[BART_ENDS, BART_ENCODER, BART_DECODER],
+    unused: &[
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+        "lm_head.weight",
+    ],
+    defaults: &[("decoder_start_token_id", 2)],
+    ..HfClass::EMPTY
+};
+
+const BART_KEYS: &[Key] = &[
+    Key::Count {
+        to: "block_count",
+        from: "encoder_layers",
+    },
+    Key::Count {
+        to: DECODER_LAYERS,
+        from: "decoder_layers",
+    },
+    Key::Count {
+        to: "embedding_length",
+        from: "d_model",
+    },
+    Key::Count {
+        to: "feed_forward_length",
+        from: "encoder_ffn_dim",
+    },
+    Key::Count {
+        to: DECODER_HIDDEN,
+        from: "decoder_ffn_dim",
+    },
+    Key::Count {
+        to: "attention.head_count",
+        from: "encoder_attention_heads",
+    },
+    Key::Count {
+        to: DECODER_HEADS,
+        from: "decoder_attention_heads",
+    },
+    TRAINED_LENGTH,
+    VOCAB_SIZE,
+    // PyTorch's, which no config names.
+    Key::With(|_, keys| {
+        keys.set("attention.layer_norm_epsilon", 1e-5f32);
+        Ok(())
+    }),
+    Key::With(|config, keys| activation(config, keys, "activation_function")),
+    Key::With(start),
+    Key::With(embedding_scale),
+    only("is_decoder", Expected::Flag(false)),
+    only("is_encoder_decoder", Expected::Flag(true)),
+    only("tie_word_embeddings", Expected::Flag(true)),
+    // Switches of files older than transformers' class, which has one form.
+    only("normalize_before", Expected::Flag(false)),
+    only("normalize_embedding", Expected::Flag(true)),
+    only("add_final_layer_norm", Expected::Flag(false)),
+    only("static_position_embeddings", Expected::Flag(false)),
+];
+
+/// The square root of the width, where the config asks for a factor.
+fn embedding_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    if config.optional_flag("scale_embedding")? == Some(true) {
+        keys.set(EMBEDDING_SCALE, (config.count("d_model")? as f32).sqrt());
+    }
+    Ok(())
+}
+
+/// The first rows of the position tables are no positions.
+fn n_before_positions(_: &HfConfig) -> Result<usize, ModelFileError> {
+    Ok(2)
+}
+
+const POSITIONS: &[Step] = &[Step::RowsAfter(n_before_positions)];
+
+const BART_ENDS: &[TensorRule] = &[
+    same("token_embd.weight", "model.shared.weight"),
+    with("output.bias", "final_logits_bias", &[Step::Squeezed]),
+    with(
+        "enc.position_embd.weight",
+        "model.encoder.embed_positions.weight",
+        POSITIONS,
+    ),
+    with(
+        "dec.position_embd.weight",
+        "model.decoder.embed_positions.weight",
+        POSITIONS,
+    ),
+    same(
+        "enc.token_embd_norm.weight",
+        "model.encoder.layernorm_embedding.weight",
+    ),
+    same(
+        "enc.token_embd_norm.bias",
+        "model.encoder.layernorm_embedding.bias",
+    ),
+    same(
+        "dec.token_embd_norm.weight",
+        "model.decoder.layernorm_embedding.weight",
+    ),
+    same(
+        "dec.token_embd_norm.bias",
+        "model.decoder.layernorm_embedding.bias",
+    ),
+];
+
+const BART_ENCODER: &[TensorRule] = &in_stack(
+    "enc.blk.{l}.",
+    "model.encoder.layers.{l}.",
+    [
+        same("attn_q.weight", "self_attn.q_proj.weight"),
+        same("attn_q.bias", "self_attn.q_proj.bias"),
+        same("attn_k.weight", "self_attn.k_proj.weight"),
+        same("attn_k.bias", "self_attn.k_proj.bias"),
+        same("attn_v.weight", "self_attn.v_proj.weight"),
+        same("attn_v.bias", "self_attn.v_proj.bias"),
+        same("attn_o.weight", "self_attn.out_proj.weight"),
+        same("attn_o.bias", "self_attn.out_proj.bias"),
+        same("attn_norm.weight", "self_attn_layer_norm.weight"),
+        same("attn_norm.bias", "self_attn_layer_norm.bias"),
+        same("ffn_up.weight", "fc1.weight"),
+        same("ffn_up.bias", "fc1.bias"),
+        same("ffn_down.weight", "fc2.weight"),
+        same("ffn_down.bias", "fc2.bias"),
+        same("ffn_norm.weight", "final_layer_norm.weight"),
+        same("ffn_norm.bias", "final_layer_norm.bias"),
+    ],
+);
+
+const BART_DECODER: &[TensorRule] = &in_stack(
+    "dec.blk.{l}.",
+    "model.decoder.layers.{l}.",
+    [
+        same("attn_q.weight", "self_attn.q_proj.weight"),
+        same("attn_q.bias", "self_attn.q_proj.bias"),
+        same("attn_k.weight", "self_attn.k_proj.weight"),
+        same("attn_k.bias", "self_attn.k_proj.bias"),
+        same("attn_v.weight", "self_attn.v_proj.weight"),
+        same("attn_v.bias", "self_attn.v_proj.bias"),
+        same("attn_o.weight", "self_attn.out_proj.weight"),
+        same("attn_o.bias", "self_attn.out_proj.bias"),
+        same("attn_norm.weight", "self_attn_layer_norm.weight"),
+        same("attn_norm.bias", "self_attn_layer_norm.bias"),
+        same("cross_attn_q.weight", "encoder_attn.q_proj.weight"),
+        same("cross_attn_q.bias", "encoder_attn.q_proj.bias"),
+        same("cross_attn_k.weight", "encoder_attn.k_proj.weight"),
+        same("cross_attn_k.bias", "encoder_attn.k_proj.bias"),
+        same("cross_attn_v.weight", "encoder_attn.v_proj.weight"),
+        same("cross_attn_v.bias", "encoder_attn.v_proj.bias"),
+        same("cross_attn_o.weight", "encoder_attn.out_proj.weight"),
+        same("cross_attn_o.bias", "encoder_attn.out_proj.bias"),
+        same("cross_attn_norm.weight", "encoder_attn_layer_norm.weight"),
+        same("cross_attn_norm.bias", "encoder_attn_layer_norm.bias"),
+        same("ffn_up.weight", "fc1.weight"),
+        same("ffn_up.bias", "fc1.bias"),
+        same("ffn_down.weight", "fc2.weight"),
+        same("ffn_down.bias", "fc2.bias"),
+        same("ffn_norm.weight", "final_layer_norm.weight"),
+        same("ffn_norm.bias", "final_layer_norm.bias"),
+    ],
+);

@@ -1,0 +1,63 @@
+//! [`SEQ2SEQ_FAMILY`]: the encoder-decoders, one row each. A row holds what cannot be read from the
+//! model's files.
+
+use kv_core::graph::Activation;
+use model_core::blocks::{FeedForwardForm, NormKind, OutputName, QkvBias};
+
+use super::graph::NormPlace;
+
+/// What sets one encoder-decoder apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seq2SeqLike {
+    /// The name in `general.architecture`.
+    pub name: &'static str,
+    /// Every norm.
+    pub norm: NormKind,
+    /// Where layers have them.
+    pub norms: NormPlace,
+    /// How positions are encoded.
+    pub positions: Seq2SeqPositions,
+    /// Which projections of attentions have a bias.
+    pub bias: QkvBias,
+    /// What files call the output matrix of an attention.
+    pub output: OutputName,
+    /// The matrices of a feed-forward block that has no gate.
+    pub feed_forward: FeedForwardForm,
+    /// Applied in it, where the file names nothing else.
+    pub activation: Activation,
+}
+
+/// How an encoder-decoder encodes positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seq2SeqPositions {
+    /// By rows that were learnt, for each stack.
+    Learnt,
+    /// By biases of scores by distance, which the layers of a stack share. Scores have no other
+    /// factor (Raffel et al., arXiv 1910.10683).
+    Biases,
+}
+
+/// Every encoder-decoder.
+pub const SEQ2SEQ_FAMILY: &[Seq2SeqLike] = &[
+    Seq2SeqLike {
+        name: "t5",
+        norm: NormKind::Rms,
+        norms: NormPlace::Before,
+        positions: Seq2SeqPositions::Biases,
+        bias: QkvBias::None,
+        output: OutputName::AttnO,
+        feed_forward: FeedForwardForm::Plain,
+        activation: Activation::Relu,
+    },
+    // Lewis et al., arXiv 1910.13461.
+    Seq2SeqLike {
+        name: "bart",
+        norm: NormKind::LayerWithBias,
+        norms: NormPlace::After,
+        positions: Seq2SeqPositions::Learnt,
+        bias: QkvBias::All,
+        output: OutputName::AttnO,
+        feed_forward: FeedForwardForm::PlainWithBias,
+        activation: Activation::GeluErf,
+    },
+];

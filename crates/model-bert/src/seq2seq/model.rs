@@ -1,0 +1,101 @@
+//! [`Seq2SeqModel`]: an encoder-decoder with a name, as its decoder or as its encoder.
+
+use std::sync::Arc;
+
+use kv_core::TokenId;
+use kv_core::graph::{Graph, GraphShape};
+use kv_core::layers::LayerMap;
+use model_core::architecture::{Model, ModelError, OutputKind, SourceEncoder};
+
+use super::graph::Seq2Seq;
+
+/// A decoder that attends over sources, and the encoder of those ([`Model::source_encoder`]).
+#[derive(Clone, Debug)]
+pub struct Seq2SeqModel {
+    architecture: &'static str,
+    settings: Arc<Seq2Seq>,
+    memory: LayerMap,
+    context_length: usize,
+    start: TokenId,
+    side: Side,
+}
+
+/// Which graph it gives.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Decoder,
+    Encoder,
+}
+
+impl Seq2SeqModel {
+    /// A model from its settings, whose texts begin with `start`.
+    pub fn new(
+        architecture: &'static str,
+        settings: Seq2Seq,
+        context_length: usize,
+        start: TokenId,
+    ) -> Self {
+        Self {
+            architecture,
+            memory: settings.memory(),
+            settings: Arc::new(settings),
+            context_length,
+            start,
+            side: Side::Decoder,
+        }
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &Seq2Seq {
+        &self.settings
+    }
+}
+
+impl Model for Seq2SeqModel {
+    fn architecture(&self) -> &str {
+        self.architecture
+    }
+
+    fn layers(&self) -> &LayerMap {
+        &self.memory
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.settings.vocab
+    }
+
+    fn context_length(&self) -> usize {
+        self.context_length
+    }
+
+    fn embedding_dim(&self) -> usize {
+        self.settings.dim
+    }
+
+    fn output(&self) -> OutputKind {
+        match self.side {
+            Side::Decoder => OutputKind::Logits,
+            Side::Encoder => OutputKind::Embeddings,
+        }
+    }
+
+    fn source_encoder(&self) -> Option<SourceEncoder> {
+        match self.side {
+            Side::Encoder => None,
+            Side::Decoder => Some(SourceEncoder {
+                model: Arc::new(Self {
+                    side: Side::Encoder,
+                    ..self.clone()
+                }),
+                start: self.start,
+            }),
+        }
+    }
+
+    fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
+        Ok(match self.side {
+            Side::Decoder => self.settings.decoder_graph(shape)?,
+            Side::Encoder => self.settings.encoder_graph(shape)?,
+        })
+    }
+}
