@@ -27,12 +27,19 @@ pub struct ApiError {
     pub param: Option<String>,
     /// What is wrong, and what to do.
     pub message: String,
+    /// What few errors have besides.
+    pub(crate) more: Option<Box<More>>,
+}
+
+/// What few errors have besides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct More {
     /// Seconds after which it is worth trying again.
-    pub retry_after: Option<u64>,
+    retry_after: Option<u64>,
     /// The methods that the address takes, after a wrong one.
-    pub allow: Option<&'static str>,
+    allow: Option<&'static str>,
     /// More numbers, as members of the error object.
-    pub details: Vec<(&'static str, Value)>,
+    details: Vec<(&'static str, Value)>,
 }
 
 impl ApiError {
@@ -43,9 +50,7 @@ impl ApiError {
             code: None,
             param: None,
             message: message.into(),
-            retry_after: None,
-            allow: None,
-            details: Vec::new(),
+            more: None,
         }
     }
 
@@ -109,7 +114,10 @@ impl ApiError {
         let status = StatusCode::METHOD_NOT_ALLOWED;
         let message = format!("{path} takes {allow}, not {method}");
         Self {
-            allow: Some(allow),
+            more: Some(Box::new(More {
+                allow: Some(allow),
+                ..More::default()
+            })),
             ..Self::new(status, "invalid_request_error", message)
         }
     }
@@ -136,7 +144,10 @@ impl ApiError {
         let message = format!("{}; try again in {retry_after} s", message.into());
         Self {
             code: Some("rate_limit_exceeded"),
-            retry_after: Some(retry_after),
+            more: Some(Box::new(More {
+                retry_after: Some(retry_after),
+                ..More::default()
+            })),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
         }
     }
@@ -173,7 +184,10 @@ impl ApiError {
             "code": self.code,
         });
         if let Value::Object(members) = &mut error {
-            let details = self.details.iter().cloned();
+            let details = self
+                .more
+                .iter()
+                .flat_map(|more| more.details.iter().cloned());
             members.extend(details.map(|(name, value)| (name.to_owned(), value)));
         }
         json!({ "error": error })
@@ -185,10 +199,11 @@ impl ApiError {
         let mut response = (self.status, body.to_string()).into_response();
         let headers = response.headers_mut();
         headers.insert(axum::http::header::CONTENT_TYPE, json);
-        if let Some(seconds) = self.retry_after {
+        let more = self.more.as_deref();
+        if let Some(seconds) = more.and_then(|more| more.retry_after) {
             headers.insert(RETRY_AFTER, seconds.into());
         }
-        if let Some(allow) = self.allow {
+        if let Some(allow) = more.and_then(|more| more.allow) {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
         if self.status == StatusCode::UNAUTHORIZED {
@@ -217,6 +232,17 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// The numbers of a text that is too long.
+fn too_long(n_prompt: usize, limit: usize) -> Option<Box<More>> {
+    Some(Box::new(More {
+        details: vec![
+            ("n_prompt_tokens", n_prompt.into()),
+            ("n_ctx", limit.into()),
+        ],
+        ..More::default()
+    }))
+}
+
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let message = error.to_string();
@@ -224,10 +250,7 @@ impl From<RequestError> for ApiError {
             RequestError::EmptyPrompt => Self::invalid_param("prompt", message),
             RequestError::TooLong { n_prompt, limit } => Self {
                 code: Some("context_length_exceeded"),
-                details: vec![
-                    ("n_prompt_tokens", n_prompt.into()),
-                    ("n_ctx", limit.into()),
-                ],
+                more: too_long(n_prompt, limit),
                 ..Self::invalid_param(
                     "prompt",
                     format!(
@@ -269,10 +292,7 @@ impl From<&EngineError> for ApiError {
                 limit,
             } => Self {
                 code: Some("context_length_exceeded"),
-                details: vec![
-                    ("n_prompt_tokens", (*n_tokens).into()),
-                    ("n_ctx", (*limit).into()),
-                ],
+                more: too_long(*n_tokens, *limit),
                 ..Self::invalid_param(
                     format!("input[{index}]"),
                     format!(

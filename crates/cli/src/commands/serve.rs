@@ -188,7 +188,8 @@ fn load(
     let flags = resolve::backend_flags(&args.engine)?;
     let weights = file.weights();
     let model = match file.model().output() {
-        OutputKind::Logits => {
+        OutputKind::Logits | OutputKind::MaskLogits(_) => {
+            resolve::continues_without_source(file)?;
             let service = start(args, file)?;
             ServedModel::texts(file, service, settings)
         }

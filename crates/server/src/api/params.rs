@@ -151,13 +151,14 @@ impl SamplingParams {
 
 /// The parameter that is out of range by itself.
 fn wrong_param(config: &SamplerConfig) -> Option<&'static str> {
+    type CopyParam = fn(&mut SamplerConfig, &SamplerConfig);
     let usual = SamplerConfig::default;
-    let only = |change: fn(&mut SamplerConfig, &SamplerConfig)| {
+    let only = |change: CopyParam| {
         let mut changed = usual();
         change(&mut changed, config);
         changed.check().is_err()
     };
-    let params: [(&str, fn(&mut SamplerConfig, &SamplerConfig)); 7] = [
+    let params: [(&str, CopyParam); 7] = [
         ("temperature", |to, from| to.temperature = from.temperature),
         ("top_p", |to, from| to.top_p = from.top_p),
         ("min_p", |to, from| to.min_p = from.min_p),

@@ -219,7 +219,7 @@ impl ChatSplitter {
             self.trims = true;
             return true;
         }
-        let n = undecided(&self.held, &[close], true);
+        let n = undecided(&self.held, &[close], LastSpaces::Held);
         let ready = take_front(&mut self.held, n);
         self.add_reasoning(&ready);
         false
@@ -256,7 +256,11 @@ impl ChatSplitter {
             }
             return true;
         }
-        let n = undecided(&self.held, &marks, !marks.is_empty());
+        let spaces = match marks.is_empty() {
+            true => LastSpaces::Given,
+            false => LastSpaces::Held,
+        };
+        let n = undecided(&self.held, &marks, spaces);
         let ready = take_front(&mut self.held, n);
         self.add_text(&ready);
         false
@@ -425,18 +429,27 @@ impl ChatSplitter {
     }
 }
 
+/// What becomes of white space at the end of what came so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastSpaces {
+    /// It waits: a mark would swallow it.
+    Held,
+    /// It is given out.
+    Given,
+}
+
 /// How many bytes of a text can be given out: without its longest end that may be the beginning of a
 /// mark, and where a mark would swallow it, without white space at its end.
-fn undecided(text: &str, marks: &[&str], holds_spaces: bool) -> usize {
+fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize {
     let is_open = |at: &usize| {
         let end = text.get(*at..).unwrap_or_default();
         !end.is_empty() && marks.iter().any(|mark| mark.starts_with(end))
     };
     let mut starts = text.char_indices().map(|(at, _)| at);
     let n = starts.find(is_open).unwrap_or(text.len());
-    match holds_spaces {
-        true => text.get(..n).unwrap_or_default().trim_end().len(),
-        false => n,
+    match spaces {
+        LastSpaces::Held => text.get(..n).unwrap_or_default().trim_end().len(),
+        LastSpaces::Given => n,
     }
 }
 

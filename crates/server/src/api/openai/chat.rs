@@ -72,7 +72,11 @@ async fn handle(
     let header = Header::new(model.id());
     if fields.stream == Some(true) {
         let options = fields.stream_options.unwrap_or_default();
-        let encoder = ChatStream::new(header, options.include_usage == Some(true));
+        let encoder = ChatStream {
+            header,
+            include_usage: options.include_usage == Some(true),
+            usages: Vec::new(),
+        };
         return Ok(stream::respond(vec![generating], encoder));
     }
     Ok(json::respond(&header.answer(&generating.answer().await?)))
@@ -174,14 +178,6 @@ struct ChatStream {
 }
 
 impl ChatStream {
-    fn new(header: Header, include_usage: bool) -> Self {
-        Self {
-            header,
-            include_usage,
-            usages: Vec::new(),
-        }
-    }
-
     fn chunk(&self, choice: usize, delta: &Value, finish: Option<&str>) -> String {
         let choice = json!({
             "index": choice, "delta": delta, "logprobs": null, "finish_reason": finish,
