@@ -23,6 +23,7 @@ use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::programs::ProgramCache;
+use crate::rows_out::{Embeddings, Logits};
 use crate::runner::{BatchOutput, FailedStep, ProgramKey, RowsOut, Runner};
 
 /// A model on a backend, with what it remembers.
@@ -33,59 +34,6 @@ pub struct Engine<B: Backend, M: Memory = Composite> {
     pub(crate) memory: M,
     /// Which model this is, for states.
     pub(crate) fingerprint: Fingerprint,
-}
-
-/// The logits of the entries whose output was wanted, in the order of the batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Logits<'e> {
-    values: &'e [f32],
-    n_vocab: usize,
-}
-
-impl<'e> Logits<'e> {
-    /// Number of rows: entries whose output was wanted.
-    pub fn n_rows(self) -> usize {
-        self.values.len() / self.n_vocab.max(1)
-    }
-
-    /// The logits of the `index`-th wanted entry, `[vocab]`; `None` beyond the last.
-    pub fn row(self, index: usize) -> Option<&'e [f32]> {
-        self.values.chunks_exact(self.n_vocab.max(1)).nth(index)
-    }
-
-    /// The logits of the last wanted entry, `[vocab]`; `None` where none was wanted.
-    pub fn last(self) -> Option<&'e [f32]> {
-        self.values.chunks_exact(self.n_vocab.max(1)).next_back()
-    }
-
-    /// All rows one after the other, `[wanted, vocab]`.
-    pub fn values(self) -> &'e [f32] {
-        self.values
-    }
-}
-
-/// The final rows of the entries whose output was wanted, in the order of the batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Embeddings<'e> {
-    pub(crate) values: &'e [f32],
-    pub(crate) dim: usize,
-}
-
-impl<'e> Embeddings<'e> {
-    /// The rows, `[dim]` each, in order.
-    pub fn rows(self) -> impl ExactSizeIterator<Item = &'e [f32]> {
-        self.values.chunks_exact(self.dim.max(1))
-    }
-
-    /// Values of one row.
-    pub fn dim(self) -> usize {
-        self.dim
-    }
-
-    /// All rows one after the other, `[wanted, dim]`.
-    pub fn values(self) -> &'e [f32] {
-        self.values
-    }
 }
 
 impl<B: Backend> Engine<B> {

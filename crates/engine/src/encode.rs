@@ -9,8 +9,9 @@ use kv_core::memory::Memory;
 use kv_core::{SeqId, TokenId};
 use model_core::architecture::SourceEncoder;
 
-use crate::decode::{Embeddings, Engine};
+use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::rows_out::Embeddings;
 use crate::runner::RowsOut;
 
 impl<B: Backend, M: Memory + Clone> Engine<B, M> {

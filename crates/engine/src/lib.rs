@@ -24,6 +24,7 @@ mod logprobs;
 mod planning;
 mod programs;
 mod reranker;
+mod rows_out;
 mod runner;
 pub mod sampler;
 pub mod serve;
@@ -37,7 +38,7 @@ pub use config::{
     AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MemoryBudget, Settings,
 };
 pub use context::{GroupAttention, LongContext};
-pub use decode::{Embeddings, Engine, Logits};
+pub use decode::Engine;
 pub use denoise::{DenoiseOptions, Denoiser, Denoising, FillOrder, FillSchedule};
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
@@ -48,6 +49,7 @@ pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS, TokenLogprob, TokenLogprobs};
 pub use model_core::sentence::{Normalization, Pooling};
 pub use planning::{PromptOutputs, Workload};
 pub use reranker::{Ranked, Reranker, RerankerConfig};
+pub use rows_out::{Embeddings, Logits};
 pub use state::{RestoredState, SaveOptions};
 pub use texts::TextPlan;
 pub use timings::{Pace, Timings};

@@ -21,8 +21,9 @@ use super::config::micros;
 use super::service::{QueuePlace, ServiceError, ServiceStatus};
 use super::stream::{StepGuests, TextSender, Usage};
 use crate::completion::{Completion, FinishReason, OutputRow};
-use crate::decode::{Engine, Logits};
+use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::rows_out::Logits;
 
 /// A command of a service to its thread.
 #[derive(Debug)]
