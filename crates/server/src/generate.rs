@@ -4,16 +4,17 @@
 //! and [`Piece::Usage`], or one error and nothing else. Dropping [`Generating`] cancels the request.
 //! Knows no API and no connection.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use cellar_grammar::GrammarFailure;
-use engine::sampler::SamplerConfig;
-use engine::serve::{PrefixUse, Priority, TextRequest, TextStream, Usage};
-use engine::{CompletionOptions, FinishReason};
+use cellar_grammar::{Grammar, GrammarFailure, GrammarStep};
+use engine::sampler::{SamplerConfig, Step};
+use engine::serve::{Choices, PrefixUse, Priority, TextRequest, TextStream, Usage};
+use engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{EncodeOptions, SpecialPieces};
 use serde_json::{Map, Value, json};
@@ -79,6 +80,10 @@ pub struct GenerateRequest {
     pub priority: Priority,
     /// Narrows who shares cached prefixes with this request.
     pub cache_salt: Option<String>,
+    /// Which log probabilities of its tokens are wanted.
+    pub logprobs: Logprobs,
+    /// How many texts are computed, and how many of them are given.
+    pub choices: Choices,
     /// What the pieces of the text are.
     pub output: Output,
 }
@@ -106,8 +111,10 @@ pub enum ToolUse {
 }
 
 /// A part of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
+    /// Log probabilities, where they are wanted, of the tokens of the piece that comes next.
+    Logprobs(Vec<TokenLogprobs>),
     /// Text, never empty.
     Text(String),
     /// What the model thinks before it answers.
@@ -148,7 +155,13 @@ pub struct Finish {
 /// A request that is ready to be computed.
 struct Prepared {
     request: TextRequest,
-    failure: Option<GrammarFailure>,
+    texts: Vec<PreparedText>,
+}
+
+/// What one of the texts of a request has of its own.
+#[derive(Default)]
+struct PreparedText {
+    step: Option<GrammarStep>,
     splitter: Option<ChatSplitter>,
 }
 
@@ -173,6 +186,8 @@ pub struct Answer {
     pub reasoning: String,
     /// Calls of tools.
     pub calls: Vec<ToolCall>,
+    /// The log probabilities of its tokens, where they are wanted.
+    pub logprobs: Vec<TokenLogprobs>,
     /// How it ended.
     pub finish: Finish,
     /// What it took.
@@ -191,32 +206,61 @@ pub struct ToolCall {
 }
 
 impl App {
-    /// Begins to generate. The template, the tokenizer and the grammar run on a thread of their own.
+    /// Begins to generate one text. The template, the tokenizer and the grammar run on a thread of
+    /// their own.
     ///
     /// # Errors
-    /// [`ApiError`]: the server ends, the model generates no texts or has no template, the schema
-    /// cannot be compiled, the prompt is too long, or too much waits.
+    /// As [`App::generate_texts`].
     pub async fn generate(
         &self,
         model: &Arc<ServedModel>,
         tenant: Tenant,
         request: GenerateRequest,
     ) -> Result<Generating, ApiError> {
+        let request = GenerateRequest {
+            choices: Choices::default(),
+            ..request
+        };
+        let mut texts = self.generate_texts(model, tenant, request).await?;
+        texts.pop().ok_or_else(ApiError::shutting_down)
+    }
+
+    /// Begins to generate the texts of a request, whose prompt is computed once.
+    ///
+    /// # Errors
+    /// [`ApiError`]: the server ends, the model generates no texts or has no template, the schema
+    /// cannot be compiled, the prompt is too long, or too much waits.
+    pub async fn generate_texts(
+        &self,
+        model: &Arc<ServedModel>,
+        tenant: Tenant,
+        request: GenerateRequest,
+    ) -> Result<Vec<Generating>, ApiError> {
         self.check_open()?;
         let service = model.service()?;
+        let n = request.choices.n_computed();
         let prepare = {
             let model = Arc::clone(model);
             move || prepare(&model, tenant, request)
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
         let prepared = prepared.map_err(|error| ApiError::internal(error.to_string()))?;
-        let Prepared {
-            request,
-            failure,
-            splitter,
-        } = prepared?;
+        let Prepared { mut request, texts } = prepared?;
         let n_prompt = request.prompt.len();
-        let stream = service.submit(request).map_err(|error| {
+        let mut all_steps = Vec::with_capacity(texts.len());
+        let mut others = Vec::with_capacity(texts.len());
+        for PreparedText { step, splitter } in texts {
+            let failure = step.as_ref().map(GrammarStep::failure);
+            others.push((failure, splitter));
+            let step = step.map(|step| -> Box<dyn Step> { Box::new(step) });
+            all_steps.push(step.into_iter().collect::<Vec<_>>());
+        }
+        let mut all_steps = all_steps.into_iter();
+        request.steps = all_steps.next().unwrap_or_default();
+        let all_steps = RefCell::new(all_steps);
+        let next_steps = || all_steps.borrow_mut().next().unwrap_or_default();
+        let streams = service.submit_texts(request, n, next_steps);
+        let streams = streams.map_err(|error| {
             let seconds = self
                 .metrics()
                 .retry_after(service.n_queued(), model.n_parallel());
@@ -224,7 +268,7 @@ impl App {
             self.metrics().refused(&error);
             error
         })?;
-        Ok(Generating {
+        let generating = |(stream, (failure, splitter))| Generating {
             active: self.begin(model, n_prompt),
             stream: Some(stream),
             failure,
@@ -232,8 +276,44 @@ impl App {
             ready: VecDeque::new(),
             closing: Box::pin(self.closing()),
             n_prompt,
-        })
+        };
+        Ok(streams.into_iter().zip(others).map(generating).collect())
     }
+
+    /// The number of tokens of a prompt.
+    ///
+    /// # Errors
+    /// [`ApiError`] where the model has no template, or it refuses the messages.
+    pub async fn count_tokens(
+        &self,
+        model: &Arc<ServedModel>,
+        prompt: Prompt,
+    ) -> Result<usize, ApiError> {
+        let model = Arc::clone(model);
+        let encode = move || encode(&model, prompt).map(|encoded| encoded.tokens.len());
+        let counted = tokio::task::spawn_blocking(encode).await;
+        counted.map_err(|error| ApiError::internal(error.to_string()))?
+    }
+}
+
+/// A prompt as the model reads it.
+struct Encoded {
+    tokens: Vec<TokenId>,
+    /// What the template made of messages.
+    rendered: Option<String>,
+}
+
+fn encode(model: &ServedModel, prompt: Prompt) -> Result<Encoded, ApiError> {
+    let (tokens, rendered) = match prompt {
+        Prompt::Text(text) => (model.tokenizer().encode(&text, EncodeOptions::PROMPT), None),
+        Prompt::Tokens(tokens) => (tokens, None),
+        Prompt::Chat(chat) => {
+            let text = model.render(&chat)?;
+            let tokens = model.tokenizer().encode(&text, EncodeOptions::CHAT);
+            (tokens, Some(text))
+        }
+    };
+    Ok(Encoded { tokens, rendered })
 }
 
 fn prepare(
@@ -241,60 +321,64 @@ fn prepare(
     tenant: Tenant,
     request: GenerateRequest,
 ) -> Result<Prepared, ApiError> {
-    let mut splitter = None;
-    let prompt = match request.prompt {
-        Prompt::Text(text) => model.tokenizer().encode(&text, EncodeOptions::PROMPT),
-        Prompt::Tokens(tokens) => tokens,
-        Prompt::Chat(chat) => {
-            let text = model.render(&chat)?;
-            splitter = splitter_of(model, &text, request.output);
-            model.tokenizer().encode(&text, EncodeOptions::CHAT)
-        }
+    let Encoded { tokens, rendered } = encode(model, request.prompt)?;
+    let grammar = match request.constraint {
+        Some(constraint) => Some(compile(model, constraint)?),
+        None => None,
     };
-    let mut prepared = Prepared {
-        request: TextRequest {
-            prompt,
-            priority: request.priority,
-            prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),
-            options: CompletionOptions {
-                sampler: request.sampler,
-                n_predict: request.max_tokens,
-                stop: request.stop,
-                // Some models write control tokens around calls.
-                special: match &splitter {
-                    Some(splitter) if splitter.has_tools() => SpecialPieces::Render,
-                    _ => SpecialPieces::Skip,
-                },
-                ..CompletionOptions::default()
+    let text = |_| PreparedText {
+        step: grammar.as_ref().map(Grammar::step),
+        splitter: rendered
+            .as_ref()
+            .and_then(|text| splitter_of(model, text, request.output.clone())),
+    };
+    let texts: Vec<PreparedText> = (0..request.choices.n_computed().get()).map(text).collect();
+    let first = texts.first().and_then(|text| text.splitter.as_ref());
+    let logprobs = match request.logprobs {
+        // What ranks the texts.
+        Logprobs::Off if request.choices.are_ranked() => Logprobs::Top(0),
+        wanted => wanted,
+    };
+    let request = TextRequest {
+        prompt: tokens,
+        priority: request.priority,
+        prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),
+        options: CompletionOptions {
+            sampler: request.sampler,
+            n_predict: request.max_tokens,
+            stop: request.stop,
+            logprobs,
+            prompt_logprobs: Logprobs::Off,
+            // Some models write control tokens around calls.
+            special: match first {
+                Some(splitter) if splitter.has_tools() => SpecialPieces::Render,
+                _ => SpecialPieces::Skip,
             },
-            steps: Vec::new(),
         },
-        failure: None,
-        splitter,
+        steps: Vec::new(),
     };
-    if let Some(constraint) = request.constraint {
-        let (schema, param) = match constraint {
-            Constraint::JsonObject => (json!({"type": "object"}), "response_format"),
-            Constraint::JsonSchema { schema, param } => (schema, param),
-        };
-        let schema = schema.to_string();
-        if schema.len() > MAX_SCHEMA {
-            let message = format!(
-                "the schema has {} bytes, of at most {MAX_SCHEMA}",
-                schema.len()
-            );
-            return Err(ApiError::invalid_param(param, message));
-        }
-        let wrong = |error| ApiError {
-            param: Some(param.to_owned()),
-            ..ApiError::from(error)
-        };
-        let step = model.grammars().map_err(wrong)?.json_schema(&schema);
-        let step = step.map_err(wrong)?.step();
-        prepared.failure = Some(step.failure());
-        prepared.request.steps.push(Box::new(step));
+    Ok(Prepared { request, texts })
+}
+
+fn compile(model: &ServedModel, constraint: Constraint) -> Result<Grammar, ApiError> {
+    let (schema, param) = match constraint {
+        Constraint::JsonObject => (json!({"type": "object"}), "response_format"),
+        Constraint::JsonSchema { schema, param } => (schema, param),
+    };
+    let schema = schema.to_string();
+    if schema.len() > MAX_SCHEMA {
+        let message = format!(
+            "the schema has {} bytes, of at most {MAX_SCHEMA}",
+            schema.len()
+        );
+        return Err(ApiError::invalid_param(param, message));
     }
-    Ok(prepared)
+    let wrong = |error| ApiError {
+        param: Some(param.to_owned()),
+        ..ApiError::from(error)
+    };
+    let grammar = model.grammars().map_err(wrong)?.json_schema(&schema);
+    grammar.map_err(wrong)
 }
 
 fn splitter_of(model: &ServedModel, prompt: &str, output: Output) -> Option<ChatSplitter> {
@@ -332,14 +416,18 @@ impl Generating {
         match stream.poll_piece(cx) {
             Poll::Ready(Ok(Some(piece))) => {
                 self.active.first_piece();
+                let logprobs = stream.take_logprobs();
+                if !logprobs.is_empty() {
+                    self.ready.push_back(Piece::Logprobs(logprobs));
+                }
                 match &mut self.splitter {
                     Some(splitter) => {
                         let parts = splitter.push(&piece);
                         self.ready.extend(parts.into_iter().map(piece_of));
-                        self.poll_next(cx)
                     }
-                    None => Poll::Ready(Some(Ok(Piece::Text(piece)))),
+                    None => self.ready.push_back(Piece::Text(piece)),
                 }
+                self.poll_next(cx)
             }
             Poll::Ready(Ok(None)) => match self.finish() {
                 Ok(()) => self.poll_next(cx),
@@ -384,6 +472,9 @@ impl Generating {
             self.ready.extend(parts.into_iter().map(piece_of));
             has_calls = splitter.has_calls();
         }
+        if !finished.logprobs.is_empty() {
+            self.ready.push_back(Piece::Logprobs(finished.logprobs));
+        }
         self.ready.push_back(Piece::Finish(Finish {
             reason: finished.finish,
             tokens: finished.tokens,
@@ -399,9 +490,10 @@ impl Generating {
     /// [`ApiError`] where it fails.
     pub async fn answer(mut self) -> Result<Answer, ApiError> {
         let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-        let mut finish = None;
+        let (mut finish, mut logprobs) = (None, Vec::new());
         while let Some(piece) = self.next().await {
             match piece? {
+                Piece::Logprobs(new) => logprobs.extend(new),
                 Piece::Text(piece) => text.push_str(&piece),
                 Piece::Reasoning(piece) => reasoning.push_str(&piece),
                 Piece::ToolStart { id, name, .. } => calls.push(ToolCall {
@@ -421,6 +513,7 @@ impl Generating {
                         text,
                         reasoning,
                         calls,
+                        logprobs,
                         finish,
                         usage,
                     });

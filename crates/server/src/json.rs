@@ -23,6 +23,12 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 pub struct Body(Map<String, Value>);
 
+impl From<Map<String, Value>> for Body {
+    fn from(members: Map<String, Value>) -> Self {
+        Self(members)
+    }
+}
+
 impl Body {
     /// Reads the body of a request, of at most so many bytes. No body at all is an empty object.
     ///

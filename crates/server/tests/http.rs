@@ -2,13 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 
+#[path = "http/anthropic.rs"]
+mod anthropic;
 #[path = "http/errors.rs"]
 mod errors;
 #[path = "http/life.rs"]
 mod life;
 #[path = "http/llama.rs"]
 mod llama;
+#[path = "http/ollama.rs"]
+mod ollama;
 #[path = "http/openai.rs"]
 mod openai;
+#[path = "http/options.rs"]
+mod options;
 #[path = "http/support.rs"]
 mod support;

@@ -5,7 +5,9 @@
 //! ([`Encoder`](crate::Encoder)). Invariant: every route but `/` and `/health` needs a key where there
 //! are keys, and every error has a body.
 
+pub mod anthropic;
 pub mod llama;
+pub mod ollama;
 pub mod openai;
 pub mod params;
 
@@ -13,7 +15,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Method};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
@@ -24,7 +26,7 @@ use crate::error::ApiError;
 use crate::trace;
 
 /// All endpoints, for `GET /`: method, path, and what it does.
-pub const ENDPOINTS: [(&str, &str, &str); 17] = [
+pub const ENDPOINTS: [(&str, &str, &str); 26] = [
     ("POST", "/v1/chat/completions", "answers messages (OpenAI)"),
     ("POST", "/v1/completions", "continues a text (OpenAI)"),
     ("POST", "/v1/embeddings", "vectors of texts (OpenAI)"),
@@ -39,6 +41,19 @@ pub const ENDPOINTS: [(&str, &str, &str); 17] = [
         "/apply-template",
         "messages as the model reads them",
     ),
+    ("POST", "/v1/messages", "answers messages (Anthropic)"),
+    (
+        "POST",
+        "/v1/messages/count_tokens",
+        "the number of a prompt's tokens (Anthropic)",
+    ),
+    ("POST", "/api/chat", "answers messages (Ollama)"),
+    ("POST", "/api/generate", "continues a text (Ollama)"),
+    ("POST", "/api/embed", "vectors of texts (Ollama)"),
+    ("GET", "/api/tags", "the models (Ollama)"),
+    ("GET", "/api/ps", "the models in memory (Ollama)"),
+    ("POST", "/api/show", "one model (Ollama)"),
+    ("GET", "/api/version", "the version (Ollama)"),
     ("GET", "/props", "the settings of the model"),
     ("GET", "/slots", "the requests that are computed"),
     ("GET", "/health", "whether it takes requests"),
@@ -69,9 +84,25 @@ pub fn router(app: App) -> Router {
         .route("/health", get(llama::status::health()))
         .route("/metrics", get(llama::status::metrics()))
         .route("/version", get(llama::status::version()))
+        .route("/v1/messages", post(anthropic::route()))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens()))
+        .route("/api/chat", post(ollama::texts::chat()))
+        .route("/api/generate", post(ollama::texts::generate()))
+        .route("/api/embed", post(ollama::embed::route()))
+        .route("/api/tags", get(ollama::models::tags()))
+        .route("/api/ps", get(ollama::models::ps()))
+        .route("/api/show", post(ollama::models::show()))
+        .route("/api/version", get(ollama::models::version()))
+        .route("/api/pull", ollama::no_changes())
+        .route("/api/push", ollama::no_changes())
+        .route("/api/create", ollama::no_changes())
+        .route("/api/copy", ollama::no_changes())
+        .route("/api/delete", ollama::no_changes())
+        .route("/api/blobs/{digest}", ollama::no_changes())
         .route("/", get(index()))
         .fallback(no_route)
         .layer(from_fn_with_state(app.clone(), guard))
+        .layer(from_fn(errors_of_api))
         .with_state(app)
 }
 
@@ -118,6 +149,21 @@ async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Resp
     }
     let span = trace::span(&request);
     next.run(request).instrument(span).await
+}
+
+/// Gives errors the shape of the API that was asked.
+async fn errors_of_api(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let shape: fn(&ApiError) -> serde_json::Value = match path {
+        _ if path.starts_with("/v1/messages") => anthropic::error_json,
+        _ if path.starts_with("/api/") => ollama::error_json,
+        _ => return next.run(request).await,
+    };
+    let response = next.run(request).await;
+    match response.extensions().get::<ApiError>() {
+        Some(error) => error.response_with(&shape(error)),
+        None => response,
+    }
 }
 
 fn refuse(app: &App, error: ApiError) -> Response {

@@ -3,10 +3,12 @@
 //! Invariant: a value out of range is refused with the name of its parameter. Decides no defaults
 //! but those of the model's settings.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use engine::sampler::{Penalties, SamplerConfig};
-use engine::serve::Priority;
+use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
+use engine::serve::{Choices, Priority};
+use kv_core::TokenId;
 use serde::Deserialize;
 
 use crate::error::ApiError;
@@ -27,6 +29,23 @@ pub struct SamplingParams {
     /// vLLM's name of `repeat_penalty`.
     repetition_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
+    typical_p: Option<f32>,
+    min_tokens: Option<usize>,
+    logit_bias: Option<LogitBiases>,
+    dry_multiplier: Option<f32>,
+    dry_base: Option<f32>,
+    dry_allowed_length: Option<usize>,
+    /// -1 looks at the whole text.
+    dry_penalty_last_n: Option<i64>,
+    dry_sequence_breakers: Option<Vec<String>>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    /// 0 or 2.
+    mirostat: Option<u32>,
+    mirostat_tau: Option<f32>,
+    mirostat_eta: Option<f32>,
+    n: Option<u32>,
+    best_of: Option<u32>,
     stop: Option<Stop>,
     cache_salt: Option<String>,
     priority: Option<PriorityParam>,
@@ -38,6 +57,53 @@ pub struct SamplingParams {
 enum Stop {
     One(String),
     Many(Vec<String>),
+}
+
+/// OpenAI's object of numbers by token id, or llama-server's list of pairs, whose second may be
+/// `false` for a token that is never chosen.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected an object of numbers by token id, or a list of pairs of these"
+)]
+enum LogitBiases {
+    ById(BTreeMap<String, f32>),
+    Pairs(Vec<(u32, BiasValue)>),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a number or false")]
+enum BiasValue {
+    Number(f32),
+    Flag(bool),
+}
+
+impl LogitBiases {
+    fn list(&self) -> Result<Vec<LogitBias>, ApiError> {
+        let bias = |token, bias| LogitBias {
+            token: TokenId(token),
+            bias,
+        };
+        let wrong =
+            |what: &str| ApiError::invalid_param("logit_bias", format!("'logit_bias': {what}"));
+        match self {
+            Self::ById(biases) => {
+                let read = |(id, value): (&String, &f32)| match id.parse() {
+                    Ok(id) => Ok(bias(id, Bias::Add(*value))),
+                    Err(_) => Err(wrong(&format!("'{id}' is no token id"))),
+                };
+                biases.iter().map(read).collect()
+            }
+            Self::Pairs(biases) => {
+                let read = |(id, value): &(u32, BiasValue)| match value {
+                    BiasValue::Number(value) => Ok(bias(*id, Bias::Add(*value))),
+                    BiasValue::Flag(false) => Ok(bias(*id, Bias::Ban)),
+                    BiasValue::Flag(true) => Err(wrong("true is no bias: give a number or false")),
+                };
+                biases.iter().map(read).collect()
+            }
+        }
+    }
 }
 
 /// vLLM's number, of which lower ones go first, or a name.
@@ -68,7 +134,36 @@ impl SamplingParams {
         let defaults = &settings.sampler;
         let penalties = &defaults.penalties;
         let repeat = self.repeat_penalty.or(self.repetition_penalty);
+        let (dry, xtc) = (&defaults.dry, &defaults.xtc);
         let config = SamplerConfig {
+            typical_p: self.typical_p.unwrap_or(defaults.typical_p),
+            min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
+            logit_bias: match &self.logit_bias {
+                Some(biases) => biases.list()?,
+                None => defaults.logit_bias.clone(),
+            },
+            dry: Dry {
+                multiplier: self.dry_multiplier.unwrap_or(dry.multiplier),
+                base: self.dry_base.unwrap_or(dry.base),
+                allowed_length: self.dry_allowed_length.unwrap_or(dry.allowed_length),
+                last_n: match self.dry_penalty_last_n {
+                    None => dry.last_n,
+                    Some(-1) => None,
+                    Some(n) => Some(usize::try_from(n).map_err(|_| {
+                        let message = "'dry_penalty_last_n' is below -1";
+                        ApiError::invalid_param("dry_penalty_last_n", message)
+                    })?),
+                },
+                breakers: match &self.dry_sequence_breakers {
+                    Some(breakers) => breakers.clone(),
+                    None => dry.breakers.clone(),
+                },
+            },
+            xtc: Xtc {
+                probability: self.xtc_probability.unwrap_or(xtc.probability),
+                threshold: self.xtc_threshold.unwrap_or(xtc.threshold),
+            },
+            mirostat: self.mirostat(defaults.mirostat)?,
             temperature: self.temperature.unwrap_or(defaults.temperature),
             top_k: match self.top_k {
                 None => defaults.top_k,
@@ -99,7 +194,6 @@ impl SamplingParams {
                 None | Some(-1) => settings.seed.unwrap_or_else(random_seed),
                 Some(seed) => seed.cast_unsigned(),
             },
-            ..defaults.clone()
         };
         match config.check() {
             Ok(()) => Ok(config),
@@ -108,6 +202,31 @@ impl SamplingParams {
                 ..ApiError::invalid(error.to_string())
             }),
         }
+    }
+
+    /// Mirostat, where it is asked for.
+    fn mirostat(&self, default: Option<Mirostat>) -> Result<Option<Mirostat>, ApiError> {
+        let values = default.unwrap_or_default();
+        match (self.mirostat, default) {
+            (Some(0), _) | (None, None) => Ok(None),
+            (Some(2), _) | (None, Some(_)) => Ok(Some(Mirostat {
+                tau: self.mirostat_tau.unwrap_or(values.tau),
+                eta: self.mirostat_eta.unwrap_or(values.eta),
+            })),
+            (Some(other), _) => {
+                let message = format!("'mirostat' is {other}: 2 is Mirostat 2, and 0 is none");
+                Err(ApiError::invalid_param("mirostat", message))
+            }
+        }
+    }
+
+    /// How many texts are computed, and how many of them are given.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where the numbers make no sense.
+    pub fn choices(&self) -> Result<Choices, ApiError> {
+        let choices = Choices::new(self.n.unwrap_or(1), self.best_of);
+        choices.map_err(|error| ApiError::invalid_param("n", error.to_string()))
     }
 
     /// The stop strings.

@@ -90,10 +90,9 @@ fn wrong_fields_are_named() {
 fn what_would_change_the_result_is_refused_with_its_name() {
     let server = Setup::default().start();
     for (name, value) in [
-        ("n", json!(2)),
-        ("logprobs", json!(true)),
-        ("logit_bias", json!({"5": 1})),
-        ("mirostat", json!(2)),
+        ("ignore_eos", json!(true)),
+        ("dynatemp_range", json!(0.5)),
+        ("best_of", json!(2)),
         ("modalities", json!(["text", "audio"])),
     ] {
         let mut body = json!({"messages": user(&json!("Hello"))});
@@ -107,17 +106,17 @@ fn what_would_change_the_result_is_refused_with_its_name() {
     for (name, value) in [
         ("echo", json!(true)),
         ("suffix", json!("end")),
-        ("best_of", json!(2)),
+        ("grammar", json!("root ::= x")),
     ] {
         let mut body = json!({"prompt": "Hello"});
         body[name] = value;
         let error = refused(&server, "/v1/completions", &body, 400);
         assert_eq!(error["param"], name);
     }
-    let body = json!({"prompt": "Hello", "n_probs": 3});
+    let body = json!({"prompt": "Hello", "n_cmpl": 3});
     assert_eq!(
         refused(&server, "/completion", &body, 400)["param"],
-        "n_probs"
+        "n_cmpl"
     );
 }
 

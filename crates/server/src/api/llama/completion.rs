@@ -1,16 +1,19 @@
 //! `POST /completion`.
 
+use std::sync::Arc;
+
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use engine::FinishReason;
-use engine::serve::Usage;
+use engine::serve::{Choices, Usage};
+use engine::{FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api::on_post;
+use crate::api::openai::logprobs;
 use crate::api::params::SamplingParams;
 use crate::app::App;
 use crate::auth::Tenant;
@@ -28,16 +31,19 @@ const fn refused(name: &'static str, neutral: Neutral, hint: &'static str) -> Re
 }
 
 /// Parameters that would change the result.
-const REFUSED: [Refused; 11] = [
-    refused("n_probs", Neutral::Number(0.0), "leave it out"),
-    refused("n_cmpl", Neutral::Number(1.0), "send several requests"),
-    refused("logit_bias", Neutral::Empty, "leave it out"),
-    refused("ignore_eos", Neutral::False, "leave it out"),
+const REFUSED: [Refused; 6] = [
+    refused(
+        "n_cmpl",
+        Neutral::Number(1.0),
+        "use /v1/completions with 'n'",
+    ),
+    refused("n", Neutral::Number(1.0), "use /v1/completions"),
+    refused(
+        "ignore_eos",
+        Neutral::False,
+        "use 'logit_bias' of the tokens that end a text, with false",
+    ),
     refused("grammar", Neutral::Empty, "use json_schema"),
-    refused("typical_p", Neutral::Number(1.0), "use top_p or min_p"),
-    refused("mirostat", Neutral::Number(0.0), "use top_p or min_p"),
-    refused("dry_multiplier", Neutral::Number(0.0), "use repeat_penalty"),
-    refused("xtc_probability", Neutral::Number(0.0), "leave it out"),
     refused("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     refused("lora", Neutral::Empty, "this server has no adapters"),
 ];
@@ -53,6 +59,8 @@ struct Fields {
     stream: Option<bool>,
     return_tokens: Option<bool>,
     json_schema: Option<Value>,
+    /// How many of the likeliest tokens are given beside each; 0 gives none.
+    n_probs: Option<usize>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -112,6 +120,12 @@ async fn handle(
                 .map_err(|_| ApiError::invalid_param("n_predict", "'n_predict' is below -1"))?,
         ),
     };
+    let wanted = match fields.n_probs {
+        None | Some(0) => Logprobs::Off,
+        Some(n) => Logprobs::Top(n),
+    };
+    let checked = wanted.check();
+    checked.map_err(|error| ApiError::invalid_param("n_probs", error.to_string()))?;
     let schema = fields.json_schema.filter(|schema| !schema.is_null());
     let request = GenerateRequest {
         prompt: fields.prompt.prompt(model.tokenizer()),
@@ -124,13 +138,18 @@ async fn handle(
         }),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        logprobs: wanted,
+        choices: Choices::default(),
         output: Output::Text,
     };
     let generating = app.generate(model, tenant, request).await?;
-    let format = CompletionFormat {
+    let mut format = CompletionFormat {
         model: model.id().to_owned(),
         with_tokens: fields.return_tokens == Some(true),
         finish: None,
+        tokenizer: Arc::clone(model.tokenizer()),
+        with_probabilities: wanted != Logprobs::Off,
+        logprobs: Vec::new(),
     };
     if fields.stream == Some(true) {
         return Ok(stream::respond(vec![generating], format));
@@ -139,21 +158,27 @@ async fn handle(
         text,
         finish,
         usage,
+        logprobs,
         ..
     } = generating.answer().await?;
+    format.logprobs = logprobs;
     Ok(json::respond(&format.last(&text, &finish, &usage)))
 }
 
 /// llama-server's objects.
 struct CompletionFormat {
     model: String,
+    tokenizer: Arc<Tokenizer>,
+    with_probabilities: bool,
+    /// Those of the next object.
+    logprobs: Vec<TokenLogprobs>,
     with_tokens: bool,
     finish: Option<Finish>,
 }
 
 impl CompletionFormat {
     /// The object that ends an answer.
-    fn last(&self, text: &str, finish: &Finish, usage: &Usage) -> Value {
+    fn last(&mut self, text: &str, finish: &Finish, usage: &Usage) -> Value {
         let (stop_type, word) = match &finish.reason {
             FinishReason::StopString { text } => ("word", text.as_str()),
             FinishReason::Length | FinishReason::ContextFull => ("limit", ""),
@@ -164,7 +189,7 @@ impl CompletionFormat {
             false => Vec::new(),
         };
         let reused = usage.reuse.map_or(0, |reuse| reuse.n_tokens);
-        json!({
+        let object = json!({
             "index": 0,
             "content": text,
             "tokens": tokens,
@@ -178,7 +203,17 @@ impl CompletionFormat {
             "stop_type": stop_type,
             "stopping_word": word,
             "timings": timings(usage, reused),
-        })
+        });
+        self.with_logprobs(object)
+    }
+
+    /// An object with the probabilities of its tokens, where they are wanted.
+    fn with_logprobs(&mut self, mut object: Value) -> Value {
+        if self.with_probabilities {
+            let places = std::mem::take(&mut self.logprobs);
+            object["completion_probabilities"] = logprobs::llama(&self.tokenizer, &places);
+        }
+        object
     }
 }
 
@@ -207,9 +242,13 @@ fn timings(usage: &Usage, reused: usize) -> Value {
 impl Encoder for CompletionFormat {
     fn piece(&mut self, index: usize, piece: Piece) -> String {
         match piece {
-            Piece::Text(text) => event(&json!({
+            Piece::Logprobs(new) => {
+                self.logprobs.extend(new);
+                String::new()
+            }
+            Piece::Text(text) => event(&self.with_logprobs(json!({
                 "index": index, "content": text, "tokens": [], "stop": false, "id_slot": 0,
-            })),
+            }))),
             // A text that is no chat has no other pieces.
             Piece::Reasoning(_) | Piece::ToolStart { .. } | Piece::ToolArguments { .. } => {
                 String::new()
@@ -218,8 +257,8 @@ impl Encoder for CompletionFormat {
                 self.finish = Some(finish);
                 String::new()
             }
-            Piece::Usage(usage) => match &self.finish {
-                Some(finish) => event(&self.last("", finish, &usage)),
+            Piece::Usage(usage) => match self.finish.take() {
+                Some(finish) => event(&self.last("", &finish, &usage)),
                 None => String::new(),
             },
         }

@@ -1,15 +1,20 @@
 //! `POST /v1/chat/completions`.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use engine::serve::Usage;
+use engine::{Logprobs, TokenLogprobs};
+use model_core::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Neutral, Refused, Specific, finish_reason, generate_request, messages, refused, tools,
-    usage_json,
+    Neutral, Refused, Specific, finish_reason, generate_request, logprobs, messages, refused,
+    tools, usage_json,
 };
 use crate::api::on_post;
 use crate::api::params::{now, random_id};
@@ -22,9 +27,12 @@ use crate::model::ModelSettings;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that would change the result.
-const CHAT_REFUSED: [Refused; 6] = [
-    refused("logprobs", Neutral::False, "leave it out"),
-    refused("top_logprobs", Neutral::Number(0.0), "leave it out"),
+const CHAT_REFUSED: [Refused; 5] = [
+    refused(
+        "best_of",
+        Neutral::Number(1.0),
+        "use /v1/completions, or 'n' with 'logprobs'",
+    ),
     refused("functions", Neutral::Empty, "use 'tools'"),
     refused(
         "modalities",
@@ -46,6 +54,8 @@ struct ChatFields {
     stream_options: Option<StreamOptions>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
 }
 
 /// What a stream has besides the text.
@@ -68,18 +78,42 @@ async fn handle(
     let fields: ChatFields = body.get()?;
     let model = app.model(fields.model.as_deref())?;
     let request = read(&body, &fields, model.settings())?;
-    let generating = app.generate(model, tenant, request).await?;
-    let header = Header::new(model.id());
+    let logprobs = request.logprobs;
+    let texts = app.generate_texts(model, tenant, request).await?;
+    let header = Header::new(model.id(), model.tokenizer());
     if fields.stream == Some(true) {
         let options = fields.stream_options.unwrap_or_default();
         let encoder = ChatStream {
             header,
             include_usage: options.include_usage == Some(true),
-            usages: Vec::new(),
+            usages: BTreeMap::new(),
+            logprobs: vec![Vec::new(); texts.len()],
         };
-        return Ok(stream::respond(vec![generating], encoder));
+        return Ok(stream::respond(texts, encoder));
     }
-    Ok(json::respond(&header.answer(&generating.answer().await?)))
+    let mut answers = Vec::with_capacity(texts.len());
+    for text in texts {
+        answers.push(text.answer().await?);
+    }
+    Ok(json::respond(&header.answer(&answers, logprobs)))
+}
+
+/// `logprobs` and `top_logprobs`.
+///
+/// # Errors
+/// [`ApiError`] 400 where the second is there without the first, or too large.
+fn wanted_logprobs(fields: &ChatFields) -> Result<Logprobs, ApiError> {
+    let wanted = match (fields.logprobs, fields.top_logprobs) {
+        (Some(true), n) => Logprobs::Top(n.unwrap_or(0)),
+        (_, None | Some(0)) => Logprobs::Off,
+        (_, Some(_)) => {
+            let message = "'top_logprobs' needs 'logprobs' to be true";
+            return Err(ApiError::invalid_param("top_logprobs", message));
+        }
+    };
+    let checked = wanted.check();
+    checked.map_err(|error| ApiError::invalid_param("top_logprobs", error.to_string()))?;
+    Ok(wanted)
 }
 
 /// From the JSON of a request to what is generated.
@@ -109,6 +143,7 @@ fn read(
         max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
         output: Output::Chat(tools.used()),
         forced: tools.constraint(),
+        logprobs: wanted_logprobs(fields)?,
     };
     generate_request(body, settings, specific)
 }
@@ -119,11 +154,13 @@ struct Header {
     id: String,
     created: u64,
     model: String,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Header {
-    fn new(model: &str) -> Self {
+    fn new(model: &str, tokenizer: &Arc<Tokenizer>) -> Self {
         Self {
+            tokenizer: Arc::clone(tokenizer),
             id: random_id("chatcmpl-"),
             created: now(),
             model: model.to_owned(),
@@ -142,7 +179,21 @@ impl Header {
     }
 
     /// The whole answer.
-    fn answer(&self, answer: &Answer) -> Value {
+    fn answer(&self, answers: &[Answer], wanted: Logprobs) -> Value {
+        let choices = answers.iter().enumerate().map(|(index, answer)| {
+            let mut choice = Self::choice(index, answer);
+            if wanted != Logprobs::Off {
+                choice["logprobs"] = logprobs::chat(&self.tokenizer, &answer.logprobs);
+            }
+            choice
+        });
+        let mut object = self.object("chat.completion", choices.collect());
+        let usages: Vec<Usage> = answers.iter().map(|answer| answer.usage).collect();
+        object["usage"] = usage_json(&usages, usages.len());
+        object
+    }
+
+    fn choice(index: usize, answer: &Answer) -> Value {
         let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
         if !answer.reasoning.is_empty() {
             message["reasoning_content"] = json!(answer.reasoning);
@@ -157,15 +208,12 @@ impl Header {
             });
             message["tool_calls"] = calls.collect();
         }
-        let choice = json!({
-            "index": 0,
+        json!({
+            "index": index,
             "message": message,
             "logprobs": null,
             "finish_reason": finish_reason(&answer.finish),
-        });
-        let mut object = self.object("chat.completion", json!([choice]));
-        object["usage"] = usage_json(&[answer.usage]);
-        object
+        })
     }
 }
 
@@ -174,13 +222,20 @@ impl Header {
 struct ChatStream {
     header: Header,
     include_usage: bool,
-    usages: Vec<Usage>,
+    usages: BTreeMap<usize, Usage>,
+    /// Those of the next chunk of each choice.
+    logprobs: Vec<Vec<TokenLogprobs>>,
 }
 
 impl ChatStream {
-    fn chunk(&self, choice: usize, delta: &Value, finish: Option<&str>) -> String {
+    fn chunk(&mut self, choice: usize, delta: &Value, finish: Option<&str>) -> String {
+        let places = self.logprobs.get_mut(choice).map(std::mem::take);
+        let logprobs = match places.unwrap_or_default() {
+            none if none.is_empty() => Value::Null,
+            places => logprobs::chat(&self.header.tokenizer, &places),
+        };
         let choice = json!({
-            "index": choice, "delta": delta, "logprobs": null, "finish_reason": finish,
+            "index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish,
         });
         self.event(json!([choice]), Value::Null)
     }
@@ -196,11 +251,20 @@ impl ChatStream {
 
 impl Encoder for ChatStream {
     fn begin(&mut self) -> String {
-        self.chunk(0, &json!({"role": "assistant", "content": ""}), None)
+        let delta = json!({"role": "assistant", "content": ""});
+        let choices = 0..self.logprobs.len();
+        let chunks = choices.map(|choice| self.chunk(choice, &delta, None));
+        chunks.collect()
     }
 
     fn piece(&mut self, choice: usize, piece: Piece) -> String {
         match piece {
+            Piece::Logprobs(new) => {
+                if let Some(places) = self.logprobs.get_mut(choice) {
+                    places.extend(new);
+                }
+                String::new()
+            }
             Piece::Text(text) => self.chunk(choice, &json!({"content": text}), None),
             Piece::Reasoning(text) => self.chunk(choice, &json!({"reasoning_content": text}), None),
             Piece::ToolStart { index, id, name } => {
@@ -216,7 +280,7 @@ impl Encoder for ChatStream {
             }
             Piece::Finish(finish) => self.chunk(choice, &json!({}), Some(finish_reason(&finish))),
             Piece::Usage(usage) => {
-                self.usages.push(usage);
+                self.usages.insert(choice, usage);
                 String::new()
             }
         }
@@ -224,7 +288,10 @@ impl Encoder for ChatStream {
 
     fn end(&mut self) -> String {
         let usage = match self.include_usage {
-            true => self.event(json!([]), usage_json(&self.usages)),
+            true => {
+                let usages: Vec<Usage> = self.usages.values().copied().collect();
+                self.event(json!([]), usage_json(&usages, usages.len()))
+            }
             false => String::new(),
         };
         usage + "data: [DONE]\n\n"

@@ -1,15 +1,22 @@
 //! `POST /v1/completions`: one prompt or several, each a text or tokens.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use engine::serve::Usage;
+use engine::serve::{Choices, Usage, mean_logprob};
+use engine::{Logprobs, TokenLogprobs};
 use kv_core::TokenId;
+use model_core::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::chat::StreamOptions;
-use super::{Neutral, Refused, Specific, finish_reason, generate_request, refused, usage_json};
+use super::{
+    Neutral, Refused, Specific, finish_reason, generate_request, logprobs, refused, usage_json,
+};
 use crate::api::on_post;
 use crate::api::params::{now, random_id};
 use crate::app::App;
@@ -26,8 +33,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_PROMPTS: usize = 128;
 
 /// Parameters of this endpoint alone that would change the result.
-const COMPLETION_REFUSED: [Refused; 3] = [
-    refused("logprobs", Neutral::AtMost(0.0), "leave it out"),
+const COMPLETION_REFUSED: [Refused; 2] = [
     refused("echo", Neutral::False, "add the prompt to the answer"),
     refused("suffix", Neutral::Empty, "leave it out"),
 ];
@@ -40,6 +46,8 @@ struct CompletionFields {
     max_tokens: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    /// How many of the likeliest tokens are given beside each.
+    logprobs: Option<usize>,
 }
 
 /// All forms of a prompt.
@@ -89,24 +97,43 @@ async fn handle(
         );
         return Err(ApiError::invalid_param("prompt", message));
     }
+    let wanted = fields.logprobs.map_or(Logprobs::Off, Logprobs::Top);
+    let checked = wanted.check();
+    checked.map_err(|error| ApiError::invalid_param("logprobs", error.to_string()))?;
+    let mut choices = Choices::default();
     let mut texts = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let specific = Specific {
             prompt,
             max_tokens: Some(fields.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            logprobs: wanted,
             output: Output::Text,
             forced: None,
         };
         let request = generate_request(&body, model.settings(), specific)?;
-        texts.push(app.generate(model, tenant, request).await?);
+        choices = request.choices;
+        if choices.are_ranked() && fields.stream == Some(true) {
+            let message = "the best of several texts cannot be streamed: leave out 'stream'";
+            return Err(ApiError::invalid_param("best_of", message));
+        }
+        texts.extend(app.generate_texts(model, tenant, request).await?);
     }
-    let header = Header::new(model.id());
+    let n_of_prompt = choices.n_computed().get() as usize;
+    let header = Header {
+        id: random_id("cmpl-"),
+        created: now(),
+        model: model.id().to_owned(),
+        tokenizer: Arc::clone(model.tokenizer()),
+        with_logprobs: wanted != Logprobs::Off,
+        n_of_prompt,
+    };
     if fields.stream == Some(true) {
         let options = fields.stream_options.unwrap_or_default();
         let encoder = CompletionStream {
             header,
             include_usage: options.include_usage == Some(true),
-            usages: Vec::new(),
+            usages: BTreeMap::new(),
+            choices: vec![ChoiceState::default(); texts.len()],
         };
         return Ok(stream::respond(texts, encoder));
     }
@@ -114,7 +141,26 @@ async fn handle(
     for text in texts {
         answers.push(text.answer().await?);
     }
-    Ok(json::respond(&header.answer(&answers)))
+    let usages: Vec<Usage> = answers.iter().map(|answer| answer.usage).collect();
+    let mut chosen = Vec::with_capacity(answers.len());
+    while !answers.is_empty() {
+        let rest = answers.split_off(n_of_prompt.min(answers.len()));
+        chosen.extend(best(answers, choices));
+        answers = rest;
+    }
+    let mut object = header.answer(&chosen);
+    object["usage"] = usage_json(&usages, n_of_prompt);
+    Ok(json::respond(&object))
+}
+
+/// The texts of one prompt that are given.
+fn best(mut answers: Vec<Answer>, choices: Choices) -> Vec<Answer> {
+    if choices.are_ranked() {
+        let mean = |answer: &Answer| mean_logprob(&answer.logprobs);
+        answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+    }
+    answers.truncate(choices.n_wanted().get() as usize);
+    answers
 }
 
 /// What all objects of one answer have.
@@ -123,14 +169,26 @@ struct Header {
     id: String,
     created: u64,
     model: String,
+    tokenizer: Arc<Tokenizer>,
+    with_logprobs: bool,
+    /// Texts of each prompt.
+    n_of_prompt: usize,
+}
+
+/// What is kept of a choice while it is streamed.
+#[derive(Clone, Debug, Default)]
+struct ChoiceState {
+    /// Those of the next chunk.
+    logprobs: Vec<TokenLogprobs>,
+    /// Characters of its tokens.
+    offset: usize,
 }
 
 impl Header {
-    fn new(model: &str) -> Self {
-        Self {
-            id: random_id("cmpl-"),
-            created: now(),
-            model: model.to_owned(),
+    fn logprobs(&self, places: &[TokenLogprobs], offset: &mut usize) -> Value {
+        match self.with_logprobs {
+            true => logprobs::completion(&self.tokenizer, places, offset),
+            false => Value::Null,
         }
     }
 
@@ -147,12 +205,12 @@ impl Header {
     fn answer(&self, answers: &[Answer]) -> Value {
         let choices = answers.iter().enumerate();
         let choices = choices.map(|(index, answer)| {
-            choice(index, &answer.text, Some(finish_reason(&answer.finish)))
+            let finish = Some(finish_reason(&answer.finish));
+            let mut choice = choice(index, &answer.text, finish);
+            choice["logprobs"] = self.logprobs(&answer.logprobs, &mut 0);
+            choice
         });
-        let mut object = self.object(&choices.collect::<Vec<_>>());
-        let usages: Vec<Usage> = answers.iter().map(|answer| answer.usage).collect();
-        object["usage"] = usage_json(&usages);
-        object
+        self.object(&choices.collect::<Vec<_>>())
     }
 }
 
@@ -163,10 +221,22 @@ fn choice(index: usize, text: &str, finish: Option<&str>) -> Value {
 struct CompletionStream {
     header: Header,
     include_usage: bool,
-    usages: Vec<Usage>,
+    usages: BTreeMap<usize, Usage>,
+    choices: Vec<ChoiceState>,
 }
 
 impl CompletionStream {
+    fn chunk(&mut self, index: usize, text: &str, finish: Option<&str>) -> String {
+        let mut choice = choice(index, text, finish);
+        if let Some(state) = self.choices.get_mut(index)
+            && !state.logprobs.is_empty()
+        {
+            let places = std::mem::take(&mut state.logprobs);
+            choice["logprobs"] = self.header.logprobs(&places, &mut state.offset);
+        }
+        self.event(&[choice], Value::Null)
+    }
+
     fn event(&self, choices: &[Value], usage: Value) -> String {
         let mut object = self.header.object(choices);
         if self.include_usage {
@@ -179,17 +249,23 @@ impl CompletionStream {
 impl Encoder for CompletionStream {
     fn piece(&mut self, index: usize, piece: Piece) -> String {
         match piece {
-            Piece::Text(text) => self.event(&[choice(index, &text, None)], Value::Null),
+            Piece::Logprobs(new) => {
+                if let Some(state) = self.choices.get_mut(index) {
+                    state.logprobs.extend(new);
+                }
+                String::new()
+            }
+            Piece::Text(text) => self.chunk(index, &text, None),
             // A text that is no chat has no other pieces.
             Piece::Reasoning(_) | Piece::ToolStart { .. } | Piece::ToolArguments { .. } => {
                 String::new()
             }
             Piece::Finish(finish) => {
                 let reason = finish_reason(&finish);
-                self.event(&[choice(index, "", Some(reason))], Value::Null)
+                self.chunk(index, "", Some(reason))
             }
             Piece::Usage(usage) => {
-                self.usages.push(usage);
+                self.usages.insert(index, usage);
                 String::new()
             }
         }
@@ -197,7 +273,10 @@ impl Encoder for CompletionStream {
 
     fn end(&mut self) -> String {
         let usage = match self.include_usage {
-            true => self.event(&[], usage_json(&self.usages)),
+            true => {
+                let usages: Vec<Usage> = self.usages.values().copied().collect();
+                self.event(&[], usage_json(&usages, self.header.n_of_prompt))
+            }
             false => String::new(),
         };
         usage + "data: [DONE]\n\n"

@@ -5,12 +5,13 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+pub mod logprobs;
 pub mod messages;
 pub mod models;
 pub mod tools;
 
-use engine::FinishReason;
 use engine::serve::Usage;
+use engine::{FinishReason, Logprobs};
 use serde_json::{Value, json};
 
 use crate::api::params::SamplingParams;
@@ -20,16 +21,12 @@ use crate::json::{Body, Neutral, Refused};
 use crate::model::ModelSettings;
 
 /// Parameters of both endpoints that would change the result.
-const REFUSED: [Refused; 11] = [
-    refused("n", Neutral::Number(1.0), "send several requests"),
-    refused("best_of", Neutral::Number(1.0), "send several requests"),
-    refused("logit_bias", Neutral::Empty, "leave it out"),
-    refused("min_tokens", Neutral::AtMost(0.0), "leave it out"),
-    refused("ignore_eos", Neutral::False, "leave it out"),
-    refused("typical_p", Neutral::Number(1.0), "use top_p or min_p"),
-    refused("mirostat", Neutral::Number(0.0), "use top_p or min_p"),
-    refused("dry_multiplier", Neutral::Number(0.0), "use repeat_penalty"),
-    refused("xtc_probability", Neutral::Number(0.0), "leave it out"),
+const REFUSED: [Refused; 3] = [
+    refused(
+        "ignore_eos",
+        Neutral::False,
+        "use 'min_tokens', or 'logit_bias' of the tokens that end a text",
+    ),
     refused("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     refused(
         "grammar",
@@ -54,6 +51,7 @@ struct Specific {
     output: Output,
     /// A schema by which the text is a call of a tool.
     forced: Option<Constraint>,
+    logprobs: Logprobs,
 }
 
 /// A request in the words of no API.
@@ -82,6 +80,8 @@ fn generate_request(
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         output: specific.output,
+        logprobs: specific.logprobs,
+        choices: sampling.choices()?,
     })
 }
 
@@ -139,11 +139,13 @@ fn finish_reason(finish: &Finish) -> &'static str {
     }
 }
 
-/// OpenAI's usage of several texts of one request.
-fn usage_json(usages: &[Usage]) -> Value {
-    let prompt: usize = usages.iter().map(|usage| usage.n_prompt).sum();
+/// OpenAI's usage of several texts of one request, of which so many have the same prompt: it counts
+/// once.
+fn usage_json(usages: &[Usage], n_of_prompt: usize) -> Value {
+    let prompts = || usages.iter().step_by(n_of_prompt.max(1));
+    let prompt: usize = prompts().map(|usage| usage.n_prompt).sum();
     let completion: usize = usages.iter().map(|usage| usage.n_tokens).sum();
-    let reuse = usages.iter().filter_map(|usage| usage.reuse);
+    let reuse = prompts().filter_map(|usage| usage.reuse);
     let cached: usize = reuse.map(|reuse| reuse.n_tokens).sum();
     json!({
         "prompt_tokens": prompt,

@@ -1,0 +1,215 @@
+//! Anthropic's messages, of content blocks, as OpenAI's, which chat templates know.
+//!
+//! Invariant: what the model would not see is refused, with the path of the block; only what an
+//! assistant thought is left out, as Anthropic's models do not see it again either.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::api::openai::tools::Tools;
+use crate::error::ApiError;
+use crate::json::Body;
+
+/// One message.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Message {
+    role: String,
+    content: Content,
+}
+
+/// A text, or blocks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of content blocks")]
+pub(super) enum Content {
+    /// A text.
+    Text(String),
+    /// Blocks.
+    Blocks(Vec<Value>),
+}
+
+/// What the blocks of one message are.
+#[derive(Default)]
+struct Parts {
+    texts: Vec<String>,
+    calls: Vec<Value>,
+    results: Vec<Value>,
+}
+
+/// OpenAI's messages: the system's first, and the results of tools before what the user adds.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of what is wrong.
+pub(super) fn messages(system: Option<&Content>, list: &[Message]) -> Result<Value, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = system {
+        let text = parts("system", system)?.only_text("system")?;
+        if !text.is_empty() {
+            messages.push(json!({"role": "system", "content": text}));
+        }
+    }
+    for (at, message) in list.iter().enumerate() {
+        let path = format!("messages[{at}].content");
+        let parts = parts(&path, &message.content)?;
+        match message.role.as_str() {
+            "assistant" if parts.results.is_empty() => messages.push(parts.assistant()),
+            "user" if parts.calls.is_empty() => {
+                let text = parts.texts.join("\n");
+                let has_results = !parts.results.is_empty();
+                messages.extend(parts.results);
+                if !text.is_empty() || !has_results {
+                    messages.push(json!({"role": "user", "content": text}));
+                }
+            }
+            "assistant" | "user" => {
+                let message =
+                    format!("'{path}': the user gives 'tool_result', the assistant 'tool_use'");
+                return Err(ApiError::invalid_param(path, message));
+            }
+            role => {
+                let param = format!("messages[{at}].role");
+                let message = format!("'{param}' is '{role}': it must be user or assistant");
+                return Err(ApiError::invalid_param(param, message));
+            }
+        }
+    }
+    match list.last() {
+        None => Err(ApiError::invalid_param("messages", "there are no messages")),
+        Some(last) if last.role == "assistant" => {
+            let message = "the last message is the assistant's: its answer cannot be given in part";
+            Err(ApiError::unsupported("messages", message))
+        }
+        Some(_) => Ok(Value::Array(messages)),
+    }
+}
+
+impl Parts {
+    fn only_text(self, path: &str) -> Result<String, ApiError> {
+        match self.calls.is_empty() && self.results.is_empty() {
+            true => Ok(self.texts.join("\n")),
+            false => {
+                let message = format!("'{path}' takes text blocks only");
+                Err(ApiError::invalid_param(path, message))
+            }
+        }
+    }
+
+    fn assistant(self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.texts.join("\n")});
+        if !self.calls.is_empty() {
+            message["tool_calls"] = json!(self.calls);
+        }
+        message
+    }
+}
+
+fn parts(path: &str, content: &Content) -> Result<Parts, ApiError> {
+    let mut parts = Parts::default();
+    let blocks = match content {
+        Content::Text(text) => {
+            parts.texts.push(text.clone());
+            return Ok(parts);
+        }
+        Content::Blocks(blocks) => blocks,
+    };
+    for (at, block) in blocks.iter().enumerate() {
+        let text = |name: &str| block.get(name).and_then(Value::as_str);
+        let missing = |name: &str| {
+            let param = format!("{path}[{at}].{name}");
+            ApiError::invalid_param(param.clone(), format!("'{param}' is missing, or no text"))
+        };
+        match text("type") {
+            Some("text") => {
+                let text = text("text").ok_or_else(|| missing("text"))?;
+                parts.texts.push(text.to_owned());
+            }
+            Some("thinking" | "redacted_thinking") => {}
+            Some("tool_use") => {
+                let id = text("id").ok_or_else(|| missing("id"))?;
+                let name = text("name").ok_or_else(|| missing("name"))?;
+                let arguments = block
+                    .get("input")
+                    .map_or_else(|| "{}".to_owned(), Value::to_string);
+                let function = json!({"name": name, "arguments": arguments});
+                let call = json!({"id": id, "type": "function", "function": function});
+                parts.calls.push(call);
+            }
+            Some("tool_result") => {
+                let id = text("tool_use_id").ok_or_else(|| missing("tool_use_id"))?;
+                let text = result(&format!("{path}[{at}].content"), block.get("content"))?;
+                let result = json!({"role": "tool", "tool_call_id": id, "content": text});
+                parts.results.push(result);
+            }
+            kind => {
+                let param = format!("{path}[{at}]");
+                let what = match kind {
+                    Some(kind) => format!("a block of type '{kind}'"),
+                    None => "a block without a type".to_owned(),
+                };
+                let message = format!("'{param}' is {what}: this model takes text");
+                return Err(ApiError {
+                    code: Some("unsupported_content"),
+                    ..ApiError::invalid_param(param, message)
+                });
+            }
+        }
+    }
+    Ok(parts)
+}
+
+/// The text of a tool's result, which may be missing.
+fn result(path: &str, content: Option<&Value>) -> Result<String, ApiError> {
+    match content {
+        None | Some(Value::Null) => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(Value::Array(blocks)) => {
+            let content = Content::Blocks(blocks.clone());
+            parts(path, &content)?.only_text(path)
+        }
+        Some(_) => {
+            let message = format!("'{path}' is neither a text nor a list of blocks");
+            Err(ApiError::invalid_param(path, message))
+        }
+    }
+}
+
+/// The tools of a request, and which of them are to be called.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of what is wrong.
+pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
+    let mut fields = Map::new();
+    let list = body.field("tools").and_then(Value::as_array);
+    let mut tools = Vec::new();
+    for (at, tool) in list.into_iter().flatten().enumerate() {
+        let kind = tool.get("type").and_then(Value::as_str);
+        if kind.is_some_and(|kind| kind != "custom") {
+            let param = format!("tools[{at}]");
+            let message = format!("'{param}' is a tool of Anthropic's servers, which this is not");
+            return Err(ApiError::unsupported(param, message));
+        }
+        let of = |name: &str| tool.get(name).cloned().unwrap_or_default();
+        let mut function = json!({"name": of("name"), "parameters": of("input_schema")});
+        if let Some(description) = tool.get("description") {
+            function["description"] = description.clone();
+        }
+        tools.push(json!({"type": "function", "function": function}));
+    }
+    if !tools.is_empty() {
+        fields.insert("tools".to_owned(), Value::Array(tools));
+    }
+    if let Some(choice) = body.field("tool_choice") {
+        let name = choice.get("name").cloned().unwrap_or_default();
+        let choice = match choice.get("type").and_then(Value::as_str) {
+            Some("auto") => json!("auto"),
+            Some("any") => json!("required"),
+            Some("none") => json!("none"),
+            Some("tool") => json!({"type": "function", "function": {"name": name}}),
+            _ => {
+                let message = "'tool_choice.type' must be auto, any, tool or none";
+                return Err(ApiError::invalid_param("tool_choice.type", message));
+            }
+        };
+        fields.insert("tool_choice".to_owned(), choice);
+    }
+    Tools::read(&Body::from(fields))
+}

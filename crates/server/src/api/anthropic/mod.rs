@@ -1,0 +1,391 @@
+//! Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`.
+//!
+//! Invariant: a stream has the events of Anthropic's documentation in their order, each with its name,
+//! or ends with an `error` event. Content that the model would not see is refused with its path.
+//! Knows the wire and nothing of how texts are generated.
+
+mod blocks;
+
+use axum::extract::{Extension, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use engine::serve::{Choices, Usage};
+use engine::{FinishReason, Logprobs};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use self::blocks::{Content, Message};
+use crate::api::on_post;
+use crate::api::openai::messages::messages;
+use crate::api::openai::tools::Tools;
+use crate::api::params::{SamplingParams, random_id};
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::error::ApiError;
+use crate::generate::{Answer, ChatPrompt, Finish, GenerateRequest, Output, Piece, Prompt};
+use crate::json::{self, Body, Neutral, Refused};
+use crate::model::ServedModel;
+use crate::stream::{self, Encoder};
+
+/// Parameters that would change the result.
+const REFUSED: [Refused; 3] = [
+    refused("mcp_servers", "there are none"),
+    refused("container", "there are none"),
+    refused(
+        "context_management",
+        "send the messages that the model is to see",
+    ),
+];
+
+const fn refused(name: &'static str, hint: &'static str) -> Refused {
+    Refused {
+        name,
+        neutral: Neutral::Empty,
+        hint,
+    }
+}
+
+/// The fields of both endpoints.
+#[derive(Clone, Debug, Deserialize)]
+struct Fields {
+    model: Option<String>,
+    messages: Vec<Message>,
+    system: Option<Content>,
+    max_tokens: Option<usize>,
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+    thinking: Option<Thinking>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+/// The route of answers.
+pub(crate) fn route() -> MethodRouter<App> {
+    on_post(answer)
+}
+
+/// The route that counts the tokens of a prompt.
+pub(crate) fn count_tokens() -> MethodRouter<App> {
+    on_post(count)
+}
+
+async fn answer(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: Fields = body.get()?;
+    let model = app.model(fields.model.as_deref())?;
+    let request = read(&body, &fields, model)?;
+    let generating = app.generate(model, tenant, request).await?;
+    let header = Header::new(model.id());
+    if fields.stream == Some(true) {
+        let encoder = MessageStream::new(header, generating.n_prompt());
+        return Ok(stream::respond(vec![generating], encoder));
+    }
+    Ok(json::respond(&header.answer(&generating.answer().await?)))
+}
+
+async fn count(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: Fields = body.get()?;
+    let model = app.model(fields.model.as_deref())?;
+    model.service()?;
+    let prompt = Prompt::Chat(chat(&fields, &blocks::tools(&body)?)?);
+    let n_tokens = app.count_tokens(model, prompt).await?;
+    Ok(json::respond(&json!({ "input_tokens": n_tokens })))
+}
+
+/// From the JSON of a request to what is generated.
+///
+/// # Errors
+/// [`ApiError`] 400 where a parameter is wrong or not supported.
+fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateRequest, ApiError> {
+    body.refuse(&REFUSED)?;
+    let sampling: SamplingParams = body.get()?;
+    let Some(max_tokens) = fields.max_tokens.filter(|&n| n > 0) else {
+        let message = "'max_tokens' is needed: the largest number of tokens, at least 1";
+        return Err(ApiError::invalid_param("max_tokens", message));
+    };
+    let stop = fields.stop_sequences.clone().unwrap_or_default();
+    if stop.iter().any(String::is_empty) {
+        let message = "a text of 'stop_sequences' is empty";
+        return Err(ApiError::invalid_param("stop_sequences", message));
+    }
+    let tools = blocks::tools(body)?;
+    Ok(GenerateRequest {
+        prompt: Prompt::Chat(chat(fields, &tools)?),
+        sampler: sampling.sampler(model.settings())?,
+        max_tokens: Some(max_tokens),
+        stop,
+        constraint: tools.constraint(),
+        output: Output::Chat(tools.used()),
+        logprobs: Logprobs::Off,
+        choices: Choices::default(),
+        priority: sampling.priority(),
+        cache_salt: sampling.cache_salt(),
+    })
+}
+
+/// The prompt of the messages, with the tools that the template describes.
+fn chat(fields: &Fields, tools: &Tools) -> Result<ChatPrompt, ApiError> {
+    let mut variables = thinking(fields)?;
+    if let Some(list) = tools.for_template() {
+        variables.insert("tools".to_owned(), list);
+    }
+    let list = blocks::messages(fields.system.as_ref(), &fields.messages)?;
+    Ok(ChatPrompt {
+        messages: messages(&list)?,
+        variables,
+    })
+}
+
+/// What templates of models that think know of it.
+fn thinking(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = Map::new();
+    if let Some(thinking) = &fields.thinking {
+        let is_on = match thinking.kind.as_str() {
+            "enabled" | "adaptive" => true,
+            "disabled" => false,
+            other => {
+                let message =
+                    format!("'thinking.type' is '{other}': it must be enabled or disabled");
+                return Err(ApiError::invalid_param("thinking.type", message));
+            }
+        };
+        variables.insert("enable_thinking".to_owned(), json!(is_on));
+    }
+    Ok(variables)
+}
+
+/// Anthropic's word for why a text ended, and the stop sequence that ended it.
+fn stop_reason(finish: &Finish) -> Value {
+    match &finish.reason {
+        FinishReason::EndOfGeneration { .. } if finish.has_calls => {
+            json!({"stop_reason": "tool_use", "stop_sequence": null})
+        }
+        FinishReason::Length => json!({"stop_reason": "max_tokens", "stop_sequence": null}),
+        FinishReason::ContextFull => {
+            json!({"stop_reason": "model_context_window_exceeded", "stop_sequence": null})
+        }
+        FinishReason::StopString { text } => {
+            json!({"stop_reason": "stop_sequence", "stop_sequence": text})
+        }
+        _ => json!({"stop_reason": "end_turn", "stop_sequence": null}),
+    }
+}
+
+/// Anthropic counts what was cached apart. Prefixes are cached by themselves, and nothing is charged
+/// for it, so none is "created".
+fn usage_json(usage: &Usage) -> Value {
+    let cached = usage.reuse.map_or(0, |reuse| reuse.n_tokens);
+    json!({
+        "input_tokens": usage.n_prompt.saturating_sub(cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.n_tokens,
+    })
+}
+
+/// An error in Anthropic's shape.
+pub(crate) fn error_json(error: &ApiError) -> Value {
+    let kind = match error.status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": error.message}})
+}
+
+/// What all objects of one answer have.
+#[derive(Clone, Debug)]
+struct Header {
+    id: String,
+    model: String,
+}
+
+impl Header {
+    fn new(model: &str) -> Self {
+        Self {
+            id: random_id("msg_"),
+            model: model.to_owned(),
+        }
+    }
+
+    fn message(&self, content: Value, stop: Value, usage: Value) -> Value {
+        let mut message = json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage,
+        });
+        if let (Value::Object(message), Value::Object(stop)) = (&mut message, stop) {
+            message.extend(stop);
+        }
+        message
+    }
+
+    /// The whole answer.
+    fn answer(&self, answer: &Answer) -> Value {
+        let mut content = Vec::new();
+        if !answer.reasoning.is_empty() {
+            let thinking = &answer.reasoning;
+            content.push(json!({"type": "thinking", "thinking": thinking, "signature": ""}));
+        }
+        if !answer.text.is_empty() {
+            content.push(json!({"type": "text", "text": answer.text}));
+        }
+        for call in &answer.calls {
+            // Arguments that were cut off are no JSON: they are given as they are.
+            let input = serde_json::from_str(&call.arguments);
+            let input = input.unwrap_or_else(|_| json!(call.arguments));
+            content.push(json!({
+                "type": "tool_use", "id": call.id, "name": call.name, "input": input,
+            }));
+        }
+        let usage = usage_json(&answer.usage);
+        self.message(json!(content), stop_reason(&answer.finish), usage)
+    }
+}
+
+/// The stream: `message_start`, `ping`, for each block `content_block_start`, one
+/// `content_block_delta` for each piece and `content_block_stop`, then `message_delta` with the reason
+/// and all numbers, and `message_stop`.
+struct MessageStream {
+    header: Header,
+    n_prompt: usize,
+    /// The block that is open.
+    block: Option<Block>,
+    /// Blocks that were opened.
+    n_blocks: usize,
+    stop: Value,
+}
+
+/// What a content block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Block {
+    Text,
+    Thinking,
+    Tool,
+}
+
+impl MessageStream {
+    fn new(header: Header, n_prompt: usize) -> Self {
+        Self {
+            header,
+            n_prompt,
+            block: None,
+            n_blocks: 0,
+            stop: Value::Null,
+        }
+    }
+
+    /// Opens a block, after the one that is open was closed.
+    fn open(&mut self, block: Block, content: &Value) -> String {
+        let closed = self.close();
+        let index = self.n_blocks;
+        self.n_blocks += 1;
+        self.block = Some(block);
+        let start = json!({
+            "type": "content_block_start", "index": index, "content_block": content,
+        });
+        closed + &event(&start)
+    }
+
+    fn close(&mut self) -> String {
+        match self.block.take() {
+            Some(_) => event(&json!({"type": "content_block_stop", "index": self.n_blocks - 1})),
+            None => String::new(),
+        }
+    }
+
+    /// A part of a block, which is opened where another is open.
+    fn delta(&mut self, block: Block, content: &Value, delta: &Value) -> String {
+        let opened = match self.block == Some(block) {
+            true => String::new(),
+            false => self.open(block, content),
+        };
+        let index = self.n_blocks.saturating_sub(1);
+        opened + &event(&json!({"type": "content_block_delta", "index": index, "delta": delta}))
+    }
+}
+
+/// An event with its name, which is also the type of its data.
+fn event(data: &Value) -> String {
+    let name = data.get("type").and_then(Value::as_str).unwrap_or_default();
+    format!("event: {name}\ndata: {data}\n\n")
+}
+
+impl Encoder for MessageStream {
+    fn begin(&mut self) -> String {
+        // What is cached is known once it is admitted: `message_delta` says it.
+        let usage = json!({
+            "input_tokens": self.n_prompt,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        });
+        let message = self.header.message(json!([]), Value::Null, usage);
+        event(&json!({"type": "message_start", "message": message}))
+            + &event(&json!({"type": "ping"}))
+    }
+
+    fn piece(&mut self, _choice: usize, piece: Piece) -> String {
+        match piece {
+            Piece::Logprobs(_) => String::new(),
+            Piece::Text(text) => {
+                let block = json!({"type": "text", "text": ""});
+                self.delta(
+                    Block::Text,
+                    &block,
+                    &json!({"type": "text_delta", "text": text}),
+                )
+            }
+            Piece::Reasoning(text) => {
+                let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+                let delta = json!({"type": "thinking_delta", "thinking": text});
+                self.delta(Block::Thinking, &block, &delta)
+            }
+            Piece::ToolStart { id, name, .. } => {
+                let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                self.open(Block::Tool, &block)
+            }
+            Piece::ToolArguments { text, .. } => {
+                let delta = json!({"type": "input_json_delta", "partial_json": text});
+                self.delta(Block::Tool, &Value::Null, &delta)
+            }
+            Piece::Finish(finish) => {
+                self.stop = stop_reason(&finish);
+                self.close()
+            }
+            Piece::Usage(usage) => event(&json!({
+                "type": "message_delta",
+                "delta": self.stop,
+                "usage": usage_json(&usage),
+            })),
+        }
+    }
+
+    fn end(&mut self) -> String {
+        event(&json!({"type": "message_stop"}))
+    }
+
+    fn error(&mut self, error: &ApiError) -> String {
+        event(&error_json(error))
+    }
+}

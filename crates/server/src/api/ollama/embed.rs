@@ -1,0 +1,76 @@
+//! `POST /api/embed`.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{KeepAlive, not_implemented};
+use crate::api::on_post;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::json::{self, Body};
+
+#[derive(Clone, Debug, Deserialize)]
+struct Fields {
+    model: String,
+    input: Input,
+    truncate: Option<bool>,
+    dimensions: Option<usize>,
+    keep_alive: Option<KeepAlive>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+enum Input {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// The route of vectors.
+pub(crate) fn route() -> MethodRouter<App> {
+    on_post(embed)
+}
+
+async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let came = Instant::now();
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: Fields = body.get()?;
+    let model = app.model(Some(&fields.model))?;
+    app.check_open()?;
+    if fields.dimensions.is_some() {
+        return Err(not_implemented(
+            "'dimensions' is not supported: cut the vectors off yourself",
+        ));
+    }
+    if fields.truncate == Some(true) {
+        return Err(not_implemented(
+            "'truncate' is not supported: a text that is too long is refused with the numbers",
+        ));
+    }
+    // Checked for its form; models stay loaded.
+    if let Some(keep_alive) = &fields.keep_alive {
+        keep_alive.is_zero()?;
+    }
+    let texts = match fields.input {
+        Input::One(text) => vec![text],
+        Input::Many(texts) => texts,
+    };
+    let embedder = model.embedder()?;
+    let embedded = match texts.is_empty() {
+        true => None,
+        false => Some(embedder.embed(texts).await?),
+    };
+    let n_tokens = embedded.as_ref().map_or(0, |embedded| embedded.n_tokens);
+    let vectors = embedded.map_or_else(Vec::new, |embedded| embedded.vectors);
+    Ok(json::respond(&json!({
+        "model": fields.model,
+        "embeddings": vectors,
+        "total_duration": u64::try_from(came.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        "load_duration": 0,
+        "prompt_eval_count": n_tokens,
+    })))
+}

@@ -1,0 +1,178 @@
+//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and what lists models.
+//!
+//! Invariant: a stream is lines of JSON, of which the last has `"done": true`, or is an error. What
+//! this server cannot do is answered 501 with the reason. Knows the wire and nothing of how texts are
+//! generated.
+
+pub mod embed;
+pub mod models;
+pub mod texts;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use axum::routing::MethodRouter;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::api::{on_get, on_post};
+use crate::app::App;
+use crate::error::ApiError;
+
+/// An error in Ollama's shape.
+pub(crate) fn error_json(error: &ApiError) -> Value {
+    json!({ "error": error.message })
+}
+
+/// What this server cannot do.
+fn not_implemented(message: impl Into<String>) -> ApiError {
+    ApiError {
+        status: StatusCode::NOT_IMPLEMENTED,
+        code: Some("not_implemented"),
+        ..ApiError::invalid(message)
+    }
+}
+
+/// The route of something that changes the models of a server.
+pub(crate) fn no_changes() -> MethodRouter<App> {
+    let refuse = async || {
+        not_implemented(
+            "this server has the models that it was started with: 'cellar pull' downloads others, and \
+             'cellar serve -m MODEL' serves them",
+        )
+    };
+    on_post(refuse)
+        .put(refuse)
+        .delete(refuse)
+        .merge(on_get(refuse))
+        .head(refuse)
+}
+
+/// How long a model stays loaded: always as long as the server runs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a number of seconds, or a duration such as \"5m\""
+)]
+enum KeepAlive {
+    Seconds(f64),
+    Text(String),
+}
+
+impl KeepAlive {
+    /// Whether the model is to be unloaded at once.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where it is no duration.
+    fn is_zero(&self) -> Result<bool, ApiError> {
+        let text = match self {
+            Self::Seconds(seconds) => return Ok(*seconds == 0.0),
+            Self::Text(text) => text.trim(),
+        };
+        let mut rest = text.strip_prefix('-').unwrap_or(text);
+        let mut sum = 0.0;
+        let wrong = || {
+            let message =
+                format!("'keep_alive' is '{text}': it must be a duration such as 5m or 24h");
+            ApiError::invalid_param("keep_alive", message)
+        };
+        if rest == "0" {
+            return Ok(true);
+        }
+        while !rest.is_empty() {
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+            let (number, unit) = rest.split_at(end.ok_or_else(wrong)?);
+            let number: f64 = number.parse().map_err(|_| wrong())?;
+            // The longer names first: "m" also begins "ms".
+            let units = ["ns", "us", "µs", "ms", "s", "m", "h"];
+            let after = units.iter().find_map(|name| unit.strip_prefix(name));
+            rest = after.ok_or_else(wrong)?;
+            sum += number;
+        }
+        match text.is_empty() {
+            true => Err(wrong()),
+            false => Ok(sum == 0.0),
+        }
+    }
+}
+
+/// A time as RFC 3339 writes it, in UTC.
+fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, micros) = (since.as_secs(), since.subsec_micros());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let date = Date::of_days(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let Date { year, month, day } = date;
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Date {
+    year: u64,
+    month: u64,
+    day: u64,
+}
+
+impl Date {
+    /// The date so many days after 1970-01-01, in the Gregorian calendar, by counting eras of 400
+    /// years that begin with March.
+    fn of_days(days: u64) -> Self {
+        let days = days + 719_468; // since 0000-03-01
+        let (era, of_era) = (days / 146_097, days % 146_097);
+        let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+        let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let from_march = (5 * of_year + 2) / 153;
+        let day = of_year - (153 * from_march + 2) / 5 + 1;
+        let month = if from_march < 10 {
+            from_march + 3
+        } else {
+            from_march - 9
+        };
+        let year = era * 400 + year_of_era + u64::from(month <= 2);
+        Self { year, month, day }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_rfc_3339_does() {
+        let at =
+            |seconds: u64| rfc3339(UNIX_EPOCH + Duration::from_micros(seconds * 1_000_000 + 42));
+        assert_eq!(at(0), "1970-01-01T00:00:00.000042Z");
+        assert_eq!(at(951_827_696), "2000-02-29T12:34:56.000042Z");
+        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.000042Z");
+        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00.000042Z");
+    }
+
+    #[test]
+    fn durations_are_those_of_go() {
+        let is_zero = |value: Value| {
+            serde_json::from_value::<KeepAlive>(value)
+                .unwrap()
+                .is_zero()
+        };
+        for zero in [json!(0), json!("0"), json!("0s"), json!("0m0s")] {
+            assert_eq!(is_zero(zero.clone()), Ok(true), "{zero}");
+        }
+        for long in [
+            json!(300),
+            json!(-1),
+            json!("5m"),
+            json!("1h30m"),
+            json!("-1m"),
+            json!("10ms"),
+        ] {
+            assert_eq!(is_zero(long.clone()), Ok(false), "{long}");
+        }
+        for wrong in [json!(""), json!("soon"), json!("5"), json!("m5")] {
+            assert!(is_zero(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+}

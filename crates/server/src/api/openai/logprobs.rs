@@ -1,0 +1,86 @@
+//! Log probabilities in the shapes of OpenAI's endpoints and of llama-server.
+//!
+//! Invariant: bytes are those that a token writes, also where they are no character. Computes nothing.
+
+use engine::{TokenLogprob, TokenLogprobs};
+use kv_core::TokenId;
+use model_core::tokenizer::{SpecialPieces, Tokenizer};
+use serde_json::{Map, Value, json};
+
+/// What stands for minus infinity, which JSON does not have: as OpenAI.
+const IMPOSSIBLE: f64 = -9999.0;
+
+fn finite(logprob: f64) -> f64 {
+    logprob.max(IMPOSSIBLE)
+}
+
+/// The bytes that a token writes; none where the vocabulary lacks it.
+fn bytes(tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
+    let bytes = tokenizer.piece(token, SpecialPieces::Render);
+    bytes.unwrap_or_default()
+}
+
+fn text(tokenizer: &Tokenizer, token: TokenId) -> String {
+    String::from_utf8_lossy(&bytes(tokenizer, token)).into_owned()
+}
+
+/// The `logprobs` of a choice of `/v1/chat/completions`.
+pub fn chat(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Value {
+    let entry = |of: &TokenLogprob| {
+        let bytes = bytes(tokenizer, of.token);
+        json!({
+            "token": String::from_utf8_lossy(&bytes),
+            "logprob": finite(of.logprob),
+            "bytes": bytes,
+        })
+    };
+    let content = places.iter().map(|place| {
+        let mut entry_of_place = entry(&place.chosen);
+        entry_of_place["top_logprobs"] = place.top.iter().map(entry).collect();
+        entry_of_place
+    });
+    json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+}
+
+/// The `logprobs` of a choice of `/v1/completions`; `offset` is where the text of the first token
+/// begins, in characters, and becomes where the next one does.
+pub fn completion(tokenizer: &Tokenizer, places: &[TokenLogprobs], offset: &mut usize) -> Value {
+    let (mut tokens, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    for place in places {
+        let token = text(tokenizer, place.chosen.token);
+        offsets.push(*offset);
+        *offset += token.chars().count();
+        tokens.push(token);
+        logprobs.push(finite(place.chosen.logprob));
+        let top = place.top.iter().map(|of| {
+            let logprob = json!(finite(of.logprob));
+            (text(tokenizer, of.token), logprob)
+        });
+        tops.push(top.collect::<Map<String, Value>>());
+    }
+    json!({
+        "tokens": tokens,
+        "token_logprobs": logprobs,
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    })
+}
+
+/// The `completion_probabilities` of llama-server.
+pub fn llama(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Value {
+    let entry = |of: &TokenLogprob| {
+        let bytes = bytes(tokenizer, of.token);
+        json!({
+            "id": of.token.0,
+            "token": String::from_utf8_lossy(&bytes),
+            "bytes": bytes,
+            "logprob": finite(of.logprob),
+        })
+    };
+    let places = places.iter().map(|place| {
+        let mut entry_of_place = entry(&place.chosen);
+        entry_of_place["top_logprobs"] = place.top.iter().map(entry).collect();
+        entry_of_place
+    });
+    places.collect()
+}

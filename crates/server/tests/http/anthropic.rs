@@ -1,0 +1,183 @@
+//! Anthropic's endpoints over a socket.
+
+use model_tests::http::{open, post, request};
+use serde_json::{Value, json};
+
+use crate::support::{Alone, Setup};
+
+fn body(extra: Value) -> Value {
+    let mut body = json!({
+        "model": "stories", "max_tokens": 12, "temperature": 0,
+        "messages": [{"role": "user", "content": "Once upon a time"}],
+    });
+    let extra = extra.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(extra);
+    body
+}
+
+#[test]
+fn a_message_is_the_text_of_its_rendered_messages() {
+    let server = Setup::default().start();
+    let reply = post(
+        server.address,
+        "/v1/messages",
+        &body(json!({"system": "Be brief."})),
+    );
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let message = reply.json();
+    let alone = Alone::new().greedy(
+        "<|system|>Be brief.\n<|user|>Once upon a time\n<|assistant|>",
+        12,
+    );
+    assert_eq!(message["content"], json!([{"type": "text", "text": alone}]));
+    assert_eq!(message["type"], "message");
+    assert_eq!(message["role"], "assistant");
+    assert_eq!(message["stop_reason"], "max_tokens");
+    assert_eq!(message["stop_sequence"], Value::Null);
+    assert_eq!(message["usage"]["output_tokens"], 12);
+    assert_eq!(message["usage"]["cache_read_input_tokens"], 0);
+    let n_prompt = message["usage"]["input_tokens"].as_u64().unwrap();
+    // Blocks are the same prompt, of which all but the last token is cached now.
+    let blocks = json!({
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Once upon a time"}]}],
+    });
+    let again = post(server.address, "/v1/messages", &body(blocks.clone())).json();
+    assert_eq!(again["content"], message["content"]);
+    assert_eq!(again["usage"]["cache_read_input_tokens"], n_prompt - 1);
+    assert_eq!(again["usage"]["input_tokens"], 1);
+    // Claude's clients count with a query.
+    let counted = post(
+        server.address,
+        "/v1/messages/count_tokens?beta=true",
+        &body(blocks),
+    );
+    assert_eq!(counted.json(), json!({ "input_tokens": n_prompt }));
+}
+
+#[test]
+fn a_stream_has_all_events_in_their_order() {
+    let server = Setup::default().start();
+    let whole = post(server.address, "/v1/messages", &body(json!({}))).json();
+    let reply = post(
+        server.address,
+        "/v1/messages",
+        &body(json!({"stream": true})),
+    );
+    assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+    assert!(reply.is_complete);
+    let names: Vec<&str> = reply
+        .body
+        .lines()
+        .filter_map(|line| line.strip_prefix("event: "))
+        .collect();
+    let events = reply.json_events();
+    let types: Vec<&str> = events
+        .iter()
+        .map(|event| event["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, types);
+    let n_deltas = names
+        .iter()
+        .filter(|name| **name == "content_block_delta")
+        .count();
+    assert!(n_deltas > 0);
+    let wanted = [
+        &["message_start", "ping", "content_block_start"][..],
+        &vec!["content_block_delta"; n_deltas],
+        &["content_block_stop", "message_delta", "message_stop"],
+    ];
+    assert_eq!(names, wanted.concat());
+    let text: String = events
+        .iter()
+        .filter_map(|event| event["delta"]["text"].as_str())
+        .collect();
+    assert_eq!(json!(text), whole["content"][0]["text"]);
+    assert_eq!(events[0]["message"]["content"], json!([]));
+    assert_eq!(events[0]["message"]["stop_reason"], Value::Null);
+    assert_eq!(
+        events[2]["content_block"],
+        json!({"type": "text", "text": ""})
+    );
+    let delta = &events[events.len() - 2];
+    assert_eq!(
+        delta["delta"],
+        json!({"stop_reason": "max_tokens", "stop_sequence": null})
+    );
+    assert_eq!(delta["usage"]["output_tokens"], 12);
+    assert!(delta["usage"]["cache_read_input_tokens"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_stop_sequence_is_named() {
+    let server = Setup::default().start();
+    let whole = post(server.address, "/v1/messages", &body(json!({}))).json();
+    let text = whole["content"][0]["text"].as_str().unwrap();
+    let word = text.split_whitespace().nth(3).unwrap();
+    let stopped = body(json!({"stop_sequences": [word]}));
+    let stopped = post(server.address, "/v1/messages", &stopped).json();
+    assert_eq!(stopped["stop_reason"], "stop_sequence");
+    assert_eq!(stopped["stop_sequence"], word);
+    let shown = stopped["content"][0]["text"].as_str().unwrap();
+    assert_eq!(shown, &text[..text.find(word).unwrap()]);
+}
+
+#[test]
+fn errors_have_anthropics_shape() {
+    let server = Setup::with_keys("secret").start();
+    let send = |body: &Value, key: &str| {
+        let headers = [("x-api-key", key), ("content-type", "application/json")];
+        let request = request("POST", "/v1/messages", &headers, &body.to_string());
+        open(server.address, &request).finish()
+    };
+    let refused = |extra: Value, status: u16, kind: &str, wanted: &str| {
+        let reply = send(&body(extra), "secret");
+        assert_eq!(reply.status, status, "{}", reply.body);
+        let error = reply.json();
+        assert_eq!(error["type"], "error");
+        assert_eq!(error["error"]["type"], kind);
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains(wanted), "{message}");
+    };
+    let wrong_key = send(&body(json!({})), "guess");
+    assert_eq!(wrong_key.status, 401);
+    assert_eq!(wrong_key.json()["error"]["type"], "authentication_error");
+    refused(
+        json!({"model": "gpt"}),
+        404,
+        "not_found_error",
+        "there is no model 'gpt'",
+    );
+    let invalid = "invalid_request_error";
+    refused(
+        json!({"max_tokens": null}),
+        400,
+        invalid,
+        "'max_tokens' is needed",
+    );
+    refused(json!({"temperature": -1}), 400, invalid, "temperature -1");
+    refused(
+        json!({"stop_sequences": [""]}),
+        400,
+        invalid,
+        "'stop_sequences' is empty",
+    );
+    refused(
+        json!({"messages": []}),
+        400,
+        invalid,
+        "there are no messages",
+    );
+    let image = json!([{"role": "user", "content": [
+        {"type": "text", "text": "What is it?"}, {"type": "image", "source": {}}]}]);
+    let at = "'messages[0].content[1]' is a block of type 'image'";
+    refused(json!({"messages": image}), 400, invalid, at);
+    let prefill = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I"}]);
+    refused(
+        json!({"messages": prefill}),
+        400,
+        invalid,
+        "cannot be given in part",
+    );
+    assert_eq!(send(&body(json!({})), "secret").status, 200);
+}

@@ -1,0 +1,161 @@
+//! Ollama's endpoints over a socket.
+
+use model_tests::http::{get, open, post, request};
+use serde_json::{Value, json};
+
+use crate::support::{Alone, Setup};
+
+fn lines(body: &str) -> Vec<Value> {
+    body.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_chat_streams_lines_of_json_by_default() {
+    let server = Setup::default().start();
+    let body = json!({
+        "model": "stories", "messages": [{"role": "user", "content": "Once upon a time"}],
+        "options": {"temperature": 0, "num_predict": 12},
+    });
+    let reply = post(server.address, "/api/chat", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(reply.header("content-type"), Some("application/x-ndjson"));
+    let lines = lines(&reply.body);
+    let (last, before) = lines.split_last().unwrap();
+    assert!(
+        before
+            .iter()
+            .all(|line| line["done"] == false && line["model"] == "stories")
+    );
+    let texts = before
+        .iter()
+        .filter_map(|line| line["message"]["content"].as_str());
+    let alone = Alone::new().greedy("<|user|>Once upon a time\n<|assistant|>", 12);
+    assert_eq!(texts.collect::<String>(), alone);
+    assert_eq!(last["done"], true);
+    assert_eq!(last["done_reason"], "length");
+    assert_eq!(last["message"], json!({"role": "assistant", "content": ""}));
+    assert_eq!(last["eval_count"], 12);
+    assert!(last["prompt_eval_count"].as_u64() > Some(0));
+    assert!(last["total_duration"].as_u64() >= last["eval_duration"].as_u64());
+
+    let mut whole = body.clone();
+    whole["stream"] = json!(false);
+    let whole = post(server.address, "/api/chat", &whole).json();
+    assert_eq!(whole["message"]["content"], alone);
+    assert_eq!(whole["done"], true);
+}
+
+#[test]
+fn a_text_is_continued_raw_or_as_a_message() {
+    let server = Setup::default().start();
+    let generate = |extra: Value| {
+        let mut body = json!({
+            "model": "tiny", "prompt": "Once upon a time", "stream": false, "keep_alive": "5m",
+            "options": {"temperature": 0, "num_predict": 9, "num_ctx": 512},
+        });
+        body.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        post(server.address, "/api/generate", &body).json()
+    };
+    let alone = Alone::new();
+    let raw = generate(json!({"raw": true}));
+    assert_eq!(raw["response"], alone.greedy("Once upon a time", 9));
+    assert_eq!(raw["model"], "tiny", "as the client calls it");
+    let rendered = "<|system|>Be brief.\n<|user|>Once upon a time\n<|assistant|>";
+    let told = generate(json!({"system": "Be brief."}));
+    assert_eq!(told["response"], alone.greedy(rendered, 9));
+    // How clients load a model.
+    let loaded = generate(json!({"prompt": ""}));
+    assert_eq!(
+        (&loaded["done_reason"], &loaded["response"]),
+        (&json!("load"), &json!(""))
+    );
+}
+
+#[test]
+fn models_are_listed_and_shown() {
+    let server = Setup::default().start();
+    let tags = get(server.address, "/api/tags").json();
+    assert_eq!(tags["models"][0]["name"], "stories");
+    assert_eq!(tags["models"][0]["details"]["family"], "llama");
+    let ps = get(server.address, "/api/ps").json();
+    assert_eq!(ps["models"][0]["model"], "stories");
+    assert!(ps["models"][0]["expires_at"].is_string());
+    let shown = post(server.address, "/api/show", &json!({"model": "tiny"})).json();
+    assert_eq!(shown["capabilities"], json!(["completion"]));
+    assert_eq!(shown["model_info"]["general.architecture"], "llama");
+    assert_eq!(shown["model_info"]["llama.context_length"], 1024);
+    let version = get(server.address, "/api/version").json();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn what_cannot_be_done_is_501_with_a_reason() {
+    let server = Setup::default().start();
+    let refused = |method: &str, path: &str, body: Value, status: u16, wanted: &str| {
+        let headers = [("content-type", "application/json")];
+        let request = request(method, path, &headers, &body.to_string());
+        let reply = open(server.address, &request).finish();
+        assert_eq!(reply.status, status, "{method} {path}: {}", reply.body);
+        let error = reply.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.contains(wanted), "{error}");
+    };
+    let started = "the models that it was started with";
+    for path in ["/api/pull", "/api/push", "/api/create", "/api/copy"] {
+        refused("POST", path, json!({"model": "x"}), 501, started);
+    }
+    refused("DELETE", "/api/delete", json!({"model": "x"}), 501, started);
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let chat = |extra: Value| {
+        let mut body = json!({"model": "stories", "messages": messages});
+        body.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let tools = chat(json!({"tools": [{"type": "function"}]}));
+    refused("POST", "/api/chat", tools, 501, "'tools' is not supported");
+    let image = json!([{"role": "user", "content": "What?", "images": ["aGk="]}]);
+    refused(
+        "POST",
+        "/api/chat",
+        chat(json!({"messages": image})),
+        501,
+        "'messages[0].images'",
+    );
+    let unload = chat(json!({"messages": [], "keep_alive": 0}));
+    refused("POST", "/api/chat", unload, 501, "cannot be unloaded");
+    refused(
+        "POST",
+        "/api/chat",
+        chat(json!({"keep_alive": "soon"})),
+        400,
+        "'keep_alive' is 'soon'",
+    );
+    refused(
+        "POST",
+        "/api/chat",
+        chat(json!({"model": "gpt"})),
+        404,
+        "there is no model 'gpt'",
+    );
+    refused(
+        "POST",
+        "/api/chat",
+        chat(json!({"format": "xml"})),
+        400,
+        "'format' must be",
+    );
+    refused(
+        "POST",
+        "/api/chat",
+        chat(json!({"options": {"top_p": 2}})),
+        400,
+        "top-p 2",
+    );
+    let embed = json!({"model": "stories", "input": "Hi"});
+    refused("POST", "/api/embed", embed, 400, "does not give embeddings");
+}
