@@ -101,13 +101,23 @@ def test_models(client):
     assert client.models.retrieve("stories").owned_by == "cellar"
 
 
+def test_several_answers_with_log_probabilities(client):
+    options = {"max_tokens": 3, "n": 2, "logprobs": True, "top_logprobs": 2}
+    answer = client.chat.completions.create(model="stories", messages=HELLO, **options)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for choice in answer.choices:
+        places = choice.logprobs.content
+        assert len(places) == 3
+        assert all(place.logprob <= 0 and len(place.top_logprobs) == 2 for place in places)
+
+
 def test_errors_are_the_client_s_own(client):
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     assert error.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model="stories", messages=HELLO, n=2)
-    assert error.value.param == "n"
+        client.chat.completions.create(model="stories", messages=HELLO, temperature=-1)
+    assert error.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model="stories", prompt="word " * 20_000)
     assert error.value.code == "context_length_exceeded"
