@@ -1,22 +1,18 @@
 //! The contract suite on a GPU, in both precisions.
 
 mod common;
+#[path = "../../kv-gpu/tests/known/mod.rs"]
+mod known;
 #[path = "../../kv-gpu/tests/tolerance/mod.rs"]
 mod tolerance;
 
-use kv_contract::{Known, Subject};
+use kv_contract::Subject;
 use kv_cuda::CudaDevice;
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
-/// What is refused.
-const KNOWN: &[Known] = &[Known::fails(
-    "stored_keys_have_scores_by_distance",
-    "no scores by distance over stored keys",
-)];
-
 fn subject(precision: Precision) -> Subject<GpuBackend<CudaDevice>> {
     let backend = GpuBackend::new(common::device(), GpuConfig { precision });
-    Subject::new(backend).with_known(KNOWN)
+    Subject::new(backend).with_known(known::KNOWN)
 }
 
 mod precise {

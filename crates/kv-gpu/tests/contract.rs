@@ -1,20 +1,15 @@
 //! The contract suite on the simulator, whose threads run in either order, in both precisions.
 
+mod known;
 mod tolerance;
 
-use kv_contract::{Known, Subject};
+use kv_contract::Subject;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
-/// What is refused.
-const KNOWN: &[Known] = &[Known::fails(
-    "stored_keys_have_scores_by_distance",
-    "no scores by distance over stored keys",
-)];
-
 fn subject(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
-    Subject::new(backend).with_known(KNOWN)
+    Subject::new(backend).with_known(known::KNOWN)
 }
 
 fn precise(order: Order) -> Subject<GpuBackend<Sim>> {
