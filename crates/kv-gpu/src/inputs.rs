@@ -120,11 +120,6 @@ impl InputPlan {
         self.limits.map_or(0, |limits| limits.slots(n_rows))
     }
 
-    /// The most pieces that a row by itself is cut into.
-    pub(crate) fn few_pieces(&self, n_rows: usize) -> usize {
-        PieceLimits::of(n_rows).few()
-    }
-
     /// Bytes of the fixed part.
     pub(crate) fn fixed_bytes(&self) -> usize {
         self.len * size_of::<u32>()

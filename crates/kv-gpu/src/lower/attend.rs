@@ -214,9 +214,8 @@ impl<'a, D: Device> Attention<'a, D> {
 
     /// The first operands of all kernels: queries, inputs, K and V.
     pub(super) fn operands(&self) -> Vec<Operand<D>> {
-        let rows = [&self.attended.k, &self.attended.v].map(Operand::clone);
-        let [k, v] = rows;
-        vec![self.q.clone(), Operand::Inputs(0), k, v]
+        let Attended { k, v, .. } = &self.attended;
+        vec![self.q.clone(), Operand::Inputs(0), k.clone(), v.clone()]
     }
 
     /// Blocks for the queries of all heads in `n_rows` rows, `at_once` of a K/V head a block.
@@ -260,22 +259,29 @@ pub(super) fn lower<D: Device>(
     id: NodeId,
     node: &Node,
 ) -> Result<(), BackendError> {
-    let (attended, spec, seen_at) = match &node.op {
-        Op::Attend {
-            layer,
-            spec,
-            relative: None,
-            ..
-        } => (Attended::of_layer(lower, *layer)?, spec, 2),
-        Op::AttendBatch { spec, .. } => (Attended::of_batch(lower, node, spec)?, spec, 3),
-        _ => return Err(lower.unsupported(node)),
-    };
-    let (Op::Attend { sinks, .. } | Op::AttendBatch { sinks, .. }) = &node.op else {
+    let (Op::Attend {
+        spec,
+        sinks,
+        relative,
+        ..
+    }
+    | Op::AttendBatch {
+        spec,
+        sinks,
+        relative,
+    }) = &node.op
+    else {
         return Err(lower.unsupported(node));
     };
-    let relative = match &node.op {
-        Op::AttendBatch { relative, .. } => relative.as_ref(),
-        _ => None,
+    let (attended, seen_at) = match &node.op {
+        // The kernels of scores by distance read the rows of a ubatch alone.
+        Op::Attend {
+            layer,
+            relative: None,
+            ..
+        } => (Attended::of_layer(lower, *layer)?, 2),
+        Op::AttendBatch { .. } => (Attended::of_batch(lower, node, spec)?, 3),
+        _ => return Err(lower.unsupported(node)),
     };
     let graph = lower.context.graph;
     let (visibility, header) = lower.inputs.visibility(graph, (id, node), seen_at)?;

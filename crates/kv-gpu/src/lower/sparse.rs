@@ -10,6 +10,7 @@ use super::attend::{Attended, Attention, Settings, rotated_queries};
 use super::{Lower, word};
 use crate::device::Device;
 use crate::program::{Grid, Operand};
+use crate::visibility_table::PieceLimits;
 
 /// Keys that a thread block scores, `kIndexKeys` of `index.k`.
 const KEYS: usize = 64;
@@ -110,7 +111,7 @@ impl<D: Device> Lower<'_, D> {
         let top_k = self.operand_node(node, 3)?.row_len();
         let chosen = self.operand(node, 3)?;
         let n = self.context.graph.shape().n_tokens;
-        let most_pieces = self.inputs.few_pieces(n);
+        let most_pieces = PieceLimits::of(n).few();
         let piece_len = top_k.div_ceil(most_pieces).max(SHORTEST_PIECE);
         let n_pieces = top_k.div_ceil(piece_len);
         let attended = Attended::of_layer(self, layer)?;
