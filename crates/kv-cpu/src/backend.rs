@@ -23,7 +23,8 @@ use crate::team::Team;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
 /// What [`Backend::program_capacities`] returns. Programs differ where gates are computed with their
-/// products, which is for one token and for more than 32; the last one bounds what a short ubatch of a large maximum takes.
+/// products, which is for one token and for more than 32; the last one bounds what a short ubatch of
+/// a large maximum takes.
 pub const PROGRAM_CAPACITIES: &[usize] = &[1, MIN_GATE_EPILOGUE_ROWS - 1, 512];
 
 /// How the backend uses the machine. The default is one thread for each physical core and the

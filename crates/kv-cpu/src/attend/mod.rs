@@ -137,11 +137,11 @@ impl Workspace {
         self.split_k.n_bytes() + self.q.capacity() * size_of::<f32>() + self.index.n_bytes()
     }
 
-    /// Makes room for `n_tokens` tokens.
+    /// Makes room for `n_tokens` tokens or fewer.
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
-        (1..=n_tokens.min(split_k::MAX_SPLIT_TOKENS))
-            .for_each(|n_tokens| self.split_k.reserve(spec, n_tokens));
         let n_split = n_tokens.min(split_k::MAX_SPLIT_TOKENS);
+        // Of fewer tokens, a round has more splits.
+        (1..=n_split).for_each(|n_tokens| self.split_k.reserve(spec, n_tokens));
         self.reserve_queries(n_split * spec.n_heads * spec.k_dim);
         self.tiles.clear();
         self.tiles.reserve(n_tokens);

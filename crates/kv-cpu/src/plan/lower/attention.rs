@@ -88,10 +88,7 @@ impl<'a> Lowering<'a> {
                 spec,
                 sinks,
                 relative,
-            } => {
-                let call = self.attend(node, *layer, spec, sinks.as_deref());
-                call.and_then(|call| self.with_buckets(node, relative.as_ref(), call))
-            }
+            } => self.attend(node, *layer, spec, sinks.as_deref(), relative.as_ref()),
             Op::Index { layer, index } => self.index(node, *layer, index),
             Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec),
             Op::AttendBatch {
@@ -160,38 +157,45 @@ impl<'a> Lowering<'a> {
         layer: LayerIdx,
         spec: &AttendSpec,
         sinks: Option<&'a str>,
+        relative: Option<&'a Relative>,
     ) -> Result<AttentionCall, BackendError> {
         let (at, rows) = self.attended(node, layer, 2)?;
         let part = rows.part;
         let q = self.operand(node, 0)?;
         crate::attend::check_shape(spec, &rows)?;
         self.check_queries(node, spec, q)?;
+        let mut heads = self.head_weights(node, spec, sinks, 3)?;
+        if let Some(relative) = relative {
+            // Stored keys have no tables.
+            if relative.scores == RelativeScores::Tables {
+                return Err(unsupported(node));
+            }
+            heads.buckets = Some(self.head_buckets(node, relative, spec.n_heads)?);
+        }
         let op = AttentionOp::Attend {
             layer: at,
             part: part.as_usize(),
             spec: *spec,
-            heads: self.head_weights(node, spec, sinks, 3)?,
+            heads,
         };
         Ok((op, vec![q]))
     }
 
-    /// The same with scores by distance, where there are any.
-    fn with_buckets(
+    /// What scores get added by distances, for which the positions are the last operand.
+    fn head_buckets(
         &mut self,
         node: &'a Node,
-        relative: Option<&'a Relative>,
-        (mut op, reads): AttentionCall,
-    ) -> Result<AttentionCall, BackendError> {
-        if let (AttentionOp::Attend { spec, heads, .. }, Some(relative)) = (&mut op, relative) {
-            let RelativeScores::Weight(name) = &relative.scores else {
-                return Err(unsupported(node));
-            };
-            self.operand_input(node, 3, |i| matches!(i, Input::Positions))?;
-            let weights = self.vector(name, node)?;
-            let buckets = HeadBuckets::new(relative, Some(&weights), spec.n_heads);
-            heads.buckets = Some(Arc::new(buckets));
-        }
-        Ok((op, reads))
+        relative: &'a Relative,
+        n_heads: usize,
+    ) -> Result<Arc<HeadBuckets>, BackendError> {
+        let last = node.operands.len().saturating_sub(1);
+        self.operand_input(node, last, |i| matches!(i, Input::Positions))?;
+        let weights = match &relative.scores {
+            RelativeScores::Weight(name) => Some(self.vector(name, node)?),
+            RelativeScores::Tables => None,
+        };
+        let buckets = HeadBuckets::new(relative, weights.as_deref(), n_heads);
+        Ok(Arc::new(buckets))
     }
 
     fn index(
@@ -278,18 +282,10 @@ impl<'a> Lowering<'a> {
         let mut heads = self.head_weights(node, spec, sinks, node.operands.len() - 1)?;
         let mut reads = vec![q, k, v];
         if let Some(relative) = relative {
-            self.operand_input(node, node.operands.len() - 1, |i| {
-                matches!(i, Input::Positions)
-            })?;
-            let weights = match &relative.scores {
-                RelativeScores::Weight(name) => Some(self.vector(name, node)?),
-                RelativeScores::Tables => {
-                    reads.extend([self.operand(node, 4)?, self.operand(node, 5)?]);
-                    None
-                }
-            };
-            let buckets = HeadBuckets::new(relative, weights.as_deref(), spec.n_heads);
-            heads.buckets = Some(Arc::new(buckets));
+            heads.buckets = Some(self.head_buckets(node, relative, spec.n_heads)?);
+            if relative.scores == RelativeScores::Tables {
+                reads.extend([self.operand(node, 4)?, self.operand(node, 5)?]);
+            }
         }
         let op = AttentionOp::AttendBatch {
             window: *window,
