@@ -9,7 +9,6 @@ use kv_core::CellIdx;
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
-use serde_json::{Value, json};
 
 /// Tokens of a larger graph beyond those of the run: as many as change how a backend computes.
 const MORE_TOKENS: usize = 37;
@@ -98,7 +97,7 @@ fn outputs<B: Backend>(
 }
 
 /// The same graph with more tokens and outputs; none where its rows cannot be counted.
-pub(crate) fn larger(graph: &Graph) -> Option<Graph> {
+fn larger(graph: &Graph) -> Option<Graph> {
     let counts = graph.row_counts()?;
     let shape = GraphShape {
         n_tokens: graph.shape().n_tokens + MORE_TOKENS,
@@ -109,8 +108,7 @@ pub(crate) fn larger(graph: &Graph) -> Option<Graph> {
     let nodes = json["nodes"].as_array_mut().unwrap();
     for (node, count) in nodes.iter_mut().zip(counts) {
         if let Some(n_rows) = node["shape"].as_array_mut().and_then(|s| s.first_mut()) {
-            let rows: Value = json!(count.of(shape));
-            *n_rows = rows;
+            *n_rows = count.of(shape).into();
         }
     }
     Some(Graph::from_json(&json.to_string()).unwrap())

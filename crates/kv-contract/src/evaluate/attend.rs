@@ -78,19 +78,36 @@ impl Evaluator<'_> {
             spec: *spec,
             sinks: sinks.as_deref(),
         };
-        let Some(Relative { buckets, scores }) = relative else {
-            return self.attend(node, attention, visibility, row_of, |_, _, _| 0.0);
+        let by_distance = self.scores_by_distance(node, *spec, relative.as_ref());
+        self.attend(node, attention, visibility, row_of, by_distance)
+    }
+
+    /// What the score of a row and a head with a token gets added by their distance.
+    fn scores_by_distance(
+        &self,
+        node: &Node,
+        spec: AttendSpec,
+        relative: Option<&Relative>,
+    ) -> impl Fn(u32, usize, (CellIdx, Pos)) -> f64 {
+        let weight = match relative.map(|relative| &relative.scores) {
+            Some(RelativeScores::Weight(name)) => self.weight(name),
+            Some(RelativeScores::Tables) | None => Vec::new(),
         };
-        let RelativeScores::Weight(name) = scores else {
-            panic!("stored keys have no tables");
-        };
-        let weight = self.weight(name);
-        let by_distance = |row: u32, head: usize, (_, pos): (CellIdx, Pos)| {
+        move |row: u32, head: usize, (cell, pos): (CellIdx, Pos)| {
+            let Some(Relative { buckets, scores }) = relative else {
+                return 0.0;
+            };
             let query = self.inputs.positions[row as usize];
             let bucket = buckets.of(i64::from(query) - i64::from(pos.0));
-            weight[bucket * spec.n_heads + head]
-        };
-        self.attend(node, attention, visibility, row_of, by_distance)
+            if *scores != RelativeScores::Tables {
+                return weight[bucket * spec.n_heads + head];
+            }
+            let n = buckets.n();
+            let kv_head = head / (spec.n_heads / spec.kv_heads);
+            let (row, cell) = (row as usize, cell.as_usize());
+            self.operand(node, 4)[(row * spec.n_heads + head) * n + bucket]
+                + self.operand(node, 5)[(cell * spec.kv_heads + kv_head) * n + bucket]
+        }
     }
 
     /// Scores of plain attention.
@@ -246,33 +263,9 @@ impl Evaluator<'_> {
         });
         let rows: Vec<[Value; 2]> = k.into_iter().zip(v).map(|(k, v)| [k, v]).collect();
         let row_of = |cell: CellIdx| &rows[cell.as_usize()];
-        let Some(Relative { buckets, scores }) = relative else {
-            let attention = Attention { spec: *spec, sinks };
-            return self.attend(node, attention, visibility.unwrap(), row_of, |_, _, _| 0.0);
-        };
-        let weight = match scores {
-            RelativeScores::Weight(name) => self.weight(name),
-            RelativeScores::Tables => Vec::new(),
-        };
-        let n = buckets.n();
         let attention = Attention { spec: *spec, sinks };
-        self.attend(
-            node,
-            attention,
-            visibility.unwrap(),
-            row_of,
-            |row, head, (cell, pos)| {
-                let query = self.inputs.positions[row as usize];
-                let bucket = buckets.of(i64::from(query) - i64::from(pos.0));
-                if *scores != RelativeScores::Tables {
-                    return weight[bucket * spec.n_heads + head];
-                }
-                let kv_head = head / (spec.n_heads / spec.kv_heads);
-                let (row, cell) = (row as usize, cell.as_usize());
-                self.operand(node, 4)[(row * spec.n_heads + head) * n + bucket]
-                    + self.operand(node, 5)[(cell * spec.kv_heads + kv_head) * n + bucket]
-            },
-        )
+        let by_distance = self.scores_by_distance(node, *spec, relative);
+        self.attend(node, attention, visibility.unwrap(), row_of, by_distance)
     }
 }
 
