@@ -1,4 +1,5 @@
-//! [`ExactShapes`]: a backend whose programs run with the shape of their graph alone, to compare with.
+//! [`ExactShapes`]: a backend whose programs run with the shape of their graph alone, to compare
+//! with.
 //!
 //! Knows nothing of what is computed.
 
@@ -28,6 +29,10 @@ impl<B: Backend> Backend for ExactShapes<B> {
 
     fn memory(&self) -> Option<DeviceMemory> {
         self.0.memory()
+    }
+
+    fn prefers_candidates(&self) -> bool {
+        self.0.prefers_candidates()
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
