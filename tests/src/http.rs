@@ -22,7 +22,7 @@ pub struct Reply {
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Whole {
+pub struct Response {
     /// Its status.
     pub status: u16,
     /// Its headers, with names in lower case.
@@ -33,7 +33,7 @@ pub struct Whole {
     pub is_complete: bool,
 }
 
-impl Whole {
+impl Response {
     /// The body as JSON.
     ///
     /// # Panics
@@ -150,7 +150,7 @@ impl Reply {
     }
 
     /// Reads the rest.
-    pub fn finish(mut self) -> Whole {
+    pub fn finish(mut self) -> Response {
         let mut body = String::new();
         let is_complete = match find(&self.headers, "content-length") {
             Some(length) => {
@@ -167,7 +167,7 @@ impl Reply {
                 }
             },
         };
-        Whole {
+        Response {
             status: self.status,
             headers: self.headers,
             body,
@@ -180,7 +180,7 @@ impl Reply {
 ///
 /// # Panics
 /// As [`open`].
-pub fn get(address: SocketAddr, path: &str) -> Whole {
+pub fn get(address: SocketAddr, path: &str) -> Response {
     open(address, &request("GET", path, &[], "")).finish()
 }
 
@@ -188,6 +188,6 @@ pub fn get(address: SocketAddr, path: &str) -> Whole {
 ///
 /// # Panics
 /// As [`open`].
-pub fn post(address: SocketAddr, path: &str, body: &Value) -> Whole {
+pub fn post(address: SocketAddr, path: &str, body: &Value) -> Response {
     open(address, &request("POST", path, &[], &body.to_string())).finish()
 }
