@@ -164,17 +164,6 @@ impl SamplerConfig {
             None => Ok(()),
         }
     }
-
-    /// The setting for which a tokenizer is needed, if there is one.
-    pub(super) fn needs_tokenizer(&self) -> Option<&'static str> {
-        match self {
-            Self {
-                min_tokens: 1.., ..
-            } => Some("min_tokens"),
-            Self { dry, .. } if dry.is_active() => Some("dry"),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -184,14 +173,16 @@ mod tests {
     use super::*;
     use crate::sampler::Bias;
 
+    /// Why the defaults with this change are refused.
+    fn refused(edit: fn(&mut SamplerConfig)) -> String {
+        let mut config = SamplerConfig::default();
+        assert_eq!(config.check(), Ok(()));
+        edit(&mut config);
+        config.check().unwrap_err().to_string()
+    }
+
     #[test]
     fn every_limit_is_named_with_its_value() {
-        let refused = |edit: fn(&mut SamplerConfig)| {
-            let mut config = SamplerConfig::default();
-            assert_eq!(config.check(), Ok(()));
-            edit(&mut config);
-            config.check().unwrap_err().to_string()
-        };
         assert_eq!(
             refused(|c| c.temperature = -1.0),
             "temperature -1 is not a number of at least 0"
@@ -224,11 +215,6 @@ mod tests {
 
     #[test]
     fn every_limit_of_the_optional_steps_is_named_with_its_value() {
-        let refused = |edit: fn(&mut SamplerConfig)| {
-            let mut config = SamplerConfig::default();
-            edit(&mut config);
-            config.check().unwrap_err().to_string()
-        };
         let biased = |c: &mut SamplerConfig, bias: f32| {
             c.logit_bias = vec![LogitBias {
                 token: TokenId(7),

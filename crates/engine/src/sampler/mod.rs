@@ -85,7 +85,7 @@ pub struct Sampler {
     pick: Pick,
     /// Whether the caller added steps.
     has_own_steps: bool,
-    /// Tokens that end generation, where a tokenizer is known.
+    /// Tokens that `min_tokens` excludes at first.
     n_ends: usize,
     buffers: CandidateBuffers,
 }
@@ -98,10 +98,7 @@ impl Sampler {
     /// number of tokens, or DRY.
     pub fn new(config: SamplerConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        match config.needs_tokenizer() {
-            Some(name) => Err(ConfigError::NeedsTokenizer { name }),
-            None => Ok(Self::with_steps(config, Vec::new(), Vec::new())),
-        }
+        Self::build(config, None)
     }
 
     /// A sampler over an empty text of this tokenizer.
@@ -113,47 +110,47 @@ impl Sampler {
         tokenizer: &Arc<Tokenizer>,
     ) -> Result<Self, ConfigError> {
         config.check_for(tokenizer)?;
-        let mut first: Vec<Box<dyn Step>> = Vec::new();
-        if config.min_tokens > 0 {
-            let ends = tokenizer.end_of_generation().collect();
-            first.push(Box::new(MinTokensStep::new(config.min_tokens, ends)));
-        }
-        let mut after_penalties: Vec<Box<dyn Step>> = Vec::new();
-        if config.dry.is_active() {
-            after_penalties.push(Box::new(DryStep::new(config.dry.clone(), tokenizer)));
-        }
-        let mut sampler = Self::with_steps(config, first, after_penalties);
-        sampler.n_ends = tokenizer.end_of_generation().count();
-        Ok(sampler)
+        Self::build(config, Some(tokenizer))
     }
 
-    /// The chain, with steps at its beginning, and between penalties and selections.
-    fn with_steps(
+    /// The steps in their order, for a configuration that was checked.
+    fn build(
         config: SamplerConfig,
-        mut steps: Vec<Box<dyn Step>>,
-        after_penalties: Vec<Box<dyn Step>>,
-    ) -> Self {
+        tokenizer: Option<&Arc<Tokenizer>>,
+    ) -> Result<Self, ConfigError> {
+        let tokenizer_for = |name| tokenizer.ok_or(ConfigError::NeedsTokenizer { name });
+        let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        let mut n_ends = 0;
+        if config.min_tokens > 0 {
+            let ends = tokenizer_for("min_tokens")?.end_of_generation();
+            let ends: Vec<TokenId> = ends.collect();
+            n_ends = ends.len();
+            steps.push(Box::new(MinTokensStep::new(config.min_tokens, ends)));
+        }
         if !config.logit_bias.is_empty() {
             steps.push(Box::new(BiasStep(config.logit_bias.clone())));
         }
         if config.penalties.are_active() {
             steps.push(Box::new(PenaltyStep::new(config.penalties.clone())));
         }
-        steps.extend(after_penalties);
+        if config.dry.is_active() {
+            let tokenizer = tokenizer_for("dry")?;
+            steps.push(Box::new(DryStep::new(config.dry.clone(), tokenizer)));
+        }
         let pick = if config.temperature == 0.0 {
             Pick::Best
         } else {
             narrowing_steps(&config, &mut steps);
             Pick::Draw(Box::new(ChaCha8Rng::seed_from_u64(config.seed)))
         };
-        Self {
+        Ok(Self {
             config,
             steps,
             pick,
             has_own_steps: false,
-            n_ends: 0,
+            n_ends,
             buffers: CandidateBuffers::default(),
-        }
+        })
     }
 
     /// What it was made with.
@@ -211,12 +208,10 @@ impl Sampler {
             true => return None,
             false => 0,
         };
-        let n_ends = match self.config.min_tokens {
-            0 => 0,
-            _ => self.n_ends,
-        };
         let biases = &self.config.logit_bias;
-        let n_lowered = n_penalised.checked_add(n_ends)?.checked_add(biases.len())?;
+        let n_lowered = n_penalised
+            .checked_add(self.n_ends)?
+            .checked_add(biases.len())?;
         let n_kept = match (&self.pick, self.config.top_k) {
             _ if self.has_own_steps || self.config.dry.is_active() => return None,
             _ if biases.iter().any(LogitBias::raises) => return None,
