@@ -14,7 +14,7 @@ use engine::serve::{
     Missed, PrefixCaching, RequestError, Reuse, Service, ServiceConfig, ServiceError, TextRequest,
     TextStream,
 };
-use engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason};
+use engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason, Logprobs};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
 use models::{Case, Generated, stories, tiny};
@@ -431,6 +431,23 @@ fn a_transient_failure_ends_no_request() {
     for stream in streams {
         assert_eq!(stream.finish().unwrap().finish, FinishReason::Cancelled);
     }
+}
+
+/// Nor does it end the request whose prompt it computes, where the rows of the prompt are wanted.
+#[test]
+fn a_transient_failure_ends_no_request_with_log_probabilities_of_its_prompt() {
+    use std::sync::atomic::Ordering;
+
+    let case = stories("stories-llama");
+    let engine = moody(&case);
+    engine.backend().runs_left.store(0, Ordering::Relaxed);
+    let service = Service::start(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
+    let mut request = case.request(0);
+    request.options.prompt_logprobs = Logprobs::Top(0);
+    let n_prompt = request.prompt.len();
+    let end = service.submit(request).unwrap().finish().unwrap();
+    assert_eq!(end.prompt_logprobs.len(), n_prompt - 1);
+    assert!(!end.tokens.is_empty());
 }
 
 /// A row that is not a number ends its own request.

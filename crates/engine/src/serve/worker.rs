@@ -66,7 +66,10 @@ struct Live {
     place: Option<Arc<QueuePlace>>,
     submitted_at: Instant,
     usage: Usage,
+    /// Why the last step that failed did, or why no token could be chosen.
     error: Option<Arc<EngineError>>,
+    /// Why a row of its prompt cannot be used: no text begins after it.
+    prompt_error: Option<Arc<EngineError>>,
 }
 
 /// The state of a service's thread.
@@ -242,6 +245,7 @@ impl<B: Backend> Worker<B> {
                     ..Usage::default()
                 },
                 error: None,
+                prompt_error: None,
             };
             self.live.insert(id, live);
         }
@@ -371,13 +375,14 @@ impl Live {
             return;
         };
         if let Err(error) = self.completion.take_prompt_row(index, next, row) {
-            self.error.get_or_insert(Arc::new(error));
+            self.prompt_error.get_or_insert(Arc::new(error));
         }
     }
 
     fn take_row(&mut self, row: &[f32]) -> Progress {
-        if self.error.is_some() && !self.prompt.is_empty() {
-            return Progress::Failed; // a row of its prompt was none
+        if let Some(error) = self.prompt_error.take() {
+            self.error = Some(error);
+            return Progress::Failed;
         }
         match self.completion.take(OutputRow::Logits(row)) {
             Ok(piece) => {
