@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::ConfigError;
 
-/// The most tokens that log probabilities are given of beside the one that was chosen.
+/// The most tokens that log probabilities are given of, not counting the one that was chosen.
 pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Which log probabilities are wanted.

@@ -97,7 +97,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, then wakes whoever waits for a change.
+    /// Changes the state, then wakes the thread or the task that waits for a change.
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         change(&mut state);
@@ -270,20 +270,17 @@ impl TextSender {
         self.0.lock().is_cancelled
     }
 
-    /// Log probabilities of the tokens of the next piece.
-    pub(crate) fn push_logprobs(&self, logprobs: &[TokenLogprobs]) {
-        if !logprobs.is_empty() {
-            self.0.lock().logprobs.extend_from_slice(logprobs);
-        }
-    }
-
     pub(crate) fn set_prompt_logprobs(&self, logprobs: &[TokenLogprobs]) {
         self.0.lock().prompt_logprobs = logprobs.to_vec();
     }
 
-    pub(crate) fn push(&self, piece: &str) {
-        if !piece.is_empty() {
-            self.0.change(|state| state.text.push_str(piece));
+    /// A piece, and the log probabilities of its tokens.
+    pub(crate) fn push(&self, piece: &str, logprobs: &[TokenLogprobs]) {
+        if !piece.is_empty() || !logprobs.is_empty() {
+            self.0.change(|state| {
+                state.text.push_str(piece);
+                state.logprobs.extend_from_slice(logprobs);
+            });
         }
     }
 
@@ -355,10 +352,10 @@ mod tests {
 
         assert!(poll(&mut stream).is_pending());
         assert_eq!(times(), 0);
-        sender.push("");
+        sender.push("", &[]);
         assert_eq!(times(), 0);
-        sender.push("Once");
-        sender.push(" upon"); // nobody waits now
+        sender.push("Once", &[]);
+        sender.push(" upon", &[]); // no task waits now
         assert_eq!(times(), 1);
         let Poll::Ready(Ok(Some(piece))) = poll(&mut stream) else {
             unreachable!("a piece is there")

@@ -386,10 +386,10 @@ impl Live {
         }
         match self.completion.take(OutputRow::Logits(row)) {
             Ok(piece) => {
-                let new = self.completion.logprobs().get(self.n_logprobs..);
-                self.n_logprobs = self.completion.logprobs().len();
-                self.sender.push_logprobs(new.unwrap_or_default());
-                self.sender.push(&piece);
+                // Tokens whose text is held back come with the piece that releases it.
+                if !piece.is_empty() {
+                    self.send(&piece);
+                }
                 let first = self.submitted_at.elapsed();
                 self.usage.first_token.get_or_insert(first);
                 match (self.completion.finish_reason(), self.completion.tokens()) {
@@ -404,6 +404,14 @@ impl Live {
         }
     }
 
+    /// Gives a piece out, with the log probabilities of the tokens since the piece before.
+    fn send(&mut self, piece: &str) {
+        let all = self.completion.logprobs();
+        let new = all.get(self.n_logprobs..).unwrap_or_default();
+        self.sender.push(piece, new);
+        self.n_logprobs = all.len();
+    }
+
     fn end(mut self, end: End) {
         self.usage.total = self.submitted_at.elapsed();
         self.usage.n_tokens = self.completion.tokens().len();
@@ -412,7 +420,7 @@ impl Live {
             End::ContextFull => self.completion.end(FinishReason::ContextFull),
             End::Cancelled => self.completion.end(FinishReason::Cancelled),
         };
-        self.sender.push(&rest);
+        self.send(&rest);
         self.sender
             .set_prompt_logprobs(self.completion.prompt_logprobs());
         let finish = self.completion.finish_reason().cloned();
@@ -422,5 +430,71 @@ impl Live {
             (_, None, _) => Err(ServiceError::from(EngineError::NoLogits)),
         };
         self.sender.end(ended);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use model_core::tokenizer::{Tokenizer, TokenizerModel, TokenizerSpec};
+
+    use super::*;
+    use crate::completion::CompletionOptions;
+    use crate::logprobs::{Logprobs, TokenLogprobs};
+    use crate::sampler::SamplerConfig;
+
+    /// Tokens 3 to 5; those before are special in a vocabulary of this kind.
+    const PIECES: [&str; 6] = ["<unk>", "<s>", "</s>", "a", "b", "c"];
+
+    fn live() -> (Live, crate::serve::TextStream) {
+        let mut spec = TokenizerSpec::new(TokenizerModel::Spm, PIECES.map(str::to_owned).to_vec());
+        spec.scores = vec![0.0; PIECES.len()];
+        let tokenizer = Arc::new(Tokenizer::new(spec).unwrap());
+        let options = CompletionOptions {
+            sampler: SamplerConfig::greedy(),
+            stop: vec!["bc".to_owned()],
+            logprobs: Logprobs::Top(0),
+            ..CompletionOptions::default()
+        };
+        let (sender, stream) = TextSender::new(RequestId(0), &Arc::default());
+        let live = Live {
+            completion: Completion::new(&tokenizer, options).unwrap(),
+            prompt: Vec::new(),
+            n_logprobs: 0,
+            sender,
+            place: None,
+            submitted_at: Instant::now(),
+            usage: Usage::default(),
+            error: None,
+            prompt_error: None,
+        };
+        (live, stream)
+    }
+
+    fn choose(live: &mut Live, token: usize) {
+        let mut row = [0.0; PIECES.len()];
+        row[token] = 1.0;
+        let chosen = TokenId(token as u32);
+        assert_eq!(live.take_row(&row), Progress::Token(chosen));
+    }
+
+    fn tokens(places: &[TokenLogprobs]) -> Vec<u32> {
+        places.iter().map(|place| place.chosen.token.0).collect()
+    }
+
+    #[test]
+    fn log_probabilities_come_with_the_text_of_their_tokens() {
+        let (mut live, mut stream) = live();
+        choose(&mut live, 3);
+        choose(&mut live, 4); // held back: a stop string may begin here
+        assert_eq!(stream.next_piece().unwrap().unwrap(), "a");
+        assert_eq!(tokens(&stream.take_logprobs()), [3]);
+        choose(&mut live, 3);
+        assert_eq!(stream.next_piece().unwrap().unwrap(), "ba");
+        assert_eq!(tokens(&stream.take_logprobs()), [4, 3]);
+        choose(&mut live, 4);
+        live.end(End::ContextFull);
+        let end = stream.finish().unwrap();
+        assert_eq!((end.text.as_str(), tokens(&end.logprobs)), ("b", vec![4]));
     }
 }
