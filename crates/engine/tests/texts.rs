@@ -215,7 +215,7 @@ fn the_best_of_many_is_chosen_by_its_mean_log_probability() {
     };
     let mut means: Vec<f64> = all.iter().map(|text| mean(&text.logprobs)).collect();
     means.sort_by(|a, b| b.total_cmp(a));
-    let best = choices.choose(all);
+    let best = choices.choose(all, |text| &text.logprobs);
     let got: Vec<f64> = best.iter().map(|text| mean(&text.logprobs)).collect();
     assert_eq!(got, means[..2]);
 }

@@ -223,7 +223,7 @@ impl Batch<'_> {
             tokenizer: self.tokenizer,
             logprobs: pending.logprobs,
         };
-        let texts = pending.choices.choose(texts);
+        let texts = pending.choices.choose(texts, |text| &text.logprobs);
         Ok(Some(Answer::of(index, line, texts, shown)))
     }
 

@@ -5,7 +5,6 @@
 
 use std::num::NonZeroU32;
 
-use super::stream::FinishedText;
 use crate::config::ConfigError;
 use crate::logprobs::TokenLogprobs;
 
@@ -59,11 +58,6 @@ impl Choices {
         self.best_of
     }
 
-    /// Texts that are wanted.
-    pub fn n_wanted(self) -> NonZeroU32 {
-        self.n
-    }
-
     /// Whether the best are chosen, for which each text needs its log probabilities, see
     /// [`CompletionOptions::logprobs`](crate::CompletionOptions::logprobs).
     pub fn are_ranked(self) -> bool {
@@ -71,9 +65,9 @@ impl Choices {
     }
 
     /// The texts that are wanted, the best first where there are more; else as they are.
-    pub fn choose(self, mut texts: Vec<FinishedText>) -> Vec<FinishedText> {
+    pub fn choose<T>(self, mut texts: Vec<T>, logprobs: impl Fn(&T) -> &[TokenLogprobs]) -> Vec<T> {
         if self.are_ranked() {
-            let mean = |text: &FinishedText| mean_logprob(&text.logprobs);
+            let mean = |text: &T| mean_logprob(logprobs(text));
             texts.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
         }
         texts.truncate(self.n.get() as usize);
@@ -83,7 +77,7 @@ impl Choices {
 
 /// The mean log probability of the chosen tokens; minus infinity where there are none, so that an
 /// empty text comes last.
-pub fn mean_logprob(places: &[TokenLogprobs]) -> f64 {
+fn mean_logprob(places: &[TokenLogprobs]) -> f64 {
     let sum: f64 = places.iter().map(|place| place.chosen.logprob).sum();
     match places.len() {
         0 => f64::NEG_INFINITY,
@@ -97,11 +91,9 @@ mod tests {
     use kv_core::TokenId;
 
     use super::*;
-    use crate::completion::FinishReason;
     use crate::logprobs::TokenLogprob;
-    use crate::serve::Usage;
 
-    fn text(name: &str, logprobs: &[f64]) -> FinishedText {
+    fn places(logprobs: &[f64]) -> Vec<TokenLogprobs> {
         let place = |&logprob: &f64| TokenLogprobs {
             chosen: TokenLogprob {
                 token: TokenId(0),
@@ -109,28 +101,21 @@ mod tests {
             },
             top: Vec::new(),
         };
-        FinishedText {
-            text: name.to_owned(),
-            tokens: vec![TokenId(0); logprobs.len()],
-            logprobs: logprobs.iter().map(place).collect(),
-            prompt_logprobs: Vec::new(),
-            finish: FinishReason::Length,
-            usage: Usage::default(),
-        }
+        logprobs.iter().map(place).collect()
     }
 
     #[test]
     fn the_best_have_the_highest_mean_and_not_the_highest_sum() {
         let texts = vec![
-            text("short", &[-1.0]),
-            text("long", &[-0.5, -0.5, -0.5]),
-            text("none", &[]),
-            text("same", &[-1.0, -1.0]),
+            ("short", places(&[-1.0])),
+            ("long", places(&[-0.5, -0.5, -0.5])),
+            ("none", places(&[])),
+            ("same", places(&[-1.0, -1.0])),
         ];
         let chosen = |n, best_of| {
             let choices = Choices::new(n, best_of).unwrap();
-            let texts = choices.choose(texts.clone()).into_iter();
-            texts.map(|text| text.text).collect::<Vec<_>>()
+            let chosen = choices.choose(texts.clone(), |(_, places)| places);
+            chosen.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
         };
         assert_eq!(chosen(2, Some(4)), ["long", "short"]);
         assert_eq!(chosen(3, Some(4)), ["long", "short", "same"]);

@@ -43,7 +43,7 @@ mod service;
 mod stream;
 mod worker;
 
-pub use choices::{Choices, MAX_CHOICES, mean_logprob};
+pub use choices::{Choices, MAX_CHOICES};
 pub use config::ServiceConfig;
 pub use scheduler::{
     Counters, Missed, PrefixCaching, PrefixUse, Priority, PromptLimits, RequestError, Reuse, Salt,

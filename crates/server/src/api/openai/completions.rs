@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use engine::serve::{Choices, Usage, mean_logprob};
+use engine::serve::{Choices, Usage};
 use engine::{Logprobs, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::Tokenizer;
@@ -145,22 +145,12 @@ async fn handle(
     let mut chosen = Vec::with_capacity(answers.len());
     while !answers.is_empty() {
         let rest = answers.split_off(n_of_prompt.min(answers.len()));
-        chosen.extend(best(answers, choices));
+        chosen.extend(choices.choose(answers, |answer| &answer.logprobs));
         answers = rest;
     }
     let mut object = header.answer(&chosen);
     object["usage"] = usage_json(&usages, n_of_prompt);
     Ok(json::respond(&object))
-}
-
-/// The texts of one prompt that are given.
-fn best(mut answers: Vec<Answer>, choices: Choices) -> Vec<Answer> {
-    if choices.are_ranked() {
-        let mean = |answer: &Answer| mean_logprob(&answer.logprobs);
-        answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
-    }
-    answers.truncate(choices.n_wanted().get() as usize);
-    answers
 }
 
 /// What all objects of one answer have.
