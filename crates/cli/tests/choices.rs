@@ -141,4 +141,7 @@ fn several_texts_are_those_of_the_following_seeds() {
         .unwrap();
     assert_eq!(answers[1]["text"], texts[best]["text"]);
     assert!(answers[1]["texts"].is_null());
+    // What was reused is that of the text which computed the prompt, whichever is the best.
+    let reused = answers[1]["reuse"]["tokens"].as_u64().unwrap();
+    assert!(reused < answers[1]["prompt_tokens"].as_u64().unwrap());
 }

@@ -221,9 +221,9 @@ impl Batch<'_> {
         }
         let shown = Shown {
             tokenizer: self.tokenizer,
+            choices: pending.choices,
             logprobs: pending.logprobs,
         };
-        let texts = pending.choices.choose(texts, |text| &text.logprobs);
         Ok(Some(Answer::of(index, line, texts, shown)))
     }
 

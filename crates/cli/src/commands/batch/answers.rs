@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use engine::serve::{FinishedText, Missed, Reuse, ServiceError};
+use engine::serve::{Choices, FinishedText, Missed, Reuse, ServiceError};
 use engine::{FinishReason, Logprobs};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -72,6 +72,8 @@ struct AnswerPrompt {
 pub(super) struct Shown<'a> {
     /// Writes single tokens.
     pub(super) tokenizer: &'a Tokenizer,
+    /// Which of the texts are given.
+    pub(super) choices: Choices,
     /// Log probabilities of the text, which may be there for other reasons.
     pub(super) logprobs: Logprobs,
 }
@@ -84,7 +86,8 @@ struct ReuseReport {
 }
 
 impl Answer {
-    /// The answer with these texts, which are of one prompt.
+    /// The answer with these texts, which are of one prompt: the first is the one that it was
+    /// computed for.
     pub(super) fn of(
         index: usize,
         line: &RequestLine,
@@ -102,6 +105,7 @@ impl Answer {
                 prompt_logprobs: shown_logprobs(shown.tokenizer, &first.prompt_logprobs),
             }
         });
+        let texts = shown.choices.choose(texts, |text| &text.logprobs);
         let texts = texts.into_iter().map(|text| AnswerText {
             text: text.text,
             tokens: text.tokens.len(),
