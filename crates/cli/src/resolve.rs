@@ -113,8 +113,7 @@ pub(crate) fn check_options(
     options: &CompletionOptions,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<()> {
-    let checked = options.check();
-    let checked = checked.and_then(|()| options.sampler.check_for(tokenizer));
+    let checked = options.check_for(tokenizer);
     Ok(checked.map_err(|error| UsageError(error.to_string()))?)
 }
 

@@ -98,6 +98,15 @@ impl CompletionOptions {
             _ => Ok(()),
         }
     }
+
+    /// The same, and that the vocabulary has every token that is named.
+    ///
+    /// # Errors
+    /// As [`CompletionOptions::check`]; [`ConfigError::BiasToken`].
+    pub fn check_for(&self, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
+        self.check()?;
+        self.sampler.check_for(tokenizer)
+    }
 }
 
 /// What a token is chosen from.

@@ -199,8 +199,7 @@ impl RequestLine {
                 .map_or(Logprobs::Off, Logprobs::Top),
             ..CompletionOptions::default()
         };
-        let checked = options.check();
-        if let Err(error) = checked.and_then(|()| options.sampler.check_for(tokenizer)) {
+        if let Err(error) = options.check_for(tokenizer) {
             return usage(format!("line {number}: {error}"));
         }
         Ok(TextRequest {
