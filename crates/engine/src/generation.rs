@@ -14,6 +14,7 @@ use kv_core::graph::TopK;
 use kv_core::memory::{Memory, Refusal};
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::Tokenizer;
+use scheduler::MAX_PROMPT_ROWS;
 
 use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
@@ -49,10 +50,6 @@ pub struct GenerateOptions {
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
 pub(crate) const MAX_CANDIDATES: usize = 512;
-
-/// The most tokens of a prompt that are computed at once where the rows of all are wanted: each is
-/// as long as the vocabulary.
-const MAX_PROMPT_ROWS: usize = 64;
 
 /// Which rows of the tokens that are evaluated are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

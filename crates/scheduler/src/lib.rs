@@ -101,5 +101,7 @@ pub use event::{
     Work,
 };
 pub use prefix::{Missed, PrefixUse, Reuse, Salt};
-pub use request::{Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId};
+pub use request::{
+    MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
+};
 pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler};

@@ -32,7 +32,7 @@ pub enum Priority {
     /// Everything else.
     #[default]
     Normal,
-    /// Somebody watches the text grow.
+    /// A user reads the text as it is generated.
     Interactive,
 }
 
@@ -52,6 +52,10 @@ pub struct Request {
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,
 }
+
+/// The most tokens of a prompt that are computed at once where the rows of all are wanted: each is
+/// as long as the vocabulary.
+pub const MAX_PROMPT_ROWS: usize = 64;
 
 /// Which rows of a prompt come out of the steps that compute it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,11 +9,7 @@ use kv_core::{Pos, SeqId, TokenId};
 use crate::event::{Feed, Outcome};
 use crate::prefix::{PrefixUse, Reuse};
 use crate::queue::Rank;
-use crate::request::{Micros, Priority, PromptRows, RequestId};
-
-/// The most tokens of a prompt in a step where the rows of all are wanted: each is as long as the
-/// vocabulary.
-const MAX_PROMPT_ROWS: usize = 64;
+use crate::request::{MAX_PROMPT_ROWS, Micros, Priority, PromptRows, RequestId};
 
 /// A request that was taken and has not ended.
 #[derive(Clone, Debug)]
