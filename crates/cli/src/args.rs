@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use engine::MAX_TOP_LOGPROBS;
 use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName, RepackName};
@@ -55,6 +56,11 @@ fn count() -> RangedI64ValueParser<u32> {
 /// Parses a number of at least 0.
 fn count_or_none() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=1 << 28)
+}
+
+/// Parses how many of the likeliest tokens log probabilities are given of.
+fn top_logprobs() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=MAX_TOP_LOGPROBS as i64)
 }
 
 /// Runs language models, with KV caches and recurrent states as composable parts.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, count};
+use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, count, top_logprobs};
 
 /// `cellar batch`
 #[derive(Debug, Args)]
@@ -16,20 +16,20 @@ Each line of the input is a JSON object with \"prompt\" (a text to continue) or 
 \"min_tokens\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", \"typical_p\", \"repeat_penalty\",
 \"presence_penalty\", \"frequency_penalty\", \"dry_multiplier\", \"xtc_probability\", \"xtc_threshold\",
 \"logit_bias\" (an object: numbers by token id), \"logprobs\", \"prompt_logprobs\" (at most 20), \"n\"
-(texts of the prompt, with seeds that follow each other), \"best_of\" (compute so many, give the \"n\" with
-the highest mean log probability), \"seed\" and \"stop\" (a text or a list). What a line does not give is taken from the flags. All lines are
-checked before anything is computed.
+(texts of the prompt, with seeds that follow each other), \"best_of\" (compute so many, give the \"n\"
+with the highest mean log probability), \"seed\" and \"stop\" (a text or a list). What a line does not
+give is taken from the flags. All lines are checked before anything is computed.
 
 Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
 \"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for
 another request, and why not more), in the order of the input; \"logprobs\" and \"prompt_logprobs\"
-where they are asked for, of the prompt's tokens all but the first. Of several texts, \"texts\" is a list
-of objects with their \"text\", \"tokens\", \"finish_reason\" and \"logprobs\". A request that fails, because its
-prompt does not fit for example, has \"error\" instead, and the exit code is 1.
+where they are asked for, of the prompt's tokens all but the first. Of several texts, \"texts\" is a
+list of objects with their \"text\", \"tokens\", \"finish_reason\" and \"logprobs\". A request that fails,
+because its prompt does not fit for example, has \"error\" instead, and the exit code is 1.
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
 holds. The text of each is what it would be alone (on the cpu backend, to the byte), whatever runs
-beside it. A prefix that prompts share is computed once.
+with it. A prefix that prompts share is computed once.
 
 Examples:
   cellar batch -m MODEL.gguf -f prompts.jsonl > answers.jsonl
@@ -70,8 +70,7 @@ pub(crate) struct BatchArgs {
     )]
     pub(crate) predict: PredictLimit,
     /// Give the log probability of each token, and of the N likeliest in its place, at most 20
-    #[arg(long, value_name = "N", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u32).range(0..=20))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = top_logprobs())]
     pub(crate) logprobs: Option<u32>,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,

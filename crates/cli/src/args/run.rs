@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::diffusion::DiffusionArgs;
-use super::{EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs};
+use super::{
+    EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs, top_logprobs,
+};
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
 
@@ -105,12 +107,10 @@ pub(crate) struct RunArgs {
     pub(crate) jsonl: bool,
     /// With --json or --jsonl, give the log probability of each token, and of the N likeliest in its
     /// place, at most 20
-    #[arg(long, value_name = "N", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u32).range(0..=20))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = top_logprobs())]
     pub(crate) logprobs: Option<u32>,
     /// With --json or --jsonl, the same for the tokens of the prompt
-    #[arg(long, value_name = "N", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u32).range(0..=20))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = top_logprobs())]
     pub(crate) prompt_logprobs: Option<u32>,
     /// Print the thinking of reasoning models: auto dims it on a terminal and hides it elsewhere
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,
