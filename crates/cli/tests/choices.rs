@@ -5,22 +5,14 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{cellar, failure, json as report};
+use support::{failure, json as report, json_lines};
 
 const PROMPT: &str = "Once upon a time";
 
 fn batch(lines: &[Value]) -> Vec<Value> {
     let input: Vec<String> = lines.iter().map(Value::to_string).collect();
     let batch = ["batch", "-c", "400", "-n", "8", "-f", "-"];
-    let done = cellar()
-        .args(batch)
-        .write_stdin(input.join("\n"))
-        .assert()
-        .success();
-    let out = String::from_utf8(done.get_output().stdout.clone()).unwrap();
-    out.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    json_lines(&batch, &input.join("\n"))
 }
 
 /// A list of places has a place for each token, with falling log probabilities.
@@ -47,35 +39,27 @@ fn check(places: &Value, ids: &Value, n_top: usize) {
 fn run_gives_log_probabilities() {
     let run = ["run", PROMPT, "--temp", "0", "-n", "5", "-c", "64"];
     let flags = ["--json", "--logprobs", "3", "--prompt-logprobs", "1"];
-    let told = report(&[&run[..], &flags].concat());
-    check(&told["logprobs"], &told["tokens"], 3);
-    for place in told["logprobs"].as_array().unwrap() {
+    let printed = report(&[&run[..], &flags].concat());
+    check(&printed["logprobs"], &printed["tokens"], 3);
+    for place in printed["logprobs"].as_array().unwrap() {
         assert_eq!(
             place["top"][0]["token"], place["token"],
             "greedy takes the likeliest"
         );
     }
-    let prompt_ids = told["prompt_ids"].as_array().unwrap();
-    check(&told["prompt_logprobs"], &json!(prompt_ids[1..]), 1);
+    let prompt_ids = printed["prompt_ids"].as_array().unwrap();
+    check(&printed["prompt_logprobs"], &json!(prompt_ids[1..]), 1);
     let plain = report(&[&run[..], &["--json"]].concat());
-    assert_eq!(plain["tokens"], told["tokens"]);
+    assert_eq!(plain["tokens"], printed["tokens"]);
     assert!(plain["logprobs"].is_null() && plain["prompt_logprobs"].is_null());
 
-    let done = cellar()
-        .args(run)
-        .args(["--jsonl", "--logprobs", "3"])
-        .assert()
-        .success();
-    let lines = String::from_utf8(done.get_output().stdout.clone()).unwrap();
-    let lines: Vec<Value> = lines
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let flags = ["--jsonl", "--logprobs", "3"];
+    let lines = json_lines(&[&run[..], &flags].concat(), "");
     let of_pieces: Vec<&Value> = lines
         .iter()
         .filter_map(|line| line.get("piece").map(|_| &line["logprobs"]))
         .collect();
-    assert_eq!(json!(of_pieces), told["logprobs"]);
+    assert_eq!(json!(of_pieces), printed["logprobs"]);
 }
 
 #[test]
@@ -91,9 +75,9 @@ fn batch_gives_those_of_run() {
     let answers = batch(&[line, json!({"prompt": PROMPT, "temperature": 0})]);
     let run = ["run", PROMPT, "--temp", "0", "-n", "8", "-c", "64", "--raw"];
     let flags = ["--json", "--logprobs", "2", "--prompt-logprobs", "0"];
-    let told = report(&[&run[..], &flags].concat());
-    assert_eq!(answers[0]["logprobs"], told["logprobs"]);
-    assert_eq!(answers[0]["prompt_logprobs"], told["prompt_logprobs"]);
+    let printed = report(&[&run[..], &flags].concat());
+    assert_eq!(answers[0]["logprobs"], printed["logprobs"]);
+    assert_eq!(answers[0]["prompt_logprobs"], printed["prompt_logprobs"]);
     assert_eq!(answers[0]["reuse"]["missed"]["reason"], "disabled");
     assert!(answers[1]["logprobs"].is_null());
     assert_eq!(answers[0]["text"], answers[1]["text"]);
@@ -110,7 +94,7 @@ fn several_texts_are_those_of_the_following_seeds() {
     let mut means = Vec::new();
     for (seed, text) in (5..).zip(texts) {
         let seed = seed.to_string();
-        let told = report(&[
+        let printed = report(&[
             "run",
             PROMPT,
             "--raw",
@@ -126,10 +110,10 @@ fn several_texts_are_those_of_the_following_seeds() {
             "--logprobs",
             "0",
         ]);
-        assert_eq!(text["text"], told["text"]);
-        assert_eq!(text["finish_reason"], told["finish"]);
-        assert!(text["logprobs"].is_null(), "nobody asked for them");
-        let places = told["logprobs"].as_array().unwrap();
+        assert_eq!(text["text"], printed["text"]);
+        assert_eq!(text["finish_reason"], printed["finish"]);
+        assert!(text["logprobs"].is_null(), "none were requested");
+        let places = printed["logprobs"].as_array().unwrap();
         let sum: f64 = places
             .iter()
             .map(|place| place["logprob"].as_f64().unwrap())

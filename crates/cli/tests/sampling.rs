@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{cellar, failure};
+use support::{failure, json as report, json_lines};
 
 /// Ends generation in the built-in model.
 const EOS: u32 = 2;
@@ -20,8 +20,7 @@ fn run(args: &[&str]) -> Value {
         "--seed",
         "7",
     ];
-    let done = cellar().args(fixed).args(args).assert().success();
-    serde_json::from_slice(&done.get_output().stdout).unwrap()
+    report(&[&fixed[..], args].concat())
 }
 
 fn tokens(report: &Value) -> Vec<u64> {
@@ -121,16 +120,7 @@ fn requests_of_a_batch_take_the_same_options() {
         ),
     ];
     let batch = ["batch", "-c", "300", "-f", "-"];
-    let done = cellar()
-        .args(batch)
-        .write_stdin(input.join("\n"))
-        .assert()
-        .success();
-    let out = String::from_utf8(done.get_output().stdout.clone()).unwrap();
-    let answers: Vec<Value> = out
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let answers = json_lines(&batch, &input.join("\n"));
     let n_tokens: Vec<&Value> = answers.iter().map(|answer| &answer["tokens"]).collect();
     assert_eq!(n_tokens, [&json!(0), &json!(3), &json!(4)]);
 }

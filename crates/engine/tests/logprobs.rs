@@ -33,13 +33,13 @@ fn request(case: &Case, number: u64) -> TextRequest {
 
 /// One text with its log probabilities.
 #[derive(Debug, PartialEq)]
-struct Told {
+struct Generated {
     tokens: Vec<TokenId>,
     logprobs: Vec<TokenLogprobs>,
     prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-fn alone(case: &Case, number: u64, n_ubatch: u32) -> Told {
+fn alone(case: &Case, number: u64, n_ubatch: u32) -> Generated {
     let config = EngineConfig {
         n_ctx: Some(N_CTX),
         n_ubatch,
@@ -66,7 +66,7 @@ fn alone(case: &Case, number: u64, n_ubatch: u32) -> Told {
     let mut text = Generation::new(&engine, &case.tokenizer, options).unwrap();
     text.feed(&mut engine, &request.prompt, |_| {}).unwrap();
     while text.next_piece(&mut engine).unwrap().is_some() {}
-    Told {
+    Generated {
         tokens: text.tokens().to_vec(),
         logprobs: text.logprobs().to_vec(),
         prompt_logprobs: text.prompt_logprobs().to_vec(),
@@ -93,14 +93,14 @@ fn check(place: &TokenLogprobs, row: &[f32], token: TokenId, n_top: usize) {
 
 fn check_against_rows(case: &Case) {
     for number in 0..3 {
-        let told = alone(case, number, 32);
-        assert!(!told.tokens.is_empty());
-        assert_eq!(told.logprobs.len(), told.tokens.len());
+        let generated = alone(case, number, 32);
+        assert!(!generated.tokens.is_empty());
+        assert_eq!(generated.logprobs.len(), generated.tokens.len());
         let prompt = request(case, number).prompt;
-        assert_eq!(told.prompt_logprobs.len(), prompt.len() - 1);
+        assert_eq!(generated.prompt_logprobs.len(), prompt.len() - 1);
         // All rows of the whole text, from one batch.
         let mut engine = case.engine(1, N_CTX);
-        let all = [&prompt[..], &told.tokens].concat();
+        let all = [&prompt[..], &generated.tokens].concat();
         let mut batch = Batch::new();
         for &token in &all {
             batch.push_token(token).in_sequence(SeqId(0)).with_output();
@@ -109,14 +109,14 @@ fn check_against_rows(case: &Case) {
         for (index, &next) in all.iter().enumerate().skip(1) {
             let row = rows.row(index - 1).unwrap();
             match index.checked_sub(prompt.len()) {
-                Some(at) => check(&told.logprobs[at], row, next, 5),
-                None => check(&told.prompt_logprobs[index - 1], row, next, 2),
+                Some(at) => check(&generated.logprobs[at], row, next, 5),
+                None => check(&generated.prompt_logprobs[index - 1], row, next, 2),
             }
         }
         for n_ubatch in [1, 3, 200] {
             assert_eq!(
                 alone(case, number, n_ubatch),
-                told,
+                generated,
                 "ubatches of {n_ubatch}"
             );
         }
@@ -172,13 +172,13 @@ fn a_service_gives_each_text_those_that_it_has_alone() {
                 }
                 let end = stream.finish().unwrap();
                 taken.extend(end.logprobs);
-                let told = Told {
+                let generated = Generated {
                     tokens: end.tokens,
                     logprobs: taken,
                     prompt_logprobs: end.prompt_logprobs,
                 };
                 assert_eq!(
-                    told,
+                    generated,
                     alone(&case, number, 32),
                     "{name} {number}, every {every}"
                 );

@@ -74,6 +74,15 @@ pub fn json(args: &[&str]) -> serde_json::Value {
     serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
 }
 
+/// The JSON objects on the lines of standard output of a run with this standard input.
+#[track_caller]
+pub fn json_lines(args: &[&str], input: &str) -> Vec<serde_json::Value> {
+    let done = cellar().args(args).write_stdin(input).assert().success();
+    let stdout = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    let lines = stdout.lines();
+    lines.map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
 /// One prompt with its greedy continuation by an independent implementation.
 #[derive(Debug, Deserialize)]
 pub struct Reference {
