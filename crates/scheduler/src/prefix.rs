@@ -215,8 +215,7 @@ impl PrefixCache {
     }
 
     /// Evicts a line: the oldest of those without a hit, so that a scan over many documents does not
-    /// evict what conversations use. Returns its
-    /// sequence.
+    /// evict what conversations use. Returns its sequence.
     pub(crate) fn evict(&mut self, now: Micros) -> Option<SeqId> {
         let worth = |line: &&Line| (line.n_hits > 0, line.last_used, line.seq);
         let seq = self.lines.iter().min_by_key(worth)?.seq;
