@@ -42,8 +42,14 @@ impl Subject {
         self.directory.model()
     }
 
-    fn denoiser<B: Backend>(&self, backend: B, n_seqs: u32) -> Denoiser<B> {
-        let config = Denoiser::<B>::engine_config(&**self.model(), 40, n_seqs);
+    /// For 40 tokens, prompt and masks together.
+    fn denoiser<B: Backend>(&self, backend: B, guidance: f32) -> Denoiser<B> {
+        let longest = DenoiseOptions {
+            n_tokens: 40,
+            guidance,
+            ..DenoiseOptions::default()
+        };
+        let config = longest.engine_config(&**self.model(), 0);
         let weights = self.directory.weights().clone();
         let engine = Engine::new(backend, Arc::clone(self.model()), weights, &config).unwrap();
         Denoiser::new(engine, MASK).unwrap()
@@ -55,7 +61,7 @@ impl Subject {
     }
 
     fn check_logits<B: Backend>(&self, backend: B) {
-        let mut denoiser = self.denoiser(backend, 1);
+        let mut denoiser = self.denoiser(backend, 0.0);
         for at in 0..3 {
             let got = denoiser.logits(&self.ids(&format!("ids_{at}"))).unwrap();
             let n_vocab = self.model().vocab_size();
@@ -71,7 +77,7 @@ impl Subject {
     }
 
     fn filled(&self, options: DenoiseOptions) -> Vec<TokenId> {
-        let mut denoiser = self.denoiser(cpu(), options.n_seqs());
+        let mut denoiser = self.denoiser(cpu(), options.guidance);
         let mut text = denoiser.start(&self.ids("prompt"), options).unwrap();
         let mut n_left = text.text().count();
         while n_left > 0 {
@@ -157,7 +163,7 @@ fn the_file_says_where_the_logits_of_a_mask_are() {
 #[test]
 fn what_cannot_be_filled_is_refused_with_the_numbers() {
     let subject = subject("dream");
-    let denoiser = subject.denoiser(cpu(), 1);
+    let denoiser = subject.denoiser(cpu(), 0.0);
     let refusal = |options: DenoiseOptions, prompt: &[TokenId]| {
         denoiser.start(prompt, options).unwrap_err().to_string()
     };

@@ -6,17 +6,16 @@
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
-use model_core::architecture::{MaskPlace, Model, OutputKind};
+use model_core::architecture::{MaskPlace, OutputKind};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::options::{DenoiseOptions, FillOrder};
 use super::schedule::FillStep;
 use crate::CancelFlag;
-use crate::config::EngineConfig;
 use crate::decode::Engine;
 use crate::error::EngineError;
-use crate::sampler::{Candidates, Sampler, Step};
+use crate::sampler::{Bias, LogitBias, Sampler};
 
 /// A diffusion language model on a backend.
 ///
@@ -43,6 +42,9 @@ pub struct Denoiser<B: Backend> {
     mask: TokenId,
 }
 
+/// The stream of random numbers of [`FillOrder::Random`]: tokens are drawn with stream 0, XTC with 1.
+const FILL_ORDER_STREAM: u64 = 2;
+
 /// A text whose masks are filled.
 #[derive(Debug)]
 pub struct Denoising {
@@ -51,7 +53,6 @@ pub struct Denoising {
     n_prompt: usize,
     /// Which tokens of the text are found.
     found: Vec<bool>,
-    mask: TokenId,
     steps: Vec<FillStep>,
     n_done: usize,
     guidance: f32,
@@ -59,16 +60,6 @@ pub struct Denoising {
     sampler: Sampler,
     rng: ChaCha8Rng,
     cancel: CancelFlag,
-}
-
-/// Excludes the mask itself.
-#[derive(Debug)]
-struct Without(TokenId);
-
-impl Step for Without {
-    fn apply(&mut self, candidates: &mut Candidates<'_>) {
-        candidates.retain(|candidate| candidate.token != self.0);
-    }
 }
 
 /// A token for a mask, and how sure the model is of it.
@@ -81,22 +72,8 @@ struct Guess {
 }
 
 impl<B: Backend> Denoiser<B> {
-    /// The configuration of an engine for texts of at most so many tokens, prompt and masks
-    /// together, of which so many sequences are computed at once ([`DenoiseOptions::n_seqs`]).
-    pub fn engine_config(model: &dyn Model, n_tokens: usize, n_seqs: u32) -> EngineConfig {
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let n_batch = count(n_tokens).saturating_mul(n_seqs);
-        EngineConfig {
-            n_ctx: Some(count(model.context_length())),
-            n_batch,
-            n_ubatch: n_batch,
-            n_seqs,
-            ..EngineConfig::default()
-        }
-    }
-
-    /// A denoiser over an engine, and the token that stands for a mask
-    /// ([`SpecialIds::mask`](model_core::tokenizer::SpecialIds::mask)).
+    /// A denoiser over an engine ([`DenoiseOptions::engine_config`]), and the token that stands for
+    /// a mask ([`SpecialIds::mask`](model_core::tokenizer::SpecialIds::mask)).
     ///
     /// # Errors
     /// [`EngineError::OtherOutput`] where its model is no diffusion model.
@@ -144,22 +121,24 @@ impl<B: Backend> Denoiser<B> {
             return Err(EngineError::EmptyText { index: 0 });
         }
         let mut rng = ChaCha8Rng::seed_from_u64(options.sampler.seed);
-        // Not the numbers that choose tokens.
-        rng.set_stream(1);
-        let mut sampler = Sampler::new(options.sampler)?;
-        sampler.push_front(Box::new(Without(self.mask)));
+        rng.set_stream(FILL_ORDER_STREAM);
+        let mut sampler = options.sampler;
+        // No mask is filled with a mask.
+        sampler.logit_bias.push(LogitBias {
+            token: self.mask,
+            bias: Bias::Ban,
+        });
         let mut tokens = prompt.to_vec();
         tokens.resize(n_tokens, self.mask);
         Ok(Denoising {
             tokens,
             n_prompt: prompt.len(),
             found: vec![false; n_text],
-            mask: self.mask,
             steps: options.schedule.steps(n_text, options.n_steps),
             n_done: 0,
             guidance: options.guidance,
             order: options.order,
-            sampler,
+            sampler: Sampler::new(sampler)?,
             rng,
             cancel: options.cancel,
         })
@@ -268,10 +247,5 @@ impl Denoising {
         }
         self.n_done += 1;
         Ok(self.n_done < self.steps.len())
-    }
-
-    /// The token that stands for a mask.
-    pub fn mask(&self) -> TokenId {
-        self.mask
     }
 }

@@ -1,7 +1,10 @@
-//! [`DenoiseOptions`]: how the masks of a text are filled. Plain data, and its limits.
+//! [`DenoiseOptions`]: how the masks of a text are filled. Plain data, its limits, and the engine
+//! that it needs.
+
+use model_core::architecture::Model;
 
 use crate::CancelFlag;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, EngineConfig};
 use crate::sampler::SamplerConfig;
 
 /// How the masks behind a prompt are filled.
@@ -81,6 +84,20 @@ impl DenoiseOptions {
         match self.guidance > 0.0 {
             true => 2,
             false => 1,
+        }
+    }
+
+    /// The configuration of an engine for texts behind prompts of at most `n_prompt` tokens.
+    pub fn engine_config(&self, model: &dyn Model, n_prompt: usize) -> EngineConfig {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let n_seqs = self.n_seqs();
+        let n_batch = count(n_prompt.saturating_add(self.n_tokens)).saturating_mul(n_seqs);
+        EngineConfig {
+            n_ctx: Some(count(model.context_length())),
+            n_batch,
+            n_ubatch: n_batch,
+            n_seqs,
+            ..EngineConfig::default()
         }
     }
 

@@ -85,17 +85,15 @@ mod tests {
         assert_eq!(counts(whole, 4, 9), [1, 1, 1, 1], "no step without a mask");
     }
 
-    /// Worked out by hand: with 4 steps to 0.2 the times are 1, 0.8, 0.6, 0.4, 0.2.
+    /// Worked out by hand: with 3 steps to 0.25 the times are 1, 0.75, 0.5, 0.25.
     #[test]
     fn times_fill_the_fraction_that_the_time_falls_by() {
-        let times = FillSchedule::Times { end: 0.2 };
-        // 10 * 0.2 = 2; 8 * 0.25 = 2; 6 / 3 = 2, in floating point a little less; the rest.
-        let got = counts(times, 10, 4);
-        assert_eq!(got.iter().sum::<usize>(), 10);
-        assert!(
-            got == [2, 2, 2, 4] || got == [2, 2, 1, 5] || got == [1, 2, 2, 5],
-            "{got:?}"
-        );
+        let times = FillSchedule::Times { end: 0.25 };
+        // 16 / 4 = 4; 12 / 3 = 4; the rest.
+        assert_eq!(counts(times, 16, 3), [4, 4, 8]);
+        // The times of 0.2 are rounded: 10 masks times a little less than 0.2 are 1.
+        let rounded = FillSchedule::Times { end: 0.2 };
+        assert_eq!(counts(rounded, 10, 4), [1, 2, 2, 5]);
     }
 
     #[test]

@@ -250,10 +250,9 @@ fn open(
             "the file names no mask (tokenizer.ggml.mask_token_id), which a diffusion model needs"
         );
     };
-    let of_texts = Denoiser::<BoxedBackend>::engine_config(model, n_tokens, options.n_seqs());
     let config = EngineConfig {
         budget: resolve::engine_config(&args.engine, model, KvType::F16).budget,
-        ..of_texts
+        ..options.engine_config(model, n_prompt)
     };
     let engine = resolve::open_denoiser(file, &args.engine, &config)?;
     Ok(Denoiser::new(engine, mask)?)
