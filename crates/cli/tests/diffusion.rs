@@ -103,6 +103,10 @@ fn flags_of_the_other_kind_of_model_are_refused() {
         (&["-n", "100000"], "choose a smaller -n"),
         (&["--repeat-penalty", "2"], "masks are not filled in order"),
         (
+            &["--logit-bias", "999999+1"],
+            "the bias is of token 999999, but the vocabulary has",
+        ),
+        (
             &["-n", "9", "--diffusion-block-length", "10"],
             "between 1 and 9",
         ),

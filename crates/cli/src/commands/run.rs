@@ -92,6 +92,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
             file: &file,
             model: source.name(),
             cancel,
+            started,
         };
         return denoise::run(&task, &prompt, out);
     }

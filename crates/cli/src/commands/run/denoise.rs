@@ -25,14 +25,14 @@ use crate::progress::Progress;
 use crate::resolve;
 use crate::terminal::{self, Reader, write_text};
 
-/// Tokens of a text, where nothing else is said.
+/// Tokens of a text, without -n.
 const DEFAULT_LENGTH: usize = 128;
 /// Tokens of a block of models that were trained to fill blocks.
 const DEFAULT_BLOCK: usize = 32;
 const DEFAULT_END: f32 = 1e-3;
 
-/// The text of the filled masks, and why it ends.
-struct Filled {
+/// What comes out: the filled masks up to where the text ends, and why it ends there.
+struct FilledText {
     text: String,
     tokens: Vec<TokenId>,
     finish: FinishReason,
@@ -86,12 +86,22 @@ pub(super) struct Task<'a> {
     /// The model's name, for the report.
     pub(super) model: String,
     pub(super) cancel: CancelFlag,
+    /// When reading the model's file began.
+    pub(super) started: Instant,
 }
 
-/// How long it took to load the model, and to fill the masks.
-struct Times {
+/// A text of filled masks, and what is reported of it.
+struct Outcome {
+    mode: PromptMode,
+    prompt: String,
+    ids: Vec<TokenId>,
+    filled: FilledText,
+    seed: u64,
+    n_steps: usize,
+    /// How long it took to load the model.
     load: Duration,
-    fill: Duration,
+    /// How long it took to fill the masks.
+    fill: Pace,
 }
 
 /// Fills the masks behind a prompt, prints the text and reports.
@@ -104,82 +114,105 @@ pub(super) fn run(task: &Task<'_>, prompt: &str, out: &mut impl Write) -> anyhow
     let mode = PromptMode::new(args, file, prompt)?;
     let (prompt, ids) = prompt::encode(file, args, mode, prompt.to_owned())?;
     let options = options(task)?;
-    let started = Instant::now();
-    let mut denoiser = open(args, file, ids.len(), &options)?;
-    let load = started.elapsed();
     let seed = options.sampler.seed;
+    let mut denoiser = open(args, file, ids.len(), &options)?;
+    let load = task.started.elapsed();
     let started = Instant::now();
     let mut text = denoiser.start(&ids, options)?;
     if !fill(&mut text, &mut denoiser)? {
         return Ok(Exit::Interrupted);
     }
-    let times = Times {
-        load,
-        fill: started.elapsed(),
+    let fill = Pace {
+        n_tokens: text.text().count(),
+        time: started.elapsed(),
     };
-    let filled = Filled::of(&text, file, &args.stop)?;
-    if !args.json && !args.jsonl {
-        let reader = Reader::of(&std::io::stdout());
-        if mode == PromptMode::Raw && !args.no_echo {
-            write_text(out, reader, &prompt)?;
-        }
-        write_text(out, reader, &filled.text)?;
-        writeln!(out)?;
+    let outcome = Outcome {
+        mode,
+        prompt,
+        ids,
+        filled: FilledText::of(&text, file, &args.stop)?,
+        seed,
+        n_steps: text.n_steps(),
+        load,
+        fill,
+    };
+    let engine = denoiser.engine();
+    let info = engine.backend().info();
+    if args.json || args.jsonl {
+        outcome.print_json(task, &info, engine.settings().n_ctx, out)?;
     } else {
-        if args.jsonl {
-            let piece = serde_json::json!({ "piece": filled.text });
-            writeln!(out, "{}", terminal::json(&piece)?)?;
-        }
-        let engine = denoiser.engine();
-        let info = engine.backend().info();
-        let generation = Pace {
-            n_tokens: text.text().count(),
-            time: times.fill,
-        };
-        let timings = Timings {
-            generation,
-            ..Timings::default()
-        };
-        let report = Report {
-            text: &filled.text,
-            answer: None,
-            thinking: None,
-            tokens: &filled.tokens,
-            logprobs: None,
-            prompt_logprobs: None,
-            prompt: &prompt,
-            prompt_tokens: ids.len(),
-            prompt_ids: &ids,
-            finish: Some(&filled.finish),
-            seed,
-            model: task.model.clone(),
-            backend: &info.name,
-            device: &info.device,
-            n_ctx: engine.settings().n_ctx,
-            loaded_tokens: None,
-            saved_bytes: None,
-            steps: Some(text.n_steps()),
-            timings: ReportTimings::new(times.load, timings),
-        };
-        writeln!(out, "{}", terminal::json(&report)?)?;
+        outcome.print(args, out)?;
     }
     out.flush()?;
-    let info = denoiser.engine().backend().info();
-    terminal::note(statistics(&text, &times, seed, &info));
+    terminal::note(outcome.statistics(&info));
     Ok(Exit::Done)
 }
 
-/// The line of statistics.
-fn statistics(text: &Denoising, times: &Times, seed: u64, info: &BackendInfo) -> String {
-    format!(
-        "loaded in {:.2} s | filled: {} tokens in {} steps, {:.2} s | seed {seed} | {} ({})",
-        times.load.as_secs_f64(),
-        text.text().count(),
-        text.n_steps(),
-        times.fill.as_secs_f64(),
-        info.name,
-        info.device,
-    )
+impl Outcome {
+    fn print(&self, args: &RunArgs, out: &mut impl Write) -> anyhow::Result<()> {
+        let reader = Reader::of(&std::io::stdout());
+        if self.mode == PromptMode::Raw && !args.no_echo {
+            write_text(out, reader, &self.prompt)?;
+        }
+        write_text(out, reader, &self.filled.text)?;
+        writeln!(out)?;
+        Ok(())
+    }
+
+    /// The report; with --jsonl the text as one piece before it.
+    fn print_json(
+        &self,
+        task: &Task<'_>,
+        info: &BackendInfo,
+        n_ctx: u32,
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
+        if task.args.jsonl {
+            let piece = serde_json::json!({ "piece": self.filled.text });
+            writeln!(out, "{}", terminal::json(&piece)?)?;
+        }
+        let timings = Timings {
+            generation: self.fill,
+            ..Timings::default()
+        };
+        let report = Report {
+            text: &self.filled.text,
+            answer: None,
+            thinking: None,
+            tokens: &self.filled.tokens,
+            logprobs: None,
+            prompt_logprobs: None,
+            prompt: &self.prompt,
+            prompt_tokens: self.ids.len(),
+            prompt_ids: &self.ids,
+            finish: Some(&self.filled.finish),
+            seed: self.seed,
+            model: task.model.clone(),
+            backend: &info.name,
+            device: &info.device,
+            n_ctx,
+            loaded_tokens: None,
+            saved_bytes: None,
+            steps: Some(self.n_steps),
+            timings: ReportTimings::new(self.load, timings),
+        };
+        writeln!(out, "{}", terminal::json(&report)?)?;
+        Ok(())
+    }
+
+    /// The line of statistics.
+    fn statistics(&self, info: &BackendInfo) -> String {
+        format!(
+            "loaded in {:.2} s | filled: {} tokens in {} steps, {:.2} s | seed {} | {} ({})",
+            self.load.as_secs_f64(),
+            self.fill.n_tokens,
+            self.n_steps,
+            self.fill.time.as_secs_f64(),
+            self.seed,
+            info.name,
+            info.device,
+        )
+    }
 }
 
 /// How the flags and the model say that masks are filled.
@@ -224,6 +257,7 @@ fn options(task: &Task<'_>) -> anyhow::Result<DenoiseOptions> {
         cancel: task.cancel.clone(),
     };
     let checked = options.check();
+    let checked = checked.and_then(|()| options.sampler.check_for(file.tokenizer()));
     checked.map_err(|error| UsageError(error.to_string()))?;
     Ok(options)
 }
@@ -271,7 +305,7 @@ fn fill(text: &mut Denoising, denoiser: &mut Denoiser<BoxedBackend>) -> anyhow::
     }
 }
 
-impl Filled {
+impl FilledText {
     /// What comes before the token that ends the text, or a stop string.
     fn of(text: &Denoising, file: &ModelFile, stop: &[String]) -> anyhow::Result<Self> {
         let tokenizer = file.tokenizer();
