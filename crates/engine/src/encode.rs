@@ -15,13 +15,13 @@ use crate::rows_out::Embeddings;
 use crate::runner::RowsOut;
 
 impl<B: Backend, M: Memory + Clone> Engine<B, M> {
-    /// Encodes the sources of sequences, each whole, before tokens of those are decoded. What layers
-    /// attend over is stored; the last rows of the entries whose output is wanted come out.
+    /// Encodes the sources of sequences, each whole, before tokens of those are decoded. What
+    /// layers attend over is stored; the last rows of the entries whose output is wanted come out.
     ///
     /// # Errors
     /// [`EngineError::NoEncoder`]; [`EngineError::WrongTokens`] where the batch is none of
-    /// [`TokensOf::Source`](kv_core::batch::TokensOf::Source); [`EngineError::Batch`] where a sequence has a source already, or one is
-    /// longer than a ubatch; as [`Engine::decode`].
+    /// [`TokensOf::Source`](kv_core::batch::TokensOf::Source); [`EngineError::Batch`] where a
+    /// sequence has a source already, or one is longer than a ubatch; as [`Engine::decode`].
     pub fn encode(&mut self, batch: &Batch) -> Result<Embeddings<'_>, EngineError> {
         self.encode_or_cancel(batch, None)
     }
@@ -38,8 +38,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.encode_or_cancel(batch, Some(cancel))
     }
 
-    /// Encodes a prompt as the source of a sequence that has none, and gives the token with which its
-    /// text begins; `None` where it has one, or models of this kind have none.
+    /// Encodes a prompt as the source of a sequence that has none, and gives the token with which
+    /// its text begins; `None` where it has one, or models of this kind have none.
     pub(crate) fn encode_prompt(
         &mut self,
         seq: SeqId,
@@ -50,8 +50,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             return Ok(None);
         }
         let Some(SourceEncoder { start, .. }) = self.runner.model.source_encoder() else {
-            let architecture = self.runner.model.architecture().to_owned();
-            return Err(EngineError::NoEncoder { architecture });
+            return Err(self.no_encoder());
         };
         self.encode_until(&Batch::source(seq, prompt.iter().copied()), cancel)?;
         Ok(Some(start))
@@ -63,13 +62,17 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: Option<&CancelFlag>,
     ) -> Result<Embeddings<'_>, EngineError> {
         if !self.memory.takes_sources() {
-            let architecture = self.runner.model.architecture().to_owned();
-            return Err(EngineError::NoEncoder { architecture });
+            return Err(self.no_encoder());
         }
         self.evaluate(batch, RowsOut::Sources, cancel)?;
         Ok(Embeddings {
             values: &self.runner.rows_out,
             dim: self.runner.row_width(),
         })
+    }
+
+    fn no_encoder(&self) -> EngineError {
+        let architecture = self.runner.model.architecture().to_owned();
+        EngineError::NoEncoder { architecture }
     }
 }

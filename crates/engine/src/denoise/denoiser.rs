@@ -42,7 +42,7 @@ pub struct Denoiser<B: Backend> {
     mask: TokenId,
 }
 
-/// The stream of random numbers of [`FillOrder::Random`]: tokens are drawn with stream 0, XTC with 1.
+/// The stream of random numbers of [`FillOrder::Random`]; tokens take stream 0, XTC takes 1.
 const FILL_ORDER_STREAM: u64 = 2;
 
 /// A text whose masks are filled.
