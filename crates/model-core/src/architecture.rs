@@ -241,23 +241,24 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// Every tensor that the model's graph names must be there, in its shape; and the graph must use
-/// every tensor of the layers that it has.
-fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
+/// The graphs of a model for one token: its own, and that of its encoder where it has one.
+pub(crate) fn all_graphs(model: &dyn Model) -> Result<Vec<Graph>, ModelError> {
     let shape = GraphShape {
         n_tokens: 1,
         n_outputs: 1,
     };
-    let graph = model.graph(shape)?;
-    let encoder = model.source_encoder();
-    let encoder = encoder.map(|encoder| encoder.model.graph(shape));
-    let encoder = encoder.transpose()?;
-    let all = || {
-        graph
-            .weights()
-            .iter()
-            .chain(encoder.iter().flat_map(Graph::weights))
-    };
+    let mut graphs = vec![model.graph(shape)?];
+    if let Some(encoder) = model.source_encoder() {
+        graphs.push(encoder.model.graph(shape)?);
+    }
+    Ok(graphs)
+}
+
+/// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
+/// every tensor of the layers that they have.
+fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
+    let graphs = all_graphs(model)?;
+    let all = || graphs.iter().flat_map(Graph::weights);
     for wanted in all() {
         let weight = weights
             .describe(&wanted.name)

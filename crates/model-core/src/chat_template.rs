@@ -172,8 +172,8 @@ impl ChatTemplate {
     }
 
     /// The text of messages that are plain JSON objects: with parts, tool calls and results. The
-    /// extra variables are what the template knows besides: `tools`, `documents`,
-    /// `enable_thinking`; they come before the usual ones of the same names.
+    /// extra variables are others that templates read: `tools`, `documents`, `enable_thinking`;
+    /// they come before the usual ones of the same names.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`].

@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use kv_core::graph::{Graph, GraphShape};
+use kv_core::graph::Graph;
 use kv_core::weights::WeightError;
 
-use crate::architecture::{Model, Registry};
+use crate::architecture::{Model, Registry, all_graphs};
 use crate::error::{ModelError, ModelFileError};
 use crate::gguf::Metadata;
 use crate::hf::{HfTranslation, HfWeights};
@@ -108,16 +108,8 @@ fn model(
             other => other,
         })
     })?;
-    let one = GraphShape {
-        n_tokens: 1,
-        n_outputs: 1,
-    };
-    let graph = model.graph(one).map_err(no_model)?;
-    let encoder = model.source_encoder();
-    let encoder = encoder.map(|encoder| encoder.model.graph(one));
-    let encoder = encoder.transpose().map_err(no_model)?;
-    let of_encoder = encoder.iter().flat_map(Graph::weights);
-    let used = graph.weights().iter().chain(of_encoder);
+    let graphs = all_graphs(&*model).map_err(no_model)?;
+    let used = graphs.iter().flat_map(Graph::weights);
     let used: HashSet<&str> = used.map(|weight| &*weight.name).collect();
     match weights
         .translated()
