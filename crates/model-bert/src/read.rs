@@ -35,7 +35,7 @@ pub(crate) const MAX_DISTANCE: &str = "relative_max_distance";
 pub(crate) const INPUT_LENGTH: &str = "input_embedding_length";
 
 /// The names of activations, as `config.json` has them.
-pub(crate) const ACTIVATIONS: &[(&str, Activation)] = &[
+const ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu", Activation::GeluErf),
     ("gelu_python", Activation::GeluErf),
     ("gelu_new", Activation::GeluTanh),
@@ -46,20 +46,33 @@ pub(crate) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("relu", Activation::Relu),
 ];
 
-impl EncoderLike {
-    /// The activation that the file names.
-    fn activation(&self, hyper: &Hyperparameters<'_>) -> Result<Activation, ModelError> {
-        let Some(name) = hyper.optional::<&str>(ACTIVATION)? else {
-            return Ok(self.activation);
-        };
-        let found = ACTIVATIONS.iter().find(|(known, _)| *known == name);
-        found.map(|(_, activation)| *activation).ok_or_else(|| {
-            let known: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-            let known = known.join(", ");
-            hyper.wrong(ACTIVATION, format!("'{name}' is not one of: {known}"))
-        })
-    }
+/// The activation of this name.
+pub(crate) fn activation_named(name: &str) -> Option<Activation> {
+    let found = ACTIVATIONS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, activation)| *activation)
+}
 
+/// The names of all activations, for errors.
+pub(crate) fn activation_names() -> String {
+    let names: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
+/// The activation that the file names, or else the usual one.
+pub(crate) fn activation(
+    hyper: &Hyperparameters<'_>,
+    usual: Activation,
+) -> Result<Activation, ModelError> {
+    let Some(name) = hyper.optional::<&str>(ACTIVATION)? else {
+        return Ok(usual);
+    };
+    activation_named(name).ok_or_else(|| {
+        let known = activation_names();
+        hyper.wrong(ACTIVATION, format!("'{name}' is not one of: {known}"))
+    })
+}
+
+impl EncoderLike {
     fn norm_eps(&self, hyper: &Hyperparameters<'_>) -> Result<f32, ModelError> {
         match self.norm {
             NormKind::Rms => hyper.norm_eps(),
@@ -220,7 +233,7 @@ impl EncoderLike {
         let has_gate = optional_weight(weights, "blk.0.ffn_gate.weight")?.is_some();
         let dense = FeedForwardBlock {
             hidden: hyper.count("feed_forward_length")?,
-            activation: self.activation(hyper)?,
+            activation: activation(hyper, self.activation)?,
             form: match self.feed_forward {
                 // Files have gates in either way.
                 FeedForwardForm::GatedDownBias if !has_gate => FeedForwardForm::FusedGateDownBias,

@@ -18,7 +18,7 @@ use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError};
 use model_core::sentence::Pooling;
 
 use crate::head::HEAD_ACTIVATION;
-use crate::read::{ACTIVATION, ACTIVATIONS};
+use crate::read::{ACTIVATION, activation_named, activation_names};
 
 /// All classes.
 pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
@@ -58,13 +58,10 @@ const RANK: &[Key] = &[Key::Constant {
 
 /// The activation, which must be one that there is.
 fn activation(config: &HfConfig, keys: &mut Keys, key: &str) -> Result<(), ModelFileError> {
-    let known = || {
-        let names: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-        format!("one of: {}", names.join(", "))
-    };
+    let known = || format!("one of: {}", activation_names());
     match config.optional_text(key)? {
         None => Err(config.missing(key, known())),
-        Some(name) if ACTIVATIONS.iter().any(|(known, _)| *known == name) => {
+        Some(name) if activation_named(name).is_some() => {
             keys.set(ACTIVATION, name);
             Ok(())
         }

@@ -6,7 +6,7 @@ use model_core::hf::{
 };
 
 use super::as_u32;
-use crate::read::{ACTIVATION, ACTIVATIONS};
+use crate::read::{ACTIVATION, activation_named, activation_names};
 use crate::seq2seq::read::{BUCKETS, DECODER_LAYERS, MAX_DISTANCE, OUTPUT_SCALE, START};
 
 /// The classes of this file.
@@ -132,9 +132,9 @@ fn feed_forward(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError
     {
         return Err(config.wrong("is_gated_act", format!("{is_gated}, as '{key}' has it")));
     }
-    if !ACTIVATIONS.iter().any(|(known, _)| *known == name) {
-        let known: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-        let wanted = format!("one of: {}, or 'gated-' and one of them", known.join(", "));
+    if activation_named(name).is_none() {
+        let known = activation_names();
+        let wanted = format!("one of: {known}, or 'gated-' and one of them");
         return Err(config.wrong(named_by, wanted));
     }
     keys.set(ACTIVATION, name);

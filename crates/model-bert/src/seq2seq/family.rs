@@ -2,7 +2,7 @@
 //! model's files.
 
 use kv_core::graph::Activation;
-use model_core::blocks::{FeedForwardForm, NormKind, OutputName, QkvBias};
+use model_core::blocks::{FeedForwardForm, NormKind, QkvBias};
 
 use super::graph::NormPlace;
 
@@ -19,8 +19,6 @@ pub struct Seq2SeqLike {
     pub positions: Seq2SeqPositions,
     /// Which projections of attentions have a bias.
     pub bias: QkvBias,
-    /// What files call the output matrix of an attention.
-    pub output: OutputName,
     /// The matrices of a feed-forward block that has no gate.
     pub feed_forward: FeedForwardForm,
     /// Applied in it, where the file names nothing else.
@@ -45,7 +43,6 @@ pub const SEQ2SEQ_FAMILY: &[Seq2SeqLike] = &[
         norms: NormPlace::Before,
         positions: Seq2SeqPositions::Biases,
         bias: QkvBias::None,
-        output: OutputName::AttnO,
         feed_forward: FeedForwardForm::Plain,
         activation: Activation::Relu,
     },
@@ -56,7 +53,6 @@ pub const SEQ2SEQ_FAMILY: &[Seq2SeqLike] = &[
         norms: NormPlace::After,
         positions: Seq2SeqPositions::Learnt,
         bias: QkvBias::All,
-        output: OutputName::AttnO,
         feed_forward: FeedForwardForm::PlainWithBias,
         activation: Activation::GeluErf,
     },

@@ -17,6 +17,13 @@ pub(super) const ENCODER: &str = "enc.";
 /// What precedes those of the decoder's.
 pub(super) const DECODER: &str = "dec.";
 
+/// One of the two stacks of layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Encoder,
+    Decoder,
+}
+
 /// Where layers have their norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormPlace {

@@ -7,7 +7,7 @@ use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 use model_core::architecture::{Model, ModelError, OutputKind, SourceEncoder};
 
-use super::graph::Seq2Seq;
+use super::graph::{Seq2Seq, Side};
 
 /// A decoder that attends over sources, and the encoder of those ([`Model::source_encoder`]).
 #[derive(Clone, Debug)]
@@ -17,14 +17,8 @@ pub struct Seq2SeqModel {
     memory: LayerMap,
     context_length: usize,
     start: TokenId,
+    /// Whose graph it gives.
     side: Side,
-}
-
-/// Which graph it gives.
-#[derive(Clone, Copy, Debug)]
-enum Side {
-    Decoder,
-    Encoder,
 }
 
 impl Seq2SeqModel {

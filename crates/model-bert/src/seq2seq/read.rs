@@ -11,15 +11,15 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
     AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, OUTPUT, OUTPUT_BIAS,
-    RelativeAttention,
+    OutputName, RelativeAttention,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use super::family::{Seq2SeqLike, Seq2SeqPositions};
-use super::graph::{OutputBias, OutputMatrix, Seq2Seq, Stack, StackPositions};
+use super::graph::{OutputBias, OutputMatrix, Seq2Seq, Side, Stack, StackPositions};
 use super::model::Seq2SeqModel;
-use crate::read::{ACTIVATION, ACTIVATIONS};
+use crate::read::activation;
 
 /// Layers of the decoder, where it has not as many as the encoder.
 pub(crate) const DECODER_LAYERS: &str = "decoder_block_count";
@@ -37,13 +37,6 @@ pub(crate) const DECODER_HEADS: &str = "decoder.attention.head_count";
 pub(crate) const DECODER_HIDDEN: &str = "decoder.feed_forward_length";
 /// Factor on embeddings: a key of our own.
 pub(crate) const EMBEDDING_SCALE: &str = "embedding_scale";
-
-/// Which stack of layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Encoder,
-    Decoder,
-}
 
 impl Seq2SeqLike {
     fn seq2seq(
@@ -102,14 +95,11 @@ impl Seq2SeqLike {
             (Side::Decoder, Some(_)) => hyper.count(key),
             _ => Ok(usual),
         };
-        let n_layers = hyper.n_layers()?;
+        let hidden = own(DECODER_HIDDEN, hyper.count("feed_forward_length")?)?;
         Ok(Stack {
-            n_layers: own(DECODER_LAYERS, n_layers)?,
+            n_layers: own(DECODER_LAYERS, hyper.n_layers()?)?,
             attention: self.attention(hyper, side)?,
-            feed_forward: FeedForwardBlock {
-                hidden: own(DECODER_HIDDEN, hyper.count("feed_forward_length")?)?,
-                ..self.feed_forward(hyper, weights)?
-            },
+            feed_forward: self.feed_forward(hyper, weights, hidden)?,
             positions: match self.positions {
                 Seq2SeqPositions::Biases => StackPositions::None,
                 Seq2SeqPositions::Learnt => StackPositions::Learnt(hyper.count("context_length")?),
@@ -123,18 +113,26 @@ impl Seq2SeqLike {
         side: Side,
     ) -> Result<AttentionBlock, ModelError> {
         let heads = self.heads(hyper, side)?;
-        let (relative, scale) = match self.positions {
-            Seq2SeqPositions::Learnt => (RelativeAttention::None, None),
-            Seq2SeqPositions::Biases => (relative(hyper, side)?, Some(1.0)),
+        let relative = match self.positions {
+            Seq2SeqPositions::Learnt => RelativeAttention::None,
+            Seq2SeqPositions::Biases => relative(hyper, side)?,
         };
+        Ok(self.attention_block(heads, relative))
+    }
+
+    /// Attention with these heads over the tokens of a stack.
+    fn attention_block(&self, heads: HeadSizes, relative: RelativeAttention) -> AttentionBlock {
         let usual = AttentionBlock::from(heads);
-        Ok(AttentionBlock {
-            scale: scale.unwrap_or(usual.scale),
+        AttentionBlock {
+            scale: match self.positions {
+                Seq2SeqPositions::Learnt => usual.scale,
+                Seq2SeqPositions::Biases => 1.0,
+            },
             bias: self.bias,
             relative,
-            output: self.output,
+            output: OutputName::AttnO,
             ..usual
-        })
+        }
     }
 
     fn heads(&self, hyper: &Hyperparameters<'_>, side: Side) -> Result<HeadSizes, ModelError> {
@@ -170,23 +168,16 @@ impl Seq2SeqLike {
         &self,
         hyper: &Hyperparameters<'_>,
         weights: &dyn WeightSource,
+        hidden: usize,
     ) -> Result<FeedForwardBlock, ModelError> {
         let has_gate = optional_weight(weights, "dec.blk.0.ffn_gate.weight")?.is_some();
         let (form, usual) = match has_gate {
             true => (FeedForwardForm::Gated, Activation::GeluTanh),
             false => (self.feed_forward, self.activation),
         };
-        let activation = match hyper.optional::<&str>(ACTIVATION)? {
-            None => usual,
-            Some(name) => {
-                let found = ACTIVATIONS.iter().find(|(known, _)| *known == name);
-                let unknown = || hyper.wrong(ACTIVATION, format!("'{name}' is not supported"));
-                found.ok_or_else(unknown)?.1
-            }
-        };
         Ok(FeedForwardBlock {
-            hidden: 0,
-            activation,
+            hidden,
+            activation: activation(hyper, usual)?,
             form,
         })
     }
@@ -199,16 +190,7 @@ fn relative(hyper: &Hyperparameters<'_>, side: Side) -> Result<RelativeAttention
         Some(_) => hyper.count(MAX_DISTANCE)?,
         None => 128,
     };
-    let (buckets, weight) = match side {
-        Side::Encoder => (
-            DistanceBuckets::Halves { n, max_distance },
-            "enc.blk.0.attn_rel_b.weight",
-        ),
-        Side::Decoder => (
-            DistanceBuckets::Earlier { n, max_distance },
-            "dec.blk.0.attn_rel_b.weight",
-        ),
-    };
+    let (buckets, weight) = biases(side, n, max_distance);
     match buckets.is_sound() {
         true => Ok(RelativeAttention::Biases { buckets, weight }),
         false => {
@@ -218,6 +200,20 @@ fn relative(hyper: &Hyperparameters<'_>, side: Side) -> Result<RelativeAttention
             );
             Err(hyper.wrong(BUCKETS, reason))
         }
+    }
+}
+
+/// The buckets of a stack, and the weight of their biases, which is that of its first layer.
+fn biases(side: Side, n: usize, max_distance: usize) -> (DistanceBuckets, &'static str) {
+    match side {
+        Side::Encoder => (
+            DistanceBuckets::Halves { n, max_distance },
+            "enc.blk.0.attn_rel_b.weight",
+        ),
+        Side::Decoder => (
+            DistanceBuckets::Earlier { n, max_distance },
+            "dec.blk.0.attn_rel_b.weight",
+        ),
     }
 }
 
@@ -254,33 +250,23 @@ impl Architecture for Seq2SeqLike {
 impl Seq2SeqLike {
     /// Two layers of the size of T5 base or BART base.
     fn typical(&self) -> Seq2SeqModel {
-        let (dim, n, max_distance) = (768, 32, 128);
+        let dim = 768;
         let heads = HeadSizes {
             n_heads: 12,
             kv_heads: 12,
             k_dim: 64,
             v_dim: 64,
         };
-        let usual = AttentionBlock::from(heads);
+        let relative = |side| match self.positions {
+            Seq2SeqPositions::Learnt => RelativeAttention::None,
+            Seq2SeqPositions::Biases => {
+                let (buckets, weight) = biases(side, 32, 128);
+                RelativeAttention::Biases { buckets, weight }
+            }
+        };
         let stack = |side| Stack {
             n_layers: 2,
-            attention: AttentionBlock {
-                scale: if self.is_t5() { 1.0 } else { usual.scale },
-                bias: self.bias,
-                output: self.output,
-                relative: match (self.positions, side) {
-                    (Seq2SeqPositions::Learnt, _) => RelativeAttention::None,
-                    (_, Side::Encoder) => RelativeAttention::Biases {
-                        buckets: DistanceBuckets::Halves { n, max_distance },
-                        weight: "enc.blk.0.attn_rel_b.weight",
-                    },
-                    (_, Side::Decoder) => RelativeAttention::Biases {
-                        buckets: DistanceBuckets::Earlier { n, max_distance },
-                        weight: "dec.blk.0.attn_rel_b.weight",
-                    },
-                },
-                ..usual.clone()
-            },
+            attention: self.attention_block(heads, relative(side)),
             feed_forward: FeedForwardBlock {
                 hidden: 3072,
                 activation: self.activation,
