@@ -15,9 +15,11 @@ use kv_core::batch::{Batch, BatchError, TokensOf};
 use kv_core::graph::{Graph, GraphShape, Op};
 use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs, Streams};
 use kv_core::state::SavedState;
-use kv_core::weights::WeightSource;
+use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{KvType, LayerIdx, PosRange, SeqId, TokenId, Window};
 use model_core::architecture::Model;
+use model_core::directory::HfDirectory;
+use model_core::hf::{HfConfig, HfTranslation};
 use model_tests::{Recipe, Reference, best, cpu, distance, fixture};
 use serde_json::json;
 
@@ -541,4 +543,22 @@ fn settings_count() {
         let refused = logits(&edited).unwrap_err();
         assert!(refused.contains(named), "{key}: {refused}");
     }
+}
+
+/// A tensor of published files of T5, which no model uses.
+#[test]
+fn biases_of_cross_attention_are_left_out() {
+    let recipe = recipe("t5_relu_tied");
+    let mut weights = MemoryWeights::new();
+    for name in recipe.weights().names() {
+        weights.insert(recipe.weights().get(&name).unwrap());
+    }
+    let name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
+    weights.insert_f32(name, &[8, 5], &[1.0; 40]).unwrap();
+    let config = HfConfig::new("'config.json'", recipe.config().clone());
+    let registry = registry();
+    let translated =
+        HfTranslation::from_parts("t5", config, &weights, registry.hf_classes()).unwrap();
+    let directory = HfDirectory::from_translation(translated, &registry).unwrap();
+    assert_eq!(directory.model().architecture(), "t5");
 }

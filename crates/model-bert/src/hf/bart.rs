@@ -17,7 +17,7 @@ const BART: HfClass = HfClass {
     name: "BartForConditionalGeneration",
     architecture: "bart",
     keys: &[BART_KEYS],
-    tensors: &[BART_ENDS, BART_ENCODER, BART_DECODER],
+    tensors: &[BART_ENDS, BART_ENCODER, BART_DECODER, BART_CROSS_ATTENTION],
     unused: &[
         "model.encoder.embed_tokens.weight",
         "model.decoder.embed_tokens.weight",
@@ -122,43 +122,36 @@ const BART_ENDS: &[TensorRule] = &[
     ),
 ];
 
-const BART_ENCODER: &[TensorRule] = &in_stack(
-    "enc.blk.{l}.",
-    "model.encoder.layers.{l}.",
-    [
-        same("attn_q.weight", "self_attn.q_proj.weight"),
-        same("attn_q.bias", "self_attn.q_proj.bias"),
-        same("attn_k.weight", "self_attn.k_proj.weight"),
-        same("attn_k.bias", "self_attn.k_proj.bias"),
-        same("attn_v.weight", "self_attn.v_proj.weight"),
-        same("attn_v.bias", "self_attn.v_proj.bias"),
-        same("attn_o.weight", "self_attn.out_proj.weight"),
-        same("attn_o.bias", "self_attn.out_proj.bias"),
-        same("attn_norm.weight", "self_attn_layer_norm.weight"),
-        same("attn_norm.bias", "self_attn_layer_norm.bias"),
-        same("ffn_up.weight", "fc1.weight"),
-        same("ffn_up.bias", "fc1.bias"),
-        same("ffn_down.weight", "fc2.weight"),
-        same("ffn_down.bias", "fc2.bias"),
-        same("ffn_norm.weight", "final_layer_norm.weight"),
-        same("ffn_norm.bias", "final_layer_norm.bias"),
-    ],
-);
+/// What layers of both stacks have.
+const BART_LAYER: [TensorRule; 16] = [
+    same("attn_q.weight", "self_attn.q_proj.weight"),
+    same("attn_q.bias", "self_attn.q_proj.bias"),
+    same("attn_k.weight", "self_attn.k_proj.weight"),
+    same("attn_k.bias", "self_attn.k_proj.bias"),
+    same("attn_v.weight", "self_attn.v_proj.weight"),
+    same("attn_v.bias", "self_attn.v_proj.bias"),
+    same("attn_o.weight", "self_attn.out_proj.weight"),
+    same("attn_o.bias", "self_attn.out_proj.bias"),
+    same("attn_norm.weight", "self_attn_layer_norm.weight"),
+    same("attn_norm.bias", "self_attn_layer_norm.bias"),
+    same("ffn_up.weight", "fc1.weight"),
+    same("ffn_up.bias", "fc1.bias"),
+    same("ffn_down.weight", "fc2.weight"),
+    same("ffn_down.bias", "fc2.bias"),
+    same("ffn_norm.weight", "final_layer_norm.weight"),
+    same("ffn_norm.bias", "final_layer_norm.bias"),
+];
 
-const BART_DECODER: &[TensorRule] = &in_stack(
+const BART_ENCODER: &[TensorRule] =
+    &in_stack("enc.blk.{l}.", "model.encoder.layers.{l}.", BART_LAYER);
+
+const BART_DECODER: &[TensorRule] =
+    &in_stack("dec.blk.{l}.", "model.decoder.layers.{l}.", BART_LAYER);
+
+const BART_CROSS_ATTENTION: &[TensorRule] = &in_stack(
     "dec.blk.{l}.",
     "model.decoder.layers.{l}.",
     [
-        same("attn_q.weight", "self_attn.q_proj.weight"),
-        same("attn_q.bias", "self_attn.q_proj.bias"),
-        same("attn_k.weight", "self_attn.k_proj.weight"),
-        same("attn_k.bias", "self_attn.k_proj.bias"),
-        same("attn_v.weight", "self_attn.v_proj.weight"),
-        same("attn_v.bias", "self_attn.v_proj.bias"),
-        same("attn_o.weight", "self_attn.out_proj.weight"),
-        same("attn_o.bias", "self_attn.out_proj.bias"),
-        same("attn_norm.weight", "self_attn_layer_norm.weight"),
-        same("attn_norm.bias", "self_attn_layer_norm.bias"),
         same("cross_attn_q.weight", "encoder_attn.q_proj.weight"),
         same("cross_attn_q.bias", "encoder_attn.q_proj.bias"),
         same("cross_attn_k.weight", "encoder_attn.k_proj.weight"),
@@ -169,11 +162,5 @@ const BART_DECODER: &[TensorRule] = &in_stack(
         same("cross_attn_o.bias", "encoder_attn.out_proj.bias"),
         same("cross_attn_norm.weight", "encoder_attn_layer_norm.weight"),
         same("cross_attn_norm.bias", "encoder_attn_layer_norm.bias"),
-        same("ffn_up.weight", "fc1.weight"),
-        same("ffn_up.bias", "fc1.bias"),
-        same("ffn_down.weight", "fc2.weight"),
-        same("ffn_down.bias", "fc2.bias"),
-        same("ffn_norm.weight", "final_layer_norm.weight"),
-        same("ffn_norm.bias", "final_layer_norm.bias"),
     ],
 );

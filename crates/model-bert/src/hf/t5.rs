@@ -22,12 +22,19 @@ const T5: HfClass = HfClass {
     name: "T5ForConditionalGeneration",
     architecture: "t5",
     keys: &[T5_KEYS],
-    tensors: &[T5_ENDS, T5_ENCODER, T5_DECODER],
+    tensors: &[
+        T5_ENDS,
+        ENCODER_ATTENTION,
+        ENCODER_FEED_FORWARD,
+        DECODER_ATTENTION,
+        CROSS_ATTENTION,
+        DECODER_FEED_FORWARD,
+    ],
     unused: &[
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
-        // Some published files have one that nothing uses.
-        "layer.1.EncDecAttention.relative_attention_bias.weight",
+        // Published files of T5 have one, which transformers ignores: sources have no distances.
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     ],
     body: "",
     defaults: &[
@@ -169,49 +176,45 @@ const T5_ENDS: &[TensorRule] = &[
     same("dec.output_norm.weight", "decoder.final_layer_norm.weight"),
 ];
 
-const T5_ENCODER: &[TensorRule] = &in_stack(
-    "enc.blk.{l}.",
-    "encoder.block.{l}.layer.",
-    [
-        same("attn_q.weight", "0.SelfAttention.q.weight"),
-        same("attn_k.weight", "0.SelfAttention.k.weight"),
-        same("attn_v.weight", "0.SelfAttention.v.weight"),
-        same("attn_o.weight", "0.SelfAttention.o.weight"),
-        same(
-            "attn_rel_b.weight",
-            "0.SelfAttention.relative_attention_bias.weight",
-        ),
-        same("attn_norm.weight", "0.layer_norm.weight"),
-        same("ffn_up.weight", "1.DenseReluDense.wi.weight"),
-        same("ffn_gate.weight", "1.DenseReluDense.wi_0.weight"),
-        same("ffn_up.weight", "1.DenseReluDense.wi_1.weight"),
-        same("ffn_down.weight", "1.DenseReluDense.wo.weight"),
-        same("ffn_norm.weight", "1.layer_norm.weight"),
-    ],
-);
+/// Attention of a layer over the tokens of its own stack.
+const SELF_ATTENTION: [TensorRule; 6] = [
+    same("attn_q.weight", "SelfAttention.q.weight"),
+    same("attn_k.weight", "SelfAttention.k.weight"),
+    same("attn_v.weight", "SelfAttention.v.weight"),
+    same("attn_o.weight", "SelfAttention.o.weight"),
+    same(
+        "attn_rel_b.weight",
+        "SelfAttention.relative_attention_bias.weight",
+    ),
+    same("attn_norm.weight", "layer_norm.weight"),
+];
 
-const T5_DECODER: &[TensorRule] = &in_stack(
+/// The feed-forward block of a layer, with a gate or without.
+const FEED_FORWARD: [TensorRule; 5] = [
+    same("ffn_up.weight", "DenseReluDense.wi.weight"),
+    same("ffn_gate.weight", "DenseReluDense.wi_0.weight"),
+    same("ffn_up.weight", "DenseReluDense.wi_1.weight"),
+    same("ffn_down.weight", "DenseReluDense.wo.weight"),
+    same("ffn_norm.weight", "layer_norm.weight"),
+];
+
+const ENCODER_ATTENTION: &[TensorRule] =
+    &in_stack("enc.blk.{l}.", "encoder.block.{l}.layer.0.", SELF_ATTENTION);
+const ENCODER_FEED_FORWARD: &[TensorRule] =
+    &in_stack("enc.blk.{l}.", "encoder.block.{l}.layer.1.", FEED_FORWARD);
+
+const DECODER_ATTENTION: &[TensorRule] =
+    &in_stack("dec.blk.{l}.", "decoder.block.{l}.layer.0.", SELF_ATTENTION);
+const DECODER_FEED_FORWARD: &[TensorRule] =
+    &in_stack("dec.blk.{l}.", "decoder.block.{l}.layer.2.", FEED_FORWARD);
+const CROSS_ATTENTION: &[TensorRule] = &in_stack(
     "dec.blk.{l}.",
-    "decoder.block.{l}.layer.",
+    "decoder.block.{l}.layer.1.",
     [
-        same("attn_q.weight", "0.SelfAttention.q.weight"),
-        same("attn_k.weight", "0.SelfAttention.k.weight"),
-        same("attn_v.weight", "0.SelfAttention.v.weight"),
-        same("attn_o.weight", "0.SelfAttention.o.weight"),
-        same(
-            "attn_rel_b.weight",
-            "0.SelfAttention.relative_attention_bias.weight",
-        ),
-        same("attn_norm.weight", "0.layer_norm.weight"),
-        same("cross_attn_q.weight", "1.EncDecAttention.q.weight"),
-        same("cross_attn_k.weight", "1.EncDecAttention.k.weight"),
-        same("cross_attn_v.weight", "1.EncDecAttention.v.weight"),
-        same("cross_attn_o.weight", "1.EncDecAttention.o.weight"),
-        same("cross_attn_norm.weight", "1.layer_norm.weight"),
-        same("ffn_up.weight", "2.DenseReluDense.wi.weight"),
-        same("ffn_gate.weight", "2.DenseReluDense.wi_0.weight"),
-        same("ffn_up.weight", "2.DenseReluDense.wi_1.weight"),
-        same("ffn_down.weight", "2.DenseReluDense.wo.weight"),
-        same("ffn_norm.weight", "2.layer_norm.weight"),
+        same("cross_attn_q.weight", "EncDecAttention.q.weight"),
+        same("cross_attn_k.weight", "EncDecAttention.k.weight"),
+        same("cross_attn_v.weight", "EncDecAttention.v.weight"),
+        same("cross_attn_o.weight", "EncDecAttention.o.weight"),
+        same("cross_attn_norm.weight", "layer_norm.weight"),
     ],
 );

@@ -17,7 +17,7 @@ pub struct HfClass {
     pub keys: &'static [&'static [Key]],
     /// What becomes of the tensors, in tables that classes share.
     pub tensors: &'static [&'static [TensorRule]],
-    /// Beginnings or ends of names of tensors that hold nothing a model needs.
+    /// Whole names of tensors that hold nothing a model needs; `{l}` is any layer.
     pub unused: &'static [&'static str],
     /// What the names of tensors of other parts of a model begin with (a vision tower's).
     pub other_parts: &'static [&'static str],
