@@ -158,6 +158,11 @@ fn the_file_says_where_the_logits_of_a_mask_are() {
     let places = NAMES.map(|name| subject(name).model().output());
     let [before, own] = [MaskPlace::Before, MaskPlace::Own].map(OutputKind::MaskLogits);
     assert_eq!(places, [before, own, own]);
+    let examples = ["dream", "llada", "llada-moe"].map(|name| {
+        let row = model_llama::FAMILY.iter().find(|row| row.name == name);
+        row.unwrap().example().unwrap().output()
+    });
+    assert_eq!(examples, places, "without a file it is the table");
 }
 
 #[test]

@@ -15,8 +15,8 @@ use model_core::hyperparameters::HeadSizes;
 use crate::attention::{Rotation, Shared};
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
-    Parallel, PerLayer, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, Sight,
-    SoftCaps, ValueForm, WindowedRope,
+    Parallel, PerLayer, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps,
+    ValueForm, WindowedRope,
 };
 
 impl LlamaLike {
@@ -71,10 +71,7 @@ impl LlamaLike {
                     },
                     ..self.attention_block(&shared, heads, scale, window, rotation)
                 };
-                match self.sight {
-                    Sight::Earlier => Mixer::Attention(block),
-                    Sight::WholeText(_) => Mixer::WithinBatch(block),
-                }
+                self.sight.mixer(block)
             }
             AttentionForm::Latents => Mixer::Latent(LatentAttentionBlock {
                 query_scale: shared.query_scale,

@@ -129,10 +129,7 @@ impl LlamaLike {
         let mut blocks: Vec<AttentionBlock> =
             layers.map(layer).collect::<Result<_, ModelError>>()?;
         self.share_rows(hyper, &mut blocks)?;
-        let mixer = match self.sight {
-            Sight::Earlier => Mixer::Attention,
-            Sight::WholeText(_) => Mixer::WithinBatch,
-        };
+        let mixer = |block| self.sight.mixer(block);
         Ok(blocks.into_iter().map(mixer).collect())
     }
 
@@ -155,6 +152,24 @@ impl LlamaLike {
         Norm {
             kind: self.norm,
             eps,
+        }
+    }
+}
+
+impl Sight {
+    /// Attention over what tokens see.
+    pub(crate) fn mixer(self, block: AttentionBlock) -> Mixer {
+        match self {
+            Self::Earlier => Mixer::Attention(block),
+            Self::WholeText(_) => Mixer::WithinBatch(block),
+        }
+    }
+
+    /// The decoder whose logits are of next tokens, or of masks.
+    fn model(self, decoder: DecoderModel) -> DecoderModel {
+        match self {
+            Self::Earlier => decoder,
+            Self::WholeText(place) => decoder.of_masks(place),
         }
     }
 }
@@ -204,14 +219,15 @@ impl Architecture for LlamaLike {
             layers: self.layers(&hyper, dim, weights)?,
         };
         let context_length = hyper.count("context_length")?;
+        let sight = match self.sight {
+            Sight::Earlier => Sight::Earlier,
+            Sight::WholeText(place) => Sight::WholeText(mask_place(metadata)?.unwrap_or(place)),
+        };
         let model = DecoderModel::new(self.name, decoder, context_length);
-        Ok(Arc::new(match self.sight {
-            Sight::Earlier => model,
-            Sight::WholeText(place) => model.of_masks(mask_place(metadata)?.unwrap_or(place)),
-        }))
+        Ok(Arc::new(sight.model(model)))
     }
 
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
-        Ok(Arc::new(self.typical()))
+        Ok(Arc::new(self.sight.model(self.typical())))
     }
 }
