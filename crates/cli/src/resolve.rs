@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use cellar::{DeviceShortage, ModelWork};
 use clap::ValueEnum;
-use engine::sampler::{Dry, Mirostat, Penalties, SamplerConfig, Xtc};
+use engine::sampler::{Dry, Mirostat, Penalties, SamplerConfig, Xtc, random_seed};
 use engine::{
     AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
     GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
@@ -132,13 +132,6 @@ pub(crate) fn long_context(args: &LongContextArgs, n_bos: u32) -> anyhow::Result
         }),
         None => Ok(LongContext::Stop),
     }
-}
-
-/// A seed that differs from run to run, short enough to be typed again.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    // Every `RandomState` is seeded by the system.
-    RandomState::new().build_hasher().finish() & u64::from(u32::MAX)
 }
 
 /// The context size that a flag selects for this model.

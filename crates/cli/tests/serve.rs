@@ -208,7 +208,7 @@ fn a_socket_serves_its_user_alone() {
     use std::os::unix::net::{UnixListener, UnixStream};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    // One that nobody listens on any more is replaced.
+    // A socket without a listener is replaced.
     drop(UnixListener::bind(&path).unwrap());
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
     command.args(["serve", "--socket"]).arg(&path);

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::serve::Usage;
@@ -63,8 +63,7 @@ struct State {
     config: ServerConfig,
     metrics: Metrics,
     phase: watch::Sender<Phase>,
-    active: watch::Sender<usize>,
-    running: Mutex<BTreeMap<u64, Running>>,
+    running: watch::Sender<BTreeMap<u64, Running>>,
     next_id: AtomicU64,
 }
 
@@ -98,8 +97,7 @@ impl App {
             config,
             metrics: Metrics::default(),
             phase: watch::Sender::new(Phase::Open),
-            active: watch::Sender::new(0),
-            running: Mutex::default(),
+            running: watch::Sender::default(),
             next_id: AtomicU64::new(0),
         }))
     }
@@ -137,11 +135,7 @@ impl App {
 
     /// The requests that have not ended, by their number.
     pub fn running(&self) -> Vec<(u64, Running)> {
-        let running = self
-            .0
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let running = self.0.running.borrow();
         running.iter().map(|(id, one)| (*id, one.clone())).collect()
     }
 
@@ -163,8 +157,8 @@ impl App {
     /// ends the rest.
     pub async fn drain(&self) {
         self.0.phase.send_replace(Phase::Draining);
-        let mut active = self.0.active.subscribe();
-        let idle = active.wait_for(|&active| active == 0);
+        let mut running = self.0.running.subscribe();
+        let idle = running.wait_for(BTreeMap::is_empty);
         // The sender is ours, so the wait ends by an idle server or by the time.
         let _idle = tokio::time::timeout(self.0.config.drain, idle).await;
         self.0.phase.send_replace(Phase::Closing);
@@ -187,19 +181,15 @@ impl App {
             has_text: false,
             since: Instant::now(),
         };
-        self.change(|requests| requests.insert(id, running));
-        self.0.active.send_modify(|n| *n += 1);
+        self.0.running.send_modify(|requests| {
+            requests.insert(id, running);
+        });
         Active {
             app: self.clone(),
             id,
             ended: Ended::Cancelled,
             has_text: false,
         }
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<u64, Running>) -> T) -> T {
-        let running = &self.0.running;
-        change(&mut running.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -208,7 +198,7 @@ impl Active {
         if !self.has_text {
             self.has_text = true;
             let id = self.id;
-            self.app.change(|requests| {
+            self.app.0.running.send_modify(|requests| {
                 if let Some(one) = requests.get_mut(&id) {
                     one.has_text = true;
                 }
@@ -229,8 +219,9 @@ impl Active {
 impl Drop for Active {
     fn drop(&mut self) {
         let id = self.id;
-        self.app.change(|requests| requests.remove(&id));
         self.app.metrics().ended(self.ended);
-        self.app.0.active.send_modify(|n| *n -= 1);
+        self.app.0.running.send_modify(|requests| {
+            requests.remove(&id);
+        });
     }
 }

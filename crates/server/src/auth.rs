@@ -3,6 +3,7 @@
 //! Invariant: keys are held as SHA-256 hashes and compared in constant time, each with all. Two keys
 //! are two tenants, whose prefixes are never shared.
 
+use std::io;
 use std::path::Path;
 
 use axum::http::HeaderMap;
@@ -26,18 +27,6 @@ pub struct Tenant {
     hash: [u8; 32],
 }
 
-/// Why a file of keys cannot be used.
-#[derive(Debug)]
-pub struct KeyFileError(String);
-
-impl std::fmt::Display for KeyFileError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for KeyFileError {}
-
 impl Keys {
     /// No key is needed; all requests are of one tenant.
     pub fn none() -> Self {
@@ -47,19 +36,20 @@ impl Keys {
     /// One key a line; empty lines and lines that begin with `#` are passed over.
     ///
     /// # Errors
-    /// Where there is no key, or a key has white space in it.
-    pub fn parse(text: &str) -> Result<Self, KeyFileError> {
+    /// [`io::ErrorKind::InvalidData`] where there is no key, or a key has white space in it.
+    pub fn parse(text: &str) -> io::Result<Self> {
+        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
         let lines = (1..).zip(text.lines().map(str::trim));
         let mut hashes = Vec::new();
         for (number, key) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
             if key.contains(|c: char| c.is_whitespace() || !c.is_ascii()) {
                 let message = format!("line {number}: a key is one word of ASCII characters");
-                return Err(KeyFileError(message));
+                return Err(invalid(message));
             }
             hashes.push(Sha256::digest(key.as_bytes()).into());
         }
         match hashes.is_empty() {
-            true => Err(KeyFileError("there is no key in it".to_owned())),
+            true => Err(invalid("there is no key in it".to_owned())),
             false => Ok(Self { hashes }),
         }
     }
@@ -67,16 +57,13 @@ impl Keys {
     /// The keys in a file.
     ///
     /// # Errors
-    /// Where it cannot be read, and as [`Keys::parse`].
-    pub fn read(path: &Path) -> Result<Self, KeyFileError> {
-        let cannot = |error: String| {
-            KeyFileError(format!(
-                "cannot use the key file '{}': {error}",
-                path.display()
-            ))
-        };
-        let text = std::fs::read_to_string(path).map_err(|error| cannot(error.to_string()))?;
-        Self::parse(&text).map_err(|error| cannot(error.0))
+    /// Where it cannot be read, and as [`Keys::parse`], with the file's name.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        let keys = std::fs::read_to_string(path).and_then(|text| Self::parse(&text));
+        keys.map_err(|error| {
+            let message = format!("cannot use the key file '{}': {error}", path.display());
+            io::Error::new(error.kind(), message)
+        })
     }
 
     /// Whether a key is needed.

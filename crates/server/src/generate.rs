@@ -4,7 +4,6 @@
 //! and [`Piece::Usage`], or one error and nothing else. Dropping [`Generating`] cancels the request.
 //! Knows no API and no connection.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -247,19 +246,17 @@ impl App {
         let prepared = prepared.map_err(|error| ApiError::internal(error.to_string()))?;
         let Prepared { mut request, texts } = prepared?;
         let n_prompt = request.prompt.len();
-        let mut all_steps = Vec::with_capacity(texts.len());
+        let mut steps = Vec::with_capacity(texts.len());
         let mut others = Vec::with_capacity(texts.len());
         for PreparedText { step, splitter } in texts {
-            let failure = step.as_ref().map(GrammarStep::failure);
-            others.push((failure, splitter));
+            others.push((step.as_ref().map(GrammarStep::failure), splitter));
             let step = step.map(|step| -> Box<dyn Step> { Box::new(step) });
-            all_steps.push(step.into_iter().collect::<Vec<_>>());
+            steps.push(step.into_iter().collect::<Vec<_>>());
         }
-        let mut all_steps = all_steps.into_iter();
-        request.steps = all_steps.next().unwrap_or_default();
-        let all_steps = RefCell::new(all_steps);
-        let next_steps = || all_steps.borrow_mut().next().unwrap_or_default();
-        let streams = service.submit_texts(request, n, next_steps);
+        let mut steps = steps.into_iter();
+        request.steps = steps.next().unwrap_or_default();
+        let more_steps = || steps.next().unwrap_or_default();
+        let streams = service.submit_texts(request, n, more_steps);
         let streams = streams.map_err(|error| {
             let seconds = self
                 .metrics()

@@ -123,13 +123,22 @@ pub struct Refused {
     pub hint: &'static str,
 }
 
+impl Refused {
+    /// A parameter with the values that change nothing, and what to do instead.
+    pub const fn new(name: &'static str, neutral: Neutral, hint: &'static str) -> Self {
+        Self {
+            name,
+            neutral,
+            hint,
+        }
+    }
+}
+
 /// Values of a parameter that change nothing.
 #[derive(Clone, Copy, Debug)]
 pub enum Neutral {
     /// This number.
     Number(f64),
-    /// A number of at most this.
-    AtMost(f64),
     /// `false`.
     False,
     /// An empty object, list or text.
@@ -142,8 +151,7 @@ impl Neutral {
     fn is_met_by(self, value: &Value) -> bool {
         match (self, value) {
             (Self::Number(neutral), Value::Number(n)) => n.as_f64() == Some(neutral),
-            (Self::AtMost(most), Value::Number(n)) => n.as_f64().is_some_and(|n| n <= most),
-            (Self::False | Self::AtMost(_), Value::Bool(value)) => !value,
+            (Self::False, Value::Bool(value)) => !value,
             (Self::Empty, Value::Object(members)) => members.is_empty(),
             (Self::Empty, Value::Array(items)) => items.is_empty(),
             (Self::Empty, Value::String(text)) => text.is_empty(),
@@ -219,27 +227,23 @@ mod tests {
 
     #[test]
     fn refused_parameters_pass_where_they_change_nothing() {
-        let refused = |name, neutral| Refused {
-            name,
-            neutral,
-            hint: "leave it out",
-        };
+        let refused = |name, neutral| Refused::new(name, neutral, "leave it out");
         let list = [
             refused("n", Neutral::Number(1.0)),
-            refused("logprobs", Neutral::AtMost(0.0)),
+            refused("dynatemp_range", Neutral::Number(0.0)),
             refused("echo", Neutral::False),
             refused("logit_bias", Neutral::Empty),
             refused("modalities", Neutral::Text("text")),
         ];
-        let neutral = json!({"n": 1, "logprobs": false, "echo": false, "logit_bias": {},
+        let neutral = json!({"n": 1, "dynatemp_range": 0, "echo": false, "logit_bias": {},
                              "modalities": ["text"]});
         body(&neutral).refuse(&list).unwrap();
-        body(&json!({"n": null, "logprobs": 0}))
+        body(&json!({"n": null, "dynatemp_range": 0.0}))
             .refuse(&list)
             .unwrap();
         for wrong in [
             json!({"n": 2}),
-            json!({"logprobs": true}),
+            json!({"dynatemp_range": true}),
             json!({"echo": true}),
             json!({"logit_bias": {"1": 2}}),
             json!({"modalities": ["text", "audio"]}),

@@ -48,7 +48,7 @@ mod trace;
 
 pub use api::router;
 pub use app::{App, Phase, Running, ServerConfig};
-pub use auth::{KeyFileError, Keys, Tenant};
+pub use auth::{Keys, Tenant};
 pub use error::ApiError;
 pub use generate::{
     Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Generating, Output, Piece, Prompt,

@@ -100,13 +100,7 @@ fn embed<B: Backend>(
     texts: &[String],
 ) -> Result<Embedded, EngineError> {
     let tokens = embedder.tokens(tokenizer, texts)?;
-    let mut vectors = Vec::with_capacity(tokens.len());
-    let mut rest = &tokens[..];
-    while !rest.is_empty() {
-        let (group, after) = rest.split_at(embedder.n_together(rest));
-        vectors.extend(embedder.embed_tokens(group)?);
-        rest = after;
-    }
+    let vectors = embedder.embed_tokens(&tokens)?;
     let n_tokens = tokens.iter().map(|tokens| tokens.len()).sum();
     Ok(Embedded { vectors, n_tokens })
 }
@@ -117,13 +111,7 @@ fn score<B: Backend>(
     job: &RerankJob,
 ) -> Result<Scored, EngineError> {
     let pairs = reranker.pairs(tokenizer, &job.query, &job.documents)?;
-    let mut scores = Vec::with_capacity(pairs.len());
-    let mut rest = &pairs[..];
-    while !rest.is_empty() {
-        let (group, after) = rest.split_at(reranker.n_together(rest));
-        scores.extend(reranker.score_pairs(group)?);
-        rest = after;
-    }
+    let scores = reranker.score_pairs(&pairs)?;
     let n_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();
     Ok(Scored { scores, n_tokens })
 }

@@ -102,6 +102,13 @@ impl Penalties {
     }
 }
 
+/// A seed that differs from call to call, short enough to be typed again.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // Every `RandomState` is seeded by the system.
+    RandomState::new().build_hasher().finish() & u64::from(u32::MAX)
+}
+
 impl SamplerConfig {
     /// Always takes the most likely token.
     pub fn greedy() -> Self {

@@ -17,7 +17,7 @@ mod typical;
 
 pub use bias::{BiasStep, MinTokensStep};
 pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
-pub use config::{Penalties, SamplerConfig};
+pub use config::{Penalties, SamplerConfig, random_seed};
 pub use dry::DryStep;
 pub use mirostat::MirostatStep;
 pub use options::{Bias, Dry, LogitBias, MAX_BIAS, Mirostat, Xtc};

@@ -204,7 +204,7 @@ impl<B: Backend> Service<B> {
         &self,
         request: TextRequest,
         n: NonZeroU32,
-        more_steps: impl Fn() -> Vec<Box<dyn Step>>,
+        mut more_steps: impl FnMut() -> Vec<Box<dyn Step>>,
     ) -> Result<Vec<TextStream>, ServiceError> {
         let submitted_at = Instant::now();
         let TextRequest {
@@ -226,7 +226,7 @@ impl<B: Backend> Service<B> {
             let mut options = options.clone();
             options.sampler.seed = options.sampler.seed.wrapping_add(number);
             let mut completion = Completion::new(&self.tokenizer, options)?;
-            let steps = steps.take().unwrap_or_else(&more_steps);
+            let steps = steps.take().unwrap_or_else(&mut more_steps);
             steps
                 .into_iter()
                 .for_each(|step| completion.push_step(step));

@@ -7,6 +7,7 @@
 
 pub mod anthropic;
 pub mod llama;
+pub mod logprobs;
 pub mod ollama;
 pub mod openai;
 pub mod params;
@@ -25,81 +26,210 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::trace;
 
-/// All endpoints, for `GET /`: method, path, and what it does.
-pub const ENDPOINTS: [(&str, &str, &str); 26] = [
-    ("POST", "/v1/chat/completions", "answers messages (OpenAI)"),
-    ("POST", "/v1/completions", "continues a text (OpenAI)"),
-    ("POST", "/v1/embeddings", "vectors of texts (OpenAI)"),
-    ("POST", "/v1/rerank", "scores documents (Jina, Cohere)"),
-    ("GET", "/v1/models", "the models (OpenAI)"),
-    ("GET", "/v1/models/{id}", "one model (OpenAI)"),
-    ("POST", "/completion", "continues a text (llama-server)"),
-    ("POST", "/tokenize", "the tokens of a text"),
-    ("POST", "/detokenize", "the text of tokens"),
-    (
-        "POST",
+/// An endpoint, as `GET /` lists it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// GET or POST.
+    pub method: Method,
+    /// Its path, as [`axum::Router::route`] takes it.
+    pub path: &'static str,
+    /// What it does.
+    pub what: &'static str,
+    route: fn() -> MethodRouter<App>,
+}
+
+const fn endpoint(
+    method: Method,
+    path: &'static str,
+    what: &'static str,
+    route: fn() -> MethodRouter<App>,
+) -> Endpoint {
+    Endpoint {
+        method,
+        path,
+        what,
+        route,
+    }
+}
+
+const GET: Method = Method::GET;
+const POST: Method = Method::POST;
+
+/// All endpoints.
+pub const ENDPOINTS: [Endpoint; 26] = [
+    endpoint(
+        POST,
+        "/v1/chat/completions",
+        "answers messages (OpenAI)",
+        openai::chat::route,
+    ),
+    endpoint(
+        POST,
+        "/v1/completions",
+        "continues a text (OpenAI)",
+        openai::completions::route,
+    ),
+    endpoint(
+        POST,
+        "/v1/embeddings",
+        "vectors of texts (OpenAI)",
+        openai::embeddings::embeddings,
+    ),
+    endpoint(
+        POST,
+        "/v1/rerank",
+        "scores documents (Jina, Cohere)",
+        openai::embeddings::rerank,
+    ),
+    endpoint(
+        GET,
+        "/v1/models",
+        "the models (OpenAI)",
+        openai::models::list,
+    ),
+    endpoint(
+        GET,
+        "/v1/models/{*id}",
+        "one model (OpenAI)",
+        openai::models::one,
+    ),
+    endpoint(
+        POST,
+        "/completion",
+        "continues a text (llama-server)",
+        llama::completion::route,
+    ),
+    endpoint(
+        POST,
+        "/tokenize",
+        "the tokens of a text",
+        llama::tokens::tokenize,
+    ),
+    endpoint(
+        POST,
+        "/detokenize",
+        "the text of tokens",
+        llama::tokens::detokenize,
+    ),
+    endpoint(
+        POST,
         "/apply-template",
         "messages as the model reads them",
+        llama::tokens::apply_template,
     ),
-    ("POST", "/v1/messages", "answers messages (Anthropic)"),
-    (
-        "POST",
+    endpoint(
+        POST,
+        "/v1/messages",
+        "answers messages (Anthropic)",
+        anthropic::route,
+    ),
+    endpoint(
+        POST,
         "/v1/messages/count_tokens",
         "the number of a prompt's tokens (Anthropic)",
+        anthropic::count_tokens,
     ),
-    ("POST", "/api/chat", "answers messages (Ollama)"),
-    ("POST", "/api/generate", "continues a text (Ollama)"),
-    ("POST", "/api/embed", "vectors of texts (Ollama)"),
-    ("GET", "/api/tags", "the models (Ollama)"),
-    ("GET", "/api/ps", "the models in memory (Ollama)"),
-    ("POST", "/api/show", "one model (Ollama)"),
-    ("GET", "/api/version", "the version (Ollama)"),
-    ("GET", "/props", "the settings of the model"),
-    ("GET", "/slots", "the requests that are computed"),
-    ("GET", "/health", "whether it takes requests"),
-    ("GET", "/metrics", "counters as Prometheus reads them"),
-    ("GET", "/version", "the version"),
-    ("GET", "/models", "as /v1/models"),
-    ("GET", "/", "this list"),
+    endpoint(
+        POST,
+        "/api/chat",
+        "answers messages (Ollama)",
+        ollama::texts::chat,
+    ),
+    endpoint(
+        POST,
+        "/api/generate",
+        "continues a text (Ollama)",
+        ollama::texts::generate,
+    ),
+    endpoint(
+        POST,
+        "/api/embed",
+        "vectors of texts (Ollama)",
+        ollama::embed::route,
+    ),
+    endpoint(
+        GET,
+        "/api/tags",
+        "the models (Ollama)",
+        ollama::models::tags,
+    ),
+    endpoint(
+        GET,
+        "/api/ps",
+        "the models in memory (Ollama)",
+        ollama::models::ps,
+    ),
+    endpoint(
+        POST,
+        "/api/show",
+        "one model (Ollama)",
+        ollama::models::show,
+    ),
+    endpoint(
+        GET,
+        "/api/version",
+        "the version (Ollama)",
+        ollama::models::version,
+    ),
+    endpoint(
+        GET,
+        "/props",
+        "the settings of the model",
+        llama::status::props,
+    ),
+    endpoint(
+        GET,
+        "/slots",
+        "the requests that are computed",
+        llama::status::slots,
+    ),
+    endpoint(
+        GET,
+        "/health",
+        "whether it takes requests",
+        llama::status::health,
+    ),
+    endpoint(
+        GET,
+        "/metrics",
+        "counters as Prometheus reads them",
+        llama::status::metrics,
+    ),
+    endpoint(GET, "/version", "the version", llama::status::version),
+    endpoint(GET, "/models", "as /v1/models", openai::models::list),
+    endpoint(GET, "/", "this list", index),
+];
+
+/// Addresses of Ollama that change the models, which this server does not.
+const CHANGES: [&str; 6] = [
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/blobs/{digest}",
 ];
 
 /// The routes of a server.
 pub fn router(app: App) -> Router {
-    let post = |route: MethodRouter<App>| route.fallback(only_post);
-    let get = |route: MethodRouter<App>| route.fallback(only_get);
-    Router::new()
-        .route("/v1/chat/completions", post(openai::chat::route()))
-        .route("/v1/completions", post(openai::completions::route()))
-        .route("/v1/embeddings", post(openai::embeddings::embeddings()))
-        .route("/v1/rerank", post(openai::embeddings::rerank()))
-        .route("/v1/models", get(openai::models::list()))
-        .route("/v1/models/{*id}", get(openai::models::one()))
-        .route("/models", get(openai::models::list()))
-        .route("/completion", post(llama::completion::route()))
-        .route("/tokenize", post(llama::tokens::tokenize()))
-        .route("/detokenize", post(llama::tokens::detokenize()))
-        .route("/apply-template", post(llama::tokens::apply_template()))
-        .route("/props", get(llama::status::props()))
-        .route("/slots", get(llama::status::slots()))
-        .route("/health", get(llama::status::health()))
-        .route("/metrics", get(llama::status::metrics()))
-        .route("/version", get(llama::status::version()))
-        .route("/v1/messages", post(anthropic::route()))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens()))
-        .route("/api/chat", post(ollama::texts::chat()))
-        .route("/api/generate", post(ollama::texts::generate()))
-        .route("/api/embed", post(ollama::embed::route()))
-        .route("/api/tags", get(ollama::models::tags()))
-        .route("/api/ps", get(ollama::models::ps()))
-        .route("/api/show", post(ollama::models::show()))
-        .route("/api/version", get(ollama::models::version()))
-        .route("/api/pull", ollama::no_changes())
-        .route("/api/push", ollama::no_changes())
-        .route("/api/create", ollama::no_changes())
-        .route("/api/copy", ollama::no_changes())
-        .route("/api/delete", ollama::no_changes())
-        .route("/api/blobs/{digest}", ollama::no_changes())
-        .route("/", get(index()))
+    let mut router = Router::new();
+    for Endpoint {
+        method,
+        path,
+        route,
+        ..
+    } in ENDPOINTS
+    {
+        let route = match method {
+            Method::POST => route().fallback(only_post),
+            _ => route().fallback(only_get),
+        };
+        router = router.route(path, route);
+    }
+    for path in CHANGES {
+        router = router.route(path, ollama::no_changes());
+    }
+    router
         .fallback(no_route)
         .layer(from_fn_with_state(app.clone(), guard))
         .layer(from_fn(errors_of_api))
@@ -125,8 +255,15 @@ where
 }
 
 fn index() -> MethodRouter<App> {
-    let lines = ENDPOINTS.map(|(method, path, what)| format!("{method:<5} {path:<22} {what}\n"));
-    let text = format!("Cellar {}\n\n{}", env!("CARGO_PKG_VERSION"), lines.concat());
+    let line = |endpoint: Endpoint| {
+        let Endpoint {
+            method, path, what, ..
+        } = endpoint;
+        let path = path.replace('*', "");
+        format!("{:<5} {path:<22} {what}\n", method.as_str())
+    };
+    let lines = ENDPOINTS.map(line).concat();
+    let text = format!("Cellar {}\n\n{lines}", env!("CARGO_PKG_VERSION"));
     on_get(async move || {
         let plain = HeaderValue::from_static("text/plain; charset=utf-8");
         ([(CONTENT_TYPE, plain)], text)

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
+use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc, random_seed};
 use engine::serve::{Choices, Priority};
 use kv_core::TokenId;
 use serde::Deserialize;
@@ -296,13 +296,6 @@ fn wrong_param(config: &SamplerConfig) -> Option<&'static str> {
     ];
     let wrong = params.into_iter().find(|(_, change)| only(*change));
     wrong.map(|(name, _)| name)
-}
-
-/// A number that nobody guesses, and that differs from request to request.
-pub fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    // Every `RandomState` is seeded by the system.
-    RandomState::new().build_hasher().finish() & u64::from(u32::MAX)
 }
 
 /// The id of an answer.

@@ -5,7 +5,10 @@
 //! model writes follows from its chat template.
 
 mod call;
+mod header;
 mod split;
+#[cfg(test)]
+mod split_tests;
 
 pub(crate) use split::{ChatSplitter, Part};
 

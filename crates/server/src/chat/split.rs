@@ -1,11 +1,13 @@
 //! [`ChatSplitter`]: splits one answer into its parts as it comes.
+//!
+//! Invariant: what was given out is never taken back, so text waits where it may begin a mark. Knows
+//! the order of sections; what is in a call is read elsewhere.
 
 use super::call::{CallEvent, JsonCall, Place, ValueScanner};
+use super::header::{self, Header};
 use super::{Marks, ToolFormat, reasoning_marks};
 
 const PYTHON_TAG: &str = "<|python_tag|>";
-const ARGS: &str = "[ARGS]";
-const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: &str = "```";
 
 /// A part of an answer.
@@ -319,41 +321,25 @@ impl ChatSplitter {
 
     /// The name of a tool before its arguments, or a list of calls.
     fn step_header(&mut self) -> bool {
-        if self.format == Some(ToolFormat::Mistral) {
-            if let Some(rest) = self.held.trim_start().strip_prefix('[') {
+        let read = match self.format {
+            Some(ToolFormat::Mistral) => header::mistral(&self.held),
+            _ => header::deepseek(&self.held),
+        };
+        match read {
+            Header::Open => false,
+            Header::List { rest } => {
                 self.held = rest.to_owned();
                 self.in_list = true;
                 self.raw.push('[');
                 self.state = State::Call(JsonCall::new());
-                return true;
+                true
             }
-            let ends = [self.held.find(ARGS), self.held.find('{')];
-            let Some(at) = ends.into_iter().flatten().min() else {
-                return false;
-            };
-            let name = self.held.get(..at).unwrap_or_default().trim().to_owned();
-            let rest = self.held.get(at..).unwrap_or_default();
-            self.held = rest.strip_prefix(ARGS).unwrap_or(rest).to_owned();
-            return self.begin_arguments(name);
+            Header::Name { name, rest } => {
+                let name = name.to_owned();
+                self.held = rest.to_owned();
+                self.begin_arguments(name)
+            }
         }
-        let Some((header, rest)) = self.held.split_once(SEPARATOR) else {
-            return false;
-        };
-        // Older models: the type, the separator, the name, and a fence around the arguments.
-        if header.trim() == "function" {
-            let Some((name, rest)) = rest.split_once('\n') else {
-                return false;
-            };
-            let Some(at) = rest.find('{') else {
-                return false;
-            };
-            let name = name.trim().to_owned();
-            self.held = rest.get(at..).unwrap_or_default().to_owned();
-            return self.begin_arguments(name);
-        }
-        let name = header.trim().to_owned();
-        self.held = rest.to_owned();
-        self.begin_arguments(name)
     }
 
     fn begin_arguments(&mut self, name: String) -> bool {
@@ -456,192 +442,4 @@ fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize {
 fn take_front(held: &mut String, n: usize) -> String {
     let rest = held.split_off(n);
     std::mem::replace(held, rest)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HERMES: &str = "<tool_call>";
-
-    /// The parts of an answer, with neighbours of one kind joined.
-    fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
-        let mut joined: Vec<Part> = Vec::new();
-        for part in parts {
-            match (joined.last_mut(), &part) {
-                (Some(Part::Text(last)), Part::Text(more))
-                | (Some(Part::Reasoning(last)), Part::Reasoning(more))
-                | (
-                    Some(Part::ToolArguments { text: last, .. }),
-                    Part::ToolArguments { text: more, .. },
-                ) => last.push_str(more),
-                _ => joined.push(part),
-            }
-        }
-        joined
-    }
-
-    fn split_at(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
-        let mut splitter = splitter.clone();
-        let mut parts = Vec::new();
-        for piece in pieces {
-            parts.extend(splitter.push(piece));
-        }
-        parts.extend(splitter.finish());
-        join(parts)
-    }
-
-    /// Whole, cut at every place, and character by character.
-    #[track_caller]
-    fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
-        assert_eq!(split_at(splitter, &[text]), expected, "{text:?}");
-        for (at, _) in text.char_indices() {
-            let (before, after) = text.split_at(at);
-            assert_eq!(
-                split_at(splitter, &[before, after]),
-                expected,
-                "{before:?} | {after:?}"
-            );
-        }
-        let characters: Vec<String> = text.chars().map(String::from).collect();
-        let pieces: Vec<&str> = characters.iter().map(String::as_str).collect();
-        assert_eq!(
-            split_at(splitter, &pieces),
-            expected,
-            "{text:?} by characters"
-        );
-    }
-
-    fn with(template: &str) -> ChatSplitter {
-        let names = vec!["f".to_owned(), "g".to_owned()];
-        ChatSplitter::new(
-            template,
-            "",
-            Some((ToolFormat::of_template(template), names)),
-        )
-    }
-
-    fn text(text: &str) -> Part {
-        Part::Text(text.to_owned())
-    }
-
-    fn thought(text: &str) -> Part {
-        Part::Reasoning(text.to_owned())
-    }
-
-    fn call(index: usize, name: &str, arguments: &str) -> [Part; 2] {
-        let (name, text) = (name.to_owned(), arguments.to_owned());
-        [
-            Part::ToolStart { index, name },
-            Part::ToolArguments { index, text },
-        ]
-    }
-
-    #[test]
-    fn plain_texts_stay_as_they_are() {
-        for plain in [
-            "",
-            "Hello <b>, 1 < 2",
-            "\n\n Hi\n",
-            "a </think> b",
-            "<thin",
-            "<tool_call>",
-        ] {
-            let expected: Vec<Part> = (!plain.is_empty())
-                .then(|| text(plain))
-                .into_iter()
-                .collect();
-            check(&ChatSplitter::new("", "", None), plain, &expected);
-        }
-        for plain in ["Hello <tool_cal", "no [TOOL", "x  \n"] {
-            check(&with(HERMES), plain, &[text(plain)]);
-        }
-    }
-
-    #[test]
-    fn reasoning_is_apart_from_the_answer() {
-        let plain = ChatSplitter::new("", "", None);
-        check(
-            &plain,
-            "<think>\nLet me < see.\n</think>\n\nYes.\n",
-            &[thought("Let me < see."), text("Yes.\n")],
-        );
-        check(&plain, "<think>\n\n</think>\n\nYes.", &[text("Yes.")]);
-        check(&plain, " <think>cut off", &[thought("cut off")]);
-        let open = ChatSplitter::new("</think>", "<|assistant|>\n<think>\n", None);
-        check(
-            &open,
-            "Hm.</think>Yes. <think>",
-            &[thought("Hm."), text("Yes. <think>")],
-        );
-        let other = ChatSplitter::new("[/THINK]", "", None);
-        check(
-            &other,
-            "[THINK]Hm.[/THINK]Yes.",
-            &[thought("Hm."), text("Yes.")],
-        );
-    }
-
-    #[test]
-    fn hermes_calls_are_read() {
-        let written = "<think>Hm.</think>\nI look. \n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}}\n\
-                       </tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
-        let mut expected = vec![thought("Hm."), text("I look.")];
-        expected.extend(call(0, "f", "{\"a\": \"</tool_call>\"}"));
-        expected.extend(call(1, "g", "{}"));
-        check(&with(HERMES), written, &expected);
-        let broken = "<tool_call>\nhello</tool_call>";
-        check(&with(HERMES), broken, &[text("<tool_call>\nhello")]);
-        let cut = "<tool_call>{\"na";
-        check(&with(HERMES), cut, &[text(cut)]);
-    }
-
-    #[test]
-    fn llama_calls_are_the_whole_answer() {
-        let llama = with("<|python_tag|>");
-        let written = "{\"name\": \"f\", \"parameters\": {\"a\": [1, 2]}}; {\"name\": \"g\", \"parameters\": {}}";
-        let mut expected = call(0, "f", "{\"a\": [1, 2]}").to_vec();
-        expected.extend(call(1, "g", "{}"));
-        check(&llama, written, &expected);
-        check(&llama, &format!("<|python_tag|>{written}"), &expected);
-        for plain in ["{\"name\": \"Ada\", \"age\": 36}", "{x}", "The set {1}"] {
-            check(&llama, plain, &[text(plain)]);
-        }
-    }
-
-    #[test]
-    fn mistral_calls_are_a_list_or_a_name_with_arguments() {
-        let mistral = with("[TOOL_CALLS]");
-        let mut expected = call(0, "f", "{\"a\": \"]\"}").to_vec();
-        expected.extend(call(1, "g", "{}"));
-        let list = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": \"]\"}}, {\"name\": \"g\", \"arguments\": {}}]";
-        check(&mistral, list, &expected);
-        let named = "[TOOL_CALLS]f[ARGS]{\"a\": \"]\"}[TOOL_CALLS]g[ARGS]{}";
-        check(&mistral, named, &expected);
-        check(&mistral, "[TOOL_CALLS]f{\"a\": \"]\"}", &expected[..2]);
-    }
-
-    #[test]
-    fn deepseek_calls_are_read_with_and_without_type() {
-        let deepseek = with("<｜tool▁call▁begin｜>");
-        let mut expected = vec![text("I look.")];
-        expected.extend(call(0, "f", "{\"a\": 1}"));
-        expected.extend(call(1, "g", "{}"));
-        let new = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>\
-                   <｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-        check(&deepseek, new, &expected);
-        let old = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n\
-                   <｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-        check(&deepseek, old, &expected);
-    }
-
-    #[test]
-    fn a_forced_answer_is_one_call() {
-        let forced = ChatSplitter::new("", "<think>", Some((ToolFormat::Forced, Vec::new())));
-        check(
-            &forced,
-            "{\"name\": \"f\", \"arguments\": {\"a\": 1}} \n",
-            &call(0, "f", "{\"a\": 1}"),
-        );
-    }
 }

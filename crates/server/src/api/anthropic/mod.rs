@@ -30,21 +30,14 @@ use crate::stream::{self, Encoder};
 
 /// Parameters that would change the result.
 const REFUSED: [Refused; 3] = [
-    refused("mcp_servers", "there are none"),
-    refused("container", "there are none"),
-    refused(
+    Refused::new("mcp_servers", Neutral::Empty, "there are none"),
+    Refused::new("container", Neutral::Empty, "there are none"),
+    Refused::new(
         "context_management",
+        Neutral::Empty,
         "send the messages that the model is to see",
     ),
 ];
-
-const fn refused(name: &'static str, hint: &'static str) -> Refused {
-    Refused {
-        name,
-        neutral: Neutral::Empty,
-        hint,
-    }
-}
 
 /// The fields of both endpoints.
 #[derive(Clone, Debug, Deserialize)]

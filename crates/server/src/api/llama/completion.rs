@@ -12,9 +12,8 @@ use model_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api::on_post;
-use crate::api::openai::logprobs;
 use crate::api::params::SamplingParams;
+use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
@@ -22,30 +21,22 @@ use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece
 use crate::json::{self, Body, Neutral, Refused};
 use crate::stream::{self, Encoder, event};
 
-const fn refused(name: &'static str, neutral: Neutral, hint: &'static str) -> Refused {
-    Refused {
-        name,
-        neutral,
-        hint,
-    }
-}
-
 /// Parameters that would change the result.
 const REFUSED: [Refused; 6] = [
-    refused(
+    Refused::new(
         "n_cmpl",
         Neutral::Number(1.0),
         "use /v1/completions with 'n'",
     ),
-    refused("n", Neutral::Number(1.0), "use /v1/completions"),
-    refused(
+    Refused::new("n", Neutral::Number(1.0), "use /v1/completions"),
+    Refused::new(
         "ignore_eos",
         Neutral::False,
         "use 'logit_bias' of the tokens that end a text, with false",
     ),
-    refused("grammar", Neutral::Empty, "use json_schema"),
-    refused("dynatemp_range", Neutral::Number(0.0), "use temperature"),
-    refused("lora", Neutral::Empty, "this server has no adapters"),
+    Refused::new("grammar", Neutral::Empty, "use json_schema"),
+    Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
+    Refused::new("lora", Neutral::Empty, "this server has no adapters"),
 ];
 
 /// The fields of this endpoint alone.
@@ -59,7 +50,7 @@ struct Fields {
     stream: Option<bool>,
     return_tokens: Option<bool>,
     json_schema: Option<Value>,
-    /// How many of the likeliest tokens are given beside each; 0 gives none.
+    /// How many of the likeliest tokens are given with each; 0 gives none.
     n_probs: Option<usize>,
 }
 

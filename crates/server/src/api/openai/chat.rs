@@ -13,11 +13,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Neutral, Refused, Specific, finish_reason, generate_request, logprobs, messages, refused,
-    tools, usage_json,
+    Neutral, Refused, Specific, finish_reason, generate_request, messages, tools, usage_json,
 };
-use crate::api::on_post;
 use crate::api::params::{now, random_id};
+use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
@@ -28,19 +27,19 @@ use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that would change the result.
 const CHAT_REFUSED: [Refused; 5] = [
-    refused(
+    Refused::new(
         "best_of",
         Neutral::Number(1.0),
         "use /v1/completions, or 'n' with 'logprobs'",
     ),
-    refused("functions", Neutral::Empty, "use 'tools'"),
-    refused(
+    Refused::new("functions", Neutral::Empty, "use 'tools'"),
+    Refused::new(
         "modalities",
         Neutral::Text("text"),
         "this model writes text",
     ),
-    refused("audio", Neutral::Empty, "this model writes text"),
-    refused("web_search_options", Neutral::Empty, "there is no search"),
+    Refused::new("audio", Neutral::Empty, "this model writes text"),
+    Refused::new("web_search_options", Neutral::Empty, "there is no search"),
 ];
 
 /// The fields of this endpoint alone.

@@ -14,11 +14,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::chat::StreamOptions;
-use super::{
-    Neutral, Refused, Specific, finish_reason, generate_request, logprobs, refused, usage_json,
-};
-use crate::api::on_post;
+use super::{Neutral, Refused, Specific, finish_reason, generate_request, usage_json};
 use crate::api::params::{now, random_id};
+use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
@@ -34,8 +32,8 @@ const MAX_PROMPTS: usize = 128;
 
 /// Parameters of this endpoint alone that would change the result.
 const COMPLETION_REFUSED: [Refused; 2] = [
-    refused("echo", Neutral::False, "add the prompt to the answer"),
-    refused("suffix", Neutral::Empty, "leave it out"),
+    Refused::new("echo", Neutral::False, "add the prompt to the answer"),
+    Refused::new("suffix", Neutral::Empty, "leave it out"),
 ];
 
 /// The fields of this endpoint alone.
@@ -46,7 +44,7 @@ struct CompletionFields {
     max_tokens: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    /// How many of the likeliest tokens are given beside each.
+    /// How many of the likeliest tokens are given with each.
     logprobs: Option<usize>,
 }
 

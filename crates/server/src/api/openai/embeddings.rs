@@ -7,7 +7,7 @@ use engine::Ranked;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Neutral, Refused, refused};
+use super::{Neutral, Refused};
 use crate::api::on_post;
 use crate::api::params::random_id;
 use crate::app::App;
@@ -18,7 +18,7 @@ use crate::texts::RerankJob;
 /// Texts of one request.
 const MAX_TEXTS: usize = 2048;
 
-const REFUSED: [Refused; 1] = [refused(
+const REFUSED: [Refused; 1] = [Refused::new(
     "dimensions",
     Neutral::Empty,
     "cut the vectors off yourself",

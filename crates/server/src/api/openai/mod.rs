@@ -5,7 +5,6 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
-pub mod logprobs;
 pub mod messages;
 pub mod models;
 pub mod tools;
@@ -22,26 +21,18 @@ use crate::model::ModelSettings;
 
 /// Parameters of both endpoints that would change the result.
 const REFUSED: [Refused; 3] = [
-    refused(
+    Refused::new(
         "ignore_eos",
         Neutral::False,
         "use 'min_tokens', or 'logit_bias' of the tokens that end a text",
     ),
-    refused("dynatemp_range", Neutral::Number(0.0), "use temperature"),
-    refused(
+    Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
+    Refused::new(
         "grammar",
         Neutral::Empty,
         "use response_format with a JSON schema",
     ),
 ];
-
-const fn refused(name: &'static str, neutral: Neutral, hint: &'static str) -> Refused {
-    Refused {
-        name,
-        neutral,
-        hint,
-    }
-}
 
 /// What the caller of an endpoint adds to the common parameters.
 #[derive(Debug)]

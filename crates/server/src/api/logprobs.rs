@@ -24,22 +24,30 @@ fn text(tokenizer: &Tokenizer, token: TokenId) -> String {
     String::from_utf8_lossy(&bytes(tokenizer, token)).into_owned()
 }
 
+/// A token with its text, its bytes and its log probability.
+fn entry(tokenizer: &Tokenizer, of: &TokenLogprob) -> Value {
+    let bytes = bytes(tokenizer, of.token);
+    json!({
+        "token": String::from_utf8_lossy(&bytes),
+        "logprob": finite(of.logprob),
+        "bytes": bytes,
+    })
+}
+
+/// The entry of each place, with those of the likeliest tokens there.
+fn entries(places: &[TokenLogprobs], entry: impl Fn(&TokenLogprob) -> Value) -> Vec<Value> {
+    let of_place = |place: &TokenLogprobs| {
+        let mut chosen = entry(&place.chosen);
+        chosen["top_logprobs"] = place.top.iter().map(&entry).collect();
+        chosen
+    };
+    places.iter().map(of_place).collect()
+}
+
 /// The `logprobs` of a choice of `/v1/chat/completions`.
 pub fn chat(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Value {
-    let entry = |of: &TokenLogprob| {
-        let bytes = bytes(tokenizer, of.token);
-        json!({
-            "token": String::from_utf8_lossy(&bytes),
-            "logprob": finite(of.logprob),
-            "bytes": bytes,
-        })
-    };
-    let content = places.iter().map(|place| {
-        let mut entry_of_place = entry(&place.chosen);
-        entry_of_place["top_logprobs"] = place.top.iter().map(entry).collect();
-        entry_of_place
-    });
-    json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+    let content = entries(places, |of| entry(tokenizer, of));
+    json!({ "content": content, "refusal": null })
 }
 
 /// The `logprobs` of a choice of `/v1/completions`; `offset` is where the text of the first token
@@ -68,19 +76,10 @@ pub fn completion(tokenizer: &Tokenizer, places: &[TokenLogprobs], offset: &mut 
 
 /// The `completion_probabilities` of llama-server.
 pub fn llama(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Value {
-    let entry = |of: &TokenLogprob| {
-        let bytes = bytes(tokenizer, of.token);
-        json!({
-            "id": of.token.0,
-            "token": String::from_utf8_lossy(&bytes),
-            "bytes": bytes,
-            "logprob": finite(of.logprob),
-        })
+    let with_id = |of: &TokenLogprob| {
+        let mut entry = entry(tokenizer, of);
+        entry["id"] = json!(of.token.0);
+        entry
     };
-    let places = places.iter().map(|place| {
-        let mut entry_of_place = entry(&place.chosen);
-        entry_of_place["top_logprobs"] = place.top.iter().map(entry).collect();
-        entry_of_place
-    });
-    places.collect()
+    json!(entries(places, with_id))
 }
