@@ -13,6 +13,7 @@ use engine::serve::Usage;
 use tokio::sync::watch;
 
 use crate::auth::Keys;
+use crate::conversations::{ConversationLimits, Conversations};
 use crate::error::ApiError;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
@@ -29,6 +30,8 @@ pub struct ServerConfig {
     pub max_body: usize,
     /// How long a server that ends waits for texts.
     pub drain: Duration,
+    /// How much is kept for requests that go on from an earlier answer.
+    pub conversations: ConversationLimits,
 }
 
 impl Default for ServerConfig {
@@ -38,6 +41,7 @@ impl Default for ServerConfig {
             hosts: HostCheck::Loopback,
             max_body: 8 << 20,
             drain: Duration::from_secs(30),
+            conversations: ConversationLimits::default(),
         }
     }
 }
@@ -60,6 +64,7 @@ pub struct App(Arc<State>);
 #[derive(Debug)]
 struct State {
     models: Vec<Arc<ServedModel>>,
+    conversations: Conversations,
     config: ServerConfig,
     metrics: Metrics,
     phase: watch::Sender<Phase>,
@@ -94,6 +99,7 @@ impl App {
     pub fn new(models: Vec<ServedModel>, config: ServerConfig) -> Self {
         Self(Arc::new(State {
             models: models.into_iter().map(Arc::new).collect(),
+            conversations: Conversations::new(config.conversations),
             config,
             metrics: Metrics::default(),
             phase: watch::Sender::new(Phase::Open),
@@ -126,6 +132,11 @@ impl App {
     /// The limits.
     pub fn config(&self) -> &ServerConfig {
         &self.0.config
+    }
+
+    /// The answers that are kept.
+    pub(crate) fn conversations(&self) -> &Conversations {
+        &self.0.conversations
     }
 
     /// What is counted.

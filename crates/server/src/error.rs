@@ -37,7 +37,7 @@ pub(crate) struct More {
     /// Seconds after which it is worth trying again.
     retry_after: Option<u64>,
     /// The methods that the address takes, after a wrong one.
-    allow: Option<&'static str>,
+    allow: Option<String>,
     /// More numbers, as members of the error object.
     details: Vec<(&'static str, Value)>,
 }
@@ -109,13 +109,26 @@ impl ApiError {
         }
     }
 
+    /// 404: a response that is not kept, or is another tenant's.
+    pub(crate) fn unknown_response(id: &str, param: &str) -> Self {
+        let message = format!(
+            "there is no response '{id}': it was not stored, or had to make room, or the server was \
+             started again; send the conversation as 'input'"
+        );
+        Self {
+            code: Some("previous_response_not_found"),
+            param: Some(param.to_owned()),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
     /// 405: the address takes other methods.
-    pub fn wrong_method(method: &Method, path: &str, allow: &'static str) -> Self {
+    pub fn wrong_method(method: &Method, path: &str, allow: &str) -> Self {
         let status = StatusCode::METHOD_NOT_ALLOWED;
         let message = format!("{path} takes {allow}, not {method}");
         Self {
             more: Some(Box::new(More {
-                allow: Some(allow),
+                allow: Some(allow.to_owned()),
                 ..More::default()
             })),
             ..Self::new(status, "invalid_request_error", message)
@@ -203,8 +216,9 @@ impl ApiError {
         if let Some(seconds) = more.and_then(|more| more.retry_after) {
             headers.insert(RETRY_AFTER, seconds.into());
         }
-        if let Some(allow) = more.and_then(|more| more.allow) {
-            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        let allow = more.and_then(|more| more.allow.as_deref());
+        if let Some(Ok(allow)) = allow.map(HeaderValue::from_str) {
+            headers.insert(ALLOW, allow);
         }
         if self.status == StatusCode::UNAUTHORIZED {
             let bearer = HeaderValue::from_static("Bearer");

@@ -15,7 +15,7 @@ use engine::sampler::{SamplerConfig, Step};
 use engine::serve::{Choices, PrefixUse, Priority, TextRequest, TextStream, Usage};
 use engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
-use model_core::tokenizer::{EncodeOptions, SpecialPieces};
+use model_core::tokenizer::{DecodeFrom, DecodeStream, EncodeOptions, SpecialPieces, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::api::params::random_id;
@@ -149,6 +149,8 @@ pub struct Finish {
     pub tokens: Vec<TokenId>,
     /// Whether the answer calls tools.
     pub has_calls: bool,
+    /// How many of its tokens are reasoning.
+    pub n_reasoning: usize,
 }
 
 /// A request that is ready to be computed.
@@ -169,6 +171,7 @@ pub struct Generating {
     stream: Option<TextStream>,
     failure: Option<GrammarFailure>,
     splitter: Option<ChatSplitter>,
+    tokenizer: Arc<Tokenizer>,
     ready: VecDeque<Piece>,
     /// Comes when the server does not wait for texts any longer.
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -270,6 +273,7 @@ impl App {
             stream: Some(stream),
             failure,
             splitter,
+            tokenizer: Arc::clone(model.tokenizer()),
             ready: VecDeque::new(),
             closing: Box::pin(self.closing()),
             n_prompt,
@@ -346,15 +350,37 @@ fn prepare(
             stop: request.stop,
             logprobs,
             prompt_logprobs: Logprobs::Off,
-            // Some models write control tokens around calls.
-            special: match first {
-                Some(splitter) if splitter.has_tools() => SpecialPieces::Render,
-                _ => SpecialPieces::Skip,
-            },
+            special: first.map_or(SpecialPieces::Skip, special_pieces),
         },
         steps: Vec::new(),
     };
     Ok(Prepared { request, texts })
+}
+
+/// Whether control tokens are text: some models write them around calls.
+fn special_pieces(splitter: &ChatSplitter) -> SpecialPieces {
+    match splitter.has_tools() {
+        true => SpecialPieces::Render,
+        false => SpecialPieces::Skip,
+    }
+}
+
+/// How many tokens write the first so many bytes of a text.
+fn n_tokens_of(
+    tokenizer: &Tokenizer,
+    tokens: &[TokenId],
+    special: SpecialPieces,
+    n_bytes: usize,
+) -> usize {
+    let mut decoder = DecodeStream::new(DecodeFrom::Continuation, special);
+    let mut written = 0;
+    let is_before_end = |id: &&TokenId| {
+        let is_before = written < n_bytes;
+        // A token that is not in the vocabulary was not generated.
+        written += decoder.push(tokenizer, **id).unwrap_or_default().len();
+        is_before
+    };
+    tokens.iter().take_while(is_before_end).count()
 }
 
 fn compile(model: &ServedModel, constraint: Constraint) -> Result<Grammar, ApiError> {
@@ -463,11 +489,17 @@ impl Generating {
             return Err(ApiError::shutting_down());
         }
         self.active.finished(&finished.usage);
-        let mut has_calls = false;
+        let (mut has_calls, mut n_reasoning) = (false, 0);
         if let Some(splitter) = &mut self.splitter {
             let parts = splitter.finish();
             self.ready.extend(parts.into_iter().map(piece_of));
             has_calls = splitter.has_calls();
+            n_reasoning = n_tokens_of(
+                &self.tokenizer,
+                &finished.tokens,
+                special_pieces(splitter),
+                splitter.n_reasoning_bytes(),
+            );
         }
         if !finished.logprobs.is_empty() {
             self.ready.push_back(Piece::Logprobs(finished.logprobs));
@@ -476,6 +508,7 @@ impl Generating {
             reason: finished.finish,
             tokens: finished.tokens,
             has_calls,
+            n_reasoning,
         }));
         self.ready.push_back(Piece::Usage(finished.usage));
         Ok(())

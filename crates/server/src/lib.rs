@@ -35,6 +35,7 @@ pub mod api;
 mod app;
 mod auth;
 mod chat;
+mod conversations;
 mod error;
 mod generate;
 mod hosts;
@@ -49,6 +50,7 @@ mod trace;
 pub use api::router;
 pub use app::{App, Phase, Running, ServerConfig};
 pub use auth::{Keys, Tenant};
+pub use conversations::ConversationLimits;
 pub use error::ApiError;
 pub use generate::{
     Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Generating, Output, Piece, Prompt,

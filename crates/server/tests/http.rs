@@ -16,5 +16,7 @@ mod ollama;
 mod openai;
 #[path = "http/options.rs"]
 mod options;
+#[path = "http/responses.rs"]
+mod responses;
 #[path = "http/support.rs"]
 mod support;

@@ -46,8 +46,12 @@ fn entries(places: &[TokenLogprobs], entry: impl Fn(&TokenLogprob) -> Value) -> 
 
 /// The `logprobs` of a choice of `/v1/chat/completions`.
 pub fn chat(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Value {
-    let content = entries(places, |of| entry(tokenizer, of));
-    json!({ "content": content, "refusal": null })
+    json!({ "content": self::places(tokenizer, places), "refusal": null })
+}
+
+/// The `logprobs` of a text of `/v1/responses`.
+pub fn places(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Vec<Value> {
+    entries(places, |of| entry(tokenizer, of))
 }
 
 /// The `logprobs` of a choice of `/v1/completions`; `offset` is where the text of the first token

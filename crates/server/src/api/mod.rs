@@ -12,6 +12,8 @@ pub mod ollama;
 pub mod openai;
 pub mod params;
 
+use std::collections::BTreeMap;
+
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -29,7 +31,7 @@ use crate::trace;
 /// An endpoint, as `GET /` lists it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// GET or POST.
+    /// GET, POST or DELETE.
     pub method: Method,
     /// Its path, as [`axum::Router::route`] takes it.
     pub path: &'static str,
@@ -54,9 +56,10 @@ const fn endpoint(
 
 const GET: Method = Method::GET;
 const POST: Method = Method::POST;
+const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 26] = [
+pub const ENDPOINTS: [Endpoint; 29] = [
     endpoint(
         POST,
         "/v1/chat/completions",
@@ -68,6 +71,24 @@ pub const ENDPOINTS: [Endpoint; 26] = [
         "/v1/completions",
         "continues a text (OpenAI)",
         openai::completions::route,
+    ),
+    endpoint(
+        POST,
+        "/v1/responses",
+        "answers items, and keeps the answer (OpenAI)",
+        openai::responses::create,
+    ),
+    endpoint(
+        GET,
+        "/v1/responses/{id}",
+        "an answer that is kept (OpenAI)",
+        openai::responses::retrieve,
+    ),
+    endpoint(
+        DELETE,
+        "/v1/responses/{id}",
+        "forgets an answer (OpenAI)",
+        openai::responses::forget,
     ),
     endpoint(
         POST,
@@ -212,7 +233,7 @@ const CHANGES: [&str; 6] = [
 
 /// The routes of a server.
 pub fn router(app: App) -> Router {
-    let mut router = Router::new();
+    let mut paths: BTreeMap<&str, (Vec<Method>, MethodRouter<App>)> = BTreeMap::new();
     for Endpoint {
         method,
         path,
@@ -220,11 +241,19 @@ pub fn router(app: App) -> Router {
         ..
     } in ENDPOINTS
     {
-        let route = match method {
-            Method::POST => route().fallback(only_post),
-            _ => route().fallback(only_get),
+        let (methods, merged) = paths.entry(path).or_default();
+        methods.push(method);
+        *merged = std::mem::take(merged).merge(route());
+    }
+    let mut router = Router::new();
+    for (path, (methods, route)) in paths {
+        let allow = methods.iter().map(Method::as_str);
+        let allow = allow.collect::<Vec<_>>().join(", ");
+        let wrong = move |method: Method, request: Request| {
+            let error = ApiError::wrong_method(&method, request.uri().path(), &allow);
+            async move { error }
         };
-        router = router.route(path, route);
+        router = router.route(path, route.fallback(wrong));
     }
     for path in CHANGES {
         router = router.route(path, ollama::no_changes());
@@ -260,7 +289,7 @@ fn index() -> MethodRouter<App> {
             method, path, what, ..
         } = endpoint;
         let path = path.replace('*', "");
-        format!("{:<5} {path:<22} {what}\n", method.as_str())
+        format!("{:<6} {path:<22} {what}\n", method.as_str())
     };
     let lines = ENDPOINTS.map(line).concat();
     let text = format!("Cellar {}\n\n{lines}", env!("CARGO_PKG_VERSION"));
@@ -310,12 +339,4 @@ fn refuse(app: &App, error: ApiError) -> Response {
 
 async fn no_route(request: Request) -> ApiError {
     ApiError::no_route(request.method(), request.uri().path())
-}
-
-async fn only_post(method: Method, request: Request) -> ApiError {
-    ApiError::wrong_method(&method, request.uri().path(), "POST")
-}
-
-async fn only_get(method: Method, request: Request) -> ApiError {
-    ApiError::wrong_method(&method, request.uri().path(), "GET")
 }

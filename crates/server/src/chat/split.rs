@@ -51,6 +51,10 @@ pub(crate) struct ChatSplitter {
     /// The text of a call whose name has not come.
     raw: String,
     n_calls: usize,
+    /// Bytes of the answer so far.
+    n_bytes: usize,
+    /// Bytes of the answer up to the end of its reasoning, with the mark that ends it.
+    n_reasoning_bytes: usize,
     /// Whether the call of the state has its name.
     has_started: bool,
     /// Whether calls stand in a list.
@@ -84,6 +88,8 @@ impl ChatSplitter {
             held: String::new(),
             raw: String::new(),
             n_calls: 0,
+            n_bytes: 0,
+            n_reasoning_bytes: 0,
             has_started: false,
             in_list: false,
             trims,
@@ -101,8 +107,17 @@ impl ChatSplitter {
         self.n_calls > 0
     }
 
+    /// How many of the answer's bytes are reasoning, with the marks around it.
+    pub(crate) fn n_reasoning_bytes(&self) -> usize {
+        match &self.state {
+            State::Reasoning(_) => self.n_bytes,
+            _ => self.n_reasoning_bytes,
+        }
+    }
+
     /// The parts that a piece of text completes.
     pub(crate) fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.n_bytes += piece.len();
         self.held.push_str(piece);
         while self.step() {}
         std::mem::take(&mut self.parts)
@@ -216,6 +231,7 @@ impl ChatSplitter {
             let (reasoning, rest) = self.held.split_at(at);
             let reasoning = reasoning.trim_end().to_owned();
             self.held = rest.get(close.len()..).unwrap_or_default().to_owned();
+            self.n_reasoning_bytes = self.n_bytes - self.held.len();
             self.add_reasoning(&reasoning);
             self.state = State::Start;
             self.trims = true;

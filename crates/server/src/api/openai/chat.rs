@@ -86,6 +86,7 @@ async fn handle(
             header,
             include_usage: options.include_usage == Some(true),
             usages: BTreeMap::new(),
+            n_reasoning: 0,
             logprobs: vec![Vec::new(); texts.len()],
         };
         return Ok(stream::respond(texts, encoder));
@@ -188,7 +189,8 @@ impl Header {
         });
         let mut object = self.object("chat.completion", choices.collect());
         let usages: Vec<Usage> = answers.iter().map(|answer| answer.usage).collect();
-        object["usage"] = usage_json(&usages, usages.len());
+        let n_reasoning = answers.iter().map(|answer| answer.finish.n_reasoning).sum();
+        object["usage"] = usage_json(&usages, usages.len(), n_reasoning);
         object
     }
 
@@ -222,6 +224,8 @@ struct ChatStream {
     header: Header,
     include_usage: bool,
     usages: BTreeMap<usize, Usage>,
+    /// Tokens of reasoning, of all choices that have ended.
+    n_reasoning: usize,
     /// Those of the next chunk of each choice.
     logprobs: Vec<Vec<TokenLogprobs>>,
 }
@@ -277,7 +281,10 @@ impl Encoder for ChatStream {
                 let call = json!({"index": index, "function": {"arguments": text}});
                 self.chunk(choice, &json!({"tool_calls": [call]}), None)
             }
-            Piece::Finish(finish) => self.chunk(choice, &json!({}), Some(finish_reason(&finish))),
+            Piece::Finish(finish) => {
+                self.n_reasoning += finish.n_reasoning;
+                self.chunk(choice, &json!({}), Some(finish_reason(&finish)))
+            }
             Piece::Usage(usage) => {
                 self.usages.insert(choice, usage);
                 String::new()
@@ -289,7 +296,8 @@ impl Encoder for ChatStream {
         let usage = match self.include_usage {
             true => {
                 let usages: Vec<Usage> = self.usages.values().copied().collect();
-                self.event(json!([]), usage_json(&usages, usages.len()))
+                let usage = usage_json(&usages, usages.len(), self.n_reasoning);
+                self.event(json!([]), usage)
             }
             false => String::new(),
         };

@@ -147,7 +147,7 @@ async fn handle(
         answers = rest;
     }
     let mut object = header.answer(&chosen);
-    object["usage"] = usage_json(&usages, n_of_prompt);
+    object["usage"] = usage_json(&usages, n_of_prompt, 0);
     Ok(json::respond(&object))
 }
 
@@ -263,7 +263,7 @@ impl Encoder for CompletionStream {
         let usage = match self.include_usage {
             true => {
                 let usages: Vec<Usage> = self.usages.values().copied().collect();
-                self.event(&[], usage_json(&usages, self.header.n_of_prompt))
+                self.event(&[], usage_json(&usages, self.header.n_of_prompt, 0))
             }
             false => String::new(),
         };

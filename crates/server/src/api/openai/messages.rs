@@ -50,7 +50,7 @@ fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
     let content = match members.get("content") {
         None | Some(Value::Null) if !calls.is_empty() => String::new(),
         None | Some(Value::Null) => return Err(wrong(".content", "is missing")),
-        Some(content) => read_content(at, content)?,
+        Some(content) => content_text(&format!("messages[{at}].content"), content)?,
     };
     let mut out = Map::new();
     // OpenAI's newer name of the system's role, which templates do not know.
@@ -114,32 +114,27 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
     calls.map(read).collect()
 }
 
-/// The text of a message: a text, or text parts, one line each.
-fn read_content(at: usize, content: &Value) -> Result<String, ApiError> {
+/// The text of a message, at this path of the request: a text, or text parts, one line each.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of the part.
+pub(crate) fn content_text(path: &str, content: &Value) -> Result<String, ApiError> {
     let parts = match content {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(parts) => parts,
         _ => {
-            let param = format!("messages[{at}].content");
-            let message = format!("'{param}' is neither a text nor a list of parts");
-            return Err(ApiError::invalid_param(param, message));
+            let message = format!("'{path}' is neither a text nor a list of parts");
+            return Err(ApiError::invalid_param(path, message));
         }
     };
-    let mut text = String::new();
+    let mut texts = Vec::with_capacity(parts.len());
     for (number, part) in parts.iter().enumerate() {
-        let param = format!("messages[{at}].content[{number}]");
-        match (part.get("type").and_then(Value::as_str), part.get("text")) {
-            (Some("text" | "input_text" | "output_text"), Some(Value::String(part))) => {
-                if number > 0 {
-                    text.push('\n');
-                }
-                text.push_str(part);
-            }
-            (Some("text"), _) => {
-                let message = format!("'{param}' has no text");
-                return Err(ApiError::invalid_param(param, message));
-            }
-            (kind, _) => {
+        let param = format!("{path}[{number}]");
+        let kind = part.get("type").and_then(Value::as_str);
+        let name = match kind {
+            Some("text" | "input_text" | "output_text") => "text",
+            Some("refusal") => "refusal",
+            _ => {
                 let kind = kind.unwrap_or("without a type");
                 let message = format!("'{param}' is a part '{kind}': this model takes text only");
                 return Err(ApiError {
@@ -147,9 +142,16 @@ fn read_content(at: usize, content: &Value) -> Result<String, ApiError> {
                     ..ApiError::invalid_param(param, message)
                 });
             }
+        };
+        match part.get(name) {
+            Some(Value::String(text)) => texts.push(text.as_str()),
+            _ => {
+                let message = format!("'{param}' has no text");
+                return Err(ApiError::invalid_param(param, message));
+            }
         }
     }
-    Ok(text)
+    Ok(texts.join("\n"))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod messages;
 pub mod models;
+pub mod responses;
 pub mod tools;
 
 use engine::serve::Usage;
@@ -131,8 +132,8 @@ fn finish_reason(finish: &Finish) -> &'static str {
 }
 
 /// OpenAI's usage of several texts of one request, of which so many have the same prompt: it counts
-/// once.
-fn usage_json(usages: &[Usage], n_of_prompt: usize) -> Value {
+/// once. So many of all their tokens are reasoning.
+fn usage_json(usages: &[Usage], n_of_prompt: usize, n_reasoning: usize) -> Value {
     let prompts = || usages.iter().step_by(n_of_prompt.max(1));
     let prompt: usize = prompts().map(|usage| usage.n_prompt).sum();
     let completion: usize = usages.iter().map(|usage| usage.n_tokens).sum();
@@ -144,7 +145,7 @@ fn usage_json(usages: &[Usage], n_of_prompt: usize) -> Value {
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": n_reasoning,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

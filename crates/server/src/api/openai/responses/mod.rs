@@ -1,0 +1,372 @@
+//! `POST /v1/responses`, and `GET` and `DELETE` of a response that is kept.
+//!
+//! Invariant: a response without `stream` is the one that the stream's last event has. What was said
+//! before is in the request, or kept for the tenant that said it.
+
+mod input;
+mod output;
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, Path, Request, State};
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete};
+use engine::Logprobs;
+use engine::serve::Choices;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use self::output::{Keeping, Writer};
+use super::tools::Tools;
+use crate::api::params::{SamplingParams, now, random_id};
+use crate::api::{on_get, on_post};
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::error::ApiError;
+use crate::generate::{ChatPrompt, Constraint, GenerateRequest, Output, Prompt};
+use crate::json::{self, Body, Neutral, Refused};
+use crate::model::ServedModel;
+use crate::stream::{self, Encoder};
+
+/// Parameters that would change the result.
+const REFUSED: [Refused; 6] = [
+    Refused::new(
+        "background",
+        Neutral::False,
+        "leave it out, and keep the connection open",
+    ),
+    Refused::new("conversation", Neutral::Empty, "use 'previous_response_id'"),
+    Refused::new(
+        "prompt",
+        Neutral::Empty,
+        "there are no stored prompts: use 'instructions' and 'input'",
+    ),
+    Refused::new(
+        "truncation",
+        Neutral::Text("disabled"),
+        "an input that is too long is refused with the numbers: send a shorter one",
+    ),
+    Refused::new(
+        "context_management",
+        Neutral::Empty,
+        "send the items that the model is to see",
+    ),
+    Refused::new("n", Neutral::Number(1.0), "use /v1/chat/completions"),
+];
+
+/// What `include` may ask for; all but the first has no effect here.
+const INCLUDABLE: [&str; 8] = [
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+];
+
+/// Members of a request that its response repeats.
+const REPEATED: [(&str, Value); 10] = [
+    ("instructions", Value::Null),
+    ("max_output_tokens", Value::Null),
+    ("max_tool_calls", Value::Null),
+    ("parallel_tool_calls", Value::Bool(true)),
+    ("previous_response_id", Value::Null),
+    ("prompt_cache_key", Value::Null),
+    ("safety_identifier", Value::Null),
+    ("store", Value::Bool(true)),
+    ("user", Value::Null),
+    ("background", Value::Bool(false)),
+];
+
+/// The fields of this endpoint alone.
+#[derive(Clone, Debug, Deserialize)]
+struct Fields {
+    model: Option<String>,
+    input: Option<Value>,
+    instructions: Option<String>,
+    previous_response_id: Option<String>,
+    store: Option<bool>,
+    stream: Option<bool>,
+    max_output_tokens: Option<usize>,
+    top_logprobs: Option<usize>,
+    include: Option<Vec<String>>,
+    reasoning: Option<Reasoning>,
+    text: Option<TextFields>,
+    metadata: Option<Map<String, Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Reasoning {
+    effort: Option<String>,
+    summary: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct TextFields {
+    format: Option<Value>,
+}
+
+/// The route that answers.
+pub(crate) fn create() -> MethodRouter<App> {
+    on_post(handle)
+}
+
+/// The route of a response that is kept.
+pub(crate) fn retrieve() -> MethodRouter<App> {
+    on_get(
+        async |State(app): State<App>,
+               Extension(tenant): Extension<Tenant>,
+               Path(id): Path<String>| {
+            let kept = app.conversations().get(&id, tenant);
+            let kept = kept.ok_or_else(|| ApiError::unknown_response(&id, "response_id"))?;
+            Ok::<Response, ApiError>(json::respond(&kept.response))
+        },
+    )
+}
+
+/// The route that forgets a response.
+pub(crate) fn forget() -> MethodRouter<App> {
+    delete(
+        async |State(app): State<App>,
+               Extension(tenant): Extension<Tenant>,
+               Path(id): Path<String>| {
+            match app.conversations().forget(&id, tenant) {
+                true => Ok(json::respond(
+                    &json!({"id": id, "object": "response", "deleted": true}),
+                )),
+                false => Err(ApiError::unknown_response(&id, "response_id")),
+            }
+        },
+    )
+}
+
+async fn handle(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = Body::read(request, app.config().max_body).await?;
+    let fields: Fields = body.get()?;
+    let model = Arc::clone(app.model(fields.model.as_deref())?);
+    body.refuse(&REFUSED)?;
+    let previous = match &fields.previous_response_id {
+        None => Vec::new(),
+        Some(id) => {
+            let kept = app.conversations().get(id, tenant);
+            kept.ok_or_else(|| ApiError::unknown_response(id, "previous_response_id"))?
+                .messages
+        }
+    };
+    let messages = input::messages(previous, fields.input.as_ref().unwrap_or(&Value::Null))?;
+    let request = read(&body, &fields, &messages, &model)?;
+    let response = response(&body, &fields, &request, &model);
+    let keeping = (fields.store != Some(false)).then(|| Keeping {
+        app: app.clone(),
+        tenant,
+        messages,
+    });
+    let mut writer = Writer::new(response, model.tokenizer(), keeping);
+    let mut text = app.generate(&model, tenant, request).await?;
+    if fields.stream == Some(true) {
+        return Ok(stream::respond(vec![text], writer));
+    }
+    while let Some(piece) = text.next().await {
+        // The events of a stream that nobody reads.
+        let _events = writer.piece(0, piece?);
+    }
+    Ok(json::respond(&writer.into_response()))
+}
+
+/// From the JSON of a request to what is generated.
+///
+/// # Errors
+/// [`ApiError`] 400 where a parameter is wrong or not supported.
+fn read(
+    body: &Body,
+    fields: &Fields,
+    messages: &[Value],
+    model: &ServedModel,
+) -> Result<GenerateRequest, ApiError> {
+    let sampling: SamplingParams = body.get()?;
+    let tools = tools(body)?;
+    let mut variables = fields.chat_template_kwargs.clone().unwrap_or_default();
+    if let Some(effort) = fields.reasoning.as_ref().and_then(|r| r.effort.as_ref()) {
+        variables.insert("reasoning_effort".to_owned(), json!(effort));
+        if effort == "none" {
+            variables.insert("enable_thinking".to_owned(), json!(false));
+        }
+    }
+    if let Some(list) = tools.for_template() {
+        variables.insert("tools".to_owned(), list);
+    }
+    let messages = input::with_instructions(fields.instructions.as_deref(), messages);
+    let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
+    Ok(GenerateRequest {
+        prompt: Prompt::Chat(ChatPrompt {
+            messages,
+            variables,
+        }),
+        sampler: sampling.sampler(model.settings())?,
+        max_tokens: fields.max_output_tokens,
+        stop: sampling.stop()?,
+        constraint: match (tools.constraint(), constraint(format)?) {
+            (Some(_), Some(_)) => {
+                let message = "a response that has to call a function has no 'text.format'";
+                return Err(ApiError::invalid_param("text.format", message));
+            }
+            (forced, asked) => forced.or(asked),
+        },
+        priority: sampling.priority(),
+        cache_salt: sampling.cache_salt(),
+        logprobs: wanted_logprobs(fields)?,
+        choices: Choices::default(),
+        output: Output::Chat(tools.used()),
+    })
+}
+
+/// `include` and `top_logprobs`.
+fn wanted_logprobs(fields: &Fields) -> Result<Logprobs, ApiError> {
+    let mut is_included = false;
+    for (at, name) in fields.include.iter().flatten().enumerate() {
+        if !INCLUDABLE.contains(&name.as_str()) {
+            let message = format!("'{name}' cannot be included: what can is {INCLUDABLE:?}");
+            return Err(ApiError::invalid_param(format!("include[{at}]"), message));
+        }
+        is_included |= name == INCLUDABLE[0];
+    }
+    let wanted = match (is_included, fields.top_logprobs) {
+        (false, None | Some(0)) => Logprobs::Off,
+        (_, n) => Logprobs::Top(n.unwrap_or(0)),
+    };
+    let checked = wanted.check();
+    checked.map_err(|error| ApiError::invalid_param("top_logprobs", error.to_string()))?;
+    Ok(wanted)
+}
+
+/// `text.format`.
+fn constraint(format: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
+    let Some(format) = format.filter(|format| !format.is_null()) else {
+        return Ok(None);
+    };
+    let wrong = |param: &str, message: &str| Err(ApiError::invalid_param(param, message));
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Constraint::JsonObject)),
+        Some("json_schema") => match format.get("schema") {
+            Some(schema) if schema.is_object() || schema.is_boolean() => {
+                Ok(Some(Constraint::JsonSchema {
+                    schema: schema.clone(),
+                    param: "text.format.schema",
+                }))
+            }
+            _ => wrong(
+                "text.format.schema",
+                "a 'json_schema' needs a 'schema', which is an object",
+            ),
+        },
+        _ => wrong(
+            "text.format.type",
+            "'text.format.type' must be text, json_object or json_schema",
+        ),
+    }
+}
+
+/// `tools` and `tool_choice`, in the words of a chat.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of what is wrong.
+fn tools(body: &Body) -> Result<Tools, ApiError> {
+    let list = match body.field("tools") {
+        None => &[][..],
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(ApiError::invalid_param("tools", "'tools' is not a list")),
+    };
+    let mut tools = Vec::with_capacity(list.len());
+    for (at, tool) in list.iter().enumerate() {
+        let kind = tool.get("type").and_then(Value::as_str);
+        if kind != Some("function") {
+            let kind = kind.unwrap_or("none");
+            let message = format!("tools of type '{kind}' are not supported: 'function' is");
+            return Err(ApiError::unsupported(format!("tools[{at}].type"), message));
+        }
+        let name = tool.get("name").and_then(Value::as_str).unwrap_or_default();
+        if name.is_empty() {
+            let param = format!("tools[{at}].name");
+            let message = format!("'{param}' is missing, or not a text");
+            return Err(ApiError::invalid_param(param, message));
+        }
+        let mut function = json!({"name": name});
+        for member in ["description", "parameters", "strict"] {
+            if let Some(value) = tool.get(member).filter(|value| !value.is_null()) {
+                function[member] = value.clone();
+            }
+        }
+        tools.push(json!({"type": "function", "function": function}));
+    }
+    let mut chat = Map::new();
+    if let Some(choice) = body.field("tool_choice") {
+        let kind = choice.get("type").and_then(Value::as_str);
+        let choice = match kind {
+            Some("function") => {
+                let name = choice.get("name").cloned().unwrap_or_default();
+                json!({"type": "function", "function": {"name": name}})
+            }
+            Some("allowed_tools") => {
+                let allowed = choice.get("tools").and_then(Value::as_array);
+                let is_allowed = |tool: &Value| {
+                    let mut names = allowed.into_iter().flatten().map(|tool| tool.get("name"));
+                    names.any(|name| name == tool.pointer("/function/name"))
+                };
+                tools.retain(is_allowed);
+                choice.get("mode").cloned().unwrap_or_else(|| json!("auto"))
+            }
+            _ => choice.clone(),
+        };
+        chat.insert("tool_choice".to_owned(), choice);
+    }
+    if !tools.is_empty() {
+        chat.insert("tools".to_owned(), json!(tools));
+    }
+    Tools::read(&Body::from(chat))
+}
+
+/// What a response has before there is any output.
+fn response(body: &Body, fields: &Fields, request: &GenerateRequest, model: &ServedModel) -> Value {
+    let given = |name: &str, default: Value| body.field(name).cloned().unwrap_or(default);
+    // The shortest decimal of a number: 0.8 and not 0.800000012.
+    let short = |number: f32| json!(number.to_string().parse::<f64>().unwrap_or_default());
+    let reasoning = fields.reasoning.clone().unwrap_or_default();
+    let mut text = given("text", json!({}));
+    if text.get("format").is_none_or(Value::is_null) {
+        text["format"] = json!({"type": "text"});
+    }
+    let mut response = json!({
+        "id": random_id("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "completed_at": null,
+        "status": "in_progress",
+        "error": null,
+        "incomplete_details": null,
+        "model": model.id(),
+        "output": [],
+        "usage": null,
+        "metadata": fields.metadata.clone().unwrap_or_default(),
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "service_tier": "default",
+        "temperature": short(request.sampler.temperature),
+        "top_p": short(request.sampler.top_p),
+        "top_logprobs": fields.top_logprobs.unwrap_or(0),
+        "text": text,
+        "tools": given("tools", json!([])),
+        "tool_choice": given("tool_choice", json!("auto")),
+        "truncation": "disabled",
+    });
+    for (name, default) in REPEATED {
+        response[name] = given(name, default);
+    }
+    response
+}
