@@ -3,6 +3,8 @@
 import os
 import re
 import subprocess
+import time
+import urllib.request
 
 import pytest
 
@@ -25,3 +27,22 @@ def address(tmp_path_factory):
         yield found.group()
         server.terminate()
         assert server.wait(60) == 0
+
+
+@pytest.fixture
+def no_requests(address):
+    """Waits until no request is computed."""
+
+    def running():
+        with urllib.request.urlopen(f"{address}/metrics") as metrics:
+            lines = metrics.read().decode().splitlines()
+        (line,) = [line for line in lines if line.startswith("cellar_requests_running{")]
+        return float(line.split()[-1])
+
+    def wait():
+        until = time.time() + 60
+        while running() > 0:
+            assert time.time() < until
+            time.sleep(0.02)
+
+    return wait

@@ -2,8 +2,6 @@
 
 import json
 import threading
-import time
-import urllib.request
 
 import openai
 import pytest
@@ -125,7 +123,7 @@ def test_errors_are_the_client_s_own(client):
         client.embeddings.create(model="stories", input="Hello")
 
 
-def test_a_stream_that_is_closed_frees_its_place(client, address):
+def test_a_stream_that_is_closed_frees_its_place(client, no_requests):
     stream = client.completions.create(
         model="stories",
         prompt="Once upon a time",
@@ -136,17 +134,7 @@ def test_a_stream_that_is_closed_frees_its_place(client, address):
     )
     next(iter(stream))
     stream.close()
-
-    def running():
-        with urllib.request.urlopen(f"{address}/metrics") as metrics:
-            lines = metrics.read().decode().splitlines()
-        (line,) = [line for line in lines if line.startswith("cellar_requests_running{")]
-        return float(line.split()[-1])
-
-    until = time.time() + 60
-    while running() > 0:
-        assert time.time() < until
-        time.sleep(0.02)
+    no_requests()
 
 
 def test_many_clients_get_the_texts_of_each_alone(client):
