@@ -171,6 +171,18 @@ impl ApiError {
         Self::new(status, "server_error", message)
     }
 
+    /// 501: what this server, or its model, cannot do.
+    pub fn not_implemented(message: impl Into<String>) -> Self {
+        Self {
+            code: Some("not_implemented"),
+            ..Self::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "invalid_request_error",
+                message,
+            )
+        }
+    }
+
     /// 503: the server ends.
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down";

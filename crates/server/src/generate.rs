@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,10 +24,14 @@ use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::chat::{ChatSplitter, Part, ToolFormat};
 use crate::error::ApiError;
+use crate::fim::{self, Gap};
 use crate::model::ServedModel;
 
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
+
+/// Tokens that are left to what fills a gap, where a request gives no number.
+const GAP_TOKENS: usize = 256;
 
 /// What is to be continued.
 #[derive(Clone, Debug)]
@@ -37,6 +42,8 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
     /// Messages, rendered by the model's chat template.
     Chat(ChatPrompt),
+    /// A gap in a text, for models whose vocabulary has marks for it.
+    Gap(Gap),
 }
 
 /// Messages for a chat template.
@@ -88,7 +95,7 @@ pub struct GenerateRequest {
 }
 
 /// What the pieces of a text are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Output {
     /// All of it is text.
     #[default]
@@ -98,15 +105,24 @@ pub enum Output {
 }
 
 /// Which tools an answer may call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum ToolUse {
     /// None.
     #[default]
     None,
-    /// Those of these names, as the model likes.
-    Auto(Vec<String>),
+    /// These, as the model likes.
+    Auto(Vec<Tool>),
     /// The text is held to a schema by which it is one call.
     Forced,
+}
+
+/// A tool that an answer may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments; null where none is given.
+    pub parameters: Value,
 }
 
 /// A part of an answer.
@@ -291,7 +307,7 @@ impl App {
         prompt: Prompt,
     ) -> Result<usize, ApiError> {
         let model = Arc::clone(model);
-        let encode = move || encode(&model, prompt).map(|encoded| encoded.tokens.len());
+        let encode = move || encode(&model, prompt, None).map(|encoded| encoded.tokens.len());
         let counted = tokio::task::spawn_blocking(encode).await;
         counted.map_err(|error| ApiError::internal(error.to_string()))?
     }
@@ -304,10 +320,21 @@ struct Encoded {
     rendered: Option<String>,
 }
 
-fn encode(model: &ServedModel, prompt: Prompt) -> Result<Encoded, ApiError> {
+/// Encodes a prompt, whose answer may have so many tokens.
+fn encode(
+    model: &ServedModel,
+    prompt: Prompt,
+    max_tokens: Option<usize>,
+) -> Result<Encoded, ApiError> {
     let (tokens, rendered) = match prompt {
         Prompt::Text(text) => (model.tokenizer().encode(&text, EncodeOptions::PROMPT), None),
         Prompt::Tokens(tokens) => (tokens, None),
+        Prompt::Gap(gap) => {
+            let limit = model.service()?.prompt_limits().n_tokens;
+            let n_answer = max_tokens.unwrap_or(GAP_TOKENS).min(limit / 2);
+            let tokens = fim::prompt(model.tokenizer(), &gap, limit - n_answer);
+            (tokens.ok_or_else(|| model.has_no_gaps())?, None)
+        }
         Prompt::Chat(chat) => {
             let text = model.render(&chat)?;
             let tokens = model.tokenizer().encode(&text, EncodeOptions::CHAT);
@@ -322,7 +349,7 @@ fn prepare(
     tenant: Tenant,
     request: GenerateRequest,
 ) -> Result<Prepared, ApiError> {
-    let Encoded { tokens, rendered } = encode(model, request.prompt)?;
+    let Encoded { tokens, rendered } = encode(model, request.prompt, request.max_tokens)?;
     let grammar = match request.constraint {
         Some(constraint) => Some(compile(model, constraint)?),
         None => None,
@@ -365,22 +392,22 @@ fn special_pieces(splitter: &ChatSplitter) -> SpecialPieces {
     }
 }
 
-/// How many tokens write the first so many bytes of a text.
+/// How many tokens of a text begin in these parts of it, of which the first come first.
 fn n_tokens_of(
     tokenizer: &Tokenizer,
     tokens: &[TokenId],
     special: SpecialPieces,
-    n_bytes: usize,
+    parts: &[Range<usize>],
 ) -> usize {
     let mut decoder = DecodeStream::new(DecodeFrom::Continuation, special);
     let mut written = 0;
-    let is_before_end = |id: &&TokenId| {
-        let is_before = written < n_bytes;
+    let is_in_parts = |id: &&TokenId| {
+        let is_inside = parts.iter().any(|part| part.contains(&written));
         // A token that is not in the vocabulary was not generated.
         written += decoder.push(tokenizer, **id).unwrap_or_default().len();
-        is_before
+        is_inside
     };
-    tokens.iter().take_while(is_before_end).count()
+    tokens.iter().filter(is_in_parts).count()
 }
 
 fn compile(model: &ServedModel, constraint: Constraint) -> Result<Grammar, ApiError> {
@@ -411,7 +438,7 @@ fn splitter_of(model: &ServedModel, prompt: &str, output: Output) -> Option<Chat
     let template = model.template_source().unwrap_or_default();
     let tools = match tools {
         ToolUse::None => None,
-        ToolUse::Auto(names) => Some((ToolFormat::of_template(template), names)),
+        ToolUse::Auto(tools) => Some((ToolFormat::of_template(template), tools)),
         ToolUse::Forced => Some((ToolFormat::Forced, Vec::new())),
     };
     Some(ChatSplitter::new(template, prompt, tools))
@@ -498,7 +525,7 @@ impl Generating {
                 &self.tokenizer,
                 &finished.tokens,
                 special_pieces(splitter),
-                splitter.n_reasoning_bytes(),
+                &splitter.reasoning_bytes(),
             );
         }
         if !finished.logprobs.is_empty() {

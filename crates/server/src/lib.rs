@@ -37,6 +37,7 @@ mod auth;
 mod chat;
 mod conversations;
 mod error;
+mod fim;
 mod generate;
 mod hosts;
 mod json;
@@ -52,9 +53,10 @@ pub use app::{App, Phase, Running, ServerConfig};
 pub use auth::{Keys, Tenant};
 pub use conversations::ConversationLimits;
 pub use error::ApiError;
+pub use fim::{Gap, GapFile};
 pub use generate::{
     Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Generating, Output, Piece, Prompt,
-    ToolCall, ToolUse,
+    Tool, ToolCall, ToolUse,
 };
 pub use hosts::HostCheck;
 pub use json::{Body, Neutral, Refused};

@@ -3,6 +3,7 @@
 //! Invariant: a model does one kind of work, and a request for another kind is refused with the name
 //! of what it does. Loads nothing: engines come from the caller.
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,6 +18,7 @@ use model_core::chat_template::{
 };
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
+use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
@@ -208,6 +210,15 @@ impl ServedModel {
         }
     }
 
+    /// Why it cannot fill the gap of a text: 501.
+    pub(crate) fn has_no_gaps(&self) -> ApiError {
+        ApiError::not_implemented(format!(
+            "the model '{}' cannot fill a gap: its vocabulary has no marks for the text before, after \
+             and in it",
+            self.id()
+        ))
+    }
+
     fn does_not(&self, what: &str) -> ApiError {
         let id = self.id();
         let does = match &self.work {
@@ -224,7 +235,7 @@ impl ServedModel {
     /// # Errors
     /// [`ApiError`] 400 where there is no template, or it refuses the messages.
     pub fn render(&self, chat: &ChatPrompt) -> Result<String, ApiError> {
-        let Some((_, template)) = &self.template else {
+        let Some((source, template)) = &self.template else {
             let message = format!(
                 "the model '{}' has no chat template: use /v1/completions with a prompt, or start the \
                  server with --chat-template FILE",
@@ -242,7 +253,11 @@ impl ServedModel {
             eos: text_of(ids.eos).unwrap_or_default(),
         };
         let prompt = GenerationPrompt::Add;
-        Ok(template.render_json(&chat.messages, &chat.variables, prompt, tokens)?)
+        let messages: Cow<'_, [Value]> = match source.contains("message.thinking") {
+            true => Cow::Owned(with_thinking(&chat.messages)),
+            false => Cow::Borrowed(&chat.messages),
+        };
+        Ok(template.render_json(&messages, &chat.variables, prompt, tokens)?)
     }
 
     /// The compiler of schemas for its tokens; made once, in time proportional to the vocabulary.
@@ -255,4 +270,15 @@ impl ServedModel {
             .get_or_init(|| GrammarCompiler::new(&self.tokenizer));
         compiler.as_ref().map_err(Clone::clone)
     }
+}
+
+/// The messages with what an assistant thought under the name that templates of gpt-oss know.
+fn with_thinking(messages: &[Value]) -> Vec<Value> {
+    let mut messages = messages.to_vec();
+    for message in &mut messages {
+        if let Some(text) = message.get("reasoning_content").cloned() {
+            message["thinking"] = text;
+        }
+    }
+    messages
 }

@@ -6,6 +6,8 @@
 mod anthropic;
 #[path = "http/errors.rs"]
 mod errors;
+#[path = "http/gaps.rs"]
+mod gaps;
 #[path = "http/life.rs"]
 mod life;
 #[path = "http/llama.rs"]

@@ -59,7 +59,7 @@ const POST: Method = Method::POST;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 29] = [
+pub const ENDPOINTS: [Endpoint; 30] = [
     endpoint(
         POST,
         "/v1/chat/completions",
@@ -119,6 +119,12 @@ pub const ENDPOINTS: [Endpoint; 29] = [
         "/completion",
         "continues a text (llama-server)",
         llama::completion::route,
+    ),
+    endpoint(
+        POST,
+        "/infill",
+        "fills the gap between two texts (llama-server)",
+        llama::completion::infill,
     ),
     endpoint(
         POST,

@@ -5,10 +5,14 @@
 //! model writes follows from its chat template.
 
 mod call;
+mod harmony;
+#[cfg(test)]
+mod harmony_tests;
 mod header;
 mod split;
 #[cfg(test)]
 mod split_tests;
+mod xml;
 
 pub(crate) use split::{ChatSplitter, Part};
 
@@ -44,6 +48,8 @@ pub(crate) enum ToolFormat {
     Mistral,
     /// `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, or with a type before the name.
     DeepSeek,
+    /// `<function=name><parameter=key>value</parameter></function>`: Qwen3-Coder.
+    Xml,
     /// The answer is one call and nothing else, as a schema demands.
     Forced,
 }
@@ -55,6 +61,8 @@ impl ToolFormat {
             Self::Mistral
         } else if template.contains("<｜tool▁call▁begin｜>") {
             Self::DeepSeek
+        } else if template.contains(xml::OPEN) && template.contains("<parameter=") {
+            Self::Xml
         } else if template.contains("<tool_call>") {
             Self::Hermes
         } else if template.contains("<|python_tag|>") || template.contains("\"parameters\"") {
@@ -68,6 +76,7 @@ impl ToolFormat {
     fn open(self) -> Option<&'static str> {
         match self {
             Self::Hermes => Some("<tool_call>"),
+            Self::Xml => Some(xml::OPEN),
             Self::Mistral => Some("[TOOL_CALLS]"),
             Self::DeepSeek => Some("<｜tool▁call▁begin｜>"),
             Self::Llama | Self::Forced => None,
@@ -78,6 +87,7 @@ impl ToolFormat {
     fn noise(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &["</tool_call>"],
+            Self::Xml => &["<tool_call>", "</tool_call>"],
             Self::DeepSeek => &[
                 "<｜tool▁calls▁begin｜>",
                 "<｜tool▁calls▁end｜>",

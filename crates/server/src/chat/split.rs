@@ -3,9 +3,14 @@
 //! Invariant: what was given out is never taken back, so text waits where it may begin a mark. Knows
 //! the order of sections; what is in a call is read elsewhere.
 
+use std::ops::Range;
+
 use super::call::{CallEvent, JsonCall, Place, ValueScanner};
+use super::harmony::{self, Harmony};
 use super::header::{self, Header};
+use super::xml::{Step, XmlCall};
 use super::{Marks, ToolFormat, reasoning_marks};
+use crate::generate::Tool;
 
 const PYTHON_TAG: &str = "<|python_tag|>";
 const FENCE: &str = "```";
@@ -35,6 +40,7 @@ enum State {
     /// Before the arguments: the name of a tool.
     Header,
     Arguments(ValueScanner),
+    Xml(XmlCall),
     AfterCall,
 }
 
@@ -44,7 +50,9 @@ pub(crate) struct ChatSplitter {
     marks: Vec<Marks>,
     format: Option<ToolFormat>,
     /// The tools that there are.
-    names: Vec<String>,
+    tools: Vec<Tool>,
+    /// Set where answers are messages of channels, and then it does everything.
+    harmony: Option<Harmony>,
     state: State,
     /// Text that was not decided about.
     held: String,
@@ -69,10 +77,11 @@ impl ChatSplitter {
     pub(crate) fn new(
         template: &str,
         prompt: &str,
-        tools: Option<(ToolFormat, Vec<String>)>,
+        tools: Option<(ToolFormat, Vec<Tool>)>,
     ) -> Self {
         let marks = reasoning_marks(template);
-        let (format, names) = tools.map_or((None, Vec::new()), |(f, names)| (Some(f), names));
+        let (format, tools) = tools.map_or((None, Vec::new()), |(f, tools)| (Some(f), tools));
+        let has_channels = format != Some(ToolFormat::Forced) && harmony::is_of(template);
         let end = prompt.trim_end();
         let open = marks.iter().find(|pair| end.ends_with(pair.open));
         let (state, trims) = match (format, open) {
@@ -83,7 +92,8 @@ impl ChatSplitter {
         Self {
             marks,
             format,
-            names,
+            tools,
+            harmony: has_channels.then(Harmony::new),
             state,
             held: String::new(),
             raw: String::new(),
@@ -104,19 +114,26 @@ impl ChatSplitter {
 
     /// Whether tools were called.
     pub(crate) fn has_calls(&self) -> bool {
-        self.n_calls > 0
+        match &self.harmony {
+            Some(harmony) => harmony.has_calls(),
+            None => self.n_calls > 0,
+        }
     }
 
-    /// How many of the answer's bytes are reasoning, with the marks around it.
-    pub(crate) fn n_reasoning_bytes(&self) -> usize {
-        match &self.state {
-            State::Reasoning(_) => self.n_bytes,
-            _ => self.n_reasoning_bytes,
+    /// Where reasoning stands in the answer, in bytes and with the marks around it.
+    pub(crate) fn reasoning_bytes(&self) -> Vec<Range<usize>> {
+        match (&self.harmony, &self.state) {
+            (Some(harmony), _) => harmony.reasoning(),
+            (None, State::Reasoning(_)) => std::iter::once(0..self.n_bytes).collect(),
+            (None, _) => std::iter::once(0..self.n_reasoning_bytes).collect(),
         }
     }
 
     /// The parts that a piece of text completes.
     pub(crate) fn push(&mut self, piece: &str) -> Vec<Part> {
+        if let Some(harmony) = &mut self.harmony {
+            return harmony.push(piece);
+        }
         self.n_bytes += piece.len();
         self.held.push_str(piece);
         while self.step() {}
@@ -125,14 +142,23 @@ impl ChatSplitter {
 
     /// What was held back.
     pub(crate) fn finish(&mut self) -> Vec<Part> {
+        if let Some(harmony) = &mut self.harmony {
+            return harmony.finish();
+        }
         let held = std::mem::take(&mut self.held);
         let raw = std::mem::take(&mut self.raw);
         match &self.state {
             State::Reasoning(_) => self.add_reasoning(held.trim_end()),
             State::Start | State::Text if self.trims => self.add_text(held.trim_start()),
             State::Start | State::Text => self.add_text(&held),
-            State::Call(_) | State::Header if !self.has_started => self.add_text(&(raw + &held)),
-            State::Call(_) | State::Header | State::Arguments(_) | State::AfterCall => {}
+            State::Call(_) | State::Header | State::Xml(_) if !self.has_started => {
+                self.add_text(&(raw + &held));
+            }
+            State::Call(_)
+            | State::Header
+            | State::Arguments(_)
+            | State::Xml(_)
+            | State::AfterCall => {}
         }
         std::mem::take(&mut self.parts)
     }
@@ -188,6 +214,7 @@ impl ChatSplitter {
             State::Call(_) => self.step_call(),
             State::Header => self.step_header(),
             State::Arguments(_) => self.step_arguments(),
+            State::Xml(_) => self.step_xml(),
             State::AfterCall => self.step_after_call(),
         }
     }
@@ -266,6 +293,7 @@ impl ChatSplitter {
             if Some(mark) == open {
                 let state = match format {
                     ToolFormat::Mistral | ToolFormat::DeepSeek => State::Header,
+                    ToolFormat::Xml => State::Xml(XmlCall::new()),
                     _ => State::Call(JsonCall::new()),
                 };
                 self.begin_call(mark, state);
@@ -305,7 +333,7 @@ impl ChatSplitter {
             let is_llama = self.format == Some(ToolFormat::Llama);
             for event in events {
                 match event {
-                    CallEvent::Name(name) if is_llama && !self.names.contains(&name) => {
+                    CallEvent::Name(name) if is_llama && !self.has_tool(&name) => {
                         return self.is_no_call(&held, at + c.len_utf8());
                     }
                     CallEvent::Name(name) => self.add_name(name),
@@ -324,6 +352,34 @@ impl ChatSplitter {
         }
         self.state = State::Call(call);
         false
+    }
+
+    fn has_tool(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.name == name)
+    }
+
+    fn step_xml(&mut self) -> bool {
+        let State::Xml(mut call) = self.state.clone() else {
+            return false;
+        };
+        let mut events = Vec::new();
+        let step = call.step(&mut self.held, &self.tools, &mut events);
+        for event in events {
+            match event {
+                CallEvent::Name(name) => self.add_name(name),
+                CallEvent::Arguments(text) => self.add_arguments(&text),
+            }
+        }
+        match step {
+            Step::Open | Step::Read => self.state = State::Xml(call),
+            Step::Done => self.state = State::AfterCall,
+            Step::Broken => {
+                let raw = std::mem::take(&mut self.raw);
+                self.add_text(&raw);
+                self.state = State::Text;
+            }
+        }
+        step != Step::Open
     }
 
     /// What looked like a call is text.
@@ -433,7 +489,7 @@ impl ChatSplitter {
 
 /// What becomes of white space at the end of what came so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LastSpaces {
+pub(super) enum LastSpaces {
     /// It waits: a mark would swallow it.
     Held,
     /// It is given out.
@@ -442,7 +498,7 @@ enum LastSpaces {
 
 /// How many bytes of a text can be given out: without its longest end that may be the beginning of a
 /// mark, and where a mark would swallow it, without white space at its end.
-fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize {
+pub(super) fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize {
     let is_open = |at: &usize| {
         let end = text.get(*at..).unwrap_or_default();
         !end.is_empty() && marks.iter().any(|mark| mark.starts_with(end))

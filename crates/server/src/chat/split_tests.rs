@@ -1,11 +1,14 @@
 //! Answers of each format, whole and cut at every place.
 
+use serde_json::{Value, json};
+
 use super::{ChatSplitter, Part, ToolFormat};
+use crate::generate::Tool;
 
 const HERMES: &str = "<tool_call>";
 
 /// The parts of an answer, with neighbours of one kind joined.
-fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
+pub(super) fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
     let mut joined: Vec<Part> = Vec::new();
     for part in parts {
         match (joined.last_mut(), &part) {
@@ -33,7 +36,7 @@ fn split_at(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
 
 /// Whole, cut at every place, and character by character.
 #[track_caller]
-fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
+pub(super) fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
     assert_eq!(split_at(splitter, &[text]), expected, "{text:?}");
     for (at, _) in text.char_indices() {
         let (before, after) = text.split_at(at);
@@ -52,24 +55,35 @@ fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
     );
 }
 
-fn with(template: &str) -> ChatSplitter {
-    let names = vec!["f".to_owned(), "g".to_owned()];
+pub(super) fn with(template: &str) -> ChatSplitter {
+    let tool = |name: &str, parameters: Value| Tool {
+        name: name.to_owned(),
+        parameters,
+    };
+    let properties = json!({
+        "text": {"type": "string"}, "n": {"type": "integer"}, "is": {"type": "boolean"},
+        "list": {"type": "array"}, "mood": {"enum": ["1", "2"]},
+    });
+    let tools = vec![
+        tool("f", json!({"properties": properties})),
+        tool("g", Value::Null),
+    ];
     ChatSplitter::new(
         template,
         "",
-        Some((ToolFormat::of_template(template), names)),
+        Some((ToolFormat::of_template(template), tools)),
     )
 }
 
-fn text(text: &str) -> Part {
+pub(super) fn text(text: &str) -> Part {
     Part::Text(text.to_owned())
 }
 
-fn thought(text: &str) -> Part {
+pub(super) fn thought(text: &str) -> Part {
     Part::Reasoning(text.to_owned())
 }
 
-fn call(index: usize, name: &str, arguments: &str) -> [Part; 2] {
+pub(super) fn call(index: usize, name: &str, arguments: &str) -> [Part; 2] {
     let (name, text) = (name.to_owned(), arguments.to_owned());
     [
         Part::ToolStart { index, name },
@@ -174,6 +188,29 @@ fn deepseek_calls_are_read_with_and_without_type() {
     let old = "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n\
                <｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
     check(&deepseek, old, &expected);
+}
+
+#[test]
+fn xml_calls_have_the_types_of_their_schema() {
+    let xml = with("<tool_call><function=x><parameter=y>");
+    let written = "I look. \n<tool_call>\n<function=f>\n<parameter=text>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n\
+                   <parameter=is>\nTrue\n</parameter>\n<parameter=list>\n[1, \"a\"]\n</parameter>\n<parameter=mood>1</parameter>\n\
+                   <parameter=other>\n  a\n<b>\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>";
+    let arguments = "{\"text\": \"12\", \"n\": 12, \"is\": true, \"list\": [1,\"a\"], \"mood\": \"1\", \
+                     \"other\": \"  a\\n<b>\"}";
+    let mut expected = vec![text("I look.")];
+    expected.extend(call(0, "f", arguments));
+    expected.extend(call(1, "g", "{}"));
+    check(&xml, written, &expected);
+    // Without the mark around it, as models write it at times.
+    check(
+        &xml,
+        "<function=g></function>Done.",
+        &[&call(0, "g", "{}")[..], &[text("Done.")]].concat(),
+    );
+    for plain in ["<function=\nx", "if a <function> b", "<function=f"] {
+        check(&xml, plain, &[text(plain)]);
+    }
 }
 
 #[test]

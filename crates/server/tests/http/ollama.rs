@@ -76,6 +76,66 @@ fn a_text_is_continued_raw_or_as_a_message() {
 }
 
 #[test]
+fn tools_are_called_and_their_results_reach_the_template() {
+    let server = Setup::default().start();
+    let parameters = json!({
+        "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"], "additionalProperties": false,
+    });
+    let tool =
+        json!({"type": "function", "function": {"name": "weather", "parameters": parameters}});
+    let user = json!({"role": "user", "content": "How is it?"});
+    let body = |messages: Value, extra: Value| {
+        let mut body = json!({"model": "stories", "tools": [tool], "messages": messages,
+                              "options": {"temperature": 0, "num_predict": 100}});
+        body.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let asked = body(json!([user]), json!({"tool_choice": "required"}));
+    let reply = post(server.address, "/api/chat", &asked);
+    let lines: Vec<Value> = reply
+        .body
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let calls = lines
+        .iter()
+        .filter_map(|line| line["message"]["tool_calls"].as_array());
+    let calls: Vec<&Value> = calls.flatten().collect();
+    assert_eq!(calls.len(), 1, "{}", reply.body);
+    assert_eq!(calls[0]["function"]["name"], "weather");
+    let city = &calls[0]["function"]["arguments"]["city"];
+    assert!(["Rome", "Oslo"].contains(&city.as_str().unwrap()));
+    assert_eq!(lines.last().unwrap()["done_reason"], "stop");
+
+    let extra = json!({"tool_choice": "required", "stream": false});
+    let whole = post(server.address, "/api/chat", &body(json!([user]), extra)).json();
+    let call = &whole["message"]["tool_calls"][0];
+    assert_eq!(call["function"], calls[0]["function"]);
+    let answer = &whole["message"];
+    let result = json!({"role": "tool", "tool_name": "weather", "content": "sunny"});
+    let extra = json!({"stream": false});
+    let after = post(
+        server.address,
+        "/api/chat",
+        &body(json!([user, answer, result]), extra),
+    );
+    assert_eq!(after.status, 200, "{}", after.body);
+    let prompt = "<|user|>How is it?\n<|assistant|>\n<|tool|>sunny\n<|assistant|>";
+    let text = after.json()["message"]["content"].clone();
+    assert_eq!(text, Alone::new().greedy(prompt, 100));
+
+    // A call that is cut off is none.
+    let extra = json!({"tool_choice": "required", "stream": false,
+                       "options": {"temperature": 0, "num_predict": 8}});
+    let cut = post(server.address, "/api/chat", &body(json!([user]), extra)).json();
+    assert_eq!(cut["message"].get("tool_calls"), None, "{cut}");
+    assert_eq!(cut["done_reason"], "length");
+}
+
+#[test]
 fn models_are_listed_and_shown() {
     let server = Setup::default().start();
     let tags = get(server.address, "/api/tags").json();
@@ -117,7 +177,7 @@ fn what_cannot_be_done_is_501_with_a_reason() {
         body
     };
     let tools = chat(json!({"tools": [{"type": "function"}]}));
-    refused("POST", "/api/chat", tools, 501, "'tools' is not supported");
+    refused("POST", "/api/chat", tools, 400, "'tools[0].function.name'");
     let image = json!([{"role": "user", "content": "What?", "images": ["aGk="]}]);
     refused(
         "POST",

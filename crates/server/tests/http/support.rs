@@ -28,6 +28,33 @@ pub(crate) const TEMPLATE: &str = "{% for m in messages %}\
     <|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
+/// A token that becomes a mark of fill in the middle.
+#[derive(Clone, Copy)]
+pub(crate) struct GapMark {
+    pub(crate) id: u64,
+    old: &'static [u8],
+    new: &'static [u8],
+}
+
+/// Seldom used tokens, and marks of as many bytes: before, after, in the gap.
+pub(crate) const GAP_MARKS: [GapMark; 3] = [
+    GapMark {
+        id: 733,
+        old: b"ecial",
+        new: b"<PRE>",
+    },
+    GapMark {
+        id: 777,
+        old: b"udden",
+        new: b"<SUF>",
+    },
+    GapMark {
+        id: 790,
+        old: b"ughed",
+        new: b"<MID>",
+    },
+];
+
 pub(crate) struct Setup {
     pub(crate) n_seqs: u32,
     pub(crate) n_ctx: u32,
@@ -36,6 +63,8 @@ pub(crate) struct Setup {
     pub(crate) template: Option<&'static str>,
     /// Set, all runs of the backend fail.
     pub(crate) is_broken: Option<Arc<AtomicBool>>,
+    /// Whether the vocabulary has [`GAP_MARKS`].
+    pub(crate) has_gap_marks: bool,
 }
 
 impl Default for Setup {
@@ -47,6 +76,7 @@ impl Default for Setup {
             server: ServerConfig::default(),
             template: Some(TEMPLATE),
             is_broken: None,
+            has_gap_marks: false,
         }
     }
 }
@@ -59,9 +89,28 @@ pub(crate) struct Server {
 }
 
 pub(crate) fn stories() -> ModelFile {
+    open(SharedBytes::new(Arc::new(cellar_stories::STORIES_LLAMA)))
+}
+
+/// The same model with [`GAP_MARKS`] in its vocabulary.
+fn stories_with_gap_marks() -> ModelFile {
+    let mut bytes = cellar_stories::STORIES_LLAMA.to_vec();
+    for GapMark { old, new, .. } in GAP_MARKS {
+        // GGUF writes the length of a text before it.
+        let length = (old.len() as u64).to_le_bytes();
+        let written = [&length[..], old].concat();
+        let at = bytes
+            .windows(written.len())
+            .position(|part| part == written);
+        let at = at.expect("the vocabulary has the token") + length.len();
+        bytes[at..at + new.len()].copy_from_slice(new);
+    }
+    open(SharedBytes::new(Arc::new(bytes)))
+}
+
+fn open(bytes: SharedBytes) -> ModelFile {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
-    let bytes = SharedBytes::new(Arc::new(cellar_stories::STORIES_LLAMA));
     ModelFile::from_bytes(bytes, &registry).unwrap()
 }
 
@@ -89,7 +138,10 @@ impl Setup {
     }
 
     pub(crate) fn start(self) -> Server {
-        let file = stories();
+        let file = match self.has_gap_marks {
+            true => stories_with_gap_marks(),
+            false => stories(),
+        };
         let service = Service::start(engine(&file, &self), file.tokenizer(), &self.service);
         let settings = ModelSettings {
             id: "stories".to_owned(),

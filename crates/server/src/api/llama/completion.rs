@@ -1,4 +1,4 @@
-//! `POST /completion`.
+//! `POST /completion` and `POST /infill`.
 
 use std::sync::Arc;
 
@@ -17,8 +17,10 @@ use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
+use crate::fim::{self, Gap, GapFile};
 use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body, Neutral, Refused};
+use crate::model::ServedModel;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that would change the result.
@@ -43,7 +45,7 @@ const REFUSED: [Refused; 6] = [
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
     model: Option<String>,
-    prompt: PromptField,
+    prompt: Option<PromptField>,
     /// -1 goes on until the model or the context ends.
     n_predict: Option<i64>,
     max_tokens: Option<i64>,
@@ -89,19 +91,77 @@ impl PromptField {
     }
 }
 
-/// The route.
-pub(crate) fn route() -> MethodRouter<App> {
-    on_post(handle)
+/// The fields of `/infill` alone.
+#[derive(Clone, Debug, Deserialize)]
+struct GapFields {
+    input_prefix: String,
+    input_suffix: String,
+    input_extra: Option<Vec<Extra>>,
+    /// What the answer goes on from, at the end of `input_prefix`.
+    prompt: Option<String>,
 }
 
-async fn handle(
-    State(app): State<App>,
-    Extension(tenant): Extension<Tenant>,
-    request: Request,
+/// Another text of the project.
+#[derive(Clone, Debug, Deserialize)]
+struct Extra {
+    text: String,
+    filename: Option<String>,
+}
+
+impl GapFields {
+    fn gap(self) -> Gap {
+        let file = |extra: Extra| GapFile {
+            name: extra.filename.unwrap_or_else(|| "tmp".to_owned()),
+            text: extra.text,
+        };
+        Gap {
+            prefix: self.input_prefix + &self.prompt.unwrap_or_default(),
+            suffix: self.input_suffix,
+            files: self.input_extra.into_iter().flatten().map(file).collect(),
+        }
+    }
+}
+
+/// The route that continues a text.
+pub(crate) fn route() -> MethodRouter<App> {
+    on_post(
+        async |app: State<App>, tenant: Extension<Tenant>, request: Request| {
+            let body = Body::read(request, app.config().max_body).await?;
+            let fields: Fields = body.get()?;
+            let prompt = fields.prompt.clone().ok_or_else(|| {
+                ApiError::invalid_param("prompt", "the request is wrong: missing field `prompt`")
+            })?;
+            let model = Arc::clone(app.model(fields.model.as_deref())?);
+            let prompt = prompt.prompt(model.tokenizer());
+            generate((app, tenant), &model, &body, fields, prompt).await
+        },
+    )
+}
+
+/// The route that fills the gap of a text.
+pub(crate) fn infill() -> MethodRouter<App> {
+    on_post(
+        async |app: State<App>, tenant: Extension<Tenant>, request: Request| {
+            let body = Body::read(request, app.config().max_body).await?;
+            let gap: GapFields = body.get()?;
+            let fields: Fields = body.get()?;
+            let model = Arc::clone(app.model(fields.model.as_deref())?);
+            if !fim::is_known(model.tokenizer()) {
+                return Err(model.has_no_gaps());
+            }
+            let prompt = Prompt::Gap(gap.gap());
+            generate((app, tenant), &model, &body, fields, prompt).await
+        },
+    )
+}
+
+async fn generate(
+    (State(app), Extension(tenant)): (State<App>, Extension<Tenant>),
+    model: &Arc<ServedModel>,
+    body: &Body,
+    fields: Fields,
+    prompt: Prompt,
 ) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
-    let fields: Fields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
     body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let max_tokens = match fields.n_predict.or(fields.max_tokens) {
@@ -119,7 +179,7 @@ async fn handle(
     checked.map_err(|error| ApiError::invalid_param("n_probs", error.to_string()))?;
     let schema = fields.json_schema.filter(|schema| !schema.is_null());
     let request = GenerateRequest {
-        prompt: fields.prompt.prompt(model.tokenizer()),
+        prompt,
         sampler: sampling.sampler(model.settings())?,
         max_tokens,
         stop: sampling.stop()?,

@@ -8,7 +8,7 @@ use axum::routing::MethodRouter;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{KeepAlive, not_implemented};
+use super::KeepAlive;
 use crate::api::on_post;
 use crate::app::App;
 use crate::error::ApiError;
@@ -42,12 +42,12 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     let model = app.model(Some(&fields.model))?;
     app.check_open()?;
     if fields.dimensions.is_some() {
-        return Err(not_implemented(
+        return Err(ApiError::not_implemented(
             "'dimensions' is not supported: cut the vectors off yourself",
         ));
     }
     if fields.truncate == Some(true) {
-        return Err(not_implemented(
+        return Err(ApiError::not_implemented(
             "'truncate' is not supported: a text that is too long is refused with the numbers",
         ));
     }

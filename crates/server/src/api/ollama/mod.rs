@@ -10,7 +10,6 @@ pub mod texts;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::StatusCode;
 use axum::routing::MethodRouter;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -24,19 +23,10 @@ pub(crate) fn error_json(error: &ApiError) -> Value {
     json!({ "error": error.message })
 }
 
-/// What this server cannot do.
-fn not_implemented(message: impl Into<String>) -> ApiError {
-    ApiError {
-        status: StatusCode::NOT_IMPLEMENTED,
-        code: Some("not_implemented"),
-        ..ApiError::invalid(message)
-    }
-}
-
 /// The route of something that changes the models of a server.
 pub(crate) fn no_changes() -> MethodRouter<App> {
     let refuse = async || {
-        not_implemented(
+        ApiError::not_implemented(
             "this server has the models that it was started with: 'cellar pull' downloads others, and \
              'cellar serve -m MODEL' serves them",
         )

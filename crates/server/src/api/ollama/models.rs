@@ -13,6 +13,7 @@ use super::rfc3339;
 use crate::api::{on_get, on_post};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::fim;
 use crate::json::{self, Body};
 use crate::model::{ServedModel, Work};
 
@@ -61,11 +62,6 @@ pub(crate) fn show() -> MethodRouter<App> {
             return Err(ApiError::invalid_param("model", "'model' is missing"));
         };
         let model = app.model(Some(&name))?;
-        let capability = match model.work() {
-            Work::Texts(_) => "completion",
-            Work::Embeddings(_) => "embedding",
-            Work::Scores(_) => "rerank",
-        };
         let mut info = json!({
             "general.architecture": model.architecture(),
             "tokenizer.ggml.n_tokens": model.tokenizer().n_tokens(),
@@ -81,10 +77,32 @@ pub(crate) fn show() -> MethodRouter<App> {
             "template": model.template_source().unwrap_or_default(),
             "details": details(model),
             "model_info": info,
-            "capabilities": [capability],
+            "capabilities": capabilities(model),
             "modified_at": rfc3339(UNIX_EPOCH + Duration::from_secs(model.created())),
         })))
     })
+}
+
+/// What a model can do, in Ollama's words.
+fn capabilities(model: &ServedModel) -> Vec<&'static str> {
+    match model.work() {
+        Work::Texts(_) => {
+            let template = model.template_source().unwrap_or_default();
+            let more = [
+                ("tools", template.contains("tools")),
+                ("insert", fim::is_known(model.tokenizer())),
+                (
+                    "thinking",
+                    template.contains("thinking") || template.contains("<think>"),
+                ),
+            ];
+            let more = more.into_iter().filter(|(_, is_there)| *is_there);
+            let more = more.map(|(name, _)| name);
+            std::iter::once("completion").chain(more).collect()
+        }
+        Work::Embeddings(_) => vec!["embedding"],
+        Work::Scores(_) => vec!["rerank"],
+    }
 }
 
 /// A model in a list. Sizes are not known to the server, and a digest is that of the name.

@@ -10,14 +10,17 @@ use engine::{FinishReason, Logprobs};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{KeepAlive, error_json, not_implemented, rfc3339};
+use super::{KeepAlive, error_json, rfc3339};
 use crate::api::on_post;
+use crate::api::openai::messages::messages as read_messages;
+use crate::api::openai::tools::Tools;
 use crate::api::params::SamplingParams;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
+use crate::fim::{self, Gap};
 use crate::generate::{
-    ChatPrompt, Constraint, GenerateRequest, Generating, Output, Piece, Prompt, ToolUse,
+    ChatPrompt, Constraint, GenerateRequest, Generating, Output, Piece, Prompt, ToolCall,
 };
 use crate::json::{self, Body};
 use crate::model::ServedModel;
@@ -32,6 +35,7 @@ struct Fields {
     model: String,
     messages: Option<Vec<Message>>,
     prompt: Option<String>,
+    suffix: Option<String>,
     system: Option<String>,
     raw: Option<bool>,
     format: Option<Value>,
@@ -46,8 +50,11 @@ struct Message {
     role: String,
     #[serde(default)]
     content: String,
+    thinking: Option<String>,
     images: Option<Vec<Value>>,
     tool_calls: Option<Vec<Value>>,
+    tool_name: Option<String>,
+    tool_call_id: Option<String>,
 }
 
 /// Which of the endpoints.
@@ -96,6 +103,7 @@ async fn handle(
         model: fields.model.clone(),
         came,
         done_reason: "stop",
+        calls: Vec::new(),
     };
     let is_empty = match endpoint {
         Endpoint::Chat => fields.messages.as_ref().is_none_or(Vec::is_empty),
@@ -103,7 +111,7 @@ async fn handle(
     };
     match (is_empty, unloads) {
         (true, true) => {
-            return Err(not_implemented(
+            return Err(ApiError::not_implemented(
                 "a model cannot be unloaded: this server keeps it until it ends",
             ));
         }
@@ -111,7 +119,11 @@ async fn handle(
         (true, false) => return Ok(json::respond(&lines.loaded())),
         (false, _) => {}
     }
-    let request = read(endpoint, &fields, model)?;
+    let tools = match endpoint {
+        Endpoint::Chat => Tools::read(&body)?,
+        Endpoint::Generate => Tools::default(),
+    };
+    let request = read(endpoint, &fields, &tools, model)?;
     let generating = app.generate(model, tenant, request).await?;
     match fields.stream {
         Some(false) => Ok(json::respond(&lines.whole(generating).await?)),
@@ -122,9 +134,7 @@ async fn handle(
 /// Fields that would change the result, and are not supported.
 fn refuse(body: &Body) -> Result<(), ApiError> {
     for (name, why) in [
-        ("tools", "tools are called over /v1/chat/completions"),
         ("images", "this model takes text only"),
-        ("suffix", "this model continues texts at their end only"),
         (
             "template",
             "the template is the model's, or the server's --chat-template",
@@ -137,7 +147,9 @@ fn refuse(body: &Body) -> Result<(), ApiError> {
             _ => false,
         };
         if body.field(name).is_some_and(|value| !is_empty(value)) {
-            return Err(not_implemented(format!("'{name}' is not supported: {why}")));
+            return Err(ApiError::not_implemented(format!(
+                "'{name}' is not supported: {why}"
+            )));
         }
     }
     Ok(())
@@ -150,6 +162,7 @@ fn refuse(body: &Body) -> Result<(), ApiError> {
 fn read(
     endpoint: Endpoint,
     fields: &Fields,
+    tools: &Tools,
     model: &ServedModel,
 ) -> Result<GenerateRequest, ApiError> {
     let options = Body::from(fields.options.clone().unwrap_or_default());
@@ -160,16 +173,22 @@ fn read(
     let sampling: SamplingParams = options.get().map_err(within)?;
     let limit: Limit = options.get().map_err(within)?;
     Ok(GenerateRequest {
-        prompt: prompt(endpoint, fields, model)?,
+        prompt: prompt(endpoint, fields, tools, model)?,
         sampler: sampling.sampler(model.settings()).map_err(within)?,
         // Ollama: -1 goes on without end, -2 until the context is full.
         max_tokens: limit.num_predict.and_then(|n| usize::try_from(n).ok()),
         stop: sampling.stop().map_err(within)?,
-        constraint: constraint(fields)?,
+        constraint: match (tools.constraint(), constraint(fields)?) {
+            (Some(_), Some(_)) => {
+                let message = "an answer that has to call a tool has no 'format'";
+                return Err(ApiError::invalid_param("format", message));
+            }
+            (forced, asked) => forced.or(asked),
+        },
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         output: match endpoint {
-            Endpoint::Chat => Output::Chat(ToolUse::None),
+            Endpoint::Chat => Output::Chat(tools.used()),
             Endpoint::Generate => Output::Text,
         },
         logprobs: Logprobs::Off,
@@ -182,10 +201,25 @@ struct Limit {
     num_predict: Option<i64>,
 }
 
-fn prompt(endpoint: Endpoint, fields: &Fields, model: &ServedModel) -> Result<Prompt, ApiError> {
+fn prompt(
+    endpoint: Endpoint,
+    fields: &Fields,
+    tools: &Tools,
+    model: &ServedModel,
+) -> Result<Prompt, ApiError> {
     let mut messages = Vec::new();
     if endpoint == Endpoint::Generate {
         let text = fields.prompt.clone().unwrap_or_default();
+        if let Some(suffix) = fields.suffix.as_ref().filter(|suffix| !suffix.is_empty()) {
+            return match fim::is_known(model.tokenizer()) {
+                true => Ok(Prompt::Gap(Gap {
+                    prefix: text,
+                    suffix: suffix.clone(),
+                    files: Vec::new(),
+                })),
+                false => Err(model.has_no_gaps()),
+            };
+        }
         if fields.raw == Some(true) || model.template_source().is_none() {
             return Ok(Prompt::Text(text));
         }
@@ -196,21 +230,17 @@ fn prompt(endpoint: Endpoint, fields: &Fields, model: &ServedModel) -> Result<Pr
     }
     let given = fields.messages.iter().flatten();
     for (at, message) in given.enumerate().filter(|_| endpoint == Endpoint::Chat) {
-        let Message {
-            role,
-            content,
-            images,
-            tool_calls,
-        } = message;
-        for (name, list) in [("images", images), ("tool_calls", tool_calls)] {
-            if list.as_ref().is_some_and(|list| !list.is_empty()) {
-                let message = format!("'messages[{at}].{name}' is not supported");
-                return Err(not_implemented(message));
-            }
+        if message.images.as_ref().is_some_and(|list| !list.is_empty()) {
+            let message = format!("'messages[{at}].images' is not supported");
+            return Err(ApiError::not_implemented(message));
         }
-        messages.push(json!({"role": role, "content": content}));
+        messages.push(message.as_openai());
     }
+    let messages = read_messages(&json!(messages))?;
     let mut variables = Map::new();
+    if let Some(list) = tools.for_template() {
+        variables.insert("tools".to_owned(), list);
+    }
     match &fields.think {
         None | Some(Value::Null) => {}
         Some(Value::Bool(is_on)) => {
@@ -229,6 +259,24 @@ fn prompt(endpoint: Endpoint, fields: &Fields, model: &ServedModel) -> Result<Pr
         messages,
         variables,
     }))
+}
+
+impl Message {
+    fn as_openai(&self) -> Value {
+        let mut message = json!({"role": self.role, "content": self.content});
+        let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
+        for (name, value) in [
+            ("reasoning_content", json!(self.thinking)),
+            ("tool_calls", json!(calls)),
+            ("name", json!(self.tool_name)),
+            ("tool_call_id", json!(self.tool_call_id)),
+        ] {
+            if !value.is_null() {
+                message[name] = value;
+            }
+        }
+        message
+    }
 }
 
 /// `format`.
@@ -255,6 +303,8 @@ struct Lines {
     model: String,
     came: Instant,
     done_reason: &'static str,
+    /// Calls of tools, which are given out once their arguments are complete.
+    calls: Vec<ToolCall>,
 }
 
 impl Lines {
@@ -303,7 +353,22 @@ impl Lines {
         if !answer.reasoning.is_empty() {
             self.add_thinking(&mut line, &answer.reasoning);
         }
+        let calls = calls_json(&answer.calls);
+        if !calls.is_empty() {
+            line["message"]["tool_calls"] = json!(calls);
+        }
         Ok(line)
+    }
+
+    /// A line with the calls that are complete.
+    fn calls(&mut self) -> String {
+        let calls = calls_json(&std::mem::take(&mut self.calls));
+        if calls.is_empty() {
+            return String::new();
+        }
+        let mut line = self.line("", json!({"done": false}));
+        line["message"]["tool_calls"] = json!(calls);
+        format!("{line}\n")
     }
 
     fn add_thinking(&self, line: &mut Value, text: &str) {
@@ -312,6 +377,17 @@ impl Lines {
             Endpoint::Generate => line["thinking"] = json!(text),
         }
     }
+}
+
+/// Calls in Ollama's words. One whose arguments were cut off is none.
+fn calls_json(calls: &[ToolCall]) -> Vec<Value> {
+    let call = |(index, call): (usize, &ToolCall)| {
+        let arguments: Value = serde_json::from_str(&call.arguments).ok()?;
+        let is_complete = arguments.is_object();
+        let function = json!({"index": index, "name": call.name, "arguments": arguments});
+        is_complete.then(|| json!({"id": call.id, "function": function}))
+    };
+    calls.iter().enumerate().filter_map(call).collect()
 }
 
 fn done_reason(reason: &FinishReason) -> &'static str {
@@ -335,12 +411,24 @@ impl Encoder for Lines {
                 line
             }
             // None were asked for.
-            Piece::Logprobs(_) | Piece::ToolStart { .. } | Piece::ToolArguments { .. } => {
+            Piece::Logprobs(_) => return String::new(),
+            Piece::ToolStart { id, name, .. } => {
+                self.calls.push(ToolCall {
+                    id,
+                    name,
+                    arguments: String::new(),
+                });
+                return String::new();
+            }
+            Piece::ToolArguments { text, .. } => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
                 return String::new();
             }
             Piece::Finish(finish) => {
                 self.done_reason = done_reason(&finish.reason);
-                return String::new();
+                return self.calls();
             }
             Piece::Usage(usage) => self.last("", &usage),
         };

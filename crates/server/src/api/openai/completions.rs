@@ -20,8 +20,10 @@ use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
+use crate::fim::{self, Gap};
 use crate::generate::{Answer, Output, Piece, Prompt};
 use crate::json::{self, Body};
+use crate::model::ServedModel;
 use crate::stream::{self, Encoder, event};
 
 /// What OpenAI generates where a request gives no number.
@@ -31,10 +33,11 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_PROMPTS: usize = 128;
 
 /// Parameters of this endpoint alone that would change the result.
-const COMPLETION_REFUSED: [Refused; 2] = [
-    Refused::new("echo", Neutral::False, "add the prompt to the answer"),
-    Refused::new("suffix", Neutral::Empty, "leave it out"),
-];
+const COMPLETION_REFUSED: [Refused; 1] = [Refused::new(
+    "echo",
+    Neutral::False,
+    "add the prompt to the answer",
+)];
 
 /// The fields of this endpoint alone.
 #[derive(Clone, Debug, Deserialize)]
@@ -42,6 +45,8 @@ struct CompletionFields {
     model: Option<String>,
     prompt: Prompts,
     max_tokens: Option<usize>,
+    /// What comes after the text that is generated.
+    suffix: Option<String>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     /// How many of the likeliest tokens are given with each.
@@ -87,7 +92,8 @@ async fn handle(
     let fields: CompletionFields = body.get()?;
     let model = app.model(fields.model.as_deref())?;
     body.refuse(&COMPLETION_REFUSED)?;
-    let prompts = fields.prompt.list();
+    let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
+    let prompts = with_suffix(fields.prompt.list(), suffix.as_deref(), model)?;
     if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
         let message = format!(
             "there are {} prompts: 1 to {MAX_PROMPTS} are taken",
@@ -149,6 +155,33 @@ async fn handle(
     let mut object = header.answer(&chosen);
     object["usage"] = usage_json(&usages, n_of_prompt, 0);
     Ok(json::respond(&object))
+}
+
+/// Prompts before a gap, with what comes after it.
+fn with_suffix(
+    prompts: Vec<Prompt>,
+    suffix: Option<&str>,
+    model: &ServedModel,
+) -> Result<Vec<Prompt>, ApiError> {
+    let Some(suffix) = suffix else {
+        return Ok(prompts);
+    };
+    if !fim::is_known(model.tokenizer()) {
+        let message = format!("'suffix' is not supported: {}", model.has_no_gaps());
+        return Err(ApiError::unsupported("suffix", message));
+    }
+    let gap = |prompt| match prompt {
+        Prompt::Text(prefix) => Ok(Prompt::Gap(Gap {
+            prefix,
+            suffix: suffix.to_owned(),
+            files: Vec::new(),
+        })),
+        _ => Err(ApiError::invalid_param(
+            "prompt",
+            "a prompt with a 'suffix' is a text, not tokens",
+        )),
+    };
+    prompts.into_iter().map(gap).collect()
 }
 
 /// What all objects of one answer have.

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
-use crate::generate::{Constraint, ToolUse};
+use crate::generate::{Constraint, Tool, ToolUse};
 use crate::json::Body;
 
 /// The tools of a request.
@@ -67,7 +67,17 @@ impl Tools {
         match self.choice {
             _ if !self.are_used() => ToolUse::None,
             Choice::Required | Choice::Named(_) => ToolUse::Forced,
-            Choice::Auto | Choice::None => ToolUse::Auto(self.names.clone()),
+            Choice::Auto | Choice::None => {
+                let tools = self.list.iter().zip(&self.names);
+                let tools = tools.map(|(tool, name)| Tool {
+                    name: name.clone(),
+                    parameters: tool
+                        .pointer("/function/parameters")
+                        .cloned()
+                        .unwrap_or_default(),
+                });
+                ToolUse::Auto(tools.collect())
+            }
         }
     }
 
@@ -191,10 +201,12 @@ mod tests {
     #[test]
     fn choices_decide_what_an_answer_may_be() {
         let auto = read(Value::Null).unwrap();
-        assert_eq!(
-            auto.used(),
-            ToolUse::Auto(vec!["f".to_owned(), "g".to_owned()])
-        );
+        let ToolUse::Auto(tools) = auto.used() else {
+            unreachable!("it is free")
+        };
+        let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["f", "g"]);
+        assert_eq!(tools[0].parameters["type"], "object");
         assert!(auto.for_template().is_some() && auto.constraint().is_none());
         let none = read(json!("none")).unwrap();
         assert_eq!(none.used(), ToolUse::None);

@@ -1,0 +1,265 @@
+//! [`Harmony`]: splits answers of gpt-oss, whose messages have channels.
+//!
+//! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`: analysis is
+//! reasoning, final and commentary are text, and a message to `functions.NAME` is a call.
+//!
+//! Invariant: as of [`super::ChatSplitter`]. What is no message of this form comes out as text.
+
+use std::ops::Range;
+
+use super::split::{LastSpaces, Part, undecided};
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const CONSTRAIN: &str = "<|constrain|>";
+const END: &str = "<|end|>";
+const CALL: &str = "<|call|>";
+const RETURN: &str = "<|return|>";
+
+/// What ends a message.
+const ENDS: [&str; 4] = [END, START, CALL, RETURN];
+
+/// A header is longer than this in no answer.
+const MAX_HEADER: usize = 512;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Reasoning,
+    Text,
+    Call,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Before the first message: the prompt ends with the beginning of its header.
+    First,
+    /// In the header of a message.
+    Header,
+    /// In a message.
+    Message(Body),
+    /// Between two messages.
+    Between,
+}
+
+/// Whether models with this template answer so.
+pub(super) fn is_of(template: &str) -> bool {
+    template.contains(CHANNEL) && template.contains(MESSAGE)
+}
+
+/// Splits one answer.
+#[derive(Clone, Debug)]
+pub(super) struct Harmony {
+    state: State,
+    /// Text that was not decided about.
+    held: String,
+    /// Bytes of the answer so far.
+    n_bytes: usize,
+    /// Where reasoning stands in it, with its marks.
+    reasoning: Vec<Range<usize>>,
+    n_calls: usize,
+    /// Whether the call has arguments.
+    has_arguments: bool,
+    parts: Vec<Part>,
+}
+
+impl Harmony {
+    pub(super) fn new() -> Self {
+        Self {
+            state: State::First,
+            held: String::new(),
+            n_bytes: 0,
+            reasoning: Vec::new(),
+            n_calls: 0,
+            has_arguments: false,
+            parts: Vec::new(),
+        }
+    }
+
+    pub(super) fn has_calls(&self) -> bool {
+        self.n_calls > 0
+    }
+
+    /// Where reasoning stands in the answer, in bytes.
+    pub(super) fn reasoning(&self) -> Vec<Range<usize>> {
+        let mut ranges = self.reasoning.clone();
+        if let (State::Message(Body::Reasoning), Some(last)) = (self.state, ranges.last_mut()) {
+            last.end = self.n_bytes;
+        }
+        ranges
+    }
+
+    pub(super) fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.n_bytes += piece.len();
+        self.held.push_str(piece);
+        while self.step() {}
+        std::mem::take(&mut self.parts)
+    }
+
+    pub(super) fn finish(&mut self) -> Vec<Part> {
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Message(body) => {
+                self.add(body, &held);
+                self.end_message();
+            }
+            State::First => self.add(Body::Text, &held),
+            // A header that was cut off says nothing.
+            State::Header | State::Between => {}
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    fn add(&mut self, body: Body, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let index = self.n_calls.saturating_sub(1);
+        let part = match body {
+            Body::Reasoning => Part::Reasoning(text.to_owned()),
+            Body::Text => Part::Text(text.to_owned()),
+            Body::Call => {
+                self.has_arguments = true;
+                Part::ToolArguments {
+                    index,
+                    text: text.to_owned(),
+                }
+            }
+        };
+        self.parts.push(part);
+    }
+
+    /// Where what is held begins in the answer.
+    fn at(&self) -> usize {
+        self.n_bytes - self.held.len()
+    }
+
+    /// Drops the first bytes of what is held.
+    fn skip(&mut self, n: usize) {
+        self.held.drain(..n);
+    }
+
+    /// Decides about what is held; `false` where more is needed.
+    fn step(&mut self) -> bool {
+        match self.state {
+            State::First => self.step_first(),
+            State::Header => self.step_header(),
+            State::Message(body) => self.step_message(body),
+            State::Between => self.step_between(),
+        }
+    }
+
+    /// A header goes on after `<|start|>assistant`, which the prompt has. What is no header is text.
+    fn step_first(&mut self) -> bool {
+        let begins = [CHANNEL, " to=", START, MESSAGE];
+        if begins.iter().any(|begin| self.held.starts_with(begin)) {
+            self.state = State::Header;
+            return true;
+        }
+        let is_open = begins.iter().any(|begin| begin.starts_with(&self.held));
+        if !is_open {
+            self.state = State::Message(Body::Text);
+        }
+        !is_open
+    }
+
+    fn step_header(&mut self) -> bool {
+        let Some(end) = self.held.find(MESSAGE) else {
+            if self.held.len() > MAX_HEADER {
+                self.state = State::Message(Body::Text);
+                return true;
+            }
+            return false;
+        };
+        let header = self.held.get(..end).unwrap_or_default().to_owned();
+        let at = self.at();
+        self.skip(end + MESSAGE.len());
+        let body = match (recipient(&header), channel(&header)) {
+            (Some(name), _) => {
+                let name = name.to_owned();
+                let index = self.n_calls;
+                self.n_calls += 1;
+                self.has_arguments = false;
+                self.parts.push(Part::ToolStart { index, name });
+                Body::Call
+            }
+            (None, "analysis") => {
+                self.reasoning.push(at..at);
+                Body::Reasoning
+            }
+            (None, _) => Body::Text,
+        };
+        self.state = State::Message(body);
+        true
+    }
+
+    fn step_message(&mut self, body: Body) -> bool {
+        let found = ENDS
+            .iter()
+            .filter_map(|end| Some((self.held.find(end)?, *end)));
+        if let Some((at, end)) = found.min() {
+            let text = self.held.get(..at).unwrap_or_default().to_owned();
+            // The next header begins with its mark.
+            let n = if end == START { at } else { at + end.len() };
+            self.skip(n);
+            self.add(body, &text);
+            self.end_message();
+            return true;
+        }
+        let n = undecided(&self.held, &ENDS, LastSpaces::Given);
+        let text = self.held.get(..n).unwrap_or_default().to_owned();
+        self.skip(n);
+        self.add(body, &text);
+        false
+    }
+
+    fn end_message(&mut self) {
+        let at = self.at();
+        match self.state {
+            State::Message(Body::Reasoning) => {
+                if let Some(last) = self.reasoning.last_mut() {
+                    last.end = at;
+                }
+            }
+            State::Message(Body::Call) if !self.has_arguments => self.add(Body::Call, "{}"),
+            _ => {}
+        }
+        self.state = State::Between;
+    }
+
+    fn step_between(&mut self) -> bool {
+        if let Some(rest) = self.held.trim_start().strip_prefix(START) {
+            self.held = rest.to_owned();
+            self.state = State::Header;
+            return true;
+        }
+        let begun = self.held.trim_start();
+        if START.starts_with(begun) {
+            return false;
+        }
+        if begun.starts_with(CHANNEL) {
+            self.state = State::Header;
+        } else {
+            self.state = State::Message(Body::Text);
+        }
+        true
+    }
+}
+
+/// The function that a message is to.
+fn recipient(header: &str) -> Option<&str> {
+    let (_, rest) = header.split_once("to=")?;
+    let end = rest.find(|c: char| c.is_whitespace() || c == '<');
+    let name = rest.get(..end.unwrap_or(rest.len()))?;
+    let name = name.strip_prefix("functions.").unwrap_or(name);
+    (!name.is_empty()).then_some(name)
+}
+
+/// The channel of a message; the final one where none is named.
+fn channel(header: &str) -> &str {
+    let Some((_, rest)) = header.split_once(CHANNEL) else {
+        return "final";
+    };
+    let rest = rest.split_once(CONSTRAIN).map_or(rest, |(name, _)| name);
+    rest.split_whitespace().next().unwrap_or("final")
+}
