@@ -16,6 +16,8 @@ mod llama;
 mod ollama;
 #[path = "http/openai.rs"]
 mod openai;
+#[path = "http/openapi.rs"]
+mod openapi;
 #[path = "http/options.rs"]
 mod options;
 #[path = "http/responses.rs"]

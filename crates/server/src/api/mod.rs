@@ -10,6 +10,7 @@ pub mod llama;
 pub mod logprobs;
 pub mod ollama;
 pub mod openai;
+pub mod openapi;
 pub mod params;
 
 use std::collections::BTreeMap;
@@ -59,7 +60,7 @@ const POST: Method = Method::POST;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 30] = [
+pub const ENDPOINTS: [Endpoint; 31] = [
     endpoint(
         POST,
         "/v1/chat/completions",
@@ -223,6 +224,12 @@ pub const ENDPOINTS: [Endpoint; 30] = [
         llama::status::metrics,
     ),
     endpoint(GET, "/version", "the version", llama::status::version),
+    endpoint(
+        GET,
+        "/openapi.json",
+        "a description of all endpoints",
+        openapi::route,
+    ),
     endpoint(GET, "/models", "as /v1/models", openai::models::list),
     endpoint(GET, "/", "this list", index),
 ];

@@ -178,9 +178,13 @@ fn result(path: &str, content: Option<&Value>) -> Result<String, ApiError> {
 /// [`ApiError`] 400 with the path of what is wrong.
 pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
     let mut fields = Map::new();
-    let list = body.field("tools").and_then(Value::as_array);
-    let mut tools = Vec::new();
-    for (at, tool) in list.into_iter().flatten().enumerate() {
+    let list = match body.field("tools") {
+        None => &[][..],
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(ApiError::invalid_param("tools", "'tools' is not a list")),
+    };
+    let mut tools = Vec::with_capacity(list.len());
+    for (at, tool) in list.iter().enumerate() {
         let kind = tool.get("type").and_then(Value::as_str);
         if kind.is_some_and(|kind| kind != "custom") {
             let param = format!("tools[{at}]");

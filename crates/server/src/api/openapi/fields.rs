@@ -1,0 +1,309 @@
+//! The fields of requests, as `/openapi.json` describes them.
+//!
+//! Invariant: a field that is here is read by its endpoint, which refuses a value of another type by the
+//! name of the field (a test sends one of each). Fields that have no effect are not here.
+
+use serde_json::{Value, json};
+
+/// The type of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Number,
+    Integer,
+    Flag,
+    Text,
+    Texts,
+    TextOrTexts,
+    Tokens,
+    Prompt,
+    Object,
+    Objects,
+    Messages,
+    Input,
+    Choice,
+    Bias,
+    Priority,
+    Any,
+}
+
+impl Kind {
+    pub(super) fn schema(self) -> Value {
+        let list = |items: Value| json!({"type": "array", "items": items});
+        let (text, object) = (json!({"type": "string"}), json!({"type": "object"}));
+        match self {
+            Self::Number => json!({"type": "number"}),
+            Self::Integer => json!({"type": "integer"}),
+            Self::Flag => json!({"type": "boolean"}),
+            Self::Text => text,
+            Self::Texts => list(text),
+            Self::TextOrTexts => json!({"oneOf": [text, list(text.clone())]}),
+            Self::Tokens => list(json!({"type": "integer"})),
+            Self::Prompt => json!({"oneOf": [
+                text, list(text.clone()), list(json!({"type": "integer"})),
+                list(list(json!({"type": "integer"}))),
+            ]}),
+            Self::Object => object,
+            Self::Objects => list(object),
+            Self::Messages => list(json!({
+                "type": "object",
+                "required": ["role"],
+                "properties": {
+                    "role": {"type": "string"},
+                    "content": {"oneOf": [text, list(object)]},
+                },
+            })),
+            Self::Input => json!({"oneOf": [text, list(object)]}),
+            Self::Choice => json!({"oneOf": [text, object]}),
+            Self::Bias => json!({"oneOf": [
+                {"type": "object", "additionalProperties": {"type": "number"}},
+                list(json!({"type": "array"})),
+            ]}),
+            Self::Priority => json!({"oneOf": [
+                {"type": "integer"},
+                {"type": "string", "enum": ["interactive", "normal", "batch"]},
+            ]}),
+            Self::Any => json!({}),
+        }
+    }
+}
+
+/// A field of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) is_required: bool,
+}
+
+const fn field(name: &'static str, kind: Kind) -> Field {
+    Field {
+        name,
+        kind,
+        is_required: false,
+    }
+}
+
+const fn required(name: &'static str, kind: Kind) -> Field {
+    Field {
+        name,
+        kind,
+        is_required: true,
+    }
+}
+
+/// How tokens are sampled; of most endpoints.
+pub(super) const SAMPLING: &[Field] = &[
+    field("temperature", Kind::Number),
+    field("top_p", Kind::Number),
+    field("top_k", Kind::Integer),
+    field("min_p", Kind::Number),
+    field("typical_p", Kind::Number),
+    field("seed", Kind::Integer),
+    field("presence_penalty", Kind::Number),
+    field("frequency_penalty", Kind::Number),
+    field("repeat_penalty", Kind::Number),
+    field("repetition_penalty", Kind::Number),
+    field("repeat_last_n", Kind::Integer),
+    field("min_tokens", Kind::Integer),
+    field("logit_bias", Kind::Bias),
+    field("dry_multiplier", Kind::Number),
+    field("dry_base", Kind::Number),
+    field("dry_allowed_length", Kind::Integer),
+    field("dry_penalty_last_n", Kind::Integer),
+    field("dry_sequence_breakers", Kind::Texts),
+    field("xtc_probability", Kind::Number),
+    field("xtc_threshold", Kind::Number),
+    field("mirostat", Kind::Integer),
+    field("mirostat_tau", Kind::Number),
+    field("mirostat_eta", Kind::Number),
+    field("cache_salt", Kind::Text),
+    field("priority", Kind::Priority),
+];
+
+/// The fields of the request at a path, without [`SAMPLING`]; `None` where it has no body.
+pub(super) fn of(path: &str) -> Option<&'static [Field]> {
+    Some(match path {
+        "/v1/chat/completions" => CHAT,
+        "/v1/completions" => COMPLETIONS,
+        "/v1/responses" => RESPONSES,
+        "/v1/embeddings" => EMBEDDINGS,
+        "/v1/rerank" => RERANK,
+        "/v1/messages" | "/v1/messages/count_tokens" => MESSAGES,
+        "/completion" => COMPLETION,
+        "/infill" => INFILL,
+        "/tokenize" => TOKENIZE,
+        "/detokenize" => DETOKENIZE,
+        "/apply-template" => TEMPLATE,
+        "/api/chat" => OLLAMA_CHAT,
+        "/api/generate" => OLLAMA_GENERATE,
+        "/api/embed" => OLLAMA_EMBED,
+        "/api/show" => OLLAMA_SHOW,
+        _ => return None,
+    })
+}
+
+/// Whether the request at a path has the fields of [`SAMPLING`]. Ollama has them in `options`.
+pub(super) fn samples(path: &str) -> bool {
+    const SAMPLED: [&str; 6] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/completion",
+        "/infill",
+    ];
+    SAMPLED.contains(&path)
+}
+
+const CHAT: &[Field] = &[
+    field("model", Kind::Text),
+    required("messages", Kind::Messages),
+    field("max_tokens", Kind::Integer),
+    field("max_completion_tokens", Kind::Integer),
+    field("stream", Kind::Flag),
+    field("stream_options", Kind::Object),
+    field("stop", Kind::TextOrTexts),
+    field("n", Kind::Integer),
+    field("logprobs", Kind::Flag),
+    field("top_logprobs", Kind::Integer),
+    field("response_format", Kind::Object),
+    field("tools", Kind::Objects),
+    field("tool_choice", Kind::Choice),
+    field("reasoning_effort", Kind::Text),
+    field("chat_template_kwargs", Kind::Object),
+];
+
+const COMPLETIONS: &[Field] = &[
+    field("model", Kind::Text),
+    required("prompt", Kind::Prompt),
+    field("suffix", Kind::Text),
+    field("max_tokens", Kind::Integer),
+    field("stream", Kind::Flag),
+    field("stream_options", Kind::Object),
+    field("stop", Kind::TextOrTexts),
+    field("n", Kind::Integer),
+    field("best_of", Kind::Integer),
+    field("logprobs", Kind::Integer),
+    field("response_format", Kind::Object),
+];
+
+const RESPONSES: &[Field] = &[
+    field("model", Kind::Text),
+    required("input", Kind::Input),
+    field("instructions", Kind::Text),
+    field("previous_response_id", Kind::Text),
+    field("store", Kind::Flag),
+    field("stream", Kind::Flag),
+    field("max_output_tokens", Kind::Integer),
+    field("stop", Kind::TextOrTexts),
+    field("top_logprobs", Kind::Integer),
+    field("include", Kind::Texts),
+    field("reasoning", Kind::Object),
+    field("text", Kind::Object),
+    field("tools", Kind::Objects),
+    field("tool_choice", Kind::Choice),
+    field("metadata", Kind::Object),
+    field("chat_template_kwargs", Kind::Object),
+];
+
+const EMBEDDINGS: &[Field] = &[
+    field("model", Kind::Text),
+    required("input", Kind::TextOrTexts),
+    field("encoding_format", Kind::Text),
+];
+
+const RERANK: &[Field] = &[
+    field("model", Kind::Text),
+    required("query", Kind::Text),
+    required("documents", Kind::Texts),
+    field("top_n", Kind::Integer),
+    field("return_documents", Kind::Flag),
+];
+
+const MESSAGES: &[Field] = &[
+    field("model", Kind::Text),
+    required("messages", Kind::Messages),
+    field("system", Kind::Input),
+    field("max_tokens", Kind::Integer),
+    field("stop_sequences", Kind::Texts),
+    field("stream", Kind::Flag),
+    field("thinking", Kind::Object),
+    field("tools", Kind::Objects),
+    field("tool_choice", Kind::Object),
+];
+
+const COMPLETION: &[Field] = &[
+    field("model", Kind::Text),
+    required("prompt", Kind::Prompt),
+    field("n_predict", Kind::Integer),
+    field("max_tokens", Kind::Integer),
+    field("stream", Kind::Flag),
+    field("stop", Kind::TextOrTexts),
+    field("return_tokens", Kind::Flag),
+    field("json_schema", Kind::Any),
+    field("n_probs", Kind::Integer),
+];
+
+const INFILL: &[Field] = &[
+    field("model", Kind::Text),
+    required("input_prefix", Kind::Text),
+    required("input_suffix", Kind::Text),
+    field("input_extra", Kind::Objects),
+    field("prompt", Kind::Text),
+    field("n_predict", Kind::Integer),
+    field("max_tokens", Kind::Integer),
+    field("stream", Kind::Flag),
+    field("stop", Kind::TextOrTexts),
+    field("return_tokens", Kind::Flag),
+    field("n_probs", Kind::Integer),
+];
+
+const TOKENIZE: &[Field] = &[
+    field("model", Kind::Text),
+    required("content", Kind::Text),
+    field("add_special", Kind::Flag),
+    field("parse_special", Kind::Flag),
+    field("with_pieces", Kind::Flag),
+];
+
+const DETOKENIZE: &[Field] = &[field("model", Kind::Text), required("tokens", Kind::Tokens)];
+
+const TEMPLATE: &[Field] = &[
+    field("model", Kind::Text),
+    required("messages", Kind::Messages),
+    field("tools", Kind::Objects),
+    field("tool_choice", Kind::Choice),
+    field("chat_template_kwargs", Kind::Object),
+];
+
+const OLLAMA_CHAT: &[Field] = &[
+    required("model", Kind::Text),
+    field("messages", Kind::Messages),
+    field("tools", Kind::Objects),
+    field("format", Kind::Choice),
+    field("options", Kind::Object),
+    field("stream", Kind::Flag),
+    field("think", Kind::Any),
+    field("keep_alive", Kind::Any),
+];
+
+const OLLAMA_GENERATE: &[Field] = &[
+    required("model", Kind::Text),
+    field("prompt", Kind::Text),
+    field("suffix", Kind::Text),
+    field("system", Kind::Text),
+    field("raw", Kind::Flag),
+    field("format", Kind::Choice),
+    field("options", Kind::Object),
+    field("stream", Kind::Flag),
+    field("think", Kind::Any),
+    field("keep_alive", Kind::Any),
+];
+
+const OLLAMA_EMBED: &[Field] = &[
+    required("model", Kind::Text),
+    required("input", Kind::TextOrTexts),
+    field("keep_alive", Kind::Any),
+];
+
+const OLLAMA_SHOW: &[Field] = &[field("model", Kind::Text)];

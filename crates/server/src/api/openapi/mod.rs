@@ -1,0 +1,155 @@
+//! `GET /openapi.json`: a description of every endpoint.
+//!
+//! Invariant: it is made from the table of endpoints, so it has each of them and nothing else. Knows
+//! requests by their fields, and answers by their types only.
+
+mod fields;
+
+use axum::http::Method;
+use axum::routing::MethodRouter;
+use serde_json::{Map, Value, json};
+
+use self::fields::{Field, SAMPLING};
+use super::{ENDPOINTS, Endpoint, on_get};
+use crate::app::App;
+use crate::json;
+
+/// The route.
+pub(crate) fn route() -> MethodRouter<App> {
+    on_get(async || json::respond(&document()))
+}
+
+/// The description, in OpenAPI 3.1.
+pub fn document() -> Value {
+    let mut paths = Map::new();
+    for endpoint in ENDPOINTS {
+        let path = endpoint.path.replace('*', "");
+        let operations = paths.entry(path).or_insert_with(|| json!({}));
+        operations[endpoint.method.as_str().to_lowercase()] = operation(&endpoint);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Cellar",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "A language model over HTTP: the APIs of OpenAI, Anthropic, Ollama and \
+                            llama-server. Fields that are not listed have no effect, or are refused \
+                            where they would change the result.",
+        },
+        "paths": paths,
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "components": {
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+            "schemas": {
+                "Sampling": object(SAMPLING),
+                "Error": error("error", json!({
+                    "type": "object",
+                    "required": ["message", "type", "param", "code"],
+                    "properties": {
+                        "message": {"type": "string"},
+                        "type": {"type": "string"},
+                        "param": {"type": ["string", "null"]},
+                        "code": {"type": ["string", "null"]},
+                    },
+                })),
+                "AnthropicError": error("error", json!({
+                    "type": "object",
+                    "required": ["type", "message"],
+                    "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+                })),
+                "OllamaError": error("error", json!({"type": "string"})),
+            },
+        },
+    })
+}
+
+fn error(name: &str, schema: Value) -> Value {
+    json!({"type": "object", "required": [name], "properties": {name: schema}})
+}
+
+fn object(fields: &[Field]) -> Value {
+    let properties = fields.iter().map(|field| {
+        let schema = field.kind.schema();
+        (field.name.to_owned(), schema)
+    });
+    let required = fields.iter().filter(|field| field.is_required);
+    let required: Vec<&str> = required.map(|field| field.name).collect();
+    json!({
+        "type": "object",
+        "properties": properties.collect::<Map<String, Value>>(),
+        "required": required,
+    })
+}
+
+fn operation(endpoint: &Endpoint) -> Value {
+    let Endpoint {
+        method, path, what, ..
+    } = endpoint;
+    let mut operation = json!({
+        "summary": what,
+        "tags": [tag(path)],
+        "responses": {
+            "200": {"description": "the answer", "content": content(path)},
+            "default": {"description": "why not", "content": {
+                "application/json": {"schema": {"$ref": error_of(path)}},
+            }},
+        },
+    });
+    if path.contains('{') {
+        operation["parameters"] = json!([
+            {"name": "id", "in": "path", "required": true, "schema": {"type": "string"}},
+        ]);
+    }
+    if let Some(fields) = fields::of(path).filter(|_| *method == Method::POST) {
+        let schema = match fields::samples(path) {
+            true => json!({"allOf": [object(fields), {"$ref": "#/components/schemas/Sampling"}]}),
+            false => object(fields),
+        };
+        operation["requestBody"] = json!({
+            "required": true,
+            "content": {"application/json": {"schema": schema}},
+        });
+    }
+    operation
+}
+
+fn tag(path: &str) -> &'static str {
+    match path {
+        _ if path.starts_with("/v1/messages") => "Anthropic",
+        "/v1/rerank" => "Jina, Cohere",
+        _ if path.starts_with("/v1/") => "OpenAI",
+        _ if path.starts_with("/api/") => "Ollama",
+        "/completion" | "/infill" | "/tokenize" | "/detokenize" | "/apply-template" | "/props"
+        | "/slots" => "llama-server",
+        _ => "Server",
+    }
+}
+
+fn error_of(path: &str) -> &'static str {
+    match tag(path) {
+        "Anthropic" => "#/components/schemas/AnthropicError",
+        "Ollama" => "#/components/schemas/OllamaError",
+        _ => "#/components/schemas/Error",
+    }
+}
+
+/// The types of an answer: a stream has another than a whole one.
+fn content(path: &str) -> Value {
+    let stream = match path {
+        "/api/chat" | "/api/generate" => Some("application/x-ndjson"),
+        _ if fields::of(path).is_some_and(|fields| fields.iter().any(|f| f.name == "stream")) => {
+            Some("text/event-stream")
+        }
+        _ => None,
+    };
+    let whole = match path {
+        "/" | "/metrics" => "text/plain",
+        _ => "application/json",
+    };
+    let types = std::iter::once(whole).chain(stream);
+    let types = types.map(|name| (name.to_owned(), json!({"schema": {}})));
+    Value::Object(types.collect())
+}
