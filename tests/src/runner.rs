@@ -37,6 +37,7 @@ impl Default for Setup {
                 causality: Causality::Causal,
                 swa: SwaSize::Window,
                 n_snapshots: 0,
+                n_active: None,
             },
         }
     }

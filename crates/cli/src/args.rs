@@ -11,6 +11,7 @@ mod embed;
 #[cfg(feature = "hub")]
 mod hub;
 mod measure;
+mod parallel;
 mod rerank;
 mod run;
 mod sampler;
@@ -39,6 +40,7 @@ pub(crate) use embed::EmbedArgs;
 #[cfg(feature = "hub")]
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
+pub(crate) use parallel::ParallelArgs;
 pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use sampler::SamplerArgs;

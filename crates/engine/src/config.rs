@@ -55,6 +55,11 @@ pub struct EngineConfig {
     /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so
     /// many tokens. Each costs as much as the state itself, twice.
     pub n_snapshots: u32,
+    /// Sequences that grow at the same time; `None` for all. Sliding windows have cells, and recurrent
+    /// layers states, for so many: the others are ids that hold what room is left. An engine of a
+    /// [`Service`](crate::serve::Service) runs so many requests at once, and keeps cached prefixes
+    /// in the other sequences.
+    pub n_active: Option<u32>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
     /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of one.
@@ -293,6 +298,13 @@ pub struct Settings {
     memory: MemoryConfig,
 }
 
+impl Settings {
+    /// Sequences that grow at the same time, see [`EngineConfig::n_active`].
+    pub fn n_active(&self) -> u32 {
+        self.memory.n_active()
+    }
+}
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
@@ -305,6 +317,7 @@ impl Default for EngineConfig {
             swa: SwaSize::Window,
             attention: AttentionMode::Fused,
             n_snapshots: 0,
+            n_active: None,
             n_programs: 8,
             budget: MemoryBudget::Device,
         }
@@ -350,6 +363,7 @@ impl EngineConfig {
         let config = Self {
             n_seqs: memory.n_seqs(),
             n_snapshots: 0,
+            n_active: None,
             ..self.clone()
         };
         let settings = config.settings_with(model, config.memory(model)?, &memory.n_rows())?;
@@ -380,6 +394,7 @@ impl EngineConfig {
             causality: model.causality(),
             swa: self.swa,
             n_snapshots: self.n_snapshots,
+            n_active: self.n_active,
         })
     }
 

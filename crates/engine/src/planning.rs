@@ -115,10 +115,10 @@ impl Workload {
 impl Settings {
     fn shapes(&self, outputs: PromptOutputs) -> Vec<GraphShape> {
         let n_ubatch = self.n_ubatch.min(self.n_ctx) as usize;
-        let n_seqs = self.rules.n_seqs as usize;
+        let n_active = self.n_active() as usize;
         let shapes = match (self.output, outputs) {
             (OutputKind::Logits, PromptOutputs::Last) => {
-                vec![(n_ubatch, 0), (n_ubatch, 1), (n_seqs, n_seqs)]
+                vec![(n_ubatch, 0), (n_ubatch, 1), (n_active, n_active)]
             }
             (OutputKind::Logits, PromptOutputs::All)
             | (OutputKind::Embeddings | OutputKind::Scores { .. } | OutputKind::MaskLogits(_), _) =>

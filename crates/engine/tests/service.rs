@@ -98,6 +98,91 @@ fn check_texts(case: &Case) {
     }
 }
 
+/// Sequences are ids: states and window cells are for those that run, so that 256 sequences do with
+/// those of six.
+#[test]
+fn many_sequences_share_few_states_and_windows() {
+    let config = EngineConfig {
+        n_ctx: Some(4096),
+        n_seqs: 256,
+        n_active: Some(6),
+        n_ubatch: 32,
+        ..EngineConfig::default()
+    };
+    for case in [stories("stories-mamba"), stories("stories-gemma3")] {
+        let engine = case.engine_with(&config);
+        let six = case.engine_with(&EngineConfig {
+            n_seqs: 6,
+            n_active: None,
+            ..config.clone()
+        });
+        assert_eq!(engine.settings().layout, six.settings().layout);
+        let n = 16;
+        let together = serve_all(&case, engine, &ServiceConfig::default(), n);
+        let mut engine = case.engine(1, 4096);
+        for (number, together) in (0..n).zip(together) {
+            let alone = case.alone_on(&mut engine, &case.request(number));
+            assert_eq!(together, alone, "{}: request {number}", case.name);
+        }
+    }
+}
+
+/// A sweep over many documents evicts no conversation that goes on, also where windows and states
+/// have room for few.
+#[test]
+fn a_sweep_leaves_a_live_conversation_cached() {
+    for case in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+    ] {
+        let name = case.name;
+        let config = EngineConfig {
+            n_ctx: Some(1024),
+            n_seqs: 16,
+            n_active: Some(4),
+            n_ubatch: 32,
+            ..EngineConfig::default()
+        };
+        let service_config = ServiceConfig {
+            max_running: Some(2),
+            ..ServiceConfig::default()
+        };
+        let engine = case.engine_with(&config);
+        let service = Service::start(engine, &case.tokenizer, &service_config).unwrap();
+        let mut known = case.request(9).prompt;
+        for turn in 0..4 {
+            let mut next = case.request(9);
+            next.prompt.clone_from(&known);
+            next.prompt.push(TokenId(300 + turn));
+            let prompt = next.prompt.clone();
+            let answer = service.submit(next).unwrap().finish().unwrap();
+            let reuse = answer.usage.reuse.unwrap();
+            if turn > 0 {
+                // The last token of an answer was chosen, and never computed.
+                assert!(
+                    reuse.n_tokens + 1 >= known.len(),
+                    "{name}: turn {turn}: {reuse:?} of {}",
+                    known.len()
+                );
+            }
+            known = [prompt, answer.tokens].concat();
+            if turn == 2 {
+                let documents = (0..32).map(|document| {
+                    let mut request = case.request(document);
+                    request.prompt.insert(1, TokenId(100 + document as u32));
+                    service.submit(request).unwrap()
+                });
+                let documents: Vec<TextStream> = documents.collect();
+                for document in documents {
+                    document.finish().unwrap();
+                }
+                assert!(service.counters().n_evicted > 0, "{name}: no sweep");
+            }
+        }
+    }
+}
+
 /// Requests that come and go change the shape of nearly every step: a few programs serve all.
 #[test]
 fn a_mixed_run_compiles_few_programs() {

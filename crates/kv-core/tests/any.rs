@@ -33,6 +33,7 @@ fn memory(layers: &[LayerMemory]) -> Composite {
         causality: Causality::Causal,
         swa: SwaSize::Window,
         n_snapshots: 0,
+        n_active: None,
     };
     assert_eq!(config.n_state_rows(), 4, "two rows for each sequence");
     Composite::new(&LayerMap::new(layers.to_vec()), &config).unwrap()

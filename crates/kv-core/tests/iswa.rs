@@ -378,6 +378,7 @@ fn config(n_ctx: u32, streams: Streams) -> MemoryConfig {
         causality: Causality::Causal,
         swa: SwaSize::Window,
         n_snapshots: 0,
+        n_active: None,
     }
 }
 
@@ -433,6 +434,16 @@ fn layers_without_a_memory_are_refused_with_what_they_are() {
     let custom = Composite::new(&map, &config).unwrap_err();
     let layer = LayerIdx(1);
     assert_eq!(custom, MemoryConfigError::CustomLayer { layer });
+    for n_active in [0, 4] {
+        let config = MemoryConfig {
+            n_active: Some(n_active),
+            ..config
+        };
+        assert_eq!(
+            refused(&[Some(Window::Full)], &config),
+            format!("{n_active} sequences that grow at the same time: there must be 1 to 3")
+        );
+    }
     let too_large = MemoryConfig {
         n_ctx: 1 << 30,
         streams: Streams::PerSequence,

@@ -35,6 +35,7 @@ fn memory(n_ctx: u32, streams: Streams) -> Composite {
         causality: Causality::Causal,
         swa: SwaSize::Window,
         n_snapshots: 0,
+        n_active: None,
     };
     let memory = Composite::new(&map, &config).unwrap();
     assert_eq!(memory.n_rows().cells.len(), 2);

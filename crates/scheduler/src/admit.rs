@@ -150,7 +150,7 @@ impl Scheduler {
         if running.is_empty() {
             return true;
         }
-        let n_slots = self.config.n_step().min(self.config.rules.n_seqs as usize);
+        let n_slots = self.config.n_step().min(self.config.max_running);
         let mut groups = Vec::new();
         let of = |r: &Running| Demand {
             n_tokens: r.request.tokens.len(),

@@ -34,6 +34,8 @@ pub struct SchedulerConfig {
     pub step_tokens: u32,
     /// The most tokens of one request, prompt and text together.
     pub n_ctx: u32,
+    /// Requests that run at once, at most. The other sequences hold cached prefixes.
+    pub max_running: usize,
     /// Requests that may wait to be admitted.
     pub max_queued: usize,
     /// Tokens that the prompts of waiting requests may have together.
@@ -66,6 +68,7 @@ impl SchedulerConfig {
             n_ubatch,
             step_tokens: n_ubatch.min(rules.n_batch),
             n_ctx,
+            max_running: rules.n_seqs as usize,
             max_queued: 256,
             max_queued_tokens: 1 << 20,
             aging: Micros(30_000_000),
@@ -83,6 +86,7 @@ impl SchedulerConfig {
             ("n_ubatch", self.n_ubatch as usize),
             ("step_tokens", self.step_tokens as usize),
             ("n_ctx", self.n_ctx as usize),
+            ("max_running", self.max_running),
             ("max_queued", self.max_queued),
             ("max_queued_tokens", self.max_queued_tokens),
         ];

@@ -133,14 +133,22 @@ impl PrefixCache {
         &self.lines
     }
 
-    /// Keeps the tokens of a sequence.
+    /// Keeps the tokens of a sequence. They inherit the hits of a line that is at least half of them:
+    /// the next turn of a conversation is worth as much as the one before.
     pub(crate) fn insert(&mut self, now: Micros, seq: SeqId, salt: Salt, tokens: Vec<TokenId>) {
+        let is_continued = |line: &&Line| {
+            line.salt == salt
+                && 2 * line.tokens.len() >= tokens.len()
+                && tokens.starts_with(&line.tokens)
+        };
+        let continued = self.lines.iter().filter(is_continued);
+        let n_hits = continued.map(|line| line.n_hits).max().unwrap_or(0);
         self.lines.push(Line {
             seq,
             tokens,
             salt,
             last_used: now,
-            n_hits: 0,
+            n_hits,
         });
     }
 
@@ -257,13 +265,17 @@ impl PrefixCache {
         self.lines.drain(..).map(|line| line.seq).collect()
     }
 
-    /// Lines of this salt whose tokens are the beginning of these: a longer line serves as well
-    /// where a sequence can be cut anywhere.
-    pub(crate) fn covered_by(&self, tokens: &[TokenId], salt: Salt) -> Option<SeqId> {
-        let is_covered = |line: &&Line| {
-            line.salt == salt && tokens.starts_with(&line.tokens) && line.n_hits == 0
+    /// Takes the lines out that the one of this sequence begins with: where a sequence can be cut
+    /// anywhere, the longer line serves as well.
+    pub(crate) fn take_covered(&mut self, by: SeqId) -> Vec<SeqId> {
+        let Some(longer) = self.lines.iter().find(|line| line.seq == by).cloned() else {
+            return Vec::new();
         };
-        Some(self.lines.iter().find(is_covered)?.seq)
+        let is_covered = |line: &Line| {
+            line.seq != by && line.salt == longer.salt && longer.tokens.starts_with(&line.tokens)
+        };
+        let covered = self.lines.extract_if(.., |line| is_covered(line));
+        covered.map(|line| line.seq).collect()
     }
 
     /// Whether a line of this salt begins with these tokens.

@@ -247,13 +247,10 @@ impl Scheduler {
                     && tokens.len() >= MIN_REUSED
                     && !self.is_cached(tokens, salt) =>
             {
-                if !self.room.is_cut_only_at_ends()
-                    && let Some(covered) = self.cache.covered_by(tokens, salt)
-                {
-                    self.cache.take(covered);
-                    self.dropped.push(covered);
-                }
                 self.cache.insert(now, taken.seq, salt, tokens.to_vec());
+                if !self.room.is_cut_only_at_ends() {
+                    self.dropped.extend(self.cache.take_covered(taken.seq));
+                }
             }
             _ => self.dropped.push(taken.seq),
         }

@@ -49,6 +49,7 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
     };
     SchedulerConfig {
         step_tokens: 1 + below(rng, 40),
+        max_running: (1 + n_ubatch % n_seqs) as usize,
         max_queued: 1 + below(rng, 12) as usize,
         max_queued_tokens: 20 + below(rng, 400) as usize,
         aging: Micros(1 + u64::from(below(rng, 3000))),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, count, top_logprobs};
+use super::{EngineArgs, ModelArgs, ParallelArgs, PredictLimit, SamplerArgs, top_logprobs};
 
 /// `cellar batch`
 #[derive(Debug, Args)]
@@ -48,17 +48,8 @@ pub(crate) struct BatchArgs {
     /// Continue an output file: requests whose lines it has are not computed again
     #[arg(long, action = ArgAction::SetTrue, requires = "output")]
     pub(crate) resume: bool,
-    /// Requests that are computed together
-    #[arg(long, value_name = "N", default_value_t = 16,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) parallel: u32,
-    /// Tokens of all requests in one step: fewer make prompts slower and texts steadier [default: as
-    /// --ubatch]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
-    pub(crate) step_tokens: Option<u32>,
-    /// Compute every prompt anew, also where others share its prefix
-    #[arg(long, action = ArgAction::SetTrue)]
-    pub(crate) no_prefix_cache: bool,
+    #[command(flatten)]
+    pub(crate) parallel: ParallelArgs,
     /// Tokens to generate at most for each request; -1 as many as the context holds
     #[arg(
         short = 'n',

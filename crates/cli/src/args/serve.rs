@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{EngineArgs, ModelArgs, SamplerArgs, count};
+use super::{EngineArgs, ModelArgs, ParallelArgs, SamplerArgs, count};
 
 /// `cellar serve`
 #[derive(Debug, Args)]
@@ -48,18 +48,12 @@ pub(crate) struct ServeArgs {
     #[cfg(unix)]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
     pub(crate) socket: Option<PathBuf>,
-    /// Requests that are computed together
-    #[arg(long, value_name = "N", default_value_t = 16,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) parallel: u32,
+    #[command(flatten)]
+    pub(crate) parallel: ParallelArgs,
     /// Requests that may wait; more are refused (429)
     #[arg(long, value_name = "N", default_value_t = 256,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) max_queued: u32,
-    /// Tokens of all requests in one step: fewer make prompts slower and texts steadier [default: as
-    /// --ubatch]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
-    pub(crate) step_tokens: Option<u32>,
     /// Name of the model in the API; once per name [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
@@ -75,9 +69,6 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,
-    /// Compute every prompt anew, also where others share its prefix
-    #[arg(long, action = ArgAction::SetTrue)]
-    pub(crate) no_prefix_cache: bool,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten)]

@@ -11,10 +11,9 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::serve::{
-    Choices, FinishedText, PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest,
-    TextStream,
+    Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
-use engine::{CancelFlag, CompletionOptions, EngineConfig, Logprobs, PromptOutputs};
+use engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use model_core::model_file::ModelFile;
@@ -91,7 +90,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         tokenizer: file.tokenizer(),
         lines: &lines,
         cancel: &cancel,
-        n_ahead: args.parallel as usize * N_AHEAD,
+        n_ahead: args.parallel.parallel as usize * N_AHEAD,
         total: Total::default(),
         progress: Progress::texts("answering", lines.len()),
     };
@@ -109,21 +108,14 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
 }
 
 fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBackend>> {
-    let config = EngineConfig {
-        n_seqs: args.parallel,
-        ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
-    };
+    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
+    let config = args.parallel.engine_config(config);
     let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
-    let n_ahead = args.parallel as usize * N_AHEAD;
+    let n_ahead = args.parallel.parallel as usize * N_AHEAD;
     let config = ServiceConfig {
-        step_tokens: args.step_tokens,
         max_queued: n_ahead + 1,
         max_queued_tokens: usize::MAX,
-        prefix_cache: match args.no_prefix_cache {
-            true => PrefixCaching::Off,
-            false => PrefixCaching::On,
-        },
-        ..ServiceConfig::default()
+        ..args.parallel.service_config()
     };
     Ok(Service::start(engine, file.tokenizer(), &config)?)
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::serve::{PrefixCaching, Service, ServiceConfig};
-use engine::{Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig};
+use engine::serve::{Service, ServiceConfig};
+use engine::{Embedder, EmbedderConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::ModelFile;
@@ -164,7 +164,7 @@ fn model_settings(args: &ServeArgs) -> anyhow::Result<ModelSettings> {
             Some(Seed::Fixed(seed)) => Some(seed),
             Some(Seed::Random) | None => None,
         },
-        n_parallel: args.parallel,
+        n_parallel: args.parallel.parallel,
     })
 }
 
@@ -229,19 +229,12 @@ fn start(
     args: &ServeArgs,
     file: &ModelFile,
 ) -> anyhow::Result<Service<kv_core::backend::BoxedBackend>> {
-    let config = EngineConfig {
-        n_seqs: args.parallel,
-        ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
-    };
+    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
+    let config = args.parallel.engine_config(config);
     let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {
-        step_tokens: args.step_tokens,
         max_queued: args.max_queued as usize,
-        prefix_cache: match args.no_prefix_cache {
-            true => PrefixCaching::Off,
-            false => PrefixCaching::On,
-        },
-        ..ServiceConfig::default()
+        ..args.parallel.service_config()
     };
     Ok(Service::start(engine, file.tokenizer(), &config)?)
 }

@@ -8,9 +8,14 @@ use scheduler::{Micros, PrefixCaching, SchedulerConfig};
 use crate::config::Settings;
 
 /// The limits of a service; the [default](ServiceConfig::default) suits an engine with a few dozen
-/// sequences. How many requests run at once is [`EngineConfig::n_seqs`](crate::EngineConfig::n_seqs).
+/// sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceConfig {
+    /// Requests that run at once, at most; `None` takes [`EngineConfig::n_active`]. The other
+    /// sequences of the engine hold cached prefixes.
+    ///
+    /// [`EngineConfig::n_active`]: crate::EngineConfig::n_active
+    pub max_running: Option<u32>,
     /// Tokens of a step; `None` takes the ubatch of the engine. A smaller number makes the gaps
     /// between tokens shorter while prompts are computed, a larger one prompts faster.
     pub step_tokens: Option<u32>,
@@ -34,6 +39,7 @@ pub struct ServiceConfig {
 impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
+            max_running: None,
             step_tokens: None,
             max_queued: 256,
             max_queued_tokens: 1 << 20,
@@ -51,6 +57,7 @@ impl ServiceConfig {
         let (rules, n_ubatch) = (settings.rules, settings.n_ubatch);
         SchedulerConfig {
             step_tokens: self.step_tokens.unwrap_or(n_ubatch.min(rules.n_batch)),
+            max_running: self.max_running.unwrap_or(settings.n_active()) as usize,
             max_queued: self.max_queued,
             max_queued_tokens: self.max_queued_tokens,
             aging: micros(self.aging),

@@ -60,6 +60,8 @@ pub struct KvCells {
     grids: BTreeMap<CellIdx, GridPos>,
     /// By sequence, from `first_seq` on.
     runs: Vec<SeqRuns>,
+    /// How many sequences grow at the same time.
+    n_active: u32,
 }
 
 /// The runs of all sequences tell everything, and sets may have other ids in an equal value.
@@ -112,7 +114,14 @@ impl KvCells {
             sets: SetTable::default(),
             grids: BTreeMap::new(),
             runs: vec![SeqRuns::default(); seqs.len()],
+            n_active: seqs.len() as u32,
         }
+    }
+
+    /// The same where only so many of the sequences grow at the same time: their
+    /// [blocks](KvCells::block_len) are as long as if there were no others.
+    pub fn with_active(self, n_active: u32) -> Self {
+        Self { n_active, ..self }
     }
 
     /// Number of cells.
@@ -144,7 +153,7 @@ impl KvCells {
         if n_seqs < 2 {
             return 1;
         }
-        let n_each = self.n_cells() / n_seqs / MIN_BLOCKS_PER_SEQ;
+        let n_each = self.n_cells() / self.n_active.clamp(2, n_seqs) / MIN_BLOCKS_PER_SEQ;
         n_each
             .checked_ilog2()
             .map_or(1, |log| MAX_BLOCK.min(1 << log))

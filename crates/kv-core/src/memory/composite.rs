@@ -91,13 +91,13 @@ impl Composite {
         let parts = config.parts(layers)?;
         let mut recurrent = layers.iter().map(|(layer, _)| layers.recurrent(layer));
         let has_states = recurrent.any(|states| states.is_some());
-        match (parts.as_slice(), has_states) {
-            ([], false) => Ok(Self::encoder(config.n_seqs)),
-            ([], true) => Self::recurrent(config.states()),
-            (&[part], false) => Self::unified(part),
-            (parts, false) => Self::iswa(parts),
-            (parts, true) => Self::hybrid(parts, config.states()),
+        if parts.is_empty() && !has_states {
+            return Ok(Self::encoder(config.n_seqs));
         }
+        let part = |part| Ok(Unified::new(part)?.with_active(config.n_active()));
+        let parts: Result<_, MemoryConfigError> = parts.into_iter().map(part).collect();
+        let states = has_states.then(|| Recurrent::new(config.states()));
+        Self::from_parts(parts?, states.transpose()?)
     }
 
     /// Parts and states as one memory. They must be empty, or hold the same sequences up to the

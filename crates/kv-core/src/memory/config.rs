@@ -31,6 +31,10 @@ pub struct MemoryConfig {
     /// Earlier states of each sequence that recurrent layers keep: how many tokens can be taken
     /// back.
     pub n_snapshots: u32,
+    /// Sequences that grow at the same time, at most [`n_seqs`](Self::n_seqs); `None` for all. Windowed
+    /// parts have cells, and recurrent layers states, for so many: the others are ids that hold what
+    /// room is left, such as cached prefixes.
+    pub n_active: Option<u32>,
 }
 
 /// The rows that a backend must allocate for a memory.
@@ -52,6 +56,14 @@ pub enum MemoryConfigError {
     #[error("a memory for {n_seqs} sequences: there must be 1 to {MAX_SEQS}")]
     SeqCount {
         /// Sequences wanted.
+        n_seqs: u32,
+    },
+    /// No sequences that grow, or more than there are.
+    #[error("{n_active} sequences that grow at the same time: there must be 1 to {n_seqs}")]
+    ActiveCount {
+        /// Sequences that grow at the same time.
+        n_active: u32,
+        /// Sequences.
         n_seqs: u32,
     },
     /// No cells, or more than can be numbered.
@@ -110,6 +122,10 @@ impl MemoryConfig {
     /// [`MemoryConfigError`] where layers cannot be as declared, or need a custom memory.
     pub fn parts(&self, layers: &LayerMap) -> Result<Vec<UnifiedConfig>, MemoryConfigError> {
         layers.check()?;
+        let n_seqs = self.n_seqs;
+        if let Some(n_active) = self.n_active.filter(|n| !(1..=n_seqs).contains(n)) {
+            return Err(MemoryConfigError::ActiveCount { n_active, n_seqs });
+        }
         let is_custom = |memory| matches!(memory, LayerMemory::Custom(_));
         if let Some((layer, _)) = layers.iter().find(|&(_, memory)| is_custom(memory)) {
             return Err(MemoryConfigError::CustomLayer { layer });
@@ -119,6 +135,11 @@ impl MemoryConfig {
         Ok(numbered
             .map(|(part, window)| self.part(part, window))
             .collect())
+    }
+
+    /// Sequences that grow at the same time.
+    pub fn n_active(&self) -> u32 {
+        self.n_active.unwrap_or(self.n_seqs)
     }
 
     /// What the part for layers with this window is like.
@@ -147,7 +168,8 @@ impl MemoryConfig {
 
     /// What the recurrent states are like.
     pub fn states(&self) -> RecurrentConfig {
-        RecurrentConfig::new(self.n_seqs).with_snapshots(self.n_snapshots)
+        let rows = |n_seqs| RecurrentConfig::new(n_seqs).with_snapshots(self.n_snapshots);
+        rows(self.n_seqs).with_rows(rows(self.n_active()).n_rows())
     }
 
     /// State rows of each recurrent layer: as
@@ -158,7 +180,7 @@ impl MemoryConfig {
 
     /// How many of them are there only for snapshots.
     pub fn n_snapshot_rows(&self) -> usize {
-        let without = RecurrentConfig::new(self.n_seqs).n_rows() as usize;
+        let without = RecurrentConfig::new(self.n_active()).n_rows() as usize;
         self.n_state_rows().saturating_sub(without)
     }
 }

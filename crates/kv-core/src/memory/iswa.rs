@@ -40,15 +40,15 @@ impl Composite {
 }
 
 impl MemoryConfig {
-    /// Cells of each stream of the part for layers with this window: the windows of all sequences
-    /// that share them and the tokens of one ubatch, in steps of 256, and never more than a full
+    /// Cells of each stream of the part for layers with this window: the windows of all active
+    /// sequences that share them and the tokens of one ubatch, in steps of 256, and never more than a full
     /// part has.
     pub fn n_cells(&self, window: Window) -> u32 {
         let (Some(width), SwaSize::Window) = (window.width(), self.swa) else {
             return self.n_ctx;
         };
         let n_sharing = match self.streams {
-            Streams::Shared => self.n_seqs,
+            Streams::Shared => self.n_active(),
             Streams::PerSequence => 1,
         };
         let n_needed = width
@@ -74,6 +74,7 @@ mod tests {
             causality: Causality::Causal,
             swa: SwaSize::Window,
             n_snapshots: 0,
+            n_active: None,
         }
     }
 

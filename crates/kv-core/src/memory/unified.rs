@@ -109,6 +109,16 @@ impl Unified {
         })
     }
 
+    /// The same where only so many sequences grow at the same time, and blocks of cells are for
+    /// these.
+    pub fn with_active(self, n_active: u32) -> Self {
+        let with = |stream: Stream| Stream::new(stream.cells.with_active(n_active));
+        Self {
+            streams: self.streams.into_iter().map(with).collect(),
+            ..self
+        }
+    }
+
     /// What it was made from.
     pub fn config(&self) -> &UnifiedConfig {
         &self.config

@@ -48,6 +48,7 @@ pub(super) fn memory() -> (Composite, RowLayout) {
         causality: Causality::Causal,
         swa: SwaSize::Window,
         n_snapshots: 1,
+        n_active: None,
     };
     let layers = layers();
     let cells = config.cells_per_part(&layers).unwrap();

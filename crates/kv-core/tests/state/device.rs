@@ -68,6 +68,7 @@ pub(crate) fn config() -> MemoryConfig {
         causality: Causality::Causal,
         swa: SwaSize::Window,
         n_snapshots: 2,
+        n_active: None,
     }
 }
 

@@ -388,6 +388,7 @@ impl Simulator {
         }
         let running: BTreeMap<SeqId, _> = self.scheduler.running().map(|r| (r.seq, r)).collect();
         assert_eq!(running.len(), self.scheduler.running().count());
+        assert!(running.len() <= self.scheduler.config().max_running);
         let ids: BTreeSet<RequestId> = running.values().map(|r| r.id).collect();
         assert_eq!(ids, self.running);
         for (seq, running) in &running {
